@@ -59,7 +59,7 @@ pub enum LimiterEvent {
     },
     /// A new key was denied because the table is full.
     Full,
-    /// More quotas have live states than a limiter can distinguish (16,383). The quotas beyond that
+    /// More quotas have live states than a limiter can distinguish (16,382). The quotas beyond that
     /// hold as well, but a key whose quota changes to or from one of them starts afresh. Their
     /// states are not in snapshots, and are the first that are forgotten when the table is full,
     /// those of blocks and meters too. Reported at most every ten seconds.

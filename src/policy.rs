@@ -4,11 +4,14 @@ use std::fmt;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
-use crate::quota::Quota;
 use crate::quota::error::{NAME_MAX, QuotaError, QuotaErrorKind};
+use crate::quota::{Algorithm, Quota};
 
 /// The unit of a quota that states none.
 pub(crate) const REQUESTS: &str = "requests";
+
+/// The unit of a concurrency limit that states none.
+pub(crate) const CONCURRENT_REQUESTS: &str = "concurrent-requests";
 
 /// The unit of a quota that counts the bytes of bodies.
 pub(crate) const CONTENT_BYTES: &str = "content-bytes";
@@ -81,11 +84,13 @@ impl Policy {
         &self.0.quota
     }
 
-    /// Returns the unit of the quota, which clients see: `requests`, unless the policy's rule
-    /// [states](crate::Rule::unit) another.
+    /// Returns the unit of the quota, which clients see: `requests`, or `concurrent-requests` for a
+    /// [concurrency limit](Quota::concurrent), unless the policy's rule [states](crate::Rule::unit)
+    /// another.
     #[must_use]
     pub fn quota_unit(&self) -> &str {
-        self.0.unit.as_deref().unwrap_or(REQUESTS)
+        let default = if self.quota().algorithm() == Algorithm::Concurrency { CONCURRENT_REQUESTS } else { REQUESTS };
+        self.0.unit.as_deref().unwrap_or(default)
     }
 
     /// Returns whether the policy states a unit.

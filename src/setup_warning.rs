@@ -27,7 +27,7 @@ labelled! {
     /// Returns the code for metrics and logs: `charged-twice`, `proxy-not-trusted`,
     /// `proxy-allowed`, `never-passes`, `two-quotas`, `unnamed-quota`, `unsupported-quota`,
     /// `peer-unknown`, `never-applies`, `key-never-found`, `client-not-reported`, `no-debt`,
-    /// `no-timer`, `no-queue`, `not-settled`, `headers-unsent`.
+    /// `no-timer`, `no-queue`, `not-settled`, `headers-unsent`, `not-held`, `no-effect`.
     as_str {
         /// Two nested layers with one limiter charged a request for the same policy and key. A layer
         /// looks for this in its first 256 requests.
@@ -77,6 +77,15 @@ labelled! {
         /// [unit](crate::Headers::for_unit) that they report, and another policy has no headers. Or two
         /// families of headers have a name in common.
         HeadersUnsent = "headers-unsent",
+        /// A response switched protocols (101, or a success of `CONNECT`), and no handler had taken the
+        /// [`Place`](crate::limiter::Place) of its request. So the connection does not count for the
+        /// [concurrency limit](crate::Quota::concurrent).
+        NotHeld = "not-held",
+        /// A rule has a setting that does nothing with its quota. The units of a
+        /// [concurrency limit](crate::Quota::concurrent) come back when the request ends, so they are
+        /// neither settled nor refunded by a response. Other units are not held
+        /// [until the head](crate::Rule::until_head).
+        NoEffect = "no-effect",
     }
 }
 

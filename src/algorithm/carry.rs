@@ -59,6 +59,8 @@ impl Decider {
         let (most, longest_us) = match self {
             Self::Pair(decider, _) => (decider.get().most(), decider.get().longest_us()),
             Self::EntryLog(log) => (log.most(), log.longest_us()),
+            // Units that are held were not used, and the reverse.
+            Self::Places(_) => return (Kept::Pair(None), Fit::Fits),
         };
         let fit = match carried.back().saturating_sub(now) > longest_us {
             _ if carried.used.units_ceil() > most => Fit::Over,
@@ -68,6 +70,7 @@ impl Decider {
         let kept = match self {
             Self::Pair(decider, _) => Kept::Pair(decider.get().take_over(&carried, now)),
             Self::EntryLog(log) => Kept::Entries(log.take_over(&carried, now)),
+            Self::Places(_) => Kept::Pair(None),
         };
         (kept, fit)
     }

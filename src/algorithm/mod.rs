@@ -14,6 +14,7 @@ pub(crate) mod gcra;
 pub(crate) mod meter;
 #[cfg(test)]
 pub(crate) mod oracle;
+pub(crate) mod places;
 #[cfg(test)]
 pub(crate) mod properties;
 pub(crate) mod sliding_window;
@@ -30,6 +31,7 @@ use entry_log::EntryLog;
 use fixed_window::FixedWindow;
 use gcra::Gcra;
 use meter::Meter;
+use places::Places;
 use sliding_window::TwoCounterWindow;
 use step_bucket::StepBucket;
 
@@ -44,6 +46,7 @@ pub(crate) use used::Used;
 pub(crate) enum Decider {
     Pair(PairDecider, Layout),
     EntryLog(EntryLog),
+    Places(Places),
 }
 
 /// Decides by an algorithm whose state is a pair.
@@ -94,6 +97,7 @@ impl Decider {
             Algorithm::Block => P::Block(Block::new(spec)),
             Algorithm::Meter => P::Meter(Meter::new(spec)),
             Algorithm::SlidingWindow | Algorithm::SlidingLog => return Self::EntryLog(EntryLog::new(spec)),
+            Algorithm::Concurrency => return Self::Places(Places::new(spec)),
         };
         let layout = by_type!(&decider, decider => decider.layout());
         Self::Pair(decider, layout)
@@ -106,7 +110,7 @@ impl Decider {
         let own = Pair { at: whole.at_us(), n: whole.part() };
         let own = match self {
             Self::Pair(decider, _) => decider.get().own_without(own, last),
-            Self::EntryLog(_) => own, // the instant
+            Self::EntryLog(_) | Self::Places(_) => own, // the instant, or nothing that depends on units
         };
         Receipt::new(units, own.at, own.n)
     }
@@ -115,6 +119,7 @@ impl Decider {
         match self {
             Self::Pair(_, layout) => *layout,
             Self::EntryLog(_) => Layout::Entries,
+            Self::Places(_) => Layout::Count,
         }
     }
 }

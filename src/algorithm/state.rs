@@ -156,6 +156,8 @@ pub(crate) enum Layout {
     Pair,
     /// Dated entries.
     Entries,
+    /// A number of units that are held.
+    Count,
 }
 
 /// A pair in one word: the instant's upper bits in units of `2^shift` µs, rounded up, and below them the number.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::report::Failure;
 use super::threads::together;
-use super::{CAPACITY, HOUR, MINUTE, Subject, block, meter, quotas};
+use super::{CAPACITY, HOUR, MINUTE, Subject, block, meter, timed_quotas};
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Atomicity, Charge, Effect, Limiter, Refund, Reply};
@@ -202,9 +202,7 @@ cases! {
             same("remaining after a unit", taken.remaining(), left)?;
             same("wait of an allowed charge", taken.wait(), Wait::None)?;
         }
-        let denied = bench.take_one(1).await?;
-        ensure(!denied.is_allowed(), "one unit more than the capacity passed")?;
-        wait_of(&denied).map(drop)
+        ensure(!bench.take_one(1).await?.is_allowed(), "one unit more than the capacity passed")
     }
 
     /// A cost is taken whole or not at all.
@@ -265,25 +263,6 @@ cases! {
         Ok(())
     }
 
-    /// After its wait a denied cost passes; the waits are not late.
-    #[fix = "let the wait be the time until the same cost fits, rounded up"]
-    async fn denied_cost_passes_after_its_wait(bench) {
-        bench.take_one(CAPACITY).await?;
-        let wait = wait_of(&bench.take_one(2).await?)?;
-        ensure(wait <= 2 * MINUTE * 20, &format!("the wait is longer than the quota needs: {wait:?}"))?;
-        bench.subject.advance(wait).await;
-        let passed = bench.take_one(2).await?.is_allowed();
-        ensure(passed, &format!("the cost was denied again after its wait, {wait:?}"))
-    }
-
-    /// When `reset_after` has passed, the whole quota is back.
-    #[fix = "let reset_after be the time until nothing of the state counts any more, rounded up"]
-    async fn whole_quota_is_back_after_reset_after(bench) {
-        let taken = bench.take_one(3).await?;
-        bench.subject.advance(reset_of(&taken)?).await;
-        same("remaining after reset_after", bench.left().await?, CAPACITY)
-    }
-
     /// Keys and policies do not touch each other.
     #[fix = "keep one state for each pair of a policy's name and a key"]
     async fn keys_and_policies_are_apart(bench) {
@@ -318,47 +297,6 @@ cases! {
         same("remaining of the first charge", bench.left().await?, CAPACITY - 2)?;
         same("remaining of the second charge", bench.left_of(&two, &b).await?, 0)?;
         ensure(bench.take(&[]).await?.is_allowed(), "a set without charges was denied")
-    }
-
-    /// Refusals are counted and close the key, each in the step that refuses, and a closed key
-    /// opens when it was announced.
-    #[fix = "see Effect::OnRefusal and Quota::block, or let Limiter::supports return an error for blocks"]
-    async fn block_counts_refusals_and_closes_the_key(bench) {
-        if !bench.supports(block()) {
-            return Ok(());
-        }
-        let block = named("block", block())?;
-        let strike = Charge::new(&block, &bench.key);
-        let on_refusal = strike.effect(Effect::OnRefusal { of: 1 });
-        let set = |cost| [bench.charge(cost), on_refusal];
-        for cost in [1, CAPACITY - 1] {
-            let passed = bench.take(&set(cost)).await?;
-            let allowed = passed.is_allowed() && passed.charges()[1].is_allowed();
-            ensure(allowed, "the block denied before anything was refused")?;
-        }
-        let refused = bench.take(&set(1)).await?;
-        ensure(!refused.is_allowed(), "a set with a denied charge was allowed")?;
-        ensure(refused.charges()[1].is_allowed(), "the first refusal of two closed the key")?;
-        same("refusals left", refused.charges()[1].remaining(), 1)?;
-        let peeked = bench.peek(&set(1)).await?;
-        ensure(!peeked.charges()[1].is_allowed(), "a peek does not say that the next refusal closes the key")?;
-        ensure(bench.peek(&[strike.cost(0)]).await?.is_allowed(), "a peek closed the key")?;
-        let closing = bench.take(&set(1)).await?;
-        same("the block that the second refusal begins", closing.charges()[1].wait(), Wait::After(HOUR))?;
-        bench.subject.advance(HOUR / 2).await;
-        let closed = bench.take(&set(1)).await?;
-        ensure(!closed.is_allowed(), "a set passed while its key was closed")?;
-        ensure(closed.charges()[0].is_allowed(), "a charge that fits is reported as denied")?;
-        same("the block after half of it, and one more try", closed.charges()[1].wait(), Wait::After(HOUR / 2))?;
-        ensure(!bench.peek(&[strike.cost(0)]).await?.is_allowed(), "a look does not see the block")?;
-        same("remaining after a closed set", bench.left().await?, CAPACITY)?;
-        bench.subject.advance(HOUR / 2).await;
-        ensure(bench.take(&set(1)).await?.is_allowed(), "the key is closed for longer than was reported")?;
-        bench.take(&[strike.cost(9).effect(Effect::Force)]).await?;
-        let again = bench.peek(&[strike.cost(0)]).await?;
-        same("the block by forced strikes, the second", again.charges()[0].wait(), Wait::After(2 * HOUR))?;
-        bench.reset(&block).await?;
-        ensure(bench.take(&set(1)).await?.is_allowed(), "a reset did not open the key")
     }
 
     /// A refund of strikes that closed a key undoes the block and nothing else: the other strikes count, and the next
@@ -448,33 +386,6 @@ cases! {
         same("remaining after the refund", bench.left().await?, CAPACITY)
     }
 
-    /// A leaky queue returns only its tail: requests behind it have been promised their departure. The refund of an
-    /// earlier one may be made once its tail is refunded.
-    #[fix = "see Limiter::refund: refund a leaky queue only what nothing is queued behind"]
-    async fn queue_refunds_only_its_tail(bench) {
-        if bench.policy.quota().algorithm() != Algorithm::LeakyQueue {
-            return Ok(());
-        }
-        let mut taken = [bench.take_one(2).await?, bench.take_one(2).await?];
-        let [middle, tail] = &mut taken;
-        bench.refund(&bench.policy, receipt(Some(middle))?).await?;
-        same("remaining after a refund in the middle", bench.left().await?, CAPACITY - 4)?;
-        bench.refund(&bench.policy, receipt(Some(tail))?).await?;
-        let left = bench.left().await?;
-        ensure(left == CAPACITY - 2 || left == CAPACITY, "the refund of a queue's tail was not made")
-    }
-
-    /// A refund of units that have expired returns nothing.
-    #[fix = "let a receipt name the instant or the window that it belongs to, and compare it before subtracting"]
-    async fn late_refund_returns_nothing(bench) {
-        let mut taken = bench.take_one(CAPACITY).await?;
-        bench.subject.advance(reset_of(&taken)?).await;
-        bench.take_one(2).await?;
-        let before = bench.left().await?;
-        bench.refund(&bench.policy, receipt(Some(&mut taken))?).await?;
-        same("remaining after the late refund", bench.left().await?, before)
-    }
-
     /// A settlement is taken whatever is left, even if its reply is not awaited.
     #[fix = "see Limiter::settle: send the charges off before it returns"]
     async fn settlement_need_not_be_awaited(bench) {
@@ -497,25 +408,6 @@ cases! {
         bench.take_one(CAPACITY).await?;
         bench.reset(&bench.policy).await?;
         same("remaining after the reset", bench.left().await?, CAPACITY)
-    }
-
-    /// A changed quota of the same policy keeps what was used.
-    #[fix = "find a state by the policy's name, and convert it if it was written under another quota"]
-    async fn changed_quota_keeps_what_was_used(bench) {
-        for changed in quotas() {
-            if !bench.supports(changed.clone()) {
-                continue;
-            }
-            let name = changed.as_ref().map_or_else(ToString::to_string, |changed| format!("plan-{changed}"));
-            let (old, new) = (bench.other(&name)?, named(&name, changed)?);
-            bench.take(&[Charge::new(&old, &bench.key).cost(3)]).await?;
-            let taken = bench.take(&[Charge::new(&new, &bench.key)]).await?;
-            ensure(taken.is_allowed(), &format!("a unit was denied that was left, changed to {}", new.quota()))?;
-            let what = format!("remaining, changed to {}", new.quota());
-            same(&what, bench.left_of(&new, &bench.key).await?, CAPACITY - 4)?;
-            same(&format!("{what} and back"), bench.left_of(&old, &bench.key).await?, CAPACITY - 4)?;
-        }
-        Ok(())
     }
 
     /// As many concurrent takes pass as fit, on several threads.
@@ -605,6 +497,175 @@ cases! {
         ensure(bench.take(&[charge(&global)]).await?.is_allowed(), "the global key was denied")?;
         ensure(bench.take(&[charge(&long)]).await?.is_allowed(), "a long key was denied")?;
         bench.take(&[charge(&long), charge(&long)]).await.map(drop)
+    }
+}
+
+cases! {
+    /// Runs the cases of a quota that the limiter supports and whose units come back with time.
+    fn run_timed;
+
+    /// Refusals are counted and close the key, each in the step that refuses, and a closed key
+    /// opens when it was announced.
+    #[fix = "see Effect::OnRefusal and Quota::block, or let Limiter::supports return an error for blocks"]
+    async fn block_counts_refusals_and_closes_the_key(bench) {
+        if !bench.supports(block()) {
+            return Ok(());
+        }
+        let block = named("block", block())?;
+        let strike = Charge::new(&block, &bench.key);
+        let on_refusal = strike.effect(Effect::OnRefusal { of: 1 });
+        let set = |cost| [bench.charge(cost), on_refusal];
+        for cost in [1, CAPACITY - 1] {
+            let passed = bench.take(&set(cost)).await?;
+            let allowed = passed.is_allowed() && passed.charges()[1].is_allowed();
+            ensure(allowed, "the block denied before anything was refused")?;
+        }
+        let refused = bench.take(&set(1)).await?;
+        ensure(!refused.is_allowed(), "a set with a denied charge was allowed")?;
+        ensure(refused.charges()[1].is_allowed(), "the first refusal of two closed the key")?;
+        same("refusals left", refused.charges()[1].remaining(), 1)?;
+        let peeked = bench.peek(&set(1)).await?;
+        ensure(!peeked.charges()[1].is_allowed(), "a peek does not say that the next refusal closes the key")?;
+        ensure(bench.peek(&[strike.cost(0)]).await?.is_allowed(), "a peek closed the key")?;
+        let closing = bench.take(&set(1)).await?;
+        same("the block that the second refusal begins", closing.charges()[1].wait(), Wait::After(HOUR))?;
+        bench.subject.advance(HOUR / 2).await;
+        let closed = bench.take(&set(1)).await?;
+        ensure(!closed.is_allowed(), "a set passed while its key was closed")?;
+        ensure(closed.charges()[0].is_allowed(), "a charge that fits is reported as denied")?;
+        same("the block after half of it, and one more try", closed.charges()[1].wait(), Wait::After(HOUR / 2))?;
+        ensure(!bench.peek(&[strike.cost(0)]).await?.is_allowed(), "a look does not see the block")?;
+        same("remaining after a closed set", bench.left().await?, CAPACITY)?;
+        bench.subject.advance(HOUR / 2).await;
+        ensure(bench.take(&set(1)).await?.is_allowed(), "the key is closed for longer than was reported")?;
+        bench.take(&[strike.cost(9).effect(Effect::Force)]).await?;
+        let again = bench.peek(&[strike.cost(0)]).await?;
+        same("the block by forced strikes, the second", again.charges()[0].wait(), Wait::After(2 * HOUR))?;
+        bench.reset(&block).await?;
+        ensure(bench.take(&set(1)).await?.is_allowed(), "a reset did not open the key")
+    }
+
+    /// After its wait a denied cost passes; the waits are not late.
+    #[fix = "let the wait be the time until the same cost fits, rounded up"]
+    async fn denied_cost_passes_after_its_wait(bench) {
+        bench.take_one(CAPACITY).await?;
+        let wait = wait_of(&bench.take_one(2).await?)?;
+        ensure(wait <= 2 * MINUTE * 20, &format!("the wait is longer than the quota needs: {wait:?}"))?;
+        bench.subject.advance(wait).await;
+        let passed = bench.take_one(2).await?.is_allowed();
+        ensure(passed, &format!("the cost was denied again after its wait, {wait:?}"))
+    }
+
+    /// When `reset_after` has passed, the whole quota is back.
+    #[fix = "let reset_after be the time until nothing of the state counts any more, rounded up"]
+    async fn whole_quota_is_back_after_reset_after(bench) {
+        let taken = bench.take_one(3).await?;
+        bench.subject.advance(reset_of(&taken)?).await;
+        same("remaining after reset_after", bench.left().await?, CAPACITY)
+    }
+
+    /// A leaky queue returns only its tail: requests behind it have been promised their departure. The refund of an
+    /// earlier one may be made once its tail is refunded.
+    #[fix = "see Limiter::refund: refund a leaky queue only what nothing is queued behind"]
+    async fn queue_refunds_only_its_tail(bench) {
+        if bench.policy.quota().algorithm() != Algorithm::LeakyQueue {
+            return Ok(());
+        }
+        let mut taken = [bench.take_one(2).await?, bench.take_one(2).await?];
+        let [middle, tail] = &mut taken;
+        bench.refund(&bench.policy, receipt(Some(middle))?).await?;
+        same("remaining after a refund in the middle", bench.left().await?, CAPACITY - 4)?;
+        bench.refund(&bench.policy, receipt(Some(tail))?).await?;
+        let left = bench.left().await?;
+        ensure(left == CAPACITY - 2 || left == CAPACITY, "the refund of a queue's tail was not made")
+    }
+
+    /// A refund of units that have expired returns nothing.
+    #[fix = "let a receipt name the instant or the window that it belongs to, and compare it before subtracting"]
+    async fn late_refund_returns_nothing(bench) {
+        let mut taken = bench.take_one(CAPACITY).await?;
+        bench.subject.advance(reset_of(&taken)?).await;
+        bench.take_one(2).await?;
+        let before = bench.left().await?;
+        bench.refund(&bench.policy, receipt(Some(&mut taken))?).await?;
+        same("remaining after the late refund", bench.left().await?, before)
+    }
+
+    /// A changed quota of the same policy keeps what was used.
+    #[fix = "find a state by the policy's name, and convert it if it was written under another quota"]
+    async fn changed_quota_keeps_what_was_used(bench) {
+        for changed in timed_quotas() {
+            if !bench.supports(changed.clone()) {
+                continue;
+            }
+            let name = changed.as_ref().map_or_else(ToString::to_string, |changed| format!("plan-{changed}"));
+            let (old, new) = (bench.other(&name)?, named(&name, changed)?);
+            bench.take(&[Charge::new(&old, &bench.key).cost(3)]).await?;
+            let taken = bench.take(&[Charge::new(&new, &bench.key)]).await?;
+            ensure(taken.is_allowed(), &format!("a unit was denied that was left, changed to {}", new.quota()))?;
+            let what = format!("remaining, changed to {}", new.quota());
+            same(&what, bench.left_of(&new, &bench.key).await?, CAPACITY - 4)?;
+            same(&format!("{what} and back"), bench.left_of(&old, &bench.key).await?, CAPACITY - 4)?;
+        }
+        Ok(())
+    }
+}
+
+cases! {
+    /// Runs the cases of a limit of requests in flight, if the limiter supports it.
+    fn run_held;
+
+    /// Units are held until they are refunded, however long that takes, and a denied charge has no known wait.
+    #[fix = "keep the number of units that are held, without an instant, and deny with Wait::Unknown"]
+    async fn units_are_held_until_they_are_refunded(bench) {
+        let mut taken = bench.take_one(CAPACITY).await?;
+        let denied = bench.take_one(1).await?;
+        same("wait of a denied charge", denied.wait(), Wait::Unknown)?;
+        same("reset_after of a denied charge", denied.reset_after(), None)?;
+        bench.subject.advance(HOUR).await;
+        same("remaining after an hour", bench.left().await?, 0)?;
+        bench.refund(&bench.policy, receipt(Some(&mut taken))?).await?;
+        same("remaining after the refund", bench.left().await?, CAPACITY)
+    }
+
+    /// A changed limit counts what is held, and denies until enough of it was refunded.
+    #[fix = "keep the units that are held under the policy's name, whatever the limit is"]
+    async fn changed_limit_counts_what_is_held(bench) {
+        let few = named("places", Ok(Quota::concurrent(2)))?;
+        let many = bench.other("places")?;
+        let take = async |policy: &Policy| bench.take(&[Charge::new(policy, &bench.key).cost(2)]).await;
+        let mut taken = [take(&many).await?, take(&many).await?];
+        ensure(!take(&few).await?.is_allowed(), "a unit beyond a lowered limit passed")?;
+        let [first, second] = &mut taken;
+        bench.refund(&many, receipt(first.charge_mut(0))?).await?;
+        ensure(!take(&few).await?.is_allowed(), "a unit passed although the lowered limit was reached")?;
+        same("remaining under the higher limit", bench.left_of(&many, &bench.key).await?, CAPACITY - 2)?;
+        bench.refund(&few, receipt(second.charge_mut(0))?).await?;
+        ensure(take(&few).await?.is_allowed(), "a unit was denied although all were refunded")
+    }
+
+    /// What was taken before a reset returns nothing of what was taken after it.
+    #[fix = "note in each receipt how often the key was reset, and compare it before subtracting"]
+    async fn refund_of_before_a_reset_returns_nothing(bench) {
+        let mut old = bench.take_one(CAPACITY).await?;
+        bench.reset(&bench.policy).await?;
+        ensure(bench.take_one(2).await?.is_allowed(), "a reset key was denied")?;
+        bench.refund(&bench.policy, receipt(Some(&mut old))?).await?;
+        same("remaining after the late refund", bench.left().await?, CAPACITY - 2)
+    }
+
+    /// A rate and a limit of requests in flight that have one name do not touch each other.
+    #[fix = "keep units that are held apart from units that were used"]
+    async fn rate_of_the_same_name_is_apart(bench) {
+        let rate = Quota::per_hour(CAPACITY);
+        if !bench.supports(Ok(rate)) {
+            return Ok(());
+        }
+        let (rate, held) = (named("api", Ok(rate))?, bench.other("api")?);
+        bench.take(&[Charge::new(&held, &bench.key).cost(3)]).await?;
+        same("remaining of the rate", bench.left_of(&rate, &bench.key).await?, CAPACITY)?;
+        bench.take(&[Charge::new(&rate, &bench.key).cost(2)]).await?;
+        same("remaining of the limit of requests in flight", bench.left_of(&held, &bench.key).await?, CAPACITY - 3)
     }
 }
 

@@ -67,6 +67,11 @@ pub async fn check<S: Subject>(subject: &S) -> Result<Report, Failures> {
         match limiter.supports(&quota) {
             Ok(()) => {
                 cases::run(subject, quota, &mut failures).await;
+                if quota.algorithm() == Algorithm::Concurrency {
+                    cases::run_held(subject, quota, &mut failures).await;
+                } else {
+                    cases::run_timed(subject, quota, &mut failures).await;
+                }
                 report.tested.push(quota);
             }
             Err(unsupported) => {
@@ -92,6 +97,11 @@ pub async fn check<S: Subject>(subject: &S) -> Result<Report, Failures> {
 /// Returns at least one quota of each algorithm except the block, all of the same capacity.
 fn quotas() -> impl Iterator<Item = Result<Quota, QuotaError>> {
     Algorithm::ALL.iter().flat_map(|algorithm| quotas_of(*algorithm))
+}
+
+/// Returns those [`quotas`] whose units come back with time.
+fn timed_quotas() -> impl Iterator<Item = Result<Quota, QuotaError>> {
+    Algorithm::timed().flat_map(quotas_of)
 }
 
 fn quotas_of(algorithm: Algorithm) -> Vec<Result<Quota, QuotaError>> {
@@ -123,6 +133,7 @@ fn quotas_of(algorithm: Algorithm) -> Vec<Result<Quota, QuotaError>> {
         Algorithm::SlidingLog => vec![Quota::sliding_log(CAPACITY, MINUTE)],
         Algorithm::Block => Vec::new(), // beside each other quota
         Algorithm::Meter => vec![Quota::meter(CAPACITY, MINUTE)],
+        Algorithm::Concurrency => vec![Ok(Quota::concurrent(CAPACITY))],
     }
 }
 

@@ -8,17 +8,17 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::fields::List;
 use crate::policy::{Policy, REQUESTS};
-use crate::quota::{Quota, UNITS_MAX};
+use crate::quota::{Algorithm, Quota, UNITS_MAX};
 use crate::time::micros_ceil;
 
 use super::text::Text;
 use super::wait::{SECOND_US, seconds_ceil};
 
-/// A quota as clients learn it: `quota` units per `window` seconds.
+/// A quota as clients learn it: `quota` units per `window` seconds, or at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Advertised {
     pub(crate) quota: u64,
-    pub(crate) window: u64,
+    pub(crate) window: Option<u64>,
 }
 
 impl Advertised {
@@ -27,23 +27,26 @@ impl Advertised {
     ///
     /// The window is at least one second. A quota with a shorter period, whose capacity is its
     /// limit, is scaled to one second and rounded down (10 per 100 ms is 100 per 1 s). Another
-    /// capacity is reported per 1 s, which is cautious.
+    /// capacity is reported per 1 s, which is cautious. A concurrency limit has no window.
     pub(crate) fn new(quota: &Quota) -> Self {
         let (capacity, period_us) = (quota.capacity(), quota.spec().period_us);
-        let seconds = |us| seconds_ceil(us).max(1);
+        let seconds = |us| Some(seconds_ceil(us).max(1));
+        if quota.algorithm() == Algorithm::Concurrency {
+            return Self { quota: capacity, window: None };
+        }
         if capacity == 0 {
             return Self { quota: 0, window: seconds(period_us) };
         }
         if capacity == quota.limit() && period_us < SECOND_US {
             let scaled = u128::from(capacity) * u128::from(SECOND_US) / u128::from(period_us.max(1));
-            return Self { quota: u64::try_from(scaled).unwrap_or(u64::MAX).min(UNITS_MAX), window: 1 };
+            return Self { quota: u64::try_from(scaled).unwrap_or(u64::MAX).min(UNITS_MAX), window: Some(1) };
         }
         Self { quota: capacity, window: seconds(micros_ceil(quota.refill_time())) }
     }
 }
 
 /// Writes a policy as `"default";q=100;w=60` or `"default";q=100;qu="tokens";w=60`, or for a
-/// nameless list as `100;w=60`.
+/// nameless list as `100;w=60`. A quota without a window has no `w`.
 pub(super) fn push_policy(text: &mut Text, policy: &Policy, list: List) {
     let Advertised { quota, window } = Advertised::new(policy.quota());
     if list != List::Nameless {
@@ -55,8 +58,10 @@ pub(super) fn push_policy(text: &mut Text, policy: &Policy, list: List) {
         text.push(b";qu=");
         push_string(text, policy.quota_unit());
     }
-    text.push(b";w=");
-    text.push_integer(window);
+    if let Some(window) = window {
+        text.push(b";w=");
+        text.push_integer(window);
+    }
 }
 
 /// Writes a policy's name or unit as a string. Both are printable ASCII, see [`Policy`].
@@ -120,7 +125,7 @@ mod tests {
 
     fn advertised(quota: Quota) -> (u64, u64) {
         let Advertised { quota, window } = Advertised::new(&quota);
-        (quota, window)
+        (quota, window.expect("its units come back with time"))
     }
 
     #[test]

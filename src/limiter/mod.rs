@@ -15,6 +15,7 @@ mod fallback;
 pub mod memory;
 mod observers;
 mod occupancy;
+mod place;
 mod policy_registry;
 mod queue_refunds;
 #[cfg(feature = "redis")]
@@ -39,9 +40,12 @@ pub use admin::{Blocks, Meters};
 pub use boxed::{BoxLimiter, LimiterError};
 pub use fallback::FallbackLimiter;
 pub use occupancy::Occupancy;
+pub use place::Place;
+pub(crate) use place::{AnyPlaces, HeldPlaces, shared_place};
 pub use policy_registry::PolicyRegistry;
 pub(crate) use policy_registry::{Contradiction, Entered};
 pub use reply::{Reply, ReplyFuture};
+pub(crate) use support::supports_rates;
 pub use support::{UnsupportedQuota, UnsupportedQuotaKind};
 
 /// Keeps the states of keys and decides about charges.
@@ -134,7 +138,10 @@ pub trait Limiter: Send + Sync + 'static {
     /// Forgets the state of a (policy, key) pair, so that its whole quota is available.
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>>;
 
-    /// Checks whether this limiter can keep the states of a quota. By default it can keep all.
+    /// Checks whether this limiter can keep the states of a quota. By default it can keep all except
+    /// those of a [concurrency limit](Quota::concurrent), whose units come back only when they are
+    /// refunded. A limiter with a store that outlives the process supports them only if it returns what
+    /// a process held when that process dies.
     ///
     /// The layer's `check()` reports a quota that its limiter does not support, and the conformance
     /// suite skips it. If the limiter is asked about such a quota anyway, it returns its
@@ -144,8 +151,7 @@ pub trait Limiter: Send + Sync + 'static {
     /// Returns an error if the limiter does not support the quota. The error says why, and what to
     /// use instead.
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
-        let _ = quota;
-        Ok(())
+        supports_rates(quota)
     }
 
     /// Returns whether this limiter failed because this process asks for more than it can carry, and

@@ -183,7 +183,7 @@ impl<C> Default for Queue<C> {
 fn longest(quota: &Quota) -> Duration {
     match quota.decider() {
         Decider::Pair(decider, _) => Duration::from_micros(decider.get().longest_us()),
-        Decider::EntryLog(_) => Duration::ZERO, // no queue
+        Decider::EntryLog(_) | Decider::Places(_) => Duration::ZERO, // no queue
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::quota::Quota;
+use crate::quota::{Algorithm, Quota};
 
 /// The error of a quota that a limiter does not [support](crate::limiter::Limiter::supports).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +22,15 @@ pub enum UnsupportedQuotaKind {
     Option,
     /// The limiter has no room for what one key needs.
     TooLarge,
+}
+
+/// Checks whether a limiter that counts no requests in flight can keep the states of a quota.
+pub(crate) fn supports_rates(quota: &Quota) -> Result<(), UnsupportedQuota> {
+    if quota.algorithm() != Algorithm::Concurrency {
+        return Ok(());
+    }
+    let reason = "it does not count requests in flight; MemoryLimiter does, in one process";
+    Err(UnsupportedQuota::new(UnsupportedQuotaKind::Algorithm, quota, reason))
 }
 
 impl UnsupportedQuota {

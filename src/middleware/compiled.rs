@@ -16,7 +16,7 @@ use crate::limiter::{Charge, Effect, Entered, Limiter, Refund, Reply, Unsupporte
 use crate::mode::{Mode, ModeSwitch};
 use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
-use crate::quota::Quota;
+use crate::quota::{Algorithm, Quota};
 use crate::refusal::PreparedRefusals;
 
 /// The compiled configuration of a layer, which its services, futures and bodies share.
@@ -47,6 +47,8 @@ pub(super) struct Compiled<L> {
     pub(super) paths: Option<PathIndex>,
     /// Whether any rule settles charges after the response.
     pub(super) settles: bool,
+    /// Whether any policy is a concurrency limit.
+    pub(super) has_places: bool,
     /// Whether any rule is settled by a `Usage`.
     pub(super) expects_usage: bool,
     /// The policies whose quotas the limiter does not support.
@@ -66,6 +68,7 @@ struct Terms {
     rule: usize,
     warn_at_percent: Option<u8>,
     settlement: Settlement,
+    until_head: bool,
 }
 
 /// The configuration of a layer whose quotas follow switches: the one that new requests are decided under.
@@ -89,10 +92,12 @@ impl<L: Limiter> Compiled<L> {
         let layout = headers.lay_out_refusal(refusals.headers(), refusals.limited_status());
         let mut terms: Vec<Terms> = rules()
             .flat_map(|(at, rule)| {
-                rule.policies.iter().map(move |_| Terms {
+                rule.policies.iter().map(move |policy| Terms {
                     rule: at,
                     warn_at_percent: rule.warn_at_percent,
-                    settlement: rule.settlement.clone(),
+                    // What is held comes back when the request ends, whatever its response is.
+                    settlement: if is_concurrency(policy) { Settlement::default() } else { rule.settlement.clone() },
+                    until_head: rule.until_head,
                 })
             })
             .collect();
@@ -104,7 +109,7 @@ impl<L: Limiter> Compiled<L> {
                 LinkedRole::Meter => rule.settlement.clone(),
                 LinkedRole::Block => Settlement::default(),
             };
-            terms.push(Terms { rule: at, warn_at_percent: None, settlement });
+            terms.push(Terms { rule: at, warn_at_percent: None, settlement, until_head: false });
             Some((policies.len() - 1, linked.role))
         });
         let links = links.collect();
@@ -112,6 +117,7 @@ impl<L: Limiter> Compiled<L> {
             .timer
             .clone()
             .map(|timer| Arc::new(Delays::new(timer, settings.max_waiting.unwrap_or(MOST_WAITING))));
+        let has_places = policies.iter().any(is_concurrency);
         let settles = terms.iter().any(|terms| !terms.settlement.is_none());
         let keeps_tickets = settings.expose_outcome || settings.refund_nested || settles;
         let unsupported: Vec<(usize, UnsupportedQuota)> = policies
@@ -133,8 +139,10 @@ impl<L: Limiter> Compiled<L> {
                 && settings.access.is_empty()
                 && !settings.exempt_preflight
                 && settings.finder().is_none()
-                && unsupported.is_empty(),
-            prepares: settings.observer.is_some() || keeps_tickets,
+                && unsupported.is_empty()
+                && !has_places,
+            prepares: settings.observer.is_some() || keeps_tickets || has_places,
+            has_places,
             keeps_tickets,
             most_charges: rules().skip(found).map(|(_, rule)| charges(rule)).sum(),
             headers,
@@ -269,6 +277,11 @@ impl<L> Compiled<L> {
         self.terms(policy).map(|terms| &terms.settlement)
     }
 
+    /// Returns whether what is held of a policy is returned when the response's head is sent.
+    pub(super) fn is_held_until_head(&self, policy: usize) -> bool {
+        self.terms(policy).is_some_and(|terms| terms.until_head)
+    }
+
     /// Returns the percentage of a policy's capacity from which on a warning is due.
     pub(super) fn warn_at_percent(&self, policy: usize) -> Option<u8> {
         self.terms(policy)?.warn_at_percent
@@ -294,4 +307,9 @@ impl<L> Compiled<L> {
             observer.on_limiter_event(&LimiterEvent::failed(WithSources(error).to_string()));
         }
     }
+}
+
+/// Returns whether the policy's units are held until the request ends.
+fn is_concurrency(policy: &Policy) -> bool {
+    policy.quota().algorithm() == Algorithm::Concurrency
 }

@@ -369,6 +369,17 @@ impl Diagnostics {
         });
     }
 
+    /// Warns about a connection that goes on after its response, while its request holds nothing any more.
+    #[cold]
+    pub(super) fn look_for_released_upgrade(&self) {
+        self.notice(SetupWarningKind::NotHeld, || {
+            "a response switched protocols (101, or a success of CONNECT), so its body has ended, and its request does not \
+             count as in flight any more: take InFlight from the request's extensions, call hold(), and move the place \
+             into the task that serves the connection; if the connection is not to count, set Rule::until_head"
+                .to_owned()
+        });
+    }
+
     /// Warns about a cost that a handler stated to a layer without a rule that it could settle.
     #[cold]
     pub(super) fn look_for_lost_cost(&self) {

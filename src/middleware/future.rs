@@ -15,6 +15,7 @@ use super::compiled::Compiled;
 use super::decide::delay::{Counted, Delayed};
 use super::decide::fate::Fate;
 use super::decide::overflow::{NoOverflow, Overflow};
+use super::settle::in_flight::InFlight;
 use super::settle::nested::NestedToken;
 use super::settle::pending::{AnyTicket, Metered, OpenTicket};
 use super::ticket::Ticket;
@@ -188,12 +189,16 @@ impl<L: Limiter> After<L> {
     /// ticket is kept if it is needed when the response has come.
     #[inline(never)]
     pub(super) fn prepare<B>(layer: &Arc<Compiled<L>>, request: &mut Request<B>, ticket: &mut Ticket) -> Self {
-        let mut open = layer.needs_response(ticket.kind).then(|| OpenTicket::new(layer, ticket.take()));
+        let is_open = layer.needs_response(ticket.kind) || ticket.places.is_some();
+        let mut open = is_open.then(|| OpenTicket::new(layer, ticket.take()));
         // Before the observer, which is the application's code and may panic: what is open is then settled as aborted.
         if let Some(open) = &mut open {
             open.open(request.method().clone(), request.extensions_mut());
         }
         let ticket = open.as_ref().map_or(&*ticket, |open| &open.ticket);
+        if layer.has_places {
+            InFlight::put(request.extensions_mut(), ticket.places.as_ref());
+        }
         if let Some(outcome) = ticket.report(layer, &Head::from(&*request)) {
             let extensions = request.extensions_mut();
             // A request that an outer layer degraded stays degraded, even if this layer allows it.
@@ -231,6 +236,8 @@ impl<L: Limiter> After<L> {
                 }
                 Self::Open(_) => answered = answered.map_ok(|response| self.finish_open(response)),
             }
+        } else if answered.is_ready() {
+            *self = Self::Nothing; // the caller may keep the future
         }
         answered
     }

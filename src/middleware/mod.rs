@@ -130,6 +130,7 @@ pub use decide::overflow::{NoOverflow, Overflow, OverflowTo};
 pub use future::ResponseFuture;
 pub use rule::{IntoRule, OnAborted, PlanOverrides, QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind};
 pub use service::RateLimit;
+pub use settle::in_flight::InFlight;
 pub use settle::usage::Usage;
 pub use wrap_body::{WrapBody, WrapBodyFuture, WrapBodyLayer};
 

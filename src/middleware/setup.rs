@@ -30,7 +30,7 @@ impl<L: Limiter> Compiled<L> {
     pub(super) fn look_at_setup(&self) {
         for bound in self.settings.rules.iter().filter(|bound| bound.rule().settlement.replaces_cost()) {
             // Blocks and meters count what is forced, and have no debt.
-            let forgets = |policy: &&Policy| policy.quota().spec().debt == 0 && policy.quota().algorithm().is_limit();
+            let forgets = |policy: &&Policy| policy.quota().spec().debt == 0 && policy.quota().algorithm().is_rate();
             if let Some(policy) = bound.policies().iter().find(forgets) {
                 self.diagnostics.notice(SetupWarningKind::NoDebt, || {
                     format!(
@@ -42,6 +42,7 @@ impl<L: Limiter> Compiled<L> {
                 });
             }
         }
+        self.look_for_no_effect();
         if let Some((policy, error)) = self.unsupported.first().and_then(|(at, error)| Some((self.policy(*at)?, error)))
         {
             self.diagnostics.notice(SetupWarningKind::UnsupportedQuota, || {
@@ -57,6 +58,35 @@ impl<L: Limiter> Compiled<L> {
             self.diagnostics.notice(SetupWarningKind::HeadersUnsent, || text);
         }
         self.look_for_contradiction();
+    }
+
+    /// Warns about settings of a rule that do nothing with its quotas.
+    fn look_for_no_effect(&self) {
+        let is_held = |policy: &Policy| policy.quota().algorithm() == Algorithm::Concurrency;
+        for bound in &self.settings.rules {
+            let (rule, policies) = (bound.rule(), bound.policies());
+            let name = policies.first().map_or("", Policy::name);
+            let holds = policies.iter().any(is_held);
+            // What a response corrects is for the rates of a rule, if it has some. A cost that is replaced is not.
+            let has_rates = !policies.iter().all(is_held);
+            if holds && (rule.settlement.replaces_cost() || !rule.settlement.is_none() && !has_rates) {
+                self.diagnostics.notice(SetupWarningKind::NoEffect, || {
+                    format!(
+                        "the policy {name:?} limits requests in flight, and its rule corrects the charge after the response \
+                         (charge_when, refund_when or settle_by_…), which has no effect: its units come back when the \
+                         request ends; leave the correction out, or put the limit into a rule of its own"
+                    )
+                });
+            }
+            if rule.until_head && !holds {
+                self.diagnostics.notice(SetupWarningKind::NoEffect, || {
+                    format!(
+                        "the rule of the policy {name:?} has until_head, which has no effect: only what a \
+                         Quota::concurrent gives is held; leave it out"
+                    )
+                });
+            }
+        }
     }
 
     /// Compares the layer's policies with those of the other layers over its limiter.

@@ -7,13 +7,14 @@
 //! Only a request that waits, or whose charges are open until the response has come, holds its ticket for longer.
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::compiled::Compiled;
 use crate::decision::{ChargeDecision, INLINE, Receipt};
 use crate::key::Key;
-use crate::limiter::{Charge, Effect, Limiter, Refund};
+use crate::limiter::{AnyPlaces, Charge, Effect, HeldPlaces, Limiter, Refund};
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
@@ -68,7 +69,8 @@ pub(super) fn is_strike<L>(layer: &Compiled<L>, charged: &Charged) -> bool {
 /// are for the same policy and key, since the policies of a layer differ by name.
 pub(super) type Charges = SmallVec<[Charged; INLINE]>;
 
-/// The charges of a request, and what is known about them. Data: what was taken stays taken if it is dropped.
+/// The charges of a request, and what is known about them. Data: what was taken stays taken if it is dropped, except
+/// units of concurrency limits.
 pub(super) struct Ticket {
     pub(super) kind: OutcomeKind,
     pub(super) charges: Charges,
@@ -76,13 +78,15 @@ pub(super) struct Ticket {
     pub(super) is_answered: bool,
     /// The mode of a rule that found no key, if there is one. None of these rules enforces.
     pub(super) keyless: Option<Mode>,
+    /// The units of concurrency limits that the request holds. They are returned if this is dropped.
+    pub(super) places: Option<Arc<dyn AnyPlaces>>,
 }
 
 impl Ticket {
     /// Creates the ticket of a request that no rule has charged yet.
     #[inline]
     pub(super) fn new() -> Self {
-        Self { kind: OutcomeKind::Exempt, charges: Charges::new(), is_answered: false, keyless: None }
+        Self { kind: OutcomeKind::Exempt, charges: Charges::new(), is_answered: false, keyless: None, places: None }
     }
 
     /// Moves the ticket out, and leaves one without charges.
@@ -95,6 +99,26 @@ impl Ticket {
         if self.is_answered { &self.charges } else { &[] }
     }
 
+    /// Moves what was taken of concurrency limits into a holder, which returns it whatever happens.
+    #[inline(never)]
+    pub(super) fn hold_places<L: Limiter>(&mut self, layer: &Compiled<L>) {
+        let held = self.charges.iter_mut().enumerate().filter_map(|(at, charged)| {
+            let policy = layer.policy(charged.policy)?;
+            if policy.quota().algorithm() != Algorithm::Concurrency {
+                return None;
+            }
+            let receipt = charged.decision.take_receipt()?;
+            Some((at, Refund::new(policy.clone(), charged.key.clone(), receipt)))
+        });
+        self.places = HeldPlaces::of(Arc::clone(&layer.limiter), held);
+    }
+
+    /// Returns the units that the request took for a charge, and that were not refunded.
+    pub(super) fn taken(&self, at: usize) -> u64 {
+        let held = self.places.as_ref().map_or(0, |places| places.units(at));
+        self.charges.get(at).map_or(0, |charged| charged.decision.taken()) + held
+    }
+
     /// Takes the receipts of all charges, with the place of each. What was taken can be refunded once. Strikes stay: a
     /// request that is refunded was refused anyway.
     fn take_receipts<L>(&mut self, layer: &Compiled<L>) -> SmallVec<[(usize, Receipt); 2]> {
@@ -105,6 +129,7 @@ impl Ticket {
     /// Refunds what the request took. Its response does not report it: see [`take_back`](Self::take_back).
     #[cold]
     pub(super) fn refund<L: Limiter>(&mut self, layer: &Compiled<L>) {
+        self.places = None;
         let receipts = self.take_receipts(layer);
         self.refund_receipts(layer, receipts);
     }
@@ -112,9 +137,9 @@ impl Ticket {
     /// Refunds what the request took, and updates what its response reports.
     #[cold]
     pub(super) fn take_back<L: Limiter>(&mut self, layer: &Compiled<L>) {
-        let receipts = self.take_receipts(layer);
-        let units: SmallVec<[(usize, u64); 2]> = receipts.iter().map(|(at, receipt)| (*at, receipt.units())).collect();
-        self.refund_receipts(layer, receipts);
+        let taken = (0..self.charges.len()).map(|at| (at, self.taken(at)));
+        let units: SmallVec<[(usize, u64); 2]> = taken.filter(|(_, units)| *units > 0).collect();
+        self.refund(layer);
         for (at, units) in units {
             self.update(layer, at, units, 0);
         }

@@ -105,9 +105,11 @@ impl Quota {
     /// Returns the quota without the options that its states do not depend on.
     pub(crate) fn of_states(self) -> Self {
         let mut spec = *self.spec();
-        if spec.algorithm == Algorithm::Block {
-            spec.lasting.by_hand_us = 0;
-            spec.count_denied = false;
+        match spec.algorithm {
+            Algorithm::Block => (spec.lasting.by_hand_us, spec.count_denied) = (0, false),
+            // Units that are held, whatever the limit is.
+            Algorithm::Concurrency => return Self::concurrent(1),
+            _ => {}
         }
         Self::from_spec(spec)
     }

@@ -9,7 +9,7 @@ use crate::time::{PERIOD_US_MAX, micros_exact, micros_floor};
 
 use super::error::QuotaError;
 use super::error::QuotaErrorKind::{NotAnOption, Period, TooSlow, Units};
-use super::spec::{Algorithm, Anchor, Oldest, Spec, UNITS_MAX};
+use super::spec::{Algorithm, Anchor, Oldest, PLACES_MAX, Spec, UNITS_MAX};
 
 /// The largest limit of a log, whose memory grows with the limit.
 const LOG_LIMIT_MAX: u64 = 1_000_000;
@@ -182,6 +182,31 @@ impl Quota {
         Self::build(limit, period, Algorithm::SlidingLog)
     }
 
+    /// Limits the units that requests of a key may hold at once, such as three exports at a time. A
+    /// request holds its cost from its admission to the end of its response. No time gives units back,
+    /// so nobody knows how long a refused request would have to [wait](crate::Wait::Unknown).
+    ///
+    /// A larger limit than 999,999,999,999 counts as that. With a limit of 0 every request is refused.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, Wait};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (limiter, exports) = (MemoryLimiter::new(), Policy::new("exports", Quota::concurrent(2))?);
+    /// let alice = Key::of("alice").unwrap();
+    ///
+    /// let first = limiter.hold(&exports, &alice, 1).expect("none is taken");
+    /// let second = limiter.hold(&exports, &alice, 1).expect("one is taken");
+    /// assert_eq!(limiter.hold(&exports, &alice, 1).unwrap_err().wait(), Wait::Unknown);
+    /// drop(first);
+    /// assert!(limiter.hold(&exports, &alice, 1).is_ok());
+    /// # drop(second);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn concurrent(limit: u64) -> Self {
+        Self::from_spec(Spec::new(limit.min(PLACES_MAX), 0, Algorithm::Concurrency))
+    }
+
     /// Sets how many units can pass at one instant after a pause: the bucket's capacity. It is not
     /// added to the limit.
     ///
@@ -208,19 +233,28 @@ impl Quota {
         self.with("queue", &[Algorithm::LeakyQueue], |spec| spec.burst = length.saturating_add(1))
     }
 
-    /// Shortens a leaky queue so that no request waits for longer than `wait`. A request that would
-    /// have to is denied.
+    /// Sets how long a request waits at most.
     ///
-    /// The queue gets as many places as units depart in that time, rounded down, on top of those that
-    /// [pass at once](Self::delay_after). So call `delay_after` first. A queue that is short enough
-    /// stays as it is.
+    /// * A leaky queue becomes so short that no request waits for longer. A request that would have to
+    ///   is denied. The queue gets as many places as units depart in that time, rounded down, on top of
+    ///   those that [pass at once](Self::delay_after). So call `delay_after` first. A queue that is
+    ///   short enough stays as it is.
+    /// * At a [concurrency limit](Self::concurrent) requests wait for units that other requests hold.
+    ///   Without this, and with a wait of zero, a request that finds too few units is denied at once.
     ///
     /// # Errors
-    /// Returns an error if the algorithm is not a leaky queue.
+    /// Returns an error if the algorithm is neither a leaky queue nor a concurrency limit. For a
+    /// concurrency limit the wait must be whole microseconds, and at most 366 days.
     pub fn max_wait(self, wait: Duration) -> Result<Self, QuotaError> {
-        let spaced = u128::from(micros_floor(wait)) * u128::from(self.spec.limit) / u128::from(self.spec.period_us);
+        let algorithms = [Algorithm::LeakyQueue, Algorithm::Concurrency];
+        if self.spec.algorithm == Algorithm::Concurrency {
+            let wait_us = if wait.is_zero() { 0 } else { micros("a longest wait of", wait)? };
+            return self.with("max_wait", &algorithms, |spec| spec.max_wait_us = wait_us);
+        }
+        let period_us = u128::from(self.spec.period_us.max(1));
+        let spaced = u128::from(micros_floor(wait)) * u128::from(self.spec.limit) / period_us;
         let length = u64::try_from(spaced).unwrap_or(u64::MAX).saturating_add(self.spec.delay_after);
-        self.with("max_wait", &[Algorithm::LeakyQueue], |spec| spec.burst = spec.burst.min(length.saturating_add(1)))
+        self.with("max_wait", &algorithms, |spec| spec.burst = spec.burst.min(length.saturating_add(1)))
     }
 
     /// Sets how many units of a leaky queue pass at once, like nginx's `delay=`. Beyond the unit
@@ -298,10 +332,10 @@ impl Quota {
     /// steps back can deny a key.
     ///
     /// # Errors
-    /// Returns an error if the debt is too large or drains too slowly, or if the quota is a block
-    /// or a meter, which have no debt.
+    /// Returns an error if the debt is too large or drains too slowly, or if the quota is a block, a
+    /// meter or a concurrency limit, which have no debt.
     pub fn max_debt(self, units: u64) -> Result<Self, QuotaError> {
-        self.with("max_debt", &Algorithm::limits(), |spec| (spec.debt, spec.debt_is_chosen) = (units, true))
+        self.with("max_debt", &Algorithm::rates(), |spec| (spec.debt, spec.debt_is_chosen) = (units, true))
     }
 
     /// Keeps the used share instead of the used amount when a key's state was written under another
@@ -314,19 +348,20 @@ impl Quota {
     /// [`Rule::plans_in_proportion`]: crate::Rule::plans_in_proportion
     ///
     /// # Errors
-    /// Returns an error for a block and for a meter. A share of strikes, or of units to be settled,
-    /// means nothing.
+    /// Returns an error for a block, a meter and a concurrency limit. A share of strikes, of units to be
+    /// settled, or of requests in flight means nothing.
     pub fn in_proportion(self) -> Result<Self, QuotaError> {
-        self.with("in_proportion", &Algorithm::limits(), |spec| spec.proportional = true)
+        self.with("in_proportion", &Algorithm::rates(), |spec| spec.proportional = true)
     }
 
-    /// Returns the limit: the units per period.
+    /// Returns the limit: the units per period, or those that requests may hold at once.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.spec.limit
     }
 
-    /// Returns the period of the limit.
+    /// Returns the period of the limit; zero for a [concurrency limit](Self::concurrent), which has
+    /// none.
     #[must_use]
     pub fn period(&self) -> Duration {
         Duration::from_micros(self.spec.period_us)
@@ -351,7 +386,8 @@ impl Quota {
         self.spec.count_denied
     }
 
-    /// Returns the time in which the whole capacity refills, rounded up to a microsecond.
+    /// Returns the time in which the whole capacity refills, rounded up to a microsecond; zero for a
+    /// [concurrency limit](Self::concurrent), which does not refill with time.
     #[must_use]
     pub fn refill_time(&self) -> Duration {
         Duration::from_micros(self.spec.refill_us())
@@ -368,7 +404,15 @@ impl Quota {
         let counted = |Self { spec, .. }: &Self| {
             let is_one_instant = spec.algorithm.is_bucket() && spec.algorithm != Algorithm::StepBucket;
             let algorithm = if is_one_instant { Algorithm::TokenBucket } else { spec.algorithm };
-            Spec { algorithm, delay_after: 0, count_denied: false, proportional: false, debt_is_chosen: false, ..*spec }
+            Spec {
+                algorithm,
+                delay_after: 0,
+                count_denied: false,
+                proportional: false,
+                debt_is_chosen: false,
+                max_wait_us: 0,
+                ..*spec
+            }
         };
         counted(self) == counted(other)
     }
@@ -445,6 +489,10 @@ impl Quota {
                     ),
                 ));
             }
+        }
+        if spec.algorithm == Algorithm::Concurrency && spec.limit > PLACES_MAX {
+            let message = format!("{} at once is too much: at most {PLACES_MAX}; count in a larger unit", spec.limit);
+            return Err(QuotaError::new(Units, message));
         }
         if spec.algorithm == Algorithm::SlidingLog && spec.limit > LOG_LIMIT_MAX {
             return Err(QuotaError::new(

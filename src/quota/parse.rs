@@ -24,6 +24,10 @@ impl fmt::Display for Quota {
     /// `100 per minute, burst 20, token bucket`. The text parses back to an equal quota.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spec = self.spec();
+        if spec.algorithm == Algorithm::Concurrency {
+            write!(f, "{} at once", spec.limit)?;
+            return if spec.max_wait_us > 0 { write!(f, ", wait {}", Span(spec.max_wait_us)) } else { Ok(()) };
+        }
         let plain = Spec::new(spec.limit, spec.period_us, spec.algorithm);
         write!(f, "{} per ", spec.limit)?;
         match in_units(spec.period_us) {
@@ -91,14 +95,16 @@ impl fmt::Display for Span {
 impl FromStr for Quota {
     type Err = QuotaError;
 
-    /// Reads `100/min burst 20`, `10 per 500 ms, sliding log`, and everything that
+    /// Reads `100/min burst 20`, `10 per 500 ms, sliding log`, `3 at once`, and everything that
     /// [`Display`](fmt::Display) prints.
     ///
     /// The limit and the period come first, then in any order: an algorithm (`token bucket` if none
-    /// is named), `burst N`, `queue N`, `delay after N`, `debt up to N`, `from the first request`,
-    /// `N buckets`, `oldest weighted|dropped|counted`, `counting denied`, `in proportion`, and for
-    /// a block `for TIME` and `times N up to TIME within TIME`. Case and commas do not matter, and
-    /// `up to` may be left out of a debt. Numbers may contain `_`.
+    /// is named), `burst N`, `queue N`, `wait TIME` for a leaky queue, `delay after N`,
+    /// `debt up to N`, `from the first request`, `N buckets`, `oldest weighted|dropped|counted`,
+    /// `counting denied`, `in proportion`, and for a block `for TIME` and
+    /// `times N up to TIME within TIME`. A [concurrency limit](Quota::concurrent) is `N at once`,
+    /// with or without `wait TIME`. Case and commas do not matter, and `up to` may be left out of a
+    /// debt. Numbers may contain `_`.
     fn from_str(text: &str) -> Result<Self, QuotaError> {
         let lower = text.to_ascii_lowercase().replace('/', " per ").replace([',', ';'], " ");
         Reader { text, words: lower.split_whitespace().collect(), at: 0 }.quota()
@@ -134,18 +140,9 @@ impl<'a> Reader<'a> {
     /// Finds each option in turn, so that they may stand in any order.
     fn quota(mut self) -> Result<Quota, QuotaError> {
         let limit = self.number("a limit")?;
-        self.expect("per")?;
-        let period = self.period()?;
-        let mut algorithms = Algorithm::ALL.iter().copied().filter(|algorithm| self.find(algorithm.as_str()));
-        let named = algorithms.next();
-        let algorithm = named.unwrap_or(Algorithm::TokenBucket);
-        if algorithms.next().is_some() {
-            return Err(self.error("it names two algorithms"));
-        }
-        let mut quota = match algorithm {
-            Algorithm::Block if self.find("for") => Quota::block(limit, period, self.period()?)?,
-            Algorithm::Block => return Err(self.error("a block lasts for a time, which is missing, such as `for 1 h`")),
-            _ => Quota::build(limit, period, algorithm)?,
+        let (mut quota, is_named) = match self.skip("at once") {
+            true => (Quota::checked(Spec::new(limit, 0, Algorithm::Concurrency))?, true),
+            false => self.timed(limit)?,
         };
         for (option, set) in NUMBERS {
             if self.find(option) {
@@ -160,6 +157,10 @@ impl<'a> Reader<'a> {
                 quota = set(quota)?;
             }
         }
+        if self.find("wait") {
+            let wait = self.period()?;
+            quota = quota.max_wait(wait)?;
+        }
         if self.find("buckets") {
             self.at = self.at.saturating_sub(2); // the number comes first
             let count = self.number("the number before `buckets`")?;
@@ -173,15 +174,33 @@ impl<'a> Reader<'a> {
             quota = quota.growing(u32::try_from(factor).unwrap_or(u32::MAX), longest, self.period()?)?;
         }
         match self.words.iter().find(|word| !word.is_empty()) {
-            Some(other) if named.is_some() => {
-                Err(self.error(&format!("`{other}` is not an option of a {algorithm}, or is there twice")))
+            Some(other) if is_named => {
+                Err(self.error(&format!("`{other}` is not an option of a {}, or is there twice", quota.algorithm())))
             }
             Some(other) => Err(self.error(&format!(
-                "`{other}` is neither an algorithm ({}) nor an option of a {algorithm}, or is there twice",
-                Algorithm::ALL.iter().map(|algorithm| algorithm.as_str()).collect::<Vec<_>>().join(", ")
+                "`{other}` is neither an algorithm ({}) nor an option of a {}, or is there twice",
+                Algorithm::timed().map(Algorithm::as_str).collect::<Vec<_>>().join(", "),
+                quota.algorithm()
             ))),
             None => Ok(quota),
         }
+    }
+
+    /// Reads the period and the algorithm of a quota whose limit was read. Returns whether the algorithm is named.
+    fn timed(&mut self, limit: u64) -> Result<(Quota, bool), QuotaError> {
+        self.expect("per")?;
+        let period = self.period()?;
+        let mut algorithms = Algorithm::timed().filter(|algorithm| self.find(algorithm.as_str()));
+        let named = algorithms.next();
+        if algorithms.next().is_some() {
+            return Err(self.error("it names two algorithms"));
+        }
+        let quota = match named.unwrap_or(Algorithm::TokenBucket) {
+            Algorithm::Block if self.find("for") => Quota::block(limit, period, self.period()?)?,
+            Algorithm::Block => return Err(self.error("a block lasts for a time, which is missing, such as `for 1 h`")),
+            algorithm => Quota::build(limit, period, algorithm)?,
+        };
+        Ok((quota, named.is_some()))
     }
 
     /// Reads a phrase wherever it stands. Returns whether it is there.
@@ -195,14 +214,17 @@ impl<'a> Reader<'a> {
         found.is_some()
     }
 
-    /// Reads a phrase if it is next.
-    fn skip(&mut self, phrase: &str) {
+    /// Reads a phrase if it is next. Returns whether it is.
+    fn skip(&mut self, phrase: &str) -> bool {
         let words: Vec<&str> = phrase.split(' ').collect();
         let end = self.at + words.len();
-        if let Some(next) = self.words.get_mut(self.at..end).filter(|next| **next == *words) {
+        let next = self.words.get_mut(self.at..end).filter(|next| **next == *words);
+        let is_next = next.is_some();
+        if let Some(next) = next {
             next.fill("");
             self.at = end;
         }
+        is_next
     }
 
     fn period(&mut self) -> Result<Duration, QuotaError> {
@@ -250,7 +272,9 @@ impl<'a> Reader<'a> {
         let text: String = self.text.chars().take(80).collect();
         QuotaError::new(
             QuotaErrorKind::Syntax,
-            format!("`{text}` is not a quota: {why}; write it like `100/min burst 20` or `5 per 10 s, sliding log`"),
+            format!(
+                "`{text}` is not a quota: {why}; write it like `100/min burst 20`, `5 per 10 s, sliding log` or `3 at once`"
+            ),
         )
     }
 }

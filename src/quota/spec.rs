@@ -6,10 +6,14 @@ use crate::time::DRAIN_US_MAX;
 /// The largest number of units in a quota: the largest integer of a structured header.
 pub(crate) const UNITS_MAX: u64 = 999_999_999_999_999;
 
+/// The largest number of units that requests in flight may hold.
+pub(crate) const PLACES_MAX: u64 = 999_999_999_999;
+
 /// The numbers of a quota. Everything else is derived from them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Spec {
     pub(crate) limit: u64,
+    /// 0 if units come back when requests end, and not with time.
     pub(crate) period_us: u64,
     /// The most units at one instant.
     pub(crate) burst: u64,
@@ -26,6 +30,8 @@ pub(crate) struct Spec {
     /// Whether a changed quota keeps the used share instead of the used amount.
     pub(crate) proportional: bool,
     pub(crate) lasting: Lasting,
+    /// The longest wait for a place; 0 if no request waits for one.
+    pub(crate) max_wait_us: u64,
 }
 
 /// The lengths of blocks. For other algorithms the times are zero and the factor is 1.
@@ -67,6 +73,8 @@ labelled! {
         Block = "block",
         /// A counter for metering, which starts afresh only when it is reset or unused for long.
         Meter = "meter",
+        /// A number of units that requests hold while they are in flight.
+        Concurrency = "concurrency limit",
     }
 }
 
@@ -96,18 +104,24 @@ pub enum Oldest {
 }
 
 impl Algorithm {
-    /// Returns whether the algorithm limits requests. The units of blocks and meters are refusals, or are to be settled.
-    pub(crate) fn is_limit(self) -> bool {
+    /// Returns whether the algorithm limits the rate of requests. The units of blocks and meters are refusals, or are to
+    /// be settled. Those of a concurrency limit come back when requests end.
+    pub(crate) fn is_rate(self) -> bool {
         match self {
             Self::TokenBucket | Self::StepBucket | Self::Gcra | Self::LeakyBucket | Self::LeakyQueue => true,
             Self::FixedWindow | Self::SlidingWindow | Self::SlidingLog => true,
-            Self::Block | Self::Meter => false,
+            Self::Block | Self::Meter | Self::Concurrency => false,
         }
     }
 
-    /// Returns all algorithms that [limit](Self::is_limit) requests.
-    pub(crate) fn limits() -> Vec<Self> {
-        Self::ALL.iter().copied().filter(|algorithm| algorithm.is_limit()).collect()
+    /// Returns all algorithms that limit [rates](Self::is_rate).
+    pub(crate) fn rates() -> Vec<Self> {
+        Self::ALL.iter().copied().filter(|algorithm| algorithm.is_rate()).collect()
+    }
+
+    /// Returns all algorithms whose units come back with time.
+    pub(crate) fn timed() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().copied().filter(|algorithm| *algorithm != Self::Concurrency)
     }
 
     /// Returns whether the units of a full quota come back bit by bit.
@@ -115,7 +129,7 @@ impl Algorithm {
         match self {
             Self::TokenBucket | Self::StepBucket | Self::Gcra | Self::LeakyBucket | Self::LeakyQueue => true,
             Self::FixedWindow | Self::SlidingWindow | Self::SlidingLog => false,
-            Self::Block | Self::Meter => false,
+            Self::Block | Self::Meter | Self::Concurrency => false,
         }
     }
 }
@@ -142,6 +156,7 @@ impl Spec {
             count_denied: false,
             proportional: false,
             lasting: Lasting { length_us: 0, factor: 1, longest_us: 0, memory_us: 0, by_hand_us: 0 },
+            max_wait_us: 0,
         };
         spec.settle();
         spec
@@ -153,7 +168,7 @@ impl Spec {
             (self.burst, self.debt_is_chosen) = (0, false); // closed: no capacity and no debt
         }
         if !self.debt_is_chosen {
-            self.debt = if self.algorithm.is_limit() { self.burst } else { 0 };
+            self.debt = if self.algorithm.is_rate() { self.burst } else { 0 };
         }
     }
 

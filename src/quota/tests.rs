@@ -27,11 +27,12 @@ fn constructor(algorithm: Algorithm) -> Constructor {
         Algorithm::SlidingLog => Quota::sliding_log,
         Algorithm::Block => |strikes, period| Quota::block(strikes, period, period),
         Algorithm::Meter => Quota::meter,
+        Algorithm::Concurrency => |limit, wait| Quota::concurrent(limit).max_wait(wait),
     }
 }
 
 /// Words that mean something somewhere, and some that mean nothing anywhere. The names of algorithms come to them.
-const WORDS: [&str; 47] = [
+const WORDS: [&str; 50] = [
     "100",
     "0",
     "1",
@@ -79,7 +80,15 @@ const WORDS: [&str; 47] = [
     "up",
     "to",
     "within",
+    "at",
+    "at once",
+    "wait",
 ];
+
+/// Returns the algorithms whose units come back with time.
+fn timed() -> Vec<Algorithm> {
+    Algorithm::timed().collect()
+}
 
 fn words() -> Vec<&'static str> {
     WORDS.into_iter().chain(Algorithm::ALL.iter().map(|algorithm| algorithm.as_str())).collect()
@@ -129,7 +138,7 @@ proptest! {
     }
 
     #[test]
-    fn options_may_stand_in_any_order(shape in shapes(), algorithm in prop::sample::select(Algorithm::ALL), seed in any::<u64>()) {
+    fn options_may_stand_in_any_order(shape in shapes(), algorithm in prop::sample::select(timed()), seed in any::<u64>()) {
         let quota = quota(algorithm, Anchor::Epoch, &shape);
         let words = quota.to_string();
         let (rate, options) = words.split_once(", ").expect("the algorithm is always named");
@@ -169,8 +178,8 @@ fn check(text: &str) {
 
 #[test]
 fn constructor_takes_both_ends_of_its_range() {
-    for algorithm in Algorithm::ALL {
-        let build = constructor(*algorithm);
+    for algorithm in timed() {
+        let build = constructor(algorithm);
         let (least, most) = match algorithm {
             Algorithm::LeakyQueue => (0, UNITS_MAX - 1), // a queue holds one more: the one that is due
             Algorithm::SlidingLog => (0, 1_000_000),
@@ -180,7 +189,7 @@ fn constructor_takes_both_ends_of_its_range() {
         for period in [MICROSECOND, 366 * DAY] {
             for limit in [least, 1, most] {
                 let quota = build(limit, period).unwrap();
-                assert_eq!((quota.algorithm(), quota.limit(), quota.period()), (*algorithm, limit, period));
+                assert_eq!((quota.algorithm(), quota.limit(), quota.period()), (algorithm, limit, period));
             }
         }
         for period in [Duration::ZERO, Duration::from_nanos(1_001), 366 * DAY + MICROSECOND, Duration::MAX] {
@@ -245,10 +254,52 @@ fn quota_text_error_says_how_to_fix_it() {
         ("5/s leaky queue queue 2 delay after 3", Units, "lengthen the queue"),
         ("1000000000000000/s", Units, "larger unit"),
         ("1000001/s sliding log", Units, "60 buckets"),
+        ("3 at", Syntax, "`at` stands where `per` should be"),
+        ("3 at once burst 2", NotAnOption, "token bucket"),
+        ("3 at once token bucket", Syntax, "`token` is not an option of a concurrency limit"),
+        ("3 at once per minute", Syntax, "`per` is not an option of a concurrency limit"),
+        ("3 at once wait", Syntax, "a period is missing"),
+        ("3 at once wait 367 d", Period, "at most 366 days"),
+        ("1000000000000 at once", Units, "at most 999999999999"),
+        ("5/s concurrency limit", Syntax, "`concurrency` is neither an algorithm (token bucket, "),
+        ("5/s wait 3 s", NotAnOption, "leaky queue, concurrency limit"),
     ] {
         let error = text.parse::<Quota>().expect_err(text);
         assert_eq!(error.kind(), kind, "{text}: {error}");
         assert!(error.to_string().contains(fix), "{text}: {error}");
+    }
+}
+
+#[test]
+fn concurrency_limit_is_read_from_its_words() {
+    let waiting = Quota::concurrent(3).max_wait(Duration::from_millis(1_500)).unwrap();
+    for (words, quota, printed) in [
+        ("3 at once", Quota::concurrent(3), "3 at once"),
+        ("1_000 AT ONCE", Quota::concurrent(1_000), "1000 at once"),
+        ("0 at once", Quota::concurrent(0), "0 at once"),
+        ("3 at once, wait 1500 ms", waiting, "3 at once, wait 1500 milliseconds"),
+        ("3 at once wait 0 s", Quota::concurrent(3), "3 at once"),
+    ] {
+        assert_eq!(words.parse(), Ok(quota), "{words}");
+        assert_eq!(quota.to_string(), printed);
+    }
+    assert_eq!(Quota::concurrent(u64::MAX), Quota::concurrent(999_999_999_999), "a larger limit counts as the largest");
+    let queue = Quota::leaky_queue(5, Duration::from_secs(1)).and_then(|queue| queue.max_wait(Duration::from_secs(3)));
+    assert_eq!("5 per second, leaky queue, wait 3 s".parse(), queue);
+}
+
+#[test]
+fn concurrency_limits_count_in_one_state_whatever_the_limit_is() {
+    let [few, many] = [3, 100].map(Quota::concurrent);
+    assert_eq!(few.of_states().fingerprint(), many.of_states().fingerprint());
+    assert_ne!(few.of_states().fingerprint(), Quota::per_minute(3).of_states().fingerprint());
+    let waiting = few.max_wait(Duration::from_secs(1)).unwrap();
+    assert!(few.counts_alike(&waiting) && !few.counts_alike(&many));
+    let share = |parts| many.share(std::num::NonZeroU32::new(parts).unwrap());
+    assert_eq!([share(1), share(3), share(1_000)], [100, 33, 1].map(Quota::concurrent));
+    assert_eq!((few.period(), few.refill_time(), few.capacity()), (Duration::ZERO, Duration::ZERO, 3));
+    for refused in [few.burst(2), few.max_debt(2), few.in_proportion(), few.count_denied(), few.buckets(2)] {
+        assert!(refused.is_err_and(|error| error.kind() == QuotaErrorKind::NotAnOption));
     }
 }
 
@@ -340,7 +391,7 @@ proptest! {
     /// and decides.
     #[test]
     fn quotas_at_their_bounds_and_their_shares_stay_in_range(
-        algorithm in prop::sample::select(Algorithm::ALL),
+        algorithm in prop::sample::select(timed()),
         limit in prop::sample::select(&BOUNDS[..]),
         period in prop::sample::select(&TIMES[..]),
         options in prop::collection::vec(

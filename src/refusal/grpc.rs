@@ -71,7 +71,11 @@ pub(super) fn details(code: u8, message: &str, wait: Wait, outcome: &Outcome) ->
         let unit = policy.quota_unit();
         let mut violation = Message::default();
         violation.bytes(1, format!("policy:{}", policy.name()).as_bytes());
-        violation.bytes(2, format!("{quota} {unit} per {window} s exceeded").as_bytes());
+        let exceeded = match window {
+            Some(window) => format!("{quota} {unit} per {window} s exceeded"),
+            None => format!("{quota} {unit} exceeded"),
+        };
+        violation.bytes(2, exceeded.as_bytes());
         failure.message(1, &violation);
     }
     if !failure.0.is_empty() {

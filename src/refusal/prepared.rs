@@ -6,8 +6,9 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use smallvec::SmallVec;
 
 use crate::head::Head;
-use crate::outcome::Outcome;
-use crate::policy::Policy;
+use crate::outcome::{Outcome, PolicyStatus};
+use crate::policy::{CONCURRENT_REQUESTS, Policy};
+use crate::quota::Algorithm;
 use crate::wait::Wait;
 
 use super::body::RefusalBody;
@@ -27,13 +28,15 @@ const REDUCED_CAPACITY_TITLE: &str = "Request cannot be satisfied due to tempora
 #[derive(Debug)]
 pub(crate) struct PreparedRefusals {
     refusals: Refusals,
-    /// The body if this policy alone refuses.
+    /// The body if this policy alone refuses, unless the body reports what is in progress.
     limited: Vec<(Policy, Bytes)>,
 }
 
 impl PreparedRefusals {
     pub(crate) fn new(refusals: Refusals, policies: &[Policy]) -> Self {
-        let limited = policies.iter().map(|policy| (policy.clone(), refusals.limited_body(&[policy.name()])));
+        let is_constant = |policy: &&Policy| policy.quota().algorithm() != Algorithm::Concurrency;
+        let body = |policy: &Policy| (policy.clone(), refusals.limited_body(&[policy.name()], None));
+        let limited = policies.iter().filter(is_constant).map(body);
         Self { limited: limited.collect(), refusals }
     }
 
@@ -100,7 +103,7 @@ impl PreparedRefusals {
             }
         }
         let names: SmallVec<[&str; 8]> = outcome.violated().map(|status| status.policy().name()).collect();
-        self.refusals.limited_body(&names)
+        self.refusals.limited_body(&names, in_progress(outcome).as_deref())
     }
 
     fn grpc_response(&self, reason: Reason, refusal: &Refusal<'_>) -> Response<RefusalBody> {
@@ -131,7 +134,7 @@ impl DefaultResponse for PreparedRefusals {
 
 impl Refusals {
     /// Renders the body for a request that these policies refused.
-    fn limited_body(&self, policies: &[&str]) -> Bytes {
+    fn limited_body(&self, policies: &[&str], detail: Option<&str>) -> Bytes {
         let default_kind =
             if self.status == StatusCode::SERVICE_UNAVAILABLE { REDUCED_CAPACITY } else { QUOTA_EXCEEDED };
         let kind = self.problem_type.as_deref().unwrap_or(default_kind);
@@ -141,7 +144,7 @@ impl Refusals {
             _ => QUOTA_EXCEEDED_TITLE,
         };
         let title = self.title.as_deref().unwrap_or(default_title);
-        let problem = Problem { kind, title, status: self.status, detail: None, policies: Some(policies) };
+        let problem = Problem { kind, title, status: self.status, detail, policies: Some(policies) };
         Bytes::from(self.format.render(&problem))
     }
 
@@ -152,6 +155,18 @@ impl Refusals {
         let problem = Problem { kind: BLANK, title: phrase(status), status, detail, policies: None };
         Bytes::from(self.format.render(&problem))
     }
+}
+
+/// Returns how much of a concurrency limit is held, if one refused the request until other requests end.
+fn in_progress(outcome: &Outcome) -> Option<String> {
+    let is_held = |status: &&PolicyStatus| status.policy().quota().algorithm() == Algorithm::Concurrency;
+    let status = outcome.violated().filter(is_held).find(|status| status.decision().wait() == Wait::Unknown)?;
+    let limit = status.decision().limit();
+    let held = limit.saturating_sub(status.decision().remaining());
+    Some(match status.policy().quota_unit() {
+        CONCURRENT_REQUESTS => format!("{held} of {limit} requests are in progress"),
+        unit => format!("{held} of {limit} {unit} are in use"),
+    })
 }
 
 /// Returns the phrase of a status, which is the title of a problem of the type `about:blank`.

@@ -64,7 +64,10 @@ impl DescriptorRequest {
     ///
     /// Descriptors with equal entries share a counter, which is not that of the file. If they bring different quotas
     /// along, the usage is converted as that of [plans](crate::Rule::plans); of two in one request the first holds.
+    ///
+    /// A [concurrency limit](Quota::concurrent) is always over, because nobody reports the end of the request.
     pub fn charge_under(self, descriptor: Descriptor, quota: Quota) -> Self {
+        let quota = if quota.algorithm() == Algorithm::Concurrency { Quota::concurrent(0) } else { quota };
         self.and(Part { descriptor, quota: Some(Box::new(quota)), refunds: false })
     }
 

@@ -137,7 +137,7 @@ impl<L: Limiter + Clone> Subject for Made<L> {
 async fn all_pass(subject: &impl Subject) {
     let report = check(subject).await.unwrap_or_else(|failures| panic!("{failures}"));
     assert!(report.skipped().is_empty(), "{report}");
-    assert_eq!(report.tested().len(), 15, "{report}");
+    assert_eq!(report.tested().len(), 16, "{report}");
 }
 
 #[tokio::test]
@@ -159,7 +159,7 @@ async fn boxed_limiter_keeps_every_promise() {
 async fn suite_fails_when_nothing_is_supported() {
     let failures = check(&Made(Memory(ManualClock::new()), Nothing)).await.unwrap_err();
     assert_eq!(failures.kind(), FailuresKind::NothingSupported, "{failures}");
-    assert_eq!(failures.skipped().len(), 15);
+    assert_eq!(failures.skipped().len(), 16);
     assert!(failures.to_string().contains("let Limiter::supports return Ok"), "{failures}");
 }
 

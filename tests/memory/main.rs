@@ -9,6 +9,7 @@ mod idle;
 mod limiter;
 mod model;
 mod on_refusal;
+mod places;
 mod plans;
 mod random_clocks;
 mod stale_clock;

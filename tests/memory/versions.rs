@@ -15,7 +15,7 @@ use tower_ratelimit::{
 const HOUR: Duration = Duration::from_secs(3_600);
 
 /// The number of versions.
-const VERSIONS: u64 = 16_383;
+const VERSIONS: u64 = 16_382;
 
 #[derive(Clone, Debug, Default)]
 struct Reports(Arc<AtomicU64>);

@@ -21,6 +21,7 @@ mod grpc;
 mod grpc_python;
 mod h2_resets;
 mod header_families;
+mod in_flight;
 mod layers;
 mod modes;
 mod nested;

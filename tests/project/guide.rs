@@ -58,7 +58,11 @@ async fn header_format_sends_what_the_table_says() {
 fn guide_has_a_row_for_each_algorithm() {
     for algorithm in Algorithm::ALL {
         let words = algorithm.as_str();
-        let link = format!("| [{words}](quota::{})", words.replace(' ', "_"));
+        let constructor = match algorithm {
+            Algorithm::Concurrency => "concurrent".to_owned(),
+            _ => words.replace(' ', "_"),
+        };
+        let link = format!("| [{words}](quota::{constructor})");
         assert!(
             ALGORITHMS.to_lowercase().contains(&link),
             "the table of src/guide/choosing_an_algorithm.md has no `{link}`"
@@ -70,8 +74,8 @@ fn guide_has_a_row_for_each_algorithm() {
 fn readme_counts_the_algorithms() {
     const NUMBERS: [&str; 13] =
         ["Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve"];
-    // Blocks and meters are no limits by themselves.
-    let count = Algorithm::ALL.len() - 2;
+    // Blocks and meters are no limits by themselves, and a concurrency limit is no rate.
+    let count = Algorithm::ALL.len() - 3;
     for words in
         [format!("* {} algorithms, the same in memory", NUMBERS[count]), format!("| {count}, and blocks and meters |")]
     {

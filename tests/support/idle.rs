@@ -9,9 +9,10 @@ use super::{Algorithm, Anchor, Oldest, Quota};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Returns quotas of each algorithm, one for each layout of its state.
+/// Returns quotas of each algorithm whose units come back with time, one for each layout of its state.
 pub(super) fn plans(limit: u64) -> Vec<Quota> {
-    Algorithm::ALL.iter().flat_map(|algorithm| plans_of(*algorithm, limit)).collect()
+    let timed = Algorithm::ALL.iter().filter(|algorithm| **algorithm != Algorithm::Concurrency);
+    timed.flat_map(|algorithm| plans_of(*algorithm, limit)).collect()
 }
 
 fn plans_of(algorithm: Algorithm, limit: u64) -> Vec<Quota> {

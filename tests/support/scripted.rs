@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tower_ratelimit::{
-    Key, Policy, Wait,
-    limiter::{Charge, ChargeDecision, Decision, Effect, Limiter, Receipt, Refund, Reply},
+    Key, Policy, Quota, Wait,
+    limiter::{Charge, ChargeDecision, Decision, Effect, Limiter, Receipt, Refund, Reply, UnsupportedQuota},
 };
 
 /// Counts units for each policy and key, up to the policy's capacity, and forgets nothing: no time
@@ -182,6 +182,11 @@ impl Limiter for Scripted {
 
     fn reset(&self, _: &Policy, _: &Key) -> Reply<(), Trouble, Self::Future<()>> {
         Reply::Now(Ok(()))
+    }
+
+    /// It counts until it is refunded, so it can count what requests hold.
+    fn supports(&self, _: &Quota) -> Result<(), UnsupportedQuota> {
+        Ok(())
     }
 
     fn is_overload(&self, _: &Trouble) -> bool {

@@ -83,8 +83,10 @@ fn vectors_are_replayed_or_left_out_for_a_reason() {
 }
 
 /// The algorithms that no vector is about, and the reason.
-const WITHOUT_VECTORS: [(Algorithm, &str); 1] =
-    [(Algorithm::Meter, "other projects count what is to be billed outside of their limiters")];
+const WITHOUT_VECTORS: [(Algorithm, &str); 2] = [
+    (Algorithm::Meter, "other projects count what is to be billed outside of their limiters"),
+    (Algorithm::Concurrency, "vectors are sequences of instants, and no instant changes its answers"),
+];
 
 #[test]
 fn algorithm_has_a_vector_or_a_reason_for_none() {

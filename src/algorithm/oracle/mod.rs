@@ -63,6 +63,7 @@ impl Oracle {
             Algorithm::FixedWindow => Model::Window(None),
             Algorithm::Block => Model::Closing(Closing::default()),
             Algorithm::Meter => Model::Meter(None),
+            Algorithm::Concurrency => panic!("a concurrency limit has no clock: its laws are in algorithm/places.rs"),
             Algorithm::SlidingWindow | Algorithm::SlidingLog => Model::Dated(Vec::new()),
             Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::LeakyBucket | Algorithm::LeakyQueue => {
                 Model::Fluid(None)

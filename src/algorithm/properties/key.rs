@@ -61,6 +61,7 @@ impl State {
         match quota.decider() {
             Decider::Pair(decider, _) => Self::Pair(*decider, None),
             Decider::EntryLog(decider) => Self::EntryLog(*decider, Log::default()),
+            Decider::Places(_) => panic!("a concurrency limit has no clock: its laws are in algorithm/places.rs"),
         }
     }
 

@@ -13,7 +13,7 @@ const TODAY: u64 = 1_790_000_000_000_000;
 
 /// Returns plans of each algorithm: of each anchor, and of each way to count sub-windows.
 pub(crate) fn plans(limit: u64) -> Vec<Quota> {
-    let plans = Algorithm::ALL.iter().flat_map(|algorithm| plans_of(*algorithm, limit));
+    let plans = Algorithm::timed().flat_map(|algorithm| plans_of(algorithm, limit));
     // As `Rule::plans` does.
     plans.map(|quota| quota.holding(101)).collect()
 }
@@ -30,6 +30,7 @@ fn plans_of(algorithm: Algorithm, limit: u64) -> Vec<Quota> {
         Algorithm::SlidingLog => Quota::sliding_log(limit, MINUTE),
         Algorithm::Block => Quota::block(limit, MINUTE, MINUTE),
         Algorithm::Meter => Quota::meter(limit, MINUTE),
+        Algorithm::Concurrency => Ok(Quota::concurrent(limit)),
     };
     let plain = plain.unwrap();
     // An option that this algorithm does not have is left out.

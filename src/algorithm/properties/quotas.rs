@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
+use crate::quota::spec::PLACES_MAX;
 use crate::quota::{Algorithm, Anchor, Oldest, Quota, QuotaError};
 
 const DAY_US: u64 = 86_400_000_000;
@@ -37,9 +38,10 @@ pub(crate) fn shapes() -> impl Strategy<Value = [u64; 6]> {
     (0..34_u64, any::<[u64; 5]>()).prop_map(|(rate, [a, b, c, d, e])| [rate, a, b, c, d, e])
 }
 
-/// Returns an algorithm by a number, whatever it is.
+/// Returns an algorithm whose units come back with time by a number, whatever it is.
 pub(crate) fn any_algorithm(number: u64) -> Algorithm {
-    Algorithm::ALL[(number % Algorithm::ALL.len() as u64) as usize]
+    let timed: Vec<Algorithm> = Algorithm::timed().collect();
+    timed[(number % timed.len() as u64) as usize]
 }
 
 /// A quota out of a few numbers: small ones make toys, so that a failing case shrinks to one.
@@ -53,6 +55,7 @@ pub(crate) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Q
     let limit = match algorithm {
         Algorithm::SlidingLog => limit.min(1_000_000),
         Algorithm::LeakyQueue => limit.min(999_999_999_999_998), // and the one that is due
+        Algorithm::Concurrency => limit.min(PLACES_MAX),
         Algorithm::Block => limit.clamp(1, 4_095),
         _ => limit,
     };
@@ -68,6 +71,10 @@ pub(crate) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Q
         Algorithm::SlidingLog => Quota::sliding_log(limit, period),
         Algorithm::Block => Quota::block(limit, period, time(burst, period_us)),
         Algorithm::Meter => Quota::meter(limit, period),
+        Algorithm::Concurrency => {
+            let quota = Quota::concurrent(limit);
+            return if burst % 2 == 0 { quota } else { quota.max_wait(period).expect("every period is a wait") };
+        }
     };
     let mut quota = plain.expect("every rate is in range");
     let amount = |number: u64| match number % 6 {

@@ -344,6 +344,7 @@ impl Run {
                     Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog | Algorithm::Meter => {
                         continue;
                     }
+                    Algorithm::Concurrency => continue, // it has no clock, and no schedule
                     // After each time that it closes, for its length at least, it counts anew.
                     Algorithm::Block => limit * (2 + length_us / period_us.min(u128::from(spec.lasting.length_us))),
                 };

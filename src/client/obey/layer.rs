@@ -18,6 +18,7 @@ use crate::limiter::{BoxLimiter, Limiter};
 use crate::middleware::IntoRule;
 use crate::middleware::rule::BoundRule;
 use crate::policy::Policy;
+use crate::quota::Algorithm;
 use crate::time::{PERIOD_US_MAX, micros_ceil};
 
 /// Makes a client's service obey servers: requests wait as long as responses say.
@@ -169,6 +170,18 @@ impl ObeyLayer {
                 format!(
                     "a client's own quota {:?} has {option}, which only a server's rule has: leave it out",
                     rule.policies().first().map_or("", Policy::name)
+                ),
+            ));
+        }
+        let is_held = |policy: &&Policy| policy.quota().algorithm() == Algorithm::Concurrency;
+        if let Some(policy) = rule.policies().iter().find(is_held) {
+            return Err(OwnQuotaError::new(
+                OwnQuotaErrorKind::Option,
+                format!(
+                    "a client's own quota {:?} limits requests in flight (\"{}\"), which an ObeyLayer does not: hold a place \
+                     by MemoryLimiter::hold while the request runs, or take tower's ConcurrencyLimit",
+                    policy.name(),
+                    policy.quota()
                 ),
             ));
         }

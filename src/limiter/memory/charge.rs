@@ -3,13 +3,13 @@
 use smallvec::SmallVec;
 
 use crate::algorithm::carry::Kept;
-use crate::algorithm::{How, Pair};
+use crate::algorithm::{Decider, How, Pair};
 use crate::decision::{ChargeDecision, Receipt, Several};
 use crate::key::Key;
 use crate::limiter::queue_refunds::is_queue;
 use crate::limiter::{Charge, Refund, binds, how, outlives_refusal, stands};
 use crate::policy::Policy;
-use crate::sync::contained;
+use crate::sync::{Ordering, contained};
 use crate::time::Timestamp;
 use crate::wait::Wait;
 
@@ -31,6 +31,7 @@ impl Store {
         let mut events = Events::of(self);
         let hold = || self.hold(charge.policy, charge.key);
         let decide = |hold: &mut Hold<'_>, now| self.decide(hold, now, charge.cost, how);
+        events.is_contained = holds_units(&charge);
         let (decision, has_room) = self.update(hold, &mut events, decide);
         if has_room || !decision.is_allowed() { decision } else { events.full(&decision) }
     }
@@ -70,6 +71,7 @@ impl Store {
     pub(super) fn charge_all(&self, charges: &[Charge<'_>], decisions: &mut Several, takes: bool) -> bool {
         self.go_on_growing();
         let mut events = Events::of(self);
+        events.is_contained = charges.iter().any(holds_units);
         loop {
             match self.try_charge_all(charges, decisions, takes, &mut events) {
                 Ok(allowed) => return allowed,
@@ -141,6 +143,10 @@ impl Store {
 
     /// Refunds what a receipt still holds. The refund of a queue's slot waits for those of the later slots.
     pub(super) fn refund(&self, refund: &Refund) {
+        if let Decider::Places(_) = refund.policy.quota().decider() {
+            self.release(&refund.policy, &refund.key, &refund.receipt);
+            return;
+        }
         if !is_queue(refund.policy.quota()) {
             self.refund_once(refund);
             return;
@@ -163,14 +169,22 @@ impl Store {
 
     /// Returns whether a refund had no effect because a later slot of the queue is taken.
     pub(super) fn refund_once(&self, refund: &Refund) -> bool {
-        let receipt = &refund.receipt;
+        self.refund_under_lock(&refund.policy, &refund.key, &refund.receipt)
+    }
+
+    /// Does what [`refund_once`](Self::refund_once) says.
+    pub(super) fn refund_under_lock(&self, policy: &Policy, key: &Key, receipt: &Receipt) -> bool {
         let own = Pair { at: receipt.at_us(), n: receipt.part() };
         let decide = |hold: &mut Hold<'_>, now| self.decide_refund(hold, now, receipt.units(), own);
-        self.update(|| self.hold(&refund.policy, &refund.key), &mut Events::of(self), decide).0
+        self.update(|| self.hold(policy, key), &mut Events::of(self), decide).0
     }
 
     /// Forgets a key's state under a policy's name, whatever its quota was.
     pub(super) fn reset(&self, policy: &Policy, key: &Key) {
+        if let Decider::Places(_) = policy.quota().decider() {
+            // Before the slot is locked: a run that begins in it afterwards has another number.
+            self.resets.fetch_add(1, Ordering::Relaxed);
+        }
         self.queue_refunds.forget(self.fingerprint(policy, key));
         self.update(|| self.hold(policy, key), &mut Events::of(self), |hold, _| hold.clear());
     }
@@ -179,6 +193,11 @@ impl Store {
     pub(super) fn replace<'a>(&'a self, hold: impl Fn() -> Hold<'a>, kept: &Kept, events: &mut Events<'_>) {
         self.update(hold, events, |hold, _| hold.adopt(kept.clone()));
     }
+}
+
+/// Returns whether the charge takes units that are held until they are refunded.
+fn holds_units(charge: &Charge<'_>) -> bool {
+    matches!(charge.policy.quota().decider(), Decider::Places(_))
 }
 
 fn is_denied(decisions: &[ChargeDecision], at: usize) -> bool {

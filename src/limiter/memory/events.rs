@@ -2,6 +2,8 @@
 
 use crate::decision::ChargeDecision;
 use crate::event::LimiterEvent;
+use crate::sync::contained;
+use crate::wait::Wait;
 
 use super::store::Store;
 
@@ -13,11 +15,13 @@ const FULL_RETRY_US: u64 = 1_000_000;
 pub(super) struct Events<'a> {
     store: &'a Store,
     events: Vec<LimiterEvent>,
+    /// Whether a panic of the observer would lose a receipt without which units stay held.
+    pub(super) is_contained: bool,
 }
 
 impl<'a> Events<'a> {
     pub(super) fn of(store: &'a Store) -> Self {
-        Self { store, events: Vec::new() }
+        Self { store, events: Vec::new(), is_contained: false }
     }
 
     /// Notes that a key was forgotten; `throttled` if it was out of allowance.
@@ -29,12 +33,18 @@ impl<'a> Events<'a> {
     /// of two words").
     #[cold]
     fn report(&self) {
-        self.events.iter().for_each(|event| self.store.setup.observers.report(event));
+        for event in &self.events {
+            let report = || self.store.setup.observers.report(event);
+            if self.is_contained { contained(report) } else { report() }
+        }
     }
 
     /// Returns the answer to a charge for which there is no room.
     pub(super) fn full(&mut self, decision: &ChargeDecision) -> ChargeDecision {
         self.events.push(LimiterEvent::Full);
+        if decision.known_reset_us().is_none() {
+            return ChargeDecision::denied(decision.limit(), 0, Wait::Unknown); // no time gives units back
+        }
         ChargeDecision::found(decision.limit(), 0, decision.reset_us, FULL_RETRY_US, Some(FULL_RETRY_US))
     }
 }

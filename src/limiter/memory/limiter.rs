@@ -9,7 +9,7 @@ use crate::algorithm::Decider;
 use crate::decision::{ChargeDecision, Decision, Several};
 use crate::key::Key;
 use crate::limiter::{
-    Charge, Effect, Limiter, Occupancy, PolicyRegistry, Refund, Reply, UnsupportedQuota, UnsupportedQuotaKind,
+    Charge, Effect, Limiter, Occupancy, Place, PolicyRegistry, Refund, Reply, UnsupportedQuota, UnsupportedQuotaKind,
 };
 use crate::outcome::Observer;
 use crate::policy::Policy;
@@ -77,6 +77,35 @@ impl MemoryLimiter {
     #[must_use = "a denied cost was not taken"]
     pub fn take_one(&self, policy: &Policy, key: &Key, cost: u64) -> ChargeDecision {
         self.0.charge(Charge::new(policy, key).cost(cost))
+    }
+
+    /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the
+    /// [`Place`] is dropped. A receipt of [`take_one`](Self::take_one) that is dropped instead of
+    /// refunded leaves its units held.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (limiter, renders) = (MemoryLimiter::new(), Policy::new("renders", Quota::concurrent(4))?);
+    /// match limiter.hold(&renders, &Key::of("alice").unwrap(), 1) {
+    ///     Ok(place) => {
+    ///         // Render.
+    ///         drop(place);
+    ///     }
+    ///     Err(denied) => println!("{} of {} are free", denied.remaining(), denied.limit()),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the decision if the units are not free.
+    pub fn hold(&self, policy: &Policy, key: &Key, cost: u64) -> Result<Place, ChargeDecision> {
+        let mut decision = self.take_one(policy, key, cost);
+        if !decision.is_allowed() {
+            return Err(decision);
+        }
+        let receipt = decision.take_receipt();
+        Ok(Place::new(self.clone(), receipt.map(|receipt| Refund::new(policy.clone(), key.clone(), receipt))))
     }
 
     /// Returns what [`take_one`](Self::take_one) would return, and takes nothing.

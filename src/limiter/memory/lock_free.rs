@@ -15,7 +15,7 @@ use crate::limiter::{Charge, Effect};
 
 use super::slot_table::Seen;
 use super::store::Store;
-use super::word::{NO_STATE, Now};
+use super::word::{Held, NO_STATE, Now};
 
 /// The most charges of a set. A larger set is rare, and would need memory of its own.
 const SET_MAX: usize = 4;
@@ -39,6 +39,9 @@ impl Store {
     /// Takes one charge that is not of one unit of a bucket. Out of line, so that the usual charge stays short.
     #[inline(never)]
     fn charge_any(&self, charge: Charge<'_>) -> ChargeDecision {
+        if let Decider::Places(rules) = charge.policy.quota().decider() {
+            return self.take_places(*rules, charge).unwrap_or_else(|| self.charge_one(charge));
+        }
         if let (Some((seen, now)), Decider::Pair(rules, Layout::Word(layout))) =
             (self.look(charge, None), charge.policy.quota().decider())
         {
@@ -65,16 +68,23 @@ impl Store {
         let mut planned = [None; SET_MAX];
         let planned = planned.get_mut(..charges.len())?;
         let now = self.now();
+        let mut run = None;
         let mut is_refused = false;
         for (charge, plan) in charges.iter().copied().zip(planned.iter_mut()) {
-            let (seen, now) = self.look(charge, Some(now))?;
-            let Decider::Pair(rules, Layout::Word(layout)) = charge.policy.quota().decider() else { return None };
-            let (decision, word) = match bucket_of_unit(charge) {
-                Some(bucket) => {
-                    let (verdict, word) = take_unit(bucket, seen.word, now)?;
-                    (bucket.describe(&verdict, now.at, 1), word)
+            let (seen, decision, word) = match charge.policy.quota().decider() {
+                Decider::Pair(rules, Layout::Word(layout)) => {
+                    let (seen, now) = self.look(charge, Some(now))?;
+                    let (decision, word) = match bucket_of_unit(charge) {
+                        Some(bucket) => {
+                            let (verdict, word) = take_unit(bucket, seen.word, now)?;
+                            (bucket.describe(&verdict, now.at, 1), word)
+                        }
+                        None => by_type!(rules, rules => decide(rules, *layout, charge, seen.word, now))?,
+                    };
+                    (seen, decision, word)
                 }
-                None => by_type!(rules, rules => decide(rules, *layout, charge, seen.word, now))?,
+                Decider::Places(rules) => self.plan_places(*rules, charge, *run.get_or_insert_with(|| self.run()))?,
+                _ => return None,
             };
             *plan = Some((seen, word));
             if charge.effect == Effect::Enforce && !decision.is_allowed() {
@@ -90,7 +100,28 @@ impl Store {
             stand(charges, planned, decisions, now);
             return Some(false);
         }
-        write_set(planned).then_some(true)
+        self.write_set(planned, run).then_some(true)
+    }
+
+    /// Writes all words as planned, or none if one of the states has changed, or if a key was reset since the number of
+    /// `run` was read.
+    #[inline(always)]
+    fn write_set(&self, planned: &[Option<(Seen<'_>, u64)>], run: Option<u64>) -> bool {
+        let written = || planned.iter().flatten().filter(|(seen, word)| seen.word != *word);
+        let unlock = |count| written().take(count).for_each(|(seen, _)| seen.place.set_word(seen.word));
+        for (at, (seen, _)) in written().enumerate() {
+            // A state that two charges are for is not locked twice.
+            if !seen.try_lock() {
+                unlock(at);
+                return false;
+            }
+        }
+        if run.is_some_and(|run| run != self.run()) {
+            unlock(planned.len());
+            return false;
+        }
+        written().for_each(|(seen, word)| seen.place.set_word(*word));
+        true
     }
 
     /// Reads the slot of a charge whose state is a word; `None` if it has none, or another thread holds it. Reads the
@@ -109,21 +140,6 @@ impl Store {
         };
         Some((self.table.look(&line, key, version)?, now))
     }
-}
-
-/// Writes all words as planned, or none if one of the states has changed.
-#[inline(always)]
-fn write_set(planned: &[Option<(Seen<'_>, u64)>]) -> bool {
-    let written = || planned.iter().flatten().filter(|(seen, word)| seen.word != *word);
-    for (at, (seen, _)) in written().enumerate() {
-        // A state that two charges are for is not locked twice.
-        if !seen.try_lock() {
-            written().take(at).for_each(|(seen, _)| seen.place.set_word(seen.word));
-            return false;
-        }
-    }
-    written().for_each(|(seen, word)| seen.place.set_word(*word));
-    true
 }
 
 /// Returns the bucket of a charge of one unit, if its state is a word.
@@ -183,10 +199,16 @@ fn decide(
 #[cold]
 fn stand(charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], decisions: &mut Several, now: Now) {
     for ((charge, (seen, _)), decision) in charges.iter().zip(planned.iter().flatten()).zip(decisions) {
-        if let (true, Decider::Pair(rules, Layout::Word(layout))) =
-            (decision.is_allowed(), charge.policy.quota().decider())
-        {
-            *decision = rules.decide(layout.unpack(seen.word, now), now.at, 0, false).decision;
+        match charge.policy.quota().decider() {
+            _ if !decision.is_allowed() => {}
+            Decider::Pair(rules, Layout::Word(layout)) => {
+                *decision = rules.decide(layout.unpack(seen.word, now), now.at, 0, false).decision;
+            }
+            Decider::Places(rules) => {
+                let held = Held::unpack(seen.word).map_or(0, |held| held.units);
+                (*decision, _) = rules.decide(held, 0, How::IfAllowed);
+            }
+            Decider::Pair(..) | Decider::EntryLog(_) => {}
         }
         decision.untaken();
     }

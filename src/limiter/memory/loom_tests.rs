@@ -16,6 +16,7 @@ use super::word::{NO_STATE, Now};
 use crate::algorithm::divisor::Divisor;
 use crate::algorithm::{Pair, WordLayout};
 use crate::clock::{Clock, ManualClock};
+use crate::decision::Receipt;
 use crate::key::Key;
 use crate::limiter::Charge;
 use crate::policy::Policy;
@@ -249,6 +250,16 @@ impl Limiter {
         self.store.charge(Charge::new(&self.policy, &self.key)).is_allowed()
     }
 
+    /// Takes one unit, and returns its receipt.
+    fn take_receipt(&self) -> Option<Receipt> {
+        self.store.charge(Charge::new(&self.policy, &self.key)).take_receipt()
+    }
+
+    /// Returns what a receipt holds of a concurrency limit.
+    fn release(&self, receipt: &Receipt) {
+        self.store.release(&self.policy, &self.key, receipt);
+    }
+
     fn remaining(&self) -> u64 {
         self.store.charge(Charge::new(&self.policy, &self.key).cost(0)).remaining()
     }
@@ -379,6 +390,128 @@ fn set_and_single_charge_share_the_last_unit() {
         assert!(set != single, "one unit, one of them got it");
         let left = limiter.store.charge(Charge::new(&first, &limiter.key).cost(0)).remaining();
         assert_eq!(left, 10 - u64::from(set), "all or nothing");
+    });
+}
+
+/// A limiter of a concurrency limit whose key has its slot.
+fn held(limit: u64) -> Arc<Limiter> {
+    let limiter = Limiter::new(Quota::concurrent(limit));
+    let receipt = limiter.take_receipt().expect("none is held");
+    limiter.release(&receipt);
+    limiter
+}
+
+#[test]
+fn last_place_goes_to_one_of_two_threads() {
+    loom::model(|| {
+        let limiter = held(1);
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.take_receipt());
+        let mine = limiter.take_receipt();
+        let theirs = thread.join().expect("the thread ends");
+        assert!(mine.is_some() != theirs.is_some());
+        mine.iter().chain(&theirs).for_each(|receipt| limiter.release(receipt));
+        assert_eq!(limiter.remaining(), 1);
+    });
+}
+
+#[test]
+fn place_that_is_returned_while_another_is_taken_is_free_again() {
+    loom::model(|| {
+        let limiter = held(2);
+        let first = limiter.take_receipt().expect("none is held");
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.release(&first));
+        let second = limiter.take_receipt().expect("one is held");
+        thread.join().expect("the thread ends");
+        assert_eq!(limiter.remaining(), 1);
+        limiter.release(&second);
+        assert_eq!((limiter.remaining(), limiter.live().len()), (2, 1));
+    });
+}
+
+#[test]
+fn new_key_of_two_threads_gets_one_slot_and_two_places() {
+    model(3, || {
+        let limiter = Limiter::new(Quota::concurrent(3));
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.take());
+        assert!(limiter.take() && thread.join().expect("the thread ends"));
+        assert_eq!((limiter.remaining(), limiter.live().len()), (1, 1));
+    });
+}
+
+/// Whatever the order is, a place of before the reset returns nothing of after it.
+#[test]
+fn place_of_before_a_reset_returns_nothing_of_after_it() {
+    model(3, || {
+        let limiter = held(1);
+        let old = limiter.take_receipt().expect("none is held");
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.store.reset(&other.policy, &other.key));
+        let new = limiter.take_receipt();
+        thread.join().expect("the thread ends");
+        // If it was taken after the reset, it is held; a reset after it cannot be, because the old one was held.
+        limiter.release(&old);
+        assert_eq!(limiter.remaining(), u64::from(new.is_none()));
+    });
+}
+
+#[test]
+fn run_that_begins_during_a_reset_is_not_taken_for_the_one_before() {
+    model(3, || {
+        let limiter = held(1);
+        let old = limiter.take_receipt().expect("none is held");
+        let other = limiter.clone();
+        let thread = thread::spawn(move || {
+            other.store.reset(&other.policy, &other.key);
+            other.take_receipt()
+        });
+        let new = limiter.take_receipt();
+        let theirs = thread.join().expect("the thread ends");
+        assert!(new.is_some() != theirs.is_some(), "one place was freed");
+        limiter.release(&old);
+        assert_eq!(limiter.remaining(), 0);
+    });
+}
+
+#[test]
+fn set_and_single_charge_share_the_last_place() {
+    model(2, || {
+        let limiter = held(1);
+        let first = Policy::new("first", bucket()).expect("it is a name");
+        assert!(limiter.store.charge(Charge::new(&first, &limiter.key)).is_allowed());
+        let other = limiter.clone();
+        let charged = first.clone();
+        let set = thread::spawn(move || {
+            let charges = [Charge::new(&charged, &other.key), Charge::new(&other.policy, &other.key)];
+            other.store.charge_set(&charges, &mut smallvec::SmallVec::new())
+        });
+        let single = limiter.take();
+        let set = set.join().expect("the thread ends");
+        assert!(set != single, "one place, one of them got it");
+        let left = limiter.store.charge(Charge::new(&first, &limiter.key).cost(0)).remaining();
+        assert_eq!(left, 9 - u64::from(set), "all or nothing");
+    });
+}
+
+/// A reset between the decision of a set and its writing: the run that the set begins has the number of after it.
+#[test]
+fn set_that_begins_a_run_during_a_reset_is_not_taken_for_the_one_before() {
+    model(2, || {
+        let limiter = held(1);
+        let first = Policy::new("first", bucket()).expect("it is a name");
+        assert!(limiter.store.charge(Charge::new(&first, &limiter.key)).is_allowed());
+        let old = limiter.take_receipt().expect("none is held");
+        let other = limiter.clone();
+        let set = thread::spawn(move || {
+            let charges = [Charge::new(&first, &other.key), Charge::new(&other.policy, &other.key)];
+            other.store.charge_set(&charges, &mut smallvec::SmallVec::new())
+        });
+        limiter.store.reset(&limiter.policy, &limiter.key);
+        let set = set.join().expect("the thread ends");
+        limiter.release(&old);
+        assert_eq!(limiter.remaining(), u64::from(!set));
     });
 }
 

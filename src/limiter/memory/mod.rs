@@ -24,7 +24,7 @@
 //! # Changed quotas
 //!
 //! Each state names the quota it was written under. When a policy's quota changes, its keys keep what
-//! they have used. The limiter numbers up to 16,383 quotas that have live states. Beyond that every
+//! they have used. The limiter numbers up to 16,382 quotas that have live states. Beyond that every
 //! quota still holds, but a key whose quota changes starts afresh, and the observer gets
 //! [`TooManyQuotas`](crate::event::LimiterEvent::TooManyQuotas).
 //!
@@ -43,6 +43,7 @@ mod lock_free;
 mod locked;
 #[cfg(all(test, ratelimit_loom))]
 mod loom_tests;
+mod places;
 mod room;
 mod setup;
 mod slot_table;

@@ -224,13 +224,16 @@ impl Store {
     fn worth(&self, seen: Seen<'_>, known: &Known, now: Now) -> Option<Worth> {
         let version = version_of(seen.tag);
         let form = self.versions.form(version);
+        if form.is_pinned() {
+            return None;
+        }
         let expires = expiry_of(seen.word, form.shift());
         let Some(policy) = known.policy(version) else {
             return Some(Worth { rank: Rank::Left, used: 0, expires }); // its quota is not known, there were too many
         };
         let rules = policy.quota().decider();
         let is_word = word_layout(rules, version).is_some();
-        if form.is_pinned() || !is_word && !seen.try_lock() {
+        if !is_word && !seen.try_lock() {
             return None;
         }
         let (chain, state) = self.unpack(seen, rules, now);

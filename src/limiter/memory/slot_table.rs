@@ -28,11 +28,15 @@ const LINES_MIN: usize = if cfg!(ratelimit_loom) { 2 } else { 512 };
 pub(super) const VERSION_BITS: u32 = 14;
 const VERSION_MASK: u64 = (1 << VERSION_BITS) - 1;
 
+/// The version of states that are units which requests hold. They do not depend on a quota.
+pub(super) const HELD_VERSION: u16 = (1 << VERSION_BITS) - 1;
+
 pub(super) const SLOTS_PER_LINE: usize = 4;
 const LINE_BYTES: usize = 64;
 const _: () = assert!(SLOTS_PER_LINE * size_of::<Slot>() == LINE_BYTES);
 
-/// A key's fingerprint: the upper 50 bits of a keyed hash, and zeros. Not all bits are zero.
+/// A key's fingerprint: the upper 50 bits of a keyed hash, and below them zeros, or [`HELD_VERSION`] if the state is of
+/// units that requests hold. Such a state is never mistaken for another one. Not all upper bits are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Fingerprint(u64);
 
@@ -42,13 +46,19 @@ impl Fingerprint {
         Self((hash & !VERSION_MASK).max(VERSION_MASK + 1))
     }
 
+    /// Makes the fingerprint of a key whose state is of units that requests hold.
+    #[inline]
+    pub(super) fn of_held(hash: u64) -> Self {
+        Self(Self::new(hash).0 | u64::from(HELD_VERSION))
+    }
+
     #[inline]
     pub(super) fn bits(self) -> u64 {
         self.0
     }
 
     pub(super) fn of_tag(tag: u64) -> Self {
-        Self::new(tag)
+        if version_of(tag) == HELD_VERSION { Self::of_held(tag) } else { Self::new(tag) }
     }
 
     #[inline]
@@ -59,7 +69,8 @@ impl Fingerprint {
     /// Whether the tag is this key's. A slot that was never used has tag 0, which is no key's.
     #[inline]
     fn matches(self, tag: u64) -> bool {
-        (self.0 ^ tag) >> VERSION_BITS == 0
+        let is_held = |bits| version_of(bits) == HELD_VERSION;
+        (self.0 ^ tag) >> VERSION_BITS == 0 && is_held(self.0) == is_held(tag)
     }
 }
 

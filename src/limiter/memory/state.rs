@@ -9,10 +9,11 @@ use crate::policy::Policy;
 
 use super::entry_arena::Chain;
 use super::events::Events;
-use super::slot_table::{Claim, Fingerprint, Place, Seen, version_of};
+use super::places;
+use super::slot_table::{Claim, Fingerprint, HELD_VERSION, Place, Seen, version_of};
 use super::store::Store;
 use super::versions::{UNNAMED, word_layout};
-use super::word::{NO_STATE, Now, block_of, block_word};
+use super::word::{Held as HeldUnits, NO_STATE, Now, block_of, block_word};
 
 /// A key whose slot is locked, or that is known to have none.
 pub(super) struct Hold<'a> {
@@ -48,6 +49,8 @@ pub(super) enum State {
     Entries,
     /// Entries that are not in the chain yet.
     Listed(Vec<(u64, u64)>),
+    /// Units that requests hold.
+    Held(HeldUnits),
 }
 
 /// The word and the entries to write.
@@ -59,6 +62,7 @@ enum Change {
     Entries(Edit),
     /// Units to take out of the entry that starts then.
     Remove(u64, u64),
+    Held(HeldUnits),
 }
 
 impl<'a> Hold<'a> {
@@ -103,6 +107,7 @@ impl State {
         match self {
             Self::Nothing => Change::Clear,
             Self::Pair(pair) => Change::Pair(*pair),
+            Self::Held(held) => Change::Held(*held),
             Self::Entries | Self::Listed(_) => Change::Entries(Edit::default()),
         }
     }
@@ -122,6 +127,9 @@ impl Store {
     /// Prepares to lock the state of a (policy, key). No lock may be held.
     #[inline(always)]
     pub(super) fn hold<'a>(&'a self, policy: &'a Policy, key: &Key) -> Hold<'a> {
+        if let rules @ Decider::Places(_) = policy.quota().decider() {
+            return Hold::new(self.fingerprint_of_held(policy, key), HELD_VERSION, rules);
+        }
         let version = self.version(policy);
         let mut key = self.fingerprint(policy, key);
         if version == UNNAMED {
@@ -148,6 +156,9 @@ impl Store {
     /// slot must be locked.
     #[inline]
     pub(super) fn unpack(&self, seen: Seen<'_>, rules: &Decider, now: Now) -> (Chain, State) {
+        if let Decider::Places(_) = rules {
+            return (Chain::default(), HeldUnits::unpack(seen.word).map_or(State::Nothing, State::Held));
+        }
         if let Some(layout) = word_layout(rules, version_of(seen.tag)) {
             return (Chain::default(), layout.unpack(seen.word, now).map_or(State::Nothing, State::Pair));
         }
@@ -157,6 +168,7 @@ impl Store {
                 let live = self.arena().pair(&chain).filter(|pair| pair.at >= now.at);
                 live.map_or(State::Nothing, State::Pair)
             }
+            Decider::Places(_) => State::Nothing, // see above
             Decider::EntryLog(rules) => match self.expiry(&chain, rules) {
                 Some(expires) if expires > now.at => State::Entries,
                 _ => State::Nothing,
@@ -186,7 +198,7 @@ impl Store {
         let held = match state {
             State::Pair(pair) => Held::Pair(pair),
             State::Entries => Held::Entries(&view),
-            State::Nothing | State::Listed(_) => return,
+            State::Nothing | State::Listed(_) | State::Held(_) => return,
         };
         let share = to.spec().proportional.then_some((from.capacity(), to.capacity()));
         let (kept, fit) = to.decider().take_over(from.decider(), &held, now.at, share);
@@ -209,10 +221,18 @@ impl Store {
                 let answer = match &hold.state {
                     State::Entries => rules.decide_how(&self.arena().view(&hold.chain), now.at, cost, how),
                     State::Listed(entries) => rules.decide_how(&Listed(entries), now.at, cost, how),
-                    State::Nothing | State::Pair(_) => rules.decide_how(&Listed(&[]), now.at, cost, how),
+                    State::Nothing | State::Pair(_) | State::Held(_) => {
+                        rules.decide_how(&Listed(&[]), now.at, cost, how)
+                    }
                 };
                 hold.change = answer.edit.map_or(Change::Nothing, Change::Entries);
                 answer.decision
+            }
+            Decider::Places(rules) => {
+                let held = if let State::Held(held) = hold.state { Some(held) } else { None };
+                let (decision, after) = places::decide(*rules, held, self.run(), cost, how);
+                hold.change = if decision.taken() > 0 { Change::Held(after) } else { Change::Nothing };
+                decision
             }
         };
         match (hold.fit, &hold.change) {
@@ -230,6 +250,10 @@ impl Store {
             return false;
         }
         let held = match (&hold.state, hold.rules) {
+            (State::Held(held), _) => {
+                hold.change = places::without(*held, units, own.at).map_or(Change::Nothing, Change::Held);
+                return false;
+            }
             (State::Pair(pair), Decider::Pair(rules, _)) => {
                 hold.change = rules.get().refund(*pair, now.at, units, own).into();
                 return rules.get().is_behind(*pair, now.at, own);
@@ -254,7 +278,7 @@ impl Store {
     pub(super) fn make_room<'a>(&'a self, hold: &mut Hold<'a>, now: Now, events: &mut Events<'_>) -> bool {
         // A change that only removes units needs no block: neither the key itself nor another may suffer for it.
         let adds = match hold.change {
-            Change::Nothing | Change::Clear => false,
+            Change::Nothing | Change::Clear | Change::Held(_) => false,
             Change::Remove(..) => !matches!(hold.state, State::Entries),
             Change::Pair(_) | Change::Entries(_) => true,
         };
@@ -304,6 +328,7 @@ impl Store {
                     self.store_chain(*key, chain, Some(pair.at.saturating_add(1)), now)
                 }
             },
+            (Change::Held(held), _) => held.pack(),
             (Change::Clear, _) => {
                 self.free_chain(*key, chain);
                 NO_STATE
@@ -329,7 +354,7 @@ impl Store {
                 self.store_chain(*key, chain, expires, now)
             }
             (Change::Nothing, _) => return,
-            (Change::Entries(_) | Change::Remove(..), Decider::Pair(..)) => {
+            (Change::Entries(_) | Change::Remove(..), Decider::Pair(..) | Decider::Places(_)) => {
                 debug_assert!(false, "a state that is a pair has no entries to change");
                 return;
             }

@@ -11,7 +11,7 @@ use crate::key::Key;
 use crate::limiter::PolicyRegistry;
 use crate::limiter::queue_refunds::QueueRefunds;
 use crate::policy::Policy;
-use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, lock, try_lock};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock, try_lock};
 use crate::time::CLOCK_US_MAX;
 
 use super::entry_arena::EntryArena;
@@ -52,6 +52,8 @@ pub(super) struct Store {
     /// A thread walks over all slots, and no key moves.
     pub(super) is_walked: AtomicBool,
     pub(super) queue_refunds: QueueRefunds<Fingerprint, ()>,
+    /// How often keys with units that requests hold were reset.
+    pub(super) resets: AtomicU64,
 }
 
 impl Store {
@@ -74,6 +76,7 @@ impl Store {
             growth: Mutex::new(0),
             is_walked: AtomicBool::new(false),
             queue_refunds: QueueRefunds::new(),
+            resets: AtomicU64::new(0),
         }
     }
 
@@ -95,10 +98,21 @@ impl Store {
     /// Returns the fingerprint of a key under a policy's name: its states under all quotas of that policy share it.
     #[inline(always)]
     pub(super) fn fingerprint(&self, policy: &Policy, key: &Key) -> Fingerprint {
+        Fingerprint::new(self.hash(policy, key))
+    }
+
+    /// Returns the fingerprint of a key whose units are held under a policy's name, whatever the quota is.
+    #[inline(always)]
+    pub(super) fn fingerprint_of_held(&self, policy: &Policy, key: &Key) -> Fingerprint {
+        Fingerprint::of_held(self.hash(policy, key))
+    }
+
+    #[inline(always)]
+    fn hash(&self, policy: &Policy, key: &Key) -> u64 {
         let seed = self.seeds[0] ^ policy.name_fingerprint();
         let mut hasher = foldhash::quality::FoldHasher::with_seed(seed, &self.shared_seed);
         key.hash(&mut hasher);
-        Fingerprint::new(hasher.finish())
+        hasher.finish()
     }
 
     // Time ────────────────────────────────────────────────────────────────────────────────────────────────────────────

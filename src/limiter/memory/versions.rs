@@ -14,10 +14,10 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::algorithm::{Decider, Layout, WordLayout};
 use crate::policy::Policy;
 
-use super::slot_table::VERSION_BITS;
+use super::slot_table::{HELD_VERSION, VERSION_BITS};
 use super::word::BLOCK_SHIFT;
 
-/// The version of states that name none: those of policies that found all 16,383 numbers in use. Such a state has its
+/// The version of states that name none: those of policies that found all 16,382 numbers in use. Such a state has its
 /// quota in its fingerprint, and lies in the arena.
 pub(super) const UNNAMED: u16 = 0;
 
@@ -43,10 +43,14 @@ impl Form {
     /// The form of states that name no version.
     const UNNAMED: Self = Self(BLOCK_SHIFT as u8 | Self::IN_ARENA);
 
+    /// The form of units that requests hold.
+    const HELD: Self = Self(Self::PINNED);
+
     fn of(rules: &Decider) -> Self {
         let form = match rules.layout() {
             Layout::Word(layout) => layout.shift as u8, // at most 40
             Layout::Pair | Layout::Entries => Self::UNNAMED.0,
+            Layout::Count => Self::HELD.0,
         };
         let is_pinned = matches!(rules, Decider::Pair(rules, _) if rules.is_pinned());
         Self(if is_pinned { form | Self::PINNED } else { form })
@@ -117,6 +121,7 @@ impl Versions {
     pub(super) fn new() -> Self {
         let forms: Box<[AtomicU8]> = bytemuck::zeroed_slice_box(NUMBERS);
         forms[usize::from(UNNAMED)].store(Form::UNNAMED.0, Ordering::Relaxed);
+        forms[usize::from(HELD_VERSION)].store(Form::HELD.0, Ordering::Relaxed);
         Self {
             cache: bytemuck::zeroed_box(),
             known: RwLock::default(),
@@ -165,7 +170,7 @@ impl Versions {
             return *number;
         }
         // Not under the write lock: policies without a version are asked for at every charge.
-        let is_full = known.free.is_empty() && known.policies.len() + 1 >= NUMBERS;
+        let is_full = known.free.is_empty() && known.policies.len() + 1 >= usize::from(HELD_VERSION);
         drop(known);
         if is_full { UNNAMED } else { self.add(policy) }
     }
@@ -186,7 +191,7 @@ impl Versions {
                 let next = known.policies.len() + 1;
                 let number = match known.free.pop() {
                     Some(number) => number,
-                    None if next < NUMBERS => next as u16, // below 2^14
+                    None if next < usize::from(HELD_VERSION) => next as u16, // below 2^14
                     None => return UNNAMED,
                 };
                 let at = usize::from(number);

@@ -4,6 +4,7 @@
 //! Below it is the state's number, or the number of the state's first block.
 
 use crate::algorithm::gcra::Ahead;
+use crate::algorithm::places::HELD_MAX;
 use crate::algorithm::{NUMBER_BITS, Pair, WORD_AHEAD_US, WordLayout};
 
 /// The word of a slot that a thread holds. No state looks like it, see [`RELATIVE_US_MAX`].
@@ -21,6 +22,16 @@ pub(super) const BLOCK_SHIFT: u32 = u32::BITS - LOWER_BITS;
 /// The latest instant, in microseconds after the limiter's base, at which words are exact: about 13 years. Time stands
 /// still there.
 pub(super) const RELATIVE_US_MAX: u64 = (1 << (64 - LOWER_BITS)) - WORD_AHEAD_US - (1 << 42);
+
+/// The highest bits of a word of units that are held. All other words of states are lower, and so is every instant that
+/// expiries are compared with. So such a word never expires.
+const HELD: u64 = 0b11 << 62;
+const _: () = assert!(RELATIVE_US_MAX < HELD >> LOWER_BITS, "words of held units never expire");
+
+/// Bits of a word that hold the number of units that are held. Above them is the number of the run.
+const UNIT_BITS: u32 = 40;
+const RUN_BITS: u32 = u64::BITS - 2 - UNIT_BITS;
+const _: () = assert!(HELD_MAX < (1 << UNIT_BITS) - 1, "no word of held units is LOCKED");
 
 /// The instant of a decision: in microseconds since the epoch, and since the limiter's base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +99,37 @@ impl WordLayout {
         // On a grid, the instant is the last point that is not after the rounded-up unit.
         let at = if self.shift == 0 { upper } else { self.grid.round_down(upper) };
         Some(Pair { at, n: word & ((1 << bits) - 1) })
+    }
+}
+
+/// The units of a key that are held: a state that no instant ends.
+///
+/// A key's units are held in runs. A run begins when none is held, and ends when none is held any more, or when the key
+/// is reset. A receipt names its run, so that what was taken before a reset returns nothing of what was taken after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) units: u64,
+    /// The number of resets before the run began; see [`Self::run_after`].
+    pub(super) run: u64,
+}
+
+impl Held {
+    /// Returns the number of a run that begins after this many resets.
+    #[inline]
+    pub(super) fn run_after(resets: u64) -> u64 {
+        resets & ((1 << RUN_BITS) - 1)
+    }
+
+    /// Returns what is held, or `None` if nothing is.
+    #[inline]
+    pub(super) fn unpack(word: u64) -> Option<Self> {
+        let held = Self { units: word & ((1 << UNIT_BITS) - 1), run: Self::run_after(word >> UNIT_BITS) };
+        (word != NO_STATE).then_some(held)
+    }
+
+    #[inline]
+    pub(super) fn pack(self) -> u64 {
+        if self.units == 0 { NO_STATE } else { HELD | self.run << UNIT_BITS | self.units }
     }
 }
 

@@ -19,10 +19,10 @@ use crate::limiter::queue_refunds::{QueueRefunds, is_queue};
 use crate::limiter::remote::{
     self, Batcher, DenialCache, Leases, Pending, Places, Receiver, Set, Tag, Tags, Unanswered, Wanted,
 };
-use crate::limiter::{Atomicity, Charge, Effect, Limiter, PolicyRegistry, Refund, Reply};
+use crate::limiter::{Atomicity, Charge, Effect, Limiter, PolicyRegistry, Refund, Reply, supports_rates};
 use crate::outcome::Observer;
 use crate::policy::Policy;
-use crate::quota::Quota;
+use crate::quota::{Algorithm, Quota};
 use crate::time::Timestamp;
 
 use super::dispatch::Dispatcher;
@@ -497,6 +497,9 @@ impl Limiter for RedisLimiter {
     }
 
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), RedisError, RedisFuture<()>> {
+        if let Some(error) = refunds.iter().find_map(|refund| unsupported_policy(&refund.policy)) {
+            return Reply::Now(Err(error));
+        }
         let sent = refunds.into_iter().map(|refund| self.0.send_refund(refund));
         let answers = match all(sent) {
             Ok(answers) => answers,
@@ -521,6 +524,9 @@ impl Limiter for RedisLimiter {
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), RedisError, RedisFuture<()>> {
+        if let Some(error) = unsupported_policy(policy) {
+            return Reply::Now(Err(error));
+        }
         let inner = Arc::clone(&self.0);
         let (tag, queue) = (inner.tags.of(policy, key), inner.tags.queue(policy, key));
         let request = Request::reset(policy, &inner.space.key(policy, key));
@@ -554,12 +560,15 @@ impl Limiter for RedisLimiter {
 }
 
 /// Returns why the script cannot decide a set. Only blocks and meters can be charged on refusal,
-/// and a set has a bound.
+/// requests in flight are not counted, and a set has a bound.
 fn unsupported(charges: &[Charge<'_>]) -> Option<RedisError> {
     let unknown = |charge: &&Charge<'_>| {
-        let known = !charge.policy.quota().algorithm().is_limit();
+        let known = matches!(charge.policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter);
         matches!(charge.effect, Effect::OnRefusal { .. }) && !known
     };
+    if let Some(error) = charges.iter().find_map(|charge| unsupported_policy(charge.policy)) {
+        return Some(error);
+    }
     let message = match charges.iter().find(unknown) {
         _ if charges.len() > CHARGES_MAX => {
             format!("a set of {} charges: a request to Redis has at most {CHARGES_MAX}", charges.len())
@@ -573,6 +582,12 @@ fn unsupported(charges: &[Charge<'_>]) -> Option<RedisError> {
         None => return None,
     };
     Some(RedisError::new(StoreErrorKind::Misconfigured, message))
+}
+
+/// Returns why the states of a policy are not kept.
+fn unsupported_policy(policy: &Policy) -> Option<RedisError> {
+    let reason = supports_rates(policy.quota()).err()?;
+    Some(RedisError::new(StoreErrorKind::Misconfigured, format!("{:?}: {reason}", policy.name())))
 }
 
 /// Sends each of some corrections, even if one cannot be sent.

@@ -258,6 +258,10 @@ impl Ticket {
                 for (charged, answer) in self.charges.iter_mut().zip(decision.charges_mut()) {
                     charged.decision = answer.take();
                 }
+                // Before anything that may panic.
+                if layer.has_places {
+                    self.hold_places(layer);
+                }
                 self.decide(layer, decision.is_allowed(), Self::take_nothing_while_closed);
             }
             Err(error) => {

@@ -112,13 +112,17 @@ impl Ticket {
         let closed = self.closed();
         let mut receipts: SmallVec<[_; 4]> = SmallVec::new();
         let mut taken: SmallVec<[(usize, u64); 4]> = SmallVec::new();
-        for at in closed {
+        for at in closed.iter().copied() {
             if let Some(receipt) = self.charges.get_mut(at).and_then(|charged| charged.decision.take_receipt()) {
                 taken.push((at, receipt.units()));
                 receipts.push((at, receipt));
             }
         }
         self.refund_receipts(layer, receipts);
+        if let Some(places) = &self.places {
+            taken.extend(closed.iter().map(|at| (*at, places.units(*at))).filter(|(_, units)| *units > 0));
+            places.release(&|at| closed.contains(&at), &|| false);
+        }
         for (at, units) in taken {
             self.update(layer, at, units, 0);
         }

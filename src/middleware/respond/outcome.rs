@@ -18,7 +18,7 @@ impl Ticket {
                 mode: charged.mode,
                 refuses: linked::refuses(&self.charges, at),
                 near: warn_at.is_some_and(|percent| charged.decision.is_known() && is_near(&charged.decision, percent)),
-                taken: charged.decision.taken(),
+                taken: self.taken(at),
                 decision: charged.decision.clone(),
             })
         });

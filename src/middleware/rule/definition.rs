@@ -57,6 +57,8 @@ pub struct Rule {
     /// The switch that the quota of the only policy follows.
     pub(crate) switch: Option<QuotaSwitch>,
     pub(crate) settlement: Settlement,
+    /// Whether what is held of a concurrency limit is returned when the response's head is sent.
+    pub(crate) until_head: bool,
 }
 
 /// A condition of a rule.
@@ -338,6 +340,7 @@ impl Rule {
             (self.warn_at_percent.is_some(), "a warning (warn_at_percent)"),
             (self.missing_key != MissingKey::default(), "an answer to missing keys"),
             (!self.paths.is_empty(), "path patterns"),
+            (self.until_head, "a limit of requests in flight until the head (until_head)"),
         ];
         options.into_iter().find_map(|(is_set, option)| is_set.then_some(option))
     }
@@ -374,6 +377,7 @@ impl Rule {
             linked: None,
             switch: None,
             settlement: Settlement::default(),
+            until_head: false,
         }
     }
 }

@@ -161,4 +161,22 @@ impl Rule {
         self.settlement.on_aborted = on_aborted;
         self
     }
+
+    /// Returns what a request holds of a [concurrency limit](crate::Quota::concurrent) when the head of its response is
+    /// there. Without this the request holds it until the body has ended or was dropped, so that a stream counts as long
+    /// as it lasts.
+    ///
+    /// With this, a slow reader of a large response holds nothing meanwhile, and a stream is not limited once it has
+    /// begun. If a handler has taken a [`Place`](crate::limiter::Place), that holds the units for longer.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Quota, Rule};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let reports = Rule::new("reports", Quota::concurrent(3))?.until_head();
+    /// # Ok(()) }
+    /// ```
+    pub fn until_head(mut self) -> Self {
+        self.until_head = true;
+        self
+    }
 }

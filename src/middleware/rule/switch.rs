@@ -138,7 +138,7 @@ impl QuotaSwitch {
 
 /// Returns the kind of a quota. States convert only between quotas of one kind.
 fn kind(quota: &Quota) -> Option<Algorithm> {
-    Some(quota.algorithm()).filter(|algorithm| !algorithm.is_limit())
+    Some(quota.algorithm()).filter(|algorithm| !algorithm.is_rate())
 }
 
 impl fmt::Debug for QuotaSwitch {
@@ -158,6 +158,6 @@ kind_and_message! {
 pub enum QuotaSwitchErrorKind {
     /// A limiter does not [support](crate::limiter::Limiter::supports) the quota.
     Unsupported,
-    /// Only one of the old and the new quota is a block or a meter.
+    /// The old and the new quota are of different kinds: a rate, a block, a meter, or a concurrency limit.
     Algorithm,
 }

@@ -1,6 +1,8 @@
 //! Settling by a response's head: what is open is opened before the service is called, and closed as far as the head
 //! says.
 
+use std::sync::Arc;
+
 use http::response::Parts;
 use http::{Extensions, Method, StatusCode, header};
 use smallvec::SmallVec;
@@ -27,6 +29,7 @@ impl<L: Limiter> OpenTicket<L> {
     /// that handlers can rely on it.
     pub(crate) fn open(&mut self, method: Method, extensions: &mut Extensions) {
         let layer = &*self.layer;
+        self.response.method = method;
         if !layer.settles {
             return;
         }
@@ -64,7 +67,6 @@ impl<L: Limiter> OpenTicket<L> {
             extensions.insert(usage);
         }
         self.open = open;
-        self.response.method = method;
     }
 
     /// Settles what the response's head settles. Afterwards only what waits for the end of the body is open.
@@ -89,7 +91,27 @@ impl<L: Limiter> OpenTicket<L> {
                 }
             }
         }
+        self.release_by_head(response.status);
         self.response.is_whole = is_bodiless(&self.response.method, response.status);
+    }
+
+    /// Returns the units of concurrency limits that are held no longer than until the response's head.
+    fn release_by_head(&mut self, status: StatusCode) {
+        let Some(places) = &self.ticket.places else { return };
+        // The request's own holder is one of them.
+        let is_shared = || Arc::strong_count(places) > 1;
+        let until_head = |at: usize| {
+            let policy = self.ticket.charges.get(at).map(|charged| charged.policy);
+            policy.is_some_and(|policy| self.layer.is_held_until_head(policy))
+        };
+        let all = (0..self.ticket.charges.len()).filter(|at| places.units(*at) > 0).all(until_head);
+        let ends = switches_protocols(&self.response.method, status);
+        if ends && !all && !is_shared() {
+            self.layer.diagnostics.look_for_released_upgrade();
+        }
+        if all || ends || !places.release(&until_head, &is_shared) {
+            self.ticket.places = None;
+        }
     }
 }
 

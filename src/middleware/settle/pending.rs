@@ -147,7 +147,7 @@ pub(crate) trait AnyTicket: Send + Sync {
     /// Settles what the response's head settles, and adds to the head what the layer reports.
     fn finish_head(&mut self, head: Response<()>) -> Response<()>;
 
-    /// Returns whether the end of the body settles something.
+    /// Returns whether the end of the body settles something, or returns what the request holds.
     fn is_open(&self) -> bool;
 
     /// Notes how many bytes of the body the server will ask for, if that is known.
@@ -185,7 +185,7 @@ impl<L: Limiter> AnyTicket for OpenTicket<L> {
     }
 
     fn is_open(&self) -> bool {
-        !self.open.is_empty()
+        !self.open.is_empty() || self.ticket.places.is_some()
     }
 
     fn expect(&mut self, length: Option<u64>) {
@@ -199,14 +199,20 @@ impl<L: Limiter> AnyTicket for OpenTicket<L> {
             }
         }
         self.response.count(bytes, is_last);
+        if self.response.is_whole {
+            // Not left to the end: a client that has all bytes may send its next request before the server is there.
+            self.ticket.places = None;
+        }
     }
 
     fn end(&mut self) {
+        self.ticket.places = None;
         self.settle_rest();
     }
 
     fn complete(&mut self) {
         self.response.is_whole = true;
+        self.ticket.places = None;
         self.settle_rest();
     }
 

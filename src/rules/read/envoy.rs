@@ -177,7 +177,7 @@ impl Reader<'_, '_, '_> {
             None => (Quota::fixed_window(limit, Duration::from_secs(seconds)), position),
         };
         match quota {
-            Ok(value) if value.algorithm().is_limit() => Some(At { value, position }),
+            Ok(value) if value.algorithm().is_rate() => Some(At { value, position }),
             Ok(other) => {
                 let algorithm = other.algorithm();
                 let message =

@@ -6,7 +6,7 @@ use super::super::document::{Node, Type, Value};
 use super::super::problem::{Position, Quoted, RulesErrorKind};
 use super::super::spec::{At, CostSpec, KeySpec, PlansSpec, QuotaSpec};
 use super::value::{Fields, Reader, meant_by_bare};
-use crate::quota::{Quota, QuotaErrorKind};
+use crate::quota::{Algorithm, Quota, QuotaErrorKind};
 
 /// The most quotas that a request of one rule must meet.
 pub(in crate::rules) const QUOTAS_MAX: usize = 32;
@@ -113,7 +113,7 @@ impl Reader<'_, '_, '_> {
 
     pub(super) fn candidate(&mut self, node: &Node<'_>, _field: &str) -> Option<At<Quota>> {
         let quota = self.quota(node, "`candidate`")?;
-        if quota.algorithm().is_limit() {
+        if quota.algorithm().is_rate() || quota.algorithm() == Algorithm::Concurrency {
             return Some(quota);
         }
         let message = format!("a candidate is a limit, not a {}: write it like `60 per minute`", quota.algorithm());

@@ -201,7 +201,8 @@ impl Reader<'_> {
 fn decide(charge: &KeyedCharge, state: Option<Pair>, cost: u64, now: u64, how: How) -> ChargeDecision {
     match charge.policy.quota().decider() {
         Decider::Pair(decider, _) => decider.decide_how(state, now, cost, how).decision,
-        Decider::EntryLog(_) => ChargeDecision::blank(), // the script decides about lists
+        // The script decides about lists. No request is about places.
+        Decider::EntryLog(_) | Decider::Places(_) => ChargeDecision::blank(),
     }
 }
 

@@ -43,7 +43,8 @@ impl Kind {
             Decider::Pair(PairDecider::FixedWindow(_), _) => Self::FixedWindow,
             Decider::Pair(PairDecider::TwoCounterWindow(_), _) => Self::TwoCounters,
             Decider::Pair(PairDecider::Block(_), _) => Self::Block,
-            Decider::Pair(PairDecider::Meter(_), _) => Self::Meter,
+            // No request is about places: the limiter does not support them.
+            Decider::Pair(PairDecider::Meter(_), _) | Decider::Places(_) => Self::Meter,
             // Each sub-window can hold the most units, and the denied ones the limit.
             Decider::EntryLog(log) => match log.most().checked_mul(u64::from(quota.spec().buckets) + 2) {
                 Some(total) if total < 1 << 32 => Self::Narrow,
@@ -183,6 +184,7 @@ fn numbers(quota: &Quota, cost: u64, effect: Effect) -> [f64; 10] {
         Decider::EntryLog(log) => return log.numbers(cost, force),
         Decider::Pair(PairDecider::Meter(meter), _) => meter.numbers(cost, force && !on_refusal),
         Decider::Pair(decider, _) => decider.get().numbers(cost, force),
+        Decider::Places(_) => return [0.0; 10],
     };
     let mut all = [0.0; 10];
     all.iter_mut().zip(numbers).for_each(|(place, number)| *place = number);

@@ -195,7 +195,7 @@ impl Leases {
 /// strike or be billed.
 fn can_be_leased(policy: &Policy) -> bool {
     let algorithm = policy.quota().algorithm();
-    algorithm.is_limit() && algorithm != Algorithm::LeakyQueue && !policy.quota().counts_denied()
+    algorithm.is_rate() && algorithm != Algorithm::LeakyQueue && !policy.quota().counts_denied()
 }
 
 impl Watched {

@@ -1,0 +1,98 @@
+//! Units that requests hold: taken and returned without a lock, a clock or a version, if the key has its slot. Otherwise
+//! the [long way](Store::charge_one) does it.
+//!
+//! # Resets
+//!
+//! The number of a run is the number of resets before it began. A reset raises that number before it locks the slot. A
+//! thread that begins a run reads it before the slot, and compares it again when it has locked the slot. So no run has
+//! the number of one that was reset.
+
+use crate::algorithm::How;
+use crate::algorithm::places::Places;
+use crate::decision::{ChargeDecision, Receipt};
+use crate::key::Key;
+use crate::limiter::{Charge, Effect};
+use crate::policy::Policy;
+use crate::sync::Ordering;
+
+use super::slot_table::{Fingerprint, HELD_VERSION, Seen};
+use super::store::Store;
+use super::word::Held;
+
+impl Store {
+    /// Returns the number of a run that begins now.
+    #[inline]
+    pub(super) fn run(&self) -> u64 {
+        // Relaxed: the slot's lock orders it, see the module's documentation.
+        Held::run_after(self.resets.load(Ordering::Relaxed))
+    }
+
+    /// Takes units, if the key has its slot and no other thread changes it.
+    #[inline]
+    pub(super) fn take_places(&self, rules: Places, charge: Charge<'_>) -> Option<ChargeDecision> {
+        let run = self.run();
+        let (seen, decision, word) = self.plan_places(rules, charge, run)?;
+        (word == seen.word || self.replace_places(seen, word, run)).then_some(decision)
+    }
+
+    /// Decides about units, if the key has its slot. Returns the word to write. `run` was read before.
+    #[inline]
+    pub(super) fn plan_places(
+        &self,
+        rules: Places,
+        charge: Charge<'_>,
+        run: u64,
+    ) -> Option<(Seen<'_>, ChargeDecision, u64)> {
+        let how = match charge.effect {
+            Effect::Enforce | Effect::Observe => How::IfAllowed,
+            Effect::Force => How::Force,
+            Effect::OnRefusal { .. } => return None,
+        };
+        let seen = self.look_at_places(self.fingerprint_of_held(charge.policy, charge.key))?;
+        let (decision, after) = decide(rules, Held::unpack(seen.word), run, charge.cost, how);
+        Some((seen, decision, after.pack()))
+    }
+
+    /// Returns what a receipt still holds.
+    #[inline]
+    pub(super) fn release(&self, policy: &Policy, key: &Key, receipt: &Receipt) {
+        if let Some(seen) = self.look_at_places(self.fingerprint_of_held(policy, key)) {
+            let after = Held::unpack(seen.word).and_then(|held| without(held, receipt.units(), receipt.at_us()));
+            if after.is_none_or(|after| seen.replace(after.pack())) {
+                return;
+            }
+        }
+        self.refund_under_lock(policy, key, receipt);
+    }
+
+    #[inline]
+    fn look_at_places(&self, key: Fingerprint) -> Option<Seen<'_>> {
+        let line = self.table.prefetch(key)?;
+        self.table.look(&line, key, HELD_VERSION)
+    }
+
+    /// Replaces what was seen, if it is still the same and no key was reset since the run's number was read.
+    #[inline]
+    fn replace_places(&self, seen: Seen<'_>, word: u64, run: u64) -> bool {
+        if !seen.try_lock() {
+            return false;
+        }
+        let is_same_run = self.run() == run;
+        seen.place.set_word(if is_same_run { word } else { seen.word });
+        is_same_run
+    }
+}
+
+/// Decides about a charge. Returns what is held after it. `run` is the number of a run that would begin now.
+#[inline]
+pub(super) fn decide(rules: Places, held: Option<Held>, run: u64, cost: u64, how: How) -> (ChargeDecision, Held) {
+    let held = held.unwrap_or(Held { units: 0, run });
+    let (decision, taken) = rules.decide(held.units, cost, how);
+    (decision.receipted(taken, held.run, 0), Held { units: held.units + taken, ..held })
+}
+
+/// Returns what is held when `units` that were taken in the run `run` are returned, or `None` if that run is over.
+#[inline]
+pub(super) fn without(held: Held, units: u64, run: u64) -> Option<Held> {
+    (held.run == run).then(|| Held { units: held.units.saturating_sub(units), ..held })
+}

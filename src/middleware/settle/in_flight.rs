@@ -1,0 +1,76 @@
+//! A request's places, for handlers that go on working when the response has been sent.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use http::Extensions;
+use smallvec::SmallVec;
+
+use crate::limiter::{AnyPlaces, Place, shared_place};
+
+/// A handle to what a request holds of [concurrency limits](crate::Quota::concurrent). It is in the extensions of each
+/// request that passes a layer with such a limit.
+///
+/// The handle itself holds nothing. A request's units are returned when the body of its response has ended or was
+/// dropped. A handler that works on after that takes a [`Place`], and moves it into that work:
+///
+/// ```
+/// use axum::Extension;
+/// use http::StatusCode;
+/// use tower_ratelimit::middleware::InFlight;
+///
+/// async fn upload(Extension(in_flight): Extension<InFlight>, video: String) -> StatusCode {
+///     let place = in_flight.hold();
+///     tokio::spawn(async move {
+///         // Encode the video.
+///         drop((video, place));
+///     });
+///     StatusCode::ACCEPTED
+/// }
+/// ```
+///
+/// A WebSocket needs the same, since the response that [switches protocols](Self::hold) has no body.
+#[derive(Clone)]
+pub struct InFlight(SmallVec<[Weak<dyn AnyPlaces>; 1]>);
+
+impl InFlight {
+    /// Puts a handle into the extensions of a request. One handle is for the outer layers, too.
+    pub(crate) fn put(extensions: &mut Extensions, held: Option<&Arc<dyn AnyPlaces>>) {
+        match (held, extensions.get_mut::<Self>()) {
+            (Some(held), Some(Self(all))) => all.push(Arc::downgrade(held)),
+            (held, None) => drop(extensions.insert(Self(held.map(Arc::downgrade).into_iter().collect()))),
+            (None, Some(_)) => {}
+        }
+    }
+
+    /// Holds the request's units until the returned place is dropped, but at least as long as the request holds them.
+    /// Returns `None` if it holds none, or none any more.
+    ///
+    /// The body of a response that switches protocols (status 101, or 2xx to `CONNECT`) ends at once. So take a place
+    /// before such a response is returned, and move it into the task that serves the connection:
+    ///
+    /// ```
+    /// use axum::Extension;
+    /// use axum::response::Response;
+    /// use tower_ratelimit::middleware::InFlight;
+    ///
+    /// # trait OnUpgrade: Sized { fn on_upgrade<F: Future<Output = ()>>(self, serve: impl FnOnce(u8) -> F) -> Response; }
+    /// async fn chat(upgrade: impl OnUpgrade, Extension(in_flight): Extension<InFlight>) -> Response {
+    ///     let place = in_flight.hold();
+    ///     upgrade.on_upgrade(|socket| async move {
+    ///         // Serve the socket.
+    ///         drop((socket, place));
+    ///     })
+    /// }
+    /// ```
+    #[must_use = "the units are returned when the place is dropped"]
+    pub fn hold(&self) -> Option<Place> {
+        shared_place(self.0.iter().cloned())
+    }
+}
+
+impl fmt::Debug for InFlight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InFlight").finish_non_exhaustive()
+    }
+}
