@@ -61,7 +61,7 @@
 //!
 //! # What it does not do
 //!
-//! * It is not a load shedder and not a concurrency limiter. `tower` has both.
+//! * It is not a load shedder. `tower` has one.
 //! * Requests wait only if you ask for it, with a [leaky queue](Quota::leaky_queue) in a layer with
 //!   a [timer](RateLimitLayer::delay).
 //!

@@ -233,28 +233,20 @@ impl Quota {
         self.with("queue", &[Algorithm::LeakyQueue], |spec| spec.burst = length.saturating_add(1))
     }
 
-    /// Sets how long a request waits at most.
+    /// Shortens a leaky queue so that no request waits for longer than `wait`. A request that would
+    /// have to is denied.
     ///
-    /// * A leaky queue becomes so short that no request waits for longer. A request that would have to
-    ///   is denied. The queue gets as many places as units depart in that time, rounded down, on top of
-    ///   those that [pass at once](Self::delay_after). So call `delay_after` first. A queue that is
-    ///   short enough stays as it is.
-    /// * At a [concurrency limit](Self::concurrent) requests wait for units that other requests hold.
-    ///   Without this, and with a wait of zero, a request that finds too few units is denied at once.
+    /// The queue gets as many places as units depart in that time, rounded down, on top of those that
+    /// [pass at once](Self::delay_after). So call `delay_after` first. A queue that is short enough
+    /// stays as it is.
     ///
     /// # Errors
-    /// Returns an error if the algorithm is neither a leaky queue nor a concurrency limit. For a
-    /// concurrency limit the wait must be whole microseconds, and at most 366 days.
+    /// Returns an error if the algorithm is not a leaky queue.
     pub fn max_wait(self, wait: Duration) -> Result<Self, QuotaError> {
-        let algorithms = [Algorithm::LeakyQueue, Algorithm::Concurrency];
-        if self.spec.algorithm == Algorithm::Concurrency {
-            let wait_us = if wait.is_zero() { 0 } else { micros("a longest wait of", wait)? };
-            return self.with("max_wait", &algorithms, |spec| spec.max_wait_us = wait_us);
-        }
         let period_us = u128::from(self.spec.period_us.max(1));
         let spaced = u128::from(micros_floor(wait)) * u128::from(self.spec.limit) / period_us;
         let length = u64::try_from(spaced).unwrap_or(u64::MAX).saturating_add(self.spec.delay_after);
-        self.with("max_wait", &algorithms, |spec| spec.burst = spec.burst.min(length.saturating_add(1)))
+        self.with("max_wait", &[Algorithm::LeakyQueue], |spec| spec.burst = spec.burst.min(length.saturating_add(1)))
     }
 
     /// Sets how many units of a leaky queue pass at once, like nginx's `delay=`. Beyond the unit
@@ -404,15 +396,7 @@ impl Quota {
         let counted = |Self { spec, .. }: &Self| {
             let is_one_instant = spec.algorithm.is_bucket() && spec.algorithm != Algorithm::StepBucket;
             let algorithm = if is_one_instant { Algorithm::TokenBucket } else { spec.algorithm };
-            Spec {
-                algorithm,
-                delay_after: 0,
-                count_denied: false,
-                proportional: false,
-                debt_is_chosen: false,
-                max_wait_us: 0,
-                ..*spec
-            }
+            Spec { algorithm, delay_after: 0, count_denied: false, proportional: false, debt_is_chosen: false, ..*spec }
         };
         counted(self) == counted(other)
     }

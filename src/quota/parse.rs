@@ -25,8 +25,7 @@ impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spec = self.spec();
         if spec.algorithm == Algorithm::Concurrency {
-            write!(f, "{} at once", spec.limit)?;
-            return if spec.max_wait_us > 0 { write!(f, ", wait {}", Span(spec.max_wait_us)) } else { Ok(()) };
+            return write!(f, "{} at once", spec.limit);
         }
         let plain = Spec::new(spec.limit, spec.period_us, spec.algorithm);
         write!(f, "{} per ", spec.limit)?;
@@ -102,9 +101,8 @@ impl FromStr for Quota {
     /// is named), `burst N`, `queue N`, `wait TIME` for a leaky queue, `delay after N`,
     /// `debt up to N`, `from the first request`, `N buckets`, `oldest weighted|dropped|counted`,
     /// `counting denied`, `in proportion`, and for a block `for TIME` and
-    /// `times N up to TIME within TIME`. A [concurrency limit](Quota::concurrent) is `N at once`,
-    /// with or without `wait TIME`. Case and commas do not matter, and `up to` may be left out of a
-    /// debt. Numbers may contain `_`.
+    /// `times N up to TIME within TIME`. A [concurrency limit](Quota::concurrent) is `N at once`. Case
+    /// and commas do not matter, and `up to` may be left out of a debt. Numbers may contain `_`.
     fn from_str(text: &str) -> Result<Self, QuotaError> {
         let lower = text.to_ascii_lowercase().replace('/', " per ").replace([',', ';'], " ");
         Reader { text, words: lower.split_whitespace().collect(), at: 0 }.quota()

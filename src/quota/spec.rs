@@ -30,8 +30,6 @@ pub(crate) struct Spec {
     /// Whether a changed quota keeps the used share instead of the used amount.
     pub(crate) proportional: bool,
     pub(crate) lasting: Lasting,
-    /// The longest wait for a place; 0 if no request waits for one.
-    pub(crate) max_wait_us: u64,
 }
 
 /// The lengths of blocks. For other algorithms the times are zero and the factor is 1.
@@ -156,7 +154,6 @@ impl Spec {
             count_denied: false,
             proportional: false,
             lasting: Lasting { length_us: 0, factor: 1, longest_us: 0, memory_us: 0, by_hand_us: 0 },
-            max_wait_us: 0,
         };
         spec.settle();
         spec

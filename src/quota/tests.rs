@@ -27,7 +27,7 @@ fn constructor(algorithm: Algorithm) -> Constructor {
         Algorithm::SlidingLog => Quota::sliding_log,
         Algorithm::Block => |strikes, period| Quota::block(strikes, period, period),
         Algorithm::Meter => Quota::meter,
-        Algorithm::Concurrency => |limit, wait| Quota::concurrent(limit).max_wait(wait),
+        Algorithm::Concurrency => |limit, _| Ok(Quota::concurrent(limit)),
     }
 }
 
@@ -259,10 +259,10 @@ fn quota_text_error_says_how_to_fix_it() {
         ("3 at once token bucket", Syntax, "`token` is not an option of a concurrency limit"),
         ("3 at once per minute", Syntax, "`per` is not an option of a concurrency limit"),
         ("3 at once wait", Syntax, "a period is missing"),
-        ("3 at once wait 367 d", Period, "at most 366 days"),
+        ("3 at once wait 3 s", NotAnOption, "leaky queue"),
         ("1000000000000 at once", Units, "at most 999999999999"),
         ("5/s concurrency limit", Syntax, "`concurrency` is neither an algorithm (token bucket, "),
-        ("5/s wait 3 s", NotAnOption, "leaky queue, concurrency limit"),
+        ("5/s wait 3 s", NotAnOption, "leaky queue"),
     ] {
         let error = text.parse::<Quota>().expect_err(text);
         assert_eq!(error.kind(), kind, "{text}: {error}");
@@ -272,13 +272,10 @@ fn quota_text_error_says_how_to_fix_it() {
 
 #[test]
 fn concurrency_limit_is_read_from_its_words() {
-    let waiting = Quota::concurrent(3).max_wait(Duration::from_millis(1_500)).unwrap();
     for (words, quota, printed) in [
         ("3 at once", Quota::concurrent(3), "3 at once"),
         ("1_000 AT ONCE", Quota::concurrent(1_000), "1000 at once"),
         ("0 at once", Quota::concurrent(0), "0 at once"),
-        ("3 at once, wait 1500 ms", waiting, "3 at once, wait 1500 milliseconds"),
-        ("3 at once wait 0 s", Quota::concurrent(3), "3 at once"),
     ] {
         assert_eq!(words.parse(), Ok(quota), "{words}");
         assert_eq!(quota.to_string(), printed);
@@ -293,8 +290,7 @@ fn concurrency_limits_count_in_one_state_whatever_the_limit_is() {
     let [few, many] = [3, 100].map(Quota::concurrent);
     assert_eq!(few.of_states().fingerprint(), many.of_states().fingerprint());
     assert_ne!(few.of_states().fingerprint(), Quota::per_minute(3).of_states().fingerprint());
-    let waiting = few.max_wait(Duration::from_secs(1)).unwrap();
-    assert!(few.counts_alike(&waiting) && !few.counts_alike(&many));
+    assert!(!few.counts_alike(&many));
     let share = |parts| many.share(std::num::NonZeroU32::new(parts).unwrap());
     assert_eq!([share(1), share(3), share(1_000)], [100, 33, 1].map(Quota::concurrent));
     assert_eq!((few.period(), few.refill_time(), few.capacity()), (Duration::ZERO, Duration::ZERO, 3));
