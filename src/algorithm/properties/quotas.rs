@@ -71,10 +71,7 @@ pub(crate) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Q
         Algorithm::SlidingLog => Quota::sliding_log(limit, period),
         Algorithm::Block => Quota::block(limit, period, time(burst, period_us)),
         Algorithm::Meter => Quota::meter(limit, period),
-        Algorithm::Concurrency => {
-            let quota = Quota::concurrent(limit);
-            return if burst % 2 == 0 { quota } else { quota.max_wait(period).expect("every period is a wait") };
-        }
+        Algorithm::Concurrency => return Quota::concurrent(limit),
     };
     let mut quota = plain.expect("every rate is in range");
     let amount = |number: u64| match number % 6 {
