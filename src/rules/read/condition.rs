@@ -43,10 +43,9 @@ impl Reader<'_, '_, '_> {
 
     /// Reads what a rule leaves out.
     fn exceptions(&mut self, node: &Node<'_>) -> Option<Vec<MatchSpec>> {
-        if let Value::List(items) = &node.value
-            && items.len() > NOT_MAX
-        {
-            let message = format!("`not` has at most {NOT_MAX} entries, not {}", items.len());
+        let count = if let Value::List(items) = &node.value { items.len() } else { 1 };
+        if count > NOT_MAX {
+            let message = format!("`not` has at most {NOT_MAX} entries, not {count}");
             return self.refuse(RulesErrorKind::TooLarge, node.position, message);
         }
         self.one_or_more(node, "not", |reader, node| {
