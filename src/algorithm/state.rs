@@ -103,16 +103,22 @@ pub(crate) trait PairAlgorithm {
         Fullness::of(&self.decide(Some(state), now, 0, false).decision)
     }
 
-    /// Returns what is in use, for another quota to take over. A bucket dates its units in slices if `sliced`.
+    /// Returns the units in use, and when they come back, for another quota to take over. If `sliced`, the units of a
+    /// bucket are split into a few slices, each with its own time, as a log or a sliding window needs.
     fn carried(&self, state: Pair, now: u64, sliced: bool) -> Carried;
 
-    /// Returns the state in which this is in use, at most [`most`](Self::most) units.
+    /// Returns a state of this quota in which the units of another quota are in use: those that `carried` has, but at
+    /// most [`most`](Self::most).
     fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair>;
 
     /// Returns the most units that can be in use: the capacity and the allowed debt.
     fn most(&self) -> u64;
 
-    /// Returns how far ahead units that are taken over may come back without being written by a denied charge.
+    /// Returns a time. If all units of another quota come back within it, a denied charge leaves that quota's state as
+    /// it is. If some come back later, a denied charge writes the converted state. Otherwise each request would convert
+    /// the old state again, and the end of a window that is a period from now would move on with the clock.
+    ///
+    /// Windows return two periods, and buckets the time in which they drain.
     fn longest_us(&self) -> u64;
 
     /// Returns what the Lua twin needs to decide on a charge.
@@ -136,7 +142,7 @@ pub(crate) struct Fullness {
 }
 
 impl Fullness {
-    /// Returns how full a state is about which a look says this.
+    /// Returns how full a state is, by the decision of a peek at it.
     pub(super) fn of(look: &ChargeDecision) -> Self {
         Self { throttled: look.remaining() == 0, used: share(look.limit() - look.remaining(), look.limit()) }
     }
