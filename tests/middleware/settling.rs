@@ -606,6 +606,32 @@ async fn settlement_covers_each_quota_of_a_rule() {
 }
 
 #[tokio::test]
+async fn settlement_leaves_the_rules_behind_as_they_are() {
+    let limiter = memory(&ManualClock::new());
+    let rarely = rule("rarely", Quota::per_hour(10)).when(|request| request.headers.contains_key("x-rare"));
+    let tokens = Rule::all_of("tokens", [Quota::per_minute(1_000), Quota::per_day(5_000)]).unwrap().settle_by_usage();
+    let requests = rule("requests", Quota::per_hour(1_000));
+    let policies: Vec<_> =
+        [&rarely, &tokens, &requests].into_iter().flat_map(|rule| rule.clone().policies().to_vec()).collect();
+    let service = RateLimitLayer::new(limiter.clone(), rarely, key::global())
+        .and(tokens, key::global())
+        .and(requests, key::global())
+        .layer(handler(&Arc::default()));
+    let mut used = Vec::new();
+    for fields in [&[("early", "30")][..], &[("early", "30"), ("x-rare", "")]] {
+        let response = service.clone().oneshot(request(fields)).await.unwrap();
+        response.into_body().collect().await.unwrap();
+        used.push(
+            policies
+                .iter()
+                .map(|policy| policy.quota().capacity() - limiter.peek_one(policy, &Key::global(), 0).remaining())
+                .collect::<Vec<_>>(),
+        );
+    }
+    assert_eq!(used, [[0, 30, 30, 1], [1, 60, 60, 2]]);
+}
+
+#[tokio::test]
 async fn rules_and_layers_have_one_bill_and_each_its_own_by_name() {
     let limiter = memory(&ManualClock::new());
     let [tokens, rows, outer] =
