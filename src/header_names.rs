@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-/// What every name contains, in either spelling.
+/// The word that every name contains, in both spellings.
 const SPELLINGS: [&str; 2] = ["ratelimit", "rate-limit"];
 
 /// The list of what remains, in the drafts since 07.

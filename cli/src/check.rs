@@ -50,9 +50,9 @@ struct Checked {
     misspelt: Vec<UnregisteredName>,
     /// Other names that are not listed.
     unknown: Vec<UnregisteredName>,
-    /// What is probably not meant.
+    /// A part of the rules that is probably not meant.
     warnings: Vec<RulesWarning>,
-    /// What a reader should know.
+    /// A part of the rules that a reader should know about.
     notes: Vec<RulesWarning>,
     /// The names that the file uses, listed or not, if its rules are right.
     names: Option<Vec<UnregisteredName>>,

@@ -644,7 +644,7 @@ cases! {
         ensure(take(&few).await?.is_allowed(), "a unit was denied although all were refunded")
     }
 
-    /// What was taken before a reset returns nothing of what was taken after it.
+    /// A refund of units that were taken before a reset does not refund units that were taken after it.
     #[fix = "note in each receipt how often the key was reset, and compare it before subtracting"]
     async fn refund_of_before_a_reset_returns_nothing(bench) {
         let mut old = bench.take_one(CAPACITY).await?;

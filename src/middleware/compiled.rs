@@ -95,7 +95,7 @@ impl<L: Limiter> Compiled<L> {
                 rule.policies.iter().map(move |policy| Terms {
                     rule: at,
                     warn_at_percent: rule.warn_at_percent,
-                    // What is held comes back when the request ends, whatever its response is.
+                    // A concurrency limit gets its units back when the request ends, whatever its response is.
                     settlement: if is_concurrency(policy) { Settlement::default() } else { rule.settlement.clone() },
                     until_head: rule.until_head,
                 })

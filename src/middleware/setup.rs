@@ -67,7 +67,8 @@ impl<L: Limiter> Compiled<L> {
             let (rule, policies) = (bound.rule(), bound.policies());
             let name = policies.first().map_or("", Policy::name);
             let holds = policies.iter().any(is_held);
-            // What a response corrects is for the rates of a rule, if it has some. A cost that is replaced is not.
+            // If the rule has rates as well, a correction may be meant for them. A replaced cost is meant for all its
+            // policies.
             let has_rates = !policies.iter().all(is_held);
             if holds && (rule.settlement.replaces_cost() || !rule.settlement.is_none() && !has_rates) {
                 self.diagnostics.notice(SetupWarningKind::NoEffect, || {

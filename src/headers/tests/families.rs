@@ -143,7 +143,7 @@ fn headers_that_are_never_sent_are_found() {
     for sent in [
         Headers::draft_11(),
         by_policy(),
-        // The same headers for layers that differ.
+        // Layers with different policies may use equal headers.
         by_policy().and(family("month").for_policy("month")),
         family("day").for_policy("day"),
         Headers::draft_11().and(Headers::draft_06()).and(family("day").for_policy("day")),

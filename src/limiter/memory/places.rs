@@ -4,8 +4,9 @@
 //! # Resets
 //!
 //! The number of a run is the number of resets before it began. A reset raises that number before it locks the slot. A
-//! thread that begins a run reads it before the slot, and compares it again when it has locked the slot. So no run has
-//! the number of one that was reset.
+//! thread that begins a run reads it before the slot, and compares it again when it has locked the slot. So a run has
+//! another number than those that were reset before it. The numbers wrap after 4,194,304 resets: a receipt that old may
+//! return units of another request.
 
 use crate::algorithm::How;
 use crate::algorithm::places::Places;
