@@ -89,8 +89,13 @@ impl Policy {
     /// another.
     #[must_use]
     pub fn quota_unit(&self) -> &str {
-        let default = if self.quota().algorithm() == Algorithm::Concurrency { CONCURRENT_REQUESTS } else { REQUESTS };
+        let default = if self.limits_in_flight() { CONCURRENT_REQUESTS } else { REQUESTS };
         self.0.unit.as_deref().unwrap_or(default)
+    }
+
+    /// Returns whether the quota is a concurrency limit, whose units are held until requests end.
+    pub(crate) fn limits_in_flight(&self) -> bool {
+        self.quota().algorithm() == Algorithm::Concurrency
     }
 
     /// Returns whether the policy states a unit.

@@ -16,7 +16,7 @@ use crate::limiter::{Charge, Effect, Entered, Limiter, Refund, Reply, Unsupporte
 use crate::mode::{Mode, ModeSwitch};
 use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
-use crate::quota::{Algorithm, Quota};
+use crate::quota::Quota;
 use crate::refusal::PreparedRefusals;
 
 /// The compiled configuration of a layer, which its services, futures and bodies share.
@@ -96,7 +96,7 @@ impl<L: Limiter> Compiled<L> {
                     rule: at,
                     warn_at_percent: rule.warn_at_percent,
                     // A concurrency limit gets its units back when the request ends, whatever its response is.
-                    settlement: if is_concurrency(policy) { Settlement::default() } else { rule.settlement.clone() },
+                    settlement: if policy.limits_in_flight() { Settlement::default() } else { rule.settlement.clone() },
                     until_head: rule.until_head,
                 })
             })
@@ -117,7 +117,7 @@ impl<L: Limiter> Compiled<L> {
             .timer
             .clone()
             .map(|timer| Arc::new(Delays::new(timer, settings.max_waiting.unwrap_or(MOST_WAITING))));
-        let has_places = policies.iter().any(is_concurrency);
+        let has_places = policies.iter().any(Policy::limits_in_flight);
         let settles = terms.iter().any(|terms| !terms.settlement.is_none());
         let keeps_tickets = settings.expose_outcome || settings.refund_nested || settles;
         let unsupported: Vec<(usize, UnsupportedQuota)> = policies
@@ -307,9 +307,4 @@ impl<L> Compiled<L> {
             observer.on_limiter_event(&LimiterEvent::failed(WithSources(error).to_string()));
         }
     }
-}
-
-/// Returns whether the policy's units are held until the request ends.
-fn is_concurrency(policy: &Policy) -> bool {
-    policy.quota().algorithm() == Algorithm::Concurrency
 }

@@ -62,14 +62,13 @@ impl<L: Limiter> Compiled<L> {
 
     /// Warns about settings of a rule that do nothing with its quotas.
     fn look_for_no_effect(&self) {
-        let is_held = |policy: &Policy| policy.quota().algorithm() == Algorithm::Concurrency;
         for bound in &self.settings.rules {
             let (rule, policies) = (bound.rule(), bound.policies());
             let name = policies.first().map_or("", Policy::name);
-            let holds = policies.iter().any(is_held);
+            let holds = policies.iter().any(Policy::limits_in_flight);
             // If the rule has rates as well, a correction may be meant for them. A replaced cost is meant for all its
             // policies.
-            let has_rates = !policies.iter().all(is_held);
+            let has_rates = !policies.iter().all(Policy::limits_in_flight);
             if holds && (rule.settlement.replaces_cost() || !rule.settlement.is_none() && !has_rates) {
                 self.diagnostics.notice(SetupWarningKind::NoEffect, || {
                     format!(

@@ -104,7 +104,7 @@ impl Ticket {
     pub(super) fn hold_places<L: Limiter>(&mut self, layer: &Compiled<L>) {
         let held = self.charges.iter_mut().enumerate().filter_map(|(at, charged)| {
             let policy = layer.policy(charged.policy)?;
-            if policy.quota().algorithm() != Algorithm::Concurrency {
+            if !policy.limits_in_flight() {
                 return None;
             }
             let receipt = charged.decision.take_receipt()?;

@@ -8,7 +8,6 @@ use smallvec::SmallVec;
 use crate::head::Head;
 use crate::outcome::{Outcome, PolicyStatus};
 use crate::policy::{CONCURRENT_REQUESTS, Policy};
-use crate::quota::Algorithm;
 use crate::wait::Wait;
 
 use super::body::RefusalBody;
@@ -34,7 +33,7 @@ pub(crate) struct PreparedRefusals {
 
 impl PreparedRefusals {
     pub(crate) fn new(refusals: Refusals, policies: &[Policy]) -> Self {
-        let is_constant = |policy: &&Policy| policy.quota().algorithm() != Algorithm::Concurrency;
+        let is_constant = |policy: &&Policy| !policy.limits_in_flight();
         let body = |policy: &Policy| (policy.clone(), refusals.limited_body(&[policy.name()], None));
         let limited = policies.iter().filter(is_constant).map(body);
         Self { limited: limited.collect(), refusals }
@@ -159,7 +158,7 @@ impl Refusals {
 
 /// Returns how much of a concurrency limit is held, if one refused the request until other requests end.
 fn in_progress(outcome: &Outcome) -> Option<String> {
-    let is_held = |status: &&PolicyStatus| status.policy().quota().algorithm() == Algorithm::Concurrency;
+    let is_held = |status: &&PolicyStatus| status.policy().limits_in_flight();
     let status = outcome.violated().filter(is_held).find(|status| status.decision().wait() == Wait::Unknown)?;
     let limit = status.decision().limit();
     let held = limit.saturating_sub(status.decision().remaining());

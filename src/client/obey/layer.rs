@@ -18,7 +18,6 @@ use crate::limiter::{BoxLimiter, Limiter};
 use crate::middleware::IntoRule;
 use crate::middleware::rule::BoundRule;
 use crate::policy::Policy;
-use crate::quota::Algorithm;
 use crate::time::{PERIOD_US_MAX, micros_ceil};
 
 /// Makes a client's service obey servers: requests wait as long as responses say.
@@ -173,8 +172,7 @@ impl ObeyLayer {
                 ),
             ));
         }
-        let is_held = |policy: &&Policy| policy.quota().algorithm() == Algorithm::Concurrency;
-        if let Some(policy) = rule.policies().iter().find(is_held) {
+        if let Some(policy) = rule.policies().iter().find(|policy| policy.limits_in_flight()) {
             return Err(OwnQuotaError::new(
                 OwnQuotaErrorKind::Option,
                 format!(
