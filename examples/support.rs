@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderName, StatusCode};
 use axum::routing::{get, post};
 use tower_ratelimit::key::{self, Prefixes, TrustedProxies};
 use tower_ratelimit::limiter::Blocks;
@@ -68,7 +68,13 @@ fn app(limiter: MemoryLimiter) -> Result<(Router, Router), Box<dyn Error>> {
     let customer = Rule::plans("customer", [Quota::per_minute(10), Quota::per_minute(600)], chosen)?;
     let customer = customer.missing_key(MissingKey::Exempt);
 
-    let (stats, exempt_list) = (Stats::new(), AccessList::new());
+    // The page shows the last refusals with the ids of their requests, and the keys that use most. Keys are fingerprints.
+    let stats = Stats::builder()
+        .max_recent_refusals(1_000)
+        .request_id(HeaderName::from_static("x-request-id"))
+        .count_use(true)
+        .build();
+    let exempt_list = AccessList::new();
     let proxies = TrustedProxies::networks(["127.0.0.0/8"])?; // so that curl can play a proxy
     let layer = RateLimitLayer::new(limiter.clone(), client, key::client_ip(proxies.clone()))
         .and(customer, key::header("x-api-key"))
