@@ -84,12 +84,17 @@ impl Policy {
         &self.0.quota
     }
 
-    /// Returns the unit of the quota, which clients see: `requests`, or `concurrent-requests` for a
-    /// [concurrency limit](Quota::concurrent), unless the policy's rule [states](crate::Rule::unit)
-    /// another.
+    /// Returns the unit of the quota, which clients see: `content-bytes` for a quota that
+    /// [counts bytes](Quota::in_bytes), `concurrent-requests` for a
+    /// [concurrency limit](Quota::concurrent), otherwise `requests`, unless the policy's rule
+    /// [states](crate::Rule::unit) another.
     #[must_use]
     pub fn quota_unit(&self) -> &str {
-        let default = if self.limits_in_flight() { CONCURRENT_REQUESTS } else { REQUESTS };
+        let default = match self.limits_in_flight() {
+            _ if self.quota().counts_bytes() => CONTENT_BYTES,
+            true => CONCURRENT_REQUESTS,
+            false => REQUESTS,
+        };
         self.0.unit.as_deref().unwrap_or(default)
     }
 
@@ -108,6 +113,14 @@ impl Policy {
         if !can_be_named(unit) {
             return Err(QuotaError::unit(unit));
         }
+        if self.quota().counts_bytes() && unit != CONTENT_BYTES {
+            let (name, quota) = (self.name(), self.quota());
+            let why = format!(
+                "the quota \"{quota}\" of {name:?} counts bytes, so its unit is `{CONTENT_BYTES}` and cannot be {unit:?}: \
+                 leave the unit out, or write the quota without bytes"
+            );
+            return Err(QuotaError::new(QuotaErrorKind::Unit, why));
+        }
         Ok(Self(Arc::new(Inner { unit: Some(unit.into()), ..(*self.0).clone() })))
     }
 
@@ -115,6 +128,7 @@ impl Policy {
     /// `api-60-per-minute`.
     pub(crate) fn each(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, QuotaError> {
         let quotas: Box<[Quota]> = quotas.into_iter().collect();
+        one_unit(name, &quotas)?;
         for (at, quota) in quotas.iter().enumerate() {
             if let Some(other) = quotas[..at].iter().find(|other| other.counts_alike(quota)) {
                 return Err(twice(name, quota, other));
@@ -131,6 +145,7 @@ impl Policy {
     /// so a key that changes its plan and returns has used as much as before.
     pub(crate) fn named_plans(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, QuotaError> {
         let quotas: Vec<Quota> = quotas.into_iter().collect();
+        one_unit(name, &quotas)?;
         let largest = quotas.iter().map(Quota::capacity).max().unwrap_or(0);
         at_least_one(name, quotas.into_iter().map(|quota| Self::new(name, quota.holding(largest))))
     }
@@ -151,6 +166,7 @@ impl Policy {
             })
         };
         let quotas = quotas.into_iter().map(kept).collect::<Result<Vec<Quota>, _>>()?;
+        one_unit(name, &quotas)?;
         // The largest debt in proportion to its capacity, as a fraction.
         let owed = |quota: &Quota| (u128::from(quota.spec().debt), u128::from(quota.capacity().max(1)));
         let (debt, of) = quotas.iter().map(owed).max_by(|a, b| (a.0 * b.1).cmp(&(b.0 * a.1))).unwrap_or((0, 1));
@@ -258,6 +274,16 @@ fn at_least_one(
     if policies.is_empty() { Err(QuotaError::no_quota(name)) } else { Ok(policies) }
 }
 
+/// Returns an error if some of a rule's quotas count bytes and others do not: a request has one cost for all of them.
+fn one_unit(name: &str, quotas: &[Quota]) -> Result<(), QuotaError> {
+    let find = |in_bytes| quotas.iter().find(|quota| quota.counts_bytes() == in_bytes);
+    let (Some(bytes), Some(others)) = (find(true), find(false)) else { return Ok(()) };
+    let why = format!(
+        "the quota \"{bytes}\" counts bytes and \"{others}\" does not, but a request has one cost for both: make two rules"
+    );
+    Err(QuotaError::together(name, &why))
+}
+
 /// Makes the error of two quotas that count alike.
 fn twice(name: &str, quota: &Quota, other: &Quota) -> QuotaError {
     let why = if quota == other {
@@ -324,6 +350,22 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn quota_of_bytes_has_the_unit_of_bytes() {
+        let (bytes, requests) = (Quota::per_hour(1_000).in_bytes().unwrap(), Quota::per_hour(5));
+        let policy = Policy::new("upload", bytes).unwrap();
+        assert_eq!(policy.quota_unit(), CONTENT_BYTES);
+        assert!(policy.in_unit(CONTENT_BYTES).is_ok());
+        let error = policy.in_unit("tokens").unwrap_err();
+        assert_eq!(error.kind(), QuotaErrorKind::Unit);
+        assert!(error.to_string().ends_with("leave the unit out, or write the quota without bytes"), "{error}");
+        for mixed in [Policy::each("a", [bytes, requests]), Policy::named_plans("a", [requests, bytes])] {
+            let error = mixed.unwrap_err();
+            assert_eq!(error.kind(), QuotaErrorKind::Combination);
+            assert!(error.to_string().contains("make two rules"), "{error}");
+        }
+    }
 
     #[test]
     fn names_of_long_quotas_fit_and_differ() {

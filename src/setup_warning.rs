@@ -65,6 +65,9 @@ labelled! {
         ClientNotReported = "client-not-reported",
         /// A rule settles costs after the response, and its quota allows no debt.
         NoDebt = "no-debt",
+        /// A rule's quota [counts bytes](crate::Quota::in_bytes), and the rule does not say how many bytes a
+        /// request costs, so each costs one byte.
+        NoCost = "no-cost",
         /// A rule's quota is a leaky queue, and its layer has no timer, so no request waits.
         NoTimer = "no-timer",
         /// A layer has a timer, and no rule has a leaky queue, so no request waits.

@@ -42,6 +42,7 @@ impl<L: Limiter> Compiled<L> {
                 });
             }
         }
+        self.look_for_no_cost();
         self.look_for_no_effect();
         if let Some((policy, error)) = self.unsupported.first().and_then(|(at, error)| Some((self.policy(*at)?, error)))
         {
@@ -58,6 +59,24 @@ impl<L: Limiter> Compiled<L> {
             self.diagnostics.notice(SetupWarningKind::HeadersUnsent, || text);
         }
         self.look_for_contradiction();
+    }
+
+    /// Warns about quotas of bytes whose requests cost one byte each.
+    fn look_for_no_cost(&self) {
+        for rule in self.settings.rules.iter().map(BoundRule::rule) {
+            let in_bytes = rule.policies.iter().find(|policy| policy.quota().counts_bytes());
+            let has_cost = rule.cost.is_some() || rule.settlement.replaces_cost();
+            if let Some(policy) = in_bytes.filter(|_| !has_cost) {
+                self.diagnostics.notice(SetupWarningKind::NoCost, || {
+                    format!(
+                        "the quota of the policy {:?} ({}) counts bytes, and each request costs one: say what it costs by \
+                         Rule::cost or Rule::settle_by_body",
+                        policy.name(),
+                        policy.quota()
+                    )
+                });
+            }
+        }
     }
 
     /// Warns about settings of a rule that do nothing with its quotas.

@@ -111,6 +111,7 @@ impl Quota {
             Algorithm::Concurrency => return Self::concurrent(1),
             _ => {}
         }
+        spec.in_bytes = false;
         Self::from_spec(spec)
     }
 

@@ -346,6 +346,32 @@ impl Quota {
         self.with("in_proportion", &Algorithm::rates(), |spec| spec.proportional = true)
     }
 
+    /// Counts bytes instead of requests: clients read `content-bytes` as the unit of the quota, and its
+    /// text has units of bytes. The text of a quota may have them, too: `10 MiB per hour`.
+    ///
+    /// The rule has to say how many bytes a request costs, by [`Rule::cost`] or
+    /// [`Rule::settle_by_body`].
+    ///
+    /// ```
+    /// use tower_ratelimit::Quota;
+    /// # fn main() -> Result<(), tower_ratelimit::quota::QuotaError> {
+    /// let quota = Quota::per_hour(10 << 20).in_bytes()?;
+    /// assert_eq!(quota.to_string(), "10 MiB per hour, token bucket");
+    /// assert_eq!("10 MiB/h".parse(), Ok(quota));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// [`Rule::cost`]: crate::Rule::cost
+    /// [`Rule::settle_by_body`]: crate::Rule::settle_by_body
+    ///
+    /// # Errors
+    /// Returns an error if the quota is a block, whose units are strikes.
+    pub fn in_bytes(self) -> Result<Self, QuotaError> {
+        let counting: Vec<Algorithm> =
+            Algorithm::ALL.iter().copied().filter(|algorithm| *algorithm != Algorithm::Block).collect();
+        self.with("in_bytes", &counting, |spec| spec.in_bytes = true)
+    }
+
     /// Returns the limit: the units per period, or those that requests may hold at once.
     #[must_use]
     pub fn limit(&self) -> u64 {
@@ -364,6 +390,12 @@ impl Quota {
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.spec.burst
+    }
+
+    /// Returns whether the quota counts [bytes](Self::in_bytes).
+    #[must_use]
+    pub fn counts_bytes(&self) -> bool {
+        self.spec.in_bytes
     }
 
     /// Returns the algorithm.
@@ -396,7 +428,15 @@ impl Quota {
         let counted = |Self { spec, .. }: &Self| {
             let is_one_instant = spec.algorithm.is_bucket() && spec.algorithm != Algorithm::StepBucket;
             let algorithm = if is_one_instant { Algorithm::TokenBucket } else { spec.algorithm };
-            Spec { algorithm, delay_after: 0, count_denied: false, proportional: false, debt_is_chosen: false, ..*spec }
+            Spec {
+                algorithm,
+                in_bytes: false,
+                delay_after: 0,
+                count_denied: false,
+                proportional: false,
+                debt_is_chosen: false,
+                ..*spec
+            }
         };
         counted(self) == counted(other)
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::builder::Quota;
 use super::error::{QuotaError, QuotaErrorKind};
-use super::spec::{Algorithm, Anchor, Oldest, Spec};
+use super::spec::{Algorithm, Anchor, Oldest, Spec, UNITS_MAX};
 
 /// The units of time, the longest first: the microseconds, the name for printing, and the names for
 /// reading.
@@ -19,29 +19,53 @@ const UNITS: [(u64, &str, &[&str]); 6] = [
     (1, "microsecond", &["microsecond", "microseconds", "us", "µs"]),
 ];
 
+/// Further units of time, for reading: the microseconds and the names. A printed quota has days instead,
+/// as these are no months and years of a calendar.
+const LONG_UNITS: [(u64, &[&str]); 3] = [
+    (7 * UNITS[0].0, &["week", "weeks", "w"]),
+    (30 * UNITS[0].0, &["month", "months"]),
+    (365 * UNITS[0].0, &["year", "years", "y"]),
+];
+
+/// The bytes of a unit, and its name.
+type ByteUnit = (u64, &'static str);
+
+/// The units of bytes, the largest first. Their case matters, as `Mb` is a megabit.
+const BYTES: [ByteUnit; 9] = [
+    (1 << 40, "TiB"),
+    (1_000_000_000_000, "TB"),
+    (1 << 30, "GiB"),
+    (1_000_000_000, "GB"),
+    (1 << 20, "MiB"),
+    (1_000_000, "MB"),
+    (1 << 10, "KiB"),
+    (1_000, "kB"),
+    (1, "B"),
+];
+
 impl fmt::Display for Quota {
     /// Prints what differs from the algorithm's defaults, such as
     /// `100 per minute, burst 20, token bucket`. The text parses back to an equal quota.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spec = self.spec();
         if spec.algorithm == Algorithm::Concurrency {
-            return write!(f, "{} at once", spec.limit);
+            return write!(f, "{} at once", Amount(spec.limit, spec));
         }
         let plain = Spec::new(spec.limit, spec.period_us, spec.algorithm);
-        write!(f, "{} per ", spec.limit)?;
+        write!(f, "{} per ", Amount(spec.limit, spec))?;
         match in_units(spec.period_us) {
             (1, name) => f.write_str(name)?,
             (count, name) => write!(f, "{count} {name}s")?,
         }
         if spec.burst != plain.burst {
             if spec.algorithm == Algorithm::LeakyQueue {
-                write!(f, ", queue {}", spec.burst.saturating_sub(1))?;
+                write!(f, ", queue {}", Amount(spec.burst.saturating_sub(1), spec))?;
             } else {
-                write!(f, ", burst {}", spec.burst)?;
+                write!(f, ", burst {}", Amount(spec.burst, spec))?;
             }
         }
         if spec.delay_after != 0 {
-            write!(f, ", delay after {}", spec.delay_after)?;
+            write!(f, ", delay after {}", Amount(spec.delay_after, spec))?;
         }
         let lasting = spec.lasting;
         if spec.algorithm == Algorithm::Block {
@@ -52,7 +76,7 @@ impl fmt::Display for Quota {
             write!(f, ", times {} up to {longest} within {memory}", lasting.factor)?;
         }
         if spec.debt_is_chosen {
-            write!(f, ", debt up to {}", spec.debt)?;
+            write!(f, ", debt up to {}", Amount(spec.debt, spec))?;
         }
         if spec.anchor == Anchor::FirstRequest {
             f.write_str(", from the first request")?;
@@ -72,6 +96,21 @@ impl fmt::Display for Quota {
             f.write_str(", in proportion")?;
         }
         write!(f, ", {}", spec.algorithm)
+    }
+}
+
+/// Units of a quota. Bytes are printed in the largest unit of which they are a whole number.
+struct Amount<'a>(u64, &'a Spec);
+
+impl fmt::Display for Amount<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(units, spec) = *self;
+        if !spec.in_bytes {
+            return units.fmt(f);
+        }
+        let of = BYTES.iter().find(|(size, _)| units != 0 && units % size == 0);
+        let (size, name) = of.unwrap_or(&(1, "B"));
+        write!(f, "{} {name}", units / size)
     }
 }
 
@@ -103,9 +142,17 @@ impl FromStr for Quota {
     /// `counting denied`, `in proportion`, and for a block `for TIME` and
     /// `times N up to TIME within TIME`. A [concurrency limit](Quota::concurrent) is `N at once`. Case
     /// and commas do not matter, and `up to` may be left out of a debt. Numbers may contain `_`.
+    ///
+    /// A week has 7 days, a month 30 and a year 365.
+    ///
+    /// A quota that [counts bytes](Quota::in_bytes) has a unit behind each number of bytes:
+    /// `10 MiB per hour, burst 20 MiB`. The units are `B`, those in powers of 1,000 (`kB`, `MB`, `GB`,
+    /// `TB`), and those in powers of 1,024 (`KiB`, `MiB`, `GiB`, `TiB`). Their case matters.
     fn from_str(text: &str) -> Result<Self, QuotaError> {
-        let lower = text.to_ascii_lowercase().replace('/', " per ").replace([',', ';'], " ");
-        Reader { text, words: lower.split_whitespace().collect(), at: 0 }.quota()
+        let spaced = text.replace('/', " per ").replace([',', ';'], " ");
+        let lower = spaced.to_ascii_lowercase();
+        let (words, written) = (lower.split_whitespace().collect(), spaced.split_whitespace().collect());
+        Reader { text, words, written, at: 0, in_bytes: false }.quota()
     }
 }
 
@@ -129,15 +176,20 @@ const PHRASES: [Phrase; 6] = [
 /// The words of a quota. A word that was read is empty.
 struct Reader<'a> {
     text: &'a str,
+    /// In lower case.
     words: Vec<&'a str>,
+    /// The words as they were written. None of them is empty.
+    written: Vec<&'a str>,
     /// The place of the next word.
     at: usize,
+    /// Whether the limit has a unit of bytes. Then all numbers of bytes have one.
+    in_bytes: bool,
 }
 
 impl<'a> Reader<'a> {
     /// Finds each option in turn, so that they may stand in any order.
     fn quota(mut self) -> Result<Quota, QuotaError> {
-        let limit = self.number("a limit")?;
+        let limit = self.limit()?;
         let (mut quota, is_named) = match self.skip("at once") {
             true => (Quota::checked(Spec::new(limit, 0, Algorithm::Concurrency))?, true),
             false => self.timed(limit)?,
@@ -147,7 +199,8 @@ impl<'a> Reader<'a> {
                 if option == "debt" {
                     self.skip("up to");
                 }
-                quota = set(quota, self.number(&format!("the number after `{option}`"))?)?;
+                let amount = self.amount(option)?;
+                quota = set(quota, amount)?;
             }
         }
         for (option, set) in PHRASES {
@@ -180,6 +233,7 @@ impl<'a> Reader<'a> {
                 Algorithm::timed().map(Algorithm::as_str).collect::<Vec<_>>().join(", "),
                 quota.algorithm()
             ))),
+            None if self.in_bytes => quota.in_bytes(),
             None => Ok(quota),
         }
     }
@@ -231,8 +285,12 @@ impl<'a> Reader<'a> {
         let (count, unit) = word.split_at(digits);
         let count = if count.is_empty() { 1 } else { self.parse(count)? };
         let unit = if unit.is_empty() { self.next().unwrap_or_default() } else { unit };
-        let Some((length, ..)) = UNITS.iter().find(|(_, _, names)| names.contains(&unit)) else {
-            return Err(self.error(&format!("`{unit}` is not a unit of time: d, h, min, s, ms or µs")));
+        let units = UNITS.iter().map(|(length, _, names)| (length, *names));
+        let units = units.chain(LONG_UNITS.iter().map(|(length, names)| (length, *names)));
+        let Some((length, _)) = units.into_iter().find(|(_, names)| names.contains(&unit)) else {
+            return Err(
+                self.error(&format!("`{unit}` is not a unit of time: year, month, week, d, h, min, s, ms or µs"))
+            );
         };
         let micros = count.checked_mul(*length).ok_or_else(|| self.error("the period is too long"))?;
         Ok(Duration::from_micros(micros))
@@ -255,6 +313,80 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    /// Reads the limit. Its unit says what the quota counts.
+    fn limit(&mut self) -> Result<u64, QuotaError> {
+        let (number, unit) = self.number_and_unit("a limit")?;
+        self.in_bytes = unit.is_some();
+        self.bytes(number, unit)
+    }
+
+    /// Reads the number after an option, which has a unit of bytes if the limit has one.
+    fn amount(&mut self, option: &str) -> Result<u64, QuotaError> {
+        let (number, unit) = self.number_and_unit(&format!("the number after `{option}`"))?;
+        if unit.is_some() == self.in_bytes {
+            return self.bytes(number, unit);
+        }
+        Err(self.error(&match unit {
+            None => {
+                format!("the limit counts bytes, and `{option} {number}` has no unit, such as `{option} {number} kB`")
+            }
+            Some((_, unit)) => {
+                format!("`{option}` counts {unit}, and the limit has no unit of bytes: write one there, too")
+            }
+        }))
+    }
+
+    /// Reads a number, and the unit of bytes that follows it or is its end, if there is one.
+    fn number_and_unit(&mut self, what: &str) -> Result<(u64, Option<ByteUnit>), QuotaError> {
+        let written = self.written.get(self.at).copied().unwrap_or_default();
+        let word = self.next().ok_or_else(|| self.error(&format!("{what} is missing")))?;
+        let digits = word.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(word.len());
+        if let (Some(number), Some(unit)) = (word.get(..digits), written.get(digits..)) {
+            if !number.is_empty() && !unit.is_empty() {
+                return match self.byte_unit(unit)? {
+                    Some(unit) => Ok((self.parse(number)?, Some(unit))),
+                    None => self.parse(word).map(|number| (number, None)),
+                };
+            }
+        }
+        let number = self.parse(word)?;
+        let next = self.written.get(self.at).filter(|_| self.words.get(self.at).is_some_and(|word| !word.is_empty()));
+        let next = next.copied().unwrap_or_default();
+        let unit = self.byte_unit(next)?;
+        if unit.is_some() {
+            self.next();
+        }
+        Ok((number, unit))
+    }
+
+    /// Returns the unit of bytes of this name.
+    ///
+    /// # Errors
+    /// Returns an error if the word looks like such a unit, and could mean another one.
+    fn byte_unit(&self, word: &str) -> Result<Option<ByteUnit>, QuotaError> {
+        if let Some(unit) = BYTES.iter().find(|(_, name)| *name == word) {
+            return Ok(Some(*unit));
+        }
+        let lower = word.to_ascii_lowercase();
+        let known = ["byte", "bytes", "kilobytes", "megabytes", "gigabytes", "terabytes", "pb", "pib"];
+        let looks_like_one = known.contains(&&*lower) || BYTES.iter().any(|(_, name)| name.eq_ignore_ascii_case(word));
+        if !looks_like_one {
+            return Ok(None);
+        }
+        Err(self.error(&format!(
+            "`{word}` is not a unit of bytes, whose case matters: B, kB, MB, GB or TB (powers of 1000), KiB, MiB, GiB or \
+             TiB (powers of 1024)"
+        )))
+    }
+
+    fn bytes(&self, number: u64, unit: Option<(u64, &str)>) -> Result<u64, QuotaError> {
+        let Some((size, name)) = unit else { return Ok(number) };
+        number.checked_mul(size).ok_or_else(|| {
+            let message = format!("{number} {name} is too large: at most {UNITS_MAX} bytes");
+            QuotaError::new(QuotaErrorKind::Units, message)
+        })
+    }
+
     fn number(&mut self, what: &str) -> Result<u64, QuotaError> {
         let word = self.next().ok_or_else(|| self.error(&format!("{what} is missing")))?;
         self.parse(word)
@@ -263,7 +395,8 @@ impl<'a> Reader<'a> {
     fn parse(&self, word: &str) -> Result<u64, QuotaError> {
         let digits = Some(word.replace('_', "")).filter(|digits| !digits.starts_with('+'));
         let number = digits.and_then(|digits| digits.parse().ok());
-        number.ok_or_else(|| self.error(&format!("`{word}` is not a whole number that fits")))
+        let hint = if word.contains('.') { ": take a smaller unit" } else { "" };
+        number.ok_or_else(|| self.error(&format!("`{word}` is not a whole number that fits{hint}")))
     }
 
     fn error(&self, why: &str) -> QuotaError {

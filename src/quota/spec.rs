@@ -22,6 +22,8 @@ pub(crate) struct Spec {
     /// Whether the debt was chosen. Otherwise it is as much as the burst.
     pub(crate) debt_is_chosen: bool,
     pub(crate) algorithm: Algorithm,
+    /// Whether a unit is a byte. It does not change what is counted.
+    pub(crate) in_bytes: bool,
     pub(crate) anchor: Anchor,
     pub(crate) delay_after: u64,
     pub(crate) buckets: u32,
@@ -147,6 +149,7 @@ impl Spec {
             debt: 0,
             debt_is_chosen: false,
             algorithm,
+            in_bytes: false,
             anchor: Anchor::Epoch,
             delay_after: 0,
             buckets: 1,

@@ -32,7 +32,7 @@ fn constructor(algorithm: Algorithm) -> Constructor {
 }
 
 /// Words that mean something somewhere, and some that mean nothing anywhere. The names of algorithms come to them.
-const WORDS: [&str; 50] = [
+const WORDS: [&str; 58] = [
     "100",
     "0",
     "1",
@@ -83,6 +83,14 @@ const WORDS: [&str; 50] = [
     "at",
     "at once",
     "wait",
+    "MB",
+    "mb",
+    "10MiB",
+    "7 kB",
+    "B",
+    "TiB",
+    "month",
+    "100 GB per",
 ];
 
 /// Returns the algorithms whose units come back with time.
@@ -135,6 +143,19 @@ proptest! {
         let written = serde_json::to_string(&quota).unwrap();
         prop_assert_eq!(&written, &format!("\"{quota}\""));
         prop_assert_eq!(serde_json::from_str::<Quota>(&written).unwrap(), quota);
+    }
+
+    #[test]
+    fn printed_quota_of_bytes_is_read_as_the_same_quota(
+        shape in shapes(), algorithm in prop::sample::select(Algorithm::ALL), limit in any::<bool>(),
+    ) {
+        let Ok(quota) = quota(algorithm, Anchor::Epoch, &shape).in_bytes() else { return Ok(()) };
+        let quota = quota.burst(1 << 20).ok().filter(|_| limit).unwrap_or(quota);
+        let words = quota.to_string();
+        for words in [words.clone(), words.replace(',', ""), words.replace(" per ", "/"), words.replace(" MiB", "MiB")] {
+            prop_assert_eq!(words.parse::<Quota>(), Ok(quota), "{}", words);
+        }
+        prop_assert!(quota.counts_bytes() && quota.counts_alike(&words.replace(" B", "").parse().unwrap_or(quota)));
     }
 
     #[test]
@@ -263,11 +284,55 @@ fn quota_text_error_says_how_to_fix_it() {
         ("1000000000000 at once", Units, "at most 999999999999"),
         ("5/s concurrency limit", Syntax, "`concurrency` is neither an algorithm (token bucket, "),
         ("5/s wait 3 s", NotAnOption, "leaky queue"),
+        ("10 mb/s", Syntax, "`mb` is not a unit of bytes, whose case matters: B, kB, MB, "),
+        ("10Mb/s", Syntax, "`Mb` is not a unit of bytes"),
+        ("10 bytes per s", Syntax, "`bytes` is not a unit of bytes"),
+        ("1.5 GB/h", Syntax, "`1.5` is not a whole number that fits: take a smaller unit"),
+        ("-1 GB/h", Syntax, "`-1` is not a whole number"),
+        ("10 MB/s burst 5", Syntax, "`burst 5` has no unit, such as `burst 5 kB`"),
+        ("10/s burst 5 MB", Syntax, "`burst` counts MB, and the limit has no unit of bytes"),
+        ("99999999 TiB per second", Units, "99999999 TiB is too large: at most 999999999999999 bytes"),
+        ("1000 TB/s", Units, "count in a larger unit"),
+        ("910 TiB per second", Units, "at most 999999999999999"),
+        ("5 B/s block for 1h", NotAnOption, "it belongs to token bucket"),
+        ("2 MB/s sliding log", Units, "60 buckets"),
+        ("5 per 13 months", Period, "366 days"),
     ] {
         let error = text.parse::<Quota>().expect_err(text);
         assert_eq!(error.kind(), kind, "{text}: {error}");
         assert!(error.to_string().contains(fix), "{text}: {error}");
     }
+}
+
+#[test]
+fn units_of_bytes_and_long_times_are_read_exactly() {
+    for (words, limit, printed) in [
+        ("10 MiB per hour", 10 << 20, "10 MiB per hour, token bucket"),
+        ("10MB/h burst 20MB", 10_000_000, "10 MB per hour, burst 20 MB, token bucket"),
+        ("1 GB per month", 1_000_000_000, "1 GB per 30 days, token bucket"),
+        ("1 kB per week", 1_000, "1 kB per 7 days, token bucket"),
+        ("1024 kB per year", 1_024_000, "1000 KiB per 365 days, token bucket"),
+        ("1_500_001 B/s", 1_500_001, "1500001 B per second, token bucket"),
+        ("0 TiB/s", 0, "0 B per second, token bucket"),
+        ("909 TiB PER DAY", 909 << 40, "909 TiB per day, token bucket"),
+        ("5 MB at once", 5_000_000, "5 MB at once"),
+        ("1 MB/s leaky queue queue 5 MB", 1_000_000, "1 MB per second, queue 5 MB, leaky queue"),
+        ("1 KiB/s debt up to 3 B", 1_024, "1 KiB per second, debt up to 3 B, token bucket"),
+    ] {
+        let quota: Quota = words.parse().unwrap_or_else(|error| panic!("{words}: {error}"));
+        assert_eq!((quota.limit(), quota.to_string().as_str(), quota.counts_bytes()), (limit, printed, true));
+        assert_eq!(quota.to_string().parse(), Ok(quota));
+    }
+    assert_eq!("5 per month".parse(), Quota::new(5, 30 * DAY));
+}
+
+#[test]
+fn quota_of_bytes_reads_the_states_of_the_same_number() {
+    let (bytes, number) = (Quota::per_hour(1_000).in_bytes().unwrap(), Quota::per_hour(1_000));
+    assert_ne!(bytes, number);
+    assert_eq!(bytes.of_states().fingerprint(), number.of_states().fingerprint());
+    let share = bytes.share(std::num::NonZeroU32::new(10).unwrap());
+    assert_eq!(share, Quota::per_hour(100).in_bytes().unwrap());
 }
 
 #[test]

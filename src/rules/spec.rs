@@ -180,4 +180,6 @@ pub(crate) enum CostSpec {
     Units(u64),
     /// The number in a header, up to a bound of at least 1.
     Header { name: HeaderName, at_most: u64 },
+    /// The bytes of the request's body. All quotas of the rule count bytes.
+    ContentLength,
 }

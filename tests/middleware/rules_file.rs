@@ -341,6 +341,22 @@ async fn candidate_is_observed_beside_and_never_binds() {
 }
 
 #[tokio::test]
+async fn upload_costs_the_bytes_of_its_body() {
+    let rules = Rules::from_text(
+        "rules: [{name: upload, quota: 1 MB per hour, key: peer-ip, cost: content-length, match: {method: PUT}}]",
+    );
+    let layer = layer(&rules.unwrap()).headers(tower_ratelimit::Headers::draft_11());
+    let upload = |fields: &[(&str, &str)]| status(&layer, from("192.0.2.1", request("PUT", "/", fields)));
+    assert_eq!(upload(&[("content-length", "600000")]).await, 200);
+    assert_eq!(upload(&[("content-length", "600000")]).await, 429, "400,000 bytes are left");
+    assert_eq!(upload(&[("transfer-encoding", "chunked")]).await, 429, "nobody knows how long it is");
+    assert_eq!(left(&layer), [("upload".into(), 400_000)]);
+    let response = layer.layer(tower::service_fn(answer)).oneshot(from("192.0.2.1", request("PUT", "/", &[])));
+    let headers = response.await.unwrap();
+    assert_eq!(headers.headers()["ratelimit-policy"], "\"upload\";q=1000000;qu=\"content-bytes\";w=3600");
+}
+
+#[tokio::test]
 async fn listed_clients_are_exempt_or_refused() {
     let rules = Rules::from_text(
         "rules: [{name: a, quota: 0 per minute, key: peer-ip}]

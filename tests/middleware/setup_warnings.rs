@@ -227,6 +227,18 @@ fn name_with_two_quotas_over_one_limiter_is_reported() {
 }
 
 #[test]
+fn quota_of_bytes_without_a_cost_is_reported() {
+    let rule = |cost: bool| {
+        let rule = Rule::new("upload", Quota::per_hour(1 << 20).in_bytes().unwrap()).unwrap();
+        if cost { rule.cost(|_| 64 << 10) } else { rule }
+    };
+    let layer = |rule: Rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::global());
+    assert_eq!(layer(rule(false)).check().unwrap_err().kind(), SetupWarningKind::NoCost);
+    assert_eq!(layer(rule(true)).check(), Ok(()));
+    assert_eq!(layer(rule(false).settle_by_body()).check(), Ok(()));
+}
+
+#[test]
 fn settled_policy_without_debt_is_reported() {
     let quota = Quota::per_hour(100).max_debt(0).unwrap();
     let rule = Rule::new("tokens", quota).unwrap().cost(|_| 10).settle_by_usage();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::super::document::{Node, Type, Value};
 use super::super::problem::{Position, Quoted, RulesErrorKind};
-use super::super::spec::{At, CostSpec, KeySpec, PlansSpec, QuotaSpec};
+use super::super::spec::{At, CostSpec, KeySpec, Name, PlansSpec, QuotaSpec};
 use super::value::{Fields, Reader, meant_by_bare};
 use crate::quota::{Algorithm, Quota, QuotaErrorKind};
 
@@ -16,6 +16,9 @@ pub(in crate::rules) const QUOTA: &[&str] = &["unit", "requests_per_unit"];
 pub(in crate::rules) const PLANS: &[&str] = &["by", "quotas", "otherwise"];
 
 pub(in crate::rules) const COST: &[&str] = &["header", "at-most"];
+
+/// The word for the bytes of a request's body.
+pub(in crate::rules) const CONTENT_LENGTH: &str = "content-length";
 
 pub(in crate::rules) const BLOCK: &[&str] = &["after", "for"];
 
@@ -74,7 +77,22 @@ impl Reader<'_, '_, '_> {
                 quotas.push(quota);
             }
         }
+        self.check_units(&quotas)?;
         (quotas.len() == items.len()).then_some(quotas)
+    }
+
+    /// Refuses quotas of which some count bytes and others do not: a request has one cost for all of them.
+    pub(super) fn check_units(&mut self, quotas: &[At<Quota>]) -> Option<()> {
+        let Some((first, others)) = quotas.split_first() else { return Some(()) };
+        let Some(other) = others.iter().find(|other| other.counts_bytes() != first.counts_bytes()) else {
+            return Some(());
+        };
+        let (bytes, requests) = if first.counts_bytes() { (first, other) } else { (other, first) };
+        let message = format!(
+            "\"{}\" counts bytes and \"{}\" does not, and a request has one cost for both: write two rules",
+            bytes.value, requests.value
+        );
+        self.refuse(RulesErrorKind::Value, other.position, message)
     }
 
     pub(super) fn quota(&mut self, node: &Node<'_>, what: &str) -> Option<At<Quota>> {
@@ -211,7 +229,9 @@ impl Reader<'_, '_, '_> {
             }
             found
         });
-        Some(PlansSpec { by: by?, quotas: read.into_iter().collect::<Option<_>>()?, otherwise: otherwise? })
+        let quotas: Vec<(Name, At<Quota>)> = read.into_iter().collect::<Option<_>>()?;
+        self.check_units(&quotas.iter().map(|(_, quota)| quota.clone()).collect::<Vec<_>>())?;
+        Some(PlansSpec { by: by?, quotas, otherwise: otherwise? })
     }
 
     /// Reads where a request names its plan.
@@ -235,6 +255,8 @@ impl Reader<'_, '_, '_> {
             let at_most = self.required(&fields, "at-most", ", or a client could say that it costs any number");
             let at_most = at_most.and_then(|node| self.units(node, "at-most"));
             CostSpec::Header { name: name?, at_most: at_most? }
+        } else if matches!(&node.value, Value::Scalar { text, .. } if *text == CONTENT_LENGTH) {
+            CostSpec::ContentLength
         } else {
             CostSpec::Units(self.units(node, "cost")?)
         };
@@ -243,7 +265,17 @@ impl Reader<'_, '_, '_> {
 
     fn units(&mut self, node: &Node<'_>, field: &str) -> Option<u64> {
         let what = format!("`{field}`");
-        let units = self.number(node, &what, "a whole number of units, or `{header: x-cost, at-most: 100}`")?;
+        let expected = match field {
+            "cost" => "a number of units, bytes like `64 KiB`, `content-length`, or `{header: x-cost, at-most: 100}`",
+            _ => "a number of units, or bytes like `64 KiB`",
+        };
+        let units = match (&node.value, node.kind()) {
+            (Value::Scalar { text, .. }, Type::Text) => match bytes_of(text) {
+                Some(bytes) => bytes,
+                None => return self.wrong_type(node, &what, expected),
+            },
+            _ => self.number(node, &what, expected)?,
+        };
         if units == 0 {
             let message =
                 format!("`{field}` of 0 would take nothing from any quota: use at least 1, or leave the rule out");
@@ -252,14 +284,43 @@ impl Reader<'_, '_, '_> {
         Some(units)
     }
 
-    /// Refuses a cost that no request could pay.
-    pub(super) fn check_cost(&mut self, cost: &At<CostSpec>, quota: &QuotaSpec) {
-        let quotas: Vec<&Quota> = match quota {
-            QuotaSpec::All(quotas) => quotas.iter().map(|quota| &quota.value).collect(),
-            QuotaSpec::Plans(plans) => plans.quotas.iter().map(|(_, quota)| &quota.value).collect(),
+    /// Refuses a cost that no request could pay, and one that does not fit what the quotas count.
+    pub(super) fn check_cost(&mut self, cost: Option<&At<CostSpec>>, quota: &QuotaSpec) {
+        let quotas: Vec<&At<Quota>> = match quota {
+            QuotaSpec::All(quotas) => quotas.iter().collect(),
+            QuotaSpec::Plans(plans) => plans.quotas.iter().map(|(_, quota)| quota).collect(),
         };
-        let (CostSpec::Units(most) | CostSpec::Header { at_most: most, .. }) = cost.value;
-        let small = quotas.into_iter().filter(|quota| quota.limit() > 0).min_by_key(|quota| quota.capacity());
+        let in_bytes = quotas.first().filter(|quota| quota.counts_bytes());
+        let Some(cost) = cost else {
+            if let Some(quota) = in_bytes {
+                let message = format!(
+                    "\"{}\" counts bytes, and a request would cost one byte: write what it costs, such as \
+                     `cost: {CONTENT_LENGTH}` for uploads",
+                    quota.value
+                );
+                self.problems.add(RulesErrorKind::Field, quota.position, message);
+            }
+            return;
+        };
+        let most = match cost.value {
+            CostSpec::Units(most) | CostSpec::Header { at_most: most, .. } => most,
+            CostSpec::ContentLength => {
+                if let (None, Some(quota)) = (in_bytes, quotas.first()) {
+                    let message = format!(
+                        "`cost: {CONTENT_LENGTH}` counts bytes, and \"{}\" does not: write the quota in bytes, such as \
+                         `100 MB per hour`",
+                        quota.value
+                    );
+                    self.problems.add(RulesErrorKind::Value, cost.position, message);
+                }
+                return;
+            }
+        };
+        let small = quotas
+            .into_iter()
+            .map(|quota| &quota.value)
+            .filter(|quota| quota.limit() > 0)
+            .min_by_key(|quota| quota.capacity());
         let Some(small) = small.filter(|quota| quota.capacity() < most) else { return };
         let capacity = small.capacity();
         let message = match &cost.value {
@@ -270,7 +331,15 @@ impl Reader<'_, '_, '_> {
                 "a request could never pass if its header `{name}` says more than {capacity}, which is the most that \
                  \"{small}\" lets pass at once: write an `at-most` of up to {capacity} instead of {at_most}"
             ),
+            CostSpec::ContentLength => return,
         };
         self.problems.add(RulesErrorKind::Value, cost.position, message);
     }
+}
+
+/// Reads a number of bytes, such as `64 KiB`.
+fn bytes_of(text: &str) -> Option<u64> {
+    let quota = format!("{text} per s").parse::<Quota>().ok()?;
+    let is_plain = Quota::per_second(quota.limit()).in_bytes().is_ok_and(|plain| plain == quota);
+    is_plain.then(|| quota.limit())
 }

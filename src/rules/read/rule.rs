@@ -97,8 +97,11 @@ impl Reader<'_, '_, '_> {
                 taken.renamed.push((name.clone(), was.clone()));
             }
         }
-        if let (Some(quota), Some(Some(cost))) = (&quota, &cost) {
-            self.check_cost(cost, quota);
+        if let (Some(quota), Some(cost)) = (&quota, &cost) {
+            self.check_cost(cost.as_ref(), quota);
+            if let (QuotaSpec::All(quotas), Some(Some(candidate))) = (quota, &candidate) {
+                self.check_units(&quotas.iter().take(1).chain([candidate]).cloned().collect::<Vec<_>>())?;
+            }
         }
         Some(RuleSpec {
             position: fields.position,

@@ -55,6 +55,8 @@ const PIECES: &[&str] = &[
     "-1",
     "1e9",
     "0x1f",
+    "10 MiB",
+    "content-length",
     "999999999999999999999",
     "null",
     "true",

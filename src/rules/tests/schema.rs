@@ -164,6 +164,8 @@ fn schema_has_the_fields_of_the_reader() {
 const BEYOND_THE_SCHEMA: &[(&str, &str)] = &[
     ("is not a quota", GRAMMAR),
     ("is not a block", GRAMMAR),
+    ("must be a number of units", GRAMMAR),
+    ("counts bytes", COMPARISON),
     ("is not a time of up to", GRAMMAR),
     ("is not a key", GRAMMAR),
     ("is not a method", GRAMMAR),
