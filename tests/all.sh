@@ -86,41 +86,57 @@ if [ "$minor" -eq 85 ]; then
     # That version's lint wants parentheses around shifts as well; later ones have that in a lint of its own.
     lints+=(-A clippy::precedence)
 fi
-step 'warnings: the library with the default features, and with each feature alone'
-run cargo rustc --locked --package tower-ratelimit --lib --profile check -- -D warnings
-for feature in axum client tonic tokio tracing metrics redis retry serde rules conformance; do
-    run cargo rustc --locked --package tower-ratelimit --lib --profile check --features "$feature" -- -D warnings
-done
-step 'clippy: everything'
-run cargo clippy --locked --all-targets --features "$features,tracing" -- "${lints[@]}"
 
-# That the dependencies build with it is a test, tests/project/msrv.rs.
-step 'the declared Rust version, 1.85'
-if [ "$minor" -eq 85 ]; then
-    printf 'It is the one in use.\n'
-elif cargo +1.85 --version >/dev/null 2>&1; then
-    run env CARGO_TARGET_DIR=target/msrv cargo +1.85 check --locked --lib --bins --features "$features"
-else
-    printf 'There is no such toolchain here (rustup toolchain install 1.85): the lint and tests/project/msrv.rs stand for it.\n'
-fi
+# What only reads the code. Each of these keeps one processor busy, because the library is one unit of compilation. So they
+# run beside the build of the tests, in a folder of their own: two builds in one folder wait for each other.
+check_code() {
+    export CARGO_TARGET_DIR=$PWD/target/checks
+    name=
+    step 'warnings: the library with the default features, and with each feature alone'
+    run cargo rustc --locked --package tower-ratelimit --lib --profile check -- -D warnings
+    for feature in axum client tonic tokio tracing metrics redis retry serde rules conformance; do
+        run cargo rustc --locked --package tower-ratelimit --lib --profile check --features "$feature" -- -D warnings
+    done
+    step 'clippy: everything'
+    run cargo clippy --locked --all-targets --features "$features,tracing" -- "${lints[@]}"
 
-# The core has no clock on wasm32, but takes the application's. On i686 nothing is linked, so no C compiler for it is needed.
-step '32-bit targets: the core runs on wasm32, all that needs no network builds on i686'
-if rustup target add wasm32-unknown-unknown i686-unknown-linux-gnu 2>/dev/null; then
-    need 'Node.js' 'command -v node' nodejs
-    run bash tests/wasm/run
-    run env CARGO_TARGET_DIR=target/32-bit cargo check --locked --package tower-ratelimit --lib \
-        --target i686-unknown-linux-gnu --features rules,tokio,metrics,tracing
-else
-    printf 'There is no standard library for them here: rustup target add wasm32-unknown-unknown i686-unknown-linux-gnu\n'
-fi
+    # That the dependencies build with it is a test, tests/project/msrv.rs.
+    step 'the declared Rust version, 1.85'
+    if [ "$minor" -eq 85 ]; then
+        printf 'It is the one in use.\n'
+    elif cargo +1.85 --version >/dev/null 2>&1; then
+        run env CARGO_TARGET_DIR=target/msrv cargo +1.85 check --locked --lib --bins --features "$features"
+    else
+        printf 'There is no such toolchain here (rustup toolchain install 1.85): the lint and tests/project/msrv.rs stand for it.\n'
+    fi
 
-step 'documentation'
-run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$features,tracing"
+    # The core has no clock on wasm32, but takes the application's. On i686 nothing is linked, so no C compiler for it is needed.
+    step '32-bit targets: the core runs on wasm32, all that needs no network builds on i686'
+    if rustup target add wasm32-unknown-unknown i686-unknown-linux-gnu 2>/dev/null; then
+        need 'Node.js' 'command -v node' nodejs
+        run env --unset=CARGO_TARGET_DIR bash tests/wasm/run
+        run env CARGO_TARGET_DIR=target/32-bit cargo check --locked --package tower-ratelimit --lib \
+            --target i686-unknown-linux-gnu --features rules,tokio,metrics,tracing
+    else
+        printf 'There is no standard library for them here: rustup target add wasm32-unknown-unknown i686-unknown-linux-gnu\n'
+    fi
+
+    step 'documentation'
+    run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$features,tracing"
+    finished
+}
+mkdir -p target
+check_code >target/checks.log 2>&1 &
+checks=$!
 
 # Builds what all tests need, so that no compiler runs beside a test. The examples are built from the archive, below.
-step 'tests: build'
+step 'tests: build, beside the checks that only read the code'
 run cargo test --locked --features "$features" --tests --no-run
+if ! wait "$checks"; then
+    cat target/checks.log
+    exit 1
+fi
+cat target/checks.log
 
 # The tests with Redis mostly wait, so they run beside the others, and several at a time. Those that break a server and
 # watch the clock come after those that keep every processor busy.

@@ -66,6 +66,8 @@ fi
 } >"$folder/Cargo.toml"
 cp Cargo.lock "$folder"
 export CARGO_TARGET_DIR=$PWD/target
+# Where tests/all.sh keeps what it only checks.
+checks=$PWD/target/checks
 cd "$folder"
 
 # Cargo leaves out the examples that need more than it is given. So each set of features checks those that need just it.
@@ -80,9 +82,9 @@ alone() {
     run "$@" 2>&1 | sed '/^warning: profiles for the non root package/,+2d'
 }
 while read -r set; do
-    alone cargo check --package tower-ratelimit --lib --examples --features "$set"
+    alone env CARGO_TARGET_DIR="$checks" cargo check --package tower-ratelimit --lib --examples --features "$set"
 done <sets
 alone cargo test --package tower-ratelimit --doc --features "$features"
 if [ "${both[0]}" = --workspace ]; then
-    alone cargo check --package tower-ratelimit-cli
+    alone env CARGO_TARGET_DIR="$checks" cargo check --package tower-ratelimit-cli
 fi
