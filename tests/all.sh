@@ -121,6 +121,10 @@ check_code() {
         printf 'There is no standard library for them here: rustup target add wasm32-unknown-unknown i686-unknown-linux-gnu\n'
     fi
 
+
+    step 'the lowest versions of the dependencies that Cargo.toml allows'
+    run bash tests/minimal.sh
+
     step 'documentation'
     run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$features,tracing"
     finished
