@@ -313,6 +313,12 @@ impl ChargeDecision {
         self.receipt.units
     }
 
+    /// Returns the receipt, which may hold no units.
+    #[cfg(feature = "redis")]
+    pub(crate) fn receipt(&self) -> &Receipt {
+        &self.receipt
+    }
+
     /// Moves the answer out, with its receipt.
     #[inline]
     pub(crate) fn take(&mut self) -> Self {

@@ -131,6 +131,14 @@ pub enum LimiterEvent {
         /// The kind of the error.
         kind: StoreErrorKind,
     },
+    /// The store had forgotten units of a [concurrency limit](crate::Quota::concurrent) that this process holds, and was told
+    /// of them again: the store had lost its data, or this process could not renew them in time. Other processes may
+    /// have taken the units meanwhile, so more than the limit may be held. Reported for each key.
+    #[non_exhaustive]
+    PlacesForgotten {
+        /// The number of units.
+        units: u64,
+    },
 }
 
 impl LimiterEvent {
@@ -180,6 +188,12 @@ impl LimiterEvent {
     #[must_use]
     pub fn store_failed(kind: StoreErrorKind, error: impl Into<String>) -> Self {
         Self::StoreFailed { kind, error: error.into() }
+    }
+
+    /// Makes [`PlacesForgotten`](Self::PlacesForgotten).
+    #[must_use]
+    pub fn places_forgotten(units: u64) -> Self {
+        Self::PlacesForgotten { units }
     }
 
     /// Makes [`CorrectionLost`](Self::CorrectionLost).

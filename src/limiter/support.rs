@@ -29,7 +29,7 @@ pub(crate) fn supports_rates(quota: &Quota) -> Result<(), UnsupportedQuota> {
     if quota.algorithm() != Algorithm::Concurrency {
         return Ok(());
     }
-    let reason = "it does not count requests in flight; MemoryLimiter does, in one process";
+    let reason = "it does not count requests in flight; MemoryLimiter does in one process, and RedisLimiter in many";
     Err(UnsupportedQuota::new(UnsupportedQuotaKind::Algorithm, quota, reason))
 }
 

@@ -86,8 +86,8 @@ impl EventCells {
             LimiterEvent::StoreUp { server } | LimiterEvent::StoreLeft { server } => {
                 lock(&self.down).remove(&bounded(server));
             }
-            // Failures are counted by outcome.
-            LimiterEvent::Failed { .. } => {}
+            // Failures are counted by outcome. Forgotten places are for logs.
+            LimiterEvent::Failed { .. } | LimiterEvent::PlacesForgotten { .. } => {}
         }
     }
 

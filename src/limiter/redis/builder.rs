@@ -1,7 +1,8 @@
 //! The setup of a limiter on Redis.
 
 use std::fmt;
-use std::sync::atomic::AtomicU64;
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::clock::{Clock, MonotonicClock};
 use crate::event::StoreErrorKind;
 use crate::limiter::PolicyRegistry;
 use crate::limiter::queue_refunds::QueueRefunds;
-use crate::limiter::remote::{Batcher, DenialCache, HELD, Leases, Tags};
+use crate::limiter::remote::{Batcher, DenialCache, HELD, Holdings, Leases, Tags};
 use crate::outcome::Observer;
 
 /// The time that `connect` waits for the first connection, and then for the answer which rights the user
@@ -25,6 +26,12 @@ const FIRST: Duration = Duration::from_millis(500);
 
 /// The most denials that are remembered. Their memory is taken when the limiter is made.
 const DENIALS_MAX: usize = 1 << 20;
+
+/// The times after which places may lapse. `places.lua` knows the longest, too.
+const PLACES_LAPSE: RangeInclusive<Duration> = Duration::from_secs(3)..=Duration::from_secs(24 * 3_600);
+
+/// The number of times within that time at which renewals are looked for.
+const PLACES_LOOKS: u32 = 30;
 
 /// Sets up a [`RedisLimiter`].
 #[must_use]
@@ -37,6 +44,7 @@ pub struct RedisLimiterBuilder {
     max_in_flight: usize,
     max_denials: usize,
     lease_units: u64,
+    places_lapse_after: Duration,
     clock: Option<Arc<dyn Clock>>,
     observers: Vec<Arc<dyn Observer>>,
 }
@@ -69,6 +77,7 @@ impl RedisLimiterBuilder {
             max_in_flight: 1_024,
             max_denials: 4_096,
             lease_units: 0,
+            places_lapse_after: Duration::from_secs(30),
             clock: None,
             observers: Vec::new(),
         }
@@ -163,6 +172,16 @@ impl RedisLimiterBuilder {
         self
     }
 
+    /// Sets after which time the places of this process are free again if it does not renew them, from 3 s to 24 h; 30 s
+    /// by default. It concerns [concurrency limits](crate::Quota::concurrent) only.
+    ///
+    /// A process renews its places three times in this time. So the time should be longer than what a failover of Redis
+    /// takes. The places of a process that was killed are held until it has passed.
+    pub fn places_lapse_after(mut self, time: Duration) -> Self {
+        self.places_lapse_after = time;
+        self
+    }
+
     /// Sets the clock whose time the scripts use instead of the server's: for a manual clock in
     /// tests, and for servers that do not let scripts read the time. All processes must then agree
     /// on the time.
@@ -217,6 +236,12 @@ impl RedisLimiterBuilder {
                 self.max_denials
             ));
         }
+        if !PLACES_LAPSE.contains(&self.places_lapse_after) {
+            return misconfigured(format!(
+                "places_lapse_after of {:?} is not possible: from 3 s to 24 h",
+                self.places_lapse_after
+            ));
+        }
         runtime()?;
         Ok(Settings { deadline: self.deadline, observers: self.observers.clone(), ..Settings::default() })
     }
@@ -247,7 +272,9 @@ impl RedisLimiterBuilder {
                 runtime()?,
             ),
             space,
-            denials: DenialCache::new(self.max_denials, tags.clone(), clock),
+            denials: DenialCache::new(self.max_denials, tags.clone(), Arc::clone(&clock)),
+            holdings: Arc::new(Holdings::new(self.places_lapse_after, clock)),
+            is_closed: AtomicBool::new(false),
             tags,
             leases,
             queue_refunds: QueueRefunds::new(),
@@ -257,6 +284,7 @@ impl RedisLimiterBuilder {
         if inner.leases.is_some() {
             tokio::spawn(refund_leases(Arc::downgrade(&inner)));
         }
+        tokio::spawn(renew_places(Arc::downgrade(&inner)));
         Ok(RedisLimiter(inner))
     }
 }
@@ -283,6 +311,18 @@ async fn refund_leases(limiter: Weak<Inner>) {
     }
 }
 
+/// Renews what this process holds of concurrency limits, until the limiter is dropped.
+async fn renew_places(limiter: Weak<Inner>) {
+    let Some(lapse) = limiter.upgrade().map(|inner| inner.holdings.lapse()) else { return };
+    let mut ticks = tokio::time::interval(lapse / PLACES_LOOKS);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let Some(inner) = limiter.upgrade() else { return };
+        inner.renew().await;
+    }
+}
+
 impl fmt::Debug for RedisLimiterBuilder {
     /// Leaves the secret out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -294,6 +334,7 @@ impl fmt::Debug for RedisLimiterBuilder {
             .field("max_in_flight", &self.max_in_flight)
             .field("max_denials", &self.max_denials)
             .field("lease_units", &self.lease_units)
+            .field("places_lapse_after", &self.places_lapse_after)
             .finish_non_exhaustive()
     }
 }

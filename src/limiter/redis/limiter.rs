@@ -12,14 +12,16 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use crate::decision::Decision;
+use crate::algorithm::places::HELD_MAX;
+use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::event::LimiterEvent;
 use crate::key::Key;
 use crate::limiter::queue_refunds::{QueueRefunds, is_queue};
 use crate::limiter::remote::{
-    self, Batcher, DenialCache, Leases, Pending, Places, Receiver, Set, Tag, Tags, Unanswered, Wanted,
+    self, Batcher, Bid, Claim, DenialCache, HeldKey, Holdings, Landed, Leases, Pending, Places, Receiver, Return,
+    Returned, Set, Tag, Tags, Unanswered, Wanted,
 };
-use crate::limiter::{Atomicity, Charge, Effect, Limiter, PolicyRegistry, Refund, Reply, supports_rates};
+use crate::limiter::{Atomicity, Charge, Effect, Limiter, Place, PolicyRegistry, Refund, Reply, UnsupportedQuota};
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Quota};
@@ -28,7 +30,8 @@ use crate::time::Timestamp;
 use super::dispatch::Dispatcher;
 use super::error::RedisError;
 use super::keys::KeySpace;
-use super::wire::{Answer, CHARGES_MAX, Request, Verb, nonsense};
+use super::keys::Stored;
+use super::wire::{Answer, CHARGES_MAX, Request, Verb, nonsense, notes};
 use crate::event::StoreErrorKind;
 
 /// The result of a refund.
@@ -66,6 +69,9 @@ pub(super) struct Inner {
     pub(super) tags: Tags,
     pub(super) denials: DenialCache,
     pub(super) leases: Option<Arc<Leases>>,
+    pub(super) holdings: Arc<Holdings>,
+    /// The limiter was closed.
+    pub(super) is_closed: AtomicBool,
     pub(super) queue_refunds: QueueRefunds<Tag, oneshot::Sender<Refunded>>,
     pub(super) registry: PolicyRegistry,
     /// Whether it is a cluster, where charges of one set can be in different slots.
@@ -88,9 +94,61 @@ impl RedisLimiter {
         self.0.batcher.len()
     }
 
-    /// Closes the connections that were opened for this limiter. Later checks fail.
+    /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the [`Place`] is dropped. A
+    /// receipt of [`take`](Limiter::take) that is dropped instead of refunded leaves its units held.
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::{Key, Policy, Quota, RedisLimiter};
+    /// # async fn render() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = RedisLimiter::connect("redis://127.0.0.1:6379").await?;
+    /// let renders = Policy::new("renders", Quota::concurrent(4))?;
+    /// match limiter.hold(&renders, &Key::of("alice")?, 1).await? {
+    ///     Ok(place) => {
+    ///         // Render.
+    ///         drop(place);
+    ///     }
+    ///     Err(denied) => println!("{} of {} are free", denied.remaining(), denied.limit()),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if Redis does not decide. Returns the decision as the inner error if the units are not free.
+    pub async fn hold(
+        &self,
+        policy: &Policy,
+        key: &Key,
+        cost: u64,
+    ) -> Result<Result<Place, ChargeDecision>, RedisError> {
+        let decision = self.take(&[Charge::new(policy, key).cost(cost)]).await?;
+        let mut decision = decision.into_charges().next().ok_or_else(nonsense)?;
+        if !decision.is_allowed() {
+            return Ok(Err(decision));
+        }
+        let receipt = decision.take_receipt();
+        Ok(Ok(Place::new(self.clone(), receipt.map(|receipt| Refund::new(policy.clone(), key.clone(), receipt)))))
+    }
+
+    /// Returns the units that this process holds of [concurrency limits](Quota::concurrent), and closes the connections
+    /// that were opened for this limiter. Later checks fail.
+    ///
+    /// A task of the limiter's runtime returns the units, within a check's [deadline] for each 64 keys. If the runtime
+    /// ends before that, they [lapse].
+    ///
+    /// [deadline]: crate::limiter::redis::RedisLimiterBuilder::deadline
+    /// [lapse]: crate::limiter::redis::RedisLimiterBuilder::places_lapse_after
     pub fn close(&self) {
-        self.0.batcher.dispatch().store.close();
+        self.0.is_closed.store(true, Ordering::Relaxed);
+        let held = self.0.holdings.give_all_back();
+        let store = self.0.batcher.dispatch().store.clone();
+        if held.is_empty() {
+            return store.close();
+        }
+        let inner = Arc::clone(&self.0);
+        self.0.batcher.runtime().spawn(async move {
+            inner.give_back_and_wait(held).await;
+            store.close();
+        });
     }
 }
 
@@ -100,8 +158,14 @@ impl Inner {
     }
 
     /// Makes the requests for those charges that `wanted` names: one for each lane, with the places
-    /// of its charges.
-    fn requests(&self, verb: Verb, charges: &[Charge<'_>], wanted: impl Fn(usize) -> bool) -> Requests {
+    /// of its charges. `claim` returns what is said of this process for the charge at a place, if its units are held.
+    fn requests(
+        &self,
+        verb: Verb,
+        charges: &[Charge<'_>],
+        wanted: impl Fn(usize) -> bool,
+        mut claim: impl FnMut(usize, HeldKey) -> Claim,
+    ) -> Requests {
         let stored: SmallVec<[_; 2]> = charges.iter().map(|charge| self.space.key(charge.policy, charge.key)).collect();
         let mut lanes: SmallVec<[(u16, Places); 1]> = SmallVec::new();
         for (at, stored) in stored.iter().enumerate().filter(|(at, _)| wanted(*at)) {
@@ -112,8 +176,12 @@ impl Inner {
             }
         }
         let request = |(_, places): (u16, Places)| {
-            let charges = places.iter().map(|at| (&charges[*at], &stored[*at]));
-            (Request::charge(verb, charges), places)
+            let charges = places.iter().map(|at| {
+                let (charge, stored) = (&charges[*at], &stored[*at]);
+                let is_held = charge.policy.limits_in_flight();
+                (charge, stored, if is_held { claim(*at, held_key(charge.policy, stored)) } else { Claim::default() })
+            });
+            (Request::claiming(verb, charges), places)
         };
         lanes.into_iter().map(request).collect()
     }
@@ -158,13 +226,23 @@ impl Inner {
         sent.inspect_err(|error| self.lost(charges, error))
     }
 
-    /// Corrects something at once. The answer may be waited for.
-    fn correct_now(
+    /// Takes forced charges at once. The answers may be waited for.
+    fn settle_now(
         self: &Arc<Self>,
         request: Request,
-    ) -> Result<impl Future<Output = Result<Answer, RedisError>> + use<>, RedisError> {
+        mut set: Set,
+    ) -> Result<impl Future<Output = Result<Set, RedisError>> + use<>, RedisError> {
         let (sender, answer) = oneshot::channel();
-        self.correct(request, |answer| drop(sender.send(answer)))?; // the caller may have gone
+        set.iter_mut().filter_map(|pending| pending.bid.as_mut()).for_each(|bid| bid.record_sending());
+        let inner = Arc::clone(self);
+        self.correct(request, move |answer| {
+            let answered = inner.put_answer(&mut set, answer).map_err(NotTaken::into_error);
+            if let Err(Ok(mut set)) = sender.send(answered.map(|_| set)) {
+                // The caller has gone. Nobody else can return units that are held.
+                set.retain(|pending| pending.policy().limits_in_flight());
+                inner.give_back(remote::undo(&mut set));
+            }
+        })?;
         Ok(async { answer.await.unwrap_or_else(|_| Err(Unanswered::RuntimeEnded.into())) })
     }
 
@@ -197,7 +275,7 @@ impl Inner {
         let is_alone = requests.len() == 1;
         let answers = requests.into_iter().map(|(request, places)| {
             let owed = owed.part(&places);
-            self.ask_for(request, move |sender| Taking { sender, owed, sent: began, repeats, is_alone })
+            self.take_part(request, owed, Terms { sent: began, repeats, is_alone })
         });
         let answers: SmallVec<[_; 1]> = answers.collect();
         let (mut is_repeated, mut failed) = (false, None);
@@ -208,7 +286,7 @@ impl Inner {
                 owed.set.append(&mut part.set);
                 result
             });
-            failed = failed.or(taken.err());
+            failed = failed.or(taken.err().map(NotTaken::into_error));
         }
         let store = &self.batcher.dispatch().store;
         if is_alone && is_repeated {
@@ -223,6 +301,138 @@ impl Inner {
         Ok(owed.decide())
     }
 
+    /// Takes charges of one lane. If a key was reset since this process held something of it, they are asked about once
+    /// more.
+    async fn take_part(
+        self: &Arc<Self>,
+        mut request: Request,
+        mut owed: Owed,
+        terms: Terms,
+    ) -> Result<Taken, NotTaken> {
+        for _ in 1..TRIES {
+            let taken = self.ask_for(request, |sender| Taking { sender, owed, terms }).await?;
+            if !matches!(taken.result, Err(NotTaken::Refused)) {
+                return Ok(taken);
+            }
+            owed = taken.owed;
+            request = self.request_again(&mut owed.set)?;
+        }
+        Ok(self.ask_for(request, |sender| Taking { sender, owed, terms }).await?)
+    }
+
+    /// Makes the request for the charges of a lane once more.
+    fn request_again(self: &Arc<Self>, set: &mut Set) -> Result<Request, RedisError> {
+        let mut bids = Vec::new();
+        let requests = {
+            let charges: SmallVec<[Charge<'_>; 2]> = set.iter().map(Pending::charge).collect();
+            self.requests(Verb::Take, &charges, |_| true, |at, key| self.bid(key, &charges[at], at, &mut bids))
+        };
+        bids.into_iter().for_each(|(at, bid)| set[at].bid = Some(bid));
+        requests.into_iter().next().map(|(request, _)| request).ok_or_else(nonsense)
+    }
+
+    /// Begins to take units that are held.
+    fn bid(&self, key: HeldKey, charge: &Charge<'_>, at: usize, bids: &mut Vec<(usize, Box<Bid>)>) -> Claim {
+        let is_possible = charge.effect == Effect::Force || charge.cost <= charge.policy.quota().capacity();
+        let units = if is_possible { charge.cost.min(HELD_MAX) } else { 0 };
+        let (claim, bid) = self.holdings.bid(key, units, self.connections());
+        bids.push((at, Box::new(bid)));
+        claim
+    }
+
+    fn connections(&self) -> u64 {
+        self.batcher.dispatch().store.connections()
+    }
+
+    /// Puts the answer to a request with these charges into them. Returns whether Redis decided them in
+    /// one step.
+    ///
+    /// # Errors
+    /// Returns the reason why there is no answer. The set then has the receipts of the charges that
+    /// were taken anyway.
+    fn put_answer(self: &Arc<Self>, set: &mut Set, answer: Result<Answer, RedisError>) -> Result<bool, NotTaken> {
+        if let Ok(Answer::Refused(place, row)) = answer {
+            for (at, pending) in set.iter_mut().enumerate() {
+                if let Some(bid) = pending.bid.take() {
+                    self.record_landed(if at == place { bid.refused(row) } else { bid.land(0, false) });
+                }
+            }
+            return Err(NotTaken::Refused);
+        }
+        let answered = put_decisions(set, answer);
+        for pending in set.iter_mut() {
+            let (Some(bid), Some(decision)) = (pending.bid.take(), &mut pending.decision) else { continue };
+            let taken = decision.taken();
+            // Without an answer, the outcome of the others is not known.
+            if answered.is_ok() || taken > 0 {
+                let is_missing = decision.receipt().at_us() & u64::from(notes::MISSING) != 0;
+                let landed = bid.land(taken, is_missing);
+                decision.put_receipt(Receipt::new(taken, landed.run, 0));
+                self.record_landed(landed);
+            }
+        }
+        Ok(answered?)
+    }
+
+    fn record_landed(self: &Arc<Self>, landed: Landed) {
+        if let Some(surplus) = landed.surplus {
+            drop(self.send_return(&surplus, |_| ())); // a loss is recorded
+        }
+        self.report_forgotten(landed.forgotten);
+    }
+
+    /// Reports to the observer that Redis had forgotten this number of units, which this process holds.
+    fn report_forgotten(&self, units: u64) {
+        if units > 0 {
+            self.batcher.dispatch().store.report(|| LimiterEvent::places_forgotten(units));
+        }
+    }
+
+    /// Sends units back, or renews a row, at once. Its answer is recorded, and handed to a function.
+    fn send_return(
+        self: &Arc<Self>,
+        back: &Return,
+        then: impl FnOnce(Refunded) + Send + 'static,
+    ) -> Result<(), RedisError> {
+        let (inner, key, request) = (Arc::clone(self), back.key.clone(), Request::give_back(back));
+        let answered = move |answer: Result<Answer, RedisError>| {
+            let returned = match &answer {
+                Ok(Answer::Missing) => Returned::Missing,
+                Ok(Answer::Refused(_, row)) => Returned::Refused(*row),
+                Ok(_) => Returned::Done,
+                Err(_) => Returned::Lost,
+            };
+            inner.report_forgotten(inner.holdings.record_return(&key, returned));
+            then(done(answer));
+        };
+        // If it is lost, the next call for the key makes up for it. So that is no lost correction.
+        self.send(request, answered).inspect_err(|_| _ = self.holdings.record_return(&back.key, Returned::Lost))
+    }
+
+    /// Sends these, a call's worth at a time, and waits for the answers.
+    async fn give_back_and_wait(self: &Arc<Self>, all: Vec<Return>) {
+        let mut all = all.into_iter().peekable();
+        while all.peek().is_some() {
+            let answers = all.by_ref().take(RENEWALS).filter_map(|back| {
+                let (sender, answer) = oneshot::channel();
+                self.send_return(&back, |result| drop(sender.send(result))).ok()?;
+                Some(answer)
+            });
+            join_all(answers.collect::<Vec<_>>()).await;
+        }
+    }
+
+    /// Renews and corrects the rows of what this process holds, as far as that is due.
+    pub(super) async fn renew(self: &Arc<Self>) {
+        let store = &self.batcher.dispatch().store;
+        let mut due = self.holdings.due(self.connections()).into_iter().peekable();
+        while due.peek().is_some() && !self.is_closed.load(Ordering::Relaxed) {
+            let some = due.by_ref().take(RENEWALS).filter(|key| store.error_at_once(key.slot).is_none());
+            let some = some.filter_map(|key| self.holdings.renew(key, self.connections()));
+            self.give_back_and_wait(some.collect()).await;
+        }
+    }
+
     /// Sends the refunds of a refused or failed set. Units whose refund cannot be sent return as
     /// they drain.
     pub(super) fn give_back(self: &Arc<Self>, refunds: Vec<Refund>) {
@@ -234,7 +444,15 @@ impl Inner {
     /// Sends a refund at once, or after the earlier ones of its queue. The result may be waited for.
     fn send_refund(self: &Arc<Self>, refund: Refund) -> Result<impl Future<Output = Refunded> + use<>, RedisError> {
         let (sender, result) = oneshot::channel();
-        if is_queue(refund.policy.quota()) {
+        if refund.policy.limits_in_flight() {
+            self.denials.forget(self.tags.of(&refund.policy, &refund.key));
+            let key = held_key(&refund.policy, &self.space.key(&refund.policy, &refund.key));
+            let (run, units) = (refund.receipt.at_us(), refund.receipt.units());
+            match self.holdings.give_back(key, run, units, self.connections()) {
+                Some(back) => self.send_return(&back, |result| drop(sender.send(result)))?, // the caller may have gone
+                None => drop(sender.send(Ok(()))),                                          // it was reset
+            }
+        } else if is_queue(refund.policy.quota()) {
             let tag = self.tags.queue(&refund.policy, &refund.key);
             if self.queue_refunds.add(tag, refund, sender) {
                 self.send_next_refund(tag)?;
@@ -303,6 +521,14 @@ impl Inner {
         }
     }
 
+    /// Returns why these charges are not decided.
+    fn refuses(&self, charges: &[Charge<'_>]) -> Option<RedisError> {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Some(RedisError::new(StoreErrorKind::Unavailable, "this limiter was closed"));
+        }
+        unsupported(charges)
+    }
+
     fn set(&self, charges: &[Charge<'_>]) -> Set {
         let pending =
             |(at, charge): (usize, &Charge<'_>)| Pending::new(at, charge, self.tags.of(charge.policy, charge.key));
@@ -313,37 +539,63 @@ impl Inner {
 /// The requests for a set's charges, each with the places of its charges in the set.
 type Requests = SmallVec<[(Request, Places); 1]>;
 
-/// Puts the answers to several requests of a set in their places.
+/// How often charges are asked about, if the key is reset each time.
+const TRIES: u32 = 3;
+
+/// The most rows that are renewed at a time, so that checks wait for no more than one call of them.
+const RENEWALS: usize = 64;
+
+/// Puts the parts of a set together.
 ///
 /// # Errors
 /// The first error.
-fn put_together(
-    mut set: Set,
-    places: Vec<Places>,
-    answers: Vec<Result<Answer, RedisError>>,
-) -> Result<Decision, RedisError> {
+fn put_together(parts: Vec<Result<Set, RedisError>>) -> Result<Decision, RedisError> {
     let mut whole = Set::new();
-    for (places, answer) in places.into_iter().zip(answers) {
-        let mut part = part(&mut set, &places);
-        put_answer(&mut part, answer)?;
-        whole.append(&mut part);
+    for part in parts {
+        whole.append(&mut part?);
     }
     whole.sort_unstable_by_key(|pending| pending.at);
     Ok(remote::decide(whole).0)
 }
 
-/// Puts the answer to a request with these charges into them. Returns whether Redis decided them in
-/// one step.
-///
-/// # Errors
-/// Returns the reason why there is no answer. The set then has the receipts of the charges that
-/// were taken anyway.
-fn put_answer(set: &mut Set, answer: Result<Answer, RedisError>) -> Result<bool, RedisError> {
+fn held_key(policy: &Policy, stored: &Stored) -> HeldKey {
+    HeldKey { bytes: stored.bytes.clone(), slot: stored.slot, policy: policy.clone() }
+}
+
+/// Why charges were not taken.
+enum NotTaken {
+    Failed(RedisError),
+    /// A key was reset since this process held something of it, or its call was late. Nothing was taken.
+    Refused,
+}
+
+impl NotTaken {
+    fn into_error(self) -> RedisError {
+        match self {
+            Self::Failed(error) => error,
+            Self::Refused => RedisError::new(
+                StoreErrorKind::Unavailable,
+                "the key of a concurrency limit was reset while it was asked for",
+            ),
+        }
+    }
+}
+
+impl From<RedisError> for NotTaken {
+    fn from(error: RedisError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Puts the decisions about these charges into them. Returns whether Redis decided them in one step.
+fn put_decisions(set: &mut Set, answer: Result<Answer, RedisError>) -> Result<bool, RedisError> {
     let (decision, in_one_step, failed) = match answer? {
         Answer::Decided(decision) => (decision, true, None),
         Answer::Repeated(decision) => (decision, false, None),
         Answer::Split(decision, failed) => (decision, false, failed),
-        Answer::Done | Answer::Behind | Answer::Elsewhere => return Err(nonsense()),
+        Answer::Done | Answer::Behind | Answer::Elsewhere | Answer::Refused(..) | Answer::Missing => {
+            return Err(nonsense());
+        }
     };
     remote::fill(set, decision);
     failed.map_or(Ok(in_one_step), Err)
@@ -364,6 +616,12 @@ fn part(set: &mut Set, places: &Places) -> Set {
 struct Taking {
     sender: oneshot::Sender<Taken>,
     owed: Owed,
+    terms: Terms,
+}
+
+/// How charges are asked about.
+#[derive(Clone, Copy)]
+struct Terms {
     /// When the request was sent.
     sent: Timestamp,
     /// Whether a denial of another check answers this one, too.
@@ -376,7 +634,7 @@ struct Taking {
 struct Taken {
     owed: Owed,
     is_repeated: bool,
-    result: Result<(), RedisError>,
+    result: Result<(), NotTaken>,
 }
 
 impl Receiver<Answer, RedisError> for Taking {
@@ -386,18 +644,20 @@ impl Receiver<Answer, RedisError> for Taking {
 
     fn known(&mut self) -> Option<Answer> {
         let denials = &self.owed.inner.denials;
-        self.sent = denials.now();
-        if !self.repeats {
-            return None;
-        }
+        self.terms.sent = denials.now();
         let charges = self.owed.set.iter().map(|pending| (pending.watch, pending.policy()));
-        denials.repeat(charges, self.sent).map(Answer::Repeated)
+        let repeated = if self.terms.repeats { denials.repeat(charges, self.terms.sent) } else { None };
+        if repeated.is_none() {
+            let bids = self.owed.set.iter_mut().filter_map(|pending| pending.bid.as_mut());
+            bids.for_each(|bid| bid.record_sending());
+        }
+        repeated.map(Answer::Repeated)
     }
 
     fn answer(self: Box<Self>, answer: Result<Answer, RedisError>) {
-        let Self { sender, mut owed, sent, is_alone, .. } = *self;
+        let Self { sender, mut owed, terms: Terms { sent, is_alone, .. } } = *self;
         let is_repeated = matches!(answer, Ok(Answer::Repeated(_)));
-        let answered = put_answer(&mut owed.set, answer);
+        let answered = Arc::clone(&owed.inner).put_answer(&mut owed.set, answer);
         // A denial that is compensated is not remembered: another caller's charge may be refunded
         // at any moment.
         let is_noted = is_alone && matches!(answered, Ok(true));
@@ -447,7 +707,7 @@ impl Limiter for RedisLimiter {
 
     fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
         let inner = &self.0;
-        if let Some(error) = unsupported(charges) {
+        if let Some(error) = self.0.refuses(charges) {
             return Reply::Now(Err(error));
         }
         // All charges of a set with a charge on refusal go to Redis together, each time.
@@ -469,7 +729,14 @@ impl Limiter for RedisLimiter {
                 pending.watch = inner.denials.watch(charge);
             }
         }
-        let requests = inner.requests(Verb::Take, charges, |at| owed.set[at].decision.is_none());
+        let mut bids = Vec::new();
+        let requests = inner.requests(
+            Verb::Take,
+            charges,
+            |at| owed.set[at].decision.is_none(),
+            |at, key| inner.bid(key, &charges[at], at, &mut bids),
+        );
+        bids.into_iter().for_each(|(at, bid)| owed.set[at].bid = Some(bid));
         if requests.is_empty() {
             inner.answered_locally();
             return Reply::Now(Ok(owed.decide()));
@@ -484,22 +751,23 @@ impl Limiter for RedisLimiter {
     }
 
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
-        if let Some(error) = unsupported(charges) {
+        if let Some(error) = self.0.refuses(charges) {
             return Reply::Now(Err(error));
         }
         let inner = Arc::clone(&self.0);
-        let set = inner.set(charges);
-        let (requests, places): (Vec<_>, Vec<_>) = inner.requests(Verb::Peek, charges, |_| true).into_iter().unzip();
+        let mut set = inner.set(charges);
+        let requests = inner.requests(Verb::Peek, charges, |_| true, |_, _| Claim::default());
+        let parts: Vec<_> = requests.into_iter().map(|(request, places)| (request, part(&mut set, &places))).collect();
         Reply::Later(Box::pin(async move {
-            let answers = join_all(requests.into_iter().map(|request| inner.ask(request))).await;
-            put_together(set, places, answers)
+            let parts = parts.into_iter().map(async |(request, mut part)| {
+                put_decisions(&mut part, inner.ask(request).await)?;
+                Ok(part)
+            });
+            put_together(join_all(parts).await)
         }))
     }
 
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), RedisError, RedisFuture<()>> {
-        if let Some(error) = refunds.iter().find_map(|refund| unsupported_policy(&refund.policy)) {
-            return Reply::Now(Err(error));
-        }
         let sent = refunds.into_iter().map(|refund| self.0.send_refund(refund));
         let answers = match all(sent) {
             Ok(answers) => answers,
@@ -511,22 +779,22 @@ impl Limiter for RedisLimiter {
     /// Sends the charges before it returns. Forced charges do not use leases, which keep their
     /// units.
     fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
-        if let Some(error) = unsupported(charges) {
+        if let Some(error) = self.0.refuses(charges) {
             return Reply::Now(Err(error));
         }
-        let set = self.0.set(charges);
-        let (requests, places): (Vec<_>, Vec<_>) = self.0.requests(Verb::Take, charges, |_| true).into_iter().unzip();
-        let answers = match all(requests.into_iter().map(|request| self.0.correct_now(request))) {
+        let (mut set, mut bids) = (self.0.set(charges), Vec::new());
+        let bid = |at: usize, key| self.0.bid(key, &charges[at], at, &mut bids);
+        let requests = self.0.requests(Verb::Take, charges, |_| true, bid);
+        bids.into_iter().for_each(|(at, bid)| set[at].bid = Some(bid));
+        let sent = requests.into_iter().map(|(request, places)| self.0.settle_now(request, part(&mut set, &places)));
+        let answers = match all(sent) {
             Ok(answers) => answers,
             Err(error) => return Reply::Now(Err(error)),
         };
-        Reply::Later(Box::pin(async move { put_together(set, places, join_all(answers).await) }))
+        Reply::Later(Box::pin(async move { put_together(join_all(answers).await) }))
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), RedisError, RedisFuture<()>> {
-        if let Some(error) = unsupported_policy(policy) {
-            return Reply::Now(Err(error));
-        }
         let inner = Arc::clone(&self.0);
         let (tag, queue) = (inner.tags.of(policy, key), inner.tags.queue(policy, key));
         let request = Request::reset(policy, &inner.space.key(policy, key));
@@ -539,6 +807,11 @@ impl Limiter for RedisLimiter {
             inner.queue_refunds.forget(queue);
             done(answer)
         }))
+    }
+
+    /// Supports every quota.
+    fn supports(&self, _quota: &Quota) -> Result<(), UnsupportedQuota> {
+        Ok(())
     }
 
     /// `Atomic` on one server without leases. Otherwise `Compensated`.
@@ -566,9 +839,6 @@ fn unsupported(charges: &[Charge<'_>]) -> Option<RedisError> {
         let known = matches!(charge.policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter);
         matches!(charge.effect, Effect::OnRefusal { .. }) && !known
     };
-    if let Some(error) = charges.iter().find_map(|charge| unsupported_policy(charge.policy)) {
-        return Some(error);
-    }
     let message = match charges.iter().find(unknown) {
         _ if charges.len() > CHARGES_MAX => {
             format!("a set of {} charges: a request to Redis has at most {CHARGES_MAX}", charges.len())
@@ -584,12 +854,6 @@ fn unsupported(charges: &[Charge<'_>]) -> Option<RedisError> {
     Some(RedisError::new(StoreErrorKind::Misconfigured, message))
 }
 
-/// Returns why the states of a policy are not kept.
-fn unsupported_policy(policy: &Policy) -> Option<RedisError> {
-    let reason = supports_rates(policy.quota()).err()?;
-    Some(RedisError::new(StoreErrorKind::Misconfigured, format!("{:?}: {reason}", policy.name())))
-}
-
 /// Sends each of some corrections, even if one cannot be sent.
 fn all<T>(sent: impl Iterator<Item = Result<T, RedisError>>) -> Result<Vec<T>, RedisError> {
     let sent: Vec<_> = sent.collect();
@@ -598,7 +862,7 @@ fn all<T>(sent: impl Iterator<Item = Result<T, RedisError>>) -> Result<Vec<T>, R
 
 fn done(answer: Result<Answer, RedisError>) -> Result<(), RedisError> {
     match answer? {
-        Answer::Done | Answer::Behind => Ok(()),
+        Answer::Done | Answer::Behind | Answer::Missing | Answer::Refused(..) => Ok(()),
         Answer::Decided(_) | Answer::Repeated(_) | Answer::Split(..) | Answer::Elsewhere => Err(nonsense()),
     }
 }

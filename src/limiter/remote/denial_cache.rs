@@ -21,6 +21,10 @@ use super::tag::{Tag, Tags};
 /// The longest time for which a denial is remembered.
 pub(crate) const LONGEST: Duration = Duration::from_secs(1);
 
+/// The longest time for which a denial is remembered if its wait is not known: the units of another process may be
+/// returned at any instant.
+const LONGEST_UNKNOWN: Duration = Duration::from_millis(10);
+
 /// The time after a refund in which no denial is remembered: a call that was sent before the refund may
 /// return after it.
 const SETTLING: Duration = Duration::from_millis(200);
@@ -96,8 +100,8 @@ impl DenialCache {
     /// Remembers a denial, if the decision is one. `sent` is when its call was sent.
     pub(crate) fn note(&self, watch: Watch, sent: Timestamp, decision: &ChargeDecision) {
         let wait = match decision.wait() {
-            // What may pass at any instant is asked for each time.
-            Wait::None | Wait::Unknown => return,
+            Wait::None => return,
+            Wait::Unknown => LONGEST_UNKNOWN,
             Wait::After(wait) => wait.min(LONGEST),
             Wait::Never => LONGEST,
         };
@@ -212,10 +216,15 @@ mod tests {
     }
 
     #[test]
-    fn denial_for_an_unknown_time_is_not_remembered() {
+    fn denial_for_an_unknown_time_lasts_10_ms_or_until_a_refund() {
         let bench = bench();
         bench.deny(1, Wait::Unknown);
-        assert!(bench.refusal(1).is_none(), "it may pass at any instant");
+        assert_eq!(bench.refusal(1).unwrap().charges()[0].wait(), Wait::Unknown);
+        bench.clock.advance(LONGEST_UNKNOWN);
+        assert!(bench.refusal(1).is_none(), "another process may have returned units");
+        bench.deny(1, Wait::Unknown);
+        bench.denials.forget(bench.denials.tags.of(&bench.policy, &bench.key));
+        assert!(bench.refusal(1).is_none(), "this process has returned units");
     }
 
     #[test]

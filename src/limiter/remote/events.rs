@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::error::Error;
 use std::fmt::Display;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,6 +29,7 @@ pub(crate) struct Events {
     is_failing: AtomicBool,
     failures: Mutex<Failures>,
     servers: Mutex<Servers>,
+    connections: AtomicU64,
 }
 
 /// The servers that are down, for observers that come later.
@@ -64,7 +65,23 @@ impl Events {
         for observer in first {
             observers.add(observer);
         }
-        Self { observers, is_failing: AtomicBool::new(false), failures: Mutex::default(), servers: Mutex::default() }
+        Self {
+            observers,
+            is_failing: AtomicBool::new(false),
+            failures: Mutex::default(),
+            servers: Mutex::default(),
+            connections: AtomicU64::new(0),
+        }
+    }
+
+    /// Records that a connection was made.
+    pub(crate) fn record_connection(&self) {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns how many connections were made so far.
+    pub(crate) fn connections(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
     }
 
     pub(crate) fn report_down(&self, server: &impl Display, error: &dyn Error) {

@@ -4,6 +4,7 @@
 use smallvec::SmallVec;
 
 use super::denial_cache::Watch;
+use super::holdings::Bid;
 use super::tag::Tag;
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
@@ -23,6 +24,8 @@ pub(crate) struct Pending {
     pub(crate) watch: Option<Watch>,
     /// From the start if a lease granted it, otherwise once it is answered.
     pub(crate) decision: Option<ChargeDecision>,
+    /// The take of units that are held, until its answer is recorded.
+    pub(crate) bid: Option<Box<Bid>>,
     /// Whether the request that it was sent in was allowed.
     passed: bool,
 }
@@ -37,11 +40,16 @@ impl Pending {
     pub(crate) fn new(at: usize, charge: &Charge<'_>, tag: Tag) -> Self {
         let Charge { policy, key, effect, cost } = *charge;
         let (policy, key) = (policy.clone(), key.clone());
-        Self { at, policy, key, effect, cost, tag, watch: None, decision: None, passed: true }
+        Self { at, policy, key, effect, cost, tag, watch: None, decision: None, bid: None, passed: true }
     }
 
     pub(crate) fn policy(&self) -> &Policy {
         &self.policy
+    }
+
+    /// Returns the charge.
+    pub(crate) fn charge(&self) -> Charge<'_> {
+        Charge::new(&self.policy, &self.key).cost(self.cost).effect(self.effect)
     }
 
     /// Takes the receipt out, as a refund. The decision then reports the state with nothing taken:

@@ -1,5 +1,6 @@
 //! The stored key of a state: `prefix:2:{caller}:4:name`, where 2 is the format's version and 4 the
-//! length of the policy's name. With groups it is `prefix:2:{group}:4:name:caller`.
+//! length of the policy's name. With groups it is `prefix:2:{group}:4:name:caller`. The key of a concurrency limit has a
+//! `p` before the length, because its units are apart from those of a rate with the same name.
 //!
 //! A cluster hashes what is between the braces. So all policies of one caller are in one slot, and
 //! one call can decide them together.
@@ -101,6 +102,9 @@ impl KeySpace {
         }
         let slot = store::slot(&bytes[tag..]);
         bytes.extend_from_slice(b"}:");
+        if policy.limits_in_flight() {
+            bytes.push(b'p');
+        }
         bytes.extend_from_slice(name.len().to_string().as_bytes());
         bytes.push(b':');
         bytes.extend_from_slice(name);
@@ -135,6 +139,8 @@ pub(super) fn shown(stored: &[u8]) -> String {
         Some(from) => from..closes,
         // With groups the caller comes after the name, whose length precedes it.
         None => {
+            let marker = usize::from(stored.get(closes + 2) == Some(&b'p'));
+            let closes = closes + marker;
             let rest = stored.get(closes + 2..).unwrap_or_default();
             let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
             let length = std::str::from_utf8(&rest[..digits]).ok().and_then(|digits| digits.parse::<usize>().ok());

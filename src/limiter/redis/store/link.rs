@@ -328,6 +328,7 @@ impl Link {
     /// may still run no scripts.
     pub(super) fn record_connection(&self) {
         self.was_connected.store(true, Ordering::Relaxed);
+        self.events.record_connection();
         if self.breaker.is_open() {
             self.reconnected.notify_one();
         } else {

@@ -134,6 +134,11 @@ impl RedisStore {
         self.0.events.record_success();
     }
 
+    /// Returns how many connections were made so far.
+    pub(super) fn connections(&self) -> u64 {
+        self.0.events.connections()
+    }
+
     /// Adds an observer of events.
     pub(super) fn observe(&self, observer: &Arc<dyn Observer>) {
         self.0.events.observe(observer);

@@ -27,7 +27,17 @@ local function charge(
   -- `found` has its first elements, `at` and `n` are of its newest entry, and `m` is the units of
   -- all.
   local found, at, n, m
-  if is_list then
+  local ok, told, writes, to, p, q, _
+  local moved, before, after, rows, row, others, earliest, latest
+  if kind == 10 then
+    local value = try('GET', key)
+    if type(value) == 'table' then
+      return nil, string.find(value.err, 'WRONGTYPE', 1, true) and '\3' or value
+    end
+    ok, told, moved, before, after, rows, row, others, earliest, latest =
+      decide(pack, unpack, now, value, head, verb, a, b, c, d, e, f, g)
+    if ok == nil then return nil, told and '\8' .. pack('<I2', #denied) .. told or '\3' end
+  elseif is_list then
     local list = try('LRANGE', key, '0', '2')
     local length = #list
     if length > 1 and list[1] == head and #list[2] == size and #list[length] == size then
@@ -50,16 +60,17 @@ local function charge(
     end
   end
   local form, other, whole, done
-  if not found or verb == 3 then form = {kind, layout, head, size, mode, a, b, c, d, e, f, g, h, i, j, extra} end
-  if not found then
+  if kind ~= 10 and (not found or verb == 3) then form = {kind, layout, head, size, mode, a, b, c, d, e, f, g, h, i, j, extra} end
+  if form and not found then
     done, other, found, at, n, m = pcall(twin(0), try, pack, unpack, now, longer, twin, key, form)
     if not done then return nil, other end
     whole = other.whole
   end
 
-  local ok, told, writes, to, p, q, _
   local gone, cut, newest, units, counted, joins, gathered
-  if verb == 3 then
+  if kind == 10 then
+    writes = true
+  elseif verb == 3 then
     done, to, p, q = pcall(twin(0), try, pack, unpack, now, longer, twin, key, form, found, at, n, m, other)
     if not done then return nil, to end
     told, writes = not to and p and '\6' or '\5', to
@@ -102,6 +113,18 @@ local function charge(
     _, told = decide(
       try, pack, unpack, now, not whole and key, found, at, n, m, layout, size, 0, 2 ^ 62, c, d, e, f, g, h, i, j
     )
+  end
+  if kind == 10 then
+    -- A refused charge still says what its holder had before.
+    local takes = allowed and ok
+    if verb ~= 2 and (takes and after ~= before or moved) then
+      local failed = more(
+        try, pack, now, longer, key, head, d, e, f, g, h, i, takes and after or before,
+        rows, row, others, earliest, latest
+      )
+      if failed then return nil, failed end
+    end
+    return rest and told .. rest or told, allowed
   end
   -- A refused charge that is written all the same counts its refusals.
   if writes and verb ~= 2 and (allowed or mode == 1 and not ok or mode == 5) then

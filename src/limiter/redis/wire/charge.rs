@@ -7,6 +7,7 @@ use bytes::Bytes;
 use crate::algorithm::How;
 use crate::decision::ChargeDecision;
 use crate::limiter::redis::keys::Stored;
+use crate::limiter::remote::Claim;
 use crate::limiter::{Charge, Effect, Effective};
 use crate::policy::Policy;
 
@@ -19,6 +20,8 @@ pub(super) struct KeyedCharge {
     pub(super) effect: Effect,
     /// The charges that it belongs to, if it is on refusal.
     pub(super) partners: Option<Partners>,
+    /// What this process says of itself, if the units are held.
+    pub(super) claim: Claim,
 }
 
 /// The charges that a charge on refusal belongs to.
@@ -45,13 +48,14 @@ impl Effective for KeyedCharge {
 }
 
 impl KeyedCharge {
-    pub(super) fn new(charge: &Charge<'_>, stored: &Stored) -> Self {
+    pub(super) fn new(charge: &Charge<'_>, stored: &Stored, claim: Claim) -> Self {
         let Charge { policy, cost, effect, .. } = *charge;
-        Self { key: stored.bytes.clone(), policy: policy.clone(), cost, effect, partners: None }
+        Self { key: stored.bytes.clone(), policy: policy.clone(), cost, effect, partners: None, claim }
     }
 
     pub(super) fn idle(policy: Policy, stored: &Stored) -> Self {
-        Self { key: stored.bytes.clone(), policy, cost: 0, effect: Effect::Enforce, partners: None }
+        let (key, claim) = (stored.bytes.clone(), Claim::default());
+        Self { key, policy, cost: 0, effect: Effect::Enforce, partners: None, claim }
     }
 
     /// Whether its denial denies the request.

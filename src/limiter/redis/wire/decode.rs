@@ -7,10 +7,12 @@ use super::encode::Kind;
 use super::request::{Request, Verb};
 use super::{Answer, nonsense};
 use crate::algorithm::{Decider, How, Pair, PairDecider, block};
-use crate::decision::{ChargeDecision, Decision, Several};
+use crate::decision::{ChargeDecision, Decision, Receipt, Several};
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::keys;
+use crate::limiter::remote::Row;
+use crate::wait::Wait;
 
 /// The first byte of the script's answer for a key or a request.
 mod status {
@@ -28,6 +30,12 @@ mod status {
     pub(super) const DONE: u8 = 5;
     /// A refund had no effect, because a later slot of the queue is taken.
     pub(super) const BEHIND: u8 = 6;
+    /// The units that are held follow, and notes.
+    pub(super) const HELD: u8 = 7;
+    /// For the whole request: a row is of a later epoch. The charge's place, the row's resets and its epoch follow.
+    pub(super) const REFUSED: u8 = 8;
+    /// Units were returned, or a row renewed, that was not there.
+    pub(super) const MISSING: u8 = 9;
 }
 
 /// Redis' words for a key of a slot that is being moved, when the key is not on this server. They
@@ -70,6 +78,16 @@ enum Found {
     /// The state before the charge. The algorithm repeats the script's decision from it.
     State(Option<Pair>),
     Told(ChargeDecision),
+    /// The units that were held before the charge, and notes.
+    Held(u64, u8),
+}
+
+/// Notes on the answer to a charge of units that are held.
+pub(in crate::limiter::redis) mod notes {
+    /// There is no room for a row of this process.
+    pub(super) const NO_ROOM: u8 = 1;
+    /// There was no row of this process.
+    pub(in crate::limiter::redis) const MISSING: u8 = 2;
 }
 
 impl Reader<'_> {
@@ -110,8 +128,15 @@ impl Reader<'_> {
                     Err(naming_keys((self.refused)(&words), request))
                 })
             }
-            _ if matches!(request.verb, Verb::Refund | Verb::Reset) => match self.take()? {
+            status::REFUSED => {
+                self.left = rest;
+                let place = usize::from(u16::from_le_bytes(self.take()?));
+                let row = Row { resets: u32::from_le_bytes(self.take()?), epoch: self.whole()? };
+                Some(Ok(Answer::Refused(place, row)))
+            }
+            _ if matches!(request.verb, Verb::Refund | Verb::Reset | Verb::ResetPlaces) => match self.take()? {
                 [status::DONE] => Some(Ok(Answer::Done)),
+                [status::MISSING] if request.verb == Verb::Refund => Some(Ok(Answer::Missing)),
                 [status::BEHIND] if request.verb == Verb::Refund => Some(Ok(Answer::Behind)),
                 _ => None,
             },
@@ -121,17 +146,18 @@ impl Reader<'_> {
 
     fn decision(&mut self, request: &Request, now: u64) -> Option<Decision> {
         let charges = &request.charges;
-        let mut states: SmallVec<[Option<Pair>; 2]> = SmallVec::new();
+        let mut states: SmallVec<[Option<Found>; 2]> = SmallVec::new();
         let mut decisions = Several::new();
         for charge in charges {
             let found = self.found(charge)?;
             let denied = |place: usize| decisions.get(place).is_some_and(|one: &ChargeDecision| !one.is_allowed());
             let how = charge.how(denied);
-            let (state, decision) = match found {
-                Found::State(state) => (state, decide(charge, state, charge.cost, now, how)),
+            let (found, decision) = match found {
+                Found::State(state) => (Some(found), decide(charge, state, charge.cost, now, how)),
+                Found::Held(held, notes) => (Some(found), decide_places(charge, held, notes, charge.cost, how)),
                 Found::Told(decision) => (None, decision),
             };
-            states.push(state);
+            states.push(found);
             decisions.push(decision);
         }
         let allowed = charges.iter().zip(&decisions).all(|(charge, decision)| !charge.binds() || decision.is_allowed());
@@ -141,11 +167,22 @@ impl Reader<'_> {
         if !allowed {
             // A charge that its own quota allows is reported as it stands; of a list the script has
             // done so.
-            for ((charge, state), decision) in charges.iter().zip(states).zip(&mut decisions) {
-                let is_list = matches!(charge.policy.quota().decider(), Decider::EntryLog(_));
-                if decision.is_allowed() && !charge.outlives_refusal() && !is_list {
-                    *decision = decide(charge, state, 0, now, How::IfAllowed);
+            for ((charge, found), decision) in charges.iter().zip(&states).zip(&mut decisions) {
+                if !decision.is_allowed() || charge.outlives_refusal() {
+                    continue;
                 }
+                match found {
+                    Some(Found::State(state)) => *decision = decide(charge, *state, 0, now, How::IfAllowed),
+                    Some(Found::Held(held, _)) => *decision = decide_places(charge, *held, 0, 0, How::IfAllowed),
+                    Some(Found::Told(_)) | None => {}
+                }
+            }
+        }
+        // The limiter puts its own numbers into these receipts.
+        for (found, decision) in states.iter().zip(&mut decisions) {
+            if let Some(Found::Held(_, notes)) = found {
+                let taken = decision.taken();
+                decision.put_receipt(Receipt::new(taken, u64::from(*notes), 0));
             }
         }
         Some(Decision::new(allowed, decisions))
@@ -154,6 +191,11 @@ impl Reader<'_> {
     fn found(&mut self, charge: &KeyedCharge) -> Option<Found> {
         let quota = charge.policy.quota();
         let [status] = self.take()?;
+        if let Decider::Places(_) = quota.decider() {
+            let held = if status == status::HELD { self.whole()? } else { return None };
+            let [notes] = self.take()?;
+            return Some(Found::Held(held, notes));
+        }
         let Decider::Pair(decider, _) = quota.decider() else {
             return if status == status::TOLD { self.told(charge).map(Found::Told) } else { None };
         };
@@ -201,8 +243,23 @@ impl Reader<'_> {
 fn decide(charge: &KeyedCharge, state: Option<Pair>, cost: u64, now: u64, how: How) -> ChargeDecision {
     match charge.policy.quota().decider() {
         Decider::Pair(decider, _) => decider.decide_how(state, now, cost, how).decision,
-        // The script decides about lists. No request is about places.
+        // The script decides about lists, and `decide_places` about places.
         Decider::EntryLog(_) | Decider::Places(_) => ChargeDecision::blank(),
+    }
+}
+
+/// Returns the decision about a charge while these units are held, which is also the script's.
+fn decide_places(charge: &KeyedCharge, held: u64, notes: u8, cost: u64, how: How) -> ChargeDecision {
+    let Decider::Places(places) = charge.policy.quota().decider() else { return ChargeDecision::blank() };
+    let (decision, taken) = places.decide(held, cost, how);
+    if notes & notes::NO_ROOM == 0 || !decision.is_allowed() {
+        return decision.receipted(taken, 0, 0);
+    }
+    let (limit, left) = (decision.limit(), decision.limit().saturating_sub(held));
+    if how == How::Force {
+        ChargeDecision::allowed(limit, left)
+    } else {
+        ChargeDecision::denied(limit, left, Wait::Unknown)
     }
 }
 

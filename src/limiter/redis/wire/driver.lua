@@ -18,13 +18,15 @@ while place <= #program do
         verb, first + 1, first + width, '', true, decide, more,
         kind, layout, head, size, mode, a, b, c, d, e, f, g, h, i, j, extra, after
       )
-    else
+    elseif verb == 4 then
       failed = try('DEL', KEYS[first + 1])
       answer = type(failed) ~= 'table' and '\5'
+    else
+      answer, failed = twin(11)(try, pack, unpack, now, longer, KEYS[first + 1])
     end
     if not answer then
       answer = failed
-      if failed ~= '\3' then
+      if failed ~= '\3' and not (type(failed) == 'string' and string.byte(failed) == 8) then
         local words = string.sub(type(failed) == 'table' and failed.err or tostring(failed), 1, 1000)
         answer = pack('<BI2c0', 4, #words, words)
       end

@@ -1,6 +1,7 @@
 //! Encodes the head of a stored value, and the form of a charge. `wire/mod.rs` describes both
 //! formats.
 
+use crate::algorithm::places::HELD_MAX;
 use crate::algorithm::{Decider, PairAlgorithm, PairDecider};
 use crate::decision::Receipt;
 use crate::limiter::Effect;
@@ -8,6 +9,7 @@ use crate::quota::spec::{Lasting, Spec};
 use crate::quota::{Algorithm, Anchor, Oldest, Quota};
 
 use super::charge::KeyedCharge;
+use crate::limiter::remote::Claim;
 
 /// The form of a state in Redis. The number stands in forms and, below the format's version, at the
 /// beginning of a value.
@@ -28,6 +30,8 @@ pub(super) enum Kind {
     /// An instant, a span, and counts.
     Block = 8,
     Meter = 9,
+    /// Rows of units that are held.
+    Places = 10,
 }
 
 /// The format's version, in the upper half of a value's first byte.
@@ -43,8 +47,8 @@ impl Kind {
             Decider::Pair(PairDecider::FixedWindow(_), _) => Self::FixedWindow,
             Decider::Pair(PairDecider::TwoCounterWindow(_), _) => Self::TwoCounters,
             Decider::Pair(PairDecider::Block(_), _) => Self::Block,
-            // No request is about places: the limiter does not support them.
-            Decider::Pair(PairDecider::Meter(_), _) | Decider::Places(_) => Self::Meter,
+            Decider::Pair(PairDecider::Meter(_), _) => Self::Meter,
+            Decider::Places(_) => Self::Places,
             // Each sub-window can hold the most units, and the denied ones the limit.
             Decider::EntryLog(log) => match log.most().checked_mul(u64::from(quota.spec().buckets) + 2) {
                 Some(total) if total < 1 << 32 => Self::Narrow,
@@ -60,6 +64,7 @@ impl Kind {
             Self::Parts | Self::StepBucket | Self::FixedWindow | Self::Meter => ("dd", 16),
             Self::TwoCounters | Self::Narrow => ("dI4I4", 16),
             Self::Block | Self::Wide => ("ddd", 24),
+            Self::Places => ("", 0), // `places.lua` has it
         }
     }
 
@@ -92,6 +97,8 @@ pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
             [memory_us, length_us, factor, longest_us].into_iter().for_each(&mut number);
         }
         Kind::Whole | Kind::Parts | Kind::Meter => {}
+        // What is held does not depend on the quota.
+        Kind::Places => return head,
     }
     number(spec.limit);
     number(spec.period_us);
@@ -141,8 +148,16 @@ pub(super) fn charge(form: &mut Vec<u8>, charge: &KeyedCharge) {
         (None, _) => (Mode::Yield, [1, 0]),
     };
     let quota = charge.policy.quota();
-    let numbers = numbers(quota, charge.cost, charge.effect);
+    let numbers = match Kind::of(quota) {
+        Kind::Places => places(quota, charge.cost, charge.effect == Effect::Force, &charge.claim),
+        _ => numbers(quota, charge.cost, charge.effect),
+    };
     write(form, quota, mode, &numbers, partners.map(u16::to_le_bytes).as_flattened());
+}
+
+/// Writes the form of a return of units that are held.
+pub(super) fn give_back(form: &mut Vec<u8>, quota: &Quota, units: u64, claim: &Claim) {
+    write(form, quota, Mode::Enforce, &places(quota, units, false, claim), &[]);
 }
 
 /// Writes the form of a refund.
@@ -184,9 +199,19 @@ fn numbers(quota: &Quota, cost: u64, effect: Effect) -> [f64; 10] {
         Decider::EntryLog(log) => return log.numbers(cost, force),
         Decider::Pair(PairDecider::Meter(meter), _) => meter.numbers(cost, force && !on_refusal),
         Decider::Pair(decider, _) => decider.get().numbers(cost, force),
-        Decider::Places(_) => return [0.0; 10],
+        Decider::Places(_) => return [0.0; 10], // see `places`
     };
     let mut all = [0.0; 10];
     all.iter_mut().zip(numbers).for_each(|(place, number)| *place = number);
     all
+}
+
+/// Returns the numbers for `places.lua`.
+fn places(quota: &Quota, cost: u64, force: bool, claim: &Claim) -> [f64; 10] {
+    let Claim { holder, resets, epoch, base, lapse_us, keeps_row } = *claim;
+    // A larger cost is above every limit.
+    let (cost, limit) = (cost.min(HELD_MAX + 1), quota.spec().limit);
+    let switches = [u64::from(force), u64::from(keeps_row)];
+    [cost, limit, switches[0], holder, u64::from(resets), epoch, base, lapse_us, switches[1], 0]
+        .map(|number| number as f64)
 }

@@ -11,11 +11,11 @@
 //!
 //! | bytes | meaning |
 //! |---|---|
-//! | 1 | the verb: 1 take, 2 peek, 3 refund, 4 reset |
+//! | 1 | the verb: 1 take, 2 peek, 3 refund, 4 reset, 5 reset of units that are held |
 //! | 2 | the number of requests |
 //! | 2 | the number of keys of each |
 //! | 4 | the length of the forms |
-//! | | a form for each of these keys, unless the verb is reset |
+//! | | a form for each of these keys, unless the verb is a reset |
 //!
 //! A form says how the key's value looks, and what the algorithm needs:
 //!
@@ -46,6 +46,10 @@
 //! element, and an entry in each other one: its start, its units, and the units of all entries when
 //! it was the newest. Every value has a time to live, after which it would count for nothing.
 //!
+//! The value of a concurrency limit is of another form: a head without numbers, and a row for each process that holds
+//! units (see `places.lua`). It does not depend on the quota, and its stored key is not that of a rate with the same
+//! name. In place of a state, the script answers with the units that are held.
+//!
 //! A value with the head of the request's quota is used as it is. A value with another head of this
 //! version was written under another quota, and `look.lua` reads it as a state of the request's.
 //! A value with anything else fails its request as [`Foreign`](StoreErrorKind::Foreign), and stays
@@ -69,6 +73,7 @@
 //! | what | bound | at the bound |
 //! |---|---|---|
 //! | charges of one request | [`CHARGES_MAX`] | an error, `Misconfigured` |
+//! | rows of a concurrency limit | 256 | a further process is denied |
 //! | requests of one run | 65,535 | the next one begins another run |
 //! | numbers of a state | 2^53 | a quota's own limits are lower; a larger stored number counts as no state |
 //! | units of a list's entry in 32 bits | 2^32 − 1 | a quota that could reach it is stored as a wider kind |
@@ -91,9 +96,10 @@ use super::keys::Stored;
 use super::script::Call;
 use crate::decision::Decision;
 use crate::event::StoreErrorKind;
+use crate::limiter::remote::Row;
 use crate::time::Timestamp;
 
-pub(super) use decode::answers;
+pub(super) use decode::{answers, notes};
 pub(super) use request::{Request, Verb};
 pub(super) use split::Split;
 
@@ -115,6 +121,10 @@ pub(super) enum Answer {
     Behind,
     /// The keys are not all on one server. Nothing was done.
     Elsewhere,
+    /// The row of the charge at this place is of a later epoch. Nothing was done.
+    Refused(usize, Row),
+    /// The units were returned, or the row was renewed. There was no row before, although this process held units.
+    Missing,
 }
 
 /// Returns one script call for all requests, at the server's time unless a clock's is given. No two

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use super::charge::{KeyedCharge, Partners};
 use super::encode;
 use crate::limiter::redis::keys::Stored;
+use crate::limiter::remote::{Claim, Return};
 use crate::limiter::{Charge, Effect, Refund, binds, outlives_refusal};
 use crate::policy::Policy;
 
@@ -19,6 +20,8 @@ pub(in crate::limiter::redis) enum Verb {
     Peek = 2,
     Refund = 3,
     Reset = 4,
+    /// Sets what all processes hold to nothing.
+    ResetPlaces = 5,
 }
 
 /// The position of the first form in a run.
@@ -40,11 +43,20 @@ impl Request {
         verb: Verb,
         charges: impl Iterator<Item = (&'a Charge<'a>, &'a Stored)>,
     ) -> Self {
+        Self::claiming(verb, charges.map(|(charge, stored)| (charge, stored, Claim::default())))
+    }
+
+    /// Does what [`charge`](Self::charge) does, with what this process says of itself for each charge of units that are
+    /// held.
+    pub(in crate::limiter::redis) fn claiming<'a>(
+        verb: Verb,
+        charges: impl Iterator<Item = (&'a Charge<'a>, &'a Stored, Claim)>,
+    ) -> Self {
         let mut slot = 0;
         let mut keyed: SmallVec<[KeyedCharge; 1]> = SmallVec::new();
-        for (charge, stored) in charges {
+        for (charge, stored, claim) in charges {
             slot = stored.slot;
-            keyed.push(KeyedCharge::new(charge, stored));
+            keyed.push(KeyedCharge::new(charge, stored, claim));
         }
         for at in 0..keyed.len() {
             let Effect::OnRefusal { of } = keyed[at].effect else { continue };
@@ -71,10 +83,20 @@ impl Request {
         Self { verb: Verb::Refund, slot: stored.slot, charges, run }
     }
 
+    /// Returns units that are held, or renews the row of this process.
+    pub(in crate::limiter::redis) fn give_back(back: &Return) -> Self {
+        let Return { key, units, claim } = back;
+        let run = run(Verb::Refund, 1, |form| encode::give_back(form, key.policy.quota(), *units, claim));
+        let stored = Stored { bytes: key.bytes.clone(), slot: key.slot };
+        let charges = SmallVec::from_iter([KeyedCharge::idle(key.policy.clone(), &stored)]);
+        Self { verb: Verb::Refund, slot: key.slot, charges, run }
+    }
+
     /// Forgets a state.
     pub(in crate::limiter::redis) fn reset(policy: &Policy, stored: &Stored) -> Self {
         let charges = SmallVec::from_iter([KeyedCharge::idle(policy.clone(), stored)]);
-        Self { verb: Verb::Reset, slot: stored.slot, charges, run: run(Verb::Reset, 1, |_| {}) }
+        let verb = if policy.limits_in_flight() { Verb::ResetPlaces } else { Verb::Reset };
+        Self { verb, slot: stored.slot, charges, run: run(verb, 1, |_| {}) }
     }
 
     pub(in crate::limiter::redis) fn slot(&self) -> u16 {

@@ -211,6 +211,11 @@ impl<D: Dispatch> Batcher<D> {
         &self.lanes.dispatch
     }
 
+    /// Returns the runtime whose tasks the flights are.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.lanes.runtime
+    }
+
     /// Returns how many requests wait or are in flight.
     pub(crate) fn len(&self) -> usize {
         self.lanes.inside.load(Ordering::Relaxed)

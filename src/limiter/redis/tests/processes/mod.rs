@@ -1,6 +1,7 @@
 //! Eight processes on one key of one server: what they admit is, to the unit, what the oracle
 //! admits at the server's times.
 
+mod places;
 mod refusals;
 
 use std::io::Write;

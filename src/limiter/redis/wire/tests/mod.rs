@@ -3,6 +3,7 @@
 mod bounds;
 mod idle;
 mod parity;
+mod places;
 mod sets;
 mod troubles;
 

@@ -1,0 +1,283 @@
+//! Rows of units that are held, against a model of them.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+
+use super::{Answer, Answered, Bench, Request, Verb};
+use crate::event::StoreErrorKind;
+use crate::key::Key;
+use crate::limiter::redis::keys::Stored;
+use crate::limiter::remote::{Claim, HeldKey, Return, Row};
+use crate::limiter::{Charge, Effect};
+use crate::policy::Policy;
+use crate::quota::Quota;
+use crate::random::mixed;
+use crate::sampling::config;
+use crate::time::Timestamp;
+
+const BEGIN: u64 = 1_790_000_000_000_000;
+const LAPSE_US: u64 = 30_000_000;
+
+fn policy(limit: u64) -> Policy {
+    Policy::new("places", Quota::concurrent(limit)).unwrap()
+}
+
+fn claim(holder: u64, epoch: u64, base: u64) -> Claim {
+    Claim { holder, resets: 0, epoch, base, lapse_us: LAPSE_US, keeps_row: false }
+}
+
+/// A server, and a key.
+struct Rows {
+    bench: Bench,
+    key: Key,
+    stored: Stored,
+    now: u64,
+}
+
+impl Rows {
+    fn start(name: &str) -> Self {
+        let (bench, key) = (Bench::start(), Key::of(name).unwrap());
+        let stored = bench.space.key(&policy(1), &key);
+        Self { bench, key, stored, now: BEGIN }
+    }
+
+    fn ask(&mut self, request: &Request) -> Answered {
+        self.bench.ask(&[(Timestamp::from_micros(self.now), request)]).remove(0)
+    }
+
+    fn charge(&mut self, verb: Verb, limit: u64, cost: u64, effect: Effect, claim: Claim) -> Answered {
+        let policy = policy(limit);
+        let charge = Charge::new(&policy, &self.key).cost(cost).effect(effect);
+        let request = Request::claiming(verb, std::iter::once((&charge, &self.stored, claim)));
+        self.ask(&request)
+    }
+
+    fn take(&mut self, limit: u64, claim: Claim) -> Answered {
+        self.charge(Verb::Take, limit, 1, Effect::Enforce, claim)
+    }
+
+    fn give_back(&mut self, units: u64, claim: Claim) -> Answered {
+        let Stored { bytes, slot } = self.stored.clone();
+        self.ask(&Request::give_back(&Return { key: HeldKey { bytes, slot, policy: policy(1) }, units, claim }))
+    }
+
+    fn reset(&mut self) -> Answered {
+        self.ask(&Request::reset(&policy(1), &self.stored.clone()))
+    }
+
+    /// Returns how many units are held.
+    fn held(&mut self) -> u64 {
+        let Ok(Answer::Decided(decision)) = self.charge(Verb::Peek, 1_000_000, 0, Effect::Enforce, Claim::default())
+        else {
+            panic!("a peek is decided")
+        };
+        1_000_000 - decision.charges()[0].remaining()
+    }
+}
+
+fn is_allowed(answer: &Answered) -> bool {
+    matches!(answer, Ok(Answer::Decided(decision)) if decision.is_allowed())
+}
+
+#[test]
+fn call_of_an_earlier_epoch_is_refused() {
+    let mut rows = Rows::start("earlier");
+    assert!(is_allowed(&rows.take(3, claim(7, 1, 0))));
+    // Its next call was sent, and its answer did not come. So an epoch begins.
+    assert!(is_allowed(&rows.take(3, claim(7, 2, 1))));
+    assert_eq!(rows.held(), 2);
+    for late in [rows.take(3, claim(7, 1, 0)), rows.give_back(1, claim(7, 1, 0))] {
+        assert!(matches!(late, Ok(Answer::Refused(0, Row { resets: 0, epoch: 2 }))), "{late:?}");
+    }
+    assert_eq!(rows.held(), 2);
+    assert!(is_allowed(&rows.take(3, claim(8, 1, 0))), "another process has epochs of its own");
+    assert_eq!(rows.held(), 3);
+}
+
+#[test]
+fn first_call_of_an_epoch_sets_the_row_to_its_base() {
+    let mut rows = Rows::start("base");
+    assert!(is_allowed(&rows.take(9, claim(7, 1, 0))));
+    rows.give_back(0, claim(7, 2, 5)).unwrap();
+    assert_eq!(rows.held(), 5);
+    rows.give_back(2, claim(7, 2, 5)).unwrap();
+    assert_eq!(rows.held(), 3, "the second call of an epoch counts from the row");
+    assert!(!is_allowed(&rows.take(4, claim(7, 3, 4))));
+    assert_eq!(rows.held(), 4, "a refused call says what is held all the same");
+    let missing = rows.give_back(0, claim(8, 1, 2));
+    assert!(matches!(missing, Ok(Answer::Missing)), "{missing:?}");
+    assert_eq!(rows.held(), 6, "it is taken by force");
+}
+
+#[test]
+fn row_without_units_stays_if_its_absence_says_otherwise() {
+    let mut rows = Rows::start("empty");
+    rows.give_back(0, claim(7, 2, 1)).unwrap();
+    rows.give_back(1, claim(7, 2, 1)).unwrap();
+    rows.give_back(0, claim(7, 2, 1)).unwrap();
+    assert_eq!(rows.held(), 0, "the base counts once");
+    rows.give_back(0, Claim { keeps_row: true, ..claim(7, 3, 0) }).unwrap();
+    assert!(matches!(rows.take(1, claim(7, 1, 0)), Ok(Answer::Refused(..))));
+    rows.give_back(0, claim(7, 4, 0)).unwrap();
+    let exists: bool = redis::cmd("EXISTS").arg(&*rows.stored.bytes).query(&mut rows.bench.connection).unwrap();
+    assert!(!exists);
+}
+
+#[test]
+fn rows_lapse_one_by_one_and_a_reset_is_counted_in_each() {
+    let mut rows = Rows::start("lapse");
+    for holder in 1..=3 {
+        assert!(is_allowed(&rows.take(3, claim(holder, 1, 0))));
+        rows.now += LAPSE_US / 3;
+    }
+    assert_eq!(rows.held(), 2, "the first has lapsed");
+    assert!(is_allowed(&rows.take(3, claim(9, 1, 0))));
+    rows.reset().unwrap();
+    assert_eq!(rows.held(), 0);
+    let late = rows.give_back(0, claim(2, 2, 1));
+    assert!(matches!(late, Ok(Answer::Refused(0, Row { resets: 1, epoch: 1 }))), "{late:?}");
+    assert!(is_allowed(&rows.take(3, Claim { resets: 1, ..claim(2, 2, 0) })));
+    rows.now += 2 * LAPSE_US;
+    assert_eq!(rows.held(), 0);
+    // The server's clock steps back by a year, and nothing is held for a year because of that.
+    assert!(is_allowed(&rows.take(3, claim(9, 2, 0))));
+    rows.now -= 365 * 86_400_000_000;
+    assert!(is_allowed(&rows.take(3, claim(8, 2, 0))));
+    rows.now += 86_400_000_001;
+    assert_eq!(rows.held(), 0);
+}
+
+#[test]
+fn value_that_holds_no_rows_is_foreign() {
+    let mut rows = Rows::start("foreign");
+    for value in ["x", "\u{aa}", "\u{aa}0123456789"] {
+        redis::cmd("SET").arg(&*rows.stored.bytes).arg(value).exec(&mut rows.bench.connection).unwrap();
+        let error = rows.take(3, claim(1, 1, 0)).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Foreign, "{error}");
+    }
+    redis::cmd("DEL").arg(&*rows.stored.bytes).exec(&mut rows.bench.connection).unwrap();
+    redis::cmd("RPUSH").arg(&*rows.stored.bytes).arg("x").exec(&mut rows.bench.connection).unwrap();
+    let error = rows.take(3, claim(1, 1, 0)).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Foreign, "{error}");
+}
+
+/// A row of the model: resets, epoch, units, and when it lapses.
+type ModelRow = (u32, u64, u64, u64);
+
+/// Calls of four holders, in any order of their epochs, against the plain definition.
+#[test]
+fn rows_are_what_the_calls_say() {
+    let rows = RefCell::new(Rows::start("model"));
+    let step = (0..8_u8, 1..5_u64, 0..4_u64, 0..4_u64, 0..3_u64, 0..12_000_000_u64);
+    proptest!(config(400), |(steps in prop::collection::vec(step, 1..80))| play(&mut rows.borrow_mut(), steps)?);
+}
+
+fn play(rows: &mut Rows, steps: Vec<(u8, u64, u64, u64, u64, u64)>) -> Result<(), TestCaseError> {
+    redis::cmd("FLUSHALL").exec(&mut rows.bench.connection).unwrap();
+    rows.now = BEGIN;
+    let mut model: BTreeMap<u64, ModelRow> = BTreeMap::new();
+    for (what, holder, epoch, base, cost, passes) in steps {
+        rows.now += passes;
+        let now = rows.now;
+        model.retain(|_, row| row.3 > now);
+        let resets = u32::from(base == 3);
+        let claim = Claim { resets, keeps_row: base == 0, ..claim(holder, epoch, base) };
+        let held: u64 = model.values().map(|row| row.2).sum();
+        prop_assert_eq!(rows.held(), held);
+        if what == 7 {
+            rows.reset().unwrap();
+            model.values_mut().for_each(|row| (row.0, row.2) = (row.0 + 1, 0));
+            continue;
+        }
+        let row = model.get(&holder).copied();
+        let stale = row.filter(|row| (row.0, row.1) > (resets, epoch));
+        let before = row.filter(|row| (row.0, row.1) == (resets, epoch)).map_or(base, |row| row.2);
+        let others = held - row.map_or(0, |row| row.2);
+        let force = what == 6;
+        let (answer, is_written, after) = if what < 3 {
+            (rows.give_back(cost, claim), true, before.saturating_sub(cost))
+        } else {
+            let effect = if force { Effect::Force } else { Effect::Enforce };
+            let fits = force || cost <= 5_u64.saturating_sub(others + before);
+            let is_moved = row.map_or(base > 0, |row| (row.0, row.1) != (resets, epoch));
+            let answer = rows.charge(Verb::Take, 5, cost, effect, claim);
+            if stale.is_none() {
+                prop_assert_eq!(is_allowed(&answer), fits, "{:?}", answer);
+            }
+            let after = if fits { before + cost } else { before };
+            (answer, is_moved || after != before, after)
+        };
+        match stale {
+            Some((resets, epoch, ..)) => {
+                let refused = matches!(answer, Ok(Answer::Refused(0, row)) if row == Row { resets, epoch });
+                prop_assert!(refused, "{:?}", answer);
+            }
+            None if !is_written => {}
+            None => {
+                answer.map_err(|error| TestCaseError::fail(error.to_string()))?;
+                // A row is only made if it says something.
+                if row.is_some() || after > 0 || claim.keeps_row || base > 0 {
+                    model.insert(holder, (resets, epoch, after, now + LAPSE_US));
+                }
+            }
+        }
+    }
+    rows.bench.check_ttls();
+    Ok(())
+}
+
+/// Prints what rows cost the server. `PLACES_TABLE=1` asks for it.
+#[test]
+fn cost_of_rows_is_measured() {
+    let rounds = if std::env::var("PLACES_TABLE").is_ok() { 20_000 } else { 10 };
+    let mut rows = Rows::start("cost");
+    // The time of the server's processor, which is the same on a busy machine.
+    let used = |rows: &mut Rows| {
+        let info: String = redis::cmd("INFO").arg("cpu").query(&mut rows.bench.connection).unwrap();
+        let of = |line: &str| line.split_once(':').unwrap().1.trim().parse::<f64>().unwrap();
+        let lines = info.lines().filter(|line| line.starts_with("used_cpu_user:") || line.starts_with("used_cpu_sys:"));
+        lines.map(of).sum::<f64>() * 1e6
+    };
+    let spent = |rows: &mut Rows, requests: &[Request]| {
+        let asks: Vec<_> = requests.iter().map(|request| super::call(&[request], super::NUMBER, None)).collect();
+        rows.bench.run(&asks[..10.min(asks.len())]); // loads the script
+        let before = used(rows);
+        rows.bench.run(&asks);
+        (used(rows) - before) / requests.len() as f64
+    };
+    let bucket = Policy::new("bucket", Quota::per_second(1_000_000)).unwrap();
+    let key = Key::global();
+    let stored = rows.bench.space.key(&bucket, &key);
+    let checks: Vec<Request> = (0..rounds)
+        .map(|_| Request::charge(Verb::Take, std::iter::once((&Charge::new(&bucket, &key), &stored))))
+        .collect();
+    println!("token bucket: {:.1} us a check", spent(&mut rows, &checks));
+    let name = |holder: u64| mixed(holder) >> 11; // as processes choose theirs
+    let mut holders = 0;
+    for processes in [1, 4, 50, 200, 256] {
+        while holders < processes {
+            holders += 1;
+            let Stored { bytes, slot } = rows.stored.clone();
+            let key = HeldKey { bytes, slot, policy: policy(1) };
+            let row = Request::give_back(&Return { key, units: 0, claim: claim(name(holders), 1, 1) });
+            // At the server's time, as those below.
+            rows.bench.run(&[super::call(&[&row], super::NUMBER, None)]);
+        }
+        let policy = policy(10_000);
+        let (mut takes, mut returns) = (Vec::new(), Vec::new());
+        for round in 0..rounds {
+            let claim = claim(name(1 + round % processes), 1, 1);
+            let charge = Charge::new(&policy, &rows.key);
+            takes.push(Request::claiming(Verb::Take, std::iter::once((&charge, &rows.stored, claim))));
+            let Stored { bytes, slot } = rows.stored.clone();
+            let key = HeldKey { bytes, slot, policy: policy.clone() };
+            returns.push(Request::give_back(&Return { key, units: 1, claim }));
+        }
+        let (take, back) = (spent(&mut rows, &takes), spent(&mut rows, &returns));
+        let bytes: u64 = redis::cmd("STRLEN").arg(&*rows.stored.bytes).query(&mut rows.bench.connection).unwrap();
+        println!("{processes} processes: {bytes} bytes, {take:.1} us to take, {back:.1} us to return");
+    }
+}
