@@ -1,48 +1,44 @@
-//! What operators and people of support ask and do: why a request is refused, and how to unblock, reset, raise and exempt. The
-//! guide's page "A user says" uses it.
+//! What operators and people of support ask and do: why a request is refused, and how to unblock, reset, raise and
+//! exempt. The guide's page "A user says" uses it.
 //!
 //! ```sh
 //! cargo run --example support
 //! ```
 
 use std::error::Error;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, StatusCode};
+use axum::middleware::{Next, from_fn};
+use axum::response::Response;
 use axum::routing::{get, post};
 use tower_ratelimit::key::{self, Prefixes, TrustedProxies};
-use tower_ratelimit::limiter::Blocks;
 use tower_ratelimit::middleware::{Access, AccessList, PlanOverrides};
 use tower_ratelimit::observe::{Stats, StatusPage};
-use tower_ratelimit::{Key, MemoryLimiter, MissingKey, Policy, Quota, RateLimitLayer, Rule};
+use tower_ratelimit::{Head, MemoryLimiter, MissingKey, Quota, RateLimitLayer, Rule};
 
 /// What the handlers for operators need.
 #[derive(Clone)]
 struct Limits {
-    layer: RateLimitLayer<MemoryLimiter>,
-    blocks: Blocks<MemoryLimiter>,
     plans: PlanOverrides,
     exempt: AccessList,
 }
 
-/// Returns the key that `key::client_ip` makes: for IPv6 that of the /64.
-fn key_of(address: IpAddr) -> Result<Key, StatusCode> {
-    Key::of(Prefixes::default().group(address)).ok_or(StatusCode::BAD_REQUEST)
+/// The user of a login, which puts it into the requests for operators.
+#[derive(Clone)]
+struct Staff {
+    name: String,
+    may_act: bool,
 }
 
-/// Opens the key of an address. What it has used of the quotas stays used.
-async fn unblock(State(limits): State<Limits>, Path(address): Path<IpAddr>) -> Result<String, StatusCode> {
-    let unblocked = limits.blocks.unblock(&key_of(address)?).await;
-    unblocked.map(|()| format!("{address} is open\n")).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
-}
-
-/// Opens the key of an address, and forgets what it has used.
-async fn reset(State(limits): State<Limits>, Path(address): Path<IpAddr>) -> Result<String, StatusCode> {
-    let reset = limits.layer.reset(&key_of(address)?).await;
-    reset.map(|()| format!("{address} has its whole allowance\n")).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
+/// Stands for your login: the header names the user, and a request without it is one of `local`. Only `guest` may not act.
+async fn login(mut request: Request, next: Next) -> Response {
+    let name = request.headers().get("x-staff").and_then(|name| name.to_str().ok()).unwrap_or("local").to_owned();
+    let may_act = name != "guest";
+    request.extensions_mut().insert(Staff { name, may_act });
+    next.run(request).await
 }
 
 /// Exempts an address or a network from all limits of this process.
@@ -76,23 +72,25 @@ fn app(limiter: MemoryLimiter) -> Result<(Router, Router), Box<dyn Error>> {
         .build();
     let exempt_list = AccessList::new();
     let proxies = TrustedProxies::networks(["127.0.0.0/8"])?; // so that curl can play a proxy
-    let layer = RateLimitLayer::new(limiter.clone(), client, key::client_ip(proxies.clone()))
+    let layer = RateLimitLayer::new(limiter, client, key::client_ip(proxies.clone()))
         .and(customer, key::header("x-api-key"))
         .access(&exempt_list, key::client_network(proxies, Prefixes::exact()))
         .observer(stats.clone());
 
-    let page = StatusPage::new(stats.clone()).layer("public", &layer);
+    // Operators unblock and reset on the page. Each action is printed, as your audit log would have it.
+    let who = |request: &Head<'_>| {
+        request.extensions.get::<Staff>().filter(|staff| staff.may_act).map(|staff| staff.name.clone())
+    };
+    let page = StatusPage::new(stats.clone()).layer("public", &layer).operators(who, |action| println!("{action}"));
     let metrics = move || async move { ([("content-type", Stats::CONTENT_TYPE)], stats.to_prometheus()) };
-    let blocks = Blocks::new(limiter, Policy::new("client-block", block)?)?;
-    let limits = Limits { layer: layer.clone(), blocks, plans, exempt: exempt_list };
+    let limits = Limits { plans, exempt: exempt_list };
     let operators = Router::new()
-        .route("/clients/{address}/unblock", post(unblock))
-        .route("/clients/{address}/reset", post(reset))
         .route("/clients/{network}/exempt", post(exempt))
         .route("/customers/{customer}/raise", post(raise))
         .with_state(limits)
         .route("/metrics", get(metrics))
-        .route_service("/limits", page);
+        .route_service("/limits", page)
+        .layer(from_fn(login));
     Ok((Router::new().route("/", get(|| async { "hello\n" })).layer(layer), operators))
 }
 
@@ -137,6 +135,23 @@ mod tests {
             assert_eq!(self.1.clone().oneshot(request).await.unwrap().status(), 200, "{path}");
         }
 
+        /// Sends a form to the status page. Returns the JSON of the answer.
+        async fn form(&self, fields: String) -> serde_json::Value {
+            let request = Request::post("/limits").header("content-type", "application/x-www-form-urlencoded");
+            let request = request.header("accept", "application/json").body(Body::from(fields)).unwrap();
+            let response = self.1.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status(), 200);
+            serde_json::from_slice(&axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap()).unwrap()
+        }
+
+        /// Unblocks or resets a client on the status page.
+        async fn act(&self, action: &str, client: &str) {
+            let fields = format!("action=explain&client=127.0.0.1&headers=x-forwarded-for:{client}");
+            let explained = self.form(fields).await;
+            let token = explained[0]["token"].as_str().unwrap();
+            self.form(format!("action={action}&token={token}")).await;
+        }
+
         /// Sends requests until one is refused. Returns how many passed.
         async fn passed(&self, client: &str, api_key: &str) -> u32 {
             let mut passed = 0;
@@ -158,9 +173,9 @@ mod tests {
             assert_eq!(service.get(client, "").await, Err(2));
         }
         assert_eq!(service.get(client, "").await, Err(3_600), "the fifth refusal closes it");
-        service.post("/clients/192.0.2.7/unblock").await;
+        service.act("unblock", client).await;
         assert_eq!(service.get(client, "").await, Err(2), "what was used stays used");
-        service.post("/clients/192.0.2.7/reset").await;
+        service.act("reset", client).await;
         assert_eq!(service.passed(client, "").await, 30);
         service.post("/clients/192.0.2.0%2F29/exempt").await; // the network 192.0.2.0/29
         assert_eq!(service.passed(client, "").await, 100);

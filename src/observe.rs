@@ -10,4 +10,4 @@ pub use crate::stats::{
     EventCounts, HistogramSnapshot, PolicySnapshot, PolicyState, RateBucket, RecentRefusal, Stats, StatsBuilder,
     StatsSnapshot, TopKey,
 };
-pub use crate::status::{StatusBody, StatusPage};
+pub use crate::status::{ActionKind, OperatorAction, StatusBody, StatusPage};

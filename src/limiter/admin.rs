@@ -91,7 +91,7 @@ impl<L: Limiter> Blocks<L> {
     ///
     /// The quotas beside the block keep what the key has used, so its next request may be refused again.
     /// [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) opens the blocks of a layer and resets
-    /// its quotas.
+    /// its quotas. A [status page](crate::observe::StatusPage::operators) does both for operators.
     ///
     /// # Errors
     /// Returns the limiter's error.

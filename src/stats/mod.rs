@@ -26,6 +26,7 @@ mod stats;
 
 pub use events::EventCounts;
 pub use histogram::HistogramSnapshot;
+pub(crate) use names::cut;
 pub use rates::RateBucket;
 pub use recent::RecentRefusal;
 pub use sketch::TopKey;

@@ -1,11 +1,17 @@
-//! What stands for a key: its fingerprint, and the name that the application gives it.
+//! What stands for a key: its fingerprint, and the name that the application gives it. The key itself is kept only for
+//! operators who may act on it.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::key::Key;
 
 /// The longest name in bytes.
 const NAME_MAX: usize = 128;
+
+/// The longest key in bytes that is kept.
+const KEY_MAX: usize = 512;
 
 /// Names a key, or says that it must not be named.
 pub(super) type Reveal = dyn Fn(&Key) -> Option<String> + Send + Sync;
@@ -15,11 +21,27 @@ pub(super) struct Names {
     /// all.
     secret: RandomState,
     reveal: Option<Box<Reveal>>,
+    /// Whether keys are kept.
+    keeps: AtomicBool,
+}
+
+/// What is kept of a key that is listed.
+#[derive(Clone, Default)]
+pub(super) struct Known {
+    /// `None` if the key must not be named.
+    pub(super) name: Option<Box<str>>,
+    /// `None` if keys are not kept, or if this one is too long.
+    pub(super) key: Option<Arc<Key>>,
 }
 
 impl Names {
     pub(super) fn new(reveal: Option<Box<Reveal>>) -> Self {
-        Self { secret: RandomState::new(), reveal }
+        Self { secret: RandomState::new(), reveal, keeps: AtomicBool::new(false) }
+    }
+
+    /// Keeps the keys that are listed from now on.
+    pub(super) fn keep_keys(&self) {
+        self.keeps.store(true, Ordering::Relaxed);
     }
 
     /// Returns the fingerprint of a key.
@@ -27,9 +49,15 @@ impl Names {
         self.secret.hash_one(key)
     }
 
-    /// Returns whether the application names keys.
-    pub(super) fn reveals(&self) -> bool {
-        self.reveal.is_some()
+    /// Returns whether anything is known of keys beside their fingerprints.
+    pub(super) fn knows(&self) -> bool {
+        self.reveal.is_some() || self.keeps.load(Ordering::Relaxed)
+    }
+
+    /// Returns what is kept of a key. It calls the application's code: do not call it under a lock.
+    pub(super) fn known(&self, key: &Key) -> Known {
+        let is_kept = self.keeps.load(Ordering::Relaxed) && key.as_bytes().len() <= KEY_MAX;
+        Known { name: self.name(key), key: is_kept.then(|| Arc::new(key.clone())) }
     }
 
     /// Returns the name that the application gives to a key, cut to its bound. It is the application's code: do not
@@ -46,7 +74,7 @@ pub(super) fn short_fingerprint(fingerprint: u64) -> String {
 }
 
 /// Returns the beginning of a text, at most so many bytes.
-pub(super) fn cut(text: &str, max: usize) -> &str {
+pub(crate) fn cut(text: &str, max: usize) -> &str {
     let end = (0..=max.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     text.get(..end).unwrap_or_default()
 }

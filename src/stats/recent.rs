@@ -6,13 +6,15 @@
 //! Each place has its own lock, which a writer only tries: a refusal waits for no reader. Requests that pass are not
 //! written, and take no lock.
 
+use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use http::HeaderName;
 
-use super::names::{Names, cut, short_fingerprint};
+use super::names::{Known, Names, cut, short_fingerprint};
 use crate::head::Head;
-use crate::key::original_uri;
+use crate::key::{Key, original_uri};
 use crate::outcome::{Observed, OutcomeKind, PolicyStatus};
 use crate::sync::{Mutex, lock, try_lock};
 use crate::time::Timestamp;
@@ -77,7 +79,7 @@ impl Recent {
             outcome: outcome.kind(),
             status: status.cloned(),
             fingerprint,
-            name: key.and_then(|key| names.name(key)),
+            known: key.map(|key| names.known(key)).unwrap_or_default(),
             request: self.setup.paths.then(|| line(request)),
             request_id: self.setup.request_id.as_ref().and_then(|header| id(request, header)),
         };
@@ -128,13 +130,13 @@ fn id(request: &Head<'_>, header: &HeaderName) -> Option<Box<str>> {
 
 /// A refused request of the recent past. It is kept if
 /// [`max_recent_refusals`](super::StatsBuilder::max_recent_refusals) says so.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RecentRefusal {
     at: Timestamp,
     outcome: OutcomeKind,
     status: Option<PolicyStatus>,
     fingerprint: Option<u64>,
-    name: Option<Box<str>>,
+    known: Known,
     request: Option<Box<str>>,
     request_id: Option<Box<str>>,
 }
@@ -170,7 +172,7 @@ impl RecentRefusal {
     /// Returns the name that [`reveal`](super::StatsBuilder::reveal) gave to the key, if it did.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
-        self.name.as_deref()
+        self.known.name.as_deref()
     }
 
     /// Returns the method and the path, such as `GET /posts`, if
@@ -190,6 +192,26 @@ impl RecentRefusal {
     pub(crate) fn is_of(&self, fingerprint: u64) -> bool {
         self.fingerprint == Some(fingerprint)
     }
+
+    /// Returns the whole fingerprint, and the key if it is kept.
+    pub(crate) fn kept(&self) -> Option<(u64, &Arc<Key>)> {
+        Some((self.fingerprint?, self.known.key.as_ref()?))
+    }
+}
+
+impl fmt::Debug for RecentRefusal {
+    /// Leaves out the key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecentRefusal")
+            .field("at", &self.at)
+            .field("outcome", &self.outcome)
+            .field("status", &self.status)
+            .field("fingerprint", &self.fingerprint())
+            .field("name", &self.known.name)
+            .field("request", &self.request)
+            .field("request_id", &self.request_id)
+            .finish()
+    }
 }
 
 #[cfg(test)]
@@ -200,7 +222,6 @@ mod tests {
 
     use super::*;
     use crate::decision::ChargeDecision;
-    use crate::key::Key;
     use crate::mode::Mode;
     use crate::outcome::Outcome;
     use crate::policy::Policy;

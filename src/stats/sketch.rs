@@ -7,9 +7,10 @@
 //! too small, and at most too large by the value that was taken over, which stands beside it. A key that has more than
 //! an eighth of its set's count has a counter.
 
+use std::fmt;
 use std::sync::Arc;
 
-use super::names::{Names, short_fingerprint};
+use super::names::{Known, Names, short_fingerprint};
 use crate::key::Key;
 use crate::sync::{Mutex, lock, try_lock};
 
@@ -30,11 +31,11 @@ struct Slot {
     policy: Option<Arc<str>>,
     count: u64,
     error: u64,
-    /// `Some(None)` if the key must not be named.
-    name: Option<Option<Box<str>>>,
+    /// `None` until it is asked for.
+    known: Option<Known>,
 }
 
-/// The sketch. It holds no keys.
+/// The sketch. It holds no keys, unless operators may act on them.
 pub(super) struct Sketch {
     sets: Box<[Mutex<[Slot; WAYS]>]>,
 }
@@ -45,26 +46,27 @@ impl Sketch {
     }
 
     /// Counts a refusal of a key, or used units, given the key's fingerprint. If another thread holds the key's set, it is
-    /// not counted: the sketch estimates anyway. A key is named when it is counted for the second time.
+    /// not counted: the sketch estimates anyway. A key is named, and kept if operators may act on it, when it is counted
+    /// for the second time.
     pub(super) fn count(&self, names: &Names, policy: &Arc<str>, fingerprint: u64, key: &Key, by: u64) {
         let Some(set) = self.sets.get(fingerprint as usize % self.sets.len().max(1)) else { return }; // any bits do
         let Some(mut slots) = try_lock(set) else { return };
         let is_own = |slot: &Slot| slot.is(fingerprint, policy);
         let at = slots.iter().position(is_own).or_else(|| (0..WAYS).min_by_key(|at| slots[*at].count));
         let Some(slot) = at.and_then(|at| slots.get_mut(at)) else { return };
-        let is_due = is_own(slot) && slot.name.is_none();
+        let is_due = is_own(slot) && slot.known.is_none();
         if !is_own(slot) {
             let error = slot.count;
-            *slot = Slot { fingerprint, policy: Some(Arc::clone(policy)), count: error, error, name: None };
+            *slot = Slot { fingerprint, policy: Some(Arc::clone(policy)), count: error, error, known: None };
         }
         slot.count = slot.count.saturating_add(by);
         drop(slots);
-        if is_due && names.reveals() {
+        if is_due && names.knows() {
             // Not under the lock: it is the application's code.
-            let name = names.name(key);
+            let known = names.known(key);
             let mut slots = lock(set);
             if let Some(slot) = slots.iter_mut().find(|slot| slot.is(fingerprint, policy)) {
-                slot.name = Some(name);
+                slot.known = Some(known);
             }
         }
     }
@@ -92,7 +94,7 @@ impl Sketch {
                 Some(TopKey {
                     policy: Arc::clone(slot.policy.as_ref()?),
                     fingerprint: slot.fingerprint,
-                    name: slot.name.clone().flatten(),
+                    known: slot.known.clone().unwrap_or_default(),
                     count: slot.count,
                     error: slot.error,
                 })
@@ -110,11 +112,11 @@ impl Slot {
 }
 
 /// A key that a policy refused often, or that used much of it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct TopKey {
     policy: Arc<str>,
     fingerprint: u64,
-    name: Option<Box<str>>,
+    known: Known,
     count: u64,
     error: u64,
 }
@@ -129,9 +131,8 @@ impl TopKey {
     /// Returns eight hex digits that stand for the key in this process. They are made with a secret that is new in each
     /// process: they do not reveal the key, and do not link it to another process.
     ///
-    /// A key cannot be found by them, so they are not enough to [unblock](crate::limiter::Blocks::unblock) or
-    /// [reset](crate::RateLimitLayer::reset) a client. Let [`reveal`](super::StatsBuilder::reveal) name keys for that, as
-    /// far as operators may see them.
+    /// A key cannot be found by them. On a [status page](crate::observe::StatusPage::operators) with operators they are
+    /// enough to unblock or reset a client.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         short_fingerprint(self.fingerprint)
@@ -140,7 +141,7 @@ impl TopKey {
     /// Returns the name that [`reveal`](super::StatsBuilder::reveal) gave to the key, if it did.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
-        self.name.as_deref()
+        self.known.name.as_deref()
     }
 
     /// Returns about how often the key was refused, or how many units it used, with older ones counting less: the count
@@ -155,6 +156,24 @@ impl TopKey {
     #[must_use]
     pub fn error(&self) -> u64 {
         self.error
+    }
+
+    /// Returns the whole fingerprint, and the key if it is kept.
+    pub(crate) fn kept(&self) -> Option<(u64, &Arc<Key>)> {
+        Some((self.fingerprint, self.known.key.as_ref()?))
+    }
+}
+
+impl fmt::Debug for TopKey {
+    /// Leaves out the key.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TopKey")
+            .field("policy", &self.policy)
+            .field("fingerprint", &self.fingerprint())
+            .field("name", &self.known.name)
+            .field("count", &self.count)
+            .field("error", &self.error)
+            .finish()
     }
 }
 

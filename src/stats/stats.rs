@@ -11,7 +11,7 @@ use super::cells::{OutcomeCells, StripeIndex};
 use super::events::EventCells;
 #[cfg(feature = "tracing")]
 use super::log;
-use super::names::{Names, Reveal};
+use super::names::{Names, Reveal, short_fingerprint};
 use super::policies::{Entry, Policies};
 use super::prometheus;
 use super::rates::SHORT_US;
@@ -57,7 +57,8 @@ use crate::time::Timestamp;
 ///   microseconds more for each policy, to bring the rates up to date.
 /// * Memory is bounded: about 7 KiB for each policy, of which at most 200 are counted apart, and at most 100 KiB for
 ///   the keys that are refused most. The policies after the first 200 are counted together, as `other`.
-/// * Keys, paths and addresses are in no metric.
+/// * Keys, paths and addresses are in no metric. No key is kept, unless the
+///   [operators](crate::observe::StatusPage::operators) of a status page may act on the keys that it lists.
 ///
 /// [Setup warnings](SetupWarning) are counted, and reported as without an observer. To see outcomes in another way as
 /// well, write an observer that calls the methods of a `Stats`.
@@ -105,9 +106,9 @@ impl StatsBuilder {
         self
     }
 
-    /// Names the keys that are refused most, in [`StatsSnapshot::most_limited`]. By default a key has only a
-    /// [fingerprint](super::TopKey::fingerprint), which cannot be turned into a key: an operator who wants to reset
-    /// or unblock a client needs its name.
+    /// Names the keys that are listed, such as those that are refused most, in [`StatsSnapshot::most_limited`]. By
+    /// default a key has only a [fingerprint](super::TopKey::fingerprint), which cannot be turned into a key. A
+    /// [status page](crate::observe::StatusPage::operators) can unblock and reset a key by its fingerprint.
     ///
     /// **A key may be a secret or personal data**, such as a token or an address. Return a part that operators may see,
     /// or `None`: for example an address without its last byte. The closure is called for a key that was refused at
@@ -297,6 +298,21 @@ impl Stats {
     /// Returns the fingerprint of a key, in this process.
     pub(crate) fn fingerprint(&self, key: &Key) -> u64 {
         self.0.names.fingerprint(key)
+    }
+
+    /// Returns what may be shown of a key: its fingerprint, and the name that the application gives it.
+    pub(crate) fn shown(&self, key: &Key) -> (String, Option<Box<str>>) {
+        (short_fingerprint(self.fingerprint(key)), self.0.names.name(key))
+    }
+
+    /// Keeps the keys that are listed from now on, so that an operator can act on them.
+    pub(crate) fn keep_keys(&self) {
+        self.0.names.keep_keys();
+    }
+
+    /// Returns the time, by the clock of the statistics.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.0.clock.now()
     }
 
     /// Returns the metrics in the text format of Prometheus, version 0.0.4. The guide

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::request::{EXTENSION, ExplainForm};
 use super::text::{About, Count, Rate, Share, Text, millis};
 use super::view::{Row, Sums, View};
-use super::{chart, keys};
+use super::{chart, keys, states};
 use crate::limiter::Occupancy;
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
@@ -15,7 +15,7 @@ use crate::stats::StatsSnapshot;
 const STYLE: &str = include_str!("style.css");
 
 /// The policy of the page's content: its own style, by the hash of that, and nothing else.
-pub(super) const CONTENT_POLICY: &str = "default-src 'none'; style-src 'sha256-VJ2RlL7GUKreVMbAmRNxAyUM7tB6Y0C8jFFcayWrWiQ='; \
+pub(super) const CONTENT_POLICY: &str = "default-src 'none'; style-src 'sha256-9KCDRTaXs7b3KOGGfw4pjIvvoLjrAXIgURR3P8961WM='; \
                                          img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
 /// The hatching of requests over a limit, which all charts use.
@@ -51,24 +51,30 @@ fn write(html: &mut String, view: &View, refresh: bool) -> fmt::Result {
     write!(html, "<style>{STYLE}</style></head><body>{HATCH}<main>")?;
     let counting = view.stats.taken_at().saturating_since(view.stats.started_at());
     write!(html, "<header><h1>Rate limits</h1><span class=\"soft\">counting for {}</span>", About(counting))?;
+    if let Some(operator) = &view.operator {
+        write!(html, "<span class=\"soft\">you act as {}</span>", Text(operator))?;
+    }
     html.push_str(if refresh {
         "<a href=\"?\">stop refreshing</a></header>"
     } else {
         "<a href=\"?refresh\">refresh every 5 s</a></header>"
     });
+    if let Some(wrong) = &view.wrong {
+        write!(html, "<pre class=\"bad\"><b>Not done.</b>\n{}</pre>", Text(wrong))?;
+    }
     if let Some((form, explained)) = &view.explained {
-        write!(html, "<h2>{} {}</h2>", Text(&form.method), Text(&form.uri))?;
+        match &form.key {
+            Some(key) => write!(html, "<h2>{}</h2>", Text(key))?,
+            None => write!(html, "<h2>{} {}</h2>", Text(form.method()), Text(form.uri()))?,
+        }
         match explained {
             Ok(explained) => {
-                for of_layer in explained {
-                    let text = of_layer.explanation.to_string();
-                    write!(html, "<pre><b>{}</b> {}</pre>", Text(&of_layer.title), Text(&text))?;
-                    keys::recent_of_explained(html, view, of_layer)?;
-                }
+                states::explained(html, view, explained)?;
             }
             Err(wrong) => write!(html, "<pre class=\"bad\"><b>Nothing was explained.</b>\n{}</pre>", Text(wrong))?,
         }
     }
+    states::done(html, view)?;
     problems(html, view)?;
     tiles(html, view)?;
     policies(html, view)?;
@@ -296,7 +302,10 @@ fn switches(html: &mut String, view: &View) -> fmt::Result {
              <input type=\"hidden\" name=\"name\" value=\"{0}\"><span class=\"name\">{0}</span>",
             Text(name)
         )?;
-        for mode in Mode::ALL {
+        if view.operator.is_none() {
+            write!(html, "<span>{}</span>", now.as_str())?;
+        }
+        for mode in Mode::ALL.iter().filter(|_| view.operator.is_some()) {
             let (name, state) = (mode.as_str(), if mode == now { " disabled" } else { "" });
             write!(html, "<button name=\"mode\" value=\"{name}\"{state}>{name}</button>")?;
         }
@@ -311,8 +320,6 @@ fn explain(html: &mut String, view: &View) -> fmt::Result {
     }
     let empty = ExplainForm::default();
     let form = view.explained.as_ref().map_or(&empty, |(form, _)| form);
-    let method = if form.method.is_empty() { "GET" } else { &form.method };
-    let uri = if form.uri.is_empty() { "/" } else { &form.uri };
     write!(
         html,
         "<h2>Explain a request</h2><p class=\"soft\">What the layers would do with a request now. It takes nothing.</p>\
@@ -320,8 +327,8 @@ fn explain(html: &mut String, view: &View) -> fmt::Result {
          <label>method<input name=\"method\" value=\"{}\"></label>\
          <label>path<input name=\"uri\" value=\"{}\"></label>\
          <label>client<input name=\"client\" placeholder=\"192.0.2.1\" value=\"{}\"></label>",
-        Text(method),
-        Text(uri),
+        Text(form.method()),
+        Text(form.uri()),
         Text(&form.client)
     )?;
     if !view.extensions.is_empty() {

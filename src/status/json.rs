@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use super::action::OperatorAction;
+use super::target::{State, is_block};
 use super::view::{Row, Sums, View};
 use crate::decision::ChargeDecision;
+use crate::explanation::Explanation;
 use crate::json::{Object, push_string};
 use crate::mode::Mode;
 use crate::outcome::{OutcomeKind, PolicyStatus};
@@ -75,6 +78,11 @@ pub(super) fn render(view: &View) -> String {
         view.switches.iter().for_each(|(name, mode)| switches.text(name, mode.as_str()));
         switches.end();
     }
+    object.text_or_null("operator", view.operator.as_deref());
+    match &view.done {
+        Some(actions) => object.list("actions", actions, |json, action| json.push_str(&action.to_json())),
+        None => object.plain("actions", "null"),
+    }
     object.end();
     json
 }
@@ -115,13 +123,42 @@ pub(super) fn explanations(view: &View) -> String {
         }
         let mut object = Object::begin(&mut json);
         object.text("layer", &layer.title);
-        object.plain("explanation", layer.explanation.to_json());
+        object.or_null("explanation", layer.explanation.as_ref().map(Explanation::to_json));
+        object.list("states", &layer.states.states, state);
+        object.text_or_null("failure", layer.states.failure.as_deref());
+        object.text_or_null("token", layer.token.as_deref());
         let refusals = view.stats.recent_refusals();
         let refusals = layer.recent.iter().filter_map(|at| refusals.get(*at));
         recent(&mut object, view, refusals);
         object.end();
     }
     json.push(']');
+    json
+}
+
+/// Writes what is left to a key under a policy now.
+fn state(json: &mut String, state: &State) {
+    let (policy, decision) = (&state.policy, &state.decision);
+    let mut object = Object::begin(json);
+    object.text("policy", policy.name());
+    object.text("quota", &policy.quota().to_string());
+    object.text("fingerprint", &state.shown.fingerprint);
+    object.text_or_null("name", state.shown.name.as_deref());
+    object.or_null("blocked", is_block(policy).then(|| !decision.is_allowed()));
+    object.plain("limit", decision.limit());
+    object.plain("remaining", decision.remaining());
+    object.micros("reset_after_us", decision.reset_after());
+    object.text("wait", decision.wait().as_str());
+    object.micros("wait_us", decision.wait().duration());
+    object.end();
+}
+
+/// Writes what an operator did, as a JSON object.
+pub(super) fn actions(actions: &[OperatorAction]) -> String {
+    let mut json = String::new();
+    let mut object = Object::begin(&mut json);
+    object.list("actions", actions, |json, action| json.push_str(&action.to_json()));
+    object.end();
     json
 }
 

@@ -2,11 +2,11 @@
 
 use std::fmt::{self, Write as _};
 
-use super::text::{About, Count, Text};
+use super::text::{About, Count, Roughly, Text};
 use super::view::{ExplainedLayer, View};
 use crate::outcome::OutcomeKind;
 use crate::stats::{RecentRefusal, TopKey};
-use crate::time::{Humane, Utc};
+use crate::time::Utc;
 use crate::wait::Wait;
 
 /// The most keys that are listed.
@@ -21,10 +21,20 @@ const REFUSALS_OPEN: usize = 10;
 /// The most refusals that are listed.
 const REFUSALS_MAX: usize = 200;
 
-/// Prints the name of a key, or its fingerprint.
-fn key_text(name: Option<&str>, fingerprint: &str) -> String {
-    name.map_or_else(|| format!("key {fingerprint}"), str::to_owned)
+/// Writes the name of a key, or its fingerprint: as a button that explains the key, if the key is kept.
+fn key_cell(html: &mut String, name: Option<&str>, fingerprint: &str, is_kept: bool) -> fmt::Result {
+    let text = name.map_or_else(|| format!("key {fingerprint}"), str::to_owned);
+    html.push_str("<tr><td class=\"name\">");
+    if is_kept {
+        write!(html, "<button name=\"fingerprint\" value=\"{fingerprint}\">{}</button></td>", Text(&text))
+    } else {
+        write!(html, "{}</td>", Text(&text))
+    }
 }
+
+/// Begins a form around a table whose keys can be explained.
+const EXPLAIN_KEY: &str =
+    "<form class=\"keys\" method=\"post\"><input type=\"hidden\" name=\"action\" value=\"explain\">";
 
 /// Lists the keys that are refused most.
 pub(super) fn most_limited(html: &mut String, view: &View) -> fmt::Result {
@@ -45,20 +55,19 @@ fn top<'a>(html: &mut String, title: &str, counted: &str, keys: impl Iterator<It
     }
     write!(
         html,
-        "<h2>{title}</h2><table><thead><tr><th>key</th><th>policy</th><th class=\"num\">{counted}</th></tr></thead><tbody>"
+        "<h2>{title}</h2>{EXPLAIN_KEY}<table><thead><tr><th>key</th><th>policy</th><th class=\"num\">{counted}</th></tr></thead><tbody>"
     )?;
     for key in keys {
-        let name = key_text(key.name(), &key.fingerprint());
         let error = if key.error() > 0 { format!(" (at most {} too many)", Count(key.error())) } else { String::new() };
+        key_cell(html, key.name(), &key.fingerprint(), key.kept().is_some())?;
         write!(
             html,
-            "<tr><td class=\"name\">{}</td><td data-of=\"policy\">{}</td><td class=\"num\" data-of=\"{counted}\">about {}{error}</td></tr>",
-            Text(&name),
+            "<td data-of=\"policy\">{}</td><td class=\"num\" data-of=\"{counted}\">about {}{error}</td></tr>",
             Text(key.policy()),
             Count(key.count())
         )?;
     }
-    html.push_str("</tbody></table>");
+    html.push_str("</tbody></table></form>");
     Ok(())
 }
 
@@ -100,6 +109,7 @@ pub(super) fn recent_of_explained(html: &mut String, view: &View, layer: &Explai
 }
 
 fn table<'a>(html: &mut String, view: &View, refusals: impl Iterator<Item = &'a RecentRefusal>) -> fmt::Result {
+    html.push_str(EXPLAIN_KEY);
     html.push_str(
         "<table><thead><tr><th>key</th><th>when</th><th>refused by</th><th>left</th><th>wait</th><th>request</th></tr></thead>\
          <tbody>",
@@ -107,13 +117,15 @@ fn table<'a>(html: &mut String, view: &View, refusals: impl Iterator<Item = &'a 
     for refusal in refusals {
         row(html, view, refusal)?;
     }
-    html.push_str("</tbody></table>");
+    html.push_str("</tbody></table></form>");
     Ok(())
 }
 
 fn row(html: &mut String, view: &View, refusal: &RecentRefusal) -> fmt::Result {
-    let key = refusal.fingerprint().map(|fingerprint| key_text(refusal.name(), &fingerprint));
-    write!(html, "<tr><td class=\"name\">{}</td>", Text(key.as_deref().unwrap_or("–")))?;
+    match refusal.fingerprint() {
+        Some(fingerprint) => key_cell(html, refusal.name(), &fingerprint, refusal.kept().is_some())?,
+        None => html.push_str("<tr><td class=\"name\">–</td>"),
+    }
     let ago = view.stats.taken_at().saturating_since(refusal.at());
     write!(html, "<td data-of=\"when\">{} ago<div class=\"quota\">{}</div></td>", About(ago), Utc(refusal.at()))?;
     let outcome = refusal.outcome();
@@ -129,7 +141,7 @@ fn row(html: &mut String, view: &View, refusal: &RecentRefusal) -> fmt::Result {
             let (left, limit) = (Count(decision.remaining()), Count(decision.limit()));
             write!(html, "<td data-of=\"left\">{left} of {limit}<div class=\"quota\">cost {}</div></td>", Count(cost))?;
             match decision.wait() {
-                Wait::After(wait) => write!(html, "<td data-of=\"wait\">{}</td>", Humane(wait))?,
+                Wait::After(wait) => write!(html, "<td data-of=\"wait\">{}</td>", Roughly(wait))?,
                 wait => write!(html, "<td data-of=\"wait\">{}</td>", wait.as_str())?,
             }
         }

@@ -3,17 +3,24 @@
 //! * `page.rs` is the service.
 //! * `request.rs` reads what a browser or a program asks for.
 //! * `source.rs` is what the page knows of a layer.
-//! * `view.rs` collects what is shown. `html.rs` writes it for people, with `chart.rs`, `keys.rs` and `text.rs`, and
-//!   `json.rs` for programs.
+//! * `target.rs` has the keys that are looked at. `operators.rs` knows who may act on them, and `action.rs` says what was
+//!   done.
+//! * `view.rs` collects what is shown. `html.rs` writes it for people, with `chart.rs`, `keys.rs`, `states.rs` and
+//!   `text.rs`, and `json.rs` for programs.
 
+mod action;
 mod chart;
 mod html;
 mod json;
 mod keys;
+mod operators;
 mod page;
 mod request;
 mod source;
+mod states;
+mod target;
 mod text;
 mod view;
 
+pub use action::{ActionKind, OperatorAction};
 pub use page::{StatusBody, StatusPage};

@@ -15,12 +15,19 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use tower_service::Service;
 
-use super::request::{Asked, ExtensionField, FORM_MAX, Wrong, refuse_other_sites, wants_json, wants_page, wrong};
+use super::action::{Done, OperatorAction};
+use super::operators::Operators;
+use super::request::{
+    Asked, ExplainForm, ExtensionField, FORM_MAX, Wrong, refuse_other_sites, wants_json, wants_page, wrong,
+};
 use super::source::Source;
+use super::target::{ListedKey, Target};
 use super::view::{ExplainedLayer, View};
 use super::{html, json};
 #[cfg(feature = "rules")]
 use crate::error::WithSources;
+use crate::explanation::Explanation;
+use crate::head::Head;
 use crate::limiter::Limiter;
 use crate::middleware::layer::RateLimitLayer;
 use crate::mode::ModeSwitch;
@@ -51,15 +58,32 @@ use crate::stats::Stats;
 /// ```
 ///
 /// **It is for operators.** Mount it where clients do not come: it says what the limits are. It has no login of its
-/// own.
+/// own. It changes nothing, unless the program says [who may act](Self::operators).
 ///
-/// * `GET` and `HEAD` answer with the page. `POST` explains a request or [switches](Self::switch) a mode, by the fields
-///   of a form of at most 16 KiB: `action=explain` with `method`, `uri`, `client`, `headers` and
-///   [extensions](Self::extension), or `action=switch` with `name` and `mode`. `curl -H 'accept: application/json' -d action=explain -d uri=/posts -d client=192.0.2.1 …`
-///   explains in JSON: a list with an object for each layer, with its title `layer`, the `explanation` as
-///   [`Explanation::to_json`](crate::observe::Explanation::to_json) writes it, and the `recent_refusals` under the same
-///   keys, or `null` if none are kept. A form that cannot be read is
-///   answered with 400 and says what is wrong: on the page to a browser, otherwise in plain text.
+/// `GET` and `HEAD` answer with the page. `POST` takes the fields of a form of at most 16 KiB:
+///
+/// | `action` | other fields | answer in JSON |
+/// |---|---|---|
+/// | `explain` | `method`, `uri`, `client`, `headers` and [extensions](Self::extension), which describe a request; or the `fingerprint` of a key that the page lists | a list of layers |
+/// | `unblock`, `reset` | the `token` of a layer that was explained; `policy`, as often as needed, or none for all of them | `actions` |
+/// | `switch` | `name`, and the `mode`: `enforce`, `degrade` or `shadow` | `actions` |
+///
+/// `curl -H 'accept: application/json' -d action=explain -d uri=/posts -d client=192.0.2.1 …` explains in JSON. A layer has
+///
+/// * `layer`, its title,
+/// * `explanation`, as [`Explanation::to_json`](crate::observe::Explanation::to_json) writes it, or `null` if a key is
+///   explained,
+/// * `states`: what the keys have left now under each policy: `policy`, `quota`, `fingerprint`, `name`, `limit`,
+///   `remaining`, `reset_after_us`, `wait` and `wait_us`; and `blocked`, which is `null` if the policy is no block,
+/// * `failure`, the limiter's error, or `null`,
+/// * `token`, for [operators](Self::operators), or `null`,
+/// * `recent_refusals` under these keys, or `null` if none are kept.
+///
+/// Each of the `actions` is written as by [`OperatorAction::to_json`](crate::observe::OperatorAction::to_json). The status
+/// is 503 if one of them failed. Other answers say what is wrong, on the page to a browser, otherwise in plain text: 400
+/// for a form that cannot be read, 403 for somebody who may not act, 404 for a key that is not listed, and 409 for a
+/// token that was used or is too old.
+///
 /// * A described request has a peer address, headers, and the extensions that the operator
 ///   [states](Self::extension). A rule that reads another extension is explained as for a request without it.
 /// * A form that a browser sends for another site is refused (`Sec-Fetch-Site`, else `Origin` against `Host`). A site
@@ -78,6 +102,7 @@ struct Shown {
     sources: Vec<(String, Arc<dyn Source>)>,
     extensions: Vec<ExtensionField>,
     switches: Vec<(String, ModeSwitch)>,
+    operators: Option<Arc<Operators>>,
     #[cfg(feature = "rules")]
     rules: Option<crate::rules::Rules>,
 }
@@ -91,6 +116,7 @@ impl StatusPage {
             sources: Vec::new(),
             extensions: Vec::new(),
             switches: Vec::new(),
+            operators: None,
             #[cfg(feature = "rules")]
             rules: None,
         }))
@@ -155,16 +181,71 @@ impl StatusPage {
         self
     }
 
-    /// Lets operators switch a mode. **Everyone who reaches the page can then turn limits off**: put it behind a login.
+    /// Shows a mode under a name. [Operators](Self::operators) can switch it on the page.
     #[must_use]
     pub fn switch(mut self, name: impl Into<String>, switch: &ModeSwitch) -> Self {
         Arc::make_mut(&mut self.0).switches.push((name.into(), switch.clone()));
         self
     }
+
+    /// Lets operators unblock and reset keys, and [switch](Self::switch) modes. Without this the page changes nothing.
+    ///
+    /// `who` returns the name of the operator who sent a request, or `None` if it comes from nobody who may act. It
+    /// reads what your login puts into the request: an extension, or a header that a proxy sets and clients cannot.
+    /// `audit` gets each action when it has ended: [who, what, which key, when, and the
+    /// result](crate::observe::OperatorAction). Write it to your log.
+    ///
+    /// ```
+    /// use tower_ratelimit::observe::{Stats, StatusPage};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+    ///
+    /// /// What the application's login puts into requests.
+    /// #[derive(Clone)]
+    /// struct Staff {
+    ///     name: String,
+    ///     may_act: bool,
+    /// }
+    ///
+    /// let stats = Stats::new();
+    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
+    /// let limit = limit.observer(stats.clone());
+    /// let page = StatusPage::new(stats).layer("api", &limit).operators(
+    ///     |request| request.extensions.get::<Staff>().filter(|staff| staff.may_act).map(|staff| staff.name.clone()),
+    ///     |action| eprintln!("{action}"),
+    /// );
+    /// ```
+    ///
+    /// An operator first explains a request, or a key that the page lists, by its fingerprint. The answer shows what each
+    /// key has left now, and has a token for each layer. With the token the operator acts on these keys:
+    ///
+    /// * *Unblock* opens blocks. What the keys have used of their quotas stays used.
+    /// * *Reset* forgets what the keys have used, and opens blocks. Meters are kept, because they are billed.
+    ///
+    /// A token holds for one action within five minutes, in this process, for the operator who explained. So another site
+    /// cannot make a browser act, and a form that is sent twice acts once.
+    ///
+    /// * From now on the statistics keep the keys that the page lists, each of at most 512 bytes, so that a fingerprint is
+    ///   enough to act. The page does not show them. They take some 100 bytes each: for the keys that are refused most,
+    ///   for the recent refusals, and for the keys that use most of each policy.
+    /// * Tokens hold at most 1 MiB of keys together; the oldest are forgotten. The page lists the last 100 actions.
+    /// * `who` and `audit` run while the page is made, so they must not block. A panic of `audit` is caught, and the
+    ///   operator gets the answer: it says what was done.
+    /// * An action that is cut off, because the operator's browser went away, is reported as one that may be done or not.
+    #[must_use]
+    pub fn operators<W, A>(mut self, who: W, audit: A) -> Self
+    where
+        W: Fn(&Head<'_>) -> Option<String> + Send + Sync + 'static,
+        A: Fn(&OperatorAction) + Send + Sync + 'static,
+    {
+        let shown = Arc::make_mut(&mut self.0);
+        shown.stats.keep_keys();
+        shown.operators = Some(Arc::new(Operators::new(who, audit)));
+        self
+    }
 }
 
 impl Shown {
-    fn view(&self) -> View {
+    fn view(&self, parts: &Parts) -> View {
         let mut view = View::new(self.stats.snapshot(), &self.sources);
         #[cfg(feature = "rules")]
         if let Some(rules) = &self.rules {
@@ -173,7 +254,23 @@ impl Shown {
         }
         view.extensions = self.extensions.iter().map(|field| field.name.clone()).collect();
         view.switches = self.switches.iter().map(|(name, switch)| (name.clone(), switch.get())).collect();
+        view.operator = self.operators.as_ref().and_then(|operators| operators.who(parts));
+        view.done = self.operators.as_ref().map(|operators| operators.done());
         view
+    }
+
+    /// Returns the operators, and who of them sent a request.
+    fn acting(&self, parts: &Parts) -> Result<(&Operators, Box<str>), Wrong> {
+        let Some(operators) = self.operators.as_deref() else {
+            let message = "this page changes nothing: its program has not set `StatusPage::operators`";
+            return Err((StatusCode::FORBIDDEN, message.into()));
+        };
+        let Some(name) = operators.who(parts) else {
+            let message =
+                "you may not act here: `StatusPage::operators` of the program names no operator for this request";
+            return Err((StatusCode::FORBIDDEN, message.into()));
+        };
+        Ok((operators, name))
     }
 
     async fn answer<B>(&self, parts: &Parts, body: B) -> Response<StatusBody>
@@ -183,9 +280,14 @@ impl Shown {
     {
         let is_json = wants_json(&parts.headers);
         match parts.method {
-            Method::GET | Method::HEAD => self.page(parts, StatusCode::OK, is_json, &self.view()),
+            Method::GET | Method::HEAD => self.page(parts, StatusCode::OK, is_json, &self.view(parts)),
             Method::POST => match self.act(parts, body, is_json).await {
                 Ok(response) => response,
+                Err((status, message)) if wants_page(&parts.headers) => {
+                    let mut view = self.view(parts);
+                    view.wrong = Some(message.into_owned());
+                    self.page(parts, status, false, &view)
+                }
                 Err((status, message)) => plain(status, message.into_owned()),
             },
             _ => {
@@ -221,38 +323,113 @@ impl Shown {
         };
         match Asked::read(parts, &form, &self.extensions)? {
             Asked::Explain(described) => {
-                let mut explanations = Vec::with_capacity(self.sources.len());
+                let mut explained = Vec::with_capacity(self.sources.len());
                 for (title, source) in &self.sources {
-                    explanations.push((title.clone(), source.explain(&described.request).await));
+                    let explanation = source.explain(&described.request).await;
+                    let target = Target::of_explanation(title, source, &explanation, &self.stats);
+                    explained.push((target, Some(explanation)));
                 }
-                let mut view = self.view();
-                let explained = explanations.into_iter().map(|(title, explanation)| {
-                    let recent = view.find_recent(&explanation, |key| self.stats.fingerprint(key));
-                    ExplainedLayer { title, explanation, recent }
-                });
-                let explained = explained.collect();
-                view.explained = Some((described.form, Ok(explained)));
-                Ok(self.page(parts, StatusCode::OK, is_json, &view))
+                Ok(self.explained(parts, is_json, described.form, explained).await)
+            }
+            Asked::ExplainKey(fingerprint) => {
+                let listed = ListedKey::find(&self.stats.snapshot(), &fingerprint)?;
+                let targets = self.sources.iter();
+                let targets = targets.map(|(title, source)| Target::of_key(title, source, &listed, &self.stats));
+                let explained: Vec<_> = targets.filter(|target| !target.held.is_empty()).map(|of| (of, None)).collect();
+                if explained.is_empty() {
+                    let message = "no layer of this page has a rule that this key is listed for: the program shows layers \
+                                   by `StatusPage::layer`";
+                    return Err((StatusCode::NOT_FOUND, message.into()));
+                }
+                let shown = listed.shown(&self.stats);
+                let key = shown.name.map_or_else(String::new, |name| format!(" ({name})"));
+                let form =
+                    ExplainForm { key: Some(format!("key {}{key}", shown.fingerprint)), ..ExplainForm::default() };
+                Ok(self.explained(parts, is_json, form, explained).await)
             }
             Asked::Unclear(_, message) if !wants_page(&parts.headers) => Err((StatusCode::BAD_REQUEST, message.into())),
             Asked::Unclear(form, message) => {
-                let mut view = self.view();
+                let mut view = self.view(parts);
                 view.explained = Some((form, Err(message)));
                 Ok(self.page(parts, StatusCode::BAD_REQUEST, false, &view))
             }
+            Asked::Act { kind, token, policies } => {
+                let (operators, operator) = self.acting(parts)?;
+                let target = operators.take(&operator, &token, kind, &policies, self.stats.now())?;
+                let mut actions = Vec::with_capacity(target.held.len());
+                for held in &target.held {
+                    let done = Done::OnKey {
+                        kind,
+                        layer: (*target.title).into(),
+                        policy: held.policy.name().into(),
+                        fingerprint: held.shown.fingerprint.clone(),
+                        name: held.shown.name.clone(),
+                    };
+                    let underway = operators.begin(&self.stats, &operator, done);
+                    actions.push(underway.end(target.source.reset(&held.policy, &held.key).await));
+                }
+                Ok(self.answer_actions(parts, is_json, &actions))
+            }
             Asked::Switch(name, mode) => {
+                let (operators, operator) = self.acting(parts)?;
                 let Some((_, switch)) = self.switches.iter().find(|(own, _)| *own == name) else {
                     return Err(wrong(&format!("there is no switch `{name}`")));
                 };
+                let underway = operators.begin(&self.stats, &operator, Done::Switched { switch: name.into(), mode });
                 switch.set(mode);
-                if is_json {
-                    return Ok(self.page(parts, StatusCode::OK, true, &self.view()));
-                }
+                Ok(self.answer_actions(parts, is_json, &[underway.end(Ok(()))]))
+            }
+        }
+    }
+
+    /// Answers with what was explained, and with tokens if an operator asks.
+    async fn explained(
+        &self,
+        parts: &Parts,
+        is_json: bool,
+        form: ExplainForm,
+        explained: Vec<(Target, Option<Explanation>)>,
+    ) -> Response<StatusBody> {
+        let acting = self.acting(parts).ok();
+        let mut layers = Vec::with_capacity(explained.len());
+        for (target, explanation) in explained {
+            let states = target.look().await;
+            layers.push((target, explanation, states));
+        }
+        let mut view = self.view(parts);
+        let now = view.stats.taken_at();
+        let layers = layers.into_iter().map(|(target, explanation, states)| {
+            let (title, recent) = (target.title.to_string(), view.find_recent(&target));
+            let acting = acting.as_ref().filter(|_| !target.is_empty());
+            let token = acting.map(|(operators, operator)| operators.offer(operator, target, now));
+            ExplainedLayer { title, explanation, states, token, recent }
+        });
+        let layers = layers.collect();
+        view.explained = Some((form, Ok(layers)));
+        self.page(parts, StatusCode::OK, is_json, &view)
+    }
+
+    /// Answers with what was done.
+    fn answer_actions(&self, parts: &Parts, is_json: bool, actions: &[OperatorAction]) -> Response<StatusBody> {
+        let failed = || actions.iter().filter(|action| action.error().is_some());
+        let status = if failed().next().is_some() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+        let lines = |actions: &mut dyn Iterator<Item = &OperatorAction>| {
+            actions.map(ToString::to_string).collect::<Vec<_>>().join("\n")
+        };
+        match (is_json, wants_page(&parts.headers), status) {
+            (true, ..) => response(status, "application/json", json::actions(actions)),
+            (_, true, StatusCode::OK) => {
                 // The browser loads the page anew, and does not send the form again.
                 let mut response = plain(StatusCode::SEE_OTHER, String::new());
                 response.headers_mut().insert(header::LOCATION, HeaderValue::from_static("?"));
-                Ok(response)
+                response
             }
+            (_, true, _) => {
+                let mut view = self.view(parts);
+                view.wrong = Some(lines(&mut failed()));
+                self.page(parts, status, false, &view)
+            }
+            _ => plain(status, lines(&mut actions.iter()) + "\n"),
         }
     }
 }

@@ -9,6 +9,7 @@ use http::request::Parts;
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 
+use super::action::ActionKind;
 use crate::fields::is_unacceptable;
 use crate::key::PeerAddr;
 use crate::mode::Mode;
@@ -71,10 +72,18 @@ pub(super) fn refuse_other_sites(parts: &Parts) -> Result<(), Wrong> {
 #[derive(Debug)]
 pub(super) enum Asked {
     Explain(Box<Described>),
+    /// Explains the listed key with this fingerprint.
+    ExplainKey(String),
     /// A request that is described wrongly, and what is wrong.
     Unclear(ExplainForm, String),
     /// Sets the mode of the switch with this name.
     Switch(String, Mode),
+    /// Unblocks or resets what was explained with this token, under the policies with these names, or all.
+    Act {
+        kind: ActionKind,
+        token: String,
+        policies: Vec<String>,
+    },
 }
 
 /// A described request, and the form that describes it.
@@ -87,6 +96,8 @@ pub(super) struct Described {
 /// The fields of the form that describes a request, as they were sent.
 #[derive(Debug, Default)]
 pub(super) struct ExplainForm {
+    /// What is shown of the key, if a listed key is explained instead of a request.
+    pub(super) key: Option<String>,
     pub(super) method: String,
     pub(super) uri: String,
     pub(super) client: String,
@@ -127,8 +138,12 @@ impl Asked {
             found.map(|(_, value)| value.clone()).unwrap_or_default()
         };
         match field("action").as_str() {
+            "explain" if !field("fingerprint").trim().is_empty() => {
+                Ok(Self::ExplainKey(field("fingerprint").trim().to_owned()))
+            }
             "explain" => {
                 let form = ExplainForm {
+                    key: None,
                     method: field("method"),
                     uri: field("uri"),
                     client: field("client"),
@@ -147,18 +162,33 @@ impl Asked {
                 };
                 Ok(Self::Switch(field("name"), *mode))
             }
-            other => Err(wrong(&format!("`action` is `explain` or `switch`, not `{other}`"))),
+            "unblock" | "reset" => {
+                let kind = if field("action") == "reset" { ActionKind::Reset } else { ActionKind::Unblock };
+                let policies = fields.iter().filter(|(name, _)| name == "policy").map(|(_, policy)| policy.clone());
+                Ok(Self::Act { kind, token: field("token").trim().to_owned(), policies: policies.collect() })
+            }
+            other => Err(wrong(&format!("`action` is `explain`, `unblock`, `reset` or `switch`, not `{other}`"))),
         }
     }
 }
 
 impl ExplainForm {
+    /// Returns the method as it was sent, or the usual one.
+    pub(super) fn method(&self) -> &str {
+        if self.method.is_empty() { "GET" } else { &self.method }
+    }
+
+    /// Returns the URI as it was sent, or the usual one.
+    pub(super) fn uri(&self) -> &str {
+        if self.uri.is_empty() { "/" } else { &self.uri }
+    }
+
     /// Returns the request that the form describes, or what is wrong with it.
     fn request(&self, known: &[ExtensionField]) -> Result<Parts, String> {
-        let method = if self.method.is_empty() { "GET" } else { self.method.trim() };
+        let method = self.method().trim();
         let method =
             Method::from_bytes(method.as_bytes()).map_err(|_| printable(&format!("`{method}` is not a method")))?;
-        let uri = if self.uri.is_empty() { "/" } else { self.uri.trim() };
+        let uri = self.uri().trim();
         // Without its slash a path would be read as a host.
         let is_whole = |parsed: &Uri| parsed.scheme().is_some() || parsed.path().starts_with('/') || uri == "*";
         let uri: Uri = uri
@@ -215,7 +245,7 @@ pub(super) fn wrong(message: &str) -> Wrong {
 }
 
 /// Returns the text of an error. It repeats the form, so what could move a terminal's cursor is replaced.
-fn printable(message: &str) -> String {
+pub(super) fn printable(message: &str) -> String {
     message.replace(char::is_control, "\u{fffd}")
 }
 

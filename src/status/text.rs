@@ -3,6 +3,8 @@
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
+use crate::time::Humane;
+
 /// Prints text of others in HTML: markup is escaped, and what could turn the direction of the page is left out.
 pub(super) struct Text<'a>(pub(super) &'a str);
 
@@ -84,6 +86,16 @@ impl Display for About {
     }
 }
 
+/// Prints a wait: from ten seconds on rounded up to seconds.
+pub(super) struct Roughly(pub(super) Duration);
+
+impl Display for Roughly {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = u64::try_from(self.0.as_nanos().div_ceil(1_000_000_000)).unwrap_or(u64::MAX);
+        if seconds > 10 { Humane(Duration::from_secs(seconds)).fmt(f) } else { Humane(self.0).fmt(f) }
+    }
+}
+
 /// Prints the bound of a bucket of durations.
 pub(super) fn millis(duration: Option<Duration>) -> String {
     match duration {
@@ -118,6 +130,10 @@ mod tests {
         assert_eq!(
             (About(seconds(119)).to_string(), About(seconds(7_199)).to_string()),
             ("119 s".into(), "119 min".into())
+        );
+        assert_eq!(
+            [9_001, 10_000, 10_001, 3_589_218].map(|millis| Roughly(Duration::from_millis(millis)).to_string()),
+            ["9s 1ms", "10s", "11s", "59m 50s"]
         );
         assert_eq!((About(seconds(172_799)).to_string(), About(Duration::MAX).to_string().len()), ("47 h".into(), 20));
     }

@@ -5,16 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::explanation::Explanation;
-use crate::key::Key;
 use crate::limiter::Occupancy;
 use crate::mode::Mode;
-use crate::outcome::PolicyStatus;
-use crate::policy::Policy;
 use crate::setup_warning::SetupWarning;
 use crate::stats::{PolicySnapshot, RateBucket, RecentRefusal, StatsSnapshot};
 
+use super::action::OperatorAction;
 use super::request::ExplainForm;
 use super::source::Source;
+use super::target::{States, Target};
 
 /// The most policies that are shown. Those with the most requests over their limits come first.
 const ROWS_MAX: usize = 200;
@@ -31,6 +30,12 @@ pub(super) struct View {
     pub(super) switches: Vec<(String, Mode)>,
     /// The request that was described, and what is said about it.
     pub(super) explained: Option<(ExplainForm, Explained)>,
+    /// Who of the operators looks at the page.
+    pub(super) operator: Option<Box<str>>,
+    /// What operators did lately, the latest first. `None` if the page has no operators.
+    pub(super) done: Option<Vec<OperatorAction>>,
+    /// Why an action was not done.
+    pub(super) wrong: Option<String>,
 }
 
 /// What each layer would do with a described request, or what is wrong with the description.
@@ -38,9 +43,22 @@ pub(super) type Explained = Result<Vec<ExplainedLayer>, String>;
 
 pub(super) struct ExplainedLayer {
     pub(super) title: String,
-    pub(super) explanation: Explanation,
+    /// `None` if a key is explained.
+    pub(super) explanation: Option<Explanation>,
+    /// The states of the keys.
+    pub(super) states: States,
+    /// What an operator sends to act on them.
+    pub(super) token: Option<String>,
     /// The places, among the recent refusals, of those under the same policies and keys.
     pub(super) recent: Vec<usize>,
+}
+
+impl ExplainedLayer {
+    /// Returns whether the layer refuses, or may do so.
+    pub(super) fn refuses(&self) -> bool {
+        let passes = self.explanation.as_ref().is_none_or(Explanation::passes);
+        !passes || self.states.failure.is_some() || self.states.states.iter().any(|state| !state.decision.is_allowed())
+    }
 }
 
 pub(super) struct LayerView {
@@ -168,20 +186,29 @@ impl View {
             warning: source.warning(),
         });
         let layers = layers.collect();
-        Self { stats, rows, more, layers, rules: None, extensions: Vec::new(), switches: Vec::new(), explained: None }
+        Self {
+            stats,
+            rows,
+            more,
+            layers,
+            rules: None,
+            extensions: Vec::new(),
+            switches: Vec::new(),
+            explained: None,
+            operator: None,
+            done: None,
+            wrong: None,
+        }
     }
 
-    /// Finds the refusals of the recent past under the policies and keys of an explanation.
-    pub(super) fn find_recent(&self, explanation: &Explanation, fingerprint: impl Fn(&Key) -> u64) -> Vec<usize> {
-        let explained = explanation.rules().iter().filter_map(|rule| {
-            let linked = rule.statuses().iter().map(PolicyStatus::policy);
-            let names: Vec<&str> = rule.policies().iter().chain(linked).map(Policy::name).collect();
-            Some((fingerprint(rule.key()?), names))
-        });
-        let explained: Vec<(u64, Vec<&str>)> = explained.collect();
+    /// Finds the refusals of the recent past under these policies and keys.
+    pub(super) fn find_recent(&self, target: &Target) -> Vec<usize> {
         let is_explained = |refusal: &RecentRefusal| {
             let name = refusal.status().map(|status| status.policy().name());
-            name.is_some_and(|name| explained.iter().any(|(key, names)| refusal.is_of(*key) && names.contains(&name)))
+            let is_it = |name: &str| {
+                target.held.iter().any(|held| refusal.is_of(held.fingerprint) && held.policy.name() == name)
+            };
+            name.is_some_and(is_it)
         };
         let recent = self.stats.recent_refusals().iter().enumerate();
         recent.filter(|(_, refusal)| is_explained(refusal)).map(|(at, _)| at).collect()

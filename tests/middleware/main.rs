@@ -25,6 +25,7 @@ mod in_flight;
 mod layers;
 mod modes;
 mod nested;
+mod operators;
 mod overflow;
 mod queue_leaving;
 mod readiness;

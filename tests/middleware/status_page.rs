@@ -264,23 +264,25 @@ async fn extension_that_is_stated_is_explained() {
 async fn mode_is_switched_by_operators_only() {
     let world = World::new();
     let fields = "action=switch&name=client&mode=shadow";
+    // A page without operators switches nothing.
+    assert_eq!(post(&world.page, fields, "*/*").await.0, StatusCode::FORBIDDEN);
+    let page = world.page.clone().operators(|_| Some("alice".to_owned()), |_| {});
     let foreign = form(fields).header("origin", "https://evil.example").body(Body::from(fields)).unwrap();
     let mut cross_site = form(fields).body(Body::from(fields)).unwrap();
     cross_site.headers_mut().insert("sec-fetch-site", "cross-site".parse().unwrap());
-    assert_eq!(text(&world.page, cross_site).await.0, StatusCode::FORBIDDEN);
+    assert_eq!(text(&page, cross_site).await.0, StatusCode::FORBIDDEN);
     assert_eq!(world.mode.get(), Mode::Enforce);
-    let response = world.page.clone().oneshot(foreign).await.unwrap(); // the browser says that it is of the same origin
+    let (mut own, html) = (foreign, "text/html".parse().unwrap()); // the browser says that it is of the same origin
+    own.headers_mut().insert("accept", html);
+    let response = page.clone().oneshot(own).await.unwrap();
     assert_eq!((response.status(), &response.headers()["location"]), (StatusCode::SEE_OTHER, &"?".parse().unwrap()));
     assert_eq!(world.mode.get(), Mode::Shadow);
-    let (status, shown) = post(&world.page, "action=switch&name=client&mode=enforce", "application/json").await;
-    let shown: Value = serde_json::from_str(&shown).unwrap();
-    assert_eq!((status, &shown["switches"]["client"]), (StatusCode::OK, &"enforce".into()));
-    let unknown = post(&world.page, "action=switch&name=%3Cb%3E&mode=shadow", "*/*").await;
+    let (status, done) = post(&page, "action=switch&name=client&mode=enforce", "application/json").await;
+    let done: Value = serde_json::from_str(&done).unwrap();
+    assert_eq!((status, &done["actions"][0]["mode"]), (StatusCode::OK, &"enforce".into()));
+    assert_eq!(json(&page).await["switches"]["client"], "enforce");
+    let unknown = post(&page, "action=switch&name=%3Cb%3E&mode=shadow", "*/*").await;
     assert_eq!(unknown, (StatusCode::BAD_REQUEST, "there is no switch `<b>`".to_owned()));
-    // A page without switches switches nothing.
-    let page = StatusPage::new(world.stats.clone()).layer("api", &world.layer);
-    assert_eq!(post(&page, fields, "*/*").await.0, StatusCode::BAD_REQUEST);
-    assert_eq!(world.mode.get(), Mode::Enforce);
 }
 
 #[tokio::test]
@@ -360,6 +362,11 @@ async fn page_of_fifty_layers_begins_with_the_policies() {
     assert!(busy.contains(">candidate<") && !busy.contains(">policy-0<") && idle.contains(">policy-0<"));
     let (_, list) = below.split_once("<summary>Keys in memory, of 50 layers</summary>").unwrap();
     assert!((0..49).all(|n| list.contains(&format!("<td class=\"name\">layer-{n}</td>"))));
+
+    let (_, html) = post(&page, "action=explain&client=192.0.2.1", "text/html").await;
+    let (refuse, pass) = html.split_once("<summary>49 layers that do not refuse it</summary>").unwrap();
+    assert!(refuse.contains("<b>api</b> refused") && !refuse.contains("<b>layer-0</b>"), "{refuse}");
+    assert!(pass.contains("<b>layer-0</b> passes"));
 }
 
 #[tokio::test]

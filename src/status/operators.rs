@@ -1,0 +1,221 @@
+//! Who may act on the page, what they were offered, and what they did.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use http::StatusCode;
+use http::request::Parts;
+
+use super::action::{ActionKind, Done, OperatorAction};
+use super::request::Wrong;
+use super::target::Target;
+use crate::head::Head;
+use crate::stats::{Stats, cut};
+use crate::sync::{Mutex, contained, lock};
+use crate::time::Timestamp;
+
+/// The time in which an offer can be taken.
+pub(super) const OFFER_LASTS: Duration = Duration::from_secs(300);
+
+/// The most bytes that all offers hold together, and the most offers.
+const OFFERS_BYTES_MAX: usize = 1 << 20;
+const OFFERS_MAX: usize = 1_000;
+
+/// The most actions that the page lists.
+const DONE_MAX: usize = 100;
+
+/// The longest name of an operator in bytes.
+const OPERATOR_MAX: usize = 128;
+
+/// Names the operator who sent a request, or says that it comes from none.
+type Who = dyn Fn(&Head<'_>) -> Option<String> + Send + Sync;
+
+/// The application's audit log.
+type Audit = dyn Fn(&OperatorAction) + Send + Sync;
+
+/// The operators of a page.
+pub(super) struct Operators {
+    who: Box<Who>,
+    audit: Box<Audit>,
+    /// Makes tokens that cannot be guessed.
+    secrets: [RandomState; 2],
+    /// The latest one last.
+    offers: Mutex<Offers>,
+    /// The latest one first.
+    done: Mutex<VecDeque<OperatorAction>>,
+}
+
+#[derive(Default)]
+struct Offers {
+    made: u64,
+    open: VecDeque<Offer>,
+}
+
+/// Keys that an operator has seen, and may act on once.
+struct Offer {
+    token: u128,
+    operator: Box<str>,
+    until: Timestamp,
+    target: Target,
+}
+
+impl Operators {
+    pub(super) fn new(
+        who: impl Fn(&Head<'_>) -> Option<String> + Send + Sync + 'static,
+        audit: impl Fn(&OperatorAction) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            who: Box::new(who),
+            audit: Box::new(audit),
+            secrets: [RandomState::new(), RandomState::new()],
+            offers: Mutex::default(),
+            done: Mutex::default(),
+        }
+    }
+
+    /// Returns the name of the operator who sent a request, without control characters.
+    pub(super) fn who(&self, request: &Parts) -> Option<Box<str>> {
+        let name = (self.who)(&request.into())?.replace(char::is_control, "\u{fffd}");
+        let name = cut(&name, OPERATOR_MAX);
+        (!name.trim().is_empty()).then(|| name.into())
+    }
+
+    /// Lets an operator act on these keys once. Returns the token that they send for it.
+    pub(super) fn offer(&self, operator: &str, target: Target, now: Timestamp) -> String {
+        let mut offers = lock(&self.offers);
+        offers.made = offers.made.wrapping_add(1);
+        let half = |secret: &RandomState| u128::from(secret.hash_one(offers.made));
+        let token = half(&self.secrets[0]) << 64 | half(&self.secrets[1]);
+        let until = now.saturating_add(OFFER_LASTS);
+        offers.open.push_back(Offer { token, operator: operator.into(), until, target });
+        let mut bytes: usize = offers.open.iter().map(|offer| offer.target.bytes()).sum();
+        while offers.open.len() > OFFERS_MAX || (bytes > OFFERS_BYTES_MAX && offers.open.len() > 1) {
+            bytes -= offers.open.pop_front().map_or(0, |offer| offer.target.bytes());
+        }
+        format!("{token:032x}")
+    }
+
+    /// Takes the offer with this token, for an action of this kind under the policies with these names, or all. An
+    /// offer is taken once, and only by the operator to whom it was made.
+    pub(super) fn take(
+        &self,
+        operator: &str,
+        token: &str,
+        kind: ActionKind,
+        policies: &[String],
+        now: Timestamp,
+    ) -> Result<Target, Wrong> {
+        let token = u128::from_str_radix(token, 16).ok();
+        let mut offers = lock(&self.offers);
+        offers.open.retain(|offer| offer.until > now);
+        let is_it = |offer: &Offer| Some(offer.token) == token && *offer.operator == *operator;
+        let found = offers.open.iter().position(is_it).and_then(|at| offers.open.remove(at));
+        let Some(mut offer) = found else {
+            let message = "this `token` is unknown: explain the request or the key again. A token holds for one \
+                           action, for five minutes, for the operator who explained, and in one process";
+            return Err((StatusCode::CONFLICT, message.into()));
+        };
+        match offer.target.narrow(kind, policies) {
+            Ok(()) => Ok(offer.target),
+            Err(wrong) => {
+                offers.open.push_back(offer);
+                Err(wrong)
+            }
+        }
+    }
+
+    /// Returns the last actions, the latest first.
+    pub(super) fn done(&self) -> Vec<OperatorAction> {
+        lock(&self.done).iter().cloned().collect()
+    }
+
+    /// Begins an action. It is reported when it has ended, also if it is cut off.
+    pub(super) fn begin<'a>(&'a self, stats: &'a Stats, operator: &str, done: Done) -> Underway<'a> {
+        let error = "it was cut off, so it may be done or not: explain the request again".into();
+        let action = OperatorAction { at: stats.now(), operator: operator.into(), done, error: Some(error) };
+        Underway { operators: self, stats, action }
+    }
+}
+
+/// An action that was begun.
+pub(super) struct Underway<'a> {
+    operators: &'a Operators,
+    stats: &'a Stats,
+    action: OperatorAction,
+}
+
+impl Underway<'_> {
+    /// Ends the action, and reports it.
+    pub(super) fn end(mut self, result: Result<(), String>) -> OperatorAction {
+        self.action.error = result.err().map(Into::into);
+        self.action.at = self.stats.now();
+        self.action.clone()
+    }
+}
+
+impl Drop for Underway<'_> {
+    fn drop(&mut self) {
+        self.action.at = self.stats.now();
+        {
+            let mut done = lock(&self.operators.done);
+            done.truncate(DONE_MAX - 1);
+            done.push_front(self.action.clone());
+        }
+        contained(|| (self.operators.audit)(&self.action));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::explanation::Explanation;
+    use crate::key::{self, PeerAddr};
+    use crate::limiter::memory::limiter::MemoryLimiter;
+    use crate::middleware::layer::RateLimitLayer;
+    use crate::quota::Quota;
+    use crate::status::source::Source;
+
+    #[tokio::test]
+    async fn offers_are_bounded() {
+        let clock = ManualClock::new();
+        let limiter = MemoryLimiter::builder().max_keys(100).clock(clock.clone()).build().unwrap();
+        let long = || format!("/{}", "a".repeat(15_000));
+        let layer =
+            RateLimitLayer::new(limiter, Quota::per_hour(5), key::path()).and(Quota::per_minute(5), key::peer_ip());
+        let source: Arc<dyn Source> = Arc::new(layer);
+        let stats = Stats::builder().clock(clock).build();
+        let explain = async |path: String| -> Explanation {
+            let mut request = http::Request::get(path).body(()).unwrap().into_parts().0;
+            request.extensions.insert(PeerAddr::from(IpAddr::from([192, 0, 2, 1])));
+            source.explain(&request).await
+        };
+        let (short, long) = (explain("/".to_owned()).await, explain(long()).await);
+        let target = |explanation| Target::of_explanation("api", &source, explanation, &stats);
+        let operators = Operators::new(|_| None, |_| {});
+        let offer = |explanation| operators.offer("alice", target(explanation), stats.now());
+        let take = |token: &str| operators.take("alice", token, ActionKind::Reset, &[], stats.now()).is_ok();
+        let first = offer(&short);
+        let tokens: Vec<String> = (0..10_000).map(|_| offer(&short)).collect();
+        assert!(!take(&first) && take(&tokens[9_001]) && take(&tokens[9_999]));
+        assert!(lock(&operators.offers).open.len() <= OFFERS_MAX);
+        (0..200).for_each(|_| drop(offer(&long)));
+        let bytes: usize = lock(&operators.offers).open.iter().map(|offer| offer.target.bytes()).sum();
+        assert!((OFFERS_BYTES_MAX / 2..=OFFERS_BYTES_MAX).contains(&bytes), "{bytes}");
+    }
+
+    #[test]
+    fn actions_are_bounded_and_the_latest_is_first() {
+        let (operators, stats) = (Operators::new(|_| None, |_| {}), Stats::new());
+        for n in 0..1_000 {
+            let done = Done::Switched { switch: n.to_string().into(), mode: crate::mode::Mode::Shadow };
+            operators.begin(&stats, "alice", done).end(Ok(()));
+        }
+        let done = operators.done();
+        assert_eq!((done.len(), done[0].switched().unwrap().0), (DONE_MAX, "999"));
+    }
+}

@@ -1,0 +1,161 @@
+//! What keys have left, the actions of operators on them, and what was done.
+
+use std::collections::HashSet;
+use std::fmt::{self, Write as _};
+
+use super::action::OperatorAction;
+use super::keys::recent_of_explained;
+use super::target::{State, can_reset, is_block, is_meter};
+use super::text::{About, Count, Roughly, Text};
+use super::view::{ExplainedLayer, View};
+use crate::time::Utc;
+use crate::wait::Wait;
+
+/// The most actions that are listed openly, and the most that are listed.
+const DONE_OPEN: usize = 3;
+const DONE_SHOWN: usize = 20;
+
+/// Up to this many layers are explained openly, even those that let the request pass.
+const LAYERS_OPEN: usize = 4;
+
+/// Writes what each layer explains. Of many layers, those that refuse come first.
+pub(super) fn explained(html: &mut String, view: &View, layers: &[ExplainedLayer]) -> fmt::Result {
+    if layers.len() <= LAYERS_OPEN {
+        return layers.iter().try_for_each(|of_layer| layer(html, view, of_layer));
+    }
+    let (refuse, pass): (Vec<&ExplainedLayer>, Vec<&ExplainedLayer>) =
+        layers.iter().partition(|of_layer| of_layer.refuses());
+    refuse.iter().try_for_each(|of_layer| layer(html, view, of_layer))?;
+    if !pass.is_empty() {
+        write!(html, "<details><summary>{} layers that do not refuse it</summary>", pass.len())?;
+        pass.iter().try_for_each(|of_layer| layer(html, view, of_layer))?;
+        html.push_str("</details>");
+    }
+    Ok(())
+}
+
+fn layer(html: &mut String, view: &View, layer: &ExplainedLayer) -> fmt::Result {
+    match &layer.explanation {
+        Some(explanation) => {
+            write!(html, "<pre><b>{}</b> {}</pre>", Text(&layer.title), Text(&explanation.to_string()))?;
+        }
+        None => write!(html, "<h3>{}</h3>", Text(&layer.title))?,
+    }
+    states(html, layer)?;
+    recent_of_explained(html, view, layer)
+}
+
+/// Lists what the keys of a layer have left. An operator can act on them.
+fn states(html: &mut String, layer: &ExplainedLayer) -> fmt::Result {
+    if let Some(failure) = &layer.states.failure {
+        write!(
+            html,
+            "<pre class=\"bad\"><b>{}</b> The limiter did not answer: {}</pre>",
+            Text(&layer.title),
+            Text(failure)
+        )?;
+    }
+    let states = &layer.states.states;
+    if states.is_empty() {
+        return Ok(());
+    }
+    if let Some(token) = &layer.token {
+        write!(html, "<form method=\"post\"><input type=\"hidden\" name=\"token\" value=\"{token}\">")?;
+    }
+    html.push_str(
+        "<table><thead><tr><th>policy</th><th>key</th><th>left now</th><th>lets a request pass</th></tr></thead><tbody>",
+    );
+    let mut seen = HashSet::new();
+    for state in states {
+        // Plans have one name, and one state of a key.
+        let is_chosen = layer.token.is_some() && can_reset(&state.policy) && seen.insert(state.policy.name());
+        row(html, state, is_chosen)?;
+    }
+    html.push_str("</tbody></table>");
+    if layer.token.is_some() {
+        html.push_str("<p class=\"acts\"><button name=\"action\" value=\"reset\">Reset</button> forgets what the chosen policies have counted for these keys");
+        if states.iter().any(|state| is_block(&state.policy)) {
+            html.push_str(", and opens blocks.</p><p class=\"acts\"><button name=\"action\" value=\"unblock\">Unblock</button> opens the chosen blocks, and keeps what is used");
+        }
+        html.push_str(".</p></form>");
+    }
+    Ok(())
+}
+
+fn row(html: &mut String, state: &State, is_chosen: bool) -> fmt::Result {
+    let (policy, decision) = (&state.policy, &state.decision);
+    let name = Text(policy.name());
+    html.push_str("<tr><td>");
+    if is_chosen {
+        write!(
+            html,
+            "<label><input type=\"checkbox\" name=\"policy\" value=\"{name}\" checked> <span class=\"name\">{name}</span></label>"
+        )?;
+    } else {
+        write!(html, "<span class=\"name\">{name}</span>")?;
+    }
+    write!(html, "<div class=\"quota\">{}</div></td>", Text(&policy.quota().to_string()))?;
+    let fingerprint = &state.shown.fingerprint;
+    match &state.shown.name {
+        Some(name) => {
+            write!(html, "<td data-of=\"key\">{}<div class=\"quota\">key {fingerprint}</div></td>", Text(name))?;
+        }
+        None => write!(html, "<td data-of=\"key\">key {fingerprint}</td>")?,
+    }
+    let (left, limit) = (Count(decision.remaining()), Count(decision.limit()));
+    html.push_str("<td data-of=\"left now\">");
+    match policy {
+        policy if is_block(policy) && !decision.is_allowed() => html.push_str("<b class=\"bad\">blocked</b>"),
+        policy if is_block(policy) => write!(html, "open, {left} of {limit} strikes left")?,
+        policy if is_meter(policy) => {
+            write!(html, "{} counted", Count(decision.limit().saturating_sub(decision.remaining())))?;
+        }
+        _ => write!(html, "{left} of {limit}")?,
+    }
+    let wait = match decision.wait() {
+        _ if is_meter(policy) => "now".to_owned(),
+        Wait::After(wait) => format!("in {}", Roughly(wait)),
+        Wait::None => "now".to_owned(),
+        wait => wait.as_str().to_owned(),
+    };
+    write!(html, "</td><td data-of=\"lets a request pass\">{wait}</td></tr>")
+}
+
+/// Lists what operators did of late.
+pub(super) fn done(html: &mut String, view: &View) -> fmt::Result {
+    let Some(actions) = view.done.as_ref().filter(|actions| !actions.is_empty()) else { return Ok(()) };
+    html.push_str("<h2>Done by operators</h2>");
+    let shown = actions.get(..DONE_SHOWN).unwrap_or(actions);
+    let (open, folded) = shown.split_at(DONE_OPEN.min(shown.len()));
+    table_of_done(html, view, open)?;
+    if !folded.is_empty() {
+        write!(html, "<details><summary>{} earlier ones</summary>", folded.len())?;
+        table_of_done(html, view, folded)?;
+        html.push_str("</details>");
+    }
+    if let more @ 1.. = actions.len() - shown.len() {
+        write!(html, "<p class=\"soft\">and {more} more in the JSON of this page</p>")?;
+    }
+    Ok(())
+}
+
+fn table_of_done(html: &mut String, view: &View, actions: &[OperatorAction]) -> fmt::Result {
+    html.push_str("<table><thead><tr><th>what</th><th>when</th><th>who</th><th>result</th></tr></thead><tbody>");
+    for action in actions {
+        let ago = view.stats.taken_at().saturating_since(action.at());
+        write!(
+            html,
+            "<tr><td>{}</td><td data-of=\"when\">{} ago<div class=\"quota\">{}</div></td><td data-of=\"who\">{}</td>",
+            Text(&action.done.to_string()),
+            About(ago),
+            Utc(action.at()),
+            Text(action.operator())
+        )?;
+        match action.error() {
+            Some(error) => write!(html, "<td data-of=\"result\" class=\"bad\">failed: {}</td></tr>", Text(error))?,
+            None => html.push_str("<td data-of=\"result\">done</td></tr>"),
+        }
+    }
+    html.push_str("</tbody></table>");
+    Ok(())
+}

@@ -1,0 +1,273 @@
+//! The keys that an operator looks at, and may act on.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use http::StatusCode;
+
+use super::action::ActionKind;
+use super::request::{Wrong, wrong};
+use super::source::Source;
+use crate::decision::ChargeDecision;
+use crate::explanation::Explanation;
+use crate::key::Key;
+use crate::policy::Policy;
+use crate::quota::Algorithm;
+use crate::stats::{Stats, StatsSnapshot};
+
+/// The most policies and keys of one layer that are looked at together.
+const HELD_MAX: usize = 100;
+
+/// Keys of one layer, with the policies that hold their states.
+#[derive(Clone)]
+pub(super) struct Target {
+    pub(super) title: Arc<str>,
+    pub(super) source: Arc<dyn Source>,
+    pub(super) held: Vec<Held>,
+}
+
+/// A key and a policy that holds a state of it.
+#[derive(Clone)]
+pub(super) struct Held {
+    pub(super) policy: Policy,
+    pub(super) key: Arc<Key>,
+    pub(super) fingerprint: u64,
+    pub(super) shown: Shown,
+}
+
+/// What the page shows of a key.
+#[derive(Clone)]
+pub(super) struct Shown {
+    pub(super) fingerprint: String,
+    pub(super) name: Option<Box<str>>,
+}
+
+/// A key that the page lists.
+pub(super) struct ListedKey {
+    key: Arc<Key>,
+    /// The policies that it is listed for, by name.
+    policies: HashSet<String>,
+}
+
+/// The states of keys now.
+pub(super) struct States {
+    pub(super) states: Vec<State>,
+    /// The limiter's error, if it did not answer. The states from there on are missing.
+    pub(super) failure: Option<String>,
+}
+
+/// The state of a key under a policy.
+pub(super) struct State {
+    pub(super) policy: Policy,
+    pub(super) shown: Shown,
+    pub(super) decision: ChargeDecision,
+}
+
+impl ListedKey {
+    /// Finds a listed key by its fingerprint.
+    pub(super) fn find(stats: &StatsSnapshot, fingerprint: &str) -> Result<Self, Wrong> {
+        let used = stats.policies().iter().flat_map(|policy| policy.most_used());
+        let top = stats.most_limited().iter().chain(used);
+        let top = top.map(|key| (key.fingerprint(), key.kept(), Some(key.policy())));
+        let recent = stats.recent_refusals().iter().map(|refusal| {
+            let policy = refusal.status().map(|status| status.policy().name());
+            (refusal.fingerprint().unwrap_or_default(), refusal.kept(), policy)
+        });
+        let mut found: Option<(u64, Self)> = None;
+        for (_, kept, policy) in top.chain(recent).filter(|(own, ..)| own == fingerprint) {
+            let Some((whole, key)) = kept else { continue };
+            let (known, listed) =
+                found.get_or_insert_with(|| (whole, Self { key: Arc::clone(key), policies: HashSet::new() }));
+            if *known != whole {
+                let message = format!("`{fingerprint}` stands for two listed keys: explain a request of the customer");
+                return Err((StatusCode::CONFLICT, super::request::printable(&message).into()));
+            }
+            listed.policies.extend(policy.map(str::to_owned));
+        }
+        let Some((_, listed)) = found else {
+            let message = format!(
+                "no key with the fingerprint `{fingerprint}` is listed now, or it is longer than 512 bytes: explain a \
+                 request of the customer"
+            );
+            return Err((StatusCode::NOT_FOUND, super::request::printable(&message).into()));
+        };
+        Ok(listed)
+    }
+
+    pub(super) fn shown(&self, stats: &Stats) -> Shown {
+        Shown::of(stats, &self.key)
+    }
+}
+
+impl Shown {
+    fn of(stats: &Stats, key: &Key) -> Self {
+        let (fingerprint, name) = stats.shown(key);
+        Self { fingerprint, name }
+    }
+}
+
+impl Target {
+    fn new(title: &str, source: &Arc<dyn Source>) -> Self {
+        Self { title: title.into(), source: Arc::clone(source), held: Vec::new() }
+    }
+
+    /// Collects the keys that a layer would charge a described request to.
+    pub(super) fn of_explanation(
+        title: &str,
+        source: &Arc<dyn Source>,
+        explanation: &Explanation,
+        stats: &Stats,
+    ) -> Self {
+        let mut target = Self::new(title, source);
+        let in_force = source.rules();
+        for rule in explanation.rules().iter().filter(|rule| rule.not_charged().is_none()) {
+            let (Some(key), Some(first)) = (rule.key(), rule.policies().first()) else { continue };
+            let group = in_force.iter().map(|(policies, _)| policies);
+            let of_rule = |policies: &&Vec<Policy>| policies.iter().any(|policy| policy.name() == first.name());
+            let policies = group.filter(of_rule).flatten();
+            // Of plans, the request's own one says what is left.
+            let asked = || rule.statuses().iter().map(|status| status.policy());
+            let unasked = policies.filter(|policy| asked().all(|asked| asked.name() != policy.name()));
+            target.hold(&Arc::new(key.clone()), stats, asked().chain(unasked).cloned().collect());
+        }
+        target
+    }
+
+    /// Collects the rules of a layer that a listed key is listed for.
+    pub(super) fn of_key(title: &str, source: &Arc<dyn Source>, listed: &ListedKey, stats: &Stats) -> Self {
+        let mut target = Self::new(title, source);
+        for (policies, _) in source.rules() {
+            if policies.iter().any(|policy| listed.policies.contains(policy.name())) {
+                target.hold(&listed.key, stats, policies);
+            }
+        }
+        target
+    }
+
+    fn hold(&mut self, key: &Arc<Key>, stats: &Stats, policies: Vec<Policy>) {
+        let (fingerprint, shown) = (stats.fingerprint(key), Shown::of(stats, key));
+        for policy in policies {
+            let is_own = |held: &Held| held.fingerprint == fingerprint && held.policy == policy;
+            if self.held.len() < HELD_MAX && !self.held.iter().any(is_own) {
+                self.held.push(Held { policy, key: Arc::clone(key), fingerprint, shown: shown.clone() });
+            }
+        }
+    }
+
+    /// Returns about how many bytes it takes.
+    pub(super) fn bytes(&self) -> usize {
+        let bytes = |held: &Held| size_of::<Held>() + held.key.as_bytes().len() + 200; // the texts
+        self.held.iter().map(bytes).sum()
+    }
+
+    /// Returns whether operators may act on anything here.
+    pub(super) fn is_empty(&self) -> bool {
+        !self.held.iter().any(|held| can_reset(&held.policy))
+    }
+
+    /// Keeps what an action of this kind changes under the policies with these names, or under all policies if there
+    /// are no names. Changes nothing if that is an error.
+    pub(super) fn narrow(&mut self, kind: ActionKind, names: &[String]) -> Result<(), Wrong> {
+        for name in names {
+            if !self.held.iter().any(|held| held.policy.name() == name && can_reset(&held.policy)) {
+                let known: Vec<String> = self.names().iter().map(|name| format!("`{name}`")).collect();
+                return Err(wrong(&format!("`{name}` is no policy that was explained: take {}", known.join(", "))));
+            }
+        }
+        let is_meant = |held: &Held| {
+            let is_named = names.is_empty() || names.iter().any(|name| name == held.policy.name());
+            is_named && can_reset(&held.policy) && (kind != ActionKind::Unblock || is_block(&held.policy))
+        };
+        if !self.held.iter().any(is_meant) {
+            return Err(wrong("no block is among these policies: `reset` forgets what the key has used"));
+        }
+        let mut seen = HashSet::new();
+        // Plans have one name, and one state of a key.
+        self.held.retain(|held| is_meant(held) && seen.insert((held.fingerprint, held.policy.name().to_owned())));
+        Ok(())
+    }
+
+    /// Returns the names of the policies that can be reset.
+    fn names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> =
+            self.held.iter().map(|held| &held.policy).filter(|policy| can_reset(policy)).map(Policy::name).collect();
+        names.dedup();
+        names
+    }
+
+    /// Asks the layer's limiter for all states.
+    pub(super) async fn look(&self) -> States {
+        let mut states = Vec::with_capacity(self.held.len());
+        for Held { policy, key, shown, .. } in &self.held {
+            match look_at(&*self.source, policy, key).await {
+                Ok(decision) => states.push(State { policy: policy.clone(), shown: shown.clone(), decision }),
+                Err(error) => return States { states, failure: Some(error) },
+            }
+        }
+        States { states, failure: None }
+    }
+}
+
+/// Returns what is left of a policy, and the wait of a request that costs 1 if nothing is left.
+async fn look_at(source: &dyn Source, policy: &Policy, key: &Key) -> Result<ChargeDecision, String> {
+    let decision = source.peek(policy, key, 0).await?;
+    if decision.remaining() > 0 || is_block(policy) || is_meter(policy) {
+        return Ok(decision);
+    }
+    source.peek(policy, key, 1).await
+}
+
+pub(super) fn is_block(policy: &Policy) -> bool {
+    policy.quota().algorithm() == Algorithm::Block
+}
+
+pub(super) fn is_meter(policy: &Policy) -> bool {
+    policy.quota().algorithm() == Algorithm::Meter
+}
+
+/// Returns whether the page resets states of a policy. A meter is what customers pay for.
+pub(super) fn can_reset(policy: &Policy) -> bool {
+    !is_meter(policy)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::outcome::Observer;
+    use crate::quota::Quota;
+
+    #[test]
+    fn fingerprint_of_two_listed_keys_is_refused() {
+        let stats = Stats::builder().count_use(true).build();
+        stats.keep_keys();
+        // Eight digits of a fingerprint collide among some 100,000 keys.
+        let mut seen = HashMap::new();
+        let pair = (0_u64..).find_map(|n| {
+            let own = Key::of(n)?;
+            let before = seen.insert(stats.shown(&own).0, own.clone())?;
+            Some([before, own])
+        });
+        let [first, second] = pair.unwrap();
+        let (a, b) = (Policy::new("a", Quota::per_hour(5)).unwrap(), Policy::new("b", Quota::per_hour(5)).unwrap());
+        let list = |policy: &Policy, key: &Key| (0..2).for_each(|_| assert!(stats.on_allowed(policy, key, 1, false)));
+        let fingerprint = stats.shown(&first).0;
+        let find = || ListedKey::find(&stats.snapshot(), &fingerprint);
+        assert_eq!(find().err().unwrap().0, StatusCode::NOT_FOUND);
+        list(&a, &first);
+        assert!(find().is_ok_and(|listed| *listed.key == first));
+        list(&b, &second);
+        assert_eq!(find().err().unwrap().0, StatusCode::CONFLICT);
+    }
+
+    #[test]
+    fn key_that_is_too_long_is_not_kept() {
+        let stats = Stats::builder().count_use(true).build();
+        stats.keep_keys();
+        let (policy, key) = (Policy::new("a", Quota::per_hour(5)).unwrap(), Key::of("a".repeat(600)).unwrap());
+        (0..2).for_each(|_| assert!(stats.on_allowed(&policy, &key, 1, false)));
+        assert_eq!(stats.snapshot().policies()[0].most_used().len(), 1);
+        assert!(ListedKey::find(&stats.snapshot(), &stats.shown(&key).0).is_err());
+    }
+}
