@@ -132,6 +132,13 @@ fn layer(quota: Quota, headers: Headers) -> RateLimitLayer<MemoryLimiter> {
     RateLimitLayer::new(limiter(), quota, key::peer_ip()).headers(headers)
 }
 
+/// A layer whose quota each request brings.
+fn own_quota(headers: Headers) -> RateLimitLayer<MemoryLimiter> {
+    let quota = plenty();
+    let rule = Rule::quota_from("customer", move |_| quota).expect("it is a name");
+    RateLimitLayer::new(limiter(), rule, key::peer_ip()).headers(headers)
+}
+
 fn stats() -> Stats {
     Stats::builder().clock(ManualClock::new()).build()
 }
@@ -157,6 +164,8 @@ fn cases() -> Vec<Case> {
         (BARE, || drive(Bare)),
         ("layer, allowed, no header fields", || drive(layer(plenty(), Headers::none()).layer(Bare))),
         ("layer, allowed, header fields", || drive(layer(plenty(), Headers::default()).layer(Bare))),
+        ("layer, allowed, no header fields, own quota", || drive(own_quota(Headers::none()).layer(Bare))),
+        ("layer, allowed, header fields, own quota", || drive(own_quota(Headers::default()).layer(Bare))),
         ("layer, refused, header fields", || drive(layer(Quota::per_hour(1), Headers::default()).layer(Bare))),
         ("layer, allowed, no header fields, statistics", || {
             drive(layer(plenty(), Headers::none()).observer(stats()).layer(Bare))

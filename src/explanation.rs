@@ -15,8 +15,8 @@ labelled! {
     /// The reason why a rule does not charge a request.
     NotCharged,
     /// Returns the label for JSON and logs: `path`, `method`, `host`, `header`, `query`, `user_agent`, `client`, `action`,
-    /// `left_out`, `disabled`, `descriptor`, `condition`, `key_exempt`, `key_missing`, `not_asked`, `access_list`,
-    /// `preflight`.
+    /// `left_out`, `disabled`, `descriptor`, `condition`, `no_quota`, `key_exempt`, `key_missing`, `not_asked`,
+    /// `access_list`, `preflight`.
     as_str {
         /// The rule of a [file](crate::guide::rules_in_a_file) is for other paths.
         Path = "path",
@@ -42,6 +42,8 @@ labelled! {
         Descriptor = "descriptor",
         /// The condition of a rule in code does not hold, see [`Rule::when`](crate::Rule::when).
         Condition = "condition",
+        /// The rule applies the quota that the request [brings](crate::Rule::quota_from), and it brings none.
+        NoQuota = "no_quota",
         /// The request has no key, and the rule [exempts](crate::MissingKey::Exempt) such requests.
         KeyExempt = "key_exempt",
         /// The request has no key. A rule that enforces refuses it.
@@ -356,6 +358,7 @@ impl fmt::Display for RuleExplanation {
                 write!(f, "does not apply: {is_not} {expected}")
             }
             (Some(reason), None) => f.write_str(match reason {
+                NotCharged::NoQuota => "does not apply: the request brings no quota",
                 NotCharged::KeyExempt => "does not apply: the request has no key",
                 NotCharged::KeyMissing if self.mode == Mode::Enforce => "refuses the request: it has no key",
                 NotCharged::KeyMissing => "charges nothing: the request has no key",

@@ -5,13 +5,16 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use crate::quota::error::{NAME_MAX, QuotaError, QuotaErrorKind};
-use crate::quota::{Algorithm, Quota};
+use crate::quota::{Algorithm, Quota, UNITS_MAX};
 
 /// The unit of a quota that states none.
 pub(crate) const REQUESTS: &str = "requests";
 
 /// The unit of a concurrency limit that states none.
 pub(crate) const CONCURRENT_REQUESTS: &str = "concurrent-requests";
+
+/// The words for quotas that requests bring.
+const QUOTA_OF_REQUEST: &str = "the quota of each request";
 
 /// The unit of a quota that counts the bytes of bodies.
 pub(crate) const CONTENT_BYTES: &str = "content-bytes";
@@ -60,6 +63,8 @@ enum Origin {
     Unnamed,
     /// The quota follows the switch of this number.
     Switched(usize),
+    /// Each request has a quota of its own, and the policy's stands in for them.
+    OfRequests,
 }
 
 impl Policy {
@@ -82,6 +87,20 @@ impl Policy {
     #[must_use]
     pub fn quota(&self) -> &Quota {
         &self.0.quota
+    }
+
+    /// Returns whether each request has a [quota of its own](crate::Rule::quota_from) under this name.
+    /// The policy's quota is then only a stand-in, under which a layer looks up and resets a key
+    /// without a request. Such a policy is among those of a rule and a layer. The policy of a charge
+    /// has the request's quota, and returns `false`.
+    #[must_use]
+    pub fn has_quota_of_request(&self) -> bool {
+        matches!(self.0.origin, Origin::OfRequests)
+    }
+
+    /// Returns the quota in words.
+    pub(crate) fn quota_words(&self) -> String {
+        if self.has_quota_of_request() { QUOTA_OF_REQUEST.to_owned() } else { self.quota().to_string() }
     }
 
     /// Returns the unit of the quota, which clients see: `content-bytes` for a quota that
@@ -196,6 +215,12 @@ impl Policy {
     /// Returns the policy with the quota that a switch has.
     pub(crate) fn following(&self, quota: Quota, switch: usize) -> Self {
         self.rebuilt(self.name().to_owned(), quota, Origin::Switched(switch))
+    }
+
+    /// Makes the policy that stands in for those of requests.
+    pub(crate) fn of_requests(name: impl Into<String>) -> Result<Self, QuotaError> {
+        let quota = Quota::per_day(UNITS_MAX);
+        Ok(Self::build(checked(name.into())?, quota, None, None, Origin::OfRequests))
     }
 
     /// Returns a policy of the same name with another quota.
@@ -341,7 +366,7 @@ impl Eq for Policy {}
 
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Policy({:?}, {})", self.name(), self.quota())
+        write!(f, "Policy({:?}, {})", self.name(), self.quota_words())
     }
 }
 

@@ -32,6 +32,8 @@ pub(crate) struct PreparedHeaders {
     /// Whether the headers of one policy can be rendered at any time by the numbers of its charge. Dates count from the
     /// decision, and partition keys need the key.
     pub(super) is_of_numbers: bool,
+    /// Whether requests bring quotas of their own.
+    pub(super) has_own_quotas: bool,
     /// Whether no response to a request that passed gets a header.
     pub(crate) is_silent_if_passed: bool,
     waits: Waits,
@@ -66,7 +68,7 @@ pub(super) struct PreparedHeader {
     /// The place of its format.
     pub(super) format: usize,
     /// The constant text of each policy: its name, or the item of a list, of which [limits](List::Limits) have only the
-    /// beginning. `None` for a name that cannot be a value.
+    /// beginning. `None` for a name that cannot be a value, and for an item that depends on the request's own quota.
     pub(super) items: Vec<Option<HeaderValue>>,
     /// If it is a list of whole items, its value if all policies apply.
     all: Option<HeaderValue>,
@@ -93,6 +95,7 @@ impl PreparedHeaders {
         }
         Self {
             is_of_numbers: headers.partition.is_none() && !prepared.iter().any(|header| header.content.is_date()),
+            has_own_quotas: policies.iter().any(Policy::has_quota_of_request),
             is_silent_if_passed: formats.iter().all(|format| format.when == When::OnRefusal),
             formats,
             headers: prepared,
@@ -249,18 +252,30 @@ impl PreparedHeader {
     #[inline]
     fn policies(&self, views: &[PolicyView<'_>]) -> Option<HeaderValue> {
         match views {
-            [only] => self.item(only).cloned(),
-            _ if views.len() == self.items.len() => self.all.clone(),
-            _ => list(views.iter().map(|view| self.item(view)))?.to_value(),
+            [only] => self.item(only).cloned().or_else(|| self.own_item(only)),
+            _ if views.len() == self.items.len() && self.all.is_some() => self.all.clone(),
+            _ => {
+                let items: SmallVec<[Option<HeaderValue>; 4]> =
+                    views.iter().map(|view| self.item(view).cloned().or_else(|| self.own_item(view))).collect();
+                list(items.iter().map(Option::as_ref))?.to_value()
+            }
         }
+    }
+
+    /// Returns the item of a request's own quota.
+    #[inline(never)]
+    fn own_item(&self, view: &PolicyView<'_>) -> Option<HeaderValue> {
+        if let Content::List(list) = self.content { constant_item(list, view.policy) } else { None }
     }
 }
 
-/// Returns the constant text of a policy's item: the whole item, or of [limits](List::Limits) the beginning.
+/// Returns the constant text of a policy's item: the whole item, or of [limits](List::Limits) the beginning. Returns
+/// `None` if the item depends on the request's own quota.
 fn constant_item(list: List, policy: &Policy) -> Option<HeaderValue> {
     let mut text = Text::new();
     match list {
         List::Limits => item_start(&mut text, policy),
+        List::Policies | List::Nameless if policy.has_quota_of_request() => return None,
         List::Policies | List::Nameless => push_policy(&mut text, policy, list),
     }
     let value = text.to_shared_value();

@@ -41,10 +41,12 @@ pub(crate) enum DueHeaders {
 }
 
 /// The numbers of an allowed charge that headers report. They are a third of the decision, and less than the headers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Numbers {
     /// The policy's place among the layer's.
     place: usize,
+    /// The policy, if requests bring quotas of their own.
+    own: Option<Policy>,
     limit: u64,
     remaining: u64,
     reset_us: u64,
@@ -58,8 +60,9 @@ impl PreparedHeaders {
     pub(crate) fn due(&self, views: &[PolicyView<'_>]) -> Option<DueHeaders> {
         match views {
             _ if self.is_silent_if_passed => None,
-            [PolicyView { place, decision, .. }] if self.is_of_numbers => Some(DueHeaders::Numbers(Numbers {
+            [PolicyView { place, policy, decision, .. }] if self.is_of_numbers => Some(DueHeaders::Numbers(Numbers {
                 place: *place,
+                own: if self.has_own_quotas { Some((*policy).clone()) } else { None },
                 limit: decision.limit(),
                 remaining: decision.remaining(),
                 reset_us: decision.reset_us,
@@ -78,9 +81,9 @@ impl PreparedHeaders {
         status: StatusCode,
     ) {
         match due {
-            DueHeaders::Numbers(Numbers { place, limit, remaining, reset_us, window_us }) => {
+            DueHeaders::Numbers(Numbers { place, own, limit, remaining, reset_us, window_us }) => {
                 debug_assert!(*place < policies.len(), "the headers are of a policy of the layer");
-                let Some(policy) = policies.get(*place) else { return };
+                let Some(policy) = own.as_ref().or_else(|| policies.get(*place)) else { return };
                 let decision = ChargeDecision::found(*limit, *remaining, *reset_us, *window_us, Some(0));
                 let view = PolicyView { place: *place, policy, key: None, decision: &decision, refuses: false };
                 self.add_view(view, headers, status);

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use super::decide::delay::{Delays, MOST_WAITING};
 use super::diagnostics::Diagnostics;
-use super::rule::{BoundRule, LinkedRole, PathIndex, Rule, Settlement};
+use super::rule::{BoundRule, Cached, LinkedRole, PathIndex, PolicyCache, Rule, Settlement};
 use super::settings::Settings;
+use super::ticket::Charged;
 use crate::decision::ChargeDecision;
 use crate::error::WithSources;
 use crate::event::LimiterEvent;
 use crate::headers::{PreparedHeaders, RefusalLayout};
-use crate::key::Key;
 use crate::limiter::{Charge, Effect, Entered, Limiter, Refund, Reply, UnsupportedQuota};
 use crate::mode::{Mode, ModeSwitch};
 use crate::outcome::OutcomeKind;
@@ -29,6 +29,8 @@ pub(super) struct Compiled<L> {
     terms: Box<[Terms]>,
     /// For each rule, the place of its linked policy.
     links: Box<[Option<(usize, LinkedRole)>]>,
+    /// For each rule, the policies of its requests' own quotas, if they bring some.
+    caches: Box<[Option<PolicyCache>]>,
     pub(super) headers: PreparedHeaders,
     pub(super) refusals: PreparedRefusals,
     /// The headers of usual refusals.
@@ -47,7 +49,7 @@ pub(super) struct Compiled<L> {
     pub(super) paths: Option<PathIndex>,
     /// Whether any rule settles charges after the response.
     pub(super) settles: bool,
-    /// Whether any policy is a concurrency limit.
+    /// Whether a request may be charged to a concurrency limit.
     pub(super) has_places: bool,
     /// Whether any rule is settled by a `Usage`.
     pub(super) expects_usage: bool,
@@ -117,7 +119,15 @@ impl<L: Limiter> Compiled<L> {
             .timer
             .clone()
             .map(|timer| Arc::new(Delays::new(timer, settings.max_waiting.unwrap_or(MOST_WAITING))));
-        let has_places = policies.iter().any(Policy::limits_in_flight);
+        let caches: Box<[Option<PolicyCache>]> = rules()
+            .map(|(_, rule)| {
+                let of_requests = rule.policies.first().filter(|_| rule.quota_from.is_some())?;
+                Some(PolicyCache::new(of_requests.clone()))
+            })
+            .collect();
+        let brings_quotas = caches.iter().any(Option::is_some);
+        let has_fixed_places = policies.iter().any(Policy::limits_in_flight);
+        let has_places = has_fixed_places || brings_quotas;
         let settles = terms.iter().any(|terms| !terms.settlement.is_none());
         let keeps_tickets = settings.expose_outcome || settings.refund_nested || settles;
         let unsupported: Vec<(usize, UnsupportedQuota)> = policies
@@ -140,8 +150,8 @@ impl<L: Limiter> Compiled<L> {
                 && !settings.exempt_preflight
                 && settings.finder().is_none()
                 && unsupported.is_empty()
-                && !has_places,
-            prepares: settings.observer.is_some() || keeps_tickets || has_places,
+                && !has_fixed_places,
+            prepares: settings.observer.is_some() || keeps_tickets || has_fixed_places,
             has_places,
             keeps_tickets,
             most_charges: rules().skip(found).map(|(_, rule)| charges(rule)).sum(),
@@ -149,6 +159,7 @@ impl<L: Limiter> Compiled<L> {
             refusals,
             layout,
             links,
+            caches,
             delays,
             settles,
             expects_usage: terms.iter().any(|terms| terms.settlement.by_usage),
@@ -188,9 +199,9 @@ impl<L: Limiter> Compiled<L> {
     }
 
     /// Takes units into debt, whatever is left.
-    pub(super) fn force(&self, policy: usize, key: &Key, units: u64) {
-        let Some(policy) = self.policy_now(policy) else { return };
-        let charge = Charge::new(&policy, key).cost(units).effect(Effect::Force);
+    pub(super) fn force(&self, charged: &Charged, units: u64) {
+        let Some(policy) = self.policy_now(charged) else { return };
+        let charge = Charge::new(&policy, &charged.key).cost(units).effect(Effect::Force);
         if let Reply::Now(Err(error)) = self.limiter.settle(&[charge]) {
             self.report_failure(&error);
         }
@@ -198,16 +209,44 @@ impl<L: Limiter> Compiled<L> {
 
     /// Returns the state of a key, if the limiter answers at once. Returns `None` if the quota was replaced by a larger
     /// one, because a request is answered under the quota that it was charged under.
-    pub(super) fn peek_now(&self, policy: usize, key: &Key) -> Option<ChargeDecision> {
-        let now = self.policy_now(policy).filter(|now| self.policy(policy) == Some(now))?;
-        match self.limiter.peek(&[Charge::new(&now, key).cost(0)]) {
+    pub(super) fn peek_now(&self, charged: &Charged) -> Option<ChargeDecision> {
+        let now = self.policy_now(charged).filter(|now| self.policy_of(charged) == Some(now))?;
+        match self.limiter.peek(&[Charge::new(&now, &charged.key).cost(0)]) {
             Reply::Now(Ok(decision)) => decision.charges().first().cloned(),
             _ => None,
         }
     }
+
+    /// Returns the policy of a quota that a request brought to a rule.
+    pub(super) fn policy_from(&self, rule: usize, quota: &Quota) -> Option<Policy> {
+        let cache = self.caches.get(rule)?.as_ref()?;
+        Some(cache.find(quota).map_or_else(|| self.compile(cache, quota), Cached::into_policy))
+    }
+
+    /// Compiles the policy of a quota that a request brought, and keeps it if the limiter supports the quota.
+    #[cold]
+    fn compile(&self, cache: &PolicyCache, quota: &Quota) -> Policy {
+        let policy = cache.compile(*quota);
+        if self.limiter.supports(quota).is_ok() {
+            cache.keep(&policy);
+        }
+        policy
+    }
 }
 
 impl<L> Compiled<L> {
+    /// Returns the policy that a request is charged to.
+    #[inline]
+    pub(super) fn policy_of<'a>(&'a self, charged: &'a Charged) -> Option<&'a Policy> {
+        charged.own.as_ref().or_else(|| self.policy(charged.policy))
+    }
+
+    /// Returns the policies of requests' own quotas, if requests bring them to the layer's first rule.
+    #[inline]
+    pub(super) fn first_cache(&self) -> Option<&PolicyCache> {
+        self.caches.first()?.as_ref()
+    }
+
     /// Returns the policy at a place. The places of a layer's tickets are those of its own rules, whatever the request
     /// is.
     pub(super) fn policy(&self, at: usize) -> Option<&Policy> {
@@ -222,23 +261,26 @@ impl<L> Compiled<L> {
 
     /// Returns the policy for settling what was charged. That is the one that was charged, unless its quota was
     /// replaced by a larger one: if the smaller one has no room for what was used since, nothing is charged to it.
-    fn policy_now(&self, at: usize) -> Option<Policy> {
-        self.largest_now(at, |_| true)
+    fn policy_now(&self, charged: &Charged) -> Option<Policy> {
+        self.largest_now(charged, |_| true)
     }
 
     /// Returns the policy for refunding what was charged. As [`policy_now`](Self::policy_now), but only a quota to
     /// which the receipt means the same can replace the one that was charged: a window does not know the instant of a
     /// bucket.
-    pub(super) fn policy_of_refunds(&self, at: usize) -> Option<Policy> {
-        let own = self.policy(at)?.quota();
-        self.largest_now(at, |now| now.reads_receipts_of(own))
+    pub(super) fn policy_of_refunds(&self, charged: &Charged) -> Option<Policy> {
+        let own = self.policy_of(charged)?.quota();
+        self.largest_now(charged, |now| now.reads_receipts_of(own))
     }
 
     /// Returns the largest quota of a policy's name that is in force, if it has more room than the policy's own.
     /// Otherwise returns the policy. A quota that keeps the used share has room for what was used, and counts other
     /// units.
-    fn largest_now(&self, at: usize, is_fit: impl Fn(&Quota) -> bool) -> Option<Policy> {
-        let own = self.policy(at)?;
+    fn largest_now(&self, charged: &Charged, is_fit: impl Fn(&Quota) -> bool) -> Option<Policy> {
+        if charged.own.is_some() {
+            return charged.own.clone(); // no switch has the request's quota
+        }
+        let own = self.policy(charged.policy)?;
         let room = own.quota().capacity().saturating_add(own.quota().spec().debt);
         let live = self.live.get().and_then(Weak::upgrade).map(|live| live.current());
         let live = live.filter(|live| live.version != self.version); // usually nothing has changed

@@ -253,7 +253,7 @@ impl Diagnostics {
             Some(SetupWarningKind::NeverApplies) => self.notice(SetupWarningKind::NeverApplies, || {
                 format!(
                     "the policy {name:?} applied to none of the first {asked} requests, so the condition of its rule \
-                     (Rule::when) may never hold: inside of axum's `nest` a request's URI lacks the prefix, so test \
+                     (Rule::when) may never hold, or the requests bring no quota (Rule::quota_from): inside of axum's `nest` a request's URI lacks the prefix, so test \
                      key::original_uri(request) instead; if such requests are rare, there is nothing to do"
                 )
             }),

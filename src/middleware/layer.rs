@@ -25,6 +25,7 @@ use crate::limiter::{Charge, Limiter};
 use crate::mode::{Mode, ModeSwitch};
 use crate::outcome::Observer;
 use crate::policy::Policy;
+use crate::quota::Quota;
 use crate::refusal::Refusals;
 use crate::setup_warning::SetupWarning;
 
@@ -493,6 +494,10 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Returns how a key stands under each of the layer's [policies](Self::policies), and takes nothing. A rule of
     /// [plans](crate::Rule::plans) has an entry for each plan.
     ///
+    /// A rule whose requests [bring their quotas](crate::Rule::quota_from) has one entry, under a
+    /// [stand-in](Policy::has_quota_of_request): it says how much the key has used, as its limit less what remains. To
+    /// see a key under a quota of your choice, ask [`Limiter::peek`] about a policy of the rule's name and that quota.
+    ///
     /// The key is looked up under every policy, whatever the extractor of its rule is. To ask about one policy only,
     /// use [`Limiter::peek`].
     ///
@@ -547,6 +552,11 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         async move {
             for policy in &*compiled.policies {
                 compiled.limiter.reset(policy, key).await?;
+                // Requests in flight are counted apart from rates.
+                let in_flight = policy.with_quota(Quota::concurrent(1));
+                if policy.has_quota_of_request() && compiled.limiter.supports(in_flight.quota()).is_ok() {
+                    compiled.limiter.reset(&in_flight, key).await?;
+                }
             }
             Ok(())
         }

@@ -8,7 +8,7 @@ use super::compiled::Compiled;
 use super::rule::{BoundRule, LinkedRole};
 use super::ticket::{Charged, Ticket};
 use crate::key::Key;
-use crate::limiter::{Contradiction, Entered, Limiter};
+use crate::limiter::{Contradiction, Entered, Limiter, UnsupportedQuota};
 use crate::policy::Policy;
 use crate::quota::Algorithm;
 use crate::setup_warning::SetupWarningKind;
@@ -46,12 +46,7 @@ impl<L: Limiter> Compiled<L> {
         self.look_for_no_effect();
         if let Some((policy, error)) = self.unsupported.first().and_then(|(at, error)| Some((self.policy(*at)?, error)))
         {
-            self.diagnostics.notice(SetupWarningKind::UnsupportedQuota, || {
-                format!(
-                    "the policy {:?}: {error}; its requests are decided as if the limiter had failed",
-                    policy.name()
-                )
-            });
+            self.quota_is_not_supported(policy, error);
         }
         self.look_for_timer();
         let own = self.settings.rules.iter().flat_map(BoundRule::policies).cloned();
@@ -79,6 +74,12 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
+    fn quota_is_not_supported(&self, policy: &Policy, error: &UnsupportedQuota) {
+        self.diagnostics.notice(SetupWarningKind::UnsupportedQuota, || {
+            format!("the policy {:?}: {error}; its requests are decided as if the limiter had failed", policy.name())
+        });
+    }
+
     /// Warns about settings of a rule that do nothing with its quotas.
     fn look_for_no_effect(&self) {
         for bound in &self.settings.rules {
@@ -97,7 +98,7 @@ impl<L: Limiter> Compiled<L> {
                     )
                 });
             }
-            if rule.until_head && !holds {
+            if rule.until_head && !holds && rule.quota_from.is_none() {
                 self.diagnostics.notice(SetupWarningKind::NoEffect, || {
                     format!(
                         "the rule of the policy {name:?} has until_head, which has no effect: only what a \
@@ -130,8 +131,8 @@ impl<L: Limiter> Compiled<L> {
                     "the policy {:?} is \"{}\" in this layer and \"{}\" in another one over the same limiter, and both \
                      count in the same states: give one of them another name, or make them plans by Rule::plans",
                     own.name(),
-                    own.quota(),
-                    other.quota()
+                    own.quota_words(),
+                    other.quota_words()
                 )
             });
         }
@@ -140,7 +141,8 @@ impl<L: Limiter> Compiled<L> {
     /// Warns about a queue without a timer, and about a timer without a queue.
     fn look_for_timer(&self) {
         let queue = self.policies.iter().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue);
-        if queue.is_none() && self.delays.is_some() {
+        let brings_quotas = self.settings.rules.iter().any(|bound| bound.quota_from().is_some());
+        if queue.is_none() && self.delays.is_some() && !brings_quotas {
             self.diagnostics.notice(SetupWarningKind::NoQueue, || {
                 "the layer has a timer (RateLimitLayer::delay), but no quota is a leaky queue, so requests over a quota are \
                  refused and never wait: give a rule a Quota::leaky_queue, or leave the timer out"
@@ -148,25 +150,41 @@ impl<L: Limiter> Compiled<L> {
             });
         }
         if let Some(policy) = queue.filter(|_| self.delays.is_none()) {
-            self.diagnostics.notice(SetupWarningKind::NoTimer, || {
-                format!(
-                    "the policy {:?} ({}) is a leaky queue, but the layer has no timer, so queued requests go on at once: \
-                     set a timer by RateLimitLayer::delay, or take Quota::leaky_bucket",
-                    policy.name(),
-                    policy.quota()
-                )
-            });
+            self.timer_is_missing(policy);
         }
+    }
+
+    fn timer_is_missing(&self, policy: &Policy) {
+        self.diagnostics.notice(SetupWarningKind::NoTimer, || {
+            format!(
+                "the policy {:?} ({}) is a leaky queue, but the layer has no timer, so queued requests go on at once: set \
+                 a timer by RateLimitLayer::delay, or take Quota::leaky_bucket",
+                policy.name(),
+                policy.quota()
+            )
+        });
     }
 }
 
 impl Ticket {
+    /// Warns about quotas that the request brought.
+    pub(super) fn look_at_quotas<L: Limiter>(&self, layer: &Compiled<L>) {
+        for own in self.charges.iter().filter_map(|charged| charged.own.as_ref()) {
+            if let Err(error) = layer.limiter.supports(own.quota()) {
+                layer.quota_is_not_supported(own, &error);
+            }
+            if own.quota().algorithm() == Algorithm::LeakyQueue && layer.delays.is_none() {
+                layer.timer_is_missing(own);
+            }
+        }
+    }
+
     /// Watches whether the rules that apply to a request can ever let it pass.
     #[cold]
     pub(super) fn look_for_never<L: Limiter>(&self, layer: &Compiled<L>) {
         for charged in self.answered() {
             let rule = layer.rule_of(charged.policy);
-            let Some(policy) = layer.policy(charged.policy) else { continue };
+            let Some(policy) = layer.policy_of(charged) else { continue };
             let link = layer.link(rule);
             // A quota of 0 is a switch.
             if link.is_some_and(|(linked, _)| linked == charged.policy) || policy.quota().limit() == 0 {

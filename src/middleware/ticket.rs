@@ -24,6 +24,8 @@ use crate::quota::Algorithm;
 pub(super) struct Charged {
     /// The policy's place among the layer's.
     pub(super) policy: usize,
+    /// The policy of the request's own quota, for which the one at that place stands in.
+    pub(super) own: Option<Policy>,
     pub(super) key: Key,
     pub(super) cost: u64,
     /// The mode of the policy's rule when the request came.
@@ -36,7 +38,7 @@ pub(super) struct Charged {
 impl Charged {
     #[inline]
     pub(super) fn new(policy: usize, key: Key, cost: u64, mode: Mode) -> Self {
-        Self { policy, key, cost, mode, effect: effect_of(mode), decision: ChargeDecision::unasked(0) }
+        Self { policy, own: None, key, cost, mode, effect: effect_of(mode), decision: ChargeDecision::unasked(0) }
     }
 
     #[inline]
@@ -61,7 +63,7 @@ pub(super) fn effect_of(mode: Mode) -> Effect {
 
 /// Returns whether a charge is a strike of a block.
 pub(super) fn is_strike<L>(layer: &Compiled<L>, charged: &Charged) -> bool {
-    let algorithm = layer.policy(charged.policy).map(|policy| policy.quota().algorithm());
+    let algorithm = layer.policy_of(charged).map(|policy| policy.quota().algorithm());
     matches!(charged.effect, Effect::OnRefusal { .. }) && algorithm == Some(Algorithm::Block)
 }
 
@@ -103,12 +105,9 @@ impl Ticket {
     #[inline(never)]
     pub(super) fn hold_places<L: Limiter>(&mut self, layer: &Compiled<L>) {
         let held = self.charges.iter_mut().enumerate().filter_map(|(at, charged)| {
-            let policy = layer.policy(charged.policy)?;
-            if !policy.limits_in_flight() {
-                return None;
-            }
+            let policy = layer.policy_of(charged).filter(|policy| policy.limits_in_flight())?.clone();
             let receipt = charged.decision.take_receipt()?;
-            Some((at, Refund::new(policy.clone(), charged.key.clone(), receipt)))
+            Some((at, Refund::new(policy, charged.key.clone(), receipt)))
         });
         self.places = HeldPlaces::of(Arc::clone(&layer.limiter), held);
     }
@@ -153,7 +152,7 @@ impl Ticket {
     ) {
         let refund = |(at, receipt): (usize, Receipt)| {
             let charged = self.charges.get(at)?;
-            Some(Refund::new(layer.policy_of_refunds(charged.policy)?, charged.key.clone(), receipt))
+            Some(Refund::new(layer.policy_of_refunds(charged)?, charged.key.clone(), receipt))
         };
         let refunds: Vec<Refund> = receipts.into_iter().filter_map(refund).collect();
         if !refunds.is_empty() {
@@ -171,7 +170,7 @@ impl Ticket {
         let taken = receipt.units();
         match units.cmp(&taken) {
             Ordering::Less => self.refund_receipts(layer, [(at, receipt.split(taken - units))]),
-            Ordering::Greater => layer.force(charged.policy, &charged.key, units - taken),
+            Ordering::Greater => layer.force(charged, units - taken),
             Ordering::Equal => return,
         }
         if is_reported {
@@ -184,7 +183,7 @@ impl Ticket {
     pub(super) fn update<L: Limiter>(&mut self, layer: &Compiled<L>, at: usize, from: u64, to: u64) {
         debug_assert!(at < self.charges.len(), "what is updated is a charge of the ticket");
         let Some(charged) = self.charges.get_mut(at) else { return };
-        let now = layer.peek_now(charged.policy, &charged.key);
+        let now = layer.peek_now(charged);
         charged.decision = now.unwrap_or_else(|| charged.decision.with_cost_changed(from, to));
     }
 }

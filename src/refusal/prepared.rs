@@ -97,7 +97,10 @@ impl PreparedRefusals {
     pub(crate) fn limited_body(&self, outcome: &Outcome) -> Bytes {
         let mut violated = outcome.violated();
         if let (Some(only), None) = (violated.next(), violated.next()) {
-            if let Some((_, body)) = self.limited.iter().find(|(policy, _)| policy == only.policy()) {
+            // The body names the policy, whatever its quota is.
+            let is_constant = !only.policy().limits_in_flight();
+            let is_it = |(policy, _): &&(Policy, Bytes)| is_constant && policy.name() == only.policy().name();
+            if let Some((_, body)) = self.limited.iter().find(is_it) {
                 return body.clone();
             }
         }

@@ -140,7 +140,7 @@ impl View {
         for (title, source) in sources {
             for (policies, mode) in source.rules() {
                 for policy in policies {
-                    let quota = policy.quota().to_string();
+                    let quota = policy.quota_words();
                     // Plans have their name in common, and policies of several layers may.
                     let at = *places.entry(policy.name().to_owned()).or_insert_with(|| {
                         let (name, stats) = (policy.name().to_owned(), None);

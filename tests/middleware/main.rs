@@ -27,6 +27,7 @@ mod modes;
 mod nested;
 mod operators;
 mod overflow;
+mod own_quotas;
 mod queue_leaving;
 mod readiness;
 mod recent_refusals;

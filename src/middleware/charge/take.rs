@@ -12,13 +12,14 @@ use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Reply, UnsupportedQuota};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::{linked, mode::kind_of_keyless};
-use crate::middleware::rule::{BoundRule, Condition};
+use crate::middleware::rule::{BoundRule, Cached, Condition};
 use crate::middleware::settings::OnError;
 use crate::middleware::source::FOUND_MAX;
 use crate::middleware::ticket::{Charged, Ticket};
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
+use crate::quota::Algorithm;
 
 /// The most charges for which room is made before they are known: few of many rules apply to a request.
 const RESERVED_MAX: usize = 16;
@@ -44,6 +45,17 @@ impl Ticket {
         if !bound.applies(head) {
             return Charging::Decided;
         }
+        let own = match bound.quota_from().zip(layer.first_cache()) {
+            None => None,
+            Some((from, cache)) => {
+                let Some(quota) = (from.read)(head) else { return Charging::Decided };
+                match cache.find(&quota) {
+                    Some(own) if !has_more_steps(own.policy()) => Some(own),
+                    _ => return self.charge_rules(layer, head),
+                }
+            }
+        };
+        let policy = own.as_ref().map_or(policy, Cached::policy);
         let found = bound.key(head);
         let Some(key) = &found else {
             if !bound.exempts_keyless() {
@@ -60,10 +72,14 @@ impl Ticket {
                 let view = PolicyView { place: 0, policy, key: Some(key), decision, refuses: false };
                 Charging::Quiet(layer.headers.due(&[view]))
             }
-            _ => match found.and_then(|key| self.charge_one(layer, key, cost, decision)) {
-                Some(answer) => Charging::Later(answer),
-                None => Charging::Decided,
-            },
+            _ => {
+                let charged =
+                    |key| Charged { own: own.map(Cached::into_policy), ..Charged::new(0, key, cost, Mode::Enforce) };
+                match found.and_then(|key| self.charge_one(layer, charged(key), decision)) {
+                    Some(answer) => Charging::Later(answer),
+                    None => Charging::Decided,
+                }
+            }
         }
     }
 
@@ -73,7 +89,12 @@ impl Ticket {
         let is_told = layer.prepares || layer.diagnostics.looks();
         match self.charge_and_keep(layer, head) {
             Some(answer) => Charging::Later(answer),
-            None if is_told || !matches!(self.kind, OutcomeKind::Allowed | OutcomeKind::Exempt) => Charging::Decided,
+            None if is_told
+                || self.places.is_some()
+                || !matches!(self.kind, OutcomeKind::Allowed | OutcomeKind::Exempt) =>
+            {
+                Charging::Decided
+            }
             None => Charging::Quiet(self.due_headers(layer)),
         }
     }
@@ -103,11 +124,10 @@ impl Ticket {
     fn charge_one<L: Limiter>(
         &mut self,
         layer: &Compiled<L>,
-        key: Key,
-        cost: u64,
+        charged: Charged,
         decision: Option<ChargeDecision>,
     ) -> Option<L::Future<Decision>> {
-        self.charges.push(Charged::new(0, key, cost, Mode::Enforce));
+        self.charges.push(charged);
         let (Some(decision), Some(charged)) = (decision, self.charges.last_mut()) else { return self.ask(layer) };
         self.kind = if decision.is_allowed() { OutcomeKind::Allowed } else { OutcomeKind::Limited };
         self.is_answered = true;
@@ -137,7 +157,14 @@ impl Ticket {
             let rule = found.as_ref().map_or(Some(at), |found| found.get(at).copied());
             debug_assert!(rule.is_some_and(|rule| rule < rules.len()), "the paths are those of the layer's own rules");
             let Some((rule, bound)) = rule.and_then(|rule| Some((rule, rules.get(rule)?))) else { continue };
-            let unmet = bound.unmet(head);
+            let mut unmet = bound.unmet(head);
+            let mut own = None;
+            if let (None, Some(from)) = (unmet, bound.quota_from()) {
+                match (from.read)(head) {
+                    Some(quota) => own = layer.policy_from(rule, &quota),
+                    None => unmet = Some(&from.absent),
+                }
+            }
             let key = match known.filter(|(other, _)| bound.has_key_of(other)) {
                 _ if unmet.is_some() => None,
                 Some((_, charge)) => self.charges.get(charge).map(|charged| charged.key.clone()),
@@ -157,7 +184,7 @@ impl Ticket {
                     for policy in policies.start..last {
                         self.charges.push(Charged::new(policy, key.clone(), cost, mode));
                     }
-                    self.charges.push(Charged::new(last, key, cost, mode));
+                    self.charges.push(Charged { own, ..Charged::new(last, key, cost, mode) });
                     if let Some(linked) = layer.link(rule) {
                         linked::link(linked, &mut self.charges, first);
                     }
@@ -217,8 +244,9 @@ impl Ticket {
     /// Asks the limiter for all charges together.
     #[inline(never)]
     fn ask<L: Limiter>(&mut self, layer: &Compiled<L>) -> Option<L::Future<Decision>> {
+        self.look_at_quotas(layer);
         if let Some(error) = self.unsupported(layer) {
-            self.fail(layer, error, false);
+            self.fail(layer, &error, false);
             return None;
         }
         let charges = self.asked(layer);
@@ -234,9 +262,11 @@ impl Ticket {
     }
 
     /// Returns why the limiter cannot decide about one of the charges.
-    pub(super) fn unsupported<'a, L>(&self, layer: &'a Compiled<L>) -> Option<&'a UnsupportedQuota> {
+    pub(super) fn unsupported<L: Limiter>(&self, layer: &Compiled<L>) -> Option<UnsupportedQuota> {
         let is_charged = |policy| self.charges.iter().any(|charged| charged.policy == policy);
-        layer.unsupported.iter().find(|(policy, _)| is_charged(*policy)).map(|(_, error)| error)
+        let fixed = layer.unsupported.iter().find(|(policy, _)| is_charged(*policy)).map(|(_, error)| error.clone());
+        let own = || self.charges.iter().filter_map(|charged| charged.own.as_ref());
+        fixed.or_else(|| own().find_map(|own| layer.limiter.supports(own.quota()).err()))
     }
 
     /// Returns the charges as the limiter is asked for them.
@@ -244,7 +274,7 @@ impl Ticket {
     pub(super) fn asked<'a, L>(&'a self, layer: &'a Compiled<L>) -> SmallVec<[Charge<'a>; 4]> {
         let mut charges: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
         for charged in &self.charges {
-            if let Some(policy) = layer.policy(charged.policy) {
+            if let Some(policy) = layer.policy_of(charged) {
                 charges.push(charged.charge(policy));
             }
         }
@@ -316,6 +346,12 @@ impl Ticket {
             OutcomeKind::FailedOpen
         }
     }
+}
+
+/// Returns whether a request's own quota needs more than one decision: it is held, or may wait.
+#[inline]
+fn has_more_steps(policy: &Policy) -> bool {
+    matches!(policy.quota().algorithm(), Algorithm::Concurrency | Algorithm::LeakyQueue)
 }
 
 /// Returns whether an allowed charge of a layer's only policy is all that the observer sees of its request, if there is

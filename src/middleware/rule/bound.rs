@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::definition::{Condition, MissingKey, Read, Rule};
+use super::quota_from::QuotaFrom;
 use crate::head::Head;
 use crate::key::AddressSource;
 use crate::key::value::{IntoKey, Key};
@@ -139,6 +140,12 @@ impl BoundRule {
     #[inline]
     pub(crate) fn unmet(&self, head: &Head<'_>) -> Option<&Condition> {
         self.rule.conditions.iter().find(|condition| !(condition.holds)(head))
+    }
+
+    /// Returns what reads the quota of a request, if requests bring their quotas.
+    #[inline]
+    pub(crate) fn quota_from(&self) -> Option<&QuotaFrom> {
+        self.rule.quota_from.as_ref()
     }
 
     /// Returns the key of a request that the rule applies to.

@@ -11,6 +11,7 @@ use crate::policy::{CONTENT_BYTES, Policy};
 use crate::quota::{Quota, QuotaError};
 
 use super::path::PathPattern;
+use super::quota_from::QuotaFrom;
 use super::settlement::Settlement;
 use super::switch::QuotaSwitch;
 
@@ -56,6 +57,8 @@ pub struct Rule {
     pub(crate) linked: Option<LinkedPolicy>,
     /// The switch that the quota of the only policy follows.
     pub(crate) switch: Option<QuotaSwitch>,
+    /// Reads the quota of each request, for which the only policy stands in.
+    pub(crate) quota_from: Option<QuotaFrom>,
     pub(crate) settlement: Settlement,
     /// Whether what is held of a concurrency limit is returned when the response's head is sent.
     pub(crate) until_head: bool,
@@ -226,6 +229,61 @@ impl Rule {
         Ok(Self { choose: Some(choose), ..Self::of(Policy::named_plans_in_proportion(name.as_ref(), quotas)?) })
     }
 
+    /// Makes a rule whose quota each request brings: one customer has 7,300 a minute, another one what
+    /// the database says. `quota` reads it from the request's head, for example from the
+    /// [extensions](field@Head::extensions) into which an outer layer put the customer. It may return a
+    /// `Quota` or an `Option`. The rule does not apply to a request for which it returns `None`.
+    ///
+    /// When the quota of a key changes, its usage is kept, as with [plans](Self::plans):
+    ///
+    /// * A client that has used 80 of 100 and is given 1,000 has 920 left.
+    /// * A client that has used more than its new quota allows must wait until enough of it has
+    ///   expired. A quota remembers usage up to its capacity and its [debt](Quota::max_debt), which
+    ///   is by default as much again, and that expires at the new quota's pace. While more than that
+    ///   is in use, it expires at the pace of the quota under which it was used. No other quota is
+    ///   known, so no larger debt can be chosen for you; with [`Quota::max_debt`] you can.
+    /// * A request is settled and refunded under the quota that it was charged under. Units that are
+    ///   settled after the key was given a larger quota are forgotten if the smaller one could not
+    ///   remember what has been used since.
+    /// * Usage is kept between quotas of rates. A rate and a [concurrency limit](Quota::concurrent)
+    ///   count different things, and know nothing of each other.
+    ///
+    /// A quota is compiled when a request first brings it. A layer keeps about 2,000 compiled quotas of
+    /// each rule. Beyond them each request compiles its own, which takes about a microsecond; nothing
+    /// else changes.
+    ///
+    /// A quota that the limiter does not [support](crate::limiter::Limiter::supports) is found when a
+    /// request brings it. The request is then decided as if the limiter had failed, the layer's
+    /// observer gets the error, and [`check`](crate::RateLimitLayer::check) reports it.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
+    ///
+    /// #[derive(Clone)]
+    /// struct Customer {
+    ///     quota: Quota, // read from the database, and checked there
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let customer = Rule::quota_from("customer", |request| {
+    ///     let known = request.extensions.get::<Customer>();
+    ///     known.map_or(Quota::per_minute(60), |customer| customer.quota) // nobody is unlimited by mistake
+    /// })?;
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key"));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if the name is invalid; see [`new`](Self::new).
+    pub fn quota_from<F, Q>(name: impl Into<String>, quota: F) -> Result<Self, QuotaError>
+    where
+        F: Fn(&Head<'_>) -> Q + Send + Sync + 'static,
+        Q: Into<Option<Quota>>,
+    {
+        let policy = Policy::of_requests(name)?;
+        Ok(Self { quota_from: Some(QuotaFrom::new(quota)), ..Self::from(policy) })
+    }
+
     /// Makes a rule whose quota follows a [`QuotaSwitch`].
     ///
     /// # Errors
@@ -323,7 +381,8 @@ impl Rule {
     }
 
     /// Returns the policies: one, unless the rule has [several quotas](Self::all_of) or
-    /// [plans](Self::plans).
+    /// [plans](Self::plans). If each request [has its own quota](Self::quota_from), it is
+    /// [a stand-in](Policy::has_quota_of_request).
     #[must_use]
     pub fn policies(&self) -> &[Policy] {
         &self.policies
@@ -336,6 +395,7 @@ impl Rule {
             (self.mode.is_some(), "a mode"),
             (self.linked.is_some(), "a block or a meter"),
             (self.switch.is_some(), "a quota switch"),
+            (self.quota_from.is_some(), "a quota from each request (Rule::quota_from)"),
             (!self.settlement.is_none() || self.settlement.on_aborted != Default::default(), "a settlement"),
             (self.warn_at_percent.is_some(), "a warning (warn_at_percent)"),
             (self.missing_key != MissingKey::default(), "an answer to missing keys"),
@@ -376,6 +436,7 @@ impl Rule {
             warn_at_percent: None,
             linked: None,
             switch: None,
+            quota_from: None,
             settlement: Settlement::default(),
             until_head: false,
         }

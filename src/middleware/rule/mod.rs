@@ -7,6 +7,7 @@ mod link;
 mod overrides;
 #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only files have patterns"))]
 mod path;
+mod quota_from;
 mod settle_by;
 mod settlement;
 mod switch;
@@ -18,6 +19,7 @@ pub use overrides::PlanOverrides;
 pub(crate) use path::PathIndex;
 #[cfg(feature = "rules")]
 pub(crate) use path::{PathPattern, Segment};
+pub(crate) use quota_from::{Cached, PolicyCache};
 pub use settlement::OnAborted;
 pub(crate) use settlement::Settlement;
 pub(crate) use switch::Follow;

@@ -16,7 +16,6 @@ use crate::clock::Sleep;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::event::LayerEvent;
 use crate::head::Head;
-use crate::key::Key;
 use crate::limiter::{Limiter, Refund};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::mode::makes_wait;
@@ -61,9 +60,9 @@ impl Ticket {
         for at in 0..self.charges.len() {
             let Some(charged) = self.charges.get_mut(at).filter(|charged| makes_wait(charged)) else { continue };
             let (line_key, departs_us) = (line_key_of(layer, charged), departure(now_us, &charged.decision));
-            let (policy, units) = (charged.policy, charged.decision.taken());
+            let units = charged.decision.taken();
             let receipt = charged.decision.take_receipt();
-            let refund = |slots| refund_slots(layer, policy, &line_key.key, slots);
+            let refund = |slots| refund_slots(layer, charged, slots);
             delays.lines.decline(&line_key, departs_us, receipt, refund);
             self.update(layer, at, units, 0);
         }
@@ -95,7 +94,7 @@ impl Ticket {
 
 /// Returns the key of the line in which a charge waits.
 fn line_key_of<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> LineKey {
-    let policy = layer.policy(charged.policy).map_or(0, Policy::fingerprint);
+    let policy = layer.policy_of(charged).map_or(0, Policy::fingerprint);
     LineKey { policy, key: charged.key.clone(), cost: charged.cost }
 }
 
@@ -105,9 +104,9 @@ fn departure(now_us: u64, decision: &ChargeDecision) -> u64 {
 }
 
 /// Refunds slots of a queue, in this order.
-fn refund_slots<L: Limiter>(layer: &Compiled<L>, policy: usize, key: &Key, slots: Vec<Receipt>) {
-    let Some(policy) = layer.policy_of_refunds(policy) else { return };
-    layer.refund(slots.into_iter().map(|slot| Refund::new(policy.clone(), key.clone(), slot)).collect());
+fn refund_slots<L: Limiter>(layer: &Compiled<L>, charged: &Charged, slots: Vec<Receipt>) {
+    let Some(policy) = layer.policy_of_refunds(charged) else { return };
+    layer.refund(slots.into_iter().map(|slot| Refund::new(policy.clone(), charged.key.clone(), slot)).collect());
 }
 
 /// A request that waits for its departures: several if several of its policies are queues.
@@ -201,8 +200,8 @@ impl<S, B, L: Limiter> Drop for Delayed<S, B, L> {
             let mut now_us = 0;
             contained(|| now_us = delays.now_us());
             for (at, turn) in self.turns.drain(..) {
-                let Some(Charged { policy, key, .. }) = ticket.charges.get(at) else { continue };
-                let refund = |slots| refund_slots(&self.layer, *policy, key, slots);
+                let Some(charged) = ticket.charges.get(at) else { continue };
+                let refund = |slots| refund_slots(&self.layer, charged, slots);
                 contained(|| delays.lines.leave(&turn, now_us, refund));
             }
         }

@@ -1,0 +1,153 @@
+//! Quotas that requests bring, and their compiled policies.
+
+use std::sync::{Arc, OnceLock};
+
+use super::definition::{Condition, Read};
+use crate::explanation::NotCharged;
+use crate::head::Head;
+use crate::policy::Policy;
+use crate::quota::Quota;
+use crate::sync::{Mutex, try_lock};
+
+/// Reads the quota of a request.
+#[derive(Clone)]
+pub(crate) struct QuotaFrom {
+    pub(crate) read: Read<Option<Quota>>,
+    /// The condition that a request without a quota does not meet.
+    pub(crate) absent: Condition,
+}
+
+impl QuotaFrom {
+    pub(crate) fn new<F, Q>(quota: F) -> Self
+    where
+        F: Fn(&Head<'_>) -> Q + Send + Sync + 'static,
+        Q: Into<Option<Quota>>,
+    {
+        let read: Read<Option<Quota>> = Arc::new(move |head| quota(head).into());
+        Self { read, absent: Condition { of: NotCharged::NoQuota, expected: None, holds: Arc::new(|_| false) } }
+    }
+}
+
+/// Places for compiled policies. Each has room for two.
+const PLACES: usize = 1_024;
+
+/// The compiled policies of a rule whose requests bring their quotas: equal quotas share one, as far as there is room.
+///
+/// A place is chosen by the quota. The first policy of a place stays, and is found without a lock. Later ones replace
+/// each other; their lock is never waited for, because a policy that is not found is compiled anew.
+pub(crate) struct PolicyCache {
+    /// The policy that stands in for all of them.
+    of_requests: Policy,
+    places: Box<[Place]>,
+}
+
+#[derive(Default)]
+struct Place {
+    first: OnceLock<Policy>,
+    latest: Mutex<Option<Policy>>,
+}
+
+/// A policy of a cache.
+pub(crate) enum Cached<'a> {
+    First(&'a Policy),
+    Other(Policy),
+}
+
+impl Cached<'_> {
+    #[inline]
+    pub(crate) fn policy(&self) -> &Policy {
+        match self {
+            Self::First(policy) => policy,
+            Self::Other(policy) => policy,
+        }
+    }
+
+    pub(crate) fn into_policy(self) -> Policy {
+        match self {
+            Self::First(policy) => policy.clone(),
+            Self::Other(policy) => policy,
+        }
+    }
+}
+
+impl PolicyCache {
+    pub(crate) fn new(of_requests: Policy) -> Self {
+        Self { of_requests, places: (0..PLACES).map(|_| Place::default()).collect() }
+    }
+
+    /// Returns the policy of a quota, if it is kept.
+    #[inline]
+    pub(crate) fn find(&self, quota: &Quota) -> Option<Cached<'_>> {
+        let place = self.place(quota)?;
+        match place.first.get() {
+            Some(first) if first.quota() == quota => Some(Cached::First(first)),
+            Some(_) => place.find_latest(quota).map(Cached::Other),
+            None => None,
+        }
+    }
+
+    /// Compiles the policy of a quota.
+    pub(crate) fn compile(&self, quota: Quota) -> Policy {
+        self.of_requests.with_quota(quota)
+    }
+
+    /// Keeps a policy, for requests with an equal quota.
+    pub(crate) fn keep(&self, policy: &Policy) {
+        let Some(place) = self.place(policy.quota()) else { return };
+        if place.first.set(policy.clone()).is_err() {
+            if let Some(mut latest) = try_lock(&place.latest) {
+                *latest = Some(policy.clone());
+            }
+        }
+    }
+
+    #[inline]
+    fn place(&self, quota: &Quota) -> Option<&Place> {
+        self.places.get(quota.fingerprint() as usize % PLACES) // any of its bits
+    }
+}
+
+impl Place {
+    #[inline(never)]
+    fn find_latest(&self, quota: &Quota) -> Option<Policy> {
+        try_lock(&self.latest)?.as_ref().filter(|latest| latest.quota() == quota).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cache_keeps_two_policies_of_a_place_whatever_quotas_appear() {
+        let cache = PolicyCache::new(Policy::of_requests("customer").unwrap());
+        let quotas = (1..100_000).map(Quota::per_hour);
+        let at = |quota: &Quota| quota.fingerprint() as usize % PLACES;
+        let same: Vec<Quota> = quotas.clone().filter(|quota| at(quota) == 7).take(3).collect();
+        for quota in &same {
+            assert!(cache.find(quota).is_none());
+            cache.keep(&cache.compile(*quota));
+            assert_eq!(cache.find(quota).map(Cached::into_policy), Some(cache.compile(*quota)));
+        }
+        let kept = |cache: &PolicyCache| quotas.clone().filter(|quota| cache.find(quota).is_some()).count();
+        assert!(matches!(cache.find(&same[0]), Some(Cached::First(_))));
+        assert!(cache.find(&same[1]).is_none(), "the third one took its room");
+        assert_eq!(kept(&cache), 2);
+        quotas.clone().for_each(|quota| cache.keep(&cache.compile(quota)));
+        assert_eq!(kept(&cache), 2 * PLACES);
+    }
+
+    #[test]
+    fn cache_never_waits_for_its_lock() {
+        let cache = PolicyCache::new(Policy::of_requests("customer").unwrap());
+        let at = |quota: &Quota| quota.fingerprint() as usize % PLACES;
+        let same: Vec<Quota> = (1..100_000).map(Quota::per_hour).filter(|quota| at(quota) == 7).take(2).collect();
+        cache.keep(&cache.compile(same[0]));
+        let held = try_lock(&cache.places[7].latest);
+        cache.keep(&cache.compile(same[1]));
+        assert!(cache.find(&same[1]).is_none());
+        drop(held);
+        cache.keep(&cache.compile(same[1]));
+        assert!(cache.find(&same[1]).is_some());
+    }
+}

@@ -1,0 +1,269 @@
+//! Quotas that requests bring: each customer has its own, under one policy name.
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Request, Response, StatusCode};
+use tower::{Layer, ServiceExt};
+use tower_ratelimit::{
+    Headers, Key, Mode, Policy, Quota, RateLimitLayer, Rule,
+    clock::ManualClock,
+    key,
+    limiter::{FallbackLimiter, Limiter},
+    middleware::Usage,
+    observe::{NotCharged, Outcome, OutcomeKind, SetupWarningKind, Stats},
+};
+
+use crate::support::{Scripted, memory};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// What the database says about a customer.
+#[derive(Clone, Copy)]
+struct Customer(Quota);
+
+fn quota_of(request: &tower_ratelimit::Head<'_>) -> Option<Quota> {
+    request.extensions.get::<Customer>().map(|customer| customer.0)
+}
+
+fn customer() -> Rule {
+    Rule::quota_from("customer", quota_of).unwrap()
+}
+
+fn answer(_: Request<Body>) -> Ready<Result<Response<Body>, Infallible>> {
+    ready(Ok(Response::new(Body::from("not over while it is not read"))))
+}
+
+async fn send<L: Limiter + 'static>(layer: &RateLimitLayer<L>, request: Request<Body>) -> Response<Body> {
+    layer.layer(tower::service_fn(answer)).oneshot(request).await.unwrap()
+}
+
+fn of(user: &'static str, quota: impl Into<Option<Quota>>) -> Request<Body> {
+    let mut request = Request::new(Body::default());
+    request.headers_mut().insert("user", http::HeaderValue::from_static(user));
+    if let Some(quota) = quota.into() {
+        request.extensions_mut().insert(Customer(quota));
+    }
+    request
+}
+
+fn header<'a>(response: &'a Response<Body>, name: &str) -> &'a str {
+    response.headers().get(name).map_or("", |value| value.to_str().unwrap())
+}
+
+/// Returns `RateLimit-Policy` and `RateLimit`.
+async fn headers<L: Limiter + 'static>(layer: &RateLimitLayer<L>, request: Request<Body>) -> (String, String) {
+    let response = send(layer, request).await;
+    (header(&response, "ratelimit-policy").to_owned(), header(&response, "ratelimit").to_owned())
+}
+
+#[tokio::test]
+async fn own_quota_is_in_headers_and_used_units_stay_when_it_changes() {
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), customer(), key::header("user"));
+    let window = |limit| Quota::fixed_window(limit, HOUR).unwrap();
+    for (user, quota, policy, left) in [
+        ("a", Quota::per_hour(7_300), "q=7300;w=3600", 7_299),
+        ("b", Quota::per_hour(5), "q=5;w=3600", 4),
+        ("a", Quota::per_hour(100), "q=100;w=3600", 98),
+        ("a", window(10), "q=10;w=3600", 7),
+        ("a", Quota::per_hour(1_000_000), "q=1000000;w=3600", 999_996),
+        ("b", Quota::per_hour(5), "q=5;w=3600", 3),
+    ] {
+        let (policies, limits) = headers(&layer, of(user, quota)).await;
+        assert_eq!(policies, format!("\"customer\";{policy}"));
+        assert!(limits.starts_with(&format!("\"customer\";r={left};")), "{limits} for {quota}");
+    }
+    // Used units are seen without a request, too.
+    let (policy, status) = layer.peek(&Key::of("a").unwrap()).await.unwrap().remove(0);
+    assert!(policy.has_quota_of_request());
+    assert_eq!(status.limit() - status.remaining(), 4);
+    layer.reset(&Key::of("a").unwrap()).await.unwrap();
+    assert_eq!(headers(&layer, of("a", Quota::per_hour(50))).await.1, "\"customer\";r=49;t=3528");
+}
+
+#[tokio::test]
+async fn own_quota_refuses_and_names_the_request_s_quota() {
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), customer(), key::header("user"));
+    for at in 0..4 {
+        let response = send(&layer, of("a", Quota::per_hour(3))).await;
+        assert_eq!(response.status() == StatusCode::OK, at < 3);
+        if at == 3 {
+            assert_eq!(header(&response, "retry-after"), "1200");
+            assert_eq!(header(&response, "ratelimit-policy"), "\"customer\";q=3;w=3600");
+            let status = response.extensions().get::<Outcome>().unwrap().policies()[0].clone();
+            assert_eq!(status.policy().quota(), &Quota::per_hour(3));
+            assert!(!status.policy().has_quota_of_request());
+        }
+    }
+    // The same request passes at once when the customer has more.
+    assert_eq!(send(&layer, of("a", Quota::per_hour(4))).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn request_without_a_quota_is_not_charged_and_explained_so() {
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), customer(), key::header("user"));
+    for request in [of("a", None), Request::new(Body::default())] {
+        let (parts, _) = request.into_parts();
+        let explanation = layer.explain(&parts).await;
+        assert!(explanation.passes());
+        assert_eq!(explanation.rules()[0].not_charged(), Some(NotCharged::NoQuota));
+        assert!(explanation.to_string().contains("customer: does not apply: the request brings no quota"));
+        let response = send(&layer, Request::from_parts(parts, Body::default())).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(response.headers().get("ratelimit").is_none());
+    }
+    let (parts, _) = of("a", Quota::per_hour(3)).into_parts();
+    let explanation = layer.explain(&parts).await;
+    assert!(explanation.to_string().contains("3 per hour, token bucket: 2 of 3 left"), "{explanation}");
+    assert_eq!(layer.peek(&Key::of("a").unwrap()).await.unwrap()[0].1.reset_after(), Some(Duration::ZERO));
+}
+
+#[tokio::test]
+async fn own_quota_that_a_limiter_does_not_support_is_reported() {
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), customer(), key::header("user"));
+    assert_eq!(send(&layer, of("a", Quota::per_hour(3))).await.status(), StatusCode::OK);
+    assert_eq!(layer.check(), Ok(()));
+    let dear = Quota::sliding_log(1_000_000, HOUR).unwrap();
+    for _ in 0..2 {
+        let (parts, _) = of("a", dear).into_parts();
+        assert!(layer.explain(&parts).await.failure().is_some());
+        let response = send(&layer, Request::from_parts(parts, Body::default())).await;
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let warning = layer.check().unwrap_err();
+        assert_eq!(warning.kind(), SetupWarningKind::UnsupportedQuota);
+        assert!(warning.to_string().contains("customer"), "{warning}");
+    }
+    assert_eq!(send(&layer, of("a", Quota::per_hour(3))).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn own_quotas_are_charged_together_with_other_rules() {
+    let login = customer().block("customer-block", Quota::block(2, HOUR, HOUR).unwrap()).unwrap();
+    let everyone = Rule::new("all", Quota::per_hour(1_000)).unwrap();
+    let layer =
+        RateLimitLayer::new(memory(&ManualClock::new()), everyone, key::global()).and(login, key::header("user"));
+    let mut statuses = Vec::new();
+    for _ in 0..4 {
+        let response = send(&layer, of("a", Quota::per_hour(1))).await;
+        let kind = response.extensions().get::<Outcome>().map(Outcome::kind);
+        statuses.push((header(&response, "ratelimit-policy").to_owned(), kind));
+    }
+    let listed = "\"all\";q=1000;w=3600, \"customer\";q=1;w=3600".to_owned();
+    let kinds = [None, Some(OutcomeKind::Limited), Some(OutcomeKind::Blocked), Some(OutcomeKind::Blocked)];
+    assert_eq!(statuses, kinds.map(|kind| (listed.clone(), kind)));
+    // What was refused took nothing of what all share.
+    assert_eq!(layer.peek(&Key::global()).await.unwrap()[0].1.remaining(), 999);
+    let free = send(&layer, of("b", None)).await;
+    assert_eq!(header(&free, "ratelimit-policy"), "\"all\";q=1000;w=3600");
+}
+
+#[tokio::test]
+async fn own_quotas_are_settled_refunded_and_shadowed() {
+    let tokens = customer().cost(|_| 10).settle_by_usage();
+    let limiter = memory(&ManualClock::new());
+    let layer = RateLimitLayer::new(limiter.clone(), tokens, key::header("user"));
+    let uses = |units| {
+        layer.layer(tower::service_fn(move |request: Request<Body>| {
+            request.extensions().get::<Usage>().unwrap().set(units);
+            ready(Ok::<_, Infallible>(Response::new(Body::empty())))
+        }))
+    };
+    let quota = Quota::per_hour(100);
+    let left = |limiter: &tower_ratelimit::MemoryLimiter| {
+        limiter.peek_one(&Policy::new("customer", quota).unwrap(), &Key::of("a").unwrap(), 0).remaining()
+    };
+    drop(uses(4).oneshot(of("a", quota)).await.unwrap());
+    assert_eq!(left(&limiter), 96);
+    drop(uses(30).oneshot(of("a", quota)).await.unwrap());
+    assert_eq!(left(&limiter), 66);
+    let shadow = RateLimitLayer::new(limiter.clone(), customer().cost(|_| 70).mode(Mode::Shadow), key::header("user"));
+    assert_eq!(send(&shadow, of("a", quota)).await.status(), StatusCode::OK);
+    assert_eq!(left(&limiter), 66);
+    let refunds = RateLimitLayer::new(limiter.clone(), customer().refund_when(|_| true), key::header("user"));
+    assert_eq!(send(&refunds, of("a", quota)).await.status(), StatusCode::OK);
+    assert_eq!(left(&limiter), 66);
+    let admitting = RateLimitLayer::new(limiter.clone(), customer(), key::header("user"));
+    let (parts, _) = of("a", quota).into_parts();
+    admitting.admit(&parts).await.unwrap().refund();
+    assert_eq!(left(&limiter), 66);
+}
+
+#[tokio::test]
+async fn own_quotas_may_be_of_requests_in_flight() {
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), customer(), key::header("user"));
+    let first = send(&layer, of("a", Quota::concurrent(1))).await;
+    assert_eq!(send(&layer, of("a", Quota::concurrent(1))).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(send(&layer, of("a", Quota::concurrent(2))).await.status(), StatusCode::OK);
+    assert_eq!(send(&layer, of("a", Quota::per_hour(2))).await.status(), StatusCode::OK, "rates are another count");
+    layer.reset(&Key::of("a").unwrap()).await.unwrap();
+    assert_eq!(send(&layer, of("a", Quota::concurrent(1))).await.status(), StatusCode::OK);
+    drop(first);
+}
+
+#[tokio::test]
+async fn own_queue_without_a_timer_is_reported() {
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), customer(), key::header("user"));
+    assert_eq!(layer.check(), Ok(()));
+    send(&layer, of("a", Quota::leaky_queue(1, HOUR).unwrap())).await;
+    assert_eq!(layer.check().unwrap_err().kind(), SetupWarningKind::NoTimer);
+}
+
+#[tokio::test]
+async fn fallback_gives_each_process_its_share_of_own_quotas() {
+    let clock = ManualClock::new();
+    let first = Scripted::default();
+    first.fail(true);
+    let limiter = FallbackLimiter::new(first, memory(&clock), NonZeroU32::new(3).unwrap());
+    let layer = RateLimitLayer::new(limiter, customer(), key::header("user"));
+    let mut passed = 0;
+    while send(&layer, of("a", Quota::per_hour(9))).await.status() == StatusCode::OK {
+        passed += 1;
+    }
+    assert_eq!(passed, 3);
+}
+
+#[tokio::test]
+async fn statistics_and_layers_know_own_quotas_by_their_name() {
+    let stats = Stats::new();
+    let limiter = memory(&ManualClock::new());
+    let rule = || customer().warn_at_percent(50);
+    let layer = RateLimitLayer::new(limiter.clone(), rule(), key::header("user")).observer(stats.clone());
+    for limit in [1, 10] {
+        for _ in 0..2 {
+            send(&layer, of("a", Quota::per_hour(limit))).await;
+        }
+    }
+    let snapshot = stats.snapshot();
+    let names: Vec<&str> = snapshot.policies().iter().map(|policy| policy.name()).collect();
+    assert_eq!(names, ["customer"]);
+    assert_eq!((snapshot.policies()[0].refused(), snapshot.policies()[0].units()), (1, 3));
+    // Two layers with own quotas agree, and one with a fixed quota does not.
+    let other = RateLimitLayer::new(limiter.clone(), rule(), key::header("user"));
+    let _serving = [&layer, &other].map(|layer| layer.layer(tower::service_fn(answer)));
+    assert_eq!(other.check(), Ok(()));
+    let fixed = Rule::new("customer", Quota::per_hour(5)).unwrap();
+    let fixed = RateLimitLayer::new(limiter, fixed, key::header("user")).headers(Headers::none());
+    let warning = fixed.check().unwrap_err();
+    assert_eq!(warning.kind(), SetupWarningKind::TwoQuotas);
+    assert!(warning.to_string().contains("the quota of each request"), "{warning}");
+}
+
+#[tokio::test]
+async fn nested_layers_have_own_quotas_and_refund_them() {
+    let limiter = memory(&ManualClock::new());
+    let inner = RateLimitLayer::new(limiter.clone(), customer(), key::header("user"));
+    let team = Rule::quota_from("team", |_| Quota::per_hour(9)).unwrap();
+    let outer = RateLimitLayer::new(limiter.clone(), team, key::global()).refund_nested(true);
+    let service = outer.layer(inner.layer(tower::service_fn(answer)));
+    for status in [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS, StatusCode::TOO_MANY_REQUESTS] {
+        let response = service.clone().oneshot(of("a", Quota::per_hour(1))).await.unwrap();
+        assert_eq!(response.status(), status);
+        let listed = header(&response, "ratelimit-policy");
+        assert_eq!(listed, "\"customer\";q=1;w=3600, \"team\";q=9;w=3600");
+    }
+    let team = Policy::new("team", Quota::per_hour(9)).unwrap();
+    assert_eq!(limiter.peek_one(&team, &Key::global(), 0).remaining(), 8);
+}
