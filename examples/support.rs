@@ -15,14 +15,14 @@ use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::{get, post};
 use tower_ratelimit::key::{self, Prefixes, TrustedProxies};
-use tower_ratelimit::middleware::{Access, AccessList, PlanOverrides};
+use tower_ratelimit::middleware::{Access, AccessList, Overrides};
 use tower_ratelimit::observe::{Stats, StatusPage};
 use tower_ratelimit::{Head, MemoryLimiter, MissingKey, Quota, RateLimitLayer, Rule};
 
 /// What the handlers for operators need.
 #[derive(Clone)]
 struct Limits {
-    plans: PlanOverrides,
+    plans: Overrides<usize>,
     exempt: AccessList,
 }
 
@@ -47,10 +47,10 @@ async fn exempt(State(limits): State<Limits>, Path(network): Path<String>) -> Re
     exempt.map(|_| format!("{network} is exempt\n")).map_err(|error| (StatusCode::BAD_REQUEST, format!("{error}\n")))
 }
 
-/// Gives a customer the larger plan in this process.
-async fn raise(State(limits): State<Limits>, Path(customer): Path<String>) -> String {
-    limits.plans.set(customer.as_str(), 1);
-    format!("{customer} has the larger plan\n")
+/// Gives a customer the larger plan in this process, for an hour.
+async fn raise(State(limits): State<Limits>, Path(customer): Path<String>) -> Result<String, StatusCode> {
+    let raised = limits.plans.set(customer.as_str(), 1, Duration::from_secs(3_600));
+    raised.map(|_| format!("{customer} has the larger plan\n")).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
 }
 
 /// Returns the application, and the pages for operators.
@@ -59,7 +59,7 @@ fn app(limiter: MemoryLimiter) -> Result<(Router, Router), Box<dyn Error>> {
     // Five refusals within ten minutes close an address for an hour.
     let block = Quota::block(5, 10 * minute, hour)?;
     let client = Rule::new("client", Quota::per_minute(30))?.block("client-block", block)?;
-    let plans = PlanOverrides::new();
+    let plans = Overrides::new();
     let chosen = plans.or(key::header("x-api-key"), |_| 0); // everyone has the smaller plan
     let customer = Rule::plans("customer", [Quota::per_minute(10), Quota::per_minute(600)], chosen)?;
     let customer = customer.missing_key(MissingKey::Exempt);

@@ -128,7 +128,10 @@ pub use body::{ResponseBody, WrappedBody};
 pub use charge::access::{Access, AccessList};
 pub use decide::overflow::{NoOverflow, Overflow, OverflowTo};
 pub use future::ResponseFuture;
-pub use rule::{IntoRule, OnAborted, PlanOverrides, QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind};
+pub use rule::{
+    IntoRule, OnAborted, OverrideError, OverrideErrorKind, OverrideId, Overrides, QuotaSwitch, QuotaSwitchError,
+    QuotaSwitchErrorKind,
+};
 pub use service::RateLimit;
 pub use settle::in_flight::InFlight;
 pub use settle::usage::Usage;

@@ -13,7 +13,7 @@ use tower_ratelimit::{
     clock::ManualClock,
     key,
     limiter::{FallbackLimiter, Limiter},
-    middleware::Usage,
+    middleware::{Overrides, Usage},
     observe::{NotCharged, Outcome, OutcomeKind, SetupWarningKind, Stats},
 };
 
@@ -189,6 +189,22 @@ async fn own_quotas_are_settled_refunded_and_shadowed() {
     let (parts, _) = of("a", quota).into_parts();
     admitting.admit(&parts).await.unwrap().refund();
     assert_eq!(left(&limiter), 66);
+}
+
+#[tokio::test]
+async fn override_gives_a_single_key_its_own_quota_for_a_time() {
+    let clock = ManualClock::new();
+    let overrides = Overrides::new().clock(clock.clone());
+    let rule = Rule::quota_from("customer", overrides.or(key::header("user"), quota_of)).unwrap();
+    let layer = RateLimitLayer::new(memory(&clock), rule, key::header("user"));
+    let quota = async |user| headers(&layer, of(user, Quota::per_day(5))).await.0;
+    let usual = "\"customer\";q=5;w=86400";
+    assert_eq!((quota("a").await.as_str(), quota("b").await.as_str()), (usual, usual));
+    overrides.set("a", Quota::per_hour(7_300), HOUR).unwrap();
+    assert_eq!(quota("a").await, "\"customer\";q=7300;w=3600");
+    assert_eq!(quota("b").await, usual);
+    clock.advance(HOUR);
+    assert_eq!(quota("a").await, usual);
 }
 
 #[tokio::test]

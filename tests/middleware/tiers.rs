@@ -16,7 +16,7 @@ use tower_ratelimit::{
     clock::ManualClock,
     key,
     limiter::{Charge, Effect, Limiter},
-    middleware::PlanOverrides,
+    middleware::Overrides,
     observe::Outcome,
 };
 
@@ -426,20 +426,22 @@ fn with(fields: &[(&'static str, &'static str)]) -> Request<Body> {
 
 #[tokio::test]
 async fn override_gives_a_single_key_its_plan_until_removed() {
-    let overrides = PlanOverrides::new();
+    let overrides = Overrides::new();
     let quotas = [Quota::per_hour(10), Quota::per_hour(100), Quota::per_hour(1_000)];
     let rule = Rule::plans("plan", quotas, overrides.or(key::header("user"), plan_of)).unwrap();
     let layer = RateLimitLayer::new(memory(&ManualClock::new()), rule, key::header("user"));
     let remaining = async |user, plan| left(&send(&layer, with(&[("user", user), ("plan", plan)])).await)[0].1;
     assert_eq!((remaining("a", "1").await, remaining("b", "1").await), (99, 99));
-    assert_eq!((overrides.set("a", 2), overrides.set("a", 2)), (None, Some(2)));
+    overrides.set("a", 2, None).unwrap();
     // The usage is kept.
     assert_eq!((remaining("a", "1").await, remaining("b", "1").await), (998, 98));
     // An unknown plan counts as the first.
-    overrides.set("a", 7);
+    let unknown = overrides.set("a", 7, None).unwrap();
     assert_eq!(remaining("a", "1").await, 7);
-    assert_eq!((overrides.remove("a"), overrides.remove("a"), overrides.len()), (Some(7), None, 0));
-    assert_eq!(remaining("a", "1").await, 96);
+    assert!(overrides.end(unknown));
+    assert_eq!(remaining("a", "1").await, 996);
+    assert!(overrides.end_all("a") && !overrides.end_all("a") && overrides.is_empty());
+    assert_eq!(remaining("a", "1").await, 95);
 }
 
 #[tokio::test]

@@ -150,8 +150,9 @@ impl Rule {
     ///   amount.
     /// * If each plan should start with a fresh allowance, make the plan a part of the key:
     ///   `Key::of((customer, plan))`.
-    /// * [`PlanOverrides`](crate::middleware::PlanOverrides) gives single keys another plan while
-    ///   the service runs.
+    /// * [`Overrides`](crate::middleware::Overrides) gives single keys another plan while the service
+    ///   runs.
+    /// * [`quota_from`](Self::quota_from) takes quotas that are not a fixed list.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
@@ -247,6 +248,8 @@ impl Rule {
     ///   remember what has been used since.
     /// * Usage is kept between quotas of rates. A rate and a [concurrency limit](Quota::concurrent)
     ///   count different things, and know nothing of each other.
+    ///
+    /// [`Overrides`](crate::middleware::Overrides) gives single keys another quota for a time.
     ///
     /// A quota is compiled when a request first brings it. A layer keeps about 2,000 compiled quotas of
     /// each rule. Beyond them each request compiles its own, which takes about a microsecond; nothing

@@ -15,7 +15,7 @@ mod switch;
 pub(crate) use bound::BoundRule;
 pub use definition::IntoRule;
 pub(crate) use definition::{Condition, LinkedRole, MissingKey, Read, Rule};
-pub use overrides::PlanOverrides;
+pub use overrides::{OverrideError, OverrideErrorKind, OverrideId, Overrides};
 pub(crate) use path::PathIndex;
 #[cfg(feature = "rules")]
 pub(crate) use path::{PathPattern, Segment};

@@ -1,126 +1,381 @@
-//! Plans of single keys, which replace the chosen ones.
+//! Values of single keys, which replace the chosen ones for a time.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 use foldhash::quality::RandomState;
+use smallvec::SmallVec;
 
+use crate::clock::{Clock, MonotonicClock};
+use crate::error::kind_and_message;
 use crate::head::Head;
 use crate::key::{IntoKey, Key};
+use crate::time::Timestamp;
 
-/// Gives single keys a plan, instead of the one that
-/// [`Rule::plans`](crate::Rule::plans) would choose. It can be changed while requests
-/// are served. Clones are the same table.
+/// The default of [`Overrides::max_entries`].
+const ENTRIES_MAX: usize = 100_000;
+
+/// From this number of entries on, a new one may first remove those that have ended.
+const SWEPT_FROM: usize = 64;
+
+/// Gives single keys a value of their own, for a time or until it is ended, instead of the one that
+/// would be chosen: a [quota](crate::Rule::quota_from), or the number of a [plan](crate::Rule::plans).
+/// It can be changed while requests are served. Clones are the same table.
 ///
-/// * The table belongs to the process. If a service has several processes, set a key in each of them, for example
-///   from a list that all of them read.
-/// * An entry stays until it is removed or replaced; nothing expires. If timers remove entries, two that overlap for
-///   one key end with the earlier one. So keep the end of each entry yourself, and remove a key only when its latest
-///   one has passed.
+/// * Each override has an identity. If several hold for a key, the latest counts. When it ends, by
+///   time or by [`end`](Self::end), the one before it counts again, if that has not ended meanwhile.
+///   So two operators that raise the same customer do not undo each other.
+/// * Overrides that have ended by time leave by themselves. Those without an end stay until they are
+///   ended. [`max_entries`](Self::max_entries) bounds the table.
+/// * The table belongs to the process, and is not kept in Redis. If a service has several processes,
+///   make the override in each of them: keep the overrides where all of them read, such as a database
+///   or a file, and let each process set what is new there, with the time that is left.
+/// * While the table is empty, a request does not ask it for its key. Otherwise it takes a lock for
+///   reading.
 ///
 /// ```
-/// use tower_ratelimit::{key, middleware::PlanOverrides, MemoryLimiter, Quota, RateLimitLayer, Rule};
+/// use std::time::Duration;
+/// use tower_ratelimit::{Head, MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::Overrides};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let overrides = PlanOverrides::new();
-/// let quotas = [Quota::per_minute(10), Quota::per_minute(300), Quota::per_minute(5_000)];
-/// let paying = |request: &tower_ratelimit::Head<'_>| usize::from(request.headers.contains_key("x-paid"));
-/// let customer = Rule::plans("customer", quotas, overrides.or(key::header("x-api-key"), paying))?;
+/// let overrides = Overrides::new();
+/// let usual = |_: &Head<'_>| Quota::per_minute(60);
+/// let customer = Rule::quota_from("customer", overrides.or(key::header("x-api-key"), usual))?;
 /// let layer = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key"));
 ///
-/// overrides.set("one-that-may-do-more", 2); // from the next request on
+/// // From the next request on, for an hour:
+/// let raised = overrides.set("acme", Quota::per_minute(6_000), Duration::from_secs(3_600))?;
+/// overrides.end(raised); // or before that
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Default)]
-pub struct PlanOverrides(Arc<RwLock<HashMap<Key, usize, RandomState>>>);
+///
+/// With plans it gives their numbers:
+///
+/// ```
+/// use tower_ratelimit::{Head, Quota, Rule, key, middleware::Overrides};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let overrides = Overrides::new();
+/// let paying = |request: &Head<'_>| usize::from(request.headers.contains_key("x-paid"));
+/// let quotas = [Quota::per_minute(10), Quota::per_minute(300), Quota::per_minute(5_000)];
+/// let customer = Rule::plans("customer", quotas, overrides.or(key::header("x-api-key"), paying))?;
+///
+/// overrides.set("one-that-may-do-more", 2, None)?; // until it is ended
+/// # Ok(()) }
+/// ```
+pub struct Overrides<T>(Arc<Shared<T>>);
 
-impl PlanOverrides {
+struct Shared<T> {
+    clock: Arc<dyn Clock>,
+    max_entries: usize,
+    /// The number of entries, for requests while there are none.
+    count: AtomicUsize,
+    table: RwLock<Table<T>>,
+}
+
+struct Table<T> {
+    /// The overrides of each key, in the order in which they were made.
+    keys: HashMap<Key, SmallVec<[Entry<T>; 1]>, RandomState>,
+    count: usize,
+    /// The number of entries at which those that have ended are removed.
+    swept_at: usize,
+    next: u64,
+}
+
+struct Entry<T> {
+    number: u64,
+    value: T,
+    ends: Option<Timestamp>,
+}
+
+impl<T> Entry<T> {
+    fn holds(&self, now: Timestamp) -> bool {
+        self.ends.is_none_or(|ends| now < ends)
+    }
+}
+
+/// The identity of an override, by which [`Overrides::end`] ends it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OverrideId {
+    key: Key,
+    number: u64,
+}
+
+impl<T> Overrides<T> {
     /// Makes an empty table.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        Self::with(Arc::new(MonotonicClock::new()), ENTRIES_MAX)
     }
 
-    /// Gives a key this plan, by its index among the quotas. An index that does not exist means the
-    /// first plan. Returns the plan that the key was given before. A missing key (`None`) is
-    /// ignored.
-    pub fn set(&self, key: impl IntoKey, plan: usize) -> Option<usize> {
-        let key = key.into_key()?; // not under the lock
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(key, plan)
-    }
-
-    /// Removes a key, which then has the plan that is chosen for it. Returns the plan that the key
-    /// was given.
-    pub fn remove(&self, key: impl IntoKey) -> Option<usize> {
-        let key = key.into_key()?; // not under the lock
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&key)
-    }
-
-    /// Returns the plan that a key was given.
+    /// Returns an empty table that reads this clock, instead of the [monotonic](MonotonicClock) one.
     #[must_use]
-    pub fn get(&self, key: &Key) -> Option<usize> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(key).copied()
+    pub fn clock(self, clock: impl Clock + 'static) -> Self {
+        Self::with(Arc::new(clock), self.0.max_entries)
     }
 
-    /// Returns the number of keys in the table.
+    /// Returns an empty table of at most this many overrides, at least one. The default is 100,000.
+    #[must_use]
+    pub fn max_entries(self, max_entries: usize) -> Self {
+        Self::with(Arc::clone(&self.0.clock), max_entries.max(1))
+    }
+
+    fn with(clock: Arc<dyn Clock>, max_entries: usize) -> Self {
+        let table = Table { keys: HashMap::default(), count: 0, swept_at: SWEPT_FROM, next: 0 };
+        Self(Arc::new(Shared { clock, max_entries, count: AtomicUsize::new(0), table: RwLock::new(table) }))
+    }
+
+    fn table(&self) -> RwLockReadGuard<'_, Table<T>> {
+        self.0.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change<R>(&self, change: impl FnOnce(&mut Table<T>) -> R) -> R {
+        let mut table = self.0.table.write().unwrap_or_else(PoisonError::into_inner);
+        let table: &mut RwLockWriteGuard<'_, Table<T>> = &mut table;
+        let changed = change(table);
+        self.0.count.store(table.count, Ordering::Release); // with the Acquire in `may_hold`
+        changed
+    }
+
+    fn may_hold(&self) -> bool {
+        self.0.count.load(Ordering::Acquire) > 0
+    }
+
+    /// Makes an override of a key: from now on, for a time or, without one, until it is ended.
+    /// Returns its identity.
+    ///
+    /// # Errors
+    /// Returns an error if there is no key, or if the table is full of overrides that have not ended.
+    pub fn set(
+        &self,
+        key: impl IntoKey,
+        value: T,
+        lasting: impl Into<Option<Duration>>,
+    ) -> Result<OverrideId, OverrideError> {
+        // The key and the clock are the application's code, which is not called under the lock.
+        let Some(key) = key.into_key() else {
+            let message = "an override needs a key, and there is none: pass what the rule's extractor returns";
+            return Err(OverrideError::new(OverrideErrorKind::KeyMissing, message));
+        };
+        let now = self.0.clock.now();
+        let ends = lasting.into().map(|lasting| now.saturating_add(lasting));
+        let max_entries = self.0.max_entries;
+        self.change(|table| {
+            if table.count >= table.swept_at.min(max_entries) {
+                table.sweep(now);
+            }
+            if table.count >= max_entries {
+                let message = format!(
+                    "the table is full: {max_entries} overrides have not ended; end those that are no longer needed, or \
+                     raise Overrides::max_entries"
+                );
+                return Err(OverrideError::new(OverrideErrorKind::Full, message));
+            }
+            let number = table.next;
+            (table.next, table.count) = (number + 1, table.count + 1);
+            table.keys.entry(key.clone()).or_default().push(Entry { number, value, ends });
+            Ok(OverrideId { key, number })
+        })
+    }
+
+    /// Ends an override. Returns whether there still was one of this identity.
+    #[expect(clippy::needless_pass_by_value, reason = "an identity is of no use afterwards")]
+    pub fn end(&self, id: OverrideId) -> bool {
+        let now = self.0.clock.now();
+        self.change(|table| table.keep_of(&id.key, |entry| entry.number != id.number, now))
+    }
+
+    /// Ends all overrides of a key. Returns whether there were any.
+    pub fn end_all(&self, key: impl IntoKey) -> bool {
+        let Some(key) = key.into_key() else { return false };
+        let now = self.0.clock.now();
+        self.change(|table| table.keep_of(&key, |_| false, now))
+    }
+
+    /// Returns the number of overrides that have not ended. It takes time that grows with the table.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).len()
+        let now = self.0.clock.now();
+        self.table().keys.values().flatten().filter(|entry| entry.holds(now)).count()
     }
 
-    /// Returns whether the table is empty.
+    /// Returns whether no override holds.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
 
-    /// Returns a closure for [`Rule::plans`](crate::Rule::plans). It returns the plan
-    /// that the key of a request was given, or otherwise the one that `choose` returns. `extract`
-    /// may be the extractor of the layer or another one.
+impl<T: Clone> Overrides<T> {
+    /// Returns the value that a key has by its latest override, if one holds.
+    #[must_use]
+    pub fn get(&self, key: &Key) -> Option<T> {
+        if !self.may_hold() {
+            return None;
+        }
+        let now = self.0.clock.now();
+        let table = self.table();
+        let entries = table.keys.get(key)?;
+        entries.iter().rev().find(|entry| entry.holds(now)).map(|entry| entry.value.clone())
+    }
+}
+
+impl<T: Clone + Send + Sync + 'static> Overrides<T> {
+    /// Returns a closure for [`Rule::quota_from`](crate::Rule::quota_from) or
+    /// [`Rule::plans`](crate::Rule::plans). It returns the value that the key of a request has by an
+    /// override, or otherwise what `choose` returns. `extract` may be the extractor of the layer or
+    /// another one.
     pub fn or<E, K, F, P>(
         &self,
         extract: E,
         choose: F,
-    ) -> impl Fn(&Head<'_>) -> Option<usize> + Send + Sync + use<E, K, F, P>
+    ) -> impl Fn(&Head<'_>) -> Option<T> + Send + Sync + use<T, E, K, F, P>
     where
         E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
         K: IntoKey + 'static,
         F: Fn(&Head<'_>) -> P + Send + Sync + 'static,
-        P: Into<Option<usize>> + 'static,
+        P: Into<Option<T>> + 'static,
     {
         let table = self.clone();
         move |head| {
-            let given = if table.is_empty() { None } else { extract(head).into_key().and_then(|key| table.get(&key)) };
-            given.or_else(|| choose(head).into())
+            let given = if table.may_hold() { extract(head).into_key() } else { None };
+            given.and_then(|key| table.get(&key)).or_else(|| choose(head).into())
         }
     }
 }
 
-impl fmt::Debug for PlanOverrides {
-    /// Prints the number of keys, not the keys.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PlanOverrides").field("keys", &self.len()).finish()
+impl<T> Table<T> {
+    /// Removes what has ended.
+    fn sweep(&mut self, now: Timestamp) {
+        self.keys.retain(|_, entries| {
+            entries.retain(|entry| entry.holds(now));
+            !entries.is_empty()
+        });
+        self.count = self.keys.values().map(SmallVec::len).sum();
+        // Removing costs each new entry as much as two old ones at most.
+        self.swept_at = (2 * self.count).max(SWEPT_FROM);
     }
+
+    /// Removes the entries of a key that `is_kept` does not keep or that have ended. Returns whether one was removed
+    /// that had not ended.
+    fn keep_of(&mut self, key: &Key, is_kept: impl Fn(&Entry<T>) -> bool, now: Timestamp) -> bool {
+        let Some(entries) = self.keys.get_mut(key) else { return false };
+        let (before, mut removes) = (entries.len(), false);
+        entries.retain(|entry| {
+            let (is_kept, holds) = (is_kept(entry), entry.holds(now));
+            removes |= holds && !is_kept;
+            is_kept && holds
+        });
+        self.count -= before - entries.len();
+        if entries.is_empty() {
+            self.keys.remove(key);
+        }
+        removes
+    }
+}
+
+impl<T> Default for Overrides<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> Clone for Overrides<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T> fmt::Debug for Overrides<T> {
+    /// Prints the number of overrides, not the keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Overrides").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+kind_and_message! {
+    /// The error of an override that was not made.
+    OverrideError, OverrideErrorKind
+}
+
+/// The kind of an [`OverrideError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OverrideErrorKind {
+    /// There is no key.
+    KeyMissing,
+    /// The table is full of overrides that have not ended.
+    Full,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::ManualClock;
+
+    const HOUR: Duration = Duration::from_secs(3_600);
 
     /// Looks into the table when it is made into a key.
-    struct Looks(PlanOverrides);
+    struct Looks(Overrides<u32>);
 
     impl IntoKey for Looks {
         fn into_key(self) -> Option<Key> {
-            Key::of(self.0.0.try_read().is_ok())
+            Key::of(self.0.0.table.try_write().is_ok())
         }
+    }
+
+    fn key(name: &str) -> Key {
+        Key::of(name).unwrap()
     }
 
     #[test]
     fn keys_are_made_when_the_table_is_not_locked() {
-        let table = PlanOverrides::new();
-        table.set(Looks(table.clone()), 1);
+        let table = Overrides::new();
+        table.set(Looks(table.clone()), 1, None).unwrap();
         assert_eq!(table.get(&Key::of(true).unwrap()), Some(1));
-        assert_eq!(table.remove(Looks(table.clone())), Some(1));
+        assert!(table.end_all(Looks(table.clone())));
+    }
+
+    #[test]
+    fn override_that_ends_leaves_the_others_of_its_key() {
+        let clock = ManualClock::new();
+        let table = Overrides::new().clock(clock.clone());
+        let long = table.set("a", 1, 10 * HOUR).unwrap();
+        let short = table.set("a", 2, HOUR).unwrap();
+        let other = table.set("b", 9, None).unwrap();
+        assert_eq!((table.get(&key("a")), table.get(&key("b"))), (Some(2), Some(9)));
+        clock.advance(HOUR - Duration::from_micros(1));
+        assert_eq!(table.get(&key("a")), Some(2));
+        clock.advance(Duration::from_micros(1));
+        assert_eq!(
+            (table.get(&key("a")), table.len()),
+            (Some(1), 2),
+            "the later one has ended, and not the earlier one"
+        );
+        assert!(!table.end(short), "it has ended before");
+        let latest = table.set("a", 3, None).unwrap();
+        assert!(table.end(long.clone()) && !table.end(long));
+        assert_eq!(table.get(&key("a")), Some(3), "the latest one stays");
+        assert!(table.end(latest) && table.end(other) && table.is_empty());
+        assert_eq!((table.get(&key("a")), table.get(&key("b"))), (None, None));
+    }
+
+    #[test]
+    fn overrides_that_have_ended_make_room_by_themselves() {
+        let clock = ManualClock::new();
+        let table = Overrides::new().clock(clock.clone()).max_entries(1_000);
+        for at in 0..1_000_u64 {
+            table.set(at, at, HOUR).unwrap();
+        }
+        assert_eq!(table.set("x", 0, HOUR).unwrap_err().kind(), OverrideErrorKind::Full);
+        assert_eq!(table.set(None::<Key>, 0, HOUR).unwrap_err().kind(), OverrideErrorKind::KeyMissing);
+        clock.advance(HOUR);
+        for at in 0..100_000_u64 {
+            table.set(at, at, HOUR).unwrap();
+            clock.advance(HOUR / 100);
+            assert!(table.table().count <= 2 * 100 + SWEPT_FROM || at < 1_000, "{at}");
+        }
+        assert!(table.len() <= 100);
     }
 }
