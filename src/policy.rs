@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::hash::BuildHasher;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+use http::HeaderValue;
 
 use crate::quota::error::{NAME_MAX, QuotaError, QuotaErrorKind};
 use crate::quota::{Algorithm, Quota, UNITS_MAX};
@@ -52,6 +54,8 @@ struct Inner {
     fingerprint: u64,
     /// The fingerprint of the name and of what the quota's states mean.
     state_fingerprint: u64,
+    /// The policy's item in a list of quotas, once it was rendered.
+    item: OnceLock<HeaderValue>,
     origin: Origin,
 }
 
@@ -140,7 +144,7 @@ impl Policy {
             );
             return Err(QuotaError::new(QuotaErrorKind::Unit, why));
         }
-        Ok(Self(Arc::new(Inner { unit: Some(unit.into()), ..(*self.0).clone() })))
+        Ok(Self(Arc::new(Inner { unit: Some(unit.into()), item: OnceLock::new(), ..(*self.0).clone() })))
     }
 
     /// Makes one policy for each quota, named after `name` and the quota's words:
@@ -261,6 +265,15 @@ impl Policy {
         self.0.state_fingerprint
     }
 
+    /// Returns the policy's item in a list of quotas, which is rendered once.
+    pub(crate) fn item(&self, render: impl FnOnce() -> Option<HeaderValue>) -> Option<HeaderValue> {
+        if let Some(item) = self.0.item.get() {
+            return Some(item.clone());
+        }
+        let item = render()?;
+        Some(self.0.item.get_or_init(|| item).clone())
+    }
+
     /// Returns a policy with the unit of this one.
     fn rebuilt(&self, name: String, quota: Quota, origin: Origin) -> Self {
         Self::build(name, quota, self.0.unit.clone(), self.0.stored.clone(), origin)
@@ -273,7 +286,18 @@ impl Policy {
         // Never 0, which stands for no policy where fingerprints are kept.
         let state_fingerprint = hash.hash_one((name_fingerprint, quota.of_states().fingerprint())) | 1 << 63;
         let name = name.into_boxed_str();
-        Self(Arc::new(Inner { name, quota, unit, stored, name_fingerprint, fingerprint, state_fingerprint, origin }))
+        let item = OnceLock::new();
+        Self(Arc::new(Inner {
+            name,
+            quota,
+            unit,
+            stored,
+            name_fingerprint,
+            fingerprint,
+            state_fingerprint,
+            item,
+            origin,
+        }))
     }
 }
 

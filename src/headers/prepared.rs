@@ -265,7 +265,11 @@ impl PreparedHeader {
     /// Returns the item of a request's own quota.
     #[inline(never)]
     fn own_item(&self, view: &PolicyView<'_>) -> Option<HeaderValue> {
-        if let Content::List(list) = self.content { constant_item(list, view.policy) } else { None }
+        match self.content {
+            Content::List(List::Policies) => view.policy.item(|| constant_item(List::Policies, view.policy)),
+            Content::List(list) => constant_item(list, view.policy),
+            Content::Single(_) | Content::RetryAfter | Content::RetryAfterMs => None,
+        }
     }
 }
 

@@ -7,11 +7,11 @@ use super::decide::delay::{Delays, MOST_WAITING};
 use super::diagnostics::Diagnostics;
 use super::rule::{BoundRule, Cached, LinkedRole, PathIndex, PolicyCache, Rule, Settlement};
 use super::settings::Settings;
-use super::ticket::Charged;
 use crate::decision::ChargeDecision;
 use crate::error::WithSources;
 use crate::event::LimiterEvent;
 use crate::headers::{PreparedHeaders, RefusalLayout};
+use crate::key::Key;
 use crate::limiter::{Charge, Effect, Entered, Limiter, Refund, Reply, UnsupportedQuota};
 use crate::mode::{Mode, ModeSwitch};
 use crate::outcome::OutcomeKind;
@@ -199,19 +199,16 @@ impl<L: Limiter> Compiled<L> {
     }
 
     /// Takes units into debt, whatever is left.
-    pub(super) fn force(&self, charged: &Charged, units: u64) {
-        let Some(policy) = self.policy_now(charged) else { return };
-        let charge = Charge::new(&policy, &charged.key).cost(units).effect(Effect::Force);
+    pub(super) fn force(&self, policy: &Policy, key: &Key, units: u64) {
+        let charge = Charge::new(policy, key).cost(units).effect(Effect::Force);
         if let Reply::Now(Err(error)) = self.limiter.settle(&[charge]) {
             self.report_failure(&error);
         }
     }
 
-    /// Returns the state of a key, if the limiter answers at once. Returns `None` if the quota was replaced by a larger
-    /// one, because a request is answered under the quota that it was charged under.
-    pub(super) fn peek_now(&self, charged: &Charged) -> Option<ChargeDecision> {
-        let now = self.policy_now(charged).filter(|now| self.policy_of(charged) == Some(now))?;
-        match self.limiter.peek(&[Charge::new(&now, &charged.key).cost(0)]) {
+    /// Returns the state of a key, if the limiter answers at once.
+    pub(super) fn peek_now(&self, policy: &Policy, key: &Key) -> Option<ChargeDecision> {
+        match self.limiter.peek(&[Charge::new(policy, key).cost(0)]) {
             Reply::Now(Ok(decision)) => decision.charges().first().cloned(),
             _ => None,
         }
@@ -235,12 +232,6 @@ impl<L: Limiter> Compiled<L> {
 }
 
 impl<L> Compiled<L> {
-    /// Returns the policy that a request is charged to.
-    #[inline]
-    pub(super) fn policy_of<'a>(&'a self, charged: &'a Charged) -> Option<&'a Policy> {
-        charged.own.as_ref().or_else(|| self.policy(charged.policy))
-    }
-
     /// Returns the policies of requests' own quotas, if requests bring them to the layer's first rule.
     #[inline]
     pub(super) fn first_cache(&self) -> Option<&PolicyCache> {
@@ -261,26 +252,23 @@ impl<L> Compiled<L> {
 
     /// Returns the policy for settling what was charged. That is the one that was charged, unless its quota was
     /// replaced by a larger one: if the smaller one has no room for what was used since, nothing is charged to it.
-    fn policy_now(&self, charged: &Charged) -> Option<Policy> {
-        self.largest_now(charged, |_| true)
+    pub(super) fn policy_now(&self, at: usize) -> Option<Policy> {
+        self.largest_now(at, |_| true)
     }
 
     /// Returns the policy for refunding what was charged. As [`policy_now`](Self::policy_now), but only a quota to
     /// which the receipt means the same can replace the one that was charged: a window does not know the instant of a
     /// bucket.
-    pub(super) fn policy_of_refunds(&self, charged: &Charged) -> Option<Policy> {
-        let own = self.policy_of(charged)?.quota();
-        self.largest_now(charged, |now| now.reads_receipts_of(own))
+    pub(super) fn policy_of_refunds(&self, at: usize) -> Option<Policy> {
+        let own = self.policy(at)?.quota();
+        self.largest_now(at, |now| now.reads_receipts_of(own))
     }
 
     /// Returns the largest quota of a policy's name that is in force, if it has more room than the policy's own.
     /// Otherwise returns the policy. A quota that keeps the used share has room for what was used, and counts other
     /// units.
-    fn largest_now(&self, charged: &Charged, is_fit: impl Fn(&Quota) -> bool) -> Option<Policy> {
-        if charged.own.is_some() {
-            return charged.own.clone(); // no switch has the request's quota
-        }
-        let own = self.policy(charged.policy)?;
+    fn largest_now(&self, at: usize, is_fit: impl Fn(&Quota) -> bool) -> Option<Policy> {
+        let own = self.policy(at)?;
         let room = own.quota().capacity().saturating_add(own.quota().spec().debt);
         let live = self.live.get().and_then(Weak::upgrade).map(|live| live.current());
         let live = live.filter(|live| live.version != self.version); // usually nothing has changed

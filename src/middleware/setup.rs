@@ -184,7 +184,7 @@ impl Ticket {
     pub(super) fn look_for_never<L: Limiter>(&self, layer: &Compiled<L>) {
         for charged in self.answered() {
             let rule = layer.rule_of(charged.policy);
-            let Some(policy) = layer.policy_of(charged) else { continue };
+            let Some(policy) = charged.policy_in(layer) else { continue };
             let link = layer.link(rule);
             // A quota of 0 is a switch.
             if link.is_some_and(|(linked, _)| linked == charged.policy) || policy.quota().limit() == 0 {

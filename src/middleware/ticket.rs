@@ -41,6 +41,22 @@ impl Charged {
         Self { policy, own: None, key, cost, mode, effect: effect_of(mode), decision: ChargeDecision::unasked(0) }
     }
 
+    /// Returns the policy that the request is charged to.
+    #[inline]
+    pub(super) fn policy_in<'a, L>(&'a self, layer: &'a Compiled<L>) -> Option<&'a Policy> {
+        self.own.as_ref().or_else(|| layer.policy(self.policy))
+    }
+
+    /// Returns the policy for settling the charge. No switch changes the request's own quota.
+    fn policy_now<L>(&self, layer: &Compiled<L>) -> Option<Policy> {
+        self.own.clone().or_else(|| layer.policy_now(self.policy))
+    }
+
+    /// Returns the policy for refunding the charge.
+    pub(super) fn policy_of_refunds<L>(&self, layer: &Compiled<L>) -> Option<Policy> {
+        self.own.clone().or_else(|| layer.policy_of_refunds(self.policy))
+    }
+
     #[inline]
     pub(super) fn charge<'a>(&'a self, policy: &'a Policy) -> Charge<'a> {
         Charge::new(policy, &self.key).cost(self.cost).effect(self.effect)
@@ -63,7 +79,7 @@ pub(super) fn effect_of(mode: Mode) -> Effect {
 
 /// Returns whether a charge is a strike of a block.
 pub(super) fn is_strike<L>(layer: &Compiled<L>, charged: &Charged) -> bool {
-    let algorithm = layer.policy_of(charged).map(|policy| policy.quota().algorithm());
+    let algorithm = charged.policy_in(layer).map(|policy| policy.quota().algorithm());
     matches!(charged.effect, Effect::OnRefusal { .. }) && algorithm == Some(Algorithm::Block)
 }
 
@@ -105,7 +121,7 @@ impl Ticket {
     #[inline(never)]
     pub(super) fn hold_places<L: Limiter>(&mut self, layer: &Compiled<L>) {
         let held = self.charges.iter_mut().enumerate().filter_map(|(at, charged)| {
-            let policy = layer.policy_of(charged).filter(|policy| policy.limits_in_flight())?.clone();
+            let policy = charged.policy_in(layer).filter(|policy| policy.limits_in_flight())?.clone();
             let receipt = charged.decision.take_receipt()?;
             Some((at, Refund::new(policy, charged.key.clone(), receipt)))
         });
@@ -152,7 +168,7 @@ impl Ticket {
     ) {
         let refund = |(at, receipt): (usize, Receipt)| {
             let charged = self.charges.get(at)?;
-            Some(Refund::new(layer.policy_of_refunds(charged)?, charged.key.clone(), receipt))
+            Some(Refund::new(charged.policy_of_refunds(layer)?, charged.key.clone(), receipt))
         };
         let refunds: Vec<Refund> = receipts.into_iter().filter_map(refund).collect();
         if !refunds.is_empty() {
@@ -170,7 +186,11 @@ impl Ticket {
         let taken = receipt.units();
         match units.cmp(&taken) {
             Ordering::Less => self.refund_receipts(layer, [(at, receipt.split(taken - units))]),
-            Ordering::Greater => layer.force(charged, units - taken),
+            Ordering::Greater => {
+                if let Some(policy) = charged.policy_now(layer) {
+                    layer.force(&policy, &charged.key, units - taken);
+                }
+            }
             Ordering::Equal => return,
         }
         if is_reported {
@@ -183,7 +203,9 @@ impl Ticket {
     pub(super) fn update<L: Limiter>(&mut self, layer: &Compiled<L>, at: usize, from: u64, to: u64) {
         debug_assert!(at < self.charges.len(), "what is updated is a charge of the ticket");
         let Some(charged) = self.charges.get_mut(at) else { return };
-        let now = layer.peek_now(charged);
+        // A request is answered under the quota that it was charged under. A larger one that replaced it says nothing.
+        let policy = charged.policy_now(layer).filter(|now| charged.policy_in(layer) == Some(now));
+        let now = policy.and_then(|policy| layer.peek_now(&policy, &charged.key));
         charged.decision = now.unwrap_or_else(|| charged.decision.with_cost_changed(from, to));
     }
 }

@@ -22,8 +22,8 @@ use tower_ratelimit::{
     },
     middleware::{
         Access, AccessList, Admission, GrpcCode, HeadersError, HeadersErrorKind, Jitter, LegacyHeaders, ModeSwitch,
-        Protocol, QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind, RateLimit, Refusal, Refused, ResetEncoding,
-        ResetMeaning, When,
+        OverrideError, OverrideErrorKind, Protocol, QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind, RateLimit,
+        Refusal, Refused, ResetEncoding, ResetMeaning, When,
     },
     observe::{
         EventCounts, Explanation, HistogramSnapshot, LayerEvent, LimiterEvent, NotCharged, Observer, Outcome,
@@ -117,6 +117,7 @@ fn settings_and_names_are_values() {
     value::<Atomicity>();
     value::<UnsupportedQuotaKind>();
     value::<HeadersErrorKind>();
+    value::<OverrideErrorKind>();
     value::<QuotaSwitchErrorKind>();
     value::<AddressErrorKind>();
     value::<OnFull>();
@@ -142,6 +143,7 @@ fn settings_and_names_are_values() {
 fn errors_cross_threads() {
     error::<QuotaError>();
     error::<QuotaSwitchError>();
+    error::<OverrideError>();
     error::<LimiterError>();
     error::<UnsupportedQuota>();
     error::<MemoryLimiterError>();

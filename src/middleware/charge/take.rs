@@ -48,8 +48,9 @@ impl Ticket {
         let own = match bound.quota_from().zip(layer.first_cache()) {
             None => None,
             Some((from, cache)) => {
-                let Some(quota) = (from.read)(head) else { return Charging::Decided };
-                match cache.find(&quota) {
+                let quota = (from.read)(head);
+                let Some(quota) = &quota else { return Charging::Decided };
+                match cache.find(quota) {
                     Some(own) if !has_more_steps(own.policy()) => Some(own),
                     _ => return self.charge_rules(layer, head),
                 }
@@ -274,7 +275,7 @@ impl Ticket {
     pub(super) fn asked<'a, L>(&'a self, layer: &'a Compiled<L>) -> SmallVec<[Charge<'a>; 4]> {
         let mut charges: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
         for charged in &self.charges {
-            if let Some(policy) = layer.policy_of(charged) {
+            if let Some(policy) = charged.policy_in(layer) {
                 charges.push(charged.charge(policy));
             }
         }

@@ -13,7 +13,7 @@ impl Ticket {
         let statuses = self.answered().iter().enumerate().filter_map(|(at, charged)| {
             let warn_at = layer.warn_at_percent(charged.policy);
             Some(PolicyStatus {
-                policy: layer.policy_of(charged)?.clone(),
+                policy: charged.policy_in(layer)?.clone(),
                 cost: charged.cost,
                 mode: charged.mode,
                 refuses: linked::refuses(&self.charges, at),
@@ -49,7 +49,7 @@ impl Ticket {
     #[inline(never)]
     pub(crate) fn observe<L>(&self, layer: &Compiled<L>, request: &Head<'_>, outcome: &Outcome) {
         if let Some(observer) = &layer.settings.observer {
-            let keys = self.charges.iter().filter_map(|charged| Some((layer.policy_of(charged)?, &charged.key)));
+            let keys = self.charges.iter().filter_map(|charged| Some((charged.policy_in(layer)?, &charged.key)));
             observer.on_outcome(&Observed::new(outcome, request, keys));
         }
     }

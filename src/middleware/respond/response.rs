@@ -140,7 +140,7 @@ impl Ticket {
             if !decision.is_known() || charged.mode == Mode::Shadow {
                 return None;
             }
-            let policy = layer.policy_of(charged)?;
+            let policy = charged.policy_in(layer)?;
             Some(PolicyView {
                 place: charged.policy,
                 policy,

@@ -6,8 +6,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::definition::{Condition, MissingKey, Read, Rule};
-use super::quota_from::QuotaFrom;
+use super::definition::{Condition, MissingKey, QuotaFrom, Read, Rule};
 use crate::head::Head;
 use crate::key::AddressSource;
 use crate::key::value::{IntoKey, Key};

@@ -11,7 +11,6 @@ use crate::policy::{CONTENT_BYTES, Policy};
 use crate::quota::{Quota, QuotaError};
 
 use super::path::PathPattern;
-use super::quota_from::QuotaFrom;
 use super::settlement::Settlement;
 use super::switch::QuotaSwitch;
 
@@ -72,6 +71,25 @@ pub(crate) struct Condition {
     /// The words of the condition, if it has any.
     pub(crate) expected: Option<Arc<str>>,
     pub(crate) holds: Read<bool>,
+}
+
+/// Reads the quota of a request.
+#[derive(Clone)]
+pub(crate) struct QuotaFrom {
+    pub(crate) read: Read<Option<Quota>>,
+    /// The condition that a request without a quota does not meet.
+    pub(crate) absent: Condition,
+}
+
+impl QuotaFrom {
+    pub(crate) fn new<F, Q>(quota: F) -> Self
+    where
+        F: Fn(&Head<'_>) -> Q + Send + Sync + 'static,
+        Q: Into<Option<Quota>>,
+    {
+        let read: Read<Option<Quota>> = Arc::new(move |head| quota(head).into());
+        Self { read, absent: Condition { of: NotCharged::NoQuota, expected: None, holds: Arc::new(|_| false) } }
+    }
 }
 
 /// A policy that is charged together with a rule's own.

@@ -7,7 +7,7 @@ mod link;
 mod overrides;
 #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only files have patterns"))]
 mod path;
-mod quota_from;
+mod policy_cache;
 mod settle_by;
 mod settlement;
 mod switch;
@@ -19,7 +19,7 @@ pub use overrides::{OverrideError, OverrideErrorKind, OverrideId, Overrides};
 pub(crate) use path::PathIndex;
 #[cfg(feature = "rules")]
 pub(crate) use path::{PathPattern, Segment};
-pub(crate) use quota_from::{Cached, PolicyCache};
+pub(crate) use policy_cache::{Cached, PolicyCache};
 pub use settlement::OnAborted;
 pub(crate) use settlement::Settlement;
 pub(crate) use switch::Follow;

@@ -94,7 +94,7 @@ impl Ticket {
 
 /// Returns the key of the line in which a charge waits.
 fn line_key_of<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> LineKey {
-    let policy = layer.policy_of(charged).map_or(0, Policy::fingerprint);
+    let policy = charged.policy_in(layer).map_or(0, Policy::fingerprint);
     LineKey { policy, key: charged.key.clone(), cost: charged.cost }
 }
 
@@ -105,7 +105,7 @@ fn departure(now_us: u64, decision: &ChargeDecision) -> u64 {
 
 /// Refunds slots of a queue, in this order.
 fn refund_slots<L: Limiter>(layer: &Compiled<L>, charged: &Charged, slots: Vec<Receipt>) {
-    let Some(policy) = layer.policy_of_refunds(charged) else { return };
+    let Some(policy) = charged.policy_of_refunds(layer) else { return };
     layer.refund(slots.into_iter().map(|slot| Refund::new(policy.clone(), charged.key.clone(), slot)).collect());
 }
 

@@ -1,32 +1,10 @@
-//! Quotas that requests bring, and their compiled policies.
+//! The compiled policies of quotas that requests bring.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use super::definition::{Condition, Read};
-use crate::explanation::NotCharged;
-use crate::head::Head;
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::sync::{Mutex, try_lock};
-
-/// Reads the quota of a request.
-#[derive(Clone)]
-pub(crate) struct QuotaFrom {
-    pub(crate) read: Read<Option<Quota>>,
-    /// The condition that a request without a quota does not meet.
-    pub(crate) absent: Condition,
-}
-
-impl QuotaFrom {
-    pub(crate) fn new<F, Q>(quota: F) -> Self
-    where
-        F: Fn(&Head<'_>) -> Q + Send + Sync + 'static,
-        Q: Into<Option<Quota>>,
-    {
-        let read: Read<Option<Quota>> = Arc::new(move |head| quota(head).into());
-        Self { read, absent: Condition { of: NotCharged::NoQuota, expected: None, holds: Arc::new(|_| false) } }
-    }
-}
 
 /// Places for compiled policies. Each has room for two.
 const PLACES: usize = 1_024;
@@ -80,7 +58,7 @@ impl PolicyCache {
     pub(crate) fn find(&self, quota: &Quota) -> Option<Cached<'_>> {
         let place = self.place(quota)?;
         match place.first.get() {
-            Some(first) if first.quota() == quota => Some(Cached::First(first)),
+            Some(first) if is_of(first, quota) => Some(Cached::First(first)),
             Some(_) => place.find_latest(quota).map(Cached::Other),
             None => None,
         }
@@ -110,8 +88,14 @@ impl PolicyCache {
 impl Place {
     #[inline(never)]
     fn find_latest(&self, quota: &Quota) -> Option<Policy> {
-        try_lock(&self.latest)?.as_ref().filter(|latest| latest.quota() == quota).cloned()
+        try_lock(&self.latest)?.as_ref().filter(|latest| is_of(latest, quota)).cloned()
     }
+}
+
+/// Returns whether a policy has this quota. Equal fingerprints mean equal quotas, as in the limiter.
+#[inline]
+fn is_of(policy: &Policy, quota: &Quota) -> bool {
+    policy.quota().fingerprint() == quota.fingerprint()
 }
 
 #[cfg(test)]
