@@ -10,7 +10,10 @@ pub(crate) fn of_each_algorithm_but(left_out: &[Algorithm], quotas: Vec<Quota>) 
     let has = |algorithm: &Algorithm| quotas.iter().any(|quota| quota.algorithm() == *algorithm);
     for algorithm in Algorithm::ALL.iter().filter(|algorithm| **algorithm != Algorithm::Concurrency) {
         let is_left_out = left_out.contains(algorithm);
-        assert!(has(algorithm) != is_left_out, "the list has either a quota for {algorithm} or leaves it out");
+        assert!(
+            has(algorithm) != is_left_out,
+            "add a quota to the list at this line, or leave the algorithm out there: {algorithm}"
+        );
     }
     quotas
 }

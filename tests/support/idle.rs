@@ -38,7 +38,7 @@ fn plans_of(algorithm: Algorithm, limit: u64) -> Vec<Quota> {
         Algorithm::Block => vec![Quota::block(limit, MINUTE, MINUTE).unwrap()],
         Algorithm::Meter => vec![Quota::meter(limit, MINUTE).unwrap()],
         #[allow(unreachable_patterns, reason = "the crate's own tests know all of them")]
-        other => panic!("the table has no quota for {other}"),
+        other => panic!("add a quota to `plans_of` in tests/support/idle.rs: {other}"),
     }
 }
 

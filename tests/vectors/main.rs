@@ -99,7 +99,10 @@ fn algorithm_has_a_vector_or_a_reason_for_none() {
     }
     for algorithm in Algorithm::ALL {
         let has_reason = WITHOUT_VECTORS.iter().any(|(without, _)| without == algorithm);
-        assert!(found.contains(algorithm) != has_reason, "{algorithm} has either a vector or a reason for none");
+        assert!(
+            found.contains(algorithm) != has_reason,
+            "add a vector or a reason to `WITHOUT_VECTORS`, and not both: {algorithm}"
+        );
     }
 }
 

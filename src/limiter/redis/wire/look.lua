@@ -20,6 +20,9 @@ local function muldiv_up(a, b, c)
   return rest > 0 and quotient + 1 or quotient
 end
 
+-- How the state of each kind is packed; false for kinds that are lists. A value of a kind that is not here is foreign.
+local STATES = {'<d', '<dd', '<dd', '<dd', '<dI4I4', false, false, '<ddd', '<dd'}
+
 -- Reads a head (see encode.rs). Returns the quota and the place behind the head, or nothing if it
 -- is no head of this version.
 local function quota_of(text)
@@ -38,7 +41,7 @@ local function quota_of(text)
       scale = scale * 128
     end
   end
-  if kind < 1 or kind > 9 then return nil end
+  if STATES[kind] == nil then return nil end
   local q = {kind = kind, is_list = kind == 6 or kind == 7, buckets = 1, epoch = 0, oldest = 0, log = 0}
   if kind == 3 or kind == 4 then q.epoch = number() end
   if kind == 8 then q.memory, q.length, q.factor, q.longest = number(), number(), number(), number() end
@@ -136,9 +139,6 @@ local function carry_log(c, key, list, newest, units, total)
   end
 end
 
--- How the states of each kind are packed.
-local STATES = {'<d', '<dd', '<dd', '<dd', '<dI4I4', [8] = '<ddd', [9] = '<dd'}
-
 -- Sets the units of a state of a few numbers that are in use, and their dates. `sliced` says that a
 -- log or a sliding window takes them over.
 local function carry_pair(c, at, n, m, sliced)
@@ -201,14 +201,13 @@ local function carry_pair(c, at, n, m, sliced)
     end
     carry_log(c, nil, list, newest, units, n + m)
   else
-    error('the script reads no states of kind ' .. kind)
+    error('look.lua: carry_pair reads no states of kind ' .. kind)
   end
 end
 
 -- Returns the units of a value that are in use, or nothing if the value is garbled.
 local function carried(text, list, sliced)
-  local kind = string.byte(text, 1) or 0
-  if kind < 161 or kind > 169 then error('\3', 0) end -- it is not of this version
+  if STATES[(string.byte(text, 1) or 0) - 160] == nil then error('\3', 0) end -- it is not of this version
   local q, place = quota_of(text)
   if not q or q.is_list ~= (list ~= nil) then return nil end
   local c = {q = q, capacity = q.burst or q.limit, dated = {}, back = 0, units = 0}
@@ -298,7 +297,7 @@ end
 -- Sets the state of `y`, and whether it is to be written even if nothing is taken.
 local function take_over(y, text, list)
   local q, share = quota_of(head), string.byte(f[16]) == 1
-  if not q then error('the script reads no heads of kind ' .. kind) end
+  if not q then error('look.lua: STATES has no layout for states of kind ' .. kind) end
   local c = carried(text, list, q.kind >= 5 and q.kind <= 7)
   if not c then return end
   local function found(at, n, m)
@@ -384,7 +383,7 @@ local function take_over(y, text, list)
     if whole == 0 then return end
     return found(counts_until(c, q.period), whole)
   elseif q.kind ~= 5 and not is_list then
-    error('the script makes no states of kind ' .. q.kind)
+    error('look.lua: take_over makes no states of kind ' .. q.kind)
   end
 
   fit(2 * q.period)

@@ -75,7 +75,7 @@ local function refund_pair(kind, q, r, at, n, m)
     if n <= r.units then return -1 end
     return math.min(at, now + q[4]), n - r.units
   elseif kind ~= 5 then
-    error('the script refunds no states of kind ' .. kind)
+    error('refund.lua: refund_pair refunds no states of kind ' .. kind)
   end
   local period, start = q[5], at - 2 * q[5]
   local life = q[6] == 1 and period or 2 * period

@@ -61,7 +61,7 @@ const TEXT: &str = concat!(
     twin!("entry_log"),
     "return entry_log, log_write, log_entry, muldiv\n",
     "end\n",
-    "error('the script has no twin for states of kind ' .. kind)\n",
+    "error('script.rs has no twin for states of kind ' .. kind)\n",
     "end\n",
     part!("charge"),
     part!("driver"),

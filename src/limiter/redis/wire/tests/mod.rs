@@ -2,6 +2,7 @@
 
 mod bounds;
 mod idle;
+mod kinds;
 mod parity;
 mod places;
 mod sets;
