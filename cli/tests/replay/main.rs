@@ -418,8 +418,8 @@ fn verdict_says_what_the_report_comes_to() {
     let verdict = |quota: &str| json(&["--quota", quota, &file])["verdict"][0].as_str().unwrap().to_owned();
     assert_eq!(
         verdict("25 per minute"),
-        "With 25 per minute, 2 of 129 clients (1.6%) would have been refused, and 910 of 13,460 requests (6.8%). None of them \
-         looks like a crawler or a script. The suggestion is 70 per minute, which refuses no client."
+        "With 25 per minute, 2 of 129 clients (1.6%) would have been refused, and 910 of 13,460 requests (6.8%). None of these \
+         clients looks like a crawler or a script. The suggestion is 70 per minute, which refuses no client."
     );
     assert_eq!(
         verdict("70 per minute"),

@@ -52,12 +52,12 @@ fn of_policy(policy: &PolicyReport, with: &str) -> String {
     };
     if let Some(automated) = policy.automated.filter(|_| policy.touched > 0) {
         words += &match (automated, policy.touched) {
-            (1, 1) => " It looks like a crawler or a script.".to_owned(),
-            (0, 1) => " It does not look like a crawler or a script.".to_owned(),
-            (0, _) => " None of them looks like a crawler or a script.".to_owned(),
-            (1, _) => " 1 of them looks like a crawler or a script.".to_owned(),
-            (some, all) if some == all => format!(" All {} look like crawlers or scripts.", count(all)),
-            (some, _) => format!(" {} of them look like crawlers or scripts.", count(some)),
+            (1, 1) => " That client looks like a crawler or a script.".to_owned(),
+            (0, 1) => " That client does not look like a crawler or a script.".to_owned(),
+            (0, _) => " None of these clients looks like a crawler or a script.".to_owned(),
+            (1, _) => " 1 of these clients looks like a crawler or a script.".to_owned(),
+            (some, all) if some == all => format!(" All {} clients look like crawlers or scripts.", count(all)),
+            (some, _) => format!(" {} of these clients look like crawlers or scripts.", count(some)),
         };
     }
     if let Some((clients, refused)) = policy.likely_false.filter(|(_, refused)| *refused > 0) {
