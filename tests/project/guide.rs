@@ -7,8 +7,11 @@ use axum::body::Body;
 use axum::routing::get;
 use http::Request;
 use tower::ServiceExt;
+use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::key::TrustedProxies;
 use tower_ratelimit::quota::Algorithm;
-use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, key, middleware::ResetEncoding};
+use tower_ratelimit::rules::{Descriptor, Rules, convert_envoy};
+use tower_ratelimit::{Head, Headers, MemoryLimiter, Quota, RateLimitLayer, key, middleware::ResetEncoding};
 
 const README: &str = include_str!("../../README.md");
 const PAGE: &str = include_str!("../../src/guide/what_clients_are_told.md");
@@ -109,6 +112,33 @@ fn ignored_blocks_are_parts_of_the_programs() {
         for block in blocks {
             assert!(programs.iter().any(|program| program.contains(block)), "{page} shows other code:\n{block}");
         }
+    }
+}
+
+/// What the page about Envoy shows is read as it is, and converted. Both limit the same requests.
+#[tokio::test]
+async fn envoy_file_of_the_page_limits_as_its_conversion() {
+    let page = include_str!("../../src/guide/coming_from/envoy.md");
+    let file = page.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("the page shows a file");
+    let proxy = || Rules::builder().trusted_proxies(TrustedProxies::count(1).expect("one is possible"));
+    let describe = |request: &Head<'_>| {
+        let client = request.headers.get("x-client").and_then(|client| client.to_str().ok()).unwrap_or_default();
+        [Descriptor::new([("path", request.uri.path()), ("remote_address", client)])]
+    };
+    let as_it_is = proxy().descriptors(describe).read_text(file).expect("the file can be read");
+    let converted = proxy().read_text(convert_envoy(file).expect("it can be converted")).expect("so can this one");
+    for rules in [as_it_is, converted] {
+        let limiter = MemoryLimiter::builder().clock(ManualClock::new()).build().expect("the setup is possible");
+        let limit = rules.layer(limiter).expect("the rules fit");
+        let passes = async |path: &str, client: &str| {
+            let request = Request::get(path).header("x-client", client).header("x-forwarded-for", client);
+            limit.admit(&request.body(()).expect("the request is possible")).await.is_ok()
+        };
+        for _ in 0..100 {
+            assert!(passes("/search", "192.0.2.1").await);
+        }
+        assert!(!passes("/search", "192.0.2.1").await);
+        assert!(passes("/search", "192.0.2.2").await && passes("/", "192.0.2.1").await);
     }
 }
 

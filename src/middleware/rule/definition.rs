@@ -334,6 +334,19 @@ impl Rule {
     ///   [blocked](Self::block). A rule that is [settled](Self::settle_by_usage) later reserves one
     ///   unit for it.
     /// * A cost above the quota's capacity is refused for good, without `Retry-After`.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Head, Quota, Rule};
+    ///
+    /// /// Returns the tokens that the client asks for.
+    /// fn tokens(request: &Head<'_>) -> u64 {
+    ///     let asked = request.headers.get("x-max-tokens").and_then(|tokens| tokens.to_str().ok()?.parse().ok());
+    ///     asked.unwrap_or(1_000)
+    /// }
+    ///
+    /// let rule = Rule::new("tokens", Quota::per_minute(30_000))?.unit("tokens")?.cost(tokens);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn cost(mut self, cost: impl Fn(&Head<'_>) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
         self
