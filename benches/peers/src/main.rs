@@ -59,6 +59,8 @@ enum Family {
     Server,
     /// A check in memory: nanoseconds.
     Check,
+    /// Instructions and cache misses of a check, counted by valgrind.
+    Profile,
     /// A check and the memory in use, over the number of keys.
     Keys,
     /// The cost that a layer adds to a request to a service that does nothing: nanoseconds and allocations.
@@ -94,10 +96,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let is_wanted = |family| arguments.families.is_empty() || arguments.families.contains(&family);
     let plan = race::Plan::new(arguments.seconds, arguments.smoke, arguments.only);
-    let runs: [(Family, &str, Cases); 12] = [
+    let runs: [(Family, &str, Cases); 13] = [
         (Family::Router, "router", cases::layer::router),
         (Family::Server, "server", cases::server::run),
         (Family::Check, "check", cases::check::run),
+        (Family::Profile, "profile", cases::profile::run),
         (Family::Keys, "keys", cases::keys::run),
         (Family::Layer, "layer", cases::layer::bare),
         (Family::Algorithms, "algorithms", cases::algorithms::run),
@@ -128,6 +131,7 @@ fn child(what: &str, of: &[String]) {
     match what {
         cases::server::CHILD => cases::server::child(of),
         cases::keys::CHILD => cases::keys::child(of),
+        cases::profile::CHILD => cases::profile::child(of),
         cases::features::CHILD => cases::features::child(of),
         _ => panic!("nothing is named {what}"),
     }

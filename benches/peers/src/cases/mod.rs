@@ -7,6 +7,7 @@ pub mod features;
 pub mod keys;
 pub mod layer;
 pub mod memory;
+pub mod profile;
 pub mod redis;
 pub mod server;
 pub mod stream;

@@ -16,6 +16,7 @@ pub fn table(all: &Everything, name: &str) -> Option<String> {
             &server_cell,
         )),
         "check" => Some(check(all)),
+        "profile" => Some(profile(all)),
         "keys" => Some(keys(all)),
         "layer" => Some(each_profile(all, "layer", &with_size("10k addresses", &SETUPS), &with_spread)),
         "losses" => Some(losses(all)),
@@ -28,10 +29,11 @@ pub fn table(all: &Everything, name: &str) -> Option<String> {
 }
 
 /// The families of cases, and a description of each.
-const FAMILIES: [(&str, &str); 12] = [
+const FAMILIES: [(&str, &str); 13] = [
     ("router", "a layer in an axum router"),
     ("server", "a whole axum server under `wrk`"),
     ("check", "a check of a limiter"),
+    ("profile", "instructions and cache misses of a check, counted by valgrind"),
     ("keys", "a check and the memory in use, over the number of keys"),
     ("layer", "a layer around a service that does nothing"),
     ("algorithms", "this crate's algorithms"),
@@ -153,6 +155,17 @@ fn check(all: &Everything) -> String {
     let mut texts = columns(["10k texts", "1M texts", "one text"]);
     texts.push(zipf("1M texts"));
     each_profile(all, "check", &addresses, &with_spread) + &each_profile(all, "check", &texts, &with_spread)
+}
+
+fn profile(all: &Everything) -> String {
+    let (profile, _) = PROFILES[0];
+    let Some(results) = all.family(profile, "profile") else { return String::new() };
+    let columns: Vec<Column> = results.cases.iter().map(|case| (case.name.clone(), case.name.clone())).collect();
+    let cell = |_: &Case, row: &Row| {
+        let misses = |cache: &str| row.notes.get(&format!("misses of the {cache} cache")).copied().unwrap_or(0.0);
+        format!("{}; {:.1}; {:.1}", figure(row.value), misses("first"), misses("last"))
+    };
+    matrix(all, profile, "profile", &columns, &cell)
 }
 
 fn keys(all: &Everything) -> String {
