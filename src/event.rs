@@ -207,9 +207,9 @@ impl LimiterEvent {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LayerEvent {
-    /// A request begins to wait for its departure from a leaky queue.
+    /// A request begins to wait for its departure from a leaky queue, or in line for units of a concurrency limit.
     WaitBegan,
-    /// A request does not wait any more: it departs, or it was dropped.
+    /// A request does not wait any more: it departs, it was refused, or it was dropped.
     WaitEnded,
 }
 

@@ -1,6 +1,7 @@
 //! Explanations: what a layer would do with a request, and why.
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::error::labelled;
 use crate::json::{Object, push_string};
@@ -70,6 +71,7 @@ pub struct Explanation {
     outcome: Outcome,
     rules: Vec<RuleExplanation>,
     failure: Option<String>,
+    line_wait: Option<Duration>,
 }
 
 /// The explanation of one rule: whether and how it charges a request.
@@ -89,7 +91,21 @@ pub struct RuleExplanation {
 
 impl Explanation {
     pub(crate) fn new(outcome: Outcome, rules: Vec<RuleExplanation>, failure: Option<String>) -> Self {
-        Self { outcome, rules, failure }
+        Self { outcome, rules, failure, line_wait: None }
+    }
+
+    /// Notes that the request would wait in line for up to this time.
+    pub(crate) fn waiting_in_line(self, line_wait: Option<Duration>) -> Self {
+        Self { line_wait, ..self }
+    }
+
+    /// Returns the time for which the request would wait in line at most, for units of a [concurrency
+    /// limit](crate::Quota::concurrent). Whether it passes then is not known, so it does not
+    /// [pass](Self::passes), and its outcome is that of a request for which none come free. Returns `None` if it would
+    /// not wait in line.
+    #[must_use]
+    pub fn wait_in_line(&self) -> Option<Duration> {
+        self.line_wait
     }
 
     /// Returns whether the request would reach a service: the inner one or the
@@ -155,6 +171,7 @@ impl Explanation {
     /// | `wait` | whether the same request would pass later: `none` if it passes now, `after` the wait, `unknown`, `never` |
     /// | `wait_us` | the microseconds of a wait that is `after`, or `null` |
     /// | `delay_us` | the microseconds that the request would wait for its departure |
+    /// | `line_wait_us` | the microseconds for which the request would wait in line at most, or `null` |
     /// | `failure` | the limiter's error, or `null` |
     /// | `rules` | an object for each rule, in the order of the rules |
     ///
@@ -185,6 +202,7 @@ impl Explanation {
         object.text("wait", self.outcome.wait().as_str());
         object.micros("wait_us", self.outcome.wait().duration());
         object.micros("delay_us", Some(self.outcome.delay()));
+        object.micros("line_wait_us", self.wait_in_line());
         object.text_or_null("failure", self.failure());
         object.list("rules", &self.rules, |json, rule| rule.write_json(json));
         object.end();
@@ -315,7 +333,11 @@ impl fmt::Debug for RuleExplanation {
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let outcome = &self.outcome;
-        write!(f, "{}: {}", if self.passes() { "passes" } else { "refused" }, outcome.kind())?;
+        match self.line_wait {
+            Some(wait) => write!(f, "waits in line for up to {}, or is refused", Humane(wait))?,
+            None => f.write_str(if self.passes() { "passes" } else { "refused" })?,
+        }
+        write!(f, ": {}", outcome.kind())?;
         if !outcome.delay().is_zero() {
             write!(f, "; it departs from a queue in {}", Humane(outcome.delay()))?;
         }

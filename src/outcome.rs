@@ -42,10 +42,11 @@ labelled! {
     as_str {
         /// The request was within every quota and passed.
         Allowed = "allowed",
-        /// The request was within every quota, waited for its departure from a queue, and passed.
+        /// The request waited for its departure from a queue, or in line for units of a [concurrency
+        /// limit](crate::Quota::concurrent), and passed.
         Delayed = "delayed",
         /// The request was dropped before it reached a service, because the client disconnected: while the
-        /// limiter decided, or while the request waited for its departure from a queue.
+        /// limiter decided, or while the request waited.
         Abandoned = "abandoned",
         /// The request was over a quota and refused.
         Limited = "limited",

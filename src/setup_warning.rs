@@ -68,9 +68,10 @@ labelled! {
         /// A rule's quota [counts bytes](crate::Quota::in_bytes), and the rule does not say how many bytes a
         /// request costs, so each costs one byte.
         NoCost = "no-cost",
-        /// A rule's quota is a leaky queue, and its layer has no timer, so no request waits.
+        /// A rule's quota is a leaky queue, or a concurrency limit with a [wait](crate::Quota::max_wait), and its
+        /// layer has no timer, so no request waits.
         NoTimer = "no-timer",
-        /// A layer has a timer, and no rule has a leaky queue, so no request waits.
+        /// A layer has a timer, and no rule has a leaky queue or a concurrency limit with a wait, so no request waits.
         NoQueue = "no-queue",
         /// A handler that [admits](crate::RateLimitLayer::admit) requests itself does not settle them as
         /// the rules say: it drops each [`Admission`](crate::middleware::Admission) though a rule settles

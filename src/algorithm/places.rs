@@ -50,6 +50,15 @@ impl Places {
         let taken = cost.min(HELD_MAX.saturating_sub(held));
         (ChargeDecision::allowed(self.limit, left.saturating_sub(taken)), taken)
     }
+
+    /// Returns the decision about `cost` while a request that came before waits in line, as [`decide`](Self::decide):
+    /// no units are left. Only a forced charge takes its units.
+    pub(crate) fn hold_back(self, held: u64, cost: u64, how: How) -> (ChargeDecision, u64) {
+        match how.plainly(cost) {
+            (_, true) => self.decide(held, cost, how),
+            (cost, false) => self.decide(held.max(self.limit), cost, How::IfAllowed),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -84,6 +93,20 @@ mod tests {
             ((3, 0, u64::MAX), (false, 3, Wait::Never, 0)),
         ] {
             assert_eq!(decide(limit, held, cost), answer, "{cost} of {limit} while {held} are held");
+        }
+    }
+
+    #[test]
+    fn charge_that_is_held_back_finds_nothing_left() {
+        for (held, cost, how, answer) in [
+            (0, 1, How::IfAllowed, (false, 0, Wait::Unknown, 0)),
+            (0, 4, How::IfAllowed, (false, 0, Wait::Never, 0)),
+            (0, 0, How::IfAllowed, (true, 0, Wait::None, 0)),
+            (1, 1, How::Force, (true, 1, Wait::None, 1)),
+        ] {
+            let (decision, taken) = places(3).hold_back(held, cost, how);
+            let found = (decision.is_allowed(), decision.remaining(), decision.wait(), taken);
+            assert_eq!(found, answer, "{cost} while {held} are held");
         }
     }
 

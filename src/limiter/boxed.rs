@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Atomicity, Charge, Limiter, Occupancy, PolicyRegistry, Refund, Reply, UnsupportedQuota};
+use super::{Atomicity, Charge, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota};
 use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
 use crate::outcome::Observer;
@@ -113,6 +113,7 @@ forwarded! {
         observe(observer: &Arc<dyn Observer>) -> ();
         occupancy() -> Option<Occupancy>;
         policy_registry() -> Option<&PolicyRegistry>;
+        place_lines() -> Option<&PlaceLines>;
     }
 }
 

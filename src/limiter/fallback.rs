@@ -9,7 +9,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::observers::Observers;
-use super::{Atomicity, Charge, Effect, Limiter, Occupancy, PolicyRegistry, Refund, Reply, UnsupportedQuota};
+use super::{
+    Atomicity, Charge, Effect, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota,
+};
 use crate::decision::{ChargeDecision, Decision};
 use crate::error::WithSources;
 use crate::event::LimiterEvent;
@@ -60,6 +62,7 @@ struct OwnedCharge {
     key: Key,
     cost: u64,
     effect: Effect,
+    arrival: u64,
 }
 
 type BoxFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
@@ -173,11 +176,12 @@ impl<S: Limiter> Second<S> {
 
 impl OwnedCharge {
     fn of(charge: &Charge<'_>) -> Self {
-        Self { policy: charge.policy.clone(), key: charge.key.clone(), cost: charge.cost, effect: charge.effect }
+        let Charge { policy, key, cost, effect, arrival } = *charge;
+        Self { policy: policy.clone(), key: key.clone(), cost, effect, arrival }
     }
 
     fn borrow(&self) -> Charge<'_> {
-        Charge::new(&self.policy, &self.key).cost(self.cost).effect(self.effect)
+        Charge::new(&self.policy, &self.key).cost(self.cost).effect(self.effect).arrived(self.arrival)
     }
 }
 
@@ -267,6 +271,11 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
     /// Returns the first limiter's value, or if it has none, the second one's.
     fn occupancy(&self) -> Option<Occupancy> {
         self.first.occupancy().or_else(|| self.second.limiter.occupancy())
+    }
+
+    /// No request waits in line: while the first limiter fails, units come free in the second one.
+    fn place_lines(&self) -> Option<&PlaceLines> {
+        None
     }
 
     fn policy_registry(&self) -> Option<&PolicyRegistry> {

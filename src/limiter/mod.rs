@@ -16,6 +16,7 @@ pub mod memory;
 mod observers;
 mod occupancy;
 mod place;
+mod place_lines;
 mod policy_registry;
 mod queue_refunds;
 #[cfg(feature = "redis")]
@@ -42,11 +43,13 @@ pub use fallback::FallbackLimiter;
 pub use occupancy::Occupancy;
 pub use place::Place;
 pub(crate) use place::{AnyPlaces, HeldPlaces, shared_place};
+pub use place_lines::PlaceLines;
+pub(crate) use place_lines::{BoundedTurn, Next};
 pub use policy_registry::PolicyRegistry;
 pub(crate) use policy_registry::{Contradiction, Entered};
 pub use reply::{Reply, ReplyFuture};
-pub(crate) use support::supports_rates;
 pub use support::{UnsupportedQuota, UnsupportedQuotaKind};
+pub(crate) use support::{supports_in_layer, supports_rates};
 
 /// Keeps the states of keys and decides about charges.
 ///
@@ -190,6 +193,13 @@ pub trait Limiter: Send + Sync + 'static {
     fn policy_registry(&self) -> Option<&PolicyRegistry> {
         None
     }
+
+    /// Returns the lines in which requests wait for units of [concurrency limits](Quota::concurrent). By default
+    /// `None`: no request can wait for them, and the layer reports a quota with [such a wait](Quota::max_wait) as
+    /// [not supported](Self::supports).
+    fn place_lines(&self) -> Option<&PlaceLines> {
+        None
+    }
 }
 
 /// The strictness with which a set of charges is all or nothing.
@@ -203,6 +213,9 @@ pub enum Atomicity {
     Compensated,
 }
 
+/// The number of a charge whose request waits in no line. It is later than all others.
+const NEWCOMER: u64 = u64::MAX;
+
 /// A cost to take from the allowance that a policy gives a key.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -215,13 +228,15 @@ pub struct Charge<'a> {
     pub cost: u64,
     /// The effect that a denial of this charge has on the set.
     pub effect: Effect,
+    /// The request's number among those that wait in line, see [`PlaceLines`].
+    arrival: u64,
 }
 
 impl<'a> Charge<'a> {
     /// Makes an enforced charge of one unit.
     #[must_use]
     pub fn new(policy: &'a Policy, key: &'a Key) -> Self {
-        Self { policy, key, cost: 1, effect: Effect::Enforce }
+        Self { policy, key, cost: 1, effect: Effect::Enforce, arrival: NEWCOMER }
     }
 
     /// Sets the cost in units.
@@ -235,6 +250,14 @@ impl<'a> Charge<'a> {
     #[must_use]
     pub fn effect(mut self, effect: Effect) -> Self {
         self.effect = effect;
+        self
+    }
+
+    /// Sets the request's number among those that wait in line, which it got when it joined. Requests with later
+    /// numbers do not hold it back.
+    #[must_use]
+    pub(crate) fn arrived(mut self, number: u64) -> Self {
+        self.arrival = number;
         self
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::Limiter;
 use crate::quota::{Algorithm, Quota};
 
 /// The error of a quota that a limiter does not [support](crate::limiter::Limiter::supports).
@@ -22,6 +23,17 @@ pub enum UnsupportedQuotaKind {
     Option,
     /// The limiter has no room for what one key needs.
     TooLarge,
+}
+
+/// Checks whether a layer can use a quota with its limiter: the limiter supports it, and has lines if requests are to
+/// wait in line.
+pub(crate) fn supports_in_layer(limiter: &impl Limiter, quota: &Quota) -> Result<(), UnsupportedQuota> {
+    limiter.supports(quota)?;
+    if quota.wait_in_line().is_zero() || limiter.place_lines().is_some() {
+        return Ok(());
+    }
+    let reason = "no request can wait in line for its units; MemoryLimiter has lines, or leave the wait out";
+    Err(UnsupportedQuota::new(UnsupportedQuotaKind::Option, quota, reason))
 }
 
 /// Checks whether a limiter that counts no requests in flight can keep the states of a quota.

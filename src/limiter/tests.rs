@@ -12,6 +12,7 @@ use super::*;
 struct Probe {
     called: Arc<Mutex<BTreeSet<&'static str>>>,
     registry: Arc<PolicyRegistry>,
+    lines: PlaceLines,
 }
 
 struct Silent;
@@ -93,6 +94,11 @@ impl Limiter for Probe {
         self.note("registry");
         Some(&self.registry)
     }
+
+    fn place_lines(&self) -> Option<&PlaceLines> {
+        self.note("lines");
+        Some(&self.lines)
+    }
 }
 
 /// Calls every method of a limiter once, and returns which of them reached the probe.
@@ -111,6 +117,7 @@ async fn reached(probe: &Probe, limiter: impl Limiter) -> BTreeSet<&'static str>
     assert_eq!(limiter.atomicity(), Atomicity::Compensated);
     assert_eq!(limiter.policy_registry().map(PolicyRegistry::id), Some(probe.registry.id()));
     assert_eq!(limiter.occupancy(), Some(Occupancy::new(1, 2)));
+    let _ = limiter.place_lines();
     limiter.observe(&(Arc::new(Silent) as Arc<dyn Observer>));
     std::mem::take(&mut probe.called.lock().unwrap())
 }
@@ -118,9 +125,11 @@ async fn reached(probe: &Probe, limiter: impl Limiter) -> BTreeSet<&'static str>
 #[tokio::test]
 async fn wrappers_forward_every_method() {
     let probe = Probe::default();
-    let all = reached(&probe, probe.clone()).await;
+    let mut all = reached(&probe, probe.clone()).await;
     assert_eq!(reached(&probe, Arc::new(probe.clone())).await, all, "Arc");
     assert_eq!(reached(&probe, BoxLimiter::new(probe.clone())).await, all, "BoxLimiter");
+    // No request waits in line there: units come free in both of its limiters.
+    assert!(all.remove("lines"));
     let fallback = FallbackLimiter::new(probe.clone(), crate::MemoryLimiter::new(), NonZeroU32::MIN);
     assert_eq!(reached(&probe, fallback).await, all, "FallbackLimiter");
 }

@@ -8,7 +8,7 @@ use http::{Extensions, HeaderMap, Response};
 
 use super::body::ResponseBody;
 use super::compiled::Compiled;
-use super::decide::delay::Delayed;
+use super::decide::delay::{Delayed, InLine};
 use super::future::finish;
 use super::layer::RateLimitLayer;
 use super::settle::pending::{AnyTicket, OpenTicket};
@@ -89,6 +89,11 @@ impl<L: Limiter> RateLimitLayer<L> {
             if let Some((layer, _, ticket)) = asked.0.take() {
                 ticket.answer(layer, &mut answer);
             }
+        }
+        if open.ticket.goes_in_line(&layer) {
+            let mut in_line = InLine::new(&layer, head.to_request(), open.ticket.take());
+            poll_fn(|cx| in_line.poll_decision(cx)).await;
+            open.ticket = in_line.take().map_or_else(Ticket::new, |(_, ticket)| ticket); // it is held until it is decided
         }
         if let Some(place) = open.ticket.place_to_wait(&layer) {
             let mut delayed = Delayed::new((), &layer, head.to_request(), open.ticket.take(), place);

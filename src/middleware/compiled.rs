@@ -12,7 +12,7 @@ use crate::error::WithSources;
 use crate::event::LimiterEvent;
 use crate::headers::{PreparedHeaders, RefusalLayout};
 use crate::key::Key;
-use crate::limiter::{Charge, Effect, Entered, Limiter, Refund, Reply, UnsupportedQuota};
+use crate::limiter::{Charge, Effect, Entered, Limiter, Refund, Reply, UnsupportedQuota, supports_in_layer};
 use crate::mode::{Mode, ModeSwitch};
 use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
@@ -35,7 +35,7 @@ pub(super) struct Compiled<L> {
     pub(super) refusals: PreparedRefusals,
     /// The headers of usual refusals.
     pub(super) layout: Option<RefusalLayout>,
-    /// The queues in which requests wait for their departure, if the layer has a timer.
+    /// The room in which requests wait, if the layer has a timer.
     pub(super) delays: Option<Arc<Delays>>,
     /// Whether every request is charged to one policy, which is always enforced and never makes a request wait.
     is_plain: bool,
@@ -51,6 +51,8 @@ pub(super) struct Compiled<L> {
     pub(super) settles: bool,
     /// Whether a request may be charged to a concurrency limit.
     pub(super) has_places: bool,
+    /// Whether requests may wait in line for units of a concurrency limit.
+    pub(super) has_lines: bool,
     /// Whether any rule is settled by a `Usage`.
     pub(super) expects_usage: bool,
     /// The policies whose quotas the limiter does not support.
@@ -133,7 +135,7 @@ impl<L: Limiter> Compiled<L> {
         let unsupported: Vec<(usize, UnsupportedQuota)> = policies
             .iter()
             .enumerate()
-            .filter_map(|(at, policy)| Some((at, limiter.supports(policy.quota()).err()?)))
+            .filter_map(|(at, policy)| Some((at, supports_in_layer(&*limiter, policy.quota()).err()?)))
             .collect();
         let paths = PathIndex::new(rules().map(|(_, rule)| &rule.paths[..]));
         let found = settings.finder().map_or(0, |(_, rules)| rules);
@@ -153,6 +155,9 @@ impl<L: Limiter> Compiled<L> {
                 && !has_fixed_places,
             prepares: settings.observer.is_some() || keeps_tickets || has_fixed_places,
             has_places,
+            has_lines: delays.is_some()
+                && limiter.place_lines().is_some()
+                && (brings_quotas || policies.iter().any(|policy| !policy.quota().wait_in_line().is_zero())),
             keeps_tickets,
             most_charges: rules().skip(found).map(|(_, rule)| charges(rule)).sum(),
             headers,
@@ -191,6 +196,13 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
+    /// Wakes requests that wait in line for units of this configuration's policies: a quota may have been raised.
+    pub(super) fn wake_lines(&self) {
+        if let Some(lines) = self.limiter.place_lines() {
+            self.policies.iter().filter(|policy| policy.limits_in_flight()).for_each(|policy| lines.wake_all(policy));
+        }
+    }
+
     /// Refunds, and reports a failure that is known at once.
     pub(super) fn refund(&self, refunds: Vec<Refund>) {
         if let Reply::Now(Err(error)) = self.limiter.refund(refunds) {
@@ -224,7 +236,7 @@ impl<L: Limiter> Compiled<L> {
     #[cold]
     fn compile(&self, cache: &PolicyCache, quota: &Quota) -> Policy {
         let policy = cache.compile(*quota);
-        if self.limiter.supports(quota).is_ok() {
+        if supports_in_layer(&*self.limiter, quota).is_ok() {
             cache.keep(&policy);
         }
         policy
@@ -262,6 +274,17 @@ impl<L> Compiled<L> {
     pub(super) fn policy_of_refunds(&self, at: usize) -> Option<Policy> {
         let own = self.policy(at)?.quota();
         self.largest_now(at, |now| now.reads_receipts_of(own))
+    }
+
+    /// Returns the policy for asking again for what a request waits for in line: with the quota that is in force now, if
+    /// the policy is a concurrency limit whose quota was replaced.
+    pub(super) fn policy_in_line(&self, at: usize) -> Option<Policy> {
+        let own = self.policy(at)?;
+        let live = self.live.get().and_then(Weak::upgrade).map(|live| live.current());
+        let now = live.as_ref().and_then(|live| live.policies.get(at)).filter(|now| {
+            own.limits_in_flight() && now.limits_in_flight() && now.name_fingerprint() == own.name_fingerprint()
+        });
+        Some(now.unwrap_or(own).clone())
     }
 
     /// Returns the largest quota of a policy's name that is in force, if it has more room than the policy's own.

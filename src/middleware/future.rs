@@ -12,7 +12,7 @@ use tower_service::Service;
 
 use super::body::ResponseBody;
 use super::compiled::Compiled;
-use super::decide::delay::{Counted, Delayed};
+use super::decide::delay::{Counted, Delayed, InLine};
 use super::decide::fate::Fate;
 use super::decide::overflow::{NoOverflow, Overflow};
 use super::settle::in_flight::InFlight;
@@ -55,6 +55,8 @@ pin_project! {
         Passing { #[pin] response: S::Future, after: After<L> },
         // Boxed, or limiters that answer at once would carry room for it in each future.
         Deciding { deciding: Pin<Box<Deciding<S, L, B, O>>> },
+        // Until it has what it waits for, or gives up.
+        InLine { line: Box<Line<S, L, B, O>> },
         // Until it departs.
         Delayed { delayed: Box<Delayed<S, B, L>> },
         Overflowing { #[pin] response: O::Future, ticket: Box<OpenTicket<L>> },
@@ -88,6 +90,14 @@ pin_project! {
             }
         }
     }
+}
+
+/// A request that may wait in line, and the services that may get it.
+struct Line<S, L: Limiter, B, O> {
+    in_line: Box<InLine<B, L>>,
+    layer: Arc<Compiled<L>>,
+    service: S,
+    overflow: O,
 }
 
 /// The work that is left when the service has answered. Nothing that a usual request charged is copied into its future.
@@ -127,6 +137,22 @@ where
         let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
         let deciding = Box::pin(Deciding { answer, ready, overflow, layer, held });
         Self { state: State::Deciding { deciding } }
+    }
+
+    /// Creates the future of a request that may wait in line. `inner` is ready, and is released as by
+    /// [`delayed`](Self::delayed).
+    #[inline(never)]
+    pub(super) fn in_line(
+        inner: &mut S,
+        layer: &Arc<Compiled<L>>,
+        request: Request<B>,
+        ticket: Ticket,
+        overflow: &O,
+    ) -> Self {
+        *inner = inner.clone();
+        let (in_line, layer) = (InLine::new(layer, request, ticket), Arc::clone(layer));
+        let line = Line { in_line, layer, service: inner.clone(), overflow: overflow.clone() };
+        Self { state: State::InLine { line: Box::new(line) } }
     }
 
     /// Creates the future of a request that waits for its departure. `inner` is ready; a clone takes its place, so that
@@ -290,6 +316,11 @@ where
                     let layer = &*deciding.layer;
                     ticket.answer(layer, &mut answer);
                     let inner = deciding.ready;
+                    if ticket.goes_in_line(layer) {
+                        let next = Self::in_line(inner, layer, request, ticket, deciding.overflow);
+                        this.state.set(next.state);
+                        continue;
+                    }
                     let next = match ticket.fate(layer) {
                         Fate::Passes => {
                             let after = After::prepare(layer, &mut request, &mut ticket);
@@ -299,6 +330,21 @@ where
                         Fate::IsTurnedAway => {
                             Self::turned_away(inner, layer, request, &mut ticket, deciding.overflow, cx)
                         }
+                    };
+                    this.state.set(next.state);
+                }
+                StateProjection::InLine { line } => {
+                    ready!(line.in_line.poll_decision(cx));
+                    // It is held until it is decided, and then this state ends.
+                    let Some((request, mut ticket)) = line.in_line.take() else { return polled_again() };
+                    let Line { layer, service, overflow, .. } = &mut **line;
+                    let next = match ticket.fate(layer) {
+                        Fate::Passes => {
+                            let delayed = Delayed::admitted(service.clone(), layer, request, ticket);
+                            Self { state: State::Delayed { delayed } }
+                        }
+                        Fate::Waits(place) => Self::delayed(service, layer, request, ticket, place),
+                        Fate::IsTurnedAway => Self::turned_away(service, layer, request, &mut ticket, overflow, cx),
                     };
                     this.state.set(next.state);
                 }
@@ -335,6 +381,7 @@ where
         let state = match &self.state {
             State::Passing { .. } => "passing",
             State::Deciding { .. } => "deciding",
+            State::InLine { .. } => "in line",
             State::Delayed { .. } => "delayed",
             State::Overflowing { .. } => "overflowing",
             State::Refused { .. } => "refused",

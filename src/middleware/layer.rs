@@ -273,9 +273,27 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.refund_nested = refund_nested)
     }
 
-    /// Lets requests wait for the departure that a [leaky queue](crate::Quota::leaky_queue) gives them, with a timer
-    /// such as `TokioTimer` (feature `tokio`). Without a timer, admitted requests pass at once, and only the length of
-    /// the queue is bounded.
+    /// Lets requests wait, with a timer such as `TokioTimer` (feature `tokio`): for the departure that a [leaky
+    /// queue](crate::Quota::leaky_queue) gives them, or in line for units of a [concurrency
+    /// limit](crate::Quota::concurrent) with a [wait](crate::Quota::max_wait). Without a timer, requests that a queue
+    /// has admitted pass at once, so only its length is bounded, and requests over a concurrency limit are refused at
+    /// once.
+    ///
+    /// Requests in line:
+    ///
+    /// * Requests of one key get units in the order in which they came, in this process, whatever they cost. No other
+    ///   request of the key passes the line, also none of another layer, and none that would not wait.
+    /// * When units come free, one request is woken. The line stands still while the task of its first request does not
+    ///   run.
+    /// * A request in line holds nothing. If several rules apply, it waits for the first that denied it. If another
+    ///   concurrency limit denies it at its turn, it goes on to that line, before all that came after it. If any other
+    ///   rule denies it, it is refused. Blocks, and quotas that count denied requests, count the refusal at the end, if
+    ///   there is one, and not the wait.
+    /// * It is refused when it has waited for as long as the quota of its line says, from the time when it came. If its
+    ///   limit is changed while it waits, it asks for units of the new one.
+    /// * If it is dropped, it leaves its line at once.
+    ///
+    /// Requests in leaky queues:
     ///
     /// * A request departs at its departure time or later, never earlier. Requests of one key depart one interval of
     ///   the quota apart, in the order in which they were admitted. If a request is charged to several queues, it
@@ -293,30 +311,34 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// * The departure time of a waiting request is fixed: later changes of the limiter's clock or of the rule's mode
     ///   do not move it. If the limiter's clock steps back, the queue admits no request for at most one full drain of
     ///   the largest debt. If it steps forward, later requests depart as if the skipped time had passed.
-    /// * The outcome is [`Delayed`](crate::observe::OutcomeKind::Delayed), reported at the departure, or
-    ///   [`Abandoned`](crate::observe::OutcomeKind::Abandoned) if the request is dropped before.
-    /// * A waiting request holds memory until it departs. A request that does not wait takes no lock.
+    /// * A request that does not wait takes no lock.
     ///
-    /// Queues in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), make no request wait. A layer
-    /// with a timer but without a queue is a [misconfiguration](crate::observe::SetupWarningKind::NoQueue), which
+    /// Both:
+    ///
+    /// * The outcome is [`Delayed`](crate::observe::OutcomeKind::Delayed), reported after the wait, or
+    ///   [`Abandoned`](crate::observe::OutcomeKind::Abandoned) if the request is dropped before.
+    /// * A waiting request holds memory.
+    ///
+    /// Rules in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), make no request wait. A layer
+    /// with a timer in which no request can wait is a [misconfiguration](crate::observe::SetupWarningKind::NoQueue), which
     /// [`check`](Self::check) returns.
     pub fn delay(self, timer: impl Timer + 'static) -> Self {
         self.change(|settings| settings.timer = Some(Arc::new(timer)))
     }
 
-    /// Sets how many requests of this layer may wait for their departure at a time, over all keys. The default is
+    /// Sets how many requests of this layer may wait at a time, in queues and in line, over all keys. The default is
     /// 1,000.
     ///
     /// Each waiting request holds its head, its body and its connection, and a client with many keys has one queue for
     /// each. At the bound, a request that would have to wait is refused as over the limit: it is not charged, its
     /// outcome is [`Limited`](crate::observe::OutcomeKind::Limited), and `Retry-After` is the time until it would have
-    /// departed. A request that does not have to wait passes. With 0 no request waits. Without a [timer](Self::delay)
+    /// departed from its queue. A request that does not have to wait passes. With 0 no request waits. Without a [timer](Self::delay)
     /// the setting has no effect, because no request waits.
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.change(|settings| settings.max_waiting = Some(max_waiting))
     }
 
-    /// Returns the number of requests that wait for their departure now, in this layer and its services.
+    /// Returns the number of requests that wait now, in queues and in line, in this layer and its services.
     ///
     /// For the number of units that wait for one key in all processes, [`peek`](Limiter::peek) and read the
     /// [`position`](crate::limiter::ChargeDecision::position).

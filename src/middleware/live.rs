@@ -8,7 +8,7 @@ use super::compiled::{Compiled, Live};
 use super::rule::{BoundRule, Follow};
 #[cfg(feature = "rules")]
 use crate::event::RulesEvent;
-use crate::limiter::{Limiter, UnsupportedQuota};
+use crate::limiter::{Limiter, UnsupportedQuota, supports_in_layer};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
@@ -45,7 +45,7 @@ impl<L> Live<L> {
 
 impl<L: Limiter> Follow for Live<L> {
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
-        self.current().limiter.supports(quota)
+        supports_in_layer(&*self.current().limiter, quota)
     }
 
     #[cfg(feature = "rules")]
@@ -88,6 +88,7 @@ impl<L: Limiter> Follow for Live<L> {
             if was_entered {
                 next.look_at_setup();
             }
+            next.wake_lines();
             return;
         }
     }

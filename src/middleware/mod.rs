@@ -77,7 +77,7 @@
 //! | an inner layer refuses | the outer layers keep their charges | [`refund_nested`](crate::RateLimitLayer::refund_nested) |
 //! | a request is aborted | it costs at least its reservation | [`Rule::on_aborted`](crate::Rule::on_aborted) |
 //! | the cost is settled later | at least one unit is reserved, so no request passes in debt | - |
-//! | requests wait in queues | at most 1,000 in a layer, over all keys; others are refused | [`max_waiting`](crate::RateLimitLayer::max_waiting) |
+//! | requests wait in queues and in line | at most 1,000 in a layer, over all keys; others are refused | [`max_waiting`](crate::RateLimitLayer::max_waiting) |
 //! | a request says who it is from | no header is believed; the client is the peer of the connection | [`key::client_ip`](crate::key::client_ip) with [`TrustedProxies`](crate::key::TrustedProxies) |
 //! | an IPv6 address | its /64 is one client | [`Prefixes`](crate::key::Prefixes) |
 //! | an access list, and an unknown address | the list does not allow it | - |
@@ -94,7 +94,7 @@
 //!
 //! | | [`RateLimit`] | `tower::limit::RateLimit` |
 //! |---|---|---|
-//! | over the limit | answers with a refusal at once, or lets the request wait in a bounded queue | is not ready, so callers wait |
+//! | over the limit | answers with a refusal at once, or lets a bounded number of requests wait | is not ready, so callers wait |
 //! | counts | for each key, by any number of policies | all requests of one service value |
 //! | `Clone` | yes, and clones share the allowance | no; behind a `Buffer` all clones wait in one queue |
 //! | algorithms | each [`Algorithm`](crate::quota::Algorithm) | fixed windows that begin with a request |

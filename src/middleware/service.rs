@@ -85,6 +85,9 @@ where
         let mut ticket = Ticket::new();
         let after = match ticket.charge(layer, &Head::from(&request)) {
             Charging::Quiet(due) => After::headers(layer, due),
+            Charging::Decided if ticket.goes_in_line(layer) => {
+                return ResponseFuture::in_line(&mut self.inner, layer, request, ticket, &self.overflow);
+            }
             Charging::Decided => match ticket.fate(layer) {
                 Fate::Passes => After::prepare(layer, &mut request, &mut ticket),
                 Fate::Waits(place) => {

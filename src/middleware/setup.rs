@@ -8,7 +8,7 @@ use super::compiled::Compiled;
 use super::rule::{BoundRule, LinkedRole};
 use super::ticket::{Charged, Ticket};
 use crate::key::Key;
-use crate::limiter::{Contradiction, Entered, Limiter, UnsupportedQuota};
+use crate::limiter::{Contradiction, Entered, Limiter, UnsupportedQuota, supports_in_layer};
 use crate::policy::Policy;
 use crate::quota::Algorithm;
 use crate::setup_warning::SetupWarningKind;
@@ -98,6 +98,15 @@ impl<L: Limiter> Compiled<L> {
                     )
                 });
             }
+            let meters = rule.linked.as_ref().is_some_and(|linked| linked.role == LinkedRole::Meter);
+            if meters && policies.iter().any(|policy| !policy.quota().wait_in_line().is_zero()) {
+                self.diagnostics.notice(SetupWarningKind::NoEffect, || {
+                    format!(
+                        "the policy {name:?} has a wait (Quota::max_wait) and a meter (Rule::overage), so its requests are \
+                         metered and never wait: leave one of the two out"
+                    )
+                });
+            }
             if rule.until_head && !holds && rule.quota_from.is_none() {
                 self.diagnostics.notice(SetupWarningKind::NoEffect, || {
                     format!(
@@ -138,20 +147,36 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Warns about a queue without a timer, and about a timer without a queue.
+    /// Warns about waits without a timer, and about a timer without a wait.
     fn look_for_timer(&self) {
         let queue = self.policies.iter().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue);
+        let line = self.policies.iter().find(|policy| !policy.quota().wait_in_line().is_zero());
         let brings_quotas = self.settings.rules.iter().any(|bound| bound.quota_from().is_some());
-        if queue.is_none() && self.delays.is_some() && !brings_quotas {
+        if queue.or(line).is_none() && self.delays.is_some() && !brings_quotas {
             self.diagnostics.notice(SetupWarningKind::NoQueue, || {
-                "the layer has a timer (RateLimitLayer::delay), but no quota is a leaky queue, so requests over a quota are \
-                 refused and never wait: give a rule a Quota::leaky_queue, or leave the timer out"
+                "the layer has a timer (RateLimitLayer::delay), but no quota lets requests wait, so requests over a quota \
+                 are refused at once: give a rule a Quota::leaky_queue or a Quota::concurrent with max_wait, or leave the \
+                 timer out"
                     .to_owned()
             });
+        }
+        if let Some(policy) = line.filter(|_| self.delays.is_none()) {
+            self.timer_of_line_is_missing(policy);
         }
         if let Some(policy) = queue.filter(|_| self.delays.is_none()) {
             self.timer_is_missing(policy);
         }
+    }
+
+    fn timer_of_line_is_missing(&self, policy: &Policy) {
+        self.diagnostics.notice(SetupWarningKind::NoTimer, || {
+            format!(
+                "the policy {:?} ({}) lets requests wait, but the layer has no timer, so requests over it are refused at \
+                 once: set a timer by RateLimitLayer::delay, or leave the wait out",
+                policy.name(),
+                policy.quota()
+            )
+        });
     }
 
     fn timer_is_missing(&self, policy: &Policy) {
@@ -170,11 +195,14 @@ impl Ticket {
     /// Warns about quotas that the request brought.
     pub(super) fn look_at_quotas<L: Limiter>(&self, layer: &Compiled<L>) {
         for own in self.charges.iter().filter_map(|charged| charged.own.as_ref()) {
-            if let Err(error) = layer.limiter.supports(own.quota()) {
+            if let Err(error) = supports_in_layer(&*layer.limiter, own.quota()) {
                 layer.quota_is_not_supported(own, &error);
             }
             if own.quota().algorithm() == Algorithm::LeakyQueue && layer.delays.is_none() {
                 layer.timer_is_missing(own);
+            }
+            if !own.quota().wait_in_line().is_zero() && layer.delays.is_none() {
+                layer.timer_of_line_is_missing(own);
             }
         }
     }

@@ -57,6 +57,11 @@ impl Charged {
         self.own.clone().or_else(|| layer.policy_of_refunds(self.policy))
     }
 
+    /// Returns the policy for asking again for what the request waits for in line.
+    pub(super) fn policy_in_line<L>(&self, layer: &Compiled<L>) -> Option<Policy> {
+        self.own.clone().or_else(|| layer.policy_in_line(self.policy))
+    }
+
     #[inline]
     pub(super) fn charge<'a>(&'a self, policy: &'a Policy) -> Charge<'a> {
         Charge::new(policy, &self.key).cost(self.cost).effect(self.effect)
@@ -94,6 +99,9 @@ pub(super) struct Ticket {
     pub(super) charges: Charges,
     /// Whether the limiter has answered. Without an answer nothing is known of the charges, and nothing was taken.
     pub(super) is_answered: bool,
+    /// Whether the limiter was not asked yet, because the request may wait in line: see
+    /// [`has_to_be_tried`](Self::has_to_be_tried).
+    pub(super) is_left_to_line: bool,
     /// The mode of a rule that found no key, if there is one. None of these rules enforces.
     pub(super) keyless: Option<Mode>,
     /// The units of concurrency limits that the request holds. They are returned if this is dropped.
@@ -104,7 +112,14 @@ impl Ticket {
     /// Creates the ticket of a request that no rule has charged yet.
     #[inline]
     pub(super) fn new() -> Self {
-        Self { kind: OutcomeKind::Exempt, charges: Charges::new(), is_answered: false, keyless: None, places: None }
+        Self {
+            kind: OutcomeKind::Exempt,
+            charges: Charges::new(),
+            is_answered: false,
+            is_left_to_line: false,
+            keyless: None,
+            places: None,
+        }
     }
 
     /// Moves the ticket out, and leaves one without charges.

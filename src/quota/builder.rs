@@ -233,20 +233,42 @@ impl Quota {
         self.with("queue", &[Algorithm::LeakyQueue], |spec| spec.burst = length.saturating_add(1))
     }
 
-    /// Shortens a leaky queue so that no request waits for longer than `wait`. A request that would
-    /// have to is denied.
+    /// Bounds how long a request waits: in a leaky queue, or in line for units of a [concurrency
+    /// limit](Self::concurrent).
     ///
-    /// The queue gets as many places as units depart in that time, rounded down, on top of those that
-    /// [pass at once](Self::delay_after). So call `delay_after` first. A queue that is short enough
-    /// stays as it is.
+    /// * A leaky queue gets as many places as units depart in that time, rounded down, on top of those
+    ///   that [pass at once](Self::delay_after). So call `delay_after` first. A queue that is short
+    ///   enough stays as it is. A request that would have to wait longer is denied.
+    /// * A request over a concurrency limit waits in line until units come free, in the order in which
+    ///   the requests of its key came, and is refused when it has waited that long: a time of up to 366
+    ///   days in whole microseconds, rounded down. With zero, which is the default, it is refused at
+    ///   once. Requests wait only in a layer with a [timer](crate::RateLimitLayer::delay).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::Quota;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let exports = Quota::concurrent(3).max_wait(Duration::from_secs(10))?;
+    /// assert_eq!(exports.to_string(), "3 at once, wait 10 seconds");
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// Returns an error if the algorithm is not a leaky queue.
+    /// Returns an error if the algorithm is neither a leaky queue nor a concurrency limit, or if a
+    /// request could wait in line for more than 366 days.
     pub fn max_wait(self, wait: Duration) -> Result<Self, QuotaError> {
+        if self.spec.algorithm == Algorithm::Concurrency {
+            let wait_us = micros_floor(wait);
+            if wait_us > PERIOD_US_MAX {
+                return Err(QuotaError::new(Period, format!("a wait of {wait:?} is too long: at most 366 days")));
+            }
+            return Self::checked(Spec { line_wait_us: wait_us, ..self.spec });
+        }
         let period_us = u128::from(self.spec.period_us.max(1));
         let spaced = u128::from(micros_floor(wait)) * u128::from(self.spec.limit) / period_us;
         let length = u64::try_from(spaced).unwrap_or(u64::MAX).saturating_add(self.spec.delay_after);
-        self.with("max_wait", &[Algorithm::LeakyQueue], |spec| spec.burst = spec.burst.min(length.saturating_add(1)))
+        let algorithms = [Algorithm::LeakyQueue, Algorithm::Concurrency];
+        self.with("max_wait", &algorithms, |spec| spec.burst = spec.burst.min(length.saturating_add(1)))
     }
 
     /// Sets how many units of a leaky queue pass at once, like nginx's `delay=`. Beyond the unit
@@ -417,6 +439,13 @@ impl Quota {
         Duration::from_micros(self.spec.refill_us())
     }
 
+    /// Returns how long a request may wait in line for units of a [concurrency limit](Self::concurrent);
+    /// zero if it is refused at once, and for other quotas.
+    #[must_use]
+    pub fn wait_in_line(&self) -> Duration {
+        Duration::from_micros(self.spec.line_wait_us)
+    }
+
     pub(crate) fn decider(&self) -> &Decider {
         &self.decider
     }
@@ -432,6 +461,7 @@ impl Quota {
                 algorithm,
                 in_bytes: false,
                 delay_after: 0,
+                line_wait_us: 0,
                 count_denied: false,
                 proportional: false,
                 debt_is_chosen: false,

@@ -49,7 +49,8 @@ impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spec = self.spec();
         if spec.algorithm == Algorithm::Concurrency {
-            return write!(f, "{} at once", Amount(spec.limit, spec));
+            write!(f, "{} at once", Amount(spec.limit, spec))?;
+            return if spec.line_wait_us == 0 { Ok(()) } else { write!(f, ", wait {}", Span(spec.line_wait_us)) };
         }
         let plain = Spec::new(spec.limit, spec.period_us, spec.algorithm);
         write!(f, "{} per ", Amount(spec.limit, spec))?;
@@ -137,7 +138,7 @@ impl FromStr for Quota {
     /// [`Display`](fmt::Display) prints.
     ///
     /// The limit and the period come first, then in any order: an algorithm (`token bucket` if none
-    /// is named), `burst N`, `queue N`, `wait TIME` for a leaky queue, `delay after N`,
+    /// is named), `burst N`, `queue N`, `wait TIME` for a leaky queue or a concurrency limit, `delay after N`,
     /// `debt up to N`, `from the first request`, `N buckets`, `oldest weighted|dropped|counted`,
     /// `counting denied`, `in proportion`, and for a block `for TIME` and
     /// `times N up to TIME within TIME`. A [concurrency limit](Quota::concurrent) is `N at once`. Case

@@ -26,6 +26,8 @@ pub(crate) struct Spec {
     pub(crate) in_bytes: bool,
     pub(crate) anchor: Anchor,
     pub(crate) delay_after: u64,
+    /// How long a request may wait in line for units of a concurrency limit; 0 if it is refused at once.
+    pub(crate) line_wait_us: u64,
     pub(crate) buckets: u32,
     pub(crate) oldest: Oldest,
     pub(crate) count_denied: bool,
@@ -152,6 +154,7 @@ impl Spec {
             in_bytes: false,
             anchor: Anchor::Epoch,
             delay_after: 0,
+            line_wait_us: 0,
             buckets: 1,
             oldest: Oldest::Weighted,
             count_denied: false,

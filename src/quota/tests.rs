@@ -280,7 +280,8 @@ fn quota_text_error_says_how_to_fix_it() {
         ("3 at once token bucket", Syntax, "`token` is not an option of a concurrency limit"),
         ("3 at once per minute", Syntax, "`per` is not an option of a concurrency limit"),
         ("3 at once wait", Syntax, "a period is missing"),
-        ("3 at once wait 3 s", NotAnOption, "leaky queue"),
+        ("3 at once wait 3 s wait 3 s", Syntax, "is there twice"),
+        ("3 at once wait 400 d", Period, "366 days"),
         ("1000000000000 at once", Units, "at most 999999999999"),
         ("5/s concurrency limit", Syntax, "`concurrency` is neither an algorithm (token bucket, "),
         ("5/s wait 3 s", NotAnOption, "leaky queue"),
@@ -337,10 +338,14 @@ fn quota_of_bytes_reads_the_states_of_the_same_number() {
 
 #[test]
 fn concurrency_limit_is_read_from_its_words() {
+    let waits = |wait| Quota::concurrent(3).max_wait(wait).unwrap();
     for (words, quota, printed) in [
         ("3 at once", Quota::concurrent(3), "3 at once"),
         ("1_000 AT ONCE", Quota::concurrent(1_000), "1000 at once"),
         ("0 at once", Quota::concurrent(0), "0 at once"),
+        ("3 at once wait 10s", waits(Duration::from_secs(10)), "3 at once, wait 10 seconds"),
+        ("3 at once, wait 90_000 ms", waits(Duration::from_secs(90)), "3 at once, wait 90 seconds"),
+        ("3 at once, wait 1 minute", waits(Duration::from_secs(60)), "3 at once, wait 1 minute"),
     ] {
         assert_eq!(words.parse(), Ok(quota), "{words}");
         assert_eq!(quota.to_string(), printed);
@@ -356,6 +361,13 @@ fn concurrency_limits_count_in_one_state_whatever_the_limit_is() {
     assert_eq!(few.of_states().fingerprint(), many.of_states().fingerprint());
     assert_ne!(few.of_states().fingerprint(), Quota::per_minute(3).of_states().fingerprint());
     assert!(!few.counts_alike(&many));
+    let waits = few.max_wait(Duration::from_secs(10)).unwrap();
+    assert!(
+        few.counts_alike(&waits) && few != waits,
+        "a wait changes what becomes of a request, and not what it takes"
+    );
+    assert_eq!((waits.wait_in_line(), few.wait_in_line()), (Duration::from_secs(10), Duration::ZERO));
+    assert_eq!(waits.max_wait(Duration::ZERO).unwrap(), few);
     let share = |parts| many.share(std::num::NonZeroU32::new(parts).unwrap());
     assert_eq!([share(1), share(3), share(1_000)], [100, 33, 1].map(Quota::concurrent));
     assert_eq!((few.period(), few.refill_time(), few.capacity()), (Duration::ZERO, Duration::ZERO, 3));

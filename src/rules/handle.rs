@@ -17,7 +17,7 @@ use super::tree::Descriptor;
 use super::watch;
 use crate::head::Head;
 use crate::key::{IntoKey, TrustedProxies};
-use crate::limiter::Limiter;
+use crate::limiter::{Limiter, supports_in_layer};
 use crate::middleware::layer::RateLimitLayer;
 
 /// Rules from a file, and the layers that follow them when the file changes. Clones share them.
@@ -89,7 +89,7 @@ impl Rules {
                  RulesBuilder::descriptors, or use Rules::descriptor_limits if there are no HTTP requests",
             ));
         }
-        self.0.check(|quota| limiter.supports(quota))?;
+        self.0.check(|quota| supports_in_layer(&limiter, quota))?;
         Ok(RateLimitLayer::sourced(limiter, Arc::clone(&self.0) as Arc<_>))
     }
 

@@ -30,10 +30,20 @@ impl Store {
         let how = how(&[charge], 0, |_| false);
         let mut events = Events::of(self);
         let hold = || self.hold(charge.policy, charge.key);
-        let decide = |hold: &mut Hold<'_>, now| self.decide(hold, now, charge.cost, how);
+        let decide = |hold: &mut Hold<'_>, now| {
+            self.look_for_line(hold, &charge);
+            self.decide(hold, now, charge.cost, how)
+        };
         events.is_contained = holds_units(&charge);
         let (decision, has_room) = self.update(hold, &mut events, decide);
         if has_room || !decision.is_allowed() { decision } else { events.full(&decision) }
+    }
+
+    /// Notes whether a request that came before waits for the units of this charge. The slot, or its stripe, must be
+    /// locked.
+    #[inline]
+    fn look_for_line(&self, hold: &mut Hold<'_>, charge: &Charge<'_>) {
+        hold.is_held_back = holds_units(charge) && self.place_lines.holds_back(charge);
     }
 
     /// Locks the state of this hold, reads it, and writes what `decide` changes, if there is room. Returns what `decide`
@@ -100,6 +110,7 @@ impl Store {
         let now = self.now_after();
         for (at, (charge, hold)) in charges.iter().zip(set.holds.iter_mut()).enumerate() {
             self.read(hold, now);
+            self.look_for_line(hold, charge);
             let how = how(charges, at, |at| is_denied(decisions, at));
             decisions.push(if hold.is_twice {
                 ChargeDecision::denied(charge.policy.quota().capacity(), 0, Wait::Never)
@@ -187,6 +198,7 @@ impl Store {
         }
         self.queue_refunds.forget(self.fingerprint(policy, key));
         self.update(|| self.hold(policy, key), &mut Events::of(self), |hold, _| hold.clear());
+        self.place_lines.wake_first(policy, key);
     }
 
     /// Replaces the state of a key by one that was kept elsewhere, if there is room.

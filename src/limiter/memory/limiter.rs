@@ -2,18 +2,22 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::future::Ready;
+use std::future::{Ready, poll_fn};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::algorithm::Decider;
+use crate::clock::Timer;
 use crate::decision::{ChargeDecision, Decision, Several};
 use crate::key::Key;
 use crate::limiter::{
-    Charge, Effect, Limiter, Occupancy, Place, PolicyRegistry, Refund, Reply, UnsupportedQuota, UnsupportedQuotaKind,
+    BoundedTurn, Charge, Effect, Limiter, Next, Occupancy, Place, PlaceLines, PolicyRegistry, Refund, Reply,
+    UnsupportedQuota, UnsupportedQuotaKind,
 };
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
+use crate::wait::Wait;
 
 use super::snapshot::Snapshot;
 use super::store::Store;
@@ -100,12 +104,78 @@ impl MemoryLimiter {
     /// # Errors
     /// Returns the decision if the units are not free.
     pub fn hold(&self, policy: &Policy, key: &Key, cost: u64) -> Result<Place, ChargeDecision> {
-        let mut decision = self.take_one(policy, key, cost);
+        self.hold_charge(Charge::new(policy, key).cost(cost)).map(|(place, _)| place)
+    }
+
+    /// Takes a charge's units, and holds them. Returns the place and the units that are left.
+    fn hold_charge(&self, charge: Charge<'_>) -> Result<(Place, u64), ChargeDecision> {
+        let mut decision = self.0.charge(charge);
         if !decision.is_allowed() {
             return Err(decision);
         }
-        let receipt = decision.take_receipt();
-        Ok(Place::new(self.clone(), receipt.map(|receipt| Refund::new(policy.clone(), key.clone(), receipt))))
+        let refund = |receipt| Refund::new(charge.policy.clone(), charge.key.clone(), receipt);
+        Ok((Place::new(self.clone(), decision.take_receipt().map(refund)), decision.remaining()))
+    }
+
+    /// Does what [`hold`](Self::hold) does, and [waits in line](Quota::max_wait) if the units are not free, for as long
+    /// as the quota says. It is for work that is not a request of a layer: a job, or calls of a client that may have a
+    /// number of them in flight.
+    ///
+    /// It waits in the same line as the requests of layers with this policy and key. If the future is dropped, it leaves
+    /// the line. How many may wait is not bounded here.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, clock::TokioTimer};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = MemoryLimiter::new();
+    /// let renders = Policy::new("renders", Quota::concurrent(4).max_wait(Duration::from_secs(10))?)?;
+    /// let alice = Key::of("alice").unwrap();
+    /// match limiter.hold_in_line(&renders, &alice, 1, TokioTimer::new()).await {
+    ///     Ok(place) => {
+    ///         // Render.
+    ///         drop(place);
+    ///     }
+    ///     Err(denied) => println!("none of {} came free", denied.limit()),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the decision if the units did not come free in time. It does not wait if the cost is above the limit, or
+    /// if the quota has no wait.
+    pub fn hold_in_line<T: Timer + 'static>(
+        &self,
+        policy: &Policy,
+        key: &Key,
+        cost: u64,
+        timer: T,
+    ) -> impl Future<Output = Result<Place, ChargeDecision>> + Send + use<T> {
+        let (limiter, policy, key) = (self.clone(), policy.clone(), key.clone());
+        let (timer, wait): (Arc<dyn Timer>, Duration) = (Arc::new(timer), policy.quota().wait_in_line());
+        async move {
+            let may_wait = |denied: &ChargeDecision| !wait.is_zero() && denied.wait() == Wait::Unknown;
+            let charge = Charge::new(&policy, &key).cost(cost);
+            match limiter.hold_charge(charge) {
+                Err(denied) if may_wait(&denied) => {}
+                held => return held.map(|(place, _)| place),
+            }
+            let until = timer.now().saturating_add(wait);
+            let mut turn = BoundedTurn::join(&limiter.0.place_lines, (&policy, &key), None, timer, until);
+            loop {
+                let next = poll_fn(|cx| turn.poll(cx)).await;
+                match limiter.hold_charge(charge.arrived(turn.number())) {
+                    Ok((place, remaining)) => {
+                        turn.leave_admitted(remaining > 0);
+                        return Ok(place);
+                    }
+                    Err(denied) if next == Next::GivesUp || !may_wait(&denied) => return Err(denied),
+                    Err(_) => {}
+                }
+            }
+        }
     }
 
     /// Returns what [`take_one`](Self::take_one) would return, and takes nothing.
@@ -230,5 +300,9 @@ impl Limiter for MemoryLimiter {
 
     fn policy_registry(&self) -> Option<&PolicyRegistry> {
         Some(&self.0.policy_registry)
+    }
+
+    fn place_lines(&self) -> Option<&PlaceLines> {
+        Some(&self.0.place_lines)
     }
 }

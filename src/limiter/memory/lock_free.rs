@@ -103,8 +103,8 @@ impl Store {
         self.write_set(planned, run).then_some(true)
     }
 
-    /// Writes all words as planned, or none if one of the states has changed, or if a key was reset since the number of
-    /// `run` was read.
+    /// Writes all words as planned, or none if one of the states has changed. With a number of `run`, also none if a key
+    /// was reset since that was read, or if a request waits in line.
     #[inline(always)]
     fn write_set(&self, planned: &[Option<(Seen<'_>, u64)>], run: Option<u64>) -> bool {
         let written = || planned.iter().flatten().filter(|(seen, word)| seen.word != *word);
@@ -116,7 +116,7 @@ impl Store {
                 return false;
             }
         }
-        if run.is_some_and(|run| run != self.run()) {
+        if run.is_some_and(|run| !self.is_run_without_lines(run)) {
             unlock(planned.len());
             return false;
         }

@@ -2,6 +2,7 @@
 //!
 //! `tests/all.sh` has the command that runs them.
 
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use loom::sync::Arc;
@@ -15,10 +16,10 @@ use super::versions::PHASE_US;
 use super::word::{NO_STATE, Now};
 use crate::algorithm::divisor::Divisor;
 use crate::algorithm::{Pair, WordLayout};
-use crate::clock::{Clock, ManualClock};
+use crate::clock::{Clock, ManualClock, Sleep, Timer};
 use crate::decision::Receipt;
 use crate::key::Key;
-use crate::limiter::Charge;
+use crate::limiter::{BoundedTurn, Charge, Next};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
@@ -439,6 +440,59 @@ fn new_key_of_two_threads_gets_one_slot_and_two_places() {
         assert!(limiter.take() && thread.join().expect("the thread ends"));
         assert_eq!((limiter.remaining(), limiter.live().len()), (1, 1));
     });
+}
+
+/// A timer whose sleeps never end.
+#[derive(Debug)]
+struct Never;
+
+impl Timer for Never {
+    fn now(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn sleep_until(&self, _: Duration) -> Sleep {
+        Box::pin(std::future::pending())
+    }
+}
+
+fn is_called(turn: &mut BoundedTurn) -> bool {
+    turn.poll(&mut Context::from_waker(Waker::noop())) == Poll::Ready(Next::Asks)
+}
+
+/// Either the request that joins its line finds what was returned, or it is woken, or a newcomer was quicker.
+#[test]
+fn request_that_joins_its_line_misses_no_release() {
+    for newcomer_comes in [false, true] {
+        model(3, move || {
+            let limiter = held(1);
+            let old = limiter.take_receipt().expect("none is held");
+            let other = limiter.clone();
+            let thread = thread::spawn(move || {
+                other.release(&old);
+                newcomer_comes && other.take_receipt().is_some()
+            });
+            let lines = &limiter.store.place_lines;
+            let mut turn = BoundedTurn::join(
+                lines,
+                (&limiter.policy, &limiter.key),
+                None,
+                std::sync::Arc::new(Never),
+                Duration::MAX,
+            );
+            let charge = Charge::new(&limiter.policy, &limiter.key).arrived(turn.number());
+            assert!(is_called(&mut turn), "it asks when it has joined");
+            let has_found = limiter.store.charge(charge).is_allowed();
+            let is_overtaken = thread.join().expect("the thread ends");
+            assert!(!(has_found && is_overtaken), "one place is free");
+            if !has_found && !is_overtaken {
+                assert!(is_called(&mut turn), "the release wakes it");
+                assert!(limiter.store.charge(charge).is_allowed());
+            }
+            drop(turn);
+            assert!(lines.is_empty());
+        });
+    }
 }
 
 /// Whatever the order is, a place of before the reset returns nothing of after it.

@@ -7,6 +7,14 @@
 //! thread that begins a run reads it before the slot, and compares it again when it has locked the slot. So a run has
 //! another number than those that were reset before it. The numbers wrap after 4,194,304 resets: a receipt that old may
 //! return units of another request.
+//!
+//! # Lines
+//!
+//! While requests wait in line, the long way decides: see [`Hold::is_held_back`]. Whether any waits is read under the
+//! slot's lock, and a request that waits asks in the long way. So no release is missed, see
+//! [`PlaceLines`](crate::limiter::PlaceLines).
+//!
+//! [`Hold::is_held_back`]: super::state::Hold::is_held_back
 
 use crate::algorithm::How;
 use crate::algorithm::places::Places;
@@ -44,19 +52,28 @@ impl Store {
         charge: Charge<'_>,
         run: u64,
     ) -> Option<(Seen<'_>, ChargeDecision, u64)> {
+        if !self.place_lines.is_empty() {
+            return None;
+        }
         let how = match charge.effect {
             Effect::Enforce | Effect::Observe => How::IfAllowed,
             Effect::Force => How::Force,
             Effect::OnRefusal { .. } => return None,
         };
         let seen = self.look_at_places(self.fingerprint_of_held(charge.policy, charge.key))?;
-        let (decision, after) = decide(rules, Held::unpack(seen.word), run, charge.cost, how);
+        let (decision, after) = decide(rules, Held::unpack(seen.word), run, (charge.cost, how), false);
         Some((seen, decision, after.pack()))
     }
 
-    /// Returns what a receipt still holds.
+    /// Returns what a receipt still holds, and wakes the first request that waits for it.
     #[inline]
     pub(super) fn release(&self, policy: &Policy, key: &Key, receipt: &Receipt) {
+        self.release_units(policy, key, receipt);
+        self.place_lines.wake_first(policy, key);
+    }
+
+    #[inline]
+    fn release_units(&self, policy: &Policy, key: &Key, receipt: &Receipt) {
         if let Some(seen) = self.look_at_places(self.fingerprint_of_held(policy, key)) {
             let after = Held::unpack(seen.word).and_then(|held| without(held, receipt.units(), receipt.at_us()));
             if after.is_none_or(|after| seen.replace(after.pack())) {
@@ -72,23 +89,40 @@ impl Store {
         self.table.look(&line, key, HELD_VERSION)
     }
 
-    /// Replaces what was seen, if it is still the same and no key was reset since the run's number was read.
+    /// Replaces what was seen, if it is still the same, and if nothing has come between, see `is_run_without_lines`.
     #[inline]
     fn replace_places(&self, seen: Seen<'_>, word: u64, run: u64) -> bool {
         if !seen.try_lock() {
             return false;
         }
-        let is_same_run = self.run() == run;
-        seen.place.set_word(if is_same_run { word } else { seen.word });
-        is_same_run
+        let is_same = self.is_run_without_lines(run);
+        seen.place.set_word(if is_same { word } else { seen.word });
+        is_same
+    }
+
+    /// Returns whether no key was reset since the number of `run` was read, and no request waits in line. The slot must
+    /// be locked.
+    #[inline]
+    pub(super) fn is_run_without_lines(&self, run: u64) -> bool {
+        self.run() == run && self.place_lines.is_empty()
     }
 }
 
 /// Decides about a charge. Returns what is held after it. `run` is the number of a run that would begin now.
+/// `is_held_back` if a request that came before waits in line.
 #[inline]
-pub(super) fn decide(rules: Places, held: Option<Held>, run: u64, cost: u64, how: How) -> (ChargeDecision, Held) {
+pub(super) fn decide(
+    rules: Places,
+    held: Option<Held>,
+    run: u64,
+    (cost, how): (u64, How),
+    is_held_back: bool,
+) -> (ChargeDecision, Held) {
     let held = held.unwrap_or(Held { units: 0, run });
-    let (decision, taken) = rules.decide(held.units, cost, how);
+    let (decision, taken) = match is_held_back {
+        true => rules.hold_back(held.units, cost, how),
+        false => rules.decide(held.units, cost, how),
+    };
     (decision.receipted(taken, held.run, 0), Held { units: held.units + taken, ..held })
 }
 

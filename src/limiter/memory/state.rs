@@ -28,6 +28,8 @@ pub(super) struct Hold<'a> {
     pub(super) slot: Option<Seen<'a>>,
     /// There is no room before the table has grown.
     pub(super) awaits_growth: bool,
+    /// A request that came before waits in line for the key's units.
+    pub(super) is_held_back: bool,
     /// The blocks of the slot, whichever version wrote them.
     chain: Chain,
     /// The chain is a new one, of which the slot does not know.
@@ -75,6 +77,7 @@ impl<'a> Hold<'a> {
             place: None,
             slot: None,
             awaits_growth: false,
+            is_held_back: false,
             chain: Chain::default(),
             is_begun: false,
             state: State::Nothing,
@@ -230,7 +233,7 @@ impl Store {
             }
             Decider::Places(rules) => {
                 let held = if let State::Held(held) = hold.state { Some(held) } else { None };
-                let (decision, after) = places::decide(*rules, held, self.run(), cost, how);
+                let (decision, after) = places::decide(*rules, held, self.run(), (cost, how), hold.is_held_back);
                 hold.change = if decision.taken() > 0 { Change::Held(after) } else { Change::Nothing };
                 decision
             }

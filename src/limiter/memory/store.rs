@@ -8,8 +8,8 @@ use foldhash::SharedSeed;
 
 use crate::event::LimiterEvent;
 use crate::key::Key;
-use crate::limiter::PolicyRegistry;
 use crate::limiter::queue_refunds::QueueRefunds;
+use crate::limiter::{PlaceLines, PolicyRegistry};
 use crate::policy::Policy;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock, try_lock};
 use crate::time::CLOCK_US_MAX;
@@ -54,6 +54,8 @@ pub(super) struct Store {
     pub(super) queue_refunds: QueueRefunds<Fingerprint, ()>,
     /// How often keys with units that requests hold were reset.
     pub(super) resets: AtomicU64,
+    /// The requests that wait for units of concurrency limits.
+    pub(super) place_lines: PlaceLines,
 }
 
 impl Store {
@@ -77,6 +79,7 @@ impl Store {
             is_walked: AtomicBool::new(false),
             queue_refunds: QueueRefunds::new(),
             resets: AtomicU64::new(0),
+            place_lines: PlaceLines::new(),
         }
     }
 

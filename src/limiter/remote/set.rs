@@ -38,7 +38,7 @@ pub(crate) type Places = SmallVec<[usize; 2]>;
 
 impl Pending {
     pub(crate) fn new(at: usize, charge: &Charge<'_>, tag: Tag) -> Self {
-        let Charge { policy, key, effect, cost } = *charge;
+        let Charge { policy, key, effect, cost, .. } = *charge;
         let (policy, key) = (policy.clone(), key.clone());
         Self { at, policy, key, effect, cost, tag, watch: None, decision: None, bid: None, passed: true }
     }

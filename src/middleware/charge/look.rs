@@ -41,6 +41,9 @@ impl Ticket {
         if layer.delays.as_ref().is_some_and(|delays| delays.is_full()) && self.waits() {
             self.refuse_to_wait(|ticket| ticket.look_untaken(layer, &Vec::from_iter(0..ticket.charges.len())));
         }
+        let line = self.line_to_join(layer).filter(|_| layer.has_lines);
+        let line = line.filter(|_| layer.delays.as_ref().is_some_and(|delays| !delays.is_full()));
+        let line_wait = line.and_then(|at| self.charges.get(at)?.policy_in(layer)).map(|it| it.quota().wait_in_line());
         if self.kind == OutcomeKind::Limited && layer.settings.overflows {
             self.kind = OutcomeKind::Overflowed;
         }
@@ -57,7 +60,8 @@ impl Ticket {
                 rule.statuses.extend(status.cloned());
             }
         }
-        Explanation::new(outcome, rules.into_iter().map(|(_, rule)| rule).collect(), failure.map(|(error, _)| error))
+        let rules = rules.into_iter().map(|(_, rule)| rule).collect();
+        Explanation::new(outcome, rules, failure.map(|(error, _)| error)).waiting_in_line(line_wait)
     }
 
     /// Collects the charges, and what each rule makes of the request, with its place. A rule that is charged under

@@ -9,7 +9,7 @@ use crate::decision::{ChargeDecision, Decision};
 use crate::head::Head;
 use crate::headers::{DueHeaders, PolicyView, is_near};
 use crate::key::Key;
-use crate::limiter::{Charge, Effect, Limiter, Reply, UnsupportedQuota};
+use crate::limiter::{Charge, Effect, Limiter, Reply, UnsupportedQuota, supports_in_layer};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::{linked, mode::kind_of_keyless};
 use crate::middleware::rule::{BoundRule, Cached, Condition};
@@ -92,6 +92,7 @@ impl Ticket {
             Some(answer) => Charging::Later(answer),
             None if is_told
                 || self.places.is_some()
+                || self.is_left_to_line
                 || !matches!(self.kind, OutcomeKind::Allowed | OutcomeKind::Exempt) =>
             {
                 Charging::Decided
@@ -250,6 +251,10 @@ impl Ticket {
             self.fail(layer, &error, false);
             return None;
         }
+        if self.has_to_be_tried(layer) {
+            self.is_left_to_line = true;
+            return None;
+        }
         let charges = self.asked(layer);
         let mut reply = layer.limiter.take(&charges);
         drop(charges);
@@ -267,7 +272,7 @@ impl Ticket {
         let is_charged = |policy| self.charges.iter().any(|charged| charged.policy == policy);
         let fixed = layer.unsupported.iter().find(|(policy, _)| is_charged(*policy)).map(|(_, error)| error.clone());
         let own = || self.charges.iter().filter_map(|charged| charged.own.as_ref());
-        fixed.or_else(|| own().find_map(|own| layer.limiter.supports(own.quota()).err()))
+        fixed.or_else(|| own().find_map(|own| supports_in_layer(&*layer.limiter, own.quota()).err()))
     }
 
     /// Returns the charges as the limiter is asked for them.

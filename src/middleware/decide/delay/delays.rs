@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use super::line::WaitingLines;
 use crate::clock::Timer;
@@ -49,6 +50,10 @@ impl Delays {
     /// Returns the number of requests that wait.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.timer.now()
     }
 
     pub(super) fn now_us(&self) -> u64 {

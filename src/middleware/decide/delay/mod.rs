@@ -1,8 +1,10 @@
-//! Requests that wait for their departure from a leaky queue.
+//! Requests that wait: for their departure from a leaky queue, or in line for units of a concurrency limit.
 
 mod delays;
+mod in_line;
 mod line;
 mod wait;
 
 pub(crate) use delays::{Counted, Delays, MOST_WAITING};
+pub(crate) use in_line::InLine;
 pub(crate) use wait::Delayed;

@@ -125,7 +125,7 @@ pub(crate) struct Delayed<S, B, L: Limiter> {
     counted: Option<Counted>,
 }
 
-fn report<L>(layer: &Compiled<L>, event: &LayerEvent) {
+pub(super) fn report<L>(layer: &Compiled<L>, event: &LayerEvent) {
     if let Some(observer) = &layer.settings.observer {
         observer.on_layer_event(event);
     }
@@ -152,6 +152,12 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
         }
         let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
         Box::new(Self { service, layer, held, turns, sleep: None, counted: Some(counted) })
+    }
+
+    /// Holds a request that does not wait any more, until its service is ready.
+    pub(crate) fn admitted(service: S, layer: &Arc<Compiled<L>>, request: Request<B>, ticket: Ticket) -> Box<Self> {
+        let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
+        Box::new(Self { service, layer, held, turns: SmallVec::new(), sleep: None, counted: None })
     }
 
     /// Is ready when all departures have come.

@@ -1,0 +1,291 @@
+//! The requests that wait in line for units of concurrency limits.
+//!
+//! The lines belong to the limiter, because units come free in all of its layers, in handlers and in places that are
+//! held by hand. A line is for one policy's name and one key. It exists only while a request waits in it.
+//!
+//! Nothing is taken for a request that waits. When units of its key may have come free, the first request of the line is
+//! woken, and asks the limiter again. Until it has left the line, the limiter denies every charge of the key that has a
+//! later number. So the freed units stay free for it.
+//!
+//! # No lost wake
+//!
+//! A limiter without one lock for everything has to read whether requests wait *after* it has locked a state, and a
+//! request that has joined a line asks again in a way that locks the state too. Of two that lock one state, the second
+//! sees what the first did before: the request sees the free units, or the thread that freed them sees the request.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use super::Charge;
+use crate::clock::{Sleep, Timer};
+use crate::key::Key;
+use crate::policy::Policy;
+use crate::sync::{AtomicU64, Mutex, Ordering, contained, lock};
+
+/// A map with more capacity than this is shrunk when it has few lines.
+const SPARE: usize = 64;
+
+/// The requests that wait in line for units of [concurrency limits](crate::Quota::concurrent). A
+/// limiter that lets requests [wait](crate::Quota::max_wait) for them has one of these, and returns it
+/// by [`Limiter::place_lines`](super::Limiter::place_lines). Clones are the same lines.
+///
+/// The limiter keeps two promises:
+///
+/// * It denies a charge that the lines [hold back](Self::holds_back), whatever is free.
+/// * It calls [`wake_first`](Self::wake_first) when units of a key may have come free: after a refund,
+///   after a reset, and, if units come free elsewhere, whenever it hears of it. It may do so too often.
+///
+/// The layers do the rest: they put requests into the lines, ask the limiter again when a request is
+/// woken, and take requests out that have waited for too long or were dropped.
+#[derive(Clone)]
+pub struct PlaceLines(Arc<Shared>);
+
+struct Shared {
+    /// The number of requests that wait in all lines.
+    waiting: AtomicU64,
+    lines: Mutex<Lines>,
+}
+
+#[derive(Default)]
+struct Lines {
+    lines: HashMap<LineKey, BTreeMap<u64, Waiter>>,
+    arrivals: u64,
+}
+
+/// The name of a policy, as a number, and the key that a line is for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct LineKey {
+    policy: u64,
+    key: Key,
+}
+
+#[derive(Default)]
+struct Waiter {
+    waker: Option<Waker>,
+    /// Units may have come free since it asked last.
+    is_called: bool,
+}
+
+impl PlaceLines {
+    /// Makes lines in which no request waits.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Arc::new(Shared { waiting: AtomicU64::new(0), lines: Mutex::new(Lines::default()) }))
+    }
+
+    /// Returns whether no request waits in any line. A limiter that asks this instead of
+    /// [`holds_back`](Self::holds_back), because it is faster, asks while it has the key's state locked.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        // Relaxed: the state's lock orders it, see the module's documentation.
+        self.0.waiting.load(Ordering::Relaxed) == 0
+    }
+
+    /// Returns whether a request that came before this charge's waits for the same policy and key. Such
+    /// a charge is denied, with an [unknown](crate::Wait::Unknown) wait and no units left, unless its cost is 0 or it
+    /// is [forced](super::Effect::Force).
+    #[must_use]
+    pub fn holds_back(&self, charge: &Charge<'_>) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        let line = LineKey::of(charge.policy, charge.key);
+        let lines = lock(&self.0.lines);
+        let first = lines.lines.get(&line).and_then(|line| line.keys().next());
+        first.is_some_and(|first| *first < charge.arrival)
+    }
+
+    /// Wakes the first request that waits for units of a key, because some may have come free. Call it without a lock:
+    /// a waker is the application's code.
+    pub fn wake_first(&self, policy: &Policy, key: &Key) {
+        if self.is_empty() {
+            return;
+        }
+        let line = LineKey::of(policy, key);
+        let waker = lock(&self.0.lines).call_first(&line);
+        wake(waker);
+    }
+
+    /// Wakes the first request of each line of a policy, because its quota was raised. Takes time in
+    /// proportion to the number of lines.
+    pub(crate) fn wake_all(&self, policy: &Policy) {
+        if self.is_empty() {
+            return;
+        }
+        let wakers: Vec<Waker> = {
+            let mut lines = lock(&self.0.lines);
+            let all = lines.lines.iter_mut().filter(|(line, _)| line.policy == policy.name_fingerprint());
+            all.filter_map(|(_, line)| call_first(line)).collect()
+        };
+        wakers.into_iter().for_each(|waker| wake(Some(waker)));
+    }
+
+    /// Returns the number of requests that wait for units of a key.
+    #[must_use]
+    pub fn waiting(&self, policy: &Policy, key: &Key) -> usize {
+        lock(&self.0.lines).lines.get(&LineKey::of(policy, key)).map_or(0, BTreeMap::len)
+    }
+
+    /// Puts a request into the line for units of a key. It stands behind those that came before it: `arrival` is the
+    /// number that it got when it joined its first line.
+    pub(crate) fn join(&self, policy: &Policy, key: &Key, arrival: Option<u64>) -> Turn {
+        let line = LineKey::of(policy, key);
+        let mut lines = lock(&self.0.lines);
+        lines.arrivals += 1;
+        let number = arrival.unwrap_or(lines.arrivals);
+        // It asks once more as soon as it is the first: units may have come free before it joined.
+        let waiter = Waiter { waker: None, is_called: true };
+        lines.lines.entry(line.clone()).or_default().insert(number, waiter);
+        self.0.waiting.fetch_add(1, Ordering::Relaxed);
+        drop(lines);
+        Turn { lines: self.clone(), line, number, calls_next: true }
+    }
+}
+
+impl Default for PlaceLines {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for PlaceLines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlaceLines").field("waiting", &self.0.waiting.load(Ordering::Relaxed)).finish()
+    }
+}
+
+impl LineKey {
+    fn of(policy: &Policy, key: &Key) -> Self {
+        Self { policy: policy.name_fingerprint(), key: key.clone() }
+    }
+}
+
+impl Lines {
+    fn call_first(&mut self, line: &LineKey) -> Option<Waker> {
+        self.lines.get_mut(line).and_then(call_first)
+    }
+}
+
+/// Notes that the first request of a line has to ask again. Returns its waker.
+fn call_first(line: &mut BTreeMap<u64, Waiter>) -> Option<Waker> {
+    let first = line.values_mut().next()?;
+    first.is_called = true;
+    first.waker.take()
+}
+
+/// Wakes a task. Its waker may be the application's code, and may panic.
+fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        contained(|| waker.wake());
+    }
+}
+
+/// A request's turn in a line. It leaves the line when this is dropped, and the next request is woken.
+pub(crate) struct Turn {
+    lines: PlaceLines,
+    line: LineKey,
+    number: u64,
+    /// Whether the next request is woken when this one leaves.
+    calls_next: bool,
+}
+
+impl Turn {
+    /// Is ready when the request is the first of its line and has to ask the limiter.
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut waker = Some(cx.waker().clone());
+        let mut lines = lock(&self.lines.0.lines);
+        let line = lines.lines.get_mut(&self.line);
+        debug_assert!(line.as_ref().is_some_and(|line| line.contains_key(&self.number)), "a turn is in its line");
+        let is_first = line.as_ref().is_some_and(|line| line.keys().next() == Some(&self.number));
+        let Some(waiter) = line.and_then(|line| line.get_mut(&self.number)) else { return Poll::Ready(()) };
+        let is_called = is_first && std::mem::take(&mut waiter.is_called);
+        if !is_called {
+            std::mem::swap(&mut waiter.waker, &mut waker);
+        }
+        drop(lines);
+        contained(|| drop(waker)); // after the lock is released
+        if is_called { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Leaves the line with what was free. The next request is woken only if more is left, or if more came free since
+    /// this one asked: a place that comes free wakes one request.
+    pub(crate) fn leave_admitted(mut self, has_more: bool) {
+        self.calls_next = has_more;
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut lines = lock(&self.lines.0.lines);
+        let Some(line) = lines.lines.get_mut(&self.line) else { return };
+        let was_first = line.keys().next() == Some(&self.number);
+        let left = line.remove(&self.number);
+        let is_over = line.is_empty();
+        let calls = was_first && (self.calls_next || left.as_ref().is_some_and(|left| left.is_called));
+        let next = if calls { call_first(line) } else { None };
+        if is_over {
+            lines.lines.remove(&self.line);
+            let map = &mut lines.lines;
+            if map.capacity() > SPARE && map.len() < map.capacity() / 8 {
+                map.shrink_to_fit();
+            }
+        }
+        self.lines.0.waiting.fetch_sub(u64::from(left.is_some()), Ordering::Relaxed);
+        drop(lines);
+        wake(next);
+        contained(|| drop(left)); // its waker is the application's code
+    }
+}
+
+/// A turn in a line for a bounded time.
+pub(crate) struct BoundedTurn {
+    turn: Turn,
+    timer: Arc<dyn Timer>,
+    until: Duration,
+    sleep: Option<Sleep>,
+}
+
+/// What a request that waits in line does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// It asks the limiter again.
+    Asks,
+    /// It has waited for as long as it may.
+    GivesUp,
+}
+
+impl BoundedTurn {
+    /// Puts a request into the line for units of a key, until then. `arrival` as for [`PlaceLines::join`].
+    pub(crate) fn join(
+        lines: &PlaceLines,
+        (policy, key): (&Policy, &Key),
+        arrival: Option<u64>,
+        timer: Arc<dyn Timer>,
+        until: Duration,
+    ) -> Self {
+        Self { turn: lines.join(policy, key, arrival), timer, until, sleep: None }
+    }
+
+    /// Returns the number of the request, by which it stands in line.
+    pub(crate) fn number(&self) -> u64 {
+        self.turn.number
+    }
+
+    /// Is ready when the request is the first of its line and units may have come free, or when it gives up.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
+        if self.turn.poll(cx).is_ready() {
+            return Poll::Ready(Next::Asks);
+        }
+        let sleep = self.sleep.get_or_insert_with(|| self.timer.sleep_until(self.until));
+        sleep.as_mut().poll(cx).map(|()| Next::GivesUp)
+    }
+
+    /// Leaves the line as [`Turn::leave_admitted`] does.
+    pub(crate) fn leave_admitted(self, has_more: bool) {
+        self.turn.leave_admitted(has_more);
+    }
+}

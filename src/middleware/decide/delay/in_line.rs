@@ -1,0 +1,311 @@
+//! Waiting in line for units of concurrency limits.
+//!
+//! A request that waits in line holds nothing. When it is its turn, the limiter is asked for all of its charges again.
+//! If another concurrency limit denies them then, the request goes to the line of that one, and keeps the number by
+//! which it stands in line. If anything else denies them, it waits no more.
+//!
+//! What is counted when a request is refused is counted once, although the limiter is asked several times: the strikes
+//! of blocks, and quotas that count denied requests. While a request may still wait, an enforced block is only looked
+//! at, and a set with a quota that counts denied requests is peeked at before it is taken. The last time, the limiter is
+//! asked for everything.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use http::Request;
+use smallvec::SmallVec;
+
+use super::delays::Counted;
+use super::wait::report;
+use crate::decision::Decision;
+use crate::event::LayerEvent;
+use crate::head::Head;
+use crate::limiter::{BoundedTurn, Charge, Effect, Limiter, Next, Reply, ReplyFuture};
+use crate::middleware::compiled::Compiled;
+use crate::middleware::decide::linked;
+use crate::middleware::ticket::{Charged, Ticket, is_strike};
+use crate::mode::Mode;
+use crate::outcome::OutcomeKind;
+use crate::policy::Policy;
+use crate::sync::contained;
+use crate::wait::Wait;
+
+impl Ticket {
+    /// Returns whether the request may wait in line before it is decided what becomes of it.
+    #[inline]
+    pub(crate) fn goes_in_line<L: Limiter>(&self, layer: &Compiled<L>) -> bool {
+        layer.has_lines && (self.is_left_to_line || self.line_to_join(layer).is_some())
+    }
+
+    /// Returns whether the limiter has to be asked in such a way that a refusal counts nothing, because the request may
+    /// wait in line after it.
+    pub(crate) fn has_to_be_tried<L: Limiter>(&self, layer: &Compiled<L>) -> bool {
+        layer.has_lines
+            && self.charges.iter().any(|charged| may_wait(layer, charged))
+            && self.charges.iter().any(|charged| counts_refusals(layer, charged))
+    }
+
+    /// Returns the charge in whose line the request waits: the first that is denied, if all that refuse the request are
+    /// of concurrency limits with a wait.
+    pub(crate) fn line_to_join<L: Limiter>(&self, layer: &Compiled<L>) -> Option<usize> {
+        if self.kind != OutcomeKind::Limited {
+            return None;
+        }
+        let mut refusing = (0..self.answered().len()).filter(|at| linked::refuses(&self.charges, *at)).peekable();
+        let first = *refusing.peek()?;
+        let waits = |at: usize| {
+            let charged = self.charges.get(at)?;
+            (may_wait(layer, charged) && charged.decision.wait() == Wait::Unknown).then_some(())
+        };
+        refusing.all(|at| waits(at).is_some()).then_some(first)
+    }
+}
+
+/// Returns whether a request that is denied this charge may wait in line.
+fn may_wait<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> bool {
+    charged.effect == Effect::Enforce && charged.mode == Mode::Enforce && !line_wait(layer, charged).is_zero()
+}
+
+fn line_wait<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> Duration {
+    charged.policy_in(layer).map_or(Duration::ZERO, |policy| policy.quota().wait_in_line())
+}
+
+/// Returns whether a refusal of the request may be counted by this charge.
+fn counts_refusals<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> bool {
+    matches!(charged.effect, Effect::OnRefusal { .. }) || counts_denied(layer, charged)
+}
+
+fn counts_denied<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> bool {
+    charged.policy_in(layer).is_some_and(|policy| policy.quota().counts_denied())
+}
+
+/// A request that may wait in line. It decides what becomes of the request.
+///
+/// If it is dropped before, the request leaves its line, and the observer sees the outcome
+/// [`Abandoned`](OutcomeKind::Abandoned).
+pub(crate) struct InLine<B, L: Limiter> {
+    layer: Arc<Compiled<L>>,
+    /// The request and what is known of its charges, until it is decided.
+    held: Option<(Request<B>, Ticket)>,
+    step: Step<L>,
+    /// When the request came, on the layer's timer.
+    came: Duration,
+    /// Its turn, and the charge in whose line that is.
+    turn: Option<(BoundedTurn, usize)>,
+    /// The number by which it stands in line.
+    number: Option<u64>,
+    counted: Option<Counted>,
+}
+
+enum Step<L: Limiter> {
+    Waits,
+    /// The limiter says whether it would take all charges.
+    Peeks(Asked<L>),
+    /// The limiter takes all charges, or none and counts no refusal.
+    Takes(Asked<L>),
+    /// The limiter decides at last.
+    Decides(Asked<L>),
+    /// It is decided.
+    Over,
+}
+
+/// A limiter's answer, boxed: most requests do not wait, and their futures should not have room for it.
+type Asked<L> = Pin<Box<ReplyFuture<Decision, <L as Limiter>::Error, <L as Limiter>::Future<Decision>>>>;
+
+/// How the limiter is asked.
+#[derive(Clone, Copy, PartialEq)]
+enum How {
+    Peek,
+    /// Enforced blocks are looked at.
+    Try,
+    AtLast,
+}
+
+impl<B, L: Limiter> InLine<B, L> {
+    /// Begins with a request that [goes in line](Ticket::goes_in_line).
+    pub(crate) fn new(layer: &Arc<Compiled<L>>, request: Request<B>, ticket: Ticket) -> Box<Self> {
+        let came = layer.delays.as_ref().map_or(Duration::ZERO, |delays| delays.now());
+        let is_to_be_tried = ticket.is_left_to_line;
+        let mut in_line = Box::new(Self {
+            layer: Arc::clone(layer),
+            held: Some((request, ticket)),
+            step: Step::Over,
+            came,
+            turn: None,
+            number: None,
+            counted: None,
+        });
+        if is_to_be_tried {
+            in_line.try_again()
+        } else {
+            in_line.weigh()
+        }
+        in_line
+    }
+
+    /// Is ready when it is decided what becomes of the request.
+    pub(crate) fn poll_decision(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            match &mut self.step {
+                Step::Waits => match self.turn.as_mut().map(|(turn, _)| turn.poll(cx)) {
+                    Some(Poll::Pending) => return Poll::Pending,
+                    Some(Poll::Ready(Next::Asks)) => self.try_again(),
+                    Some(Poll::Ready(Next::GivesUp)) | None => {
+                        self.step = self.ask(How::AtLast).map_or(Step::Over, Step::Decides)
+                    }
+                },
+                Step::Peeks(reply) => {
+                    let answer = ready!(reply.as_mut().poll(cx));
+                    if answer.as_ref().is_ok_and(Decision::is_allowed) {
+                        self.step = self.ask(How::Try).map_or(Step::Over, Step::Takes);
+                    } else {
+                        self.answer(answer);
+                        self.weigh();
+                    }
+                }
+                Step::Takes(reply) => {
+                    let answer = ready!(reply.as_mut().poll(cx));
+                    self.answer(answer);
+                    self.weigh();
+                }
+                Step::Decides(reply) => {
+                    let answer = ready!(reply.as_mut().poll(cx));
+                    self.answer(answer);
+                    self.step = Step::Over;
+                }
+                Step::Over => {
+                    self.leave();
+                    return Poll::Ready(());
+                }
+            }
+        }
+    }
+
+    /// Takes the request out when it is decided. Returns `None` if it was taken before.
+    pub(crate) fn take(&mut self) -> Option<(Request<B>, Ticket)> {
+        self.held.take()
+    }
+
+    /// Asks the limiter for the request's charges. If it is refused, it may wait.
+    fn try_again(&mut self) {
+        let counts =
+            |(_, ticket): &(_, Ticket)| ticket.charges.iter().any(|charged| counts_denied(&self.layer, charged));
+        self.step = match self.held.as_ref().is_some_and(counts) {
+            true => self.ask(How::Peek).map_or(Step::Over, Step::Peeks),
+            false => self.ask(How::Try).map_or(Step::Over, Step::Takes),
+        };
+    }
+
+    /// Asks the limiter for the request's charges. Returns `None` if there is no request any more.
+    fn ask(&self, how: How) -> Option<Asked<L>> {
+        let (_, ticket) = self.held.as_ref()?;
+        let policies: SmallVec<[Option<Policy>; 4]> =
+            ticket.charges.iter().map(|charged| charged.policy_in_line(&self.layer)).collect();
+        let mut charges: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
+        for (charged, policy) in ticket.charges.iter().zip(&policies) {
+            let Some(policy) = policy else { continue };
+            let mut charge = charged.charge(policy);
+            if how != How::AtLast && charged.mode == Mode::Enforce && is_strike(&self.layer, charged) {
+                charge = charge.cost(0).effect(Effect::Enforce);
+            }
+            charges.push(match self.number {
+                Some(number) => charge.arrived(number),
+                None => charge,
+            });
+        }
+        let reply: Reply<_, _, _> = match how {
+            How::Peek => self.layer.limiter.peek(&charges),
+            How::Try | How::AtLast => self.layer.limiter.take(&charges),
+        };
+        Some(Box::pin(reply.into_future()))
+    }
+
+    fn answer(&mut self, mut answer: Result<Decision, L::Error>) {
+        if let Some((_, ticket)) = &mut self.held {
+            (ticket.is_answered, ticket.is_left_to_line) = (false, false);
+            ticket.answer(&self.layer, &mut answer);
+        }
+    }
+
+    /// Decides what comes next, after an answer that counted no refusal.
+    fn weigh(&mut self) {
+        let Some((_, ticket)) = &self.held else { return };
+        let line = ticket.line_to_join(&self.layer);
+        let is_counted = ticket.is_answered && !ticket.kind.passed() && self.refusal_counts();
+        self.step = match line {
+            Some(at) if self.join(at) => Step::Waits,
+            _ if is_counted => self.ask(How::AtLast).map_or(Step::Over, Step::Decides),
+            _ => Step::Over,
+        };
+    }
+
+    /// Returns whether something counts it when the request is refused.
+    fn refusal_counts(&self) -> bool {
+        let counts =
+            |(_, ticket): &(_, Ticket)| ticket.charges.iter().any(|charged| counts_refusals(&self.layer, charged));
+        self.held.as_ref().is_some_and(counts)
+    }
+
+    /// Goes to the line of a charge, unless the request waits there already. Returns whether it waits.
+    fn join(&mut self, at: usize) -> bool {
+        if self.turn.as_ref().is_some_and(|(_, charge)| *charge == at) {
+            return true;
+        }
+        let (layer, Some((_, ticket))) = (&self.layer, &self.held) else { return false };
+        let (Some(delays), Some(lines), Some(charged)) =
+            (&layer.delays, layer.limiter.place_lines(), ticket.charges.get(at))
+        else {
+            return false;
+        };
+        let until = self.came.saturating_add(line_wait(layer, charged));
+        let Some(policy) = charged.policy_in(layer).filter(|_| self.turn.is_none() || delays.now() < until) else {
+            return false;
+        };
+        if self.counted.is_none() {
+            let Some(counted) = delays.count() else { return false };
+            // Before anything else is held, because the observer is the application's code and may panic.
+            report(layer, &LayerEvent::WaitBegan);
+            self.counted = Some(counted);
+        }
+        let turn = BoundedTurn::join(lines, (policy, &charged.key), self.number, Arc::clone(&delays.timer), until);
+        self.number = Some(turn.number());
+        self.turn = Some((turn, at)); // an earlier turn ends now
+        true
+    }
+
+    /// Leaves the line, when it is decided what becomes of the request.
+    fn leave(&mut self) {
+        let Some((turn, at)) = self.turn.take() else { return };
+        if let Some((_, ticket)) = &mut self.held {
+            match ticket.charges.get(at).map(|charged| &charged.decision) {
+                Some(decision) if ticket.kind.passed() && ticket.is_answered && decision.is_allowed() => {
+                    turn.leave_admitted(decision.remaining() > 0);
+                }
+                _ => drop(turn),
+            }
+            if ticket.kind == OutcomeKind::Allowed {
+                ticket.kind = OutcomeKind::Delayed;
+            }
+        }
+        self.end_wait();
+    }
+
+    fn end_wait(&mut self) {
+        if self.counted.take().is_some() {
+            report(&self.layer, &LayerEvent::WaitEnded);
+        }
+    }
+}
+
+impl<B, L: Limiter> Drop for InLine<B, L> {
+    fn drop(&mut self) {
+        self.turn = None;
+        // The observer is the application's code and may panic.
+        contained(|| self.end_wait());
+        if let Some((request, mut ticket)) = self.held.take() {
+            ticket.report_dropped(&self.layer, &Head::from(&request));
+        }
+    }
+}

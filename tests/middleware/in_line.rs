@@ -1,0 +1,889 @@
+//! Requests that wait in line for a concurrency limit get places in the order in which they came,
+//! and hold nothing meanwhile.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use proptest::prelude::*;
+use tower::util::BoxCloneService;
+use tower::{BoxError, Layer, ServiceExt, service_fn};
+use tower_ratelimit::{
+    Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule, Wait,
+    clock::TokioTimer,
+    key,
+    limiter::{
+        BoxLimiter, Charge, ChargeDecision, Decision, FallbackLimiter, Limiter, Place, PlaceLines, Refund, Reply,
+        UnsupportedQuota,
+    },
+    middleware::QuotaSwitch,
+    observe::{LayerEvent, Observed, Observer, OutcomeKind, SetupWarningKind},
+    rules::Rules,
+};
+
+use crate::support::waiting::World;
+use crate::support::{config, memory};
+
+type Layered<L = MemoryLimiter> = RateLimitLayer<L>;
+type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
+type Answer = Response<Body>;
+
+const SECOND: u64 = 1_000_000;
+const REFUSED: u16 = 429;
+
+fn quota(limit: u64) -> Quota {
+    Quota::concurrent(limit).max_wait(Duration::from_secs(10)).unwrap()
+}
+
+fn exports(limit: u64) -> Rule {
+    Rule::new("exports", quota(limit)).unwrap()
+}
+
+fn policy(limit: u64) -> Policy {
+    Policy::new("exports", Quota::concurrent(limit)).unwrap()
+}
+
+fn done() -> Answer {
+    Response::new(Full::new(Bytes::from_static(b"done")).map_err(BoxError::from).boxed_unsync())
+}
+
+/// The number of a request, which its response holds up to the test.
+#[derive(Clone)]
+struct Number(usize);
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<OutcomeKind>>>, Arc<Mutex<Vec<LayerEvent>>>);
+
+impl Observer for Log {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        self.0.lock().unwrap().push(observed.outcome().kind());
+    }
+
+    fn on_layer_event(&self, event: &LayerEvent) {
+        self.1.lock().unwrap().push(event.clone());
+    }
+}
+
+/// Requests that hold their places until the test drops their responses.
+struct Office {
+    world: World<Answer>,
+    limiter: MemoryLimiter,
+    started: Arc<Mutex<Vec<usize>>>,
+    log: Log,
+}
+
+impl Office {
+    fn new() -> Self {
+        let world = World::new();
+        let limiter = memory(&world.clock);
+        Self { world, limiter, started: Arc::default(), log: Log::default() }
+    }
+
+    fn layer(&self, rule: Rule) -> Layered {
+        let layer = RateLimitLayer::new(self.limiter.clone(), rule, key::global());
+        layer.delay(self.world.timer.clone()).observer(self.log.clone())
+    }
+
+    /// Sends a request, and returns its number.
+    fn send<L: Limiter>(&mut self, layer: &Layered<L>) -> usize {
+        let (started, number) = (Arc::clone(&self.started), self.world.done.len());
+        let service = service_fn(move |request: Request<()>| {
+            started.lock().unwrap().push(request.extensions().get::<Number>().unwrap().0);
+            std::future::ready(Ok::<_, BoxError>(done()))
+        });
+        let request = Request::builder().extension(Number(number)).body(()).unwrap();
+        let service = layer.clone().layer(service);
+        self.world.spawn(async move { service.oneshot(request).await.unwrap() })
+    }
+
+    fn send_many<const N: usize>(&mut self, layer: &Layered) -> [usize; N] {
+        [(); N].map(|()| self.send(layer))
+    }
+
+    /// Ends a request that has its response.
+    fn finish(&mut self, request: usize) {
+        drop(self.world.done[request].take().expect("it has its response"));
+        self.world.pass(0);
+    }
+
+    /// Returns the status of a request that has its response.
+    fn status(&self, request: usize) -> Option<u16> {
+        self.world.done[request].as_ref().map(|response| response.status().as_u16())
+    }
+
+    fn started(&self) -> Vec<usize> {
+        self.started.lock().unwrap().clone()
+    }
+
+    fn kinds(&self) -> Vec<OutcomeKind> {
+        self.log.0.lock().unwrap().clone()
+    }
+
+    fn free(&self, limit: u64) -> u64 {
+        self.limiter.peek_one(&policy(limit), &Key::global(), 0).remaining()
+    }
+
+    fn waiting(&self) -> usize {
+        self.limiter.place_lines().unwrap().waiting(&policy(1), &Key::global())
+    }
+}
+
+#[test]
+fn requests_in_line_get_places_in_the_order_in_which_they_came() {
+    let mut office = Office::new();
+    let layer = office.layer(exports(2));
+    let [first, second, third, fourth, fifth] = office.send_many(&layer);
+    assert_eq!((office.started(), layer.waiting()), (vec![first, second], 3));
+    office.world.pass(SECOND);
+    office.finish(second);
+    assert_eq!((office.started(), layer.waiting()), (vec![first, second, third], 2));
+    office.finish(first);
+    office.finish(third);
+    assert_eq!(office.started(), [first, second, third, fourth, fifth]);
+    assert_eq!((office.waiting(), layer.waiting(), office.free(2)), (0, 0, 0));
+    assert_eq!(office.kinds()[1..], [[OutcomeKind::Allowed; 1].as_slice(), &[OutcomeKind::Delayed; 3]].concat());
+    let events = office.log.1.lock().unwrap().clone();
+    assert_eq!(events.iter().filter(|event| **event == LayerEvent::WaitBegan).count(), 3);
+    assert_eq!(events.iter().filter(|event| **event == LayerEvent::WaitEnded).count(), 3);
+    office.finish(fourth);
+    office.finish(fifth);
+    assert_eq!(office.free(2), 2);
+}
+
+#[test]
+fn request_that_has_waited_for_the_longest_time_is_refused() {
+    let mut office = Office::new();
+    let layer = office.layer(exports(1));
+    let [held, first] = office.send_many(&layer);
+    office.world.pass(4 * SECOND);
+    let second = office.send(&layer);
+    office.world.pass(6 * SECOND - 1);
+    assert_eq!((office.status(first), office.status(second)), (None, None));
+    office.world.pass(1);
+    assert_eq!((office.status(first), office.status(second)), (Some(REFUSED), None));
+    let refusal = office.world.done[first].as_ref().unwrap();
+    assert_eq!(refusal.headers().get("retry-after"), None, "nobody knows when a place comes free");
+    office.finish(held);
+    assert_eq!(office.started(), [held, second]);
+    assert_eq!(office.kinds()[1..], [OutcomeKind::Limited, OutcomeKind::Delayed]);
+}
+
+#[test]
+fn newcomer_passes_no_line() {
+    let mut office = Office::new();
+    let layer = office.layer(exports(2));
+    let dear = office.layer(exports(2).cost(|_| 2));
+    let impatient = office.layer(Rule::from(policy(2)));
+    let [held] = office.send_many(&layer);
+    let waiting = office.send(&dear);
+    assert_eq!(
+        office.limiter.take_one(&policy(2), &Key::global(), 0).remaining(),
+        0,
+        "one is free, but not for others"
+    );
+    let refused = office.send(&impatient);
+    assert_eq!(office.status(refused), Some(REFUSED), "it would not wait, and does not pass the line either");
+    let denied = office.limiter.hold(&policy(2), &Key::global(), 1).unwrap_err();
+    assert_eq!((denied.wait(), denied.remaining()), (Wait::Unknown, 0));
+    let behind = office.send(&layer);
+    assert_eq!(office.status(behind), None, "first come, first served, whatever the cost is");
+    assert!(office.limiter.hold(&policy(2), &Key::of("bob").unwrap(), 2).is_ok(), "another key has no line");
+    office.finish(held);
+    office.finish(waiting);
+    assert_eq!(office.started(), [held, waiting, behind]);
+}
+
+#[test]
+fn request_that_leaves_the_line_lets_the_next_ones_pass() {
+    let mut office = Office::new();
+    let (layer, dear) = (office.layer(exports(2)), office.layer(exports(2).cost(|_| 2)));
+    let held = office.send(&layer);
+    let [first, second] = [office.send(&dear), office.send(&dear)];
+    let behind = office.send(&layer);
+    office.world.cancel(second);
+    assert_eq!((office.waiting(), layer.waiting() + dear.waiting()), (2, 2), "it leaves at once");
+    office.world.cancel(first);
+    assert_eq!(office.started(), [held, behind], "it was the first of the line, and one place is free");
+    assert_eq!(
+        office.kinds(),
+        [OutcomeKind::Allowed, OutcomeKind::Abandoned, OutcomeKind::Abandoned, OutcomeKind::Delayed]
+    );
+}
+
+struct Counter(AtomicUsize);
+
+impl Wake for Counter {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+type Waiting = Pin<Box<dyn Future<Output = Result<Place, ChargeDecision>> + Send>>;
+
+/// Requests of a limiter without HTTP, each with a waker that counts.
+fn line(office: &Office, limit: u64, count: usize) -> Vec<(Waiting, Arc<Counter>)> {
+    let policy = Policy::new("exports", quota(limit)).unwrap();
+    let mut all = Vec::new();
+    for _ in 0..count {
+        let timer = office.world.timer.clone();
+        let mut waiting: Waiting = Box::pin(office.limiter.hold_in_line(&policy, &Key::global(), 1, timer));
+        let counter = Arc::new(Counter(AtomicUsize::new(0)));
+        assert!(poll(&mut waiting, &counter).is_none());
+        all.push((waiting, counter));
+    }
+    all
+}
+
+fn poll(waiting: &mut Waiting, counter: &Arc<Counter>) -> Option<Result<Place, ChargeDecision>> {
+    match waiting.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(counter)))) {
+        Poll::Ready(answer) => Some(answer),
+        Poll::Pending => None,
+    }
+}
+
+#[test]
+fn place_that_comes_free_wakes_one_request() {
+    let office = Office::new();
+    let held = [(); 2].map(|()| office.limiter.hold(&policy(2), &Key::global(), 1).unwrap());
+    let mut line = line(&office, 2, 5);
+    let woken = |line: &[(Waiting, Arc<Counter>)]| -> Vec<usize> {
+        line.iter().map(|(_, counter)| counter.0.load(Ordering::Relaxed)).collect()
+    };
+    let [one, two] = held;
+    drop(one);
+    assert_eq!(woken(&line), [1, 0, 0, 0, 0]);
+    drop(two);
+    assert_eq!(woken(&line), [1, 0, 0, 0, 0], "it is awake");
+    let (waiting, counter) = &mut line[0];
+    let first = poll(waiting, counter).expect("it is its turn").expect("two are free");
+    assert_eq!(woken(&line), [1, 1, 0, 0, 0], "one more is free");
+    let (waiting, counter) = &mut line[1];
+    let second = poll(waiting, counter).expect("it is its turn").expect("one is free");
+    assert_eq!(woken(&line), [1, 1, 0, 0, 0], "none is free");
+    drop((first, second));
+    assert_eq!(woken(&line), [1, 1, 1, 0, 0]);
+}
+
+/// A task that waits too. When its waker is woken or dropped, it is dropped, and leaves its line.
+struct Chained(Mutex<Option<Waiting>>);
+
+impl Wake for Chained {
+    fn wake(self: Arc<Self>) {
+        drop(self.0.lock().unwrap().take());
+    }
+}
+
+impl Drop for Chained {
+    fn drop(&mut self) {
+        drop(self.0.get_mut().unwrap().take());
+    }
+}
+
+#[test]
+fn waker_may_drop_another_request_of_the_line() {
+    let office = Office::new();
+    let held = office.limiter.hold(&policy(1), &Key::global(), 1).unwrap();
+    let mut line: Vec<Waiting> = line(&office, 1, 4).into_iter().map(|(waiting, _)| waiting).collect();
+    let last = line.pop();
+    let chained = Waker::from(Arc::new(Chained(Mutex::new(last))));
+    for waiting in &mut line {
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(&chained)).is_pending());
+    }
+    drop(held);
+    assert_eq!(office.waiting(), 3, "the waker dropped one");
+    drop((chained, line));
+    assert_eq!((office.waiting(), office.free(1)), (0, 1));
+}
+
+#[test]
+fn no_more_requests_wait_than_the_layer_lets() {
+    let mut office = Office::new();
+    let layer = office.layer(exports(1)).max_waiting(1);
+    let [held, waiting, refused] = office.send_many(&layer);
+    assert_eq!((office.status(waiting), office.status(refused)), (None, Some(REFUSED)));
+    office.finish(held);
+    assert_eq!(office.started(), [held, waiting]);
+    let none = office.layer(exports(1)).max_waiting(0);
+    let refused = office.send(&none);
+    assert_eq!(office.status(refused), Some(REFUSED));
+}
+
+#[test]
+fn set_waits_in_the_line_that_denies_it_and_holds_nothing() {
+    let mut office = Office::new();
+    let named = |name: &str, limit| Policy::new(name, quota(limit)).unwrap();
+    let (user, tenant, rate) = (named("user", 1), named("tenant", 1), Policy::new("rate", Quota::per_hour(9)).unwrap());
+    let layer = |rule: &Policy| office.layer(Rule::from(rule.clone()));
+    let (users, tenants) = (layer(&user), layer(&tenant));
+    let both = layer(&rate).and(Rule::from(user.clone()), key::global()).and(Rule::from(tenant.clone()), key::global());
+    let left = |office: &Office, policy| office.limiter.peek_one(policy, &Key::global(), 0).remaining();
+    let lines = office.limiter.place_lines().unwrap().clone();
+    let waiting = || [&user, &tenant].map(|policy| lines.waiting(policy, &Key::global()));
+
+    let [one_user, one_tenant] = [office.send(&users), office.send(&tenants)];
+    let set = office.send(&both);
+    assert_eq!((waiting(), left(&office, &rate)), ([1, 0], 9), "the first that denied");
+    let later = office.send(&tenants);
+    office.finish(one_tenant);
+    assert_eq!(office.started(), [one_user, one_tenant, later], "who waits in one line holds nothing back in another");
+    let last = office.send(&tenants);
+    office.finish(one_user);
+    assert_eq!((waiting(), left(&office, &user), left(&office, &rate)), ([0, 2], 1, 9), "the other denies at its turn");
+    office.finish(later);
+    assert_eq!(office.started()[3..], [set], "it came before the last, and keeps its number");
+    assert_eq!((waiting(), left(&office, &user), left(&office, &rate)), ([0, 1], 0, 8));
+    office.finish(set);
+    assert_eq!(office.started()[4..], [last]);
+}
+
+#[test]
+fn two_sets_that_block_each_others_lines_both_pass() {
+    let mut office = Office::new();
+    let named = |name: &str| Rule::new(name, quota(1)).unwrap();
+    let (a, b) = (office.layer(named("a")), office.layer(named("b")));
+    let ab = office.layer(named("a")).and(named("b"), key::global());
+    let ba = office.layer(named("b")).and(named("a"), key::global());
+    let held = [office.send(&a), office.send(&b)];
+    let sets = [office.send(&ab), office.send(&ba), office.send(&ab), office.send(&ba)];
+    held.into_iter().for_each(|held| office.finish(held));
+    for set in sets {
+        assert_eq!(office.started().last(), Some(&set));
+        office.finish(set);
+    }
+}
+
+#[test]
+fn refusal_by_another_rule_ends_the_wait() {
+    let mut office = Office::new();
+    let rate = Policy::new("rate", Quota::per_hour(2)).unwrap();
+    let layer = office.layer(exports(1)).and(Rule::from(rate.clone()), key::global());
+    let [held, waiting] = office.send_many(&layer);
+    assert!(office.limiter.take_one(&rate, &Key::global(), 1).is_allowed(), "somebody else uses the rate up");
+    assert_eq!(office.status(waiting), None);
+    office.finish(held);
+    assert_eq!(office.status(waiting), Some(REFUSED));
+    assert_eq!((office.free(1), office.waiting()), (1, 0));
+    let refused = office.send(&layer);
+    assert_eq!(office.status(refused), Some(REFUSED), "a request over a rate does not wait");
+}
+
+#[test]
+fn request_that_can_never_pass_does_not_wait() {
+    let mut office = Office::new();
+    let layer = office.layer(exports(2).cost(|_| 3));
+    let refused = office.send(&layer);
+    assert_eq!(office.status(refused), Some(REFUSED));
+}
+
+#[test]
+fn wait_counts_no_refusal_and_a_refusal_after_it_counts_one() {
+    let hour = Duration::from_secs(3_600);
+    let denials = Policy::new("denials", Quota::sliding_log(2, hour).and_then(Quota::count_denied).unwrap()).unwrap();
+    let block = Quota::block(3, hour, hour).unwrap();
+    for counts_denied in [false, true] {
+        let mut office = Office::new();
+        let rule = exports(1).block("strikes", block).unwrap();
+        let mut layer = office.layer(rule);
+        if counts_denied {
+            layer = layer.and(Rule::from(denials.clone()).cost(|_| 0), key::global());
+        }
+        let strikes = Policy::new("strikes", block).unwrap();
+        let left = |office: &Office| office.limiter.peek_one(&strikes, &Key::global(), 0).remaining();
+        let mut held = office.send(&layer);
+        for _ in 0..5 {
+            let waiting = office.send(&layer);
+            office.world.pass(SECOND);
+            // Several tries that are denied.
+            for _ in 0..3 {
+                office.limiter.place_lines().unwrap().wake_first(&policy(1), &Key::global());
+                office.world.pass(0);
+            }
+            assert_eq!((office.status(waiting), left(&office)), (None, 3));
+            office.finish(held);
+            assert_eq!(office.status(waiting), Some(200));
+            held = waiting;
+        }
+        for strikes_left in [2, 1, 0] {
+            let waiting = office.send(&layer);
+            office.world.pass(10 * SECOND);
+            assert_eq!((office.status(waiting), left(&office)), (Some(REFUSED), strikes_left));
+        }
+        office.finish(held);
+        let closed = office.send(&layer);
+        assert_eq!(office.status(closed), Some(REFUSED), "the key is closed");
+        assert_eq!(
+            office.kinds()[6..],
+            [OutcomeKind::Limited, OutcomeKind::Limited, OutcomeKind::Blocked, OutcomeKind::Blocked]
+        );
+    }
+}
+
+#[test]
+fn quota_that_counts_denied_requests_counts_no_wait() {
+    let mut office = Office::new();
+    let hour = Duration::from_secs(3_600);
+    let rate = Policy::new("rate", Quota::fixed_window(3, hour).and_then(Quota::count_denied).unwrap()).unwrap();
+    let layer = office.layer(exports(1)).and(Rule::from(rate.clone()), key::global());
+    let held = office.send(&layer);
+    let waiting = office.send(&layer);
+    assert_eq!(office.limiter.peek_one(&rate, &Key::global(), 0).remaining(), 2, "it was not denied by the rate");
+    office.finish(held);
+    assert_eq!((office.status(waiting), office.limiter.peek_one(&rate, &Key::global(), 0).remaining()), (Some(200), 1));
+}
+
+#[test]
+fn switch_that_raises_the_limit_wakes_the_line() {
+    let mut office = Office::new();
+    let switch = QuotaSwitch::new(quota(1));
+    let layer = office.layer(Rule::switched("exports", &switch).unwrap());
+    let [held, second, third, fourth] = office.send_many(&layer);
+    switch.set(quota(3)).unwrap();
+    office.world.pass(0);
+    assert_eq!(office.started(), [held, second, third]);
+    switch.set(quota(1)).unwrap();
+    office.world.pass(0);
+    for over in [held, second] {
+        office.finish(over);
+        assert_eq!(office.status(fourth), None, "more are held than the lower limit allows");
+    }
+    office.finish(third);
+    assert_eq!(office.status(fourth), Some(200));
+    let fifth = office.send(&layer);
+    switch.set(quota(0)).unwrap();
+    office.world.pass(0);
+    assert_eq!(office.status(fifth), Some(REFUSED), "a limit of 0 refuses at once");
+}
+
+#[test]
+fn reset_wakes_the_line_and_late_releases_free_nothing() {
+    let mut office = Office::new();
+    let layer = office.layer(exports(1));
+    let [held, waiting, last] = office.send_many(&layer);
+    office.limiter.reset_now(&policy(1), &Key::global());
+    office.world.pass(0);
+    assert_eq!((office.status(waiting), office.status(last)), (Some(200), None));
+    office.finish(held);
+    assert_eq!(office.status(last), None, "it gave back nothing of the request after it");
+    office.finish(waiting);
+    assert_eq!(office.status(last), Some(200));
+}
+
+#[test]
+fn request_in_shadow_waits_for_nothing() {
+    let mut office = Office::new();
+    let layer = office.layer(exports(1).mode(Mode::Shadow));
+    let [first, second] = office.send_many(&layer);
+    assert_eq!(office.started(), [first, second]);
+}
+
+#[test]
+fn request_goes_to_the_overflow_after_its_wait() {
+    let mut office = Office::new();
+    let overflow = service_fn(|_: Request<()>| std::future::ready(Ok::<_, BoxError>(done())));
+    let layer = office.layer(exports(1));
+    let held = office.send(&layer);
+    let service = layer.clone().overflow(overflow).layer(overflow);
+    let waiting = office.world.spawn(async move { service.oneshot(Request::new(())).await.unwrap() });
+    office.world.pass(10 * SECOND - 1);
+    assert_eq!(office.status(waiting), None);
+    office.world.pass(1);
+    assert_eq!(office.kinds(), [OutcomeKind::Allowed, OutcomeKind::Overflowed]);
+    office.finish(held);
+    assert_eq!((office.status(waiting), office.free(1)), (Some(200), 1), "the overflow holds no place");
+}
+
+#[test]
+fn handler_that_admits_waits_in_line_and_leaves_it() {
+    let mut office = Office::new();
+    let layer = office.layer(exports(1));
+    let held = office.send(&layer);
+    let admit = |layer: Layered| async move {
+        let (head, ()) = Request::new(()).into_parts();
+        match layer.admit(&head).await {
+            Ok(admission) => admission.finish(done()),
+            Err(refused) => refused.into_response().map(|body| body.map_err(BoxError::from).boxed_unsync()),
+        }
+    };
+    let [first, second, third] = [(); 3].map(|()| office.world.spawn(admit(layer.clone())));
+    office.world.cancel(first);
+    office.finish(held);
+    assert_eq!((office.status(second), office.status(third), office.free(1)), (Some(200), None, 0));
+    office.world.pass(10 * SECOND);
+    assert_eq!(office.status(third), Some(REFUSED));
+    office.finish(second);
+    assert_eq!(office.free(1), 1);
+}
+
+#[test]
+fn rules_of_a_file_let_requests_wait_in_line() {
+    let mut office = Office::new();
+    let text = "rules: [{name: exports, quota: '1 at once, wait 10 seconds', key: global}]";
+    let rules = Rules::from_text(text).unwrap();
+    let layer = rules.layer(office.limiter.clone()).unwrap().delay(office.world.timer.clone());
+    assert!(layer.check().is_ok());
+    let [held, waiting] = office.send_many(&layer);
+    assert_eq!((office.status(waiting), layer.policies()[0].quota()), (None, &quota(1)));
+    office.finish(held);
+    assert_eq!(office.status(waiting), Some(200));
+}
+
+#[test]
+fn request_waits_as_the_quota_that_it_brings_says() {
+    let mut office = Office::new();
+    let hour = Duration::from_secs(3_600);
+    for is_counted in [false, true] {
+        let rule = Rule::quota_from("exports", |_| Some(quota(1))).unwrap();
+        let rule = if is_counted { rule.block("strikes", Quota::block(9, hour, hour).unwrap()).unwrap() } else { rule };
+        let layer = RateLimitLayer::new(office.limiter.clone(), rule, key::global()).delay(office.world.timer.clone());
+        let [held, waiting, refused] = office.send_many(&layer);
+        office.world.pass(SECOND);
+        office.finish(held);
+        office.world.pass(10 * SECOND);
+        assert_eq!((office.status(waiting), office.status(refused)), (Some(200), Some(REFUSED)));
+        office.finish(waiting);
+        assert_eq!(office.free(1), 1);
+    }
+}
+
+#[test]
+fn explanation_says_that_a_request_would_wait_in_line() {
+    let mut office = Office::new();
+    let layer = office.layer(exports(1));
+    let (head, ()) = Request::new(()).into_parts();
+    let explain = |layer: &Layered| {
+        let mut explained = Box::pin(layer.explain(&head));
+        match explained.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(explanation) => explanation,
+            Poll::Pending => panic!("memory answers at once"),
+        }
+    };
+    assert_eq!((explain(&layer).passes(), explain(&layer).wait_in_line()), (true, None));
+    let held = office.send(&layer);
+    let waits = explain(&layer);
+    assert_eq!((waits.passes(), waits.wait_in_line()), (false, Some(Duration::from_secs(10))));
+    assert!(
+        waits.to_string().starts_with("waits in line for up to 10s, or is refused: limited; nobody knows"),
+        "{waits}"
+    );
+    assert!(waits.to_json().contains("\"line_wait_us\":10000000"), "{}", waits.to_json());
+    assert_eq!((explain(&layer.clone().max_waiting(0)).wait_in_line(), office.waiting()), (None, 0));
+    office.finish(held);
+}
+
+#[test]
+fn place_without_http_is_waited_for() {
+    let office = Office::new();
+    let policy = Policy::new("exports", quota(2)).unwrap();
+    let mut world = World::new();
+    let hold = |cost| office.limiter.hold_in_line(&policy, &Key::global(), cost, world.timer.clone());
+    let holds = [hold(2), hold(1), hold(2), hold(3), hold(0)];
+    let [two, one, late, never, nothing] = holds.map(|hold| world.spawn(hold));
+    assert!(world.done[two].as_ref().is_some_and(Result::is_ok) && world.is_pending(one));
+    assert_eq!(world.done[never].as_ref().unwrap().as_ref().unwrap_err().wait(), Wait::Never);
+    assert!(world.done[nothing].as_ref().is_some_and(Result::is_ok), "a cost of 0 looks");
+    world.done[two] = None;
+    world.pass(0);
+    assert!(world.done[one].as_ref().is_some_and(Result::is_ok) && world.is_pending(late));
+    world.pass(10 * SECOND);
+    assert_eq!(world.done[late].as_ref().unwrap().as_ref().unwrap_err().remaining(), 1);
+    world.done.clear();
+    assert_eq!(office.free(2), 2);
+}
+
+#[test]
+fn wait_that_no_request_can_have_is_a_misconfiguration() {
+    let mut office = Office::new();
+    let bare = RateLimitLayer::new(office.limiter.clone(), exports(1), key::global());
+    assert_eq!(bare.check().unwrap_err().kind(), SetupWarningKind::NoTimer);
+    let [held, refused] = [office.send(&bare), office.send(&bare)];
+    assert_eq!((office.status(held), office.status(refused)), (Some(200), Some(REFUSED)), "it is refused at once");
+    let idle = office.layer(Rule::from(policy(1)));
+    assert_eq!(idle.check().unwrap_err().kind(), SetupWarningKind::NoQueue);
+    let meter = Quota::meter(5, Duration::from_secs(60)).unwrap();
+    let metered = office.layer(exports(1).overage("over", meter).unwrap());
+    assert_eq!(metered.check().unwrap_err().kind(), SetupWarningKind::NoEffect);
+    let [first, second] = office.send_many(&metered);
+    assert_eq!((office.status(first), office.status(second)), (Some(200), Some(200)), "it is metered");
+    let one = std::num::NonZeroU32::MIN;
+    let limiter = FallbackLimiter::new(office.limiter.clone(), office.limiter.clone(), one);
+    let timer = office.world.timer.clone();
+    let unsupported = RateLimitLayer::new(limiter, exports(1), key::global()).delay(timer);
+    let warning = unsupported.check().unwrap_err();
+    assert_eq!(warning.kind(), SetupWarningKind::UnsupportedQuota);
+    assert!(warning.to_string().contains("no request can wait in line"), "{warning}");
+    assert!(Office::new().layer(exports(1)).check().is_ok());
+}
+
+/// A limiter that answers at the second poll.
+#[derive(Clone)]
+struct Later(MemoryLimiter);
+
+type Answered<T> = Pin<Box<dyn Future<Output = Result<T, Infallible>> + Send>>;
+
+fn later<T: Send + 'static>(answer: impl FnOnce() -> T + Send + 'static) -> Reply<T, Infallible, Answered<T>> {
+    Reply::Later(Box::pin(async move {
+        tokio::task::yield_now().await;
+        Ok(answer())
+    }))
+}
+
+impl Limiter for Later {
+    type Error = Infallible;
+    type Future<T: Send + 'static> = Answered<T>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Answered<Decision>> {
+        let decision = self.0.take_now(charges);
+        later(|| decision)
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Answered<Decision>> {
+        let decision = self.0.peek_now(charges);
+        later(|| decision)
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Infallible, Answered<()>> {
+        self.0.refund_now(&refunds);
+        later(|| ())
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Infallible, Answered<()>> {
+        self.0.reset_now(policy, key);
+        later(|| ())
+    }
+
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        self.0.supports(quota)
+    }
+
+    fn place_lines(&self) -> Option<&PlaceLines> {
+        self.0.place_lines()
+    }
+}
+
+#[test]
+fn limiter_that_answers_later_has_the_same_lines() {
+    let mut office = Office::new();
+    let limiter = BoxLimiter::new(Later(office.limiter.clone()));
+    let layer = RateLimitLayer::new(limiter, exports(1), key::global()).delay(office.world.timer.clone());
+    let sent = [(); 4].map(|()| office.send(&layer));
+    assert_eq!((office.started(), office.waiting()), (vec![sent[0]], 3));
+    office.world.cancel(sent[1]);
+    office.finish(sent[0]);
+    office.finish(sent[2]);
+    office.world.pass(0);
+    assert_eq!(office.started(), [sent[0], sent[2], sent[3]]);
+    let gives_up = office.send(&layer);
+    office.world.pass(10 * SECOND);
+    assert_eq!(office.status(gives_up), Some(REFUSED));
+    office.finish(sent[3]);
+    assert_eq!(office.free(1), 1);
+}
+
+#[test]
+fn panic_of_a_service_that_was_waited_for_returns_the_place() {
+    let mut office = Office::new();
+    let layer = office.layer(exports(1));
+    let held = office.send(&layer);
+    let service = layer.layer(service_fn(|_: Request<()>| -> std::future::Ready<Result<Answer, BoxError>> {
+        std::panic::resume_unwind(Box::new("the service panics"))
+    }));
+    let mut waiting = Box::pin(service.oneshot(Request::new(())));
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(waiting.as_mut().poll(&mut cx).is_pending());
+    office.finish(held);
+    assert!(catch_unwind(AssertUnwindSafe(|| waiting.as_mut().poll(&mut cx))).is_err());
+    drop(waiting);
+    assert_eq!((office.free(1), office.waiting()), (1, 0));
+}
+
+/// With Tokio's own timer and tasks.
+#[tokio::test(start_paused = true)]
+async fn ten_thousand_requests_of_a_key_keep_their_order() {
+    const REQUESTS: usize = 10_000;
+    let limiter = MemoryLimiter::builder().max_keys(100).build().unwrap();
+    let started: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let rule = Rule::new("exports", Quota::concurrent(3).max_wait(Duration::from_secs(3_600)).unwrap()).unwrap();
+    let layer =
+        RateLimitLayer::new(limiter.clone(), rule, key::global()).delay(TokioTimer::new()).max_waiting(REQUESTS);
+    let log = Arc::clone(&started);
+    let handler = service_fn(move |request: Request<()>| {
+        log.lock().unwrap().push(request.extensions().get::<Number>().unwrap().0);
+        async {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            Ok::<_, BoxError>(done())
+        }
+    });
+    let service = BoxCloneService::new(layer.clone().layer(handler));
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..REQUESTS {
+        let request = Request::builder().extension(Number(number)).body(()).unwrap();
+        let service = service.clone();
+        tasks.spawn(async move { service.oneshot(request).await.map(|response| response.status()) });
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(layer.waiting(), REQUESTS - 3);
+    let began = tokio::time::Instant::now();
+    while let Some(done) = tasks.join_next().await {
+        assert_eq!(done.unwrap().unwrap(), StatusCode::OK);
+    }
+    assert!(began.elapsed() <= Duration::from_secs(40), "{:?} for 3,334 rounds of 10 ms", began.elapsed());
+    assert_eq!(*started.lock().unwrap(), (0..REQUESTS).collect::<Vec<_>>());
+    assert_eq!((layer.waiting(), limiter.peek_one(&policy(3), &Key::global(), 0).remaining()), (0, 3));
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Send { cost: u64, waits: bool },
+    Finish(usize),
+    Leave(usize),
+    Pass(u64),
+    Limit(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        5 => (1..=2_u64, prop::bool::weighted(0.8)).prop_map(|(cost, waits)| Step::Send { cost, waits }),
+        4 => (0..8_usize).prop_map(Step::Finish),
+        1 => (0..8_usize).prop_map(Step::Leave),
+        2 => (0..7 * SECOND).prop_map(Step::Pass),
+        1 => (0..=4_u64).prop_map(Step::Limit),
+    ]
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    Waits { until_us: u64 },
+    Runs,
+    Refused,
+    Gone,
+}
+
+/// The definition: requests in the order in which they came, each with its cost and what became of it.
+struct Oracle {
+    limit: u64,
+    requests: Vec<(u64, State)>,
+}
+
+impl Oracle {
+    fn held(&self) -> u64 {
+        self.requests.iter().filter(|(_, state)| *state == State::Runs).map(|(cost, _)| cost).sum()
+    }
+
+    fn first(&self) -> Option<usize> {
+        self.requests.iter().position(|(_, state)| matches!(state, State::Waits { .. }))
+    }
+
+    fn send(&mut self, now_us: u64, cost: u64, waits: bool) {
+        let state = match cost {
+            cost if cost > self.limit => State::Refused,
+            cost if self.first().is_none() && self.held() + cost <= self.limit => State::Runs,
+            _ if waits => State::Waits { until_us: now_us + 10 * SECOND },
+            _ => State::Refused,
+        };
+        self.requests.push((cost, state));
+    }
+
+    /// Serves the line from its front, until nothing is free.
+    fn serve(&mut self) {
+        while let Some(first) = self.first() {
+            let cost = self.requests[first].0;
+            self.requests[first].1 = match cost {
+                cost if cost > self.limit => State::Refused,
+                cost if self.held() + cost <= self.limit => State::Runs,
+                _ => return,
+            };
+            if self.requests[first].1 == State::Runs && self.held() >= self.limit {
+                return;
+            }
+        }
+    }
+
+    /// Takes a request out of the line.
+    fn leave(&mut self, at: usize, state: State) {
+        let was_first = self.first() == Some(at);
+        self.requests[at].1 = state;
+        if was_first {
+            self.serve();
+        }
+    }
+
+    fn pass(&mut self, to_us: u64) {
+        let next = |oracle: &Self| {
+            let untils = oracle.requests.iter().enumerate().filter_map(|(at, (_, state))| match state {
+                State::Waits { until_us } => Some((*until_us, at)),
+                _ => None,
+            });
+            untils.min().filter(|(until_us, _)| *until_us <= to_us)
+        };
+        while let Some((_, at)) = next(self) {
+            self.leave(at, State::Refused);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(config(400))]
+
+    #[test]
+    fn line_does_what_its_definition_says(steps in prop::collection::vec(step(), 1..60)) {
+        let mut office = Office::new();
+        let mut oracle = Oracle { limit: 2, requests: Vec::new() };
+        let (patient, hasty) = (QuotaSwitch::new(quota(2)), QuotaSwitch::new(Quota::concurrent(2)));
+        let layers: Vec<[Layered; 2]> = (1..=2).map(|cost| {
+            [&hasty, &patient].map(|switch| office.layer(Rule::switched("exports", switch).unwrap().cost(move |_| cost)))
+        }).collect();
+        for step in steps {
+            let of = |state: fn(&State) -> bool, nth: usize, oracle: &Oracle| {
+                let all: Vec<usize> = (0..oracle.requests.len()).filter(|at| state(&oracle.requests[*at].1)).collect();
+                (!all.is_empty()).then(|| all[nth % all.len()])
+            };
+            match step {
+                Step::Send { cost, waits } => {
+                    oracle.send(office.world.timer.now_us(), cost, waits);
+                    office.send(&layers[usize::from(cost == 2)][usize::from(waits)]);
+                }
+                Step::Finish(nth) => if let Some(at) = of(|state| *state == State::Runs, nth, &oracle) {
+                    oracle.requests[at].1 = State::Gone;
+                    oracle.serve();
+                    office.finish(at);
+                },
+                Step::Leave(nth) => if let Some(at) = of(|state| matches!(state, State::Waits { .. }), nth, &oracle) {
+                    oracle.leave(at, State::Gone);
+                    office.world.cancel(at);
+                },
+                Step::Pass(us) => {
+                    oracle.pass(office.world.timer.now_us() + us);
+                    office.world.pass(us);
+                }
+                Step::Limit(limit) => {
+                    oracle.limit = limit;
+                    oracle.serve();
+                    hasty.set(Quota::concurrent(limit)).unwrap();
+                    patient.set(quota(limit)).unwrap();
+                    office.world.pass(0);
+                }
+            }
+            let found: Vec<State> = (0..oracle.requests.len()).map(|at| match (office.status(at), oracle.requests[at].1) {
+                (None, State::Waits { until_us }) if office.world.is_pending(at) => State::Waits { until_us },
+                (Some(200), _) => State::Runs,
+                (Some(REFUSED), _) => State::Refused,
+                _ => State::Gone,
+            }).collect();
+            let expected: Vec<State> = oracle.requests.iter().map(|(_, state)| *state).collect();
+            prop_assert_eq!(found, expected, "after {:?}", step);
+            let waiting = oracle.requests.iter().filter(|(_, state)| matches!(state, State::Waits { .. })).count();
+            prop_assert_eq!(office.waiting(), waiting);
+        }
+        drop(office.world);
+        prop_assert_eq!(office.limiter.peek_one(&policy(9), &Key::global(), 0).remaining(), 9, "all came back");
+        prop_assert!(office.limiter.place_lines().unwrap().is_empty());
+    }
+}
