@@ -119,7 +119,9 @@ pub mod coming_from {
     //! * [Envoy](envoy)'s rate limit service
     //!
     //! The statements about other projects were read from their released code and documentation in
-    //! November 2026.
+    //! November 2026. The limiters in Rust and nginx were also sent requests, and answered as the pages
+    //! say. Each block of code here is a test, which sends requests too; its hidden lines say what it
+    //! expects.
 
     #[allow(unused_imports)]
     use super::*;
