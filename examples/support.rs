@@ -19,13 +19,6 @@ use tower_ratelimit::middleware::{Access, AccessList, Overrides};
 use tower_ratelimit::observe::{Stats, StatusPage};
 use tower_ratelimit::{Head, MemoryLimiter, MissingKey, Quota, RateLimitLayer, Rule};
 
-/// What the handlers for operators need.
-#[derive(Clone)]
-struct Limits {
-    plans: Overrides<usize>,
-    exempt: AccessList,
-}
-
 /// The user of a login, which puts it into the requests for operators.
 #[derive(Clone)]
 struct Staff {
@@ -42,15 +35,9 @@ async fn login(mut request: Request, next: Next) -> Response {
 }
 
 /// Exempts an address or a network from all limits of this process.
-async fn exempt(State(limits): State<Limits>, Path(network): Path<String>) -> Result<String, (StatusCode, String)> {
-    let exempt = limits.exempt.set(&network, Access::Allow);
+async fn exempt(State(list): State<AccessList>, Path(network): Path<String>) -> Result<String, (StatusCode, String)> {
+    let exempt = list.set(&network, Access::Allow);
     exempt.map(|_| format!("{network} is exempt\n")).map_err(|error| (StatusCode::BAD_REQUEST, format!("{error}\n")))
-}
-
-/// Gives a customer the larger plan in this process, for an hour.
-async fn raise(State(limits): State<Limits>, Path(customer): Path<String>) -> Result<String, StatusCode> {
-    let raised = limits.plans.set(customer.as_str(), 1, Duration::from_secs(3_600));
-    raised.map(|_| format!("{customer} has the larger plan\n")).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
 }
 
 /// Returns the application, and the pages for operators.
@@ -77,17 +64,19 @@ fn app(limiter: MemoryLimiter) -> Result<(Router, Router), Box<dyn Error>> {
         .access(&exempt_list, key::client_network(proxies, Prefixes::exact()))
         .observer(stats.clone());
 
-    // Operators unblock and reset on the page. Each action is printed, as your audit log would have it.
+    // Operators unblock, reset and raise on the page. Each action is printed, as your audit log would have it.
     let who = |request: &Head<'_>| {
         request.extensions.get::<Staff>().filter(|staff| staff.may_act).map(|staff| staff.name.clone())
     };
-    let page = StatusPage::new(stats.clone()).layer("public", &layer).operators(who, |action| println!("{action}"));
+    let page = StatusPage::new(stats.clone())
+        .layer("public", &layer)
+        .operators(who, |action| println!("{action}"))
+        // The larger plan, for an hour.
+        .action("customer", "raise", move |key| plans.set(key.clone(), 1, hour).map(drop));
     let metrics = move || async move { ([("content-type", Stats::CONTENT_TYPE)], stats.to_prometheus()) };
-    let limits = Limits { plans, exempt: exempt_list };
     let operators = Router::new()
         .route("/clients/{network}/exempt", post(exempt))
-        .route("/customers/{customer}/raise", post(raise))
-        .with_state(limits)
+        .with_state(exempt_list)
         .route("/metrics", get(metrics))
         .route_service("/limits", page)
         .layer(from_fn(login));
@@ -144,9 +133,9 @@ mod tests {
             serde_json::from_slice(&axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap()).unwrap()
         }
 
-        /// Unblocks or resets a client on the status page.
-        async fn act(&self, action: &str, client: &str) {
-            let fields = format!("action=explain&client=127.0.0.1&headers=x-forwarded-for:{client}");
+        /// Acts on the status page on the keys of a request with this header.
+        async fn act(&self, action: &str, header: &str) {
+            let fields = format!("action=explain&client=127.0.0.1&headers={header}");
             let explained = self.form(fields).await;
             let token = explained[0]["token"].as_str().unwrap();
             self.form(format!("action={action}&token={token}")).await;
@@ -173,15 +162,15 @@ mod tests {
             assert_eq!(service.get(client, "").await, Err(2));
         }
         assert_eq!(service.get(client, "").await, Err(3_600), "the fifth refusal closes it");
-        service.act("unblock", client).await;
+        service.act("unblock", "x-forwarded-for:192.0.2.7").await;
         assert_eq!(service.get(client, "").await, Err(2), "what was used stays used");
-        service.act("reset", client).await;
+        service.act("reset", "x-forwarded-for:192.0.2.7").await;
         assert_eq!(service.passed(client, "").await, 30);
         service.post("/clients/192.0.2.0%2F29/exempt").await; // the network 192.0.2.0/29
         assert_eq!(service.passed(client, "").await, 100);
 
         assert_eq!(service.passed(other, "acme").await, 10);
-        service.post("/customers/acme/raise").await;
+        service.act("own.raise", "x-api-key:acme").await;
         assert_eq!(service.passed(other, "acme").await, 20, "the address has 20 of 30 left");
     }
 }

@@ -573,16 +573,22 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         let compiled = self.compiled();
         async move {
             for policy in &*compiled.policies {
-                compiled.limiter.reset(policy, key).await?;
-                // Requests in flight are counted apart from rates.
-                let in_flight = policy.with_quota(Quota::concurrent(1));
-                if policy.has_quota_of_request() && compiled.limiter.supports(in_flight.quota()).is_ok() {
-                    compiled.limiter.reset(&in_flight, key).await?;
-                }
+                reset_under(&*compiled.limiter, policy, key).await?;
             }
             Ok(())
         }
     }
+}
+
+/// Forgets what a key has used under one policy of a layer.
+pub(crate) async fn reset_under<L: Limiter>(limiter: &L, policy: &Policy, key: &Key) -> Result<(), L::Error> {
+    limiter.reset(policy, key).await?;
+    // Requests in flight are counted apart from rates.
+    let in_flight = policy.with_quota(Quota::concurrent(1));
+    if policy.has_quota_of_request() && limiter.supports(in_flight.quota()).is_ok() {
+        limiter.reset(&in_flight, key).await?;
+    }
+    Ok(())
 }
 
 impl<S, L: Limiter, O: Clone> Layer<S> for RateLimitLayer<L, O> {

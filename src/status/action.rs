@@ -10,12 +10,14 @@ use crate::time::{Timestamp, Utc};
 labelled! {
     /// The kind of an operator's action.
     ActionKind,
-    /// Returns the label for JSON and logs: `unblock`, `reset`, `switch`.
+    /// Returns the label for metrics and logs: `unblock`, `reset`, `own`, `switch`.
     as_str {
         /// A block was opened. What the key has used of its quotas stays used.
         Unblock = "unblock",
         /// What a key has used was forgotten, or its block was opened.
         Reset = "reset",
+        /// An action of the [program's own](crate::observe::StatusPage::action).
+        Own = "own",
         /// A mode was switched.
         Switch = "switch",
     }
@@ -34,11 +36,34 @@ pub struct OperatorAction {
     pub(super) error: Option<Box<str>>,
 }
 
+/// What is done with a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Act {
+    Unblock,
+    Reset,
+    /// The action of the program's own with this name.
+    Own(Box<str>),
+}
+
+impl fmt::Display for Act {
+    /// Prints the word that programs send for it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unblock => ActionKind::Unblock.fmt(f),
+            Self::Reset => ActionKind::Reset.fmt(f),
+            Self::Own(name) => write!(f, "{OWN}{name}"),
+        }
+    }
+}
+
+/// The beginning of the words that programs send for own actions.
+pub(super) const OWN: &str = "own.";
+
 /// What was done.
 #[derive(Clone, Debug)]
 pub(super) enum Done {
-    /// A key was unblocked or reset under a policy.
-    OnKey { kind: ActionKind, layer: Box<str>, policy: Box<str>, fingerprint: String, name: Option<Box<str>> },
+    /// Something was done with a key under a policy.
+    OnKey { act: Act, layer: Box<str>, policy: Box<str>, fingerprint: String, name: Option<Box<str>> },
     /// The switch of this name was set.
     Switched { switch: Box<str>, mode: Mode },
 }
@@ -60,8 +85,19 @@ impl OperatorAction {
     #[must_use]
     pub fn kind(&self) -> ActionKind {
         match &self.done {
-            Done::OnKey { kind, .. } => *kind,
+            Done::OnKey { act: Act::Unblock, .. } => ActionKind::Unblock,
+            Done::OnKey { act: Act::Reset, .. } => ActionKind::Reset,
+            Done::OnKey { act: Act::Own(_), .. } => ActionKind::Own,
             Done::Switched { .. } => ActionKind::Switch,
+        }
+    }
+
+    /// Returns the name of the action, if it is one of the [program's own](crate::observe::StatusPage::action).
+    #[must_use]
+    pub fn own(&self) -> Option<&str> {
+        match &self.done {
+            Done::OnKey { act: Act::Own(name), .. } => Some(name),
+            _ => None,
         }
     }
 
@@ -74,7 +110,7 @@ impl OperatorAction {
         }
     }
 
-    /// Returns the name of the policy that was unblocked or reset.
+    /// Returns the name of the policy. `None` if a mode was switched.
     #[must_use]
     pub fn policy(&self) -> Option<&str> {
         match &self.done {
@@ -83,7 +119,7 @@ impl OperatorAction {
         }
     }
 
-    /// Returns the fingerprint of the key that was unblocked or reset.
+    /// Returns the fingerprint of the key. `None` if a mode was switched.
     #[must_use]
     pub fn fingerprint(&self) -> Option<&str> {
         match &self.done {
@@ -123,9 +159,9 @@ impl OperatorAction {
     /// |---|---|
     /// | `at` | when it ended, such as `2025-01-01T00:00:00Z` |
     /// | `operator` | who asked for it |
-    /// | `action` | the label of its [kind](ActionKind::as_str) |
-    /// | `layer`, `policy`, `fingerprint`, `name` | what was unblocked or reset; otherwise `null` |
-    /// | `switch`, `mode` | what was switched; otherwise `null` |
+    /// | `action` | `unblock`, `reset`, `switch`, or the name of an [own action](Self::own) after `own.` |
+    /// | `layer`, `policy`, `fingerprint`, `name` | which key, and where; `null` for `switch` |
+    /// | `switch`, `mode` | what was switched; `null` for others |
     /// | `error` | `null` if it was done |
     #[must_use]
     pub fn to_json(&self) -> String {
@@ -133,7 +169,10 @@ impl OperatorAction {
         let mut object = Object::begin(&mut json);
         object.text("at", &Utc(self.at).to_string());
         object.text("operator", &self.operator);
-        object.text("action", self.kind().as_str());
+        match &self.done {
+            Done::OnKey { act, .. } => object.text("action", &act.to_string()),
+            Done::Switched { .. } => object.text("action", ActionKind::Switch.as_str()),
+        }
         object.text_or_null("layer", self.layer());
         object.text_or_null("policy", self.policy());
         object.text_or_null("fingerprint", self.fingerprint());
@@ -149,8 +188,9 @@ impl OperatorAction {
 impl fmt::Display for Done {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OnKey { kind, layer, policy, fingerprint, name } => {
-                write!(f, "{kind} {policy} of {layer} for key {fingerprint}")?;
+            Self::OnKey { act, layer, policy, fingerprint, name } => {
+                let act = if let Act::Own(name) = act { name.to_string() } else { act.to_string() };
+                write!(f, "{act} {policy} of {layer} for key {fingerprint}")?;
                 name.as_ref().map_or(Ok(()), |name| write!(f, " ({name})"))
             }
             Self::Switched { switch, mode } => write!(f, "switch {switch} to {mode}"),

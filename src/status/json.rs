@@ -127,6 +127,7 @@ pub(super) fn explanations(view: &View) -> String {
         object.list("states", &layer.states.states, state);
         object.text_or_null("failure", layer.states.failure.as_deref());
         object.text_or_null("token", layer.token.as_deref());
+        object.list("own", &layer.own, |json, (name, _)| push_string(json, name));
         let refusals = view.stats.recent_refusals();
         let refusals = layer.recent.iter().filter_map(|at| refusals.get(*at));
         recent(&mut object, view, refusals);
@@ -141,7 +142,7 @@ fn state(json: &mut String, state: &State) {
     let (policy, decision) = (&state.policy, &state.decision);
     let mut object = Object::begin(json);
     object.text("policy", policy.name());
-    object.text("quota", &policy.quota().to_string());
+    object.text("quota", &policy.quota_words());
     object.text("fingerprint", &state.shown.fingerprint);
     object.text_or_null("name", state.shown.name.as_deref());
     object.or_null("blocked", is_block(policy).then(|| !decision.is_allowed()));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::StatusCode;
 use http::request::Parts;
 
-use super::action::{ActionKind, Done, OperatorAction};
+use super::action::{Done, OperatorAction};
 use super::request::Wrong;
 use super::target::Target;
 use crate::head::Head;
@@ -96,14 +96,13 @@ impl Operators {
         format!("{token:032x}")
     }
 
-    /// Takes the offer with this token, for an action of this kind under the policies with these names, or all. An
-    /// offer is taken once, and only by the operator to whom it was made.
+    /// Takes the offer with this token, and [narrows](Target::narrow) it. An offer is taken once, and only by the
+    /// operator to whom it was made.
     pub(super) fn take(
         &self,
         operator: &str,
         token: &str,
-        kind: ActionKind,
-        policies: &[String],
+        narrow: impl FnOnce(&mut Target) -> Result<(), Wrong>,
         now: Timestamp,
     ) -> Result<Target, Wrong> {
         let token = u128::from_str_radix(token, 16).ok();
@@ -116,7 +115,7 @@ impl Operators {
                            action, for five minutes, for the operator who explained, and in one process";
             return Err((StatusCode::CONFLICT, message.into()));
         };
-        match offer.target.narrow(kind, policies) {
+        match narrow(&mut offer.target) {
             Ok(()) => Ok(offer.target),
             Err(wrong) => {
                 offers.open.push_back(offer);
@@ -178,6 +177,7 @@ mod tests {
     use crate::limiter::memory::limiter::MemoryLimiter;
     use crate::middleware::layer::RateLimitLayer;
     use crate::quota::Quota;
+    use crate::status::action::Act;
     use crate::status::source::Source;
 
     #[tokio::test]
@@ -198,7 +198,9 @@ mod tests {
         let target = |explanation| Target::of_explanation("api", &source, explanation, &stats);
         let operators = Operators::new(|_| None, |_| {});
         let offer = |explanation| operators.offer("alice", target(explanation), stats.now());
-        let take = |token: &str| operators.take("alice", token, ActionKind::Reset, &[], stats.now()).is_ok();
+        let take = |token: &str| {
+            operators.take("alice", token, |target| target.narrow(&Act::Reset, &[], &[]), stats.now()).is_ok()
+        };
         let first = offer(&short);
         let tokens: Vec<String> = (0..10_000).map(|_| offer(&short)).collect();
         assert!(!take(&first) && take(&tokens[9_001]) && take(&tokens[9_999]));

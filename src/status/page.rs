@@ -15,19 +15,19 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use tower_service::Service;
 
-use super::action::{Done, OperatorAction};
+use super::action::{Act, Done, OWN, OperatorAction};
 use super::operators::Operators;
 use super::request::{
     Asked, ExplainForm, ExtensionField, FORM_MAX, Wrong, refuse_other_sites, wants_json, wants_page, wrong,
 };
 use super::source::Source;
-use super::target::{ListedKey, Target};
+use super::target::{Held, ListedKey, Target};
 use super::view::{ExplainedLayer, View};
 use super::{html, json};
-#[cfg(feature = "rules")]
 use crate::error::WithSources;
 use crate::explanation::Explanation;
 use crate::head::Head;
+use crate::key::Key;
 use crate::limiter::Limiter;
 use crate::middleware::layer::RateLimitLayer;
 use crate::mode::ModeSwitch;
@@ -65,7 +65,7 @@ use crate::stats::Stats;
 /// | `action` | other fields | answer in JSON |
 /// |---|---|---|
 /// | `explain` | `method`, `uri`, `client`, `headers` and [extensions](Self::extension), which describe a request; or the `fingerprint` of a key that the page lists | a list of layers |
-/// | `unblock`, `reset` | the `token` of a layer that was explained; `policy`, as often as needed, or none for all of them | `actions` |
+/// | `unblock`, `reset`, `own.NAME` | the `token` of a layer that was explained; `policy`, as often as needed, or none for all of them | `actions` |
 /// | `switch` | `name`, and the `mode`: `enforce`, `degrade` or `shadow` | `actions` |
 ///
 /// `curl -H 'accept: application/json' -d action=explain -d uri=/posts -d client=192.0.2.1 …` explains in JSON. A layer has
@@ -76,7 +76,8 @@ use crate::stats::Stats;
 /// * `states`: what the keys have left now under each policy: `policy`, `quota`, `fingerprint`, `name`, `limit`,
 ///   `remaining`, `reset_after_us`, `wait` and `wait_us`; and `blocked`, which is `null` if the policy is no block,
 /// * `failure`, the limiter's error, or `null`,
-/// * `token`, for [operators](Self::operators), or `null`,
+/// * `token`, for [operators](Self::operators), or `null`, and `own`, the names of the [program's own](Self::action)
+///   actions that they may take,
 /// * `recent_refusals` under these keys, or `null` if none are kept.
 ///
 /// Each of the `actions` is written as by [`OperatorAction::to_json`](crate::observe::OperatorAction::to_json). The status
@@ -103,9 +104,20 @@ struct Shown {
     extensions: Vec<ExtensionField>,
     switches: Vec<(String, ModeSwitch)>,
     operators: Option<Arc<Operators>>,
+    own: Vec<OwnAction>,
     #[cfg(feature = "rules")]
     rules: Option<crate::rules::Rules>,
 }
+
+/// An action of the program's own.
+#[derive(Clone)]
+struct OwnAction {
+    name: String,
+    policy: String,
+    run: Arc<Run>,
+}
+
+type Run = dyn Fn(&Key) -> Result<(), String> + Send + Sync;
 
 impl StatusPage {
     /// Makes a page of these statistics.
@@ -117,6 +129,7 @@ impl StatusPage {
             extensions: Vec::new(),
             switches: Vec::new(),
             operators: None,
+            own: Vec::new(),
             #[cfg(feature = "rules")]
             rules: None,
         }))
@@ -188,6 +201,44 @@ impl StatusPage {
         self
     }
 
+    /// Adds an action of the program's own, which [operators](Self::operators) can take on keys under the policy with
+    /// this name: for example to raise a customer's plan. Its name is the text of the button, and programs send
+    /// it as `action=own.NAME`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::middleware::Overrides;
+    /// use tower_ratelimit::observe::{Stats, StatusPage};
+    /// use tower_ratelimit::{Head, MemoryLimiter, Quota, RateLimitLayer, Rule, key};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let stats = Stats::new();
+    /// let overrides = Overrides::new();
+    /// let usual = |_: &Head<'_>| Quota::per_minute(60);
+    /// let customer = Rule::quota_from("customer", overrides.or(key::header("x-api-key"), usual))?;
+    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key")).observer(stats.clone());
+    ///
+    /// let (raised, hour) = (Quota::per_minute(600), Duration::from_secs(3_600));
+    /// let page = StatusPage::new(stats)
+    ///     .layer("api", &limit)
+    ///     .operators(|_| Some("alice".to_owned()), |action| eprintln!("{action}"))
+    ///     .action("customer", "raise", move |key| overrides.set(key.clone(), raised, hour).map(drop));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// What it may do is the program's decision, so an operator can mistype no number. It runs while the page is made, so it
+    /// must not block. If it panics, the action is reported as cut off.
+    #[must_use]
+    pub fn action<F, E>(mut self, policy: impl Into<String>, name: impl Into<String>, run: F) -> Self
+    where
+        F: Fn(&Key) -> Result<(), E> + Send + Sync + 'static,
+        E: std::error::Error,
+    {
+        let run = move |key: &Key| run(key).map_err(|error| WithSources(&error).to_string());
+        let own = OwnAction { name: name.into(), policy: policy.into(), run: Arc::new(run) };
+        Arc::make_mut(&mut self.0).own.push(own);
+        self
+    }
+
     /// Lets operators unblock and reset keys, and [switch](Self::switch) modes. Without this the page changes nothing.
     ///
     /// `who` returns the name of the operator who sent a request, or `None` if it comes from nobody who may act. It
@@ -245,6 +296,28 @@ impl StatusPage {
 }
 
 impl Shown {
+    /// Returns the policies that an own action of this name is for.
+    fn own_policies(&self, name: &str) -> Vec<&str> {
+        self.own.iter().filter(|own| own.name == name).map(|own| own.policy.as_str()).collect()
+    }
+
+    /// Returns an error if the program has no own action of this name.
+    fn check_own(&self, name: &str) -> Result<(), Wrong> {
+        if !self.own_policies(name).is_empty() {
+            return Ok(());
+        }
+        let known: Vec<String> = self.own.iter().map(|own| format!("`{OWN}{}`", own.name)).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        Err(wrong(&format!("`{OWN}{name}` is no action of this page, which has {known}")))
+    }
+
+    /// Acts on a key.
+    async fn act_on(&self, act: &Act, source: &dyn Source, held: &Held) -> Result<(), String> {
+        let Act::Own(name) = act else { return source.reset(&held.policy, &held.key).await };
+        let mut own = self.own.iter().filter(|own| own.name == **name && own.policy == held.policy.name());
+        own.try_for_each(|own| (own.run)(&held.key))
+    }
+
     fn view(&self, parts: &Parts) -> View {
         let mut view = View::new(self.stats.snapshot(), &self.sources);
         #[cfg(feature = "rules")]
@@ -353,20 +426,27 @@ impl Shown {
                 view.explained = Some((form, Err(message)));
                 Ok(self.page(parts, StatusCode::BAD_REQUEST, false, &view))
             }
-            Asked::Act { kind, token, policies } => {
+            Asked::Act { act, token, policies } => {
                 let (operators, operator) = self.acting(parts)?;
-                let target = operators.take(&operator, &token, kind, &policies, self.stats.now())?;
+                let own = if let Act::Own(name) = &act {
+                    self.check_own(name)?;
+                    self.own_policies(name)
+                } else {
+                    Vec::new()
+                };
+                let narrow = |target: &mut Target| target.narrow(&act, &own, &policies);
+                let target = operators.take(&operator, &token, narrow, self.stats.now())?;
                 let mut actions = Vec::with_capacity(target.held.len());
                 for held in &target.held {
                     let done = Done::OnKey {
-                        kind,
+                        act: act.clone(),
                         layer: (*target.title).into(),
                         policy: held.policy.name().into(),
                         fingerprint: held.shown.fingerprint.clone(),
                         name: held.shown.name.clone(),
                     };
                     let underway = operators.begin(&self.stats, &operator, done);
-                    actions.push(underway.end(target.source.reset(&held.policy, &held.key).await));
+                    actions.push(underway.end(self.act_on(&act, &*target.source, held).await));
                 }
                 Ok(self.answer_actions(parts, is_json, &actions))
             }
@@ -401,8 +481,11 @@ impl Shown {
         let layers = layers.into_iter().map(|(target, explanation, states)| {
             let (title, recent) = (target.title.to_string(), view.find_recent(&target));
             let acting = acting.as_ref().filter(|_| !target.is_empty());
+            let is_held = |own: &&OwnAction| target.held.iter().any(|held| held.policy.name() == own.policy);
+            let own = self.own.iter().filter(|_| acting.is_some()).filter(is_held);
+            let own = own.map(|own| (own.name.clone(), own.policy.clone())).collect();
             let token = acting.map(|(operators, operator)| operators.offer(operator, target, now));
-            ExplainedLayer { title, explanation, states, token, recent }
+            ExplainedLayer { title, explanation, states, token, own, recent }
         });
         let layers = layers.collect();
         view.explained = Some((form, Ok(layers)));

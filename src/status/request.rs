@@ -9,7 +9,7 @@ use http::request::Parts;
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 
-use super::action::ActionKind;
+use super::action::{Act, OWN};
 use crate::fields::is_unacceptable;
 use crate::key::PeerAddr;
 use crate::mode::Mode;
@@ -78,9 +78,9 @@ pub(super) enum Asked {
     Unclear(ExplainForm, String),
     /// Sets the mode of the switch with this name.
     Switch(String, Mode),
-    /// Unblocks or resets what was explained with this token, under the policies with these names, or all.
+    /// Acts on the keys that were explained with this token, under the policies with these names, or all.
     Act {
-        kind: ActionKind,
+        act: Act,
         token: String,
         policies: Vec<String>,
     },
@@ -162,12 +162,19 @@ impl Asked {
                 };
                 Ok(Self::Switch(field("name"), *mode))
             }
-            "unblock" | "reset" => {
-                let kind = if field("action") == "reset" { ActionKind::Reset } else { ActionKind::Unblock };
+            other => {
+                let act = match (other, other.strip_prefix(OWN)) {
+                    ("unblock", _) => Act::Unblock,
+                    ("reset", _) => Act::Reset,
+                    (_, Some(name)) => Act::Own(name.into()),
+                    _ => {
+                        let known = "`explain`, `unblock`, `reset`, `switch`, or a name after `own.`";
+                        return Err(wrong(&format!("`action` is {known}, not `{other}`")));
+                    }
+                };
                 let policies = fields.iter().filter(|(name, _)| name == "policy").map(|(_, policy)| policy.clone());
-                Ok(Self::Act { kind, token: field("token").trim().to_owned(), policies: policies.collect() })
+                Ok(Self::Act { act, token: field("token").trim().to_owned(), policies: policies.collect() })
             }
-            other => Err(wrong(&format!("`action` is `explain`, `unblock`, `reset` or `switch`, not `{other}`"))),
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::error::WithSources;
 use crate::explanation::Explanation;
 use crate::key::Key;
 use crate::limiter::{Charge, Limiter, Occupancy};
-use crate::middleware::layer::RateLimitLayer;
+use crate::middleware::layer::{RateLimitLayer, reset_under};
 use crate::mode::Mode;
 use crate::policy::Policy;
 use crate::setup_warning::SetupWarning;
@@ -57,8 +57,8 @@ impl<L: Limiter, O: Send + Sync> Source for RateLimitLayer<L, O> {
     }
 
     fn reset<'a>(&'a self, policy: &'a Policy, key: &'a Key) -> Answer<'a, Result<(), String>> {
-        Box::pin(
-            async move { self.limiter().reset(policy, key).await.map_err(|error| WithSources(&error).to_string()) },
-        )
+        Box::pin(async move {
+            reset_under(self.limiter(), policy, key).await.map_err(|error| WithSources(&error).to_string())
+        })
     }
 }

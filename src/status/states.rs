@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt::{self, Write as _};
 
-use super::action::OperatorAction;
+use super::action::{OWN, OperatorAction};
 use super::keys::recent_of_explained;
 use super::target::{State, can_reset, is_block, is_meter};
 use super::text::{About, Count, Roughly, Text};
@@ -77,7 +77,15 @@ fn states(html: &mut String, layer: &ExplainedLayer) -> fmt::Result {
         if states.iter().any(|state| is_block(&state.policy)) {
             html.push_str(", and opens blocks.</p><p class=\"acts\"><button name=\"action\" value=\"unblock\">Unblock</button> opens the chosen blocks, and keeps what is used");
         }
-        html.push_str(".</p></form>");
+        html.push_str(".</p>");
+        for (name, policy) in &layer.own {
+            let (name, policy) = (Text(name), Text(policy));
+            write!(
+                html,
+                "<p class=\"acts\"><button name=\"action\" value=\"{OWN}{name}\">{name}</button> for {policy}, if it is chosen.</p>"
+            )?;
+        }
+        html.push_str("</form>");
     }
     Ok(())
 }
@@ -94,7 +102,7 @@ fn row(html: &mut String, state: &State, is_chosen: bool) -> fmt::Result {
     } else {
         write!(html, "<span class=\"name\">{name}</span>")?;
     }
-    write!(html, "<div class=\"quota\">{}</div></td>", Text(&policy.quota().to_string()))?;
+    write!(html, "<div class=\"quota\">{}</div></td>", Text(&policy.quota_words()))?;
     let fingerprint = &state.shown.fingerprint;
     match &state.shown.name {
         Some(name) => {
@@ -107,12 +115,16 @@ fn row(html: &mut String, state: &State, is_chosen: bool) -> fmt::Result {
     match policy {
         policy if is_block(policy) && !decision.is_allowed() => html.push_str("<b class=\"bad\">blocked</b>"),
         policy if is_block(policy) => write!(html, "open, {left} of {limit} strikes left")?,
+        policy if policy.has_quota_of_request() => {
+            write!(html, "{} used", Count(decision.limit().saturating_sub(decision.remaining())))?;
+        }
         policy if is_meter(policy) => {
             write!(html, "{} counted", Count(decision.limit().saturating_sub(decision.remaining())))?;
         }
         _ => write!(html, "{left} of {limit}")?,
     }
     let wait = match decision.wait() {
+        _ if policy.has_quota_of_request() => "explain a request".to_owned(),
         _ if is_meter(policy) => "now".to_owned(),
         Wait::After(wait) => format!("in {}", Roughly(wait)),
         Wait::None => "now".to_owned(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 
-use super::action::ActionKind;
+use super::action::Act;
 use super::request::{Wrong, wrong};
 use super::source::Source;
 use crate::decision::ChargeDecision;
@@ -165,9 +165,9 @@ impl Target {
         !self.held.iter().any(|held| can_reset(&held.policy))
     }
 
-    /// Keeps what an action of this kind changes under the policies with these names, or under all policies if there
-    /// are no names. Changes nothing if that is an error.
-    pub(super) fn narrow(&mut self, kind: ActionKind, names: &[String]) -> Result<(), Wrong> {
+    /// Keeps what an action changes under the policies with these names, or under all policies if there are no names.
+    /// `own` has the policies of an own action. Changes nothing if that is an error.
+    pub(super) fn narrow(&mut self, act: &Act, own: &[&str], names: &[String]) -> Result<(), Wrong> {
         for name in names {
             if !self.held.iter().any(|held| held.policy.name() == name && can_reset(&held.policy)) {
                 let known: Vec<String> = self.names().iter().map(|name| format!("`{name}`")).collect();
@@ -176,14 +176,27 @@ impl Target {
         }
         let is_meant = |held: &Held| {
             let is_named = names.is_empty() || names.iter().any(|name| name == held.policy.name());
-            is_named && can_reset(&held.policy) && (kind != ActionKind::Unblock || is_block(&held.policy))
+            is_named
+                && match act {
+                    Act::Unblock => is_block(&held.policy),
+                    Act::Reset => can_reset(&held.policy),
+                    Act::Own(_) => own.contains(&held.policy.name()),
+                }
         };
         if !self.held.iter().any(is_meant) {
-            return Err(wrong("no block is among these policies: `reset` forgets what the key has used"));
+            return Err(match act {
+                Act::Own(name) => {
+                    wrong(&format!("`{name}` is for keys of {}: choose it, or explain such a key", own.join(", ")))
+                }
+                _ => wrong("no block is among these policies: `reset` forgets what the key has used"),
+            });
         }
         let mut seen = HashSet::new();
-        // Plans have one name, and one state of a key.
-        self.held.retain(|held| is_meant(held) && seen.insert((held.fingerprint, held.policy.name().to_owned())));
+        // Plans have one name and one state of a key, except that requests in flight are counted apart from rates.
+        self.held.retain(|held| {
+            let counts_apart = *act == Act::Reset && is_concurrent(&held.policy);
+            is_meant(held) && seen.insert((held.fingerprint, held.policy.name().to_owned(), counts_apart))
+        });
         Ok(())
     }
 
@@ -223,6 +236,10 @@ pub(super) fn is_block(policy: &Policy) -> bool {
 
 pub(super) fn is_meter(policy: &Policy) -> bool {
     policy.quota().algorithm() == Algorithm::Meter
+}
+
+fn is_concurrent(policy: &Policy) -> bool {
+    policy.quota().algorithm() == Algorithm::Concurrency
 }
 
 /// Returns whether the page resets states of a policy. A meter is what customers pay for.

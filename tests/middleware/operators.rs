@@ -16,7 +16,7 @@ use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::ManualClock;
 use tower_ratelimit::limiter::{Charge, Decision, Limiter, Refund, Reply};
-use tower_ratelimit::middleware::ModeSwitch;
+use tower_ratelimit::middleware::{ModeSwitch, Overrides};
 use tower_ratelimit::observe::{ActionKind, OperatorAction, Stats, StatusPage};
 use tower_ratelimit::{Head, Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule, key};
 
@@ -507,4 +507,87 @@ async fn plan_of_a_key_is_reset_once() {
     let done = world.post("alice", &format!("action=reset&token={token}")).await.1;
     assert_eq!(done["actions"].as_array().unwrap().len(), 1);
     assert_eq!(world.send(4).await, 2);
+}
+
+#[derive(Debug)]
+struct Full;
+
+impl std::fmt::Display for Full {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the table is full")
+    }
+}
+
+impl std::error::Error for Full {}
+
+#[tokio::test]
+async fn own_action_is_taken_on_keys_of_its_policy() {
+    let world = World::new();
+    let raised: Arc<Mutex<Vec<Key>>> = Arc::default();
+    let of_raise = Arc::clone(&raised);
+    let raise = move |key: &Key| {
+        of_raise.lock().unwrap().push(key.clone());
+        Ok::<(), Infallible>(())
+    };
+    let page = world.page.clone().action("client", "raise <b>", raise).action("day", "exempt", |_| Err(Full));
+    let world = World { page, ..world };
+    world.send(6).await;
+    let fingerprint = world.fingerprint().await;
+    let explain = async |operator| world.post(operator, &format!("action=explain&fingerprint={fingerprint}")).await.1;
+    let explained = explain("alice").await;
+    assert_eq!(explained[0]["own"], serde_json::json!(["raise <b>"]), "the key has no day");
+    assert_eq!(explain("").await[0]["own"], serde_json::json!([]));
+    let token = explained[0]["token"].as_str().unwrap();
+    for (action, status) in [
+        ("own.other", StatusCode::BAD_REQUEST),
+        ("own.", StatusCode::BAD_REQUEST),
+        ("own.exempt", StatusCode::BAD_REQUEST),
+        ("raise", StatusCode::BAD_REQUEST),
+        ("own.raise+%3Cb%3E", StatusCode::OK),
+    ] {
+        let answer = world.post("alice", &format!("action={action}&token={token}")).await;
+        assert_eq!(answer.0, status, "{answer:?}");
+    }
+    assert_eq!(*raised.lock().unwrap(), [Key::of(SECRET).unwrap()]);
+    let at = "2025-01-01T00:00:00Z alice";
+    assert_eq!(world.audited(), [format!("{at}: raise <b> client of api for key {fingerprint}: done")]);
+
+    let explained = world.post("alice", "action=explain&client=192.0.2.1&headers=x-api-key%3Aa").await.1;
+    let token = explained[0]["token"].as_str().unwrap();
+    let (status, done) = world.post("alice", &format!("action=own.exempt&token={token}")).await;
+    assert_eq!((status, &done["actions"][0]["error"]), (StatusCode::SERVICE_UNAVAILABLE, &"the table is full".into()));
+    assert_eq!(done["actions"][0]["action"], "own.exempt");
+    let mut browser = form("alice", &format!("action=explain&fingerprint={fingerprint}"));
+    browser.headers_mut().insert("accept", "text/html".parse().unwrap());
+    let html = text(&world.page, browser).await.1;
+    assert!(html.contains("value=\"own.raise &lt;b&gt;\">raise &lt;b&gt;</button>"), "{html}");
+}
+
+#[tokio::test]
+async fn key_with_a_quota_of_its_own_is_raised_and_reset() {
+    let world = World::new();
+    let stats = Stats::builder().max_recent_refusals(16).clock(world.clock.clone()).build();
+    let overrides = Overrides::new().clock(world.clock.clone());
+    let quota = overrides.or(key::header("x-api-key"), |_| Quota::per_minute(2));
+    let rule = Rule::quota_from("customer", quota).unwrap();
+    let layer = RateLimitLayer::new(world.limiter.clone(), rule, key::header("x-api-key")).observer(stats.clone());
+    let (raised, hour) = (Quota::per_minute(6), Duration::from_secs(3_600));
+    let page = StatusPage::new(stats).layer("api", &layer).operators(who, |_| {});
+    let page = page.action("customer", "raise", move |key| overrides.set(key.clone(), raised, hour).map(drop));
+    let world = World { layer, page, ..world };
+    assert_eq!(world.send(4).await, 2);
+    let fingerprint = world.fingerprint().await;
+    let explained = world.post("alice", &format!("action=explain&fingerprint={fingerprint}")).await.1;
+    let state = &explained[0]["states"][0];
+    assert_eq!(state["limit"].as_u64().unwrap() - state["remaining"].as_u64().unwrap(), 2, "what it has used");
+    let act = async |action: &str| {
+        let token = world.token("alice", &fingerprint).await;
+        assert_eq!(world.post("alice", &format!("action={action}&token={token}")).await.0, StatusCode::OK);
+    };
+    act("own.raise").await;
+    assert_eq!(world.send(9).await, 4, "two of six were used");
+    act("reset").await;
+    assert_eq!(world.send(9).await, 6);
+    world.clock.advance(hour);
+    assert_eq!(world.send(9).await, 2, "the raise has ended");
 }

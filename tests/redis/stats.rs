@@ -5,10 +5,11 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use axum::body::Body;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::limiter::{FallbackLimiter, Limiter};
-use tower_ratelimit::observe::{OutcomeKind, Stats};
+use tower_ratelimit::observe::{OutcomeKind, RecentRefusal, Stats, StatusPage};
 use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, RedisLimiter, Rule, key as extract};
 
 use super::{connect, connected, eventually, policy};
@@ -47,6 +48,43 @@ async fn every_observer_of_the_builder_gets_each_event() {
     let [first, second] = seen.each_ref().map(|events| events.lock().clone());
     assert!(!first.is_empty());
     assert_eq!(first, second);
+}
+
+#[tokio::test]
+async fn operator_is_told_that_the_server_is_away() {
+    let (mut server, stats) = (Server::start(), Stats::builder().max_recent_refusals(16).build());
+    let limiter = connected(RedisLimiter::builder().deadline(Duration::from_secs(1)), &server.url()).await;
+    let layer = RateLimitLayer::new(limiter, Rule::from(policy("client", Quota::per_hour(1))), extract::global());
+    let layer = layer.observer(stats.clone());
+    let page = StatusPage::new(stats.clone()).layer("api", &layer).operators(|_| Some("alice".to_owned()), |_| {});
+    while stats.snapshot().recent_refusals().iter().all(|refusal| refusal.status().is_none()) {
+        send(&layer, 1).await;
+    }
+    let recent = stats.snapshot();
+    let fingerprint = recent.recent_refusals().iter().find_map(RecentRefusal::fingerprint).unwrap();
+    let post = async |fields: String| {
+        let request = Request::post("/").header("content-type", "application/x-www-form-urlencoded");
+        let request = request.header("accept", "application/json").body(Body::from(fields)).unwrap();
+        let response = page.clone().oneshot(request).await.unwrap();
+        let (status, body) = (response.status(), response.into_body().collect().await.unwrap().to_bytes());
+        (status, serde_json::from_slice::<serde_json::Value>(&body).unwrap())
+    };
+    let explain = async || post(format!("action=explain&fingerprint={fingerprint}")).await.1[0].clone();
+    let explained = explain().await;
+    assert_eq!((&explained["states"][0]["remaining"], &explained["failure"]), (&0.into(), &serde_json::Value::Null));
+    server.kill();
+    let token = explained["token"].as_str().unwrap();
+    let (status, done) = post(format!("action=reset&token={token}")).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(!done["actions"][0]["error"].as_str().unwrap().is_empty(), "{done}");
+    let explained = explain().await;
+    assert!(!explained["failure"].as_str().unwrap().is_empty(), "{explained}");
+    server.restart();
+    eventually("the key is reset", async || {
+        let token = explain().await["token"].as_str().unwrap().to_owned();
+        post(format!("action=reset&token={token}")).await.0 == StatusCode::OK
+    })
+    .await;
 }
 
 #[tokio::test]
