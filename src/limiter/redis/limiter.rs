@@ -102,7 +102,7 @@ impl RedisLimiter {
     /// # async fn render() -> Result<(), Box<dyn std::error::Error>> {
     /// let limiter = RedisLimiter::connect("redis://127.0.0.1:6379").await?;
     /// let renders = Policy::new("renders", Quota::concurrent(4))?;
-    /// match limiter.hold(&renders, &Key::of("alice")?, 1).await? {
+    /// match limiter.hold(&renders, &Key::of("alice").unwrap(), 1).await? {
     ///     Ok(place) => {
     ///         // Render.
     ///         drop(place);
