@@ -20,7 +20,7 @@ const DEPTH_MAX: usize = 32;
 const NODES_MAX: usize = 250_000;
 
 /// The most bytes of all texts. A file without aliases cannot reach this bound.
-const TEXTS_MAX: usize = 2 * BYTES_MAX;
+pub(super) const TEXTS_MAX: usize = 2 * BYTES_MAX;
 
 /// The most bytes of `[]{},?:`. The parser holds all tokens of a list in brackets at once, and these
 /// bytes separate them.
@@ -31,17 +31,17 @@ const SEPARATORS_MAX: usize = 200_000;
 pub(crate) struct Node<'a> {
     pub(crate) position: Position,
     pub(crate) value: Value<'a>,
-    size: Size,
+    pub(crate) size: Size,
     /// The number of levels in this value, 1 for a scalar.
     height: usize,
 }
 
 /// The size of a value and all values in it, in which each alias counts as what it stands for.
 #[derive(Clone, Copy, Debug, Default)]
-struct Size {
-    nodes: usize,
+pub(crate) struct Size {
+    pub(crate) nodes: usize,
     /// The bytes of all texts.
-    texts: usize,
+    pub(crate) texts: usize,
 }
 
 impl Size {
@@ -50,7 +50,7 @@ impl Size {
         Self { nodes: 1, texts: text.len() }
     }
 
-    fn and(self, other: Self) -> Self {
+    pub(crate) fn and(self, other: Self) -> Self {
         Self { nodes: self.nodes.saturating_add(other.nodes), texts: self.texts.saturating_add(other.texts) }
     }
 }

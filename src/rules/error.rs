@@ -225,6 +225,11 @@ impl<'a> Problems<'a> {
     }
 
     fn push(&mut self, found: Found) {
+        // A value of a template may be wrong for each rule that uses it.
+        let is_same = |other: &Found| other.position == found.position && other.message == found.message;
+        if self.found.iter().any(is_same) {
+            return;
+        }
         if self.found.len() < PROBLEMS_MAX {
             self.found.push(found);
         } else {

@@ -59,6 +59,8 @@ labelled! {
     as_str {
         /// `enabled: false` keeps a rule from being applied. That is meant, so a tool notes it and does not fail.
         Disabled = "disabled",
+        /// No rule uses a template.
+        UnusedTemplate = "unused-template",
     }
 }
 

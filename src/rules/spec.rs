@@ -33,6 +33,8 @@ pub(crate) type Name = At<Box<str>>;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FileSpec {
     pub(crate) rules: Vec<RuleSpec>,
+    /// The templates that no rule uses.
+    pub(crate) unused: Vec<Name>,
     pub(crate) access: AccessSpec,
     /// The limits of a file in Envoy's form. It has neither of the others.
     pub(crate) domain: Option<DomainSpec>,

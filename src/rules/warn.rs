@@ -2,12 +2,18 @@
 
 use super::problem::Quoted;
 use super::report::{Noticed, RulesWarningKind};
-use super::spec::{FileSpec, RuleSpec};
+use super::spec::{FileSpec, Name, RuleSpec};
 
 /// Returns the warnings of a file.
 pub(super) fn warnings(file: &FileSpec) -> Vec<Noticed> {
-    let disabled = file.rules.iter().filter(|rule| !rule.is_enabled);
-    disabled.map(disabled_rule).collect()
+    let disabled = file.rules.iter().filter(|rule| !rule.is_enabled).map(disabled_rule);
+    disabled.chain(file.unused.iter().map(unused_template)).collect()
+}
+
+fn unused_template(name: &Name) -> Noticed {
+    let name_text = Quoted(name);
+    let message = format!("no rule uses the template {name_text}: write `use` in a rule, or leave the template out");
+    Noticed { kind: RulesWarningKind::UnusedTemplate, position: name.position, message }
 }
 
 fn disabled_rule(rule: &RuleSpec) -> Noticed {

@@ -194,13 +194,16 @@ impl Reader<'_, '_, '_> {
         if text.contains('*') {
             self.patterns += 1;
             if self.patterns == PATTERNS_MAX + 1 {
-                let message = format!(
-                    "the file has more than {PATTERNS_MAX} patterns with `*`: a request would be compared with each"
-                );
-                self.problems.add(RulesErrorKind::TooLarge, node.position, message);
+                self.too_many_patterns(node.position);
             }
         }
         Some(Wildcard(text.into()))
+    }
+
+    pub(super) fn too_many_patterns(&mut self, position: Position) {
+        let message =
+            format!("the file has more than {PATTERNS_MAX} patterns with `*`: a request would be compared with each");
+        self.problems.add(RulesErrorKind::TooLarge, position, message);
     }
 
     pub(super) fn network(&mut self, node: &Node<'_>) -> Option<IpNet> {

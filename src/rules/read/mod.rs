@@ -6,6 +6,7 @@ pub(super) mod key;
 mod path;
 pub(super) mod quota;
 pub(super) mod rule;
+pub(super) mod shared;
 mod value;
 
 use std::collections::HashMap;
@@ -17,11 +18,12 @@ use super::spec::{AccessSpec, At, FileSpec, RuleSpec};
 pub(super) use condition::METHODS;
 pub(crate) use key::can_be_registered;
 pub(super) use path::pattern as path_pattern;
-use rule::{Form, Taken};
+use rule::Taken;
+use shared::{Form, Shared};
 pub(crate) use value::Names;
 use value::{RULES_MAX, Reader};
 
-pub(in crate::rules) const FILE: &[&str] = &["version", "rules", "access"];
+pub(in crate::rules) const FILE: &[&str] = &["version", "defaults", "templates", "rules", "access"];
 pub(in crate::rules) const ACCESS: &[&str] = &["allow", "deny"];
 
 /// Reads a file of rules, and builds something from it. `build` may add problems of its own.
@@ -65,16 +67,18 @@ impl Reader<'_, '_, '_> {
     fn file(&mut self, root: &Node<'_>) -> FileSpec {
         let mut file = FileSpec::default();
         match root.kind() {
-            Type::List => file.rules = self.rules(root, Form::Entry),
+            Type::List => file.rules = self.rules(root, Form::Entry, &mut Shared::default()),
             Type::Map if envoy::is_domain(root) => file.domain = self.domain(root),
             Type::Map => {
                 let Some(fields) = self.fields(root, "a file of rules", FILE) else { return file };
                 if let Some(version) = fields.get("version") {
                     self.version(version);
                 }
+                let mut shared = self.shared(&fields);
                 if let Some(rules) = self.required(&fields, "rules", "; if there shall be none, write `rules: []`") {
-                    file.rules = self.rules(rules, Form::Rule);
+                    file.rules = self.rules(rules, Form::Rule, &mut shared);
                 }
+                file.unused = shared.unused();
                 if let Some(access) = fields.get("access") {
                     file.access = self.access(access);
                 }
@@ -112,7 +116,7 @@ impl Reader<'_, '_, '_> {
         access
     }
 
-    fn rules(&mut self, node: &Node<'_>, form: Form) -> Vec<RuleSpec> {
+    fn rules(&mut self, node: &Node<'_>, form: Form, shared: &mut Shared) -> Vec<RuleSpec> {
         let nodes = self.items(node, "`rules`", "a list of rules");
         if let Some(beyond) = nodes.get(RULES_MAX) {
             let message = format!("the file has {} rules; the most is {RULES_MAX}", nodes.len());
@@ -121,7 +125,7 @@ impl Reader<'_, '_, '_> {
         }
         // Names are compared even if the rest of their rules could not be read.
         let mut taken = Taken::default();
-        let rules: Vec<RuleSpec> = nodes.iter().filter_map(|node| self.rule(node, form, &mut taken)).collect();
+        let rules: Vec<RuleSpec> = nodes.iter().filter_map(|node| self.rule(node, form, shared, &mut taken)).collect();
         debug_assert!(rules.len() == nodes.len() || !self.problems.is_empty(), "a rule that is left out has a problem");
         taken.compare(self.problems);
         rules

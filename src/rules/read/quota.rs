@@ -34,19 +34,15 @@ pub(in crate::rules) const UNITS: &[(&str, u64)] = &[
 ];
 
 impl Reader<'_, '_, '_> {
-    pub(super) fn quotas_or_plans(&mut self, fields: &Fields<'_, '_>) -> Option<QuotaSpec> {
+    pub(super) fn quotas_or_plans(&mut self, fields: &Fields<'_, '_>) -> Option<Option<QuotaSpec>> {
         match (fields.get("quota"), fields.entry("plans")) {
             (Some(_), Some(plans)) => {
                 let message = "a rule has either `quota` or `plans`: leave one of them out";
                 self.refuse(RulesErrorKind::Field, plans.position, message)
             }
-            (Some(node), None) => self.quotas(node).map(QuotaSpec::All),
-            (None, Some(plans)) => self.plans(&plans.node).map(QuotaSpec::Plans),
-            (None, None) if fields.meant.iter().any(|field| ["quota", "plans"].contains(field)) => None,
-            (None, None) => {
-                let message = "a rule needs `quota` or `plans`, such as `quota: 100 per minute`";
-                self.refuse(RulesErrorKind::Field, fields.position, message)
-            }
+            (Some(node), None) => self.quotas(node).map(|quotas| Some(QuotaSpec::All(quotas))),
+            (None, Some(plans)) => self.plans(&plans.node).map(|plans| Some(QuotaSpec::Plans(plans))),
+            (None, None) => Some(None),
         }
     }
 
@@ -284,8 +280,9 @@ impl Reader<'_, '_, '_> {
         Some(units)
     }
 
-    /// Refuses a cost that no request could pay, and one that does not fit what the quotas count.
-    pub(super) fn check_cost(&mut self, cost: Option<&At<CostSpec>>, quota: &QuotaSpec) {
+    /// Refuses a cost that no request could pay, and one that does not fit what the quotas count. A problem is where the
+    /// rule itself states the cost, or else where the quota is.
+    pub(super) fn check_cost(&mut self, cost: Option<&At<CostSpec>>, quota: &QuotaSpec, is_own: bool) {
         let quotas: Vec<&At<Quota>> = match quota {
             QuotaSpec::All(quotas) => quotas.iter().collect(),
             QuotaSpec::Plans(plans) => plans.quotas.iter().map(|(_, quota)| quota).collect(),
@@ -302,6 +299,7 @@ impl Reader<'_, '_, '_> {
             }
             return;
         };
+        let position = |quota: &At<Quota>| if is_own { cost.position } else { quota.position };
         let most = match cost.value {
             CostSpec::Units(most) | CostSpec::Header { at_most: most, .. } => most,
             CostSpec::ContentLength => {
@@ -311,18 +309,15 @@ impl Reader<'_, '_, '_> {
                          `100 MB per hour`",
                         quota.value
                     );
-                    self.problems.add(RulesErrorKind::Value, cost.position, message);
+                    self.problems.add(RulesErrorKind::Value, position(quota), message);
                 }
                 return;
             }
         };
-        let small = quotas
-            .into_iter()
-            .map(|quota| &quota.value)
-            .filter(|quota| quota.limit() > 0)
-            .min_by_key(|quota| quota.capacity());
+        let small = quotas.into_iter().filter(|quota| quota.limit() > 0).min_by_key(|quota| quota.capacity());
         let Some(small) = small.filter(|quota| quota.capacity() < most) else { return };
-        let capacity = small.capacity();
+        let (capacity, position) = (small.capacity(), position(small));
+        let small = &small.value;
         let message = match &cost.value {
             CostSpec::Units(units) => format!(
                 "no request could pass: each costs {units}, and \"{small}\" lets at most {capacity} pass at once"
@@ -333,7 +328,8 @@ impl Reader<'_, '_, '_> {
             ),
             CostSpec::ContentLength => return,
         };
-        self.problems.add(RulesErrorKind::Value, cost.position, message);
+        let place = if is_own { String::new() } else { format!(" (its `cost` is in line {})", cost.position.line) };
+        self.problems.add(RulesErrorKind::Value, position, message + &place);
     }
 }
 

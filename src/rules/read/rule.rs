@@ -6,15 +6,15 @@ use super::super::document::Node;
 use super::super::error::Problems;
 use super::super::problem::{Position, Quoted, RulesErrorKind};
 use super::super::spec::{At, KeySpec, MatchSpec, Name, QuotaSpec, RuleSpec};
-use super::value::Reader;
-use crate::middleware::rule::definition::MissingKey;
-use crate::mode::Mode;
+use super::shared::{Form, Settings, Shared};
+use super::value::{Fields, Reader};
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::quota::error::NAME_MAX;
 
 pub(in crate::rules) const RULE: &[&str] = &[
     "name",
+    "use",
     "quota",
     "plans",
     "key",
@@ -46,16 +46,14 @@ pub(in crate::rules) const ENTRY: &[&str] = &[
     "enabled",
 ];
 
-/// The two forms of a rule.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
-    Rule,
-    /// An entry of the short list, whose action is its name.
-    Entry,
-}
-
 impl Reader<'_, '_, '_> {
-    pub(super) fn rule(&mut self, node: &Node<'_>, form: Form, taken: &mut Taken) -> Option<RuleSpec> {
+    pub(super) fn rule(
+        &mut self,
+        node: &Node<'_>,
+        form: Form,
+        shared: &mut Shared,
+        taken: &mut Taken,
+    ) -> Option<RuleSpec> {
         let (what, known, name) = match form {
             Form::Rule => ("a rule", RULE, "name"),
             Form::Entry => ("an entry of the list", ENTRY, "action"),
@@ -63,43 +61,35 @@ impl Reader<'_, '_, '_> {
         let fields = self.fields(node, what, known)?;
         let name = self.required(&fields, name, "").and_then(|node| self.name(node, name));
         let was = self.optional(&fields, "was", Self::name);
-        let quota = match form {
-            Form::Rule => self.quotas_or_plans(&fields),
-            Form::Entry => self.quota_of_unit(&fields).map(|quota| QuotaSpec::All(vec![quota])),
-        };
-        let key = match form {
-            Form::Rule => self.required(&fields, "key", ", such as `key: client-ip`").and_then(|node| self.key(node)),
-            Form::Entry => {
-                let key = self.optional(&fields, "key", |reader, node, _| reader.key(node));
-                key.map(|key| key.unwrap_or_else(|| vec![At { value: KeySpec::ClientIp, position: fields.position }]))
-            }
-        };
-        let matches = match (fields.get("match"), form) {
-            (Some(node), _) => self.matches(node),
+        let own = self.settings(&fields, form);
+        let has_own_cost = !matches!(own.cost, Ok(None));
+        let settings = self.with_shared(own, &fields, shared);
+        let is_helped = form == Form::Rule && shared.helps(&fields);
+        let quota = settings.quota.ok().and_then(|quota| quota.or_else(|| self.missing_quota(&fields, is_helped)));
+        let key = settings.key.ok().and_then(|key| match (key, form) {
+            (Some(key), _) => Some(key),
+            (None, Form::Rule) => self.missing_key(&fields, is_helped),
+            (None, Form::Entry) => Some(vec![At { value: KeySpec::ClientIp, position: fields.position }]),
+        });
+        let matches = settings.matches.ok().and_then(|matches| match (matches, form) {
+            (Some(matches), _) => Some(matches),
             (None, Form::Rule) => Some(MatchSpec::default()),
             (None, Form::Entry) => name.as_ref().and_then(|name| self.named_action(name)),
-        };
-        let cost = self.optional(&fields, "cost", |reader, node, _| reader.cost(node));
-        let mode = self.optional(&fields, "mode", |reader, node, what| reader.choice(node, what, Mode::WORDS));
-        let missing_key =
-            self.optional(&fields, "missing-key", |reader, node, what| reader.choice(node, what, MissingKey::WORDS));
-        let warn_at = self.optional(&fields, "warn-at", Self::percentage);
-        let block = self.optional(&fields, "block", |reader, node, _| reader.block(node));
-        let candidate = self.optional(&fields, "candidate", Self::candidate);
-        let is_enabled = self.optional(&fields, "enabled", Self::truth);
+        });
+        let Settings { cost, mode, missing_key, warn_at, block, candidate, is_enabled, .. } = settings;
 
         if let Some(name) = &name {
-            let block = matches!(block, Some(Some(_)));
-            let candidate = matches!(candidate, Some(Some(_)));
+            let block = matches!(block, Ok(Some(_)));
+            let candidate = matches!(candidate, Ok(Some(_)));
             let quotas = if let Some(QuotaSpec::All(quotas)) = &quota { quotas.as_slice() } else { &[] };
             self.take_names(taken, name, quotas, block, candidate);
             if let Some(Some(was)) = &was {
                 taken.renamed.push((name.clone(), was.clone()));
             }
         }
-        if let (Some(quota), Some(cost)) = (&quota, &cost) {
-            self.check_cost(cost.as_ref(), quota);
-            if let (QuotaSpec::All(quotas), Some(Some(candidate))) = (quota, &candidate) {
+        if let (Some(quota), Ok(cost)) = (&quota, &cost) {
+            self.check_cost(cost.as_ref(), quota, has_own_cost);
+            if let (QuotaSpec::All(quotas), Ok(Some(candidate))) = (quota, &candidate) {
                 self.check_units(&quotas.iter().take(1).chain([candidate]).cloned().collect::<Vec<_>>())?;
             }
         }
@@ -107,17 +97,41 @@ impl Reader<'_, '_, '_> {
             position: fields.position,
             name: name?,
             was: was?,
-            is_enabled: is_enabled?.unwrap_or(true),
+            is_enabled: is_enabled.ok()?.unwrap_or(true),
             quota: quota?,
             key: key?,
             matches: matches?,
-            cost: cost?,
-            mode: mode?.unwrap_or_default(),
-            missing_key: missing_key?.unwrap_or_default(),
-            warn_at: warn_at?,
-            block: block?,
-            candidate: candidate?,
+            cost: cost.ok()?,
+            mode: mode.ok()?.unwrap_or_default(),
+            missing_key: missing_key.ok()?.unwrap_or_default(),
+            warn_at: warn_at.ok()?,
+            block: block.ok()?,
+            candidate: candidate.ok()?,
         })
+    }
+
+    fn missing_quota<T>(&mut self, fields: &Fields<'_, '_>, is_helped: bool) -> Option<T> {
+        if fields.meant.iter().any(|field| ["quota", "plans"].contains(field)) {
+            return None;
+        }
+        let message = match is_helped {
+            true => {
+                "neither the rule nor its template nor `defaults` has `quota` or `plans`: write one, such as `quota: 100 per minute`"
+            }
+            false => "a rule needs `quota` or `plans`, such as `quota: 100 per minute`",
+        };
+        self.refuse(RulesErrorKind::Field, fields.position, message)
+    }
+
+    fn missing_key<T>(&mut self, fields: &Fields<'_, '_>, is_helped: bool) -> Option<T> {
+        if fields.meant.contains(&"key") {
+            return None;
+        }
+        let message = match is_helped {
+            true => "neither the rule nor its template nor `defaults` has a `key`: write it, such as `key: client-ip`",
+            false => "a rule needs `key`, such as `key: client-ip`",
+        };
+        self.refuse(RulesErrorKind::Field, fields.position, message)
     }
 
     /// Notes the names of the rule and of its policies.
@@ -155,7 +169,7 @@ impl Reader<'_, '_, '_> {
         }
     }
 
-    fn percentage(&mut self, node: &Node<'_>, _field: &str) -> Option<u8> {
+    pub(super) fn percentage(&mut self, node: &Node<'_>, _field: &str) -> Option<u8> {
         let percent = self.number(node, "`warn-at`", "a percentage from 1 to 100, without a sign")?;
         match u8::try_from(percent) {
             Ok(percent @ 1..=100) => Some(percent),

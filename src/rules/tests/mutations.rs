@@ -57,6 +57,9 @@ const PIECES: &[&str] = &[
     "0x1f",
     "10 MiB",
     "content-length",
+    "use: ",
+    "defaults: {key: path}\n",
+    "templates: {a: {quota: 5/s}}\n",
     "999999999999999999999",
     "null",
     "true",
@@ -292,6 +295,26 @@ fn large_files() -> Vec<(&'static str, String)> {
         ("a long name", filled("rules: [{quota: 5/s, key: path, name: ", "a", "}]")),
         ("a long word", filled("rules: [{name: a, quota: 5/s, key: ", "a", "}]")),
         (
+            "rules of one template",
+            numbered(
+                "defaults: {key: path, match: {path: /a}}\ntemplates: {t: {quota: 5/s}}\nrules:\n",
+                &|n| if n < 10_000 { format!("- {{name: a{n}, use: t}}\n") } else { format!("#{}\n", "-".repeat(78)) },
+                "",
+            ),
+        ),
+        (
+            "rules of a large template",
+            numbered(
+                &format!(
+                    "templates: {{t: {{quota: 5/s, key: path, match: {{path: [{}]}}}}}}\nrules:\n",
+                    "/a, ".repeat(10_000)
+                ),
+                &|n| if n < 10_000 { format!("- {{name: a{n}, use: t}}\n") } else { format!("#{}\n", "-".repeat(78)) },
+                "",
+            ),
+        ),
+        ("templates", numbered("rules: []\ntemplates:\n", &|n| format!(" t{n}: {{key: path}}\n"), "")),
+        (
             "former names",
             numbered("rules:\n", &|n| format!("- {{name: a{n}, was: b{n}, quota: 5/s, key: path}}\n"), ""),
         ),
@@ -335,6 +358,23 @@ fn files_beyond_the_bounds_are_refused() {
     };
     assert!(patterns(9_999).is_ok());
     assert!(patterns(10_000).unwrap_err().to_string().contains("more than 10000 patterns with `*`"));
+    let shared = |count: usize, rules: usize| {
+        let paths = "/a, ".repeat(count);
+        let rules: String = (0..rules).map(|n| format!("- {{name: a{n}, use: t}}\n")).collect();
+        spec(&format!(
+            "defaults: {{key: path}}\ntemplates: {{t: {{quota: 5/s, match: {{path: [{paths}]}}}}}}\nrules:\n{rules}"
+        ))
+    };
+    assert!(shared(100, 4_000).is_ok());
+    assert!(shared(100, 5_000).unwrap_err().to_string().contains("take over more than 500000 values"));
+    let shared_patterns = |rules: usize| {
+        let rules: String = (0..rules).map(|n| format!("{{name: a{n}}}, ")).collect();
+        spec(&format!(
+            "{{defaults: {{quota: 5/s, key: path, match: {{host: 'a*', user-agent: '*b'}}}}, rules: [{rules}]}}"
+        ))
+    };
+    assert!(shared_patterns(4_999).is_ok(), "the patterns of `defaults` themselves count, too");
+    assert!(shared_patterns(5_000).unwrap_err().to_string().contains("more than 10000 patterns with `*`"));
     let long = |bytes: usize| spec(&format!("domain: a\ndescriptors: [{{key: k, value: {}}}]", "v".repeat(bytes)));
     assert!(long(1_000).is_ok());
     assert_eq!(long(1_001).unwrap_err().kind(), RulesErrorKind::TooLarge);

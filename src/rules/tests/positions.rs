@@ -6,7 +6,7 @@ use super::super::error::Problems;
 use super::super::problem::{Position, RulesErrorKind, similar};
 use super::super::read::{Names, can_be_registered, read};
 use super::super::report::NameKind;
-use super::super::spec::{CostSpec, KeySpec, QuotaSpec};
+use super::super::spec::{CostSpec, FileSpec, KeySpec, QuotaSpec};
 use super::{NAMES, accepted, spec};
 use crate::middleware::rule::Segment;
 use crate::quota::Quota;
@@ -239,4 +239,35 @@ fn problems_in_one_line_cost_as_little_as_in_many() {
         let (many, one) = (of(",\n"), of(","));
         assert!(one < 2 * many, "{one} ns, and {many} ns in lines");
     }
+}
+
+#[test]
+fn rules_take_over_what_they_do_not_say_themselves() {
+    let text = "defaults: {quota: 5/s, mode: shadow, match: {path: /d, method: GET}}
+templates:
+  t: {quota: 6/s, key: host, match: {path: /t}}
+rules:
+  - {name: a, key: path}
+  - {name: b, use: t}
+  - {name: c, use: t, quota: 7/s, match: {path: /c}, mode: enforce}";
+    let FileSpec { rules, unused, .. } = spec(text).unwrap();
+    assert!(unused.is_empty());
+    let seen = rules.iter().map(|rule| {
+        let QuotaSpec::All(quotas) = &rule.quota else { panic!("no rule has plans") };
+        let paths: Vec<String> = rule.matches.path.iter().map(ToString::to_string).collect();
+        (
+            quotas[0].limit(),
+            quotas[0].position.line,
+            rule.key[0].position.line,
+            paths.concat(),
+            rule.matches.method.len(),
+            rule.mode,
+        )
+    });
+    let expected = [
+        (5, 1, 5, "/d".to_owned(), 1, Mode::Shadow),
+        (6, 3, 3, "/t".to_owned(), 0, Mode::Shadow),
+        (7, 7, 3, "/c".to_owned(), 0, Mode::Enforce),
+    ];
+    assert!(seen.eq(expected));
 }

@@ -1,0 +1,254 @@
+//! Reading what a file says once for many rules: `defaults`, and the templates that rules `use`.
+
+use std::collections::HashMap;
+
+use super::super::document::{Node, Size, TEXTS_MAX, Value};
+use super::super::problem::{Position, Quoted, RulesErrorKind};
+use super::super::spec::{At, CostSpec, KeySpec, MatchSpec, Name, QuotaSpec};
+use super::value::{Fields, PATTERNS_MAX, Reader};
+use crate::middleware::rule::definition::MissingKey;
+use crate::mode::Mode;
+use crate::quota::Quota;
+
+/// The fields that can be said once for many rules: all of a rule but its names and its template.
+pub(in crate::rules) const SETTINGS: &[&str] =
+    &["quota", "plans", "key", "match", "cost", "mode", "missing-key", "warn-at", "block", "candidate", "enabled"];
+
+/// The most values that the rules of a file take over, counted for each rule.
+const VALUES_MAX: usize = 500_000;
+
+/// The two forms of a rule.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    Rule,
+    /// An entry of the short list, whose action is its name.
+    Entry,
+}
+
+/// A field: its value, or `None` if it is absent. An error has been reported as a problem.
+type Setting<T> = Result<Option<T>, ()>;
+
+/// The fields of a rule that others can say for it.
+#[derive(Clone)]
+pub(super) struct Settings {
+    pub(super) quota: Setting<QuotaSpec>,
+    pub(super) key: Setting<Vec<At<KeySpec>>>,
+    pub(super) matches: Setting<MatchSpec>,
+    pub(super) cost: Setting<At<CostSpec>>,
+    pub(super) mode: Setting<Mode>,
+    pub(super) missing_key: Setting<MissingKey>,
+    pub(super) warn_at: Setting<u8>,
+    pub(super) block: Setting<At<Quota>>,
+    pub(super) candidate: Setting<At<Quota>>,
+    pub(super) is_enabled: Setting<bool>,
+}
+
+impl Settings {
+    /// Makes settings of which each is this one.
+    fn all(absent: Result<(), ()>) -> Self {
+        fn of<T>(absent: Result<(), ()>) -> Setting<T> {
+            absent.map(|()| None)
+        }
+        Self {
+            quota: of(absent),
+            key: of(absent),
+            matches: of(absent),
+            cost: of(absent),
+            mode: of(absent),
+            missing_key: of(absent),
+            warn_at: of(absent),
+            block: of(absent),
+            candidate: of(absent),
+            is_enabled: of(absent),
+        }
+    }
+
+    /// Returns these settings, and the others where these have none.
+    fn or(self, others: &Self) -> Self {
+        fn or<T: Clone>(own: Setting<T>, other: &Setting<T>) -> Setting<T> {
+            match own {
+                Ok(None) => other.clone(),
+                own => own,
+            }
+        }
+        Self {
+            quota: or(self.quota, &others.quota),
+            key: or(self.key, &others.key),
+            matches: or(self.matches, &others.matches),
+            cost: or(self.cost, &others.cost),
+            mode: or(self.mode, &others.mode),
+            missing_key: or(self.missing_key, &others.missing_key),
+            warn_at: or(self.warn_at, &others.warn_at),
+            block: or(self.block, &others.block),
+            candidate: or(self.candidate, &others.candidate),
+            is_enabled: or(self.is_enabled, &others.is_enabled),
+        }
+    }
+}
+
+/// Settings that rules can take over.
+struct Source {
+    settings: Settings,
+    size: Size,
+    /// The patterns with `*` in them.
+    patterns: usize,
+}
+
+/// A template of the file.
+struct Template {
+    position: Position,
+    source: Source,
+    is_used: bool,
+}
+
+/// What a file says once for many rules.
+#[derive(Default)]
+pub(super) struct Shared {
+    defaults: Option<Source>,
+    templates: HashMap<Box<str>, Template>,
+    taken: Taken,
+}
+
+/// The size of what rules have taken over so far.
+#[derive(Default)]
+struct Taken {
+    size: Size,
+    is_too_large: bool,
+}
+
+impl Shared {
+    /// Returns whether a rule can have a field that it does not write itself.
+    pub(super) fn helps(&self, fields: &Fields<'_, '_>) -> bool {
+        self.defaults.is_some() || fields.get("use").is_some()
+    }
+
+    /// Returns the templates that no rule uses.
+    pub(super) fn unused(self) -> Vec<Name> {
+        let unused = self.templates.into_iter().filter(|(_, template)| !template.is_used);
+        unused.map(|(name, template)| At { value: name, position: template.position }).collect()
+    }
+}
+
+/// A method that returns an error has added a problem.
+impl Reader<'_, '_, '_> {
+    /// Reads `defaults` and `templates`.
+    pub(super) fn shared(&mut self, fields: &Fields<'_, '_>) -> Shared {
+        let mut shared = Shared::default();
+        if let Some(node) = fields.get("defaults") {
+            shared.defaults = Some(self.source(node, "`defaults`"));
+        }
+        let Some(node) = fields.get("templates") else { return shared };
+        let Value::Map(entries) = &node.value else {
+            let expected = "a mapping of templates, such as `{partner: {key: header x-partner}}`";
+            self.wrong_type::<()>(node, "`templates`", expected);
+            return shared;
+        };
+        for entry in entries {
+            let source = self.source(&entry.node, "a template");
+            let template = Template { position: entry.position, source, is_used: false };
+            shared.templates.insert((*entry.name).into(), template);
+        }
+        shared
+    }
+
+    fn source(&mut self, node: &Node<'_>, what: &'static str) -> Source {
+        let before = self.patterns;
+        let settings = match self.fields(node, what, SETTINGS) {
+            Some(fields) if fields.entries.is_empty() => {
+                self.problems.add(RulesErrorKind::Value, node.position, format!("{what} has no field: leave it out"));
+                Settings::all(Err(()))
+            }
+            Some(fields) => self.settings(&fields, Form::Rule),
+            None => Settings::all(Err(())),
+        };
+        Source { settings, size: node.size, patterns: self.patterns - before }
+    }
+
+    /// Reads the fields of a mapping that others could say for it.
+    pub(super) fn settings(&mut self, fields: &Fields<'_, '_>, form: Form) -> Settings {
+        Settings {
+            quota: match form {
+                Form::Rule => self.quotas_or_plans(fields),
+                Form::Entry => self.quota_of_unit(fields).map(|quota| Some(QuotaSpec::All(vec![quota]))),
+            }
+            .ok_or(()),
+            key: self.setting(fields, "key", |reader, node, _| reader.key(node)),
+            matches: self.setting(fields, "match", |reader, node, _| reader.matches(node)),
+            cost: self.setting(fields, "cost", |reader, node, _| reader.cost(node)),
+            mode: self.setting(fields, "mode", |reader, node, what| reader.choice(node, what, Mode::WORDS)),
+            missing_key: self
+                .setting(fields, "missing-key", |reader, node, what| reader.choice(node, what, MissingKey::WORDS)),
+            warn_at: self.setting(fields, "warn-at", Self::percentage),
+            block: self.setting(fields, "block", |reader, node, _| reader.block(node)),
+            candidate: self.setting(fields, "candidate", Self::candidate),
+            is_enabled: self.setting(fields, "enabled", Self::truth),
+        }
+    }
+
+    fn setting<T>(
+        &mut self,
+        fields: &Fields<'_, '_>,
+        field: &'static str,
+        read: impl FnOnce(&mut Self, &Node<'_>, &'static str) -> Option<T>,
+    ) -> Setting<T> {
+        self.optional(fields, field, read).ok_or(())
+    }
+
+    /// Adds what the rule's template and `defaults` say to its own settings.
+    pub(super) fn with_shared(&mut self, own: Settings, fields: &Fields<'_, '_>, shared: &mut Shared) -> Settings {
+        let Shared { defaults, templates, taken } = shared;
+        let settings = match fields.get("use") {
+            Some(node) => match self.template(node, templates) {
+                Some(template) => {
+                    template.is_used = true;
+                    self.taken_over(own, &template.source, fields.position, taken)
+                }
+                None => own.or(&Settings::all(Err(()))),
+            },
+            None => own,
+        };
+        match defaults {
+            Some(source) => self.taken_over(settings, source, fields.position, taken),
+            None => settings,
+        }
+    }
+
+    /// Finds the template that `use` names.
+    fn template<'t>(
+        &mut self,
+        node: &Node<'_>,
+        templates: &'t mut HashMap<Box<str>, Template>,
+    ) -> Option<&'t mut Template> {
+        let name = self.short_text(node, "`use`")?;
+        if !templates.contains_key(name) {
+            let message = format!("no template is named {}", Quoted(name));
+            let otherwise = ": write it in `templates`, as in `templates: {partner: {key: header x-partner}}`";
+            let known = templates.keys().map(|name| &**name);
+            self.problems.add_word(RulesErrorKind::Name, node.position, &message, name, known, otherwise);
+        }
+        templates.get_mut(name)
+    }
+
+    /// Adds the settings of a source to those of the rule at this position, within the bounds of the file.
+    fn taken_over(&mut self, own: Settings, source: &Source, position: Position, taken: &mut Taken) -> Settings {
+        taken.size = taken.size.and(source.size);
+        if taken.size.nodes > VALUES_MAX || taken.size.texts > TEXTS_MAX {
+            if !std::mem::replace(&mut taken.is_too_large, true) {
+                let message = format!(
+                    "the rules take over more than {VALUES_MAX} values or {TEXTS_MAX} bytes of text from templates and \
+                     `defaults`, counted for each rule: share less, or make fewer rules"
+                );
+                self.problems.add(RulesErrorKind::TooLarge, position, message);
+            }
+            return own.or(&Settings::all(Err(())));
+        }
+        if matches!(own.matches, Ok(None)) {
+            let before = self.patterns;
+            self.patterns += source.patterns;
+            if before <= PATTERNS_MAX && self.patterns > PATTERNS_MAX {
+                self.too_many_patterns(position);
+            }
+        }
+        own.or(&source.settings)
+    }
+}
