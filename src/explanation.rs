@@ -16,7 +16,7 @@ labelled! {
     /// The reason why a rule does not charge a request.
     NotCharged,
     /// Returns the label for JSON and logs: `path`, `method`, `host`, `header`, `query`, `user_agent`, `client`, `action`,
-    /// `left_out`, `disabled`, `descriptor`, `condition`, `no_quota`, `key_exempt`, `key_missing`, `not_asked`,
+    /// `time`, `left_out`, `disabled`, `descriptor`, `condition`, `no_quota`, `key_exempt`, `key_missing`, `not_asked`,
     /// `access_list`, `preflight`.
     as_str {
         /// The rule of a [file](crate::guide::rules_in_a_file) is for other paths.
@@ -35,6 +35,8 @@ labelled! {
         Client = "client",
         /// The rule of a file is for other actions of the program.
         Action = "action",
+        /// The rule of a file is for other times.
+        Time = "time",
         /// The `not` of the rule of a file leaves the request out.
         LeftOut = "left_out",
         /// The file says that the rule is not applied.
@@ -374,6 +376,7 @@ impl fmt::Display for RuleExplanation {
                     NotCharged::Query => "the request does not have the parameter",
                     NotCharged::UserAgent => "the user agent is not",
                     NotCharged::Client => "the client is not in",
+                    NotCharged::Time => "the time is not",
                     NotCharged::LeftOut => "it leaves out",
                     _ => "the request is not the action",
                 };

@@ -13,10 +13,12 @@ use http::uri::PathAndQuery;
 use http::{HeaderName, HeaderValue, Method, Request, Uri};
 use serde_json::{Value, json};
 use tower_ratelimit::MemoryLimiter;
+use tower_ratelimit::clock::{ManualClock, Timestamp};
 use tower_ratelimit::key::PeerAddr;
 use tower_ratelimit::rules::{Descriptor, NameKind, Rules, UnregisteredName};
 
 use crate::output::Output;
+use crate::replay::date;
 use crate::{exit, files};
 
 /// Say which rules of a file a request meets, under which keys, and what it would be charged
@@ -54,6 +56,9 @@ pub(crate) struct Options {
     /// An action that the request is, of those that the program registers; may be repeated
     #[arg(long = "action", value_name = "NAME")]
     actions: Vec<String>,
+    /// The time of the request, such as `2026-11-25T09:00:00+01:00`, for rules with `time`; now if it is absent
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    at: Option<Timestamp>,
     /// A descriptor of the request, for a file in Envoy's form; may be repeated
     #[arg(long = "descriptor", value_name = "KEY=VALUE,...", value_parser = descriptor)]
     descriptors: Vec<Descriptor>,
@@ -87,6 +92,12 @@ fn pair(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
+fn time(text: &str) -> Result<Timestamp, String> {
+    let stamp = date::parse(text.as_bytes()).filter(|_| text.contains(':'));
+    let stamp = stamp.ok_or("write it like `2026-11-25T09:00:00+01:00`")?;
+    Ok(Timestamp::from_micros(stamp.us))
+}
+
 fn descriptor(text: &str) -> Result<Descriptor, String> {
     let entries = text.split(',').map(|entry| entry.split_once('=').ok_or("write it like `path=/search,tenant=7`"));
     Ok(Descriptor::new(entries.collect::<Result<Vec<_>, _>>()?))
@@ -100,6 +111,9 @@ pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> 
     }
     for action in &options.actions {
         builder = builder.action(action, |_| true);
+    }
+    if let Some(at) = options.at {
+        builder = builder.clock(ManualClock::at(at));
     }
     files::check_names(&builder)?;
     let descriptors = options.descriptors.clone();

@@ -63,7 +63,7 @@ pub use value::{IntoKey, OrAbsent};
 pub(crate) use address_source::AddressSource;
 #[cfg(feature = "rules")]
 pub(crate) use fields::host_of;
-pub(crate) use prefixes::embedded_ipv4;
+pub(crate) use prefixes::translated_ipv4;
 pub(crate) use proxies::parse_network;
 #[cfg(feature = "rules")]
 pub(crate) use query::{Parameter, parameter};

@@ -97,9 +97,20 @@ fn within(family: &str, least: u8, bits: u8, most: u8) -> Result<u8, AddressErro
 
 /// Returns the IPv4 address that a NAT64 with the well-known prefix `64:ff9b::/96` (RFC 6052)
 /// translates.
-pub(crate) fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
+fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let [0x64, 0xff9b, 0, 0, 0, 0, high, low] = address.segments() else { return None };
     Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
+}
+
+/// Returns the IPv4 address of a host behind a NAT64 with the well-known prefix. An internal one is none: a NAT64 may not
+/// translate it (RFC 6052 section 3.1), so no host behind it has it.
+pub(crate) fn translated_ipv4(address: IpAddr) -> Option<Ipv4Addr> {
+    let IpAddr::V6(address) = address else { return None };
+    embedded_ipv4(address).filter(|address| {
+        let [first, second, ..] = address.octets();
+        let is_shared = first == 100 && (64..128).contains(&second);
+        !(first == 0 || is_shared || address.is_private() || address.is_loopback() || address.is_link_local())
+    })
 }
 
 impl Default for Prefixes {

@@ -15,6 +15,7 @@ use super::report::RulesWarningKind;
 use super::store::{self, RuleStore};
 use super::tree::Descriptor;
 use super::watch;
+use crate::clock::Clock;
 use crate::head::Head;
 use crate::key::{IntoKey, TrustedProxies};
 use crate::limiter::{Limiter, supports_in_layer};
@@ -211,6 +212,31 @@ impl RulesBuilder {
     #[must_use]
     pub fn trusted_proxies(mut self, proxies: TrustedProxies) -> Self {
         self.names.proxies = Some(proxies);
+        self
+    }
+
+    /// Sets the clock of `match: {time: …}`, for tests: it shows the calendar's time. By default it is the operating
+    /// system's, with all of its corrections.
+    ///
+    /// ```
+    /// use tower_ratelimit::clock::ManualClock;
+    /// use tower_ratelimit::{MemoryLimiter, rules::Rules};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let wednesday = ManualClock::new(); // 2025-01-01 00:00:00 UTC
+    /// let rules = Rules::builder().clock(wednesday.clone()).read_text(
+    ///     "rules: [{name: night, quota: 5 per hour, key: global, match: {time: '22:00-06:00 UTC'}}]",
+    /// )?;
+    /// let layer = rules.layer(MemoryLimiter::new())?;
+    /// let (request, ()) = http::Request::get("/").body(())?.into_parts();
+    /// assert!(layer.explain(&request).await.to_string().contains("night: charges 1"));
+    /// wednesday.advance(std::time::Duration::from_secs(12 * 3_600));
+    /// assert!(layer.explain(&request).await.to_string().ends_with("the time is not 22:00-06:00 UTC, which begins in 10h"));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
+        self.names.clock = Some(Arc::new(clock));
         self
     }
 

@@ -5,7 +5,8 @@
 //! * `spec` is what the file says, as plain data.
 //! * `error` collects what is wrong with it, and `problem` is one of these; `report` is what a check finds beside.
 //! * `pattern` compares texts with patterns.
-//! * `warn` finds what is probably not meant.
+//! * `times` says at which times of the week a rule applies.
+//! * `warn` finds what is probably not meant, and `contained` rules that never refuse a request.
 //! * `tree` finds the limits of descriptors, in files of Envoy's form.
 //! * `bind` makes a layer's rules of it, with the names that the program registered.
 //! * `descriptors` decides about descriptors without an HTTP request.
@@ -13,6 +14,7 @@
 //! * `store` has the rules in force, and `watch` looks for new ones.
 
 mod bind;
+mod contained;
 mod convert;
 mod descriptors;
 mod document;
@@ -27,6 +29,7 @@ pub(crate) mod spec;
 mod store;
 #[cfg(test)]
 mod tests;
+mod times;
 mod tree;
 mod warn;
 mod watch;

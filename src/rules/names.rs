@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::read;
 use super::tree::Describe;
+use crate::clock::{CalendarClock, Clock};
 use crate::head::Head;
 use crate::key::{IntoKey, Key, TrustedProxies};
 use crate::middleware::rule::Read;
@@ -16,11 +17,18 @@ pub(super) struct Names {
     pub(super) actions: HashMap<String, Read<bool>>,
     /// The descriptors of a request.
     pub(super) describe: Option<Describe>,
+    /// The clock of `time`. Without one it is the operating system's calendar.
+    pub(super) clock: Option<Arc<dyn Clock>>,
     /// The proxies whose reports of the client are believed.
     pub(super) proxies: Option<TrustedProxies>,
 }
 
 impl Names {
+    /// Returns the clock of `time`.
+    pub(super) fn clock(&self) -> Arc<dyn Clock> {
+        self.clock.clone().unwrap_or_else(|| Arc::new(CalendarClock))
+    }
+
     pub(super) fn key<E, K>(&mut self, name: String, extract: E)
     where
         E: Fn(&Head<'_>) -> K + Send + Sync + 'static,

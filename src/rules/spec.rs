@@ -6,6 +6,7 @@ use http::{HeaderName, Method};
 use ipnet::IpNet;
 
 use super::problem::Position;
+use super::times::Times;
 use crate::middleware::rule::PathPattern;
 use crate::middleware::rule::definition::MissingKey;
 use crate::mode::Mode;
@@ -167,6 +168,8 @@ pub(crate) struct MatchSpec {
     pub(crate) user_agent: Vec<Wildcard>,
     /// The names of classifiers that the program registered.
     pub(crate) action: Vec<Name>,
+    /// Times of the week, each with its text.
+    pub(crate) time: Vec<(Box<str>, Times)>,
     /// Requests that meet the conditions of one of these are left out. They have no `not` of their own.
     pub(crate) not: Vec<Self>,
 }

@@ -1,5 +1,6 @@
 //! Finds what is probably not meant in rules that are right.
 
+use super::contained::never_binding;
 use super::problem::Quoted;
 use super::report::{Noticed, RulesWarningKind};
 use super::spec::{FileSpec, Name, RuleSpec};
@@ -7,7 +8,8 @@ use super::spec::{FileSpec, Name, RuleSpec};
 /// Returns the warnings of a file.
 pub(super) fn warnings(file: &FileSpec) -> Vec<Noticed> {
     let disabled = file.rules.iter().filter(|rule| !rule.is_enabled).map(disabled_rule);
-    disabled.chain(file.unused.iter().map(unused_template)).collect()
+    let unused = file.unused.iter().map(unused_template);
+    disabled.chain(unused).chain(never_binding(&file.rules)).collect()
 }
 
 fn unused_template(name: &Name) -> Noticed {

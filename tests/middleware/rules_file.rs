@@ -391,6 +391,63 @@ async fn disabled_rule_is_not_applied_and_keeps_what_was_used() {
     assert_eq!(get(&layer, "/").await, 429, "what was used stays used");
 }
 
+#[tokio::test]
+async fn rule_applies_at_its_times_and_keeps_what_was_used() {
+    let of = |hours: &str| {
+        format!(
+            "rules:
+           - {{name: day, quota: '2 per day, fixed window', key: peer-ip, match: {{time: 'wed {hours} UTC'}}}}
+           - {{name: night, quota: 0 per minute, key: peer-ip, match: {{path: /n, not: {{time: 'wed {hours} UTC'}}}}}}"
+        )
+    };
+    let clock = ManualClock::new(); // Wednesday, 00:00
+    let hours = |hours: u64| clock.advance(Duration::from_secs(hours * 3_600));
+    let rules = Rules::builder().clock(clock.clone()).read_text(of("08:00-18:00")).unwrap();
+    let layer = layer(&rules);
+    assert_eq!([get(&layer, "/").await, get(&layer, "/n").await], [200, 429]);
+    assert_eq!(left(&layer)[0], ("day".into(), 2), "nothing is charged at night");
+    hours(8);
+    assert_eq!([get(&layer, "/").await, get(&layer, "/n").await, get(&layer, "/").await], [200, 200, 429]);
+    hours(10);
+    assert_eq!(get(&layer, "/").await, 200);
+    rules.replace(of("08:00-20:00")).unwrap();
+    assert_eq!(get(&layer, "/").await, 429, "what was used stays used");
+    let explained = layer.explain(&from("192.0.2.1", request("GET", "/n", &[])).into_parts().0).await;
+    assert_eq!(explained.rules()[1].not_charged(), Some(NotCharged::LeftOut));
+    assert_eq!(explained.rules()[1].expected(), Some("the time wed 08:00-20:00 UTC, which ends in 2h"));
+    hours(2);
+    let explained = layer.explain(&from("192.0.2.1", request("GET", "/", &[])).into_parts().0).await;
+    assert_eq!(explained.rules()[0].not_charged(), Some(NotCharged::Time));
+    assert_eq!(explained.rules()[0].expected(), Some("wed 08:00-20:00 UTC, which begins in 6days 12h"));
+}
+
+/// Networks of a rule hold the same addresses as those of access lists.
+#[tokio::test]
+async fn network_holds_an_address_in_each_of_its_forms() {
+    let text =
+        "rules: [{name: a, quota: 0 per minute, key: global, match: {not: {client: [192.0.2.0/24, '2001:db8::/32']}}}]";
+    let proxies = TrustedProxies::networks(["203.0.113.0/24", "64:ff9b::203.0.113.0/120"]).unwrap();
+    let behind = layer(&Rules::builder().trusted_proxies(proxies).read_text(text).unwrap());
+    let direct = layer(&Rules::from_text(text).unwrap());
+    for (client, expected) in [
+        ("192.0.2.7", 200),
+        ("::ffff:192.0.2.7", 200),
+        ("64:ff9b::192.0.2.7", 200),
+        ("2001:db8::7", 200),
+        ("198.51.100.7", 429),
+        ("64:ff9b::198.51.100.7", 429),
+        ("64:ff9b:1::192.0.2.7", 429),
+        ("::192.0.2.7", 429),
+        ("2001:db9::7", 429),
+    ] {
+        assert_eq!(status(&direct, from(client, request("GET", "/", &[]))).await, expected, "{client}");
+        let forwarded = from("203.0.113.1", request("GET", "/", &[("x-forwarded-for", client)]));
+        assert_eq!(status(&behind, forwarded).await, expected, "{client} behind a proxy");
+    }
+    let forged = from("198.51.100.7", request("GET", "/", &[("x-forwarded-for", "192.0.2.7")]));
+    assert_eq!(status(&behind, forged).await, 429, "the peer is no proxy");
+}
+
 #[test]
 fn disabled_rule_is_read_and_checked() {
     for wrong in ["quota: 5 per", "quota: 5/s, was: a", "quota: 5/s, match: {path: a}"] {

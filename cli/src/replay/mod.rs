@@ -30,6 +30,7 @@ use self::args::{KeyWord, Through};
 use self::curve::{Curve, CurveLimiter};
 use self::limits::{Head, Limits};
 use self::order::{Order, Timed};
+pub(crate) use self::read::date;
 use self::read::format::Format;
 use self::read::log::Log;
 use self::read::request::{Keep, is_of_host};

@@ -115,6 +115,31 @@ fn warnings_are_shown_beside_problems() {
 
 /// It is meant, so it does not fail a deployment.
 #[test]
+fn rules_that_never_refuse_and_unused_templates_are_warnings() {
+    let folder = Folder::with_rules(
+        "templates: {t: {key: client-ip}}
+rules:
+  - {name: api, quota: 100/min, key: client-ip, match: {path: '/v1/{*rest}'}}
+  - {name: search, quota: 500/min, key: client-ip, match: {path: /v1/search}}
+  - {name: login, quota: 5/min, key: client-ip, match: {path: /v1/login}}
+",
+    );
+    let run = folder.run(&["check", "rules.yaml"]);
+    let lines: Vec<&str> = run.out.lines().filter(|line| line.contains("warning: ")).collect();
+    assert_eq!(run.code, Some(0));
+    assert_eq!(
+        lines,
+        [
+            "rules.yaml:1:13: warning: no rule uses the template `t`: write `use` in a rule, or leave the template out",
+            "rules.yaml:4:12: warning: the quota of the rule `search` never refuses a request, because the rule `api` in \
+             line 3 applies to the same requests, too, and allows no more: to give them an allowance of their own, leave \
+             them out of `api` by `not`",
+        ]
+    );
+    assert_eq!(folder.run(&["check", "rules.yaml", "--deny-warnings"]).code, Some(1));
+}
+
+#[test]
 fn disabled_rules_are_noted() {
     let folder = Folder::with_rules(
         "rules:

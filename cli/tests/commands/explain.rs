@@ -91,6 +91,33 @@ fn what_a_rule_leaves_out_is_explained() {
 }
 
 #[test]
+fn time_of_the_request_is_explained() {
+    let folder = Folder::with_rules(
+        "rules:
+  - {name: office, quota: 5/s, key: global, match: {time: mon-fri 08:00-18:00 +01:00}}
+  - {name: night, quota: 5/s, key: global, match: {not: {time: ['06:00-22:00 UTC', sun UTC], method: GET}}}
+",
+    );
+    let explain = |at: &str| {
+        let run = folder.run(&["explain", "rules.yaml", "--client=192.0.2.1", "--at", at]);
+        run.out.lines().filter(|line| !line.starts_with(' ')).skip(1).collect::<Vec<_>>().join("\n")
+    };
+    assert_eq!(
+        explain("2026-11-25T07:00:00Z"),
+        "office: charges 1 to (all requests)
+night: does not apply: it leaves out the method GET and the time 06:00-22:00 UTC or sun UTC, which ends in 15h"
+    );
+    assert_eq!(
+        explain("2026-11-27T23:30:00+01:00"),
+        "office: does not apply: the time is not mon-fri 08:00-18:00 +01:00, which begins in 2days 8h 30m
+night: charges 1 to (all requests)"
+    );
+    let run = folder.run(&["explain", "rules.yaml", "--at", "noon"]);
+    assert_eq!(run.code, Some(2));
+    assert!(run.err.contains("write it like `2026-11-25T09:00:00+01:00`"), "{run:?}");
+}
+
+#[test]
 fn disabled_rule_is_explained() {
     let folder = Folder::with_rules(
         "rules:

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::hash::Hash;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use foldhash::quality::RandomState;
 use ipnet::IpNet;
 
 use crate::head::Head;
-use crate::key::{AddressError, AddressSource, IntoKey, Key, embedded_ipv4, parse_network, peer_address};
+use crate::key::{AddressError, AddressSource, IntoKey, Key, parse_network, peer_address, translated_ipv4};
 use crate::middleware::rule::Read;
 
 /// The entry of an [`AccessList`] for a client.
@@ -101,14 +101,6 @@ impl<K: Eq + Hash> Entries<K> {
     }
 }
 
-/// Returns whether a NAT64 may not translate the address (RFC 6052 section 3.1), so that no host
-/// behind it can have it.
-fn is_internal(address: Ipv4Addr) -> bool {
-    let [first, second, ..] = address.octets();
-    let is_shared = first == 100 && (64..128).contains(&second);
-    first == 0 || is_shared || address.is_private() || address.is_loopback() || address.is_link_local()
-}
-
 impl Table {
     /// Sets or removes the entry of a network. Returns whether there was one.
     fn change_network(&mut self, network: IpNet, access: Option<Access>) -> bool {
@@ -132,11 +124,7 @@ impl Table {
 
     fn address(&self, address: IpAddr) -> Option<Access> {
         let address = address.to_canonical();
-        let embedded = match address {
-            IpAddr::V4(_) => None,
-            IpAddr::V6(address) => embedded_ipv4(address).filter(|address| !is_internal(*address)),
-        };
-        let embedded = embedded.and_then(|address| self.network(address.into()));
+        let embedded = translated_ipv4(address).and_then(|address| self.network(address.into()));
         let embedded = embedded.map(|(length, access)| (96 + length, access));
         let found = self.network(address).into_iter().chain(embedded).max_by_key(|(length, _)| *length);
         found.map(|(_, access)| access)

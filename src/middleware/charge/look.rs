@@ -100,7 +100,7 @@ impl Ticket {
                 (None, None) => Some(NotCharged::KeyMissing),
                 (None, Some(_)) => None,
             };
-            rule.expected = unmet.and_then(|unmet| unmet.expected.as_deref().map(Box::from));
+            rule.expected = unmet.and_then(|unmet| unmet.expected.as_ref().map(|words| words()));
             set_key(rule, key);
         });
         if planned == Some(OutcomeKind::KeyMissing) {

@@ -68,10 +68,13 @@ pub struct Rule {
 pub(crate) struct Condition {
     /// The reason why the rule does not charge a request that does not meet it.
     pub(crate) of: NotCharged,
-    /// The words of the condition, if it has any.
-    pub(crate) expected: Option<Arc<str>>,
+    /// Returns the words of the condition, if it has any. They may say what will be when.
+    pub(crate) expected: Option<Words>,
     pub(crate) holds: Read<bool>,
 }
+
+/// A closure that returns words.
+pub(crate) type Words = Arc<dyn Fn() -> Box<str> + Send + Sync>;
 
 /// Reads the quota of a request.
 #[derive(Clone)]

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::iter;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::HeaderName;
@@ -11,26 +12,33 @@ use percent_encoding::percent_decode_str;
 use super::super::names::Names;
 use super::super::pattern::{AnyOf, Found};
 use super::super::spec::{MatchSpec, Wildcard};
+use super::super::times::Times;
+use crate::clock::Clock;
 use crate::explanation::NotCharged;
 use crate::head::Head;
 use crate::key::{self, Parameter};
-use crate::middleware::rule::{Condition, PathIndex, PathPattern, Read};
+use crate::middleware::rule::{Condition, PathIndex, PathPattern, Read, Words};
+use crate::time::Humane;
 
 /// Makes the conditions of a rule, which must all hold, but for the path's.
 pub(super) fn conditions(spec: &MatchSpec, names: &Names) -> Vec<Condition> {
     let MatchSpec { not, .. } = spec;
     let wanted = comparisons(spec, names).into_iter().map(|Comparison { of, expected, find }| Condition {
         of,
-        expected: Some(expected.into()),
+        expected: Some(expected),
         holds: Arc::new(move |head| find(head) != Found::No),
     });
     let left_out = not.iter().map(|not| {
         let mut all = comparisons(not, names);
         all.extend(path_comparison(&not.path));
-        let words: Vec<String> = all.iter().map(|one| format!("{} {}", noun(one.of), one.expected)).collect();
+        let words: Vec<(&str, Words)> = all.iter().map(|one| (noun(one.of), Arc::clone(&one.expected))).collect();
+        let words = move || {
+            let words: Vec<String> = words.iter().map(|(noun, expected)| format!("{noun} {}", expected())).collect();
+            shortened(words.join(" and ")).into()
+        };
         Condition {
             of: NotCharged::LeftOut,
-            expected: Some(shortened(words.join(" and ")).into()),
+            expected: Some(Arc::new(words)),
             holds: Arc::new(move |head| all.iter().any(|one| (one.find)(head) != Found::Yes)),
         }
     });
@@ -40,7 +48,7 @@ pub(super) fn conditions(spec: &MatchSpec, names: &Names) -> Vec<Condition> {
 /// A comparison of requests with one field of `match` or `not`.
 struct Comparison {
     of: NotCharged,
-    expected: String,
+    expected: Words,
     find: Read<Found>,
 }
 
@@ -48,9 +56,9 @@ struct Comparison {
 fn comparisons(spec: &MatchSpec, names: &Names) -> Vec<Comparison> {
     let mut all: Vec<Comparison> = Vec::new();
     let mut add = |of: NotCharged, expected: String, find: Read<Found>| {
-        all.push(Comparison { of, expected: shortened(expected), find });
+        all.push(Comparison { of, expected: words(expected), find });
     };
-    let MatchSpec { method, path: _, host, header, query, client, user_agent, action, not: _ } = spec.clone();
+    let MatchSpec { method, path: _, host, header, query, client, user_agent, action, time, not: _ } = spec.clone();
     if !method.is_empty() {
         add(NotCharged::Method, either(&method), Arc::new(move |head| method.contains(head.method).into()));
     }
@@ -94,7 +102,9 @@ fn comparisons(spec: &MatchSpec, names: &Names) -> Vec<Comparison> {
             // A client may hide its address.
             address.map_or(Found::Unclear, |address| {
                 let address = address.to_canonical();
-                client.iter().any(|network| network.contains(&address)).into()
+                let translated = key::translated_ipv4(address).map(IpAddr::V4);
+                let mut addresses = iter::once(address).chain(translated);
+                addresses.any(|address| client.iter().any(|network| network.contains(&address))).into()
             })
         };
         add(NotCharged::Client, expected, Arc::new(find));
@@ -106,7 +116,33 @@ fn comparisons(spec: &MatchSpec, names: &Names) -> Vec<Comparison> {
         debug_assert!(actions.len() == action.len(), "the reader refuses an action that is not registered");
         add(NotCharged::Action, expected, Arc::new(move |head| actions.iter().any(|is_it| is_it(head)).into()));
     }
+    if !time.is_empty() {
+        all.push(time_comparison(&time, names.clock()));
+    }
     all
+}
+
+/// Makes the comparison with times of the week.
+fn time_comparison(time: &[(Box<str>, Times)], clock: Arc<dyn Clock>) -> Comparison {
+    let text = shortened(either(time.iter().map(|(text, _)| text)));
+    let times = Arc::new(Times::any_of(time.iter().map(|(_, times)| times)));
+    let (same, now) = (Arc::clone(&times), Arc::clone(&clock));
+    let expected = move || {
+        let now = now.now();
+        let changes = if same.contains(now) { "ends" } else { "begins" };
+        match same.changes_in(now) {
+            Some(change) => format!("{text}, which {changes} in {}", Humane(change)).into(),
+            None => (*text).into(),
+        }
+    };
+    let find = move |_: &Head<'_>| times.contains(clock.now()).into();
+    Comparison { of: NotCharged::Time, expected: Arc::new(expected), find: Arc::new(find) }
+}
+
+/// Makes words that stay the same.
+fn words(text: String) -> Words {
+    let text: Arc<str> = shortened(text).into();
+    Arc::new(move || (*text).into())
 }
 
 /// Makes the comparison with the paths of a `not`. Those of `match` are in the index of the layer.
@@ -117,7 +153,7 @@ fn path_comparison(patterns: &[PathPattern]) -> Option<Comparison> {
         false if is_plain_path(key::original_uri(head).path()) => Found::Yes,
         false => Found::Unclear,
     };
-    Some(Comparison { of: NotCharged::Path, expected: shortened(either(patterns)), find: Arc::new(find) })
+    Some(Comparison { of: NotCharged::Path, expected: words(either(patterns)), find: Arc::new(find) })
 }
 
 /// Returns the words for a part of a request.
@@ -130,6 +166,7 @@ fn noun(part: NotCharged) -> &'static str {
         NotCharged::Query => "the parameter",
         NotCharged::UserAgent => "the user agent",
         NotCharged::Client => "the client",
+        NotCharged::Time => "the time",
         _ => "the action",
     }
 }

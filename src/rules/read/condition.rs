@@ -11,6 +11,7 @@ use super::super::document::{Node, Value};
 use super::super::problem::{Position, Quoted, RulesErrorKind, similar};
 use super::super::report::NameKind;
 use super::super::spec::{At, MatchSpec, Name, Wildcard};
+use super::super::times::Times;
 use super::path;
 use super::value::{Fields, PATTERNS_MAX, Reader};
 pub(in crate::rules) use super::value::{MATCH, NOT};
@@ -77,6 +78,7 @@ impl Reader<'_, '_, '_> {
             let name = reader.short_text(node, "`action`")?;
             reader.action(name, node.position)
         });
+        let time = self.any_of(fields, "time", Self::time);
         Some(MatchSpec {
             method: method?,
             path: path?,
@@ -86,8 +88,20 @@ impl Reader<'_, '_, '_> {
             client: client?,
             user_agent: user_agent?,
             action: action?,
+            time: time?,
             not: Vec::new(),
         })
+    }
+
+    fn time(&mut self, node: &Node<'_>) -> Option<(Box<str>, Times)> {
+        let text = self.text(node, "time")?;
+        match Times::parse(text) {
+            Ok(times) => Some((text.into(), times)),
+            Err(why) => {
+                let message = format!("{} is not a time: {why}", Quoted(text));
+                self.refuse(RulesErrorKind::Value, node.position, message)
+            }
+        }
     }
 
     fn method(&mut self, node: &Node<'_>) -> Option<Method> {

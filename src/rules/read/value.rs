@@ -16,11 +16,11 @@ const NAME_BYTES_MAX: usize = 1_000;
 
 /// The fields of `match`.
 pub(in crate::rules) const MATCH: &[&str] =
-    &["method", "path", "host", "header", "query", "client", "user-agent", "action", "not"];
+    &["method", "path", "host", "header", "query", "client", "user-agent", "action", "time", "not"];
 
 /// The fields of `not`: those of `match`, but for `not` itself.
 pub(in crate::rules) const NOT: &[&str] =
-    &["method", "path", "host", "header", "query", "client", "user-agent", "action"];
+    &["method", "path", "host", "header", "query", "client", "user-agent", "action", "time"];
 
 /// The names that the program registered.
 #[derive(Clone, Copy, Debug, Default)]

@@ -18,7 +18,7 @@ const NAMES: Names<'_> = Names { keys: &["tenant"], actions: &["create_account",
 /// Stands before the errors of a file.
 const ERRORS: &str = "-->\n";
 
-fn spec(text: &str) -> Result<FileSpec, RulesError> {
+pub(super) fn spec(text: &str) -> Result<FileSpec, RulesError> {
     read(text.as_bytes(), NAMES, |file, _| file)
 }
 

@@ -166,6 +166,7 @@ const BEYOND_THE_SCHEMA: &[(&str, &str)] = &[
     ("is not a quota", GRAMMAR),
     ("is not a block", GRAMMAR),
     ("must be a number of units", GRAMMAR),
+    ("is not a time:", GRAMMAR),
     ("counts bytes", COMPARISON),
     ("no template is named", COMPARISON),
     ("neither the rule nor its template", COMPARISON),

@@ -1,0 +1,308 @@
+//! Times of the week at which a rule applies.
+
+use std::time::Duration;
+
+use super::problem::{Quoted, similar};
+use crate::time::Timestamp;
+
+const DAY: u32 = 24 * 60;
+
+const WEEK: u32 = 7 * DAY;
+
+/// The minutes from the beginning of the week, a Monday, to the Unix epoch, a Thursday.
+const EPOCH: u64 = 3 * DAY as u64;
+
+const DAYS: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
+
+/// Times of each week.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Times {
+    /// The first minutes of the spans, and those after them, counted from Monday 00:00 UTC. They are in their order, and
+    /// neither overlap nor touch each other. At least one.
+    spans: Vec<(u32, u32)>,
+}
+
+impl Times {
+    /// Reads `mon-fri 08:00-18:00 +01:00`.
+    ///
+    /// # Errors
+    /// Returns what is wrong, and what to write.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let lower = text.to_ascii_lowercase();
+        let words: Vec<&str> = lower.split([' ', ',']).filter(|word| !word.is_empty()).collect();
+        let Some((last, before)) = words.split_last() else {
+            return Err("it is empty: write it like `mon-fri 08:00-18:00 +01:00`".to_owned());
+        };
+        let offset = offset(last)?;
+        let (mut days, mut clock) = (Vec::new(), None);
+        for word in before {
+            if word.starts_with(|c: char| c.is_ascii_digit()) {
+                if clock.replace(times_of_day(word)?).is_some() {
+                    return Err("it has two times: write a list of texts with one each".to_owned());
+                }
+            } else {
+                days.extend(days_of(word)?);
+            }
+        }
+        if days.is_empty() {
+            if clock.is_none() {
+                return Err(
+                    "it has neither days nor times before the offset: write it like `mon-fri 08:00-18:00 +01:00`"
+                        .to_owned(),
+                );
+            }
+            days.extend(0..7);
+        }
+        let (begin, end) = clock.unwrap_or((0, DAY));
+        let length = if begin < end { end - begin } else { end + DAY - begin };
+        let spans = days.into_iter().map(|day| {
+            let local = i64::from(day * DAY + begin) - offset;
+            (u32::try_from(local.rem_euclid(i64::from(WEEK))).unwrap_or(0), length)
+        });
+        let times = Self::of(spans.collect());
+        if times.is_always() { Err("every time is in it: leave it out".to_owned()) } else { Ok(times) }
+    }
+
+    /// Makes the times of spans, given their first minutes and their lengths of at most a week.
+    fn of(spans: Vec<(u32, u32)>) -> Self {
+        // A span over the end of the week is two.
+        let split = spans.into_iter().flat_map(|(begin, length)| {
+            let end = begin + length;
+            [(begin, end.min(WEEK)), (0, end.saturating_sub(WEEK))]
+        });
+        let mut split: Vec<(u32, u32)> = split.filter(|(begin, end)| begin < end).collect();
+        split.sort_unstable();
+        let mut spans: Vec<(u32, u32)> = Vec::new();
+        for (begin, end) in split {
+            match spans.last_mut().filter(|last| begin <= last.1) {
+                Some(last) => last.1 = last.1.max(end),
+                None => spans.push((begin, end)),
+            }
+        }
+        Self { spans }
+    }
+
+    /// Returns the times of all of these.
+    pub(super) fn any_of<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
+        let spans = all.into_iter().flat_map(|times| &times.spans);
+        Self::of(spans.map(|(begin, end)| (*begin, end - begin)).collect())
+    }
+
+    fn is_always(&self) -> bool {
+        self.spans == [(0, WEEK)]
+    }
+
+    /// Returns whether an instant is one of these times.
+    pub(super) fn contains(&self, now: Timestamp) -> bool {
+        self.span_at(minute(now)).is_some()
+    }
+
+    /// Returns whether each of the other times is one of these.
+    pub(super) fn covers(&self, other: &Self) -> bool {
+        other.spans.iter().all(|(begin, end)| self.span_at(*begin).is_some_and(|(_, last)| *end <= last))
+    }
+
+    /// Returns the time until a rule for these times begins or ceases to apply, or `None` if it never does.
+    pub(super) fn changes_in(&self, now: Timestamp) -> Option<Duration> {
+        let minute = minute(now);
+        let first = self.spans.first()?;
+        let change = match self.span_at(minute) {
+            _ if self.is_always() => return None,
+            // It goes on in the next week.
+            Some((_, WEEK)) if first.0 == 0 => WEEK + first.1,
+            Some((_, end)) => end,
+            None => self.spans.iter().map(|(begin, _)| *begin).find(|begin| *begin > minute).unwrap_or(WEEK + first.0),
+        };
+        let whole = Duration::from_secs(60 * u64::from(change - minute));
+        Some(whole.saturating_sub(Duration::from_micros(now.as_micros() % 60_000_000)))
+    }
+
+    fn span_at(&self, minute: u32) -> Option<(u32, u32)> {
+        let after = self.spans.partition_point(|(begin, _)| *begin <= minute);
+        let last = self.spans.get(after.checked_sub(1)?)?;
+        (minute < last.1).then_some(*last)
+    }
+}
+
+/// Returns the minute of the week.
+fn minute(now: Timestamp) -> u32 {
+    let minutes = now.as_micros() / 60_000_000 + EPOCH;
+    u32::try_from(minutes % u64::from(WEEK)).unwrap_or(0)
+}
+
+/// Reads an offset from UTC, in minutes.
+fn offset(word: &str) -> Result<i64, String> {
+    if ["utc", "z"].contains(&word) {
+        return Ok(0);
+    }
+    let (sign, rest) = match (word.strip_prefix('+'), word.strip_prefix('-')) {
+        (Some(rest), _) => (1, rest),
+        (_, Some(rest)) => (-1, rest),
+        _ if word.contains('/') => {
+            return Err(format!(
+                "time zones such as {} are not known: end it with the offset from UTC, such as `+01:00`, which does not \
+                 follow daylight saving time",
+                Quoted(word)
+            ));
+        }
+        _ => {
+            return Err(
+                "it does not end with an offset from UTC: write `UTC`, or an offset such as `+01:00`".to_owned()
+            );
+        }
+    };
+    match minutes(rest) {
+        Some(minutes) if minutes <= 14 * 60 => Ok(sign * i64::from(minutes)),
+        _ => Err(format!("{} is not an offset from UTC: write it like `+01:00`, up to 14 hours", Quoted(word))),
+    }
+}
+
+/// Reads `08:00-18:00`.
+fn times_of_day(word: &str) -> Result<(u32, u32), String> {
+    let wrong = || format!("{} is not a time of the day: write it like `08:00-18:00`", Quoted(word));
+    let (begin, end) = word.split_once('-').ok_or_else(wrong)?;
+    let (begin, end) = (minutes(begin).ok_or_else(wrong)?, minutes(end).ok_or_else(wrong)?);
+    if begin >= DAY || end > DAY {
+        return Err(format!(
+            "{} is not a time of the day, which begins from 00:00 to 23:59 and ends by 24:00",
+            Quoted(word)
+        ));
+    }
+    if begin == end {
+        return Err(format!("{} begins and ends at once: for the whole day leave it out", Quoted(word)));
+    }
+    Ok((begin, end))
+}
+
+/// Reads hours and minutes, such as `08:00`, as minutes.
+fn minutes(text: &str) -> Option<u32> {
+    let (hours, minutes) = text.split_once(':')?;
+    let number = |digits: &str| {
+        let is_number = digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| digits.parse::<u32>().ok())?
+    };
+    let (hours, minutes) = (number(hours)?, number(minutes)?);
+    (minutes < 60).then_some(hours * 60 + minutes)
+}
+
+/// Reads `mon` or `mon-fri`.
+fn days_of(word: &str) -> Result<Vec<u32>, String> {
+    let day = |name: &str| {
+        let found = DAYS.iter().position(|day| *day == name).and_then(|at| u32::try_from(at).ok());
+        found.ok_or_else(|| match DAYS.iter().find(|day| name.starts_with(**day)).copied().or(similar(name, DAYS)) {
+            Some(meant) => format!("{} is not a day; did you mean `{meant}`?", Quoted(name)),
+            None => format!(
+                "{} is neither a day, such as `mon` or `mon-fri`, nor a time, such as `08:00-18:00`",
+                Quoted(name)
+            ),
+        })
+    };
+    let Some((first, last)) = word.split_once('-') else { return Ok(vec![day(word)?]) };
+    let (first, last) = (day(first)?, day(last)?);
+    let length = (last + 7 - first) % 7;
+    Ok((first..=first + length).map(|day| day % 7).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns an instant of the week of Monday, 5 January 1970.
+    fn at(day: u64, hour: u64, minute: u64) -> Timestamp {
+        Timestamp::from_micros((((4 + day) * 24 + hour) * 60 + minute) * 60_000_000)
+    }
+
+    fn times(text: &str) -> Times {
+        Times::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    const HOUR: u32 = 60;
+
+    #[test]
+    fn times_are_spans_of_the_week_in_utc() {
+        for (text, spans) in [
+            ("mon-tue 08:00-18:00 UTC", &[(8 * HOUR, 18 * HOUR), (32 * HOUR, 42 * HOUR)][..]),
+            ("MON 08:00-18:00 +01:00", &[(7 * HOUR, 17 * HOUR)]),
+            ("mon 00:00-24:00 z", &[(0, DAY)]),
+            ("mon, wed utc", &[(0, DAY), (2 * DAY, 3 * DAY)]),
+            ("mon tue UTC", &[(0, 2 * DAY)]),
+            // The night after a day belongs to it.
+            ("fri 22:00-06:00 UTC", &[(4 * DAY + 22 * HOUR, 5 * DAY + 6 * HOUR)]),
+            ("sun 22:00-06:00 UTC", &[(0, 6 * HOUR), (WEEK - 2 * HOUR, WEEK)]),
+            ("mon 00:00-01:00 +05:45", &[(WEEK - 345, WEEK - 285)]),
+            ("sun 23:00-24:00 -12:00", &[(11 * HOUR, 12 * HOUR)]),
+            ("sat-mon UTC", &[(0, DAY), (5 * DAY, WEEK)]),
+            ("sun mon 12:00-12:01 UTC", &[(720, 721), (6 * DAY + 720, 6 * DAY + 721)]),
+        ] {
+            assert_eq!(times(text).spans, spans, "{text}");
+        }
+    }
+
+    #[test]
+    fn time_that_cannot_be_read_says_what_to_write() {
+        for (text, fix) in [
+            ("", "it is empty"),
+            ("mon-fri 08:00-18:00", "write `UTC`, or an offset such as `+01:00`"),
+            ("mon-fri 08:00-18:00 Europe/Berlin", "time zones such as `europe/berlin` are not known"),
+            ("mon-fri 08:00-18:00 CET", "write `UTC`, or an offset"),
+            ("UTC", "neither days nor times"),
+            ("mon 08:00-18:00 +1", "write it like `+01:00`"),
+            ("mon 08:00-18:00 +14:01", "up to 14 hours"),
+            ("mon 08:00-18:00 +é", "write it like `+01:00`"),
+            ("mon 8-18 UTC", "write it like `08:00-18:00`"),
+            ("mon 08:00-24:01 UTC", "ends by 24:00"),
+            ("mon 24:00-08:00 UTC", "begins from 00:00 to 23:59"),
+            ("mon 08:60-09:00 UTC", "write it like `08:00-18:00`"),
+            ("mon 08:00-08:00 UTC", "for the whole day leave it out"),
+            ("08:00-12:00 13:00-18:00 UTC", "write a list of texts"),
+            ("monday UTC", "did you mean `mon`?"),
+            ("m\u{f6}n UTC", "did you mean `mon`?"),
+            ("weekdays UTC", "such as `mon` or `mon-fri`"),
+            ("mon- UTC", "is neither a day"),
+            ("mon-sun UTC", "leave it out"),
+            ("00:00-24:00 +03:00", "leave it out"),
+        ] {
+            let error = Times::parse(text).expect_err(text);
+            assert!(error.contains(fix), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn times_know_when_they_begin_and_end() {
+        let minutes = |minutes: u64| Some(Duration::from_secs(60 * minutes));
+        let office = times("mon-fri 08:00-18:00 UTC");
+        for (now, is_in, change) in [
+            (at(0, 7, 59), false, 1),
+            (at(0, 8, 0), true, 600),
+            (at(0, 17, 59), true, 1),
+            (at(0, 18, 0), false, 14 * 60),
+            (at(4, 18, 0), false, (6 + 48 + 8) * 60),
+        ] {
+            assert_eq!((office.contains(now), office.changes_in(now)), (is_in, minutes(change)), "{now:?}");
+        }
+        let now = Timestamp::from_micros(at(0, 7, 59).as_micros() + 59_999_999);
+        assert_eq!((office.contains(now), office.changes_in(now)), (false, Some(Duration::from_micros(1))));
+        let night = times("sun 22:00-06:00 UTC");
+        assert_eq!((night.contains(at(6, 23, 0)), night.changes_in(at(6, 23, 0))), (true, minutes(7 * 60)));
+        assert_eq!((night.contains(at(7, 5, 0)), night.changes_in(at(7, 5, 0))), (true, minutes(60)));
+        assert_eq!(night.changes_in(at(7, 6, 0)), minutes(7 * 24 * 60 - 8 * 60));
+        let always = Times::any_of(&[times("mon-wed UTC"), times("thu-sun UTC")]);
+        assert_eq!((always.contains(at(3, 0, 0)), always.changes_in(at(3, 0, 0))), (true, None));
+        assert!(office.contains(Timestamp::from_micros(9 * 3_600_000_000)), "the epoch is a Thursday");
+        assert!(
+            !office.contains(Timestamp::from_micros(u64::MAX))
+                || office.changes_in(Timestamp::from_micros(u64::MAX)).is_some()
+        );
+    }
+
+    #[test]
+    fn times_cover_those_that_are_in_them() {
+        let covers = |outer: &str, inner: &str| times(outer).covers(&times(inner));
+        assert!(covers("mon-fri 08:00-18:00 UTC", "tue 09:00-18:00 UTC"));
+        assert!(covers("mon-fri 08:00-18:00 UTC", "tue 10:00-19:00 +01:00"));
+        assert!(covers("sat-mon UTC", "sun 22:00-06:00 UTC"));
+        assert!(!covers("mon-fri 08:00-18:00 UTC", "tue 07:59-09:00 UTC"));
+        assert!(!covers("mon UTC", "tue UTC"));
+        assert!(covers("mon 08:00-18:00 UTC", "mon 08:00-18:00 UTC"));
+    }
+}
