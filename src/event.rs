@@ -8,7 +8,8 @@ use crate::error::labelled;
 labelled! {
     /// Why a store, such as Redis, did not decide.
     StoreErrorKind,
-    /// Returns the label for metrics and logs: `unavailable`, `timeout`, `overloaded`, `misconfigured`, `foreign`.
+    /// Returns the label for metrics and logs: `unavailable`, `timeout`, `overloaded`, `contended`, `misconfigured`,
+    /// `foreign`.
     as_str {
         /// The store cannot serve now: no connection, loading, failing over, read-only, out of memory. It passes by
         /// itself.
@@ -19,6 +20,8 @@ labelled! {
         /// earlier checks took the whole deadline, or the process was too busy to read the answer. Except in the last
         /// case the check was not sent.
         Overloaded = "overloaded",
+        /// Other processes changed the key each time before this one could. The charge was not taken.
+        Contended = "contended",
         /// A person has to fix it: a wrong password, a missing right, a URL that is not valid, a server that is too
         /// old, or a set of charges that the store cannot decide.
         Misconfigured = "misconfigured",

@@ -77,6 +77,7 @@
 //! | `tracing` | a [`SetupWarning`](observe::SetupWarning) that no observer handles becomes a warning of `tracing`; `StatsBuilder::log_refusals` | tracing |
 //! | `metrics` | `Stats::record_metrics` hands the counts to the recorder of `metrics` | metrics |
 //! | `redis` | `RedisLimiter`: one limit for many processes | fred without default features, tokio |
+//! | `store` | `StoreLimiter`: a limiter over [any store](guide::writing_a_backend#a-store) that can compare and swap | tokio, sha2, futures-util |
 //! | `redis-rustls`, `redis-rustls-ring`, `redis-native-tls` | `rediss://`, by one of three TLS implementations | what fred needs for it |
 //! | `client` | the module `client`: reads what a server's headers say about its limits, and waits as long | none |
 //! | `retry` | `client::RetryAfter`, a policy for `tower::retry` | tower with its retries |
@@ -142,6 +143,8 @@ pub use key::value::Key;
 pub use limiter::memory::limiter::MemoryLimiter;
 #[cfg(feature = "redis")]
 pub use limiter::redis::limiter::RedisLimiter;
+#[cfg(feature = "store")]
+pub use limiter::store::StoreLimiter;
 pub use middleware::layer::RateLimitLayer;
 pub use middleware::rule::definition::{MissingKey, Rule};
 pub use middleware::settings::OnError;

@@ -52,7 +52,7 @@ need() {
 
 # Every build of tests takes both packages and uses these features, so that dependencies are built once. The other two ways of TLS are
 # alternatives to this one. The feature tracing changes where warnings go, so it has a test of its own.
-features=axum,tonic,tokio,metrics,redis-rustls-ring,retry,serde,rules,conformance
+features=axum,tonic,tokio,metrics,redis-rustls-ring,store,retry,serde,rules,conformance
 
 step 'tools'
 need 'a C linker' 'command -v cc' gcc libc6-dev
@@ -94,7 +94,7 @@ check_code() {
     name=
     step 'warnings: the library with the default features, and with each feature alone'
     run cargo rustc --locked --package tower-ratelimit --lib --profile check -- -D warnings
-    for feature in axum client tonic tokio tracing metrics redis retry serde rules conformance; do
+    for feature in axum client tonic tokio tracing metrics redis store retry serde rules conformance; do
         run cargo rustc --locked --package tower-ratelimit --lib --profile check --features "$feature" -- -D warnings
     done
     step 'clippy: everything'

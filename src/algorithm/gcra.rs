@@ -415,7 +415,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
         numbers
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "store"))]
     fn own_without(&self, own: Pair, last: u64) -> Pair {
         let (last, l) = (self.span(last.min(self.most())), self.l.get());
         let num = own.n.min(l - 1);

@@ -126,7 +126,7 @@ pub(crate) trait PairAlgorithm {
     fn numbers(&self, cost: u64, force: bool) -> Numbers;
 
     /// Returns what a charge's receipt would hold without the charge's last units.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "store"))]
     fn own_without(&self, own: Pair, _last: u64) -> Pair {
         own // the window
     }

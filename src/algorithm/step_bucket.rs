@@ -150,7 +150,7 @@ impl PairAlgorithm for StepBucket {
         }
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "store"))]
     fn own_without(&self, own: Pair, units: u64) -> Pair {
         let (spare, tokens) = (own.n.saturating_add(units), self.tokens.max(1));
         Pair { at: own.at.saturating_sub((spare / tokens).saturating_mul(self.tick_us)), n: spare % tokens }

@@ -38,6 +38,8 @@
 
 mod cases;
 mod report;
+#[cfg(feature = "store")]
+mod store;
 mod subject;
 mod threads;
 
@@ -47,6 +49,8 @@ use crate::limiter::Limiter;
 use crate::quota::{Algorithm, Anchor, Oldest, Quota, QuotaError};
 
 pub use report::{Failure, Failures, FailuresKind, Report};
+#[cfg(feature = "store")]
+pub use store::{StoreFailures, check_store};
 pub use subject::{Subject, Task};
 
 const MINUTE: Duration = Duration::from_secs(60);

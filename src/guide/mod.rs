@@ -27,7 +27,7 @@
 
 // Some pages link to items of features, which exist in the documentation of all features only.
 #![cfg_attr(
-    not(all(feature = "redis", feature = "tokio", feature = "conformance", feature = "rules")),
+    not(all(feature = "redis", feature = "store", feature = "tokio", feature = "conformance", feature = "rules")),
     allow(rustdoc::broken_intra_doc_links)
 )]
 

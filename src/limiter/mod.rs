@@ -2,6 +2,7 @@
 //!
 //! * [`MemoryLimiter`](crate::MemoryLimiter) keeps the states in this process; see [`memory`].
 //! * `RedisLimiter` keeps them in Redis, for many processes; see the module `redis`.
+//! * `StoreLimiter` keeps them in any store that can compare and swap; see the module `store`.
 //! * [`FallbackLimiter`] asks a second limiter while the first one fails.
 //! * [`BoxLimiter`] hides which limiter it is, to choose one at run time.
 //! * [`Blocks`] and [`Meters`] close, open, read and settle keys by hand.
@@ -21,9 +22,15 @@ mod policy_registry;
 mod queue_refunds;
 #[cfg(feature = "redis")]
 pub mod redis;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "store"))]
+#[cfg_attr(
+    not(all(feature = "redis", feature = "store")),
+    allow(dead_code, unused_imports, reason = "each of the two uses a part")
+)]
 mod remote;
 mod reply;
+#[cfg(feature = "store")]
+pub mod store;
 mod support;
 
 use std::future::Future;

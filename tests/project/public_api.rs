@@ -158,10 +158,20 @@ fn errors_cross_threads() {
         use tower_ratelimit::conformance::Failures;
         error::<Failures>();
     }
+    #[cfg(all(feature = "conformance", feature = "store"))]
+    {
+        use tower_ratelimit::conformance::StoreFailures;
+        error::<StoreFailures>();
+    }
     #[cfg(feature = "redis")]
     {
         use tower_ratelimit::limiter::redis::RedisError;
         error::<RedisError>();
+    }
+    #[cfg(feature = "store")]
+    {
+        use tower_ratelimit::limiter::store::StoreError;
+        error::<StoreError>();
     }
     #[cfg(feature = "rules")]
     {

@@ -11,6 +11,7 @@ const SLEEPERS: &[(&str, &str)] = &[
     ("src/limiter/redis/tests/mod.rs", "the servers are processes, whose changes are waited for"),
     ("src/limiter/redis/tests/processes/mod.rs", "processes run side by side, and leases end by the server's time"),
     ("src/limiter/redis/tests/processes/places.rs", "places lapse by the server's time"),
+    ("src/limiter/store/tests/", "tokio's time is paused, or a store in memory answers after a millisecond"),
     ("tests/memory/conformance.rs", "a limiter with a race needs time between its two steps"),
     ("tests/memory/stopped_clock.rs", "processes are stopped and continued in real time"),
     ("tests/middleware/cache_in_front.rs", "nginx starts as a process"),

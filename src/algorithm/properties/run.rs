@@ -67,7 +67,7 @@ impl Step {
         }
     }
 
-    pub(super) fn only_forwards(self) -> Self {
+    pub(crate) fn only_forwards(self) -> Self {
         Self { time: self.time % 16, ..self }
     }
 

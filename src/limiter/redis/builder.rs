@@ -17,15 +17,12 @@ use crate::clock::{Clock, MonotonicClock};
 use crate::event::StoreErrorKind;
 use crate::limiter::PolicyRegistry;
 use crate::limiter::queue_refunds::QueueRefunds;
-use crate::limiter::remote::{Batcher, DenialCache, HELD, Holdings, Leases, Tags};
+use crate::limiter::remote::{Batcher, DENIALS_MAX, DenialCache, HELD, Holdings, Leases, Tags};
 use crate::outcome::Observer;
 
 /// The time that `connect` waits for the first connection, and then for the answer which rights the user
 /// has.
 const FIRST: Duration = Duration::from_millis(500);
-
-/// The most denials that are remembered. Their memory is taken when the limiter is made.
-const DENIALS_MAX: usize = 1 << 20;
 
 /// The times after which places may lapse. `places.lua` knows the longest, too.
 const PLACES_LAPSE: RangeInclusive<Duration> = Duration::from_secs(3)..=Duration::from_secs(24 * 3_600);

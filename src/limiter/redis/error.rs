@@ -24,30 +24,7 @@ impl RedisError {
 
 impl From<Unanswered> for RedisError {
     fn from(why: Unanswered) -> Self {
-        let (kind, message) = match why {
-            Unanswered::NoRuntime => (
-                StoreErrorKind::Misconfigured,
-                "checks on Redis have to be made within a tokio runtime, with its timers enabled".to_owned(),
-            ),
-            Unanswered::TooMany(waiting) => {
-                (StoreErrorKind::Overloaded, format!("{waiting} checks wait for Redis already: this one was not sent"))
-            }
-            Unanswered::NotSent(deadline) => (
-                StoreErrorKind::Overloaded,
-                format!("earlier checks took longer than {deadline:?}: this one was not sent"),
-            ),
-            Unanswered::TooBusy(deadline) => return Self::too_busy(&format!("no answer was read within {deadline:?}")),
-            Unanswered::TimedOut(deadline) => (
-                StoreErrorKind::Timeout,
-                format!("no answer within {deadline:?}, the wait behind earlier checks included"),
-            ),
-            Unanswered::RuntimeEnded => {
-                (StoreErrorKind::Unavailable, "the runtime in which the limiter was made has ended".to_owned())
-            }
-            Unanswered::LeftOut => {
-                (StoreErrorKind::Foreign, "the script answered fewer checks than it was asked".to_owned())
-            }
-        };
+        let (kind, message) = why.kind_and_message();
         Self::new(kind, message)
     }
 }

@@ -18,6 +18,9 @@ use crate::wait::Wait;
 
 use super::tag::{Tag, Tags};
 
+/// The most denials that are remembered. Their memory is taken when the limiter is made.
+pub(crate) const DENIALS_MAX: usize = 1 << 20;
+
 /// The longest time for which a denial is remembered.
 pub(crate) const LONGEST: Duration = Duration::from_secs(1);
 

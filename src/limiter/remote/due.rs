@@ -27,6 +27,27 @@ impl Due {
         tokio::time::timeout_at(self.0, future).await.ok()
     }
 
+    /// Waits until then.
+    pub(crate) async fn wait(self) {
+        tokio::time::sleep_until(self.0).await;
+    }
+
+    /// Waits for this time, but no longer than until then.
+    pub(crate) async fn pause(self, time: Duration) {
+        tokio::time::sleep_until(self.0.min(Instant::now() + time)).await;
+    }
+
+    /// Returns an end that is half as far away.
+    pub(crate) fn half(self) -> Self {
+        let now = Instant::now();
+        Self(now + self.0.saturating_duration_since(now) / 2)
+    }
+
+    /// Whether the time is over.
+    pub(crate) fn is_over(self) -> bool {
+        Instant::now() >= self.0
+    }
+
     /// Whether the end is noticed too late.
     pub(crate) fn is_late(self) -> bool {
         Instant::now().saturating_duration_since(self.0) > LATE

@@ -46,7 +46,7 @@ const LAYERS: &[Layer] = &[
     ),
     ("refusals", &["refusal/"]),
     ("headers", &["headers/"]),
-    ("limiters: in memory, on Redis", &["limiter/memory/", "limiter/redis/"]),
+    ("limiters: in memory, on Redis, over a store", &["limiter/memory/", "limiter/redis/", "limiter/store/"]),
     ("limiters: what those with a remote store share", &["limiter/remote/"]),
     ("limiters: the trait, and what all share", &["limiter/"]),
     (

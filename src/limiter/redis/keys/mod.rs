@@ -15,14 +15,13 @@
 
 use std::fmt;
 
-use bytes::Bytes;
-use sha2::{Digest, Sha256};
-
 use super::error::RedisError;
 use super::store;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
+use crate::limiter::remote::{CallerHash, Hash};
 use crate::policy::Policy;
+use bytes::Bytes;
 
 /// Callers' keys of more bytes are hashed, even if keys are readable.
 const CLEAR_MAX: usize = 128;
@@ -47,8 +46,6 @@ pub(super) enum CallerKeys {
     /// As they are.
     Readable,
 }
-
-type Hash = [u8; 16];
 
 /// Makes stored keys.
 pub(super) struct KeySpace {
@@ -124,8 +121,7 @@ impl KeySpace {
             CallerKeys::Hashed(secret) => secret,
             CallerKeys::Readable => Default::default(),
         };
-        let whole: [u8; 32] = Sha256::new().chain_update(secret).chain_update(caller).finalize().into();
-        whole.first_chunk().copied().unwrap_or_default() // it is longer
+        CallerHash::new(secret).hash(caller)
     }
 }
 
@@ -156,11 +152,7 @@ pub(super) fn shown(stored: &[u8]) -> String {
 /// Writes a caller's key, or its hash.
 fn write_caller(bytes: &mut Vec<u8>, caller: &[u8], hash: Option<Hash>) {
     match hash {
-        Some(hash) => {
-            const DIGITS: &[u8; 16] = b"0123456789abcdef";
-            bytes.push(b'h');
-            bytes.extend(hash.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|digit| DIGITS[usize::from(digit)]));
-        }
+        Some(hash) => bytes.extend(CallerHash::digits(hash)),
         None => {
             bytes.push(b'k');
             bytes.extend_from_slice(caller);

@@ -11,21 +11,20 @@
 //! cluster.
 
 use std::collections::VecDeque;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::marker::PhantomData;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use self::ride::Ride;
+use self::ride::{Driven, Ride};
 use super::due::Due;
+use super::permits::{Permit, Permits};
+use super::unanswered::Unanswered;
 
-mod ride;
+pub(crate) mod ride;
 
 /// Calls of one lane at a time: while one is on the wire the server decides the other.
 const FLIGHTS: usize = 2;
@@ -35,7 +34,7 @@ const BATCH: usize = 64;
 
 /// The time after the deadline at which a caller stops waiting. A call that was sent at once has
 /// failed before, with an error that names the server.
-const GRACE: Duration = Duration::from_millis(5);
+pub(crate) const GRACE: Duration = Duration::from_millis(5);
 
 /// Takes requests to the store.
 pub(crate) trait Dispatch: Send + Sync + 'static {
@@ -48,25 +47,6 @@ pub(crate) trait Dispatch: Send + Sync + 'static {
         &self,
         requests: Vec<Self::Request>,
     ) -> impl Future<Output = Vec<Result<Self::Answer, Self::Error>>> + Send;
-}
-
-/// Why a request has no answer, if the store gave no reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unanswered {
-    /// The caller is in no tokio runtime. The request was not sent.
-    NoRuntime,
-    /// This many requests wait already. The request was not sent.
-    TooMany(usize),
-    /// Earlier requests took longer than this deadline. The request was not sent.
-    NotSent(Duration),
-    /// This process had no time to read an answer within this deadline.
-    TooBusy(Duration),
-    /// There was no answer within this deadline.
-    TimedOut(Duration),
-    /// The runtime whose tasks the flights are has ended.
-    RuntimeEnded,
-    /// The store answered fewer requests than it was asked.
-    LeftOut,
 }
 
 /// Receives the answer to a request, in the task of its flight.
@@ -97,7 +77,13 @@ impl<A: Send, E: Send> Receiver<A, E> for oneshot::Sender<Result<A, E>> {
 }
 
 /// A function. The request is sent in any case. The function is called even if the flight ends without an answer.
-struct Then<A, E: From<Unanswered>, F: FnOnce(Result<A, E>)>(Option<F>, PhantomData<fn(A, E)>);
+pub(crate) struct Then<A, E: From<Unanswered>, F: FnOnce(Result<A, E>)>(Option<F>, PhantomData<fn(A, E)>);
+
+impl<A, E: From<Unanswered>, F: FnOnce(Result<A, E>)> Then<A, E, F> {
+    pub(crate) fn new(then: F) -> Self {
+        Self(Some(then), PhantomData)
+    }
+}
 
 impl<A, E: From<Unanswered>, F: FnOnce(Result<A, E>) + Send> Receiver<A, E> for Then<A, E, F> {
     fn answer(mut self: Box<Self>, answer: Result<A, E>) {
@@ -124,9 +110,7 @@ struct Lanes<D: Dispatch> {
     dispatch: D,
     lanes: Box<[Mutex<Lane<D>>]>,
     deadline: Duration,
-    /// The number of requests that wait or are in flight, and the most that may.
-    inside: Arc<AtomicUsize>,
-    most: usize,
+    permits: Permits,
     /// The runtime whose tasks the flights are.
     runtime: Handle,
 }
@@ -164,26 +148,7 @@ enum Driver {
 struct Arrival {
     number: u64,
     answered: u64,
-    /// The flight that the request's caller drives.
-    ride: Option<Arc<Ride>>,
-}
-
-impl Drop for Arrival {
-    /// The caller has gone, and its answer has to be handled.
-    fn drop(&mut self) {
-        if let Some(ride) = &self.ride {
-            ride.make_task();
-        }
-    }
-}
-
-/// Permits a request to wait or be in flight, of which there is a most.
-struct Permit(Arc<AtomicUsize>);
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+    flight: Driven,
 }
 
 impl<D: Dispatch> Batcher<D> {
@@ -204,7 +169,7 @@ impl<D: Dispatch> Batcher<D> {
             })
         };
         let lanes = (0..lanes.max(1)).map(|_| lane()).collect();
-        Self { lanes: Arc::new(Lanes { dispatch, lanes, deadline, inside: Arc::default(), most, runtime }) }
+        Self { lanes: Arc::new(Lanes { dispatch, lanes, deadline, permits: Permits::new(most), runtime }) }
     }
 
     pub(crate) fn dispatch(&self) -> &D {
@@ -218,7 +183,7 @@ impl<D: Dispatch> Batcher<D> {
 
     /// Returns how many requests wait or are in flight.
     pub(crate) fn len(&self) -> usize {
-        self.lanes.inside.load(Ordering::Relaxed)
+        self.lanes.permits.taken()
     }
 
     /// Waits for the answer to a request, no longer than the deadline. `receiver` makes the receiver
@@ -241,18 +206,11 @@ impl<D: Dispatch> Batcher<D> {
         if Handle::try_current().is_err() {
             return Err(Unanswered::NoRuntime);
         }
-        let permit = self.lanes.permit(self.lanes.most)?;
-        let (sender, mut answer) = oneshot::channel();
+        let permit = self.lanes.permits.check()?;
+        let (sender, answer) = oneshot::channel();
         let arrival = self.lanes.push(lane, request, Box::new(receiver(sender)), permit, Driver::Caller);
         let due = Due::after(self.lanes.deadline + GRACE);
-        let answer = poll_fn(|cx| {
-            // Its waker is not registered twice: a task that is woken while it is polled wakes another thread.
-            if arrival.ride.as_ref().is_some_and(|ride| ride.drive(cx)) {
-                return Poll::Pending;
-            }
-            Pin::new(&mut answer).poll(cx)
-        });
-        match due.timeout(answer).await {
+        match arrival.flight.wait(answer, due).await {
             Some(Ok(answer)) => Ok(answer),
             Some(Err(_)) => Err(Unanswered::RuntimeEnded),
             None => Err(self.lanes.timed_out(lane, &arrival, due)),
@@ -266,10 +224,8 @@ impl<D: Dispatch> Batcher<D> {
         request: D::Request,
         then: impl FnOnce(Result<D::Answer, D::Error>) + Send + 'static,
     ) -> Result<(), D::Error> {
-        // Refunds have room of their own: the units of a lost refund would be missing until they
-        // have drained.
-        let permit = self.lanes.permit(self.lanes.most.saturating_mul(2))?;
-        self.lanes.push(lane, request, Box::new(Then(Some(then), PhantomData)), permit, Driver::Task);
+        let permit = self.lanes.permits.correction()?;
+        self.lanes.push(lane, request, Box::new(Then::new(then)), permit, Driver::Task);
         Ok(())
     }
 }
@@ -278,14 +234,6 @@ impl<D: Dispatch> Lanes<D> {
     fn lock(&self, number: u16) -> MutexGuard<'_, Lane<D>> {
         let index = usize::from(number) % self.lanes.len();
         self.lanes[index].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn permit(&self, most: usize) -> Result<Permit, Unanswered> {
-        if self.inside.fetch_add(1, Ordering::Relaxed) >= most {
-            self.inside.fetch_sub(1, Ordering::Relaxed);
-            return Err(Unanswered::TooMany(most));
-        }
-        Ok(Permit(Arc::clone(&self.inside)))
     }
 
     fn push(
@@ -297,7 +245,7 @@ impl<D: Dispatch> Lanes<D> {
         driver: Driver,
     ) -> Arrival {
         let mut lane = self.lock(number);
-        let mut arrival = Arrival { number: lane.came, answered: lane.answered, ride: None };
+        let mut arrival = Arrival { number: lane.came, answered: lane.answered, flight: Driven::by_task() };
         lane.came += 1;
         lane.waiting.push_back(Waiting { request, receiver, _permit: permit });
         if !lane.begins_flight() {
@@ -311,7 +259,7 @@ impl<D: Dispatch> Lanes<D> {
             Driver::Caller if lane.is_quiet() => {
                 let ride = Ride::new(fly(self.flight(number, Some(arrival.number))), self.runtime.clone());
                 lane.rides.push((arrival.number, Arc::clone(&ride)));
-                arrival.ride = Some(ride);
+                arrival.flight = Driven::by_caller(ride);
             }
             _ => {
                 drop(lane);

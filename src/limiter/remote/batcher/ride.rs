@@ -5,21 +5,62 @@
 //! another request waits for the flight, or the caller goes, the flight becomes a task. So no request depends on
 //! another caller's future being polled.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
+use crate::limiter::remote::due::Due;
 use crate::sync::contained;
 
 type Flying = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A flight that one caller drives until it ends or becomes a task.
-pub(super) struct Ride {
+pub(crate) struct Ride {
     state: Mutex<State>,
     runtime: Handle,
+}
+
+/// The flight of a request, as its caller sees it.
+pub(crate) struct Driven(Option<Arc<Ride>>);
+
+impl Driven {
+    /// A task drives the flight.
+    pub(crate) fn by_task() -> Self {
+        Self(None)
+    }
+
+    pub(crate) fn by_caller(ride: Arc<Ride>) -> Self {
+        Self(Some(ride))
+    }
+
+    /// Waits for the answer until then, and drives the flight if its caller does. Returns `None` if the time is over.
+    pub(crate) async fn wait<T>(
+        &self,
+        mut answer: oneshot::Receiver<T>,
+        due: Due,
+    ) -> Option<Result<T, oneshot::error::RecvError>> {
+        let answer = poll_fn(|cx| {
+            // Its waker is not registered twice: a task that is woken while it is polled wakes another thread.
+            if self.0.as_ref().is_some_and(|ride| ride.drive(cx)) {
+                return Poll::Pending;
+            }
+            Pin::new(&mut answer).poll(cx)
+        });
+        due.timeout(answer).await
+    }
+}
+
+impl Drop for Driven {
+    /// The caller has gone, and its answer has to be handled.
+    fn drop(&mut self) {
+        if let Some(ride) = &self.0 {
+            ride.make_task();
+        }
+    }
 }
 
 enum State {
@@ -32,7 +73,7 @@ enum State {
 }
 
 impl Ride {
-    pub(super) fn new(flight: impl Future<Output = ()> + Send + 'static, runtime: Handle) -> Arc<Self> {
+    pub(crate) fn new(flight: impl Future<Output = ()> + Send + 'static, runtime: Handle) -> Arc<Self> {
         Arc::new(Self { state: Mutex::new(State::Driven(Box::pin(flight), Waker::noop().clone())), runtime })
     }
 
@@ -55,7 +96,7 @@ impl Ride {
 
     /// Drives the flight, in the caller's task and in the context of the limiter's runtime, to which its timers belong.
     /// Returns whether the caller's next poll drives it on. Otherwise it has ended, or is a task.
-    pub(super) fn drive(&self, cx: &mut Context<'_>) -> bool {
+    fn drive(&self, cx: &mut Context<'_>) -> bool {
         let Some(mut flight) = self.board() else { return false };
         let mut has_ended = true; // also by a panic of an observer, which is kept from the caller as a task keeps it
         contained(|| {
@@ -77,7 +118,7 @@ impl Ride {
     }
 
     /// Makes the flight a task, unless it is one or has ended.
-    pub(super) fn make_task(&self) {
+    pub(crate) fn make_task(&self) {
         let mut state = self.state();
         match &mut *state {
             State::Polled { becomes_task } => *becomes_task = true,

@@ -1,0 +1,341 @@
+//! The cases of the contract of [`Store`], for stores of one's own.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::panic::Location;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use super::FailuresKind;
+use crate::limiter::store::{Change, Store, StoreError, Swapped, Then, Value, Version};
+
+/// The time to live of the values of the suite.
+const LIVES: Duration = Duration::from_secs(600);
+
+/// The largest value that the limiter stores, rounded up.
+const LARGEST: usize = 17 * 1_024;
+
+/// The number of swaps of one key at a time, and how often they are tried.
+const RIVALS: usize = 8;
+const ROUNDS: usize = 20;
+
+/// Checks that a store keeps the contract of [`Store`]: versions, conflicts, all or nothing, values that stay, removal,
+/// repeated swaps, rivals, and calls that are dropped. Expiry is not checked.
+///
+/// It writes keys that begin with `conformance:`, each with a time to live of ten minutes, and expects that it finds
+/// none. So call it with a store that nothing else uses.
+///
+/// # Errors
+/// Returns the promises that were not kept.
+pub async fn check_store<S: Store>(store: &S) -> Result<(), StoreFailures> {
+    let bench = Bench { store, versions: AtomicU64::new(1) };
+    let mut failures = Vec::new();
+    macro_rules! cases {
+        ($($promise:literal: $case:ident,)+) => {
+            $(if let Err(found) = bench.$case().await {
+                failures.push(StoreFailure { case: stringify!($case), promise: $promise, found });
+            })+
+        };
+    }
+    cases! {
+        "a value that was put is loaded with its version, byte for byte": values_are_kept,
+        "a swap that expects another version, or none, changes nothing and returns the current values": conflicts,
+        "a swap of several keys is all or nothing, whichever key has changed": all_or_nothing,
+        "a value that is only kept must be the expected one, and stays": keep,
+        "a value is removed only if it is the expected one": delete,
+        "a swap that is sent again changes nothing, and returns what the first one wrote": sent_again,
+        "values are returned in the order of the keys": order,
+        "of swaps at one time that expect the same version, one is made": rivals,
+        "a swap whose future is dropped is made as a whole or not at all": dropped,
+        "the store's time does not step back": time,
+    }
+    if failures.is_empty() { Ok(()) } else { Err(StoreFailures(failures)) }
+}
+
+/// The promises that a store did not keep.
+#[derive(Clone, Debug)]
+pub struct StoreFailures(Vec<StoreFailure>);
+
+impl StoreFailures {
+    /// Returns the kind of the failures: [`BrokenPromises`](FailuresKind::BrokenPromises).
+    #[must_use]
+    pub fn kind(&self) -> FailuresKind {
+        FailuresKind::BrokenPromises
+    }
+}
+
+#[derive(Clone, Debug)]
+struct StoreFailure {
+    case: &'static str,
+    promise: &'static str,
+    found: String,
+}
+
+impl fmt::Display for StoreFailures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} promises of tower_ratelimit::limiter::store::Store were not kept:", self.0.len())?;
+        self.0.iter().try_for_each(|StoreFailure { case, promise, found }| {
+            writeln!(f, "\n{case}\n  promise: {promise}\n  found:   {found}")
+        })
+    }
+}
+
+impl std::error::Error for StoreFailures {}
+
+struct Bench<'a, S> {
+    store: &'a S,
+    versions: AtomicU64,
+}
+
+type Found = Result<(), String>;
+
+#[track_caller]
+fn ensure(kept: bool, found: impl fmt::Debug) -> Found {
+    if kept { Ok(()) } else { Err(format!("{found:?} ({})", Location::caller())) }
+}
+
+fn failed(error: &StoreError) -> String {
+    format!("the store failed: {}", crate::error::WithSources(error))
+}
+
+fn key(name: &str) -> Arc<str> {
+    format!("conformance:{name}").into()
+}
+
+fn put(value: &Value) -> Then {
+    Then::Put(value.clone(), LIVES)
+}
+
+impl<S: Store> Bench<'_, S> {
+    /// Returns a value with a new version.
+    fn value(&self, bytes: &[u8]) -> Value {
+        let number = self.versions.fetch_add(1, Ordering::Relaxed);
+        let mut version = [0xa5; 16];
+        version[..8].copy_from_slice(&number.to_be_bytes());
+        Value::new(Version::from_bytes(version), bytes)
+    }
+
+    async fn load(&self, keys: &[&str]) -> Result<Vec<Option<Value>>, String> {
+        let keys: Vec<Arc<str>> = keys.iter().map(|name| key(name)).collect();
+        let loaded = self.store.load(&keys).await.map_err(|error| failed(&error))?;
+        ensure(loaded.values().len() == keys.len(), loaded.values())?;
+        Ok(loaded.values().to_vec())
+    }
+
+    async fn swap(&self, changes: &[(&str, Option<&Value>, Then)]) -> Result<Swapped, String> {
+        let changes = self.changes(changes);
+        let swapped = self.store.swap(&changes).await.map_err(|error| failed(&error))?;
+        ensure(swapped.current().is_none_or(|current| current.len() == changes.len()), &swapped)?;
+        Ok(swapped)
+    }
+
+    fn changes(&self, changes: &[(&str, Option<&Value>, Then)]) -> Vec<Change> {
+        let change = |(name, expect, then): &(&str, Option<&Value>, Then)| {
+            Change::new(key(name), expect.map(|value| value.version), then.clone())
+        };
+        changes.iter().map(change).collect()
+    }
+
+    /// Makes a swap that must succeed.
+    async fn must(&self, changes: &[(&str, Option<&Value>, Then)]) -> Found {
+        let swapped = self.swap(changes).await?;
+        ensure(swapped.is_done(), swapped)
+    }
+
+    /// Makes a swap that must change nothing, and return these values.
+    async fn must_not(&self, changes: &[(&str, Option<&Value>, Then)], current: &[Option<&Value>]) -> Found {
+        let swapped = self.swap(changes).await?;
+        let current: Vec<Option<Value>> = current.iter().map(|value| value.cloned()).collect();
+        ensure(swapped.current() == Some(&current), (&swapped, "expected", &current))?;
+        let names: Vec<&str> = changes.iter().map(|(name, _, _)| *name).collect();
+        let loaded = self.load(&names).await?;
+        ensure(loaded == current, (loaded, "expected", &current))
+    }
+
+    async fn values_are_kept(&self) -> Found {
+        let largest: Vec<u8> = (0..LARGEST).map(|at| (at % 251) as u8).collect();
+        let all: Vec<u8> = (0..=255).collect();
+        let values = [self.value(&[]), self.value(&all), self.value(&largest)];
+        ensure(self.load(&["kept"]).await? == [None], "the key has a value already")?;
+        let mut before = None;
+        for value in &values {
+            self.must(&[("kept", before, put(value))]).await?;
+            let loaded = self.load(&["kept"]).await?;
+            ensure(loaded == [Some(value.clone())], loaded)?;
+            before = Some(value);
+        }
+        Ok(())
+    }
+
+    async fn conflicts(&self) -> Found {
+        let [first, second, third] = [b"first", b"secnd", b"third"].map(|bytes| self.value(bytes));
+        self.must_not(&[("conflicts", Some(&first), put(&second))], &[None]).await?;
+        self.must(&[("conflicts", None, put(&first))]).await?;
+        self.must_not(&[("conflicts", None, put(&second))], &[Some(&first)]).await?;
+        self.must(&[("conflicts", Some(&first), put(&second))]).await?;
+        self.must_not(&[("conflicts", Some(&first), put(&third))], &[Some(&second)]).await
+    }
+
+    async fn all_or_nothing(&self) -> Found {
+        let [one, two, new] = [b"1", b"2", b"3"].map(|bytes| self.value(bytes));
+        self.must(&[("set1", None, put(&one)), ("set2", None, put(&two))]).await?;
+        let stale = self.value(b"0");
+        let current = [Some(&one), Some(&two), None];
+        for wrong in 0..3 {
+            let mut expected = current;
+            expected[wrong] = if wrong == 1 { None } else { Some(&stale) };
+            let names = ["set1", "set2", "set3"];
+            let changes = [0, 1, 2].map(|at| (names[at], expected[at], put(&new)));
+            self.must_not(&changes, &current).await?;
+            let removing =
+                [0, 1, 2].map(|at| (names[at], expected[at], if at == 2 { put(&new) } else { Then::Delete }));
+            self.must_not(&removing, &current).await?;
+        }
+        Ok(())
+    }
+
+    async fn keep(&self) -> Found {
+        let [one, two, new] = [b"1", b"2", b"3"].map(|bytes| self.value(bytes));
+        self.must(&[("keep1", None, put(&one))]).await?;
+        self.must(&[("keep1", Some(&one), Then::Keep), ("keep2", None, put(&two))]).await?;
+        let loaded = self.load(&["keep1", "keep2"]).await?;
+        ensure(loaded == [Some(one.clone()), Some(two.clone())], loaded)?;
+        let stale = self.value(b"0");
+        let current = [Some(&one), Some(&two)];
+        self.must_not(&[("keep1", Some(&stale), Then::Keep), ("keep2", Some(&two), put(&new))], &current).await?;
+        self.must_not(&[("keep1", None, Then::Keep), ("keep2", Some(&two), put(&new))], &current).await?;
+        self.must_not(&[("keep3", Some(&stale), Then::Keep), ("keep2", Some(&two), put(&new))], &[None, Some(&two)])
+            .await?;
+        self.must(&[("keep3", None, Then::Keep), ("keep2", Some(&two), put(&new))]).await?;
+        ensure(self.load(&["keep3"]).await? == [None], "a key without a value that was kept has one")
+    }
+
+    async fn delete(&self) -> Found {
+        let [one, two] = [b"1", b"2"].map(|bytes| self.value(bytes));
+        self.must(&[("gone", None, put(&one))]).await?;
+        self.must_not(&[("gone", Some(&two), Then::Delete)], &[Some(&one)]).await?;
+        self.must(&[("gone", Some(&one), Then::Delete)]).await?;
+        self.must_not(&[("gone", Some(&one), Then::Delete)], &[None]).await?;
+        self.must(&[("gone", None, put(&two))]).await?;
+        // A value that came back is another one.
+        self.must_not(&[("gone", Some(&one), Then::Delete)], &[Some(&two)]).await
+    }
+
+    async fn sent_again(&self) -> Found {
+        let [one, two] = [b"1", b"2"].map(|bytes| self.value(bytes));
+        self.must(&[("again", None, put(&one))]).await?;
+        self.must_not(&[("again", None, put(&one))], &[Some(&one)]).await?;
+        self.must(&[("again", Some(&one), put(&two))]).await?;
+        self.must_not(&[("again", Some(&one), put(&two))], &[Some(&two)]).await
+    }
+
+    async fn order(&self) -> Found {
+        let names: Vec<String> = (0..64).map(|number| format!("order{}", number * 37 % 64)).collect();
+        let values: Vec<Value> = names.iter().map(|name| self.value(name.as_bytes())).collect();
+        let changes: Vec<_> =
+            names.iter().zip(&values).map(|(name, value)| (name.as_str(), None, put(value))).collect();
+        self.must(&changes).await?;
+        let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+        names.insert(5, "nothing");
+        names.reverse();
+        for (name, value) in names.iter().zip(self.load(&names).await?) {
+            let expected = if *name == "nothing" { None } else { Some(name.as_bytes()) };
+            ensure(value.as_ref().map(|value| &*value.bytes) == expected, (name, value))?;
+        }
+        Ok(())
+    }
+
+    async fn rivals(&self) -> Found {
+        let mut before: Option<Value> = None;
+        for _ in 0..ROUNDS {
+            let values: Vec<Value> = (0..RIVALS).map(|number| self.value(&[number as u8])).collect();
+            let changes: Vec<_> =
+                values.iter().map(|value| self.changes(&[("rivals", before.as_ref(), put(value))])).collect();
+            let swaps = changes.iter().map(|changes| self.store.swap(changes));
+            let mut made = Vec::new();
+            for (value, swapped) in values.iter().zip(together(swaps).await) {
+                if swapped.map_err(|error| failed(&error))?.is_done() {
+                    made.push(value.clone());
+                }
+            }
+            ensure(made.len() == 1, format!("{} of {RIVALS} swaps were made", made.len()))?;
+            before = made.pop();
+            let loaded = self.load(&["rivals"]).await?;
+            ensure(loaded == [before.clone()], loaded)?;
+        }
+        Ok(())
+    }
+
+    async fn dropped(&self) -> Found {
+        let mut before: [Option<Value>; 2] = [None, None];
+        for polls in 0..ROUNDS {
+            let values = [self.value(b"1"), self.value(b"2")];
+            let changes = self.changes(&[
+                ("dropped1", before[0].as_ref(), put(&values[0])),
+                ("dropped2", before[1].as_ref(), put(&values[1])),
+            ]);
+            {
+                let mut swap = pin!(self.store.swap(&changes));
+                let mut left = polls % 4;
+                poll_fn(|cx| {
+                    let is_over = left == 0 || swap.as_mut().poll(cx).is_ready();
+                    left = left.saturating_sub(1);
+                    if is_over { Poll::Ready(()) } else { Poll::Pending }
+                })
+                .await;
+            }
+            // It is made before or after these, or never.
+            let next = [self.value(b"3"), self.value(b"4")];
+            let mut tries = 0;
+            loop {
+                tries += 1;
+                ensure(tries <= ROUNDS, "no swap succeeds any more")?;
+                let loaded = self.load(&["dropped1", "dropped2"]).await?;
+                let is_made = [&loaded[0], &loaded[1]] == [&Some(values[0].clone()), &Some(values[1].clone())];
+                ensure(is_made || loaded == before, loaded.clone())?;
+                let changes =
+                    [("dropped1", loaded[0].as_ref(), put(&next[0])), ("dropped2", loaded[1].as_ref(), put(&next[1]))];
+                if self.swap(&changes).await?.is_done() {
+                    break;
+                }
+            }
+            before = next.map(Some);
+        }
+        Ok(())
+    }
+
+    async fn time(&self) -> Found {
+        let mut last = None;
+        for _ in 0..ROUNDS {
+            let loaded = self.store.load(&[key("time")]).await.map_err(|error| failed(&error))?;
+            let swapped = self.store.swap(&self.changes(&[("time", None, Then::Keep)])).await;
+            let swapped = swapped.map_err(|error| failed(&error))?;
+            for now in [loaded.now(), swapped.now()] {
+                ensure(last.is_none() || now >= last, (last, "and then", now))?;
+                last = now;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Polls some futures until each has its output.
+async fn together<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut running: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
+    let mut outputs: Vec<Option<F::Output>> = running.iter().map(|_| None).collect();
+    poll_fn(|cx| {
+        let mut is_ready = true;
+        for (future, output) in running.iter_mut().zip(&mut outputs).filter(|(_, output)| output.is_none()) {
+            match future.as_mut().poll(cx) {
+                Poll::Ready(ready) => *output = Some(ready),
+                Poll::Pending => is_ready = false,
+            }
+        }
+        if is_ready { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    outputs.into_iter().flatten().collect()
+}

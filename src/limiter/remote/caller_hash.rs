@@ -1,0 +1,31 @@
+//! The form in which callers' keys are stored.
+//!
+//! A caller's key may be a secret, so its hash is stored: `h` and 32 hexadecimal digits, the first half of the SHA-256
+//! of the limiter's secret (16 zero bytes if there is none) and the key. The function is public, so it has to be one for
+//! which an attacker cannot find a key with another caller's hash.
+
+use sha2::{Digest, Sha256};
+
+/// Hashes callers' keys with a secret.
+#[derive(Clone, Copy)]
+pub(crate) struct CallerHash([u8; 16]);
+
+pub(crate) type Hash = [u8; 16];
+
+impl CallerHash {
+    pub(crate) fn new(secret: [u8; 16]) -> Self {
+        Self(secret)
+    }
+
+    pub(crate) fn hash(&self, caller: &[u8]) -> Hash {
+        let whole: [u8; 32] = Sha256::new().chain_update(self.0).chain_update(caller).finalize().into();
+        whole.first_chunk().copied().unwrap_or_default() // it is longer
+    }
+
+    /// Returns a hash as text.
+    pub(crate) fn digits(hash: Hash) -> impl Iterator<Item = u8> {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let digits = hash.into_iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        std::iter::once(b'h').chain(digits.map(|digit| DIGITS[usize::from(digit)])) // below 16
+    }
+}

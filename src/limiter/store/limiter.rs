@@ -1,0 +1,123 @@
+//! The limiter over a store, as the trait has it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::Store;
+use super::checks::{Checks, StoreFuture, supports};
+use super::error::StoreError;
+use crate::decision::Decision;
+use crate::event::StoreErrorKind;
+use crate::key::Key;
+use crate::limiter::{Charge, Limiter, PolicyRegistry, Refund, Reply, UnsupportedQuota};
+use crate::outcome::Observer;
+use crate::policy::Policy;
+use crate::quota::Quota;
+
+/// A limiter whose states are in a [`Store`]: one limit for all processes that use the store, and for as long as the
+/// store keeps its values.
+///
+/// Clones are one limiter. Each set of charges is all or nothing. A check takes one round trip, or two if the key was
+/// written by another process since. All algorithms are supported except
+/// [concurrency limits](Quota::concurrent), and logs and sliding windows whose state can be larger than 16 kB.
+///
+/// Decisions are made at the store's time, as far as this process knows it: to half of the shortest round trip. If the
+/// store reports no time, they are made at the process's, and then a clock that is ahead by a second refills a second
+/// earlier.
+///
+/// If other processes change a key so often that no swap succeeds before the deadline, the check fails as
+/// [`Contended`](StoreErrorKind::Contended).
+///
+/// The limiter works in the tokio runtime in which it was made, and may be used from any other.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use tower_ratelimit::limiter::store::{Change, Loaded, Store, StoreError, Swapped};
+/// # struct MyStore;
+/// # impl Store for MyStore {
+/// #     async fn load(&self, keys: &[Arc<str>]) -> Result<Loaded, StoreError> {
+/// #         Ok(Loaded::new(vec![None; keys.len()]))
+/// #     }
+/// #     async fn swap(&self, changes: &[Change]) -> Result<Swapped, StoreError> {
+/// #         Ok(Swapped::done())
+/// #     }
+/// # }
+/// use tower_ratelimit::limiter::{Charge, Limiter};
+/// use tower_ratelimit::limiter::store::StoreLimiterBuilder;
+/// use tower_ratelimit::{Key, Policy, Quota};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = StoreLimiterBuilder::new().prefix("shop").build(MyStore)?;
+/// let policy = Policy::new("api", Quota::per_minute(100))?;
+/// let alice = Key::of("alice").expect("it is short");
+/// let decision = limiter.take(&[Charge::new(&policy, &alice)]).await?;
+/// assert!(decision.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
+pub struct StoreLimiter<S: Store>(pub(super) Arc<Checks<S>>);
+
+impl<S: Store> StoreLimiter<S> {
+    /// Returns how many checks wait for an answer.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.0.groups.len()
+    }
+}
+
+impl<S: Store> Limiter for StoreLimiter<S> {
+    type Error = StoreError;
+    type Future<T: Send + 'static> = StoreFuture<T>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, StoreError, StoreFuture<Decision>> {
+        self.0.take(charges)
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, StoreError, StoreFuture<Decision>> {
+        self.0.peek(charges)
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), StoreError, StoreFuture<()>> {
+        self.0.refund_all(refunds)
+    }
+
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, StoreError, StoreFuture<Decision>> {
+        self.0.settle(charges)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), StoreError, StoreFuture<()>> {
+        self.0.reset(policy, key)
+    }
+
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        supports(quota)
+    }
+
+    fn is_overload(&self, error: &StoreError) -> bool {
+        error.kind() == StoreErrorKind::Overloaded
+    }
+
+    fn observe(&self, observer: &Arc<dyn Observer>) {
+        self.0.events().observe(observer);
+    }
+
+    fn policy_registry(&self) -> Option<&PolicyRegistry> {
+        Some(&self.0.registry)
+    }
+}
+
+impl<S: Store> Clone for StoreLimiter<S> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<S: Store> fmt::Debug for StoreLimiter<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreLimiter")
+            .field("keys", &self.0.before)
+            .field("waiting", &self.waiting())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,285 @@
+//! A limiter over any store that can replace values by compare-and-swap.
+//!
+//! [`Store`] is what a store has to do: two methods. [`StoreLimiter`] does the rest: every algorithm, sets that are
+//! charged all or nothing, refunds, blocks, meters, settlements, and quotas that change at run time. The guide says
+//! [when to write a store, and when a limiter](crate::guide::writing_a_backend).
+//!
+//! A check is one [`swap`](Store::swap) when this process knows the current value, or when there is none. The swap
+//! names the version of each value that the decision was made on. If another process has written meanwhile, the store
+//! changes nothing and returns the current values, and the limiter decides again on these. Checks of one key that come
+//! while a swap of it is in flight go together in the next one.
+//!
+//! # Stored values
+//!
+//! The key of a state is `prefix:1:h…:4:name`: the version of the format, the hash of the caller's key in hexadecimal
+//! digits, and the length of the policy's name before that name. A value is at most 17 kB:
+//!
+//! | bytes | meaning |
+//! |---|---|
+//! | 1 | the version of the format, 1 |
+//! | 1 | the number of earlier versions of the value, 0 to 4; plus 128 if the value has no others |
+//! | 16 each | the earlier versions, the latest first |
+//! | 2 | the length of the next field, little-endian |
+//! | ≤ 512 | the quota that the value was written under, as text |
+//! | the rest | the state: two numbers of 8 bytes, little-endian; or for logs and sliding windows entries, each of which is the microseconds since the entry before and its units, as numbers of 7 bits in a byte, the lowest first |
+//!
+//! A value that is not of this form, or that its quota could not have written, is an error of kind
+//! [`Foreign`](crate::limiter::StoreErrorKind::Foreign). It stays in the store until the key is reset.
+
+mod builder;
+mod checks;
+mod error;
+mod groups;
+mod known;
+mod limiter;
+mod store_time;
+mod swapper;
+#[cfg(test)]
+mod tests;
+mod value;
+mod working_copy;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::time::Timestamp;
+
+pub use builder::StoreLimiterBuilder;
+pub use checks::StoreFuture;
+pub use error::StoreError;
+pub use limiter::StoreLimiter;
+
+/// A store of values that can be replaced if they have not changed.
+///
+/// # Contract
+///
+/// * **All or nothing.** [`swap`](Self::swap) makes all changes if every value is the expected one, and none
+///   otherwise, in one atomic step. A store that cannot swap several keys together returns an error of kind
+///   [`Misconfigured`](crate::limiter::StoreErrorKind::Misconfigured) for more than one change.
+/// * **Current.** A load that begins after a swap has returned sees what it wrote, from each process. So does the
+///   answer to a swap that changed nothing.
+/// * **Expiry.** A value may be forgotten once its time to live is over, and not before.
+/// * **Lost answers.** A swap that fails may have been made or not, and may even be made later. The limiter finds out
+///   by itself, so a store must not repeat a swap.
+/// * **Cancel safety.** A future that is dropped may have swapped or not, but never in part.
+/// * The keys of a call are all different.
+///
+/// `conformance::check_store` checks this (feature `conformance`).
+///
+/// # Examples
+///
+/// A store in memory.
+///
+/// ```
+/// use std::collections::HashMap;
+/// use std::sync::{Arc, Mutex};
+/// use tower_ratelimit::limiter::store::{Change, Loaded, Store, StoreError, Swapped, Then, Value};
+///
+/// #[derive(Default)]
+/// struct InMemory(Mutex<HashMap<Arc<str>, Value>>);
+///
+/// impl Store for InMemory {
+///     async fn load(&self, keys: &[Arc<str>]) -> Result<Loaded, StoreError> {
+///         let values = self.0.lock().unwrap();
+///         Ok(Loaded::new(keys.iter().map(|key| values.get(key).cloned()).collect()))
+///     }
+///
+///     async fn swap(&self, changes: &[Change]) -> Result<Swapped, StoreError> {
+///         let mut values = self.0.lock().unwrap();
+///         let current: Vec<_> = changes.iter().map(|change| values.get(&change.key).cloned()).collect();
+///         if changes.iter().zip(&current).any(|(change, value)| !change.expects(value.as_ref())) {
+///             return Ok(Swapped::conflict(current));
+///         }
+///         for change in changes {
+///             match &change.then {
+///                 Then::Keep => {}
+///                 Then::Put(value, _time_to_live) => drop(values.insert(change.key.clone(), value.clone())),
+///                 Then::Delete => drop(values.remove(&change.key)),
+///             }
+///         }
+///         Ok(Swapped::done())
+///     }
+/// }
+/// ```
+pub trait Store: Send + Sync + 'static {
+    /// Returns the value of each key, in order.
+    ///
+    /// # Errors
+    /// Returns an error if the store did not answer. Its kind says what to do about it.
+    fn load(&self, keys: &[Arc<str>]) -> impl Future<Output = Result<Loaded, StoreError>> + Send;
+
+    /// Makes all changes if each value is the [expected](Change::expects) one, and otherwise none.
+    ///
+    /// # Errors
+    /// Returns an error if the store did not answer. The limiter then sends the same changes again, unless the kind is
+    /// [`Misconfigured`](crate::limiter::StoreErrorKind::Misconfigured).
+    fn swap(&self, changes: &[Change]) -> impl Future<Output = Result<Swapped, StoreError>> + Send;
+
+    /// Returns the name of the store in events and errors, such as its host and port. By default `the store`.
+    fn name(&self) -> String {
+        "the store".to_owned()
+    }
+}
+
+/// The version of a value: 128 random bits, new with each write. The limiter makes it, and the store keeps it with the
+/// value and compares it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Version([u8; 16]);
+
+impl Version {
+    /// Makes the version that was stored as these bytes.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// Returns the version as bytes.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 16] {
+        self.0
+    }
+}
+
+impl fmt::Debug for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+/// A stored value and its version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Value {
+    /// The version, which is new with each write.
+    pub version: Version,
+    /// The value, at most 17 kB.
+    pub bytes: Arc<[u8]>,
+}
+
+impl Value {
+    /// Makes a value.
+    #[must_use]
+    pub fn new(version: Version, bytes: impl Into<Arc<[u8]>>) -> Self {
+        Self { version, bytes: bytes.into() }
+    }
+}
+
+/// A change of one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Change {
+    /// The key: printable text of at most 320 bytes.
+    pub key: Arc<str>,
+    /// The version that the value must have. `None` if there must be no value.
+    pub expect: Option<Version>,
+    /// What happens to the value if all values are the expected ones.
+    pub then: Then,
+}
+
+impl Change {
+    /// Makes a change.
+    #[must_use]
+    pub fn new(key: impl Into<Arc<str>>, expect: Option<Version>, then: Then) -> Self {
+        Self { key: key.into(), expect, then }
+    }
+
+    /// Returns whether the current value of the key is the expected one.
+    #[must_use]
+    pub fn expects(&self, current: Option<&Value>) -> bool {
+        current.map(|value| value.version) == self.expect
+    }
+}
+
+/// What a swap does to a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a store that passed over an unknown change would lose it")]
+pub enum Then {
+    /// The value stays. It was looked at, so it must be the expected one.
+    Keep,
+    /// This value takes its place, for at least the time that is given.
+    Put(Value, Duration),
+    /// The value is removed.
+    Delete,
+}
+
+/// The answer to a load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    values: Vec<Option<Value>>,
+    now: Option<Timestamp>,
+}
+
+impl Loaded {
+    /// Makes the answer from the values, in the order of the keys.
+    #[must_use]
+    pub fn new(values: Vec<Option<Value>>) -> Self {
+        Self { values, now: None }
+    }
+
+    /// Adds the store's time, which then is the limiter's time. Without it the limiter uses the clock of its process.
+    #[must_use]
+    pub fn at(self, now: Timestamp) -> Self {
+        Self { now: Some(now), ..self }
+    }
+
+    /// Returns the store's time, if it reports one.
+    #[must_use]
+    pub fn now(&self) -> Option<Timestamp> {
+        self.now
+    }
+
+    /// Returns the values, in the order of the keys.
+    #[must_use]
+    pub fn values(&self) -> &[Option<Value>] {
+        &self.values
+    }
+}
+
+/// The answer to a swap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Swapped {
+    /// The current values, if nothing was changed.
+    current: Option<Vec<Option<Value>>>,
+    now: Option<Timestamp>,
+}
+
+impl Swapped {
+    /// Makes the answer that all changes were made.
+    #[must_use]
+    pub fn done() -> Self {
+        Self { current: None, now: None }
+    }
+
+    /// Makes the answer that nothing was changed, because a value is not the expected one. `current` are the values of
+    /// all keys, in the order of the changes.
+    #[must_use]
+    pub fn conflict(current: Vec<Option<Value>>) -> Self {
+        Self { current: Some(current), now: None }
+    }
+
+    /// Adds the store's time, as [`Loaded::at`] does.
+    #[must_use]
+    pub fn at(self, now: Timestamp) -> Self {
+        Self { now: Some(now), ..self }
+    }
+
+    /// Returns the store's time, if it reports one.
+    #[must_use]
+    pub fn now(&self) -> Option<Timestamp> {
+        self.now
+    }
+
+    /// Returns whether the changes were made.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.current.is_none()
+    }
+
+    /// Returns the current values if the changes were not made, in the order of the changes.
+    #[must_use]
+    pub fn current(&self) -> Option<&[Option<Value>]> {
+        self.current.as_deref()
+    }
+}

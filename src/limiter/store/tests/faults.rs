@@ -1,0 +1,319 @@
+//! Stores that lose answers, answer late, are overtaken, stand still or step their clocks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::lab::{Fate, Lab};
+use super::{StoreLimiterBuilder, hourly, key, left, patient, take};
+use crate::clock::{Clock, ManualClock};
+use crate::event::{LimiterEvent, StoreErrorKind};
+use crate::limiter::{Charge, Effect, Limiter, Refund};
+use crate::outcome::Observer;
+use crate::policy::Policy;
+use crate::quota::Quota;
+use crate::sync::{Mutex, lock};
+use crate::time::Timestamp;
+
+const MS: Duration = Duration::from_millis(1);
+
+#[derive(Clone, Default)]
+struct Seen(Arc<Mutex<Vec<LimiterEvent>>>);
+
+impl Observer for Seen {
+    fn on_limiter_event(&self, event: &LimiterEvent) {
+        lock(&self.0).push(event.clone());
+    }
+}
+
+#[tokio::test]
+async fn check_is_one_round_trip_when_the_guess_is_right() {
+    let (lab, policy) = (Lab::default(), hourly(10));
+    let (one, other) = (patient().build(lab.clone()).unwrap(), patient().build(lab.clone()).unwrap());
+    take(&one, &policy, "warm").await; // the first answer says whether the store reports its time
+    take(&other, &policy, "warm").await;
+    lab.calls();
+    for _ in 0..3 {
+        take(&one, &policy, "a").await;
+        assert_eq!(lab.calls(), (0, 1));
+    }
+    take(&other, &policy, "a").await;
+    assert_eq!(lab.calls(), (0, 2), "another process was there first");
+    assert_eq!(left(&one, &policy, "a").await, 6);
+    assert_eq!(lab.calls(), (1, 0), "a look is a load");
+}
+
+#[tokio::test]
+async fn charge_whose_answer_was_lost_is_taken_once() {
+    for fates in [
+        &[Fate::AnswerLost][..],
+        &[Fate::NotSent],
+        &[Fate::NotSent, Fate::NotSent],
+        &[Fate::AnswerLost, Fate::AnswerLost],
+        &[Fate::LostThenOverwritten(1)],
+        &[Fate::LostThenOverwritten(4)],
+        &[Fate::NotSent, Fate::Overtaken],
+        &[Fate::NotSent, Fate::LostThenOverwritten(2)],
+        &[Fate::Late(Duration::ZERO)],
+    ] {
+        for before in [0, 1, 3] {
+            let (lab, policy) = (Lab::default(), hourly(10));
+            let limiter = patient().build(lab.clone()).unwrap();
+            take(&limiter, &policy, "warm").await;
+            for _ in 0..before {
+                take(&limiter, &policy, "a").await;
+            }
+            lab.next(fates);
+            assert!(take(&limiter, &policy, "a").await.is_allowed());
+            lab.next(&[]);
+            assert_eq!(left(&limiter, &policy, "a").await, 9 - before, "{fates:?} after {before}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn lost_answer_that_nothing_explains_is_a_timeout() {
+    let (lab, policy) = (Lab::default(), hourly(10));
+    let limiter = patient().build(lab.clone()).unwrap();
+    take(&limiter, &policy, "a").await;
+    lab.next(&[Fate::LostThenOverwritten(6)]);
+    let error = limiter.take(&[Charge::new(&policy, &key("a"))]).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error}");
+    assert_eq!(left(&limiter, &policy, "a").await, 8, "nothing is refunded that may not have been taken");
+}
+
+#[tokio::test]
+async fn set_is_decided_by_all_of_its_keys_at_once() {
+    let (lab, first, second) = (Lab::default(), hourly(10), Policy::new("second", Quota::per_hour(2)).unwrap());
+    let limiter = patient().build(lab.clone()).unwrap();
+    let key = key("a");
+    let set = [Charge::new(&first, &key), Charge::new(&second, &key)];
+    for fates in [&[Fate::Overtaken][..], &[Fate::AnswerLost]] {
+        lab.next(fates);
+        assert!(limiter.take(&set).await.unwrap().is_allowed());
+    }
+    lab.next(&[Fate::Overtaken, Fate::Overtaken]);
+    assert!(!limiter.take(&set).await.unwrap().is_allowed());
+    assert_eq!(left(&limiter, &first, "a").await, 8);
+    lab.calls();
+    assert!(!limiter.take(&set).await.unwrap().is_allowed());
+    assert_eq!(lab.calls(), (0, 0), "the denial is remembered");
+}
+
+/// A set that passes because a block is open must not pass once another process has closed it.
+#[tokio::test]
+async fn block_that_closes_meanwhile_refuses_the_set() {
+    let (lab, policy) = (Lab::default(), hourly(10));
+    let block = Policy::new("block", Quota::block(1, super::LONG, Duration::from_secs(3_600)).unwrap()).unwrap();
+    let [one, other] = [1, 2].map(|_| patient().max_denials(0).build(lab.clone()).unwrap());
+    let key = key("a");
+    let set = [Charge::new(&policy, &key), Charge::new(&block, &key).effect(Effect::OnRefusal { of: 1 })];
+    assert!(one.take(&set).await.unwrap().is_allowed());
+    // The other process knows an open block. A strike closes it.
+    assert!(other.take(&set).await.unwrap().is_allowed());
+    for _ in 0..2 {
+        one.settle(&[Charge::new(&block, &key).effect(Effect::Force)]).await.unwrap();
+    }
+    assert!(!other.take(&set).await.unwrap().is_allowed());
+    assert_eq!(left(&other, &policy, "a").await, 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn key_that_others_always_change_is_contended() {
+    let (lab, policy) = (Lab::default(), hourly(10));
+    let limiter = StoreLimiterBuilder::new().build(lab.clone()).unwrap();
+    take(&limiter, &policy, "a").await;
+    lab.next(&[Fate::Overtaken; 10_000]);
+    let error = limiter.take(&[Charge::new(&policy, &key("a"))]).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Contended, "{error}");
+    let calls = lab.calls().1;
+    assert!((8..200).contains(&calls), "{calls} swaps in 50 ms");
+    lab.next(&[]);
+    assert_eq!(left(&limiter, &policy, "a").await, 9);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stalled_key_delays_no_other_key() {
+    let (lab, policy) = (Lab::with(|lab| lab.trip = MS), hourly(10));
+    let limiter = StoreLimiterBuilder::new().build(lab.clone()).unwrap();
+    take(&limiter, &policy, "warm").await;
+    lab.next(&[Fate::Silent, Fate::Silent, Fate::Silent]);
+    let stalled = tokio::spawn({
+        let (limiter, policy) = (limiter.clone(), policy.clone());
+        async move { limiter.take(&[Charge::new(&policy, &key("stalled"))]).await }
+    });
+    tokio::time::sleep(MS).await;
+    lab.next(&[]);
+    let began = tokio::time::Instant::now();
+    take(&limiter, &policy, "other").await;
+    assert!(began.elapsed() <= 2 * MS);
+    // The stalled swap is sent again, and its own first one is found.
+    assert!(stalled.await.unwrap().unwrap().is_allowed());
+    assert_eq!(left(&limiter, &policy, "stalled").await, 9);
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_store_fails_within_the_deadline_and_then_at_once() {
+    let (lab, policy, seen) = (Lab::default(), hourly(10), Seen::default());
+    let limiter = StoreLimiterBuilder::new().observer(seen.clone()).build(lab.clone()).unwrap();
+    *lock(&lab.0.random) = vec![Fate::Silent];
+    for _ in 0..5 {
+        let began = tokio::time::Instant::now();
+        let error = limiter.take(&[Charge::new(&policy, &key("a"))]).await.unwrap_err();
+        let kinds = [StoreErrorKind::Timeout, StoreErrorKind::Unavailable];
+        assert!(kinds.contains(&error.kind()) && began.elapsed() <= 70 * MS, "{error}");
+    }
+    let began = tokio::time::Instant::now();
+    let error = limiter.take(&[Charge::new(&policy, &key("a"))]).await.unwrap_err();
+    assert_eq!((error.kind(), began.elapsed()), (StoreErrorKind::Unavailable, Duration::ZERO));
+    let is_down = |event: &LimiterEvent| matches!(event, LimiterEvent::StoreDown { server, .. } if server == "the lab");
+    assert_eq!(lock(&seen.0).iter().filter(|event| is_down(event)).count(), 1);
+    lock(&lab.0.random).clear();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(take(&limiter, &policy, "b").await.is_allowed());
+    assert!(lock(&seen.0).iter().any(|event| matches!(event, LimiterEvent::StoreUp { .. })));
+}
+
+#[tokio::test]
+async fn charge_that_nobody_waits_for_is_refunded() {
+    let (lab, policy) = (Lab::with(|lab| lab.trip = MS), hourly(10));
+    let limiter = patient().build(lab).unwrap();
+    take(&limiter, &policy, "a").await;
+    let (owned, charged) = (limiter.clone(), policy.clone());
+    let call = tokio::spawn(async move { owned.take(&[Charge::new(&charged, &key("a"))]).await });
+    while limiter.waiting() == 0 {
+        tokio::task::yield_now().await;
+    }
+    call.abort();
+    assert!(call.await.unwrap_err().is_cancelled());
+    while limiter.waiting() > 0 {
+        tokio::time::sleep(MS).await;
+    }
+    assert_eq!(left(&limiter, &policy, "a").await, 9);
+}
+
+/// Eight processes, each of which sends what its callers ask together.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn rival_limiters_admit_exactly_the_quota() {
+    let mut random = vec![Fate::Answered; 12];
+    random.extend([Fate::AnswerLost, Fate::NotSent, Fate::LostThenOverwritten(1)]);
+    let lab = Lab::with(|lab| lab.random = Mutex::new(random));
+    let policy = hourly(300);
+    let shared = Policy::new("shared", Quota::per_hour(300)).unwrap();
+    let mut tasks = Vec::new();
+    for _ in 0..8 {
+        let limiter = patient().max_denials(0).build(lab.clone()).unwrap();
+        for number in 0..100 {
+            let (limiter, policy, shared) = (limiter.clone(), policy.clone(), shared.clone());
+            tasks.push(tokio::spawn(async move {
+                let (own, all) = (key(&format!("key{}", number % 3)), key("all"));
+                match limiter.take(&[Charge::new(&policy, &own), Charge::new(&shared, &all)]).await {
+                    Ok(decision) => (u64::from(decision.is_allowed()), 0),
+                    // Others wrote more often than a value remembers before the swap was sent again.
+                    Err(error) => {
+                        let kinds = [StoreErrorKind::Timeout, StoreErrorKind::Unavailable];
+                        assert!(kinds.contains(&error.kind()), "{error}");
+                        (0, 1)
+                    }
+                }
+            }));
+        }
+    }
+    let (mut admitted, mut unknown) = (0, 0);
+    for task in tasks {
+        let (allowed, failed) = task.await.unwrap();
+        admitted += allowed;
+        unknown += failed;
+    }
+    assert!(admitted <= 300 && admitted + unknown >= 300, "{admitted} admitted, and {unknown} unknown");
+    let limiter = patient().build(lab).unwrap();
+    let mut taken = 0;
+    for number in 0..3 {
+        taken += 300 - left(&limiter, &policy, &format!("key{number}")).await;
+    }
+    assert_eq!(taken, 300, "refused sets have taken nothing");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn ten_thousand_callers_of_one_key_go_together() {
+    let (lab, policy) = (Lab::with(|lab| lab.trip = MS), hourly(1_000));
+    let limiter = patient().max_in_flight(20_000).max_denials(0).build(lab.clone()).unwrap();
+    take(&limiter, &policy, "warm").await;
+    lab.calls();
+    let calls: Vec<_> = (0..10_000)
+        .map(|_| {
+            let (limiter, policy) = (limiter.clone(), policy.clone());
+            tokio::spawn(async move { take(&limiter, &policy, "hot").await.is_allowed() })
+        })
+        .collect();
+    let mut admitted = 0;
+    for call in calls {
+        admitted += u64::from(call.await.unwrap());
+    }
+    let (loads, swaps) = lab.calls();
+    assert_eq!(admitted, 1_000);
+    assert!(loads + swaps < 1_000, "{loads} loads and {swaps} swaps");
+    assert_eq!(limiter.waiting(), 0);
+}
+
+#[tokio::test]
+async fn store_whose_clock_steps_is_followed() {
+    let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+    let lab = Lab::with(|lab| lab.clock = Some(clock.clone()));
+    let limiter = patient().build(lab.clone()).unwrap();
+    let policy = Policy::new("window", Quota::fixed_window(3, Duration::from_secs(60)).unwrap()).unwrap();
+    for _ in 0..3 {
+        assert!(take(&limiter, &policy, "a").await.is_allowed());
+    }
+    clock.advance(Duration::from_secs(60));
+    lab.calls();
+    assert!(limiter.take(&[Charge::new(&policy, &key("a"))]).await.unwrap().is_allowed());
+    assert!(lab.calls().1 <= 3, "made, undone, and made again");
+    assert_eq!(left(&limiter, &policy, "a").await, 2, "charged once, in the new window");
+    // Two hours back: the window is moved back, and nothing is forgotten.
+    clock.set(Timestamp::from_micros(clock.now().as_micros() - 7_200_000_000));
+    assert!(take(&limiter, &policy, "a").await.is_allowed());
+    assert_eq!(left(&limiter, &policy, "a").await, 1);
+}
+
+#[tokio::test]
+async fn refunds_to_a_queue_are_made_in_any_order() {
+    let limiter = patient().build(Lab::default()).unwrap();
+    let quota = Quota::leaky_queue(10, Duration::from_secs(3_600)).unwrap().queue(9).unwrap();
+    let policy = Policy::new("queue", quota).unwrap();
+    let mut refunds = Vec::new();
+    for _ in 0..4 {
+        let receipt = take(&limiter, &policy, "a").await.charge_mut(0).unwrap().take_receipt().unwrap();
+        refunds.push(Refund::new(policy.clone(), key("a"), receipt));
+    }
+    for refund in refunds {
+        limiter.refund(vec![refund]).await.unwrap();
+    }
+    assert_eq!(left(&limiter, &policy, "a").await, 10);
+}
+
+#[tokio::test]
+async fn settings_out_of_range_are_refused() {
+    for (builder, word) in [
+        (StoreLimiterBuilder::new().prefix(""), "prefix"),
+        (StoreLimiterBuilder::new().prefix("a b"), "prefix"),
+        (StoreLimiterBuilder::new().deadline(Duration::ZERO), "deadline"),
+        (StoreLimiterBuilder::new().max_in_flight(0), "max_in_flight"),
+        (StoreLimiterBuilder::new().max_denials(usize::MAX), "max_denials"),
+    ] {
+        let error = builder.build(Lab::default()).unwrap_err();
+        assert!(error.kind() == StoreErrorKind::Misconfigured && error.to_string().contains(word), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn states_that_do_not_fit_a_value_are_refused() {
+    let limiter = patient().build(Lab::default()).unwrap();
+    for (units, fits) in [(1_000, true), (10_000, false)] {
+        let policy = hourly(units);
+        assert_eq!(limiter.supports(policy.quota()).is_ok(), fits, "{units}");
+        let answer = limiter.take(&[Charge::new(&policy, &key("a"))]).await;
+        assert_eq!(answer.is_ok(), fits);
+    }
+    let error = limiter.supports(&Quota::concurrent(5)).unwrap_err();
+    assert!(error.to_string().contains("in flight"), "{error}");
+}

@@ -1,0 +1,107 @@
+//! Limiters over a store in memory that fails as tests ask for.
+
+mod faults;
+mod lab;
+mod parity;
+mod values;
+
+use std::time::Duration;
+
+use lab::Lab;
+
+use super::{StoreLimiter, StoreLimiterBuilder};
+use crate::clock::ManualClock;
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::limiter::{Charge, Limiter};
+use crate::policy::Policy;
+use crate::quota::Quota;
+
+/// A deadline that a busy machine keeps.
+const LONG: Duration = Duration::from_secs(20);
+
+fn patient() -> StoreLimiterBuilder {
+    StoreLimiterBuilder::new().deadline(LONG)
+}
+
+fn hourly(units: u64) -> Policy {
+    Policy::new("hourly", Quota::sliding_log(units, Duration::from_secs(3_600)).unwrap()).unwrap()
+}
+
+fn key(name: &str) -> Key {
+    Key::of(name).unwrap()
+}
+
+async fn take(limiter: &StoreLimiter<Lab>, policy: &Policy, name: &str) -> Decision {
+    limiter.take(&[Charge::new(policy, &key(name))]).await.unwrap()
+}
+
+async fn left(limiter: &StoreLimiter<Lab>, policy: &Policy, name: &str) -> u64 {
+    let key = key(name);
+    limiter.peek(&[Charge::new(policy, &key).cost(0)]).await.unwrap().charges()[0].remaining()
+}
+
+#[cfg(feature = "conformance")]
+mod conformance {
+    use super::lab::Fate;
+    use super::*;
+    use crate::conformance::{Subject, Task, check, check_store};
+
+    /// Limiters over new stores of one clock.
+    struct Stores {
+        clock: ManualClock,
+        random: Vec<Fate>,
+    }
+
+    impl Subject for Stores {
+        type Limiter = StoreLimiter<Lab>;
+
+        async fn limiter(&self) -> StoreLimiter<Lab> {
+            let lab = Lab::with(|lab| {
+                lab.random = crate::sync::Mutex::new(self.random.clone());
+            });
+            // Denials are remembered by another clock.
+            patient().max_denials(0).clock(self.clock.clone()).build(lab).unwrap()
+        }
+
+        async fn advance(&self, by: Duration) {
+            self.clock.advance(by);
+        }
+
+        fn spawn(&self, task: Task) {
+            tokio::spawn(task);
+        }
+    }
+
+    #[tokio::test]
+    async fn store_in_memory_keeps_the_contract_of_stores() {
+        check_store(&Lab::default()).await.unwrap_or_else(|failures| panic!("{failures}"));
+    }
+
+    #[tokio::test]
+    async fn broken_stores_are_found() {
+        for fate in [Fate::AnswerLost, Fate::Old] {
+            let lab = Lab::with(|lab| lab.random = crate::sync::Mutex::new(vec![fate]));
+            let failures = check_store(&lab).await.unwrap_err().to_string();
+            assert!(failures.contains("conflicts") && failures.contains("all_or_nothing"), "{failures}");
+        }
+    }
+
+    async fn passes(subject: Stores) {
+        let report = check(&subject).await.unwrap_or_else(|failures| panic!("{failures}"));
+        let skipped: Vec<String> = report.skipped().iter().map(ToString::to_string).collect();
+        assert!(skipped.len() == 1 && skipped[0].contains("in flight"), "{skipped:?}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn limiter_over_a_store_passes_the_suite() {
+        passes(Stores { clock: ManualClock::new(), random: Vec::new() }).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn limiter_over_a_store_that_fails_passes_the_suite() {
+        let mut random = vec![Fate::Answered; 8];
+        random.extend([Fate::AnswerLost, Fate::NotSent, Fate::Overtaken, Fate::LostThenOverwritten(1)]);
+        passes(Stores { clock: ManualClock::new(), random }).await;
+    }
+}

@@ -1,0 +1,326 @@
+//! Values as bytes, and back. The documentation of the [module](super) has the form.
+//!
+//! The reader takes nothing on trust: it checks each length, and refuses a state that its quota could not have written.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::{Value, Version};
+use crate::algorithm::carry::{Fit, Held, Kept};
+use crate::algorithm::entry_log::{EntryLog, Listed};
+use crate::algorithm::{Decider, Pair};
+use crate::policy::Policy;
+use crate::quota::Quota;
+use crate::sync::{Mutex, lock};
+use crate::time::{CLOCK_US_MAX, DRAIN_US_MAX};
+
+const FORMAT: u8 = 1;
+
+/// In the second byte: the value has no more versions than it names.
+const WHOLE: u8 = 128;
+
+/// The most earlier versions of a value. The current one stands beside it.
+const EARLIER: usize = 4;
+
+/// The most bytes of a state.
+pub(super) const STATE_MAX: usize = 16_384;
+
+/// The most bytes of a quota's text.
+const TEXT_MAX: usize = 512;
+
+/// The latest instant in a state that any quota could have made.
+const INSTANT_US_MAX: u64 = CLOCK_US_MAX + 2 * DRAIN_US_MAX;
+
+/// The most quotas whose texts are remembered.
+const QUOTAS_MAX: usize = 1_024;
+
+/// A state that was read.
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    pub(super) written: Arc<Written>,
+    pub(super) form: Form,
+}
+
+/// A state without its quota.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Pair(Pair),
+    Entries(Vec<(u64, u64)>),
+}
+
+/// A quota without what its states do not depend on, and its text.
+#[derive(Debug)]
+pub(super) struct Written {
+    pub(super) quota: Quota,
+    text: Box<str>,
+}
+
+/// Why a value is not one of this crate's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Foreign(pub(super) &'static str);
+
+/// The earlier versions of a value, the latest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct History {
+    versions: SmallVec<[Version; EARLIER]>,
+    /// Whether there were no others since the key had no value.
+    is_whole: bool,
+}
+
+impl History {
+    /// Returns the history of a value that has none before it.
+    pub(super) fn fresh() -> Self {
+        Self { versions: SmallVec::new(), is_whole: true }
+    }
+
+    /// Returns the history of the value that comes after one with this history.
+    pub(super) fn after(&self, version: Version) -> Self {
+        let is_whole = self.is_whole && self.versions.len() < EARLIER;
+        let versions = std::iter::once(version).chain(self.versions.iter().copied()).take(EARLIER).collect();
+        Self { versions, is_whole }
+    }
+
+    pub(super) fn has(&self, version: Version) -> bool {
+        self.versions.contains(&version)
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+}
+
+impl State {
+    /// Returns the state under another quota, and what that one may write of it.
+    pub(super) fn under(&self, to: &Arc<Written>, quota: &Quota, now: u64) -> (Option<Form>, Fit) {
+        if Arc::ptr_eq(&self.written, to) || self.written.text == to.text {
+            return (Some(self.form.clone()), Fit::Fits);
+        }
+        let from = &self.written.quota;
+        let share = quota.spec().proportional.then_some((from.capacity(), quota.capacity()));
+        let (kept, fit) = match &self.form {
+            Form::Pair(pair) => quota.decider().take_over::<Listed<'_>>(from.decider(), &Held::Pair(*pair), now, share),
+            Form::Entries(entries) => {
+                quota.decider().take_over(from.decider(), &Held::Entries(&Listed(entries)), now, share)
+            }
+        };
+        let form = match kept {
+            Kept::Pair(pair) => pair.map(Form::Pair),
+            Kept::Entries(entries) => (!entries.is_empty()).then_some(Form::Entries(entries)),
+        };
+        (form, fit)
+    }
+
+    /// Returns how long the state counts.
+    pub(super) fn time_to_live(&self, now: u64) -> Duration {
+        let until = match (&self.form, self.written.quota.decider()) {
+            // Its number may count beyond its instant.
+            (Form::Pair(pair), _) => pair.at.saturating_add(1),
+            (Form::Entries(entries), Decider::EntryLog(log)) => {
+                entries.last().map_or(0, |(start, _)| start.saturating_add(log.life_us()))
+            }
+            (Form::Entries(_), _) => 0,
+        };
+        // The clocks of the process and of the store differ a little.
+        Duration::from_micros(until.saturating_sub(now)) + Duration::from_secs(1)
+    }
+
+    /// Writes the bytes of a value.
+    pub(super) fn write(&self, history: &History) -> Arc<[u8]> {
+        let mut bytes: SmallVec<[u8; 256]> = SmallVec::new();
+        let count = history.versions.len() as u8; // at most `EARLIER`
+        bytes.extend_from_slice(&[FORMAT, count | if history.is_whole { WHOLE } else { 0 }]);
+        history.versions.iter().for_each(|version| bytes.extend_from_slice(&version.to_bytes()));
+        bytes.extend_from_slice(&(self.written.text.len() as u16).to_le_bytes()); // at most `TEXT_MAX`
+        bytes.extend_from_slice(self.written.text.as_bytes());
+        match &self.form {
+            Form::Pair(pair) => [pair.at, pair.n].iter().for_each(|number| {
+                bytes.extend_from_slice(&number.to_le_bytes());
+            }),
+            Form::Entries(entries) => {
+                let mut before = 0;
+                for (start, units) in entries {
+                    write_number(&mut bytes, start - before);
+                    write_number(&mut bytes, *units);
+                    before = *start;
+                }
+            }
+        }
+        bytes.as_slice().into()
+    }
+}
+
+/// Reads the history of a value.
+pub(super) fn read_history(value: &Value) -> Result<History, Foreign> {
+    Reader(&value.bytes).head()
+}
+
+/// The quotas of values. They are few, and a value has the text of one.
+#[derive(Default)]
+pub(super) struct Quotas {
+    of_policies: Mutex<HashMap<u64, Arc<Written>>>,
+    of_texts: Mutex<HashMap<Box<str>, Arc<Written>>>,
+}
+
+impl Quotas {
+    /// Returns the quota of a policy as values have it.
+    pub(super) fn of(&self, policy: &Policy) -> Arc<Written> {
+        let fingerprint = policy.fingerprint();
+        if let Some(written) = lock(&self.of_policies).get(&fingerprint) {
+            return Arc::clone(written);
+        }
+        let quota = policy.quota().of_states();
+        let mut text = String::new();
+        let written = write!(text, "{quota}");
+        debug_assert!(written.is_ok() && text.len() <= TEXT_MAX, "a quota's text is short: {text}");
+        let written = Arc::new(Written { quota, text: text.into() });
+        let mut known = lock(&self.of_policies);
+        if known.len() >= QUOTAS_MAX {
+            known.clear();
+        }
+        known.insert(fingerprint, Arc::clone(&written));
+        written
+    }
+
+    fn of_text(&self, text: &str) -> Option<Arc<Written>> {
+        if let Some(written) = lock(&self.of_texts).get(text) {
+            return Some(Arc::clone(written));
+        }
+        let quota: Quota = text.parse().ok()?;
+        let written = Arc::new(Written { quota, text: text.into() });
+        let mut known = lock(&self.of_texts);
+        if known.len() >= QUOTAS_MAX {
+            known.clear();
+        }
+        known.insert(text.into(), Arc::clone(&written));
+        Some(written)
+    }
+
+    /// Reads a value. If it was written under the quota that is `likely`, that one is not parsed.
+    pub(super) fn read(&self, value: &Value, likely: Option<&Arc<Written>>) -> Result<(History, State), Foreign> {
+        if value.bytes.len() > STATE_MAX + TEXT_MAX + 2 * 16 * EARLIER {
+            return Err(Foreign("it is too long"));
+        }
+        let mut reader = Reader(&value.bytes);
+        let history = reader.head()?;
+        let text = reader.text()?;
+        let written = match likely.filter(|likely| *likely.text == *text) {
+            Some(likely) => Arc::clone(likely),
+            None => self.of_text(text).ok_or(Foreign("its quota is not one"))?,
+        };
+        let form = match written.quota.decider() {
+            Decider::Pair(decider, _) => {
+                let pair = Pair { at: reader.fixed()?, n: reader.fixed()? };
+                if !reader.0.is_empty() || pair.at > INSTANT_US_MAX || !decider.get().could_be(pair) {
+                    return Err(Foreign("its quota could not have written its state"));
+                }
+                Form::Pair(pair)
+            }
+            Decider::EntryLog(log) => Form::Entries(reader.entries(log)?),
+            Decider::Places(_) => return Err(Foreign("its quota counts requests in flight")),
+        };
+        Ok((history, State { written, form }))
+    }
+}
+
+/// Returns the most bytes of a state of this quota.
+pub(super) fn state_bytes_max(quota: &Quota) -> u64 {
+    match quota.decider() {
+        Decider::EntryLog(log) => {
+            // Each unit in debt may be an entry of its own.
+            let entries = if log.grain_us() == 1 { log.most() } else { log.entries_max() };
+            let bytes = number_bytes(2 * log.life_us()) + number_bytes(log.most());
+            entries.saturating_mul(bytes).saturating_add(8)
+        }
+        Decider::Pair(..) | Decider::Places(_) => 16,
+    }
+}
+
+fn number_bytes(number: u64) -> u64 {
+    u64::from((64 - (number | 1).leading_zeros()).div_ceil(7))
+}
+
+fn write_number(bytes: &mut SmallVec<[u8; 256]>, mut number: u64) {
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80); // the lowest seven bits
+        number >>= 7;
+    }
+    bytes.push(number as u8); // below 128
+}
+
+/// Reads numbers off the front.
+struct Reader<'a>(&'a [u8]);
+
+const SHORT: Foreign = Foreign("it ends too early");
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8], Foreign> {
+        let (taken, left) = self.0.split_at_checked(count).ok_or(SHORT)?;
+        self.0 = left;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Foreign> {
+        let (taken, left) = self.0.split_first_chunk().ok_or(SHORT)?;
+        self.0 = left;
+        Ok(*taken)
+    }
+
+    fn fixed(&mut self) -> Result<u64, Foreign> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn head(&mut self) -> Result<History, Foreign> {
+        let [format, counted] = self.array()?;
+        if format != FORMAT {
+            return Err(Foreign("its first byte is not the format's version"));
+        }
+        let count = usize::from(counted & !WHOLE);
+        if count > EARLIER {
+            return Err(Foreign("it has too many versions"));
+        }
+        let versions = (0..count).map(|_| Ok(Version::from_bytes(self.array()?))).collect::<Result<_, _>>()?;
+        Ok(History { versions, is_whole: counted & WHOLE != 0 })
+    }
+
+    fn text(&mut self) -> Result<&'a str, Foreign> {
+        let length = usize::from(u16::from_le_bytes(self.array()?));
+        if length > TEXT_MAX {
+            return Err(Foreign("the text of its quota is too long"));
+        }
+        std::str::from_utf8(self.take(length)?).map_err(|_| Foreign("the text of its quota is not UTF-8"))
+    }
+
+    /// Reads a number of seven bits in a byte.
+    fn number(&mut self) -> Result<u64, Foreign> {
+        let mut number = 0;
+        for shift in (0..63).step_by(7) {
+            let [byte] = self.array()?;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Ok(number);
+            }
+        }
+        Err(Foreign("a number is too large"))
+    }
+
+    fn entries(&mut self, log: &EntryLog) -> Result<Vec<(u64, u64)>, Foreign> {
+        let (mut entries, mut before, mut total) = (Vec::new(), 0_u64, 0_u64);
+        while !self.0.is_empty() {
+            let (passed, units) = (self.number()?, self.number()?);
+            let start = before.saturating_add(passed);
+            let is_newer = entries.is_empty() || passed > 0;
+            total = total.saturating_add(units);
+            let is_bounded = units <= log.most() && (log.grain_us() > 1 || total <= log.most());
+            if !is_newer || units == 0 || !is_bounded || start > INSTANT_US_MAX || start % log.grain_us() != 0 {
+                return Err(Foreign("its quota could not have written its entries"));
+            }
+            entries.push((start, units));
+            before = start;
+        }
+        if entries.is_empty() { Err(SHORT) } else { Ok(entries) }
+    }
+}

@@ -1,0 +1,476 @@
+//! Requests decided in order on a copy of the values, and the changes that write the result.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::error::StoreError;
+use super::known::Known;
+use super::value::{Foreign, Form, History, Quotas, State, Written, read_history};
+use super::{Change, Then, Value, Version};
+use crate::algorithm::carry::Fit;
+use crate::algorithm::entry_log::{Edit, EntryLog, Listed};
+use crate::algorithm::{Decider, How, Next, Pair};
+use crate::decision::{ChargeDecision, Decision, Several};
+use crate::event::StoreErrorKind;
+use crate::limiter::{Effect, Effective, binds, how, outlives_refusal, stands};
+use crate::policy::Policy;
+use crate::wait::Wait;
+
+/// The action of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    /// Takes all charges or none.
+    Take,
+    /// Answers as `Take` would, and takes nothing.
+    Peek,
+    Refund,
+    Reset,
+}
+
+/// The answer to a request.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Decided(Decision),
+    /// Refused without the store, which denied one of the charges a moment ago.
+    Repeated(Decision),
+    /// The refund or the reset is done.
+    Done,
+    /// The refund had no effect, because a later slot of the queue is taken.
+    Behind,
+}
+
+/// Charges of one set, a refund or a reset.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) verb: Verb,
+    pub(super) charges: SmallVec<[KeyedCharge; 2]>,
+}
+
+impl Request {
+    pub(super) fn of(verb: Verb, charges: impl IntoIterator<Item = KeyedCharge>) -> Self {
+        Self { verb, charges: charges.into_iter().collect() }
+    }
+}
+
+/// A charge, a refund or a reset of a state, and the key of that state in the store.
+#[derive(Debug)]
+pub(super) struct KeyedCharge {
+    pub(super) key: Arc<str>,
+    /// The hash of the key.
+    pub(super) hash: u64,
+    pub(super) policy: Policy,
+    /// The units to take, or to refund.
+    pub(super) cost: u64,
+    pub(super) effect: Effect,
+    /// What a refund is of.
+    pub(super) own: Pair,
+}
+
+impl Effective for KeyedCharge {
+    fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    fn effect(&self) -> Effect {
+        self.effect
+    }
+}
+
+/// The states of the keys of some requests.
+pub(super) struct WorkingCopy<'a> {
+    quotas: &'a Quotas,
+    cells: SmallVec<[Cell; 4]>,
+}
+
+/// One key.
+struct Cell {
+    key: Arc<str>,
+    hash: u64,
+    /// The value that is expected.
+    value: Option<Value>,
+    /// The history of that value.
+    history: History,
+    /// What the value is before and after the requests that are decided so far.
+    state: Result<Option<State>, Foreign>,
+    is_used: bool,
+    is_changed: bool,
+}
+
+/// The state that a decision leaves.
+struct Left {
+    form: Option<Form>,
+    is_written: bool,
+}
+
+impl<'a> WorkingCopy<'a> {
+    /// Makes the copy of the keys of these requests, with the values that this process saw last.
+    pub(super) fn new<'r>(requests: impl Iterator<Item = &'r Request>, quotas: &'a Quotas, known: &Known) -> Self {
+        let mut cells: SmallVec<[Cell; 4]> = SmallVec::new();
+        for charge in requests.flat_map(|request| &request.charges) {
+            if !cells.iter().any(|cell| cell.hash == charge.hash && cell.key == charge.key) {
+                cells.push(Cell {
+                    key: Arc::clone(&charge.key),
+                    hash: charge.hash,
+                    value: known.get(&charge.key, charge.hash),
+                    history: History::fresh(),
+                    state: Ok(None),
+                    is_used: false,
+                    is_changed: false,
+                });
+            }
+        }
+        Self { quotas, cells }
+    }
+
+    /// Returns the keys.
+    pub(super) fn keys(&self) -> Vec<Arc<str>> {
+        self.cells.iter().map(|cell| Arc::clone(&cell.key)).collect()
+    }
+
+    /// Replaces the values of all keys by the current ones.
+    pub(super) fn set_all(&mut self, values: &[Option<Value>], known: &Known) {
+        self.cells.iter_mut().zip(values).for_each(|(cell, value)| cell.set_value(value, known));
+    }
+
+    /// Replaces the values of the keys that were used by the current ones.
+    pub(super) fn set_used(&mut self, values: &[Option<Value>], known: &Known) {
+        let used = self.cells.iter_mut().filter(|cell| cell.is_used);
+        used.zip(values).for_each(|(cell, value)| cell.set_value(value, known));
+    }
+
+    /// Decides requests in their order, from the values on. Returns the answer to each.
+    pub(super) fn decide<'r>(
+        &mut self,
+        requests: impl Iterator<Item = &'r Request>,
+        now: u64,
+    ) -> Vec<Result<Answer, StoreError>> {
+        for cell in &mut self.cells {
+            (cell.is_used, cell.is_changed) = (false, false);
+        }
+        requests.map(|request| self.answer(request, now)).collect()
+    }
+
+    /// Returns whether the decisions change any value.
+    pub(super) fn has_changes(&self) -> bool {
+        self.cells.iter().any(|cell| cell.is_changed)
+    }
+
+    fn answer(&mut self, request: &Request, now: u64) -> Result<Answer, StoreError> {
+        let mut places: SmallVec<[usize; 2]> = SmallVec::new();
+        for charge in &request.charges {
+            let place = self.cells.iter().position(|cell| cell.hash == charge.hash && cell.key == charge.key);
+            debug_assert!(place.is_some(), "the copy was made of the requests' keys");
+            let Some(place) = place else { return Err(lost_track()) };
+            let quota = self.quotas.of(&charge.policy);
+            self.read(place, &quota);
+            places.push(place);
+        }
+        for cell in places.iter().map(|place| &self.cells[*place]).filter(|_| request.verb != Verb::Reset) {
+            if let Err(Foreign(why)) = cell.state {
+                let message = format!(
+                    "the value of {:?} is not one of this limiter's: {why}. Reset the key, or use another prefix",
+                    cell.key
+                );
+                return Err(StoreError::new(StoreErrorKind::Foreign, message));
+            }
+        }
+        match request.verb {
+            Verb::Take | Verb::Peek => Ok(Answer::Decided(self.charge(request, &places, now))),
+            Verb::Refund => {
+                let refund = request.charges.first().zip(places.first().copied());
+                let is_behind = refund.is_some_and(|(charge, place)| self.refund(charge, place, now));
+                Ok(if is_behind { Answer::Behind } else { Answer::Done })
+            }
+            Verb::Reset => {
+                places.iter().for_each(|place| self.cells[*place].clear());
+                Ok(Answer::Done)
+            }
+        }
+    }
+
+    /// Reads the value of a key that is used for the first time.
+    fn read(&mut self, place: usize, likely: &Arc<Written>) {
+        let cell = &mut self.cells[place];
+        if std::mem::replace(&mut cell.is_used, true) {
+            return;
+        }
+        match cell.value.as_ref().map(|value| self.quotas.read(value, Some(likely))) {
+            None => (cell.history, cell.state) = (History::fresh(), Ok(None)),
+            Some(Ok((history, state))) => (cell.history, cell.state) = (history, Ok(Some(state))),
+            Some(Err(foreign)) => (cell.history, cell.state) = (History::default(), Err(foreign)),
+        }
+    }
+
+    /// Takes all charges or none.
+    fn charge(&mut self, request: &Request, places: &[usize], now: u64) -> Decision {
+        let charges = &request.charges;
+        let mut changes: SmallVec<[Left; 2]> = SmallVec::new();
+        let mut decisions = Several::new();
+        for (at, (charge, place)) in charges.iter().zip(places).enumerate() {
+            if places[..at].contains(place) {
+                // The caller should have added the charges up.
+                decisions.push(ChargeDecision::denied(charge.policy.quota().capacity(), 0, Wait::Never));
+                changes.push(Left { form: None, is_written: false });
+                continue;
+            }
+            let how = how(charges, at, |at| is_denied(&decisions, at));
+            let (decision, change) = self.look(charge, *place, now, charge.cost, how);
+            decisions.push(decision);
+            changes.push(change);
+        }
+        let denies = |at: usize| binds(charges, at) && is_denied(&decisions, at);
+        let allowed = !(0..charges.len()).any(denies);
+        let takes = request.verb == Verb::Take;
+        let looks: SmallVec<[bool; 2]> =
+            (0..charges.len()).map(|at| !allowed && stands(charges, at, is_denied(&decisions, at))).collect();
+        let outlives: SmallVec<[bool; 2]> =
+            (0..charges.len()).map(|at| outlives_refusal(charges, at, is_denied(&decisions, at))).collect();
+        for (at, (charge, place)) in charges.iter().zip(places).enumerate() {
+            if looks[at] {
+                decisions[at] = self.look(charge, *place, now, 0, How::IfAllowed).0;
+            }
+            if !allowed || !takes {
+                decisions[at].untaken();
+            }
+        }
+        for (at, (change, place)) in changes.into_iter().zip(places).enumerate() {
+            if takes && change.is_written && (allowed || outlives[at]) {
+                self.set(*place, &charges[at].policy, change.form);
+            }
+        }
+        Decision::of(allowed, decisions)
+    }
+
+    /// Returns the decision about a charge, and the state that it leaves.
+    fn look(&self, charge: &KeyedCharge, place: usize, now: u64, cost: u64, how: How) -> (ChargeDecision, Left) {
+        let quota = charge.policy.quota();
+        let (form, fit) = self.under(charge, place, now);
+        let (decision, mut change) = match quota.decider() {
+            Decider::Pair(decider, _) => {
+                let pair = if let Some(Form::Pair(pair)) = &form { Some(*pair) } else { None };
+                let answer = decider.decide_how(pair, now, cost, how);
+                (answer.decision, after(answer.next, form))
+            }
+            Decider::EntryLog(log) => {
+                let mut entries = if let Some(Form::Entries(entries)) = form { entries } else { Vec::new() };
+                let answer = log.decide_how(&Listed(&entries), now, cost, how);
+                if let Some(edit) = answer.edit {
+                    apply(&mut entries, &edit, log);
+                }
+                let form = (!entries.is_empty()).then_some(Form::Entries(entries));
+                (answer.decision, Left { form, is_written: answer.edit.is_some() })
+            }
+            Decider::Places(_) => {
+                debug_assert!(false, "the limiter does not support requests in flight");
+                (ChargeDecision::denied(quota.capacity(), 0, Wait::Never), Left { form, is_written: false })
+            }
+        };
+        match fit {
+            Fit::Ahead => change.is_written |= cost > 0,
+            Fit::Over => change.is_written = false,
+            Fit::Fits => {}
+        }
+        (decision, change)
+    }
+
+    fn under(&self, charge: &KeyedCharge, place: usize, now: u64) -> (Option<Form>, Fit) {
+        match &self.cells[place].state {
+            Ok(Some(state)) => state.under(&self.quotas.of(&charge.policy), charge.policy.quota(), now),
+            Ok(None) | Err(_) => (None, Fit::Fits),
+        }
+    }
+
+    /// Refunds what the state still holds of the charge. Returns whether that has no effect because a later slot of the
+    /// queue is taken.
+    fn refund(&mut self, charge: &KeyedCharge, place: usize, now: u64) -> bool {
+        let (form, fit) = self.under(charge, place, now);
+        let (change, is_behind) = match (form, charge.policy.quota().decider()) {
+            _ if fit == Fit::Over => return false,
+            (Some(Form::Pair(pair)), Decider::Pair(decider, _)) => {
+                let decider = decider.get();
+                let next = decider.refund(pair, now, charge.cost, charge.own);
+                (after(next, Some(Form::Pair(pair))), decider.is_behind(pair, now, charge.own))
+            }
+            (Some(Form::Entries(mut entries)), Decider::EntryLog(log)) => {
+                let held = log.refundable(&Listed(&entries), now, charge.cost, charge.own.at);
+                let Some((start, units)) = held else { return false };
+                entries.iter_mut().filter(|entry| entry.0 == start).for_each(|entry| entry.1 -= units);
+                entries.retain(|entry| entry.1 > 0);
+                let form = (!entries.is_empty()).then_some(Form::Entries(entries));
+                (Left { form, is_written: true }, false)
+            }
+            _ => return false,
+        };
+        if change.is_written {
+            self.set(place, &charge.policy, change.form);
+        }
+        is_behind
+    }
+
+    fn set(&mut self, place: usize, policy: &Policy, form: Option<Form>) {
+        let written = self.quotas.of(policy);
+        let cell = &mut self.cells[place];
+        cell.state = Ok(form.map(|form| State { written, form }));
+        cell.is_changed = true;
+    }
+
+    // Changes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Returns the changes that write what was decided. Keys that were only looked at must not have changed.
+    pub(super) fn changes(&self, now: u64, mut version: impl FnMut() -> Version) -> Vec<Change> {
+        let used = self.cells.iter().filter(|cell| cell.is_used);
+        used.map(|cell| {
+            let expect = cell.value.as_ref().map(|value| value.version);
+            let then = match &cell.state {
+                _ if !cell.is_changed => Then::Keep,
+                Ok(Some(state)) => {
+                    let value = Value::new(version(), state.write(&cell.history_after()));
+                    Then::Put(value, state.time_to_live(now))
+                }
+                Ok(None) | Err(_) if expect.is_some() => Then::Delete,
+                Ok(None) | Err(_) => Then::Keep,
+            };
+            Change { key: Arc::clone(&cell.key), expect, then }
+        })
+        .collect()
+    }
+
+    /// Returns the changes that undo these.
+    pub(super) fn undoing(&self, done: &[Change], now: u64, mut version: impl FnMut() -> Version) -> Vec<Change> {
+        let used = self.cells.iter().filter(|cell| cell.is_used).zip(done);
+        used.filter_map(|(cell, change)| {
+            let (expect, history) = match &change.then {
+                Then::Keep => return None,
+                Then::Put(value, _) => (Some(value.version), cell.history_after().after(value.version)),
+                Then::Delete => (None, History::fresh()),
+            };
+            let state = cell.value.as_ref().map(|value| self.quotas.read(value, None));
+            let then = match state {
+                Some(Ok((_, state))) => {
+                    Then::Put(Value::new(version(), state.write(&history)), state.time_to_live(now))
+                }
+                Some(Err(_)) => return None, // it was a reset, which is done again
+                None => Then::Delete,
+            };
+            Some(Change { key: Arc::clone(&change.key), expect, then })
+        })
+        .collect()
+    }
+
+    /// Notes that these changes, which are of the keys that were used, were made.
+    pub(super) fn note_done(&mut self, done: &[Change], known: &Known) {
+        for change in done {
+            let Some(cell) = self.cells.iter_mut().find(|cell| cell.key == change.key) else { continue };
+            match &change.then {
+                Then::Keep => continue,
+                Then::Put(value, _) => cell.value = Some(value.clone()),
+                Then::Delete => cell.value = None,
+            }
+            known.put(&cell.key, cell.hash, cell.value.as_ref());
+        }
+    }
+}
+
+impl Cell {
+    fn set_value(&mut self, value: &Option<Value>, known: &Known) {
+        known.put(&self.key, self.hash, value.as_ref());
+        self.value.clone_from(value);
+    }
+
+    fn clear(&mut self) {
+        if self.value.is_some() || matches!(self.state, Ok(Some(_))) {
+            self.state = Ok(None);
+            self.is_changed = true;
+        }
+    }
+
+    /// Returns the history of the next value.
+    fn history_after(&self) -> History {
+        self.value.as_ref().map_or_else(History::fresh, |value| self.history.after(value.version))
+    }
+}
+
+/// What the current values say about changes whose answer was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Evidence {
+    Made,
+    NotMade,
+    None,
+}
+
+/// Finds out from the current values whether changes were made.
+pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidence {
+    let mut found = None;
+    for (change, value) in changes.iter().zip(current) {
+        let Then::Put(own, _) = &change.then else { continue };
+        let one = match value {
+            None => Evidence::None,
+            Some(value) if value.version == own.version => return Evidence::Made,
+            Some(value) => {
+                let Ok(history) = read_history(value) else { continue };
+                let is_expected_one =
+                    change.expect.is_some_and(|expected| value.version == expected || history.has(expected));
+                if history.has(own.version) {
+                    return Evidence::Made;
+                }
+                // All versions are known, and the own is none of them; or the expected one was followed by another's.
+                if is_expected_one || history.is_whole() { Evidence::NotMade } else { Evidence::None }
+            }
+        };
+        if found != Some(Evidence::NotMade) {
+            found = Some(one);
+        }
+    }
+    // A removal is made again, and a look has nothing to find out.
+    found.unwrap_or(Evidence::NotMade)
+}
+
+fn is_denied(decisions: &[ChargeDecision], at: usize) -> bool {
+    decisions.get(at).is_some_and(|decision| !decision.is_allowed())
+}
+
+fn after(next: Next, before: Option<Form>) -> Left {
+    match next {
+        Next::Keep => Left { form: before, is_written: false },
+        Next::Clear => Left { form: None, is_written: true },
+        Next::Set(pair) => Left { form: Some(Form::Pair(pair)), is_written: true },
+    }
+}
+
+/// Changes entries in the order that the documentation of [`Edit`] gives.
+fn apply(entries: &mut Vec<(u64, u64)>, edit: &Edit, log: &EntryLog) {
+    if let Some(move_to) = edit.move_to {
+        for (start, units) in std::mem::take(entries) {
+            push(entries, (start.min(move_to), units), log);
+        }
+    }
+    entries.drain(..edit.drop.min(entries.len()));
+    if let Some(added) = edit.add {
+        push(entries, added, log);
+    }
+    if let Some(keep) = edit.keep {
+        let mut over = entries.iter().map(|entry| entry.1).sum::<u64>().saturating_sub(keep);
+        for entry in entries.iter_mut() {
+            let trimmed = entry.1.min(over);
+            entry.1 -= trimmed;
+            over -= trimmed;
+        }
+    }
+    entries.retain(|entry| entry.1 > 0);
+}
+
+/// Adds units to the entry that starts then, which is the newest or newer.
+fn push(entries: &mut Vec<(u64, u64)>, (start, units): (u64, u64), log: &EntryLog) {
+    match entries.last_mut() {
+        Some(last) if last.0 >= start => {
+            debug_assert!(last.0 == start, "entries are in order");
+            last.1 = (last.1 + units).min(log.most());
+        }
+        _ => entries.push((start, units)),
+    }
+}
+
+fn lost_track() -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, "a key of the request was not asked for")
+}
