@@ -22,6 +22,7 @@ mod grpc_python;
 mod h2_resets;
 mod header_families;
 mod in_flight;
+mod in_flight_campaign;
 mod in_line;
 mod layers;
 mod modes;

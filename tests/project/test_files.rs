@@ -17,6 +17,7 @@ const SLEEPERS: &[(&str, &str)] = &[
     ("tests/middleware/cache_in_front.rs", "nginx starts as a process"),
     ("tests/middleware/delay.rs", "tokio's time is paused"),
     ("tests/middleware/h2_resets.rs", "a server over TCP notices resets by and by"),
+    ("tests/middleware/in_flight_campaign.rs", "clients over TCP stay for a moment"),
     ("tests/middleware/in_line.rs", "tokio's time is paused"),
     ("tests/middleware/queue_leaving.rs", "a server over TCP notices closed connections by and by"),
     ("tests/middleware/rules_file.rs", "a watched file is polled in real time"),

@@ -1,0 +1,489 @@
+//! Places never leak: requests over TCP, by HTTP/1 and HTTP/2, that end in every way, while the handler itself counts
+//! how many run at a time.
+
+use std::fmt::Write as _;
+use std::io;
+use std::net::SocketAddr;
+use std::panic::resume_unwind;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body::{Frame, SizeHint};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tower::util::BoxCloneService;
+use tower::{Layer, service_fn};
+use tower_ratelimit::{
+    Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
+    clock::TokioTimer,
+    key,
+    limiter::Limiter,
+    middleware::{InFlight, QuotaSwitch},
+};
+
+type Layered = RateLimitLayer<MemoryLimiter>;
+
+/// The most requests of a key, and of all keys, and the admissions of handlers.
+const EXPORTS: u64 = 3;
+const OUTER: u64 = 40;
+const ADMITTED: u64 = 2;
+
+/// The clients' keys. Only the last one is reset by an operator, so that more than its limit may run.
+const KEYS: usize = 8;
+const RESET: usize = KEYS - 1;
+
+const WORKERS: u64 = 64;
+
+/// How long a client waits for what hangs, and for what is to come.
+const SHORT: Duration = Duration::from_millis(3);
+const LONG: Duration = Duration::from_secs(5);
+
+/// Counts what runs, as the handler sees it.
+#[derive(Default)]
+struct Running {
+    now: AtomicU64,
+    most: AtomicU64,
+}
+
+/// A request that runs, until this is dropped.
+struct Runs(Arc<Shop>, usize);
+
+impl Runs {
+    fn begin(shop: &Arc<Shop>, place: usize) -> Self {
+        let running = &shop.running[place];
+        let now = running.now.fetch_add(1, Ordering::SeqCst) + 1;
+        running.most.fetch_max(now, Ordering::SeqCst);
+        Self(Arc::clone(shop), place)
+    }
+}
+
+impl Drop for Runs {
+    fn drop(&mut self) {
+        self.0.running[self.1].now.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+struct Shop {
+    limiter: MemoryLimiter,
+    /// One for each key, then that of admissions.
+    running: [Running; KEYS + 1],
+    admits: Layered,
+    switch: QuotaSwitch,
+}
+
+/// Frames of a body. What runs ends before the last frame is handed out, as the layer counts.
+struct Frames {
+    left: u32,
+    fate: Fate,
+    runs: Vec<Runs>,
+}
+
+impl http_body::Body for Frames {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        if self.left == 1 {
+            match self.fate {
+                Fate::BodyFails => {
+                    self.runs.clear();
+                    return Poll::Ready(Some(Err(io::Error::other("the body fails"))));
+                }
+                Fate::BodyHangs => return Poll::Pending,
+                _ => {}
+            }
+        }
+        if self.left <= 1 {
+            self.runs.clear();
+        }
+        if self.left == 0 {
+            return Poll::Ready(None);
+        }
+        self.left -= 1;
+        Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[b'x'; 512])))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(u64::from(self.left) * 512)
+    }
+}
+
+/// What the handler does with a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fate {
+    Answers,
+    Empty,
+    Fails,
+    Panics,
+    PanicsInCall,
+    Hangs,
+    BodyFails,
+    BodyHangs,
+    Admits,
+    Upgrades,
+}
+
+const FATES: [Fate; 10] = [
+    Fate::Answers,
+    Fate::Empty,
+    Fate::Fails,
+    Fate::Panics,
+    Fate::PanicsInCall,
+    Fate::Hangs,
+    Fate::BodyFails,
+    Fate::BodyHangs,
+    Fate::Admits,
+    Fate::Upgrades,
+];
+
+/// When the client goes away.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stage {
+    /// As soon as the request is sent.
+    Sent,
+    /// A moment later.
+    Soon,
+    Head,
+    HalfBody,
+    Never,
+}
+
+const STAGES: [Stage; 5] = [Stage::Sent, Stage::Soon, Stage::Head, Stage::HalfBody, Stage::Never];
+
+fn header(request: &Request<Incoming>, name: &str) -> usize {
+    request.headers().get(name).and_then(|value| value.to_str().ok()?.parse().ok()).expect("the client sends it")
+}
+
+fn answer(left: u32, fate: Fate, runs: Vec<Runs>) -> Response<Body> {
+    Response::new(Body::new(Frames { left, fate, runs }))
+}
+
+async fn handle(shop: Arc<Shop>, mut request: Request<Incoming>, runs: Runs) -> Result<Response<Body>, io::Error> {
+    tokio::task::yield_now().await;
+    let fate = FATES[header(&request, "fate")];
+    match fate {
+        Fate::Empty => Ok(answer(0, fate, Vec::new())),
+        Fate::Fails => Err(io::Error::other("the handler fails")),
+        Fate::Panics => resume_unwind(Box::new("the handler panics")),
+        Fate::Hangs => std::future::pending().await,
+        Fate::Admits => {
+            let (head, _) = request.into_parts();
+            match shop.admits.admit(&head).await {
+                Ok(admission) => {
+                    let admitted = Runs::begin(&shop, KEYS);
+                    tokio::task::yield_now().await;
+                    Ok(admission.finish(answer(3, fate, vec![admitted, runs])))
+                }
+                Err(refused) => Ok(refused.into_response().map(Body::new)),
+            }
+        }
+        Fate::Upgrades if request.headers().contains_key("upgrade") => {
+            let place = request.extensions().get::<InFlight>().and_then(InFlight::hold);
+            let upgraded = hyper::upgrade::on(&mut request);
+            tokio::spawn(async move {
+                if let Ok(socket) = upgraded.await {
+                    let _ = tokio::io::copy(&mut TokioIo::new(socket), &mut tokio::io::sink()).await;
+                }
+                drop(runs);
+                drop(place);
+            });
+            let response = Response::builder().status(StatusCode::SWITCHING_PROTOCOLS).header("upgrade", "chat");
+            let response = response.header("connection", "upgrade").body(Body::empty());
+            Ok(response.expect("its headers are valid"))
+        }
+        fate => Ok(answer(4, fate, vec![runs])),
+    }
+}
+
+type Handler = BoxCloneService<Request<Incoming>, Response<Body>, io::Error>;
+
+/// Two ways to the handler through the same limits: one has an overflow, the other refuses.
+fn services(shop: &Arc<Shop>) -> [Handler; 2] {
+    let handler = {
+        let shop = Arc::clone(shop);
+        service_fn(move |request: Request<Incoming>| {
+            let runs = Runs::begin(&shop, header(&request, "client"));
+            if FATES[header(&request, "fate")] == Fate::PanicsInCall {
+                resume_unwind(Box::new("the handler panics"));
+            }
+            handle(Arc::clone(&shop), request, runs)
+        })
+    };
+    let exports = |shop: &Shop| {
+        let rule = Rule::switched("exports", &shop.switch).expect("it is a name");
+        RateLimitLayer::new(shop.limiter.clone(), rule, key::header("client")).delay(TokioTimer::new()).max_waiting(50)
+    };
+    let outer = |shop: &Shop| {
+        let rule = Rule::new("outer", waits(OUTER)).expect("it is a name");
+        let layer = RateLimitLayer::new(shop.limiter.clone(), rule, key::global());
+        layer.delay(TokioTimer::new()).refund_nested(true)
+    };
+    let overflow = service_fn(|_: Request<Incoming>| async {
+        let response = Response::builder().status(StatusCode::ACCEPTED).body(Body::from("queued"));
+        Ok::<_, io::Error>(response.expect("its status is valid"))
+    });
+    let with_overflow = outer(shop).layer(exports(shop).overflow(overflow).layer(handler.clone()));
+    [BoxCloneService::new(with_overflow), BoxCloneService::new(outer(shop).layer(exports(shop).layer(handler)))]
+}
+
+fn waits(limit: u64) -> Quota {
+    Quota::concurrent(limit).max_wait(Duration::from_millis(5)).expect("it is short")
+}
+
+async fn serve(service: Handler, is_http2: bool) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let address = listener.local_addr().expect("it is bound");
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let _ = stream.set_nodelay(true);
+            let (io, service) = (TokioIo::new(stream), TowerToHyperService::new(service.clone()));
+            tokio::spawn(async move {
+                if is_http2 {
+                    let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                    drop(server.serve_connection(io, service).await);
+                } else {
+                    let server = hyper::server::conn::http1::Builder::new();
+                    drop(server.serve_connection(io, service).with_upgrades().await);
+                }
+            });
+        }
+    });
+    address
+}
+
+/// A client's connection. If it is dropped, the connection is closed.
+enum Client {
+    Http1(hyper::client::conn::http1::SendRequest<Empty<Bytes>>, tokio::task::JoinHandle<()>),
+    Http2(hyper::client::conn::http2::SendRequest<Empty<Bytes>>, tokio::task::JoinHandle<()>),
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        match self {
+            Self::Http1(_, connection) | Self::Http2(_, connection) => connection.abort(),
+        }
+    }
+}
+
+impl Client {
+    async fn connect([http1, http2]: [SocketAddr; 2], is_http2: bool) -> Option<Self> {
+        let stream = TcpStream::connect(if is_http2 { http2 } else { http1 }).await.ok()?;
+        let _ = stream.set_nodelay(true);
+        let stream = TokioIo::new(stream);
+        Some(if is_http2 {
+            let (client, connection) =
+                hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.ok()?;
+            Self::Http2(client, tokio::spawn(async { drop(connection.await) }))
+        } else {
+            let (client, connection) = hyper::client::conn::http1::handshake(stream).await.ok()?;
+            Self::Http1(client, tokio::spawn(async { drop(connection.with_upgrades().await) }))
+        })
+    }
+
+    /// Sends a request. Returns how it ended for the client, and whether the connection can be used again.
+    async fn send(&mut self, fate: usize, client: usize, stage: Stage) -> (&'static str, bool) {
+        let mut request = Request::get("http://shop/").header("fate", fate).header("client", client);
+        let response: Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>> = match self {
+            Self::Http1(sender, _) => {
+                if sender.ready().await.is_err() {
+                    return ("closed before", false);
+                }
+                if FATES[fate] == Fate::Upgrades {
+                    request = request.header("upgrade", "chat").header("connection", "upgrade");
+                }
+                Box::pin(sender.send_request(request.body(Empty::new()).expect("it is a request")))
+            }
+            Self::Http2(sender, _) => {
+                if sender.ready().await.is_err() {
+                    return ("closed before", false);
+                }
+                Box::pin(sender.send_request(request.body(Empty::new()).expect("it is a request")))
+            }
+        };
+        let is_kept = matches!(self, Self::Http2(..));
+        let limit = match (FATES[fate], stage) {
+            (_, Stage::Soon) => Duration::from_micros(500),
+            (Fate::Hangs, _) => SHORT,
+            _ => LONG,
+        };
+        let response = match stage {
+            Stage::Sent => {
+                let mut response = response;
+                let _ = std::future::poll_fn(|cx| Poll::Ready(response.as_mut().poll(cx).is_ready())).await;
+                tokio::task::yield_now().await;
+                return ("left when sent", is_kept);
+            }
+            _ => tokio::time::timeout(limit, response).await,
+        };
+        let mut response = match response {
+            Ok(Ok(response)) => response,
+            Ok(Err(_)) => return ("failed", false),
+            Err(_) if limit == LONG => return ("no response", false),
+            Err(_) => return ("left without a response", is_kept),
+        };
+        let label = match response.status().as_u16() {
+            101 => {
+                // A while of WebSocket, then the client goes away.
+                let upgraded = tokio::time::timeout(SHORT, hyper::upgrade::on(&mut response)).await;
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                drop(upgraded);
+                return ("upgraded", false);
+            }
+            200 => "answered",
+            202 => "overflowed",
+            429 => "refused",
+            _ => "other status",
+        };
+        match stage {
+            Stage::Head => return ("left after the head", is_kept),
+            Stage::HalfBody => {
+                drop(tokio::time::timeout(SHORT, response.body_mut().frame()).await);
+                return ("left in the body", is_kept);
+            }
+            _ => {}
+        }
+        let limit = if FATES[fate] == Fate::BodyHangs { SHORT } else { LONG };
+        match tokio::time::timeout(limit, response.into_body().collect()).await {
+            Ok(Ok(_)) => (label, true),
+            Ok(Err(_)) => ("body failed", is_kept),
+            Err(_) => ("left a body that hangs", is_kept),
+        }
+    }
+}
+
+/// Numbers that look random, the same in each run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % sides as u64) as usize
+    }
+}
+
+async fn work(addresses: [SocketAddr; 2], worker: u64, requests: u64) -> Vec<(&'static str, u64)> {
+    let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ (worker + 1));
+    let mut counts: Vec<(&'static str, u64)> = Vec::new();
+    let mut client: Option<Client> = None;
+    for _ in 0..requests {
+        if client.is_none() || dice.roll(100) == 0 {
+            client = Client::connect(addresses, dice.roll(2) == 0).await;
+        }
+        let Some(connected) = &mut client else { continue };
+        // Half of the requests are answered and read, so that places are contended.
+        let usual = dice.roll(2) == 0;
+        let (fate, stage) =
+            if usual { (0, Stage::Never) } else { (dice.roll(FATES.len()), STAGES[dice.roll(STAGES.len())]) };
+        let (label, is_kept) = connected.send(fate, dice.roll(KEYS), stage).await;
+        match counts.iter_mut().find(|(other, _)| *other == label) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((label, 1)),
+        }
+        if !is_kept {
+            client = None;
+        }
+    }
+    counts
+}
+
+/// How many requests are sent: a million in the campaign.
+fn requests() -> u64 {
+    std::env::var("IN_FLIGHT_REQUESTS").ok().and_then(|requests| requests.parse().ok()).unwrap_or(3_200)
+}
+
+#[test]
+fn requests_that_end_in_every_way_leave_no_place_taken() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(campaign());
+}
+
+async fn campaign() {
+    let limiter = MemoryLimiter::builder().max_keys(1_000).build().expect("the setup is possible");
+    let admits = RateLimitLayer::new(limiter.clone(), Rule::new("admitted", waits(ADMITTED)).unwrap(), key::global());
+    let switch = QuotaSwitch::new(waits(EXPORTS));
+    let admits = admits.delay(TokioTimer::new());
+    let shop = Arc::new(Shop { limiter: limiter.clone(), running: Default::default(), admits, switch });
+    let [with_overflow, refusing] = services(&shop);
+    let addresses = [serve(with_overflow, false).await, serve(refusing, true).await];
+
+    let began = Instant::now();
+    let total = requests();
+    let workers: Vec<_> = (0..WORKERS).map(|worker| tokio::spawn(work(addresses, worker, total / WORKERS))).collect();
+    // Meanwhile an operator changes the limit and resets a key.
+    let sampled = Arc::new(AtomicU64::new(0));
+    let operator = tokio::spawn({
+        let (shop, sampled) = (Arc::clone(&shop), Arc::clone(&sampled));
+        async move {
+            let exports = Policy::new("exports", Quota::concurrent(EXPORTS)).unwrap();
+            loop {
+                for limit in [EXPORTS - 1, EXPORTS] {
+                    shop.switch.set(waits(limit)).unwrap();
+                    shop.limiter.reset_now(&exports, &Key::of(RESET.to_string()).unwrap());
+                    tokio::time::sleep(Duration::from_millis(7)).await;
+                    let first = shop.limiter.peek_one(&exports, &Key::of("0").unwrap(), 0);
+                    sampled.fetch_max(EXPORTS - first.remaining(), Ordering::SeqCst);
+                }
+            }
+        }
+    });
+    let mut counts: Vec<(&'static str, u64)> = Vec::new();
+    for worker in workers {
+        for (label, count) in worker.await.expect("a client does not panic") {
+            match counts.iter_mut().find(|(other, _)| *other == label) {
+                Some((_, all)) => *all += count,
+                None => counts.push((label, count)),
+            }
+        }
+    }
+    let took = began.elapsed();
+    operator.abort();
+
+    let taken = || {
+        let taken = |name: &str, limit: u64, key: &Key| {
+            let policy = Policy::new(name, Quota::concurrent(limit)).unwrap();
+            limit - limiter.peek_one(&policy, key, 0).remaining()
+        };
+        let clients = (0..KEYS).map(|client| taken("exports", 100, &Key::of(client.to_string()).unwrap()));
+        clients
+            .chain([taken("outer", 100, &Key::global()), taken("admitted", 100, &Key::global())])
+            .collect::<Vec<u64>>()
+    };
+    let ended = Instant::now();
+    let until = Duration::from_secs(if cfg!(debug_assertions) { 10 } else { 2 });
+    while taken().iter().sum::<u64>() > 0 && ended.elapsed() < until {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let settled = ended.elapsed();
+    let most: Vec<u64> = shop.running.iter().map(|running| running.most.load(Ordering::SeqCst)).collect();
+
+    let mut report =
+        format!("{total} requests in {took:.1?}, all places back after {settled:.1?}; most at a time {most:?}\n");
+    counts.sort_unstable();
+    for (label, count) in &counts {
+        let _ = writeln!(report, "  {label}: {count}");
+    }
+    println!("{report}");
+    assert_eq!(sampled.load(Ordering::SeqCst), EXPORTS, "what is counted is what requests take\n{report}");
+    assert_eq!(taken(), [0; KEYS + 2], "{report}");
+    assert!(limiter.place_lines().is_some_and(|lines| lines.is_empty()), "{report}");
+    for (client, most) in most.iter().enumerate().filter(|(client, _)| *client != RESET) {
+        let limit = if client == KEYS { ADMITTED } else { EXPORTS };
+        assert!(*most <= limit, "{most} ran at a time, of {limit}\n{report}");
+    }
+    assert!(most.iter().filter(|most| **most == EXPORTS).count() > KEYS / 2, "the limits are reached\n{report}");
+}
