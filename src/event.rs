@@ -62,10 +62,10 @@ pub enum LimiterEvent {
     },
     /// A new key was denied because the table is full.
     Full,
-    /// More quotas have live states than a limiter can distinguish (16,382). The quotas beyond that
-    /// hold as well, but a key whose quota changes to or from one of them starts afresh. Their
-    /// states are not in snapshots, and are the first that are forgotten when the table is full,
-    /// those of blocks and meters too. Reported at most every ten seconds.
+    /// More quotas have live states than a limiter has numbers for (16,382). The quotas beyond that
+    /// hold as well, and their keys keep what they have used. Their states take more memory and time,
+    /// are not in snapshots, and may be forgotten when the table is full, those of blocks and meters
+    /// too. Reported at most every ten seconds.
     TooManyQuotas,
     /// The first of two limiters could not decide a request, and the second was asked.
     #[non_exhaustive]

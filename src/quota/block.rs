@@ -104,15 +104,12 @@ impl Quota {
 impl Quota {
     /// Returns the quota without the options that its states do not depend on.
     pub(crate) fn of_states(self) -> Self {
-        let mut spec = *self.spec();
-        match spec.algorithm {
-            Algorithm::Block => (spec.lasting.by_hand_us, spec.count_denied) = (0, false),
-            // Units that are held, whatever the limit is.
-            Algorithm::Concurrency => return Self::concurrent(1),
-            _ => {}
+        // Units that are held, whatever the limit is.
+        if self.algorithm() == Algorithm::Concurrency {
+            Self::concurrent(1)
+        } else {
+            Self::from_spec(self.spec().of_states())
         }
-        spec.in_bytes = false;
-        Self::from_spec(spec)
     }
 
     /// Returns the quota of a key that is closed by hand for a time. The time is rounded up, so

@@ -571,7 +571,7 @@ impl Quota {
         Ok(Self::from_spec(spec))
     }
 
-    pub(super) fn from_spec(spec: Spec) -> Self {
+    pub(crate) fn from_spec(spec: Spec) -> Self {
         let fingerprint = foldhash::quality::FixedState::default().hash_one(spec);
         Self { spec, decider: Decider::new(&spec), fingerprint }
     }

@@ -9,6 +9,9 @@ pub(crate) const UNITS_MAX: u64 = 999_999_999_999_999;
 /// The largest number of units that requests in flight may hold.
 pub(crate) const PLACES_MAX: u64 = 999_999_999_999;
 
+/// The number of words of a packed [`Spec`].
+pub(crate) const SPEC_WORDS: usize = 8;
+
 /// The numbers of a quota. Everything else is derived from them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Spec {
@@ -173,6 +176,74 @@ impl Spec {
         if !self.debt_is_chosen {
             self.debt = if self.algorithm.is_rate() { self.burst } else { 0 };
         }
+    }
+
+    /// Returns the numbers of the quota without the options that its states do not depend on.
+    pub(crate) fn of_states(&self) -> Self {
+        let mut spec = Self { in_bytes: false, ..*self };
+        if spec.algorithm == Algorithm::Block {
+            (spec.lasting.by_hand_us, spec.count_denied) = (0, false);
+        }
+        spec
+    }
+
+    /// Packs the numbers, for states that name their quota themselves. A block's burst is its limit, and it has neither
+    /// debt nor queue; all others have no lengths.
+    pub(crate) fn to_words(self) -> [u64; SPEC_WORDS] {
+        let algorithm = Algorithm::ALL.iter().position(|other| *other == self.algorithm).unwrap_or(0) as u64; // below 2^8
+        let choices = [
+            self.anchor == Anchor::FirstRequest,
+            self.oldest == Oldest::Dropped,
+            self.oldest == Oldest::Counted,
+            self.debt_is_chosen,
+            self.count_denied,
+            self.proportional,
+            self.in_bytes,
+        ];
+        let choices = choices.iter().enumerate().map(|(at, is_set)| u64::from(*is_set) << at).sum::<u64>();
+        let first = u64::from(self.buckets) << 32 | choices << 8 | algorithm;
+        let Lasting { length_us, factor, longest_us, memory_us, by_hand_us } = self.lasting;
+        match self.algorithm {
+            Algorithm::Block => {
+                [first, self.limit, self.period_us, length_us, factor, longest_us, memory_us, by_hand_us]
+            }
+            _ => [first, self.limit, self.period_us, self.burst, self.debt, self.delay_after, 0, 0],
+        }
+    }
+
+    /// Unpacks what [`to_words`](Self::to_words) packed.
+    pub(crate) fn from_words(words: [u64; SPEC_WORDS]) -> Option<Self> {
+        let [first, limit, period_us, a, b, c, d, e] = words;
+        let algorithm = *Algorithm::ALL.get((first & 0xff) as usize)?;
+        let chooses = |at: u64| first >> (8 + at) & 1 == 1;
+        let oldest = match (chooses(1), chooses(2)) {
+            (false, false) => Oldest::Weighted,
+            (true, _) => Oldest::Dropped,
+            (false, true) => Oldest::Counted,
+        };
+        let nothing = Lasting { length_us: 0, factor: 1, longest_us: 0, memory_us: 0, by_hand_us: 0 };
+        let (burst, debt, delay_after, lasting) = match algorithm {
+            Algorithm::Block => {
+                (limit, 0, 0, Lasting { length_us: a, factor: b, longest_us: c, memory_us: d, by_hand_us: e })
+            }
+            _ => (a, b, c, nothing),
+        };
+        Some(Self {
+            limit,
+            period_us,
+            burst,
+            debt,
+            debt_is_chosen: chooses(3),
+            algorithm,
+            anchor: if chooses(0) { Anchor::FirstRequest } else { Anchor::Epoch },
+            delay_after,
+            buckets: u32::try_from(first >> 32).ok()?,
+            oldest,
+            count_denied: chooses(4),
+            proportional: chooses(5),
+            in_bytes: chooses(6),
+            lasting,
+        })
     }
 
     /// Returns the time in which the whole capacity comes back, rounded up.

@@ -133,6 +133,7 @@ proptest! {
             prop_assert_eq!(read, quota, "{}", words);
             prop_assert_eq!(read.fingerprint(), quota.fingerprint());
         }
+        prop_assert_eq!(spec::Spec::from_words(quota.spec().to_words()), Some(*quota.spec()), "a state may name its quota itself");
     }
 
     #[cfg(feature = "serde")]

@@ -1,5 +1,5 @@
 //! The limiter numbers the quotas that it meets. It reuses numbers, and a quota that gets none is
-//! still decided correctly.
+//! still decided correctly and remembered when it changes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -132,4 +132,58 @@ async fn quotas_beyond_the_last_number_hold_and_are_reported() {
         assert!(limiter.take_one(&new, &key(n), 0).remaining() <= 900, "what was used is kept");
     }
     assert_eq!(reports.0.load(Ordering::Relaxed), before);
+}
+
+/// Quotas of each shape of state: a word, a pair in the arena, and dated entries.
+fn shape(n: u64, limit: u64) -> Quota {
+    match n % 5 {
+        0 => Quota::sliding_window(limit, HOUR).expect("the quota is possible"),
+        1 => Quota::sliding_log(limit, HOUR).expect("the quota is possible"),
+        2 => Quota::fixed_window(limit, 2 * HOUR).expect("the quota is possible"),
+        3 => Quota::token_bucket(limit, Duration::from_secs(3_601)).expect("the quota is possible"),
+        _ => bucket(limit),
+    }
+}
+
+#[test]
+fn a_hundred_thousand_quotas_keep_usage_when_they_change() {
+    const KEYS: u64 = 100_000;
+    let clock = ManualClock::at(tower_ratelimit::clock::Timestamp::from_micros(1_790_000_000_000_000));
+    let reports = Reports::default();
+    let builder = MemoryLimiter::builder().max_keys(400_000).clock(clock.clone()).observer(reports.clone());
+    let limiter = builder.build().expect("the setup is possible");
+    let of = |n: u64, round: u64| policy("customer", shape(n, 1_000 + n + round * KEYS));
+    let left = |n: u64, round: u64| limiter.peek_one(&of(n, round), &key(n), 0).remaining();
+    for n in 0..KEYS {
+        assert!(limiter.take_one(&of(n, 0), &key(n), 100).is_allowed());
+    }
+    assert!(reports.0.load(Ordering::Relaxed) > 0, "most have no number");
+    for round in 1..4 {
+        for n in 0..KEYS {
+            let left = limiter.take_one(&of(n, round), &key(n), 10).remaining();
+            let exact = 900 + n + round * KEYS - 10 * round;
+            // A change may round up by less than a unit.
+            assert!((exact - round..=exact).contains(&left), "{left} left of {n} in round {round}, and not {exact}");
+        }
+    }
+    // One that has used all stays used up, and is forgotten only when it is reset.
+    for n in 0..100 {
+        let n = KEYS - 1 - n;
+        assert!(limiter.take_one(&of(n, 3), &key(n), left(n, 3)).is_allowed());
+        assert!(!limiter.take_one(&of(n, 3), &key(n), 1).is_allowed());
+        assert!(limiter.peek_one(&of(n, 1), &key(n), 1).remaining() < 100, "a smaller one is used up, too");
+        limiter.reset_now(&of(n, 0), &key(n));
+        assert_eq!(left(n, 3), 1_000 + n + 3 * KEYS);
+    }
+    // The states expire, their numbers are used again, and blocks with them.
+    clock.advance(10 * HOUR);
+    for phase in 0..3 {
+        clock.advance(Duration::from_secs(11));
+        let _ = limiter.take_one(&of(phase, 9), &key(phase), 1);
+    }
+    for n in 0..KEYS {
+        assert!(limiter.take_one(&of(n, 5), &key(n), 100).is_allowed());
+        let (left, exact) = (limiter.take_one(&of(n, 6), &key(n), 0).remaining(), 900 + n + 6 * KEYS);
+        assert!((exact - 1..=exact).contains(&left), "{left} left of {n}");
+    }
 }

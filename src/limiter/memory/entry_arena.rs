@@ -4,12 +4,18 @@
 //! what belongs to the whole chain, and its number is the word of the key's slot. Only the thread that has locked that
 //! slot touches a chain.
 //!
-//! There are at least as many blocks as slots, so entries never run out. A chain that finds no free block *folds* its
+//! A state that names no [version](super::versions) has a *head* in front of its blocks: one more block, with the numbers
+//! of its quota. The head also has the state's pair, or says where its entries begin, and its number is the word of the
+//! key's slot. So a pair needs no other block.
+//!
+//! There are at least as many blocks as slots, so entries never run out, unless most states are logs with heads. A chain that finds no free block *folds* its
 //! own entries: two neighbours become one entry of the later date. Folded entries count for longer than they should,
 //! never for less time, and no key is forgotten.
 
 use crate::algorithm::Pair;
 use crate::algorithm::entry_log::{Edit, Entries};
+use crate::quota::Quota;
+use crate::quota::spec::{SPEC_WORDS, Spec};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 use super::slot_table::{Fingerprint, zeroed};
@@ -26,6 +32,13 @@ const TOTAL: usize = 2;
 const ENDS: usize = 3;
 const FIRST_ENTRY: usize = 4;
 const _: () = assert!(FIRST_ENTRY + 2 * ENTRIES == WORDS_PER_BLOCK);
+
+/// The words of a head, behind those that describe the whole chain: its first block of entries, its pair, and the
+/// numbers of its quota.
+const ENTRIES_BEGIN: usize = 4;
+const PAIR: usize = 5;
+const QUOTA: usize = 7;
+const _: () = assert!(QUOTA + SPEC_WORDS <= WORDS_PER_BLOCK);
 
 /// No block.
 const NONE: u32 = 0;
@@ -58,7 +71,9 @@ pub(super) struct EntryArena {
 pub(super) struct Chain {
     /// The units of all entries.
     pub(super) total: u64,
-    pub(super) first: u32,
+    /// The block with the quota of a state that names no version.
+    head: u32,
+    first: u32,
     last: u32,
     /// Entries of the first block that are gone already. Each block but the last is filled to its end.
     skip: usize,
@@ -68,7 +83,12 @@ pub(super) struct Chain {
 
 impl Chain {
     pub(super) fn has_block(&self) -> bool {
-        self.first != NONE
+        self.block() != NONE
+    }
+
+    /// Returns the block that the word of the key's slot names.
+    pub(super) fn block(&self) -> u32 {
+        if self.head != NONE { self.head } else { self.first }
     }
 
     fn has_entry(&self) -> bool {
@@ -77,7 +97,12 @@ impl Chain {
 
     /// Whether one more entry takes a block.
     pub(super) fn wants_block(&self) -> bool {
-        !self.has_block() || self.filled == ENTRIES
+        self.first == NONE && self.head == NONE || self.filled == ENTRIES
+    }
+
+    /// Whether the first entry takes a block beside the head.
+    pub(super) fn wants_entries(&self) -> bool {
+        self.first == NONE || self.head == NONE
     }
 }
 
@@ -113,10 +138,36 @@ impl EntryArena {
         if first == NONE {
             return Chain::default();
         }
-        let ends = self.word(first, ENDS);
+        Chain { first, ..self.described(first) }
+    }
+
+    /// Reads the chain that begins with this head; one without blocks if there is none.
+    pub(super) fn load_headed(&self, head: u32) -> Chain {
+        if head == NONE {
+            return Chain::default();
+        }
+        Chain { head, first: self.word(head, ENTRIES_BEGIN) as u32, ..self.described(head) } // written from a u32
+    }
+
+    /// Returns the quota that a head names. Returns `None` if there is no head.
+    pub(super) fn quota(&self, head: u32) -> Option<Quota> {
+        if head == NONE {
+            return None;
+        }
+        Spec::from_words(std::array::from_fn(|at| self.word(head, QUOTA + at))).map(Quota::from_spec)
+    }
+
+    /// Returns whether a head names this quota.
+    pub(super) fn names(&self, head: u32, spec: &Spec) -> bool {
+        head != NONE && spec.to_words().iter().enumerate().all(|(at, word)| self.word(head, QUOTA + at) == *word)
+    }
+
+    fn described(&self, block: u32) -> Chain {
+        let ends = self.word(block, ENDS);
         Chain {
-            total: self.word(first, TOTAL),
-            first,
+            total: self.word(block, TOTAL),
+            head: NONE,
+            first: NONE,
             last: (ends >> (2 * COUNT_BITS)) as u32, // written from a u32
             skip: (ends >> COUNT_BITS & COUNT_MASK) as usize,
             filled: (ends & COUNT_MASK) as usize,
@@ -129,8 +180,11 @@ impl EntryArena {
             self.clear(owner, chain);
         } else {
             let counts = (chain.skip as u64) << COUNT_BITS | chain.filled as u64;
-            self.set_word(chain.first, TOTAL, chain.total);
-            self.set_word(chain.first, ENDS, u64::from(chain.last) << (2 * COUNT_BITS) | counts);
+            if chain.head != NONE {
+                self.set_word(chain.head, ENTRIES_BEGIN, u64::from(chain.first));
+            }
+            self.set_word(chain.block(), TOTAL, chain.total);
+            self.set_word(chain.block(), ENDS, u64::from(chain.last) << (2 * COUNT_BITS) | counts);
         }
     }
 
@@ -140,33 +194,88 @@ impl EntryArena {
         Some(Chain { first: block, last: block, ..Chain::default() })
     }
 
-    /// Takes all entries out of a chain, which keeps its first block.
-    pub(super) fn empty(&self, owner: Fingerprint, chain: &mut Chain) {
+    /// Allocates a block for the first entry of a chain that is to have a head, if there is a free block.
+    pub(super) fn spare(&self, owner: Fingerprint) -> Option<u32> {
+        self.allocate(owner)
+    }
+
+    /// Frees a block that is in no chain.
+    pub(super) fn free_spare(&self, owner: Fingerprint, spare: u32) {
+        self.release(owner, spare, spare);
+    }
+
+    /// Takes all entries out of a chain that has a block. What is left is a head that names this quota, and `spare` for
+    /// entries if they have no other block.
+    pub(super) fn empty_headed(&self, owner: Fingerprint, chain: &mut Chain, spec: &Spec, spare: &mut Option<u32>) {
+        self.empty(owner, chain);
+        if chain.head == NONE {
+            *chain = Chain { head: chain.first, ..Chain::default() };
+        }
+        if chain.first == NONE {
+            if let Some(spare) = spare.take() {
+                (chain.first, chain.last) = (spare, spare);
+            }
+        }
+        spec.to_words().iter().enumerate().for_each(|(at, word)| self.set_word(chain.head, QUOTA + at, *word));
+    }
+
+    /// Takes all entries out of a chain that has a block. What is left is one block, which is no head.
+    pub(super) fn empty_plain(&self, owner: Fingerprint, chain: &mut Chain) {
+        self.empty(owner, chain);
+        if chain.head != NONE {
+            if chain.first != NONE {
+                self.release(owner, chain.first, chain.first);
+            }
+            *chain = Chain { first: chain.head, last: chain.head, ..Chain::default() };
+        }
+    }
+
+    /// Takes all entries out of a chain, which keeps its head and its first block.
+    fn empty(&self, owner: Fingerprint, chain: &mut Chain) {
         if chain.first != chain.last {
             self.release(owner, self.next(chain.first), chain.last);
         }
-        *chain = Chain { first: chain.first, last: chain.first, ..Chain::default() };
+        *chain = Chain { head: chain.head, first: chain.first, last: chain.first, ..Chain::default() };
     }
 
     /// Frees all blocks of a chain, in one step.
     pub(super) fn clear(&self, owner: Fingerprint, chain: &mut Chain) {
-        if chain.has_block() {
+        if chain.first != NONE {
             self.release(owner, chain.first, chain.last);
+        }
+        if chain.head != NONE {
+            self.release(owner, chain.head, chain.head);
         }
         *chain = Chain::default();
     }
 
     /// Returns the pair that a chain holds.
     pub(super) fn pair(&self, chain: &Chain) -> Option<Pair> {
+        if chain.head != NONE {
+            let pair = Pair { at: self.word(chain.head, PAIR), n: self.word(chain.head, PAIR + 1) };
+            return (chain.first == NONE && chain.has_entry()).then_some(pair);
+        }
         let (at, n) = self.view(chain).newest()?;
         Some(Pair { at, n })
     }
 
-    /// Makes a chain hold a pair.
+    /// Makes a chain without a head hold a pair.
     pub(super) fn set_pair(&self, owner: Fingerprint, chain: &mut Chain, pair: Pair) {
-        self.empty(owner, chain);
+        self.empty_plain(owner, chain);
         self.set(chain.first, 0, (pair.at, pair.n));
         chain.filled = 1;
+    }
+
+    /// Makes a chain hold a pair, in a head that names this quota.
+    pub(super) fn set_headed_pair(&self, owner: Fingerprint, chain: &mut Chain, pair: Pair, spec: &Spec) {
+        self.empty_headed(owner, chain, spec, &mut None);
+        if chain.first != NONE {
+            self.release(owner, chain.first, chain.first);
+        }
+        self.set_word(chain.head, PAIR, pair.at);
+        self.set_word(chain.head, PAIR + 1, pair.n);
+        // As one entry that is in no block.
+        *chain = Chain { head: chain.head, filled: 1, ..Chain::default() };
     }
 
     // Entries ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,12 +6,13 @@
 use crate::algorithm::{Decider, Fullness, PairDecider};
 use crate::sync::Ordering;
 
+use super::entry_arena::Chain;
 use super::events::Events;
 use super::setup::OnFull;
 use super::slot_table::{Claim, Fingerprint, Growth, Place, SLOTS_PER_LINE, Seen, version_of};
 use super::state::State;
 use super::store::Store;
-use super::versions::{Known, word_layout};
+use super::versions::{Known, UNNAMED, word_layout};
 use super::word::{NO_STATE, Now, block_of, expiry_of, is_expired};
 
 /// The number of times that a key's lines are searched again if another thread was quicker.
@@ -228,24 +229,42 @@ impl Store {
             return None;
         }
         let expires = expiry_of(seen.word, form.shift());
-        let Some(policy) = known.policy(version) else {
-            return Some(Worth { rank: Rank::Left, used: 0, expires }); // its quota is not known, there were too many
-        };
-        let rules = policy.quota().decider();
+        if version == UNNAMED {
+            return self.worth_unnamed(seen, expires, now);
+        }
+        let rules = known.policy(version)?.quota().decider();
         let is_word = word_layout(rules, version).is_some();
         if !is_word && !seen.try_lock() {
             return None;
         }
         let (chain, state) = self.unpack(seen, rules, now);
-        let fullness = match (rules, state) {
-            (Decider::Pair(rules, _), State::Pair(pair)) => rules.get().fullness(pair, now.at),
-            (Decider::EntryLog(rules), State::Entries) => rules.fullness(&self.arena().view(&chain), now.at),
-            _ => Fullness { throttled: false, used: 0 }, // it has just expired
-        };
+        let fullness = self.fullness(rules, &chain, &state, now);
         if !is_word {
             seen.put_back();
         }
         Some(Worth::new(rules, fullness, expires))
+    }
+
+    /// Does what [`worth`](Self::worth) says, for a state that names its quota itself.
+    fn worth_unnamed(&self, seen: Seen<'_>, expires: u64, now: Now) -> Option<Worth> {
+        if !seen.try_lock() {
+            return None;
+        }
+        let worth = self.arena().quota(block_of(seen.word)).map(|quota| {
+            let rules = quota.decider();
+            let (chain, state) = self.unpack(seen, rules, now);
+            Worth::new(rules, self.fullness(rules, &chain, &state, now), expires)
+        });
+        seen.put_back();
+        Some(worth.unwrap_or(Worth { rank: Rank::Left, used: 0, expires }))
+    }
+
+    fn fullness(&self, rules: &Decider, chain: &Chain, state: &State, now: Now) -> Fullness {
+        match (rules, state) {
+            (Decider::Pair(rules, _), State::Pair(pair)) => rules.get().fullness(*pair, now.at),
+            (Decider::EntryLog(rules), State::Entries) => rules.fullness(&self.arena().view(chain), now.at),
+            _ => Fullness { throttled: false, used: 0 }, // it has just expired
+        }
     }
 
     /// When the arena is full: frees a block or more that other keys hold. It looks at a few keys drawn by lot. What
@@ -264,7 +283,7 @@ impl Store {
             }
             // After the lock: if the clock stepped back, an older reading would free what still counts.
             let now = self.now_under_lock(seen);
-            let mut chain = arena.load(block_of(seen.word));
+            let mut chain = self.load_chain(seen);
             let (is_freed, word) = if is_expired(seen.word, form.shift(), now) {
                 arena.clear(owner, &mut chain);
                 (true, NO_STATE)

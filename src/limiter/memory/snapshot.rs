@@ -2,7 +2,7 @@
 //!
 //! Little-endian: a magic and a version; the two seeds; the policies, each with its name and its quota in words; then
 //! the states. A state is a word of its fingerprint and of its policy's number, and the two numbers of its pair; a log
-//! has the number of its entries instead, and two numbers for each. The reader takes nothing on trust: it checks
+//! has the number of its entries instead, and two numbers for each. States that name no version are left out. The reader takes nothing on trust: it checks
 //! lengths before it allocates, and leaves out a state that its quota could not have made.
 
 use std::collections::HashMap;
@@ -95,7 +95,7 @@ impl Snapshot {
                 _ => None,
             };
             if let Some(kept) = kept.filter(|_| *version != UNNAMED) {
-                store.replace(|| Hold::new(state.key, *version, rules), &kept, &mut events);
+                store.replace(|| Hold::new(state.key, *version, policy.quota()), &kept, &mut events);
             }
         }
     }

@@ -6,6 +6,7 @@ use crate::algorithm::{Decider, How, Next, Pair};
 use crate::decision::ChargeDecision;
 use crate::key::Key;
 use crate::policy::Policy;
+use crate::quota::Quota;
 
 use super::entry_arena::Chain;
 use super::events::Events;
@@ -19,6 +20,7 @@ use super::word::{Held as HeldUnits, NO_STATE, Now, block_of, block_word};
 pub(super) struct Hold<'a> {
     pub(super) key: Fingerprint,
     version: u16,
+    quota: &'a Quota,
     rules: &'a Decider,
     /// An earlier key of the set is the same: the caller should have summed the charges.
     pub(super) is_twice: bool,
@@ -34,6 +36,8 @@ pub(super) struct Hold<'a> {
     chain: Chain,
     /// The chain is a new one, of which the slot does not know.
     is_begun: bool,
+    /// A block for the first entry behind a head.
+    spare: Option<u32>,
     state: State,
     /// If another quota wrote the state: what this one may write.
     fit: Fit,
@@ -68,11 +72,12 @@ enum Change {
 }
 
 impl<'a> Hold<'a> {
-    pub(super) fn new(key: Fingerprint, version: u16, rules: &'a Decider) -> Self {
+    pub(super) fn new(key: Fingerprint, version: u16, quota: &'a Quota) -> Self {
         Self {
             key,
             version,
-            rules,
+            quota,
+            rules: quota.decider(),
             is_twice: false,
             place: None,
             slot: None,
@@ -80,6 +85,7 @@ impl<'a> Hold<'a> {
             is_held_back: false,
             chain: Chain::default(),
             is_begun: false,
+            spare: None,
             state: State::Nothing,
             fit: Fit::Fits,
             change: Change::Nothing,
@@ -130,16 +136,12 @@ impl Store {
     /// Prepares to lock the state of a (policy, key). No lock may be held.
     #[inline(always)]
     pub(super) fn hold<'a>(&'a self, policy: &'a Policy, key: &Key) -> Hold<'a> {
-        if let rules @ Decider::Places(_) = policy.quota().decider() {
-            return Hold::new(self.fingerprint_of_held(policy, key), HELD_VERSION, rules);
+        let quota = policy.quota();
+        if let Decider::Places(_) = quota.decider() {
+            return Hold::new(self.fingerprint_of_held(policy, key), HELD_VERSION, quota);
         }
         let version = self.version(policy);
-        let mut key = self.fingerprint(policy, key);
-        if version == UNNAMED {
-            // Another quota is another state.
-            key = Fingerprint::new(key.bits() ^ policy.state_fingerprint().rotate_left(17));
-        }
-        Hold::new(key, version, policy.quota().decider())
+        Hold::new(self.fingerprint(policy, key), version, quota)
     }
 
     // Read ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -148,7 +150,13 @@ impl Store {
     #[inline(always)]
     pub(super) fn read(&self, hold: &mut Hold<'_>, now: Now) {
         let Some(seen) = hold.slot else { return };
-        if version_of(seen.tag) == hold.version {
+        let has_own_quota = match version_of(seen.tag) {
+            UNNAMED => {
+                hold.version == UNNAMED && self.arena().names(block_of(seen.word), &hold.quota.spec().of_states())
+            }
+            version => version == hold.version,
+        };
+        if has_own_quota {
             (hold.chain, hold.state) = self.unpack(seen, hold.rules, now);
         } else {
             self.take_over(hold, seen, now);
@@ -165,7 +173,7 @@ impl Store {
         if let Some(layout) = word_layout(rules, version_of(seen.tag)) {
             return (Chain::default(), layout.unpack(seen.word, now).map_or(State::Nothing, State::Pair));
         }
-        let chain = self.arena().load(block_of(seen.word));
+        let chain = self.load_chain(seen);
         let state = match rules {
             Decider::Pair(..) => {
                 let live = self.arena().pair(&chain).filter(|pair| pair.at >= now.at);
@@ -180,6 +188,12 @@ impl Store {
         (chain, state)
     }
 
+    /// Returns the blocks of a slot that is locked and whose state is in the arena.
+    pub(super) fn load_chain(&self, seen: Seen<'_>) -> Chain {
+        let block = block_of(seen.word);
+        if version_of(seen.tag) == UNNAMED { self.arena().load_headed(block) } else { self.arena().load(block) }
+    }
+
     /// Returns when the entries of a chain count for nothing, if it has any.
     fn expiry(&self, chain: &Chain, rules: &EntryLog) -> Option<u64> {
         let (start, _) = self.arena().view(chain).newest()?;
@@ -189,12 +203,16 @@ impl Store {
     /// Reads a state of another version, as this version takes it over.
     #[cold]
     fn take_over(&self, hold: &mut Hold<'_>, seen: Seen<'_>, now: Now) {
-        let known = self.versions.known();
-        let (Some(from), Some(to)) = (known.policy(version_of(seen.tag)), known.policy(hold.version)) else {
-            debug_assert!(false, "the version of a tag is known as long as a state has it");
-            return;
+        let from = match version_of(seen.tag) {
+            // No state, if there is no block.
+            UNNAMED => self.arena().quota(block_of(seen.word)),
+            version => {
+                let known = self.versions.known().policy(version).map(|policy| *policy.quota());
+                debug_assert!(known.is_some(), "the version of a tag is known as long as a state has it");
+                known
+            }
         };
-        let (from, to) = (from.quota(), to.quota());
+        let (Some(from), to) = (from, hold.quota) else { return };
         let (chain, state) = self.unpack(seen, from.decider(), now);
         hold.chain = chain;
         let view = self.arena().view(&chain);
@@ -289,8 +307,7 @@ impl Store {
             || (hold.slot.is_some() || self.make_slot(hold, now, events))
                 && (!adds
                     || word_layout(hold.rules, hold.version).is_some()
-                    || !hold.chain.wants_block()
-                    || self.make_block(hold));
+                    || (!hold.chain.wants_block() || self.make_block(hold)) && self.make_spare(hold));
         if !has_room {
             hold.change_nothing();
         }
@@ -315,10 +332,22 @@ impl Store {
         true
     }
 
+    /// Makes room for the first entry behind a head.
+    fn make_spare(&self, hold: &mut Hold<'_>) -> bool {
+        let is_needed = hold.version == UNNAMED && matches!(hold.rules, Decider::EntryLog(_));
+        if is_needed && hold.spare.is_none() && hold.chain.wants_entries() {
+            self.free_a_block();
+            hold.spare = self.arena().spare(hold.key);
+            return hold.spare.is_some();
+        }
+        true
+    }
+
     /// Writes what a hold changes, for which there is room, and unlocks its slot.
     #[inline]
     pub(super) fn write(&self, hold: &mut Hold<'_>, now: Now) {
-        let Hold { key, version, rules, chain, state, change, .. } = hold;
+        let Hold { key, version, quota, rules, chain, spare, state, change, .. } = hold;
+        let spec = (*version == UNNAMED).then(|| quota.spec().of_states());
         let word = match (&mut *change, rules) {
             (Change::Pair(pair), rules) => match word_layout(rules, *version) {
                 Some(layout) => {
@@ -326,7 +355,10 @@ impl Store {
                     layout.pack(*pair, now)
                 }
                 None => {
-                    self.arena().set_pair(*key, chain, *pair);
+                    match &spec {
+                        Some(spec) => self.arena().set_headed_pair(*key, chain, *pair, spec),
+                        None => self.arena().set_pair(*key, chain, *pair),
+                    }
                     // Its number may count beyond its instant.
                     self.store_chain(*key, chain, Some(pair.at.saturating_add(1)), now)
                 }
@@ -339,7 +371,11 @@ impl Store {
             (change @ (Change::Entries(_) | Change::Remove(..)), Decider::EntryLog(rules)) => {
                 let arena = self.arena();
                 if !matches!(state, State::Entries) {
-                    arena.empty(*key, chain); // what has expired, or is another quota's
+                    // What has expired, or is another quota's.
+                    match &spec {
+                        Some(spec) => arena.empty_headed(*key, chain, spec, spare),
+                        None => arena.empty_plain(*key, chain),
+                    }
                 }
                 if let State::Listed(entries) = state {
                     let gone = match change {
@@ -362,6 +398,9 @@ impl Store {
                 return;
             }
         };
+        if let Some(spare) = spare.take() {
+            self.arena().free_spare(*key, spare);
+        }
         if let Some(seen) = hold.slot.take() {
             seen.place.unlock(key.tag(*version), word);
         }
@@ -371,11 +410,14 @@ impl Store {
     #[inline]
     fn store_chain(&self, key: Fingerprint, chain: &mut Chain, expires: Option<u64>, now: Now) -> u64 {
         self.arena().store(key, chain);
-        expires.map_or(NO_STATE, |expires| block_word(chain.first, expires, now))
+        expires.map_or(NO_STATE, |expires| block_word(chain.block(), expires, now))
     }
 
     /// Unlocks a slot that was not written.
     pub(super) fn put_back(&self, hold: &mut Hold<'_>) {
+        if let Some(spare) = hold.spare.take() {
+            self.arena().free_spare(hold.key, spare);
+        }
         if let Some(seen) = hold.slot.take() {
             if hold.is_begun {
                 self.free_chain(hold.key, &mut hold.chain);
@@ -396,7 +438,7 @@ impl Store {
     pub(super) fn free_blocks(&self, seen: Seen<'_>) {
         let first = block_of(seen.word);
         if self.versions.form(version_of(seen.tag)).in_arena() && first != 0 {
-            let mut chain = self.arena().load(first);
+            let mut chain = self.load_chain(seen);
             self.arena().clear(Fingerprint::of_tag(seen.tag), &mut chain);
         }
     }
