@@ -191,10 +191,11 @@ impl Explanation {
     /// | `settles` | whether the response may change the cost |
     /// | `statuses` | an object for each policy that was asked: the rule's own, then its block or meter |
     ///
-    /// A status: `policy`, `quota`, `unit`, `cost`, `allowed`, `refuses`, `near`, `limit`, `remaining`,
+    /// A status: `policy`, `quota`, `unit`, `cost`, `allowed`, `refuses`, `near`, `limit`, `used`, `remaining`,
     /// `reset_after_us`, `wait`, `wait_us` and `delay_us`, as in [`PolicyStatus`] and its decision. All but `policy`,
     /// `quota`, `unit`, `cost` and `limit` are `null` if the limiter did not ask the quota, because another one is
-    /// known to refuse the request. `reset_after_us` is also `null` if the limiter does not know it.
+    /// known to refuse the request. `limit` and `remaining` are `null` for an [unlimited](crate::Quota::unlimited) quota.
+    /// `reset_after_us` is also `null` if the limiter does not know it.
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut json = String::new();
@@ -296,11 +297,13 @@ impl RuleExplanation {
             object.text("quota", &status.policy().quota().to_string());
             object.text("unit", status.policy().quota_unit());
             object.plain("cost", status.cost());
-            object.plain("limit", decision.limit());
+            let is_limited = !status.policy().quota().is_unlimited();
+            object.or_null("limit", is_limited.then(|| decision.limit()));
+            object.or_null("used", known.then(|| decision.limit().saturating_sub(decision.remaining())));
             object.or_null("allowed", known.then(|| decision.is_allowed()));
             object.or_null("refuses", known.then(|| status.refuses()));
             object.or_null("near", known.then(|| status.is_near()));
-            object.or_null("remaining", known.then(|| decision.remaining()));
+            object.or_null("remaining", (known && is_limited).then(|| decision.remaining()));
             object.micros("reset_after_us", decision.reset_after().filter(|_| known));
             object.text_or_null("wait", known.then(|| decision.wait().as_str()));
             object.micros("wait_us", decision.wait().duration());
@@ -418,7 +421,12 @@ impl RuleExplanation {
                 f.write_str("not asked, as another quota is over its limit")?;
                 continue;
             }
-            write!(f, "{} of {} left", decision.remaining(), decision.limit())?;
+            let (remaining, limit) = (decision.remaining(), decision.limit());
+            if policy.quota().is_unlimited() {
+                write!(f, "{} used in this minute", limit.saturating_sub(remaining))?;
+                continue;
+            }
+            write!(f, "{remaining} of {limit} left")?;
             if let Some(reset_after) = decision.reset_after().filter(|reset_after| !reset_after.is_zero()) {
                 write!(f, ", all in {}", Humane(reset_after))?;
             }

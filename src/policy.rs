@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use http::HeaderValue;
 
 use crate::quota::error::{NAME_MAX, QuotaError, QuotaErrorKind};
-use crate::quota::{Algorithm, Quota, UNITS_MAX};
+use crate::quota::{Algorithm, Quota};
 
 /// The unit of a quota that states none.
 pub(crate) const REQUESTS: &str = "requests";
@@ -169,7 +169,7 @@ impl Policy {
     pub(crate) fn named_plans(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, QuotaError> {
         let quotas: Vec<Quota> = quotas.into_iter().collect();
         one_unit(name, &quotas)?;
-        let largest = quotas.iter().map(Quota::capacity).max().unwrap_or(0);
+        let largest = quotas.iter().map(Quota::capacity_to_hold).max().unwrap_or(0);
         at_least_one(name, quotas.into_iter().map(|quota| Self::new(name, quota.holding(largest))))
     }
 
@@ -182,7 +182,7 @@ impl Policy {
         let kept = |quota: Quota| {
             quota.in_proportion().map_err(|_| {
                 let why = format!(
-                    "the quota \"{quota}\" cannot be met in proportion: its units are refusals, or are to be settled; use \
+                    "the quota \"{quota}\" cannot be met in proportion: it is unlimited, or its units are refusals or are to be settled; use \
                      Rule::plans"
                 );
                 QuotaError::together(name, &why)
@@ -223,8 +223,7 @@ impl Policy {
 
     /// Makes the policy that stands in for those of requests.
     pub(crate) fn of_requests(name: impl Into<String>) -> Result<Self, QuotaError> {
-        let quota = Quota::per_day(UNITS_MAX);
-        Ok(Self::build(checked(name.into())?, quota, None, None, Origin::OfRequests))
+        Ok(Self::build(checked(name.into())?, Quota::unlimited(), None, None, Origin::OfRequests))
     }
 
     /// Returns a policy of the same name with another quota.

@@ -11,7 +11,8 @@
 //!
 //! # 2 Parameters
 //!
-//! Limit, period and anchor. Denied requests may be counted, up to the limit.
+//! Limit, period and anchor. Denied requests may be counted, up to the limit. An unlimited quota takes every charge as
+//! a forced one, and its count ends at the limit.
 //!
 //! # 3 State
 //!
@@ -38,6 +39,7 @@ pub(crate) struct FixedWindow {
     debt: u64,
     anchor: Anchor,
     count_denied: bool,
+    unlimited: bool,
 }
 
 /// The window a request falls into.
@@ -50,8 +52,8 @@ struct Window {
 
 impl FixedWindow {
     pub(crate) fn new(spec: &Spec) -> Self {
-        let Spec { limit, period_us, debt, anchor, count_denied, .. } = *spec;
-        Self { limit, period_us, grid: Divisor::new(period_us), debt, anchor, count_denied }
+        let Spec { limit, period_us, debt, anchor, count_denied, unlimited, .. } = *spec;
+        Self { limit, period_us, grid: Divisor::new(period_us), debt, anchor, count_denied, unlimited }
     }
 
     pub(crate) fn layout(&self) -> Layout {
@@ -101,7 +103,7 @@ impl PairAlgorithm for FixedWindow {
         let window = self.window(state, now);
         let kept = if window.moved && cost > 0 { self.store(window) } else { Next::Keep };
         let count = window.count.saturating_add(cost);
-        if count > self.limit && !force && cost > 0 {
+        if count > self.limit && !force && cost > 0 && !self.unlimited {
             let retry_us = (cost <= self.limit).then_some(window.end - now);
             let counted = Window { count: window.count.max(count.min(self.limit)), ..window };
             let seen = if self.count_denied { counted } else { window };
@@ -128,7 +130,7 @@ impl PairAlgorithm for FixedWindow {
     #[cfg(feature = "redis")]
     fn numbers(&self, cost: u64, force: bool) -> Numbers {
         let most = self.limit + self.debt;
-        let bound = if force || cost == 0 { UNBOUNDED } else { self.limit };
+        let bound = if force || cost == 0 || self.unlimited { UNBOUNDED } else { self.limit };
         let (epoch, count_denied) = (u64::from(self.anchor == Anchor::Epoch), u64::from(self.count_denied));
         numbers(&[cost.min(most + 1), bound, self.limit, most, self.period_us, epoch, count_denied])
     }

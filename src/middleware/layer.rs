@@ -517,7 +517,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// [plans](crate::Rule::plans) has an entry for each plan.
     ///
     /// A rule whose requests [bring their quotas](crate::Rule::quota_from) has one entry, under a
-    /// [stand-in](Policy::has_quota_of_request): it says how much the key has used, as its limit less what remains. To
+    /// [stand-in](Policy::has_quota_of_request): it says what the key has used, as under [`Quota::unlimited`]: its limit less what remains. To
     /// see a key under a quota of your choice, ask [`Limiter::peek`] about a policy of the rule's name and that quota.
     ///
     /// The key is looked up under every policy, whatever the extractor of its rule is. To ask about one policy only,

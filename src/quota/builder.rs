@@ -207,6 +207,48 @@ impl Quota {
         Self::from_spec(Spec::new(limit.min(PLACES_MAX), 0, Algorithm::Concurrency))
     }
 
+    /// Counts and never refuses, for customers that have no limit. It counts the units of the current
+    /// minute of UTC, so a peek, an explanation and a status say what the key used in it, as the limit
+    /// less what remains. Statistics count its requests and units like those of any quota. The count
+    /// ends at 999,999,999,999.
+    ///
+    /// * Its text is `unlimited`. It has no options.
+    /// * No header reports it: a client has nothing to keep to. If all quotas of a request are
+    ///   unlimited, its response has no headers of the layer.
+    /// * What a key has used under another quota counts for one to two minutes more. A key that leaves
+    ///   it for another quota has used the units of the minute. If they are more than the other quota
+    ///   can remember, the key waits until they no longer count.
+    /// * To bill what is used, add a [meter](Self::meter) to the rule by
+    ///   [`Rule::overage`](crate::Rule::overage), or read the statistics.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (limiter, customer) = (MemoryLimiter::new(), Policy::new("customer", Quota::unlimited())?);
+    /// let acme = Key::of("acme").unwrap();
+    /// assert!(limiter.take_one(&customer, &acme, u64::MAX).is_allowed());
+    /// assert_eq!("unlimited".parse(), Ok(Quota::unlimited()));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn unlimited() -> Self {
+        let spec = Spec::new(PLACES_MAX, 60 * SECOND, Algorithm::FixedWindow);
+        // Without a debt a state is one word.
+        Self::from_spec(Spec { unlimited: true, debt: 0, debt_is_chosen: true, ..spec })
+    }
+
+    /// Returns whether the quota counts and [never refuses](Self::unlimited).
+    #[must_use]
+    pub fn is_unlimited(&self) -> bool {
+        self.spec.unlimited
+    }
+
+    /// Returns the capacity that another quota of the same policy should be able to remember: none if
+    /// the quota is unlimited.
+    pub(crate) fn capacity_to_hold(&self) -> u64 {
+        if self.is_unlimited() { 0 } else { self.capacity() }
+    }
+
     /// Sets how many units can pass at one instant after a pause: the bucket's capacity. It is not
     /// added to the limit.
     ///
@@ -512,6 +554,12 @@ impl Quota {
         change: impl FnOnce(&mut Spec) -> T,
     ) -> Result<Self, QuotaError> {
         let mut spec = self.spec;
+        if self.is_unlimited() {
+            return Err(QuotaError::new(
+                NotAnOption,
+                format!("`{option}` has no meaning for an unlimited quota: leave it out"),
+            ));
+        }
         if !algorithms.contains(&spec.algorithm) {
             let (own, names) =
                 (spec.algorithm, algorithms.iter().map(|algorithm| algorithm.as_str()).collect::<Vec<_>>());

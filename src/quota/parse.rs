@@ -27,6 +27,9 @@ const LONG_UNITS: [(u64, &[&str]); 3] = [
     (365 * UNITS[0].0, &["year", "years", "y"]),
 ];
 
+/// The text of a quota that never refuses.
+const UNLIMITED: &str = "unlimited";
+
 /// The bytes of a unit, and its name.
 type ByteUnit = (u64, &'static str);
 
@@ -48,6 +51,9 @@ impl fmt::Display for Quota {
     /// `100 per minute, burst 20, token bucket`. The text parses back to an equal quota.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spec = self.spec();
+        if spec.unlimited {
+            return f.write_str(UNLIMITED);
+        }
         if spec.algorithm == Algorithm::Concurrency {
             write!(f, "{} at once", Amount(spec.limit, spec))?;
             return if spec.line_wait_us == 0 { Ok(()) } else { write!(f, ", wait {}", Span(spec.line_wait_us)) };
@@ -142,7 +148,8 @@ impl FromStr for Quota {
     /// `debt up to N`, `from the first request`, `N buckets`, `oldest weighted|dropped|counted`,
     /// `counting denied`, `in proportion`, and for a block `for TIME` and
     /// `times N up to TIME within TIME`. A [concurrency limit](Quota::concurrent) is `N at once`. Case
-    /// and commas do not matter, and `up to` may be left out of a debt. Numbers may contain `_`.
+    /// and commas do not matter, and `up to` may be left out of a debt. Numbers may contain `_`. A
+    /// quota that [never refuses](Quota::unlimited) is `unlimited`.
     ///
     /// A week has 7 days, a month 30 and a year 365.
     ///
@@ -150,6 +157,9 @@ impl FromStr for Quota {
     /// `10 MiB per hour, burst 20 MiB`. The units are `B`, those in powers of 1,000 (`kB`, `MB`, `GB`,
     /// `TB`), and those in powers of 1,024 (`KiB`, `MiB`, `GiB`, `TiB`). Their case matters.
     fn from_str(text: &str) -> Result<Self, QuotaError> {
+        if text.trim().eq_ignore_ascii_case(UNLIMITED) {
+            return Ok(Self::unlimited());
+        }
         let spaced = text.replace('/', " per ").replace([',', ';'], " ");
         let lower = spaced.to_ascii_lowercase();
         let (words, written) = (lower.split_whitespace().collect(), spaced.split_whitespace().collect());

@@ -25,6 +25,8 @@ pub(crate) struct Spec {
     /// Whether the debt was chosen. Otherwise it is as much as the burst.
     pub(crate) debt_is_chosen: bool,
     pub(crate) algorithm: Algorithm,
+    /// Whether the quota counts and refuses nothing: a fixed window, whose limit is where the count ends.
+    pub(crate) unlimited: bool,
     /// Whether a unit is a byte. It does not change what is counted.
     pub(crate) in_bytes: bool,
     pub(crate) anchor: Anchor,
@@ -154,6 +156,7 @@ impl Spec {
             debt: 0,
             debt_is_chosen: false,
             algorithm,
+            unlimited: false,
             in_bytes: false,
             anchor: Anchor::Epoch,
             delay_after: 0,
@@ -199,6 +202,7 @@ impl Spec {
             self.count_denied,
             self.proportional,
             self.in_bytes,
+            self.unlimited,
         ];
         let choices = choices.iter().enumerate().map(|(at, is_set)| u64::from(*is_set) << at).sum::<u64>();
         let first = u64::from(self.buckets) << 32 | choices << 8 | algorithm;
@@ -242,6 +246,7 @@ impl Spec {
             count_denied: chooses(4),
             proportional: chooses(5),
             in_bytes: chooses(6),
+            unlimited: chooses(7),
             lasting,
         })
     }

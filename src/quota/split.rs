@@ -7,7 +7,7 @@ use super::builder::Quota;
 impl Quota {
     /// Returns the share of one of `parts` processes that each count for themselves. Limit, burst,
     /// debt and `delay_after` are divided by `parts` and rounded down, but limit and burst are at
-    /// least 1. A quota with a limit of 0 stays as it is.
+    /// least 1. A quota with a limit of 0 and an unlimited one stay as they are.
     ///
     /// Together the processes admit at most the larger of this quota's units and `parts`. A burst
     /// or a debt that would take longer than 8.9 years to refill at the share's rate is cut to what
@@ -23,7 +23,7 @@ impl Quota {
     #[must_use]
     pub fn share(&self, parts: NonZeroU32) -> Self {
         let mut spec = *self.spec();
-        if spec.limit == 0 {
+        if spec.limit == 0 || spec.unlimited {
             return *self;
         }
         let parts = u64::from(parts.get());

@@ -507,3 +507,22 @@ fn step_bucket_of_a_year_can_be_shared() {
     let share = bucket.share(std::num::NonZeroU32::new(3).unwrap());
     assert_eq!((share.limit(), share.capacity()), (3, 24), "eight ticks of three");
 }
+
+#[test]
+fn unlimited_quotas_have_a_text_and_no_options() {
+    let unlimited = Quota::unlimited();
+    assert_eq!(unlimited.to_string(), "unlimited");
+    for text in ["unlimited", " Unlimited "] {
+        assert_eq!(text.parse(), Ok(unlimited), "{text}");
+    }
+    assert!(
+        unlimited.is_unlimited()
+            && !Quota::fixed_window(999_999_999_999, Duration::from_secs(60)).unwrap().is_unlimited()
+    );
+    assert_eq!(unlimited.share(std::num::NonZeroU32::new(7).unwrap()), unlimited);
+    assert_eq!(spec::Spec::from_words(unlimited.spec().to_words()), Some(*unlimited.spec()));
+    for refused in [unlimited.max_debt(2), unlimited.in_proportion(), unlimited.count_denied(), unlimited.in_bytes()] {
+        assert!(refused.is_err_and(|error| error.kind() == QuotaErrorKind::NotAnOption));
+    }
+    assert!("unlimited burst 3".parse::<Quota>().is_err());
+}

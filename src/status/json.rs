@@ -146,8 +146,10 @@ fn state(json: &mut String, state: &State) {
     object.text("fingerprint", &state.shown.fingerprint);
     object.text_or_null("name", state.shown.name.as_deref());
     object.or_null("blocked", is_block(policy).then(|| !decision.is_allowed()));
-    object.plain("limit", decision.limit());
-    object.plain("remaining", decision.remaining());
+    let is_limited = !policy.quota().is_unlimited();
+    object.or_null("limit", is_limited.then(|| decision.limit()));
+    object.plain("used", decision.limit().saturating_sub(decision.remaining()));
+    object.or_null("remaining", is_limited.then(|| decision.remaining()));
     object.micros("reset_after_us", decision.reset_after());
     object.text("wait", decision.wait().as_str());
     object.micros("wait_us", decision.wait().duration());

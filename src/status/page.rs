@@ -74,7 +74,8 @@ use crate::stats::Stats;
 /// * `explanation`, as [`Explanation::to_json`](crate::observe::Explanation::to_json) writes it, or `null` if a key is
 ///   explained,
 /// * `states`: what the keys have left now under each policy: `policy`, `quota`, `fingerprint`, `name`, `limit`,
-///   `remaining`, `reset_after_us`, `wait` and `wait_us`; and `blocked`, which is `null` if the policy is no block,
+///   `used`, `remaining`, `reset_after_us`, `wait` and `wait_us`, of which an unlimited quota has `null` for `limit` and
+///   `remaining`; and `blocked`, which is `null` if the policy is no block,
 /// * `failure`, the limiter's error, or `null`,
 /// * `token`, for [operators](Self::operators), or `null`, and `own`, the names of the [program's own](Self::action)
 ///   actions that they may take,

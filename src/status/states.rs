@@ -121,6 +121,9 @@ fn row(html: &mut String, state: &State, is_chosen: bool) -> fmt::Result {
         policy if is_meter(policy) => {
             write!(html, "{} counted", Count(decision.limit().saturating_sub(decision.remaining())))?;
         }
+        policy if policy.quota().is_unlimited() => {
+            write!(html, "{} used in this minute", Count(decision.limit().saturating_sub(decision.remaining())))?;
+        }
         _ => write!(html, "{left} of {limit}")?,
     }
     let wait = match decision.wait() {

@@ -283,3 +283,57 @@ async fn nested_layers_have_own_quotas_and_refund_them() {
     let team = Policy::new("team", Quota::per_hour(9)).unwrap();
     assert_eq!(limiter.peek_one(&team, &Key::global(), 0).remaining(), 8);
 }
+
+#[tokio::test]
+async fn unlimited_quota_counts_and_never_refuses() {
+    let clock = ManualClock::new();
+    let limiter = memory(&clock);
+    let layer = RateLimitLayer::new(limiter.clone(), customer().cost(|_| 1_000_000), key::header("user"));
+    for _ in 0..3 {
+        let response = send(&layer, of("a", Quota::unlimited())).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(response.headers().get("ratelimit").is_none() && response.headers().get("ratelimit-policy").is_none());
+    }
+    let (parts, _) = of("a", Quota::unlimited()).into_parts();
+    let explanation = layer.explain(&parts).await;
+    assert!(explanation.to_string().contains("unlimited: 4000000 used in this minute"), "{explanation}");
+    let json: serde_json::Value = serde_json::from_str(&explanation.to_json()).unwrap();
+    let status = &json["rules"][0]["statuses"][0];
+    assert_eq!((&status["limit"], &status["remaining"], &status["used"]), (&().into(), &().into(), &4_000_000.into()));
+    let unlimited = Policy::new("customer", Quota::unlimited()).unwrap();
+    assert!(limiter.take_one(&unlimited, &Key::of("a").unwrap(), u64::MAX).is_allowed(), "whatever it costs");
+    assert!(limiter.take_one(&unlimited, &Key::of("a").unwrap(), u64::MAX).is_allowed());
+    clock.advance(Duration::from_secs(60));
+    let used = limiter.peek_one(&unlimited, &Key::of("a").unwrap(), 0);
+    assert_eq!(used.limit(), used.remaining(), "a minute has begun");
+}
+
+#[tokio::test]
+async fn unlimited_plan_keeps_the_usage_of_a_minute() {
+    let clock = ManualClock::new();
+    let plans = [Quota::fixed_window(100, HOUR).unwrap(), Quota::unlimited()];
+    let plan = |request: &tower_ratelimit::Head<'_>| usize::from(request.headers.contains_key("large"));
+    let rule = Rule::plans("customer", plans, plan).unwrap();
+    assert_eq!(rule.policies()[0].quota(), &plans[0], "no plan has to remember what is unlimited");
+    let layer = RateLimitLayer::new(memory(&clock), rule, key::header("user"));
+    let large = |is_large| {
+        let mut request = of("a", None);
+        if is_large {
+            request.headers_mut().insert("large", http::HeaderValue::from_static("1"));
+        }
+        request
+    };
+    for _ in 0..20 {
+        send(&layer, large(false)).await;
+    }
+    for _ in 0..30 {
+        assert_eq!(send(&layer, large(true)).await.status(), StatusCode::OK);
+    }
+    assert!(headers(&layer, large(false)).await.1.starts_with("\"customer\";r=49;"));
+    for _ in 0..1_000 {
+        assert_eq!(send(&layer, large(true)).await.status(), StatusCode::OK);
+    }
+    assert_eq!(send(&layer, large(false)).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    clock.advance(Duration::from_secs(120));
+    assert_eq!(send(&layer, large(false)).await.status(), StatusCode::OK, "that minute no longer counts");
+}

@@ -71,7 +71,7 @@ impl Ticket {
                 if decision.is_allowed() && !layer.keeps_tickets && is_seen_at_once(layer, policy, key, decision) =>
             {
                 let view = PolicyView { place: 0, policy, key: Some(key), decision, refuses: false };
-                Charging::Quiet(layer.headers.due(&[view]))
+                Charging::Quiet(if policy.quota().is_unlimited() { None } else { layer.headers.due(&[view]) })
             }
             _ => {
                 let charged =

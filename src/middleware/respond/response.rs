@@ -140,7 +140,7 @@ impl Ticket {
             if !decision.is_known() || charged.mode == Mode::Shadow {
                 return None;
             }
-            let policy = charged.policy_in(layer)?;
+            let policy = charged.policy_in(layer).filter(|policy| !policy.quota().is_unlimited())?;
             Some(PolicyView {
                 place: charged.policy,
                 policy,

@@ -270,7 +270,8 @@ impl Rule {
     /// * Usage is kept between quotas of rates. A rate and a [concurrency limit](Quota::concurrent)
     ///   count different things, and know nothing of each other.
     ///
-    /// [`Overrides`](crate::middleware::Overrides) gives single keys another quota for a time.
+    /// [`Overrides`](crate::middleware::Overrides) gives single keys another quota for a time, and
+    /// [`Quota::unlimited`] counts and never refuses.
     ///
     /// A quota is compiled when a request first brings it. A layer keeps about 2,000 compiled quotas of
     /// each rule. Beyond them each request compiles its own, which takes about a microsecond; nothing

@@ -67,7 +67,7 @@ impl QuotaSwitch {
     /// Makes a switch that is set to `quota`.
     #[must_use]
     pub fn new(quota: Quota) -> Self {
-        Self(Arc::new(Mutex::new(State { quota, largest: quota.capacity(), layers: Vec::new() })))
+        Self(Arc::new(Mutex::new(State { quota, largest: quota.capacity_to_hold(), layers: Vec::new() })))
     }
 
     /// Returns the quota.
@@ -106,7 +106,7 @@ impl QuotaSwitch {
         }
         let (before, layers) = {
             let mut state = lock(&self.0);
-            state.largest = state.largest.max(quota.capacity());
+            state.largest = state.largest.max(quota.capacity_to_hold());
             let before = std::mem::replace(&mut state.quota, quota);
             // Layers that have come meanwhile are among them.
             let layers: Vec<Arc<dyn Follow>> = state.layers.iter().filter_map(Weak::upgrade).collect();

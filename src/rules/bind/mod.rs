@@ -142,7 +142,7 @@ impl Binder<'_, '_> {
 
     /// Makes the rule of plans, which share their states.
     fn rule_of_plans(&mut self, position: Position, name: &str, stored: &str, plans: &PlansSpec) -> Option<Rule> {
-        let capacity = plans.quotas.iter().map(|(_, quota)| quota.value.capacity()).max().unwrap_or(0);
+        let capacity = plans.quotas.iter().map(|(_, quota)| quota.value.capacity_to_hold()).max().unwrap_or(0);
         let largest = self.take_stored_name(position, stored, capacity)?;
         let quotas: Vec<Quota> = plans.quotas.iter().map(|(_, quota)| self.with_room(quota, largest)).collect();
         let by_name: HashMap<Key, usize> =

@@ -160,6 +160,9 @@ impl Life {
         if b >> 25 & 1 == 1 {
             self.quota = self.quota.in_proportion().unwrap_or(self.quota);
         }
+        if b >> 26 & 7 == 0 {
+            self.quota = Quota::unlimited();
+        }
         (self.retry_us, self.reset_us, self.remaining) = (0, 0, self.quota.capacity());
     }
 }
