@@ -211,7 +211,7 @@ impl Spec {
             Algorithm::Block => {
                 [first, self.limit, self.period_us, length_us, factor, longest_us, memory_us, by_hand_us]
             }
-            _ => [first, self.limit, self.period_us, self.burst, self.debt, self.delay_after, 0, 0],
+            _ => [first, self.limit, self.period_us, self.burst, self.debt, self.delay_after, self.line_wait_us, 0],
         }
     }
 
@@ -226,11 +226,11 @@ impl Spec {
             (false, true) => Oldest::Counted,
         };
         let nothing = Lasting { length_us: 0, factor: 1, longest_us: 0, memory_us: 0, by_hand_us: 0 };
-        let (burst, debt, delay_after, lasting) = match algorithm {
+        let (burst, debt, delay_after, line_wait_us, lasting) = match algorithm {
             Algorithm::Block => {
-                (limit, 0, 0, Lasting { length_us: a, factor: b, longest_us: c, memory_us: d, by_hand_us: e })
+                (limit, 0, 0, 0, Lasting { length_us: a, factor: b, longest_us: c, memory_us: d, by_hand_us: e })
             }
-            _ => (a, b, c, nothing),
+            _ => (a, b, c, d, nothing),
         };
         Some(Self {
             limit,
@@ -241,6 +241,7 @@ impl Spec {
             algorithm,
             anchor: if chooses(0) { Anchor::FirstRequest } else { Anchor::Epoch },
             delay_after,
+            line_wait_us,
             buckets: u32::try_from(first >> 32).ok()?,
             oldest,
             count_denied: chooses(4),

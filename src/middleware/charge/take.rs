@@ -12,7 +12,7 @@ use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Reply, UnsupportedQuota, supports_in_layer};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::{linked, mode::kind_of_keyless};
-use crate::middleware::rule::{BoundRule, Cached, Condition};
+use crate::middleware::rule::{BoundRule, Condition};
 use crate::middleware::settings::OnError;
 use crate::middleware::source::FOUND_MAX;
 use crate::middleware::ticket::{Charged, Ticket};
@@ -45,18 +45,40 @@ impl Ticket {
         if !bound.applies(head) {
             return Charging::Decided;
         }
-        let own = match bound.quota_from().zip(layer.first_cache()) {
-            None => None,
-            Some((from, cache)) => {
-                let quota = (from.read)(head);
-                let Some(quota) = &quota else { return Charging::Decided };
-                match cache.find(quota) {
-                    Some(own) if !has_more_steps(own.policy()) => Some(own),
-                    _ => return self.charge_rules(layer, head),
-                }
+        if bound.quota_from().is_some() {
+            return self.charge_own(layer, bound, head);
+        }
+        self.charge_only(layer, bound, policy, None, head)
+    }
+
+    /// Charges a request to the quota that it brings to the layer's only rule, which applies to it.
+    #[inline(never)]
+    fn charge_own<L: Limiter>(
+        &mut self,
+        layer: &Compiled<L>,
+        bound: &BoundRule,
+        head: &Head<'_>,
+    ) -> Charging<L::Future<Decision>> {
+        let quota = bound.quota_from().and_then(|from| (from.read)(head));
+        let Some(quota) = &quota else { return Charging::Decided };
+        match layer.first_cache().and_then(|cache| cache.find(quota)) {
+            Some(own) if !has_more_steps(own.policy()) => {
+                self.charge_only(layer, bound, own.policy(), Some(own.policy()), head)
             }
-        };
-        let policy = own.as_ref().map_or(policy, Cached::policy);
+            _ => self.charge_rules(layer, head),
+        }
+    }
+
+    /// Charges a request to one policy that is always enforced: `own` if it is that of the request's own quota.
+    #[inline(always)]
+    fn charge_only<L: Limiter>(
+        &mut self,
+        layer: &Compiled<L>,
+        bound: &BoundRule,
+        policy: &Policy,
+        own: Option<&Policy>,
+        head: &Head<'_>,
+    ) -> Charging<L::Future<Decision>> {
         let found = bound.key(head);
         let Some(key) = &found else {
             if !bound.exempts_keyless() {
@@ -74,8 +96,7 @@ impl Ticket {
                 Charging::Quiet(if policy.quota().is_unlimited() { None } else { layer.headers.due(&[view]) })
             }
             _ => {
-                let charged =
-                    |key| Charged { own: own.map(Cached::into_policy), ..Charged::new(0, key, cost, Mode::Enforce) };
+                let charged = |key| Charged { own: own.cloned(), ..Charged::new(0, key, cost, Mode::Enforce) };
                 match found.and_then(|key| self.charge_one(layer, charged(key), decision)) {
                     Some(answer) => Charging::Later(answer),
                     None => Charging::Decided,
