@@ -4,13 +4,13 @@
 --   each holder: its number, its epoch, its units, the instant at which the row lapses, and how often it was reset. The
 --   earliest instant may be too early. Then all rows are looked at, and it is set right by the next write.
 -- 2 Parameters: the cost, the limit, 1 if the charge is forced; the holder, the number of resets that it knows, its
---   epoch, and the units that it held when that epoch began. A call that finds no row, or one of an earlier epoch, sets
---   the row to these units first. A call of an earlier epoch than the row's is refused.
+--   epoch, the units that it held when that epoch began, and 1 if its row has to stay. A call that finds no row, or one
+--   of an earlier epoch, sets the row to these units first. A call of an earlier epoch than the row's is refused.
 --
 -- Returns whether the charge is allowed, the answer, whether the holder's row has to be written even if nothing is
 -- taken, its units after the call if nothing is taken and if all is, and the rest for places_write. If the call is
 -- refused, returns nothing and the row's resets and epoch. If the value is not one of this version, returns nothing.
-local function places(pack, unpack, now, value, head, verb, cost, limit, force, holder, resets, epoch, base)
+local function places(pack, unpack, now, value, head, verb, cost, limit, force, holder, resets, epoch, base, keep)
   local longest, rows, sum, earliest, latest = 86400000000, '', 0, 9007199254740992, 0
   if value then
     if string.sub(value, 1, 1) ~= head or #value < 25 or #value % 36 ~= 25 then return nil end
@@ -36,7 +36,7 @@ local function places(pack, unpack, now, value, head, verb, cost, limit, force, 
   local name = pack('<d', holder)
   local place = string.find(rows, name, 1, true)
   while place and place % 36 ~= 1 do place = string.find(rows, name, place + 1, true) end
-  local before, units, moved = 0, base, base > 0
+  local before, units, moved = 0, base, base > 0 or keep == 1
   if place then
     local _, began, has, _, times = unpack('<ddddI4', rows, place)
     if verb ~= 2 and (times > resets or times == resets and began > epoch) then

@@ -414,3 +414,328 @@ impl Drop for Bid {
         tidy(&mut part, &self.key.bytes);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+    use proptest::test_runner::TestCaseError;
+
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::quota::Quota;
+    use crate::sampling::config;
+
+    const LAPSE: Duration = Duration::from_secs(30);
+    const LIMIT: u64 = 3;
+    const PROCESSES: usize = 3;
+
+    /// A row, and when it lapses.
+    #[derive(Clone, Copy)]
+    struct StoredRow {
+        row: Row,
+        units: u64,
+        lapses: Timestamp,
+    }
+
+    /// What `places.lua` does, without a server.
+    #[derive(Default)]
+    struct Store {
+        rows: BTreeMap<u64, StoredRow>,
+        resets: u32,
+    }
+
+    impl Store {
+        /// Sets a row as the claim says. Returns its units and whether it was missing, or the row that refuses the claim.
+        fn meet(&mut self, claim: &Claim, now: Timestamp) -> Result<(u64, bool), Row> {
+            self.rows.retain(|_, row| row.lapses > now);
+            let row = Row { resets: claim.resets, epoch: claim.epoch };
+            match self.rows.get(&claim.holder) {
+                Some(found) if (found.row.resets, found.row.epoch) > (row.resets, row.epoch) => Err(found.row),
+                Some(found) if found.row == row => Ok((found.units, false)),
+                found => Ok((claim.base, found.is_none())),
+            }
+        }
+
+        fn write(&mut self, claim: &Claim, units: u64, now: Timestamp) {
+            let row = Row { resets: claim.resets, epoch: claim.epoch };
+            if units > 0 || claim.base > 0 || claim.keeps_row {
+                let lapses = now.saturating_add(LAPSE);
+                self.rows.insert(claim.holder, StoredRow { row, units, lapses });
+            } else {
+                self.rows.remove(&claim.holder);
+            }
+        }
+
+        /// Returns the units that were taken, and whether the row was missing.
+        fn take(&mut self, claim: &Claim, units: u64, now: Timestamp) -> Result<(u64, bool), Row> {
+            let (before, is_missing) = self.meet(claim, now)?;
+            let others: u64 =
+                self.rows.iter().filter(|(holder, _)| **holder != claim.holder).map(|row| row.1.units).sum();
+            let taken = if others + before + units <= LIMIT { units } else { 0 };
+            let is_moved = is_missing && (claim.base > 0 || claim.keeps_row)
+                || self
+                    .rows
+                    .get(&claim.holder)
+                    .is_some_and(|found| (found.row.resets, found.row.epoch) != (claim.resets, claim.epoch));
+            if taken > 0 || is_moved {
+                self.write(claim, before + taken, now);
+            }
+            Ok((taken, is_missing))
+        }
+
+        fn give_back(&mut self, claim: &Claim, units: u64, now: Timestamp) -> Returned {
+            match self.meet(claim, now) {
+                Err(row) => Returned::Refused(row),
+                Ok((before, is_missing)) => {
+                    self.write(claim, before.saturating_sub(units), now);
+                    if is_missing && (claim.base > 0 || units > 0) { Returned::Missing } else { Returned::Done }
+                }
+            }
+        }
+
+        fn reset(&mut self) {
+            self.resets += 1;
+            self.rows.values_mut().for_each(|row| (row.row.resets, row.units) = (row.row.resets + 1, 0));
+        }
+
+        fn units(&self, holder: u64) -> u64 {
+            self.rows.get(&holder).map_or(0, |row| row.units)
+        }
+    }
+
+    enum Call {
+        Take(Option<Box<Bid>>),
+        Return(Return),
+    }
+
+    /// A call on its way: of a process, with its claim and its units.
+    struct Wire {
+        process: usize,
+        claim: Claim,
+        units: u64,
+        call: Call,
+    }
+
+    /// A place that a process was granted: its run, its units, and how often the key was reset when it was taken.
+    struct Granted {
+        process: usize,
+        run: u64,
+        units: u64,
+        resets: u32,
+    }
+
+    struct World {
+        clock: ManualClock,
+        store: Store,
+        processes: Vec<Arc<Holdings>>,
+        wires: Vec<Wire>,
+        /// Calls that were given up, and that may still reach the store.
+        late: Vec<(Claim, u64, bool)>,
+        granted: Vec<Granted>,
+        key: HeldKey,
+        connections: u64,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let clock = ManualClock::at(Timestamp::from_micros(1_000_000_000));
+            let process = |_| Arc::new(Holdings::new(LAPSE, Arc::new(clock.clone())));
+            let policy = Policy::new("places", Quota::concurrent(LIMIT)).unwrap();
+            Self {
+                store: Store::default(),
+                processes: (0..PROCESSES).map(process).collect(),
+                wires: Vec::new(),
+                late: Vec::new(),
+                granted: Vec::new(),
+                key: HeldKey { bytes: Bytes::from_static(b"key"), slot: 0, policy },
+                connections: 1,
+                clock,
+            }
+        }
+
+        fn now(&self) -> Timestamp {
+            self.clock.now()
+        }
+
+        fn take(&mut self, process: usize, units: u64) {
+            let (claim, mut bid) = self.processes[process].bid(self.key.clone(), units, self.connections);
+            bid.record_sending();
+            self.wires.push(Wire { process, claim, units, call: Call::Take(Some(Box::new(bid))) });
+        }
+
+        fn send(&mut self, process: usize, back: Return) {
+            self.wires.push(Wire { process, claim: back.claim, units: back.units, call: Call::Return(back) });
+        }
+
+        fn give_back(&mut self, place: usize) {
+            let Granted { process, run, units, .. } = self.granted.swap_remove(place);
+            if let Some(back) = self.processes[process].give_back(self.key.clone(), run, units, self.connections) {
+                self.send(process, back);
+            }
+        }
+
+        fn tick(&mut self, process: usize) {
+            for key in self.processes[process].due(self.connections) {
+                if let Some(back) = self.processes[process].renew(key, self.connections) {
+                    self.send(process, back);
+                }
+            }
+        }
+
+        /// Has a call reach the store, and its answer the process unless it is lost.
+        fn arrive(&mut self, at: usize, is_lost: bool) {
+            let Wire { process, claim, units, call } = self.wires.remove(at);
+            let now = self.now();
+            match call {
+                Call::Take(bid) => {
+                    let answer = self.store.take(&claim, units, now);
+                    let Some(bid) = bid.filter(|_| !is_lost) else { return };
+                    let (landed, taken) = match answer {
+                        Ok((taken, is_missing)) => (bid.land(taken, is_missing), taken),
+                        Err(row) => (bid.refused(row), 0),
+                    };
+                    assert_eq!(landed.forgotten, 0, "nothing was lost");
+                    if let Some(surplus) = landed.surplus {
+                        self.send(process, surplus);
+                    }
+                    if taken > 0 {
+                        let resets = self.store.resets;
+                        self.granted.push(Granted { process, run: landed.run, units: taken, resets });
+                    }
+                }
+                Call::Return(back) => {
+                    let returned = self.store.give_back(&claim, units, now);
+                    let returned = if is_lost { Returned::Lost } else { returned };
+                    self.processes[process].record_return(&back.key, returned);
+                }
+            }
+        }
+
+        /// Gives a call up. It may reach the store later.
+        fn give_up(&mut self, at: usize) {
+            let Wire { process, claim, units, call } = self.wires.remove(at);
+            self.late.push((claim, units, matches!(call, Call::Take(_))));
+            match call {
+                Call::Take(bid) => drop(bid),
+                Call::Return(back) => {
+                    self.processes[process].record_return(&back.key, Returned::Lost);
+                }
+            }
+        }
+
+        fn arrive_late(&mut self, at: usize) {
+            let (claim, units, is_take) = self.late.swap_remove(at);
+            let now = self.now();
+            if is_take {
+                let _ = self.store.take(&claim, units, now);
+            } else {
+                self.store.give_back(&claim, units, now);
+            }
+        }
+
+        /// Returns the units that were granted since the last reset.
+        fn granted(&self, process: Option<usize>) -> u64 {
+            let counts = |place: &&Granted| {
+                place.resets == self.store.resets && process.is_none_or(|process| place.process == process)
+            };
+            self.granted.iter().filter(counts).map(|place| place.units).sum()
+        }
+
+        /// Has all calls arrive, and the processes renew, until nothing is left to do.
+        fn settle(&mut self) {
+            for _ in 0..4 {
+                while !self.wires.is_empty() {
+                    self.arrive(0, false);
+                }
+                self.clock.advance(LAPSE / 3);
+                (0..PROCESSES).for_each(|process| self.tick(process));
+            }
+            while !self.wires.is_empty() {
+                self.arrive(0, false);
+            }
+        }
+    }
+
+    fn play(steps: Vec<(u8, usize, usize)>) -> Result<(), TestCaseError> {
+        let mut world = World::new();
+        let pick = |of: usize, number: usize| (of > 0).then(|| number % of);
+        for (what, a, b) in steps {
+            match what {
+                0..=5 => world.take(a % PROCESSES, 1 + b as u64 % 2),
+                6..=9 => drop(pick(world.granted.len(), a).map(|at| world.give_back(at))),
+                10..=19 => drop(pick(world.wires.len(), a).map(|at| world.arrive(at, false))),
+                20..=21 => drop(pick(world.wires.len(), a).map(|at| world.arrive(at, true))),
+                22..=23 => drop(pick(world.wires.len(), a).map(|at| world.give_up(at))),
+                24..=25 => drop(pick(world.late.len(), a).map(|at| world.arrive_late(at))),
+                26..=28 => world.tick(a % PROCESSES),
+                // The whole schedule takes less than the time in which rows lapse.
+                29..=30 => world.clock.advance(LAPSE / 200),
+                31 if b % 4 == 0 => world.store.reset(),
+                _ => world.connections += 1,
+            }
+            let granted = world.granted(None);
+            prop_assert!(granted <= LIMIT, "{granted} of {LIMIT} are held");
+        }
+        while let Some(at) = pick(world.late.len(), 0) {
+            world.arrive_late(at);
+        }
+        world.settle();
+        for (at, process) in world.processes.iter().enumerate() {
+            let granted = world.granted(Some(at));
+            prop_assert_eq!(world.store.units(process.holder), granted, "of process {}", at);
+        }
+        while !world.granted.is_empty() {
+            world.give_back(0);
+        }
+        world.settle();
+        prop_assert!(world.store.rows.values().all(|row| row.units == 0));
+        world.clock.advance(3 * LAPSE);
+        for process in &world.processes {
+            prop_assert!(process.due(world.connections).is_empty());
+            prop_assert!(process.parts.iter().all(|part| lock(part).is_empty()), "a key is not forgotten");
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #![proptest_config(config(20_000))]
+
+        /// Calls and answers of three processes are lost, late and in any order, keys are reset, and connections made.
+        #[test]
+        fn lost_and_late_calls_lose_no_units_and_grant_none_twice(
+            steps in prop::collection::vec((0..34_u8, 0..100_usize, 0..100_usize), 1..150),
+        ) {
+            play(steps)?;
+        }
+    }
+
+    #[test]
+    fn killed_process_is_forgotten_when_its_row_lapses() {
+        let mut world = World::new();
+        world.take(0, 2);
+        world.arrive(0, false);
+        world.clock.advance(LAPSE - Duration::from_micros(1));
+        world.take(1, 2);
+        world.arrive(0, false);
+        assert_eq!(world.granted(Some(1)), 0);
+        world.clock.advance(Duration::from_micros(1));
+        world.take(1, 2);
+        world.arrive(0, false);
+        assert_eq!(world.granted(Some(1)), 2);
+    }
+
+    #[test]
+    fn stopped_process_takes_its_places_back_and_says_so() {
+        let mut world = World::new();
+        world.take(0, 2);
+        world.arrive(0, false);
+        world.clock.advance(2 * LAPSE);
+        let key = world.processes[0].due(world.connections).remove(0);
+        let back = world.processes[0].renew(key.clone(), world.connections).unwrap();
+        let returned = world.store.give_back(&back.claim, back.units, world.now());
+        assert_eq!((returned, world.processes[0].record_return(&key, returned)), (Returned::Missing, 2));
+        assert_eq!(world.store.units(world.processes[0].holder), 2);
+    }
+}

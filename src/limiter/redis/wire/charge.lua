@@ -35,7 +35,7 @@ local function charge(
       return nil, string.find(value.err, 'WRONGTYPE', 1, true) and '\3' or value
     end
     ok, told, moved, before, after, rows, row, others, earliest, latest =
-      decide(pack, unpack, now, value, head, verb, a, b, c, d, e, f, g)
+      decide(pack, unpack, now, value, head, verb, a, b, c, d, e, f, g, i)
     if ok == nil then return nil, told and '\8' .. pack('<I2', #denied) .. told or '\3' end
   elseif is_list then
     local list = try('LRANGE', key, '0', '2')

@@ -92,6 +92,9 @@ impl Bench {
     /// Every key says when it ends.
     fn check_ttls(&mut self) -> usize {
         let keys: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query(&mut self.connection).unwrap();
+        if keys.is_empty() {
+            return 0;
+        }
         let mut pipe = redis::pipe();
         keys.iter().for_each(|key| {
             pipe.cmd("PTTL").arg(key);

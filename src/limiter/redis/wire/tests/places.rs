@@ -202,7 +202,7 @@ fn play(rows: &mut Rows, steps: Vec<(u8, u64, u64, u64, u64, u64)>) -> Result<()
         } else {
             let effect = if force { Effect::Force } else { Effect::Enforce };
             let fits = force || cost <= 5_u64.saturating_sub(others + before);
-            let is_moved = row.map_or(base > 0, |row| (row.0, row.1) != (resets, epoch));
+            let is_moved = row.map_or(base > 0 || claim.keeps_row, |row| (row.0, row.1) != (resets, epoch));
             let answer = rows.charge(Verb::Take, 5, cost, effect, claim);
             if stale.is_none() {
                 prop_assert_eq!(is_allowed(&answer), fits, "{:?}", answer);
