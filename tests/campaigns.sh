@@ -13,6 +13,11 @@ IN_FLIGHT_REQUESTS=1000000 cargo test --locked --features "$features" --test mid
 CROWD=1 cargo test --locked --features "$features" --test client crowds_with_and -- --nocapture
 # Each algorithm beside its script in Redis, for two million steps.
 RATELIMIT_PARITY_STEPS=2000000 cargo test --locked --features "$features" --lib wire::tests::parity
+# Requests in flight on Redis: half a million schedules of lost and late calls, four processes for a minute of which one is
+# killed, 2,000 failovers, and a proxy that loses answers. Prints the table in the guide.
+RATELIMIT_CAMPAIGN=25 PLACES_TABLE=1 cargo test --locked --features "$features" --lib places -- --nocapture
+RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features" --lib holdings
+PLACES_FAILOVERS=2000 cargo test --locked --features "$features" --test redis places
 # A million mutated files of rules.
 RATELIMIT_CAMPAIGN=10 cargo test --locked --features "$features" --lib rules::tests::mutations
 # Files of rules and words of quotas that a fuzzer makes, ten minutes each.

@@ -1,18 +1,25 @@
 //! Limits of requests in flight on Redis: what is held is counted once, comes back once, and outlives no process for
 //! long.
 
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::body::Body;
+use http::{Request, Response, StatusCode};
 use tokio::time::{Instant, sleep};
+use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::limiter::redis::RedisLimiterBuilder;
 use tower_ratelimit::limiter::{Charge, Effect, FallbackLimiter, Limiter, Place, Refund};
 use tower_ratelimit::observe::{LimiterEvent, Observer};
-use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RedisLimiter, Wait, quota::Anchor};
+use tower_ratelimit::{
+    Key, MemoryLimiter, Policy, Quota, RateLimitLayer, RedisLimiter, Wait, key as extract, quota::Anchor,
+};
 
 use super::{LONG, connect, connected, eventually, keys, patient, policy};
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::redis_cluster::Cluster;
+use crate::support::redis_sentinel::Sentinel;
 use crate::support::redis_server::Server;
 
 /// The shortest time after which places lapse.
@@ -254,6 +261,43 @@ async fn restarted_redis_knows_again_what_is_held() {
     eventually_free(&limiter, &policy, 3).await;
     sleep(LAPSE / 2).await;
     assert_eq!(free(&limiter, &policy).await, 3);
+}
+
+/// `PLACES_FAILOVERS=2000` makes it that many.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replica_that_takes_over_knows_what_is_held() {
+    let rounds = std::env::var("PLACES_FAILOVERS").map_or(1, |rounds| rounds.parse().expect("it is a number"));
+    for _ in 0..rounds {
+        let mut servers = tokio::task::block_in_place(Sentinel::start);
+        // Longer than the failover takes on a busy machine.
+        let builder = RedisLimiter::builder().max_denials(0).places_lapse_after(LONG);
+        let limiter = connected(builder, &servers.url()).await;
+        let policy = places(3);
+        let held = [hold(&limiter, &policy).await, hold(&limiter, &policy).await];
+        tokio::task::block_in_place(|| {
+            servers.servers[0].kill();
+            servers.wait_for_replacement();
+        });
+        eventually_free(&limiter, &policy, 1).await;
+        let third = hold(&limiter, &policy).await;
+        assert!(third.is_some() && free(&limiter, &policy).await == 0);
+        drop((held, third));
+        eventually_free(&limiter, &policy, 3).await;
+    }
+}
+
+#[tokio::test]
+async fn response_holds_its_place_on_redis_until_its_body_ends() {
+    let server = Server::start();
+    let limiter = connected(quick(), &server.url()).await;
+    let layer = RateLimitLayer::new(limiter.clone(), Quota::concurrent(1), extract::global());
+    let answer = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::from("a"))));
+    let service = layer.layer(answer);
+    let ask = async || service.clone().oneshot(Request::new(())).await.unwrap();
+    let first = ask().await;
+    assert_eq!((first.status(), ask().await.status()), (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS));
+    drop(first);
+    assert_eq!(ask().await.status(), StatusCode::OK, "the return was sent before the next request came");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

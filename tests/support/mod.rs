@@ -6,6 +6,8 @@ pub(crate) mod proxy;
 pub(crate) mod redis_cluster;
 #[cfg(feature = "redis")]
 pub(crate) mod redis_limiter;
+#[cfg(feature = "redis")]
+pub(crate) mod redis_sentinel;
 #[path = "redis.rs"]
 pub(crate) mod redis_server;
 #[path = "../../src/sampling.rs"]
