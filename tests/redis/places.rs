@@ -207,6 +207,36 @@ async fn places_that_are_held_do_not_lapse_and_every_key_ends() {
     eventually_free(&limiter, &policy, 2).await;
 }
 
+/// Prints what the renewals cost the server. `PLACES_TABLE=1` takes 10,000 keys, for half a minute.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn places_of_many_keys_are_renewed_at_little_cost() {
+    let is_long = std::env::var("PLACES_TABLE").is_ok();
+    let (number, lapse) = if is_long { (10_000_u64, 10 * LAPSE) } else { (300, LAPSE) };
+    let server = Server::start();
+    let limiter = connected(patient().max_denials(0).places_lapse_after(lapse), &server.url()).await;
+    let policy = places(2);
+    let keys: Vec<Key> = (0..number).map(|key| Key::of(key).unwrap()).collect();
+    let mut held = Vec::new();
+    for key in &keys {
+        held.push(limiter.hold(&policy, key, 1).await.unwrap().unwrap());
+    }
+    let mut connection = server.connection();
+    let mut used = || {
+        let info: String = redis::cmd("INFO").arg("cpu").query(&mut connection).unwrap();
+        let times = info.lines().filter(|line| line.starts_with("used_cpu_user:") || line.starts_with("used_cpu_sys:"));
+        times.map(|line| line.split_once(':').unwrap().1.trim().parse::<f64>().unwrap()).sum::<f64>()
+    };
+    let (before, began) = (used(), Instant::now());
+    sleep(lapse + lapse / 3).await;
+    let share = (used() - before) / began.elapsed().as_secs_f64();
+    println!("{number} keys, of {lapse:?}: {:.2} % of the server's time", 100.0 * share);
+    for key in &keys {
+        let decision = limiter.peek(&[Charge::new(&policy, key).cost(0)]).await.unwrap();
+        assert_eq!(decision.charges()[0].remaining(), 1, "{key:?} lapsed");
+    }
+    drop(held);
+}
+
 #[tokio::test]
 async fn places_of_a_closed_limiter_are_free_at_once() {
     let server = Server::start();
