@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::body::Body;
 use bytes::Bytes;
@@ -421,7 +421,7 @@ async fn campaign() {
     let [with_overflow, refusing] = services(&shop);
     let addresses = [serve(with_overflow, false).await, serve(refusing, true).await];
 
-    let began = Instant::now();
+    let began = tokio::time::Instant::now();
     let total = requests();
     let workers: Vec<_> = (0..WORKERS).map(|worker| tokio::spawn(work(addresses, worker, total / WORKERS))).collect();
     // Meanwhile an operator changes the limit and resets a key.
@@ -463,7 +463,7 @@ async fn campaign() {
             .chain([taken("outer", 100, &Key::global()), taken("admitted", 100, &Key::global())])
             .collect::<Vec<u64>>()
     };
-    let ended = Instant::now();
+    let ended = tokio::time::Instant::now();
     let until = Duration::from_secs(if cfg!(debug_assertions) { 10 } else { 2 });
     while taken().iter().sum::<u64>() > 0 && ended.elapsed() < until {
         tokio::time::sleep(Duration::from_millis(1)).await;
