@@ -21,9 +21,13 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use http::{Request, Response};
+use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service};
 use tower_ratelimit::{
-    Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule, clock::ManualClock, key, limiter::Charge,
+    Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
+    clock::ManualClock,
+    key,
+    limiter::{Charge, Refund},
     observe::Stats,
 };
 
@@ -69,6 +73,25 @@ fn check(quota: Quota) -> Run {
             let key = Key::of(address(next)).unwrap_or(Key::global());
             let decision = limiter.take_one(&policy, &key, 1);
             black_box(&decision);
+        }
+    })
+}
+
+/// Takes a place and returns it.
+fn take_and_return(is_held: bool) -> Run {
+    let (limiter, policy) = (limiter(), Policy::from(Quota::concurrent(3)));
+    let mut next = 0;
+    Box::new(move |n| {
+        for _ in 0..n {
+            next += 1;
+            let key = Key::of(address(next)).unwrap_or(Key::global());
+            if is_held {
+                drop(black_box(limiter.hold(&policy, &key, 1)));
+                continue;
+            }
+            let mut decision = limiter.take_one(&policy, &key, 1);
+            let receipt = black_box(&mut decision).take_receipt().expect("it took one");
+            limiter.refund_now(&[Refund::new(policy.clone(), key, receipt)]);
         }
     })
 }
@@ -159,6 +182,8 @@ fn cases() -> Vec<Case> {
         ("check, fixed window", || check(Quota::fixed_window(1_000_000, HOUR).expect("possible"))),
         ("check, sliding window", || check(Quota::sliding_window(1_000_000, HOUR).expect("possible"))),
         ("check, denied", || check(Quota::per_hour(1))),
+        ("check, place, taken and returned", || take_and_return(false)),
+        ("check, place, held and dropped", || take_and_return(true)),
         ("check of two policies", || check_set(2)),
         ("check of three policies", || check_set(3)),
         (BARE, || drive(Bare)),
@@ -183,6 +208,10 @@ fn cases() -> Vec<Case> {
         }),
         ("layer of three policies, no header fields", || drive(three_policies(Headers::none()).layer(Bare))),
         ("layer of three policies, header fields", || drive(three_policies(Headers::default()).layer(Bare))),
+        ("layer of a concurrency limit, no header fields", || {
+            drive(layer(Quota::concurrent(3), Headers::none()).layer(Bare))
+        }),
+        ("layer, Tower's ConcurrencyLimit", || drive(ConcurrencyLimit::new(Bare, 3))),
         ("layer around a layer, header fields", || {
             let inner = Rule::new("inner", plenty()).expect("it is a name");
             let inner = RateLimitLayer::new(limiter(), inner, key::peer_ip());

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::observers::Observers;
 use super::{
-    Atomicity, Charge, Effect, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota,
+    Arrival, Atomicity, Charge, Effect, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota,
 };
 use crate::decision::{ChargeDecision, Decision};
 use crate::error::WithSources;
@@ -62,7 +62,7 @@ struct OwnedCharge {
     key: Key,
     cost: u64,
     effect: Effect,
-    arrival: u64,
+    arrival: Arrival,
 }
 
 type BoxFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
@@ -181,7 +181,7 @@ impl OwnedCharge {
     }
 
     fn borrow(&self) -> Charge<'_> {
-        Charge::new(&self.policy, &self.key).cost(self.cost).effect(self.effect).arrived(self.arrival)
+        Charge { policy: &self.policy, key: &self.key, cost: self.cost, effect: self.effect, arrival: self.arrival }
     }
 }
 

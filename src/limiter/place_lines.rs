@@ -96,7 +96,7 @@ impl PlaceLines {
         let line = LineKey::of(charge.policy, charge.key);
         let lines = lock(&self.0.lines);
         let first = lines.lines.get(&line).and_then(|line| line.keys().next());
-        first.is_some_and(|first| *first < charge.arrival)
+        first.is_some_and(|first| *first < charge.arrival.number())
     }
 
     /// Wakes the first request that waits for units of a key, because some may have come free. Call it without a lock:

@@ -37,8 +37,11 @@ pub(super) struct Compiled<L> {
     pub(super) layout: Option<RefusalLayout>,
     /// The room in which requests wait, if the layer has a timer.
     pub(super) delays: Option<Arc<Delays>>,
-    /// Whether every request is charged to one policy, which is always enforced and never makes a request wait.
+    /// Whether every request is charged to one policy, which is always enforced and never makes a request wait. The quota
+    /// is the layer's.
     is_plain: bool,
+    /// Whether every request is charged so to the quota that it brings.
+    is_plain_but_for_quota: bool,
     /// Whether anything is done with each request before the service is called.
     pub(super) prepares: bool,
     /// Whether the ticket of each request is needed when its response has come.
@@ -53,6 +56,8 @@ pub(super) struct Compiled<L> {
     pub(super) has_places: bool,
     /// Whether requests may wait in line for units of a concurrency limit.
     pub(super) has_lines: bool,
+    /// Whether requests bring quotas of their own.
+    pub(super) brings_quotas: bool,
     /// Whether any rule is settled by a `Usage`.
     pub(super) expects_usage: bool,
     /// The policies whose quotas the limiter does not support.
@@ -139,22 +144,25 @@ impl<L: Limiter> Compiled<L> {
             .collect();
         let paths = PathIndex::new(rules().map(|(_, rule)| &rule.paths[..]));
         let found = settings.finder().map_or(0, |(_, rules)| rules);
+        let is_plain = policies.len() == 1
+            && paths.is_none()
+            && settings.mode.is_none()
+            && rules().all(|(_, rule)| rule.mode.is_none())
+            && delays.is_none()
+            && settings.access.is_empty()
+            && !settings.exempt_preflight
+            && settings.finder().is_none()
+            && unsupported.is_empty()
+            && !has_fixed_places;
         let charges = |rule: &Rule| {
             usize::from(rule.linked.is_some()) + if rule.choose.is_some() { 1 } else { rule.policies.len() }
         };
         Self {
-            is_plain: policies.len() == 1
-                && paths.is_none()
-                && settings.mode.is_none()
-                && rules().all(|(_, rule)| rule.mode.is_none())
-                && delays.is_none()
-                && settings.access.is_empty()
-                && !settings.exempt_preflight
-                && settings.finder().is_none()
-                && unsupported.is_empty()
-                && !has_fixed_places,
+            is_plain: is_plain && !brings_quotas && !policies.iter().any(|policy| policy.quota().is_unlimited()),
+            is_plain_but_for_quota: is_plain && brings_quotas,
             prepares: settings.observer.is_some() || keeps_tickets || has_fixed_places,
             has_places,
+            brings_quotas,
             has_lines: delays.is_some()
                 && limiter.place_lines().is_some()
                 && (brings_quotas || policies.iter().any(|policy| !policy.quota().wait_in_line().is_zero())),
@@ -244,12 +252,6 @@ impl<L: Limiter> Compiled<L> {
 }
 
 impl<L> Compiled<L> {
-    /// Returns the policies of requests' own quotas, if requests bring them to the layer's first rule.
-    #[inline]
-    pub(super) fn first_cache(&self) -> Option<&PolicyCache> {
-        self.caches.first()?.as_ref()
-    }
-
     /// Returns the policy at a place. The places of a layer's tickets are those of its own rules, whatever the request
     /// is.
     pub(super) fn policy(&self, at: usize) -> Option<&Policy> {
@@ -312,6 +314,15 @@ impl<L> Compiled<L> {
             return None;
         }
         Some((self.settings.rules.first()?, self.policies.first()?))
+    }
+
+    /// Returns the only rule and the policies of its requests' own quotas, if the layer is plain but for these.
+    #[inline]
+    pub(super) fn only_cache(&self) -> Option<(&BoundRule, &PolicyCache)> {
+        if !self.is_plain_but_for_quota || self.diagnostics.is_watching() {
+            return None;
+        }
+        Some((self.settings.rules.first()?, self.caches.first()?.as_ref()?))
     }
 
     /// Returns whether a request's ticket is needed when its response has come: the response carries the outcome, or

@@ -15,7 +15,6 @@ use crate::limiter::{Charge, Effect};
 
 use super::slot_table::Seen;
 use super::store::Store;
-use super::versions::UNNAMED;
 use super::word::{Held, NO_STATE, Now};
 
 /// The most charges of a set. A larger set is rare, and would need memory of its own.
@@ -130,10 +129,7 @@ impl Store {
     #[inline(always)]
     fn look(&self, charge: Charge<'_>, now: Option<Now>) -> Option<(Seen<'_>, Now)> {
         let Decider::Pair(_, Layout::Word(_)) = charge.policy.quota().decider() else { return None };
-        let version = match self.versions.cached(charge.policy) {
-            Some(version) => version,
-            None => Some(self.version(charge.policy)).filter(|version| *version != UNNAMED)?,
-        };
+        let version = self.version_with_number(charge.policy)?;
         let key = self.fingerprint(charge.policy, charge.key);
         let line = self.table.prefetch(key)?;
         // Reading the clock takes as long as all the rest. So the key's line comes meanwhile, and the hash, for which

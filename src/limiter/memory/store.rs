@@ -193,6 +193,21 @@ impl Store {
         }
     }
 
+    /// Returns the number of a policy's version, or `None` if no number is left for it.
+    #[inline(always)]
+    pub(super) fn version_with_number(&self, policy: &Policy) -> Option<u16> {
+        match self.versions.cached(policy) {
+            Some(version) => Some(version),
+            None => self.version_with_number_slowly(policy),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn version_with_number_slowly(&self, policy: &Policy) -> Option<u16> {
+        Some(self.version_slowly(policy)).filter(|version| *version != UNNAMED)
+    }
+
     /// Looks a policy's version up. The caller must hold no lock.
     #[cold]
     #[inline(never)]

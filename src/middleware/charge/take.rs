@@ -45,27 +45,33 @@ impl Ticket {
         if !bound.applies(head) {
             return Charging::Decided;
         }
-        if bound.quota_from().is_some() {
-            return self.charge_own(layer, bound, head);
-        }
         self.charge_only(layer, bound, policy, None, head)
     }
 
-    /// Charges a request to the quota that it brings to the layer's only rule, which applies to it.
+    /// Charges a request to the rules of any layer.
     #[inline(never)]
-    fn charge_own<L: Limiter>(
-        &mut self,
-        layer: &Compiled<L>,
-        bound: &BoundRule,
-        head: &Head<'_>,
-    ) -> Charging<L::Future<Decision>> {
-        let quota = bound.quota_from().and_then(|from| (from.read)(head));
-        let Some(quota) = &quota else { return Charging::Decided };
-        match layer.first_cache().and_then(|cache| cache.find(quota)) {
-            Some(own) if !has_more_steps(own.policy()) => {
-                self.charge_only(layer, bound, own.policy(), Some(own.policy()), head)
+    fn charge_rules<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Charging<L::Future<Decision>> {
+        if let Some((bound, cache)) = layer.only_cache() {
+            if !bound.applies(head) {
+                return Charging::Decided;
             }
-            _ => self.charge_rules(layer, head),
+            let quota = bound.quota_from().and_then(|from| (from.read)(head));
+            let Some(quota) = &quota else { return Charging::Decided };
+            if let Some(own) = cache.find(quota).filter(|own| !has_more_steps(own.policy())) {
+                return self.charge_only(layer, bound, own.policy(), Some(own.policy()), head);
+            }
+        }
+        let is_told = layer.prepares || layer.diagnostics.looks();
+        match self.charge_and_keep(layer, head) {
+            Some(answer) => Charging::Later(answer),
+            None if is_told
+                || self.places.is_some()
+                || self.is_left_to_line
+                || !matches!(self.kind, OutcomeKind::Allowed | OutcomeKind::Exempt) =>
+            {
+                Charging::Decided
+            }
+            None => Charging::Quiet(self.due_headers(layer)),
         }
     }
 
@@ -87,38 +93,19 @@ impl Ticket {
             return Charging::Decided;
         };
         let cost = bound.cost(head);
-        let decision = layer.limiter.try_take_one(policy, key, cost);
+        // Not by the `Arc`, whose call is not inlined in both callers of this.
+        let decision = L::try_take_one(&layer.limiter, policy, key, cost);
         match &decision {
             Some(decision)
                 if decision.is_allowed() && !layer.keeps_tickets && is_seen_at_once(layer, policy, key, decision) =>
             {
                 let view = PolicyView { place: 0, policy, key: Some(key), decision, refuses: false };
-                Charging::Quiet(if policy.quota().is_unlimited() { None } else { layer.headers.due(&[view]) })
+                Charging::Quiet(layer.headers.due(&[view]))
             }
-            _ => {
-                let charged = |key| Charged { own: own.cloned(), ..Charged::new(0, key, cost, Mode::Enforce) };
-                match found.and_then(|key| self.charge_one(layer, charged(key), decision)) {
-                    Some(answer) => Charging::Later(answer),
-                    None => Charging::Decided,
-                }
-            }
-        }
-    }
-
-    /// Charges a request to the rules of any layer.
-    #[inline(never)]
-    fn charge_rules<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Charging<L::Future<Decision>> {
-        let is_told = layer.prepares || layer.diagnostics.looks();
-        match self.charge_and_keep(layer, head) {
-            Some(answer) => Charging::Later(answer),
-            None if is_told
-                || self.places.is_some()
-                || self.is_left_to_line
-                || !matches!(self.kind, OutcomeKind::Allowed | OutcomeKind::Exempt) =>
-            {
-                Charging::Decided
-            }
-            None => Charging::Quiet(self.due_headers(layer)),
+            _ => match found.and_then(|key| self.charge_one(layer, own, key, cost, decision)) {
+                Some(answer) => Charging::Later(answer),
+                None => Charging::Decided,
+            },
         }
     }
 
@@ -147,10 +134,12 @@ impl Ticket {
     fn charge_one<L: Limiter>(
         &mut self,
         layer: &Compiled<L>,
-        charged: Charged,
+        own: Option<&Policy>,
+        key: Key,
+        cost: u64,
         decision: Option<ChargeDecision>,
     ) -> Option<L::Future<Decision>> {
-        self.charges.push(charged);
+        self.charges.push(Charged { own: own.cloned(), ..Charged::new(0, key, cost, Mode::Enforce) });
         let (Some(decision), Some(charged)) = (decision, self.charges.last_mut()) else { return self.ask(layer) };
         self.kind = if decision.is_allowed() { OutcomeKind::Allowed } else { OutcomeKind::Limited };
         self.is_answered = true;
@@ -267,7 +256,9 @@ impl Ticket {
     /// Asks the limiter for all charges together.
     #[inline(never)]
     fn ask<L: Limiter>(&mut self, layer: &Compiled<L>) -> Option<L::Future<Decision>> {
-        self.look_at_quotas(layer);
+        if layer.brings_quotas {
+            self.look_at_quotas(layer);
+        }
         if let Some(error) = self.unsupported(layer) {
             self.fail(layer, &error, false);
             return None;
@@ -292,6 +283,9 @@ impl Ticket {
     pub(super) fn unsupported<L: Limiter>(&self, layer: &Compiled<L>) -> Option<UnsupportedQuota> {
         let is_charged = |policy| self.charges.iter().any(|charged| charged.policy == policy);
         let fixed = layer.unsupported.iter().find(|(policy, _)| is_charged(*policy)).map(|(_, error)| error.clone());
+        if !layer.brings_quotas {
+            return fixed;
+        }
         let own = || self.charges.iter().filter_map(|charged| charged.own.as_ref());
         fixed.or_else(|| own().find_map(|own| supports_in_layer(&*layer.limiter, own.quota()).err()))
     }
@@ -375,10 +369,12 @@ impl Ticket {
     }
 }
 
-/// Returns whether a request's own quota needs more than one decision: it is held, or may wait.
+/// Returns whether a request's own quota needs more than a decision and headers: it is held, may wait, or is reported by
+/// no header.
 #[inline]
 fn has_more_steps(policy: &Policy) -> bool {
-    matches!(policy.quota().algorithm(), Algorithm::Concurrency | Algorithm::LeakyQueue)
+    let quota = policy.quota();
+    matches!(quota.algorithm(), Algorithm::Concurrency | Algorithm::LeakyQueue) || quota.is_unlimited()
 }
 
 /// Returns whether an allowed charge of a layer's only policy is all that the observer sees of its request, if there is
