@@ -18,6 +18,8 @@ RATELIMIT_PARITY_STEPS=2000000 cargo test --locked --features "$features" --lib 
 RATELIMIT_CAMPAIGN=25 PLACES_TABLE=1 cargo test --locked --features "$features" --lib places -- --nocapture
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features" --lib holdings
 PLACES_FAILOVERS=2000 cargo test --locked --features "$features" --test redis places
+# Each algorithm over a store that compares and swaps, beside memory, for 100,000 steps.
+RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features,store" --lib store::tests::parity
 # A million mutated files of rules.
 RATELIMIT_CAMPAIGN=10 cargo test --locked --features "$features" --lib rules::tests::mutations
 # Files of rules and words of quotas that a fuzzer makes, ten minutes each.

@@ -18,13 +18,13 @@ use crate::quota::{Algorithm, Anchor};
 use crate::time::Timestamp;
 
 /// Steps of each algorithm; of a campaign 100,000.
-const STEPS: usize = 2_000;
+const STEPS: u32 = 4_000;
 
 /// A limiter in memory follows its clock for 13 years.
 const LIFE_US: u64 = 300_000_000_000_000;
 
 async fn play(algorithm: Algorithm, anchor: Anchor) {
-    let wanted = if std::env::var_os("RATELIMIT_CAMPAIGN").is_some() { 50 * STEPS } else { STEPS };
+    let wanted = crate::sampling::cases(STEPS);
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     let (mut played, mut number) = (0, 0_u64);
