@@ -10,7 +10,8 @@ use smallvec::SmallVec;
 
 use super::observers::Observers;
 use super::{
-    Arrival, Atomicity, Charge, Effect, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota,
+    Arrival, Atomicity, Charge, Effect, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply,
+    UnsupportedQuota, supports_wait,
 };
 use crate::decision::{ChargeDecision, Decision};
 use crate::error::WithSources;
@@ -244,8 +245,10 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         self.both(Some(self.first.reset(policy, key)), self.second.limiter.reset(&self.second.share(policy), key))
     }
 
-    /// Checks that both limiters support the quota, the second one with its share.
+    /// Checks that both limiters support the quota, the second one with its share. Supports no concurrency limit for
+    /// which requests [wait in line](Quota::max_wait).
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        supports_wait(self, quota)?;
         self.first.supports(quota)?;
         self.second.limiter.supports(&quota.share(self.second.processes))
     }

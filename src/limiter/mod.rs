@@ -56,7 +56,7 @@ pub use policy_registry::PolicyRegistry;
 pub(crate) use policy_registry::{Contradiction, Entered};
 pub use reply::{Reply, ReplyFuture};
 pub use support::{UnsupportedQuota, UnsupportedQuotaKind};
-pub(crate) use support::{supports_in_layer, supports_rates};
+pub(crate) use support::{supports_in_layer, supports_rates, supports_wait};
 
 /// Keeps the states of keys and decides about charges.
 ///
@@ -202,8 +202,8 @@ pub trait Limiter: Send + Sync + 'static {
     }
 
     /// Returns the lines in which requests wait for units of [concurrency limits](Quota::concurrent). By default
-    /// `None`: no request can wait for them, and the layer reports a quota with [such a wait](Quota::max_wait) as
-    /// [not supported](Self::supports).
+    /// `None`: no request can wait for them. [`supports`](Self::supports) should then return an error for a quota with
+    /// [such a wait](Quota::max_wait). The layer reports that quota as not supported in any case.
     fn place_lines(&self) -> Option<&PlaceLines> {
         None
     }

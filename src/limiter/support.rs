@@ -25,10 +25,15 @@ pub enum UnsupportedQuotaKind {
     TooLarge,
 }
 
-/// Checks whether a layer can use a quota with its limiter: the limiter supports it, and has lines if requests are to
-/// wait in line.
+/// Checks whether a layer can use a quota with its limiter. A limiter of the application may support a wait without
+/// having lines for it.
 pub(crate) fn supports_in_layer(limiter: &impl Limiter, quota: &Quota) -> Result<(), UnsupportedQuota> {
     limiter.supports(quota)?;
+    supports_wait(limiter, quota)
+}
+
+/// Checks whether a limiter has lines, if requests of the quota are to wait in line.
+pub(crate) fn supports_wait(limiter: &impl Limiter, quota: &Quota) -> Result<(), UnsupportedQuota> {
     if quota.wait_in_line().is_zero() || limiter.place_lines().is_some() {
         return Ok(());
     }
@@ -41,7 +46,11 @@ pub(crate) fn supports_rates(quota: &Quota) -> Result<(), UnsupportedQuota> {
     if quota.algorithm() != Algorithm::Concurrency {
         return Ok(());
     }
-    let reason = "it does not count requests in flight; MemoryLimiter does in one process, and RedisLimiter in many";
+    let reason = if quota.wait_in_line().is_zero() {
+        "it does not count requests in flight; MemoryLimiter does in one process, and RedisLimiter in many"
+    } else {
+        "it does not count requests in flight; use MemoryLimiter, or leave the wait out and use RedisLimiter"
+    };
     Err(UnsupportedQuota::new(UnsupportedQuotaKind::Algorithm, quota, reason))
 }
 
@@ -67,3 +76,28 @@ impl fmt::Display for UnsupportedQuota {
 }
 
 impl std::error::Error for UnsupportedQuota {}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::MemoryLimiter;
+    use crate::limiter::FallbackLimiter;
+
+    #[test]
+    fn limiter_without_lines_supports_no_wait_and_says_what_does() {
+        let memory = MemoryLimiter::new();
+        let fallback = FallbackLimiter::new(memory.clone(), memory.clone(), NonZeroU32::MIN);
+        let at_once = Quota::concurrent(3);
+        let in_line = at_once.max_wait(Duration::from_secs(10)).unwrap();
+        assert_eq!((memory.supports(&in_line), fallback.supports(&at_once)), (Ok(()), Ok(())));
+        let error = fallback.supports(&in_line).unwrap_err();
+        assert_eq!(error.kind(), UnsupportedQuotaKind::Option);
+        assert!(error.to_string().contains("MemoryLimiter has lines, or leave the wait out"), "{error}");
+        // The advice for a limiter that counts no requests in flight must not lead to another error.
+        let error = supports_rates(&in_line).unwrap_err();
+        assert!(error.to_string().contains("use MemoryLimiter, or leave the wait out and use RedisLimiter"), "{error}");
+    }
+}

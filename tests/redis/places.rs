@@ -10,7 +10,7 @@ use http::{Request, Response, StatusCode};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::limiter::redis::RedisLimiterBuilder;
-use tower_ratelimit::limiter::{Charge, Effect, FallbackLimiter, Limiter, Place, Refund};
+use tower_ratelimit::limiter::{Charge, Effect, FallbackLimiter, Limiter, Place, Refund, UnsupportedQuotaKind};
 use tower_ratelimit::observe::{LimiterEvent, Observer};
 use tower_ratelimit::{
     Key, MemoryLimiter, Policy, Quota, RateLimitLayer, RedisLimiter, Wait, key as extract, quota::Anchor,
@@ -96,6 +96,17 @@ async fn places_are_shared_by_processes_and_return_when_dropped() {
     eventually_free(&one, &policy, 3).await;
     let left = keys(&server).into_iter().filter(|key| key.ends_with(b":places")).count();
     assert_eq!(left, 0, "a key of which nothing is held is removed");
+}
+
+#[tokio::test]
+async fn wait_in_line_is_not_supported_on_redis() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let at_once = Quota::concurrent(3);
+    assert_eq!(limiter.supports(&at_once), Ok(()));
+    let error = limiter.supports(&at_once.max_wait(Duration::from_secs(10)).unwrap()).unwrap_err();
+    assert_eq!(error.kind(), UnsupportedQuotaKind::Option);
+    assert!(error.to_string().contains("MemoryLimiter has lines, or leave the wait out"), "{error}");
 }
 
 #[tokio::test]

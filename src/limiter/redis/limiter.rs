@@ -21,7 +21,9 @@ use crate::limiter::remote::{
     self, Batcher, Bid, Claim, DenialCache, HeldKey, Holdings, Landed, Leases, Pending, Places, Receiver, Return,
     Returned, Set, Tag, Tags, Unanswered, Wanted,
 };
-use crate::limiter::{Atomicity, Charge, Effect, Limiter, Place, PolicyRegistry, Refund, Reply, UnsupportedQuota};
+use crate::limiter::{
+    Atomicity, Charge, Effect, Limiter, Place, PolicyRegistry, Refund, Reply, UnsupportedQuota, supports_wait,
+};
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Quota};
@@ -809,9 +811,9 @@ impl Limiter for RedisLimiter {
         }))
     }
 
-    /// Supports every quota.
-    fn supports(&self, _quota: &Quota) -> Result<(), UnsupportedQuota> {
-        Ok(())
+    /// Supports every quota, except a concurrency limit for which requests [wait in line](Quota::max_wait).
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        supports_wait(self, quota)
     }
 
     /// `Atomic` on one server without leases. Otherwise `Compensated`.
