@@ -29,6 +29,7 @@ pub(super) struct EventCells {
     evicted: [AtomicU64; 2],
     full: AtomicU64,
     too_many_quotas: AtomicU64,
+    places_forgotten: AtomicU64,
     waits_begun: AtomicU64,
     waits_ended: AtomicU64,
     rules_loaded: AtomicU64,
@@ -86,8 +87,11 @@ impl EventCells {
             LimiterEvent::StoreUp { server } | LimiterEvent::StoreLeft { server } => {
                 lock(&self.down).remove(&bounded(server));
             }
-            // Failures are counted by outcome. Forgotten places are for logs.
-            LimiterEvent::Failed { .. } | LimiterEvent::PlacesForgotten { .. } => {}
+            LimiterEvent::PlacesForgotten { units } => {
+                self.places_forgotten.fetch_add(*units, Ordering::Relaxed);
+            }
+            // Failures are counted by outcome.
+            LimiterEvent::Failed { .. } => {}
         }
     }
 
@@ -106,6 +110,7 @@ impl EventCells {
             evicted: self.evicted.each_ref().map(read),
             full: read(&self.full),
             too_many_quotas: read(&self.too_many_quotas),
+            places_forgotten: read(&self.places_forgotten),
             waiting: read(&self.waits_begun).saturating_sub(ended),
             rules_loaded: read(&self.rules_loaded),
             rules_refused: read(&self.rules_refused),
@@ -138,6 +143,7 @@ pub struct EventCounts {
     evicted: [u64; 2],
     full: u64,
     too_many_quotas: u64,
+    places_forgotten: u64,
     waiting: u64,
     rules_loaded: u64,
     rules_refused: u64,
@@ -216,6 +222,13 @@ impl EventCounts {
         self.too_many_quotas
     }
 
+    /// Returns the units of concurrency limits that a store had [forgotten](LimiterEvent::PlacesForgotten) while this
+    /// process held them. More than the limit may have been held.
+    #[must_use]
+    pub fn places_forgotten(&self) -> u64 {
+        self.places_forgotten
+    }
+
     /// Returns the requests that wait for their departure from a leaky queue now.
     #[must_use]
     pub fn waiting(&self) -> u64 {
@@ -277,6 +290,8 @@ mod tests {
             LimiterEvent::evicted(true),
             LimiterEvent::Full,
             LimiterEvent::TooManyQuotas,
+            LimiterEvent::places_forgotten(3),
+            LimiterEvent::places_forgotten(4),
             LimiterEvent::store_down("one:6379", text()),
         ];
         events.iter().for_each(|event| cells.count_of_limiter(event));
@@ -297,6 +312,7 @@ mod tests {
         assert_eq!((counts.evicted(), counts.evicted_throttled(), counts.full(), counts.waiting()), (1, 1, 1, 1));
         assert_eq!((counts.rules_refused(), counts.rules_error().map(str::len)), (1, Some(TEXT_MAX)));
         assert_eq!((counts.too_many_quotas(), counts.store_error()), (1, Some("a wrong password")));
+        assert_eq!(counts.places_forgotten(), 7);
         assert_eq!(counts.servers_down().collect::<Vec<_>>(), ["one:6379"]);
 
         cells.count_of_limiter(&LimiterEvent::store_down("left:6379", ""));

@@ -87,6 +87,11 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
             events.fallbacks(),
         ),
         ("ratelimit_limiter_local_answers_total", "Checks answered without the store.", events.local_answers()),
+        (
+            "ratelimit_limiter_places_forgotten_total",
+            "Units of concurrency limits that the store had forgotten while this process held them.",
+            events.places_forgotten(),
+        ),
     ];
     for (name, help, count) in counts {
         to.begin(name, Kind::Counter, help);
