@@ -93,6 +93,7 @@ fn alerts_see_every_failure_of_redis() {
     }
     assert!(file.replace("nonsense").is_err());
     loses.on_limiter_event(&LimiterEvent::correction_lost(1, StoreErrorKind::Timeout));
+    loses.on_limiter_event(&LimiterEvent::places_forgotten(1));
     forgets.on_limiter_event(&LimiterEvent::evicted(true));
     prometheus.scrape();
 
@@ -131,6 +132,7 @@ fn alerts_see_every_failure_of_redis() {
         ("RateLimitFallsBack", of(&["dead-fallback", "full-fallback", "replica-fallback"])),
         ("RateLimitServerDown", of(&["dead-allow", "dead-deny", "dead-fallback"])),
         ("RateLimitCorrectionsLost", of(&["loses"])),
+        ("RateLimitPlacesForgotten", of(&["loses"])),
         ("RateLimitRulesRefused", of(&["rules"])),
         ("RateLimitKeyMissing", of(&["keyless"])),
         ("RateLimitForgetsKeys", of(&["forgets"])),
