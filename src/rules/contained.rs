@@ -345,7 +345,8 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(config(5_000))]
+        // A quarter of the pairs is not comparable, such as those of leaky queues.
+        #![proptest_config(ProptestConfig { max_global_rejects: 1_000_000, ..config(5_000) })]
 
         #[test]
         fn quota_that_allows_as_much_refuses_nothing_more(
