@@ -31,7 +31,7 @@ const ROWS: [(&str, &str); 15] = [
     ("an inner layer refuses", "inner_refusal_stays_charged_to_the_outer_layer"),
     ("a request is aborted", "aborted_request_stays_charged"),
     ("the cost is settled later", "cost_above_a_reservation_of_zero_becomes_debt"),
-    ("requests wait in queues", "waiting_requests_are_at_most_a_thousand"),
+    ("requests wait in queues and in line", "waiting_requests_are_at_most_a_thousand"),
     ("a request says who it is from", "forwarding_headers_are_not_believed"),
     ("an IPv6 address", "ipv6_addresses_of_one_subscriber_share_a_key"),
     ("an access list, and an unknown address", "unknown_address_is_on_no_list"),
