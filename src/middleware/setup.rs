@@ -29,8 +29,11 @@ impl<L: Limiter> Compiled<L> {
     /// Warns about what the setup alone shows.
     pub(super) fn look_at_setup(&self) {
         for bound in self.settings.rules.iter().filter(|bound| bound.rule().settlement.replaces_cost()) {
-            // Blocks and meters count what is forced, and have no debt.
-            let forgets = |policy: &&Policy| policy.quota().spec().debt == 0 && policy.quota().algorithm().is_rate();
+            // Blocks and meters count what is forced, and have no debt. Without a limit nothing is owed.
+            let forgets = |policy: &&Policy| {
+                let quota = policy.quota();
+                quota.spec().debt == 0 && quota.algorithm().is_rate() && !quota.is_unlimited()
+            };
             if let Some(policy) = bound.policies().iter().find(forgets) {
                 self.diagnostics.notice(SetupWarningKind::NoDebt, || {
                     format!(

@@ -337,3 +337,12 @@ async fn unlimited_plan_keeps_the_usage_of_a_minute() {
     clock.advance(Duration::from_secs(120));
     assert_eq!(send(&layer, large(false)).await.status(), StatusCode::OK, "that minute no longer counts");
 }
+
+#[test]
+fn settled_rule_without_a_fixed_limit_is_no_misconfiguration() {
+    let own = Rule::quota_from("own", |_| Quota::per_minute(60)).unwrap();
+    for rule in [own, Rule::new("unlimited", Quota::unlimited()).unwrap()] {
+        let layer = RateLimitLayer::new(tower_ratelimit::MemoryLimiter::new(), rule.settle_by_usage(), key::global());
+        assert_eq!(layer.check().map_err(|warning| warning.to_string()), Ok(()));
+    }
+}
