@@ -105,7 +105,7 @@ async fn identify(State(customers): State<Customers>, mut request: Request, next
     next.run(request).await
 }
 
-/// What the operators' pages need.
+/// The parts that the operators' pages need.
 #[derive(Clone)]
 struct Operators {
     customers: Customers,
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!((ask(&app, "acme").await, ask(&app, "nobody").await), (Err(429), Err(401)));
         assert_eq!(ask(&app, "broken").await, Ok("\"customer\";q=60;w=60".to_owned()));
 
-        // What the database says holds when the cache has forgotten what it said before.
+        // The database's new answer holds when the cache has forgotten the earlier one.
         assert_eq!(send(&operators, "PUT", "/customers/acme/quota", "", "7300 per hour").await.status(), 204);
         database.set("nobody", "1 per hour");
         assert_eq!((ask(&app, "acme").await, ask(&app, "nobody").await), (Err(429), Err(401)));

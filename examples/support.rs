@@ -1,4 +1,4 @@
-//! What operators and people of support ask and do: why a request is refused, and how to unblock, reset, raise and
+//! The questions and actions of operators and support: why a request is refused, and how to unblock, reset, raise and
 //! exempt. The guide's page "A user says" uses it.
 //!
 //! ```sh

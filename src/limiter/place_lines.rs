@@ -249,7 +249,7 @@ pub(crate) struct BoundedTurn {
     sleep: Option<Sleep>,
 }
 
-/// What a request that waits in line does next.
+/// The next step of a request that waits in line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// It asks the limiter again.

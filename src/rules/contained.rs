@@ -26,7 +26,7 @@ pub(super) fn never_binding(rules: &[RuleSpec]) -> Vec<Noticed> {
             break;
         }
         let contains = |(other, outer): &(usize, &RuleSpec)| {
-            // Of two rules that are alike, the later one never refuses.
+            // If two rules are alike, the later one never refuses.
             *other != at && finder.binds(outer, rule) && (*other < at || !finder.binds(rule, outer))
         };
         let mut candidates = beginnings.candidates(rule).filter_map(|other| Some((other, rules.get(other)?)));
@@ -139,7 +139,7 @@ impl Finder {
                 name == same && wildcard(outer, inner)
             })
             && (outer.time.is_empty() || !inner.time.is_empty() && times(outer).covers(&times(inner)))
-            // What the outer rule leaves out, the inner one leaves out, too.
+            // The inner rule leaves out all that the outer one leaves out.
             && outer.not.iter().all(|left_out| inner.not.iter().any(|not| self.covers(not, left_out)))
     }
 

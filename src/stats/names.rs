@@ -1,4 +1,4 @@
-//! What stands for a key: its fingerprint, and the name that the application gives it. The key itself is kept only for
+//! The stand-ins for a key: its fingerprint, and the name that the application gives it. The key itself is kept only for
 //! operators who may act on it.
 
 use std::hash::{BuildHasher, RandomState};
@@ -25,7 +25,7 @@ pub(super) struct Names {
     keeps: AtomicBool,
 }
 
-/// What is kept of a key that is listed.
+/// The part of a listed key that is kept.
 #[derive(Clone, Default)]
 pub(super) struct Known {
     /// `None` if the key must not be named.

@@ -1,4 +1,4 @@
-//! What an operator did on the page: data for the application's audit log, and for the page.
+//! The actions of operators on the page: data for the application's audit log, and for the page.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ labelled! {
     as_str {
         /// A block was opened. What the key has used of its quotas stays used.
         Unblock = "unblock",
-        /// What a key has used was forgotten, or its block was opened.
+        /// The usage of a key was forgotten, or its block was opened.
         Reset = "reset",
         /// An action of the [program's own](crate::observe::StatusPage::action).
         Own = "own",
@@ -36,7 +36,7 @@ pub struct OperatorAction {
     pub(super) error: Option<Box<str>>,
 }
 
-/// What is done with a key.
+/// The action on a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Act {
     Unblock,
@@ -59,7 +59,7 @@ impl fmt::Display for Act {
 /// The beginning of the words that programs send for own actions.
 pub(super) const OWN: &str = "own.";
 
-/// What was done.
+/// The action that was done.
 #[derive(Clone, Debug)]
 pub(super) enum Done {
     /// Something was done with a key under a policy.

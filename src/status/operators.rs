@@ -1,4 +1,4 @@
-//! Who may act on the page, what they were offered, and what they did.
+//! The operators of the page, the actions that they were offered, and those that they did.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -129,7 +129,7 @@ impl Operators {
         lock(&self.done).iter().cloned().collect()
     }
 
-    /// Begins an action. It is reported when it has ended, also if it is cut off.
+    /// Begins an action. It is reported when it has ended, even if it is cut off.
     pub(super) fn begin<'a>(&'a self, stats: &'a Stats, operator: &str, done: Done) -> Underway<'a> {
         let error = "it was cut off, so it may be done or not: explain the request again".into();
         let action = OperatorAction { at: stats.now(), operator: operator.into(), done, error: Some(error) };

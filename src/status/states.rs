@@ -1,4 +1,4 @@
-//! What keys have left, the actions of operators on them, and what was done.
+//! The units that keys have left, the actions of operators on them, and the actions that were done.
 
 use std::collections::HashSet;
 use std::fmt::{self, Write as _};

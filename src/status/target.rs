@@ -35,7 +35,7 @@ pub(super) struct Held {
     pub(super) shown: Shown,
 }
 
-/// What the page shows of a key.
+/// The part of a key that the page shows.
 #[derive(Clone)]
 pub(super) struct Shown {
     pub(super) fingerprint: String,
@@ -125,7 +125,7 @@ impl Target {
             let group = in_force.iter().map(|(policies, _)| policies);
             let of_rule = |policies: &&Vec<Policy>| policies.iter().any(|policy| policy.name() == first.name());
             let policies = group.filter(of_rule).flatten();
-            // Of plans, the request's own one says what is left.
+            // With plans, the request's own plan says what is left.
             let asked = || rule.statuses().iter().map(|status| status.policy());
             let unasked = policies.filter(|policy| asked().all(|asked| asked.name() != policy.name()));
             target.hold(&Arc::new(key.clone()), stats, asked().chain(unasked).cloned().collect());

@@ -30,9 +30,9 @@ pub(super) struct View {
     pub(super) switches: Vec<(String, Mode)>,
     /// The request that was described, and what is said about it.
     pub(super) explained: Option<(ExplainForm, Explained)>,
-    /// Who of the operators looks at the page.
+    /// The operator who looks at the page.
     pub(super) operator: Option<Box<str>>,
-    /// What operators did lately, the latest first. `None` if the page has no operators.
+    /// The latest actions of operators, the newest first. `None` if the page has no operators.
     pub(super) done: Option<Vec<OperatorAction>>,
     /// Why an action was not done.
     pub(super) wrong: Option<String>,
@@ -47,7 +47,7 @@ pub(super) struct ExplainedLayer {
     pub(super) explanation: Option<Explanation>,
     /// The states of the keys.
     pub(super) states: States,
-    /// What an operator sends to act on them.
+    /// The token that an operator sends to act on them.
     pub(super) token: Option<String>,
     /// The names and policies of the program's own actions on them.
     pub(super) own: Vec<(String, String)>,

@@ -121,7 +121,7 @@ impl http_body::Body for Frames {
     }
 }
 
-/// What the handler does with a request.
+/// The action of the handler on a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
     Answers,

@@ -25,7 +25,7 @@ use crate::support::{Trouble, memory};
 /// The key of the client that is refused. The page must not show it.
 const SECRET: &str = "secret-of-alice";
 
-/// What its resets come to.
+/// The sum of its resets.
 #[derive(Clone, Copy)]
 enum Resets {
     Fail = 1,

@@ -21,7 +21,7 @@ use crate::support::{Scripted, memory};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// What the database says about a customer.
+/// The database's entry of a customer.
 #[derive(Clone, Copy)]
 struct Customer(Quota);
 
@@ -154,7 +154,7 @@ async fn own_quotas_are_charged_together_with_other_rules() {
     let listed = "\"all\";q=1000;w=3600, \"customer\";q=1;w=3600".to_owned();
     let kinds = [None, Some(OutcomeKind::Limited), Some(OutcomeKind::Blocked), Some(OutcomeKind::Blocked)];
     assert_eq!(statuses, kinds.map(|kind| (listed.clone(), kind)));
-    // What was refused took nothing of what all share.
+    // A refused request took nothing of the shared quota.
     assert_eq!(layer.peek(&Key::global()).await.unwrap()[0].1.remaining(), 999);
     let free = send(&layer, of("b", None)).await;
     assert_eq!(header(&free, "ratelimit-policy"), "\"all\";q=1000;w=3600");

@@ -115,7 +115,7 @@ fn ignored_blocks_are_parts_of_the_programs() {
     }
 }
 
-/// What the page about Envoy shows is read as it is, and converted. Both limit the same requests.
+/// Reads the file on the page about Envoy as it is, and converts it. Both limit the same requests.
 #[tokio::test]
 async fn envoy_file_of_the_page_limits_as_its_conversion() {
     let page = include_str!("../../src/guide/coming_from/envoy.md");

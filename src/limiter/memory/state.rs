@@ -371,7 +371,7 @@ impl Store {
             (change @ (Change::Entries(_) | Change::Remove(..)), Decider::EntryLog(rules)) => {
                 let arena = self.arena();
                 if !matches!(state, State::Entries) {
-                    // What has expired, or is another quota's.
+                    // The entry has expired, or belongs to another quota.
                     match &spec {
                         Some(spec) => arena.empty_headed(*key, chain, spec, spare),
                         None => arena.empty_plain(*key, chain),

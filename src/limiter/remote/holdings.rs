@@ -1,4 +1,4 @@
-//! What this process holds of concurrency limits whose units are counted in a store.
+//! The units of concurrency limits that this process holds, if a store counts them.
 //!
 //! The store has a row for each process that holds units of a key: a *holder*. The row lapses unless the process renews
 //! it, so a process that dies loses its places by itself. This table knows, better than the store, what this process
@@ -41,7 +41,7 @@ const PARTS: usize = 64;
 /// The most units of a base: stores calculate with numbers that are exact up to 2^53.
 const BASE_MAX: u64 = 1 << 44;
 
-/// What a call about a key's units says of this process.
+/// The claim of this process in a call about a key's units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Claim {
     /// The number of the process: from 1 to 2^53.
@@ -91,7 +91,7 @@ pub(crate) struct Row {
     pub(crate) epoch: u64,
 }
 
-/// What this process holds, by the stored key.
+/// The units that this process holds, by the stored key.
 pub(crate) struct Holdings {
     holder: u64,
     lapse: Duration,
@@ -342,7 +342,7 @@ pub(crate) struct Bid {
     is_open: bool,
 }
 
-/// What a take came to.
+/// The result of a take.
 #[derive(Debug)]
 pub(crate) struct Landed {
     /// The run of the units that were taken.
@@ -439,7 +439,7 @@ mod tests {
         lapses: Timestamp,
     }
 
-    /// What `places.lua` does, without a server.
+    /// Does the work of `places.lua`, without a server.
     #[derive(Default)]
     struct Store {
         rows: BTreeMap<u64, StoredRow>,

@@ -46,7 +46,7 @@ type Refunded = Result<(), StoreError>;
 
 type StoreReply<T> = Reply<T, StoreError, StoreFuture<T>>;
 
-/// What the clones of a limiter share.
+/// The parts that the clones of a limiter share.
 pub(super) struct Checks<S: Store> {
     pub(super) groups: Groups<Swapper<S>>,
     /// The prefix and the format's version.

@@ -72,11 +72,11 @@ struct Group {
     waiting: VecDeque<Waiting>,
     /// The flights: more than one if groups became one while theirs were under way.
     flights: usize,
-    /// Those that callers drive.
+    /// The flights that callers drive.
     rides: Vec<Arc<Ride>>,
 }
 
-/// Who drives a flight that a request begins.
+/// The driver of a flight that a request begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Driver {
     Caller,

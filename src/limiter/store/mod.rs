@@ -174,7 +174,7 @@ pub struct Change {
     pub key: Arc<str>,
     /// The version that the value must have. `None` if there must be no value.
     pub expect: Option<Version>,
-    /// What happens to the value if all values are the expected ones.
+    /// The change of the value if all values are the expected ones.
     pub then: Then,
 }
 
@@ -192,7 +192,7 @@ impl Change {
     }
 }
 
-/// What a swap does to a value.
+/// The change that a swap makes to a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a store that passed over an unknown change would lose it")]
 pub enum Then {

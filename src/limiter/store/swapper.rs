@@ -57,7 +57,7 @@ struct Inner<S: Store> {
     runtime: Handle,
 }
 
-/// What a swap came to.
+/// The result of a swap.
 enum Outcome {
     /// It was made. The current time is known unless its answer was lost.
     Made { is_away: bool },

@@ -63,7 +63,7 @@ pub(super) struct KeyedCharge {
     /// The units to take, or to refund.
     pub(super) cost: u64,
     pub(super) effect: Effect,
-    /// What a refund is of.
+    /// The charge that a refund returns.
     pub(super) own: Pair,
 }
 
@@ -91,7 +91,7 @@ struct Cell {
     value: Option<Value>,
     /// The history of that value.
     history: History,
-    /// What the value is before and after the requests that are decided so far.
+    /// The value before and after the requests that are decided so far.
     state: Result<Option<State>, Foreign>,
     is_used: bool,
     is_changed: bool,
@@ -391,7 +391,7 @@ impl Cell {
     }
 }
 
-/// What the current values say about changes whose answer was lost.
+/// The conclusion from the current values about changes whose answer was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Evidence {
     Made,

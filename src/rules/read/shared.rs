@@ -101,7 +101,7 @@ struct Template {
     is_used: bool,
 }
 
-/// What a file says once for many rules.
+/// The settings that a file states once for many rules.
 #[derive(Default)]
 pub(super) struct Shared {
     defaults: Option<Source>,

@@ -15,7 +15,7 @@ use crate::report::{Better, Case};
 pub const CHILD: &str = "check";
 
 const AGAINST: &str = "governor";
-/// Those that are compared: a peer that is slower everywhere needs no explanation.
+/// The contenders that are compared. A peer that is slower everywhere needs no explanation.
 const CONTENDERS: [&str; 7] = [
     contenders::NAME,
     contenders::ALIKE,
@@ -35,7 +35,7 @@ const CASES: [(&str, &str, usize, &str); 5] = [
 ];
 const CACHES: [&str; 4] = ["--cache-sim=yes", "--I1=32768,8,64", "--D1=32768,8,64", "--LL=1048576,16,64"];
 
-/// What one check does.
+/// The counts of one check.
 #[derive(Clone, Copy, Default)]
 struct Counts {
     instructions: f64,

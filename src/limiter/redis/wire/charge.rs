@@ -20,7 +20,7 @@ pub(super) struct KeyedCharge {
     pub(super) effect: Effect,
     /// The charges that it belongs to, if it is on refusal.
     pub(super) partners: Option<Partners>,
-    /// What this process says of itself, if the units are held.
+    /// The claim of this process, if the units are held.
     pub(super) claim: Claim,
 }
 

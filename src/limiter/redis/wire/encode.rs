@@ -97,7 +97,7 @@ pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
             [memory_us, length_us, factor, longest_us].into_iter().for_each(&mut number);
         }
         Kind::Whole | Kind::Parts | Kind::Meter => {}
-        // What is held does not depend on the quota.
+        // The held units do not depend on the quota.
         Kind::Places => return head,
     }
     number(spec.limit);

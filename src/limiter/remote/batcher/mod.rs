@@ -137,7 +137,7 @@ struct Waiting<D: Dispatch> {
     _permit: Permit,
 }
 
-/// Who drives a flight that a request begins.
+/// The driver of a flight that a request begins.
 #[derive(Clone, Copy)]
 enum Driver {
     Caller,

@@ -11,7 +11,7 @@ use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped, Then, Va
 use crate::random::mixed;
 use crate::sync::{Mutex, lock};
 
-/// What becomes of a call.
+/// The fate of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Answered,

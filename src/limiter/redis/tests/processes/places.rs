@@ -19,7 +19,7 @@ use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
 
-/// What a process does: `hold 2`, or `work`.
+/// The job of a process: `hold 2`, or `work`.
 const ROLE: &str = "RATELIMIT_TEST_ROLE";
 
 const LIMIT: u64 = 4;

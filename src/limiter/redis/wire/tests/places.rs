@@ -106,7 +106,7 @@ fn first_call_of_an_epoch_sets_the_row_to_its_base() {
     rows.give_back(2, claim(7, 2, 5)).unwrap();
     assert_eq!(rows.held(), 3, "the second call of an epoch counts from the row");
     assert!(!is_allowed(&rows.take(4, claim(7, 3, 4))));
-    assert_eq!(rows.held(), 4, "a refused call says what is held all the same");
+    assert_eq!(rows.held(), 4, "a refused call reports what is held anyway");
     let missing = rows.give_back(0, claim(8, 1, 2));
     assert!(matches!(missing, Ok(Answer::Missing)), "{missing:?}");
     assert_eq!(rows.held(), 6, "it is taken by force");
