@@ -307,10 +307,6 @@ async fn restarted_redis_knows_again_what_is_held() {
 /// `PLACES_FAILOVERS=2000` makes it that many.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replica_that_takes_over_knows_what_is_held() {
-    // The sentinel of these tests does not start with that version. Failovers are tried on the others.
-    if std::env::var("REDIS_SERVER_VERSION").is_ok_and(|version| version == "redis 6.2") {
-        return;
-    }
     let rounds = std::env::var("PLACES_FAILOVERS").map_or(1, |rounds| rounds.parse().expect("it is a number"));
     for _ in 0..rounds {
         let mut servers = tokio::task::block_in_place(Sentinel::start);

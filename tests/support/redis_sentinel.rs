@@ -17,7 +17,7 @@ impl Sentinel {
     /// A master that does not answer for half a second is replaced.
     pub(crate) fn start() -> Self {
         let master = Server::start();
-        let replica = Server::with(&["--replicaof", &format!("127.0.0.1 {}", master.port())]);
+        let replica = Server::with(&["--replicaof", "127.0.0.1", &master.port().to_string()]);
         let sentinel = Server::sentinel(&[
             format!("sentinel monitor tested 127.0.0.1 {} 1", master.port()),
             "sentinel down-after-milliseconds tested 500".to_owned(),
