@@ -80,7 +80,8 @@ run python3 --version
 step 'format'
 run cargo fmt --check
 
-# incompatible_msrv: what the standard library gained after the declared rust-version is not used.
+# incompatible_msrv: what the standard library gained after the declared rust-version is not used. tests/project/msrv.rs looks
+# at the dependencies, and tests/msrv.sh asks a compiler of that version.
 lints=(-D warnings -D clippy::incompatible_msrv)
 if [ "$minor" -eq 85 ]; then
     # That version's lint wants parentheses around shifts as well; later ones have that in a lint of its own.
@@ -99,16 +100,6 @@ check_code() {
     done
     step 'clippy: everything'
     run cargo clippy --locked --all-targets --features "$features,tracing" -- "${lints[@]}"
-
-    # That the dependencies build with it is a test, tests/project/msrv.rs.
-    step 'the declared Rust version, 1.85'
-    if [ "$minor" -eq 85 ]; then
-        printf 'It is the one in use.\n'
-    elif cargo +1.85 --version >/dev/null 2>&1; then
-        run env CARGO_TARGET_DIR=target/msrv cargo +1.85 check --locked --lib --bins --features "$features"
-    else
-        printf 'There is no such toolchain here (rustup toolchain install 1.85): the lint and tests/project/msrv.rs stand for it.\n'
-    fi
 
     # The core has no clock on wasm32, but takes the application's. On i686 nothing is linked, so no C compiler for it is needed.
     step '32-bit targets: the core runs on wasm32, all that needs no network builds on i686'

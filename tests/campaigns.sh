@@ -33,6 +33,8 @@ FLOOD_TABLE=1 cargo test --locked --features "$features" --test memory floods --
 cargo install --locked cargo-hack cargo-deny
 cargo hack clippy --locked --package tower-ratelimit --lib --feature-powerset --depth 2 -- -D warnings
 cargo deny --locked check licenses bans sources
+# The declared Rust version, by its own compiler: a minute.
+bash tests/msrv.sh
 # The programs for other frameworks, pingora among them, which needs cmake.
 cargo clippy --locked --manifest-path examples/frameworks/Cargo.toml --target-dir target/frameworks --all-targets --all-features -- -D warnings
 cargo test --locked --manifest-path examples/frameworks/Cargo.toml --target-dir target/frameworks --all-features
