@@ -10,6 +10,7 @@ mod hostile;
 mod limits;
 mod nested;
 mod obey;
+mod own_quotas;
 mod places;
 #[cfg(feature = "conformance")]
 mod promises;
