@@ -15,7 +15,7 @@ use crate::header_names::{
     X_LIMIT, X_REMAINING, X_RESET, X_RESOURCE, X_USED,
 };
 use crate::key::Key;
-use crate::policy::Policy;
+use crate::policy::{CONCURRENT_REQUESTS, Policy};
 
 use super::content::{Content, Header, Single};
 use super::legacy::{HeadersError, LegacyHeaders};
@@ -433,9 +433,10 @@ impl Headers {
         }
         let scoped = || sent().filter(|format| !format.scope.is_all());
         // Layers with different policies may have equal headers, so a family without policies can be meant. It probably
-        // is not if a policy has no family.
+        // is not if a policy has no family. Requests in flight have none in the headers of any vendor.
         let idle = scoped().find(|format| !policies.iter().any(|policy| format.scope.includes(policy)))?;
-        let lost = policies.iter().find(|policy| !scoped().any(|format| format.scope.includes(policy)))?;
+        let mut rates = policies.iter().filter(|policy| policy.quota_unit() != CONCURRENT_REQUESTS);
+        let lost = rates.find(|policy| !scoped().any(|format| format.scope.includes(policy)))?;
         let names: Vec<&str> = idle.headers.iter().map(|header| header.name.as_str()).collect();
         Some(format!(
             "the headers {} report policies of {}, which no policy of the layer has, and no such headers report the \

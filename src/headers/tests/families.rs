@@ -164,6 +164,8 @@ fn headers_that_are_never_sent_are_found() {
         assert!(found.contains(text), "{found}");
     }
     assert_eq!(by_policy().unsent(&[]), None, "a file of rules may have none yet");
+    let in_flight = Policy::new("at-once", Quota::concurrent(4)).unwrap();
+    assert_eq!(Headers::anthropic().unsent(&[in_flight]), None, "no vendor reports requests in flight");
 }
 
 #[test]
