@@ -10,6 +10,7 @@
 //! | [Settling costs](settling_costs) | How do I charge by the response: failed logins, tokens, bytes? |
 //! | [Delay and overflow](delay_and_overflow) | How do requests wait, or go elsewhere, instead of being refused? |
 //! | [Requests in flight](requests_in_flight) | How do I limit how many requests of a client run at once, and let others wait? |
+//! | [Language models](language_models) | How do I build a gateway for language models: tokens, streams, several limits? |
 //! | [Blocks and meters](blocks_and_meters) | How do I shut out abusers, or bill the excess? |
 //! | [What clients are told](what_clients_are_told) | Which headers, bodies and gRPC statuses are sent? How do I find out why a request was refused? |
 //! | [Being a client](being_a_client) | How do I read what other servers say about their limits, and obey it? |
@@ -61,6 +62,9 @@ pub mod delay_and_overflow {}
 
 #[doc = include_str!("requests_in_flight.md")]
 pub mod requests_in_flight {}
+
+#[doc = include_str!("language_models.md")]
+pub mod language_models {}
 
 #[doc = include_str!("blocks_and_meters.md")]
 pub mod blocks_and_meters {}

@@ -10,7 +10,6 @@ mod hostile;
 mod limits;
 mod nested;
 mod obey;
-mod own_quotas;
 mod places;
 #[cfg(feature = "conformance")]
 mod promises;
