@@ -7,6 +7,8 @@ set -x
 
 # Properties with 25 times as many cases, a flood of 50 million keys, and a file of rules that changes 250 times under load.
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features" --test client --test memory --test middleware --test redis
+# A million histories of threads that use the same keys at once: an order of their calls explains all answers.
+RATELIMIT_CAMPAIGN=100 cargo test --locked --features "$features" --test memory linearizable
 # A million requests in flight that end in every way, over TCP. No place may leak.
 IN_FLIGHT_REQUESTS=1000000 cargo test --locked --features "$features" --test middleware in_flight_campaign -- --nocapture
 # A thousand clients that obey and a thousand that do not, for five minutes. Prints the table in the guide, and draws the picture.

@@ -7,6 +7,7 @@ mod floods;
 mod growth;
 mod idle;
 mod limiter;
+mod linearizable;
 mod model;
 mod on_refusal;
 mod places;

@@ -24,8 +24,9 @@ use super::store::Store;
 
 /// A limiter in this process's memory, for every algorithm and any mix of quotas.
 ///
-/// Clones share one table. A set of charges is [atomic](crate::limiter::Atomicity::Atomic). Nothing
-/// runs in the background.
+/// Clones share one table. A set of charges is [atomic](crate::limiter::Atomicity::Atomic): an admitted
+/// set is decided at one instant. A refused set takes nothing, and may report each of its states as of an
+/// instant of its own during the call. Nothing runs in the background.
 ///
 /// # Memory
 ///

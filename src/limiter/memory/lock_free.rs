@@ -103,8 +103,8 @@ impl Store {
         self.write_set(planned, run).then_some(true)
     }
 
-    /// Writes all words as planned, or none if one of the states has changed. With a number of `run`, also none if a key
-    /// was reset since that was read, or if a request waits in line.
+    /// Writes all words as planned, or none if one of the states has changed, even one that is not written. With a number
+    /// of `run`, also none if a key was reset since that was read, or if a request waits in line.
     #[inline(always)]
     fn write_set(&self, planned: &[Option<(Seen<'_>, u64)>], run: Option<u64>) -> bool {
         let written = || planned.iter().flatten().filter(|(seen, word)| seen.word != *word);
@@ -116,7 +116,11 @@ impl Store {
                 return false;
             }
         }
-        if run.is_some_and(|run| !self.is_run_without_lines(run)) {
+        // A charge of no cost changes nothing, and neither does one that is observed and denied. What it reports is of this
+        // instant, too.
+        let is_as_read = |(seen, word): &(Seen<'_>, u64)| seen.word != *word || seen.is_unchanged();
+        let are_as_read = planned.iter().flatten().all(is_as_read);
+        if !are_as_read || run.is_some_and(|run| !self.is_run_without_lines(run)) {
             unlock(planned.len());
             return false;
         }

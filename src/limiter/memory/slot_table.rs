@@ -199,6 +199,12 @@ impl<'a> Place<'a> {
 }
 
 impl Seen<'_> {
+    /// Returns whether the slot is as it was seen.
+    #[inline]
+    pub(super) fn is_unchanged(self) -> bool {
+        self.place.read_tagged(self.tag).is_some_and(|now| now.word == self.word)
+    }
+
     /// Locks the slot, if it is as it was seen.
     #[inline(always)]
     pub(super) fn try_lock(self) -> bool {
