@@ -2,23 +2,19 @@
 
 use std::fmt;
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 
+use super::backend::RedisBackend;
 use super::dispatch::Dispatcher;
 use super::error::RedisError;
 use super::keys::{CallerKeys, KeySpace, SLOTS};
-use super::limiter::{Inner, RedisLimiter};
+use super::limiter::RedisLimiter;
 use super::store::{RedisStore, Settings};
-use crate::clock::{Clock, MonotonicClock};
 use crate::event::StoreErrorKind;
-use crate::limiter::PolicyRegistry;
-use crate::limiter::queue_refunds::QueueRefunds;
-use crate::limiter::remote::{Batcher, DENIALS_MAX, DenialCache, HELD, Holdings, Leases, Tags};
-use crate::outcome::Observer;
+use crate::limiter::remote::{Batcher, Checks, Options, PLACES_LAPSE_AFTER, shared_options};
 
 /// The time that `connect` waits for the first connection, and then for the answer which rights the user
 /// has.
@@ -27,23 +23,14 @@ const FIRST: Duration = Duration::from_millis(500);
 /// The times after which places may lapse. `places.lua` knows the longest, too.
 const PLACES_LAPSE: RangeInclusive<Duration> = Duration::from_secs(3)..=Duration::from_secs(24 * 3_600);
 
-/// The number of times within that time at which renewals are looked for.
-const PLACES_LOOKS: u32 = 30;
-
 /// Sets up a [`RedisLimiter`].
 #[must_use]
 pub struct RedisLimiterBuilder {
-    prefix: String,
-    key_secret: [u8; 16],
+    shared: Options,
     readable_keys: bool,
     slot_groups: Option<u16>,
-    deadline: Duration,
-    max_in_flight: usize,
-    max_denials: usize,
     lease_units: u64,
     places_lapse_after: Duration,
-    clock: Option<Arc<dyn Clock>>,
-    observers: Vec<Arc<dyn Observer>>,
 }
 
 impl RedisLimiter {
@@ -66,38 +53,12 @@ impl RedisLimiter {
 impl RedisLimiterBuilder {
     fn new() -> Self {
         Self {
-            prefix: "ratelimit".to_owned(),
-            key_secret: [0; 16],
+            shared: Options::new(),
             readable_keys: false,
             slot_groups: None,
-            deadline: Settings::default().deadline,
-            max_in_flight: 1_024,
-            max_denials: 4_096,
             lease_units: 0,
-            places_lapse_after: Duration::from_secs(30),
-            clock: None,
-            observers: Vec::new(),
+            places_lapse_after: PLACES_LAPSE_AFTER,
         }
-    }
-
-    /// Sets what every stored key begins with: 1 to 128 bytes without braces, `ratelimit` by
-    /// default. Limiters with the same prefix share their states. So two applications on one Redis
-    /// that both keep the default share the limits of policies of the same name.
-    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.prefix = prefix.into();
-        self
-    }
-
-    /// Sets the secret with which callers' keys are hashed. All processes need the same secret.
-    /// With another one every key has its whole quota once more.
-    ///
-    /// Callers' keys (API keys, tokens, addresses) are stored as a hash even without a secret: 128
-    /// bits of SHA-256, so that an attacker cannot make a key with the hash of another caller's.
-    /// But without a secret a person who reads Redis can try whether a guessable key, such as an
-    /// address or a user's name, has a state.
-    pub fn key_secret(mut self, secret: [u8; 16]) -> Self {
-        self.key_secret = secret;
-        self
     }
 
     /// Stores callers' keys as they are, to be read with `redis-cli` while debugging. **Everyone
@@ -120,35 +81,6 @@ impl RedisLimiterBuilder {
     /// more. The setting has no effect on one server.
     pub fn slot_groups(mut self, groups: u16) -> Self {
         self.slot_groups = Some(groups);
-        self
-    }
-
-    /// Sets how long a check may take, from 1 ms to 60 s; 50 ms by default. A check that takes
-    /// longer fails at most 20 ms later. Its charge may or may not have been taken.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
-        self
-    }
-
-    /// Sets how many checks may wait for an answer at a time: at least 1, and 1,024 by default. A further check
-    /// fails at once as [`Overloaded`](StoreErrorKind::Overloaded). The same number of refunds may
-    /// wait. A further refund is not sent: its units return as they drain.
-    pub fn max_in_flight(mut self, checks: usize) -> Self {
-        self.max_in_flight = checks;
-        self
-    }
-
-    /// Sets how many denials are remembered, at about 200 bytes each: from 0 to 1,048,576, and 4,096 by
-    /// default.
-    /// A key that Redis has denied is denied here until its wait is over, or a second has passed.
-    /// So a caller that has to wait for longer than a second costs one call a second. If waits are
-    /// some milliseconds, most checks of a denied key are still calls. A denial for which there is
-    /// no room replaces an older one, whose key then costs a call again.
-    ///
-    /// Charges of a set that has one [on refusal](crate::limiter::Effect::OnRefusal), for a block
-    /// or a meter, go to Redis each time, and are not leased either.
-    pub fn max_denials(mut self, denials: usize) -> Self {
-        self.max_denials = denials;
         self
     }
 
@@ -179,22 +111,6 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Sets the clock whose time the scripts use instead of the server's: for a manual clock in
-    /// tests, and for servers that do not let scripts read the time. All processes must then agree
-    /// on the time.
-    pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
-        self.clock = Some(Arc::new(clock));
-        self
-    }
-
-    /// Adds an observer from the beginning. It gets an event when a check has ended, when Redis stops answering,
-    /// when it answers again, and when it refuses a command. The observers of
-    /// [layers](crate::RateLimitLayer::observer) get them without that, from the layer's first service on.
-    pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
-        self.observers.push(Arc::new(observer));
-        self
-    }
-
     /// Connects to `redis://`, `rediss://`, `redis-cluster://` or `redis-sentinel://`.
     ///
     /// It waits at most half a second for the first connection, and then at most half a second to check
@@ -220,71 +136,38 @@ impl RedisLimiterBuilder {
     }
 
     fn settings(&self) -> Result<Settings, RedisError> {
-        let misconfigured = |message: String| Err(RedisError::new(StoreErrorKind::Misconfigured, message));
-        if !(Duration::from_millis(1)..=Duration::from_secs(60)).contains(&self.deadline) {
-            return misconfigured(format!("a deadline of {:?} is not possible: from 1 ms to 60 s", self.deadline));
-        }
-        if self.max_in_flight == 0 {
-            return misconfigured("with a max_in_flight of 0 every check would fail: use at least 1".to_owned());
-        }
-        if self.max_denials > DENIALS_MAX {
-            return misconfigured(format!(
-                "max_denials of {} is not possible: use at most {DENIALS_MAX}",
-                self.max_denials
-            ));
-        }
+        let misconfigured = |message: String| RedisError::new(StoreErrorKind::Misconfigured, message);
+        self.shared.check().map_err(misconfigured)?;
         if !PLACES_LAPSE.contains(&self.places_lapse_after) {
-            return misconfigured(format!(
-                "places_lapse_after of {:?} is not possible: from 3 s to 24 h",
-                self.places_lapse_after
-            ));
+            let lapse = self.places_lapse_after;
+            return Err(misconfigured(format!("places_lapse_after of {lapse:?} is not possible: from 3 s to 24 h")));
         }
         runtime()?;
-        Ok(Settings { deadline: self.deadline, observers: self.observers.clone(), ..Settings::default() })
+        let (deadline, observers) = (self.shared.deadline, self.shared.observers.clone());
+        Ok(Settings { deadline, observers, ..Settings::default() })
     }
 
     fn build(self, store: RedisStore) -> Result<RedisLimiter, RedisError> {
         let in_slots = store.is_cluster();
         let groups = if in_slots { self.slot_groups } else { None };
-        let callers = if self.readable_keys { CallerKeys::Readable } else { CallerKeys::Hashed(self.key_secret) };
-        let space = KeySpace::new(&self.prefix, callers, groups)?;
-        let tags = Tags::default();
-        let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::new());
-        let leases =
-            (self.lease_units > 0).then(|| Arc::new(Leases::new(self.lease_units, tags.clone(), Arc::clone(&clock))));
+        let Options { prefix, key_secret, deadline, max_in_flight, max_denials, clock, .. } = self.shared;
+        let callers = if self.readable_keys { CallerKeys::Readable } else { CallerKeys::Hashed(key_secret) };
+        let space = KeySpace::new(&prefix, callers, groups)?;
         let dispatcher = Dispatcher {
             store,
-            clock: self.clock,
+            clock,
             calls: AtomicU64::new(0),
             #[cfg(test)]
             splits: Default::default(),
         };
-        let inner = Arc::new(Inner {
-            // Each slot of a cluster is a lane.
-            batcher: Batcher::new(
-                dispatcher,
-                if in_slots { SLOTS } else { 1 },
-                self.max_in_flight,
-                self.deadline,
-                runtime()?,
-            ),
-            space,
-            denials: DenialCache::new(self.max_denials, tags.clone(), Arc::clone(&clock)),
-            holdings: Arc::new(Holdings::new(self.places_lapse_after, clock)),
-            is_closed: AtomicBool::new(false),
-            tags,
-            leases,
-            queue_refunds: QueueRefunds::new(),
-            registry: PolicyRegistry::new(),
-            in_slots,
-        });
-        if inner.leases.is_some() {
-            tokio::spawn(refund_leases(Arc::downgrade(&inner)));
-        }
-        tokio::spawn(renew_places(Arc::downgrade(&inner)));
-        Ok(RedisLimiter(inner))
+        let lanes = if in_slots { SLOTS } else { 1 }; // each slot of a cluster is a lane
+        let batcher = Batcher::new(dispatcher, lanes, max_in_flight, deadline, runtime()?);
+        let backend = RedisBackend { batcher, space, in_slots };
+        Ok(RedisLimiter(Checks::with_upkeep(backend, max_denials, self.lease_units, self.places_lapse_after)))
     }
 }
+
+shared_options!(RedisLimiterBuilder);
 
 /// Returns the runtime in which the limiter works.
 fn runtime() -> Result<Handle, RedisError> {
@@ -292,44 +175,13 @@ fn runtime() -> Result<Handle, RedisError> {
     Handle::try_current().map_err(|_| RedisError::new(StoreErrorKind::Misconfigured, message))
 }
 
-/// Refunds the remaining units of leases that are over, until the limiter is dropped.
-async fn refund_leases(limiter: Weak<Inner>) {
-    let mut ticks = tokio::time::interval(HELD / 2);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        let Some(inner) = limiter.upgrade() else { return };
-        if let Some(leases) = &inner.leases {
-            let over = leases.end_expired();
-            if !over.is_empty() {
-                inner.give_back(over);
-            }
-        }
-    }
-}
-
-/// Renews what this process holds of concurrency limits, until the limiter is dropped.
-async fn renew_places(limiter: Weak<Inner>) {
-    let Some(lapse) = limiter.upgrade().map(|inner| inner.holdings.lapse()) else { return };
-    let mut ticks = tokio::time::interval(lapse / PLACES_LOOKS);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        let Some(inner) = limiter.upgrade() else { return };
-        inner.renew().await;
-    }
-}
-
 impl fmt::Debug for RedisLimiterBuilder {
     /// Leaves the secret out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisLimiterBuilder")
-            .field("prefix", &self.prefix)
+            .field("shared", &self.shared)
             .field("readable_keys", &self.readable_keys)
             .field("slot_groups", &self.slot_groups)
-            .field("deadline", &self.deadline)
-            .field("max_in_flight", &self.max_in_flight)
-            .field("max_denials", &self.max_denials)
             .field("lease_units", &self.lease_units)
             .field("places_lapse_after", &self.places_lapse_after)
             .finish_non_exhaustive()

@@ -2,7 +2,7 @@
 
 use crate::error::kind_and_message;
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::{Events, Unanswered};
+use crate::limiter::remote::{Events, RemoteError, Unanswered};
 
 kind_and_message! {
     /// Why Redis did not decide. [`kind`](Self::kind) says what to do about it. The reason of a lost
@@ -26,6 +26,12 @@ impl From<Unanswered> for RedisError {
     fn from(why: Unanswered) -> Self {
         let (kind, message) = why.kind_and_message();
         Self::new(kind, message)
+    }
+}
+
+impl RemoteError for RedisError {
+    fn kind(&self) -> StoreErrorKind {
+        self.kind
     }
 }
 

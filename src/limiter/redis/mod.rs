@@ -1,6 +1,7 @@
 //! One limit across many processes: states in Redis, decided there by the Lua twins of the
 //! [algorithms](crate::quota::Algorithm).
 
+mod backend;
 mod builder;
 mod dispatch;
 mod error;

@@ -168,7 +168,7 @@ impl Holdings {
     }
 
     /// Returns units that were taken in a run. Returns the call for that, or `None` if the run is over.
-    pub(crate) fn give_back(&self, key: HeldKey, run: u64, units: u64, connections: u64) -> Option<Return> {
+    pub(crate) fn return_units(&self, key: HeldKey, run: u64, units: u64, connections: u64) -> Option<Return> {
         let mut part = self.part(&key.bytes);
         let holding = part.get_mut(&key.bytes).filter(|holding| holding.run == run)?;
         let units = units.min(holding.held);
@@ -208,8 +208,7 @@ impl Holdings {
         for part in &self.parts {
             lock(part).retain(|key, holding| {
                 let age = now.saturating_since(holding.began);
-                let is_empty = holding.held == 0 && holding.under_way == 0 && holding.calls == 0;
-                if is_empty && (!holding.is_doubtful || age > 2 * self.lapse) {
+                if holding.is_idle() && (!holding.is_doubtful || age > 2 * self.lapse) {
                     return false;
                 }
                 let is_moved = holding.connections != connections;
@@ -232,7 +231,7 @@ impl Holdings {
     }
 
     /// Ends all runs. Returns the calls that return everything.
-    pub(crate) fn give_all_back(&self) -> Vec<Return> {
+    pub(crate) fn return_all(&self) -> Vec<Return> {
         let mut all = Vec::new();
         for part in &self.parts {
             for (key, mut holding) in lock(part).drain() {
@@ -320,11 +319,16 @@ impl Holdings {
     }
 }
 
+impl Holding {
+    /// Whether nothing is held, and no call is under way.
+    fn is_idle(&self) -> bool {
+        self.held == 0 && self.under_way == 0 && self.calls == 0
+    }
+}
+
 /// Forgets a key of which nothing is held, unless its row may be wrong.
 fn tidy(part: &mut HashMap<Bytes, Holding, RandomState>, key: &Bytes) {
-    let is_over =
-        |holding: &Holding| holding.held == 0 && holding.under_way == 0 && holding.calls == 0 && !holding.is_doubtful;
-    if part.get(key).is_some_and(is_over) {
+    if part.get(key).is_some_and(|holding| holding.is_idle() && !holding.is_doubtful) {
         part.remove(key);
     }
 }
@@ -485,7 +489,7 @@ mod tests {
             Ok((taken, is_missing))
         }
 
-        fn give_back(&mut self, claim: &Claim, units: u64, now: Timestamp) -> Returned {
+        fn return_units(&mut self, claim: &Claim, units: u64, now: Timestamp) -> Returned {
             match self.meet(claim, now) {
                 Err(row) => Returned::Refused(row),
                 Ok((before, is_missing)) => {
@@ -569,9 +573,9 @@ mod tests {
             self.wires.push(Wire { process, claim: back.claim, units: back.units, call: Call::Return(back) });
         }
 
-        fn give_back(&mut self, place: usize) {
+        fn return_units(&mut self, place: usize) {
             let Granted { process, run, units, .. } = self.granted.swap_remove(place);
-            if let Some(back) = self.processes[process].give_back(self.key.clone(), run, units, self.connections) {
+            if let Some(back) = self.processes[process].return_units(self.key.clone(), run, units, self.connections) {
                 self.send(process, back);
             }
         }
@@ -606,7 +610,7 @@ mod tests {
                     }
                 }
                 Call::Return(back) => {
-                    let returned = self.store.give_back(&claim, units, now);
+                    let returned = self.store.return_units(&claim, units, now);
                     let returned = if is_lost { Returned::Lost } else { returned };
                     self.processes[process].record_return(&back.key, returned);
                 }
@@ -631,7 +635,7 @@ mod tests {
             if is_take {
                 let _ = self.store.take(&claim, units, now);
             } else {
-                self.store.give_back(&claim, units, now);
+                self.store.return_units(&claim, units, now);
             }
         }
 
@@ -664,7 +668,7 @@ mod tests {
         for (what, a, b) in steps {
             match what {
                 0..=5 => world.take(a % PROCESSES, 1 + b as u64 % 2),
-                6..=9 => drop(pick(world.granted.len(), a).map(|at| world.give_back(at))),
+                6..=9 => drop(pick(world.granted.len(), a).map(|at| world.return_units(at))),
                 10..=19 => drop(pick(world.wires.len(), a).map(|at| world.arrive(at, false))),
                 20..=21 => drop(pick(world.wires.len(), a).map(|at| world.arrive(at, true))),
                 22..=23 => drop(pick(world.wires.len(), a).map(|at| world.give_up(at))),
@@ -687,7 +691,7 @@ mod tests {
             prop_assert_eq!(world.store.units(process.holder), granted, "of process {}", at);
         }
         while !world.granted.is_empty() {
-            world.give_back(0);
+            world.return_units(0);
         }
         world.settle();
         prop_assert!(world.store.rows.values().all(|row| row.units == 0));
@@ -734,7 +738,7 @@ mod tests {
         world.clock.advance(2 * LAPSE);
         let key = world.processes[0].due(world.connections).remove(0);
         let back = world.processes[0].renew(key.clone(), world.connections).unwrap();
-        let returned = world.store.give_back(&back.claim, back.units, world.now());
+        let returned = world.store.return_units(&back.claim, back.units, world.now());
         assert_eq!((returned, world.processes[0].record_return(&key, returned)), (Returned::Missing, 2));
         assert_eq!(world.store.units(world.processes[0].holder), 2);
     }

@@ -21,6 +21,16 @@ pub(crate) enum Unanswered {
     RuntimeEnded,
     /// The store answered fewer requests than it was asked.
     LeftOut,
+    /// The answer is not one to the request.
+    Misunderstood,
+    /// The limiter was closed.
+    Closed,
+    /// A set of this number of charges, of which at most the other number are possible.
+    TooLarge(usize, usize),
+    /// The key of a concurrency limit was reset, each time that the request was sent.
+    KeyReset,
+    /// An earlier refund of the queue failed.
+    RefundNotSent,
 }
 
 impl Unanswered {
@@ -51,6 +61,18 @@ impl Unanswered {
                 (StoreErrorKind::Unavailable, "the runtime in which the limiter was made has ended".to_owned())
             }
             Self::LeftOut => (StoreErrorKind::Foreign, "the store answered fewer checks than it was asked".to_owned()),
+            Self::Misunderstood => {
+                (StoreErrorKind::Foreign, "the store's answer is not one to what it was asked".to_owned())
+            }
+            Self::Closed => (StoreErrorKind::Unavailable, "this limiter was closed".to_owned()),
+            Self::TooLarge(charges, most) => {
+                (StoreErrorKind::Misconfigured, format!("a set of {charges} charges: use at most {most}"))
+            }
+            Self::KeyReset => (
+                StoreErrorKind::Unavailable,
+                "the key of a concurrency limit was reset while it was asked for".to_owned(),
+            ),
+            Self::RefundNotSent => (StoreErrorKind::Unavailable, "the refund was not sent".to_owned()),
         }
     }
 }

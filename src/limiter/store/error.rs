@@ -2,7 +2,7 @@
 
 use crate::error::kind_and_message;
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::Unanswered;
+use crate::limiter::remote::{RemoteError, Unanswered};
 
 kind_and_message! {
     /// Why a store, or the limiter over it, did not decide. [`kind`](Self::kind) says what to do about it.
@@ -31,5 +31,11 @@ impl From<Unanswered> for StoreError {
     fn from(why: Unanswered) -> Self {
         let (kind, message) = why.kind_and_message();
         Self::new(kind, message)
+    }
+}
+
+impl RemoteError for StoreError {
+    fn kind(&self) -> StoreErrorKind {
+        self.kind
     }
 }

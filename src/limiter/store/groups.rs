@@ -94,6 +94,11 @@ impl<F: Fly> Groups<F> {
         &self.0.fly
     }
 
+    /// Returns the runtime whose tasks the flights are.
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.0.runtime
+    }
+
     /// Returns how many requests wait or are in flight.
     pub(super) fn len(&self) -> usize {
         self.0.permits.taken()

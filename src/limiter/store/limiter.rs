@@ -1,18 +1,28 @@
 //! The limiter over a store, as the trait has it.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use super::Store;
-use super::checks::{Checks, StoreFuture, supports};
+use super::backend::{Swaps, supports};
 use super::error::StoreError;
 use crate::decision::Decision;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
+use crate::limiter::remote::{Backend, Checks};
 use crate::limiter::{Charge, Limiter, PolicyRegistry, Refund, Reply, UnsupportedQuota};
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
+
+/// A future of a [`StoreLimiter`]'s answer.
+///
+/// A request is sent when the future is first polled, and needs no further poll. If the future of a
+/// `take` is dropped before it returned its answer, the limiter refunds what was charged as soon as
+/// the answer arrives. Refunds and settlements are sent at once.
+pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
 
 /// A limiter whose states are in a [`Store`]: one limit for all processes that use the store, and for as long as the
 /// store keeps its values.
@@ -56,13 +66,13 @@ use crate::quota::Quota;
 /// # Ok(())
 /// # }
 /// ```
-pub struct StoreLimiter<S: Store>(pub(super) Arc<Checks<S>>);
+pub struct StoreLimiter<S: Store>(pub(super) Arc<Checks<Swaps<S>>>);
 
 impl<S: Store> StoreLimiter<S> {
     /// Returns how many checks wait for an answer.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.0.groups.len()
+        self.0.backend().waiting()
     }
 }
 
@@ -79,7 +89,7 @@ impl<S: Store> Limiter for StoreLimiter<S> {
     }
 
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), StoreError, StoreFuture<()>> {
-        self.0.refund_all(refunds)
+        self.0.refund(refunds)
     }
 
     fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, StoreError, StoreFuture<Decision>> {
@@ -99,11 +109,11 @@ impl<S: Store> Limiter for StoreLimiter<S> {
     }
 
     fn observe(&self, observer: &Arc<dyn Observer>) {
-        self.0.events().observe(observer);
+        self.0.backend().events().observe(observer);
     }
 
     fn policy_registry(&self) -> Option<&PolicyRegistry> {
-        Some(&self.0.registry)
+        Some(self.0.registry())
     }
 }
 
@@ -116,7 +126,7 @@ impl<S: Store> Clone for StoreLimiter<S> {
 impl<S: Store> fmt::Debug for StoreLimiter<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StoreLimiter")
-            .field("keys", &self.0.before)
+            .field("keys", &self.0.backend().before())
             .field("waiting", &self.waiting())
             .finish_non_exhaustive()
     }

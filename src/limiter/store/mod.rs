@@ -26,8 +26,8 @@
 //! A value that is not of this form, or that its quota could not have written, is an error of kind
 //! [`Foreign`](crate::limiter::StoreErrorKind::Foreign). It stays in the store until the key is reset.
 
+mod backend;
 mod builder;
-mod checks;
 mod error;
 mod groups;
 mod known;
@@ -47,9 +47,8 @@ use std::time::Duration;
 use crate::time::Timestamp;
 
 pub use builder::StoreLimiterBuilder;
-pub use checks::StoreFuture;
 pub use error::StoreError;
-pub use limiter::StoreLimiter;
+pub use limiter::{StoreFuture, StoreLimiter};
 
 /// A store of values that can be replaced if they have not changed.
 ///

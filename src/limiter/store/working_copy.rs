@@ -13,6 +13,7 @@ use crate::algorithm::entry_log::{Edit, EntryLog, Listed};
 use crate::algorithm::{Decider, How, Next, Pair};
 use crate::decision::{ChargeDecision, Decision, Several};
 use crate::event::StoreErrorKind;
+use crate::limiter::remote;
 use crate::limiter::{Effect, Effective, binds, how, outlives_refusal, stands};
 use crate::policy::Policy;
 use crate::wait::Wait;
@@ -29,16 +30,7 @@ pub(super) enum Verb {
 }
 
 /// The answer to a request.
-#[derive(Debug)]
-pub(super) enum Answer {
-    Decided(Decision),
-    /// Refused without the store, which denied one of the charges a moment ago.
-    Repeated(Decision),
-    /// The refund or the reset is done.
-    Done,
-    /// The refund had no effect, because a later slot of the queue is taken.
-    Behind,
-}
+pub(super) type Answer = remote::Answer<StoreError>;
 
 /// Charges of one set, a refund or a reset.
 #[derive(Debug)]

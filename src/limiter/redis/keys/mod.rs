@@ -26,8 +26,6 @@ use bytes::Bytes;
 /// Callers' keys of more bytes are hashed, even if keys are readable.
 const CLEAR_MAX: usize = 128;
 
-const PREFIX_MAX: usize = 128;
-
 /// The number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16_384;
 
@@ -59,16 +57,9 @@ pub(super) struct KeySpace {
 
 impl KeySpace {
     /// # Errors
-    /// If the prefix is empty, longer than 128 bytes or has braces, or there are no groups or more
-    /// than slots.
+    /// If there are no groups, or more than slots.
     pub(super) fn new(prefix: &str, callers: CallerKeys, groups: Option<u16>) -> Result<Self, RedisError> {
         let misconfigured = |message: String| Err(RedisError::new(StoreErrorKind::Misconfigured, message));
-        if prefix.is_empty() || prefix.len() > PREFIX_MAX || prefix.contains(['{', '}']) {
-            return misconfigured(format!(
-                "{prefix:?} cannot be a prefix of stored keys: it must be 1 to {PREFIX_MAX} bytes without braces, which tell \
-                 a cluster where a key belongs"
-            ));
-        }
         let groups = match groups {
             None => Box::default(),
             Some(groups) if (1..=SLOTS).contains(&groups) => spread(groups),

@@ -26,9 +26,8 @@ pub(super) use self::settings::Settings;
 use self::settings::{Target, TargetKind};
 use super::error::RedisError;
 use super::script::Call;
-use crate::event::{LimiterEvent, StoreErrorKind};
+use crate::event::StoreErrorKind;
 use crate::limiter::remote::Events;
-use crate::outcome::Observer;
 
 /// Returns the slot of a key in a cluster, which depends on what is between its first braces.
 pub(super) fn slot(key: &[u8]) -> u16 {
@@ -134,24 +133,9 @@ impl RedisStore {
         self.0.events.record_success();
     }
 
-    /// Returns how many connections were made so far.
-    pub(super) fn connections(&self) -> u64 {
-        self.0.events.connections()
-    }
-
-    /// Adds an observer of events.
-    pub(super) fn observe(&self, observer: &Arc<dyn Observer>) {
-        self.0.events.observe(observer);
-    }
-
-    /// Whether there is an observer of events.
-    pub(super) fn is_observed(&self) -> bool {
-        self.0.events.is_observed()
-    }
-
-    /// Reports an event to the observer.
-    pub(super) fn report(&self, event: impl FnOnce() -> LimiterEvent) {
-        self.0.events.report(event);
+    /// Returns what observers get events from.
+    pub(super) fn events(&self) -> &Events {
+        &self.0.events
     }
 
     /// Restarts the slot's connection, because it delivered a reply that no script gives.

@@ -11,7 +11,7 @@ use crate::decision::{ChargeDecision, Decision, Receipt, Several};
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::keys;
-use crate::limiter::remote::Row;
+use crate::limiter::remote::{ROW_MISSING, Row};
 use crate::wait::Wait;
 
 /// The first byte of the script's answer for a key or a request.
@@ -83,11 +83,11 @@ enum Found {
 }
 
 /// Notes on the answer to a charge of units that are held.
-pub(in crate::limiter::redis) mod notes {
+mod notes {
     /// There is no room for a row of this process.
     pub(super) const NO_ROOM: u8 = 1;
     /// There was no row of this process.
-    pub(in crate::limiter::redis) const MISSING: u8 = 2;
+    pub(super) const MISSING: u8 = 2;
 }
 
 impl Reader<'_> {
@@ -182,7 +182,8 @@ impl Reader<'_> {
         for (found, decision) in states.iter().zip(&mut decisions) {
             if let Some(Found::Held(_, notes)) = found {
                 let taken = decision.taken();
-                decision.put_receipt(Receipt::new(taken, u64::from(*notes), 0));
+                let row = if notes & notes::MISSING == 0 { 0 } else { ROW_MISSING };
+                decision.put_receipt(Receipt::new(taken, row, 0));
             }
         }
         Some(Decision::new(allowed, decisions))

@@ -156,7 +156,7 @@ pub(super) fn charge(form: &mut Vec<u8>, charge: &KeyedCharge) {
 }
 
 /// Writes the form of a return of units that are held.
-pub(super) fn give_back(form: &mut Vec<u8>, quota: &Quota, units: u64, claim: &Claim) {
+pub(super) fn return_units(form: &mut Vec<u8>, quota: &Quota, units: u64, claim: &Claim) {
     write(form, quota, Mode::Enforce, &places(quota, units, false, claim), &[]);
 }
 

@@ -72,7 +72,7 @@
 //!
 //! | what | bound | at the bound |
 //! |---|---|---|
-//! | charges of one request | [`CHARGES_MAX`] | an error, `Misconfigured` |
+//! | charges of one request | [`CHARGES_MAX`](remote::CHARGES_MAX) | an error, `Misconfigured` |
 //! | rows of a concurrency limit | 256 | a further process is denied |
 //! | requests of one run | 65,535 | the next one begins another run |
 //! | numbers of a state | 2^53 | a quota's own limits are lower; a larger stored number counts as no state |
@@ -94,38 +94,16 @@ use bytes::Bytes;
 use super::error::RedisError;
 use super::keys::Stored;
 use super::script::Call;
-use crate::decision::Decision;
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::Row;
+use crate::limiter::remote;
 use crate::time::Timestamp;
 
-pub(super) use decode::{answers, notes};
+pub(super) use decode::answers;
 pub(super) use request::{Request, Verb};
 pub(super) use split::Split;
 
-/// The most charges of one request. They hold the server for some milliseconds.
-pub(super) const CHARGES_MAX: usize = 1_000;
-
 /// The answer to a request.
-#[derive(Debug)]
-pub(super) enum Answer {
-    Decided(Decision),
-    /// Refused without a call, because Redis denied one of the charges a moment ago.
-    Repeated(Decision),
-    /// Decided key by key. If some keys failed, or the decision is a refusal, its receipts hold
-    /// what was taken.
-    Split(Decision, Option<RedisError>),
-    /// The refund or the reset is done.
-    Done,
-    /// The refund had no effect, because a later slot of the queue is taken.
-    Behind,
-    /// The keys are not all on one server. Nothing was done.
-    Elsewhere,
-    /// The row of the charge at this place is of a later epoch. Nothing was done.
-    Refused(usize, Row),
-    /// The units were returned, or the row was renewed. There was no row before, although this process held units.
-    Missing,
-}
+pub(super) type Answer = remote::Answer<RedisError>;
 
 /// Returns one script call for all requests, at the server's time unless a clock's is given. No two
 /// calls of a connection have one number.

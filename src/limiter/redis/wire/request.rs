@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::charge::{KeyedCharge, Partners};
 use super::encode;
 use crate::limiter::redis::keys::Stored;
-use crate::limiter::remote::{Claim, Return};
+use crate::limiter::remote::{CHARGES_MAX, Claim, Return};
 use crate::limiter::{Charge, Effect, Refund, binds, outlives_refusal};
 use crate::policy::Policy;
 
@@ -27,6 +27,8 @@ pub(in crate::limiter::redis) enum Verb {
 /// The position of the first form in a run.
 const FORMS_AT: usize = 9;
 
+const _: () = assert!(CHARGES_MAX <= u16::MAX as usize, "a run has the number of its keys in 16 bits");
+
 /// A request whose keys are all in one slot, or on one server.
 #[derive(Debug)]
 pub(in crate::limiter::redis) struct Request {
@@ -38,7 +40,8 @@ pub(in crate::limiter::redis) struct Request {
 }
 
 impl Request {
-    /// Takes all of the charges or none, or looks whether it would.
+    /// Does what [`claiming`](Self::claiming) does, for charges of units that are not held.
+    #[cfg(test)]
     pub(in crate::limiter::redis) fn charge<'a>(
         verb: Verb,
         charges: impl Iterator<Item = (&'a Charge<'a>, &'a Stored)>,
@@ -46,8 +49,8 @@ impl Request {
         Self::claiming(verb, charges.map(|(charge, stored)| (charge, stored, Claim::default())))
     }
 
-    /// Does what [`charge`](Self::charge) does, with what this process says of itself for each charge of units that are
-    /// held.
+    /// Takes all of the charges or none, or looks whether it would. Each charge has the claim of this process on units
+    /// that are held.
     pub(in crate::limiter::redis) fn claiming<'a>(
         verb: Verb,
         charges: impl Iterator<Item = (&'a Charge<'a>, &'a Stored, Claim)>,
@@ -84,9 +87,9 @@ impl Request {
     }
 
     /// Returns units that are held, or renews the row of this process.
-    pub(in crate::limiter::redis) fn give_back(back: &Return) -> Self {
+    pub(in crate::limiter::redis) fn return_units(back: &Return) -> Self {
         let Return { key, units, claim } = back;
-        let run = run(Verb::Refund, 1, |form| encode::give_back(form, key.policy.quota(), *units, claim));
+        let run = run(Verb::Refund, 1, |form| encode::return_units(form, key.policy.quota(), *units, claim));
         let stored = Stored { bytes: key.bytes.clone(), slot: key.slot };
         let charges = SmallVec::from_iter([KeyedCharge::idle(key.policy.clone(), &stored)]);
         Self { verb: Verb::Refund, slot: key.slot, charges, run }

@@ -62,7 +62,7 @@ impl Process {
         decision
     }
 
-    fn give_back(&mut self, mut decision: ChargeDecision) {
+    fn refund(&mut self, mut decision: ChargeDecision) {
         let receipt = decision.take_receipt().unwrap();
         self.store.refund_now(&[Refund::new(self.policy.clone(), self.key.clone(), receipt)]);
     }
@@ -227,7 +227,7 @@ proptest! {
             if decision.is_allowed() {
                 used += cost;
                 if what == 0 {
-                    process.give_back(decision);
+                    process.refund(decision);
                     used -= cost;
                 }
             }

@@ -81,7 +81,7 @@ fn one_of_the_processes() {
             admitted += task.await.unwrap();
         }
         // Unused units of leases are refunded. A lease that came late would show within the time that it is held.
-        let (mut free, held) = (Instant::now(), || limiter.0.leases.as_ref().map_or(0, |leases| leases.held()));
+        let (mut free, held) = (Instant::now(), || limiter.0.leased());
         while leases > 0 && free.elapsed() < 3 * HELD {
             if held() > 0 || limiter.waiting() > 0 {
                 free = Instant::now();

@@ -6,7 +6,7 @@ use super::{Answer, Bench, NUMBER, Request, Verb, call};
 use crate::decision::Receipt;
 use crate::key::Key;
 use crate::limiter::redis::keys::Stored;
-use crate::limiter::redis::wire::CHARGES_MAX;
+use crate::limiter::remote::CHARGES_MAX;
 use crate::limiter::{Charge, Refund};
 use crate::policy::Policy;
 use crate::quota::Quota;

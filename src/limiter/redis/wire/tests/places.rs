@@ -59,9 +59,9 @@ impl Rows {
         self.charge(Verb::Take, limit, 1, Effect::Enforce, claim)
     }
 
-    fn give_back(&mut self, units: u64, claim: Claim) -> Answered {
+    fn return_units(&mut self, units: u64, claim: Claim) -> Answered {
         let Stored { bytes, slot } = self.stored.clone();
-        self.ask(&Request::give_back(&Return { key: HeldKey { bytes, slot, policy: policy(1) }, units, claim }))
+        self.ask(&Request::return_units(&Return { key: HeldKey { bytes, slot, policy: policy(1) }, units, claim }))
     }
 
     fn reset(&mut self) -> Answered {
@@ -89,7 +89,7 @@ fn call_of_an_earlier_epoch_is_refused() {
     // Its next call was sent, and its answer did not come. So an epoch begins.
     assert!(is_allowed(&rows.take(3, claim(7, 2, 1))));
     assert_eq!(rows.held(), 2);
-    for late in [rows.take(3, claim(7, 1, 0)), rows.give_back(1, claim(7, 1, 0))] {
+    for late in [rows.take(3, claim(7, 1, 0)), rows.return_units(1, claim(7, 1, 0))] {
         assert!(matches!(late, Ok(Answer::Refused(0, Row { resets: 0, epoch: 2 }))), "{late:?}");
     }
     assert_eq!(rows.held(), 2);
@@ -101,13 +101,13 @@ fn call_of_an_earlier_epoch_is_refused() {
 fn first_call_of_an_epoch_sets_the_row_to_its_base() {
     let mut rows = Rows::start("base");
     assert!(is_allowed(&rows.take(9, claim(7, 1, 0))));
-    rows.give_back(0, claim(7, 2, 5)).unwrap();
+    rows.return_units(0, claim(7, 2, 5)).unwrap();
     assert_eq!(rows.held(), 5);
-    rows.give_back(2, claim(7, 2, 5)).unwrap();
+    rows.return_units(2, claim(7, 2, 5)).unwrap();
     assert_eq!(rows.held(), 3, "the second call of an epoch counts from the row");
     assert!(!is_allowed(&rows.take(4, claim(7, 3, 4))));
     assert_eq!(rows.held(), 4, "a refused call reports what is held anyway");
-    let missing = rows.give_back(0, claim(8, 1, 2));
+    let missing = rows.return_units(0, claim(8, 1, 2));
     assert!(matches!(missing, Ok(Answer::Missing)), "{missing:?}");
     assert_eq!(rows.held(), 6, "it is taken by force");
 }
@@ -115,13 +115,13 @@ fn first_call_of_an_epoch_sets_the_row_to_its_base() {
 #[test]
 fn row_without_units_stays_if_its_absence_says_otherwise() {
     let mut rows = Rows::start("empty");
-    rows.give_back(0, claim(7, 2, 1)).unwrap();
-    rows.give_back(1, claim(7, 2, 1)).unwrap();
-    rows.give_back(0, claim(7, 2, 1)).unwrap();
+    rows.return_units(0, claim(7, 2, 1)).unwrap();
+    rows.return_units(1, claim(7, 2, 1)).unwrap();
+    rows.return_units(0, claim(7, 2, 1)).unwrap();
     assert_eq!(rows.held(), 0, "the base counts once");
-    rows.give_back(0, Claim { keeps_row: true, ..claim(7, 3, 0) }).unwrap();
+    rows.return_units(0, Claim { keeps_row: true, ..claim(7, 3, 0) }).unwrap();
     assert!(matches!(rows.take(1, claim(7, 1, 0)), Ok(Answer::Refused(..))));
-    rows.give_back(0, claim(7, 4, 0)).unwrap();
+    rows.return_units(0, claim(7, 4, 0)).unwrap();
     let exists: bool = redis::cmd("EXISTS").arg(&*rows.stored.bytes).query(&mut rows.bench.connection).unwrap();
     assert!(!exists);
 }
@@ -137,7 +137,7 @@ fn rows_lapse_one_by_one_and_a_reset_is_counted_in_each() {
     assert!(is_allowed(&rows.take(3, claim(9, 1, 0))));
     rows.reset().unwrap();
     assert_eq!(rows.held(), 0);
-    let late = rows.give_back(0, claim(2, 2, 1));
+    let late = rows.return_units(0, claim(2, 2, 1));
     assert!(matches!(late, Ok(Answer::Refused(0, Row { resets: 1, epoch: 1 }))), "{late:?}");
     assert!(is_allowed(&rows.take(3, Claim { resets: 1, ..claim(2, 2, 0) })));
     rows.now += 2 * LAPSE_US;
@@ -198,7 +198,7 @@ fn play(rows: &mut Rows, steps: Vec<(u8, u64, u64, u64, u64, u64)>) -> Result<()
         let others = held - row.map_or(0, |row| row.2);
         let force = what == 6;
         let (answer, is_written, after) = if what < 3 {
-            (rows.give_back(cost, claim), true, before.saturating_sub(cost))
+            (rows.return_units(cost, claim), true, before.saturating_sub(cost))
         } else {
             let effect = if force { Effect::Force } else { Effect::Enforce };
             let fits = force || cost <= 5_u64.saturating_sub(others + before);
@@ -262,7 +262,7 @@ fn cost_of_rows_is_measured() {
             holders += 1;
             let Stored { bytes, slot } = rows.stored.clone();
             let key = HeldKey { bytes, slot, policy: policy(1) };
-            let row = Request::give_back(&Return { key, units: 0, claim: claim(name(holders), 1, 1) });
+            let row = Request::return_units(&Return { key, units: 0, claim: claim(name(holders), 1, 1) });
             // At the server's time, as those below.
             rows.bench.run(&[super::call(&[&row], super::NUMBER, None)]);
         }
@@ -274,7 +274,7 @@ fn cost_of_rows_is_measured() {
             takes.push(Request::claiming(Verb::Take, std::iter::once((&charge, &rows.stored, claim))));
             let Stored { bytes, slot } = rows.stored.clone();
             let key = HeldKey { bytes, slot, policy: policy.clone() };
-            returns.push(Request::give_back(&Return { key, units: 1, claim }));
+            returns.push(Request::return_units(&Return { key, units: 1, claim }));
         }
         let (take, back) = (spent(&mut rows, &takes), spent(&mut rows, &returns));
         let bytes: u64 = redis::cmd("STRLEN").arg(&*rows.stored.bytes).query(&mut rows.bench.connection).unwrap();

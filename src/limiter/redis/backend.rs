@@ -1,0 +1,128 @@
+//! Redis, as the checks see it.
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::dispatch::Dispatcher;
+use super::error::RedisError;
+use super::keys::{KeySpace, Stored};
+use super::wire::{Answer, Request, Verb};
+use crate::event::StoreErrorKind;
+use crate::key::Key;
+use crate::limiter::remote::{Backend, Batcher, Claim, Events, HeldKey, Intent, Receiver, Return};
+use crate::limiter::{Charge, Effect, Refund};
+use crate::policy::Policy;
+use crate::quota::Algorithm;
+
+/// The Redis of a limiter.
+pub(super) struct RedisBackend {
+    pub(super) batcher: Batcher<Dispatcher>,
+    pub(super) space: KeySpace,
+    /// Whether it is a cluster, where charges of one set can be in different slots.
+    pub(super) in_slots: bool,
+}
+
+impl RedisBackend {
+    fn lane_of_slot(&self, slot: u16) -> u16 {
+        if self.in_slots { slot } else { 0 }
+    }
+}
+
+impl Backend for RedisBackend {
+    type Request = Request;
+    type Error = RedisError;
+    type Stored = Stored;
+
+    /// Returns why the script cannot decide a set: only blocks and meters can be charged on refusal.
+    fn refuses(&self, charges: &[Charge<'_>]) -> Option<RedisError> {
+        let is_unknown = |charge: &&Charge<'_>| {
+            let is_known = matches!(charge.policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter);
+            matches!(charge.effect, Effect::OnRefusal { .. }) && !is_known
+        };
+        let charge = charges.iter().find(is_unknown)?;
+        let message = format!(
+            "{:?} is charged on refusal, with the quota \"{}\": in Redis that is for blocks and meters, Quota::block and \
+             Quota::meter",
+            charge.policy.name(),
+            charge.policy.quota()
+        );
+        Some(RedisError::new(StoreErrorKind::Misconfigured, message))
+    }
+
+    fn error_at_once(&self, lane: u16) -> Option<RedisError> {
+        self.batcher.dispatch().store.error_at_once(lane)
+    }
+
+    fn stored(&self, policy: &Policy, key: &Key) -> Stored {
+        self.space.key(policy, key)
+    }
+
+    fn lane(&self, stored: &Stored) -> u16 {
+        self.lane_of_slot(stored.slot)
+    }
+
+    fn charge<'a>(
+        &self,
+        intent: Intent,
+        charges: impl Iterator<Item = (&'a Charge<'a>, &'a Stored, Claim)>,
+    ) -> Request {
+        let verb = match intent {
+            Intent::Take => Verb::Take,
+            Intent::Peek => Verb::Peek,
+        };
+        Request::claiming(verb, charges)
+    }
+
+    fn refund(&self, refund: &Refund) -> Request {
+        Request::refund(refund, &self.space.key(&refund.policy, &refund.key))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Request {
+        Request::reset(policy, &self.space.key(policy, key))
+    }
+
+    fn keys(request: &Request) -> usize {
+        request.keys()
+    }
+
+    async fn ask<T: Send + 'static, R: Receiver<Answer, RedisError> + 'static>(
+        &self,
+        request: Request,
+        receiver: impl FnOnce(oneshot::Sender<T>) -> R + Send,
+    ) -> Result<T, RedisError> {
+        self.batcher.ask(self.lane_of_slot(request.slot()), request, receiver).await
+    }
+
+    fn send(
+        &self,
+        request: Request,
+        then: impl FnOnce(Result<Answer, RedisError>) + Send + 'static,
+    ) -> Result<(), RedisError> {
+        self.batcher.send(self.lane_of_slot(request.slot()), request, then)
+    }
+
+    fn waiting(&self) -> usize {
+        self.batcher.len()
+    }
+
+    fn events(&self) -> &Events {
+        self.batcher.dispatch().store.events()
+    }
+
+    fn runtime(&self) -> &Handle {
+        self.batcher.runtime()
+    }
+
+    fn close(&self) {
+        self.batcher.dispatch().store.close();
+    }
+
+    fn held_key(&self, policy: &Policy, stored: &Stored) -> Option<HeldKey> {
+        let held = || HeldKey { bytes: stored.bytes.clone(), slot: stored.slot, policy: policy.clone() };
+        policy.limits_in_flight().then(held)
+    }
+
+    fn return_units(&self, back: &Return) -> Option<Request> {
+        Some(Request::return_units(back))
+    }
+}

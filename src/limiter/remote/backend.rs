@@ -1,0 +1,133 @@
+//! A store, as the checks see it.
+
+use std::future::Future;
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::batcher::Receiver;
+use super::events::Events;
+use super::holdings::{Claim, HeldKey, Return, Row};
+use super::unanswered::Unanswered;
+use crate::decision::Decision;
+use crate::event::StoreErrorKind;
+use crate::key::Key;
+use crate::limiter::{Charge, Refund};
+use crate::policy::Policy;
+
+/// A store with its connections. It sends requests, and returns the answers within the deadline.
+pub(crate) trait Backend: Sized + Send + Sync + 'static {
+    /// What the store does in one step: charges, a refund, or a reset.
+    type Request: Send + 'static;
+    type Error: RemoteError;
+    /// A stored key.
+    type Stored: Send;
+
+    /// Returns why the store cannot decide these charges.
+    fn refuses(&self, charges: &[Charge<'_>]) -> Option<Self::Error>;
+
+    /// Returns why the store keeps no state of a policy.
+    fn refuses_policy(&self, _policy: &Policy) -> Option<Self::Error> {
+        None
+    }
+
+    /// Returns why a request of this lane would fail at once, if it would: its server is believed dead or not known.
+    fn error_at_once(&self, lane: u16) -> Option<Self::Error>;
+
+    fn stored(&self, policy: &Policy, key: &Key) -> Self::Stored;
+
+    /// Returns the lane of a key. The store decides charges in one step if their keys are in one lane.
+    fn lane(&self, _stored: &Self::Stored) -> u16 {
+        0
+    }
+
+    /// Makes the request for charges of one lane, each with the claim of this process on units that are held.
+    fn charge<'a>(
+        &self,
+        intent: Intent,
+        charges: impl Iterator<Item = (&'a Charge<'a>, &'a Self::Stored, Claim)>,
+    ) -> Self::Request;
+
+    fn refund(&self, refund: &Refund) -> Self::Request;
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Self::Request;
+
+    /// Returns the number of keys of a request.
+    fn keys(request: &Self::Request) -> usize;
+
+    /// Waits for the answer to a request, no longer than the deadline. `receiver` makes the receiver of the answer,
+    /// which passes something on to this future.
+    fn ask<T: Send + 'static, R: Receiver<Answer<Self::Error>, Self::Error> + 'static>(
+        &self,
+        request: Self::Request,
+        receiver: impl FnOnce(oneshot::Sender<T>) -> R + Send,
+    ) -> impl Future<Output = Result<T, Self::Error>> + Send;
+
+    /// Sends a request at once, and has its answer handed to a function.
+    fn send(
+        &self,
+        request: Self::Request,
+        then: impl FnOnce(Result<Answer<Self::Error>, Self::Error>) + Send + 'static,
+    ) -> Result<(), Self::Error>;
+
+    /// Returns how many requests wait or are in flight.
+    fn waiting(&self) -> usize;
+
+    fn events(&self) -> &Events;
+
+    /// Returns the runtime in which the limiter works.
+    fn runtime(&self) -> &Handle;
+
+    /// Ends the connections that were opened for this limiter.
+    fn close(&self) {}
+
+    // Units that are held until they are returned. A store that counts none refuses their policies. ──────────────────
+
+    /// Returns the key of a policy whose units are held. `None` if they are not.
+    fn held_key(&self, _policy: &Policy, _stored: &Self::Stored) -> Option<HeldKey> {
+        None
+    }
+
+    /// Makes the request that returns units, or renews the row of this process. `None` if none are held here.
+    fn return_units(&self, _back: &Return) -> Option<Self::Request> {
+        None
+    }
+}
+
+/// The error of a limiter with a remote store.
+pub(crate) trait RemoteError: std::error::Error + From<Unanswered> + Clone + Send + Sync + 'static {
+    fn kind(&self) -> StoreErrorKind;
+}
+
+/// What a request for charges is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Intent {
+    /// Take all charges or none.
+    Take,
+    /// Answer as `Take` would, and take nothing.
+    Peek,
+}
+
+/// The instant of a receipt of units that are held, as a backend answers it, if the store had no row of this process.
+/// Otherwise it is 0.
+pub(crate) const ROW_MISSING: u64 = 1;
+
+/// The answer to a request.
+#[derive(Debug)]
+pub(crate) enum Answer<E> {
+    Decided(Decision),
+    /// Refused without the store, which denied one of the charges a moment ago.
+    Repeated(Decision),
+    /// Decided key by key. If some keys failed, or the decision is a refusal, its receipts hold what was taken.
+    Split(Decision, Option<E>),
+    /// The refund or the reset is done.
+    Done,
+    /// The refund had no effect, because a later slot of the queue is taken.
+    Behind,
+    /// The keys are not all on one server. Nothing was done, and each key is asked about by itself.
+    Elsewhere,
+    /// The row of the charge at this place is of a later epoch. Nothing was done.
+    Refused(usize, Row),
+    /// The units were returned, or the row was renewed. There was no row before, although this process held units.
+    Missing,
+}

@@ -1,0 +1,170 @@
+//! Refunds and forced charges. They are sent at once, whether or not a caller waits for the answer.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures_util::future::join_all;
+use tokio::sync::oneshot;
+
+use super::taking::{NotTaken, put_together, take_out};
+use super::{CheckReply, Checks, put_bids};
+use crate::decision::Decision;
+use crate::event::LimiterEvent;
+use crate::limiter::queue_refunds::is_queue;
+use crate::limiter::remote::backend::{Answer, Backend, Intent, RemoteError};
+use crate::limiter::remote::set::{self, Set};
+use crate::limiter::remote::tag::Tag;
+use crate::limiter::remote::unanswered::Unanswered;
+use crate::limiter::{Charge, Refund, Reply};
+
+/// The result of a refund.
+pub(super) type Refunded<B> = Result<(), <B as Backend>::Error>;
+
+impl<B: Backend> Checks<B> {
+    /// Sends refunds before it returns.
+    pub(crate) fn refund(self: &Arc<Self>, refunds: Vec<Refund>) -> CheckReply<(), B> {
+        if let Some(error) = refunds.iter().find_map(|refund| self.backend.refuses_policy(&refund.policy)) {
+            return Reply::Now(Err(error));
+        }
+        match all(refunds.into_iter().map(|refund| self.send_refund(refund))) {
+            Ok(answers) => Reply::Later(Box::pin(async move { join_all(answers).await.into_iter().collect() })),
+            Err(error) => Reply::Now(Err(error)),
+        }
+    }
+
+    /// Sends forced charges before it returns. They do not use leases, which keep their units.
+    pub(crate) fn settle(self: &Arc<Self>, charges: &[Charge<'_>]) -> CheckReply<Decision, B> {
+        if let Some(error) = self.refuses(charges) {
+            return Reply::Now(Err(error));
+        }
+        let (mut set, mut bids) = (self.set(charges), Vec::new());
+        let bid = |at: usize, key| self.bid(key, &charges[at], at, &mut bids);
+        let parts = self.parts(Intent::Take, charges, |_| true, bid);
+        put_bids(&mut set, bids);
+        let sent = parts.into_iter().map(|part| self.settle_part(part.request, take_out(&mut set, &part.places)));
+        match all(sent) {
+            Ok(answers) => Reply::Later(Box::pin(async move { put_together(join_all(answers).await) })),
+            Err(error) => Reply::Now(Err(error)),
+        }
+    }
+
+    /// Sends forced charges of one lane. The answers may be waited for.
+    fn settle_part(
+        self: &Arc<Self>,
+        request: B::Request,
+        mut set: Set,
+    ) -> Result<impl Future<Output = Result<Set, B::Error>> + use<B>, B::Error> {
+        let (sender, answer) = oneshot::channel();
+        set.iter_mut().filter_map(|pending| pending.bid.as_mut()).for_each(|bid| bid.record_sending());
+        let checks = Arc::clone(self);
+        self.correct(request, move |answer| {
+            let answered = checks.put_answer(&mut set, answer).map_err(NotTaken::into_error);
+            if let Err(Ok(mut set)) = sender.send(answered.map(|_| set)) {
+                // The caller has gone. Nobody else can return units that are held.
+                set.retain(|pending| pending.policy().limits_in_flight());
+                checks.send_refunds(set::undo(&mut set));
+            }
+        })?;
+        Ok(async { answer.await.unwrap_or_else(|_| Err(Unanswered::RuntimeEnded.into())) })
+    }
+
+    /// Sends the refunds of a refused or failed set. Units whose refund cannot be sent return as
+    /// they drain.
+    pub(super) fn send_refunds(self: &Arc<Self>, refunds: Vec<Refund>) {
+        for refund in refunds {
+            drop(self.send_refund(refund));
+        }
+    }
+
+    /// Sends a refund at once, or after the earlier ones of its queue. The result may be waited for.
+    fn send_refund(self: &Arc<Self>, refund: Refund) -> Result<impl Future<Output = Refunded<B>> + use<B>, B::Error> {
+        let (sender, result) = oneshot::channel();
+        if refund.policy.limits_in_flight() {
+            self.return_place(&refund, sender)?;
+        } else if is_queue(refund.policy.quota()) {
+            let tag = self.tags.queue(&refund.policy, &refund.key);
+            if self.queue_refunds.add(tag, refund, sender) {
+                self.send_next_refund(tag)?;
+            }
+        } else {
+            let request = self.refund_request(&refund);
+            self.correct(request, |answer| drop(sender.send(done(answer))))?; // the caller may have gone
+        }
+        Ok(async move { result.await.unwrap_or_else(|_| Err(Unanswered::RefundNotSent.into())) })
+    }
+
+    /// Sends the next refund of a queue. Its answer sends the one after it.
+    fn send_next_refund(self: &Arc<Self>, tag: Tag) -> Refunded<B> {
+        let mut result = Ok(());
+        while let Some((refund, callers)) = self.queue_refunds.next(tag) {
+            let checks = Arc::downgrade(self);
+            // The later of this loop and the answer sends the next refund. If the runtime has ended, the answer is
+            // there before `correct` returns. If it sent the next refund then, this function would recurse once per refund.
+            let is_later = Arc::new(AtomicBool::new(false));
+            let answer_is_later = Arc::clone(&is_later);
+            let sent = self.correct(self.refund_request(&refund), move |answer| {
+                let checks = checks.upgrade();
+                if let (Ok(Answer::Behind), Some(checks)) = (&answer, &checks) {
+                    checks.queue_refunds.keep(tag, refund, checks.denials.now());
+                }
+                let refunded = done(answer);
+                callers.into_iter().for_each(|caller| drop(caller.send(refunded.clone()))); // it may have gone
+                if let Some(checks) = checks.filter(|_| answer_is_later.swap(true, Ordering::AcqRel)) {
+                    let _ = checks.send_next_refund(tag); // the errors are reported
+                }
+            });
+            match sent {
+                Ok(()) if !is_later.swap(true, Ordering::AcqRel) => return result,
+                Ok(()) => {}
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        result
+    }
+
+    fn refund_request(&self, refund: &Refund) -> B::Request {
+        self.denials.forget(self.tags.of(&refund.policy, &refund.key));
+        self.backend.refund(refund)
+    }
+
+    /// Sends a refund or a forced charge at once, and has its answer handed to a function. If it is
+    /// lost, the observer gets an event, whether or not a caller waits.
+    fn correct(
+        self: &Arc<Self>,
+        request: B::Request,
+        then: impl FnOnce(Result<Answer<B::Error>, B::Error>) + Send + 'static,
+    ) -> Result<(), B::Error> {
+        let (checks, charges) = (Arc::clone(self), B::keys(&request));
+        let sent = self.send(request, move |answer| {
+            match &answer {
+                Ok(Answer::Split(_, Some(error))) | Err(error) => checks.report_lost(charges, error),
+                Ok(_) => {}
+            }
+            then(answer);
+        });
+        sent.inspect_err(|error| self.report_lost(charges, error))
+    }
+
+    /// Reports to the observer that a correction of this number of charges is lost.
+    fn report_lost(&self, charges: usize, error: &B::Error) {
+        let kind = error.kind();
+        self.backend.events().report(|| LimiterEvent::correction_lost(charges, kind));
+    }
+}
+
+/// Sends each of some corrections, even if one cannot be sent.
+fn all<T, E>(sent: impl Iterator<Item = Result<T, E>>) -> Result<Vec<T>, E> {
+    let sent: Vec<_> = sent.collect();
+    sent.into_iter().collect()
+}
+
+/// Returns whether a refund or a reset was done.
+pub(super) fn done<E: From<Unanswered>>(answer: Result<Answer<E>, E>) -> Result<(), E> {
+    match answer? {
+        Answer::Done | Answer::Behind | Answer::Missing | Answer::Refused(..) => Ok(()),
+        Answer::Decided(_) | Answer::Repeated(_) | Answer::Split(..) | Answer::Elsewhere => {
+            Err(Unanswered::Misunderstood.into())
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Checks of a limiter with a remote store: it answers some charges itself, sends requests for the others, and makes
+//! decisions of the answers. This file has the parts of a limiter, and its requests.
+
+mod corrections;
+mod leasing;
+mod places;
+mod take;
+mod taking;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use super::backend::{Answer, Backend, Intent, RemoteError};
+use super::batcher::Receiver;
+use super::denial_cache::DenialCache;
+use super::holdings::{Bid, Claim, HeldKey, Holdings};
+use super::leases::Leases;
+use super::set::{Pending, Places, Set};
+use super::tag::{Tag, Tags};
+use super::unanswered::Unanswered;
+use crate::clock::{Clock, MonotonicClock};
+use crate::event::{LimiterEvent, StoreErrorKind};
+use crate::limiter::queue_refunds::QueueRefunds;
+use crate::limiter::{Charge, PolicyRegistry, Reply};
+
+/// The future of an answer. A request is sent when it is first polled, and needs no further poll.
+pub(crate) type AnswerFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
+
+type CheckReply<T, B> = Reply<T, <B as Backend>::Error, AnswerFuture<T, <B as Backend>::Error>>;
+
+/// The most charges of one set. They hold the store for some milliseconds.
+pub(crate) const CHARGES_MAX: usize = 1_000;
+
+/// The request for those charges of a set that are in one lane.
+struct Part<R> {
+    lane: u16,
+    request: R,
+    /// The places of its charges in the set.
+    places: Places,
+}
+
+type Parts<B> = SmallVec<[Part<<B as Backend>::Request>; 1]>;
+
+/// The time after which units that are held lapse, by default.
+pub(crate) const PLACES_LAPSE_AFTER: Duration = Duration::from_secs(30);
+
+/// The parts that the clones of a limiter share.
+pub(crate) struct Checks<B: Backend> {
+    backend: B,
+    tags: Tags,
+    denials: DenialCache,
+    leases: Option<Arc<Leases>>,
+    holdings: Arc<Holdings>,
+    is_closed: AtomicBool,
+    queue_refunds: QueueRefunds<Tag, oneshot::Sender<Result<(), B::Error>>>,
+    registry: PolicyRegistry,
+}
+
+impl<B: Backend> Checks<B> {
+    /// Makes the checks of a store that counts no units that are held, without leases. At most `denials` denials are
+    /// remembered.
+    pub(crate) fn new(backend: B, denials: usize) -> Arc<Self> {
+        Arc::new(Self::of(backend, denials, 0, PLACES_LAPSE_AFTER))
+    }
+
+    /// Makes the checks with leases of at most this number of units, 0 for none, and with units that are held, which
+    /// lapse after this time unless they are renewed.
+    pub(crate) fn with_upkeep(backend: B, denials: usize, lease_units: u64, lapse: Duration) -> Arc<Self> {
+        let checks = Arc::new(Self::of(backend, denials, lease_units, lapse));
+        checks.start_upkeep();
+        checks
+    }
+
+    fn of(backend: B, denials: usize, lease_units: u64, lapse: Duration) -> Self {
+        let (tags, clock): (_, Arc<dyn Clock>) = (Tags::default(), Arc::new(MonotonicClock::new()));
+        let leases = || Arc::new(Leases::new(lease_units, tags.clone(), Arc::clone(&clock)));
+        Self {
+            backend,
+            leases: (lease_units > 0).then(leases),
+            denials: DenialCache::new(denials, tags.clone(), Arc::clone(&clock)),
+            holdings: Arc::new(Holdings::new(lapse, clock)),
+            tags,
+            is_closed: AtomicBool::new(false),
+            queue_refunds: QueueRefunds::new(),
+            registry: PolicyRegistry::new(),
+        }
+    }
+
+    pub(crate) fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// Whether each set is decided by the store alone.
+    pub(crate) fn has_leases(&self) -> bool {
+        self.leases.is_some()
+    }
+
+    pub(crate) fn registry(&self) -> &PolicyRegistry {
+        &self.registry
+    }
+
+    // Requests ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Returns why these charges are not decided.
+    fn refuses(&self, charges: &[Charge<'_>]) -> Option<B::Error> {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Some(Unanswered::Closed.into());
+        }
+        if charges.len() > CHARGES_MAX {
+            return Some(Unanswered::TooLarge(charges.len(), CHARGES_MAX).into());
+        }
+        self.backend.refuses(charges)
+    }
+
+    fn set(&self, charges: &[Charge<'_>]) -> Set {
+        let pending =
+            |(at, charge): (usize, &Charge<'_>)| Pending::new(at, charge, self.tags.of(charge.policy, charge.key));
+        charges.iter().enumerate().map(pending).collect()
+    }
+
+    /// Makes the requests for those charges that `wanted` names: one for each lane.
+    /// `claim` returns the claim of this process for the charge at a place, if its units are held.
+    fn parts(
+        &self,
+        intent: Intent,
+        charges: &[Charge<'_>],
+        wanted: impl Fn(usize) -> bool,
+        mut claim: impl FnMut(usize, HeldKey) -> Claim,
+    ) -> Parts<B> {
+        let backend = &self.backend;
+        let stored: SmallVec<[_; 2]> = charges.iter().map(|charge| backend.stored(charge.policy, charge.key)).collect();
+        let mut lanes: SmallVec<[(u16, Places); 1]> = SmallVec::new();
+        for (at, stored) in stored.iter().enumerate().filter(|(at, _)| wanted(*at)) {
+            let lane = backend.lane(stored);
+            match lanes.iter_mut().find(|(number, _)| *number == lane) {
+                Some((_, places)) => places.push(at),
+                None => lanes.push((lane, SmallVec::from_slice(&[at]))),
+            }
+        }
+        let part = |(lane, places): (u16, Places)| {
+            let charges = places.iter().map(|at| {
+                let (charge, stored) = (&charges[*at], &stored[*at]);
+                let held = backend.held_key(charge.policy, stored);
+                (charge, stored, held.map(|key| claim(*at, key)).unwrap_or_default())
+            });
+            Part { lane, request: backend.charge(intent, charges), places }
+        };
+        lanes.into_iter().map(part).collect()
+    }
+
+    async fn ask(&self, request: B::Request) -> Result<Answer<B::Error>, B::Error> {
+        self.ask_for(request, |sender: oneshot::Sender<_>| sender).await?
+    }
+
+    async fn ask_for<T: Send + 'static, R: Receiver<Answer<B::Error>, B::Error> + 'static>(
+        &self,
+        request: B::Request,
+        receiver: impl FnOnce(oneshot::Sender<T>) -> R + Send,
+    ) -> Result<T, B::Error> {
+        self.backend.ask(request, receiver).await.inspect_err(|error| self.report(error))
+    }
+
+    /// Sends a request at once, and has its answer handed to a function.
+    fn send(
+        &self,
+        request: B::Request,
+        then: impl FnOnce(Result<Answer<B::Error>, B::Error>) + Send + 'static,
+    ) -> Result<(), B::Error> {
+        self.backend.send(request, then).inspect_err(|error| self.report(error))
+    }
+
+    // Events ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Reports to the observer that too many requests wait, or that one waited for too long. The backend does not see
+    /// these errors.
+    fn report(&self, error: &B::Error) {
+        if matches!(error.kind(), StoreErrorKind::Overloaded | StoreErrorKind::Timeout) {
+            self.backend.events().report_failure(error.kind(), error);
+        }
+    }
+
+    /// Reports to the observer that a check has ended.
+    fn report_checked(&self, duration: Duration, error: Option<&B::Error>) {
+        let error = error.map(RemoteError::kind);
+        self.backend.events().report(|| LimiterEvent::store_checked(duration, error));
+    }
+
+    fn report_answered_locally(&self) {
+        self.backend.events().report(|| LimiterEvent::AnsweredLocally);
+    }
+}
+
+/// Puts the bids into the charges at their places.
+fn put_bids(set: &mut Set, bids: Vec<(usize, Box<Bid>)>) {
+    bids.into_iter().for_each(|(at, bid)| set[at].bid = Some(bid));
+}

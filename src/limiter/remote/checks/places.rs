@@ -1,0 +1,190 @@
+//! Units of requests in flight: takes them, returns them, and renews what this process holds.
+//!
+//! The arithmetic is in [`holdings`](crate::limiter::remote::holdings). Here are its calls.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use futures_util::future::join_all;
+use tokio::sync::oneshot;
+
+use super::Checks;
+use super::corrections::{Refunded, done};
+use super::taking::{NotTaken, put_decisions};
+use crate::algorithm::places::HELD_MAX;
+use crate::decision::Receipt;
+use crate::event::LimiterEvent;
+use crate::limiter::remote::backend::{Answer, Backend, ROW_MISSING};
+use crate::limiter::remote::holdings::{Bid, Claim, HeldKey, Landed, Return, Returned};
+use crate::limiter::remote::set::Set;
+use crate::limiter::{Charge, Effect, Refund};
+
+/// The most rows that are renewed at a time, so that checks wait for no more than one call of them.
+const RENEWALS: usize = 64;
+
+/// The number of times at which renewals are looked for, in the time after which places lapse.
+const LOOKS: u32 = 30;
+
+impl<B: Backend> Checks<B> {
+    /// Begins to take units that are held.
+    pub(super) fn bid(&self, key: HeldKey, charge: &Charge<'_>, at: usize, bids: &mut Vec<(usize, Box<Bid>)>) -> Claim {
+        let is_possible = charge.effect == Effect::Force || charge.cost <= charge.policy.quota().capacity();
+        let units = if is_possible { charge.cost.min(HELD_MAX) } else { 0 };
+        let (claim, bid) = self.holdings.bid(key, units, self.connections());
+        bids.push((at, Box::new(bid)));
+        claim
+    }
+
+    /// Puts the answer to a request with these charges into them. Returns whether the store decided them in
+    /// one step.
+    ///
+    /// # Errors
+    /// Returns the reason why there is no answer. The set then has the receipts of the charges that
+    /// were taken anyway.
+    pub(super) fn put_answer(
+        self: &Arc<Self>,
+        set: &mut Set,
+        answer: Result<Answer<B::Error>, B::Error>,
+    ) -> Result<bool, NotTaken<B::Error>> {
+        if let Ok(Answer::Refused(place, row)) = answer {
+            for (at, pending) in set.iter_mut().enumerate() {
+                if let Some(bid) = pending.bid.take() {
+                    self.record_landed(if at == place { bid.refused(row) } else { bid.land(0, false) });
+                }
+            }
+            return Err(NotTaken::Refused);
+        }
+        let answered = put_decisions(set, answer);
+        for pending in set.iter_mut() {
+            let (Some(bid), Some(decision)) = (pending.bid.take(), &mut pending.decision) else { continue };
+            let taken = decision.taken();
+            // Without an answer, the outcome of the others is not known.
+            if answered.is_ok() || taken > 0 {
+                let is_missing = decision.receipt().at_us() == ROW_MISSING;
+                let landed = bid.land(taken, is_missing);
+                decision.put_receipt(Receipt::new(taken, landed.run, 0));
+                self.record_landed(landed);
+            }
+        }
+        Ok(answered?)
+    }
+
+    fn record_landed(self: &Arc<Self>, landed: Landed) {
+        if let Some(surplus) = landed.surplus {
+            drop(self.send_return(&surplus, |_| ())); // a loss is recorded
+        }
+        self.report_forgotten(landed.forgotten);
+    }
+
+    /// Returns the units of a receipt, and hands the result to its caller.
+    pub(super) fn return_place(
+        self: &Arc<Self>,
+        refund: &Refund,
+        sender: oneshot::Sender<Refunded<B>>,
+    ) -> Result<(), B::Error> {
+        self.denials.forget(self.tags.of(&refund.policy, &refund.key));
+        let stored = self.backend.stored(&refund.policy, &refund.key);
+        let (run, units) = (refund.receipt.at_us(), refund.receipt.units());
+        let key = self.backend.held_key(&refund.policy, &stored);
+        match key.and_then(|key| self.holdings.return_units(key, run, units, self.connections())) {
+            Some(back) => self.send_return(&back, |result| drop(sender.send(result))), // the caller may have gone
+            None => {
+                drop(sender.send(Ok(()))); // it was reset
+                Ok(())
+            }
+        }
+    }
+
+    /// Sends units back, or renews a row, at once. Its answer is recorded, and handed to a function.
+    fn send_return(
+        self: &Arc<Self>,
+        back: &Return,
+        then: impl FnOnce(Refunded<B>) + Send + 'static,
+    ) -> Result<(), B::Error> {
+        let Some(request) = self.backend.return_units(back) else {
+            debug_assert!(false, "a backend that counts no units that are held refuses their policies");
+            return Ok(());
+        };
+        let (checks, key) = (Arc::clone(self), back.key.clone());
+        let answered = move |answer: Result<Answer<B::Error>, B::Error>| {
+            let returned = match &answer {
+                Ok(Answer::Missing) => Returned::Missing,
+                Ok(Answer::Refused(_, row)) => Returned::Refused(*row),
+                Ok(_) => Returned::Done,
+                Err(_) => Returned::Lost,
+            };
+            checks.report_forgotten(checks.holdings.record_return(&key, returned));
+            then(done(answer));
+        };
+        // If it is lost, the next call for the key makes up for it. So that is no lost correction.
+        self.send(request, answered).inspect_err(|_| _ = self.holdings.record_return(&back.key, Returned::Lost))
+    }
+
+    /// Reports to the observer that the store had forgotten this number of units, which this process holds.
+    fn report_forgotten(&self, units: u64) {
+        if units > 0 {
+            self.backend.events().report(|| LimiterEvent::places_forgotten(units));
+        }
+    }
+
+    /// Sends these, a call's worth at a time, and waits for the answers.
+    async fn return_and_wait(self: &Arc<Self>, all: Vec<Return>) {
+        let mut all = all.into_iter().peekable();
+        while all.peek().is_some() {
+            let answers = all.by_ref().take(RENEWALS).filter_map(|back| {
+                let (sender, answer) = oneshot::channel();
+                self.send_return(&back, |result| drop(sender.send(result))).ok()?;
+                Some(answer)
+            });
+            join_all(answers.collect::<Vec<_>>()).await;
+        }
+    }
+
+    /// Returns all units that this process holds, and then ends the connections. Later checks fail.
+    pub(crate) fn close(self: &Arc<Self>) {
+        self.is_closed.store(true, Ordering::Relaxed);
+        let held = self.holdings.return_all();
+        if held.is_empty() {
+            return self.backend.close();
+        }
+        let checks = Arc::clone(self);
+        self.backend.runtime().spawn(async move {
+            checks.return_and_wait(held).await;
+            checks.backend.close();
+        });
+    }
+
+    /// Starts the tasks that refund what is left of leases, and renew what this process holds, until the limiter is
+    /// dropped.
+    pub(super) fn start_upkeep(self: &Arc<Self>) {
+        if self.has_leases() {
+            self.backend.runtime().spawn(Self::refund_leases(Arc::downgrade(self)));
+        }
+        self.backend.runtime().spawn(Self::renew_places(Arc::downgrade(self)));
+    }
+
+    async fn renew_places(limiter: Weak<Self>) {
+        let Some(lapse) = limiter.upgrade().map(|checks| checks.holdings.lapse()) else { return };
+        let mut ticks = tokio::time::interval(lapse / LOOKS);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let Some(checks) = limiter.upgrade() else { return };
+            checks.renew().await;
+        }
+    }
+
+    /// Renews and corrects the rows of what this process holds, as far as that is due.
+    async fn renew(self: &Arc<Self>) {
+        let mut due = self.holdings.due(self.connections()).into_iter().peekable();
+        while due.peek().is_some() && !self.is_closed.load(Ordering::Relaxed) {
+            let some = due.by_ref().take(RENEWALS).filter(|key| self.backend.error_at_once(key.slot).is_none());
+            let some = some.filter_map(|key| self.holdings.renew(key, self.connections()));
+            self.return_and_wait(some.collect()).await;
+        }
+    }
+
+    fn connections(&self) -> u64 {
+        self.backend.events().connections()
+    }
+}

@@ -1,0 +1,179 @@
+//! Takes charges, looks at them, and resets keys.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use smallvec::{SmallVec, smallvec};
+
+use super::corrections::done;
+use super::taking::{NotTaken, Owed, Taken, Taking, Terms, put_decisions, put_together, take_out};
+use super::{CheckReply, Checks, Parts, put_bids};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::limiter::remote::backend::{Backend, Intent};
+use crate::limiter::remote::holdings::Claim;
+use crate::limiter::remote::set::{Pending, Set};
+use crate::limiter::remote::unanswered::Unanswered;
+use crate::limiter::{Charge, Effect, Reply};
+use crate::policy::Policy;
+
+/// How often charges are asked about, if the key is reset each time.
+const TRIES: u32 = 3;
+
+impl<B: Backend> Checks<B> {
+    /// Takes all charges or none.
+    pub(crate) fn take(self: &Arc<Self>, charges: &[Charge<'_>]) -> CheckReply<Decision, B> {
+        if let Some(error) = self.refuses(charges) {
+            return Reply::Now(Err(error));
+        }
+        // All charges of a set with a charge on refusal go to the store together, each time: the refusal is what they
+        // count.
+        let is_paired = charges.iter().any(|charge| matches!(charge.effect, Effect::OnRefusal { .. }));
+        if let Some(refusal) = (!is_paired).then(|| self.denials.refusal(charges)).flatten() {
+            self.report_answered_locally();
+            return Reply::Now(Ok(refusal));
+        }
+        let mut owed = Owed { checks: Arc::clone(self), set: self.set(charges) };
+        for (charge, pending) in charges.iter().zip(&mut owed.set) {
+            if let Some(leases) = self.leases.as_ref().filter(|_| !is_paired) {
+                let (granted, wanted) = leases.take(charge);
+                pending.decision = granted;
+                if let Some(wanted) = wanted {
+                    self.lease(leases, wanted);
+                }
+            }
+            if pending.decision.is_none() {
+                pending.watch = self.denials.watch(charge);
+            }
+        }
+        let mut bids = Vec::new();
+        let parts = self.parts(
+            Intent::Take,
+            charges,
+            |at| owed.set[at].decision.is_none(),
+            |at, key| self.bid(key, &charges[at], at, &mut bids),
+        );
+        put_bids(&mut owed.set, bids);
+        if parts.is_empty() {
+            self.report_answered_locally();
+            return Reply::Now(Ok(owed.decide()));
+        }
+        if let Some(error) = parts.iter().find_map(|part| self.backend.error_at_once(part.lane)) {
+            self.report_checked(Duration::ZERO, Some(&error));
+            return Reply::Now(Err(error));
+        }
+        let repeats = !is_paired && !charges.iter().any(|charge| charge.policy.quota().counts_denied());
+        Reply::Later(Box::pin(Arc::clone(self).taken(parts, owed, repeats)))
+    }
+
+    async fn taken(
+        self: Arc<Self>,
+        mut parts: Parts<B>,
+        mut owed: Owed<B>,
+        repeats: bool,
+    ) -> Result<Decision, B::Error> {
+        let began = self.denials.now();
+        let terms = Terms { sent: began, repeats, is_alone: parts.len() == 1 };
+        let answers: SmallVec<[_; 1]> = match parts.pop() {
+            Some(only) if terms.is_alone => {
+                let owed = owed.part(&only.places);
+                smallvec![self.take_part(only.request, owed, terms).await]
+            }
+            last => {
+                let taken = parts.into_iter().chain(last).map(|part| {
+                    let owed = owed.part(&part.places);
+                    self.take_part(part.request, owed, terms)
+                });
+                join_all(taken).await.into()
+            }
+        };
+        let (mut is_repeated, mut failed) = (false, None);
+        for answer in answers {
+            let taken = answer.and_then(|taken| {
+                let Taken { owed: mut part, is_repeated: repeated, result } = taken;
+                is_repeated |= repeated;
+                owed.set.append(&mut part.set);
+                result
+            });
+            failed = failed.or(taken.err().map(NotTaken::into_error));
+        }
+        if terms.is_alone && is_repeated {
+            self.report_answered_locally();
+        } else if self.backend.events().is_observed() {
+            self.report_checked(self.denials.now().saturating_since(began), failed.as_ref());
+        }
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        owed.set.sort_unstable_by_key(|pending| pending.at);
+        Ok(owed.decide())
+    }
+
+    /// Takes charges of one lane. If a key was reset since this process held something of it, they are asked about once
+    /// more.
+    async fn take_part(
+        self: &Arc<Self>,
+        mut request: B::Request,
+        mut owed: Owed<B>,
+        terms: Terms,
+    ) -> Result<Taken<B>, NotTaken<B::Error>> {
+        for _ in 1..TRIES {
+            let taken = self.ask_for(request, |sender| Taking { sender, owed, terms }).await?;
+            if !matches!(taken.result, Err(NotTaken::Refused)) {
+                return Ok(taken);
+            }
+            owed = taken.owed;
+            request = self.request_again(&mut owed.set)?;
+        }
+        Ok(self.ask_for(request, |sender| Taking { sender, owed, terms }).await?)
+    }
+
+    /// Makes the request for the charges of a lane once more.
+    fn request_again(self: &Arc<Self>, set: &mut Set) -> Result<B::Request, B::Error> {
+        let mut bids = Vec::new();
+        let parts = {
+            let charges: SmallVec<[Charge<'_>; 2]> = set.iter().map(Pending::charge).collect();
+            self.parts(Intent::Take, &charges, |_| true, |at, key| self.bid(key, &charges[at], at, &mut bids))
+        };
+        put_bids(set, bids);
+        parts.into_iter().next().map(|part| part.request).ok_or_else(|| Unanswered::Misunderstood.into())
+    }
+
+    /// Returns what [`take`](Self::take) would, and takes nothing.
+    pub(crate) fn peek(self: &Arc<Self>, charges: &[Charge<'_>]) -> CheckReply<Decision, B> {
+        if let Some(error) = self.refuses(charges) {
+            return Reply::Now(Err(error));
+        }
+        let checks = Arc::clone(self);
+        let mut set = self.set(charges);
+        let parts = self.parts(Intent::Peek, charges, |_| true, |_, _| Claim::default());
+        let parts: Vec<_> = parts.into_iter().map(|part| (part.request, take_out(&mut set, &part.places))).collect();
+        Reply::Later(Box::pin(async move {
+            let peeked = parts.into_iter().map(async |(request, mut set)| {
+                put_decisions(&mut set, checks.ask(request).await)?;
+                Ok(set)
+            });
+            put_together(join_all(peeked).await)
+        }))
+    }
+
+    /// Forgets the state of a key.
+    pub(crate) fn reset(self: &Arc<Self>, policy: &Policy, key: &Key) -> CheckReply<(), B> {
+        if let Some(error) = self.backend.refuses_policy(policy) {
+            return Reply::Now(Err(error));
+        }
+        let checks = Arc::clone(self);
+        let (tag, queue) = (self.tags.of(policy, key), self.tags.queue(policy, key));
+        let request = self.backend.reset(policy, key);
+        Reply::Later(Box::pin(async move {
+            if let Some(leases) = &checks.leases {
+                leases.forget(tag);
+            }
+            let answer = checks.ask(request).await;
+            checks.denials.forget(tag);
+            checks.queue_refunds.forget(queue);
+            done(answer)
+        }))
+    }
+}

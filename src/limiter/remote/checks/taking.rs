@@ -1,0 +1,163 @@
+//! A set of charges that is asked about, until it is decided or its caller has gone.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::Checks;
+use crate::decision::Decision;
+use crate::limiter::remote::backend::{Answer, Backend};
+use crate::limiter::remote::batcher::Receiver;
+use crate::limiter::remote::set::{self, Places, Set};
+use crate::limiter::remote::unanswered::Unanswered;
+use crate::time::Timestamp;
+
+/// The receiver of the answer about some charges of a set. It is in the flight, so whatever becomes
+/// of the caller, the answer is noted.
+pub(super) struct Taking<B: Backend> {
+    pub(super) sender: oneshot::Sender<Taken<B>>,
+    pub(super) owed: Owed<B>,
+    pub(super) terms: Terms,
+}
+
+/// How charges are asked about.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    /// When the request was sent.
+    pub(super) sent: Timestamp,
+    /// Whether a denial of another check answers this one, too.
+    pub(super) repeats: bool,
+    /// Whether these are all of the charges that the store decides.
+    pub(super) is_alone: bool,
+}
+
+/// The answer. If the caller has gone, it is dropped, and what was taken is refunded.
+pub(super) struct Taken<B: Backend> {
+    pub(super) owed: Owed<B>,
+    pub(super) is_repeated: bool,
+    pub(super) result: Result<(), NotTaken<B::Error>>,
+}
+
+/// Why charges were not taken.
+pub(super) enum NotTaken<E> {
+    Failed(E),
+    /// A key was reset since this process held something of it, or its call was late. Nothing was taken.
+    Refused,
+}
+
+impl<E: From<Unanswered>> NotTaken<E> {
+    pub(super) fn into_error(self) -> E {
+        match self {
+            Self::Failed(error) => error,
+            Self::Refused => Unanswered::KeyReset.into(),
+        }
+    }
+}
+
+impl<E> From<E> for NotTaken<E> {
+    fn from(error: E) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl<B: Backend> Receiver<Answer<B::Error>, B::Error> for Taking<B> {
+    fn is_gone(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    fn known(&mut self) -> Option<Answer<B::Error>> {
+        let denials = &self.owed.checks.denials;
+        self.terms.sent = denials.now();
+        let charges = self.owed.set.iter().map(|pending| (pending.watch, pending.policy()));
+        let repeated = if self.terms.repeats { denials.repeat(charges, self.terms.sent) } else { None };
+        if repeated.is_none() {
+            let bids = self.owed.set.iter_mut().filter_map(|pending| pending.bid.as_mut());
+            bids.for_each(|bid| bid.record_sending());
+        }
+        repeated.map(Answer::Repeated)
+    }
+
+    fn answer(self: Box<Self>, answer: Result<Answer<B::Error>, B::Error>) {
+        let Self { sender, mut owed, terms: Terms { sent, is_alone, .. } } = *self;
+        let is_repeated = matches!(answer, Ok(Answer::Repeated(_)));
+        let Owed { checks, set } = &mut owed;
+        let answered = checks.put_answer(set, answer);
+        // A denial that is compensated is not remembered: another caller's charge may be refunded
+        // at any moment.
+        let is_noted = is_alone && matches!(answered, Ok(true));
+        for pending in set.iter().filter(|_| answered.is_ok()) {
+            debug_assert!(pending.decision.is_some(), "a request that was answered has a decision for each charge");
+            let Some(decision) = &pending.decision else { continue };
+            if let Some(leases) = &checks.leases {
+                leases.record_remaining(pending.tag, decision);
+            }
+            if let Some(watch) = pending.watch.filter(|_| is_noted) {
+                checks.denials.note(watch, sent, decision);
+            }
+        }
+        drop(sender.send(Taken { owed, is_repeated, result: answered.map(drop) }));
+    }
+}
+
+/// A set whose requests are under way. If it is dropped before it is decided, the charges that it
+/// took are refunded.
+pub(super) struct Owed<B: Backend> {
+    pub(super) checks: Arc<Checks<B>>,
+    pub(super) set: Set,
+}
+
+impl<B: Backend> Owed<B> {
+    /// Takes out the charges at these places.
+    pub(super) fn part(&mut self, places: &Places) -> Self {
+        Self { checks: Arc::clone(&self.checks), set: take_out(&mut self.set, places) }
+    }
+
+    pub(super) fn decide(mut self) -> Decision {
+        let (decision, refunds) = set::decide(std::mem::take(&mut self.set));
+        self.checks.send_refunds(refunds);
+        decision
+    }
+}
+
+impl<B: Backend> Drop for Owed<B> {
+    fn drop(&mut self) {
+        self.checks.send_refunds(set::undo(&mut self.set));
+    }
+}
+
+/// Takes the charges at these places out of a set. The places are in order.
+pub(super) fn take_out(set: &mut Set, places: &Places) -> Set {
+    if places.len() == set.len() {
+        return std::mem::take(set);
+    }
+    let (part, rest) = std::mem::take(set).into_iter().partition(|pending| places.binary_search(&pending.at).is_ok());
+    *set = rest;
+    part
+}
+
+/// Puts the parts of a set together.
+///
+/// # Errors
+/// The first error.
+pub(super) fn put_together<E>(parts: Vec<Result<Set, E>>) -> Result<Decision, E> {
+    let mut whole = Set::new();
+    for part in parts {
+        whole.append(&mut part?);
+    }
+    whole.sort_unstable_by_key(|pending| pending.at);
+    Ok(set::decide(whole).0)
+}
+
+/// Puts the decisions about these charges into them. Returns whether the store decided them in one step.
+pub(super) fn put_decisions<E: From<Unanswered>>(set: &mut Set, answer: Result<Answer<E>, E>) -> Result<bool, E> {
+    let (decision, in_one_step, failed) = match answer? {
+        Answer::Decided(decision) => (decision, true, None),
+        Answer::Repeated(decision) => (decision, false, None),
+        Answer::Split(decision, failed) => (decision, false, failed),
+        Answer::Done | Answer::Behind | Answer::Elsewhere | Answer::Refused(..) | Answer::Missing => {
+            return Err(Unanswered::Misunderstood.into());
+        }
+    };
+    set::fill(set, decision);
+    failed.map_or(Ok(in_one_step), Err)
+}

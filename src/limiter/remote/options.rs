@@ -1,0 +1,147 @@
+//! The options that the builders of all limiters with a remote store have.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::denial_cache::DENIALS_MAX;
+use crate::clock::Clock;
+use crate::outcome::Observer;
+
+/// The longest prefix of stored keys, in bytes.
+const PREFIX_MAX: usize = 128;
+
+/// The values of the options.
+pub(crate) struct Options {
+    pub(crate) prefix: String,
+    pub(crate) key_secret: [u8; 16],
+    pub(crate) deadline: Duration,
+    pub(crate) max_in_flight: usize,
+    pub(crate) max_denials: usize,
+    pub(crate) clock: Option<Arc<dyn Clock>>,
+    pub(crate) observers: Vec<Arc<dyn Observer>>,
+}
+
+impl Options {
+    pub(crate) fn new() -> Self {
+        Self {
+            prefix: "ratelimit".to_owned(),
+            key_secret: [0; 16],
+            deadline: Duration::from_millis(50),
+            max_in_flight: 1_024,
+            max_denials: 4_096,
+            clock: None,
+            observers: Vec::new(),
+        }
+    }
+
+    /// Checks that each option is in its range.
+    ///
+    /// # Errors
+    /// Returns a text that says which one is not, and what to use.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let Self { prefix, deadline, max_in_flight, max_denials, .. } = self;
+        let is_possible = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}');
+        if !(1..=PREFIX_MAX).contains(&prefix.len()) || !prefix.bytes().all(is_possible) {
+            return Err(format!(
+                "{prefix:?} cannot be a prefix of stored keys: use 1 to {PREFIX_MAX} printable ASCII characters without \
+                 blanks and braces"
+            ));
+        }
+        if !(Duration::from_millis(1)..=Duration::from_secs(60)).contains(deadline) {
+            return Err(format!("a deadline of {deadline:?} is not possible: use 1 ms to 60 s"));
+        }
+        if *max_in_flight == 0 {
+            return Err("with a max_in_flight of 0 every check would fail: use at least 1".to_owned());
+        }
+        if *max_denials > DENIALS_MAX {
+            return Err(format!("max_denials of {max_denials} is not possible: use at most {DENIALS_MAX}"));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Options {
+    /// Leaves the secret out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("prefix", &self.prefix)
+            .field("deadline", &self.deadline)
+            .field("max_in_flight", &self.max_in_flight)
+            .field("max_denials", &self.max_denials)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Adds the methods that set the options to a builder, which has them in its field `shared`.
+macro_rules! shared_options {
+    ($builder:ident) => {
+        impl $builder {
+            /// Sets what every stored key begins with: 1 to 128 printable ASCII characters without blanks and braces,
+            /// `ratelimit` by default. Limiters with the same prefix share their states. So two applications on one
+            /// store that both keep the default share the limits of policies of the same name.
+            pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+                self.shared.prefix = prefix.into();
+                self
+            }
+
+            /// Sets the secret with which callers' keys are hashed. All processes need the same secret. With another
+            /// one every key has its whole quota once more.
+            ///
+            /// Callers' keys (API keys, tokens, addresses) are stored as a hash even without a secret: 128 bits of
+            /// SHA-256, so that an attacker cannot make a key with the hash of another caller's. But without a secret a
+            /// person who reads the store can try whether a guessable key, such as an address or a user's name, has a
+            /// state.
+            pub fn key_secret(mut self, secret: [u8; 16]) -> Self {
+                self.shared.key_secret = secret;
+                self
+            }
+
+            /// Sets how long a check may take, from 1 ms to 60 s; 50 ms by default. A check that takes longer fails at
+            /// most 20 ms later. Its charge may or may not have been taken.
+            pub fn deadline(mut self, deadline: std::time::Duration) -> Self {
+                self.shared.deadline = deadline;
+                self
+            }
+
+            /// Sets how many checks may wait for an answer at a time: at least 1, and 1,024 by default. A further check
+            /// fails at once as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded). The same number of refunds
+            /// may wait. A further refund is not sent: its units return as they drain.
+            pub fn max_in_flight(mut self, checks: usize) -> Self {
+                self.shared.max_in_flight = checks;
+                self
+            }
+
+            /// Sets how many denials are remembered, at about 200 bytes each: from 0 to 1,048,576, and 4,096 by
+            /// default.
+            ///
+            /// A key that the store has denied is denied without the store until its wait is over, or a second has
+            /// passed. So a caller that has to wait for longer than a second costs one call a second. If waits are some
+            /// milliseconds, most checks of a denied key are still calls. A denial for which there is no room replaces
+            /// an older one, whose key then costs a call again.
+            ///
+            /// A set that has a charge [on refusal](crate::limiter::Effect::OnRefusal), for a block or a meter, goes to
+            /// the store each time.
+            pub fn max_denials(mut self, denials: usize) -> Self {
+                self.shared.max_denials = denials;
+                self
+            }
+
+            /// Sets the clock whose time is used instead of the store's: for a manual clock in tests, and for stores
+            /// whose time cannot be read. All processes must then agree on the time.
+            pub fn clock(mut self, clock: impl $crate::clock::Clock + 'static) -> Self {
+                self.shared.clock = Some(std::sync::Arc::new(clock));
+                self
+            }
+
+            /// Adds an observer from the beginning. It gets an event when a check has ended, when the store stops
+            /// answering, and when it answers again. The observers of [layers](crate::RateLimitLayer::observer) get
+            /// them without that, from the layer's first service on.
+            pub fn observer(mut self, observer: impl $crate::outcome::Observer + 'static) -> Self {
+                self.shared.observers.push(std::sync::Arc::new(observer));
+                self
+            }
+        }
+    };
+}
+pub(crate) use shared_options;

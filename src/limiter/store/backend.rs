@@ -1,0 +1,164 @@
+//! A store that can compare and swap, as the checks see it.
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use foldhash::quality::RandomState;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::Store;
+use super::error::StoreError;
+use super::groups::Groups;
+use super::swapper::Swapper;
+use super::value::{STATE_MAX, state_bytes_max};
+use super::working_copy::{Answer, KeyedCharge, Request, Verb};
+use crate::algorithm::Pair;
+use crate::event::StoreErrorKind;
+use crate::key::Key;
+use crate::limiter::remote::{Backend, CallerHash, Claim, Events, Intent, Receiver};
+use crate::limiter::{Charge, Effect, Refund, UnsupportedQuota, UnsupportedQuotaKind, supports_rates};
+use crate::policy::Policy;
+use crate::quota::Quota;
+
+/// The store of a limiter.
+pub(super) struct Swaps<S: Store> {
+    groups: Groups<Swapper<S>>,
+    /// What all stored keys begin with.
+    before: Box<str>,
+    callers: CallerHash,
+    hash: RandomState,
+}
+
+/// A stored key, and its hash.
+pub(super) struct Stored {
+    key: Arc<str>,
+    hash: u64,
+}
+
+impl<S: Store> Swaps<S> {
+    pub(super) fn new(groups: Groups<Swapper<S>>, before: Box<str>, secret: [u8; 16]) -> Self {
+        Self { groups, before, callers: CallerHash::new(secret), hash: RandomState::default() }
+    }
+
+    pub(super) fn before(&self) -> &str {
+        &self.before
+    }
+
+    fn keyed(&self, policy: &Policy, key: &Key) -> KeyedCharge {
+        KeyedCharge::of(&self.stored(policy, key), policy)
+    }
+}
+
+impl<S: Store> Backend for Swaps<S> {
+    type Request = Request;
+    type Error = StoreError;
+    type Stored = Stored;
+
+    fn refuses(&self, charges: &[Charge<'_>]) -> Option<StoreError> {
+        charges.iter().find_map(|charge| self.refuses_policy(charge.policy))
+    }
+
+    fn refuses_policy(&self, policy: &Policy) -> Option<StoreError> {
+        let reason = supports(policy.quota()).err()?;
+        Some(StoreError::new(StoreErrorKind::Misconfigured, format!("{:?}: {reason}", policy.name())))
+    }
+
+    fn error_at_once(&self, _lane: u16) -> Option<StoreError> {
+        self.groups.fly().error_at_once()
+    }
+
+    fn stored(&self, policy: &Policy, key: &Key) -> Stored {
+        let name = policy.stored_name();
+        let mut text = String::with_capacity(self.before.len() + name.len() + 40);
+        text.push_str(&self.before);
+        text.extend(CallerHash::digits(self.callers.hash(key.as_bytes())).map(char::from));
+        text.push(':');
+        text.push_str(itoa::Buffer::new().format(name.len()));
+        text.push(':');
+        text.push_str(name);
+        let hash = self.hash.hash_one(&*text);
+        Stored { key: text.into(), hash }
+    }
+
+    fn charge<'a>(
+        &self,
+        intent: Intent,
+        charges: impl Iterator<Item = (&'a Charge<'a>, &'a Stored, Claim)>,
+    ) -> Request {
+        let verb = match intent {
+            Intent::Take => Verb::Take,
+            Intent::Peek => Verb::Peek,
+        };
+        let keyed = |(charge, stored, _): (&Charge<'_>, &Stored, Claim)| KeyedCharge {
+            cost: charge.cost,
+            effect: charge.effect,
+            ..KeyedCharge::of(stored, charge.policy)
+        };
+        Request::of(verb, charges.map(keyed))
+    }
+
+    fn refund(&self, Refund { policy, key, receipt }: &Refund) -> Request {
+        let own = Pair { at: receipt.at_us(), n: receipt.part() };
+        Request::of(Verb::Refund, [KeyedCharge { cost: receipt.units(), own, ..self.keyed(policy, key) }])
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Request {
+        Request::of(Verb::Reset, [self.keyed(policy, key)])
+    }
+
+    fn keys(request: &Request) -> usize {
+        request.charges.len()
+    }
+
+    async fn ask<T: Send + 'static, R: Receiver<Answer, StoreError> + 'static>(
+        &self,
+        request: Request,
+        receiver: impl FnOnce(oneshot::Sender<T>) -> R + Send,
+    ) -> Result<T, StoreError> {
+        self.groups.ask(request, receiver).await
+    }
+
+    fn send(
+        &self,
+        request: Request,
+        then: impl FnOnce(Result<Answer, StoreError>) + Send + 'static,
+    ) -> Result<(), StoreError> {
+        self.groups.send(request, then)
+    }
+
+    fn waiting(&self) -> usize {
+        self.groups.len()
+    }
+
+    fn events(&self) -> &Events {
+        self.groups.fly().events()
+    }
+
+    fn runtime(&self) -> &Handle {
+        self.groups.runtime()
+    }
+}
+
+impl KeyedCharge {
+    /// A charge of no units.
+    fn of(stored: &Stored, policy: &Policy) -> Self {
+        let Stored { key, hash } = stored;
+        let (key, policy, own) = (Arc::clone(key), policy.clone(), Pair { at: 0, n: 0 });
+        Self { key, hash: *hash, policy, cost: 0, effect: Effect::Enforce, own }
+    }
+}
+
+/// Checks whether the states of a quota are kept.
+pub(super) fn supports(quota: &Quota) -> Result<(), UnsupportedQuota> {
+    supports_rates(quota)?;
+    let bytes = state_bytes_max(quota);
+    if bytes <= STATE_MAX as u64 {
+        return Ok(());
+    }
+    let reason = format!(
+        "a state can take {bytes} bytes, and a value has at most {STATE_MAX}; use Quota::sliding_window with fewer \
+         buckets, a smaller limit or max_debt, or RedisLimiter"
+    );
+    Err(UnsupportedQuota::new(UnsupportedQuotaKind::TooLarge, quota, reason))
+}
