@@ -78,6 +78,7 @@
 //! | `metrics` | `Stats::record_metrics` hands the counts to the recorder of `metrics` | metrics |
 //! | `redis` | `RedisLimiter`: one limit for many processes | fred without default features, tokio |
 //! | `store` | `StoreLimiter`: a limiter over [any store](guide::writing_a_backend#a-store) that can compare and swap | tokio, sha2, futures-util |
+//! | `postgres` | `PostgresStore`: such a store [in PostgreSQL](guide::no_redis_but_a_database) | those of `store`, and tokio-postgres without TLS |
 //! | `redis-rustls`, `redis-rustls-ring`, `redis-native-tls` | `rediss://`, by one of three TLS implementations | what fred needs for it |
 //! | `client` | the module `client`: reads what a server's headers say about its limits, and waits as long | none |
 //! | `retry` | `client::RetryAfter`, a policy for `tower::retry` | tower with its retries |

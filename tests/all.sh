@@ -52,11 +52,14 @@ need() {
 
 # Every build of tests takes both packages and uses these features, so that dependencies are built once. The other two ways of TLS are
 # alternatives to this one. The feature tracing changes where warnings go, so it has a test of its own.
-features=axum,tonic,tokio,metrics,redis-rustls-ring,store,retry,serde,rules,conformance
+features=axum,tonic,tokio,metrics,redis-rustls-ring,postgres,retry,serde,rules,conformance
 
 step 'tools'
 need 'a C linker' 'command -v cc' gcc libc6-dev
 need 'Redis' 'command -v "${REDIS_SERVER:-redis-server}"' redis-server
+need 'PostgreSQL' 'command -v initdb || ls "${POSTGRES_BIN:-/usr/lib/postgresql/*/bin}"/initdb' postgresql
+# Debian keeps it where only root's shell looks by itself.
+need 'PgBouncer' 'PATH="$PATH:/usr/sbin"; command -v "${PGBOUNCER:-pgbouncer}"' pgbouncer
 need 'Python with venv' 'python3 -c "import venv, ensurepip"' python3 python3-venv
 # Debian 13 has Rust 1.85 under these names, Debian 12 under others. Elsewhere: https://rustup.rs
 rust=(ca-certificates cargo rustc rustfmt rust-clippy)
@@ -95,7 +98,7 @@ check_code() {
     name=
     step 'warnings: the library with the default features, and with each feature alone'
     run cargo rustc --locked --package tower-ratelimit --lib --profile check -- -D warnings
-    for feature in axum client tonic tokio tracing metrics redis store retry serde rules conformance; do
+    for feature in axum client tonic tokio tracing metrics redis store postgres retry serde rules conformance; do
         run cargo rustc --locked --package tower-ratelimit --lib --profile check --features "$feature" -- -D warnings
     done
     step 'clippy: everything'

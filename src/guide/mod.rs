@@ -15,6 +15,7 @@
 //! | [What clients are told](what_clients_are_told) | Which headers, bodies and gRPC statuses are sent? How do I find out why a request was refused? |
 //! | [Being a client](being_a_client) | How do I read what other servers say about their limits, and obey it? |
 //! | [Redis and failures](redis_and_failures) | How do many processes share a limit, and what if Redis is away? |
+//! | [No Redis, but a database](no_redis_but_a_database) | How do many processes share a limit in PostgreSQL? |
 //! | [Observing](observing) | Which metrics are there, who is limited most, and what should alert me? |
 //! | [Testing your limits](testing_your_limits) | How do I test limits without waiting, and find misconfigurations? |
 //! | [A user says](a_user_says) | A user reports a wrong 429, a limit too early or too late: where do I look, and what do I do? |
@@ -28,7 +29,7 @@
 
 // Some pages link to items of features, which exist in the documentation of all features only.
 #![cfg_attr(
-    not(all(feature = "redis", feature = "store", feature = "tokio", feature = "conformance", feature = "rules")),
+    not(all(feature = "redis", feature = "postgres", feature = "tokio", feature = "conformance", feature = "rules")),
     allow(rustdoc::broken_intra_doc_links)
 )]
 
@@ -82,6 +83,10 @@ pub mod being_a_client {}
 #[cfg_attr(feature = "redis", doc = include_str!("redis_and_failures.md"))]
 #[cfg_attr(not(feature = "redis"), doc = "Build the documentation with the feature `redis` to read this page.")]
 pub mod redis_and_failures {}
+
+#[cfg_attr(feature = "postgres", doc = include_str!("no_redis_but_a_database.md"))]
+#[cfg_attr(not(feature = "postgres"), doc = "Build the documentation with the feature `postgres` to read this page.")]
+pub mod no_redis_but_a_database {}
 
 #[cfg_attr(feature = "redis", doc = include_str!("observing.md"))]
 #[cfg_attr(not(feature = "redis"), doc = "Build the documentation with the feature `redis` to read this page.")]

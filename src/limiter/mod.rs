@@ -2,7 +2,7 @@
 //!
 //! * [`MemoryLimiter`](crate::MemoryLimiter) keeps the states in this process; see [`memory`].
 //! * `RedisLimiter` keeps them in Redis, for many processes; see the module `redis`.
-//! * `StoreLimiter` keeps them in any store that can compare and swap; see the module `store`.
+//! * `StoreLimiter` keeps them in any store that can compare and swap, such as PostgreSQL; see the module `store`.
 //! * [`FallbackLimiter`] asks a second limiter while the first one fails.
 //! * [`BoxLimiter`] hides which limiter it is, to choose one at run time.
 //! * [`Blocks`] and [`Meters`] close, open, read and settle keys by hand.

@@ -109,6 +109,14 @@ fn redis_client_is_named_by_the_store_only() {
 }
 
 #[test]
+fn postgres_client_is_named_by_its_store_only() {
+    let all = sources();
+    let store =
+        all.iter().map(|source| source.path.as_str()).filter(|path| path.starts_with("limiter/store/postgres/"));
+    never("", &["tokio_postgres"], &store.collect::<Vec<_>>());
+}
+
+#[test]
 fn parts_for_any_remote_store_name_no_redis() {
     never("limiter/remote/", &["redis", "RedisError", "RedisErrorKind", "fred::"], &[]);
 }

@@ -24,7 +24,9 @@ const SLEEPERS: &[(&str, &str)] = &[
     ("tests/middleware/settling_served.rs", "a server over TCP settles by and by"),
     ("tests/middleware/switch.rs", "threads that send requests run between two changes of a quota"),
     ("tests/observe/prometheus.rs", "Prometheus starts as a process"),
+    ("tests/postgres/", "a real server decides by its own time, and notices faults by and by"),
     ("tests/redis/", "a real server decides by its own time, and notices faults by and by"),
+    ("tests/support/postgres.rs", "servers start and stop as processes"),
     ("tests/support/proxy.rs", "a proxy delays what a real server sends"),
     ("tests/support/redis", "servers start and stop as processes"),
 ];

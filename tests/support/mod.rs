@@ -2,6 +2,8 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 mod algorithms;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 pub(crate) mod proxy;
 pub(crate) mod redis_cluster;
 #[cfg(feature = "redis")]

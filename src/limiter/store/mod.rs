@@ -32,6 +32,8 @@ mod error;
 mod groups;
 mod known;
 mod limiter;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 mod store_time;
 mod swapper;
 #[cfg(test)]

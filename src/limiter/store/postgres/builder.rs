@@ -1,0 +1,208 @@
+//! The setup of a store in PostgreSQL.
+
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio_postgres::config::{Host, TargetSessionAttrs};
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+use tokio_postgres::{Config, NoTls, Socket};
+
+use super::connections::{Connections, OwnConnections};
+use super::store::PostgresStore;
+use super::table::{Durability, Table};
+use crate::event::StoreErrorKind;
+use crate::limiter::store::StoreError;
+
+/// The bounds of `max_connections`.
+const CONNECTIONS_MAX: usize = 64;
+
+/// The longest time for reaching one of several hosts, unless the configuration says another.
+const REACH: Duration = Duration::from_secs(2);
+
+/// Sets up a [`PostgresStore`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct PostgresStoreBuilder {
+    table: String,
+    created: Option<Durability>,
+    max_connections: usize,
+    max_lock_wait: Duration,
+}
+
+impl PostgresStore {
+    /// Begins the setup of a store.
+    pub fn builder() -> PostgresStoreBuilder {
+        PostgresStoreBuilder::new()
+    }
+
+    /// Connects with the default setup. See [`PostgresStoreBuilder::connect`].
+    ///
+    /// # Errors
+    /// As [`PostgresStoreBuilder::connect`].
+    pub async fn connect(url: &str) -> Result<Self, StoreError> {
+        PostgresStoreBuilder::new().connect(url).await
+    }
+}
+
+impl PostgresStoreBuilder {
+    /// Begins the setup of a store.
+    pub fn new() -> Self {
+        Self {
+            table: "ratelimit".to_owned(),
+            created: None,
+            max_connections: 4,
+            max_lock_wait: Duration::from_millis(25),
+        }
+    }
+
+    /// Sets the name of the table: lowercase letters, digits and underscores, with a schema and a dot before it if need
+    /// be; `ratelimit` by default.
+    pub fn table(mut self, name: impl Into<String>) -> Self {
+        self.table = name.into();
+        self
+    }
+
+    /// Creates the table if it is missing. By default it must be there. A table that is there stays as it is, logged or
+    /// not.
+    pub fn create_table(mut self, durability: Durability) -> Self {
+        self.created = Some(durability);
+        self
+    }
+
+    /// Sets how many connections the store opens at most: 1 to 64, and 4 by default. A connection is opened when all others
+    /// are busy, and stays open. If all are busy, statements wait in line at the server.
+    pub fn max_connections(mut self, connections: usize) -> Self {
+        self.max_connections = connections;
+        self
+    }
+
+    /// Sets how long a statement waits for a row that another transaction has locked: 1 ms to 60 s, and 25 ms by default,
+    /// which is half of the default deadline of a limiter. After that the statement fails as
+    /// [`Timeout`](StoreErrorKind::Timeout), and its connection is free for others.
+    pub fn max_lock_wait(mut self, time: Duration) -> Self {
+        self.max_lock_wait = time;
+        self
+    }
+
+    /// Returns the statement that creates the table, for your migrations.
+    ///
+    /// ```
+    /// use tower_ratelimit::limiter::store::postgres::{Durability, PostgresStoreBuilder};
+    ///
+    /// let sql = PostgresStoreBuilder::new().create_sql(Durability::Unlogged)?;
+    /// assert!(sql.starts_with("CREATE UNLOGGED TABLE IF NOT EXISTS \"ratelimit\" ("));
+    /// # Ok::<(), tower_ratelimit::limiter::store::StoreError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if a setting is out of its range.
+    pub fn create_sql(&self, durability: Durability) -> Result<String, StoreError> {
+        Ok(self.checked_table()?.create(durability))
+    }
+
+    /// Connects without TLS to a server, such as `postgres://user:password@host/database`.
+    ///
+    /// A server that is away is no error, unless the table has to be created: then the first checks fail, until the server
+    /// is there.
+    ///
+    /// # Errors
+    /// Returns an error of kind [`Misconfigured`](StoreErrorKind::Misconfigured) if a setting is out of its range, the URL
+    /// is not one, the server refuses the user, is read-only, or has no such table, a right is missing, or there is no
+    /// tokio runtime. If the table is missing, the error has the statement that creates it.
+    pub async fn connect(self, url: &str) -> Result<PostgresStore, StoreError> {
+        let config = url.parse().map_err(|error: tokio_postgres::Error| {
+            let message = "this is no URL of PostgreSQL: use postgres://user:password@host:5432/database";
+            StoreError::new(StoreErrorKind::Misconfigured, message).caused_by(error)
+        })?;
+        self.connect_with(config, NoTls).await
+    }
+
+    /// Connects by a configuration and an implementation of TLS, such as that of `tokio-postgres-rustls` or
+    /// `postgres-native-tls`. Otherwise as [`connect`](Self::connect).
+    ///
+    /// A configuration with several hosts connects to the first that accepts writes.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn connect_with<T>(self, config: Config, tls: T) -> Result<PostgresStore, StoreError>
+    where
+        T: MakeTlsConnect<Socket> + Clone + Send + Sync + 'static,
+        T::Stream: Send,
+        T::TlsConnect: Send,
+        <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+    {
+        if !(1..=CONNECTIONS_MAX).contains(&self.max_connections) {
+            let connections = self.max_connections;
+            return misconfigured(format!(
+                "max_connections of {connections} is not possible: use 1 to {CONNECTIONS_MAX}"
+            ));
+        }
+        let name = name_of(&config);
+        let mut config = config;
+        config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        if config.get_connect_timeout().is_none() {
+            config.connect_timeout(REACH);
+        }
+        if config.get_application_name().is_none() {
+            config.application_name("tower-ratelimit");
+        }
+        let connections = OwnConnections::new(config, tls, self.max_connections, runtime()?);
+        self.build_named(connections, name).await
+    }
+
+    /// Makes a store over the connections that the application has. `max_connections` is not used.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn build<C: Connections>(self, connections: C) -> Result<PostgresStore<C>, StoreError> {
+        self.build_named(connections, "PostgreSQL".to_owned()).await
+    }
+
+    async fn build_named<C: Connections>(self, connections: C, name: String) -> Result<PostgresStore<C>, StoreError> {
+        let table = self.checked_table()?;
+        let store = PostgresStore::new(connections, table, name, runtime()?);
+        if let Some(durability) = self.created {
+            store.create_table(durability).await?;
+        }
+        match store.check().await {
+            Err(error) if error.kind() == StoreErrorKind::Misconfigured => Err(error),
+            Ok(()) | Err(_) => Ok(store),
+        }
+    }
+
+    fn checked_table(&self) -> Result<Table, StoreError> {
+        if !(Duration::from_millis(1)..=Duration::from_secs(60)).contains(&self.max_lock_wait) {
+            let wait = self.max_lock_wait;
+            return misconfigured(format!("a max_lock_wait of {wait:?} is not possible: use 1 ms to 60 s"));
+        }
+        Table::new(&self.table, self.max_lock_wait)
+    }
+}
+
+impl Default for PostgresStoreBuilder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn runtime() -> Result<Handle, StoreError> {
+    Handle::try_current().or_else(|_| misconfigured("a store must be made within a tokio runtime".to_owned()))
+}
+
+fn misconfigured<T>(message: String) -> Result<T, StoreError> {
+    Err(StoreError::new(StoreErrorKind::Misconfigured, message))
+}
+
+/// Returns the hosts and ports, without user and password.
+fn name_of(config: &Config) -> String {
+    let hosts = config.get_hosts().iter().map(|host| match host {
+        Host::Tcp(host) => host.clone(),
+        #[cfg(unix)]
+        Host::Unix(path) => path.display().to_string(),
+    });
+    let addresses = config.get_hostaddrs().iter().map(ToString::to_string);
+    let hosts: Vec<String> = if config.get_hosts().is_empty() { addresses.collect() } else { hosts.collect() };
+    let port = |index: usize| config.get_ports().get(index).or(config.get_ports().first()).copied().unwrap_or(5_432);
+    let named: Vec<String> = hosts.iter().enumerate().map(|(at, host)| format!("{host}:{}", port(at))).collect();
+    named.join(",")
+}

@@ -1,0 +1,298 @@
+//! The connections to the server.
+//!
+//! [`OwnConnections`] opens the first connection for the first statement, and another one whenever each open one is busy. A
+//! statement is sent over a busy connection if no more may be opened; the server answers in order, so no answer can be taken
+//! for another one's. A statement whose caller does not wait any more is answered all the same.
+//!
+//! A connection without an answer for [`LATE`] is used only if no other one is open. One without an answer for [`SILENT`]
+//! is given up: its statement is cancelled, and it is closed. So a server that hangs, or another transaction that has locked
+//! the table, does not hold more than a bounded number of connections.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt, Shared};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+use tokio_postgres::{CancelToken, Client, Config, Socket};
+
+use super::failure::{SharedError, is_at_wrong_server};
+use super::statement::{Rows, Statement};
+use crate::error::BoxError;
+use crate::limiter::remote::Due;
+use crate::sync::{Mutex, lock};
+
+/// A connection without an answer for so long is avoided.
+const LATE: Duration = Duration::from_millis(20);
+
+/// A connection without an answer for so long is given up.
+const SILENT: Duration = Duration::from_secs(5);
+
+/// The longest time for opening a connection, and for a request to cancel a statement.
+const OPEN: Duration = Duration::from_secs(5);
+
+/// No further connection is opened for this time after the server has refused one.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The connections over which a [`PostgresStore`](super::PostgresStore) sends its statements.
+///
+/// Implement it for the pool that your application has. For [`deadpool_postgres`](https://docs.rs/deadpool-postgres):
+///
+/// ```
+/// # use std::sync::Arc;
+/// use tower_ratelimit::limiter::store::postgres::{Connections, Rows, Statement};
+/// # struct Object(tokio_postgres::Client);
+/// # impl std::ops::Deref for Object {
+/// #     type Target = tokio_postgres::Client;
+/// #     fn deref(&self) -> &tokio_postgres::Client {
+/// #         &self.0
+/// #     }
+/// # }
+/// # struct Pool;
+/// # impl Pool {
+/// #     async fn get(&self) -> Result<Object, std::io::Error> {
+/// #         Err(std::io::ErrorKind::NotConnected.into())
+/// #     }
+/// # }
+/// # use tower_ratelimit::limiter::store::postgres::tokio_postgres;
+///
+/// struct MyPool(Pool); // of deadpool_postgres
+///
+/// impl Connections for MyPool {
+///     async fn run(&self, statement: &Statement) -> Result<Rows, Box<dyn std::error::Error + Send + Sync>> {
+///         let client = self.0.get().await?;
+///         Ok(statement.run(&client).await?)
+///     }
+/// }
+/// ```
+///
+/// # Contract
+///
+/// * Run a statement at most once, and not within a transaction.
+/// * A limiter drops the future if there is no answer in time. So a pool should not hand a connection out on which a
+///   statement is still under way, or the next user of that connection waits for it.
+/// * A future that waits for a free connection and is dropped must not run the statement later.
+pub trait Connections: Send + Sync + 'static {
+    /// Runs a statement by [`Statement::run`].
+    ///
+    /// # Errors
+    /// Returns the error of the statement, or why there is no connection. An error of `tokio_postgres` must be the error
+    /// or one of its [sources](std::error::Error::source): its code says what is wrong.
+    fn run(
+        &self,
+        statement: &Statement,
+    ) -> impl Future<Output = Result<Rows, Box<dyn std::error::Error + Send + Sync>>> + Send;
+}
+
+/// The connections that a [`PostgresStore`](super::PostgresStore) opens by itself, and opens again when they are cut.
+pub struct OwnConnections(Arc<Inner>);
+
+struct Inner {
+    opener: Box<dyn Opener>,
+    most: usize,
+    state: Mutex<State>,
+    runtime: Handle,
+}
+
+#[derive(Default)]
+struct State {
+    open: Vec<Open>,
+    /// The number of the next connection.
+    next: u64,
+    /// The attempt to open one that is under way.
+    attempt: Option<Attempt>,
+    /// No attempt is made before, while there is an open connection.
+    pause: Option<Due>,
+}
+
+type Attempt = Shared<oneshot::Receiver<Result<(), SharedError>>>;
+
+/// An open connection.
+struct Open {
+    number: u64,
+    client: Arc<Client>,
+    driver: JoinHandle<()>,
+    /// The number of statements without an answer.
+    calls: usize,
+    /// Since the first of them was sent, or the last answer came.
+    quiet: Option<Quiet>,
+}
+
+struct Quiet {
+    late: Due,
+    silent: Due,
+}
+
+impl Quiet {
+    fn now() -> Self {
+        Self { late: Due::after(LATE), silent: Due::after(SILENT) }
+    }
+}
+
+/// What to do with a statement.
+enum Choice {
+    Send(u64, Arc<Client>),
+    Wait(Attempt),
+}
+
+impl OwnConnections {
+    pub(super) fn new<T>(config: Config, tls: T, most: usize, runtime: Handle) -> Self
+    where
+        T: MakeTlsConnect<Socket> + Clone + Send + Sync + 'static,
+        T::Stream: Send,
+        T::TlsConnect: Send,
+        <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+    {
+        Self(Arc::new(Inner { opener: Box::new(WithTls { config, tls }), most, state: Mutex::default(), runtime }))
+    }
+}
+
+impl Connections for OwnConnections {
+    async fn run(&self, statement: &Statement) -> Result<Rows, BoxError> {
+        let inner = &self.0;
+        loop {
+            match inner.choose() {
+                Choice::Send(number, client) => {
+                    let (inner, statement) = (Arc::clone(inner), statement.clone());
+                    let answer = self.0.runtime.spawn(async move {
+                        let answer = statement.run(&client).await;
+                        inner.note_answer(number, answer.as_ref().err());
+                        answer
+                    });
+                    return Ok(answer.await??);
+                }
+                Choice::Wait(attempt) => attempt.await??,
+            }
+        }
+    }
+}
+
+impl fmt::Debug for OwnConnections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnConnections").field("open", &lock(&self.0.state).open.len()).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    /// Chooses the connection for a statement, which is counted.
+    fn choose(self: &Arc<Self>) -> Choice {
+        let mut state = lock(&self.state);
+        state.open.retain(|open| !open.client.is_closed());
+        let is_silent = |open: &Open| open.quiet.as_ref().is_some_and(|quiet| quiet.silent.is_over());
+        let (silent, open): (Vec<Open>, Vec<Open>) = std::mem::take(&mut state.open).into_iter().partition(is_silent);
+        state.open = open;
+        let is_late = |open: &Open| open.quiet.as_ref().is_some_and(|quiet| quiet.late.is_over());
+        let best = state.open.iter_mut().min_by_key(|open| (is_late(open), open.calls));
+        let is_busy = best.as_ref().is_none_or(|open| open.calls > 0);
+        let chosen = best.map(|open| {
+            open.calls += 1;
+            open.quiet.get_or_insert_with(Quiet::now);
+            (open.number, Arc::clone(&open.client))
+        });
+        let may_open = match chosen {
+            None => true,
+            Some(_) => state.open.len() < self.most && state.pause.is_none_or(Due::is_over),
+        };
+        let mut done = None;
+        if is_busy && may_open && state.attempt.is_none() {
+            let (sender, attempt) = oneshot::channel();
+            state.attempt = Some(attempt.shared());
+            done = Some(sender);
+        }
+        let attempt = state.attempt.clone();
+        drop(state);
+        for open in silent {
+            self.give_up(open);
+        }
+        if let Some(done) = done {
+            self.runtime.spawn(open_one(Arc::downgrade(self), done));
+        }
+        match (chosen, attempt) {
+            (Some((number, client)), _) => Choice::Send(number, client),
+            (None, Some(attempt)) => Choice::Wait(attempt),
+            // There is always one of the two.
+            (None, None) => Choice::Wait(oneshot::channel().1.shared()),
+        }
+    }
+
+    fn note_answer(&self, number: u64, error: Option<&tokio_postgres::Error>) {
+        let mut state = lock(&self.state);
+        if error.is_some_and(|error| is_at_wrong_server(error)) {
+            state.open.retain(|open| open.number != number); // the next one may be at the right server
+            return;
+        }
+        if let Some(open) = state.open.iter_mut().find(|open| open.number == number) {
+            open.calls = open.calls.saturating_sub(1);
+            open.quiet = (open.calls > 0).then(Quiet::now);
+        }
+    }
+
+    /// Cancels the statement of a connection and closes it.
+    fn give_up(&self, open: Open) {
+        let cancel = self.opener.cancel(open.client.cancel_token());
+        self.runtime.spawn(async move {
+            Due::after(OPEN).timeout(cancel).await;
+            open.driver.abort();
+        });
+    }
+}
+
+/// Opens a connection, and lets those know that wait for it.
+async fn open_one(inner: Weak<Inner>, done: oneshot::Sender<Result<(), SharedError>>) {
+    let Some(opening) = inner.upgrade().map(|inner| inner.opener.open()) else { return };
+    let opened = match Due::after(OPEN).timeout(opening).await {
+        Some(opened) => opened.map_err(Into::into),
+        None => Err("the server did not answer within 5 s".into()),
+    };
+    let Some(inner) = inner.upgrade() else { return };
+    let result = {
+        let mut state = lock(&inner.state);
+        state.attempt = None;
+        state.pause = opened.is_err().then(|| Due::after(PAUSE));
+        opened.map(|(client, driver)| {
+            let number = state.next;
+            state.next += 1;
+            let driver = inner.runtime.spawn(driver);
+            state.open.push(Open { number, client: Arc::new(client), driver, calls: 0, quiet: None });
+        })
+    };
+    let _ = done.send(result.map_err(|error: BoxError| error.into())); // the callers may have gone
+}
+
+/// Opens connections with an implementation of TLS.
+trait Opener: Send + Sync {
+    fn open(&self) -> BoxFuture<'static, Result<(Client, BoxFuture<'static, ()>), tokio_postgres::Error>>;
+
+    fn cancel(&self, token: CancelToken) -> BoxFuture<'static, ()>;
+}
+
+struct WithTls<T> {
+    config: Config,
+    tls: T,
+}
+
+impl<T> Opener for WithTls<T>
+where
+    T: MakeTlsConnect<Socket> + Clone + Send + Sync + 'static,
+    T::Stream: Send,
+    T::TlsConnect: Send,
+    <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
+{
+    fn open(&self) -> BoxFuture<'static, Result<(Client, BoxFuture<'static, ()>), tokio_postgres::Error>> {
+        let (config, tls) = (self.config.clone(), self.tls.clone());
+        Box::pin(async move {
+            let (client, connection) = config.connect(tls).await?;
+            let driver: BoxFuture<'static, ()> = Box::pin(connection.map(drop));
+            Ok((client, driver))
+        })
+    }
+
+    fn cancel(&self, token: CancelToken) -> BoxFuture<'static, ()> {
+        let tls = self.tls.clone();
+        Box::pin(async move { drop(token.cancel_query(tls).await) })
+    }
+}

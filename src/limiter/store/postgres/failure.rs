@@ -1,0 +1,97 @@
+//! What an error means for the limiter and for the connection.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use tokio_postgres::error::SqlState;
+
+use crate::error::BoxError;
+use crate::event::StoreErrorKind;
+use crate::limiter::store::StoreError;
+
+/// An error of several callers.
+pub(super) type SharedError = Arc<dyn Error + Send + Sync>;
+
+/// Returns the code that the server gave an error, if the error or one of its causes is the server's.
+pub(super) fn code_of<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a SqlState> {
+    levels_of(error).find_map(|error| error.downcast_ref::<tokio_postgres::Error>()?.code())
+}
+
+/// Returns an error and its sources.
+fn levels_of<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    let error = error.downcast_ref::<SharedError>().map_or(error, |shared| &**shared);
+    std::iter::successors(Some(error), |error| (*error).source())
+}
+
+/// Returns whether the statement was undone because another one has inserted one of its keys.
+pub(super) fn is_conflict(error: &BoxError) -> bool {
+    code_of(&**error) == Some(&SqlState::UNIQUE_VIOLATION)
+}
+
+/// Returns whether the connection is of no use any more, although it is open.
+pub(super) fn is_at_wrong_server(error: &(dyn Error + 'static)) -> bool {
+    code_of(error) == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
+}
+
+/// Returns whether creating the table failed because it is there by now.
+pub(super) fn is_there(error: &BoxError) -> bool {
+    let there = [&SqlState::DUPLICATE_TABLE, &SqlState::DUPLICATE_OBJECT, &SqlState::UNIQUE_VIOLATION];
+    code_of(&**error).is_some_and(|code| there.contains(&code))
+}
+
+/// Returns the error of a statement or a connection, as the limiter reports it.
+pub(super) fn store_error(error: BoxError, name: &str, create: &str) -> StoreError {
+    let (kind, message) = match code_of(&*error) {
+        Some(code) => of_code(code, name, create),
+        None if is_read_only(&*error) => read_only(name),
+        None if is_setup(&*error) => {
+            let message = format!(
+                "the connection to {name} is not configured rightly: check the address, and use connect_with for TLS"
+            );
+            (StoreErrorKind::Misconfigured, message)
+        }
+        None => (StoreErrorKind::Unavailable, format!("there is no connection to {name}")),
+    };
+    StoreError::new(kind, message).caused_by(SharedError::from(error))
+}
+
+fn of_code(code: &SqlState, name: &str, create: &str) -> (StoreErrorKind, String) {
+    use StoreErrorKind::{Misconfigured, Timeout, Unavailable};
+    let is_of = |class: &str| code.code().starts_with(class);
+    if *code == SqlState::UNDEFINED_TABLE || *code == SqlState::INVALID_SCHEMA_NAME {
+        let how = "create it with this statement, or have PostgresStoreBuilder::create_table do it";
+        (Misconfigured, format!("{name} has no table for the limits: {how}: {create};"))
+    } else if *code == SqlState::READ_ONLY_SQL_TRANSACTION {
+        read_only(name)
+    } else if *code == SqlState::INSUFFICIENT_PRIVILEGE {
+        (Misconfigured, format!("a right is missing at {name}: grant SELECT, INSERT, UPDATE and DELETE on the table"))
+    } else if is_of("28") || is_of("3D") {
+        (Misconfigured, format!("{name} refuses the connection: check user, password and database"))
+    } else if is_of("42") || is_of("22") || is_of("23") || is_of("0A") {
+        let how = "compare it with what PostgresStoreBuilder::create_sql returns";
+        (Misconfigured, format!("{name} does not take the statement, so the table has another form: {how}"))
+    } else if *code == SqlState::LOCK_NOT_AVAILABLE {
+        (Timeout, format!("another transaction at {name} holds the row for longer than max_lock_wait"))
+    } else if *code == SqlState::QUERY_CANCELED {
+        (Timeout, format!("{name} took too long, and the statement was cancelled"))
+    } else {
+        (Unavailable, format!("{name} cannot serve now"))
+    }
+}
+
+fn read_only(name: &str) -> (StoreErrorKind, String) {
+    (StoreErrorKind::Misconfigured, format!("{name} is read-only: connect to the primary server, not to a standby"))
+}
+
+/// Returns whether the server was left because it takes no writes.
+fn is_read_only(error: &(dyn Error + 'static)) -> bool {
+    // The client library has no other way to ask.
+    levels_of(error).any(|error| error.is::<std::io::Error>() && error.to_string() == "database does not allow writes")
+}
+
+/// Returns whether the settings of a connection are wrong, whatever the server does.
+fn is_setup(error: &(dyn Error + 'static)) -> bool {
+    let texts = ["invalid configuration", "invalid connection string", "error performing TLS handshake"];
+    let is_of_them = |error: &tokio_postgres::Error| texts.contains(&error.to_string().as_str());
+    levels_of(error).any(|error| error.downcast_ref::<tokio_postgres::Error>().is_some_and(is_of_them))
+}

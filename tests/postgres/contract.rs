@@ -1,0 +1,78 @@
+//! The contracts of stores and of limiters, kept by PostgreSQL, directly and behind a PgBouncer.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::conformance::{self, Subject, Task};
+use tower_ratelimit::limiter::store::postgres::Durability;
+
+use super::support::postgres::{PgBouncer, Server};
+use super::{PostgresLimiter, creating, patient, store};
+
+/// Limiters over one server, each with a prefix of its own.
+struct Limiters {
+    url: String,
+    clock: ManualClock,
+    made: AtomicU32,
+}
+
+impl Limiters {
+    fn at(url: String) -> Self {
+        Self { url, clock: ManualClock::new(), made: AtomicU32::new(0) }
+    }
+}
+
+impl Subject for Limiters {
+    type Limiter = PostgresLimiter;
+
+    async fn limiter(&self) -> PostgresLimiter {
+        let prefix = self.made.fetch_add(1, Ordering::Relaxed).to_string();
+        patient().prefix(prefix).clock(self.clock.clone()).build(store(&self.url).await).expect("there is a runtime")
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.clock.advance(by);
+    }
+
+    fn spawn(&self, task: Task) {
+        tokio::spawn(task);
+    }
+}
+
+async fn passes(url: String) {
+    let report = conformance::check(&Limiters::at(url)).await.unwrap_or_else(|failures| panic!("{failures}"));
+    let skipped: Vec<String> = report.skipped().iter().map(ToString::to_string).collect();
+    assert!(skipped.len() == 1 && skipped[0].contains("in flight"), "{skipped:?}");
+}
+
+#[tokio::test]
+async fn store_keeps_the_contract_of_stores() {
+    let server = Server::start();
+    for durability in [Durability::Logged, Durability::Unlogged] {
+        let builder = creating(durability).table(format!("t_{durability}"));
+        let store = builder.connect(&server.url()).await.unwrap();
+        conformance::check_store(&store).await.unwrap_or_else(|failures| panic!("{failures}"));
+    }
+}
+
+#[tokio::test]
+async fn store_behind_pgbouncer_keeps_the_contract_of_stores() {
+    let server = Server::start();
+    let bouncer = PgBouncer::before(&server);
+    let store = store(&bouncer.url()).await;
+    conformance::check_store(&store).await.unwrap_or_else(|failures| panic!("{failures}"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn limiter_passes_the_suite() {
+    let server = Server::start();
+    passes(server.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn limiter_behind_pgbouncer_passes_the_suite() {
+    let server = Server::start();
+    let bouncer = PgBouncer::before(&server);
+    passes(bouncer.url()).await;
+}

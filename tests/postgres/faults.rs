@@ -1,0 +1,260 @@
+//! Servers that are stopped, crash, hang, cut connections, or hold locks. Each charge is taken once or not at all.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tower_ratelimit::limiter::store::postgres::{Connections, Durability, Rows, Statement};
+use tower_ratelimit::limiter::store::{StoreError, StoreLimiterBuilder};
+use tower_ratelimit::limiter::{Charge, Limiter, StoreErrorKind};
+
+use super::support::postgres::Server;
+use super::support::proxy::{Fault, Proxy};
+use super::{LONG, PostgresLimiter, creating, daily, key, left, limiter, patient, take};
+
+/// Waits until a check succeeds.
+async fn recovered(limiter: &PostgresLimiter) {
+    let began = Instant::now();
+    while let Err(error) = limiter.peek(&[Charge::new(&daily(1), &key("recovered")).cost(0)]).await {
+        assert!(began.elapsed() < LONG, "no check succeeds: {error}");
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Returns the most and the least that may be taken after this answer.
+fn count(answer: Result<bool, StoreErrorKind>) -> (u64, u64) {
+    match answer {
+        Ok(is_allowed) => (is_allowed.into(), is_allowed.into()),
+        Err(_) => (1, 0),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn charges_are_taken_once_while_connections_are_cut() {
+    let server = Server::start();
+    let limiter = limiter(&server.url()).await;
+    let policy = daily(100_000);
+    let wanted = u64::from(super::support::cases(300).max(100));
+    let cutting = async {
+        let client = server.client().await;
+        let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tower-ratelimit'";
+        for number in 0..60 {
+            client.simple_query(cut).await.unwrap();
+            sleep(Duration::from_millis(number % 17)).await; // at another phase each time
+        }
+    };
+    let tasks = (0..4).map(|task| {
+        let (limiter, policy) = (limiter.clone(), policy.clone());
+        tokio::spawn(async move {
+            let (mut most, mut least) = (0, 0);
+            for number in 0..wanted {
+                // One key of all tasks, and sets of two keys.
+                let (hot, own) = (key("hot"), key(&format!("{task}-{}", number % 10)));
+                let mut set = vec![Charge::new(&policy, &hot)];
+                if number % 3 == 0 {
+                    set.push(Charge::new(&policy, &own));
+                }
+                let answer = limiter.take(&set).await.map(|decision| decision.is_allowed());
+                let (more, fewer) = count(answer.map_err(|error| error.kind()));
+                (most, least) = (most + more, least + fewer);
+            }
+            (most, least)
+        })
+    });
+    let tasks: Vec<_> = tasks.collect();
+    cutting.await;
+    let (mut most, mut least) = (0, 0);
+    for task in tasks {
+        let (more, fewer) = task.await.unwrap();
+        (most, least) = (most + more, least + fewer);
+    }
+    recovered(&limiter).await;
+    let taken = 100_000 - left(&limiter, &policy, "hot").await;
+    assert!((least..=most).contains(&taken), "{taken} were taken, and {least} to {most} were answered");
+    assert!(least > 0, "some checks succeed");
+}
+
+/// Takes a unit, while a fault befalls the answer, and returns what it costs.
+#[tokio::test]
+async fn lost_answers_are_cleared_up() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let url = proxy.url().replace("redis://", "postgres://postgres@") + "/postgres";
+    let limiter = patient().deadline(Duration::from_secs(2)).build(super::store(&url).await).unwrap();
+    let policy = daily(1_000);
+    take(&limiter, &policy, "a").await.unwrap();
+    let mut expected = 1;
+    for fault in [Fault::Reset, Fault::Cut(0), Fault::Cut(1), Fault::Cut(20), Fault::Lose, Fault::HalfClose] {
+        proxy.fault(fault.clone());
+        let answer = take(&limiter, &policy, "a").await;
+        expected += 1;
+        assert!(answer.is_ok_and(|decision| decision.is_allowed()), "{fault:?}");
+        assert_eq!(1_000 - left(&limiter, &policy, "a").await, expected, "{fault:?}");
+        proxy.behave();
+    }
+}
+
+#[tokio::test]
+async fn limits_survive_a_restart_and_logged_ones_a_crash() {
+    let mut server = Server::start();
+    let policy = daily(10);
+    let of = async |durability: Durability, table: &str| {
+        let store = creating(durability).table(table).connect(&server.url()).await.unwrap();
+        patient().build(store).unwrap()
+    };
+    let logged = of(Durability::Logged, "logged").await;
+    let unlogged = of(Durability::Unlogged, "unlogged").await;
+    for limiter in [&logged, &unlogged] {
+        take(limiter, &policy, "a").await.unwrap();
+    }
+    server.stop();
+    let error = take(&logged, &policy, "a").await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
+    server.restart();
+    for limiter in [&logged, &unlogged] {
+        recovered(limiter).await;
+        assert_eq!(left(limiter, &policy, "a").await, 9, "after a restart");
+        take(limiter, &policy, "a").await.unwrap();
+    }
+    server.kill();
+    server.restart();
+    for (limiter, expected) in [(&logged, 8), (&unlogged, 10)] {
+        recovered(limiter).await;
+        assert_eq!(left(limiter, &policy, "a").await, expected, "after a crash");
+        assert!(take(limiter, &policy, "a").await.unwrap().is_allowed());
+        assert_eq!(left(limiter, &policy, "a").await, expected - 1);
+    }
+}
+
+#[tokio::test]
+async fn server_that_hangs_fails_checks_by_their_deadline() {
+    let server = Server::start();
+    let store = creating(Durability::Unlogged).connect(&server.url()).await.unwrap();
+    let limiter = StoreLimiterBuilder::new().deadline(Duration::from_millis(200)).max_denials(0).build(store).unwrap();
+    let policy = daily(1_000);
+    take(&limiter, &policy, "a").await.unwrap();
+    server.pause();
+    let (mut failed, began) = (0, Instant::now());
+    while failed < 20 {
+        let error = take(&limiter, &policy, "a").await.unwrap_err();
+        let kinds = [StoreErrorKind::Timeout, StoreErrorKind::Unavailable, StoreErrorKind::Overloaded];
+        assert!(kinds.contains(&error.kind()), "{error}");
+        failed += 1;
+    }
+    // Five checks wait for their deadline. The others fail at once.
+    assert!(began.elapsed() < LONG, "{:?}", began.elapsed());
+    server.resume();
+    recovered(&limiter).await;
+    let taken = 1_000 - left(&limiter, &policy, "a").await;
+    assert!((1..=1 + failed).contains(&taken), "{taken}");
+}
+
+#[tokio::test]
+async fn locked_row_stops_its_key_only() {
+    let server = Server::start();
+    let store = creating(Durability::Unlogged).max_lock_wait(Duration::from_millis(10)).connect(&server.url()).await;
+    let limiter = patient().build(store.unwrap()).unwrap();
+    let policy = daily(100);
+    take(&limiter, &policy, "a").await.unwrap();
+    let client = server.client().await;
+    client.batch_execute("BEGIN; SELECT * FROM ratelimit FOR UPDATE").await.unwrap();
+    let error = take(&limiter, &policy, "a").await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error}");
+    take(&limiter, &policy, "b").await.expect("another key is not locked");
+    client.batch_execute("COMMIT").await.unwrap();
+    assert!(take(&limiter, &policy, "a").await.unwrap().is_allowed());
+    assert_eq!(left(&limiter, &policy, "a").await, 98, "the check that failed was not charged");
+}
+
+#[tokio::test]
+async fn locked_table_leaves_no_statement_behind() {
+    let server = Server::start();
+    let store = creating(Durability::Unlogged).max_connections(2).connect(&server.url()).await.unwrap();
+    let limiter = StoreLimiterBuilder::new().deadline(Duration::from_millis(50)).max_denials(0).build(store).unwrap();
+    let client = server.client().await;
+    client.batch_execute("BEGIN; LOCK TABLE ratelimit").await.unwrap();
+    let began = Instant::now();
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tower-ratelimit'";
+    // Longer than a statement may be without an answer.
+    while began.elapsed() < Duration::from_secs(7) {
+        take(&limiter, &daily(100), "a").await.unwrap_err();
+        let count: u32 = server.query(waiting).await[0].parse().unwrap();
+        assert!(count <= 5, "{count} connections"); // two, and those that are given up or opened at the moment
+        sleep(Duration::from_millis(50)).await;
+    }
+    client.batch_execute("COMMIT").await.unwrap();
+    recovered(&limiter).await;
+    let began = Instant::now();
+    while server.query(waiting).await[0].parse::<u32>().unwrap() > 2 {
+        assert!(began.elapsed() < LONG, "given up connections are closed");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn server_that_becomes_read_only_is_an_error_until_it_is_not() {
+    let server = Server::start();
+    let limiter = limiter(&server.url()).await;
+    take(&limiter, &daily(100), "a").await.unwrap();
+    server.query("ALTER SYSTEM SET default_transaction_read_only = on").await;
+    server.query("SELECT pg_reload_conf()").await;
+    let began = Instant::now();
+    let error = loop {
+        match take(&limiter, &daily(100), "a").await {
+            Err(error) => break error,
+            Ok(_) => assert!(began.elapsed() < LONG, "it becomes read-only"),
+        }
+    };
+    assert!(error.kind() == StoreErrorKind::Misconfigured && error.to_string().contains("read-only"), "{error}");
+    let sql = "SET default_transaction_read_only = off; ALTER SYSTEM RESET default_transaction_read_only";
+    let client = server.client().await;
+    for statement in sql.split(';') {
+        client.batch_execute(statement).await.unwrap();
+    }
+    client.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    recovered(&limiter).await;
+    take(&limiter, &daily(100), "a").await.unwrap();
+}
+
+#[tokio::test]
+async fn deleted_rows_are_a_reset() {
+    let server = Server::start();
+    let limiter = limiter(&server.url()).await;
+    for _ in 0..3 {
+        take(&limiter, &daily(10), "a").await.unwrap();
+    }
+    server.query("DELETE FROM ratelimit").await;
+    take(&limiter, &daily(10), "a").await.unwrap();
+    assert_eq!(left(&limiter, &daily(10), "a").await, 9);
+}
+
+/// A pool of the application, of one connection.
+struct Own(tokio::sync::Mutex<super::support::postgres::Client>, Arc<AtomicU64>);
+
+impl Connections for Own {
+    async fn run(&self, statement: &Statement) -> Result<Rows, Box<dyn std::error::Error + Send + Sync>> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        Ok(statement.run(&*self.0.lock().await).await?)
+    }
+}
+
+#[tokio::test]
+async fn pool_of_the_application_is_used() {
+    let (server, used) = (Server::start(), Arc::new(AtomicU64::new(0)));
+    let own = Own(tokio::sync::Mutex::new(server.client().await), Arc::clone(&used));
+    let store = creating(Durability::Logged).build(own).await.unwrap();
+    let limiter = patient().build(store).unwrap();
+    let policy = daily(10);
+    // The first check asks for the time.
+    limiter.peek(&[Charge::new(&policy, &key("a"))]).await.unwrap();
+    let before = used.load(Ordering::Relaxed);
+    for expected in [9, 8, 7] {
+        let decision = limiter.take(&[Charge::new(&policy, &key("a"))]).await.unwrap();
+        assert_eq!(decision.charges()[0].remaining(), expected);
+    }
+    assert_eq!(used.load(Ordering::Relaxed) - before, 3, "a check is one statement");
+    server.query("DROP TABLE ratelimit").await;
+    let error: StoreError = limiter.take(&[Charge::new(&policy, &key("a"))]).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "the code is found in the pool's error: {error}");
+}

@@ -1,0 +1,123 @@
+//! What `connect` says about a server that cannot be used, and the table that it creates.
+
+use std::time::Duration;
+
+use tower_ratelimit::limiter::StoreErrorKind;
+use tower_ratelimit::limiter::store::postgres::{Durability, PostgresStore};
+use tower_ratelimit::limiter::store::{StoreError, StoreLimiterBuilder};
+
+use super::support::postgres::Server;
+use super::support::redis_server::free_port;
+use super::{creating, daily, left, patient, take};
+
+/// Returns the error of a connect that must fail as a misconfiguration.
+async fn misconfigured(url: &str) -> StoreError {
+    let error = PostgresStore::connect(url).await.expect_err("it cannot be used");
+    assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
+    error
+}
+
+#[tokio::test]
+async fn missing_table_is_an_error_with_its_sql() {
+    let server = Server::start();
+    let text = misconfigured(&server.url()).await.to_string();
+    let sql = text.split_once("CREATE TABLE ").expect("it has the statement").1;
+    assert!(!text.contains('\n'), "{text}");
+    server.query(&format!("CREATE TABLE {sql}")).await;
+    let store = PostgresStore::connect(&server.url()).await.unwrap();
+    let limiter = patient().build(store).unwrap();
+    assert!(take(&limiter, &daily(1), "a").await.unwrap().is_allowed());
+    // A table that is dropped later is the same error of each check.
+    server.query("DROP TABLE ratelimit").await;
+    let error = take(&limiter, &daily(1), "b").await.unwrap_err();
+    assert!(error.kind() == StoreErrorKind::Misconfigured && error.to_string().contains("CREATE TABLE"), "{error}");
+}
+
+#[tokio::test]
+async fn table_is_created_once_by_many_and_has_one_index() {
+    let server = Server::start();
+    let url = server.url();
+    let stores = (0..8).map(|_| {
+        let url = url.clone();
+        tokio::spawn(async move { creating(Durability::Unlogged).table("limits").connect(&url).await })
+    });
+    for store in stores.collect::<Vec<_>>() {
+        store.await.unwrap().unwrap();
+    }
+    let made = server.query(
+        "SELECT relpersistence::text || array_to_string(reloptions, ',') FROM pg_class WHERE relname = 'limits'",
+    );
+    assert_eq!(made.await, ["ufillfactor=50"]);
+    assert_eq!(server.query("SELECT indexname FROM pg_indexes WHERE tablename = 'limits'").await, ["limits_pkey"]);
+}
+
+#[tokio::test]
+async fn what_a_person_has_to_fix_is_told_by_connect() {
+    let server = Server::start();
+    let url = server.url();
+    for wrong in ["", "postgres", "redis://localhost", "postgres://u@127.0.0.1:99999/d"] {
+        misconfigured(wrong).await;
+    }
+    let error = misconfigured(&url.replace("/postgres", "/nowhere")).await;
+    assert!(error.to_string().contains("check user, password and database"), "{error}");
+    misconfigured(&url.replace("postgres@", "nobody@")).await;
+    misconfigured(&format!("{url}?sslmode=require")).await;
+    // A table of another form, a missing right, and a server that does not take writes.
+    server.query("CREATE TABLE ratelimit (key text PRIMARY KEY, value bytea)").await;
+    let error = misconfigured(&url).await;
+    assert!(error.to_string().contains("another form"), "{error}");
+    server.query("DROP TABLE ratelimit; CREATE ROLE app LOGIN").await;
+    creating(Durability::Logged).connect(&url).await.unwrap();
+    for right in ["SELECT", "INSERT", "UPDATE", "DELETE"] {
+        let error = misconfigured(&url.replace("postgres@", "app@")).await;
+        assert!(error.to_string().contains("grant"), "{error}");
+        server.query(&format!("GRANT {right} ON ratelimit TO app")).await;
+    }
+    PostgresStore::connect(&url.replace("postgres@", "app@")).await.unwrap();
+    server.query("ALTER ROLE app SET default_transaction_read_only = on").await;
+    let error = misconfigured(&url.replace("postgres@", "app@")).await;
+    assert!(error.to_string().contains("read-only"), "{error}");
+}
+
+#[tokio::test]
+async fn settings_out_of_range_are_errors_before_anything_is_sent() {
+    let url = "postgres://u@127.0.0.1:1/d";
+    let builder = PostgresStore::builder;
+    for builder in [
+        builder().table("Two Words"),
+        builder().max_connections(0),
+        builder().max_connections(65),
+        builder().max_lock_wait(Duration::ZERO),
+        builder().max_lock_wait(Duration::from_secs(61)),
+    ] {
+        let error = builder.clone().create_table(Durability::Logged).connect(url).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{builder:?}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn standby_is_refused_and_of_several_hosts_the_primary_is_taken() {
+    let server = Server::start();
+    let primary = creating(Durability::Logged).connect(&server.url()).await.unwrap();
+    let standby = server.standby();
+    let error = misconfigured(&standby.url()).await;
+    assert!(error.to_string().contains("read-only"), "{error}");
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", standby.port(), server.port());
+    let both = PostgresStore::connect(&format!("postgres://postgres@{hosts}/postgres")).await.unwrap();
+    let (one, other) = (patient().build(primary).unwrap(), patient().build(both).unwrap());
+    take(&one, &daily(5), "a").await.unwrap();
+    take(&other, &daily(5), "a").await.unwrap();
+    assert_eq!(left(&one, &daily(5), "a").await, 3);
+}
+
+#[tokio::test]
+async fn server_that_is_away_at_first_is_used_once_it_is_there() {
+    let port = free_port();
+    let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
+    let store = PostgresStore::connect(&url).await.expect("a server that is away is no misconfiguration");
+    let limiter = StoreLimiterBuilder::new().build(store).unwrap();
+    let error = take(&limiter, &daily(1), "a").await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
+    let error = creating(Durability::Logged).connect(&url).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "its table cannot be created: {error}");
+}
