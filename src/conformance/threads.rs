@@ -53,6 +53,7 @@ async fn until(is_true: impl Fn() -> bool) {
             return Poll::Ready(());
         }
         context.waker().wake_by_ref();
+        std::thread::yield_now(); // the other tasks may need this processor
         Poll::Pending
     })
     .await;
