@@ -62,9 +62,10 @@ struct LineKey {
     key: Key,
 }
 
-#[derive(Default)]
 struct Waiter {
     waker: Option<Waker>,
+    /// The limit of its quota when it joined the line.
+    limit: u64,
     /// Units may have come free since it asked last.
     is_called: bool,
 }
@@ -138,11 +139,11 @@ impl PlaceLines {
         lines.arrivals += 1;
         let number = arrival.unwrap_or(lines.arrivals);
         // It asks once more as soon as it is the first: units may have come free before it joined.
-        let waiter = Waiter { waker: None, is_called: true };
+        let waiter = Waiter { waker: None, limit: policy.quota().limit(), is_called: true };
         lines.lines.entry(line.clone()).or_default().insert(number, waiter);
         self.0.waiting.fetch_add(1, Ordering::Relaxed);
         drop(lines);
-        Turn { lines: self.clone(), line, number, calls_next: true }
+        Turn { lines: self.clone(), line, number, admitted: None }
     }
 }
 
@@ -189,8 +190,15 @@ pub(crate) struct Turn {
     lines: PlaceLines,
     line: LineKey,
     number: u64,
-    /// Whether the next request is woken when this one leaves.
-    calls_next: bool,
+    /// What wakes the next request, if this one leaves with what was free. Otherwise leaving wakes it.
+    admitted: Option<Admitted>,
+}
+
+/// What a request found that leaves its line with what was free.
+#[derive(Clone, Copy)]
+struct Admitted {
+    has_more: bool,
+    own_limit: Option<u64>,
 }
 
 impl Turn {
@@ -211,10 +219,11 @@ impl Turn {
         if is_called { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Leaves the line with what was free. The next request is woken only if more is left, or if more came free since
-    /// this one asked: a place that comes free wakes one request.
-    pub(crate) fn leave_admitted(mut self, has_more: bool) {
-        self.calls_next = has_more;
+    /// Leaves the line with what was free. The next request is woken only if its quota leaves `has_more`, or if more
+    /// came free since it asked: a place that comes free wakes one request. `own_limit` is the limit of its quota if the
+    /// requests of the line may have different quotas. Then the next request is woken if it has a larger one, too.
+    pub(crate) fn leave_admitted(mut self, has_more: bool, own_limit: Option<u64>) {
+        self.admitted = Some(Admitted { has_more, own_limit });
     }
 }
 
@@ -225,8 +234,13 @@ impl Drop for Turn {
         let was_first = line.keys().next() == Some(&self.number);
         let left = line.remove(&self.number);
         let is_over = line.is_empty();
-        let calls = was_first && (self.calls_next || left.as_ref().is_some_and(|left| left.is_called));
-        let next = if calls { call_first(line) } else { None };
+        let leaves_more = |next: &Waiter| {
+            let is_larger = |own: u64| next.limit > own;
+            self.admitted.is_none_or(|own| own.has_more || own.own_limit.is_some_and(is_larger))
+        };
+        let has_more =
+            left.as_ref().is_some_and(|left| left.is_called) || line.values().next().is_some_and(leaves_more);
+        let next = if was_first && has_more { call_first(line) } else { None };
         if is_over {
             lines.lines.remove(&self.line);
             let map = &mut lines.lines;
@@ -285,7 +299,7 @@ impl BoundedTurn {
     }
 
     /// Leaves the line as [`Turn::leave_admitted`] does.
-    pub(crate) fn leave_admitted(self, has_more: bool) {
-        self.turn.leave_admitted(has_more);
+    pub(crate) fn leave_admitted(self, has_more: bool, own_limit: Option<u64>) {
+        self.turn.leave_admitted(has_more, own_limit);
     }
 }

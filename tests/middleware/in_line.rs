@@ -17,7 +17,7 @@ use proptest::prelude::*;
 use tower::util::BoxCloneService;
 use tower::{BoxError, Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule, Wait,
+    Head, Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule, Wait,
     clock::TokioTimer,
     key,
     limiter::{
@@ -551,6 +551,51 @@ fn request_waits_as_the_quota_that_it_brings_says() {
         office.finish(waiting);
         assert_eq!(office.free(1), 1);
     }
+}
+
+/// A layer whose requests bring the quota that stands in `limit` when they come.
+fn own_quotas(office: &Office, limit: &Arc<AtomicUsize>) -> Layered {
+    let limit = Arc::clone(limit);
+    let own = move |_: &Head<'_>| quota(limit.load(Ordering::Relaxed).try_into().unwrap());
+    let rule = Rule::quota_from("exports", own).unwrap();
+    RateLimitLayer::new(office.limiter.clone(), rule, key::global()).delay(office.world.timer.clone())
+}
+
+#[test]
+fn own_larger_quota_takes_free_places_when_it_is_first() {
+    let (mut office, limit) = (Office::new(), Arc::new(AtomicUsize::new(1)));
+    let layer = own_quotas(&office, &limit);
+    let [held, small] = office.send_many(&layer);
+    limit.store(3, Ordering::Relaxed);
+    let [second, third, fourth] = office.send_many(&layer);
+    let status = |office: &Office| [small, second, third, fourth].map(|at| office.status(at));
+    assert_eq!((status(&office), office.waiting()), ([None; 4], 4), "two places are free, and nobody overtakes");
+    // One place comes free. The first is admitted by its quota of one, and two more by theirs of three.
+    office.finish(held);
+    assert_eq!(status(&office), [Some(200), Some(200), Some(200), None]);
+    office.finish(second);
+    assert_eq!((status(&office)[3], office.free(3)), (Some(200), 0));
+}
+
+#[test]
+fn own_larger_quota_is_first_when_the_one_before_it_leaves() {
+    let (mut office, limit) = (Office::new(), Arc::new(AtomicUsize::new(1)));
+    let layer = own_quotas(&office, &limit);
+    let [held, small] = office.send_many(&layer);
+    limit.store(2, Ordering::Relaxed);
+    office.world.pass(SECOND);
+    let [large, last] = office.send_many(&layer);
+    office.world.pass(9 * SECOND);
+    assert_eq!([small, large, last].map(|at| office.status(at)), [Some(REFUSED), Some(200), None]);
+    // A smaller quota waits until less than its own is held.
+    limit.store(1, Ordering::Relaxed);
+    let reduced = office.send(&layer);
+    office.finish(large);
+    assert_eq!([last, reduced].map(|at| office.status(at)), [Some(200), None]);
+    office.finish(last);
+    assert_eq!((office.status(reduced), office.waiting()), (None, 1), "one is held still");
+    office.finish(held);
+    assert_eq!(office.status(reduced), Some(200));
 }
 
 #[test]

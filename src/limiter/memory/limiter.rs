@@ -169,7 +169,7 @@ impl MemoryLimiter {
                 let next = poll_fn(|cx| turn.poll(cx)).await;
                 match limiter.hold_charge(charge.arrived(turn.number())) {
                     Ok((place, remaining)) => {
-                        turn.leave_admitted(remaining > 0);
+                        turn.leave_admitted(remaining > 0, Some(policy.quota().limit()));
                         return Ok(place);
                     }
                     Err(denied) if next == Next::GivesUp || !may_wait(&denied) => return Err(denied),

@@ -279,9 +279,11 @@ impl<B, L: Limiter> InLine<B, L> {
     fn leave(&mut self) {
         let Some((turn, at)) = self.turn.take() else { return };
         if let Some((_, ticket)) = &mut self.held {
-            match ticket.charges.get(at).map(|charged| &charged.decision) {
-                Some(decision) if ticket.kind.passed() && ticket.is_answered && decision.is_allowed() => {
-                    turn.leave_admitted(decision.remaining() > 0);
+            match ticket.charges.get(at) {
+                Some(charged) if ticket.kind.passed() && ticket.is_answered && charged.decision.is_allowed() => {
+                    // A switch raises the quotas of all requests in line at once, and wakes them.
+                    let own_limit = charged.own.as_ref().map(|own| own.quota().limit());
+                    turn.leave_admitted(charged.decision.remaining() > 0, own_limit);
                 }
                 _ => drop(turn),
             }
