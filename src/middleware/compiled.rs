@@ -237,13 +237,15 @@ impl<L: Limiter> Compiled<L> {
     /// Returns the policy of a quota that a request brought to a rule.
     pub(super) fn policy_from(&self, rule: usize, quota: &Quota) -> Option<Policy> {
         let cache = self.caches.get(rule)?.as_ref()?;
-        Some(cache.find(quota).map_or_else(|| self.compile(cache, quota), Cached::into_policy))
+        Some(cache.find(quota).map_or_else(|| self.compile(rule, cache, quota), Cached::into_policy))
     }
 
-    /// Compiles the policy of a quota that a request brought, and keeps it if the limiter supports the quota.
+    /// Compiles the policy of a quota that a request brought, and keeps it if the limiter supports the quota. A request
+    /// with a quota that is kept is not looked at again.
     #[cold]
-    fn compile(&self, cache: &PolicyCache, quota: &Quota) -> Policy {
+    fn compile(&self, rule: usize, cache: &PolicyCache, quota: &Quota) -> Policy {
         let policy = cache.compile(*quota);
+        self.look_at_own_quota(rule, &policy);
         if supports_in_layer(&*self.limiter, quota).is_ok() {
             cache.keep(&policy);
         }

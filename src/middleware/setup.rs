@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::Extensions;
 
 use super::compiled::Compiled;
-use super::rule::{BoundRule, LinkedRole};
+use super::rule::{BoundRule, LinkedRole, Rule};
 use super::ticket::{Charged, Ticket};
 use crate::key::Key;
 use crate::limiter::{Contradiction, Entered, Limiter, UnsupportedQuota, supports_in_layer};
@@ -28,24 +28,12 @@ struct ChargedTo {
 impl<L: Limiter> Compiled<L> {
     /// Warns about what the setup alone shows.
     pub(super) fn look_at_setup(&self) {
-        for bound in self.settings.rules.iter().filter(|bound| bound.rule().settlement.replaces_cost()) {
-            // Blocks and meters count what is forced, and have no debt. Without a limit nothing is owed.
-            let forgets = |policy: &&Policy| {
-                let quota = policy.quota();
-                quota.spec().debt == 0 && quota.algorithm().is_rate() && !quota.is_unlimited()
-            };
-            if let Some(policy) = bound.policies().iter().find(forgets) {
-                self.diagnostics.notice(SetupWarningKind::NoDebt, || {
-                    format!(
-                        "the policy {:?} settles what a request cost above its reservation, and its quota ({}) remembers \
-                         no debt: give it one by Quota::max_debt",
-                        policy.name(),
-                        policy.quota()
-                    )
-                });
-            }
+        for bound in &self.settings.rules {
+            bound.policies().iter().for_each(|policy| self.look_for_debt(bound.rule(), policy));
         }
-        self.look_for_no_cost();
+        for bound in &self.settings.rules {
+            bound.policies().iter().for_each(|policy| self.look_for_cost(bound.rule(), policy));
+        }
         self.look_for_no_effect();
         if let Some((policy, error)) = self.unsupported.first().and_then(|(at, error)| Some((self.policy(*at)?, error)))
         {
@@ -59,21 +47,56 @@ impl<L: Limiter> Compiled<L> {
         self.look_for_contradiction();
     }
 
-    /// Warns about quotas of bytes whose requests cost one byte each.
-    fn look_for_no_cost(&self) {
-        for rule in self.settings.rules.iter().map(BoundRule::rule) {
-            let in_bytes = rule.policies.iter().find(|policy| policy.quota().counts_bytes());
-            let has_cost = rule.cost.is_some() || rule.settlement.replaces_cost();
-            if let Some(policy) = in_bytes.filter(|_| !has_cost) {
-                self.diagnostics.notice(SetupWarningKind::NoCost, || {
-                    format!(
-                        "the quota of the policy {:?} ({}) counts bytes, and each request costs one: say what it costs by \
-                         Rule::cost or Rule::settle_by_body",
-                        policy.name(),
-                        policy.quota()
-                    )
-                });
-            }
+    /// Warns about a quota that a request brought to a rule, as about a quota that a rule has. Other requests may bring
+    /// rates, and these may be what the rule corrects after the response.
+    pub(super) fn look_at_own_quota(&self, rule: usize, own: &Policy) {
+        let Some(rule) = self.settings.rules.get(rule).map(BoundRule::rule) else { return };
+        self.look_for_debt(rule, own);
+        self.look_for_cost(rule, own);
+        if own.limits_in_flight() && rule.settlement.replaces_cost() {
+            self.correction_has_no_effect(own);
+        }
+        if let Err(error) = supports_in_layer(&*self.limiter, own.quota()) {
+            self.quota_is_not_supported(own, &error);
+        }
+        if self.delays.is_none() && own.quota().algorithm() == Algorithm::LeakyQueue {
+            self.timer_is_missing(own);
+        }
+        if self.delays.is_none() && !own.quota().wait_in_line().is_zero() {
+            self.timer_of_line_is_missing(own);
+        }
+    }
+
+    /// Warns about a quota that forgets what a request costs above its reservation.
+    fn look_for_debt(&self, rule: &Rule, policy: &Policy) {
+        // Blocks and meters count what is forced, and have no debt. Without a limit nothing is owed, and a limit of 0 is
+        // a switch.
+        let quota = policy.quota();
+        let has_limit = quota.limit() > 0 && !quota.is_unlimited();
+        let forgets = quota.spec().debt == 0 && quota.algorithm().is_rate() && has_limit;
+        if forgets && rule.settlement.replaces_cost() {
+            self.diagnostics.notice(SetupWarningKind::NoDebt, || {
+                format!(
+                    "the policy {:?} settles what a request cost above its reservation, and its quota ({quota}) remembers no \
+                     debt: give it one by Quota::max_debt",
+                    policy.name()
+                )
+            });
+        }
+    }
+
+    /// Warns about a quota of bytes whose requests cost one byte each.
+    fn look_for_cost(&self, rule: &Rule, policy: &Policy) {
+        let has_cost = rule.cost.is_some() || rule.settlement.replaces_cost();
+        if policy.quota().counts_bytes() && !has_cost {
+            self.diagnostics.notice(SetupWarningKind::NoCost, || {
+                format!(
+                    "the quota of the policy {:?} ({}) counts bytes, and each request costs one: say what it costs by \
+                     Rule::cost or Rule::settle_by_body",
+                    policy.name(),
+                    policy.quota()
+                )
+            });
         }
     }
 
@@ -92,14 +115,11 @@ impl<L: Limiter> Compiled<L> {
             // If the rule has rates as well, a correction may be meant for them. A replaced cost is meant for all its
             // policies.
             let has_rates = !policies.iter().all(Policy::limits_in_flight);
-            if holds && (rule.settlement.replaces_cost() || !rule.settlement.is_none() && !has_rates) {
-                self.diagnostics.notice(SetupWarningKind::NoEffect, || {
-                    format!(
-                        "the policy {name:?} limits requests in flight, and its rule corrects the charge after the response \
-                         (charge_when, refund_when or settle_by_…), which has no effect: its units come back when the \
-                         request ends; leave the correction out, or put the limit into a rule of its own"
-                    )
-                });
+            if let Some(policy) = policies
+                .first()
+                .filter(|_| holds && (rule.settlement.replaces_cost() || !rule.settlement.is_none() && !has_rates))
+            {
+                self.correction_has_no_effect(policy);
             }
             let meters = rule.linked.as_ref().is_some_and(|linked| linked.role == LinkedRole::Meter);
             if meters && policies.iter().any(|policy| !policy.quota().wait_in_line().is_zero()) {
@@ -119,6 +139,17 @@ impl<L: Limiter> Compiled<L> {
                 });
             }
         }
+    }
+
+    fn correction_has_no_effect(&self, policy: &Policy) {
+        self.diagnostics.notice(SetupWarningKind::NoEffect, || {
+            format!(
+                "the policy {:?} limits requests in flight, and its rule corrects the charge after the response \
+                 (charge_when, refund_when or settle_by_…), which has no effect: its units come back when the request \
+                 ends; leave the correction out, or put the limit into a rule of its own",
+                policy.name()
+            )
+        });
     }
 
     /// Compares the layer's policies with those of the other layers over its limiter.
@@ -195,21 +226,6 @@ impl<L: Limiter> Compiled<L> {
 }
 
 impl Ticket {
-    /// Warns about quotas that the request brought.
-    pub(super) fn look_at_quotas<L: Limiter>(&self, layer: &Compiled<L>) {
-        for own in self.charges.iter().filter_map(|charged| charged.own.as_ref()) {
-            if let Err(error) = supports_in_layer(&*layer.limiter, own.quota()) {
-                layer.quota_is_not_supported(own, &error);
-            }
-            if own.quota().algorithm() == Algorithm::LeakyQueue && layer.delays.is_none() {
-                layer.timer_is_missing(own);
-            }
-            if !own.quota().wait_in_line().is_zero() && layer.delays.is_none() {
-                layer.timer_of_line_is_missing(own);
-            }
-        }
-    }
-
     /// Watches whether the rules that apply to a request can ever let it pass.
     #[cold]
     pub(super) fn look_for_never<L: Limiter>(&self, layer: &Compiled<L>) {

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -14,7 +15,7 @@ use tower_ratelimit::{
     key,
     limiter::{FallbackLimiter, Limiter},
     middleware::{Overrides, Usage},
-    observe::{NotCharged, Outcome, OutcomeKind, SetupWarningKind, Stats},
+    observe::{NotCharged, Observer, Outcome, OutcomeKind, SetupWarning, SetupWarningKind, Stats},
 };
 
 use crate::support::{Scripted, memory};
@@ -48,6 +49,15 @@ fn of(user: &'static str, quota: impl Into<Option<Quota>>) -> Request<Body> {
         request.extensions_mut().insert(Customer(quota));
     }
     request
+}
+
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<SetupWarning>>>);
+
+impl Observer for Warnings {
+    fn on_setup_warning(&self, warning: &SetupWarning) {
+        self.0.lock().unwrap().push(warning.clone());
+    }
 }
 
 fn header<'a>(response: &'a Response<Body>, name: &str) -> &'a str {
@@ -225,6 +235,66 @@ async fn own_queue_without_a_timer_is_reported() {
     assert_eq!(layer.check(), Ok(()));
     send(&layer, of("a", Quota::leaky_queue(1, HOUR).unwrap())).await;
     assert_eq!(layer.check().unwrap_err().kind(), SetupWarningKind::NoTimer);
+}
+
+/// Sends requests with these quotas. Returns the warnings that the layer's observer got.
+async fn warnings_of<L: Limiter + 'static>(layer: RateLimitLayer<L>, quotas: &[Quota]) -> Vec<SetupWarning> {
+    let warnings = Warnings::default();
+    let layer = layer.observer(warnings.clone());
+    let service = layer.layer(tower::service_fn(answer));
+    for quota in quotas {
+        service.clone().oneshot(of("a", *quota)).await.unwrap();
+    }
+    let reported = warnings.0.lock().unwrap();
+    assert_eq!(layer.check().err().as_ref(), reported.first());
+    reported.clone()
+}
+
+#[tokio::test]
+async fn own_quota_is_checked_as_that_of_a_rule() {
+    let layer = |rule| RateLimitLayer::new(memory(&ManualClock::new()), rule, key::header("user"));
+    let per_minute = Quota::per_minute(60);
+    let (indebted, closed) = (per_minute, Quota::per_minute(0));
+    let forgetful = per_minute.max_debt(0).unwrap();
+    let bytes: Quota = "100 MiB per hour".parse().unwrap();
+    let (queue, places) = (Quota::leaky_queue(1, HOUR).unwrap(), Quota::concurrent(5));
+    let waits = places.max_wait(HOUR).unwrap();
+    let settled = customer().settle_by_usage();
+    let by_status = customer().charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
+    for (rule, quota, found) in [
+        (settled.clone(), forgetful, Some((SetupWarningKind::NoDebt, "\"customer\" settles"))),
+        (settled.clone(), indebted, None),
+        (settled.clone(), closed, None),
+        (settled.clone(), Quota::unlimited(), None),
+        (customer(), forgetful, None),
+        (customer(), bytes, Some((SetupWarningKind::NoCost, "(100 MiB per hour, token bucket) counts bytes"))),
+        (customer().cost(|_| 7), bytes, None),
+        (settled, places, Some((SetupWarningKind::NoEffect, "\"customer\" limits requests in flight"))),
+        (by_status, places, None), // other customers may have rates
+        (customer().until_head(), per_minute, None),
+        (customer(), queue, Some((SetupWarningKind::NoTimer, "leaky queue"))),
+        (customer(), waits, Some((SetupWarningKind::NoTimer, "lets requests wait"))),
+    ] {
+        let reported = warnings_of(layer(rule), &[indebted, quota, quota]).await;
+        assert_eq!(
+            reported.iter().map(SetupWarning::kind).collect::<Vec<_>>(),
+            Vec::from_iter(found.map(|found| found.0))
+        );
+        let text = reported.first().map(SetupWarning::to_string).unwrap_or_default();
+        assert!(text.contains(found.map_or("", |found| found.1)), "{text}");
+    }
+    let beside = customer().settle_by_usage();
+    let beside = RateLimitLayer::new(memory(&ManualClock::new()), beside, key::header("user"))
+        .and(Rule::new("all", Quota::per_hour(10_000)).unwrap(), key::global());
+    let reported = warnings_of(beside, &[indebted, forgetful]).await;
+    assert_eq!(reported.len(), 1, "one of several rules, too: {reported:?}");
+}
+
+#[tokio::test]
+async fn own_quotas_are_reported_once_however_many_are_wrong() {
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), customer().settle_by_usage(), key::header("user"));
+    let quotas: Vec<Quota> = (1..10_000).map(|limit| Quota::per_minute(limit).max_debt(0).unwrap()).collect();
+    assert_eq!(warnings_of(layer, &quotas).await.len(), 1);
 }
 
 #[tokio::test]

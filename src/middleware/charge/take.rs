@@ -256,9 +256,6 @@ impl Ticket {
     /// Asks the limiter for all charges together.
     #[inline(never)]
     fn ask<L: Limiter>(&mut self, layer: &Compiled<L>) -> Option<L::Future<Decision>> {
-        if layer.brings_quotas {
-            self.look_at_quotas(layer);
-        }
         if let Some(error) = self.unsupported(layer) {
             self.fail(layer, &error, false);
             return None;

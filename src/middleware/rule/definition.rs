@@ -277,9 +277,11 @@ impl Rule {
     /// each rule. Beyond them each request compiles its own, which takes about a microsecond; nothing
     /// else changes.
     ///
-    /// A quota that the limiter does not [support](crate::limiter::Limiter::supports) is found when a
-    /// request brings it. The request is then decided as if the limiter had failed, the layer's
-    /// observer gets the error, and [`check`](crate::RateLimitLayer::check) reports it.
+    /// When a request brings a quota for the first time, the layer checks it as it checks the quotas of
+    /// other rules: for example that it remembers a debt if the rule is settled by usage. The layer's
+    /// observer gets the [warning](crate::observe::SetupWarning), one of each kind, and
+    /// [`check`](crate::RateLimitLayer::check) returns the first. A request with a quota that the limiter
+    /// does not [support](crate::limiter::Limiter::supports) is decided as if the limiter had failed.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
