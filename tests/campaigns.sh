@@ -22,6 +22,9 @@ RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features" --lib holdings
 PLACES_FAILOVERS=2000 cargo test --locked --features "$features" --test redis places
 # Each algorithm over a store that compares and swaps, beside memory, for 100,000 steps.
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features,store" --lib store::tests::parity
+# Each algorithm in PostgreSQL, beside memory, for 100,000 steps; and eight processes on one key, 160,000 checks.
+POSTGRES_PARITY_STEPS=100000 cargo test --locked --features "$features,postgres" --lib postgres::tests -- --test-threads 2
+RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features,postgres" --test postgres processes
 # A million mutated files of rules.
 RATELIMIT_CAMPAIGN=10 cargo test --locked --features "$features" --lib rules::tests::mutations
 # Files of rules and words of quotas that a fuzzer makes, ten minutes each.

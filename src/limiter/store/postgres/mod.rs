@@ -11,6 +11,8 @@ mod statement;
 #[allow(clippy::module_inception, reason = "the file of the type")]
 mod store;
 mod table;
+#[cfg(test)]
+mod tests;
 
 pub use tokio_postgres;
 

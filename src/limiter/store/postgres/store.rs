@@ -27,7 +27,7 @@ const LIVES_MAX: u64 = 300 * 366 * 24 * 3_600;
 /// A [`Store`] in a table of PostgreSQL 12 or later.
 ///
 /// A check is one statement, which is a transaction of its own. Statements are not prepared, so a PgBouncer that pools
-/// transactions may be between. The table has a row for each key; see [`create_sql`](super::PostgresStoreBuilder::create_sql). Nothing else
+/// transactions may be between. Clones use the same connections: for several limiters, each with a prefix of its own. The table has a row for each key; see [`create_sql`](super::PostgresStoreBuilder::create_sql). Nothing else
 /// writes into it. To reset all keys, delete its rows.
 ///
 /// Rows whose time is over are removed by the way: after every 50 inserted rows the store looks at 100 others, in a
@@ -223,6 +223,12 @@ impl<C: Connections> Inner<C> {
 /// Returns whole seconds, rounded up.
 fn seconds(lives: Duration) -> f64 {
     lives.as_secs().min(LIVES_MAX) as f64 + 1.0
+}
+
+impl<C: Connections> Clone for PostgresStore<C> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
 }
 
 impl<C: Connections> fmt::Debug for PostgresStore<C> {

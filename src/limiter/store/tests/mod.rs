@@ -2,7 +2,7 @@
 
 mod faults;
 mod lab;
-mod parity;
+pub(super) mod parity;
 mod values;
 
 use std::time::Duration;

@@ -12,6 +12,7 @@ use crate::clock::ManualClock;
 use crate::decision::{Decision, Receipt};
 use crate::key::Key;
 use crate::limiter::memory::limiter::MemoryLimiter;
+use crate::limiter::store::Store;
 use crate::limiter::{Charge, Effect, Limiter, Refund};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Anchor};
@@ -23,8 +24,13 @@ const STEPS: u32 = 4_000;
 /// A limiter in memory follows its clock for 13 years.
 const LIFE_US: u64 = 300_000_000_000_000;
 
-async fn play(algorithm: Algorithm, anchor: Anchor) {
-    let wanted = crate::sampling::cases(STEPS);
+/// Plays schedules of so many steps to limiters over stores that this function makes. A store may be the same each time.
+pub(in crate::limiter::store) async fn play<S: Store>(
+    algorithm: Algorithm,
+    anchor: Anchor,
+    wanted: u32,
+    store: impl Fn() -> S,
+) {
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     let (mut played, mut number) = (0, 0_u64);
@@ -34,7 +40,7 @@ async fn play(algorithm: Algorithm, anchor: Anchor) {
         number += 1;
         let clock = ManualClock::at(Timestamp::from_micros(begin));
         let memory = MemoryLimiter::builder().max_keys(10).clock(clock.clone()).build().unwrap();
-        let stored = patient().clock(clock.clone()).max_denials(0).build(Lab::default()).unwrap();
+        let stored = patient().prefix(number.to_string()).clock(clock.clone()).max_denials(0).build(store()).unwrap();
         let key = Key::of(number).unwrap();
         let mut quota = quota(algorithm, anchor, &shape);
         let (mut now, mut retry_us, mut reset_us, mut remaining) = (begin, 0, 0, quota.capacity());
@@ -109,7 +115,7 @@ macro_rules! parity {
     ($($name:ident: $algorithm:ident, $anchor:ident;)*) => {$(
         #[tokio::test]
         async fn $name() {
-            play(Algorithm::$algorithm, Anchor::$anchor).await;
+            play(Algorithm::$algorithm, Anchor::$anchor, crate::sampling::cases(STEPS), Lab::default).await;
         }
     )*};
 }
