@@ -258,7 +258,7 @@ fn signal(signal: &str, process: u32) -> bool {
 }
 
 /// Returns a command of PostgreSQL, which does not run as root.
-fn command(program: &str) -> Command {
+pub(crate) fn command(program: &str) -> Command {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
         if let Ok(folder) = std::env::var("POSTGRES_BIN") {
