@@ -314,7 +314,7 @@ impl ChargeDecision {
     }
 
     /// Returns the receipt, which may hold no units.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "store"))]
     pub(crate) fn receipt(&self) -> &Receipt {
         &self.receipt
     }
