@@ -83,6 +83,12 @@ run python3 --version
 step 'format'
 run cargo fmt --check
 
+# Only campaigns build these, and a campaign that does not build is found too late.
+step 'lock files of the packages beside'
+for package in benches/peers tests/fuzz; do
+    run cargo update --workspace --locked --manifest-path "$package/Cargo.toml"
+done
+
 # incompatible_msrv: what the standard library gained after the declared rust-version is not used. tests/project/msrv.rs looks
 # at the dependencies, and tests/msrv.sh asks a compiler of that version.
 lints=(-D warnings -D clippy::incompatible_msrv)
