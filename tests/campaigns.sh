@@ -19,6 +19,8 @@ RATELIMIT_PARITY_STEPS=2000000 cargo test --locked --features "$features" --lib 
 # killed, 2,000 failovers, and a proxy that loses answers. Prints the table in the guide.
 RATELIMIT_CAMPAIGN=25 PLACES_TABLE=1 cargo test --locked --features "$features" --lib places -- --nocapture
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features" --lib holdings
+# Four processes in line for places of one key, for a minute: each gets at least 0.8 of an equal share.
+PLACES_IN_LINE_SECONDS=60 cargo test --locked --features "$features" --lib processes_that_wait_in_line -- --nocapture
 PLACES_FAILOVERS=2000 cargo test --locked --features "$features" --test redis places
 # Each algorithm over a store that compares and swaps, beside memory, for 100,000 steps.
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features,store" --lib store::tests::parity

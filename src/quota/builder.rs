@@ -284,7 +284,8 @@ impl Quota {
     /// * A request over a concurrency limit waits in line until units come free, in the order in which
     ///   the requests of its key came, and is refused when it has waited that long: a time of up to 366
     ///   days in whole microseconds, rounded down. With zero, which is the default, it is refused at
-    ///   once. Requests wait only in a layer with a [timer](crate::RateLimitLayer::delay).
+    ///   once. Requests wait only in a layer with a [timer](crate::RateLimitLayer::delay). On Redis each
+    ///   process has its own line.
     ///
     /// ```
     /// use std::time::Duration;

@@ -7,6 +7,7 @@ mod cluster;
 mod companions;
 mod descriptors;
 mod hostile;
+mod in_line;
 mod limits;
 mod nested;
 mod obey;

@@ -10,7 +10,7 @@ use http::{Request, Response, StatusCode};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::limiter::redis::RedisLimiterBuilder;
-use tower_ratelimit::limiter::{Charge, Effect, FallbackLimiter, Limiter, Place, Refund, UnsupportedQuotaKind};
+use tower_ratelimit::limiter::{Charge, Effect, FallbackLimiter, Limiter, Place, Refund};
 use tower_ratelimit::observe::{LimiterEvent, Observer};
 use tower_ratelimit::{
     Key, MemoryLimiter, Policy, Quota, RateLimitLayer, RedisLimiter, Wait, key as extract, quota::Anchor,
@@ -96,17 +96,6 @@ async fn places_are_shared_by_processes_and_return_when_dropped() {
     eventually_free(&one, &policy, 3).await;
     let left = keys(&server).into_iter().filter(|key| key.ends_with(b":places")).count();
     assert_eq!(left, 0, "a key of which nothing is held is removed");
-}
-
-#[tokio::test]
-async fn wait_in_line_is_not_supported_on_redis() {
-    let server = Server::start();
-    let limiter = connect(&server).await;
-    let at_once = Quota::concurrent(3);
-    assert_eq!(limiter.supports(&at_once), Ok(()));
-    let error = limiter.supports(&at_once.max_wait(Duration::from_secs(10)).unwrap()).unwrap_err();
-    assert_eq!(error.kind(), UnsupportedQuotaKind::Option);
-    assert!(error.to_string().contains("MemoryLimiter has lines, or leave the wait out"), "{error}");
 }
 
 #[tokio::test]
@@ -383,7 +372,20 @@ async fn fallback_returns_places_where_they_were_taken() {
         let receipt = decision.charge_mut(0).unwrap().take_receipt();
         receipt.map(|receipt| vec![Refund::new(policy.clone(), key.clone(), receipt)])
     };
-    let on_redis = take().await.expect("Redis counts it");
+    let share = policy.quota().share(4.try_into().unwrap());
+    let share = Policy::new("places", share).unwrap();
+    let mut on_redis = Vec::new();
+    // A busy machine may take longer than the deadline.
+    eventually("Redis does not count it", async || {
+        let taken = take().await.expect("one of them counts it");
+        if memory.peek_one(&share, &key, 0).remaining() == 1 {
+            on_redis = taken;
+            return true;
+        }
+        limiter.refund(taken).await.unwrap();
+        false
+    })
+    .await;
     server.kill();
     let mut in_memory = None;
     eventually("the fallback does not decide", async || {
@@ -392,8 +394,6 @@ async fn fallback_returns_places_where_they_were_taken() {
     })
     .await;
     assert!(take().await.is_none(), "its share is at least 1, and that is held");
-    let share = policy.quota().share(4.try_into().unwrap());
-    let share = Policy::new("places", share).unwrap();
     server.restart();
     eventually_free(&redis, &policy, 2).await;
     limiter.refund(in_memory.unwrap()).await.unwrap();

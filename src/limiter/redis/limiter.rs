@@ -1,7 +1,7 @@
 //! The limiter on Redis, as the trait has it.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +9,18 @@ use std::time::Duration;
 use super::backend::RedisBackend;
 use super::error::RedisError;
 use super::wire::nonsense;
+use crate::clock::Timer;
 use crate::decision::{ChargeDecision, Decision};
 use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::remote::{Backend, Checks};
 use crate::limiter::{
-    Atomicity, Charge, Limiter, Place, PolicyRegistry, Refund, Reply, UnsupportedQuota, supports_wait,
+    Atomicity, BoundedTurn, Charge, Limiter, Next, Place, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota,
 };
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
+use crate::wait::Wait;
 
 /// A future of a [`RedisLimiter`]'s answer.
 ///
@@ -88,13 +90,71 @@ impl RedisLimiter {
         key: &Key,
         cost: u64,
     ) -> Result<Result<Place, ChargeDecision>, RedisError> {
-        let decision = self.take(&[Charge::new(policy, key).cost(cost)]).await?;
+        let held = self.hold_charge(Charge::new(policy, key).cost(cost)).await?;
+        Ok(held.map(|(place, _)| place))
+    }
+
+    /// Takes a charge's units, and holds them. Returns the place and the units that are left.
+    async fn hold_charge(&self, charge: Charge<'_>) -> Result<Result<(Place, u64), ChargeDecision>, RedisError> {
+        let decision = self.take(&[charge]).await?;
         let mut decision = decision.into_charges().next().ok_or_else(nonsense)?;
         if !decision.is_allowed() {
             return Ok(Err(decision));
         }
-        let receipt = decision.take_receipt();
-        Ok(Ok(Place::new(self.clone(), receipt.map(|receipt| Refund::new(policy.clone(), key.clone(), receipt)))))
+        let refund = |receipt| Refund::new(charge.policy.clone(), charge.key.clone(), receipt);
+        Ok(Ok((Place::new(self.clone(), decision.take_receipt().map(refund)), decision.remaining())))
+    }
+
+    /// Does what [`hold`](Self::hold) does, and [waits in line](Quota::max_wait) if the units are not free, for as long
+    /// as the quota says. It waits in the same line as the requests of layers with this policy and key. If the future is
+    /// dropped, it leaves the line. How many may wait is not bounded here.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Key, Policy, Quota, RedisLimiter, clock::TokioTimer};
+    /// # async fn render() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = RedisLimiter::connect("redis://127.0.0.1:6379").await?;
+    /// let renders = Policy::new("renders", Quota::concurrent(4).max_wait(Duration::from_secs(10))?)?;
+    /// match limiter.hold_in_line(&renders, &Key::of("alice").unwrap(), 1, TokioTimer::new()).await? {
+    ///     Ok(place) => {
+    ///         // Render.
+    ///         drop(place);
+    ///     }
+    ///     Err(denied) => println!("none of {} came free", denied.limit()),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if Redis does not decide. Returns the decision as the inner error if the units did not come free
+    /// in time. It does not wait if the cost is above the limit, or if the quota has no wait.
+    pub async fn hold_in_line<T: Timer + 'static>(
+        &self,
+        policy: &Policy,
+        key: &Key,
+        cost: u64,
+        timer: T,
+    ) -> Result<Result<Place, ChargeDecision>, RedisError> {
+        let wait = policy.quota().wait_in_line();
+        let may_wait = |denied: &ChargeDecision| !wait.is_zero() && denied.wait() == Wait::Unknown;
+        let charge = Charge::new(policy, key).cost(cost);
+        match self.hold_charge(charge).await? {
+            Err(denied) if may_wait(&denied) => {}
+            held => return Ok(held.map(|(place, _)| place)),
+        }
+        let until = timer.now().saturating_add(wait);
+        let mut turn = BoundedTurn::join(self.0.lines(), (policy, key), None, Arc::new(timer), until);
+        loop {
+            let next = poll_fn(|cx| turn.poll(cx)).await;
+            match self.hold_charge(charge.arrived(turn.number())).await? {
+                Ok((place, remaining)) => {
+                    turn.leave_admitted(remaining > 0, Some(policy.quota().limit()));
+                    return Ok(Ok(place));
+                }
+                Err(denied) if next == Next::GivesUp || !may_wait(&denied) => return Ok(Err(denied)),
+                Err(_) => {}
+            }
+        }
     }
 
     /// Returns the units that this process holds of [concurrency limits](Quota::concurrent), and closes the connections
@@ -136,9 +196,9 @@ impl Limiter for RedisLimiter {
         self.0.reset(policy, key)
     }
 
-    /// Supports every quota, except a concurrency limit for which requests [wait in line](Quota::max_wait).
-    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
-        supports_wait(self, quota)
+    /// Supports every quota.
+    fn supports(&self, _quota: &Quota) -> Result<(), UnsupportedQuota> {
+        Ok(())
     }
 
     /// `Atomic` on one server without leases. Otherwise `Compensated`.
@@ -156,6 +216,10 @@ impl Limiter for RedisLimiter {
 
     fn policy_registry(&self) -> Option<&PolicyRegistry> {
         Some(self.0.registry())
+    }
+
+    fn place_lines(&self) -> Option<&PlaceLines> {
+        Some(self.0.lines())
     }
 }
 

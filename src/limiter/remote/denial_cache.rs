@@ -95,8 +95,10 @@ impl DenialCache {
     /// Returns the tag and the cost under which a denial is remembered. Returns `None` if denials
     /// of this charge must not be remembered.
     pub(crate) fn watch(&self, charge: &Charge<'_>) -> Option<Watch> {
-        let counts = charge.policy.quota().counts_denied();
-        let remembers = charge.effect == Effect::Enforce && charge.cost > 0 && !counts && !self.slots.is_empty();
+        let quota = charge.policy.quota();
+        // A request in line that asks again wants an answer of now.
+        let is_lasting = !quota.counts_denied() && quota.wait_in_line().is_zero();
+        let remembers = charge.effect == Effect::Enforce && charge.cost > 0 && is_lasting && !self.slots.is_empty();
         remembers.then(|| Watch { tag: self.tags.charge(charge), cost: charge.cost })
     }
 

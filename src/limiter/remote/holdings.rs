@@ -31,6 +31,7 @@ use bytes::Bytes;
 use foldhash::quality::RandomState;
 
 use crate::clock::Clock;
+use crate::limiter::Standing;
 use crate::policy::Policy;
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::time::Timestamp;
@@ -55,6 +56,8 @@ pub(crate) struct Claim {
     pub(crate) lapse_us: u64,
     /// Whether the row has to stay until it lapses, even if it has no units.
     pub(crate) keeps_row: bool,
+    /// The standing of the charge among those that wait in line.
+    pub(crate) standing: Standing,
 }
 
 /// A stored key of a concurrency limit.
@@ -142,6 +145,11 @@ impl Holdings {
             doubtful_until: AtomicU64::new(0),
             clock,
         }
+    }
+
+    /// Returns the number of this process.
+    pub(crate) fn holder(&self) -> u64 {
+        self.holder
     }
 
     pub(crate) fn lapse(&self) -> Duration {
@@ -295,6 +303,7 @@ impl Holdings {
             base: holding.base,
             lapse_us: self.lapse.as_micros() as u64, // at most a day
             keeps_row,
+            standing: Standing::Newcomer,
         }
     }
 

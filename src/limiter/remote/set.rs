@@ -8,7 +8,7 @@ use super::holdings::Bid;
 use super::tag::Tag;
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
-use crate::limiter::{Charge, Effect, Effective, Refund, binds};
+use crate::limiter::{Arrival, Charge, Effect, Effective, Refund, binds};
 use crate::policy::Policy;
 
 /// A charge of a set.
@@ -19,6 +19,7 @@ pub(crate) struct Pending {
     key: Key,
     effect: Effect,
     cost: u64,
+    arrival: Arrival,
     pub(crate) tag: Tag,
     /// The data with which its denial is remembered, if it is to be remembered.
     pub(crate) watch: Option<Watch>,
@@ -38,9 +39,9 @@ pub(crate) type Places = SmallVec<[usize; 2]>;
 
 impl Pending {
     pub(crate) fn new(at: usize, charge: &Charge<'_>, tag: Tag) -> Self {
-        let Charge { policy, key, effect, cost, .. } = *charge;
+        let Charge { policy, key, effect, cost, arrival } = *charge;
         let (policy, key) = (policy.clone(), key.clone());
-        Self { at, policy, key, effect, cost, tag, watch: None, decision: None, bid: None, passed: true }
+        Self { at, policy, key, effect, cost, arrival, tag, watch: None, decision: None, bid: None, passed: true }
     }
 
     pub(crate) fn policy(&self) -> &Policy {
@@ -49,7 +50,8 @@ impl Pending {
 
     /// Returns the charge.
     pub(crate) fn charge(&self) -> Charge<'_> {
-        Charge::new(&self.policy, &self.key).cost(self.cost).effect(self.effect)
+        let Self { policy, key, cost, effect, arrival, .. } = self;
+        Charge { policy, key, cost: *cost, effect: *effect, arrival: *arrival }
     }
 
     /// Takes the receipt out, as a refund. The decision then reports the state with nothing taken:

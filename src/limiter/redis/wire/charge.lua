@@ -28,14 +28,14 @@ local function charge(
   -- all.
   local found, at, n, m
   local ok, told, writes, to, p, q, _
-  local moved, before, after, rows, row, others, earliest, latest
+  local moved, before, after, line, without, rows, row, others, earliest, latest
   if kind == 10 then
     local value = try('GET', key)
     if type(value) == 'table' then
       return nil, string.find(value.err, 'WRONGTYPE', 1, true) and '\3' or value
     end
-    ok, told, moved, before, after, rows, row, others, earliest, latest =
-      decide(pack, unpack, now, value, head, verb, a, b, c, d, e, f, g, i)
+    ok, told, moved, before, after, line, without, rows, row, others, earliest, latest =
+      decide(pack, unpack, now, value, head, verb, a, b, c, d, e, f, g, i, extra)
     if ok == nil then return nil, told and '\8' .. pack('<I2', #denied) .. told or '\3' end
   elseif is_list then
     local list = try('LRANGE', key, '0', '2')
@@ -120,7 +120,7 @@ local function charge(
     if verb ~= 2 and (takes and after ~= before or moved) then
       local failed = more(
         try, pack, now, longer, key, head, d, e, f, g, h, i, takes and after or before,
-        rows, row, others, earliest, latest
+        takes and without or line, rows, row, others, earliest, latest
       )
       if failed then return nil, failed end
     end

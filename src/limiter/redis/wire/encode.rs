@@ -1,15 +1,20 @@
 //! Encodes the head of a stored value, and the form of a charge. `wire/mod.rs` describes both
 //! formats.
 
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
 use crate::algorithm::places::HELD_MAX;
 use crate::algorithm::{Decider, PairAlgorithm, PairDecider};
 use crate::decision::Receipt;
-use crate::limiter::Effect;
+use crate::limiter::{Effect, FirstInLine, Standing};
 use crate::quota::spec::{Lasting, Spec};
 use crate::quota::{Algorithm, Anchor, Oldest, Quota};
 
 use super::charge::KeyedCharge;
 use crate::limiter::remote::Claim;
+use crate::time::micros_floor;
 
 /// The form of a state in Redis. The number stands in forms and, below the format's version, at the
 /// beginning of a value.
@@ -152,7 +157,18 @@ pub(super) fn charge(form: &mut Vec<u8>, charge: &KeyedCharge) {
         Kind::Places => places(quota, charge.cost, charge.effect == Effect::Force, &charge.claim),
         _ => numbers(quota, charge.cost, charge.effect),
     };
-    write(form, quota, mode, &numbers, partners.map(u16::to_le_bytes).as_flattened());
+    let mut extra: SmallVec<[u8; 20]> = SmallVec::from_slice(partners.map(u16::to_le_bytes).as_flattened());
+    let (waited, number, stays) = match charge.claim.standing {
+        Standing::Newcomer => return write(form, quota, mode, &numbers, &extra),
+        Standing::HeldBack => (-1.0, 0, Duration::ZERO),
+        Standing::First(FirstInLine { number, waited, asks_within }) => {
+            (micros_floor(waited) as f64, number, asks_within)
+        }
+    };
+    extra.extend(waited.to_le_bytes());
+    extra.extend(number.to_le_bytes());
+    extra.extend(u32::try_from(stays.as_millis()).unwrap_or(u32::MAX).to_le_bytes());
+    write(form, quota, mode, &numbers, &extra);
 }
 
 /// Writes the form of a return of units that are held.
@@ -208,7 +224,7 @@ fn numbers(quota: &Quota, cost: u64, effect: Effect) -> [f64; 10] {
 
 /// Returns the numbers for `places.lua`.
 fn places(quota: &Quota, cost: u64, force: bool, claim: &Claim) -> [f64; 10] {
-    let Claim { holder, resets, epoch, base, lapse_us, keeps_row } = *claim;
+    let Claim { holder, resets, epoch, base, lapse_us, keeps_row, .. } = *claim;
     // A larger cost is above every limit.
     let (cost, limit) = (cost.min(HELD_MAX + 1), quota.spec().limit);
     let switches = [u64::from(force), u64::from(keeps_row)];

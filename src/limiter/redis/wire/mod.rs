@@ -47,7 +47,7 @@
 //! it was the newest. Every value has a time to live, after which it would count for nothing.
 //!
 //! The value of a concurrency limit is of another form: a head without numbers, and a row for each process that holds
-//! units (see `places.lua`). It does not depend on the quota, and its stored key is not that of a rate with the same
+//! units, or has a request in line for them (see `places.lua`). It does not depend on the quota, and its stored key is not that of a rate with the same
 //! name. In place of a state, the script answers with the units that are held.
 //!
 //! A value with the head of the request's quota is used as it is. A value with another head of this
@@ -74,6 +74,7 @@
 //! |---|---|---|
 //! | charges of one request | [`CHARGES_MAX`](remote::CHARGES_MAX) | an error, `Misconfigured` |
 //! | rows of a concurrency limit | 256 | a further process is denied |
+//! | processes in line for its units | 128 | the others do not know of a further one |
 //! | requests of one run | 65,535 | the next one begins another run |
 //! | numbers of a state | 2^53 | a quota's own limits are lower; a larger stored number counts as no state |
 //! | units of a list's entry in 32 bits | 2^32 − 1 | a quota that could reach it is stored as a wider kind |

@@ -27,7 +27,7 @@ use super::unanswered::Unanswered;
 use crate::clock::{Clock, MonotonicClock};
 use crate::event::{LimiterEvent, StoreErrorKind};
 use crate::limiter::queue_refunds::QueueRefunds;
-use crate::limiter::{Charge, PolicyRegistry, Reply};
+use crate::limiter::{Charge, PlaceLines, PolicyRegistry, Reply};
 
 /// The future of an answer. A request is sent when it is first polled, and needs no further poll.
 pub(crate) type AnswerFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
@@ -57,6 +57,8 @@ pub(crate) struct Checks<B: Backend> {
     denials: DenialCache,
     leases: Option<Arc<Leases>>,
     holdings: Arc<Holdings>,
+    /// The requests of this process that wait in line for units.
+    lines: PlaceLines,
     is_closed: AtomicBool,
     queue_refunds: QueueRefunds<Tag, oneshot::Sender<Result<(), B::Error>>>,
     registry: PolicyRegistry,
@@ -80,11 +82,13 @@ impl<B: Backend> Checks<B> {
     fn of(backend: B, denials: usize, lease_units: u64, lapse: Duration) -> Self {
         let (tags, clock): (_, Arc<dyn Clock>) = (Tags::default(), Arc::new(MonotonicClock::new()));
         let leases = || Arc::new(Leases::new(lease_units, tags.clone(), Arc::clone(&clock)));
+        let holdings = Holdings::new(lapse, Arc::clone(&clock));
         Self {
             backend,
             leases: (lease_units > 0).then(leases),
             denials: DenialCache::new(denials, tags.clone(), Arc::clone(&clock)),
-            holdings: Arc::new(Holdings::new(lapse, clock)),
+            lines: PlaceLines::polling(clock, holdings.holder()),
+            holdings: Arc::new(holdings),
             tags,
             is_closed: AtomicBool::new(false),
             queue_refunds: QueueRefunds::new(),
@@ -99,6 +103,10 @@ impl<B: Backend> Checks<B> {
     /// Whether each set is decided by the store alone.
     pub(crate) fn has_leases(&self) -> bool {
         self.leases.is_some()
+    }
+
+    pub(crate) fn lines(&self) -> &PlaceLines {
+        &self.lines
     }
 
     pub(crate) fn registry(&self) -> &PolicyRegistry {

@@ -32,7 +32,12 @@ impl<B: Backend> Checks<B> {
         let units = if is_possible { charge.cost.min(HELD_MAX) } else { 0 };
         let (claim, bid) = self.holdings.bid(key, units, self.connections());
         bids.push((at, Box::new(bid)));
-        claim
+        Claim { standing: self.lines.standing(charge), ..claim }
+    }
+
+    /// Returns the claim of a look at units that are held.
+    pub(super) fn look(&self, charge: &Charge<'_>) -> Claim {
+        Claim { holder: self.holdings.holder(), standing: self.lines.standing(charge), ..Claim::default() }
     }
 
     /// Puts the answer to a request with these charges into them. Returns whether the store decided them in
@@ -86,10 +91,17 @@ impl<B: Backend> Checks<B> {
         let stored = self.backend.stored(&refund.policy, &refund.key);
         let (run, units) = (refund.receipt.at_us(), refund.receipt.units());
         let key = self.backend.held_key(&refund.policy, &stored);
+        let waits = (!self.lines.is_empty()).then(|| (self.lines.clone(), refund.policy.clone(), refund.key.clone()));
+        let returned = move |result| {
+            if let Some((lines, policy, key)) = waits {
+                lines.wake_first(&policy, &key);
+            }
+            drop(sender.send(result)); // the caller may have gone
+        };
         match key.and_then(|key| self.holdings.return_units(key, run, units, self.connections())) {
-            Some(back) => self.send_return(&back, |result| drop(sender.send(result))), // the caller may have gone
+            Some(back) => self.send_return(&back, returned),
             None => {
-                drop(sender.send(Ok(()))); // it was reset
+                returned(Ok(())); // it was reset
                 Ok(())
             }
         }

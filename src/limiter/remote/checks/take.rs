@@ -12,7 +12,6 @@ use super::{CheckReply, Checks, Parts, put_bids};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limiter::remote::backend::{Backend, Intent};
-use crate::limiter::remote::holdings::Claim;
 use crate::limiter::remote::set::{Pending, Set};
 use crate::limiter::remote::unanswered::Unanswered;
 use crate::limiter::{Charge, Effect, Reply};
@@ -147,7 +146,7 @@ impl<B: Backend> Checks<B> {
         }
         let checks = Arc::clone(self);
         let mut set = self.set(charges);
-        let parts = self.parts(Intent::Peek, charges, |_| true, |_, _| Claim::default());
+        let parts = self.parts(Intent::Peek, charges, |_| true, |at, _| self.look(&charges[at]));
         let parts: Vec<_> = parts.into_iter().map(|part| (part.request, take_out(&mut set, &part.places))).collect();
         Reply::Later(Box::pin(async move {
             let peeked = parts.into_iter().map(async |(request, mut set)| {
@@ -166,6 +165,7 @@ impl<B: Backend> Checks<B> {
         let checks = Arc::clone(self);
         let (tag, queue) = (self.tags.of(policy, key), self.tags.queue(policy, key));
         let request = self.backend.reset(policy, key);
+        let (policy, key) = (policy.clone(), key.clone());
         Reply::Later(Box::pin(async move {
             if let Some(leases) = &checks.leases {
                 leases.forget(tag);
@@ -173,6 +173,7 @@ impl<B: Backend> Checks<B> {
             let answer = checks.ask(request).await;
             checks.denials.forget(tag);
             checks.queue_refunds.forget(queue);
+            checks.lines.wake_first(&policy, &key);
             done(answer)
         }))
     }

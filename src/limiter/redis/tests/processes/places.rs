@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::{LONG, URL};
+use crate::clock::TokioTimer;
 use crate::event::LimiterEvent;
 use crate::key::Key;
 use crate::limiter::redis::limiter::RedisLimiter;
@@ -19,11 +20,14 @@ use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
 
-/// The job of a process: `hold 2`, or `work`.
+/// The job of a process: `hold 2`, `work`, or `line`.
 const ROLE: &str = "RATELIMIT_TEST_ROLE";
 
 const LIMIT: u64 = 4;
 const TASKS: usize = 6;
+
+/// How long a process in line holds a place.
+const HELD_FOR: Duration = Duration::from_millis(20);
 
 /// The shortest time after which places lapse.
 const LAPSE: Duration = Duration::from_secs(3);
@@ -95,6 +99,10 @@ fn one_of_the_holders() {
             for _ in 0..places.parse().unwrap() {
                 held.push(limiter.hold(&policy, &Key::global(), 1).await.unwrap().unwrap());
             }
+        } else if role == "line" {
+            for _ in 0..TASKS {
+                tasks.push(tokio::spawn(work_in_line(limiter.clone(), Arc::clone(&stop))));
+            }
         } else {
             let connection = redis::Client::open(url).unwrap().get_connection().unwrap();
             let connection = Arc::new(Mutex::new(connection));
@@ -142,6 +150,20 @@ async fn work(limiter: RedisLimiter, connection: Arc<Mutex<redis::Connection>>, 
     if taken > 0 {
         say("took");
     }
+}
+
+/// Waits in line for places, and holds each for a moment.
+async fn work_in_line(limiter: RedisLimiter, stop: Arc<AtomicBool>) {
+    let policy = Policy::new("places", Quota::concurrent(LIMIT).max_wait(LONG).unwrap()).unwrap();
+    let mut taken = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let held = limiter.hold_in_line(&policy, &Key::global(), 1, TokioTimer::new()).await.unwrap();
+        let place = held.expect("nobody waits for so long");
+        sleep(HELD_FOR).await;
+        drop(place);
+        taken += 1;
+    }
+    say(&format!("taken {taken}"));
 }
 
 /// One of the processes. It is killed when it is dropped.
@@ -245,6 +267,27 @@ fn killed_process_loses_its_places_and_none_exceed_the_limit() {
         }
         assert_eq!(free(&judge).await, LIMIT);
         drop(victim);
+    });
+}
+
+/// Four processes wait in line for places of one key. `PLACES_IN_LINE_SECONDS=60` asks for a minute, and for 0.8 of an equal
+/// share for each.
+#[test]
+fn processes_that_wait_in_line_share_a_key() {
+    let server = Server::start();
+    let seconds: u32 = std::env::var("PLACES_IN_LINE_SECONDS").map_or(2, |seconds| seconds.parse().unwrap());
+    run(async {
+        let mut workers: Vec<Process> = (0..4).map(|_| Process::start(&server, "line")).collect();
+        sleep(Duration::from_secs(1) * seconds).await;
+        workers.iter_mut().for_each(|worker| drop(worker.input.take())); // they end together
+        let of = |line: &String| line.trim().strip_prefix("taken ").map_or(0, |taken| taken.parse::<u64>().unwrap());
+        let taken: Vec<u64> = workers.into_iter().map(|worker| worker.end().iter().map(of).sum()).collect();
+        let all: u64 = taken.iter().sum();
+        let used = all as f64 * HELD_FOR.as_secs_f64() / (f64::from(seconds) * LIMIT as f64);
+        println!("{taken:?} places, {:.0} % of the time of all", 100.0 * used);
+        // A busy machine may stop one of them for most of a short test.
+        let (part, of) = if seconds < 30 { (1, 50) } else { (8, 10) };
+        assert!(taken.iter().all(|taken| 4 * of * taken >= part * all), "a process starves: {taken:?}");
     });
 }
 

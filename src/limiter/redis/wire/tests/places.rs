@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -11,22 +12,33 @@ use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::redis::keys::Stored;
 use crate::limiter::remote::{Claim, HeldKey, Return, Row};
-use crate::limiter::{Charge, Effect};
+use crate::limiter::{Charge, Effect, FirstInLine, Standing};
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::random::mixed;
 use crate::sampling::config;
 use crate::time::Timestamp;
+use crate::wait::Wait;
 
 const BEGIN: u64 = 1_790_000_000_000_000;
 const LAPSE_US: u64 = 30_000_000;
+
+/// How long a request that waits in line is known without asking again.
+const STAYS_US: u64 = 1_000_000;
 
 fn policy(limit: u64) -> Policy {
     Policy::new("places", Quota::concurrent(limit)).unwrap()
 }
 
 fn claim(holder: u64, epoch: u64, base: u64) -> Claim {
-    Claim { holder, resets: 0, epoch, base, lapse_us: LAPSE_US, keeps_row: false }
+    Claim { holder, epoch, base, lapse_us: LAPSE_US, ..Claim::default() }
+}
+
+/// Says that a request is the first in line of its holder, and for how many microseconds it has waited.
+fn first(holder: u64, number: u32, waited: u64) -> Claim {
+    let waited = Duration::from_micros(waited);
+    let first = FirstInLine { number, waited, asks_within: Duration::from_micros(STAYS_US) };
+    Claim { standing: Standing::First(first), ..claim(holder, 1, 0) }
 }
 
 /// A server, and a key.
@@ -70,10 +82,9 @@ impl Rows {
 
     /// Returns how many units are held.
     fn held(&mut self) -> u64 {
-        let Ok(Answer::Decided(decision)) = self.charge(Verb::Peek, 1_000_000, 0, Effect::Enforce, Claim::default())
-        else {
-            panic!("a peek is decided")
-        };
+        // As one that no request in line holds back.
+        let answer = self.charge(Verb::Peek, 1_000_000, 0, Effect::Enforce, first(0, 0, 1 << 40));
+        let Ok(Answer::Decided(decision)) = answer else { panic!("a peek is decided: {answer:?}") };
         1_000_000 - decision.charges()[0].remaining()
     }
 }
@@ -148,6 +159,135 @@ fn rows_lapse_one_by_one_and_a_reset_is_counted_in_each() {
     assert!(is_allowed(&rows.take(3, claim(8, 2, 0))));
     rows.now += 86_400_000_001;
     assert_eq!(rows.held(), 0);
+}
+
+#[test]
+fn request_that_has_waited_for_longest_is_served_first() {
+    let mut rows = Rows::start("line");
+    let pass = |rows: &mut Rows, micros: u64| rows.now += micros;
+    assert!(is_allowed(&rows.take(1, claim(7, 1, 0))));
+    assert!(!is_allowed(&rows.take(1, first(8, 1, 0))));
+    pass(&mut rows, 100);
+    assert!(!is_allowed(&rows.take(1, first(9, 1, 0))));
+    rows.return_units(1, claim(7, 1, 0)).unwrap();
+    assert_eq!(rows.held(), 0);
+
+    // Only the first one gets it: no newcomer of any holder, and none that has waited for less.
+    for later in [claim(7, 1, 0), claim(8, 1, 0), claim(9, 1, 0), first(9, 1, 100)] {
+        let answer = rows.take(1, later);
+        let Ok(Answer::Decided(decision)) = &answer else { panic!("{answer:?}") };
+        let status = &decision.charges()[0];
+        assert_eq!((status.is_allowed(), status.remaining(), status.wait()), (false, 0, Wait::Unknown), "{later:?}");
+    }
+    let held_back = Claim { standing: Standing::HeldBack, ..claim(8, 1, 0) };
+    assert!(!is_allowed(&rows.take(1, held_back)));
+    assert!(is_allowed(&rows.charge(Verb::Take, 1, 0, Effect::Enforce, claim(7, 1, 0))), "a cost of 0 looks");
+    pass(&mut rows, 100);
+    assert!(is_allowed(&rows.take(1, first(8, 1, 100))), "its first word counts, whatever it says later");
+    assert_eq!(rows.held(), 1);
+
+    // The second one is the first now. Its holder's next request begins anew.
+    rows.return_units(1, claim(8, 1, 0)).unwrap();
+    assert!(!is_allowed(&rows.take(1, first(8, 2, 50))));
+    assert!(is_allowed(&rows.take(1, first(9, 1, 200))));
+    assert!(
+        is_allowed(&rows.charge(Verb::Take, 1, 1, Effect::Force, claim(7, 1, 0))),
+        "a forced charge waits for none"
+    );
+    rows.return_units(1, claim(9, 1, 0)).unwrap();
+    rows.return_units(1, claim(7, 1, 0)).unwrap();
+
+    // One that asks no more is forgotten.
+    assert!(!is_allowed(&rows.take(1, claim(9, 1, 0))));
+    pass(&mut rows, STAYS_US);
+    assert!(is_allowed(&rows.take(1, claim(9, 1, 0))));
+}
+
+#[test]
+fn units_are_kept_only_for_requests_that_came_before() {
+    let mut rows = Rows::start("kept");
+    let ask = |rows: &mut Rows, cost, claim| is_allowed(&rows.charge(Verb::Take, 5, cost, Effect::Enforce, claim));
+    assert!(ask(&mut rows, 3, claim(7, 1, 0)));
+    assert!(!ask(&mut rows, 3, first(8, 1, 100)));
+    // Two are free, and the first in line needs three.
+    assert!(!ask(&mut rows, 1, first(9, 1, 50)));
+    rows.return_units(3, claim(7, 1, 0)).unwrap();
+    assert!(!ask(&mut rows, 3, claim(7, 1, 0)));
+    assert!(!ask(&mut rows, 2, claim(7, 1, 0)), "one is kept for the second in line");
+    assert!(ask(&mut rows, 1, claim(7, 1, 0)));
+    assert!(ask(&mut rows, 1, first(9, 1, 50)) && ask(&mut rows, 3, first(8, 1, 100)));
+}
+
+#[test]
+fn peek_takes_no_turn_in_line() {
+    let mut rows = Rows::start("peek in line");
+    assert!(is_allowed(&rows.take(1, claim(7, 1, 0))));
+    assert!(!is_allowed(&rows.charge(Verb::Peek, 1, 1, Effect::Enforce, first(8, 1, 0))));
+    rows.return_units(1, claim(7, 1, 0)).unwrap();
+    assert!(is_allowed(&rows.take(1, claim(7, 1, 0))), "nobody waits");
+    assert!(!is_allowed(&rows.take(1, first(8, 1, 0))));
+    rows.return_units(1, claim(7, 1, 0)).unwrap();
+    assert!(!is_allowed(&rows.charge(Verb::Peek, 1, 1, Effect::Enforce, claim(9, 1, 0))));
+    assert!(is_allowed(&rows.charge(Verb::Peek, 1, 1, Effect::Enforce, first(8, 1, 0))));
+    assert!(is_allowed(&rows.take(1, first(8, 1, 0))));
+}
+
+/// What waits in line, of each holder: since when, its number, until when it is known, and its cost.
+type ModelLine = BTreeMap<u64, (u64, u32, u64, u64)>;
+
+/// Requests of four holders that wait, ask again, leave and come anew, against the plain definition.
+#[test]
+fn line_is_what_the_calls_say() {
+    let rows = RefCell::new(Rows::start("line model"));
+    let step = (0..10_u8, 1..5_u64, 0..3_u32, 0..2_000_u64, 1..3_u64, 0..400_000_u64);
+    proptest!(config(400), |(steps in prop::collection::vec(step, 1..80))| queue(&mut rows.borrow_mut(), steps)?);
+}
+
+fn queue(rows: &mut Rows, steps: Vec<(u8, u64, u32, u64, u64, u64)>) -> Result<(), TestCaseError> {
+    redis::cmd("FLUSHALL").exec(&mut rows.bench.connection).unwrap();
+    rows.now = BEGIN;
+    let (mut line, mut held): (ModelLine, BTreeMap<u64, u64>) = Default::default();
+    for (what, holder, number, waited, cost, passes) in steps {
+        rows.now += if what < 3 { passes } else { passes % 100 };
+        let now = rows.now;
+        line.retain(|_, (_, _, until, _)| *until > now);
+        let claim = match what {
+            9 => {
+                let has = held.remove(&holder).unwrap_or(0);
+                rows.return_units(has, claim(holder, 1, 0)).map_err(|error| TestCaseError::fail(error.to_string()))?;
+                continue;
+            }
+            8 => Claim { standing: Standing::HeldBack, ..claim(holder, 1, 0) },
+            7 => claim(holder, 1, 0),
+            _ => first(holder, number, waited),
+        };
+        let own = line.get(&holder).copied();
+        let since = match claim.standing {
+            Standing::First(_) => own.filter(|own| own.1 == number).map_or(now - waited, |own| own.0),
+            _ => now + 1, // later than all that wait
+        };
+        let before = line.iter().filter(|(other, (first, ..))| **other != holder && *first < since);
+        let kept: u64 = before.map(|(_, (.., cost))| cost).sum();
+        let passes = what != 8 && held.values().sum::<u64>() + kept + cost <= 3;
+        let verb = if what == 0 { Verb::Peek } else { Verb::Take };
+        let answer = rows.charge(verb, 3, cost, Effect::Enforce, claim);
+        prop_assert_eq!(is_allowed(&answer), passes, "{:?} {:?} {:?}", claim, line, answer);
+        if verb == Verb::Peek {
+            continue;
+        }
+        if passes {
+            *held.entry(holder).or_default() += cost;
+        }
+        if matches!(claim.standing, Standing::First(_)) {
+            line.remove(&holder);
+            if !passes {
+                line.insert(holder, (since, number, now + STAYS_US, cost));
+            }
+        }
+        prop_assert_eq!(rows.held(), held.values().sum::<u64>());
+    }
+    rows.bench.check_ttls();
+    Ok(())
 }
 
 #[test]

@@ -1,0 +1,190 @@
+//! Requests that wait in line for places on Redis, of one process and of several.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Request, Response, StatusCode};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::clock::TokioTimer;
+use tower_ratelimit::limiter::{Charge, Limiter};
+use tower_ratelimit::{Key, Policy, Quota, RateLimitLayer, RedisLimiter, Rule, Wait, key};
+
+use super::{LONG, connected, patient, policy};
+use crate::support::redis_server::Server;
+
+fn at_once(limit: u64, wait: Duration) -> Quota {
+    Quota::concurrent(limit).max_wait(wait).unwrap()
+}
+
+async fn process(server: &Server) -> RedisLimiter {
+    connected(patient(), &server.url()).await
+}
+
+async fn wait_until(is_so: impl AsyncFn() -> bool) {
+    let began = Instant::now();
+    while !is_so().await {
+        assert!(began.elapsed() < LONG, "it does not happen");
+        sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Returns how many units are left for a newcomer.
+async fn left(limiter: &RedisLimiter, policy: &Policy) -> u64 {
+    let key = Key::global();
+    limiter.peek(&[Charge::new(policy, &key).cost(0)]).await.unwrap().charges()[0].remaining()
+}
+
+/// A process whose requests hold their places until their responses are dropped.
+struct Office {
+    layer: RateLimitLayer<RedisLimiter>,
+    started: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Office {
+    async fn open(server: &Server, rule: Rule) -> Self {
+        let layer = RateLimitLayer::new(process(server).await, rule, key::global()).delay(TokioTimer::new());
+        layer.check().unwrap();
+        Self { layer, started: Arc::default() }
+    }
+
+    /// Sends a request with this number.
+    fn send(&self, number: usize) -> JoinHandle<Response<Body>> {
+        let started = Arc::clone(&self.started);
+        let service = self.layer.layer(service_fn(move |_: Request<Body>| {
+            started.lock().unwrap().push(number);
+            std::future::ready(Ok::<_, Infallible>(Response::new(Body::from("done"))))
+        }));
+        tokio::spawn(async move { service.oneshot(Request::new(Body::empty())).await.unwrap() })
+    }
+
+    /// Sends a request that has to wait in line behind others.
+    async fn send_in_line(&self, number: usize) -> JoinHandle<Response<Body>> {
+        let waiting = self.layer.waiting();
+        let sent = self.send(number);
+        wait_until(async || self.layer.waiting() == waiting + 1).await;
+        sent
+    }
+}
+
+#[tokio::test]
+async fn requests_in_line_on_redis_pass_in_their_order() {
+    let server = Server::start();
+    let office = Office::open(&server, Rule::new("exports", at_once(2, LONG)).unwrap()).await;
+    let mut running = vec![office.send(0).await.unwrap(), office.send(1).await.unwrap()];
+    let mut waiting = Vec::new();
+    for number in 2..8 {
+        waiting.push(office.send_in_line(number).await);
+    }
+    for sent in waiting {
+        running.remove(0); // its place comes free
+        running.push(sent.await.unwrap());
+    }
+    assert!(running.iter().all(|response| response.status() == StatusCode::OK));
+    assert_eq!(*office.started.lock().unwrap(), [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(office.layer.waiting(), 0);
+}
+
+#[tokio::test]
+async fn wait_in_line_on_redis_ends_after_its_time() {
+    let server = Server::start();
+    let wait = Duration::from_millis(200);
+    let office = Office::open(&server, Rule::new("exports", at_once(1, wait)).unwrap()).await;
+    let running = office.send(0).await.unwrap();
+    let began = Instant::now();
+    let refused = office.send(1).await.unwrap();
+    assert_eq!((refused.status(), refused.headers().get("retry-after")), (StatusCode::TOO_MANY_REQUESTS, None));
+    assert!(began.elapsed() >= wait);
+    assert_eq!(*office.started.lock().unwrap(), [0]);
+    drop(running);
+    wait_until(async || office.send(2).await.unwrap().status() == StatusCode::OK).await;
+}
+
+#[tokio::test]
+async fn request_that_leaves_the_line_on_redis_holds_nobody_up() {
+    let server = Server::start();
+    let office = Office::open(&server, Rule::new("exports", at_once(1, LONG)).unwrap()).await;
+    let running = office.send(0).await.unwrap();
+    let [first, second] = [office.send_in_line(1).await, office.send_in_line(2).await];
+    first.abort();
+    assert!(first.await.is_err());
+    drop(running);
+    assert_eq!(second.await.unwrap().status(), StatusCode::OK);
+    assert_eq!(*office.started.lock().unwrap(), [0, 2]);
+}
+
+#[tokio::test]
+async fn request_in_line_on_redis_holds_no_unit_of_a_rate() {
+    let server = Server::start();
+    let rule = Rule::all_of("exports", [Quota::per_hour(10), at_once(1, LONG)]).unwrap();
+    let office = Office::open(&server, rule).await;
+    let rate = office.layer.policies()[0].clone();
+    let limiter = process(&server).await;
+    let running = office.send(0).await.unwrap();
+    let second = office.send_in_line(1).await;
+    assert_eq!(left(&limiter, &rate).await, 9);
+    drop(running);
+    second.await.unwrap();
+    assert_eq!(left(&limiter, &rate).await, 8);
+}
+
+#[tokio::test]
+async fn place_of_another_process_is_waited_for() {
+    let server = Server::start();
+    let (one, other) = (process(&server).await, process(&server).await);
+    let policy = policy("renders", at_once(1, LONG));
+    let held = one.hold(&policy, &Key::global(), 1).await.unwrap().unwrap();
+    let waiting = tokio::spawn({
+        let (other, policy) = (other.clone(), policy.clone());
+        async move { other.hold_in_line(&policy, &Key::global(), 1, TokioTimer::new()).await }
+    });
+    wait_until(async || other.place_lines().unwrap().waiting(&policy, &Key::global()) == 1).await;
+    drop(held);
+    let place = waiting.await.unwrap().unwrap().expect("it came free");
+    let denied = one.hold(&policy, &Key::global(), 1).await.unwrap().unwrap_err();
+    assert_eq!(denied.wait(), Wait::Unknown);
+    drop(place);
+    wait_until(async || one.hold(&policy, &Key::global(), 1).await.unwrap().is_ok()).await;
+}
+
+/// A caller that gives up is asked no more, and nobody waits for it.
+#[tokio::test]
+async fn line_that_its_process_left_is_forgotten() {
+    let server = Server::start();
+    let (one, other) = (process(&server).await, process(&server).await);
+    let policy = policy("renders", at_once(2, LONG));
+    let held = one.hold(&policy, &Key::global(), 2).await.unwrap().unwrap();
+    let waiting = tokio::spawn({
+        let (other, policy) = (other.clone(), policy.clone());
+        async move { other.hold_in_line(&policy, &Key::global(), 2, TokioTimer::new()).await }
+    });
+    let lines = other.place_lines().unwrap();
+    wait_until(async || lines.waiting(&policy, &Key::global()) == 1).await;
+    drop(held);
+    waiting.abort();
+    drop(waiting.await);
+    assert_eq!(lines.waiting(&policy, &Key::global()), 0);
+    wait_until(async || left(&one, &policy).await == 2).await;
+}
+
+#[tokio::test]
+async fn reset_on_redis_lets_the_line_pass() {
+    let server = Server::start();
+    let limiter = process(&server).await;
+    let policy = policy("renders", at_once(1, LONG));
+    let held = limiter.hold(&policy, &Key::global(), 1).await.unwrap().unwrap();
+    let waiting = tokio::spawn({
+        let (limiter, policy) = (limiter.clone(), policy.clone());
+        async move { limiter.hold_in_line(&policy, &Key::global(), 1, TokioTimer::new()).await }
+    });
+    wait_until(async || limiter.place_lines().unwrap().waiting(&policy, &Key::global()) == 1).await;
+    limiter.reset(&policy, &Key::global()).await.unwrap();
+    let place = waiting.await.unwrap().unwrap().expect("it was reset");
+    drop(held);
+    assert_eq!(left(&limiter, &policy).await, 0, "a late return frees nothing");
+    drop(place);
+    wait_until(async || left(&limiter, &policy).await == 1).await;
+}
