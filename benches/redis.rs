@@ -112,6 +112,12 @@ fn main() {
             throughput(&runtime, &server, tasks);
         }
     }
+    #[cfg(feature = "redis-rs")]
+    if is_wanted("clients") {
+        for tasks in [1, 10, 50, 200] {
+            clients(&runtime, &server, tasks);
+        }
+    }
     if is_wanted("lone") {
         lone(&runtime, &server);
     }
@@ -304,6 +310,33 @@ fn throughput(runtime: &Runtime, server: &Server, tasks: u64) {
     let medians: Vec<f64> = rates.into_iter().map(median).collect();
     let names = ["redis-benchmark -P 1, the same script", "a bare call through fred", "tower-ratelimit"];
     for (name, rate) in names.iter().zip(&medians) {
+        println!("  {name:<44} {rate:>9.0} /s   {:>5.2}x", rate / medians[0]);
+    }
+}
+
+/// Checks per second through each client library.
+#[cfg(feature = "redis-rs")]
+fn clients(runtime: &Runtime, server: &Server, tasks: u64) {
+    use tower_ratelimit::limiter::redis::RedisClient;
+
+    let (rounds, count) = if is_smoke() { (1, 2_000) } else { (7, 20_000 * tasks.min(5)) };
+    let policy = plenty();
+    let libraries = [("fred", RedisClient::Fred), ("redis-rs", RedisClient::RedisRs)];
+    let limiters =
+        libraries.map(|(_, client)| connected(runtime, RedisLimiter::builder().client(client), &server.url()));
+    let mut rates = [Vec::new(), Vec::new()];
+    for _ in 0..rounds {
+        for (limiter, rates) in limiters.iter().zip(&mut rates) {
+            let (limiter, policy) = (limiter.clone(), policy.clone());
+            rates.push(rate(runtime, tasks, count, move |key| {
+                let (limiter, policy) = (limiter.clone(), policy.clone());
+                async move { assert!(check(&limiter, &policy, key).await) }
+            }));
+        }
+    }
+    println!("\nclients, {tasks} in flight");
+    let medians = rates.map(median);
+    for ((name, _), rate) in libraries.iter().zip(&medians) {
         println!("  {name:<44} {rate:>9.0} /s   {:>5.2}x", rate / medians[0]);
     }
 }

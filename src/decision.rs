@@ -114,7 +114,7 @@ impl Decision {
     }
 
     /// Takes the answers out.
-    #[cfg(any(feature = "redis", feature = "store", feature = "conformance"))]
+    #[cfg(any(feature = "_redis", feature = "store", feature = "conformance"))]
     pub(crate) fn into_charges(self) -> impl Iterator<Item = ChargeDecision> {
         let (one, several) = match self.answers {
             Answers::One(charge) => (Some(charge), Several::new()),
@@ -314,7 +314,7 @@ impl ChargeDecision {
     }
 
     /// Returns the receipt, which may hold no units.
-    #[cfg(any(feature = "redis", feature = "store"))]
+    #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn receipt(&self) -> &Receipt {
         &self.receipt
     }
@@ -369,7 +369,7 @@ impl ChargeDecision {
     }
 
     /// Returns the answer as it is `passed_us` later.
-    #[cfg(any(feature = "redis", feature = "store"))]
+    #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn later(&self, passed_us: u64) -> Self {
         // Unknown and absent times stay what they are.
         let left = |us: u64, least: u64| if us >= UNKNOWN { us } else { us.saturating_sub(passed_us).max(least) };
@@ -382,14 +382,14 @@ impl ChargeDecision {
     }
 
     /// Returns the answer with `more` units added to what remains: those that the process holds.
-    #[cfg(any(feature = "redis", feature = "store"))]
+    #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn with_more_remaining(&self, more: u64) -> Self {
         Self { remaining: self.remaining.saturating_add(more).min(self.limit), ..self.clone() }
     }
 
     /// Changes the answer to that of a charge that took nothing: adds the `taken` units to what
     /// remains, and keeps the receipt. `remaining` is exact, and no wait is too short.
-    #[cfg(any(feature = "redis", feature = "store"))]
+    #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn stand(&mut self, taken: u64) {
         self.remaining = self.with_cost_changed(taken, 0).remaining;
     }
@@ -515,7 +515,7 @@ mod tests {
         assert_eq!(longest.effective_window(), Some(Duration::from_secs(2)));
     }
 
-    #[cfg(any(feature = "redis", feature = "store"))]
+    #[cfg(any(feature = "_redis", feature = "store"))]
     #[test]
     fn unknown_and_absent_times_do_not_pass() {
         for wait in [Wait::Unknown, Wait::Never] {

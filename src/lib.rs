@@ -77,9 +77,11 @@
 //! | `tracing` | a [`SetupWarning`](observe::SetupWarning) that no observer handles becomes a warning of `tracing`; `StatsBuilder::log_refusals` | tracing |
 //! | `metrics` | `Stats::record_metrics` hands the counts to the recorder of `metrics` | metrics |
 //! | `redis` | `RedisLimiter`: one limit for many processes | fred without default features, tokio |
+//! | `redis-rs` | `RedisLimiter`, through another client library | redis with `tokio-comp`, tokio |
 //! | `store` | `StoreLimiter`: a limiter over [any store](guide::writing_a_backend#a-store) that can compare and swap | tokio, sha2, futures-util |
 //! | `postgres` | `PostgresStore`: such a store [in PostgreSQL](guide::no_redis_but_a_database) | those of `store`, and tokio-postgres without TLS |
 //! | `redis-rustls`, `redis-rustls-ring`, `redis-native-tls` | `rediss://`, by one of three TLS implementations | what fred needs for it |
+//! | `redis-rs-rustls`, `redis-rs-rustls-ring` | `rediss://` through redis-rs, by rustls with aws-lc-rs or ring | tokio-rustls, rustls-native-certs |
 //! | `client` | the module `client`: reads what a server's headers say about its limits, and waits as long | none |
 //! | `retry` | `client::RetryAfter`, a policy for `tower::retry` | tower with its retries |
 //! | `serde` | settings in configuration files: [`Quota`], [`Mode`], [`MissingKey`], [`OnError`], [`OnFull`](limiter::memory::OnFull), [`TrustedProxies`](key::TrustedProxies), [`Prefixes`](key::Prefixes) | serde_core |
@@ -142,7 +144,7 @@ pub use head::Head;
 pub use headers::Headers;
 pub use key::value::Key;
 pub use limiter::memory::limiter::MemoryLimiter;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "redis-rs"))]
 pub use limiter::redis::limiter::RedisLimiter;
 #[cfg(feature = "store")]
 pub use limiter::store::StoreLimiter;
@@ -156,6 +158,6 @@ pub use refusal::Refusals;
 pub use wait::Wait;
 
 /// Runs the README's code blocks as documentation tests. Some of them use Redis.
-#[cfg(all(doctest, feature = "redis"))]
+#[cfg(all(doctest, feature = "_redis"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -52,7 +52,7 @@ need() {
 
 # Every build of tests takes both packages and uses these features, so that dependencies are built once. The other two ways of TLS are
 # alternatives to this one. The feature tracing changes where warnings go, so it has a test of its own.
-features=axum,tonic,tokio,metrics,redis-rustls-ring,postgres,retry,serde,rules,conformance
+features=axum,tonic,tokio,metrics,redis-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,rules,conformance
 
 step 'tools'
 need 'a C linker' 'command -v cc' gcc libc6-dev
@@ -104,7 +104,7 @@ check_code() {
     name=
     step 'warnings: the library with the default features, and with each feature alone'
     run cargo rustc --locked --package tower-ratelimit --lib --profile check -- -D warnings
-    for feature in axum client tonic tokio tracing metrics redis store postgres retry serde rules conformance; do
+    for feature in axum client tonic tokio tracing metrics redis redis-rs store postgres retry serde rules conformance; do
         run cargo rustc --locked --package tower-ratelimit --lib --profile check --features "$feature" -- -D warnings
     done
     step 'clippy: everything'
@@ -177,6 +177,13 @@ run env CARGO_PROFILE_TEST_OPT_LEVEL=0 cargo test --locked --manifest-path examp
 
 step 'faults of Redis'
 run cargo test --locked --features "$features" --lib -- redis::store::tests --test-threads 2
+
+# Without the feature redis, the limiter has this client only.
+step 'the other client for Redis'
+run cargo test --locked --package tower-ratelimit --features "${features/redis-rustls-ring,/}" --lib -- redis::store \
+    --test-threads 2
+run cargo test --locked --package tower-ratelimit --features "${features/redis-rustls-ring,/}" --test redis --test vectors -- \
+    --test-threads 4
 
 # Each server is fetched once, and is then target/servers/NAME/server.
 servers=$PWD/target/servers

@@ -51,7 +51,7 @@ use crate::quota::spec::{Lasting, Spec};
 use crate::time::PERIOD_US_MAX;
 
 use super::state::{Answer, How, Layout, Next, Pair, PairAlgorithm};
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 use super::state::{Numbers, numbers};
 use super::used::{Carried, Dated, Used};
 
@@ -394,7 +394,7 @@ impl PairAlgorithm for Block {
         self.store(after, now)
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> Numbers {
         let count_denied = u64::from(self.count_denied);
         numbers(&[

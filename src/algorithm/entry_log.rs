@@ -12,7 +12,7 @@ use crate::decision::ChargeDecision;
 use crate::quota::spec::{Algorithm, Oldest, Spec};
 
 use super::divisor::Divisor;
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 use super::state::UNBOUNDED;
 use super::state::{Fullness, How};
 use super::used::{Carried, Dated, Grid, Used};
@@ -209,7 +209,7 @@ impl EntryLog {
     }
 
     /// Returns what the Lua twin needs to decide on a charge.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     pub(crate) fn numbers(&self, cost: u64, force: bool) -> [f64; 10] {
         let bound = if force || cost == 0 { UNBOUNDED } else { self.limit };
         let oldest = match self.oldest {

@@ -25,7 +25,7 @@ use crate::quota::spec::{Anchor, Spec};
 
 use super::divisor::Divisor;
 use super::state::{Answer, Layout, Next, Pair, PairAlgorithm, bits};
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 use super::state::{Numbers, UNBOUNDED, numbers};
 use super::used::{Carried, Dated, Used};
 
@@ -127,7 +127,7 @@ impl PairAlgorithm for FixedWindow {
         self.store(Window { end: state.at, count: state.n.saturating_sub(units), moved: false })
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> Numbers {
         let most = self.limit + self.debt;
         let bound = if force || cost == 0 || self.unlimited { UNBOUNDED } else { self.limit };

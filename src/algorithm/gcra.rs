@@ -39,7 +39,7 @@ use crate::quota::spec::{Algorithm, Spec};
 
 use super::divisor::Divisor;
 use super::state::{Answer, Fullness, Layout, Next, Pair, PairAlgorithm, bits, share};
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 use super::state::{Numbers, UNBOUNDED, numbers};
 use super::used::{Carried, Dated, Used};
 
@@ -257,14 +257,14 @@ impl<N: Parts> Gcra<N> {
     }
 
     /// Returns whether intervals are whole microseconds, so that no state has a numerator.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     pub(crate) fn is_whole(&self) -> bool {
         self.l.get() == 1
     }
 
     /// Returns what the Lua twin needs for a refund: the span of the units. In a queue, where only the newest charge is
     /// refunded, the second number is negative: −1 less the numerator.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     pub(crate) fn refund_numbers(&self, units: u64) -> (f64, f64) {
         let span = self.span(units.min(self.most()));
         let num = span.num as f64; // below 2^50
@@ -401,7 +401,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
         self.ceiling.us
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> Numbers {
         // A cost of one more than could ever pass is denied like any above it.
         let most = if force { self.most() } else { self.burst + 1 };
@@ -415,7 +415,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
         numbers
     }
 
-    #[cfg(any(feature = "redis", feature = "store"))]
+    #[cfg(any(feature = "_redis", feature = "store"))]
     fn own_without(&self, own: Pair, last: u64) -> Pair {
         let (last, l) = (self.span(last.min(self.most())), self.l.get());
         let num = own.n.min(l - 1);

@@ -21,7 +21,7 @@ use crate::decision::ChargeDecision;
 use crate::quota::spec::Spec;
 
 use super::state::{Answer, How, Layout, Next, Pair, PairAlgorithm};
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 use super::state::{Numbers, UNBOUNDED, numbers};
 use super::used::{Carried, Dated, Used};
 
@@ -95,7 +95,7 @@ impl PairAlgorithm for Meter {
         }
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> Numbers {
         let bound = if force || cost == 0 { UNBOUNDED } else { self.limit };
         numbers(&[cost.min(self.limit + 1), bound, self.limit, self.retention_us])

@@ -22,7 +22,7 @@ pub(crate) mod state;
 pub(crate) mod step_bucket;
 pub(crate) mod used;
 
-#[cfg(any(feature = "redis", feature = "store"))]
+#[cfg(any(feature = "_redis", feature = "store"))]
 use crate::decision::Receipt;
 use crate::quota::spec::{Algorithm, Spec};
 
@@ -105,7 +105,7 @@ impl Decider {
 
     /// Returns the receipt of a charge's first `units`, out of the receipt of the whole charge, whose last units are
     /// `last`.
-    #[cfg(any(feature = "redis", feature = "store"))]
+    #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn first_of(&self, whole: &Receipt, units: u64, last: u64) -> Receipt {
         let own = Pair { at: whole.at_us(), n: whole.part() };
         let own = match self {

@@ -30,7 +30,7 @@ use crate::decision::ChargeDecision;
 use crate::quota::spec::{Oldest, Spec};
 
 use super::entry_log::{Edit, EntryLog, Listed};
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 use super::state::Numbers;
 use super::state::{Answer, Layout, Next, Pair, PairAlgorithm, bits};
 use super::used::Carried;
@@ -67,7 +67,7 @@ impl TwoCounterWindow {
     }
 
     /// Returns the state that the Lua twin keeps as an instant and two counts.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     pub(crate) fn pair(&self, at: u64, before: u32, current: u32) -> Pair {
         Pair { at, n: u64::from(before) << self.width | u64::from(current) }
     }
@@ -185,7 +185,7 @@ impl PairAlgorithm for TwoCounterWindow {
         self.log.longest_us()
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> Numbers {
         // The numbers of an entry log that a window of one bucket needs.
         let [cost, bound, limit, most, period, _, oldest, _, count_denied, _] = self.log.numbers(cost, force);

@@ -122,11 +122,11 @@ pub(crate) trait PairAlgorithm {
     fn longest_us(&self) -> u64;
 
     /// Returns what the Lua twin needs to decide on a charge.
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> Numbers;
 
     /// Returns what a charge's receipt would hold without the charge's last units.
-    #[cfg(any(feature = "redis", feature = "store"))]
+    #[cfg(any(feature = "_redis", feature = "store"))]
     fn own_without(&self, own: Pair, _last: u64) -> Pair {
         own // the window
     }
@@ -203,14 +203,14 @@ pub(crate) fn bits(most: u64) -> u32 {
 }
 
 /// The numbers with which an algorithm's Lua twin decides a charge: whole numbers below 2^53, or [`UNBOUNDED`].
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 pub(crate) type Numbers = smallvec::SmallVec<[f64; 10]>;
 
 /// In place of a bound when there is none.
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 pub(crate) const UNBOUNDED: u64 = 1 << 62;
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 pub(super) fn numbers(whole: &[u64]) -> Numbers {
     whole.iter().map(|number| *number as f64).collect()
 }

@@ -23,7 +23,7 @@ use crate::decision::ChargeDecision;
 use crate::quota::spec::{Anchor, Spec};
 
 use super::state::{Answer, Layout, Next, Pair, PairAlgorithm, bits};
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 use super::state::{Numbers, UNBOUNDED, numbers};
 use super::used::{Carried, Dated, Used};
 
@@ -150,13 +150,13 @@ impl PairAlgorithm for StepBucket {
         }
     }
 
-    #[cfg(any(feature = "redis", feature = "store"))]
+    #[cfg(any(feature = "_redis", feature = "store"))]
     fn own_without(&self, own: Pair, units: u64) -> Pair {
         let (spare, tokens) = (own.n.saturating_add(units), self.tokens.max(1));
         Pair { at: own.at.saturating_sub((spare / tokens).saturating_mul(self.tick_us)), n: spare % tokens }
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> Numbers {
         let most = self.burst + self.debt;
         let bound = if force || cost == 0 { UNBOUNDED } else { self.burst };

@@ -29,7 +29,13 @@
 
 // Some pages link to items of features, which exist in the documentation of all features only.
 #![cfg_attr(
-    not(all(feature = "redis", feature = "postgres", feature = "tokio", feature = "conformance", feature = "rules")),
+    not(all(
+        feature = "redis-rs",
+        feature = "postgres",
+        feature = "tokio",
+        feature = "conformance",
+        feature = "rules"
+    )),
     allow(rustdoc::broken_intra_doc_links)
 )]
 
@@ -80,16 +86,16 @@ pub mod what_clients_are_told {}
 #[doc = include_str!("crowd.svg")]
 pub mod being_a_client {}
 
-#[cfg_attr(feature = "redis", doc = include_str!("redis_and_failures.md"))]
-#[cfg_attr(not(feature = "redis"), doc = "Build the documentation with the feature `redis` to read this page.")]
+#[cfg_attr(feature = "_redis", doc = include_str!("redis_and_failures.md"))]
+#[cfg_attr(not(feature = "_redis"), doc = "Build the documentation with the feature `redis` to read this page.")]
 pub mod redis_and_failures {}
 
 #[cfg_attr(feature = "postgres", doc = include_str!("no_redis_but_a_database.md"))]
 #[cfg_attr(not(feature = "postgres"), doc = "Build the documentation with the feature `postgres` to read this page.")]
 pub mod no_redis_but_a_database {}
 
-#[cfg_attr(feature = "redis", doc = include_str!("observing.md"))]
-#[cfg_attr(not(feature = "redis"), doc = "Build the documentation with the feature `redis` to read this page.")]
+#[cfg_attr(feature = "_redis", doc = include_str!("observing.md"))]
+#[cfg_attr(not(feature = "_redis"), doc = "Build the documentation with the feature `redis` to read this page.")]
 pub mod observing {}
 
 #[doc = include_str!("testing_your_limits.md")]

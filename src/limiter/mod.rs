@@ -20,11 +20,11 @@ mod place;
 mod place_lines;
 mod policy_registry;
 mod queue_refunds;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "redis-rs"))]
 pub mod redis;
-#[cfg(any(feature = "redis", feature = "store"))]
+#[cfg(any(feature = "_redis", feature = "store"))]
 #[cfg_attr(
-    not(all(feature = "redis", feature = "store")),
+    not(all(feature = "_redis", feature = "store")),
     allow(dead_code, unused_imports, reason = "each of the two uses a part")
 )]
 mod remote;

@@ -351,7 +351,7 @@ fn explain(html: &mut String, view: &View) -> fmt::Result {
 mod tests {
     use super::*;
 
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     #[test]
     fn content_policy_has_the_hash_of_the_style() {
         use base64::Engine as _;

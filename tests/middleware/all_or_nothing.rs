@@ -213,7 +213,7 @@ fn quiet_layer_charges_what_a_reporting_layer_charges() {
     });
 }
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 mod on_redis {
     use tower_ratelimit::RedisLimiter;
 

@@ -23,7 +23,7 @@ use tower_ratelimit::{
 };
 
 use crate::support::waiting::Skipping;
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 use crate::support::{redis_limiter, redis_server::Server};
 
 type Stack = BoxCloneService<Request<()>, Response<Answer>, Infallible>;
@@ -351,7 +351,7 @@ fn assert_is_golden(table: &str, same: impl Fn(&str, &str) -> bool) {
 }
 
 /// Returns the line without the number behind `item`.
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 fn without_number(line: &str, item: &str) -> String {
     match line.split_once(item) {
         Some((before, after)) => format!("{before}{item}{}", after.trim_start_matches(|c: char| c.is_ascii_digit())),
@@ -424,7 +424,7 @@ async fn memory_does_what_the_golden_table_says() {
 }
 
 /// After a refund a remote limiter is not asked again, so `t` of windows is that of the charge.
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 #[tokio::test]
 async fn redis_does_what_the_golden_table_says() {
     let server = Server::start();

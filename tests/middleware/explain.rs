@@ -256,7 +256,7 @@ fn assert_is_whole(explanation: &Explanation) {
     }
 }
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 #[tokio::test]
 async fn explanation_on_redis_is_what_the_request_then_gets() {
     use support::redis_limiter::{connected, patient};

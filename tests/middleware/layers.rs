@@ -22,7 +22,7 @@ use tower_ratelimit::{
 };
 
 use crate::support::{Broken, Scripted, Trouble, memory};
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 use crate::support::{redis_limiter, redis_server::Server};
 
 type Response = http::Response<Body>;
@@ -132,7 +132,7 @@ async fn layer_reads_and_resets_the_keys_of_all_its_policies() {
     a_layers_keys_are_seen_and_reset(BoxLimiter::new(memory(&ManualClock::new()))).await;
 }
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 #[tokio::test]
 async fn layer_reads_and_resets_its_keys_on_redis() {
     let server = Server::start();

@@ -163,7 +163,7 @@ fn errors_cross_threads() {
         use tower_ratelimit::conformance::StoreFailures;
         error::<StoreFailures>();
     }
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "_redis")]
     {
         use tower_ratelimit::limiter::redis::RedisError;
         error::<RedisError>();

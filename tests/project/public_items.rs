@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/project/public_items.txt");
-const FEATURES: &str = "axum,tonic,tokio,metrics,redis-rustls-ring,postgres,retry,serde,rules,conformance";
+const FEATURES: &str = "axum,tonic,tokio,metrics,redis-rustls-ring,redis-rs,postgres,retry,serde,rules,conformance";
 const UPDATE: &str = "REWRITE_GOLDEN=1 cargo test --features $F --test project public_items";
 
 /// Returns the folder of the crate's pages.

@@ -1,8 +1,9 @@
 //! Tests of `RedisLimiter` on real servers, through its public API.
-#![cfg(feature = "redis")]
+#![cfg(feature = "_redis")]
 
 mod blocks;
 mod callers;
+mod clients;
 mod cluster;
 mod companions;
 mod descriptors;

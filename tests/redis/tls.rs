@@ -1,7 +1,12 @@
 //! `rediss://` with the certificate of a private authority.
 //!
 //! Needs a `redis-server` that was built with TLS, and `openssl`.
-#![cfg(any(feature = "redis-rustls", feature = "redis-rustls-ring"))]
+#![cfg(any(
+    feature = "redis-rustls",
+    feature = "redis-rustls-ring",
+    feature = "redis-rs-rustls",
+    feature = "redis-rs-rustls-ring"
+))]
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -16,7 +21,7 @@ use tower_ratelimit::{
 
 use crate::support::redis_server::{Server, free_port};
 
-/// The variables by which a process gets the server, and beside it, by fred's own convention, the authorities
+/// The variables by which a process gets the server, and beside it, by the convention of rustls, the authorities
 /// that it is to trust.
 const URL: &str = "RATELIMIT_TEST_TLS_URL";
 const TRUSTED: &str = "SSL_CERT_FILE";

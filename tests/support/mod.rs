@@ -6,9 +6,9 @@ mod algorithms;
 pub(crate) mod postgres;
 pub(crate) mod proxy;
 pub(crate) mod redis_cluster;
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 pub(crate) mod redis_limiter;
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 pub(crate) mod redis_sentinel;
 #[path = "redis.rs"]
 pub(crate) mod redis_server;

@@ -8,11 +8,11 @@
 mod expectation;
 mod left_out;
 mod mapping;
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 mod on_redis;
 mod properties;
 mod replay;
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 #[path = "../support/mod.rs"]
 mod support;
 

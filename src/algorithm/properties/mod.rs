@@ -77,7 +77,7 @@ macro_rules! for_each_algorithm {
         }
     };
 }
-#[cfg(any(feature = "redis", feature = "store"))]
+#[cfg(any(feature = "_redis", feature = "store"))]
 pub(crate) use for_each_algorithm;
 
 macro_rules! laws {

@@ -213,7 +213,7 @@ impl MemoryLimiter {
     }
 
     /// Makes a refund as the script on Redis does: it is not kept. Returns whether a later slot of the queue is taken.
-    #[cfg(all(test, feature = "redis"))]
+    #[cfg(all(test, feature = "_redis"))]
     pub(crate) fn refund_once(&self, refund: &Refund) -> bool {
         self.0.refund_once(refund)
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use super::backend::RedisBackend;
+use super::client::RedisClient;
 use super::dispatch::Dispatcher;
 use super::error::RedisError;
 use super::keys::{CallerKeys, KeySpace, SLOTS};
@@ -27,6 +28,7 @@ const PLACES_LAPSE: RangeInclusive<Duration> = Duration::from_secs(3)..=Duration
 #[must_use]
 pub struct RedisLimiterBuilder {
     shared: Options,
+    client: RedisClient,
     readable_keys: bool,
     slot_groups: Option<u16>,
     lease_units: u64,
@@ -54,11 +56,19 @@ impl RedisLimiterBuilder {
     fn new() -> Self {
         Self {
             shared: Options::new(),
+            client: RedisClient::default(),
             readable_keys: false,
             slot_groups: None,
             lease_units: 0,
             places_lapse_after: PLACES_LAPSE_AFTER,
         }
+    }
+
+    /// Sets the client library. By default it is fred if its feature, `redis`, is enabled. The guide says
+    /// [where the two differ](crate::guide::redis_and_failures#the-client-library).
+    pub fn client(mut self, client: RedisClient) -> Self {
+        self.client = client;
+        self
     }
 
     /// Stores callers' keys as they are, to be read with `redis-cli` while debugging. **Everyone
@@ -123,6 +133,38 @@ impl RedisLimiterBuilder {
     /// fail until it can serve them.
     pub async fn connect(self, url: &str) -> Result<RedisLimiter, RedisError> {
         let store = RedisStore::connect(url, self.settings()?)?;
+        self.start(store).await
+    }
+
+    /// Uses a connection to one server that the application has, instead of opening one. It needs the feature
+    /// `redis-rs`.
+    ///
+    /// The connection is a `ConnectionManager` of the crate `redis`, version 1, which connects again by itself, or a
+    /// `MultiplexedConnection`, over which every check fails once it is lost. It must not be one to a cluster. A check
+    /// ends at the limiter's [deadline](Self::deadline), or earlier if the connection's own time is shorter.
+    /// [`client`](Self::client) does not matter, and [`close`](RedisLimiter::close) leaves the connection open.
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::RedisLimiter;
+    ///
+    /// # async fn limiter(client: redis::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// let connection = client.get_multiplexed_async_connection().await?;
+    /// let limiter = RedisLimiter::builder().prefix("shop").over(connection).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the errors of [`connect`](Self::connect), except those of the URL.
+    #[cfg(feature = "redis-rs")]
+    pub async fn over<C>(self, connection: C) -> Result<RedisLimiter, RedisError>
+    where
+        C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        let store = RedisStore::over(connection, self.settings()?)?;
+        self.start(store).await
+    }
+
+    async fn start(self, store: RedisStore) -> Result<RedisLimiter, RedisError> {
         let there = store.wait_until_ready(FIRST).await;
         let limiter = self.build(store)?;
         let looked = match there {
@@ -144,7 +186,7 @@ impl RedisLimiterBuilder {
         }
         runtime()?;
         let (deadline, observers) = (self.shared.deadline, self.shared.observers.clone());
-        Ok(Settings { deadline, observers, ..Settings::default() })
+        Ok(Settings { client: self.client, deadline, observers, ..Settings::default() })
     }
 
     fn build(self, store: RedisStore) -> Result<RedisLimiter, RedisError> {
@@ -180,6 +222,7 @@ impl fmt::Debug for RedisLimiterBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisLimiterBuilder")
             .field("shared", &self.shared)
+            .field("client", &self.client)
             .field("readable_keys", &self.readable_keys)
             .field("slot_groups", &self.slot_groups)
             .field("lease_units", &self.lease_units)

@@ -36,7 +36,7 @@ pub type RedisFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisError>> + S
 ///
 /// **The connection has to be trusted, or encrypted with `rediss://`.** An attacker who runs the
 /// server, or can put bytes into a connection without TLS, decides the answer to every check.
-/// With one deeply nested reply the attacker can also end the process: the client library reads
+/// If the client library is fred, the attacker can also end the process with one deeply nested reply: fred reads
 /// replies by recursion, and overflows its stack.
 ///
 /// Callers' keys may be secrets, so they are stored as hashes: see `key_secret` and `readable_keys`

@@ -3,6 +3,7 @@
 
 mod backend;
 mod builder;
+mod client;
 mod dispatch;
 mod error;
 mod keys;
@@ -17,5 +18,6 @@ mod tests;
 mod wire;
 
 pub use builder::RedisLimiterBuilder;
+pub use client::RedisClient;
 pub use error::RedisError;
 pub use limiter::RedisFuture;

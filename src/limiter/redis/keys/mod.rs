@@ -88,7 +88,7 @@ impl KeySpace {
             Some(group) => bytes.extend_from_slice(group.to_string().as_bytes()),
             None => write_caller(&mut bytes, caller, hash),
         }
-        let slot = store::slot(&bytes[tag..]);
+        let slot = store::slot_of(&bytes[tag..]);
         bytes.extend_from_slice(b"}:");
         if policy.limits_in_flight() {
             bytes.push(b'p');
@@ -157,7 +157,7 @@ fn spread(groups: u16) -> Box<[u32]> {
     let mut left = numbers.len();
     let mut candidate = 0_u32;
     while left > 0 && candidate < u32::MAX {
-        let slot = store::slot(candidate.to_string().as_bytes());
+        let slot = store::slot_of(candidate.to_string().as_bytes());
         let group = usize::from(slot) * numbers.len() / usize::from(SLOTS);
         if let Some(number @ None) = numbers.get_mut(group) {
             *number = Some(candidate);

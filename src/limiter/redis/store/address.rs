@@ -1,8 +1,8 @@
-//! Addresses of servers.
+//! Addresses of servers, and what a URL names.
 
 use std::fmt;
 
-/// A host and a port.
+/// A host and a port. The port is 0 if it is not known.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Address {
     pub(super) host: Box<str>,
@@ -23,8 +23,19 @@ impl Address {
     }
 }
 
+/// What a URL names.
+pub(super) enum TargetKind {
+    One(Address),
+    Sentinel(Address),
+    /// Some of a cluster's servers.
+    Cluster(Vec<Address>),
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.host, self.port)
+        match self.port {
+            0 => f.write_str(&self.host), // a connection whose server is not known
+            port => write!(f, "{}:{port}", self.host),
+        }
     }
 }

@@ -1,27 +1,27 @@
 //! A cluster: a connection to each master, and which slots it has.
 //!
 //! fred's own client of a cluster reaches no server while one of them is away. So here each master
-//! has a client of its own.
+//! has a connection of its own, with either client.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use fred::interfaces::ClientLike;
-use fred::types::Value;
 use futures_util::stream::{self, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::address::Address;
+use super::address::{Address, TargetKind};
 use super::error_class::{Cause, Failure, misconfigured};
-use super::link::{Failover, Link, SlotState};
+use super::link::{Failover, Link};
 use super::reconnect::jitter;
 use super::server::Server;
-use super::settings::{CONNECT_TIMEOUT, Settings, Target, TargetKind};
+use super::settings::{CONNECT_TIMEOUT, Settings};
 use super::slots::{MASTERS, SLOTS, Slots};
+use super::target::Target;
+use super::transport::{Reply, SlotState};
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::script::Call;
@@ -89,7 +89,9 @@ impl Cluster {
             trouble: None,
         };
         // Wrong settings are an error here, and not later in the background.
-        target.client(seeds.first(), &settings)?;
+        if let Some(seed) = seeds.first() {
+            target.transport(seed, Some(seed), &settings)?;
+        }
         let refresh = Arc::new(Notify::new());
         let (map, closed) = (RwLock::new(map), AtomicBool::new(false));
         let shared = Arc::new(Shared { map, target, settings, events, runtime: runtime.clone(), refresh, closed });
@@ -99,7 +101,7 @@ impl Cluster {
 
     /// Runs a script on the server that has the slot. Returns `None` if its keys are on two
     /// servers.
-    pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Value>, RedisError> {
+    pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Reply>, RedisError> {
         let give_up = |failure: Failure| {
             failure.error.report_to(&self.shared.events);
             Err(failure.error)
@@ -223,9 +225,9 @@ impl Shared {
 
     fn start(&self, address: &Address) -> Result<Arc<Server>, RedisError> {
         let (events, failover) = (Arc::clone(&self.events), Failover::Cluster(Arc::clone(&self.refresh)));
-        let client = self.target.client(Some(address), &self.settings)?;
+        let transport = self.target.transport(address, Some(address), &self.settings)?;
         let (runtime, address) = (&self.runtime, address.clone());
-        Ok(Arc::new(Server::start(runtime, address, client, failover, &self.settings, events)))
+        Ok(Arc::new(Server::start(runtime, address, transport, failover, &self.settings, events)))
     }
 
     /// Returns the server that another server has named. `owns` is the slot that it has, if it is
@@ -297,7 +299,7 @@ impl Shared {
                 let count = servers.len();
                 servers.rotate_left(turn % count);
             }
-            servers.sort_by_key(|server| server.link.fails_at_once() || !server.link.client.is_connected());
+            servers.sort_by_key(|server| server.link.fails_at_once() || !server.link.transport.is_connected());
             let others = map.others.iter().filter(|other| map.find(other).is_none()).cloned();
             (servers, others.collect::<Vec<_>>())
         };
@@ -321,8 +323,8 @@ impl Shared {
 
     async fn slots_of(&self, link: &Link) -> Result<Slots, RedisError> {
         let until = Instant::now() + CONNECT_TIMEOUT;
-        if !link.client.is_connected() {
-            let _ = timeout_at(until, link.client.wait_for_connect()).await;
+        if !link.transport.is_connected() {
+            let _ = timeout_at(until, link.transport.wait_for_connection()).await;
         }
         let answer = link.send_keyless("CLUSTER", &["SLOTS"], until).await;
         let answer = answer.map_err(|failure| link.explain(failure))?;

@@ -1,7 +1,6 @@
-//! The classes of fred's and the server's errors, by their text: fred gives nearly all of the
-//! server's errors one kind.
+//! The classes of the server's errors, by their text, and of lost connections.
 
-use fred::error::{Error, ErrorKind};
+use std::error::Error;
 
 use super::address::Address;
 use crate::event::StoreErrorKind;
@@ -56,48 +55,32 @@ impl Failure {
         Self { cause: Cause::Answer, error: RedisError::new(StoreErrorKind::Unavailable, message) }
     }
 
-    /// Classifies an error of a call to `server`.
-    pub(super) fn of(error: &Error, server: &Address) -> Self {
-        match error.kind() {
-            ErrorKind::Timeout => Self::timeout(format!("no answer from Redis at {server} in time")),
-            _ if is_answer(error) => answer(error.details(), server),
-            // The reason, if there is one, comes by another way.
-            ErrorKind::Canceled => {
-                Self::lost(StoreErrorKind::Unavailable, format!("there is no connection to Redis at {server}"))
-            }
-            ErrorKind::Config | ErrorKind::Url | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand => Self {
-                cause: Cause::Answer,
-                error: misconfigured(format!("Redis at {server} cannot be used so: {}", error.details())),
-            },
-            _ if error.details().to_ascii_lowercase().contains("certificate") => Self {
-                cause: Cause::Answer,
-                error: misconfigured(format!(
-                    "the certificate of Redis at {server} is not trusted; with redis-rustls and redis-rustls-ring \
-                     SSL_CERT_FILE may name the authority's: {}",
-                    error.details()
-                )),
-            },
-            _ => {
-                let lost = RedisError::new(StoreErrorKind::Unavailable, format!("no connection to Redis at {server}"));
-                Self { cause: Cause::Lost, error: lost.caused_by(error.clone()) }
-            }
+    /// The failure of a call or a connection that ended because of this error.
+    pub(super) fn disconnected(server: &Address, because: impl Error + Send + Sync + 'static) -> Self {
+        let lost = RedisError::new(StoreErrorKind::Unavailable, format!("no connection to Redis at {server}"));
+        Self { cause: Cause::Lost, error: lost.caused_by(because) }
+    }
+
+    /// The failure of a client that refused the settings, in these words.
+    pub(super) fn unusable(server: &Address, words: &str) -> Self {
+        Self { cause: Cause::Answer, error: misconfigured(format!("Redis at {server} cannot be used so: {words}")) }
+    }
+
+    /// The failure of a connection whose certificate was refused, in these words.
+    pub(super) fn untrusted(server: &Address, words: &str) -> Self {
+        Self {
+            cause: Cause::Answer,
+            error: misconfigured(format!(
+                "the certificate of Redis at {server} is not trusted; with TLS by rustls, SSL_CERT_FILE may name \
+                 the authority's: {words}"
+            )),
         }
     }
 }
 
-/// Whether the error is the server's and not fred's: the server's begin with a word in capitals.
-fn is_answer(error: &Error) -> bool {
-    let told = matches!(
-        error.kind(),
-        ErrorKind::Unknown
-            | ErrorKind::Auth
-            | ErrorKind::Cluster
-            | ErrorKind::Config
-            | ErrorKind::InvalidArgument
-            | ErrorKind::InvalidCommand
-    );
-    let word = error.details().split_whitespace().next().unwrap_or("");
-    told && word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase())
+/// Whether a client's error is about a certificate.
+pub(super) fn is_about_a_certificate(words: &str) -> bool {
+    words.to_ascii_lowercase().contains("certificate")
 }
 
 /// Classifies the text of an error that `server` returned, to a command or within a script.
@@ -187,8 +170,8 @@ pub(super) fn misconfigured(message: impl Into<String>) -> RedisError {
 mod tests {
     use super::*;
 
-    fn kind_of(kind: ErrorKind, text: &'static str) -> (StoreErrorKind, Cause) {
-        let failure = Failure::of(&Error::new(kind, text), &Address::new("here", 1));
+    fn kind_of(text: &str) -> (StoreErrorKind, Cause) {
+        let failure = answer(text, &Address::new("here", 1));
         (failure.error.kind(), failure.cause)
     }
 
@@ -229,7 +212,7 @@ mod tests {
             ("ERR unknown command 'EVALSHA', with args beginning with:", Misconfigured),
             ("ERR Error compiling script (new function): user_script:1: '=' expected near", Misconfigured),
         ] {
-            let (is, cause) = kind_of(ErrorKind::Unknown, text);
+            let (is, cause) = kind_of(text);
             assert_eq!(is, kind, "{text}");
             assert_ne!(cause, Cause::Lost, "{text}");
         }
@@ -252,30 +235,8 @@ mod tests {
     }
 
     #[test]
-    fn client_error_is_held_against_the_server() {
-        for (kind, text) in [
-            (ErrorKind::IO, "ConnectionReset"),
-            (ErrorKind::Canceled, "Connection closed unexpectedly."),
-            (ErrorKind::Unknown, "Failed to route command."),
-            (ErrorKind::Unknown, "Client is not initialized."),
-            (ErrorKind::Routing, "Failed to route command."),
-            (ErrorKind::Protocol, "Unexpected frame"),
-        ] {
-            assert_eq!(kind_of(kind, text), (StoreErrorKind::Unavailable, Cause::Lost), "{text}");
-        }
-        assert_eq!(kind_of(ErrorKind::Timeout, "Request timed out."), (StoreErrorKind::Timeout, Cause::Lost));
-    }
-
-    #[test]
-    fn a_certificate_that_is_not_trusted_is_a_misconfiguration() {
-        let text = "Custom { kind: InvalidData, error: InvalidCertificate(UnknownIssuer) }";
-        let (kind, cause) = kind_of(ErrorKind::IO, text);
-        assert_eq!((kind, cause), (StoreErrorKind::Misconfigured, Cause::Answer));
-    }
-
-    #[test]
     fn a_redirection_names_the_other_server() {
-        let moved = |text| kind_of(ErrorKind::Cluster, text).1;
+        let moved = |text| kind_of(text).1;
         assert_eq!(moved("MOVED 3999 10.0.0.1:6381"), Cause::Moved(Address::new("10.0.0.1", 6381)));
         assert_eq!(moved("MOVED 3999 :6381"), Cause::Moved(Address::new("here", 6381)));
         assert_eq!(moved("ASK 3999 ::1:6381"), Cause::Ask(Address::new("::1", 6381)));
@@ -285,8 +246,8 @@ mod tests {
 
     #[test]
     fn missing_right_is_reported_with_the_line_that_grants_it() {
-        let error = Error::new(ErrorKind::Unknown, "NOPERM User x has no permissions to run the 'evalsha' command");
-        let text = Failure::of(&error, &Address::new("here", 1)).error.to_string();
+        let words = "NOPERM User x has no permissions to run the 'evalsha' command";
+        let text = answer(words, &Address::new("here", 1)).error.to_string();
         assert!(text.contains("ACL SETUSER") && text.contains("+evalsha") && text.contains("here:1"), "{text}");
     }
 }

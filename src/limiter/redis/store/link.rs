@@ -4,25 +4,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use fred::clients::Client;
-use fred::interfaces::ClientLike;
-use fred::types::config::Options;
-use fred::types::{ClusterHash, CustomCommand, Value};
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::address::Address;
 use super::error_class::{self, Cause, Failure};
+use super::transport::{Command, Connections, Reply, SlotState, Transport};
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::script::{Call, Script};
 use crate::limiter::remote::{Breaker, Due, Events};
 
-/// The time that fred gets beyond a call's own to report that it is over. After it the call ends without fred.
-const FRED_GRACE: Duration = Duration::from_millis(20);
+/// The time that a client gets beyond a call's own to report that it is over. After it the call ends without the client.
+const CLIENT_GRACE: Duration = Duration::from_millis(20);
 
-/// The least time for which a call is sent. For fred, no time at all means no limit.
+/// The least time for which a call is sent. For some clients, no time at all means no limit.
 const MIN_CALL: Duration = Duration::from_millis(1);
 
 /// The least time between two restarts of a connection.
@@ -31,10 +27,10 @@ const MIN_RESTART_GAP: Duration = Duration::from_secs(1);
 /// The least time between two restarts if a reply was not understood.
 const MIN_GARBLED_RESTART_GAP: Duration = Duration::from_millis(100);
 
-/// A server's client, and the state that calls and the reconnecting task share.
+/// A server's transport, and the state that calls and the reconnecting task share.
 pub(super) struct Link {
     pub(super) address: Address,
-    pub(super) client: Client,
+    pub(super) transport: Box<dyn Transport>,
     failover: Failover,
     pub(super) breaker: Breaker,
     /// Notified when the breaker opens.
@@ -47,7 +43,9 @@ pub(super) struct Link {
     is_reported_down: AtomicBool,
     /// Why there is no connection, or why the breaker is open.
     down_because: Mutex<Option<RedisError>>,
-    connection: Mutex<Connection>,
+    /// Notifies the task that keeps the connection: it is to begin a new one.
+    pub(super) restart: Notify,
+    restarted: Mutex<Option<Instant>>,
     is_closed: AtomicBool,
     events: Arc<Events>,
 }
@@ -62,33 +60,17 @@ pub(super) enum Failover {
     Cluster(Arc<Notify>),
 }
 
-/// Whether a server has the slot of a call's keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SlotState {
-    /// The server has it, or is of no cluster.
-    Owned,
-    /// The server is being given it, so it serves only calls that come after `ASKING`.
-    Importing,
-}
-
-/// fred's task for a client's connection.
-#[derive(Default)]
-struct Connection {
-    task: Option<AbortHandle>,
-    restarted: Option<Instant>,
-}
-
 impl Link {
     pub(super) fn new(
         address: Address,
-        client: Client,
+        transport: Box<dyn Transport>,
         failover: Failover,
         max_failures: u32,
         events: Arc<Events>,
     ) -> Self {
         Self {
             address,
-            client,
+            transport,
             failover,
             breaker: Breaker::new(max_failures),
             breaker_opened: Notify::new(),
@@ -96,7 +78,8 @@ impl Link {
             was_connected: AtomicBool::new(false),
             is_reported_down: AtomicBool::new(false),
             down_because: Mutex::new(None),
-            connection: Mutex::default(),
+            restart: Notify::new(),
+            restarted: Mutex::new(None),
             is_closed: AtomicBool::new(false),
             events,
         }
@@ -131,7 +114,7 @@ impl Link {
 
     /// Runs a check's script by its name, and by its text if the server does not know it. `until` is when
     /// its time is over.
-    pub(super) async fn run_script(&self, call: &Call, until: Instant, slot: SlotState) -> Result<Value, Failure> {
+    pub(super) async fn run_script(&self, call: &Call, until: Instant, slot: SlotState) -> Result<Reply, Failure> {
         if self.fails_at_once() {
             return Err(self.failure_at_once());
         }
@@ -151,12 +134,8 @@ impl Link {
         call: &Call,
         until: Instant,
         slot: SlotState,
-    ) -> Result<Value, Failure> {
-        let mut args = Vec::with_capacity(2 + call.keys.len() + call.args.len());
-        args.push(Value::from_static_str(script));
-        args.push(Value::Integer(i64::try_from(call.keys.len()).unwrap_or(i64::MAX)));
-        args.extend(call.keys.iter().chain(&call.args).map(|bytes| Value::Bytes(bytes.clone())));
-        match self.send(command, args, until, slot).await {
+    ) -> Result<Reply, Failure> {
+        match self.send(Command::script(command, script, call), until, slot).await {
             Ok(value) => {
                 self.breaker.record_answer();
                 Ok(value)
@@ -171,9 +150,8 @@ impl Link {
         command: &'static str,
         args: &[&'static str],
         until: Instant,
-    ) -> Result<Value, Failure> {
-        let args = args.iter().map(|arg| Value::from_static_str(arg)).collect();
-        self.send(command, args, until, SlotState::Owned).await
+    ) -> Result<Reply, Failure> {
+        self.send(Command::keyless(command, args), until, SlotState::Owned).await
     }
 
     /// Runs a script that does nothing, as checks run theirs: a server may answer other commands
@@ -204,13 +182,7 @@ impl Link {
         self.down_because().unwrap_or(failure.error)
     }
 
-    async fn send(
-        &self,
-        command: &'static str,
-        args: Vec<Value>,
-        until: Instant,
-        slot: SlotState,
-    ) -> Result<Value, Failure> {
+    async fn send(&self, command: Command<'_>, until: Instant, slot: SlotState) -> Result<Reply, Failure> {
         let left = until.saturating_duration_since(Instant::now());
         if left < MIN_CALL {
             return Err(Failure {
@@ -218,31 +190,13 @@ impl Link {
                 ..Failure::timeout(format!("no time was left for a call to Redis at {}", self.address))
             });
         }
-        // fred ignores options for its own commands for scripts.
-        let command = CustomCommand::new_static(command, ClusterHash::FirstKey, false);
-        let options = Options { timeout: Some(left), fail_fast: true, max_attempts: Some(1), ..Options::default() };
-        let answer = tokio::time::timeout(left + FRED_GRACE, async {
-            match slot {
-                SlotState::Owned => self.client.with_options(&options).custom(command, args).await,
-                SlotState::Importing => {
-                    // A pipeline's commands are written one after another, with nothing between them.
-                    let pipeline = self.client.pipeline();
-                    let with_options = pipeline.with_options(&options);
-                    let asking = CustomCommand::new_static("ASKING", ClusterHash::FirstKey, false);
-                    let _: Value = with_options.custom(asking, Vec::<Value>::new()).await?;
-                    let _: Value = with_options.custom(command, args).await?;
-                    // If the first is refused, that is the reason for the answer to the second.
-                    let answers: Vec<Value> = pipeline.all().await?;
-                    Ok(answers.into_iter().last().unwrap_or(Value::Null))
-                }
-            }
-        });
+        let answer = tokio::time::timeout(left + CLIENT_GRACE, self.transport.send(command, until, slot));
         let (failure, due) = match answer.await {
             Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(error)) => (Failure::of(&error, &self.address), until),
+            Ok(Err(failure)) => (failure, until),
             Err(_) => {
                 let failure = Failure::timeout(format!("no answer from Redis at {} in time", self.address));
-                (failure, until + FRED_GRACE)
+                (failure, until + CLIENT_GRACE)
             }
         };
         if failure.error.kind() == StoreErrorKind::Timeout && Due::at(due).is_late() {
@@ -254,12 +208,12 @@ impl Link {
 
     /// Waits for a connection that is being made, unless calls fail at once.
     pub(super) async fn wait_for_connection(&self, until: Instant) -> Result<(), Failure> {
-        if self.fails_at_once() || self.client.is_connected() {
+        if self.fails_at_once() || self.transport.is_connected() {
             return Ok(());
         }
-        let failure = match tokio::time::timeout_at(until, self.client.wait_for_connect()).await {
+        let failure = match tokio::time::timeout_at(until, self.transport.wait_for_connection()).await {
             Ok(Ok(())) => return Ok(()),
-            Ok(Err(error)) => Failure::of(&error, &self.address),
+            Ok(Err(failure)) => failure,
             Err(_) => Failure::timeout(format!("no connection to Redis at {} in time", self.address)),
         };
         Err(self.record_failure(failure))
@@ -298,42 +252,6 @@ impl Link {
     /// Records that the server refused a command of a script in these words. Returns the error.
     pub(super) fn record_refusal(&self, words: &str) -> RedisError {
         self.record_failure(error_class::answer(words, &self.address)).error
-    }
-
-    /// Records why there is no connection, and reports it if it is a misconfiguration.
-    pub(super) fn record_connection_error(&self, error: &fred::error::Error) {
-        let mut failure = Failure::of(error, &self.address);
-        if failure.error.kind() == StoreErrorKind::Timeout {
-            // No check waited for this. The checks that come now fail at once, and this is why.
-            let is_tls = self.client.client_config().uses_tls();
-            let hint = if is_tls { "; if that port does not speak TLS, the URL begins with redis://" } else { "" };
-            let message = format!("Redis at {} accepts connections and does not answer in time{hint}", self.address);
-            failure = Failure::lost(StoreErrorKind::Unavailable, message);
-        }
-        self.report_misconfiguration(&failure.error);
-        if failure.cause == Cause::Demoted {
-            // fred gives the connection up when a server says that its cluster is down, and the
-            // caller does not hear why.
-            self.refresh_cluster();
-        }
-        *self.lock_down_because() = Some(failure.error.clone());
-        // Checks do not wait for a server that was never there.
-        let was_never_there = failure.cause == Cause::Lost && !self.was_connected.load(Ordering::Relaxed);
-        if was_never_there && self.breaker.open() {
-            self.report_dead(&failure.error);
-        }
-    }
-
-    /// Records that there is a connection. A server that is believed dead is then probed, since it
-    /// may still run no scripts.
-    pub(super) fn record_connection(&self) {
-        self.was_connected.store(true, Ordering::Relaxed);
-        self.events.record_connection();
-        if self.breaker.is_open() {
-            self.reconnected.notify_one();
-        } else {
-            *self.lock_down_because() = None;
-        }
     }
 
     /// Records that the server answered a probe.
@@ -382,12 +300,7 @@ impl Link {
         }
     }
 
-    /// Sets fred's task for the connection that is being made.
-    pub(super) fn set_connection_task(&self, task: AbortHandle) {
-        self.lock_connection().task = Some(task);
-    }
-
-    /// Ends the connection's task. reconnect.rs begins a new one.
+    /// Ends the connection. reconnect.rs begins a new one.
     pub(super) fn restart_connection(&self) {
         self.restart_connection_unless_within(MIN_RESTART_GAP);
     }
@@ -399,15 +312,14 @@ impl Link {
     }
 
     fn restart_connection_unless_within(&self, gap: Duration) {
-        let mut connection = self.lock_connection();
+        let mut restarted = self.restarted.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        if connection.restarted.is_some_and(|last| now.duration_since(last) < gap) {
+        if restarted.is_some_and(|last| now.duration_since(last) < gap) {
             return;
         }
-        connection.restarted = Some(now);
-        if let Some(task) = connection.task.take() {
-            task.abort();
-        }
+        *restarted = Some(now);
+        drop(restarted);
+        self.restart.notify_waiters();
     }
 
     fn down_because(&self) -> Option<RedisError> {
@@ -417,8 +329,41 @@ impl Link {
     fn lock_down_because(&self) -> MutexGuard<'_, Option<RedisError>> {
         self.down_because.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn lock_connection(&self) -> MutexGuard<'_, Connection> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+impl Connections for Link {
+    /// Records why there is no connection, and reports it if it is a misconfiguration.
+    fn record_connection_failure(&self, mut failure: Failure) {
+        if failure.error.kind() == StoreErrorKind::Timeout {
+            // No check waited for this. The checks that come now fail at once, and this is why.
+            let is_tls = self.transport.uses_tls();
+            let hint = if is_tls { "; if that port does not speak TLS, the URL begins with redis://" } else { "" };
+            let message = format!("Redis at {} accepts connections and does not answer in time{hint}", self.address);
+            failure = Failure::lost(StoreErrorKind::Unavailable, message);
+        }
+        self.report_misconfiguration(&failure.error);
+        if failure.cause == Cause::Demoted {
+            // A client may give the connection up when a server says that its cluster is down, and the
+            // caller does not hear why.
+            self.refresh_cluster();
+        }
+        *self.lock_down_because() = Some(failure.error.clone());
+        // Checks do not wait for a server that was never there.
+        let was_never_there = failure.cause == Cause::Lost && !self.was_connected.load(Ordering::Relaxed);
+        if was_never_there && self.breaker.open() {
+            self.report_dead(&failure.error);
+        }
+    }
+
+    /// Records that there is a connection. A server that is believed dead is then probed, since it
+    /// may still run no scripts.
+    fn record_connection(&self) {
+        self.was_connected.store(true, Ordering::Relaxed);
+        self.events.record_connection();
+        if self.breaker.is_open() {
+            self.reconnected.notify_one();
+        } else {
+            *self.lock_down_because() = None;
+        }
     }
 }

@@ -1,38 +1,44 @@
-//! The seam to `fred`: connections, their recovery, and the state of each server. No other
-//! folder names that crate.
+//! Connections, their recovery, and the state of each server. No other folder names a client library.
 
 mod address;
 mod cluster;
 mod error_class;
+#[cfg(feature = "redis-rs")]
+mod given;
 mod link;
+#[cfg(feature = "redis")]
+mod on_fred;
+#[cfg(feature = "redis-rs")]
+mod on_redis_rs;
 mod reconnect;
 mod server;
 mod settings;
 mod slots;
+mod target;
+mod transport;
+#[cfg(feature = "redis-rs")]
+mod url;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fred::types::Value;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use self::address::TargetKind;
 use self::cluster::Cluster;
 use self::error_class::{Cause, misconfigured};
-use self::link::{Failover, Link, SlotState};
+use self::link::{Failover, Link};
 use self::server::Server;
 pub(super) use self::settings::Settings;
-use self::settings::{Target, TargetKind};
+pub(super) use self::slots::slot_of;
+use self::target::Target;
+use self::transport::{Reply, SlotState};
 use super::error::RedisError;
 use super::script::Call;
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::Events;
-
-/// Returns the slot of a key in a cluster, which depends on what is between its first braces.
-pub(super) fn slot(key: &[u8]) -> u16 {
-    fred::util::redis_keyslot(key)
-}
 
 /// Redis. Clones share its connections.
 #[derive(Clone)]
@@ -56,7 +62,8 @@ impl RedisStore {
     ///
     /// `Misconfigured`: a URL that is not valid, TLS without a feature for it, or no tokio runtime.
     pub(super) fn connect(url: &str, settings: Settings) -> Result<Self, RedisError> {
-        let (settings, target, runtime) = (settings.bounded(), Target::parse(url)?, runtime()?);
+        let (settings, runtime) = (settings.bounded(), runtime()?);
+        let target = Target::parse(url, settings.client)?;
         let events = Arc::new(Events::new(&settings.observers));
         let (address, failover) = match &target.kind {
             TargetKind::Cluster(_) => {
@@ -66,8 +73,26 @@ impl RedisStore {
             TargetKind::One(address) => (address.clone(), Failover::None),
             TargetKind::Sentinel(address) => (address.clone(), Failover::Sentinel),
         };
-        let client = target.client(None, &settings)?;
-        let server = Server::start(&runtime, address, client, failover, &settings, Arc::clone(&events));
+        let transport = target.transport(&address, None, &settings)?;
+        let server = Server::start(&runtime, address, transport, failover, &settings, Arc::clone(&events));
+        Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), events })))
+    }
+
+    /// Uses a connection that the application has.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured`: no tokio runtime.
+    #[cfg(feature = "redis-rs")]
+    pub(super) fn over<C>(connection: C, settings: Settings) -> Result<Self, RedisError>
+    where
+        C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        let (settings, runtime) = (settings.bounded(), runtime()?);
+        let events = Arc::new(Events::new(&settings.observers));
+        let address = address::Address::new("the application's connection", 0);
+        let transport = Box::new(given::Given::new(connection, &address));
+        let server = Server::start(&runtime, address, transport, Failover::None, &settings, Arc::clone(&events));
         Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), events })))
     }
 
@@ -82,15 +107,11 @@ impl RedisStore {
     /// Returns `None` if its keys are on two servers while their slot is moved: it did not run. A
     /// call for one of them would.
     pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Bytes>, RedisError> {
-        let bytes = |value| match value {
-            Value::Bytes(bytes) => bytes,
-            Value::String(text) => text.into_inner(),
-            _ => Bytes::new(),
-        };
+        let bytes = |reply| if let Reply::Bytes(bytes) = reply { bytes } else { Bytes::new() };
         Ok(self.reply(call, slot, until).await?.map(bytes))
     }
 
-    async fn reply(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Value>, RedisError> {
+    async fn reply(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Reply>, RedisError> {
         let link = match &self.0.reach {
             Reach::Cluster(cluster) => return cluster.run(call, slot, until).await,
             Reach::One(server) => &server.link,

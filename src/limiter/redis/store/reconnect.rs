@@ -1,16 +1,10 @@
-//! Keeps a server's connection: begins it again when its task has ended, and finds out when the
+//! Keeps a server's connection: begins it again when it has ended, and finds out when the
 //! server is back.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fred::error::Error;
-use fred::interfaces::{ClientLike, EventInterface};
-use fred::types::config::Server;
-use tokio::sync::broadcast::Receiver;
-use tokio::sync::broadcast::error::RecvError;
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::error_class::{Cause, Failure};
@@ -36,73 +30,23 @@ const STEADY: Duration = Duration::from_secs(1);
 
 /// Keeps a server's connection until the task is aborted.
 pub(super) async fn keep(link: Arc<Link>, settings: Settings) {
-    tokio::join!(connect(&link), listen(&link), probe(&link, &settings));
+    tokio::join!(connect(&link), probe(&link, &settings));
 }
 
-/// Aborts fred's task when this one is aborted.
-struct Task(JoinHandle<Result<(), Error>>);
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-/// Connects, and connects again whenever fred's task has ended.
+/// Connects, and connects again whenever the connection has ended.
 async fn connect(link: &Link) {
     let mut pause = PAUSES.0;
     loop {
         let began = Instant::now();
-        let mut task = Task(link.client.connect());
-        link.set_connection_task(task.0.abort_handle());
-        if let Ok(Err(error)) = (&mut task.0).await {
-            link.record_connection_error(&error);
+        tokio::select! {
+            () = link.transport.connect(link) => {}
+            () = link.restart.notified() => {}
         }
         if began.elapsed() >= LASTED {
             pause = PAUSES.0;
         }
         sleep(jitter(pause)).await;
         pause = (pause * 2).min(PAUSES.1);
-    }
-}
-
-/// Listens for connections that are made, and for the reasons why others are not.
-async fn listen(link: &Link) {
-    let client = &link.client;
-    let (mut up, mut errors) = (client.reconnect_rx(), client.error_rx());
-    loop {
-        // A connection that was made before shows in the client's state.
-        if client.is_connected() {
-            link.record_connection();
-        }
-        while hear(link, &mut up, &mut errors).await {}
-        // fred makes new channels when a client is connected anew.
-        sleep(PAUSES.0).await;
-        (up, errors) = (client.reconnect_rx(), client.error_rx());
-    }
-}
-
-/// Waits for one event. Returns whether there may be more.
-async fn hear(link: &Link, up: &mut Receiver<Server>, errors: &mut Receiver<(Error, Option<Server>)>) -> bool {
-    tokio::select! {
-        // An error comes before the connection that was made because of it, so it must be heard
-        // first.
-        biased;
-        error = errors.recv() => match error {
-            Ok((error, _)) => {
-                link.record_connection_error(&error);
-                true
-            }
-            Err(RecvError::Lagged(_)) => true,
-            Err(RecvError::Closed) => false,
-        },
-        made = up.recv() => match made {
-            Ok(_) | Err(RecvError::Lagged(_)) => {
-                link.record_connection();
-                true
-            }
-            Err(RecvError::Closed) => false,
-        },
     }
 }
 
@@ -144,7 +88,7 @@ async fn until_it_answers(link: &Link, settings: &Settings) {
             () = sleep_until(next) => {}
             () = link.reconnected.notified() => continue,
         }
-        let patience = if link.client.is_connected() { PATIENCE_IF_CONNECTED } else { PATIENCE };
+        let patience = if link.transport.is_connected() { PATIENCE_IF_CONNECTED } else { PATIENCE };
         if since.elapsed() >= patience {
             link.restart_connection();
             since = Instant::now();

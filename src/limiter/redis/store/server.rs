@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use fred::clients::Client;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
@@ -10,6 +9,7 @@ use super::address::Address;
 use super::link::{Failover, Link};
 use super::reconnect;
 use super::settings::Settings;
+use super::transport::Transport;
 use crate::limiter::remote::Events;
 
 /// A server. Dropping it closes its connection.
@@ -19,16 +19,16 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts to connect with a client that is not connected yet.
+    /// Starts to connect a transport.
     pub(super) fn start(
         runtime: &Handle,
         address: Address,
-        client: Client,
+        transport: Box<dyn Transport>,
         failover: Failover,
         settings: &Settings,
         events: Arc<Events>,
     ) -> Self {
-        let link = Arc::new(Link::new(address, client, failover, settings.failures, events));
+        let link = Arc::new(Link::new(address, transport, failover, settings.failures, events));
         let reconnect = runtime.spawn(reconnect::keep(Arc::clone(&link), settings.clone())).abort_handle();
         Self { link, reconnect }
     }

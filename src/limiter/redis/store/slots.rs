@@ -1,8 +1,7 @@
-//! The map of a cluster: which server has which slot, by the answer to `CLUSTER SLOTS`.
-
-use fred::types::Value;
+//! The map of a cluster: which server has which slot, by the answer to `CLUSTER SLOTS`. And the slots of keys.
 
 use super::address::Address;
+use super::transport::Reply;
 
 /// The number of slots of a cluster.
 pub(super) const SLOTS: usize = 16_384;
@@ -13,6 +12,36 @@ pub(super) const MASTERS: usize = 1_000;
 
 /// The most replicas that are remembered, in case no master answers. More are left out.
 const REPLICAS: usize = 64;
+
+/// Returns the slot of a key, which depends on what is between its first braces.
+pub(in crate::limiter::redis) fn slot_of(key: &[u8]) -> u16 {
+    let opens = key.iter().position(|byte| *byte == b'{').map(|at| at + 1);
+    let tag = opens.and_then(|from| {
+        let length = key.get(from..)?.iter().position(|byte| *byte == b'}')?;
+        key.get(from..from + length).filter(|tag| !tag.is_empty())
+    });
+    let sum = tag.unwrap_or(key).iter().fold(0, |sum: u16, byte| {
+        let at = usize::from(sum >> 8 ^ u16::from(*byte));
+        sum << 8 ^ CRC.get(at).copied().unwrap_or(0) // there are 256
+    });
+    sum % SLOTS as u16
+}
+
+/// The remainders of all bytes for the CRC that clusters use: CRC-16/XMODEM.
+const CRC: [u16; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let (mut sum, mut bit) = ((byte as u16) << 8, 0);
+        while bit < 8 {
+            sum = if sum & 1 << 15 == 0 { sum << 1 } else { sum << 1 ^ 0x1021 };
+            bit += 1;
+        }
+        table[byte] = sum;
+        byte += 1;
+    }
+    table
+};
 
 /// A server's map of its cluster.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,11 +54,11 @@ pub(super) struct Slots {
 
 impl Slots {
     /// Reads the answer of the server at the address `asked`. Returns `None` if it cannot be used.
-    pub(super) fn parse(answer: &Value, asked: &Address) -> Option<Self> {
-        let Value::Array(rows) = answer else { return None };
+    pub(super) fn parse(answer: &Reply, asked: &Address) -> Option<Self> {
+        let Reply::Array(rows) = answer else { return None };
         let mut slots = Self { ranges: Vec::new(), masters: Vec::new(), replicas: Vec::new() };
         for row in rows.iter().take(SLOTS) {
-            let Value::Array(row) = row else { return None };
+            let Reply::Array(row) = row else { return None };
             let [first, last, master, replicas @ ..] = &**row else { return None };
             let (first, last) = (slot(first)?, slot(last)?);
             let master = address(master, asked)?;
@@ -53,17 +82,17 @@ impl Slots {
     }
 }
 
-fn slot(value: &Value) -> Option<u16> {
-    let Value::Integer(number) = value else { return None };
+fn slot(value: &Reply) -> Option<u16> {
+    let Reply::Integer(number) = value else { return None };
     u16::try_from(*number).ok().filter(|slot| usize::from(*slot) < SLOTS)
 }
 
 /// Reads an address. A server that does not know its own host has the host of the connection.
-fn address(value: &Value, asked: &Address) -> Option<Address> {
-    let Value::Array(parts) = value else { return None };
-    let [host, Value::Integer(port), ..] = &**parts else { return None };
-    let host = match host.as_bytes() {
-        Some(host) if !host.is_empty() && host != b"?" => std::str::from_utf8(host).ok()?,
+fn address(value: &Reply, asked: &Address) -> Option<Address> {
+    let Reply::Array(parts) = value else { return None };
+    let [host, Reply::Integer(port), ..] = &**parts else { return None };
+    let host = match host {
+        Reply::Bytes(host) if !host.is_empty() && **host != *b"?" => std::str::from_utf8(host).ok()?,
         _ => &asked.host,
     };
     Some(Address::new(host, u16::try_from(*port).ok().filter(|port| *port != 0)?))
@@ -73,22 +102,40 @@ fn address(value: &Value, asked: &Address) -> Option<Address> {
 mod tests {
     use super::*;
 
-    fn server(host: &'static str, port: i64) -> Value {
-        Value::Array(vec![
-            Value::from_static_str(host),
-            Value::Integer(port),
-            Value::from_static_str("0123456789abcdef"),
-            Value::Array(vec![]),
+    fn server(host: &'static str, port: i64) -> Reply {
+        Reply::Array(vec![
+            Reply::Bytes(host.into()),
+            Reply::Integer(port),
+            Reply::Bytes("0123456789abcdef".into()),
+            Reply::Array(vec![]),
         ])
     }
 
-    fn row(first: i64, last: i64, servers: &[Value]) -> Value {
-        Value::Array([Value::Integer(first), Value::Integer(last)].into_iter().chain(servers.iter().cloned()).collect())
+    fn row(first: i64, last: i64, servers: &[Reply]) -> Reply {
+        Reply::Array([Reply::Integer(first), Reply::Integer(last)].into_iter().chain(servers.iter().cloned()).collect())
+    }
+
+    #[test]
+    fn slot_depends_on_what_is_between_the_first_braces() {
+        assert_eq!(slot_of(b"123456789"), 0x31c3, "the check value of this CRC");
+        for (key, slot) in
+            [("", 0), ("foo", 12_182), ("{foo}bar", 12_182), ("a{foo}{bar}", 12_182), ("a}{foo}", 12_182)]
+        {
+            assert_eq!(slot_of(key.as_bytes()), slot, "{key}");
+        }
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn slot_is_that_which_fred_computes() {
+        for key in ["{}{foo}", "{foo", "foo}", "a{b}c{d}", "\u{ff}{\u{100}}"] {
+            assert_eq!(slot_of(key.as_bytes()), fred::util::redis_keyslot(key.as_bytes()), "{key}");
+        }
     }
 
     #[test]
     fn each_range_names_its_master_once() {
-        let answer = Value::Array(vec![
+        let answer = Reply::Array(vec![
             row(0, 99, &[server("a", 1), server("b", 2)]),
             row(100, 16_383, &[server("c", 3)]),
             row(50, 50, &[server("a", 1), server("b", 2)]),
@@ -102,7 +149,7 @@ mod tests {
     #[test]
     fn a_server_without_a_host_is_where_it_was_asked() {
         for host in ["", "?"] {
-            let answer = Value::Array(vec![row(0, 16_383, &[server(host, 7)])]);
+            let answer = Reply::Array(vec![row(0, 16_383, &[server(host, 7)])]);
             let slots = Slots::parse(&answer, &Address::new("asked", 9)).unwrap();
             assert_eq!(slots.masters, [Address::new("asked", 7)]);
         }
@@ -112,18 +159,18 @@ mod tests {
     fn an_answer_that_makes_no_sense_is_none() {
         let asked = Address::new("asked", 9);
         for answer in [
-            Value::Null,
-            Value::Array(vec![]),
-            Value::Array(vec![Value::Null]),
-            Value::Array(vec![row(0, 16_384, &[server("a", 1)])]),
-            Value::Array(vec![row(-1, 5, &[server("a", 1)])]),
-            Value::Array(vec![row(0, 5, &[])]),
-            Value::Array(vec![row(0, 5, &[server("a", 0)])]),
-            Value::Array(vec![row(0, 5, &[server("a", 65_536)])]),
+            Reply::Other,
+            Reply::Array(vec![]),
+            Reply::Array(vec![Reply::Other]),
+            Reply::Array(vec![row(0, 16_384, &[server("a", 1)])]),
+            Reply::Array(vec![row(-1, 5, &[server("a", 1)])]),
+            Reply::Array(vec![row(0, 5, &[])]),
+            Reply::Array(vec![row(0, 5, &[server("a", 0)])]),
+            Reply::Array(vec![row(0, 5, &[server("a", 65_536)])]),
         ] {
             assert_eq!(Slots::parse(&answer, &asked), None, "{answer:?}");
         }
         let many = (1..=1_001).map(|port| row(0, 0, &[server("a", port)])).collect();
-        assert_eq!(Slots::parse(&Value::Array(many), &asked), None, "more masters than there may be");
+        assert_eq!(Slots::parse(&Reply::Array(many), &asked), None, "more masters than there may be");
     }
 }

@@ -1,5 +1,9 @@
 //! The batcher with a dispatch that is held back.
 
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
+
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
@@ -17,6 +21,11 @@ impl From<Unanswered> for Failure {
     fn from(why: Unanswered) -> Self {
         Self::Unanswered(why)
     }
+}
+
+/// Polls a future once. Returns whether it waits.
+async fn waits(mut future: Pin<&mut impl Future>) -> bool {
+    poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await
 }
 
 const DEADLINE: Duration = Duration::from_millis(50);
@@ -160,7 +169,7 @@ async fn held_futures_delay_no_other_check() {
     let (held, queue) = queue(10, 0);
     let mut futures: Vec<_> = (0..2 * FLIGHTS as u32).map(|ask| Box::pin(queue.double(ask))).collect();
     for future in &mut futures {
-        assert!(futures_util::poll!(future.as_mut()).is_pending());
+        assert!(waits(future.as_mut()).await);
     }
     settle().await;
     held.lets.add_permits(10);
@@ -180,15 +189,15 @@ async fn lone_check_needs_no_task_until_another_waits() {
     let (held, queue) = queue(10, 0);
     let mut lone = Box::pin(queue.double(1));
     for _ in 0..2 {
-        assert!(futures_util::poll!(lone.as_mut()).is_pending());
+        assert!(waits(lone.as_mut()).await);
         assert_eq!((tasks(), held.carried().len()), (0, 1));
     }
     let mut next = Box::pin(queue.double(2));
     let mut last = Box::pin(queue.double(3));
-    assert!(futures_util::poll!(next.as_mut()).is_pending());
+    assert!(waits(next.as_mut()).await);
     assert_eq!(tasks(), 1, "the other flight");
     settle().await;
-    assert!(futures_util::poll!(last.as_mut()).is_pending());
+    assert!(waits(last.as_mut()).await);
     assert_eq!(tasks(), 2, "a check waits for both");
     held.lets.add_permits(3);
     assert_eq!((lone.await, next.await, last.await), (Ok(2), Ok(4), Ok(6)));
@@ -198,7 +207,7 @@ async fn lone_check_needs_no_task_until_another_waits() {
 async fn lone_check_whose_caller_goes_is_carried_to_its_end() {
     let (held, queue) = queue(10, 0);
     let mut lone = Box::pin(queue.double(1));
-    assert!(futures_util::poll!(lone.as_mut()).is_pending());
+    assert!(waits(lone.as_mut()).await);
     drop(lone);
     assert_eq!((tasks(), queue.len()), (1, 1));
     held.lets.add_permits(1);
@@ -296,7 +305,7 @@ async fn check_whose_answer_is_known_by_now_is_not_sent() {
     let in_flight = [start(&queue, 1).await, start(&queue, 2).await];
     let known = queue.ask(0, 3, Known);
     let mut known = std::pin::pin!(known);
-    assert!(futures_util::poll!(known.as_mut()).is_pending());
+    assert!(waits(known.as_mut()).await);
     held.lets.add_permits(2);
     assert_eq!(known.await.unwrap(), Ok(0));
     assert_eq!(held.carried(), [[1], [2]]);

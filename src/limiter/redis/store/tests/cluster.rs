@@ -14,8 +14,8 @@ fn key_of(master: usize, name: &str) -> String {
     keys.find(|key| (first..=last).contains(&slot(key))).unwrap()
 }
 
-fn count(answer: Result<Value, RedisError>) -> i64 {
-    let Value::Integer(count) = answer.unwrap() else { panic!("a number") };
+fn count(answer: Result<Reply, RedisError>) -> i64 {
+    let Reply::Integer(count) = answer.unwrap() else { panic!("a number") };
     count
 }
 

@@ -57,10 +57,10 @@ fn call(script: &'static Script, key: &str) -> Call {
 }
 
 fn slot(key: &str) -> u16 {
-    fred::util::redis_keyslot(key.as_bytes())
+    slot_of(key.as_bytes())
 }
 
-async fn run(store: &RedisStore, key: &str) -> Result<Value, RedisError> {
+async fn run(store: &RedisStore, key: &str) -> Result<Reply, RedisError> {
     store.reply(&increment(key), slot(key), store.until()).await.map(Option::unwrap)
 }
 

@@ -8,10 +8,10 @@ async fn a_script_that_the_server_does_not_know_is_run_all_the_same() {
     let server = Server::start();
     let store = connected(&server.url(), patient()).await;
     for count in 1..=3 {
-        assert_eq!(run(&store, "key").await, Ok(Value::Integer(count)));
+        assert_eq!(run(&store, "key").await, Ok(Reply::Integer(count)));
     }
     let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut server.connection()).unwrap();
-    assert_eq!(run(&store, "key").await, Ok(Value::Integer(4)));
+    assert_eq!(run(&store, "key").await, Ok(Reply::Integer(4)));
     assert!(!store.fails_at_once(0) && !store.is_cluster());
 }
 
@@ -69,7 +69,7 @@ async fn missing_right_is_reported_and_opens_no_breaker() {
         assert!(!store.fails_at_once(0));
         acl(rights);
     }
-    assert_eq!(run(&store, "key").await, Ok(Value::Integer(1)));
+    assert_eq!(run(&store, "key").await, Ok(Reply::Integer(1)));
     assert_eq!(heard.misconfigured(), 1);
 }
 

@@ -1,0 +1,295 @@
+//! The transport by the crate `fred`.
+
+use fred::clients::Client;
+use fred::error::{Error, ErrorKind};
+use fred::interfaces::{ClientLike, EventInterface};
+use fred::types::config::{Config, Options, ReconnectPolicy, Server, ServerConfig, TcpConfig, UnresponsiveConfig};
+use fred::types::{Builder, ClusterHash, CustomCommand, Value};
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::address::{Address, TargetKind};
+use super::error_class::{self, Failure, misconfigured};
+use super::settings::{CONNECT_TIMEOUT, Settings};
+use super::transport::{Argument, BoxFuture, Command, Connections, DEPTH_MAX, Reply, SlotState, Transport};
+use crate::event::StoreErrorKind;
+use crate::limiter::redis::error::RedisError;
+
+/// A URL, as fred reads it.
+pub(super) struct FredTarget(Config);
+
+/// A connection to one server.
+pub(super) struct Fred {
+    client: Client,
+    address: Address,
+}
+
+impl FredTarget {
+    pub(super) fn parse(url: &str) -> Result<(Self, TargetKind), RedisError> {
+        let config =
+            Config::from_url(url).map_err(|error| misconfigured("the URL for Redis is not valid").caused_by(error))?;
+        let kind = match &config.server {
+            ServerConfig::Centralized { server } => TargetKind::One(Address::new(&server.host, server.port)),
+            ServerConfig::Clustered { hosts, .. } => {
+                TargetKind::Cluster(hosts.iter().map(|host| Address::new(&host.host, host.port)).collect())
+            }
+            ServerConfig::Sentinel { hosts, service_name, .. } => match hosts.first() {
+                Some(host) => {
+                    TargetKind::Sentinel(Address::new(&format!("{service_name} of {}", host.host), host.port))
+                }
+                None => return Err(misconfigured("the URL for Redis names no sentinel")),
+            },
+            #[allow(unreachable_patterns, reason = "features of fred's that others enable add kinds")]
+            _ => return Err(misconfigured("the URL for Redis names no host")),
+        };
+        Ok((Self(config), kind))
+    }
+
+    /// Makes a transport to what the URL names, or to one server of its cluster. Errors have the `name`.
+    pub(super) fn transport(
+        &self,
+        name: &Address,
+        only: Option<&Address>,
+        settings: &Settings,
+    ) -> Result<Fred, RedisError> {
+        let mut config = self.0.clone();
+        // This is about the first connection only: reconnect.rs tries again, and hears the reason.
+        config.fail_fast = true;
+        if let Some(address) = only {
+            config.server = ServerConfig::new_centralized(&*address.host, address.port);
+        }
+        // The first attempt comes soon, because until its end calls wait and do not fail at once.
+        let mut policy = ReconnectPolicy::new_exponential(0, 20, 250, 2);
+        policy.set_jitter(20);
+        let mut builder = Builder::from_config(config);
+        builder.set_policy(policy);
+        builder.with_performance_config(|performance| performance.default_command_timeout = settings.deadline);
+        builder.with_connection_config(|connection| {
+            connection.connection_timeout = CONNECT_TIMEOUT;
+            connection.internal_command_timeout = CONNECT_TIMEOUT;
+            // A script that was sent is never sent again.
+            connection.max_command_attempts = 1;
+            connection.unresponsive = UnresponsiveConfig {
+                max_timeout: Some(settings.patience()),
+                interval: std::time::Duration::from_millis(50),
+            };
+            connection.reconnect_on_auth_error = true;
+            connection.disable_cluster_health_check = true;
+            connection.tcp = TcpConfig { nodelay: Some(true), ..TcpConfig::default() };
+            // If it were bounded, fred's own request to reconnect could find no room, and fred
+            // would never reconnect.
+            connection.max_command_buffer_len = 0;
+        });
+        let client =
+            builder.build().map_err(|error| misconfigured("fred does not take these settings").caused_by(error))?;
+        Ok(Fred { client, address: name.clone() })
+    }
+}
+
+/// Ends fred's task when it is dropped.
+struct Task(JoinHandle<Result<(), Error>>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Fred {
+    async fn keep_connection(&self, heard: &dyn Connections) {
+        let failed = |error: &Error| heard.record_connection_failure(failure(error, &self.address));
+        let mut task = Task(self.client.connect());
+        // fred makes new channels when a client is connected anew.
+        let (mut up, mut errors) = (self.client.reconnect_rx(), self.client.error_rx());
+        // A connection that was made before shows in the client's state.
+        if self.client.is_connected() {
+            heard.record_connection();
+        }
+        loop {
+            tokio::select! {
+                // An error comes before the connection that was made because of it, so it must be heard
+                // first.
+                biased;
+                error = errors.recv() => match error {
+                    Ok((error, _)) => failed(&error),
+                    Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => break,
+                },
+                made = up.recv() => match made {
+                    Ok(Server { .. }) | Err(RecvError::Lagged(_)) => heard.record_connection(),
+                    Err(RecvError::Closed) => break,
+                },
+                ended = &mut task.0 => {
+                    loop {
+                        match errors.try_recv() {
+                            Ok((error, _)) => failed(&error),
+                            Err(TryRecvError::Lagged(_)) => {}
+                            Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+                        }
+                    }
+                    if let Ok(Err(error)) = ended {
+                        failed(&error);
+                    }
+                    return;
+                }
+            }
+        }
+        if let Ok(Err(error)) = (&mut task.0).await {
+            failed(&error);
+        }
+    }
+
+    async fn call(&self, command: Command<'_>, until: Instant, slot: SlotState) -> Result<Reply, Failure> {
+        let mut arguments = Vec::with_capacity(command.count());
+        arguments.extend(command.arguments().map(|argument| match argument {
+            Argument::Text(text) => Value::from_static_str(text),
+            Argument::Number(number) => Value::Integer(i64::try_from(number).unwrap_or(i64::MAX)),
+            Argument::Bytes(bytes) => Value::Bytes(bytes.clone()),
+        }));
+        // fred ignores options for its own commands for scripts.
+        let command = CustomCommand::new_static(command.name, ClusterHash::FirstKey, false);
+        let timeout = Some(until.saturating_duration_since(Instant::now()));
+        let options = Options { timeout, fail_fast: true, max_attempts: Some(1), ..Options::default() };
+        let answer = async {
+            match slot {
+                SlotState::Owned => self.client.with_options(&options).custom(command, arguments).await,
+                SlotState::Importing => {
+                    // A pipeline's commands are written one after another, with nothing between them.
+                    let pipeline = self.client.pipeline();
+                    let with_options = pipeline.with_options(&options);
+                    let asking = CustomCommand::new_static("ASKING", ClusterHash::FirstKey, false);
+                    let _: Value = with_options.custom(asking, Vec::<Value>::new()).await?;
+                    let _: Value = with_options.custom(command, arguments).await?;
+                    // If the first is refused, that is the reason for the answer to the second.
+                    let answers: Vec<Value> = pipeline.all().await?;
+                    Ok(answers.into_iter().last().unwrap_or(Value::Null))
+                }
+            }
+        };
+        answer.await.map(|value| reply(value, 0)).map_err(|error| failure(&error, &self.address))
+    }
+}
+
+impl Transport for Fred {
+    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, ()> {
+        Box::pin(self.keep_connection(heard))
+    }
+
+    fn send<'a>(
+        &'a self,
+        command: Command<'a>,
+        until: Instant,
+        slot: SlotState,
+    ) -> BoxFuture<'a, Result<Reply, Failure>> {
+        Box::pin(self.call(command, until, slot))
+    }
+
+    fn is_connected(&self) -> bool {
+        self.client.is_connected()
+    }
+
+    fn wait_for_connection(&self) -> BoxFuture<'_, Result<(), Failure>> {
+        Box::pin(async { self.client.wait_for_connect().await.map_err(|error| failure(&error, &self.address)) })
+    }
+
+    fn uses_tls(&self) -> bool {
+        self.client.client_config().uses_tls()
+    }
+
+    #[cfg(test)]
+    fn queued(&self) -> usize {
+        fred::interfaces::MetricsInterface::command_queue_len(&self.client)
+    }
+
+    #[cfg(test)]
+    fn quit(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async { drop(self.client.quit().await) }) // a busy machine answers too late
+    }
+}
+
+fn reply(value: Value, depth: usize) -> Reply {
+    match value {
+        Value::Integer(number) => Reply::Integer(number),
+        Value::Bytes(bytes) => Reply::Bytes(bytes),
+        Value::String(text) => Reply::Bytes(text.into_inner()),
+        Value::Array(values) if depth < DEPTH_MAX => {
+            Reply::Array(values.into_iter().map(|value| reply(value, depth + 1)).collect())
+        }
+        _ => Reply::Other,
+    }
+}
+
+/// Classifies an error of a call to `server`. fred gives nearly all of the server's errors one kind, so they are classified
+/// by their text.
+fn failure(error: &Error, server: &Address) -> Failure {
+    match error.kind() {
+        ErrorKind::Timeout => Failure::timeout(format!("no answer from Redis at {server} in time")),
+        _ if is_answer(error) => error_class::answer(error.details(), server),
+        // The reason, if there is one, comes by another way.
+        ErrorKind::Canceled => {
+            Failure::lost(StoreErrorKind::Unavailable, format!("there is no connection to Redis at {server}"))
+        }
+        ErrorKind::Config | ErrorKind::Url | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand => {
+            Failure::unusable(server, error.details())
+        }
+        _ if error_class::is_about_a_certificate(error.details()) => Failure::untrusted(server, error.details()),
+        _ => Failure::disconnected(server, error.clone()),
+    }
+}
+
+/// Whether the error is the server's and not fred's: the server's begin with a word in capitals.
+fn is_answer(error: &Error) -> bool {
+    let told = matches!(
+        error.kind(),
+        ErrorKind::Unknown
+            | ErrorKind::Auth
+            | ErrorKind::Cluster
+            | ErrorKind::Config
+            | ErrorKind::InvalidArgument
+            | ErrorKind::InvalidCommand
+    );
+    let word = error.details().split_whitespace().next().unwrap_or("");
+    told && word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::redis::store::error_class::Cause;
+
+    fn kind_of(kind: ErrorKind, text: &'static str) -> (StoreErrorKind, Cause) {
+        let failure = failure(&Error::new(kind, text), &Address::new("here", 1));
+        (failure.error.kind(), failure.cause)
+    }
+
+    #[test]
+    fn client_error_is_held_against_the_server() {
+        for (kind, text) in [
+            (ErrorKind::IO, "ConnectionReset"),
+            (ErrorKind::Canceled, "Connection closed unexpectedly."),
+            (ErrorKind::Unknown, "Failed to route command."),
+            (ErrorKind::Unknown, "Client is not initialized."),
+            (ErrorKind::Routing, "Failed to route command."),
+            (ErrorKind::Protocol, "Unexpected frame"),
+        ] {
+            assert_eq!(kind_of(kind, text), (StoreErrorKind::Unavailable, Cause::Lost), "{text}");
+        }
+        assert_eq!(kind_of(ErrorKind::Timeout, "Request timed out."), (StoreErrorKind::Timeout, Cause::Lost));
+    }
+
+    #[test]
+    fn servers_words_are_classified_as_an_answer() {
+        let oom = kind_of(ErrorKind::Unknown, "OOM command not allowed when used memory > 'maxmemory'.");
+        assert_eq!(oom, (StoreErrorKind::Unavailable, Cause::Answer));
+        let moved = kind_of(ErrorKind::Cluster, "MOVED 3999 10.0.0.1:6381").1;
+        assert_eq!(moved, Cause::Moved(Address::new("10.0.0.1", 6381)));
+    }
+
+    #[test]
+    fn a_certificate_that_is_not_trusted_is_a_misconfiguration() {
+        let text = "Custom { kind: InvalidData, error: InvalidCertificate(UnknownIssuer) }";
+        let (kind, cause) = kind_of(ErrorKind::IO, text);
+        assert_eq!((kind, cause), (StoreErrorKind::Misconfigured, Cause::Answer));
+    }
+}

@@ -1,0 +1,469 @@
+//! The transport by the crate `redis`, which is also called redis-rs.
+//!
+//! The crate's connection ends when it is lost. [`RedisRs::connect`] makes one and keeps it until then. It speaks RESP3,
+//! because the crate reports the end of a connection only then.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ErrorKind, IntoConnectionInfo, Pipeline, ProtocolVersion,
+    PushInfo, PushKind, RedisConnectionInfo, RedisError as ClientError, Value,
+};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::address::{Address, TargetKind};
+use super::error_class::{self, Failure, misconfigured};
+use super::settings::{CONNECT_TIMEOUT, Settings};
+use super::transport::{Argument, BoxFuture, Command, Connections, DEPTH_MAX, Reply, SlotState, Transport};
+use super::url::{Login, Url, UrlKind};
+use crate::event::StoreErrorKind;
+use crate::limiter::redis::error::RedisError;
+use crate::sync::{Mutex, lock};
+
+/// How many calls the crate takes before it has written them. They are no bound: the limiter has one.
+const BUFFER: usize = 1_024;
+
+/// What a URL names.
+pub(super) struct RedisRsTarget(Url);
+
+/// A connection to one server, which is made anew by each [`connect`](Transport::connect).
+pub(super) struct RedisRs {
+    address: Address,
+    uses_tls: bool,
+    way: Way,
+    /// The time for which a connection may owe an answer before it is closed.
+    patience: Duration,
+    current: watch::Sender<Option<Connection>>,
+    /// Notified when a call had no answer in time.
+    silent: Notify,
+}
+
+/// How the server is found.
+enum Way {
+    Direct(Client),
+    /// The sentinels are asked for the master of this name, each time.
+    Sentinels(Vec<Client>, Box<str>, Url),
+}
+
+/// A connection that was made.
+#[derive(Clone)]
+struct Connection {
+    redis: MultiplexedConnection,
+    ended: Arc<Ended>,
+}
+
+/// The end of a connection, and its reason.
+#[derive(Default)]
+struct Ended {
+    has_ended: AtomicBool,
+    reason: Mutex<Option<ClientError>>,
+    notify: Notify,
+}
+
+impl RedisRsTarget {
+    pub(super) fn parse(url: &str) -> Result<(Self, TargetKind), RedisError> {
+        let url = Url::parse(url)?;
+        if url.uses_tls {
+            choose_provider();
+        }
+        let kind = match (&url.kind, &*url.hosts) {
+            (UrlKind::Cluster, hosts) => TargetKind::Cluster(hosts.to_vec()),
+            (UrlKind::One, [host, ..]) => TargetKind::One(host.clone()),
+            (UrlKind::Sentinel { service, .. }, [host, ..]) => {
+                TargetKind::Sentinel(Address::new(&format!("{service} of {}", host.host), host.port))
+            }
+            (_, []) => return Err(misconfigured("the URL for Redis names no host")),
+        };
+        Ok((Self(url), kind))
+    }
+
+    /// Makes a transport to what the URL names, or to one server of its cluster. Errors have the `name`.
+    pub(super) fn transport(
+        &self,
+        name: &Address,
+        only: Option<&Address>,
+        settings: &Settings,
+    ) -> Result<RedisRs, RedisError> {
+        let url = &self.0;
+        let way = match (&url.kind, only.or(url.hosts.first())) {
+            (UrlKind::Sentinel { service, login }, _) => {
+                let sentinels = url.hosts.iter().map(|host| client(url, host, login, 0));
+                Way::Sentinels(sentinels.collect::<Result<_, _>>()?, service.clone(), url.clone())
+            }
+            (_, Some(address)) => Way::Direct(client(url, address, &url.login, url.database)?),
+            (_, None) => return Err(misconfigured("the URL for Redis names no host")),
+        };
+        Ok(RedisRs {
+            address: name.clone(),
+            uses_tls: url.uses_tls,
+            way,
+            patience: settings.patience(),
+            current: watch::Sender::new(None),
+            silent: Notify::new(),
+        })
+    }
+}
+
+/// Makes the provider of the feature the process's, unless it has one. rustls does so itself, but panics if the
+/// application enabled both providers and chose none.
+fn choose_provider() {
+    #[cfg(feature = "redis-rs-rustls-ring")]
+    let provider = rustls::crypto::ring::default_provider();
+    #[cfg(all(feature = "redis-rs-rustls", not(feature = "redis-rs-rustls-ring")))]
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    #[cfg(any(feature = "redis-rs-rustls", feature = "redis-rs-rustls-ring"))]
+    let _ = provider.install_default(); // the process has one
+}
+
+/// Makes a client of one server.
+fn client(url: &Url, address: &Address, login: &Login, database: u16) -> Result<Client, RedisError> {
+    let (host, port) = (address.host.to_string(), address.port);
+    let address = match url.uses_tls {
+        true => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
+        false => ConnectionAddr::Tcp(host, port),
+    };
+    let mut login_info = RedisConnectionInfo::default()
+        .set_protocol(ProtocolVersion::RESP3)
+        .set_skip_set_lib_name()
+        .set_db(i64::from(database));
+    if let Some(username) = &login.username {
+        login_info = login_info.set_username(username);
+    }
+    if let Some(password) = &login.password {
+        login_info = login_info.set_password(password);
+    }
+    let info = address
+        .into_connection_info()
+        .map(|info| info.set_redis_settings(login_info).set_tcp_settings(TcpSettings::default().set_nodelay(true)));
+    info.and_then(Client::open)
+        .map_err(|error| misconfigured("the crate redis does not take these settings").caused_by(error))
+}
+
+impl RedisRs {
+    async fn keep_connection(&self, heard: &dyn Connections) {
+        let connection = match self.dial().await {
+            Ok(connection) => connection,
+            Err(failure) => return heard.record_connection_failure(failure),
+        };
+        let ended = Arc::clone(&connection.ended);
+        let _current = Current::set(&self.current, connection.clone());
+        heard.record_connection();
+        loop {
+            tokio::select! {
+                () = ended.wait() => break,
+                () = self.silent.notified() => {}
+            }
+            // Answers come in the order of calls. So a connection that still owes an older one does not answer this.
+            let mut redis = connection.redis.clone();
+            let ping = redis::cmd("PING");
+            let answer = timeout(self.patience, redis.send_packed_command(&ping));
+            tokio::select! {
+                () = ended.wait() => break,
+                answer = answer => match answer {
+                    Ok(Ok(_)) => {}
+                    Ok(Err(error)) => ended.end(Some(error)),
+                    Err(_) => {
+                        let message = format!("Redis at {} left calls without an answer", self.address);
+                        return heard.record_connection_failure(Failure::lost(StoreErrorKind::Unavailable, message));
+                    }
+                },
+            }
+        }
+        let failure = match ended.reason() {
+            Some(error) => failure(&error, &self.address),
+            None => {
+                Failure::lost(StoreErrorKind::Unavailable, format!("Redis at {} closed the connection", self.address))
+            }
+        };
+        heard.record_connection_failure(failure);
+    }
+
+    /// Makes a connection.
+    async fn dial(&self) -> Result<Connection, Failure> {
+        match &self.way {
+            Way::Direct(client) => self.open(client).await,
+            Way::Sentinels(sentinels, service, url) => {
+                let mut last = None;
+                for sentinel in sentinels {
+                    match self.master_of(sentinel, service, url).await {
+                        Ok(client) => return self.open(&client).await,
+                        Err(failure) => last = Some(failure),
+                    }
+                }
+                let none = || Failure::lost(StoreErrorKind::Unavailable, "the URL for Redis names no sentinel");
+                Err(last.unwrap_or_else(none))
+            }
+        }
+    }
+
+    async fn open(&self, client: &Client) -> Result<Connection, Failure> {
+        let ended = Arc::new(Ended::default());
+        let ends = Arc::clone(&ended);
+        let hear = move |push: PushInfo| -> Result<(), ()> {
+            if push.kind == PushKind::Disconnection {
+                ends.end(None);
+            }
+            Ok(())
+        };
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(2 * CONNECT_TIMEOUT))
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(BUFFER)
+            .set_push_sender(hear);
+        let redis = client.get_multiplexed_async_connection_with_config(&config).await;
+        redis.map(|redis| Connection { redis, ended }).map_err(|error| failure(&error, &self.address))
+    }
+
+    /// Asks a sentinel for the master.
+    async fn master_of(&self, sentinel: &Client, service: &str, url: &Url) -> Result<Client, Failure> {
+        let mut connection = self.open(sentinel).await?.redis;
+        let mut ask = redis::cmd("SENTINEL");
+        ask.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
+        let answer = timeout(CONNECT_TIMEOUT, connection.send_packed_command(&ask)).await;
+        let answer = answer.map_err(|_| Failure::timeout(format!("no answer from {} in time", self.address)))?;
+        let reply = answer.map_err(|error| failure(&error, &self.address)).and_then(|it| reply(it, &self.address))?;
+        let address = match &reply {
+            Reply::Array(parts) => match &**parts {
+                [Reply::Bytes(host), Reply::Bytes(port)] => {
+                    let port = std::str::from_utf8(port).ok().and_then(|port| port.parse().ok());
+                    std::str::from_utf8(host).ok().zip(port).map(|(host, port)| Address::new(host, port))
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        let address = address.ok_or_else(|| {
+            let message = format!("the sentinel knows no master of this name: {}", self.address);
+            Failure::lost(StoreErrorKind::Unavailable, message)
+        })?;
+        client(url, &address, &url.login, url.database)
+            .map_err(|error| Failure { cause: error_class::Cause::Answer, error })
+    }
+
+    async fn call(&self, command: Command<'_>, until: Instant, slot: SlotState) -> Result<Reply, Failure> {
+        let connection = self.current.borrow().clone();
+        let Some(Connection { mut redis, ended }) = connection else { return Err(self.not_connected()) };
+        let command = packed(command);
+        let answer = async {
+            match slot {
+                SlotState::Owned => redis.send_packed_command(&command).await,
+                SlotState::Importing => {
+                    // A pipeline's commands are written one after another, with nothing between them.
+                    let mut pipeline = Pipeline::with_capacity(2);
+                    pipeline.add_command(redis::cmd("ASKING")).add_command(command);
+                    let answers = redis.send_packed_commands(&pipeline, 0, 2).await?;
+                    // If the first is refused, that is the reason for the answer to the second.
+                    Ok(answers.into_iter().last().unwrap_or(Value::Nil))
+                }
+            }
+        };
+        let answer = tokio::select! {
+            biased;
+            answer = timeout_at(until, answer) => answer,
+            () = ended.wait() => return Err(self.not_connected()),
+        };
+        match answer {
+            Ok(Ok(value)) => reply(value, &self.address),
+            Ok(Err(error)) => {
+                if error.is_unrecoverable_error() {
+                    ended.end(Some(error.clone()));
+                }
+                Err(failure(&error, &self.address))
+            }
+            Err(_) => {
+                self.silent.notify_one();
+                Err(Failure::timeout(format!("no answer from Redis at {} in time", self.address)))
+            }
+        }
+    }
+
+    /// Returns the failure of a call for which there is no connection. The reason comes by another way.
+    fn not_connected(&self) -> Failure {
+        let message = format!("there is no connection to Redis at {}", self.address);
+        Failure::lost(StoreErrorKind::Unavailable, message)
+    }
+}
+
+impl Transport for RedisRs {
+    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, ()> {
+        Box::pin(self.keep_connection(heard))
+    }
+
+    fn send<'a>(
+        &'a self,
+        command: Command<'a>,
+        until: Instant,
+        slot: SlotState,
+    ) -> BoxFuture<'a, Result<Reply, Failure>> {
+        Box::pin(self.call(command, until, slot))
+    }
+
+    fn is_connected(&self) -> bool {
+        self.current.borrow().is_some()
+    }
+
+    fn wait_for_connection(&self) -> BoxFuture<'_, Result<(), Failure>> {
+        Box::pin(async {
+            let mut current = self.current.subscribe();
+            let made = current.wait_for(Option::is_some).await;
+            made.map(drop).map_err(|_| self.not_connected())
+        })
+    }
+
+    fn uses_tls(&self) -> bool {
+        self.uses_tls
+    }
+
+    #[cfg(test)]
+    fn quit(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            if let Some(connection) = &*self.current.borrow() {
+                connection.ended.end(None);
+            }
+        })
+    }
+}
+
+/// The connection that calls use, until this is dropped.
+struct Current<'a>(&'a watch::Sender<Option<Connection>>, Arc<Ended>);
+
+impl<'a> Current<'a> {
+    fn set(current: &'a watch::Sender<Option<Connection>>, connection: Connection) -> Self {
+        let ended = Arc::clone(&connection.ended);
+        current.send_replace(Some(connection));
+        Self(current, ended)
+    }
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        self.0.send_replace(None);
+        self.1.end(None);
+    }
+}
+
+impl Ended {
+    /// Ends the connection. The first reason stays.
+    fn end(&self, reason: Option<ClientError>) {
+        if let Some(reason) = reason {
+            lock(&self.reason).get_or_insert(reason);
+        }
+        self.has_ended.store(true, Ordering::Release);
+        self.notify.notify_waiters();
+    }
+
+    async fn wait(&self) {
+        let notified = self.notify.notified();
+        if !self.has_ended.load(Ordering::Acquire) {
+            notified.await;
+        }
+    }
+
+    fn reason(&self) -> Option<ClientError> {
+        lock(&self.reason).clone()
+    }
+}
+
+/// The bytes for which a call has room at first: a lone check's.
+const CALL: usize = 512;
+
+pub(super) fn packed(command: Command<'_>) -> Cmd {
+    let mut packed = Cmd::with_capacity(1 + command.count(), CALL);
+    packed.arg(command.name);
+    for argument in command.arguments() {
+        match argument {
+            Argument::Text(text) => packed.arg(text),
+            Argument::Number(number) => packed.arg(number),
+            Argument::Bytes(bytes) => packed.arg(&**bytes),
+        };
+    }
+    packed
+}
+
+/// Returns what the server replied, or why it refused the command.
+pub(super) fn reply(value: Value, server: &Address) -> Result<Reply, Failure> {
+    match value {
+        Value::ServerError(error) => {
+            let text = format!("{} {}", error.code(), error.details().unwrap_or_default());
+            Err(error_class::answer(text.trim_end(), server))
+        }
+        value => Ok(contents(value, 0)),
+    }
+}
+
+fn contents(value: Value, depth: usize) -> Reply {
+    match value {
+        Value::Int(number) => Reply::Integer(number),
+        Value::BulkString(bytes) => Reply::Bytes(bytes.into()),
+        Value::SimpleString(text) => Reply::Bytes(text.into()),
+        Value::Okay => Reply::Bytes(Bytes::from_static(b"OK")),
+        Value::Array(values) if depth < DEPTH_MAX => {
+            Reply::Array(values.into_iter().map(|value| contents(value, depth + 1)).collect())
+        }
+        _ => Reply::Other,
+    }
+}
+
+/// Classifies an error of a call to `server`, or of a connection to it.
+pub(super) fn failure(error: &ClientError, server: &Address) -> Failure {
+    if error.is_timeout() {
+        return Failure::timeout(format!("no answer from Redis at {server} in time"));
+    }
+    if let Some(code) = error.code() {
+        return error_class::answer(&format!("{code} {}", error.detail().unwrap_or_default()), server);
+    }
+    let text = error.to_string();
+    match error.kind() {
+        _ if error_class::is_about_a_certificate(&text) => Failure::untrusted(server, &text),
+        ErrorKind::InvalidClientConfig | ErrorKind::RESP3NotSupported => Failure::unusable(server, &text),
+        _ => Failure::disconnected(server, error.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::redis::store::error_class::Cause;
+
+    fn kind_of(error: ClientError) -> (StoreErrorKind, Cause) {
+        let failure = failure(&error, &Address::new("here", 1));
+        (failure.error.kind(), failure.cause)
+    }
+
+    #[test]
+    fn lost_connection_is_held_against_the_server() {
+        for kind in [std::io::ErrorKind::ConnectionRefused, std::io::ErrorKind::BrokenPipe] {
+            let error = ClientError::from(std::io::Error::from(kind));
+            assert_eq!(kind_of(error), (StoreErrorKind::Unavailable, Cause::Lost), "{kind}");
+        }
+        let late = ClientError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
+        assert_eq!(kind_of(late), (StoreErrorKind::Timeout, Cause::Lost));
+    }
+
+    #[test]
+    fn a_certificate_that_is_not_trusted_is_a_misconfiguration() {
+        let error = std::io::Error::new(std::io::ErrorKind::InvalidData, "invalid peer certificate: UnknownIssuer");
+        assert_eq!(kind_of(error.into()), (StoreErrorKind::Misconfigured, Cause::Answer));
+    }
+
+    #[test]
+    fn reply_is_read_to_a_bounded_depth() {
+        let mut nested = Value::Int(1);
+        for _ in 0..90 {
+            nested = Value::Array(vec![nested]);
+        }
+        let mut reply = contents(nested, 0);
+        let mut depth = 0;
+        while let Reply::Array(mut values) = reply {
+            reply = values.pop().unwrap();
+            depth += 1;
+        }
+        assert_eq!((reply, depth), (Reply::Other, DEPTH_MAX));
+    }
+}

@@ -1,0 +1,110 @@
+//! The servers that a URL names, and the transports to them.
+
+use super::address::{Address, TargetKind};
+use super::error_class::misconfigured;
+#[cfg(feature = "redis")]
+use super::on_fred::FredTarget;
+#[cfg(feature = "redis-rs")]
+use super::on_redis_rs::RedisRsTarget;
+use super::settings::Settings;
+use super::transport::Transport;
+use crate::limiter::redis::client::RedisClient;
+use crate::limiter::redis::error::RedisError;
+
+/// A parsed URL, for the client library that is used.
+pub(super) struct Target {
+    library: Library,
+    pub(super) kind: TargetKind,
+}
+
+/// The URL, as a client library reads it.
+enum Library {
+    #[cfg(feature = "redis")]
+    Fred(FredTarget),
+    #[cfg(feature = "redis-rs")]
+    RedisRs(RedisRsTarget),
+}
+
+const SCHEMES: [&str; 6] = ["redis", "rediss", "redis-cluster", "rediss-cluster", "redis-sentinel", "rediss-sentinel"];
+
+/// Returns the features of which one gives a client TLS, and whether the build has one of them.
+fn tls(client: RedisClient) -> (&'static str, bool) {
+    match client {
+        #[cfg(feature = "redis")]
+        RedisClient::Fred => (
+            "redis-rustls, redis-rustls-ring, redis-native-tls",
+            cfg!(any(feature = "redis-rustls", feature = "redis-rustls-ring", feature = "redis-native-tls")),
+        ),
+        #[cfg(feature = "redis-rs")]
+        RedisClient::RedisRs => (
+            "redis-rs-rustls, redis-rs-rustls-ring",
+            cfg!(any(feature = "redis-rs-rustls", feature = "redis-rs-rustls-ring")),
+        ),
+    }
+}
+
+/// Returns an error if the scheme needs TLS and the build has none.
+fn check_tls(scheme: &str, (features, has_tls): (&str, bool)) -> Result<(), RedisError> {
+    if has_tls || !scheme.starts_with("rediss") {
+        return Ok(());
+    }
+    Err(misconfigured(format!("{scheme}:// needs TLS: enable one of the features {features}")))
+}
+
+impl Target {
+    /// Parses a URL. Errors do not repeat it, because there may be a password in it.
+    pub(super) fn parse(url: &str, client: RedisClient) -> Result<Self, RedisError> {
+        let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+        if !SCHEMES.contains(&scheme) {
+            return Err(misconfigured(format!(
+                "a URL for Redis begins with one of {}, each with ://",
+                SCHEMES.join(", ")
+            )));
+        }
+        check_tls(scheme, tls(client))?;
+        let (library, kind) = match client {
+            #[cfg(feature = "redis")]
+            RedisClient::Fred => {
+                let (target, kind) = FredTarget::parse(url)?;
+                (Library::Fred(target), kind)
+            }
+            #[cfg(feature = "redis-rs")]
+            RedisClient::RedisRs => {
+                let (target, kind) = RedisRsTarget::parse(url)?;
+                (Library::RedisRs(target), kind)
+            }
+        };
+        Ok(Self { library, kind })
+    }
+
+    /// Returns a transport that is not connected yet: to what the URL names, or to one server of its
+    /// cluster. Errors of the transport have the `name`.
+    pub(super) fn transport(
+        &self,
+        name: &Address,
+        only: Option<&Address>,
+        settings: &Settings,
+    ) -> Result<Box<dyn Transport>, RedisError> {
+        Ok(match &self.library {
+            #[cfg(feature = "redis")]
+            Library::Fred(target) => Box::new(target.transport(name, only, settings)?),
+            #[cfg(feature = "redis-rs")]
+            Library::RedisRs(target) => Box::new(target.transport(name, only, settings)?),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn build_without_tls_refuses_schemes_that_need_it() {
+        for scheme in SCHEMES {
+            assert_eq!(check_tls(scheme, ("redis-rustls", true)), Ok(()));
+            let refused = check_tls(scheme, ("redis-rustls", false)).err().map(|error| error.to_string());
+            assert_eq!(refused.is_some(), scheme.starts_with("rediss"), "{scheme}");
+            assert!(refused.is_none_or(|error| error.starts_with(scheme) && error.contains("redis-rustls")));
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What a client library has to do: send commands over a connection to one server, and keep that connection.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::error_class::Failure;
+use crate::limiter::redis::script::Call;
+
+/// A future of a transport.
+pub(super) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// The most arrays within each other that are read of a reply. No reply to this crate's commands has as many.
+pub(super) const DEPTH_MAX: usize = 8;
+
+/// A connection to one server, by a client library. There is a file for each library.
+pub(super) trait Transport: Send + Sync + 'static {
+    /// Connects, and keeps the connection. Ends when the connection has ended, or was not made. If the future is
+    /// dropped, the connection ends, too.
+    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, ()>;
+
+    /// Sends a command to a server that has the keys' slot in this state. It runs at most once. Fails if there is no
+    /// connection, and when the time is over.
+    fn send<'a>(
+        &'a self,
+        command: Command<'a>,
+        until: Instant,
+        slot: SlotState,
+    ) -> BoxFuture<'a, Result<Reply, Failure>>;
+
+    fn is_connected(&self) -> bool;
+
+    /// Waits for a connection. The caller bounds the time.
+    fn wait_for_connection(&self) -> BoxFuture<'_, Result<(), Failure>>;
+
+    fn uses_tls(&self) -> bool;
+
+    /// Returns how many calls wait within the client.
+    #[cfg(test)]
+    fn queued(&self) -> usize {
+        0
+    }
+
+    /// Ends the connection as the client does by itself.
+    #[cfg(test)]
+    fn quit(&self) -> BoxFuture<'_, ()>;
+}
+
+/// Hears of a transport's connections.
+pub(super) trait Connections: Send + Sync {
+    /// A connection was made.
+    fn record_connection(&self);
+
+    /// A connection ended, or was not made.
+    fn record_connection_failure(&self, failure: Failure);
+}
+
+/// Whether a server has the slot of a call's keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SlotState {
+    /// The server has it, or is of no cluster.
+    Owned,
+    /// The server is being given it, so it serves only calls that come after `ASKING`.
+    Importing,
+}
+
+/// A command.
+#[derive(Clone, Copy)]
+pub(super) struct Command<'a> {
+    pub(super) name: &'static str,
+    arguments: Arguments<'a>,
+}
+
+#[derive(Clone, Copy)]
+enum Arguments<'a> {
+    Keyless(&'a [&'static str]),
+    /// A script's name or text, and its call.
+    Script(&'static str, &'a Call),
+}
+
+/// An argument of a command.
+pub(super) enum Argument<'a> {
+    Text(&'static str),
+    Number(usize),
+    Bytes(&'a Bytes),
+}
+
+impl<'a> Command<'a> {
+    /// A command without keys.
+    pub(super) fn keyless(name: &'static str, arguments: &'a [&'static str]) -> Self {
+        Self { name, arguments: Arguments::Keyless(arguments) }
+    }
+
+    /// A call of a script, by its name or its text.
+    pub(super) fn script(name: &'static str, script: &'static str, call: &'a Call) -> Self {
+        Self { name, arguments: Arguments::Script(script, call) }
+    }
+
+    /// Returns the number of arguments.
+    pub(super) fn count(self) -> usize {
+        match self.arguments {
+            Arguments::Keyless(texts) => texts.len(),
+            Arguments::Script(_, call) => 2 + call.keys.len() + call.args.len(),
+        }
+    }
+
+    pub(super) fn arguments(self) -> impl Iterator<Item = Argument<'a>> {
+        let (texts, script) = match self.arguments {
+            Arguments::Keyless(texts) => (texts, None),
+            Arguments::Script(script, call) => (&[][..], Some((script, call))),
+        };
+        let script = script.into_iter().flat_map(|(script, call)| {
+            let bytes = call.keys.iter().chain(&call.args).map(Argument::Bytes);
+            [Argument::Text(script), Argument::Number(call.keys.len())].into_iter().chain(bytes)
+        });
+        texts.iter().map(|text| Argument::Text(text)).chain(script)
+    }
+}
+
+/// The reply to a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reply {
+    /// No value, or one of a type that no reply to this crate's commands has.
+    Other,
+    Integer(i64),
+    Bytes(Bytes),
+    Array(Vec<Reply>),
+}

@@ -1,0 +1,63 @@
+//! The client libraries, and connections that the application has.
+#![cfg(feature = "redis-rs")]
+
+use tower_ratelimit::{Quota, limiter::StoreErrorKind};
+
+use super::{connected, passes, patient, policy, take};
+use crate::support::redis_server::Server;
+
+/// Returns a line for each connection to the server, except the one that asks.
+fn connections(server: &Server) -> Vec<String> {
+    let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
+    list.lines().filter(|line| !line.contains("cmd=client")).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn connection_of_the_application_shares_the_limits() {
+    let server = Server::start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    let connection = client.get_multiplexed_async_connection_with_config(&config).await.unwrap();
+    let over = patient().over(connection.clone()).await.unwrap();
+    let policy = policy("test", Quota::per_hour(2));
+    assert!(passes(&over, &policy, "a").await);
+    assert_eq!(connections(&server).len(), 1, "no other connection was opened");
+    let other = connected(patient(), &server.url()).await;
+    assert!(passes(&other, &policy, "a").await);
+    assert!(!passes(&over, &policy, "a").await && !passes(&other, &policy, "a").await);
+    // It is the application's to close.
+    over.close();
+    drop(over);
+    let mut connection = connection;
+    redis::cmd("PING").exec_async(&mut connection).await.unwrap();
+}
+
+#[tokio::test]
+async fn lost_connection_of_the_application_is_no_answer() {
+    let mut server = Server::start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let connection = client.get_multiplexed_async_connection().await.unwrap();
+    let over = patient().over(connection).await.unwrap();
+    let policy = policy("test", Quota::per_hour(5));
+    assert!(passes(&over, &policy, "a").await);
+    server.kill();
+    let error = take(&over, &policy, "a", 1).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("the application's connection"), "{error}");
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn builder_chooses_the_client() {
+    use tower_ratelimit::limiter::redis::RedisClient;
+
+    let server = Server::start();
+    for (client, protocol) in [(RedisClient::Fred, " resp=2"), (RedisClient::RedisRs, " resp=3")] {
+        let limiter = connected(patient().client(client), &server.url()).await;
+        // Redis before 7.0 does not say the protocol.
+        let lines = connections(&server);
+        assert!(lines.iter().any(|line| line.contains(protocol) || !line.contains(" resp=")), "{lines:?}");
+        drop(limiter);
+    }
+    assert_eq!(RedisClient::default(), RedisClient::Fred);
+}
