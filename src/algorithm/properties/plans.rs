@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::quota::{Algorithm, Anchor, Oldest, Quota};
 use crate::sampling::stride;
 
-use super::key::Planned;
+use super::key::{Planned, State};
+use crate::algorithm::carry::Fit;
 
 const SECOND_US: u64 = 1_000_000;
 const MINUTE: Duration = Duration::from_secs(60);
@@ -195,6 +196,52 @@ fn looking_from_another_plan_changes_nothing() {
                 let now = TODAY + later * SECOND_US;
                 let (_, writes) = key.decide(&to, now, 0, false);
                 assert!(!writes && key.written == from && key.state.words() == before, "{from} {to}");
+            }
+        }
+    }
+}
+
+/// Returns the units of a bucket that was full at [`TODAY`] and are in use after this time, rounded up.
+fn in_use_of_bucket(limit: u64, after_us: u64) -> u64 {
+    limit - (limit * after_us / MINUTE.as_micros() as u64).min(limit)
+}
+
+/// A bucket's units that become a window's and then a log's count at least until the bucket would have freed them, and
+/// none counts for longer than a period after the last change. A window that leaves its oldest part out forgets that part,
+/// as it does by itself. A window that weighs its oldest part enlarges it, so that it counts for what the bucket had in
+/// use. A log then counts all of it: more than was used, but no more than the quota and its debt.
+#[test]
+fn bucket_that_becomes_a_window_and_then_a_log_forgets_nothing() {
+    const STEPS: u64 = 240;
+    let (minute_us, began) = (MINUTE.as_micros() as u64, TODAY + 7_654_321);
+    let at = |step: u64| began + step * minute_us / STEPS;
+    for limit in [1, 10, 930] {
+        let [bucket, log] = [Quota::token_bucket(limit, MINUTE).unwrap(), Quota::sliding_log(limit, MINUTE).unwrap()];
+        for window in plans_of(Algorithm::SlidingWindow, limit) {
+            let is_weighted = window.spec().oldest == Oldest::Weighted;
+            let early_us = match window.spec().oldest {
+                Oldest::Dropped => minute_us / u64::from(window.spec().buckets),
+                _ => 0,
+            };
+            let changes =
+                (0..STEPS).step_by(17).flat_map(|first| (first..STEPS).step_by(23).map(move |next| (first, next)));
+            for (first, second) in changes {
+                let mut state = State::new(&bucket);
+                assert!(state.decide(began, limit, false).0.is_allowed());
+                let (state, as_window) = state.taken_over(&bucket, &window, at(first));
+                let (state, as_log) = state.taken_over(&window, &log, at(second));
+                assert_eq!((as_window, as_log), (Fit::Fits, Fit::Fits));
+                for step in second..=second + STEPS {
+                    let used = state.used(at(step)).units_ceil();
+                    let least = in_use_of_bucket(limit, step * minute_us / STEPS + early_us);
+                    let most = match (step < second + STEPS, is_weighted) {
+                        (false, _) => 0,
+                        (true, false) => limit,
+                        (true, true) => 2 * limit, // with its debt
+                    };
+                    let case = format!("{window}, {first}, {second}, {step}");
+                    assert!((least..=most).contains(&used), "{used}, not {least} to {most}: {case}");
+                }
             }
         }
     }
