@@ -7,6 +7,9 @@
 //!   them.
 //! * Only clients that a limit refused have a record of refusals.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use tower_ratelimit::clock::{ManualClock, Timestamp};
 use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::observe::Observer;
@@ -28,13 +31,20 @@ const KEPT_MAX: usize = 4 << 20;
 /// Asks limits about each request of a policy.
 pub(crate) struct Curve {
     pub(crate) limits: Vec<Limit>,
-    limiter: CurveLimiter,
+    asks: Asks,
     /// The time after which an unused key has its whole allowance again.
     idle_us: u64,
     keys: Vec<KeyState>,
     kept: usize,
     kept_max: usize,
     parts: Parts,
+}
+
+/// What decides.
+enum Asks {
+    Limiter(CurveLimiter),
+    /// Limits of requests in flight need no clock: a request holds its units until it ends.
+    Counts(Counts),
 }
 
 /// The limiter of all curves. Its clock goes back when requests that were kept are asked about.
@@ -110,26 +120,50 @@ impl Curve {
     /// varied quotas can be kept.
     pub(crate) fn new(policy: &Policy, limiter: CurveLimiter) -> Option<Self> {
         let quota = policy.quota();
-        if quota.limit() == 0 || matches!(quota.algorithm(), Algorithm::Block | Algorithm::Meter) {
+        if quota.limit() == 0
+            || matches!(quota.algorithm(), Algorithm::Block | Algorithm::Meter | Algorithm::Concurrency)
+        {
             return None;
         }
         let quotas = grid(quota.limit()).into_iter().filter_map(|limit| with_limit(quota, limit));
         let limits: Vec<Limit> = quotas
             .filter(|quota| limiter.limiter.supports(quota).is_ok())
             .enumerate()
-            .filter_map(|(at, quota)| Some(Limit { quota, policy: limited(policy, at, quota)?, refused: [0; PARTS] }))
+            .filter_map(|(at, quota)| Limit::new(policy, at, quota))
             .collect();
         let micros = |quota: &Quota| {
             let period = quota.period().saturating_mul(2).saturating_add(quota.refill_time());
             u64::try_from(period.as_micros()).unwrap_or(u64::MAX)
         };
         let idle_us = limits.iter().map(|limit| micros(&limit.quota)).max()?;
-        let parts = Parts { size: 1, requests: 0 };
-        Some(Self { limits, limiter, idle_us, keys: Vec::new(), kept: 0, kept_max: KEPT_MAX, parts })
+        Some(Self::of(limits, Asks::Limiter(limiter), idle_us))
     }
 
-    /// Asks about a request. Keys are numbered without gaps, and instants never go back.
-    pub(crate) fn take(&mut self, key: usize, cost: u64, at_us: u64) {
+    /// Makes a curve of limits of requests in flight: around a policy's own, or from 1 on if the policy has a rate.
+    pub(crate) fn of_requests_in_flight(policy: &Policy) -> Self {
+        let (own, is_own) = (policy.quota(), policy.quota().algorithm() == Algorithm::Concurrency);
+        let own = if is_own { *own } else { Quota::concurrent(1) };
+        let quotas = grid(own.limit().max(1)).into_iter().filter_map(|limit| with_limit(&own, limit));
+        let limits = quotas.enumerate().filter_map(|(at, quota)| Limit::new(policy, at, quota)).collect();
+        Self::of(limits, Asks::Counts(Counts::default()), 0)
+    }
+
+    fn of(limits: Vec<Limit>, asks: Asks, idle_us: u64) -> Self {
+        let parts = Parts { size: 1, requests: 0 };
+        Self { limits, asks, idle_us, keys: Vec::new(), kept: 0, kept_max: KEPT_MAX, parts }
+    }
+
+    /// Returns the most units that each key had in flight, in no order. It is empty unless this counts requests in
+    /// flight.
+    pub(crate) fn peaks(&self) -> Vec<u32> {
+        match &self.asks {
+            Asks::Limiter(_) => Vec::new(),
+            Asks::Counts(counts) => counts.keys.iter().map(|key| key.peak).collect(),
+        }
+    }
+
+    /// Asks about a request, which ends at `until_us`. Keys are numbered without gaps, and instants never go back.
+    pub(crate) fn take(&mut self, key: usize, cost: u64, at_us: u64, until_us: u64) {
         let part = self.part();
         if self.keys.len() <= key {
             self.keys.resize_with(key + 1, || KeyState { is_new: true, ..KeyState::default() });
@@ -145,6 +179,16 @@ impl Curve {
         if cost == 0 {
             return;
         }
+        let limiter = match &mut self.asks {
+            Asks::Limiter(limiter) => limiter,
+            Asks::Counts(counts) => {
+                let refusing = counts.take(&self.limits, key, cost, (at_us, until_us));
+                for (at, limit) in self.limits.iter_mut().enumerate().filter(|(at, _)| refusing >> at & 1 == 1) {
+                    state.refuse(limit, at, part);
+                }
+                return;
+            }
+        };
         if at_us.saturating_sub(state.last_us) >= self.idle_us {
             self.kept -= state.kept.len();
             state.kept.clear();
@@ -156,7 +200,7 @@ impl Curve {
             if state.used <= limit.quota.capacity() {
                 break;
             }
-            replay(&self.limiter, limit, &name, &state.kept);
+            replay(limiter, limit, &name, &state.kept);
             state.asked += 1;
         }
         if usize::from(state.asked) < self.limits.len() {
@@ -167,18 +211,8 @@ impl Curve {
             state.kept = Vec::new();
         }
         for (at, limit) in self.limits.iter_mut().enumerate().take(usize::from(state.asked)) {
-            if !self.limiter.is_over(limit, &name, cost, at_us) {
-                continue;
-            }
-            if let Some(count) = limit.refused.get_mut(usize::from(part)) {
-                *count += 1;
-            }
-            if let Some(refused) = state.refused.get_or_insert_default().get_mut(at) {
-                if refused.count == 0 {
-                    refused.span.first = part;
-                }
-                refused.span.last = part;
-                refused.count = refused.count.saturating_add(1);
+            if limiter.is_over(limit, &name, cost, at_us) {
+                state.refuse(limit, at, part);
             }
         }
     }
@@ -186,6 +220,7 @@ impl Curve {
     /// Asks all limits about what is kept, so that nothing is.
     #[cold]
     fn ask_all(&mut self, now_us: u64) {
+        let Asks::Limiter(limiter) = &self.asks else { return };
         for (key, state) in self.keys.iter_mut().enumerate() {
             let kept = std::mem::take(&mut state.kept);
             if kept.is_empty() || now_us.saturating_sub(state.last_us) >= self.idle_us {
@@ -193,7 +228,7 @@ impl Curve {
             }
             let name = Key::of(key as u64).unwrap_or_else(Key::global);
             for limit in self.limits.iter().skip(usize::from(state.asked)) {
-                replay(&self.limiter, limit, &name, &kept);
+                replay(limiter, limit, &name, &kept);
             }
             state.asked = self.limits.len() as u8; // at most LIMITS
         }
@@ -273,6 +308,28 @@ impl Curve {
     }
 }
 
+impl Limit {
+    fn new(policy: &Policy, at: usize, quota: Quota) -> Option<Self> {
+        Some(Self { quota, policy: limited(policy, at, quota)?, refused: [0; PARTS] })
+    }
+}
+
+impl KeyState {
+    /// Notes that the limit of this index refused a request in a part of the log.
+    fn refuse(&mut self, limit: &mut Limit, at: usize, part: u8) {
+        if let Some(count) = limit.refused.get_mut(usize::from(part)) {
+            *count += 1;
+        }
+        if let Some(refused) = self.refused.get_or_insert_default().get_mut(at) {
+            if refused.count == 0 {
+                refused.span.first = part;
+            }
+            refused.span.last = part;
+            refused.count = refused.count.saturating_add(1);
+        }
+    }
+}
+
 fn replay(limiter: &CurveLimiter, limit: &Limit, key: &Key, requests: &[(u64, u64)]) {
     for (at_us, cost) in requests {
         limiter.is_over(limit, key, *cost, *at_us);
@@ -322,6 +379,93 @@ fn with_limit(quota: &Quota, limit: u64) -> Option<Quota> {
         })
         .collect();
     format!("{limit} {}", parts?.join(", ")).parse().ok()
+}
+
+/// What requests hold of limits of requests in flight.
+#[derive(Default)]
+struct Counts {
+    keys: Vec<InFlight>,
+    /// The ends of the requests in flight.
+    ends: BinaryHeap<Reverse<End>>,
+}
+
+/// The units that the requests of a key have in flight.
+#[derive(Default)]
+struct InFlight {
+    units: u32,
+    peak: u32,
+    /// Those that each limit admitted, if they are not all.
+    admitted: Option<Box<[u32; LIMITS]>>,
+}
+
+/// The end of a request.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct End {
+    at_us: u64,
+    key: usize,
+    units: u32,
+    /// The limits that admitted the request: a bit for each.
+    admitted_by: u32,
+}
+
+/// The most requests whose ends are known. Others count as if they had ended at once.
+const ENDS_MAX: usize = 2 << 20;
+
+impl Counts {
+    /// Counts a request from its beginning to its end. Returns the limits that refuse it: a bit for each.
+    fn take(&mut self, limits: &[Limit], key: usize, cost: u64, (at_us, until_us): (u64, u64)) -> u32 {
+        self.end_until(at_us);
+        if self.keys.len() <= key {
+            self.keys.resize_with(key + 1, InFlight::default);
+        }
+        let Some(own) = self.keys.get_mut(key) else { return 0 };
+        let units = u32::try_from(cost).unwrap_or(u32::MAX);
+        let fits = |held: u32, limit: &Limit| u64::from(held) + u64::from(units) <= limit.quota.limit();
+        if own.admitted.is_none() && !limits.iter().all(|limit| fits(own.units, limit)) {
+            own.admitted = Some(Box::new([own.units; LIMITS])); // so far each limit admitted all
+        }
+        own.units = own.units.saturating_add(units);
+        own.peak = own.peak.max(own.units);
+        let mut refusing = 0;
+        for (at, (held, limit)) in own.admitted.iter_mut().flat_map(|held| held.iter_mut()).zip(limits).enumerate() {
+            if fits(*held, limit) {
+                *held = held.saturating_add(units);
+            } else {
+                refusing |= 1 << at;
+            }
+        }
+        let end = End { at_us: until_us, key, units, admitted_by: !refusing };
+        if self.ends.len() < ENDS_MAX {
+            self.ends.push(Reverse(end));
+        } else {
+            own.end(&end);
+        }
+        refusing
+    }
+
+    /// Ends the requests that have ended by then.
+    fn end_until(&mut self, at_us: u64) {
+        while self.ends.peek().is_some_and(|Reverse(end)| end.at_us <= at_us) {
+            let Some(Reverse(end)) = self.ends.pop() else { return };
+            if let Some(own) = self.keys.get_mut(end.key) {
+                own.end(&end);
+            }
+        }
+    }
+}
+
+impl InFlight {
+    fn end(&mut self, end: &End) {
+        self.units = self.units.saturating_sub(end.units);
+        if self.units == 0 {
+            self.admitted = None;
+        }
+        for (at, held) in self.admitted.iter_mut().flat_map(|held| held.iter_mut()).enumerate() {
+            if end.admitted_by >> at & 1 == 1 {
+                *held = held.saturating_sub(end.units);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -377,7 +521,7 @@ mod tests {
                 let policies: Vec<Policy> = curve.limits.iter().map(|limit| limit.policy.clone()).collect();
                 let mut refused = vec![vec![0; 12]; policies.len()];
                 for (key, cost, at_us) in requests(seed) {
-                    curve.take(key, cost, at_us);
+                    curve.take(key, cost, at_us, at_us);
                     clock.set(Timestamp::from_micros(at_us));
                     for (policy, refused) in policies.iter().zip(&mut refused) {
                         let name = Key::of(key as u64).unwrap();
@@ -399,6 +543,38 @@ mod tests {
         }
     }
 
+    /// Against the limiter itself, which holds what requests take until they end.
+    #[test]
+    fn limits_of_requests_in_flight_decide_as_the_limiter() {
+        let own = Policy::new("client", Quota::concurrent(5)).unwrap();
+        let mut curve = Curve::of_requests_in_flight(&own);
+        assert_eq!(curve.limits[3].quota.to_string(), "5 at once");
+        let limiter = MemoryLimiter::new();
+        let policies: Vec<Policy> = curve.limits.iter().map(|limit| limit.policy.clone()).collect();
+        let (mut refused, mut peaks) = (vec![[0; 12]; policies.len()], [0; 12]);
+        // The ends of requests, with their keys, costs and what they hold of each limit.
+        let mut running: Vec<(u64, usize, u32, Vec<Option<tower_ratelimit::limiter::Place>>)> = Vec::new();
+        for (at, (key, cost, at_us)) in requests(3).into_iter().enumerate() {
+            let until_us = at_us + (at as u64 * 7_919_313) % 20_000_000;
+            curve.take(key, cost, at_us, until_us);
+            running.retain(|(end_us, ..)| *end_us > at_us);
+            let held = policies.iter().zip(&mut refused).map(|(policy, refused)| {
+                let held = limiter.hold(policy, &Key::of(key as u64).unwrap(), cost);
+                refused[key] += u64::from(held.is_err());
+                held.ok()
+            });
+            running.push((until_us, key, cost as u32, held.collect()));
+            let own = running.iter().filter(|(_, other, ..)| *other == key).map(|(_, _, cost, _)| cost).sum();
+            peaks[key] = peaks[key].max(own);
+        }
+        assert!(refused[3].iter().sum::<u64>() > 100, "{:?}", refused[3]);
+        for (at, (refused, [_, _, point])) in refused.iter().zip(curve.points()).enumerate() {
+            assert_eq!(point.refused, refused.iter().sum::<u64>(), "limit {at}");
+            assert_eq!(point.touched, refused.iter().filter(|count| **count > 0).count() as u64, "limit {at}");
+        }
+        assert_eq!(curve.peaks(), peaks);
+    }
+
     #[test]
     fn halves_of_the_log_have_points_of_their_own() {
         let mut curve = curve(&Quota::per_minute(1), 0);
@@ -406,7 +582,8 @@ mod tests {
         for n in 0..1_000_u64 {
             let key = if n < 500 { 0 } else { 1 };
             let is_close = n == 1 || n == 901;
-            curve.take(key, 1, n * 3_600_000_000 + if is_close { 0 } else { 3_599_000_000 });
+            let at_us = n * 3_600_000_000 + if is_close { 0 } else { 3_599_000_000 };
+            curve.take(key, 1, at_us, at_us);
         }
         let [first, second, all] = curve.points()[0];
         assert_eq!(first, Point { requests: 504, refused: 1, clients: 2, touched: 1 });

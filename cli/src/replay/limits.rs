@@ -1,6 +1,6 @@
 //! The real layer on a clock that stands at the log's time.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
 use std::fmt;
 use std::net::IpAddr;
@@ -15,7 +15,9 @@ use http::{Method, Uri};
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use tower_ratelimit::clock::{ManualClock, Timestamp};
 use tower_ratelimit::key::{self, PeerAddr, TrustedProxies};
+use tower_ratelimit::middleware::Admission;
 use tower_ratelimit::observe::{LimiterEvent, Observed, Observer, OutcomeKind, SetupWarning};
+use tower_ratelimit::quota::Algorithm;
 use tower_ratelimit::rules::{Rules, RulesError};
 use tower_ratelimit::{Key, MemoryLimiter, Mode, Policy, RateLimitLayer, Rule};
 
@@ -46,7 +48,14 @@ pub(crate) struct Limits {
     limiter: MemoryLimiter,
     clock: ManualClock,
     decided: Arc<Shared>,
+    /// Whether a policy limits requests in flight.
+    has_places: bool,
+    /// The requests in flight, if they hold places, by their ends.
+    in_flight: Mutex<BTreeMap<(u64, u64), Admission>>,
 }
+
+/// The most requests that hold places at once. Others end at once.
+const IN_FLIGHT_MAX: usize = 200_000;
 
 /// The outcomes that the layer's observer saw.
 struct Shared {
@@ -63,6 +72,8 @@ pub(crate) struct Notes {
     pub(crate) warnings: Vec<String>,
     /// Keys that were forgotten while they had no allowance left.
     pub(crate) forgotten: u64,
+    /// Requests that held places, and had to end at once because too many were in flight.
+    pub(crate) not_held: u64,
 }
 
 const WARNINGS_MAX: usize = 10;
@@ -142,8 +153,10 @@ impl Limits {
             by_name.entry(policy.name().to_owned()).or_default().push(at);
         }
         let decided = Arc::new(Shared { policies, by_name, decided: Mutex::default(), notes: Mutex::default() });
+        let has_places = decided.policies.iter().any(is_of_requests_in_flight);
         // The layer hands the observer on to its limiter.
-        Ok(Self { layer: layer.observer(Arc::clone(&decided)), limiter, clock, decided })
+        let layer = layer.observer(Arc::clone(&decided));
+        Ok(Self { layer, limiter, clock, decided, has_places, in_flight: Mutex::default() })
     }
 
     /// Returns the policies.
@@ -151,13 +164,15 @@ impl Limits {
         &self.decided.policies
     }
 
-    /// Asks the layer about a request at an instant, and hands what it decided to `read`.
-    pub(crate) fn decide<T>(&self, parts: &Parts, at_us: u64, read: impl FnOnce(&Decided) -> T) -> T {
+    /// Asks the layer about a request at an instant, and hands what it decided to `read`. If it passes, it holds its
+    /// places until it has taken `duration_us`.
+    pub(crate) fn decide<T>(&self, parts: &Parts, at_us: u64, duration_us: u64, read: impl FnOnce(&Decided) -> T) -> T {
         self.clock.set(Timestamp::from_micros(at_us));
+        self.end_until(at_us);
         // A limiter in memory answers at once, and without a timer no request waits.
         let admitted = pin!(self.layer.admit(parts)).poll(&mut Context::from_waker(Waker::noop()));
         if let Poll::Ready(Ok(admission)) = admitted {
-            admission.keep();
+            self.hold(admission, at_us, duration_us);
         }
         let mut decided = lock(&self.decided.decided);
         let result = read(&decided);
@@ -165,17 +180,46 @@ impl Limits {
         result
     }
 
+    /// Keeps an admission until its request has ended.
+    fn hold(&self, admission: Admission, at_us: u64, duration_us: u64) {
+        let mut in_flight = lock(&self.in_flight);
+        if !self.has_places || duration_us == 0 {
+            admission.keep();
+        } else if in_flight.len() < IN_FLIGHT_MAX {
+            let until_us = at_us.saturating_add(duration_us);
+            let same =
+                in_flight.range((until_us, 0)..=(until_us, u64::MAX)).next_back().map_or(0, |((_, at), _)| at + 1);
+            in_flight.insert((until_us, same), admission);
+        } else {
+            admission.keep();
+            lock(&self.decided.notes).not_held += 1;
+        }
+    }
+
+    /// Ends the requests that have ended by then.
+    fn end_until(&self, at_us: u64) {
+        let mut in_flight = lock(&self.in_flight);
+        while let Some(first) = in_flight.first_entry().filter(|first| first.key().0 <= at_us) {
+            first.remove().keep();
+        }
+    }
+
     /// Repeats a decision at another instant. Returns whether the request is over the quota. The decision is the only
-    /// one about its request: then the layer would ask its limiter for nothing else.
-    pub(crate) fn repeat(&self, decision: &PolicyDecision, at_us: u64) -> bool {
+    /// one about its request: then the layer would ask its limiter for nothing else. Returns `None` if the quota limits
+    /// requests in flight, whose places only the layer returns.
+    pub(crate) fn repeat(&self, decision: &PolicyDecision, at_us: u64) -> Option<bool> {
+        let policy = self.policies().get(decision.policy).filter(|policy| !is_of_requests_in_flight(policy))?;
         self.clock.set(Timestamp::from_micros(at_us));
-        let policy = self.policies().get(decision.policy);
-        policy.is_some_and(|policy| !self.limiter.take_one(policy, &decision.key, decision.cost).is_allowed())
+        Some(!self.limiter.take_one(policy, &decision.key, decision.cost).is_allowed())
     }
 
     pub(crate) fn notes(&self) -> Notes {
         lock(&self.decided.notes).clone()
     }
+}
+
+pub(crate) fn is_of_requests_in_flight(policy: &Policy) -> bool {
+    policy.quota().algorithm() == Algorithm::Concurrency
 }
 
 /// Returns the name of the policy of `--quota`.

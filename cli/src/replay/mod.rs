@@ -119,6 +119,7 @@ fn replay(options: &Options) -> Result<Report, String> {
         reading: log.reading(),
         files,
         crowded: order.crowded,
+        shortened: order.shortened,
         is_coarse: order.is_coarse,
         window_us,
         notes: replay.spread.notes(),
@@ -127,6 +128,7 @@ fn replay(options: &Options) -> Result<Report, String> {
         ..replay.counted
     };
     report::check_left_out(&counted, options.show_addresses)?;
+    report::check_durations(&counted)?;
     Ok(Report::new(&counted, options.show_addresses, &paste(&options.through()?, options.trusted_proxies.is_some())))
 }
 
@@ -205,6 +207,8 @@ impl Replay {
                 notes: limits::Notes::default(),
                 curve_forgotten: 0,
                 without_curve: 0,
+                with_duration: 0,
+                shortened: 0,
                 max_clients,
                 tallies,
             },
@@ -244,7 +248,9 @@ impl Replay {
         }
         self.current.clear();
         let mut needs_burst = request.is_coarse;
-        self.spread.decide(&self.head.parts, *spread_us, |decided| {
+        let duration_us = request.duration_us.unwrap_or(0);
+        counted.with_duration += u64::from(request.duration_us.is_some());
+        self.spread.decide(&self.head.parts, *spread_us, duration_us, |decided| {
             let kind = decided.kind.map_or("undecided", |kind| kind.as_str());
             *self.outcomes.entry(kind).or_default() += 1;
             for decision in &decided.policies {
@@ -255,6 +261,7 @@ impl Replay {
                         Some(left) => {
                             self.curves_left = left;
                             tally.curve = Curve::new(&tally.policy, self.curves.clone());
+                            tally.in_flight = Some(Curve::of_requests_in_flight(&tally.policy));
                         }
                     }
                 }
@@ -262,9 +269,10 @@ impl Replay {
                 let client = tally.count(decision, request, &self.head, *spread_us, self.clients_left > 0);
                 self.clients_left -= tally.clients.len() - before;
                 // Most requests have one policy, and then the limiter alone repeats what the layer would.
-                if needs_burst && decided.policies.len() == 1 {
+                let is_only = needs_burst && decided.policies.len() == 1;
+                if let Some(is_over) = is_only.then(|| self.burst.repeat(decision, *burst_us)).flatten() {
                     needs_burst = false;
-                    tally.count_burst(self.burst.repeat(decision, *burst_us), client);
+                    tally.count_burst(is_over, client);
                 }
                 self.current.push((decision.policy, client));
             }
@@ -272,7 +280,7 @@ impl Replay {
         if !needs_burst {
             return;
         }
-        self.burst.decide(&self.head.parts, *burst_us, |decided| {
+        self.burst.decide(&self.head.parts, *burst_us, duration_us, |decided| {
             for decision in &decided.policies {
                 let Some((_, client)) = self.current.iter().find(|(policy, _)| *policy == decision.policy) else {
                     continue;

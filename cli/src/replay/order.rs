@@ -49,6 +49,8 @@ pub(crate) struct Order {
     spread_us: u64,
     /// Requests that left early because too many waited.
     pub(crate) crowded: u64,
+    /// Requests that took longer than the window, and count from a second or more after they began.
+    pub(crate) shortened: u64,
     /// Whether some stamps are whole seconds.
     pub(crate) is_coarse: bool,
 }
@@ -114,6 +116,7 @@ impl Order {
             second_bytes: 0,
             spread_us: 0,
             crowded: 0,
+            shortened: 0,
             is_coarse: false,
         }
     }
@@ -191,7 +194,11 @@ impl Order {
         self.bytes = self.bytes.saturating_sub(size(&first.request));
         let at_us = first.at_us.max(self.left_us);
         self.left_us = at_us;
-        let request = Request { at_us, ..first.request };
+        // It ends when it ended, though it counts from later than it began.
+        let later_us = at_us - first.request.at_us;
+        let duration_us = first.request.duration_us.map(|duration_us| duration_us.saturating_sub(later_us));
+        self.shortened += u64::from(later_us >= SECOND && duration_us.is_some());
+        let request = Request { at_us, duration_us, ..first.request };
         let is_same_second = self.second.first().is_some_and(|first| first.at_us / SECOND == at_us / SECOND);
         let is_full = self.second.len() >= SPREAD_MAX || self.second_bytes >= WAITING_BYTES_MAX;
         if !is_same_second || is_full {
@@ -243,6 +250,7 @@ mod tests {
         Request {
             at_us: stamp_us - took_us,
             stamp_us,
+            duration_us: None,
             is_coarse,
             client: None,
             host: None,

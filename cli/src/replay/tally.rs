@@ -30,6 +30,8 @@ pub(crate) struct Tally {
     /// Requests of clients that are not followed.
     pub(crate) unfollowed: u64,
     pub(crate) curve: Option<Curve>,
+    /// The requests in flight, and limits of them.
+    pub(crate) in_flight: Option<Curve>,
 }
 
 /// A value of the policy's key.
@@ -104,6 +106,15 @@ impl Tally {
             clients: Vec::new(),
             unfollowed: 0,
             curve,
+            in_flight: None,
+        }
+    }
+
+    /// Returns the period in which the refusals of a client count once: the quota's, or a minute if it has none.
+    pub(crate) fn period_us(&self) -> u64 {
+        match u64::try_from(self.quota().period().as_micros()).unwrap_or(u64::MAX) {
+            0 => WINDOWS[1],
+            period_us => period_us,
         }
     }
 
@@ -133,14 +144,18 @@ impl Tally {
             self.unfollowed += 1;
             return None;
         };
-        let period_us = u64::try_from(self.quota().period().as_micros()).unwrap_or(u64::MAX).max(1);
+        let period_us = self.period_us();
         let client = self.clients.get_mut(id)?;
         client.count(decision.is_over, request, at_us, period_us);
         if decision.is_over {
             client.refusals.get_or_insert_default().count(request, head, at_us);
         }
         if let Some(curve) = &mut self.curve {
-            curve.take(id, decision.cost, at_us);
+            curve.take(id, decision.cost, at_us, at_us);
+        }
+        if let Some(in_flight) = &mut self.in_flight {
+            let until_us = at_us.saturating_add(request.duration_us.unwrap_or(0));
+            in_flight.take(id, decision.cost, at_us, until_us);
         }
         Some(id)
     }

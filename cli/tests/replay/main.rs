@@ -568,3 +568,108 @@ fn cloudfront_and_squid_logs_are_read() {
         assert_eq!(hosts["policies"][0]["worst"][0]["client"], "e.org", "{format}");
     }
 }
+
+/// Lines of `$remote_addr $msec "$request" $status $request_time`, from clients, beginnings and durations in seconds.
+fn timed(requests: &[(&str, f64, f64)]) -> String {
+    let mut lines: Vec<(f64, String)> = Vec::new();
+    for (client, at, took) in requests {
+        let end = 1_431_856_800.0 + at + took;
+        lines.push((end, format!("{client} {end:.3} \"GET /export HTTP/1.1\" 200 {took:.3}\n")));
+    }
+    lines.sort_by(|a, b| a.0.total_cmp(&b.0));
+    lines.into_iter().map(|(_, line)| line).collect()
+}
+
+const TIMED: &str = r#"$remote_addr $msec "$request" $status $request_time"#;
+
+/// One client has three exports of ten seconds at once, and another when the first has ended. Others wait for each.
+fn exports() -> String {
+    let mut requests =
+        vec![("192.0.2.1", 0.0, 10.0), ("192.0.2.1", 1.0, 10.0), ("192.0.2.1", 2.0, 10.0), ("192.0.2.1", 10.5, 1.0)];
+    for second in 0..20 {
+        requests.push(("198.51.100.1", f64::from(second) * 2.0, 1.5));
+        requests.push(("203.0.113.1", f64::from(second) * 2.0, 1.5));
+    }
+    timed(&requests)
+}
+
+#[test]
+fn requests_in_flight_are_shown_and_limited() {
+    let folder = Folder::new("in-flight");
+    let file = folder.file("access.log", exports());
+    let report = json(&["--quota", "2 at once", "--format", TIMED, &file]);
+    let policy = &report["policies"][0];
+    assert_eq!((&policy["refused"], &policy["touched"], &policy["clients"]), (&1.into(), &1.into(), &3.into()));
+    assert_eq!((&policy["in_flight"]["p50"], &policy["in_flight"]["max"]), (&1.into(), &3.into()));
+    let limits = policy["curve"]["limits"].as_array().unwrap();
+    let refused: Vec<(&Value, &Value)> =
+        limits.iter().take(4).map(|limit| (&limit["quota"], &limit["all"]["refused"])).collect();
+    let quotas: [Value; 4] = ["1 at once", "2 at once", "3 at once", "5 at once"].map(Value::from);
+    assert_eq!(refused, quotas.iter().zip(&[2, 1, 0, 0].map(Value::from)).collect::<Vec<_>>());
+    assert!(policy["curve"]["rule"].as_str().unwrap().contains("quota: 3 at once\n"), "{policy}");
+    assert!(policy["curve_in_flight"].is_null());
+    let text = run(&["--quota", "2 at once", "--format", TIMED, &file]);
+    assert!(text.contains("    at once          1         3         3"), "{text}");
+    assert!(text.contains("The suggestion is 3 at once"), "{text}");
+}
+
+#[test]
+fn rate_has_a_limit_of_requests_in_flight_beside_it() {
+    let folder = Folder::new("beside");
+    let file = folder.file("access.log", exports());
+    let html = folder.0.join("report.html");
+    let args = ["--quota", "100 per minute", "--format", TIMED, "--html", html.to_str().unwrap(), &file];
+    let policy = &json(&args)["policies"][0];
+    let beside = &policy["curve_in_flight"];
+    assert_eq!(beside["limits"][1]["all"]["refused"], 1, "{beside}");
+    let rule = beside["rule"].as_str().unwrap();
+    assert!(rule.contains("name: client-at-once\n    quota: 3 at once\n    key: peer-ip"), "{rule}");
+    assert_eq!(policy["curve"]["limits"][0]["quota"], "1 per minute, token bucket");
+    let html = fs::read_to_string(html).unwrap();
+    assert!(html.contains("<h3>Limits of requests in flight</h3>") && html.contains("at once</th>"), "no table");
+
+    let rules = "rules:\n  - name: api\n    quota: [100 per minute, 2 at once]\n    key: peer-ip\n";
+    let rules = folder.file("rules.yaml", rules);
+    let report = json(&["--rules", &rules, "--format", TIMED, &file]);
+    let refused: Vec<&Value> = report["policies"].as_array().unwrap().iter().map(|policy| &policy["refused"]).collect();
+    assert_eq!(refused, [&Value::from(0), &Value::from(1)], "all or none");
+    let beside = report["policies"][0]["curve_in_flight"]["rule"].as_str().unwrap();
+    assert!(beside.starts_with("# beside the rule of the policy api"), "{beside}");
+}
+
+#[test]
+fn log_without_durations_limits_no_requests_in_flight() {
+    let folder = Folder::new("durations");
+    let file = folder.file("access.log", log::shop());
+    let error = error(&["--quota", "2 at once", &file], b"");
+    assert!(error.contains("$request_time") && error.contains("--field duration-s"), "{error}");
+    let rules = "rules:\n  - name: api\n    quota: [100 per minute, 2 at once]\n    key: peer-ip\n";
+    let report = json(&["--rules", &folder.file("rules.yaml", rules), &file]);
+    let warnings = report["warnings"].to_string();
+    assert!(warnings.contains("does not say how long requests took"), "{warnings}");
+    assert!(report["policies"][0]["in_flight"].is_null());
+}
+
+/// The window is shorter than a request, so its beginning is not known in time. Its end is.
+#[test]
+fn request_longer_than_the_window_is_reported() {
+    let folder = Folder::new("longer");
+    let requests = [("192.0.2.1", 0.0, 300.0), ("198.51.100.1", 100.0, 1.0), ("198.51.100.1", 250.0, 1.0)];
+    let file = folder.file("access.log", timed(&requests));
+    let report = json(&["--quota", "2 at once", "--format", TIMED, &file]);
+    assert!(report["warnings"].to_string().contains("took longer than 1 min: 1 request"), "{}", report["warnings"]);
+    let report = json(&["--quota", "2 at once", "--format", TIMED, "--window", "10m", &file]);
+    assert!(!report["warnings"].to_string().contains("took longer"), "{}", report["warnings"]);
+}
+
+#[test]
+fn cost_is_the_content_length_that_the_log_has() {
+    let folder = Folder::new("content-length");
+    let rules = "rules:\n  - name: uploads\n    quota: 1 kB per hour, fixed window\n    key: peer-ip\n    cost: content-length\n";
+    let rules = folder.file("rules.yaml", rules);
+    let line = |length| format!("192.0.2.1 1431856800.000 \"POST /a HTTP/1.1\" 200 {length}\n");
+    let file = folder.file("access.log", [line("600"), line("300"), line("200")].concat());
+    let format = r#"$remote_addr $msec "$request" $status $http_content_length"#;
+    let policy = &json(&["--rules", &rules, "--format", format, &file])["policies"][0];
+    assert_eq!((&policy["requests"], &policy["refused"]), (&3.into(), &1.into()));
+}

@@ -80,11 +80,12 @@ impl<'a> Fields<'a> {
         self.0.iter().find(|(of, _)| *of == field).map(|(_, value)| &**value)
     }
 
-    /// Returns the request's duration in microseconds, rounded down.
+    /// Returns the request's duration in microseconds, rounded down. Some servers write it in parts.
     pub(crate) fn duration(&self) -> Option<u64> {
-        self.0.iter().find_map(|(field, value)| {
+        let parts = self.0.iter().filter_map(|(field, value)| {
             let Field::Duration(unit) = field else { return None };
-            let text = std::str::from_utf8(value).ok()?;
+            // HAProxy writes the whole behind its parts, as in `0/0/1/12/13`.
+            let text = std::str::from_utf8(value).ok()?.rsplit('/').next()?;
             // GCP and Traefik write the unit behind the number.
             let (text, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
                 (Some(number), _) => (number, Unit::Millis),
@@ -98,6 +99,7 @@ impl<'a> Fields<'a> {
                 Unit::Micros => number / 1e6,
                 Unit::Nanos => number / 1e9,
             })
-        })
+        });
+        parts.reduce(u64::saturating_add)
     }
 }

@@ -86,7 +86,7 @@ const FORMATS: &[Named] = &[
     (
         &["TRAEFIKCLF"],
         Written::Text(
-            r#"$remote_addr $ident $remote_user [$time_start] "$request" $status $size "$http_referer" "$http_user_agent" $count "$router" "$server" $duration"#,
+            r#"$remote_addr $ident $remote_user [$time_start] "$request" $status $size "$http_referer" "$http_user_agent" $count "$router" "$server" $duration_ms"#,
         ),
     ),
     (
@@ -110,6 +110,7 @@ const FORMATS: &[Named] = &[
         &["TRAEFIK", "TRAEFIKJSON"],
         Written::Json(&[
             ("StartUTC", is(Field::Start)),
+            ("Duration", is(Field::Duration(Unit::Nanos))),
             ("DownstreamStatus", is(Field::Status)),
             ("ClientHost", is(Field::Client)),
             ("ClientUsername", is(Field::User)),
@@ -125,6 +126,7 @@ const FORMATS: &[Named] = &[
         &["GCP", "GCPLB"],
         Written::Json(&[
             ("timestamp", is(Field::Start)),
+            ("httpRequest.latency", is(Field::Duration(Unit::Seconds))),
             ("httpRequest.status", is(Field::Status)),
             ("httpRequest.remoteIp", is(Field::Client)),
             ("httpRequest.requestMethod", is(Field::Method)),
@@ -138,6 +140,7 @@ const FORMATS: &[Named] = &[
         &["ENVOYJSON", "ISTIOJSON"],
         Written::Json(&[
             ("start_time", is(Field::Start)),
+            ("duration", is(Field::Duration(Unit::Millis))),
             ("response_code", is(Field::Status)),
             ("downstream_remote_address", is(Field::Peer)),
             ("method", is(Field::Method)),
@@ -150,37 +153,37 @@ const FORMATS: &[Named] = &[
     (
         &["ENVOY"],
         Written::Text(
-            r#"[$time_start] "$request" $status $flags $received $sent $took $upstream_took "$http_x_forwarded_for" "$http_user_agent" "$request_id" "$host" "$upstream""#,
+            r#"[$time_start] "$request" $status $flags $received $sent $duration_ms $upstream_took "$http_x_forwarded_for" "$http_user_agent" "$request_id" "$host" "$upstream""#,
         ),
     ),
     (
         &["ISTIO"],
         Written::Text(
-            r#"[$time_start] "$request" $status $flags $details $termination "$failure" $received $sent $took $upstream_took "$http_x_forwarded_for" "$http_user_agent" "$request_id" "$host" "$upstream" $cluster $local $own $realip_remote_addr $server $route"#,
+            r#"[$time_start] "$request" $status $flags $details $termination "$failure" $received $sent $duration_ms $upstream_took "$http_x_forwarded_for" "$http_user_agent" "$request_id" "$host" "$upstream" $cluster $local $own $realip_remote_addr $server $route"#,
         ),
     ),
     (
         &["HAPROXY"],
         Written::Text(
-            r#"$syslog]: $remote_addr [$time_start] $frontend $backend $times $status $bytes $cookie $set_cookie $end $connections $queues "$request""#,
+            r#"$syslog]: $remote_addr [$time_start] $frontend $backend $duration_ms $status $bytes $cookie $set_cookie $end $connections $queues "$request""#,
         ),
     ),
     (
         &["HAPROXYRAW"],
         Written::Text(
-            r#"$remote_addr [$time_start] $frontend $backend $times $status $bytes $cookie $set_cookie $end $connections $queues "$request""#,
+            r#"$remote_addr [$time_start] $frontend $backend $duration_ms $status $bytes $cookie $set_cookie $end $connections $queues "$request""#,
         ),
     ),
     (
         &["AWSALB", "ALB"],
         Written::Text(
-            r#"$type $ended $elb $remote_addr $target $t1 $t2 $t3 $status $target_status $received $sent "$request" "$http_user_agent" $cipher $protocol $group "$trace" "$domain" "$certificate" $priority $time_start "$rest"#,
+            r#"$type $time_end $elb $remote_addr $target $t1 $t2 $t3 $status $target_status $received $sent "$request" "$http_user_agent" $cipher $protocol $group "$trace" "$domain" "$certificate" $priority $time_start "$rest"#,
         ),
     ),
     (
         &["AWSELB", "ELB"],
         Written::Text(
-            r#"$time_local $elb $remote_addr $backend $request_time $t2 $t3 $status $backend_status $received $sent "$request" "$http_user_agent" $cipher $protocol"#,
+            r#"$time_start $elb $remote_addr $backend $duration_s $duration_s $duration_s $status $backend_status $received $sent "$request" "$http_user_agent" $cipher $protocol"#,
         ),
     ),
     (
@@ -513,7 +516,7 @@ pub(crate) const FACTS: &[Facts] = &[
     Facts {
         format: "AWSELB",
         line: r#"2015-05-13T23:39:43.945958Z my-loadbalancer 192.0.2.1:2817 10.0.0.1:80 0.000073 0.001048 0.000057 200 200 0 29 "GET http://www.example.com:80/ HTTP/1.1" "curl/7.38.0" - -"#,
-        at_us: 1_431_560_383_945_885,
+        at_us: 1_431_560_383_945_958,
         client: "192.0.2.1",
         status: 200,
         texts: ["GET", "http://www.example.com:80/", "", ""],
@@ -570,6 +573,31 @@ mod tests {
             assert_eq!(agent, facts.agent.as_bytes(), "{}", facts.format);
         }
         assert_eq!(FACTS.len(), FORMATS.len(), "each format has its facts");
+    }
+
+    #[test]
+    fn duration_is_read_if_a_format_has_one() {
+        let micros = |facts: &Facts| {
+            let format = Format::named(facts.format, &[]).unwrap();
+            format.read(facts.line.as_bytes(), None, Keep::Nothing).unwrap().duration_us
+        };
+        let read = FACTS.iter().filter_map(|facts| Some((facts.format, micros(facts)?))).collect::<Vec<_>>();
+        let of = |name: &str| read.iter().find(|(format, _)| *format == name).map(|(_, micros)| *micros);
+        for (name, expected) in [
+            ("COMBINED", None),
+            ("TRAEFIKCLF", Some(12_000)),
+            ("TRAEFIK", Some(12_000)),
+            ("CADDY", Some(500_000)),
+            ("GCP", Some(70_000)),
+            ("ENVOY", Some(226_000)),
+            ("ISTIO", Some(3_000)),
+            ("HAPROXY", Some(109_000)),
+            ("AWSALB", Some(11_822_641)),
+            ("AWSELB", Some(1_178)),
+            ("SQUID", Some(198_000)),
+        ] {
+            assert_eq!(of(name), expected, "{name} of {read:?}");
+        }
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub(crate) struct Request {
     pub(crate) at_us: u64,
     /// The time that the log has, which may be that of the response.
     pub(crate) stamp_us: u64,
+    /// How long it took, if the log says so, in microseconds.
+    pub(crate) duration_us: Option<u64>,
     /// Whether the log writes whole seconds only.
     pub(crate) is_coarse: bool,
     /// The client's address, or the one that [stands for its name](host_address).
@@ -98,10 +100,12 @@ impl Texts {
 impl Request {
     /// Makes a request of the fields of a line. Returns `None` without a time.
     pub(crate) fn new(fields: &Fields<'_>, headers: &[HeaderName], keep: Keep) -> Option<Self> {
-        let start = fields.get(Field::Start).and_then(date::parse);
-        let (stamp, duration) = match start {
-            Some(start) => (start, 0),
-            None => (date::parse(fields.get(Field::End)?)?, fields.duration().unwrap_or(0)),
+        let [start, end] = [Field::Start, Field::End].map(|field| fields.get(field).and_then(date::parse));
+        let took = fields.duration();
+        let (stamp, before, duration_us) = match (start, end) {
+            (Some(start), Some(end)) => (start, 0, took.or_else(|| end.us.checked_sub(start.us))),
+            (Some(start), None) => (start, 0, took),
+            (None, end) => (end?, took.unwrap_or(0), took),
         };
         let header = |at: usize| fields.get(Field::Header(at)).unwrap_or_default();
         let named = |name: &str| headers.iter().position(|known| known == name).map(header).unwrap_or_default();
@@ -128,8 +132,9 @@ impl Request {
             Box::new(Texts::new([method, target, host, user].into_iter().chain((0..headers.len()).map(header))))
         });
         Some(Self {
-            at_us: stamp.us.saturating_sub(duration),
+            at_us: stamp.us.saturating_sub(before),
             stamp_us: stamp.us,
+            duration_us,
             is_coarse: stamp.is_coarse,
             client: client.or_else(|| host.as_deref().map(host_address)),
             host,

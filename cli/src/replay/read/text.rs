@@ -159,8 +159,11 @@ fn field_of(name: &str, headers: &mut HeaderNames) -> Field {
         "remote_user" => Field::User,
         "ident" => Field::Ident,
         "time_local" | "time_iso8601" | "msec" => Field::End,
-        // This one is not nginx's. Formats of servers that log the arrival are written with it.
+        // These are not nginx's. The formats of other servers are written with them.
         "time_start" => Field::Start,
+        "time_end" => Field::End,
+        "duration_s" => Field::Duration(Unit::Seconds),
+        "duration_ms" => Field::Duration(Unit::Millis),
         "size" | "bytes_sent" | "body_bytes_sent" => Field::Size,
         "request" => Field::RequestLine,
         "request_method" => Field::Method,

@@ -80,6 +80,11 @@ pub(crate) fn rule(advice: &[Advice], limits: &[CurveLimit], name: &str, paste: 
         Paste::Rule(key) => {
             format!("rules:\n  - name: {name}\n    quota: {quota}\n    key: {key}\n    mode: shadow\n")
         }
+        Paste::Beside(other) => {
+            format!(
+                "# beside the rule of the policy {other}, with its `key` and `match`\n  - name: {name}\n    quota: {quota}\n    mode: shadow\n"
+            )
+        }
         // A candidate is observed beside the quota in force, which is what a shadow is to a new rule.
         Paste::Candidate => format!("# in the rule of the policy {name}\n    candidate: {quota}\n"),
     };

@@ -221,7 +221,10 @@ fn policy_html(page: &mut String, policy: &PolicyReport) {
          most 1% of the quota's periods.</p>",
     );
     if let Some(curve) = &policy.curve {
-        curve_html(page, policy, curve);
+        curve_html(page, "Other limits", curve);
+    }
+    if let Some(curve) = &policy.curve_in_flight {
+        curve_html(page, "Limits of requests in flight", curve);
     }
     let _ = write!(
         page,
@@ -230,15 +233,17 @@ fn policy_html(page: &mut String, policy: &PolicyReport) {
         chart::hours(&policy.hours)
     );
     page.push_str(
-        "<h3>Peak use of a client</h3><p class=\"remark\">The most requests within a second, minute, hour or day.</p>",
+        "<h3>Peak use of a client</h3><p class=\"remark\">The most requests within a second, minute, hour or day, and the most \
+         that were in flight at once, if the log has durations.</p>",
     );
     let head: Vec<&str> = ["within"].into_iter().chain(PERCENTILES.map(|(_, name)| name)).collect();
-    let rows = WINDOW_NAMES.iter().zip(&policy.peaks);
+    let rows =
+        WINDOW_NAMES.iter().copied().zip(&policy.peaks).chain(policy.in_flight.iter().map(|row| ("at once", row)));
     number_table(
         page,
         &head,
         rows.map(|(name, row)| {
-            [(*name).to_owned()].into_iter().chain(row.iter().map(|peak| count((*peak).into()))).collect()
+            [name.to_owned()].into_iter().chain(row.iter().map(|peak| count((*peak).into()))).collect()
         }),
     );
     if !policy.worst.is_empty() {
@@ -264,8 +269,8 @@ fn policy_html(page: &mut String, policy: &PolicyReport) {
     page.push_str("</section>");
 }
 
-fn curve_html(page: &mut String, policy: &PolicyReport, curve: &CurveReport) {
-    let (svg, places) = chart::curve(curve, policy.limit);
+fn curve_html(page: &mut String, title: &str, curve: &CurveReport) {
+    let (svg, places) = chart::curve(curve, curve.own_limit);
     let points = curve.limits.iter().zip(places).map(|(limit, x)| {
         let all = &limit.all;
         let words = format!(
@@ -279,10 +284,10 @@ fn curve_html(page: &mut String, policy: &PolicyReport, curve: &CurveReport) {
         serde_json::json!([x, words])
     });
     let points: serde_json::Value = points.collect();
-    let begin = curve.limits.iter().position(|limit| limit.limit == policy.limit).unwrap_or(0);
+    let begin = curve.limits.iter().position(|limit| limit.limit == curve.own_limit).unwrap_or(0);
     let _ = write!(
         page,
-        "<h3>Other limits</h3><p class=\"remark\">Both shares by their logarithms: each line up is ten times more.</p>\
+        "<h3>{title}</h3><p class=\"remark\">Both shares by their logarithms: each line up is ten times more.</p>\
          <figure class=\"curve\" data-points=\"{}\">{svg}<label>limit <input type=\"range\" min=\"0\" max=\"{}\" value=\"{begin}\" autocomplete=\"off\">\
          </label><output aria-live=\"polite\"></output></figure>",
         html(&points.to_string()),
@@ -301,7 +306,7 @@ fn curve_html(page: &mut String, policy: &PolicyReport, curve: &CurveReport) {
             "second half touched",
         ],
         curve.limits.iter().enumerate().map(|(at, limit)| {
-            let own = if limit.limit == policy.limit { " (this quota)" } else { "" };
+            let own = if limit.limit == curve.own_limit { " (this quota)" } else { "" };
             let knee = if curve.knee == Some(at) { " (knee)" } else { "" };
             vec![
                 format!("{}{own}{knee}", limit.quota),

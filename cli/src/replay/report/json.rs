@@ -57,11 +57,7 @@ fn file(file: &FileRead) -> Value {
 }
 
 fn policy(policy: &PolicyReport) -> Value {
-    let peaks = WINDOW_NAMES.iter().zip(&policy.peaks).map(|(window, row)| {
-        let row: Value =
-            PERCENTILES.iter().zip(row).map(|((_, name), peak)| ((*name).to_owned(), json!(peak))).collect();
-        ((*window).to_owned(), row)
-    });
+    let peaks = WINDOW_NAMES.iter().zip(&policy.peaks).map(|(window, row)| ((*window).to_owned(), percentiles(row)));
     let worst = policy.worst.iter().map(|worst| {
         json!({
             "client": worst.who.0,
@@ -99,10 +95,16 @@ fn policy(policy: &PolicyReport) -> Value {
         "likely_false": policy.likely_false.map(|(clients, refused)| json!({"clients": clients, "refused": refused})),
         "automated": policy.automated,
         "peaks": peaks.collect::<Value>(),
+        "in_flight": policy.in_flight.map(|row| percentiles(&row)),
         "worst": worst.collect::<Vec<_>>(),
         "timeline": {"length_us": policy.hours.length_us, "parts": parts.collect::<Vec<_>>()},
         "curve": policy.curve.as_ref().map(curve),
+        "curve_in_flight": policy.curve_in_flight.as_ref().map(curve),
     })
+}
+
+fn percentiles(row: &[u32; PERCENTILES.len()]) -> Value {
+    PERCENTILES.iter().zip(row).map(|((_, name), peak)| ((*name).to_owned(), json!(peak))).collect()
 }
 
 fn curve(curve: &CurveReport) -> Value {

@@ -17,8 +17,8 @@ use self::escape::Names;
 pub(crate) use self::escape::Shown;
 use self::numbers::{count, counted, share};
 use super::agent::is_automated;
-use super::curve::Point;
-use super::limits::Notes;
+use super::curve::{Curve, Point};
+use super::limits::{Notes, is_of_requests_in_flight};
 use super::order::FileOrder;
 use super::read::log::{LogFile, Reading};
 use super::read::request::is_of_host;
@@ -58,6 +58,10 @@ pub(crate) struct Counted {
     pub(crate) curve_forgotten: u64,
     /// Policies that came when there were enough curves.
     pub(crate) without_curve: u64,
+    /// Requests whose duration the log has.
+    pub(crate) with_duration: u64,
+    /// Requests that count from later than they began, because they took longer than the window.
+    pub(crate) shortened: u64,
     pub(crate) max_clients: usize,
     pub(crate) tallies: Vec<Tally>,
 }
@@ -149,6 +153,18 @@ pub(crate) fn check_left_out(all: &Counted, show_addresses: bool) -> Result<(), 
     Err(error)
 }
 
+/// Fails if all quotas limit requests in flight, and the log does not say how long requests took.
+pub(crate) fn check_durations(all: &Counted) -> Result<(), String> {
+    if all.with_duration > 0 || !all.tallies.iter().all(|tally| is_of_requests_in_flight(&tally.policy)) {
+        return Ok(());
+    }
+    Err(format!(
+        "the log does not say how long requests took (format {}), so it cannot show how many were in flight: log the \
+         duration, for example nginx's $request_time, and name the format by --format or the field by --field duration-s=PATH",
+        all.format
+    ))
+}
+
 pub(crate) struct Report {
     /// What the report comes to, in a few sentences.
     pub(crate) verdict: Vec<String>,
@@ -184,7 +200,6 @@ pub(crate) struct Read {
 pub(crate) struct PolicyReport {
     pub(crate) name: Shown,
     pub(crate) quota: String,
-    pub(crate) limit: u64,
     pub(crate) mode: &'static str,
     pub(crate) requests: u64,
     pub(crate) refused: u64,
@@ -207,7 +222,12 @@ pub(crate) struct PolicyReport {
     pub(crate) worst: Vec<Worst>,
     /// For each window and each percentile, the peak use of a client.
     pub(crate) peaks: [[u32; PERCENTILES.len()]; WINDOWS.len()],
+    /// For each percentile, the most units that a client had in flight. `None` if the log has no durations.
+    pub(crate) in_flight: Option<[u32; PERCENTILES.len()]>,
+    /// Other limits, of the kind of the policy's own.
     pub(crate) curve: Option<CurveReport>,
+    /// Limits of requests in flight, beside those of a rate.
+    pub(crate) curve_in_flight: Option<CurveReport>,
 }
 
 /// Requests and refusals over time, in parts of equal length.
@@ -303,6 +323,18 @@ pub(crate) enum Paste {
     /// The words of the rule's `key`.
     Rule(String),
     Candidate,
+    /// A rule beside that of the policy of this name.
+    Beside(String),
+}
+
+impl Paste {
+    /// Returns the form of a rule that holds beside that of a policy.
+    fn beside(&self, name: &str) -> Self {
+        match self {
+            Self::Rule(key) => Self::Rule(key.clone()),
+            Self::Candidate | Self::Beside(_) => Self::Beside(name.to_owned()),
+        }
+    }
 }
 
 impl Report {
@@ -337,7 +369,7 @@ impl Report {
             .map(|(tally, worst)| {
                 let has_agents = tally.has_agents();
                 let worst = worst.iter().map(|client| worst_client(client, has_agents, names, &neighbours)).collect();
-                policy(tally, worst, span_us, all.is_coarse, paste)
+                policy(tally, worst, span_us, all, paste)
             })
             .collect::<Vec<_>>();
         let warnings = warnings(all, &read, names);
@@ -381,6 +413,32 @@ fn warnings(all: &Counted, read: &Read, names: &Names<'_>) -> Vec<String> {
         warnings.push(format!(
             "Put into order over less than the whole window, because too many fell into it: {}.",
             counted(read.crowded, "request")
+        ));
+    }
+    if all.shortened > 0 {
+        warnings.push(format!(
+            "Counted as in flight from later than they began, because they took longer than {}: {}. Raise --window.",
+            numbers::duration(all.window_us),
+            counted(all.shortened, "request")
+        ));
+    }
+    if all.with_duration > 0 && all.with_duration < read.requests {
+        warnings.push(format!(
+            "Without a duration, so that they count as ended at once: {}.",
+            counted(read.requests - all.with_duration, "request")
+        ));
+    }
+    if all.with_duration == 0 && all.tallies.iter().any(|tally| is_of_requests_in_flight(&tally.policy)) {
+        warnings.push(
+            "The log does not say how long requests took, so its limits of requests in flight refuse nothing here. Log the \
+             duration, for example nginx's $request_time."
+                .to_owned(),
+        );
+    }
+    if all.notes.not_held > 0 {
+        warnings.push(format!(
+            "Counted as ended at once, because too many were in flight: {}.",
+            counted(all.notes.not_held, "request")
         ));
     }
     if read.limited_before > 0 {
@@ -485,11 +543,11 @@ fn shown_paths(paths: &[(Box<str>, u32)], names: &Names<'_>) -> Vec<(Shown, u64)
     shown
 }
 
-fn policy(tally: &Tally, worst: Vec<Worst>, span_us: u64, is_coarse: bool, paste: &Paste) -> PolicyReport {
+fn policy(tally: &Tally, worst: Vec<Worst>, span_us: u64, all: &Counted, paste: &Paste) -> PolicyReport {
     let clients = &tally.clients;
     let touched = || clients.iter().filter(|client| client.over > 0);
     let has_status = clients.iter().any(|client| client.answered > 0);
-    let windows = span_us / u64::try_from(tally.quota().period().as_micros()).unwrap_or(u64::MAX).max(1) + 1;
+    let windows = span_us / tally.period_us() + 1;
     let likely_false = has_status.then(|| {
         let is_likely = |client: &&Client| {
             let answered = u64::from(client.answered);
@@ -512,21 +570,24 @@ fn policy(tally: &Tally, worst: Vec<Worst>, span_us: u64, is_coarse: bool, paste
     for (window, row) in peaks.iter_mut().enumerate() {
         let mut sorted: Vec<u32> = clients.iter().map(|client| client.peak(window)).collect();
         sorted.sort_unstable();
-        for (cell, (permille, _)) in row.iter_mut().zip(PERCENTILES) {
-            *cell = nearest_rank(&sorted, permille);
-        }
+        *row = percentiles(&sorted);
     }
+    let in_flight = tally.in_flight.as_ref().filter(|_| all.with_duration > 0);
+    let (own, beside) = match is_of_requests_in_flight(&tally.policy) {
+        true => (in_flight, None),
+        false => (tally.curve.as_ref(), in_flight),
+    };
     PolicyReport {
         name: Shown::text(tally.policy.name()),
         quota: tally.quota().to_string(),
-        limit: tally.quota().limit(),
         mode: tally.mode.as_str(),
         requests: tally.requests,
         refused: tally.over,
         clients: clients.len() as u64,
         touched: touched().count() as u64,
         of_touched: touched().map(|client| u64::from(client.requests)).sum(),
-        as_burst: is_coarse
+        as_burst: all
+            .is_coarse
             .then(|| (tally.over_as_burst, clients.iter().filter(|client| client.is_over_as_burst).count() as u64)),
         unfollowed: tally.unfollowed,
         longest_run: clients.iter().map(|client| client.longest_run.into()).max().unwrap_or(0),
@@ -543,12 +604,25 @@ fn policy(tally: &Tally, worst: Vec<Worst>, span_us: u64, is_coarse: bool, paste
         },
         worst,
         peaks,
-        curve: curve(tally, paste),
+        in_flight: in_flight.map(|curve| {
+            let mut sorted = curve.peaks();
+            sorted.sort_unstable();
+            percentiles(&sorted)
+        }),
+        curve: own.map(|own| curve(own, tally, tally.policy.name(), paste)),
+        curve_in_flight: beside.map(|beside| {
+            // A rule of its own: a rate and a limit of requests in flight may both hold.
+            let name = format!("{}-at-once", tally.policy.name());
+            curve(beside, tally, &name, &paste.beside(tally.policy.name()))
+        }),
     }
 }
 
-fn curve(tally: &Tally, paste: &Paste) -> Option<CurveReport> {
-    let curve = tally.curve.as_ref()?;
+fn percentiles(sorted: &[u32]) -> [u32; PERCENTILES.len()] {
+    PERCENTILES.map(|(permille, _)| nearest_rank(sorted, permille))
+}
+
+fn curve(curve: &Curve, tally: &Tally, name: &str, paste: &Paste) -> CurveReport {
     let limits: Vec<CurveLimit> = curve
         .limits
         .iter()
@@ -564,9 +638,9 @@ fn curve(tally: &Tally, paste: &Paste) -> Option<CurveReport> {
         })
         .collect();
     let advice = advice::advise(&limits);
-    let rule = advice::rule(&advice, &limits, tally.policy.name(), paste);
-    let own_limit = tally.quota().limit();
-    Some(CurveReport { own_limit, knee: advice::knee(&limits), advice, rule, limits })
+    let rule = advice::rule(&advice, &limits, name, paste);
+    let own_limit = if name == tally.policy.name() { tally.quota().limit() } else { 0 };
+    CurveReport { own_limit, knee: advice::knee(&limits), advice, rule, limits }
 }
 
 /// Returns the least value that this many thousandths of the values do not exceed.

@@ -3,7 +3,7 @@
 use std::fmt::{self, Write};
 
 use super::numbers::{count, counted, duration, instant, share};
-use super::{PERCENTILES, PolicyReport, Report, WINDOW_NAMES};
+use super::{CurveReport, PERCENTILES, PolicyReport, Report, WINDOW_NAMES};
 
 /// The notes that every report has.
 pub(crate) const NOTES: [&str; 3] = [
@@ -106,6 +106,11 @@ fn write_policy(f: &mut impl Write, policy: &PolicyReport) -> fmt::Result {
         row.iter().try_for_each(|peak| write!(f, "{:>10}", count((*peak).into())))?;
         writeln!(f)?;
     }
+    if let Some(row) = &policy.in_flight {
+        write!(f, "    {:<8}", "at once")?;
+        row.iter().try_for_each(|peak| write!(f, "{:>10}", count((*peak).into())))?;
+        writeln!(f)?;
+    }
 
     if !policy.worst.is_empty() {
         writeln!(f, "\n  Refused most")?;
@@ -147,12 +152,21 @@ fn write_policy(f: &mut impl Write, policy: &PolicyReport) -> fmt::Result {
     }
     writeln!(f, "    {} with requests and without refusals", counted(without, "part"))?;
 
-    let Some(curve) = &policy.curve else { return Ok(()) };
-    writeln!(f, "\n  Other limits")?;
+    if let Some(curve) = &policy.curve {
+        write_curve(f, "Other limits", curve)?;
+    }
+    if let Some(curve) = &policy.curve_in_flight {
+        write_curve(f, "Limits of requests in flight", curve)?;
+    }
+    Ok(())
+}
+
+fn write_curve(f: &mut impl Write, title: &str, curve: &CurveReport) -> fmt::Result {
+    writeln!(f, "\n  {title}")?;
     writeln!(f, "    {:>10}{:>12}{:>12}{:>12}{:>12}", "limit", "touched", "", "refused", "")?;
     for (at, limit) in curve.limits.iter().enumerate() {
         let all = &limit.all;
-        let own = if limit.limit == policy.limit { "  this quota" } else { "" };
+        let own = if limit.limit == curve.own_limit { "  this quota" } else { "" };
         let knee = if curve.knee == Some(at) { "  knee" } else { "" };
         writeln!(
             f,
