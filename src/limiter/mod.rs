@@ -159,7 +159,8 @@ pub trait Limiter: Send + Sync + 'static {
     ///
     /// The layer's `check()` reports a quota that its limiter does not support, and the conformance
     /// suite skips it. If the limiter is asked about such a quota anyway, it returns its
-    /// error or denies the charge.
+    /// error or denies the charge. Only a [wait in line](Quota::max_wait) may be left out: a limiter without lines
+    /// may decide as if the quota had none, because it is the layer that lets requests wait.
     ///
     /// # Errors
     /// Returns an error if the limiter does not support the quota. The error says why, and what to
