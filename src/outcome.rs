@@ -13,6 +13,7 @@ use crate::key::Key;
 use crate::mode::Mode;
 use crate::policy::Policy;
 use crate::setup_warning::SetupWarning;
+use crate::time::Timestamp;
 use crate::wait::Wait;
 
 /// Describes what the middleware did with a request, and the status of each policy.
@@ -359,6 +360,21 @@ pub trait Observer: Send + Sync {
         let _ = event;
     }
 
+    /// Called when a request has taken units of a [concurrency limit](crate::Quota::concurrent). Return the instant by a
+    /// clock of the observer: [`on_place_returned`](Self::on_place_returned) gets it when the units are returned. By
+    /// default it is zero.
+    ///
+    /// Places that are held by hand, such as [`MemoryLimiter::hold`](crate::MemoryLimiter::hold), are not reported.
+    fn on_place_taken(&self, policy: &Policy, key: &Key, units: u64) -> Timestamp {
+        let _ = (policy, key, units);
+        Timestamp::from_micros(0)
+    }
+
+    /// Called once for each [`on_place_taken`](Self::on_place_taken), when the units are returned, with what it returned.
+    fn on_place_returned(&self, policy: &Policy, key: &Key, units: u64, taken_at: Timestamp) {
+        let _ = (policy, key, units, taken_at);
+    }
+
     /// Called when something happened to a limiter.
     ///
     /// With Redis it is called for each check. So choose the events that you print.
@@ -397,6 +413,14 @@ impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
 
     fn on_layer_event(&self, event: &LayerEvent) {
         (**self).on_layer_event(event);
+    }
+
+    fn on_place_taken(&self, policy: &Policy, key: &Key, units: u64) -> Timestamp {
+        (**self).on_place_taken(policy, key, units)
+    }
+
+    fn on_place_returned(&self, policy: &Policy, key: &Key, units: u64, taken_at: Timestamp) {
+        (**self).on_place_returned(policy, key, units, taken_at);
     }
 
     fn on_limiter_event(&self, event: &LimiterEvent) {

@@ -1,12 +1,14 @@
 //! Units of concurrency limits that are held, and returned when their last holder is dropped.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use smallvec::SmallVec;
 
 use super::{Limiter, Refund};
+use crate::outcome::Observer;
 use crate::sync::{Mutex, contained, lock};
+use crate::time::Timestamp;
 
 /// Holds units of [concurrency limits](crate::Quota::concurrent) until it is dropped.
 ///
@@ -21,7 +23,7 @@ pub struct Place {
 impl Place {
     /// Makes the place of a charge that took something, or an empty one.
     pub(crate) fn new(limiter: impl Limiter, refund: Option<Refund>) -> Self {
-        let held = refund.map(|refund| HeldPlaces::of(limiter, [(0, refund)]));
+        let held = refund.map(|refund| HeldPlaces::of(limiter, [(0, refund)], None));
         Self::of(held.into_iter().flatten())
     }
 
@@ -40,14 +42,42 @@ impl fmt::Debug for Place {
 /// Units that a request holds, by the places of its charges. What is left of them is returned when this is dropped.
 pub(crate) struct HeldPlaces<L: Limiter> {
     limiter: L,
-    held: Mutex<SmallVec<[(usize, Refund); 1]>>,
+    observer: Option<Arc<dyn Observer>>,
+    held: Mutex<SmallVec<[Held; 1]>>,
+}
+
+/// What one charge holds.
+struct Held {
+    charge: usize,
+    refund: Refund,
+    /// What the observer said when it was taken. `None` if the observer does not know of it.
+    taken_at: Option<Timestamp>,
 }
 
 impl<L: Limiter> HeldPlaces<L> {
-    /// Holds what these charges took. Returns `None` if there are none.
-    pub(crate) fn of(limiter: L, held: impl IntoIterator<Item = (usize, Refund)>) -> Option<Arc<dyn AnyPlaces>> {
-        let held: SmallVec<[(usize, Refund); 1]> = held.into_iter().collect();
-        if held.is_empty() { None } else { Some(Arc::new(Self { limiter, held: Mutex::new(held) })) }
+    /// Holds what these charges took, and reports it to the observer. Returns `None` if there are none.
+    pub(crate) fn of(
+        limiter: L,
+        held: impl IntoIterator<Item = (usize, Refund)>,
+        observer: Option<&Arc<dyn Observer>>,
+    ) -> Option<Arc<dyn AnyPlaces>> {
+        let held = held.into_iter().map(|(charge, refund)| Held { charge, refund, taken_at: None });
+        let held: SmallVec<[Held; 1]> = held.collect();
+        if held.is_empty() {
+            return None;
+        }
+        let mut places = Self { limiter, observer: observer.cloned(), held: Mutex::new(held) };
+        places.report_taken();
+        Some(Arc::new(places))
+    }
+
+    /// The observer is the application's code. If it panics, everything is returned.
+    fn report_taken(&mut self) {
+        let Some(observer) = &self.observer else { return };
+        for held in self.held.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            let Refund { policy, key, receipt } = &held.refund;
+            held.taken_at = Some(observer.on_place_taken(policy, key, receipt.units()));
+        }
     }
 }
 
@@ -66,7 +96,7 @@ pub(crate) trait AnyPlaces: Send + Sync {
 
 impl<L: Limiter> AnyPlaces for HeldPlaces<L> {
     fn units(&self, charge: usize) -> u64 {
-        lock(&self.held).iter().filter(|(at, _)| *at == charge).map(|(_, refund)| refund.receipt.units()).sum()
+        lock(&self.held).iter().filter(|held| held.charge == charge).map(|held| held.refund.receipt.units()).sum()
     }
 
     fn holds_any(&self) -> bool {
@@ -79,7 +109,7 @@ impl<L: Limiter> AnyPlaces for HeldPlaces<L> {
         if is_shared() {
             return true;
         }
-        let (over, rest): (SmallVec<[_; 1]>, SmallVec<[_; 1]>) = held.drain(..).partition(|(at, _)| is_over(*at));
+        let (over, rest): (SmallVec<[_; 1]>, SmallVec<[_; 1]>) = held.drain(..).partition(|held| is_over(held.charge));
         *held = rest;
         let is_left = !held.is_empty();
         drop(held);
@@ -89,11 +119,18 @@ impl<L: Limiter> AnyPlaces for HeldPlaces<L> {
 }
 
 impl<L: Limiter> HeldPlaces<L> {
-    fn refund(&self, held: SmallVec<[(usize, Refund); 1]>) {
-        if !held.is_empty() {
-            // The limiter may be the application's code, and may panic.
-            contained(|| drop(self.limiter.refund(held.into_iter().map(|(_, refund)| refund).collect())));
+    fn refund(&self, held: SmallVec<[Held; 1]>) {
+        if held.is_empty() {
+            return;
         }
+        // Observer and limiter may be the application's code, and may panic. The observer is told first, so that it never
+        // counts more than the limit.
+        for Held { refund: Refund { policy, key, receipt }, taken_at, .. } in &held {
+            if let (Some(observer), Some(taken_at)) = (&self.observer, taken_at) {
+                contained(|| observer.on_place_returned(policy, key, receipt.units(), *taken_at));
+            }
+        }
+        contained(|| drop(self.limiter.refund(held.into_iter().map(|held| held.refund).collect())));
     }
 }
 

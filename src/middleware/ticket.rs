@@ -140,7 +140,7 @@ impl Ticket {
             let receipt = charged.decision.take_receipt()?;
             Some((at, Refund::new(policy, charged.key.clone(), receipt)))
         });
-        self.places = HeldPlaces::of(Arc::clone(&layer.limiter), held);
+        self.places = HeldPlaces::of(Arc::clone(&layer.limiter), held, layer.settings.observer.as_ref());
     }
 
     /// Returns the units that the request took for a charge, and that were not refunded.

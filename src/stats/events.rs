@@ -229,7 +229,8 @@ impl EventCounts {
         self.places_forgotten
     }
 
-    /// Returns the requests that wait for their departure from a leaky queue now.
+    /// Returns the requests that wait now: for their departure from a leaky queue, or in line for units of a
+    /// [concurrency limit](crate::Quota::concurrent).
     #[must_use]
     pub fn waiting(&self) -> u64 {
         self.waiting

@@ -7,7 +7,7 @@ use crate::time::micros_ceil;
 
 /// The upper bounds of the buckets in microseconds, about three to a factor of ten, as Prometheus writes them in
 /// seconds.
-pub(super) const BOUNDS: [(u64, &str); 11] = [
+pub(super) const BOUNDS: [(u64, &str); 15] = [
     (100, "0.0001"),
     (300, "0.0003"),
     (1_000, "0.001"),
@@ -19,6 +19,10 @@ pub(super) const BOUNDS: [(u64, &str); 11] = [
     (1_000_000, "1"),
     (3_000_000, "3"),
     (10_000_000, "10"),
+    (30_000_000, "30"),
+    (100_000_000, "100"),
+    (300_000_000, "300"),
+    (1_000_000_000, "1000"),
 ];
 
 const BUCKETS: usize = BOUNDS.len() + 1;
@@ -68,14 +72,14 @@ impl HistogramSnapshot {
     }
 
     /// Iterates over the buckets: the longest duration that is counted in each, and the number of durations in it and
-    /// in all shorter ones. The bounds are 0.1 ms, 0.3 ms, 1 ms and so on to 10 s; longer durations are in
+    /// in all shorter ones. The bounds are 0.1 ms, 0.3 ms, 1 ms and so on to 1,000 s; longer durations are in
     /// [`count`](Self::count) only.
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> {
         self.cumulative().map(|((bound, _), count)| (Duration::from_micros(*bound), count))
     }
 
     /// Returns the upper bound of the bucket that holds the given percentile, from 0 to 100: at least `percent` of a
-    /// hundred durations are no longer. Returns `None` if there is no duration, or if the percentile is above 10 s.
+    /// hundred durations are no longer. Returns `None` if there is no duration, or if the percentile is above 1,000 s.
     #[must_use]
     pub fn percentile(&self, percent: u8) -> Option<Duration> {
         let wanted = u128::from(self.count()) * u128::from(percent.min(100));
@@ -116,7 +120,7 @@ mod tests {
         }
         histogram.record(Duration::from_nanos(100_001)); // rounded up
         let counts: Vec<u64> = histogram.snapshot().buckets().map(|(_, count)| count).collect();
-        assert_eq!(counts, [2, 4, 4, 4, 4, 4, 4, 4, 4, 4, 5]);
+        assert_eq!(counts, [2, 4, 4, 4, 4, 4, 4, 4, 4, 4, 5, 6, 6, 6, 6]);
         assert_eq!(histogram.snapshot().count(), 6);
         assert_eq!(histogram.snapshot().sum(), Duration::from_micros(20_000_303));
     }
@@ -126,7 +130,7 @@ mod tests {
         let histogram = Histogram::default();
         assert_eq!(histogram.snapshot().percentile(50), None);
         (0..99).for_each(|_| histogram.record(Duration::from_micros(250)));
-        histogram.record(Duration::from_secs(60));
+        histogram.record(Duration::from_secs(3_600));
         let snapshot = histogram.snapshot();
         assert_eq!(snapshot.percentile(99), Some(Duration::from_micros(300)));
         assert_eq!(snapshot.percentile(100), None);

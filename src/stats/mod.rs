@@ -2,12 +2,14 @@
 //!
 //! * `stats.rs` is the observer.
 //! * `cells.rs`, `histogram.rs`, `rates.rs` and `sketch.rs` hold numbers, `policies.rs` finds those of a policy.
-//! * `recent.rs` holds the last refusals. `names.rs` makes what stands for a key.
+//! * `recent.rs` holds the last refusals, `holders.rs` the keys that hold units of concurrency limits. `names.rs` makes
+//!   what stands for a key.
 //! * `snapshot.rs` is what a reader gets. `series.rs` makes metrics of it, for `prometheus.rs` and `recorder.rs`.
 
 mod cells;
 mod events;
 mod histogram;
+mod holders;
 #[cfg(feature = "tracing")]
 mod log;
 mod names;

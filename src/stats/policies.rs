@@ -24,6 +24,10 @@ pub(super) struct Entry {
     pub(super) name: Arc<str>,
     pub(super) cells: Cells,
     pub(super) delay: Histogram,
+    /// The units of a concurrency limit that requests hold now.
+    pub(super) held: AtomicU64,
+    /// How long requests held them.
+    pub(super) held_for: Histogram,
     /// 0 if it refused no request.
     pub(super) last_refused_us: AtomicU64,
     pub(super) rates: Mutex<Rates>,
@@ -39,6 +43,8 @@ impl Entry {
             name: name.into(),
             cells: Cells::default(),
             delay: Histogram::default(),
+            held: AtomicU64::new(0),
+            held_for: Histogram::default(),
             last_refused_us: AtomicU64::new(0),
             rates: Mutex::new(Rates::new(period)),
             used: used_sets.map(Sketch::new),

@@ -103,10 +103,11 @@ mod tests {
         let mut text = text();
         text.histogram(Some("client"), &histogram.snapshot());
         let lines: Vec<&str> = text.text.lines().collect();
-        assert_eq!(lines.len(), 14);
+        assert_eq!(lines.len(), 18);
         assert_eq!(lines[0], "name_bucket{policy=\"client\",le=\"0.0001\"} 1");
         assert_eq!(lines[10], "name_bucket{policy=\"client\",le=\"10\"} 2");
-        assert_eq!(lines[11], "name_bucket{policy=\"client\",le=\"+Inf\"} 3");
-        assert_eq!(lines[12..], ["name_sum{policy=\"client\"} 30.000300", "name_count{policy=\"client\"} 3"]);
+        assert_eq!(lines[14], "name_bucket{policy=\"client\",le=\"1000\"} 3");
+        assert_eq!(lines[15], "name_bucket{policy=\"client\",le=\"+Inf\"} 3");
+        assert_eq!(lines[16..], ["name_sum{policy=\"client\"} 30.000300", "name_count{policy=\"client\"} 3"]);
     }
 }

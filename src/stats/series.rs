@@ -55,8 +55,15 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
         to.histogram(Some(policy.name()), policy.delay());
     }
 
-    to.begin("ratelimit_waiting", Kind::Gauge, "Requests that wait in leaky queues.");
+    to.begin("ratelimit_waiting", Kind::Gauge, "Requests that wait in leaky queues, and in line for places.");
     to.sample(&[], events.waiting());
+
+    let places = || policies.iter().filter(|policy| policy.has_places());
+    to.begin("ratelimit_places_held", Kind::Gauge, "Units of a concurrency limit that requests in flight hold.");
+    places().for_each(|policy| to.sample(&[("policy", policy.name())], policy.held()));
+
+    to.begin("ratelimit_place_held_seconds", Kind::Histogram, "How long requests held units of a concurrency limit.");
+    places().for_each(|policy| to.histogram(Some(policy.name()), policy.held_for()));
 
     to.begin("ratelimit_limiter_duration_seconds", Kind::Histogram, "Duration of checks that a store decided.");
     to.histogram(None, events.checks());

@@ -100,7 +100,7 @@ impl Sketch {
                 })
             }));
         }
-        all.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.fingerprint.cmp(&b.fingerprint)));
+        TopKey::sort(&mut all);
         all
     }
 }
@@ -111,7 +111,7 @@ impl Slot {
     }
 }
 
-/// A key that a policy refused often, or that used much of it.
+/// A key that a policy refused often, that used much of it, or that holds units of it.
 #[derive(Clone)]
 pub struct TopKey {
     policy: Arc<str>,
@@ -122,6 +122,16 @@ pub struct TopKey {
 }
 
 impl TopKey {
+    /// Makes one whose count is exact.
+    pub(super) fn exact(policy: Arc<str>, fingerprint: u64, known: Known, count: u64) -> Self {
+        Self { policy, fingerprint, known, count, error: 0 }
+    }
+
+    /// Sorts the keys with the largest counts first.
+    pub(super) fn sort(all: &mut [Self]) {
+        all.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.fingerprint.cmp(&b.fingerprint)));
+    }
+
     /// Returns the name of the policy.
     #[must_use]
     pub fn policy(&self) -> &str {
@@ -147,6 +157,8 @@ impl TopKey {
     /// Returns about how often the key was refused, or how many units it used, with older ones counting less: the count
     /// is halved every five minutes. It is too large by at most [`error`](Self::error). It is too small by what came
     /// while another thread counted, and by the rounding of halves.
+    ///
+    /// Among the keys that [hold most](super::StatsSnapshot::most_held) it is the number of units that the key holds now.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count

@@ -25,6 +25,7 @@ pub struct StatsSnapshot {
     pub(super) outcomes: [u64; KINDS],
     pub(super) policies: Vec<PolicySnapshot>,
     pub(super) most_limited: Vec<TopKey>,
+    pub(super) most_held: Vec<TopKey>,
     pub(super) recent_refusals: Option<Vec<RecentRefusal>>,
     pub(super) events: EventCounts,
     pub(super) setup_warnings: Vec<(SetupWarningKind, u64)>,
@@ -64,6 +65,14 @@ impl StatsSnapshot {
         &self.most_limited
     }
 
+    /// Returns the keys whose requests hold units of [concurrency limits](crate::Quota::concurrent) now, those that hold
+    /// most first: at most 1,024. If more keys hold units at once, those that began while there was no room are left out.
+    /// The [count](TopKey::count) of a key is the units that it holds in this process.
+    #[must_use]
+    pub fn most_held(&self) -> &[TopKey] {
+        &self.most_held
+    }
+
     /// Returns the last refusals, the latest first, if
     /// [`max_recent_refusals`](super::StatsBuilder::max_recent_refusals) says that they are kept.
     #[must_use]
@@ -94,6 +103,8 @@ pub struct PolicySnapshot {
     pub(super) name: Arc<str>,
     pub(super) totals: Totals,
     pub(super) delay: HistogramSnapshot,
+    pub(super) held: u64,
+    pub(super) held_for: HistogramSnapshot,
     pub(super) last_refused_at: Option<Timestamp>,
     pub(super) five_minutes: Vec<RateBucket>,
     pub(super) hour: Vec<RateBucket>,
@@ -139,6 +150,26 @@ impl PolicySnapshot {
     #[must_use]
     pub fn delay(&self) -> &HistogramSnapshot {
         &self.delay
+    }
+
+    /// Returns the units of the policy's [concurrency limit](crate::Quota::concurrent) that requests in flight hold now, in
+    /// the layers that these statistics observe. Places that are held [by hand](crate::MemoryLimiter::hold) are not counted,
+    /// and a reset does not lower it: what still runs is counted until it ends.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// Returns how long requests held units of the policy's concurrency limit: one duration for each request that has
+    /// returned them.
+    #[must_use]
+    pub fn held_for(&self) -> &HistogramSnapshot {
+        &self.held_for
+    }
+
+    /// Returns whether requests hold or held units of a concurrency limit.
+    pub(crate) fn has_places(&self) -> bool {
+        self.held > 0 || self.held_for.count() > 0
     }
 
     /// Returns when the policy last refused a request, if it did.

@@ -9,6 +9,7 @@ use http::HeaderName;
 
 use super::cells::{OutcomeCells, StripeIndex};
 use super::events::EventCells;
+use super::holders::Holders;
 #[cfg(feature = "tracing")]
 use super::log;
 use super::names::{Names, Reveal, short_fingerprint};
@@ -56,7 +57,7 @@ use crate::time::Timestamp;
 /// * A count takes about 0.1 µs, most of it to read the clock. The first request of every five seconds takes some
 ///   microseconds more for each policy, to bring the rates up to date.
 /// * Memory is bounded: about 7 KiB for each policy, of which at most 200 are counted apart, and at most 100 KiB for
-///   the keys that are refused most. The policies after the first 200 are counted together, as `other`.
+///   the keys that are refused most, and 100 KiB for those that hold units of concurrency limits. The policies after the first 200 are counted together, as `other`.
 /// * Keys, paths and addresses are in no metric. No key is kept, unless the
 ///   [operators](crate::observe::StatusPage::operators) of a status page may act on the keys that it lists.
 ///
@@ -75,6 +76,7 @@ struct Inner {
     counts_use: bool,
     names: Names,
     sketch: Sketch,
+    holders: Holders,
     recent: Option<Recent>,
     events: EventCells,
     setup_warnings: [AtomicU64; SetupWarningKind::ALL.len()],
@@ -112,7 +114,8 @@ impl StatsBuilder {
     ///
     /// **A key may be a secret or personal data**, such as a token or an address. Return a part that operators may see,
     /// or `None`: for example an address without its last byte. The closure is called for a key that was refused at
-    /// least twice, and for each of the [recent refusals](Self::max_recent_refusals). It runs while a request is served.
+    /// least twice, for one that holds units of a [concurrency limit](crate::Quota::concurrent) by several requests, and
+    /// for each of the [recent refusals](Self::max_recent_refusals). It runs while a request is served.
     /// At most 128 bytes of a name are kept.
     ///
     /// ```
@@ -217,6 +220,7 @@ impl StatsBuilder {
             counts_use: self.counts_use,
             names: Names::new(self.reveal),
             sketch: Sketch::new(REFUSED_SETS),
+            holders: Holders::default(),
             recent: Recent::new(self.recent),
             events: EventCells::default(),
             setup_warnings: Default::default(),
@@ -254,8 +258,8 @@ impl Stats {
             let entry = self.0.policies.find(&policy.name, || 0);
             policy.most_used = entry.used.as_ref().map(Sketch::read);
         }
-        let most_limited = self.0.sketch.read();
-        StatsSnapshot { most_limited, recent_refusals: self.0.recent.as_ref().map(Recent::read), ..counts }
+        let (most_limited, most_held) = (self.0.sketch.read(), self.0.holders.read());
+        StatsSnapshot { most_limited, most_held, recent_refusals: self.0.recent.as_ref().map(Recent::read), ..counts }
     }
 
     /// Returns what was counted, without keys and refusals.
@@ -270,13 +274,17 @@ impl Stats {
                 name: Arc::clone(&entry.name),
                 totals: entry.cells.totals(),
                 delay: entry.delay.snapshot(),
+                held: entry.held.load(Ordering::Relaxed),
+                held_for: entry.held_for.snapshot(),
                 last_refused_at: (refused_us > 0).then(|| Timestamp::from_micros(refused_us)),
                 five_minutes: rates.short(),
                 hour: rates.long(),
                 most_used: None,
             }
         });
-        let is_seen = |policy: &PolicySnapshot| policy.totals.states.as_flattened().iter().any(|count| *count > 0);
+        let is_seen = |policy: &PolicySnapshot| {
+            policy.has_places() || policy.totals.states.as_flattened().iter().any(|count| *count > 0)
+        };
         let mut policies: Vec<PolicySnapshot> = policies.filter(is_seen).collect();
         let mut outcomes = inner.outcomes.totals();
         outcomes[OutcomeKind::Allowed as usize] += policies.iter().map(|policy| policy.totals.usual).sum::<u64>();
@@ -289,6 +297,7 @@ impl Stats {
             outcomes,
             policies,
             most_limited: Vec::new(),
+            most_held: Vec::new(),
             recent_refusals: None,
             events: inner.events.snapshot(),
             setup_warnings: warnings.filter(|(_, count)| *count > 0).collect(),
@@ -330,7 +339,7 @@ impl Stats {
     /// [`to_prometheus`](Self::to_prometheus). Call it before each scrape, or at an interval. It does not slow requests down.
     ///
     /// The recorder gets totals of counters and gauges. It gets durations since the last call, each as the bound of its
-    /// [bucket](super::HistogramSnapshot::buckets), and those above 10 s as 10 s. So use one `Stats` for one recorder.
+    /// [bucket](super::HistogramSnapshot::buckets), and those above 1,000 s as 1,000 s. So use one `Stats` for one recorder.
     pub fn record_metrics(&self) {
         let mut recorded = lock(&self.0.recorded);
         recorder::record(&self.counts(), &mut recorded);
@@ -399,6 +408,26 @@ impl Inner {
         }
     }
 
+    /// Counts units of a concurrency limit that a request takes. Returns the time.
+    fn count_taken(&self, policy: &Policy, key: &Key, units: u64) -> Timestamp {
+        let now_us = self.now_us();
+        let entry = self.policies.find(policy.name(), || now_us / SHORT_US);
+        entry.held.fetch_add(units, Ordering::Relaxed);
+        self.holders.take(&self.names, &entry.name, self.names.fingerprint(key), key, units);
+        Timestamp::from_micros(now_us)
+    }
+
+    /// Counts units of a concurrency limit that a request returns.
+    fn count_returned(&self, policy: &Policy, key: &Key, units: u64, taken_at: Timestamp) {
+        let now_us = self.now_us();
+        let entry = self.policies.find(policy.name(), || now_us / SHORT_US);
+        // If the clock stepped back, it was held for no time.
+        entry.held_for.record(Timestamp::from_micros(now_us).saturating_since(taken_at));
+        // An application may forward a return whose beginning it did not forward.
+        let _ = entry.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| Some(held.saturating_sub(units)));
+        self.holders.put_back(&entry.name, self.names.fingerprint(key), units);
+    }
+
     fn count(&self, observed: &Observed<'_>) {
         let now_us = self.now_us();
         let (outcome, stripe) = (observed.outcome(), StripeIndex::of_thread());
@@ -457,6 +486,14 @@ impl Observer for Stats {
     fn on_allowed(&self, policy: &Policy, key: &Key, taken: u64, is_near: bool) -> bool {
         self.0.count_allowed(policy, key, taken, is_near);
         true
+    }
+
+    fn on_place_taken(&self, policy: &Policy, key: &Key, units: u64) -> Timestamp {
+        self.0.count_taken(policy, key, units)
+    }
+
+    fn on_place_returned(&self, policy: &Policy, key: &Key, units: u64, taken_at: Timestamp) {
+        self.0.count_returned(policy, key, units, taken_at);
     }
 
     fn on_setup_warning(&self, setup_warning: &SetupWarning) {

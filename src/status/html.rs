@@ -4,13 +4,13 @@ use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
 use super::request::{EXTENSION, ExplainForm};
-use super::text::{About, Count, Rate, Share, Text, millis};
+use super::text::{About, Count, Rate, Roughly, Share, Text, millis};
 use super::view::{Row, Sums, View};
 use super::{chart, keys, states};
 use crate::limiter::Occupancy;
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
-use crate::stats::StatsSnapshot;
+use crate::stats::{PolicySnapshot, StatsSnapshot};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -81,6 +81,7 @@ fn write(html: &mut String, view: &View, refresh: bool) -> fmt::Result {
     keys_of_layers(html, view)?;
     keys::most_limited(html, view)?;
     keys::most_used(html, view)?;
+    keys::most_held(html, view)?;
     keys::recent(html, view)?;
     switches(html, view)?;
     explain(html, view)?;
@@ -168,7 +169,11 @@ fn tiles(html: &mut String, view: &View) -> fmt::Result {
         }
     }
     if events.waiting() > 0 {
-        tile(html, Count(events.waiting()), "waiting for their departure", false)?;
+        tile(html, Count(events.waiting()), "waiting for their departure, or in line", false)?;
+    }
+    let held = stats.policies().iter().map(PolicySnapshot::held).fold(0, u64::saturating_add);
+    if held > 0 {
+        tile(html, Count(held), "places held by requests in flight", false)?;
     }
     if let Some(rules) = &view.rules {
         let label =
@@ -270,7 +275,11 @@ fn policy(html: &mut String, row: &Row, view: &View) -> fmt::Result {
         layers += &format!(" and {more} more");
     }
     let of = (view.layers.len() > 1 && !layers.is_empty()).then(|| format!(" · {}", Text(&layers)));
-    write!(html, "<div class=\"quota\">{several}{}{}</div></td>", quotas.join(" · "), of.unwrap_or_default())?;
+    write!(html, "<div class=\"quota\">{several}{}{}</div>", quotas.join(" · "), of.unwrap_or_default())?;
+    if let Some(stats) = row.stats.as_ref().filter(|stats| stats.has_places()) {
+        places(html, stats)?;
+    }
+    html.push_str("</td>");
     let (recent, hour) = (Sums::of(row.five_minutes()), Sums::of(row.hour()));
     for (buckets, sums, span) in [(row.five_minutes(), recent, "five minutes"), (row.hour(), hour, "hour")] {
         write!(html, "<td class=\"chart\" data-of=\"{span}\">")?;
@@ -288,6 +297,21 @@ fn policy(html: &mut String, row: &Row, view: &View) -> fmt::Result {
         Some(ago) => write!(html, "<td class=\"num\" data-of=\"last refused\">{} ago</td></tr>", About(ago)),
         None => write!(html, "<td class=\"num\" data-of=\"last refused\">never</td></tr>"),
     }
+}
+
+/// Writes how much of a concurrency limit is held now, and for how long requests held it.
+fn places(html: &mut String, stats: &PolicySnapshot) -> fmt::Result {
+    write!(html, "<div class=\"quota\">{} held now", Count(stats.held()))?;
+    let held_for = stats.held_for();
+    match (held_for.percentile(50), held_for.percentile(99)) {
+        (Some(half), Some(most)) => {
+            write!(html, " · half for up to {}, 99 % for up to {}", Roughly(half), Roughly(most))?;
+        }
+        (Some(half), None) => write!(html, " · half for up to {}", Roughly(half))?,
+        _ => {}
+    }
+    html.push_str("</div>");
+    Ok(())
 }
 
 fn switches(html: &mut String, view: &View) -> fmt::Result {

@@ -16,6 +16,9 @@ use crate::time::Utc;
 /// The most keys that are listed of those that use most of a policy.
 const USED_MAX: usize = 20;
 
+/// The most keys that are listed of those that hold most.
+const HELD_MAX: usize = 100;
+
 /// Writes the page as a JSON object.
 pub(super) fn render(view: &View) -> String {
     let (stats, events) = (&view.stats, view.stats.events());
@@ -40,6 +43,7 @@ pub(super) fn render(view: &View) -> String {
         object.end();
     });
     object.list("most_limited", stats.most_limited(), |json, key| top_key(json, key, "refusals"));
+    object.list("most_held", stats.most_held().iter().take(HELD_MAX), |json, key| top_key(json, key, "units"));
     recent(&mut object, view, stats.recent_refusals());
     {
         let mut limiter = Object::begin(object.field("limiter"));
@@ -173,6 +177,10 @@ fn policy(json: &mut String, row: &Row, view: &View) {
     object.text_or_null("mode", row.mode.map(Mode::as_str));
     object.micros("last_refused_us_ago", row.refused_ago(&view.stats));
     object.or_null("units", row.stats.as_ref().map(PolicySnapshot::units));
+    let places = row.stats.as_ref().filter(|stats| stats.has_places());
+    object.or_null("held", places.map(PolicySnapshot::held));
+    object.micros("held_p50_us", places.and_then(|stats| stats.held_for().percentile(50)));
+    object.micros("held_p99_us", places.and_then(|stats| stats.held_for().percentile(99)));
     match row.stats.as_ref().filter(|stats| stats.counts_use()) {
         Some(stats) => {
             let most_used = stats.most_used().iter().take(USED_MAX);
@@ -186,7 +194,7 @@ fn policy(json: &mut String, row: &Row, view: &View) {
     object.end();
 }
 
-/// Writes a key that is refused most, or uses most, with its count under this name.
+/// Writes a key that is refused most, uses most, or holds most, with its count under this name.
 fn top_key(json: &mut String, key: &TopKey, count: &str) {
     let mut object = Object::begin(json);
     object.text("policy", key.policy());

@@ -1,4 +1,4 @@
-//! The keys on the page: recent refusals, and who is refused most.
+//! The keys on the page: recent refusals, and those that are refused most, use most, or hold most.
 
 use std::fmt::{self, Write as _};
 
@@ -38,17 +38,28 @@ const EXPLAIN_KEY: &str =
 
 /// Lists the keys that are refused most.
 pub(super) fn most_limited(html: &mut String, view: &View) -> fmt::Result {
-    top(html, "Refused most, of late", "refusals", view.stats.most_limited().iter().take(KEYS_MAX))
+    top(html, "Refused most, of late", ("refusals", "about "), view.stats.most_limited().iter().take(KEYS_MAX))
 }
 
 /// Lists the keys that use most of each policy.
 pub(super) fn most_used(html: &mut String, view: &View) -> fmt::Result {
     let policies = view.rows.iter().filter_map(|row| row.stats.as_ref());
     let keys = policies.flat_map(|policy| policy.most_used().iter().take(USED_EACH_MAX));
-    top(html, "Used most, of late", "units", keys.take(KEYS_MAX))
+    top(html, "Used most, of late", ("units", "about "), keys.take(KEYS_MAX))
 }
 
-fn top<'a>(html: &mut String, title: &str, counted: &str, keys: impl Iterator<Item = &'a TopKey>) -> fmt::Result {
+/// Lists the keys that hold most units of concurrency limits.
+pub(super) fn most_held(html: &mut String, view: &View) -> fmt::Result {
+    top(html, "Hold most, now", ("places", ""), view.stats.most_held().iter().take(KEYS_MAX))
+}
+
+/// Lists keys with their counts: the word for what is counted, and one before each number.
+fn top<'a>(
+    html: &mut String,
+    title: &str,
+    (counted, about): (&str, &str),
+    keys: impl Iterator<Item = &'a TopKey>,
+) -> fmt::Result {
     let mut keys = keys.peekable();
     if keys.peek().is_none() {
         return Ok(());
@@ -62,7 +73,7 @@ fn top<'a>(html: &mut String, title: &str, counted: &str, keys: impl Iterator<It
         key_cell(html, key.name(), &key.fingerprint(), key.kept().is_some())?;
         write!(
             html,
-            "<td data-of=\"policy\">{}</td><td class=\"num\" data-of=\"{counted}\">about {}{error}</td></tr>",
+            "<td data-of=\"policy\">{}</td><td class=\"num\" data-of=\"{counted}\">{about}{}{error}</td></tr>",
             Text(key.policy()),
             Count(key.count())
         )?;

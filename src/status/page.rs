@@ -36,8 +36,8 @@ use crate::stats::Stats;
 /// A service that shows what layers do: a page for people, and JSON for programs that accept it and no HTML.
 ///
 /// It shows what a [`Stats`] has counted: for each policy the requests of the last five minutes and of the last hour,
-/// the shares that were near and over the limit, the keys that are refused most, and the
-/// [last refusals](crate::observe::StatsBuilder::max_recent_refusals), if they are kept. With the
+/// the shares that were near and over the limit, the places that are held, the keys that are refused most and that hold
+/// most, and the [last refusals](crate::observe::StatsBuilder::max_recent_refusals), if they are kept. With the
 /// [layers](Self::layer) it also shows quotas, modes and setup warnings, how full a limiter in memory is, and explains
 /// what would happen to a request.
 ///

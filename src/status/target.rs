@@ -67,7 +67,7 @@ impl ListedKey {
     /// Finds a listed key by its fingerprint.
     pub(super) fn find(stats: &StatsSnapshot, fingerprint: &str) -> Result<Self, Wrong> {
         let used = stats.policies().iter().flat_map(|policy| policy.most_used());
-        let top = stats.most_limited().iter().chain(used);
+        let top = stats.most_limited().iter().chain(stats.most_held()).chain(used);
         let top = top.map(|key| (key.fingerprint(), key.kept(), Some(key.policy())));
         let recent = stats.recent_refusals().iter().map(|refusal| {
             let policy = refusal.status().map(|status| status.policy().name());

@@ -100,7 +100,7 @@ impl Display for Roughly {
 pub(super) fn millis(duration: Option<Duration>) -> String {
     match duration {
         Some(duration) => format!("≤ {} ms", duration.as_micros() as f64 / 1_000.0),
-        None => "> 10 s".to_owned(),
+        None => "> 1,000 s".to_owned(),
     }
 }
 

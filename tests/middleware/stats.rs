@@ -3,19 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
 use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::clock::ManualClock;
-use tower_ratelimit::limiter::{BoxLimiter, FallbackLimiter};
+use tower_ratelimit::clock::{ManualClock, Timestamp};
+use tower_ratelimit::limiter::{BoxLimiter, FallbackLimiter, Place};
+use tower_ratelimit::middleware::InFlight;
 use tower_ratelimit::observe::{
     LimiterEvent, Observed, Observer, OutcomeKind, PolicyState, SetupWarningKind, Stats, StatsSnapshot,
 };
 use tower_ratelimit::rules::{Descriptor, DescriptorRequest, Rules};
-use tower_ratelimit::{Head, Key, MemoryLimiter, Mode, OnError, Quota, RateLimitLayer, Rule, key, limiter::Limiter};
+use tower_ratelimit::{
+    Head, Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, Rule, key, limiter::Limiter,
+};
 
 use crate::support::shop::{MS, Shop, queue};
 use crate::support::{Events, Scripted, memory};
@@ -487,6 +491,112 @@ fn waiting_requests_are_counted_until_they_depart_or_leave() {
     assert_eq!((snapshot.requests(OutcomeKind::Delayed), snapshot.requests(OutcomeKind::Abandoned)), (2, 1));
     assert_eq!((queue.delay().count(), queue.delay().sum()), (2, Duration::from_millis(30)));
     assert_eq!(queue.units(), 3, "the units of a request that left are refunded");
+}
+
+/// Sends a request of a user, and returns its response, which holds what the request took.
+async fn hold(layer: &RateLimitLayer<MemoryLimiter>, user: &str) -> Response<Body> {
+    let answer =
+        async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::from("not over while it is not read")));
+    let request = Request::builder().header("key", user).body(Body::empty()).unwrap();
+    layer.layer(service_fn(answer)).oneshot(request).await.unwrap()
+}
+
+#[tokio::test]
+async fn places_are_counted_while_they_are_held_and_timed_after() {
+    let clock = ManualClock::new();
+    let stats = Stats::builder().clock(clock.clone()).reveal(|key| Some(key.display().to_string())).build();
+    let exports = Rule::new("exports", Quota::concurrent(4)).unwrap().cost(|_| 2);
+    let layer = RateLimitLayer::new(memory(&clock), exports, key::header("key"))
+        .and(rule("client", 100), key::header("key"))
+        .observer(stats.clone());
+    let (ada, again, bob) = (hold(&layer, "ada").await, hold(&layer, "ada").await, hold(&layer, "bob").await);
+    assert_eq!(hold(&layer, "ada").await.status(), 429, "what is refused holds nothing");
+    let held = |stats: &Stats| {
+        let snapshot = stats.snapshot();
+        let keys = snapshot.most_held().iter().map(|key| (key.name().unwrap_or("-").to_owned(), key.count()));
+        (of(&snapshot, "exports").held(), of(&snapshot, "exports").held_for().count(), keys.collect::<Vec<_>>())
+    };
+    assert_eq!(held(&stats), (6, 0, vec![("ada".to_owned(), 4), ("-".to_owned(), 2)]));
+    clock.advance(Duration::from_secs(20));
+    drop(ada);
+    clock.advance(Duration::from_secs(60));
+    drop((again, bob));
+    assert_eq!(held(&stats), (0, 3, vec![]));
+    let snapshot = stats.snapshot();
+    let (exports, client) = (of(&snapshot, "exports"), of(&snapshot, "client"));
+    assert_eq!(exports.held_for().sum(), Duration::from_secs(20 + 80 + 80));
+    assert_eq!(exports.held_for().percentile(50), Some(Duration::from_secs(100)));
+    assert_eq!((client.held(), client.held_for().count()), (0, 0), "a rate holds nothing");
+
+    let text = stats.to_prometheus();
+    let places = |name: &str, labels: &[(&str, &str)]| value(&text, name, &[&[("policy", "exports")], labels].concat());
+    assert_eq!(places("ratelimit_places_held", &[]), Some(0.0));
+    assert_eq!(places("ratelimit_place_held_seconds_bucket", &[("le", "30")]), Some(1.0));
+    assert_eq!(places("ratelimit_place_held_seconds_count", &[]), Some(3.0));
+    assert_eq!(value(&text, "ratelimit_places_held", &[("policy", "client")]), None);
+}
+
+#[tokio::test]
+async fn place_that_a_handler_keeps_is_counted_until_it_ends() {
+    let (clock, limiter) = (ManualClock::new(), memory(&ManualClock::new()));
+    let stats = Stats::builder().clock(clock.clone()).build();
+    let layer = RateLimitLayer::new(limiter, Rule::new("jobs", Quota::concurrent(1)).unwrap(), key::header("key"));
+    let layer = layer.observer(stats.clone());
+    let work = async |request: Request<Body>| {
+        let place = request.extensions().get::<InFlight>().unwrap().hold().unwrap();
+        let mut response = Response::new(Body::empty());
+        response.extensions_mut().insert(Arc::new(place));
+        Ok::<_, Infallible>(response)
+    };
+    let request = Request::builder().header("key", "ada").body(Body::empty()).unwrap();
+    let (mut head, body) = layer.layer(service_fn(work)).oneshot(request).await.unwrap().into_parts();
+    let place = head.extensions.remove::<Arc<Place>>().unwrap();
+    drop(body);
+    // A reset lets another request in, and what runs is still counted.
+    layer.reset(&Key::of("ada").unwrap()).await.unwrap();
+    let other = hold(&layer, "ada").await;
+    assert_eq!((other.status().as_u16(), of(&stats.snapshot(), "jobs").held()), (200, 2));
+    clock.advance(Duration::from_secs(7));
+    drop((place, other));
+    let snapshot = stats.snapshot();
+    assert_eq!((of(&snapshot, "jobs").held(), of(&snapshot, "jobs").held_for().sum()), (0, Duration::from_secs(14)));
+}
+
+/// Counts, and panics when something is taken, returned, or both.
+struct PanicsAtPlaces {
+    stats: Stats,
+    at: [bool; 2],
+}
+
+impl Observer for PanicsAtPlaces {
+    fn on_place_taken(&self, policy: &Policy, key: &Key, units: u64) -> Timestamp {
+        let taken_at = self.stats.on_place_taken(policy, key, units);
+        if self.at[0] {
+            std::panic::resume_unwind(Box::new("the observer panics"));
+        }
+        taken_at
+    }
+
+    fn on_place_returned(&self, policy: &Policy, key: &Key, units: u64, taken_at: Timestamp) {
+        self.stats.on_place_returned(policy, key, units, taken_at);
+        if self.at[1] {
+            std::panic::resume_unwind(Box::new("the observer panics"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn observer_that_panics_about_a_place_keeps_none() {
+    for at in [[true, false], [false, true], [true, true]] {
+        let (stats, limiter) = (Stats::new(), memory(&ManualClock::new()));
+        let rule = Rule::new("exports", Quota::concurrent(1)).unwrap();
+        let layer = RateLimitLayer::new(limiter.clone(), rule, key::header("key"));
+        let layer = layer.observer(PanicsAtPlaces { stats, at });
+        let sent = tokio::spawn(async move { drop(hold(&layer, "ada").await) }).await;
+        assert_eq!(sent.is_err(), at[0], "{at:?}");
+        let policy = Policy::new("exports", Quota::concurrent(1)).unwrap();
+        assert_eq!(limiter.peek_one(&policy, &Key::of("ada").unwrap(), 0).remaining(), 1, "{at:?}");
+    }
 }
 
 #[tokio::test]

@@ -130,6 +130,41 @@ async fn keys_that_use_most_are_shown_if_they_are_counted() {
 }
 
 #[tokio::test]
+async fn places_are_shown_while_they_are_held() {
+    let world = World::new();
+    let exports = Rule::new("exports", Quota::concurrent(3)).unwrap();
+    let layer = RateLimitLayer::new(memory(&world.clock), exports, key::peer_ip()).observer(world.stats.clone());
+    let page = world.page.clone().layer("exports", &layer);
+    let answer =
+        |_: Request<Body>| std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(Body::from("slow"))));
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let mut request = Request::new(Body::empty());
+        request.extensions_mut().insert(key::PeerAddr::from(IpAddr::from([192, 0, 2, 1])));
+        held.push(layer.layer(service_fn(answer)).oneshot(request).await.unwrap());
+    }
+    world.clock.advance(std::time::Duration::from_secs(20));
+    held.remove(0);
+    let shown = json(&page).await;
+    let row = |name| shown["policies"].as_array().unwrap().iter().find(|policy| policy["name"] == name).unwrap();
+    let (row, client) = (row("exports"), &row("client")["held"]);
+    assert_eq!(
+        (&row["held"], &row["held_p50_us"], &row["held_p99_us"]),
+        (&2.into(), &30_000_000.into(), &30_000_000.into())
+    );
+    let most = &shown["most_held"][0];
+    assert_eq!((&most["policy"], &most["units"], client), (&"exports".into(), &2.into(), &Value::Null));
+    let (_, html) = text(&page, Request::get("/").body(Body::empty()).unwrap()).await;
+    assert!(html.contains("<b>2</b><span>places held by requests in flight"), "{html}");
+    assert!(html.contains("2 held now · half for up to 30s, 99 % for up to 30s"), "{html}");
+    let (_, most_held) = html.split_once("<h2>Hold most, now</h2>").unwrap();
+    assert!(most_held.contains("data-of=\"places\">2</td>") && most_held.contains("&lt;b&gt;"), "{most_held}");
+    held.clear();
+    let (_, html) = text(&page, Request::get("/").body(Body::empty()).unwrap()).await;
+    assert!(html.contains("0 held now") && !html.contains("Hold most, now"), "{html}");
+}
+
+#[tokio::test]
 async fn recent_refusals_are_shown_and_beside_an_explanation() {
     let world = World::new();
     world.send(6).await;

@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use axum::Router;
 use serde_json::Value;
-use tower_ratelimit::clock::ManualClock;
-use tower_ratelimit::clock::TokioTimer;
+use tower_ratelimit::clock::{ManualClock, Timestamp, TokioTimer};
 use tower_ratelimit::limiter::{StoreErrorKind, memory::OnFull};
 use tower_ratelimit::observe::{LimiterEvent, Observer, Stats};
 use tower_ratelimit::rules::Rules;
-use tower_ratelimit::{MemoryLimiter, Mode, Quota, RateLimitLayer, RedisLimiter, Rule, key};
+use tower_ratelimit::{Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, RedisLimiter, Rule, key};
 
 use crate::prometheus::{Prometheus, Sample, of_totals};
 use crate::redis_server::Server;
@@ -105,6 +104,7 @@ fn every_query_of_the_dashboard_counts_to_the_unit() {
     let port = serve(&runtime, app);
     let prometheus = Prometheus::start(&[("shop".to_owned(), port, "/metrics".to_owned())]);
 
+    let exports = Policy::new("exports", Quota::concurrent(3)).unwrap();
     // Twice, with a scrape between: Prometheus sees no rate in a counter that was never smaller.
     let half = |first: bool| {
         let statuses = send(port, "/three", 0..50);
@@ -121,6 +121,10 @@ fn every_query_of_the_dashboard_counts_to_the_unit() {
         stats.on_limiter_event(&LimiterEvent::store_checked(Duration::ZERO, Some(StoreErrorKind::Timeout)));
         stats.on_limiter_event(&LimiterEvent::evicted(true));
         stats.on_limiter_event(&LimiterEvent::TooManyQuotas);
+        // One of two requests ends after some 20 seconds.
+        let [_, taken_at] = [(); 2].map(|()| stats.on_place_taken(&exports, &Key::global(), 1));
+        let taken_at = Timestamp::from_micros(taken_at.as_micros() - 20_000_000);
+        stats.on_place_returned(&exports, &Key::global(), 1, taken_at);
         assert_eq!(send(port, "/keyless", 0..3), [400; 3]);
         assert_eq!(send(port, "/rules", 0..4), [200; 4]);
         rules.replace(rules_of(if first { 2_000 } else { 3_000 })).unwrap();
@@ -164,6 +168,9 @@ fn every_query_of_the_dashboard_counts_to_the_unit() {
         (("Versions of quotas", "B"), vec![row("", 2.0)]),
         (("Setup warnings", "A"), vec![row("no-queue", 1.0)]),
         (("Requests without a key", "A"), vec![row("", 6.0)]),
+        (("Places held", "A"), vec![row("exports", 2.0)]),
+        (("How long places are held", "A"), vec![row("", 20.0)]),
+        (("How long places are held", "B"), vec![row("", 29.8)]),
     ]);
     let mut seen = BTreeSet::new();
     for (title, name, query) in targets() {

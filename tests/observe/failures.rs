@@ -7,7 +7,7 @@ use axum::Router;
 use tower_ratelimit::limiter::{BoxLimiter, FallbackLimiter, StoreErrorKind};
 use tower_ratelimit::observe::{LimiterEvent, Observer, Stats};
 use tower_ratelimit::rules::Rules;
-use tower_ratelimit::{MemoryLimiter, OnError, Quota, RateLimitLayer, RedisLimiter, Rule, key};
+use tower_ratelimit::{Key, MemoryLimiter, OnError, Policy, Quota, RateLimitLayer, RedisLimiter, Rule, key};
 
 use crate::prometheus::Prometheus;
 use crate::redis_server::{Server, free_port};
@@ -58,7 +58,7 @@ fn alerts_see_every_failure_of_redis() {
         }
     }
     // One that refuses a quarter of its requests, one whose requests have no key, one whose rules are refused, one that
-    // loses corrections, and one that forgets keys.
+    // loses corrections, and one that forgets keys and whose place is never returned.
     let [refuses, keyless, rules, loses, forgets] = [(); 5].map(|()| Stats::new());
     let policy = Rule::new("client", Quota::per_hour(15)).unwrap();
     let layer = RateLimitLayer::new(memory(), policy, key::global()).observer(refuses.clone());
@@ -73,6 +73,9 @@ fn alerts_see_every_failure_of_redis() {
         app = app.merge(metrics(&format!("/{job}/metrics"), stats));
         jobs.push(job.to_owned());
     }
+    let exports = Policy::new("exports", Quota::concurrent(2)).unwrap();
+    // It is never returned.
+    forgets.on_place_taken(&exports, &Key::global(), 1);
     let port = serve(&runtime, app);
     let targets: Vec<_> = jobs.iter().map(|job| (job.clone(), port, format!("/{job}/metrics"))).collect();
     let prometheus = Prometheus::start(&targets);
@@ -133,6 +136,7 @@ fn alerts_see_every_failure_of_redis() {
         ("RateLimitServerDown", of(&["dead-allow", "dead-deny", "dead-fallback"])),
         ("RateLimitCorrectionsLost", of(&["loses"])),
         ("RateLimitPlacesForgotten", of(&["loses"])),
+        ("RateLimitPlacesStuck", of(&["forgets"])),
         ("RateLimitRulesRefused", of(&["rules"])),
         ("RateLimitKeyMissing", of(&["keyless"])),
         ("RateLimitForgetsKeys", of(&["forgets"])),
