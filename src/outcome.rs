@@ -324,6 +324,7 @@ impl fmt::Debug for Observed<'_> {
 /// | [`on_outcome`](Self::on_outcome), [`on_allowed`](Self::on_allowed) | decided requests | a layer | [its own](crate::RateLimitLayer::observer) |
 /// | [`on_setup_warning`](Self::on_setup_warning) | likely misconfigurations | a layer | its own |
 /// | [`on_layer_event`](Self::on_layer_event) | requests that wait | a layer | its own |
+/// | [`on_place_taken`](Self::on_place_taken), [`on_place_returned`](Self::on_place_returned) | places of requests in flight | a layer | its own |
 /// | [`on_limiter_event`](Self::on_limiter_event) | what happens to a limiter and its store | the limiter | those of its builder and of the layers over it, each once |
 /// | | a limiter's errors, as [`Failed`](LimiterEvent::Failed) | a layer | its own |
 /// | [`on_rules_event`](Self::on_rules_event) | rules of a file that are loaded or refused | the rules | those of the layers that use the rules |
