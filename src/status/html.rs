@@ -15,7 +15,7 @@ use crate::stats::{PolicySnapshot, StatsSnapshot};
 const STYLE: &str = include_str!("style.css");
 
 /// The policy of the page's content: its own style, by the hash of that, and nothing else.
-pub(super) const CONTENT_POLICY: &str = "default-src 'none'; style-src 'sha256-9KCDRTaXs7b3KOGGfw4pjIvvoLjrAXIgURR3P8961WM='; \
+pub(super) const CONTENT_POLICY: &str = "default-src 'none'; style-src 'sha256-WNG9bjCyXcdOB3DufIzdHLh8oQ3NnyH8Y6OLc6U6mjM='; \
                                          img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
 /// The hatching of requests over a limit, which all charts use.
@@ -225,9 +225,9 @@ fn policies(html: &mut String, view: &View) -> fmt::Result {
         return Ok(());
     }
     html.push_str(
-        "<p class=\"soft key\">Requests <i class=\"a\"></i>within the limit \
-         <i class=\"b\"></i>near it \
-         <i class=\"c\"></i>over it</p>",
+        "<p class=\"soft key\">Requests <span><i class=\"a\"></i>within the limit</span> \
+         <span><i class=\"b\"></i>near it</span> \
+         <span><i class=\"c\"></i>over it</span></p>",
     );
     let is_idle = |row: &&Row| Sums::of(row.hour()).all() == 0;
     let (idle, busy): (Vec<&Row>, Vec<&Row>) = view.rows.iter().partition(is_idle);
@@ -304,6 +304,7 @@ fn places(html: &mut String, stats: &PolicySnapshot) -> fmt::Result {
     write!(html, "<div class=\"quota\">{} held now", Count(stats.held()))?;
     let held_for = stats.held_for();
     match (held_for.percentile(50), held_for.percentile(99)) {
+        (Some(half), Some(most)) if half == most => write!(html, " · 99 % for up to {}", Roughly(most))?,
         (Some(half), Some(most)) => {
             write!(html, " · half for up to {}, 99 % for up to {}", Roughly(half), Roughly(most))?;
         }
