@@ -241,6 +241,47 @@ fn key_without_room_is_denied_for_an_unknown_time() {
     }
 }
 
+/// A key that returned its last place keeps its slot for a while. That must not depend on when the clock is there again.
+#[test]
+fn returned_places_are_room_after_a_step_of_the_clock() {
+    for (on_full, step) in [(OnFull::Evict, 3), (OnFull::Evict, 86_400), (OnFull::Deny, 86_400)] {
+        let clock = ManualClock::new();
+        let builder = MemoryLimiter::builder().max_keys(10).on_full(on_full).clock(clock.clone());
+        let limiter = builder.build().expect("the setup is possible");
+        for n in 0..1_000 {
+            let held = limiter.hold(&exports(3), &key(n), 1);
+            drop(held.unwrap_or_else(|_| panic!("{on_full:?}: key {n} finds what others returned")));
+        }
+        clock.set(Timestamp::from_micros(clock.now().as_micros() - step * 1_000_000));
+        for n in 1_000..2_000 {
+            let held = limiter.hold(&exports(3), &key(n), 1);
+            drop(held.unwrap_or_else(|_| panic!("{on_full:?}: key {n} finds what others returned, {step} s before")));
+        }
+    }
+}
+
+/// Panics at each reading after the first ones.
+#[derive(Debug, Default)]
+struct Breaking(AtomicU64);
+
+impl Clock for Breaking {
+    fn now(&self) -> Timestamp {
+        assert!(self.0.fetch_add(1, Ordering::Relaxed) < 100, "a clock's own trouble");
+        Timestamp::from_micros(1_790_000_000_000_000)
+    }
+}
+
+#[test]
+fn place_is_returned_although_the_clock_panics() {
+    let clock = Arc::new(Breaking::default());
+    let builder = MemoryLimiter::builder().max_keys(10).clock(Arc::clone(&clock));
+    let limiter = builder.build().expect("the setup is possible");
+    let place = limiter.hold(&exports(1), &key(1), 1).expect("one is free");
+    clock.0.store(100, Ordering::Relaxed);
+    drop(place);
+    assert!(limiter.hold(&exports(1), &key(1), 1).is_ok(), "it is free again");
+}
+
 /// Panics at each event.
 struct Panics;
 
@@ -324,7 +365,7 @@ impl Clock for Readings {
 }
 
 #[test]
-fn held_units_need_no_clock() {
+fn clock_is_read_only_for_the_last_place_that_is_returned() {
     let readings = Readings::default();
     let builder = MemoryLimiter::builder().max_keys(100).clock(readings.clone());
     let (limiter, policy) = (builder.build().expect("the setup is possible"), exports(3));
@@ -332,6 +373,7 @@ fn held_units_need_no_clock() {
     let before = readings.0.load(Ordering::Relaxed);
     let held: Vec<_> = (0..5).map(|_| limiter.hold(&policy, &key(1), 1)).collect();
     assert_eq!(held.iter().filter(|place| place.is_ok()).count(), 3);
-    drop(held);
     assert_eq!(readings.0.load(Ordering::Relaxed), before);
+    drop(held);
+    assert_eq!(readings.0.load(Ordering::Relaxed), before + 1);
 }

@@ -143,12 +143,22 @@ mod tests {
 
         /// How many of the keys are found on the short way.
         fn found_at_once(&self, keys: std::ops::Range<u64>) -> usize {
-            let (store, version) = (&self.store, self.store.version(&self.policy));
+            let store = &self.store;
             let look = |key| {
-                let key = store.fingerprint(&self.policy, &Key::of(key).expect("it is short"));
+                let hold = store.hold(&self.policy, &Key::of(key).expect("it is short"));
+                let (key, version) = (hold.key, hold.version());
                 store.table.look(&store.table.prefetch(key)?, key, version)
             };
             keys.filter_map(look).count()
+        }
+
+        /// Takes a place of each key, and returns it.
+        fn visit(&self, keys: std::ops::Range<u64>) {
+            for key in keys {
+                let key = Key::of(key).expect("it is short");
+                let receipt = self.store.charge(Charge::new(&self.policy, &key)).take_receipt().expect("one is free");
+                self.store.release(&self.policy, &key, &receipt);
+            }
         }
 
         fn slots_in_use(&self) -> usize {
@@ -194,6 +204,27 @@ mod tests {
         let keys = Keys::new();
         for round in 0..100 {
             keys.charge(1_000 * round..1_000 * (round + 1));
+            keys.clock.advance(Duration::from_secs(12));
+        }
+        assert!(keys.slots_in_use() < 5_000, "{} slots for a thousand keys", keys.slots_in_use());
+    }
+
+    #[test]
+    fn keys_that_returned_their_places_keep_their_slots() {
+        let keys = Keys { policy: Policy::from(Quota::concurrent(1)), ..Keys::new() };
+        for _ in 0..20 {
+            keys.visit(0..20_000);
+            keys.clock.advance(Duration::from_secs(2));
+        }
+        assert_eq!(keys.found_at_once(0..20_000), 20_000);
+        assert!(keys.slots_in_use() <= 4 * 20_000, "{} slots", keys.slots_in_use());
+    }
+
+    #[test]
+    fn places_of_keys_that_never_come_back_leave_the_table_small() {
+        let keys = Keys { policy: Policy::from(Quota::concurrent(1)), ..Keys::new() };
+        for round in 0..100 {
+            keys.visit(1_000 * round..1_000 * (round + 1));
             keys.clock.advance(Duration::from_secs(12));
         }
         assert!(keys.slots_in_use() < 5_000, "{} slots for a thousand keys", keys.slots_in_use());

@@ -432,6 +432,21 @@ fn place_that_is_returned_while_another_is_taken_is_free_again() {
 }
 
 #[test]
+fn last_place_is_returned_once_while_another_thread_asks() {
+    loom::model(|| {
+        let limiter = held(1);
+        let first = limiter.take_receipt().expect("none is held");
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.release(&first));
+        let second = limiter.take_receipt();
+        thread.join().expect("the thread ends");
+        assert_eq!(limiter.remaining(), u64::from(second.is_none()));
+        second.iter().for_each(|receipt| limiter.release(receipt));
+        assert_eq!((limiter.remaining(), limiter.live().len()), (1, 1));
+    });
+}
+
+#[test]
 fn new_key_of_two_threads_gets_one_slot_and_two_places() {
     model(3, || {
         let limiter = Limiter::new(Quota::concurrent(3));

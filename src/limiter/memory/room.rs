@@ -9,11 +9,11 @@ use crate::sync::Ordering;
 use super::entry_arena::Chain;
 use super::events::Events;
 use super::setup::OnFull;
-use super::slot_table::{Claim, Fingerprint, Growth, Place, SLOTS_PER_LINE, Seen, version_of};
+use super::slot_table::{Claim, Fingerprint, Growth, HELD_VERSION, Place, SLOTS_PER_LINE, Seen, version_of};
 use super::state::State;
 use super::store::Store;
 use super::versions::{Known, UNNAMED, word_layout};
-use super::word::{NO_STATE, Now, block_of, expiry_of, is_expired};
+use super::word::{Held, NO_STATE, Now, block_of, expiry_of, is_expired, is_returned_after};
 
 /// The number of times that a key's lines are searched again if another thread was quicker.
 const ATTEMPTS: usize = 16;
@@ -135,11 +135,18 @@ impl Store {
     }
 
     pub(super) fn is_free(&self, seen: Seen<'_>, now: Now) -> bool {
-        is_expired(seen.word, self.versions.form(version_of(seen.tag)).shift(), now)
+        let version = version_of(seen.tag);
+        is_expired(seen.word, self.versions.form(version).shift(), now)
+            // Or it would keep its slot until the clock is there again.
+            || version == HELD_VERSION && is_returned_after(seen.word, now, KEPT_US)
     }
 
+    /// Returns whether a state stays where it is while it counts. A key of which nothing is held any more has none.
     fn is_pinned(&self, seen: Seen<'_>) -> bool {
-        self.versions.form(version_of(seen.tag)).is_pinned()
+        match version_of(seen.tag) {
+            HELD_VERSION => Held::unpack(seen.word).is_some(),
+            version => self.versions.form(version).is_pinned(),
+        }
     }
 
     /// Returns the number of pinned states in a slot's line.
@@ -223,14 +230,16 @@ impl Store {
 
     /// Returns what a state is worth; `None` if it may not be forgotten, or another thread holds it.
     fn worth(&self, seen: Seen<'_>, known: &Known, now: Now) -> Option<Worth> {
-        let version = version_of(seen.tag);
-        let form = self.versions.form(version);
-        if form.is_pinned() {
+        if self.is_pinned(seen) {
             return None;
         }
-        let expires = expiry_of(seen.word, form.shift());
-        if version == UNNAMED {
-            return self.worth_unnamed(seen, expires, now);
+        let version = version_of(seen.tag);
+        let expires = expiry_of(seen.word, self.versions.form(version).shift());
+        match version {
+            UNNAMED => return self.worth_unnamed(seen, expires, now),
+            // Nothing is held any more. The clock has stepped back since the last return.
+            HELD_VERSION => return Some(Worth { rank: Rank::Left, used: 0, expires }),
+            _ => {}
         }
         let rules = known.policy(version)?.quota().decider();
         let is_word = word_layout(rules, version).is_some();

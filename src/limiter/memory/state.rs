@@ -92,6 +92,11 @@ impl<'a> Hold<'a> {
         }
     }
 
+    #[cfg(all(test, not(ratelimit_loom)))]
+    pub(super) fn version(&self) -> u16 {
+        self.version
+    }
+
     pub(super) fn change_nothing(&mut self) {
         self.change = Change::Nothing;
     }
@@ -363,7 +368,8 @@ impl Store {
                     self.store_chain(*key, chain, Some(pair.at.saturating_add(1)), now)
                 }
             },
-            (Change::Held(held), _) => held.pack(),
+            (Change::Held(held), _) if held.units > 0 => held.pack(),
+            (Change::Held(_), _) => HeldUnits::returned(now),
             (Change::Clear, _) => {
                 self.free_chain(*key, chain);
                 NO_STATE

@@ -124,13 +124,27 @@ impl Held {
     #[inline]
     pub(super) fn unpack(word: u64) -> Option<Self> {
         let held = Self { units: word & ((1 << UNIT_BITS) - 1), run: Self::run_after(word >> UNIT_BITS) };
-        (word != NO_STATE).then_some(held)
+        (word >= HELD).then_some(held)
     }
 
+    /// Packs units, of which there is at least one.
     #[inline]
     pub(super) fn pack(self) -> u64 {
-        if self.units == 0 { NO_STATE } else { HELD | self.run << UNIT_BITS | self.units }
+        debug_assert!(self.units > 0, "what is held is a state");
+        HELD | self.run << UNIT_BITS | self.units
     }
+
+    /// Returns the word of a key of which nothing is held from `now` on. It is that of a state that has just expired, so
+    /// the key keeps its slot for a while, as a key of any other quota does.
+    #[inline]
+    pub(super) fn returned(now: Now) -> u64 {
+        now.relative << LOWER_BITS
+    }
+}
+
+/// Returns whether nothing is held, and the last return was more than `us` after now: the clock has stepped back since.
+pub(super) fn is_returned_after(word: u64, now: Now, us: u64) -> bool {
+    word < HELD && expiry_of(word, 0) > now.relative + us
 }
 
 /// Whether the state in a word of this shift has expired: if the shift is above 0, up to one unit late.
