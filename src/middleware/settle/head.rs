@@ -104,8 +104,11 @@ impl<L: Limiter> OpenTicket<L> {
             let policy = self.ticket.charges.get(at).map(|charged| charged.policy);
             policy.is_some_and(|policy| self.layer.is_held_until_head(policy))
         };
-        let all = (0..self.ticket.charges.len()).filter(|at| places.units(*at) > 0).all(until_head);
         let ends = switches_protocols(&self.response.method, status);
+        if !ends && !(0..self.ticket.charges.len()).any(until_head) {
+            return; // before the places are asked, which are shared with handlers and locked
+        }
+        let all = (0..self.ticket.charges.len()).filter(|at| places.units(*at) > 0).all(until_head);
         if ends && !all && !is_shared() {
             self.layer.diagnostics.look_for_released_upgrade();
         }
