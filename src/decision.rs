@@ -352,8 +352,9 @@ impl ChargeDecision {
     }
 
     #[inline]
-    pub(crate) fn set_delay(&mut self, delay_us: u64, position: u64) {
+    pub(crate) fn delayed(mut self, delay_us: u64, position: u64) -> Self {
         (self.delay_us, self.position) = (delay_us, position);
+        self
     }
 
     #[inline]

@@ -221,7 +221,11 @@ impl<N: Parts> Gcra<N> {
                 let Pair { at, n } = after.of(now);
                 let decision = self.standing(after, Some(0)).receipted(*units, at, n);
                 match self.queue {
-                    Some(delay_after) => self.delayed(decision, met, cost, delay_after),
+                    // By numbers: a decision that another function changes is copied (`benches/instructions.rs`).
+                    Some(delay_after) => {
+                        let (delay_us, position) = self.delay(*met, cost, delay_after);
+                        decision.delayed(delay_us, position)
+                    }
                     None => decision,
                 }
             }
@@ -246,14 +250,17 @@ impl<N: Parts> Gcra<N> {
         ChargeDecision::found(self.burst, remaining, backlog.ceil_us(), window_us, retry_us)
     }
 
-    /// Adds when a request departs from a queue: when the backlog that it met has drained, less what passes at once.
-    fn delayed(&self, mut decision: ChargeDecision, met: &Span<N>, cost: u64, delay_after: u64) -> ChargeDecision {
+    /// Returns when a request departs from a queue: when the backlog that it met has drained, less what passes at once.
+    /// Also returns behind how many units.
+    #[inline(never)]
+    fn delay(&self, met: Span<N>, cost: u64, delay_after: u64) -> (u64, u64) {
         // The last of its units has to be within what passes at once.
         let at_once = self.span(delay_after.saturating_sub(cost.saturating_sub(1)));
         if met.parts > at_once.parts {
-            decision.set_delay(met.us_beyond(&at_once), self.ceil_units(met.parts - at_once.parts));
+            (met.us_beyond(&at_once), self.ceil_units(met.parts - at_once.parts))
+        } else {
+            (0, 0)
         }
-        decision
     }
 
     /// Returns whether intervals are whole microseconds, so that no state has a numerator.

@@ -42,6 +42,8 @@ pub(super) struct Compiled<L> {
     is_plain: bool,
     /// Whether every request is charged so to the quota that it brings.
     is_plain_but_for_quota: bool,
+    /// Whether every request is charged to several policies in that way, and only headers report a request that passes.
+    is_plain_set: bool,
     /// Whether anything is done with each request before the service is called.
     pub(super) prepares: bool,
     /// Whether the ticket of each request is needed when its response has come.
@@ -144,8 +146,7 @@ impl<L: Limiter> Compiled<L> {
             .collect();
         let paths = PathIndex::new(rules().map(|(_, rule)| &rule.paths[..]));
         let found = settings.finder().map_or(0, |(_, rules)| rules);
-        let is_plain = policies.len() == 1
-            && paths.is_none()
+        let is_plain = paths.is_none()
             && settings.mode.is_none()
             && rules().all(|(_, rule)| rule.mode.is_none())
             && delays.is_none()
@@ -157,10 +158,18 @@ impl<L: Limiter> Compiled<L> {
         let charges = |rule: &Rule| {
             usize::from(rule.linked.is_some()) + if rule.choose.is_some() { 1 } else { rule.policies.len() }
         };
+        let is_alone = policies.len() == 1;
+        let prepares = settings.observer.is_some() || keeps_tickets || has_fixed_places;
+        let has_fixed_quotas = !brings_quotas && !policies.iter().any(|policy| policy.quota().is_unlimited());
         Self {
-            is_plain: is_plain && !brings_quotas && !policies.iter().any(|policy| policy.quota().is_unlimited()),
-            is_plain_but_for_quota: is_plain && brings_quotas,
-            prepares: settings.observer.is_some() || keeps_tickets || has_fixed_places,
+            is_plain: is_plain && is_alone && has_fixed_quotas,
+            is_plain_but_for_quota: is_plain && is_alone && brings_quotas,
+            is_plain_set: is_plain
+                && !is_alone
+                && has_fixed_quotas
+                && !prepares
+                && rules().all(|(_, rule)| rule.linked.is_none()),
+            prepares,
             has_places,
             brings_quotas,
             has_lines: delays.is_some()
@@ -316,6 +325,12 @@ impl<L> Compiled<L> {
             return None;
         }
         Some((self.settings.rules.first()?, self.policies.first()?))
+    }
+
+    /// Returns the rules, if the layer has several policies and is plain, and its first requests are over.
+    #[inline]
+    pub(super) fn plain_rules(&self) -> Option<&[BoundRule]> {
+        if self.is_plain_set && !self.diagnostics.is_watching() { Some(&self.settings.rules) } else { None }
     }
 
     /// Returns the only rule and the policies of its requests' own quotas, if the layer is plain but for these.

@@ -192,12 +192,19 @@ impl MemoryLimiter {
     #[inline(always)]
     #[must_use = "denied charges were not taken"]
     pub fn take_now(&self, charges: &[Charge<'_>]) -> Decision {
+        self.take_as(charges, |decision| decision)
+    }
+
+    /// Takes all charges, or none of them, and returns what `answer` makes of the decision. Each way makes the whole
+    /// answer, because a decision about several charges is large, and would be copied to where both ways meet.
+    #[inline(always)]
+    fn take_as<T>(&self, charges: &[Charge<'_>], answer: impl FnOnce(Decision) -> T) -> T {
         match charges {
             [charge] if !matches!(charge.effect, Effect::OnRefusal { .. }) => {
                 let decision = self.0.charge(*charge);
-                Decision::one(decision.is_allowed() || charge.effect != Effect::Enforce, decision)
+                answer(Decision::one(decision.is_allowed() || charge.effect != Effect::Enforce, decision))
             }
-            charges => Decision::made(|decisions| self.0.charge_set(charges, decisions)),
+            charges => answer(Decision::made(|decisions| self.0.charge_set(charges, decisions))),
         }
     }
 
@@ -256,7 +263,7 @@ impl Limiter for MemoryLimiter {
 
     #[inline(always)]
     fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Ready<Result<Decision, Infallible>>> {
-        Reply::Now(Ok(self.take_now(charges)))
+        self.take_as(charges, |decision| Reply::Now(Ok(decision)))
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use std::error::Error;
 use smallvec::SmallVec;
 
 use super::bypass;
-use crate::decision::{ChargeDecision, Decision};
+use crate::decision::{ChargeDecision, Decision, INLINE};
 use crate::head::Head;
 use crate::headers::{DueHeaders, PolicyView, is_near};
 use crate::key::Key;
@@ -51,6 +51,9 @@ impl Ticket {
     /// Charges a request to the rules of any layer.
     #[inline(never)]
     fn charge_rules<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Charging<L::Future<Decision>> {
+        if let Some(rules) = layer.plain_rules() {
+            return self.charge_set(layer, rules, head);
+        }
         if let Some((bound, cache)) = layer.only_cache() {
             if !bound.applies(head) {
                 return Charging::Decided;
@@ -72,6 +75,70 @@ impl Ticket {
                 Charging::Decided
             }
             None => Charging::Quiet(self.due_headers(layer)),
+        }
+    }
+
+    /// Charges a request to several policies that are always enforced. If it passes, nothing is kept of it but headers
+    /// (`benches/instructions.rs`, "layer of three policies, no header fields").
+    fn charge_set<L: Limiter>(
+        &mut self,
+        layer: &Compiled<L>,
+        rules: &[BoundRule],
+        head: &Head<'_>,
+    ) -> Charging<L::Future<Decision>> {
+        // Rules with one extractor share a key.
+        let mut keys: SmallVec<[Key; INLINE]> = SmallVec::new();
+        let mut known: Option<&BoundRule> = None;
+        // The place of each policy, that of its key, and the cost.
+        let mut found: SmallVec<[(usize, usize, u64); INLINE]> = SmallVec::new();
+        for bound in rules.iter().filter(|bound| bound.applies(head)) {
+            if known.is_none_or(|other| !bound.has_key_of(other)) {
+                match bound.key(head) {
+                    Some(key) => keys.push(key),
+                    None if bound.exempts_keyless() => continue,
+                    None => {
+                        self.kind = OutcomeKind::KeyMissing;
+                        return Charging::Decided;
+                    }
+                }
+                known = Some(bound);
+            }
+            let (key, cost) = (keys.len() - 1, bound.cost(head)); // it has one by now
+            found.extend(bound.charged(head).map(|policy| (policy, key, cost)));
+        }
+        if found.is_empty() {
+            return Charging::Quiet(None); // every rule exempts it
+        }
+        let each =
+            || found.iter().filter_map(|(at, key, cost)| Some((*at, layer.policy(*at)?, keys.get(*key)?, *cost)));
+        let mut charges: SmallVec<[Charge<'_>; INLINE]> = SmallVec::new();
+        each().for_each(|(_, policy, key, cost)| charges.push(Charge::new(policy, key).cost(cost)));
+        let mut reply = layer.limiter.take(&charges);
+        if let Reply::Now(Ok(decision)) = &reply {
+            if decision.is_allowed() {
+                if layer.headers.is_silent_if_passed {
+                    return Charging::Quiet(None);
+                }
+                let view = |((place, policy, key, _), decision)| PolicyView {
+                    place,
+                    policy,
+                    key: Some(key),
+                    decision,
+                    refuses: false,
+                };
+                let views: SmallVec<[PolicyView<'_>; INLINE]> = each().zip(decision.charges()).map(view).collect();
+                return Charging::Quiet(layer.headers.due(&views));
+            }
+        }
+        let charged =
+            |(at, _, key, cost): (usize, &Policy, &Key, u64)| Charged::new(at, key.clone(), cost, Mode::Enforce);
+        self.charges.extend(each().map(charged));
+        if let Reply::Now(answer) = &mut reply {
+            self.answer(layer, answer);
+        }
+        match reply {
+            Reply::Now(_) => Charging::Decided,
+            Reply::Later(answer) => Charging::Later(answer),
         }
     }
 
@@ -99,6 +166,9 @@ impl Ticket {
             Some(decision)
                 if decision.is_allowed() && !layer.keeps_tickets && is_seen_at_once(layer, policy, key, decision) =>
             {
+                if layer.headers.is_silent_if_passed {
+                    return Charging::Quiet(None); // before anything is made for headers
+                }
                 let view = PolicyView { place: 0, policy, key: Some(key), decision, refuses: false };
                 Charging::Quiet(layer.headers.due(&[view]))
             }
@@ -376,11 +446,10 @@ fn has_more_steps(policy: &Policy) -> bool {
 
 /// Returns whether an allowed charge of a layer's only policy is all that the observer sees of its request, if there is
 /// an observer. To make the outcome takes longer than the decision (`benches/stats.rs`).
-#[inline]
+#[inline(always)]
 fn is_seen_at_once<L>(layer: &Compiled<L>, policy: &Policy, key: &Key, decision: &ChargeDecision) -> bool {
-    layer.settings.observer.as_ref().is_none_or(|observer| {
-        let warn_at = layer.warn_at_percent(0);
-        let is_near = warn_at.is_some_and(|percent| is_near(decision, percent));
-        observer.on_allowed(policy, key, decision.taken(), is_near)
-    })
+    let Some(observer) = &layer.settings.observer else { return true };
+    let warn_at = layer.warn_at_percent(0);
+    let is_near = warn_at.is_some_and(|percent| is_near(decision, percent));
+    observer.on_allowed(policy, key, decision.taken(), is_near)
 }
