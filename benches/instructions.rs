@@ -208,6 +208,10 @@ fn cases() -> Vec<Case> {
         }),
         ("layer of three policies, no header fields", || drive(three_policies(Headers::none()).layer(Bare))),
         ("layer of three policies, header fields", || drive(three_policies(Headers::default()).layer(Bare))),
+        ("layers, three of one policy, no header fields", || {
+            let layer = || layer(plenty(), Headers::none());
+            drive(layer().layer(layer().layer(layer().layer(Bare))))
+        }),
         ("layer of a concurrency limit, no header fields", || {
             drive(layer(Quota::concurrent(3), Headers::none()).layer(Bare))
         }),
