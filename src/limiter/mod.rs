@@ -50,10 +50,10 @@ pub use fallback::FallbackLimiter;
 pub use occupancy::Occupancy;
 pub use place::Place;
 pub(crate) use place::{AnyPlaces, HeldPlaces, shared_place};
-#[cfg(feature = "redis")]
+#[cfg(feature = "_redis")]
 pub(crate) use place_lines::FirstInLine;
 pub use place_lines::PlaceLines;
-#[cfg(any(feature = "redis", feature = "store"))]
+#[cfg(any(feature = "_redis", feature = "store"))]
 pub(crate) use place_lines::Standing;
 pub(crate) use place_lines::{BoundedTurn, Next};
 pub use policy_registry::PolicyRegistry;

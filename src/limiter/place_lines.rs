@@ -80,7 +80,7 @@ struct Waiter {
     is_called: bool,
     /// When it joined, on the clock of [`Polls`].
     #[cfg_attr(
-        not(any(feature = "redis", feature = "store")),
+        not(any(feature = "_redis", feature = "store")),
         allow(dead_code, reason = "in one process nobody asks for how long a request has waited")
     )]
     joined: Timestamp,
@@ -92,7 +92,7 @@ struct Waiter {
 /// then after twice as long each time, up to [`POLL_MAX`]. If there are many lines, each of them asks more rarely, so that
 /// they ask at most once in [`POLL_SPACING`].
 #[cfg_attr(
-    not(any(feature = "redis", feature = "store")),
+    not(any(feature = "_redis", feature = "store")),
     allow(dead_code, reason = "in one process each request is woken")
 )]
 struct Polls {
@@ -110,7 +110,7 @@ const POLL_MAX: Duration = Duration::from_millis(400);
 const POLL_SPACING: Duration = Duration::from_millis(5);
 
 /// The standing of a charge among those that wait for the units of its key.
-#[cfg(any(feature = "redis", feature = "store"))]
+#[cfg(any(feature = "_redis", feature = "store"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// No request of this process waits.
@@ -123,7 +123,7 @@ pub(crate) enum Standing {
 }
 
 /// The first request of a line.
-#[cfg(any(feature = "redis", feature = "store"))]
+#[cfg(any(feature = "_redis", feature = "store"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FirstInLine {
     /// Its number, of which the lower bits tell it from the first one before it.
@@ -143,7 +143,7 @@ impl PlaceLines {
 
     /// Makes lines whose first requests ask again by themselves, because units come free in other processes, too. `seed`
     /// should differ between processes.
-    #[cfg(any(feature = "redis", feature = "store"))]
+    #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn polling(clock: Arc<dyn Clock>, seed: u64) -> Self {
         Self::with(Some(Polls { clock, seed }))
     }
@@ -176,7 +176,7 @@ impl PlaceLines {
     }
 
     /// Returns the standing of a charge, for a store that counts the units of many processes.
-    #[cfg(any(feature = "redis", feature = "store"))]
+    #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn standing(&self, charge: &Charge<'_>) -> Standing {
         let Some(polls) = self.0.polls.as_ref().filter(|_| !self.is_empty()) else { return Standing::Newcomer };
         let line = LineKey::of(charge.policy, charge.key);
@@ -280,7 +280,7 @@ fn poll_after(number: u32, lines: usize) -> Duration {
 }
 
 /// Returns the longest time between two polls of the first request of a line.
-#[cfg(any(feature = "redis", feature = "store"))]
+#[cfg(any(feature = "_redis", feature = "store"))]
 fn longest_poll(lines: usize) -> Duration {
     let longest = poll_after(u32::MAX, lines);
     longest + longest / 4
@@ -442,7 +442,7 @@ impl BoundedTurn {
     }
 }
 
-#[cfg(all(test, feature = "redis", feature = "tokio"))]
+#[cfg(all(test, feature = "_redis", feature = "tokio"))]
 mod tests {
     use super::*;
     use crate::clock::{ManualClock, TokioTimer};
