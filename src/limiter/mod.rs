@@ -55,7 +55,7 @@ pub(crate) use place_lines::FirstInLine;
 pub use place_lines::PlaceLines;
 #[cfg(any(feature = "_redis", feature = "store"))]
 pub(crate) use place_lines::Standing;
-pub(crate) use place_lines::{BoundedTurn, Next};
+pub(crate) use place_lines::{BoundedTurn, FAILED_POLLS_MAX, Next};
 pub use policy_registry::PolicyRegistry;
 pub(crate) use policy_registry::{Contradiction, Entered};
 pub use reply::{Reply, ReplyFuture};

@@ -109,6 +109,9 @@ const POLL_MAX: Duration = Duration::from_millis(400);
 /// The time between two polls of a process: at most 200 a second.
 const POLL_SPACING: Duration = Duration::from_millis(5);
 
+/// How many calls in a row may fail while a request waits in a line that is polled. After the next failure it waits no more.
+pub(crate) const FAILED_POLLS_MAX: u32 = 5;
+
 /// The standing of a charge among those that wait for the units of its key.
 #[cfg(any(feature = "_redis", feature = "store"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -413,6 +416,11 @@ impl BoundedTurn {
     /// Returns the number of the request, by which it stands in line.
     pub(crate) fn number(&self) -> u64 {
         self.turn.number
+    }
+
+    /// Returns whether the request asks by itself when it is the first of its line.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.turn.lines.0.polls.is_some()
     }
 
     /// Is ready when the request is the first of its line and units may have come free, or when it gives up.

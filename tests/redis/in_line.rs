@@ -14,6 +14,7 @@ use tower_ratelimit::limiter::{Charge, Limiter};
 use tower_ratelimit::{Key, Policy, Quota, RateLimitLayer, RedisLimiter, Rule, Wait, key};
 
 use super::{LONG, connected, patient, policy};
+use crate::support::proxy::{Fault, Proxy};
 use crate::support::redis_server::Server;
 
 fn at_once(limit: u64, wait: Duration) -> Quota {
@@ -46,7 +47,11 @@ struct Office {
 
 impl Office {
     async fn open(server: &Server, rule: Rule) -> Self {
-        let layer = RateLimitLayer::new(process(server).await, rule, key::global()).delay(TokioTimer::new());
+        Self::of(process(server).await, rule)
+    }
+
+    fn of(limiter: RedisLimiter, rule: Rule) -> Self {
+        let layer = RateLimitLayer::new(limiter, rule, key::global()).delay(TokioTimer::new());
         layer.check().unwrap();
         Self { layer, started: Arc::default() }
     }
@@ -168,6 +173,32 @@ async fn line_that_its_process_left_is_forgotten() {
     drop(waiting.await);
     assert_eq!(lines.waiting(&policy, &Key::global()), 0);
     wait_until(async || left(&one, &policy).await == 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_call_does_not_end_the_wait_in_line() {
+    let mut server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let limiter = connected(patient().deadline(Duration::from_millis(500)), &proxy.url()).await;
+    let quota = at_once(1, LONG);
+    let (office, one) = (Office::of(limiter, Rule::new("exports", quota).unwrap()), process(&server).await);
+    let exports = policy("exports", quota);
+    let held = one.hold(&exports, &Key::global(), 1).await.unwrap().unwrap();
+    let waiting = office.send_in_line(0).await;
+    for fault in [Fault::Lose, Fault::Reset, Fault::Cut(7)] {
+        proxy.fault(fault);
+        sleep(Duration::from_millis(700)).await;
+    }
+    proxy.behave();
+    assert_eq!(office.layer.waiting(), 1);
+    drop(held);
+    let running = waiting.await.unwrap();
+    assert_eq!(running.status(), StatusCode::OK);
+    // A server that is away ends the wait, long before its time.
+    let waiting = office.send_in_line(1).await;
+    server.kill();
+    assert_eq!(waiting.await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+    drop(running);
 }
 
 #[tokio::test]

@@ -15,7 +15,8 @@ use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::remote::{Backend, Checks};
 use crate::limiter::{
-    Atomicity, BoundedTurn, Charge, Limiter, Next, Place, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota,
+    Atomicity, BoundedTurn, Charge, FAILED_POLLS_MAX, Limiter, Next, Place, PlaceLines, PolicyRegistry, Refund, Reply,
+    UnsupportedQuota,
 };
 use crate::outcome::Observer;
 use crate::policy::Policy;
@@ -126,8 +127,8 @@ impl RedisLimiter {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if Redis does not decide. Returns the decision as the inner error if the units did not come free
-    /// in time. It does not wait if the cost is above the limit, or if the quota has no wait.
+    /// Returns an error if Redis does not decide, while it waits for six calls in a row. Returns the decision as the inner
+    /// error if the units did not come free in time. It does not wait if the cost is above the limit, or if the quota has no wait.
     pub async fn hold_in_line<T: Timer + 'static>(
         &self,
         policy: &Policy,
@@ -144,9 +145,16 @@ impl RedisLimiter {
         }
         let until = timer.now().saturating_add(wait);
         let mut turn = BoundedTurn::join(self.0.lines(), (policy, key), None, Arc::new(timer), until);
+        let mut failures = 0;
         loop {
             let next = poll_fn(|cx| turn.poll(cx)).await;
-            match self.hold_charge(charge.arrived(turn.number())).await? {
+            let held = self.hold_charge(charge.arrived(turn.number())).await;
+            if held.is_err() && failures < FAILED_POLLS_MAX && next == Next::Asks {
+                failures += 1;
+                continue;
+            }
+            failures = 0;
+            match held? {
                 Ok((place, remaining)) => {
                     turn.leave_admitted(remaining > 0, Some(policy.quota().limit()));
                     return Ok(Ok(place));

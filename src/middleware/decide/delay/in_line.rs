@@ -8,6 +8,9 @@
 //! of blocks, and quotas that count denied requests. While a request may still wait, an enforced block is only looked
 //! at, and a set with a quota that counts denied requests is peeked at before it is taken. The last time, the limiter is
 //! asked for everything.
+//!
+//! A limiter that is polled, because its store counts the units of many processes, is asked many times. A call that
+//! fails does not end the wait, unless calls go on failing.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,7 +25,7 @@ use super::wait::report;
 use crate::decision::Decision;
 use crate::event::LayerEvent;
 use crate::head::Head;
-use crate::limiter::{BoundedTurn, Charge, Effect, Limiter, Next, Reply, ReplyFuture};
+use crate::limiter::{BoundedTurn, Charge, Effect, FAILED_POLLS_MAX, Limiter, Next, Reply, ReplyFuture};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::linked;
 use crate::middleware::ticket::{Charged, Ticket, is_strike};
@@ -97,6 +100,8 @@ pub(crate) struct InLine<B, L: Limiter> {
     /// The number by which it stands in line.
     number: Option<u64>,
     counted: Option<Counted>,
+    /// How many calls in a row have failed.
+    failures: u32,
 }
 
 enum Step<L: Limiter> {
@@ -136,6 +141,7 @@ impl<B, L: Limiter> InLine<B, L> {
             turn: None,
             number: None,
             counted: None,
+            failures: 0,
         });
         if is_to_be_tried {
             in_line.try_again()
@@ -158,7 +164,9 @@ impl<B, L: Limiter> InLine<B, L> {
                 },
                 Step::Peeks(reply) => {
                     let answer = ready!(reply.as_mut().poll(cx));
-                    if answer.as_ref().is_ok_and(Decision::is_allowed) {
+                    if self.waits_on(answer.is_err()) {
+                        self.step = Step::Waits;
+                    } else if answer.as_ref().is_ok_and(Decision::is_allowed) {
                         self.step = self.ask(How::Try).map_or(Step::Over, Step::Takes);
                     } else {
                         self.answer(answer);
@@ -167,8 +175,12 @@ impl<B, L: Limiter> InLine<B, L> {
                 }
                 Step::Takes(reply) => {
                     let answer = ready!(reply.as_mut().poll(cx));
-                    self.answer(answer);
-                    self.weigh();
+                    if self.waits_on(answer.is_err()) {
+                        self.step = Step::Waits;
+                    } else {
+                        self.answer(answer);
+                        self.weigh();
+                    }
                 }
                 Step::Decides(reply) => {
                     let answer = ready!(reply.as_mut().poll(cx));
@@ -220,6 +232,12 @@ impl<B, L: Limiter> InLine<B, L> {
             How::Try | How::AtLast => self.layer.limiter.take(&charges),
         };
         Some(Box::pin(reply.into_future()))
+    }
+
+    /// Records whether a call has failed. Returns whether the request goes on waiting because of that.
+    fn waits_on(&mut self, has_failed: bool) -> bool {
+        self.failures = if has_failed { self.failures + 1 } else { 0 };
+        has_failed && self.failures <= FAILED_POLLS_MAX && self.turn.as_ref().is_some_and(|(turn, _)| turn.is_polled())
     }
 
     fn answer(&mut self, mut answer: Result<Decision, L::Error>) {
