@@ -126,5 +126,5 @@ pub(super) enum Reply {
     Other,
     Integer(i64),
     Bytes(Bytes),
-    Array(Vec<Reply>),
+    Array(Vec<Self>),
 }
