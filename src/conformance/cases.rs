@@ -158,18 +158,27 @@ async fn passed_concurrently<S: Subject>(bench: &Bench<'_, S>, policies: &[Polic
             policies.reverse();
         }
         async move {
-            let mut passed = [0_u64; KEYS];
+            let (mut passed, mut failure) = ([0_u64; KEYS], None);
             for (number, passed) in passed.iter_mut().enumerate() {
                 let key = numbered(number);
                 let set: Vec<_> = policies.iter().map(|policy| Charge::new(policy, &key)).collect();
                 for _ in 0..CAPACITY - 1 {
-                    *passed += u64::from(limiter.take(&set).await.is_ok_and(|decision| decision.is_allowed()));
+                    match limiter.take(&set).await {
+                        Ok(decision) => *passed += u64::from(decision.is_allowed()),
+                        Err(error) => failure = Some(crate::error::WithSources(&error).to_string()),
+                    }
                 }
             }
-            passed
+            (passed, failure)
         }
     });
-    let passed = passed.await?;
+    let (passed, failures): (Vec<_>, Vec<_>) = passed.await?.into_iter().unzip();
+    // A limiter that fails for each of them has another problem than a wrong count.
+    if let Some(failure) =
+        failures.into_iter().flatten().next().filter(|_| passed.iter().flatten().all(|sum| *sum == 0))
+    {
+        return Err(format!("each concurrent take failed: {failure} (see Subject::spawn if it needs a runtime)"));
+    }
     Ok((0..KEYS).map(|number| passed.iter().map(|passed| passed[number]).sum()).collect())
 }
 

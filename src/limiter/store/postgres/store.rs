@@ -108,8 +108,18 @@ impl<C: Connections> Store for PostgresStore<C> {
             };
             let Rows(rows) = inner.connections.run(&statement).await.map_err(|error| inner.failed(error))?;
             let Some(row) = rows.first() else { return inner.conflict(changes).await };
-            inner.note_inserted(changes);
-            return Ok(Swapped::done().at(inner.read(time_of(row))?));
+            let now = inner.read(time_of(row))?;
+            if expect.is_some() {
+                return Ok(Swapped::done().at(now));
+            }
+            if inner.read(row.try_get(3))? {
+                inner.note_inserted(changes);
+                return Ok(Swapped::done().at(now));
+            }
+            return match inner.read(value_of(row))? {
+                Some(value) => Ok(Swapped::conflict(vec![Some(value)]).at(now)),
+                None => inner.conflict(changes).await, // it came after the statement began
+            };
         }
         let rows = match inner.connections.run(&inner.swap_statement(changes)).await {
             Ok(Rows(rows)) => rows,

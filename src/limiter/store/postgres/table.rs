@@ -49,7 +49,7 @@ pub(super) struct Table {
     pub(super) load: Arc<str>,
     /// Replaces one value.
     pub(super) replace: Arc<str>,
-    /// Inserts one value.
+    /// Inserts one value, or returns the one that was there when the statement began.
     pub(super) insert: Arc<str>,
     /// Makes any changes.
     pub(super) swap: Arc<str>,
@@ -91,9 +91,12 @@ impl Table {
             )
             .into(),
             insert: format!(
-                "INSERT INTO {name} (key, version, value, expires) \
+                "WITH inserted AS (\
+                 INSERT INTO {name} (key, version, value, expires) \
                  SELECT $1, $2, $3, clock_timestamp() + $4 * interval '1 second' WHERE {wait} \
-                 ON CONFLICT DO NOTHING RETURNING clock_timestamp()"
+                 ON CONFLICT DO NOTHING RETURNING key) \
+                 SELECT clock_timestamp(), stored.version, stored.value, EXISTS (SELECT FROM inserted) \
+                 FROM (SELECT) AS one LEFT JOIN {name} AS stored ON stored.key = $1"
             )
             .into(),
             swap: format!(
