@@ -12,6 +12,7 @@ mod in_line;
 mod limits;
 mod nested;
 mod obey;
+mod own_quotas;
 mod places;
 #[cfg(feature = "conformance")]
 mod promises;
