@@ -301,7 +301,7 @@ fn policy(html: &mut String, row: &Row, view: &View) -> fmt::Result {
 
 /// Writes how much of a concurrency limit is held now, and for how long requests held it.
 fn places(html: &mut String, stats: &PolicySnapshot) -> fmt::Result {
-    write!(html, "<div class=\"quota\">{} held now", Count(stats.held()))?;
+    write!(html, "<div class=\"quota\">{} held now, by all keys", Count(stats.held()))?;
     let held_for = stats.held_for();
     match (held_for.percentile(50), held_for.percentile(99)) {
         (Some(half), Some(most)) if half == most => write!(html, " · 99 % for up to {}", Roughly(most))?,

@@ -156,7 +156,7 @@ async fn places_are_shown_while_they_are_held() {
     assert_eq!((&most["policy"], &most["units"], client), (&"exports".into(), &2.into(), &Value::Null));
     let (_, html) = text(&page, Request::get("/").body(Body::empty()).unwrap()).await;
     assert!(html.contains("<b>2</b><span>places held by requests in flight"), "{html}");
-    assert!(html.contains("2 held now · 99 % for up to 30s"), "{html}");
+    assert!(html.contains("2 held now, by all keys · 99 % for up to 30s"), "{html}");
     let (_, most_held) = html.split_once("<h2>Hold most, now</h2>").unwrap();
     assert!(most_held.contains("data-of=\"places\">2</td>") && most_held.contains("&lt;b&gt;"), "{most_held}");
     held.clear();

@@ -40,6 +40,24 @@ async fn checks_and_local_answers_are_counted() {
 }
 
 #[tokio::test]
+async fn places_on_redis_are_counted_until_they_are_returned() {
+    let (server, stats) = (Server::start(), Stats::new());
+    let exports = Rule::from(policy("exports", Quota::concurrent(2)));
+    let layer = RateLimitLayer::new(connect(&server).await, exports, extract::global()).observer(stats.clone());
+    let answer = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::from("slow"))));
+    let send = async || layer.layer(answer).oneshot(Request::new(())).await.unwrap();
+    let held = [send().await, send().await, send().await];
+    assert_eq!(held.each_ref().map(|response| response.status().as_u16()), [200, 200, 429]);
+    let exports = || {
+        let snapshot = stats.snapshot();
+        (snapshot.policies()[0].held(), snapshot.policies()[0].held_for().count(), snapshot.most_held().len())
+    };
+    assert_eq!(exports(), (2, 0, 1));
+    drop(held);
+    assert_eq!(exports(), (0, 2, 0), "nobody waits for Redis");
+}
+
+#[tokio::test]
 async fn every_observer_of_the_builder_gets_each_event() {
     let (server, seen) = (Server::start(), [(); 2].map(|()| Events::default()));
     let builder = RedisLimiter::builder().observer(seen[0].clone()).observer(seen[1].clone());
