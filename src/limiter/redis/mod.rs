@@ -8,14 +8,14 @@ mod dispatch;
 mod error;
 mod keys;
 pub(crate) mod limiter;
-#[cfg(test)]
-#[path = "../../../tests/support/redis.rs"]
-mod redis_server;
 mod script;
 mod store;
 #[cfg(test)]
 mod tests;
 mod wire;
+
+#[cfg(test)]
+use super::remote::redis_server;
 
 pub use builder::RedisLimiterBuilder;
 pub use client::RedisClient;

@@ -431,8 +431,8 @@ mod tests {
     use super::*;
     use crate::limiter::redis::store::error_class::Cause;
 
-    fn kind_of(error: ClientError) -> (StoreErrorKind, Cause) {
-        let failure = failure(&error, &Address::new("here", 1));
+    fn kind_of(error: &ClientError) -> (StoreErrorKind, Cause) {
+        let failure = failure(error, &Address::new("here", 1));
         (failure.error.kind(), failure.cause)
     }
 
@@ -440,16 +440,16 @@ mod tests {
     fn lost_connection_is_held_against_the_server() {
         for kind in [std::io::ErrorKind::ConnectionRefused, std::io::ErrorKind::BrokenPipe] {
             let error = ClientError::from(std::io::Error::from(kind));
-            assert_eq!(kind_of(error), (StoreErrorKind::Unavailable, Cause::Lost), "{kind}");
+            assert_eq!(kind_of(&error), (StoreErrorKind::Unavailable, Cause::Lost), "{kind}");
         }
         let late = ClientError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
-        assert_eq!(kind_of(late), (StoreErrorKind::Timeout, Cause::Lost));
+        assert_eq!(kind_of(&late), (StoreErrorKind::Timeout, Cause::Lost));
     }
 
     #[test]
     fn a_certificate_that_is_not_trusted_is_a_misconfiguration() {
         let error = std::io::Error::new(std::io::ErrorKind::InvalidData, "invalid peer certificate: UnknownIssuer");
-        assert_eq!(kind_of(error.into()), (StoreErrorKind::Misconfigured, Cause::Answer));
+        assert_eq!(kind_of(&error.into()), (StoreErrorKind::Misconfigured, Cause::Answer));
     }
 
     #[test]

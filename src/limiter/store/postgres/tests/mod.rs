@@ -2,13 +2,12 @@
 
 #[path = "../../../../../tests/support/postgres.rs"]
 mod postgres;
-#[path = "../../../../../tests/support/redis.rs"]
-mod redis_server;
 
 use postgres::Server;
 
 use super::{Durability, PostgresStore};
 use crate::algorithm::properties::for_each_algorithm;
+use crate::limiter::remote::redis_server;
 use crate::limiter::store::tests::parity::play;
 use crate::quota::{Algorithm, Anchor};
 
