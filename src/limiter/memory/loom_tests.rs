@@ -10,10 +10,10 @@ use loom::thread;
 
 use super::events::Events;
 use super::setup::{AnyClock, OnFull, Setup};
-use super::slot_table::{Claim, Fingerprint, Growth, Place, Seen, SlotTable, version_of};
+use super::slot_table::{Claim, Fingerprint, Growth, HELD_VERSION, Place, Seen, SlotTable, version_of};
 use super::store::{Store, stripe_of};
 use super::versions::PHASE_US;
-use super::word::{NO_STATE, Now};
+use super::word::{Held, NO_STATE, Now};
 use crate::algorithm::divisor::Divisor;
 use crate::algorithm::{Pair, WordLayout};
 use crate::clock::{Clock, ManualClock, Sleep, Timer};
@@ -443,6 +443,28 @@ fn last_place_is_returned_once_while_another_thread_asks() {
         assert_eq!(limiter.remaining(), u64::from(second.is_none()));
         second.iter().for_each(|receipt| limiter.release(receipt));
         assert_eq!((limiter.remaining(), limiter.live().len()), (1, 1));
+    });
+}
+
+/// A key that returned its last place keeps its slot, until another key takes it.
+#[test]
+fn place_never_lands_on_the_key_that_took_its_slot() {
+    model(2, || {
+        let limiter = held(1);
+        let other = limiter.clone();
+        let theirs = (Fingerprint::of_held(9 << 40).tag(HELD_VERSION), Held { units: 1, run: 0 }.pack());
+        let thread = thread::spawn(move || {
+            let key = other.store.fingerprint_of_held(&other.policy, &other.key);
+            let seen = other.store.table.place_of(key).and_then(Place::read);
+            let seen = seen.filter(|seen| other.store.is_free(*seen, other.store.now()) && seen.try_lock());
+            seen.inspect(|seen| seen.place.unlock(theirs.0, theirs.1)).is_some()
+        });
+        let mine = limiter.take_receipt();
+        let is_taken = thread.join().expect("the thread ends");
+        assert!(mine.is_some(), "there is room for both");
+        let held = limiter.store.table.places().filter_map(Place::read);
+        assert_eq!(held.filter(|seen| (seen.tag, seen.word) == theirs).count(), usize::from(is_taken));
+        assert_eq!(limiter.remaining(), 0);
     });
 }
 
