@@ -325,9 +325,14 @@ impl EntryLog {
         2 * self.period_us
     }
 
-    /// Returns the most units that are taken over from dated entries: what a log could hold itself.
-    fn most_kept(&self) -> u64 {
-        if self.log { self.most() } else { u64::MAX }
+    /// Returns the most units that all entries hold together. Those of a sliding window may count only in part.
+    pub(crate) fn most_kept(&self) -> u64 {
+        if self.is_log() { self.most() } else { u64::MAX }
+    }
+
+    /// Returns whether this is a log, and not a sliding window, whose sub-windows may be as short as a log's microsecond.
+    pub(crate) fn is_log(&self) -> bool {
+        self.log
     }
 
     pub(crate) fn fullness(&self, entries: &impl Entries, now: u64) -> Fullness {

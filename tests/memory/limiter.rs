@@ -473,6 +473,22 @@ fn full_arena_makes_room_without_growing() {
     assert_eq!(limiter.bytes(), bytes);
 }
 
+/// Its oldest sub-window counts in part, so all of them may hold more units than the limit.
+#[test]
+fn snapshot_of_a_sliding_window_keeps_its_newest_units() {
+    let clock = ManualClock::at(Timestamp::from_micros(1_000_000_000_000_000 / 60_000_000 * 60_000_000));
+    let quota = Quota::sliding_window(4, MINUTE).and_then(|quota| quota.buckets(2)).expect("two buckets are possible");
+    let policy = Policy::new("p", quota.max_debt(0).expect("no debt is possible")).expect("a name");
+    let first = limiter(100, &clock);
+    assert!(first.take_one(&policy, &key(1), 4).is_allowed());
+    clock.advance(Duration::from_secs(75));
+    assert!(first.take_one(&policy, &key(1), 2).is_allowed());
+    let restored = MemoryLimiter::builder().clock(clock.clone()).restore(first.snapshot()).build();
+    let restored = restored.expect("the snapshot is whole");
+    assert_eq!(first.peek_one(&policy, &key(1), 0), restored.peek_one(&policy, &key(1), 0));
+    assert!(!restored.take_one(&policy, &key(1), 1).is_allowed());
+}
+
 #[test]
 fn snapshot_restores_every_state_into_a_table_of_any_size() {
     for quota in quotas() {

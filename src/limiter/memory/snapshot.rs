@@ -166,7 +166,7 @@ fn possible_entries(rules: &EntryLog, entries: &[(u64, u64)], now: Now) -> Vec<(
     let (mut possible, mut total) = (Vec::new(), 0);
     for (start, held) in entries.iter().copied() {
         let counts = start.saturating_add(rules.life_us()) > now.at && start <= now.at.saturating_add(rules.life_us());
-        let units = held.min(rules.most().saturating_sub(total));
+        let units = held.min(rules.most()).min(rules.most_kept().saturating_sub(total));
         let is_newer = possible.last().is_none_or(|(last, _)| *last < start);
         // An entry whose units were all refunded is kept too: it says when the state expires.
         if counts && (units > 0 || held == 0) && start % rules.grain_us() == 0 && is_newer {
