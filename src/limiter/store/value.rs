@@ -231,7 +231,7 @@ pub(super) fn state_bytes_max(quota: &Quota) -> u64 {
     match quota.decider() {
         Decider::EntryLog(log) => {
             // Each unit in debt may be an entry of its own.
-            let entries = if log.grain_us() == 1 { log.most() } else { log.entries_max() };
+            let entries = if log.is_log() { log.most() } else { log.entries_max() };
             let bytes = number_bytes(2 * log.life_us()) + number_bytes(log.most());
             entries.saturating_mul(bytes).saturating_add(8)
         }
@@ -314,7 +314,7 @@ impl<'a> Reader<'a> {
             let start = before.saturating_add(passed);
             let is_newer = entries.is_empty() || passed > 0;
             total = total.saturating_add(units);
-            let is_bounded = units <= log.most() && (log.grain_us() > 1 || total <= log.most());
+            let is_bounded = units <= log.most() && total <= log.most_kept();
             if !is_newer || units == 0 || !is_bounded || start > INSTANT_US_MAX || start % log.grain_us() != 0 {
                 return Err(Foreign("its quota could not have written its entries"));
             }

@@ -137,3 +137,16 @@ fn largest_state_of_a_supported_quota_fits() {
     let (read, state) = quotas.read(&value, None).unwrap();
     assert_eq!((read, state.form), (history, Form::Entries(entries)));
 }
+
+/// Its sub-windows are as long as the entries of a log, but their units count in part, so more of them are kept.
+#[tokio::test]
+async fn window_with_sub_windows_of_a_microsecond_is_read() {
+    let clock = crate::clock::ManualClock::new();
+    let quota = Quota::sliding_window(4, Duration::from_micros(2)).unwrap().buckets(2).unwrap().max_debt(2).unwrap();
+    let policy = Policy::new("p", quota).unwrap();
+    let limiter = patient().max_denials(0).clock(clock.clone()).build(Lab::default()).unwrap();
+    for _ in 0..6 {
+        limiter.settle(&[Charge::new(&policy, &key("a")).cost(4).effect(crate::limiter::Effect::Force)]).await.unwrap();
+        clock.advance(Duration::from_micros(1));
+    }
+}
