@@ -15,6 +15,10 @@ IN_FLIGHT_REQUESTS=1000000 cargo test --locked --features "$features" --test mid
 CROWD=1 cargo test --locked --features "$features" --test client crowds_with_and -- --nocapture
 # Each algorithm beside its script in Redis, for two million steps.
 RATELIMIT_PARITY_STEPS=2000000 cargo test --locked --features "$features" --lib wire::tests::parity
+# Faults of Redis by the other client, the crate redis. Without the feature redis, the limiter has it only.
+cargo test --locked --package tower-ratelimit --features "${features/redis-rustls-ring/redis-rs-rustls-ring}" --lib -- redis::store \
+    --test-threads 2
+cargo test --locked --package tower-ratelimit --features "${features/redis-rustls-ring/redis-rs-rustls-ring}" --test vectors
 # Requests in flight on Redis: half a million schedules of lost and late calls, four processes for a minute of which one is
 # killed, 2,000 failovers, and a proxy that loses answers. Prints the table in the guide.
 RATELIMIT_CAMPAIGN=25 PLACES_TABLE=1 cargo test --locked --features "$features" --lib places -- --nocapture
