@@ -22,6 +22,7 @@
 //! | [Without Tower](without_tower) | How do I limit in actix-web, poem, pingora, or a worker without HTTP? |
 //! | [Writing a backend](writing_a_backend) | How do I keep the states elsewhere? |
 //! | [Production checklist](production_checklist) | What should I check before the limit goes live? |
+//! | [How this is tested](how_this_is_tested) | What was tried to break it, how hard, and what was not tried? |
 //! | [Upgrades](upgrades) | What may change in which release, and what does a new axum, tonic or tower mean? |
 //! | [Coming from](coming_from) | What are the settings of tower_governor, governor, axum-governor, actix-governor, Tower, nginx and Envoy called here? |
 //!
@@ -116,6 +117,9 @@ pub mod writing_a_backend {}
 
 #[doc = include_str!("production_checklist.md")]
 pub mod production_checklist {}
+
+#[doc = include_str!("how_this_is_tested.md")]
+pub mod how_this_is_tested {}
 
 #[doc = include_str!("upgrades.md")]
 pub mod upgrades {}
