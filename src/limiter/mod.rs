@@ -22,6 +22,9 @@ mod policy_registry;
 mod queue_refunds;
 #[cfg(any(feature = "redis", feature = "redis-rs"))]
 pub mod redis;
+#[cfg(all(test, any(feature = "_redis", feature = "postgres")))]
+#[path = "../../tests/support/redis.rs"]
+mod redis_server;
 #[cfg(any(feature = "_redis", feature = "store"))]
 #[cfg_attr(
     not(all(feature = "_redis", feature = "store")),

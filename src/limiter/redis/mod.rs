@@ -15,7 +15,7 @@ mod tests;
 mod wire;
 
 #[cfg(test)]
-use super::remote::redis_server;
+use super::redis_server;
 
 pub use builder::RedisLimiterBuilder;
 pub use client::RedisClient;

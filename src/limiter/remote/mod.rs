@@ -13,9 +13,6 @@ mod holdings;
 mod leases;
 mod options;
 mod permits;
-#[cfg(test)]
-#[path = "../../../tests/support/redis.rs"]
-pub(crate) mod redis_server;
 mod set;
 mod tag;
 mod unanswered;

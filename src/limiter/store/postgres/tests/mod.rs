@@ -7,7 +7,7 @@ use postgres::Server;
 
 use super::{Durability, PostgresStore};
 use crate::algorithm::properties::for_each_algorithm;
-use crate::limiter::remote::redis_server;
+use crate::limiter::redis_server;
 use crate::limiter::store::tests::parity::play;
 use crate::quota::{Algorithm, Anchor};
 
