@@ -31,8 +31,8 @@ pub(crate) struct Pending {
     passed: bool,
 }
 
-/// The charges of a set.
-pub(crate) type Set = SmallVec<[Pending; 2]>;
+/// The charges of a set. They are moved between futures several times, so they are not inline.
+pub(crate) type Set = Vec<Pending>;
 
 /// Which charges of a set a request is for.
 pub(crate) type Places = SmallVec<[usize; 2]>;

@@ -36,7 +36,7 @@ pub(super) type Answer = remote::Answer<StoreError>;
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) verb: Verb,
-    pub(super) charges: SmallVec<[KeyedCharge; 2]>,
+    pub(super) charges: Vec<KeyedCharge>,
 }
 
 impl Request {
@@ -72,7 +72,7 @@ impl Effective for KeyedCharge {
 /// The states of the keys of some requests.
 pub(super) struct WorkingCopy<'a> {
     quotas: &'a Quotas,
-    cells: SmallVec<[Cell; 4]>,
+    cells: Vec<Cell>,
 }
 
 /// One key.
@@ -98,7 +98,7 @@ struct Left {
 impl<'a> WorkingCopy<'a> {
     /// Makes the copy of the keys of these requests, with the values that this process saw last.
     pub(super) fn new<'r>(requests: impl Iterator<Item = &'r Request>, quotas: &'a Quotas, known: &Known) -> Self {
-        let mut cells: SmallVec<[Cell; 4]> = SmallVec::new();
+        let mut cells: Vec<Cell> = Vec::with_capacity(1);
         for charge in requests.flat_map(|request| &request.charges) {
             if !cells.iter().any(|cell| cell.hash == charge.hash && cell.key == charge.key) {
                 cells.push(Cell {
