@@ -115,7 +115,7 @@ impl<'a> Bench<'a> {
         bench
     }
 
-    /// Checks per second of so many tasks at once.
+    /// Returns the checks per second of this number of concurrent tasks.
     fn rate(&self, tasks: u64, keys: u64, count: u64) -> f64 {
         let left = Arc::new(AtomicU64::new(count));
         let began = Instant::now();

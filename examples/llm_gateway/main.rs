@@ -1,6 +1,6 @@
 //! A gateway for language models: customers have plans, with requests and tokens per minute, tokens per day, and a number
 //! of requests at once, where the next one waits. All are decided together. A request reserves the most that it may cost,
-//! and its stream is charged by what it used, also if the client disconnects.
+//! and its stream is charged by what it used, even if the client disconnects.
 //!
 //! It has the APIs of OpenAI and Anthropic, with the headers that their clients read. The vendor is a stand-in that the
 //! example starts.
@@ -82,7 +82,7 @@ fn limit(limiter: MemoryLimiter) -> Result<Limit, QuotaError> {
     // A request that the vendor did not answer costs nothing.
     let requests =
         Rule::plans("requests", [Quota::per_minute(20), Quota::per_minute(600)], plan)?.refund_when(is_vendors_fault);
-    // What is known of the cost when the client disconnects is charged: see `forward`.
+    // If the client disconnects, the request is charged the cost that `forward` has stated by then.
     let in_tokens = |rule: Rule| {
         let rule = rule.unit("tokens")?.cost(|request| request.extensions.get().map_or(0, |Estimate(most)| *most));
         let rule = rule.settle_by_usage().on_aborted(OnAborted::Refund);
@@ -116,7 +116,7 @@ struct Gateway {
     /// One limit, with the headers and refusals of each vendor. Both count the same.
     openai: Limit,
     anthropic: Limit,
-    /// Such as `http://127.0.0.1:8000`.
+    /// The scheme and the address of the vendor, such as `http://127.0.0.1:8000`.
     upstream: String,
     client: Client<HttpConnector, Body>,
 }

@@ -60,7 +60,7 @@ impl World {
         tokio::time::timeout(LONG, sent).await.expect("the gateway answers").unwrap()
     }
 
-    /// Asks for a stream of so many tokens.
+    /// Asks for a stream of this number of tokens.
     async fn stream(&self, path: &str, api_key: &str, tokens: u64) -> response::Response<Incoming> {
         self.call(path, api_key, json!({"max_tokens": tokens, "stream": true}).to_string()).await
     }
@@ -94,7 +94,7 @@ async fn text(response: response::Response<Incoming>) -> String {
     String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
 }
 
-/// Reads so many pieces of a body, and returns their tokens.
+/// Reads this number of pieces of a body, and returns their tokens.
 async fn read(body: &mut Incoming, pieces: usize) -> u64 {
     let mut text = String::new();
     for _ in 0..pieces {

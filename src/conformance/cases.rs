@@ -402,7 +402,7 @@ cases! {
         let settled = bench.limiter.settle(&[forced(2)]).await;
         ensure(settled.is_ok_and(|decision| decision.is_allowed()), "a settlement was denied")?;
         if bench.policy.quota().algorithm() == Algorithm::Concurrency {
-            return Ok(()); // nobody could return the units of a reply that is dropped, so a limiter may return them
+            return Ok(()); // without its reply the units could not be returned, so a limiter may return them at once
         }
         drop(bench.limiter.settle(&[forced(CAPACITY)]));
         // A charge that a remote limiter has sent may arrive after a few peeks.

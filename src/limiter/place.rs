@@ -46,11 +46,11 @@ pub(crate) struct HeldPlaces<L: Limiter> {
     held: Mutex<SmallVec<[Held; 1]>>,
 }
 
-/// What one charge holds.
+/// The units that one charge holds.
 struct Held {
     charge: usize,
     refund: Refund,
-    /// What the observer said when it was taken. `None` if the observer does not know of it.
+    /// The instant that the observer returned when the units were taken. `None` if they were not reported to it.
     taken_at: Option<Timestamp>,
 }
 

@@ -15,7 +15,7 @@
 //!
 //! # Lines of many processes
 //!
-//! If a store counts the units of many processes, nobody wakes a request when another process returns some. So the first
+//! If a store counts the units of many processes, no request is woken when another process returns some. So the first
 //! request of each line asks again by itself, see [`Polls`]. Each time it says for how long it has waited, by
 //! [`standing`](PlaceLines::standing), and the store serves the one that has waited for longest.
 
@@ -81,7 +81,7 @@ struct Waiter {
     /// When it joined, on the clock of [`Polls`].
     #[cfg_attr(
         not(any(feature = "_redis", feature = "store")),
-        allow(dead_code, reason = "in one process nobody asks for how long a request has waited")
+        allow(dead_code, reason = "in one process the time that a request has waited is not needed")
     )]
     joined: Timestamp,
     /// How often it has asked by itself since it was woken.
@@ -144,7 +144,7 @@ impl PlaceLines {
         Self::with(None)
     }
 
-    /// Makes lines whose first requests ask again by themselves, because units come free in other processes, too. `seed`
+    /// Makes lines whose first requests ask again by themselves, because units also come free in other processes. `seed`
     /// should differ between processes.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn polling(clock: Arc<dyn Clock>, seed: u64) -> Self {
@@ -275,8 +275,8 @@ fn call_first(line: &mut BTreeMap<u64, Waiter>) -> Option<Waker> {
     first.waker.take()
 }
 
-/// Returns the time after which the first request of a line asks by itself for the time after this number, while there
-/// are so many lines. A random part is added.
+/// Returns how long the first request of a line waits before it asks by itself. `number` is how often it has asked so
+/// since it was woken, and `lines` the number of lines of this process. The caller adds a random part.
 fn poll_after(number: u32, lines: usize) -> Duration {
     let spaced = POLL_SPACING.saturating_mul(u32::try_from(lines).unwrap_or(u32::MAX));
     POLL_MIN.saturating_mul(1 << number.min(8)).min(POLL_MAX).max(spaced)
@@ -301,11 +301,12 @@ pub(crate) struct Turn {
     lines: PlaceLines,
     line: LineKey,
     number: u64,
-    /// What wakes the next request, if this one leaves with what was free. Otherwise leaving wakes it.
+    /// Set when the request leaves with the units that were free. Then it decides whether the next request is woken.
+    /// Without it the next request is always woken.
     admitted: Option<Admitted>,
 }
 
-/// What a request found that leaves its line with what was free.
+/// The state that a request found when it got its units.
 #[derive(Clone, Copy)]
 struct Admitted {
     has_more: bool,
@@ -348,7 +349,7 @@ impl Turn {
 
     /// Leaves the line with what was free. The next request is woken only if its quota leaves `has_more`, or if more
     /// came free since it asked: a place that comes free wakes one request. `own_limit` is the limit of its quota if the
-    /// requests of the line may have different quotas. Then the next request is woken if it has a larger one, too.
+    /// requests of the line may have different quotas. Then the next request is also woken if its limit is larger.
     pub(crate) fn leave_admitted(mut self, has_more: bool, own_limit: Option<u64>) {
         self.admitted = Some(Admitted { has_more, own_limit });
     }

@@ -29,7 +29,7 @@ const CALLS: usize = 4;
 /// Each of two policies has two keys.
 const COUNTERS: usize = 4;
 
-/// What one charge of a call did.
+/// The answer to one charge of a call.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     counter: usize,

@@ -1,4 +1,4 @@
-//! What `connect` says about a server that cannot be used, and the table that it creates.
+//! `connect` names the fault of a server that cannot be used, and creates the table on request.
 
 use std::time::Duration;
 

@@ -40,7 +40,7 @@ pub(crate) struct Curve {
     parts: Parts,
 }
 
-/// What decides.
+/// The part that decides whether a request passes.
 enum Asks {
     Limiter(CurveLimiter),
     /// Limits of requests in flight need no clock: a request holds its units until it ends.
@@ -381,7 +381,7 @@ fn with_limit(quota: &Quota, limit: u64) -> Option<Quota> {
     format!("{limit} {}", parts?.join(", ")).parse().ok()
 }
 
-/// What requests hold of limits of requests in flight.
+/// The units that requests hold under limits of requests in flight.
 #[derive(Default)]
 struct Counts {
     keys: Vec<InFlight>,
@@ -394,7 +394,7 @@ struct Counts {
 struct InFlight {
     units: u32,
     peak: u32,
-    /// Those that each limit admitted, if they are not all.
+    /// The units that each limit admitted. `None` as long as every limit admitted all of them.
     admitted: Option<Box<[u32; LIMITS]>>,
 }
 

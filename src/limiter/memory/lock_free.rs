@@ -116,8 +116,8 @@ impl Store {
                 return false;
             }
         }
-        // A charge of no cost changes nothing, and neither does one that is observed and denied. What it reports is of this
-        // instant, too.
+        // A charge of no cost changes nothing, and neither does one that is observed and denied. Its report has to
+        // be of this instant as well.
         let is_as_read = |(seen, word): &(Seen<'_>, u64)| seen.word != *word || seen.is_unchanged();
         let are_as_read = planned.iter().flatten().all(is_as_read);
         if !are_as_read || run.is_some_and(|run| !self.is_run_without_lines(run)) {

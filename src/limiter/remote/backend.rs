@@ -17,7 +17,7 @@ use crate::policy::Policy;
 
 /// A store with its connections. It sends requests, and returns the answers within the deadline.
 pub(crate) trait Backend: Sized + Send + Sync + 'static {
-    /// What the store does in one step: charges, a refund, or a reset.
+    /// One step of the store: charges, a refund, or a reset.
     type Request: Send + 'static;
     type Error: RemoteError;
     /// A stored key.
@@ -99,7 +99,7 @@ pub(crate) trait RemoteError: std::error::Error + From<Unanswered> + Clone + Sen
     fn kind(&self) -> StoreErrorKind;
 }
 
-/// What a request for charges is to do.
+/// The purpose of a request for charges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intent {
     /// Take all charges or none.

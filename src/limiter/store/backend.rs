@@ -24,7 +24,7 @@ use crate::quota::Quota;
 /// The store of a limiter.
 pub(super) struct Swaps<S: Store> {
     groups: Groups<Swapper<S>>,
-    /// What all stored keys begin with.
+    /// The beginning of all stored keys.
     before: Box<str>,
     callers: CallerHash,
     hash: RandomState,

@@ -23,7 +23,7 @@ impl Address {
     }
 }
 
-/// What a URL names.
+/// The server or servers that a URL names.
 pub(super) enum TargetKind {
     One(Address),
     Sentinel(Address),

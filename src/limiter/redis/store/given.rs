@@ -52,7 +52,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Transport for Given<C> {
     }
 
     fn uses_tls(&self) -> bool {
-        false // nobody finds out that a handshake failed
+        false // no handshake of such a connection is seen to fail
     }
 
     #[cfg(test)]

@@ -29,7 +29,7 @@ use crate::sync::{Mutex, lock};
 /// How many calls the crate takes before it has written them. They are no bound: the limiter has one.
 const BUFFER: usize = 1_024;
 
-/// What a URL names.
+/// A URL as this client reads it.
 pub(super) struct RedisRsTarget(Url);
 
 /// A connection to one server, which is made anew by each [`connect`](Transport::connect).

@@ -1,5 +1,4 @@
-//! Keeps a server's connection: begins it again when it has ended, and finds out when the
-//! server is back.
+//! Keeps a server's connection: opens it again when it has ended, and detects that the server is back.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a client library has to do: send commands over a connection to one server, and keep that connection.
+//! The trait of a client library: it sends commands over a connection to one server, and keeps that connection.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,7 +18,7 @@ pub(super) const DEPTH_MAX: usize = 8;
 /// A connection to one server, by a client library. There is a file for each library.
 pub(super) trait Transport: Send + Sync + 'static {
     /// Connects, and keeps the connection. Ends when the connection has ended, or was not made. If the future is
-    /// dropped, the connection ends, too.
+    /// dropped, the connection ends as well.
     fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, ()>;
 
     /// Sends a command to a server that has the keys' slot in this state. It runs at most once. Fails if there is no

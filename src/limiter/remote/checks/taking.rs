@@ -25,7 +25,7 @@ pub(super) struct Taking<B: Backend> {
 pub(super) struct Terms {
     /// When the request was sent.
     pub(super) sent: Timestamp,
-    /// Whether a denial of another check answers this one, too.
+    /// Whether a denial of another check may answer this one.
     pub(super) repeats: bool,
     /// Whether these are all of the charges that the store decides.
     pub(super) is_alone: bool,

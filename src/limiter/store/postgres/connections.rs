@@ -2,7 +2,7 @@
 //!
 //! [`OwnConnections`] opens the first connection for the first statement, and another one whenever each open one is busy. A
 //! statement is sent over a busy connection if no more may be opened; the server answers in order, so no answer can be taken
-//! for another one's. A statement whose caller does not wait any more is answered all the same.
+//! for another one's. A statement is answered even if its caller has stopped waiting.
 //!
 //! A connection without an answer for [`LATE`] is used only if no other one is open. One without an answer for [`SILENT`]
 //! is given up: its statement is cancelled, and it is closed. So a server that hangs, or another transaction that has locked
@@ -26,10 +26,10 @@ use crate::error::BoxError;
 use crate::limiter::remote::Due;
 use crate::sync::{Mutex, lock};
 
-/// A connection without an answer for so long is avoided.
+/// A connection without an answer for this time is avoided.
 const LATE: Duration = Duration::from_millis(20);
 
-/// A connection without an answer for so long is given up.
+/// A connection without an answer for this time is given up.
 const SILENT: Duration = Duration::from_secs(5);
 
 /// The longest time for opening a connection, and for a request to cancel a statement.
@@ -133,7 +133,7 @@ impl Quiet {
     }
 }
 
-/// What to do with a statement.
+/// The next step of a statement.
 enum Choice {
     Send(u64, Arc<Client>),
     Wait(Attempt),

@@ -1,4 +1,4 @@
-//! What an error means for the limiter and for the connection.
+//! Classifies errors, for the limiter and for the connection.
 
 use std::error::Error;
 use std::sync::Arc;

@@ -30,7 +30,7 @@ const LIVES_MAX: u64 = 300 * 366 * 24 * 3_600;
 /// transactions may be between. Clones use the same connections: for several limiters, each with a prefix of its own. The table has a row for each key; see [`create_sql`](super::PostgresStoreBuilder::create_sql). Nothing else
 /// writes into it. To reset all keys, delete its rows.
 ///
-/// Rows whose time is over are removed by the way: after every 50 inserted rows the store looks at 100 others, in a
+/// Expired rows are removed as it goes: after every 50 inserted rows the store looks at 100 others, in a
 /// statement of its own. So the table has at most about a third more rows than there are live keys. There is no task for it.
 ///
 /// ```no_run

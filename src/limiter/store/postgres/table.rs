@@ -27,7 +27,7 @@ const NAME_MAX: usize = 63;
 pub(super) const SWEPT: usize = 100;
 
 labelled! {
-    /// What a crash of the server does to the limits.
+    /// Whether limits survive a crash of the server.
     Durability,
     /// Returns the label: `logged`, `unlogged`.
     as_str {
@@ -35,7 +35,7 @@ labelled! {
         /// standbys. Each check waits until the log is on the disk, unless the role has `synchronous_commit` off.
         Logged = "logged",
         /// The table is not written to the log. Checks are faster. After a crash the server empties the table, so each key
-        /// has its whole quota again. A standby that takes over has an empty table, too. A clean restart keeps it.
+        /// has its whole quota again. A standby that takes over also has an empty table. A clean restart keeps it.
         Unlogged = "unlogged",
     }
 }

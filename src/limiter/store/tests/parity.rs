@@ -24,7 +24,8 @@ const STEPS: u32 = 4_000;
 /// A limiter in memory follows its clock for 13 years.
 const LIFE_US: u64 = 300_000_000_000_000;
 
-/// Plays schedules of so many steps to limiters over stores that this function makes. A store may be the same each time.
+/// Plays schedules with at least `wanted` steps to limiters over the stores that `store` returns. It may return the
+/// same store each time.
 pub(in crate::limiter::store) async fn play<S: Store>(
     algorithm: Algorithm,
     anchor: Anchor,

@@ -232,7 +232,7 @@ fn peek_takes_no_turn_in_line() {
     assert!(is_allowed(&rows.take(1, first(8, 1, 0))));
 }
 
-/// What waits in line, of each holder: since when, its number, until when it is known, and its cost.
+/// The first request in line of each holder: since when it waits, its number, when its entry lapses, and its cost.
 type ModelLine = BTreeMap<u64, (u64, u32, u64, u64)>;
 
 /// Requests of four holders that wait, ask again, leave and come anew, against the plain definition.
