@@ -6,6 +6,7 @@ mod callers;
 mod clients;
 mod cluster;
 mod companions;
+mod credentials;
 mod descriptors;
 mod hostile;
 mod in_line;

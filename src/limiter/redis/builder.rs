@@ -1,6 +1,8 @@
 //! The setup of a limiter on Redis.
 
+use std::error::Error;
 use std::fmt;
+use std::future::Future;
 use std::ops::RangeInclusive;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -9,6 +11,7 @@ use tokio::runtime::Handle;
 
 use super::backend::RedisBackend;
 use super::client::RedisClient;
+use super::credentials::{CredentialSource, RedisCredentials};
 use super::dispatch::Dispatcher;
 use super::error::RedisError;
 use super::keys::{CallerKeys, KeySpace, SLOTS};
@@ -29,6 +32,7 @@ const PLACES_LAPSE: RangeInclusive<Duration> = Duration::from_secs(3)..=Duration
 pub struct RedisLimiterBuilder {
     shared: Options,
     client: RedisClient,
+    credentials: Option<CredentialSource>,
     readable_keys: bool,
     slot_groups: Option<u16>,
     lease_units: u64,
@@ -57,6 +61,7 @@ impl RedisLimiterBuilder {
         Self {
             shared: Options::new(),
             client: RedisClient::default(),
+            credentials: None,
             readable_keys: false,
             slot_groups: None,
             lease_units: 0,
@@ -68,6 +73,41 @@ impl RedisLimiterBuilder {
     /// [where the two differ](crate::guide::redis_and_failures#the-client-library).
     pub fn client(mut self, client: RedisClient) -> Self {
         self.client = client;
+        self
+    }
+
+    /// Sets where the user and the password of each connection come from, for passwords that change while the process
+    /// runs, such as tokens of a cloud's identity service. The URL then has no user and no password.
+    ///
+    /// The closure is asked for each connection, and for each attempt to make one: up to four times a second while Redis
+    /// is away, and for each server of a cluster. It has 5 s. A connection whose credentials have a
+    /// [time to renew](RedisCredentials::renew_after) asks again after that time, and sends what it gets with `AUTH`.
+    /// If there are no newer credentials, or the server refuses them, the observer gets
+    /// [`StoreFailed`](crate::observe::LimiterEvent::StoreFailed), and the connection asks again 5 s later.
+    ///
+    /// An error of the closure is one of a connection that could not be made. Events and errors have its text, so the
+    /// text must not have a secret in it. It is not possible with `redis-sentinel://`.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{RedisLimiter, limiter::redis::RedisCredentials};
+    ///
+    /// # async fn token() -> Result<String, std::io::Error> { Ok(String::new()) }
+    /// # async fn limiter() -> Result<(), Box<dyn std::error::Error>> {
+    /// let builder = RedisLimiter::builder().credentials(|| async {
+    ///     let token = token().await?; // valid for 15 minutes
+    ///     Ok::<_, std::io::Error>(RedisCredentials::new("shop", token).renew_after(Duration::from_secs(600)))
+    /// });
+    /// let limiter = builder.connect("rediss://cache.example:6379").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn credentials<F, A, E>(mut self, ask: F) -> Self
+    where
+        F: Fn() -> A + Send + Sync + 'static,
+        A: Future<Output = Result<RedisCredentials, E>> + Send + 'static,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        self.credentials = Some(CredentialSource::new(ask));
         self
     }
 
@@ -160,6 +200,9 @@ impl RedisLimiterBuilder {
     where
         C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
     {
+        if self.credentials.is_some() {
+            return Err(misconfigured("the connection is the application's, and so are its credentials"));
+        }
         let store = RedisStore::over(connection, self.settings()?)?;
         self.start(store).await
     }
@@ -178,7 +221,6 @@ impl RedisLimiterBuilder {
     }
 
     fn settings(&self) -> Result<Settings, RedisError> {
-        let misconfigured = |message: String| RedisError::new(StoreErrorKind::Misconfigured, message);
         self.shared.check().map_err(misconfigured)?;
         if !PLACES_LAPSE.contains(&self.places_lapse_after) {
             let lapse = self.places_lapse_after;
@@ -186,7 +228,8 @@ impl RedisLimiterBuilder {
         }
         runtime()?;
         let (deadline, observers) = (self.shared.deadline, self.shared.observers.clone());
-        Ok(Settings { client: self.client, deadline, observers, ..Settings::default() })
+        let (client, credentials) = (self.client, self.credentials.clone());
+        Ok(Settings { client, credentials, deadline, observers, ..Settings::default() })
     }
 
     fn build(self, store: RedisStore) -> Result<RedisLimiter, RedisError> {
@@ -214,7 +257,11 @@ shared_options!(RedisLimiterBuilder);
 /// Returns the runtime in which the limiter works.
 fn runtime() -> Result<Handle, RedisError> {
     let message = "a limiter on Redis must be made within a tokio runtime, where its tasks run";
-    Handle::try_current().map_err(|_| RedisError::new(StoreErrorKind::Misconfigured, message))
+    Handle::try_current().map_err(|_| misconfigured(message))
+}
+
+fn misconfigured(message: impl Into<String>) -> RedisError {
+    RedisError::new(StoreErrorKind::Misconfigured, message)
 }
 
 impl fmt::Debug for RedisLimiterBuilder {
@@ -223,6 +270,7 @@ impl fmt::Debug for RedisLimiterBuilder {
         f.debug_struct("RedisLimiterBuilder")
             .field("shared", &self.shared)
             .field("client", &self.client)
+            .field("has_credentials", &self.credentials.is_some())
             .field("readable_keys", &self.readable_keys)
             .field("slot_groups", &self.slot_groups)
             .field("lease_units", &self.lease_units)

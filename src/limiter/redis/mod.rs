@@ -4,6 +4,7 @@
 mod backend;
 mod builder;
 mod client;
+mod credentials;
 mod dispatch;
 mod error;
 mod keys;
@@ -19,5 +20,6 @@ use super::redis_server;
 
 pub use builder::RedisLimiterBuilder;
 pub use client::RedisClient;
+pub use credentials::RedisCredentials;
 pub use error::RedisError;
 pub use limiter::RedisFuture;

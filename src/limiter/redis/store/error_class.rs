@@ -61,6 +61,16 @@ impl Failure {
         Self { cause: Cause::Lost, error: lost.caused_by(because) }
     }
 
+    /// The failure of a connection for which the application had no credentials, for this reason.
+    pub(super) fn without_credentials(server: &Address, why: &str) -> Self {
+        Self::lost(StoreErrorKind::Unavailable, format!("no credentials for Redis at {server}: {why}"))
+    }
+
+    /// The failure of a client that refused the settings, with its error.
+    pub(super) fn refused(error: RedisError) -> Self {
+        Self { cause: Cause::Answer, error }
+    }
+
     /// The failure of a client that refused the settings, in these words.
     pub(super) fn unusable(server: &Address, words: &str) -> Self {
         Self { cause: Cause::Answer, error: misconfigured(format!("Redis at {server} cannot be used so: {words}")) }
@@ -119,7 +129,7 @@ fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (StoreErrorKind, &'static
 
 /// Codes, or other words of errors, and what they mean. The first that fits counts.
 const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
-    (&["NOAUTH", "WRONGPASS"], StoreErrorKind::Misconfigured, "wants another user or password in the URL"),
+    (&["NOAUTH", "WRONGPASS"], StoreErrorKind::Misconfigured, "wants another user or password"),
     // Redis since 7.2 and Valkey say the second, earlier ones the third.
     (
         &["NOPERM", "ACL failure in script", "user executing the script can't"],

@@ -11,6 +11,7 @@ use super::address::Address;
 use super::error_class::{self, Cause, Failure};
 use super::transport::{Command, Connections, Reply, SlotState, Transport};
 use crate::event::StoreErrorKind;
+use crate::limiter::redis::credentials::RedisCredentials;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::script::{Call, Script};
 use crate::limiter::remote::{Breaker, Due, Events};
@@ -152,6 +153,16 @@ impl Link {
         until: Instant,
     ) -> Result<Reply, Failure> {
         self.send(Command::keyless(command, args), until, SlotState::Owned).await
+    }
+
+    /// Gives the connection newer credentials. How it ends is not recorded.
+    pub(super) async fn log_in(&self, credentials: &RedisCredentials, until: Instant) -> Result<(), Failure> {
+        self.send(Command::login(credentials), until, SlotState::Owned).await.map(drop)
+    }
+
+    /// Reports why the connection did not get newer credentials. It may still serve with those that it has.
+    pub(super) fn report_failed_renewal(&self, error: &RedisError) {
+        error.report_to(&self.events);
     }
 
     /// Runs a script that does nothing, as checks run theirs: a server may answer other commands

@@ -11,6 +11,7 @@ mod on_fred;
 #[cfg(feature = "redis-rs")]
 mod on_redis_rs;
 mod reconnect;
+mod renewal;
 mod server;
 mod settings;
 mod slots;
@@ -63,7 +64,7 @@ impl RedisStore {
     /// `Misconfigured`: a URL that is not valid, TLS without a feature for it, or no tokio runtime.
     pub(super) fn connect(url: &str, settings: Settings) -> Result<Self, RedisError> {
         let (settings, runtime) = (settings.bounded(), runtime()?);
-        let target = Target::parse(url, settings.client)?;
+        let target = Target::parse(url, &settings)?;
         let events = Arc::new(Events::new(&settings.observers));
         let (address, failover) = match &target.kind {
             TargetKind::Cluster(_) => {

@@ -1,9 +1,15 @@
 //! The transport by the crate `fred`.
 
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
 use fred::clients::Client;
 use fred::error::{Error, ErrorKind};
 use fred::interfaces::{ClientLike, EventInterface};
-use fred::types::config::{Config, Options, ReconnectPolicy, Server, ServerConfig, TcpConfig, UnresponsiveConfig};
+use fred::types::config::{
+    Config, CredentialProvider, Options, ReconnectPolicy, Server, ServerConfig, TcpConfig, UnresponsiveConfig,
+};
 use fred::types::{Builder, ClusterHash, CustomCommand, Value};
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::task::JoinHandle;
@@ -11,9 +17,11 @@ use tokio::time::Instant;
 
 use super::address::{Address, TargetKind};
 use super::error_class::{self, Failure, misconfigured};
+use super::renewal::Renewal;
 use super::settings::{CONNECT_TIMEOUT, Settings};
 use super::transport::{Argument, BoxFuture, Command, Connections, DEPTH_MAX, Reply, SlotState, Transport};
 use crate::event::StoreErrorKind;
+use crate::limiter::redis::credentials::ASK_TIMEOUT;
 use crate::limiter::redis::error::RedisError;
 
 /// A URL, as fred reads it.
@@ -23,6 +31,36 @@ pub(super) struct FredTarget(Config);
 pub(super) struct Fred {
     client: Client,
     address: Address,
+    renewal: Option<Arc<Renewal>>,
+}
+
+/// Asks for credentials when fred makes a connection. Failed ones come back as an error with these first words.
+struct Provider(Arc<Renewal>);
+
+const NO_CREDENTIALS: &str = "no credentials: ";
+
+impl CredentialProvider for Provider {
+    fn fetch<'a, 'b, 'c>(
+        &'a self,
+        _: Option<&'b Server>,
+    ) -> BoxFuture<'c, Result<(Option<String>, Option<String>), Error>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        Box::pin(async {
+            let asked = self.0.ask().await;
+            let it = asked.map_err(|why| Error::new(ErrorKind::Auth, format!("{NO_CREDENTIALS}{why}")))?;
+            Ok((Some(it.username().to_owned()), Some(it.password().to_owned())))
+        })
+    }
+}
+
+impl fmt::Debug for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Provider")
+    }
 }
 
 impl FredTarget {
@@ -46,6 +84,11 @@ impl FredTarget {
         Ok((Self(config), kind))
     }
 
+    /// Whether the URL has a user or a password.
+    pub(super) fn has_login(&self) -> bool {
+        self.0.username.is_some() || self.0.password.is_some()
+    }
+
     /// Makes a transport to what the URL names, or to one server of its cluster. Errors have the `name`.
     pub(super) fn transport(
         &self,
@@ -59,6 +102,10 @@ impl FredTarget {
         if let Some(address) = only {
             config.server = ServerConfig::new_centralized(&*address.host, address.port);
         }
+        let renewal = Renewal::new(settings).map(Arc::new);
+        config.credential_provider = renewal.clone().map(|it| Arc::new(Provider(it)) as Arc<dyn CredentialProvider>);
+        // fred asks for credentials while the greeting's time runs.
+        let greeting = CONNECT_TIMEOUT + if renewal.is_some() { ASK_TIMEOUT } else { Duration::ZERO };
         // The first attempt comes soon, because until its end calls wait and do not fail at once.
         let mut policy = ReconnectPolicy::new_exponential(0, 20, 250, 2);
         policy.set_jitter(20);
@@ -67,12 +114,12 @@ impl FredTarget {
         builder.with_performance_config(|performance| performance.default_command_timeout = settings.deadline);
         builder.with_connection_config(|connection| {
             connection.connection_timeout = CONNECT_TIMEOUT;
-            connection.internal_command_timeout = CONNECT_TIMEOUT;
+            connection.internal_command_timeout = greeting;
             // A script that was sent is never sent again.
             connection.max_command_attempts = 1;
             connection.unresponsive = UnresponsiveConfig {
                 max_timeout: Some(settings.patience()),
-                interval: std::time::Duration::from_millis(50),
+                interval: Duration::from_millis(50),
             };
             connection.reconnect_on_auth_error = true;
             connection.disable_cluster_health_check = true;
@@ -83,7 +130,7 @@ impl FredTarget {
         });
         let client =
             builder.build().map_err(|error| misconfigured("fred does not take these settings").caused_by(error))?;
-        Ok(Fred { client, address: name.clone() })
+        Ok(Fred { client, address: name.clone(), renewal })
     }
 }
 
@@ -144,6 +191,7 @@ impl Fred {
         let mut arguments = Vec::with_capacity(command.count());
         arguments.extend(command.arguments().map(|argument| match argument {
             Argument::Text(text) => Value::from_static_str(text),
+            Argument::Secret(text) => Value::from(text),
             Argument::Number(number) => Value::Integer(i64::try_from(number).unwrap_or(i64::MAX)),
             Argument::Bytes(bytes) => Value::Bytes(bytes.clone()),
         }));
@@ -197,6 +245,10 @@ impl Transport for Fred {
         self.client.client_config().uses_tls()
     }
 
+    fn renewal(&self) -> Option<&Renewal> {
+        self.renewal.as_deref()
+    }
+
     #[cfg(test)]
     fn queued(&self) -> usize {
         fred::interfaces::MetricsInterface::command_queue_len(&self.client)
@@ -223,6 +275,9 @@ fn reply(value: Value, depth: usize) -> Reply {
 /// Classifies an error of a call to `server`. fred gives nearly all of the server's errors one kind, so they are classified
 /// by their text.
 fn failure(error: &Error, server: &Address) -> Failure {
+    if let Some(why) = error.details().strip_prefix(NO_CREDENTIALS) {
+        return Failure::without_credentials(server, why);
+    }
     match error.kind() {
         ErrorKind::Timeout => Failure::timeout(format!("no answer from Redis at {server} in time")),
         _ if is_answer(error) => error_class::answer(error.details(), server),

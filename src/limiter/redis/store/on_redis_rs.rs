@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::address::{Address, TargetKind};
 use super::error_class::{self, Failure, misconfigured};
+use super::renewal::Renewal;
 use super::settings::{CONNECT_TIMEOUT, Settings};
 use super::transport::{Argument, BoxFuture, Command, Connections, DEPTH_MAX, Reply, SlotState, Transport};
 use super::url::{Login, Url, UrlKind};
@@ -37,6 +38,7 @@ pub(super) struct RedisRs {
     address: Address,
     uses_tls: bool,
     way: Way,
+    renewal: Option<Renewal>,
     /// The time for which a connection may owe an answer before it is closed.
     patience: Duration,
     current: watch::Sender<Option<Connection>>,
@@ -47,6 +49,8 @@ pub(super) struct RedisRs {
 /// How the server is found.
 enum Way {
     Direct(Client),
+    /// With credentials that the application is asked for, each time.
+    Renewed(Address, Url),
     /// The sentinels are asked for the master of this name, each time.
     Sentinels(Vec<Client>, Box<str>, Url),
 }
@@ -83,6 +87,11 @@ impl RedisRsTarget {
         Ok((Self(url), kind))
     }
 
+    /// Whether the URL has a user or a password.
+    pub(super) fn has_login(&self) -> bool {
+        self.0.login != Login::default()
+    }
+
     /// Makes a transport to what the URL names, or to one server of its cluster. Errors have the `name`.
     pub(super) fn transport(
         &self,
@@ -90,12 +99,13 @@ impl RedisRsTarget {
         only: Option<&Address>,
         settings: &Settings,
     ) -> Result<RedisRs, RedisError> {
-        let url = &self.0;
+        let (url, renewal) = (&self.0, Renewal::new(settings));
         let way = match (&url.kind, only.or(url.hosts.first())) {
             (UrlKind::Sentinel { service, login }, _) => {
                 let sentinels = url.hosts.iter().map(|host| client(url, host, login, 0));
                 Way::Sentinels(sentinels.collect::<Result<_, _>>()?, service.clone(), url.clone())
             }
+            (_, Some(address)) if renewal.is_some() => Way::Renewed(address.clone(), url.clone()),
             (_, Some(address)) => Way::Direct(client(url, address, &url.login, url.database)?),
             (_, None) => return Err(misconfigured("the URL for Redis names no host")),
         };
@@ -103,6 +113,7 @@ impl RedisRsTarget {
             address: name.clone(),
             uses_tls: url.uses_tls,
             way,
+            renewal,
             patience: settings.patience(),
             current: watch::Sender::new(None),
             silent: Notify::new(),
@@ -188,6 +199,10 @@ impl RedisRs {
     async fn dial(&self) -> Result<Connection, Failure> {
         match &self.way {
             Way::Direct(client) => self.open(client).await,
+            Way::Renewed(address, url) => {
+                let login = self.ask().await?;
+                self.open(&client(url, address, &login, url.database).map_err(Failure::refused)?).await
+            }
             Way::Sentinels(sentinels, service, url) => {
                 let mut last = None;
                 for sentinel in sentinels {
@@ -200,6 +215,14 @@ impl RedisRs {
                 Err(last.unwrap_or_else(none))
             }
         }
+    }
+
+    /// Asks the application for the credentials of a connection.
+    async fn ask(&self) -> Result<Login, Failure> {
+        let Some(renewal) = &self.renewal else { return Ok(Login::default()) };
+        let asked = renewal.ask().await;
+        let it = asked.map_err(|why| Failure::without_credentials(&self.address, &why))?;
+        Ok(Login { username: Some(it.username().into()), password: Some(it.password().into()) })
     }
 
     async fn open(&self, client: &Client) -> Result<Connection, Failure> {
@@ -242,8 +265,7 @@ impl RedisRs {
             let message = format!("the sentinel knows no master of this name: {}", self.address);
             Failure::lost(StoreErrorKind::Unavailable, message)
         })?;
-        client(url, &address, &url.login, url.database)
-            .map_err(|error| Failure { cause: error_class::Cause::Answer, error })
+        client(url, &address, &url.login, url.database).map_err(Failure::refused)
     }
 
     async fn call(&self, command: Command<'_>, until: Instant, slot: SlotState) -> Result<Reply, Failure> {
@@ -320,6 +342,10 @@ impl Transport for RedisRs {
         self.uses_tls
     }
 
+    fn renewal(&self) -> Option<&Renewal> {
+        self.renewal.as_ref()
+    }
+
     #[cfg(test)]
     fn quit(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
@@ -379,6 +405,7 @@ pub(super) fn packed(command: Command<'_>) -> Cmd {
     for argument in command.arguments() {
         match argument {
             Argument::Text(text) => packed.arg(text),
+            Argument::Secret(text) => packed.arg(text),
             Argument::Number(number) => packed.arg(number),
             Argument::Bytes(bytes) => packed.arg(&**bytes),
         };

@@ -8,7 +8,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::error_class::{Cause, Failure};
 use super::link::Link;
-use super::settings::Settings;
+use super::renewal::RETRY;
+use super::settings::{CONNECT_TIMEOUT, Settings};
 
 /// The first and the longest pause between attempts to connect. Each is twice the one before.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
@@ -29,7 +30,7 @@ const STEADY: Duration = Duration::from_secs(1);
 
 /// Keeps a server's connection until the task is aborted.
 pub(super) async fn keep(link: Arc<Link>, settings: Settings) {
-    tokio::join!(connect(&link), probe(&link, &settings));
+    tokio::join!(connect(&link), probe(&link, &settings), renew(&link));
 }
 
 /// Connects, and connects again whenever the connection has ended.
@@ -91,6 +92,27 @@ async fn until_it_answers(link: &Link, settings: &Settings) {
         if since.elapsed() >= patience {
             link.restart_connection();
             since = Instant::now();
+        }
+    }
+}
+
+/// Gives the connection newer credentials when they are due. Until the server has accepted them, the connection keeps
+/// those that it has.
+async fn renew(link: &Link) {
+    let Some(renewal) = link.transport.renewal() else { return };
+    loop {
+        renewal.wait_until_due().await;
+        if !link.transport.is_connected() {
+            sleep(RETRY).await; // the next connection asks by itself
+            continue;
+        }
+        let failure = match renewal.ask().await {
+            Ok(credentials) => link.log_in(&credentials, Instant::now() + CONNECT_TIMEOUT).await.err(),
+            Err(why) => Some(Failure::without_credentials(&link.address, &why)),
+        };
+        if let Some(failure) = failure {
+            renewal.retry();
+            link.report_failed_renewal(&failure.error);
         }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::limiter::redis::client::RedisClient;
+use crate::limiter::redis::credentials::CredentialSource;
 use crate::outcome::Observer;
 
 /// The time that a connection may take, and again its greeting.
@@ -16,6 +17,8 @@ const PROBE_EVERY: Duration = Duration::from_millis(250);
 #[derive(Clone)]
 pub(in crate::limiter::redis) struct Settings {
     pub(in crate::limiter::redis) client: RedisClient,
+    /// Asked for the user and the password of each connection, unless the URL has them.
+    pub(in crate::limiter::redis) credentials: Option<CredentialSource>,
     /// The time that a call may take: from 2 ms, because timers are no finer, to a minute.
     pub(in crate::limiter::redis) deadline: Duration,
     /// The number of calls in a row without an answer after which a server is believed dead.
@@ -27,7 +30,8 @@ pub(in crate::limiter::redis) struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         let deadline = Duration::from_millis(50);
-        Self { client: RedisClient::default(), deadline, failures: 5, observers: Vec::new() }
+        let (client, observers) = (RedisClient::default(), Vec::new());
+        Self { client, credentials: None, deadline, failures: 5, observers }
     }
 }
 

@@ -53,7 +53,7 @@ fn check_tls(scheme: &str, (features, has_tls): (&str, bool)) -> Result<(), Redi
 
 impl Target {
     /// Parses a URL. Errors do not repeat it, because there may be a password in it.
-    pub(super) fn parse(url: &str, client: RedisClient) -> Result<Self, RedisError> {
+    pub(super) fn parse(url: &str, settings: &Settings) -> Result<Self, RedisError> {
         let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
         if !SCHEMES.contains(&scheme) {
             return Err(misconfigured(format!(
@@ -61,8 +61,8 @@ impl Target {
                 SCHEMES.join(", ")
             )));
         }
-        check_tls(scheme, tls(client))?;
-        let (library, kind) = match client {
+        check_tls(scheme, tls(settings.client))?;
+        let (library, kind) = match settings.client {
             #[cfg(feature = "redis")]
             RedisClient::Fred => {
                 let (target, kind) = FredTarget::parse(url)?;
@@ -74,7 +74,31 @@ impl Target {
                 (Library::RedisRs(target), kind)
             }
         };
-        Ok(Self { library, kind })
+        let target = Self { library, kind };
+        if settings.credentials.is_some() {
+            target.check_credentials()?;
+        }
+        Ok(target)
+    }
+
+    /// Returns an error if the URL is not one for which the application's closure is asked for credentials.
+    fn check_credentials(&self) -> Result<(), RedisError> {
+        let has_login = match &self.library {
+            #[cfg(feature = "redis")]
+            Library::Fred(target) => target.has_login(),
+            #[cfg(feature = "redis-rs")]
+            Library::RedisRs(target) => target.has_login(),
+        };
+        if has_login {
+            return Err(misconfigured(
+                "the URL for Redis has a user or a password, and credentials(…) is set as well: use one of them",
+            ));
+        }
+        if matches!(self.kind, TargetKind::Sentinel(_)) {
+            // fred would ask for those of the sentinels, too, and cannot say which server is a sentinel.
+            return Err(misconfigured("credentials(…) is not possible with sentinels: put the user into the URL"));
+        }
+        Ok(())
     }
 
     /// Returns a transport that is not connected yet: to what the URL names, or to one server of its

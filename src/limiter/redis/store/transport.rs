@@ -7,6 +7,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::error_class::Failure;
+use super::renewal::Renewal;
+use crate::limiter::redis::credentials::RedisCredentials;
 use crate::limiter::redis::script::Call;
 
 /// A future of a transport.
@@ -36,6 +38,11 @@ pub(super) trait Transport: Send + Sync + 'static {
     fn wait_for_connection(&self) -> BoxFuture<'_, Result<(), Failure>>;
 
     fn uses_tls(&self) -> bool;
+
+    /// Returns where each connection's credentials come from, unless the URL has them.
+    fn renewal(&self) -> Option<&Renewal> {
+        None
+    }
 
     /// Returns how many calls wait within the client.
     #[cfg(test)]
@@ -76,6 +83,7 @@ pub(super) struct Command<'a> {
 #[derive(Clone, Copy)]
 enum Arguments<'a> {
     Keyless(&'a [&'static str]),
+    Login(&'a RedisCredentials),
     /// A script's name or text, and its call.
     Script(&'static str, &'a Call),
 }
@@ -83,6 +91,7 @@ enum Arguments<'a> {
 /// An argument of a command.
 pub(super) enum Argument<'a> {
     Text(&'static str),
+    Secret(&'a str),
     Number(usize),
     Bytes(&'a Bytes),
 }
@@ -98,24 +107,32 @@ impl<'a> Command<'a> {
         Self { name, arguments: Arguments::Script(script, call) }
     }
 
+    /// The command that gives a connection newer credentials.
+    pub(super) fn login(credentials: &'a RedisCredentials) -> Self {
+        Self { name: "AUTH", arguments: Arguments::Login(credentials) }
+    }
+
     /// Returns the number of arguments.
     pub(super) fn count(self) -> usize {
         match self.arguments {
             Arguments::Keyless(texts) => texts.len(),
+            Arguments::Login(_) => 2,
             Arguments::Script(_, call) => 2 + call.keys.len() + call.args.len(),
         }
     }
 
     pub(super) fn arguments(self) -> impl Iterator<Item = Argument<'a>> {
-        let (texts, script) = match self.arguments {
-            Arguments::Keyless(texts) => (texts, None),
-            Arguments::Script(script, call) => (&[][..], Some((script, call))),
+        let (texts, login, script) = match self.arguments {
+            Arguments::Keyless(texts) => (texts, None, None),
+            Arguments::Login(credentials) => (&[][..], Some(credentials), None),
+            Arguments::Script(script, call) => (&[][..], None, Some((script, call))),
         };
+        let login = login.into_iter().flat_map(|it| [it.username(), it.password()].map(Argument::Secret));
         let script = script.into_iter().flat_map(|(script, call)| {
             let bytes = call.keys.iter().chain(&call.args).map(Argument::Bytes);
             [Argument::Text(script), Argument::Number(call.keys.len())].into_iter().chain(bytes)
         });
-        texts.iter().map(|text| Argument::Text(text)).chain(script)
+        texts.iter().map(|text| Argument::Text(text)).chain(login).chain(script)
     }
 }
 

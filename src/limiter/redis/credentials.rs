@@ -1,0 +1,123 @@
+//! Credentials that change while the limiter runs.
+
+use std::error::Error;
+use std::fmt;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+
+use crate::error::{BoxError, WithSources};
+
+/// The least time after which credentials are renewed.
+const RENEW_MIN: Duration = Duration::from_secs(1);
+
+/// The time that the application's closure may take.
+pub(super) const ASK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A user of Redis and its password, which may be a token that expires. See
+/// [`RedisLimiterBuilder::credentials`](super::RedisLimiterBuilder::credentials).
+#[derive(Clone)]
+pub struct RedisCredentials {
+    username: Arc<str>,
+    password: Arc<str>,
+    renew_after: Option<Duration>,
+}
+
+impl RedisCredentials {
+    /// Makes credentials. A server without users has the user `default`.
+    #[must_use]
+    pub fn new(username: impl Into<String>, password: impl Into<String>) -> Self {
+        Self { username: username.into().into(), password: password.into().into(), renew_after: None }
+    }
+
+    /// Sets after which time the connection that has these credentials sends newer ones, with the command `AUTH`. A time
+    /// of less than 1 s is taken as 1 s. By default the connection never does: for servers that look at credentials
+    /// only when a connection is made.
+    #[must_use]
+    pub fn renew_after(mut self, time: Duration) -> Self {
+        self.renew_after = Some(time.max(RENEW_MIN));
+        self
+    }
+
+    pub(super) fn username(&self) -> &str {
+        &self.username
+    }
+
+    pub(super) fn password(&self) -> &str {
+        &self.password
+    }
+
+    pub(super) fn time_to_renew(&self) -> Option<Duration> {
+        self.renew_after
+    }
+}
+
+impl fmt::Debug for RedisCredentials {
+    /// Leaves the password out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisCredentials")
+            .field("username", &self.username)
+            .field("renew_after", &self.renew_after)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A future of the application's closure.
+type Asked = Pin<Box<dyn Future<Output = Result<RedisCredentials, BoxError>> + Send>>;
+
+/// The application's closure that returns credentials.
+#[derive(Clone)]
+pub(super) struct CredentialSource(Arc<dyn Fn() -> Asked + Send + Sync>);
+
+impl CredentialSource {
+    pub(super) fn new<F, A, E>(ask: F) -> Self
+    where
+        F: Fn() -> A + Send + Sync + 'static,
+        A: Future<Output = Result<RedisCredentials, E>> + Send + 'static,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        Self(Arc::new(move || {
+            let asked = ask();
+            Box::pin(async { asked.await.map_err(Into::into) })
+        }))
+    }
+
+    /// Asks for credentials. The task that asks keeps the connection, so a panic of the closure ends here.
+    ///
+    /// # Errors
+    /// Why there are none, in words.
+    pub(super) async fn ask(&self) -> Result<RedisCredentials, String> {
+        let asked = AssertUnwindSafe(async { (self.0)().await }).catch_unwind();
+        match tokio::time::timeout(ASK_TIMEOUT, asked).await {
+            Ok(Ok(Ok(credentials))) => Ok(credentials),
+            Ok(Ok(Err(error))) => Err(WithSources(&*error).to_string()),
+            Ok(Err(_)) => Err("the closure for credentials panicked".to_owned()),
+            Err(_) => Err(format!("the closure for credentials took longer than {ASK_TIMEOUT:?}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_output_leaves_the_password_out() {
+        let text = format!("{:?}", RedisCredentials::new("app", "hunter2").renew_after(Duration::ZERO));
+        assert!(text.contains("app") && text.contains("1s") && !text.contains("hunter2"), "{text}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn closure_that_fails_in_any_way_is_an_error() {
+        let refused = CredentialSource::new(|| async { Err::<RedisCredentials, _>("the role is gone") });
+        assert_eq!(refused.ask().await.unwrap_err(), "the role is gone");
+        let none = || -> std::future::Pending<Result<RedisCredentials, BoxError>> { std::future::pending() };
+        assert!(CredentialSource::new(none).ask().await.unwrap_err().contains("longer than 5s"));
+        let panics = || -> std::future::Ready<Result<RedisCredentials, BoxError>> { panic!("as asked") };
+        assert!(CredentialSource::new(panics).ask().await.unwrap_err().contains("panicked"));
+    }
+}

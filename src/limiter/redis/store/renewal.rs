@@ -1,0 +1,68 @@
+//! The credentials of one server's connection, and when they are renewed.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+use super::settings::Settings;
+use crate::limiter::redis::credentials::{CredentialSource, RedisCredentials};
+
+/// The time after which credentials are asked for again if there were none, or if the server refused them.
+pub(super) const RETRY: Duration = Duration::from_secs(5);
+
+/// Asks for a server's credentials.
+pub(super) struct Renewal {
+    source: CredentialSource,
+    /// When the connection is to get newer ones, if ever.
+    due: watch::Sender<Option<Instant>>,
+}
+
+impl Renewal {
+    /// Returns `None` if the credentials are those of the URL.
+    pub(super) fn new(settings: &Settings) -> Option<Self> {
+        let source = settings.credentials.clone()?;
+        Some(Self { source, due: watch::Sender::new(None) })
+    }
+
+    /// Asks for credentials, for a connection that is being made or to renew those that it has.
+    ///
+    /// # Errors
+    /// Why there are none, in words.
+    pub(super) async fn ask(&self) -> Result<RedisCredentials, String> {
+        let answer = self.source.ask().await;
+        match &answer {
+            Ok(credentials) => self.set_due(credentials.time_to_renew()),
+            Err(_) => self.set_due(Some(RETRY)),
+        }
+        answer
+    }
+
+    /// Asks again soon, because the server refused the credentials.
+    pub(super) fn retry(&self) {
+        self.set_due(Some(RETRY));
+    }
+
+    fn set_due(&self, after: Option<Duration>) {
+        // A time that cannot be added is as good as never.
+        self.due.send_replace(after.and_then(|time| Instant::now().checked_add(time)));
+    }
+
+    /// Waits until the connection is to get newer credentials.
+    pub(super) async fn wait_until_due(&self) {
+        let mut due = self.due.subscribe();
+        loop {
+            let at = *due.borrow_and_update();
+            let wait = async {
+                match at {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = wait => return,
+                _ = due.changed() => {}
+            }
+        }
+    }
+}
