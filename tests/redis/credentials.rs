@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use tower_ratelimit::{
     Policy, Quota, RedisLimiter,
-    limiter::{StoreErrorKind, redis::{RedisCredentials, RedisLimiterBuilder}},
+    limiter::{
+        StoreErrorKind,
+        redis::{RedisCredentials, RedisLimiterBuilder},
+    },
     observe::{LimiterEvent, Observer},
 };
 

@@ -16,7 +16,7 @@ use super::dispatch::Dispatcher;
 use super::error::RedisError;
 use super::keys::{CallerKeys, KeySpace, SLOTS};
 use super::limiter::RedisLimiter;
-use super::store::{RedisStore, Settings};
+use super::store::{Identity, Pem, RedisStore, Settings};
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{Batcher, Checks, Options, PLACES_LAPSE_AFTER, shared_options};
 
@@ -33,6 +33,7 @@ pub struct RedisLimiterBuilder {
     shared: Options,
     client: RedisClient,
     credentials: Option<CredentialSource>,
+    pem: Pem,
     readable_keys: bool,
     slot_groups: Option<u16>,
     lease_units: u64,
@@ -62,6 +63,7 @@ impl RedisLimiterBuilder {
             shared: Options::new(),
             client: RedisClient::default(),
             credentials: None,
+            pem: Pem::default(),
             readable_keys: false,
             slot_groups: None,
             lease_units: 0,
@@ -108,6 +110,34 @@ impl RedisLimiterBuilder {
         E: Into<Box<dyn Error + Send + Sync>>,
     {
         self.credentials = Some(CredentialSource::new(ask));
+        self
+    }
+
+    /// Sets the certificates of the authorities that are trusted with `rediss://`, as PEM. They replace those of the
+    /// system. The certificate of the server must be of one of them, and for the host that the URL names. It needs TLS
+    /// by rustls: one of the features `redis-rustls`, `redis-rustls-ring`, `redis-rs-rustls`, `redis-rs-rustls-ring`.
+    ///
+    /// ```no_run
+    /// use tower_ratelimit::RedisLimiter;
+    ///
+    /// # async fn limiter() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = RedisLimiter::builder()
+    ///     .tls_authorities(std::fs::read("/etc/shop/authority.pem")?)
+    ///     .tls_identity(std::fs::read("/etc/shop/client.pem")?, std::fs::read("/etc/shop/client.key")?)
+    ///     .connect("rediss://redis.internal:6379")
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn tls_authorities(mut self, certificates: impl Into<Vec<u8>>) -> Self {
+        self.pem.authorities = Some(certificates.into());
+        self
+    }
+
+    /// Sets the certificate that the limiter shows to servers that ask for one, followed by those between it and the
+    /// authority, and its private key, as PEM. The key is one of PKCS #8, PKCS #1 or SEC 1, without a password. It needs
+    /// [`tls_authorities`](Self::tls_authorities).
+    pub fn tls_identity(mut self, certificates: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.pem.identity = Some(Identity { certificates: certificates.into(), key: key.into() });
         self
     }
 
@@ -200,8 +230,10 @@ impl RedisLimiterBuilder {
     where
         C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
     {
-        if self.credentials.is_some() {
-            return Err(misconfigured("the connection is the application's, and so are its credentials"));
+        if self.credentials.is_some() || !self.pem.is_empty() {
+            return Err(misconfigured(
+                "the connection is the application's, and so are its credentials and certificates",
+            ));
         }
         let store = RedisStore::over(connection, self.settings()?)?;
         self.start(store).await
@@ -228,8 +260,8 @@ impl RedisLimiterBuilder {
         }
         runtime()?;
         let (deadline, observers) = (self.shared.deadline, self.shared.observers.clone());
-        let (client, credentials) = (self.client, self.credentials.clone());
-        Ok(Settings { client, credentials, deadline, observers, ..Settings::default() })
+        let (client, credentials, pem) = (self.client, self.credentials.clone(), self.pem.clone());
+        Ok(Settings { client, credentials, pem, deadline, observers, ..Settings::default() })
     }
 
     fn build(self, store: RedisStore) -> Result<RedisLimiter, RedisError> {

@@ -67,6 +67,7 @@ impl Failure {
     }
 
     /// The failure of a client that refused the settings, with its error.
+    #[cfg(feature = "redis-rs")]
     pub(super) fn refused(error: RedisError) -> Self {
         Self { cause: Cause::Answer, error }
     }
@@ -81,16 +82,31 @@ impl Failure {
         Self {
             cause: Cause::Answer,
             error: misconfigured(format!(
-                "the certificate of Redis at {server} is not trusted; with TLS by rustls, SSL_CERT_FILE may name \
-                 the authority's: {words}"
+                "the certificate of Redis at {server} is not trusted; tls_authorities(…) or, with TLS by rustls, \
+                 SSL_CERT_FILE may name the authority's: {words}"
             )),
         }
     }
-}
 
-/// Whether a client's error is about a certificate.
-pub(super) fn is_about_a_certificate(words: &str) -> bool {
-    words.to_ascii_lowercase().contains("certificate")
+    /// The failure of a connection because the server refused the client's certificate, or wants one, in these words.
+    pub(super) fn unidentified(server: &Address, words: &str) -> Self {
+        Self {
+            cause: Cause::Answer,
+            error: misconfigured(format!(
+                "Redis at {server} wants another certificate of its client: tls_identity(…): {words}"
+            )),
+        }
+    }
+
+    /// The failure of a connection because of TLS, if an error in these words is about a certificate.
+    pub(super) fn of_certificates(server: &Address, words: &str) -> Option<Self> {
+        let lower = words.to_ascii_lowercase();
+        // `received fatal alert: CertificateRequired`, `AlertReceived(UnknownCA)`
+        if lower.contains("alert") && (lower.contains("certificate") || lower.contains("unknownca")) {
+            return Some(Self::unidentified(server, words));
+        }
+        lower.contains("certificate").then(|| Self::untrusted(server, words))
+    }
 }
 
 /// Classifies the text of an error that `server` returned, to a command or within a script.

@@ -16,6 +16,7 @@ mod server;
 mod settings;
 mod slots;
 mod target;
+mod tls;
 mod transport;
 #[cfg(feature = "redis-rs")]
 mod url;
@@ -35,6 +36,7 @@ use self::server::Server;
 pub(super) use self::settings::Settings;
 pub(super) use self::slots::slot_of;
 use self::target::Target;
+pub(super) use self::tls::{Identity, Pem};
 use self::transport::{Reply, SlotState};
 use super::error::RedisError;
 use super::script::Call;

@@ -84,6 +84,12 @@ impl FredTarget {
         Ok((Self(config), kind))
     }
 
+    /// Uses TLS with these certificates.
+    #[cfg(any(feature = "redis-rustls", feature = "redis-rustls-ring"))]
+    pub(super) fn use_certificates(&mut self, config: rustls::ClientConfig) {
+        self.0.tls = Some(fred::types::config::TlsConnector::from(config).into());
+    }
+
     /// Whether the URL has a user or a password.
     pub(super) fn has_login(&self) -> bool {
         self.0.username.is_some() || self.0.password.is_some()
@@ -117,10 +123,8 @@ impl FredTarget {
             connection.internal_command_timeout = greeting;
             // A script that was sent is never sent again.
             connection.max_command_attempts = 1;
-            connection.unresponsive = UnresponsiveConfig {
-                max_timeout: Some(settings.patience()),
-                interval: Duration::from_millis(50),
-            };
+            connection.unresponsive =
+                UnresponsiveConfig { max_timeout: Some(settings.patience()), interval: Duration::from_millis(50) };
             connection.reconnect_on_auth_error = true;
             connection.disable_cluster_health_check = true;
             connection.tcp = TcpConfig { nodelay: Some(true), ..TcpConfig::default() };
@@ -288,8 +292,8 @@ fn failure(error: &Error, server: &Address) -> Failure {
         ErrorKind::Config | ErrorKind::Url | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand => {
             Failure::unusable(server, error.details())
         }
-        _ if error_class::is_about_a_certificate(error.details()) => Failure::untrusted(server, error.details()),
-        _ => Failure::disconnected(server, error.clone()),
+        _ => Failure::of_certificates(server, error.details())
+            .unwrap_or_else(|| Failure::disconnected(server, error.clone())),
     }
 }
 

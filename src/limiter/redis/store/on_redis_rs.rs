@@ -21,6 +21,8 @@ use super::address::{Address, TargetKind};
 use super::error_class::{self, Failure, misconfigured};
 use super::renewal::Renewal;
 use super::settings::{CONNECT_TIMEOUT, Settings};
+#[cfg(any(feature = "redis-rs-rustls", feature = "redis-rs-rustls-ring"))]
+use super::tls::Pem;
 use super::transport::{Argument, BoxFuture, Command, Connections, DEPTH_MAX, Reply, SlotState, Transport};
 use super::url::{Login, Url, UrlKind};
 use crate::event::StoreErrorKind;
@@ -31,7 +33,15 @@ use crate::sync::{Mutex, lock};
 const BUFFER: usize = 1_024;
 
 /// A URL as this client reads it.
-pub(super) struct RedisRsTarget(Url);
+pub(super) struct RedisRsTarget(Dial);
+
+/// What makes clients of servers.
+#[derive(Clone)]
+struct Dial {
+    url: Url,
+    /// An address with the certificates that the application handed in. Its host and port have no meaning.
+    tls: Option<ConnectionAddr>,
+}
 
 /// A connection to one server, which is made anew by each [`connect`](Transport::connect).
 pub(super) struct RedisRs {
@@ -50,9 +60,9 @@ pub(super) struct RedisRs {
 enum Way {
     Direct(Client),
     /// With credentials that the application is asked for, each time.
-    Renewed(Address, Url),
+    Renewed(Address, Dial),
     /// The sentinels are asked for the master of this name, each time.
-    Sentinels(Vec<Client>, Box<str>, Url),
+    Sentinels(Vec<Client>, Box<str>, Dial),
 }
 
 /// A connection that was made.
@@ -73,9 +83,6 @@ struct Ended {
 impl RedisRsTarget {
     pub(super) fn parse(url: &str) -> Result<(Self, TargetKind), RedisError> {
         let url = Url::parse(url)?;
-        if url.uses_tls {
-            choose_provider();
-        }
         let kind = match (&url.kind, &*url.hosts) {
             (UrlKind::Cluster, hosts) => TargetKind::Cluster(hosts.to_vec()),
             (UrlKind::One, [host, ..]) => TargetKind::One(host.clone()),
@@ -84,12 +91,24 @@ impl RedisRsTarget {
             }
             (_, []) => return Err(misconfigured("the URL for Redis names no host")),
         };
-        Ok((Self(url), kind))
+        Ok((Self(Dial { url, tls: None }), kind))
+    }
+
+    /// Uses these certificates, which can be used.
+    #[cfg(any(feature = "redis-rs-rustls", feature = "redis-rs-rustls-ring"))]
+    pub(super) fn use_certificates(&mut self, pem: &Pem) -> Result<(), RedisError> {
+        let identity = pem.identity.as_ref();
+        let client_tls = identity
+            .map(|it| redis::ClientTlsConfig { client_cert: it.certificates.clone(), client_key: it.key.clone() });
+        let certificates = redis::TlsCertificates { client_tls, root_cert: pem.authorities.clone() };
+        let client = Client::build_with_tls("rediss://localhost", certificates).map_err(refused)?;
+        self.0.tls = Some(client.get_connection_info().addr().clone());
+        Ok(())
     }
 
     /// Whether the URL has a user or a password.
     pub(super) fn has_login(&self) -> bool {
-        self.0.login != Login::default()
+        self.0.url.login != Login::default()
     }
 
     /// Makes a transport to what the URL names, or to one server of its cluster. Errors have the `name`.
@@ -99,14 +118,15 @@ impl RedisRsTarget {
         only: Option<&Address>,
         settings: &Settings,
     ) -> Result<RedisRs, RedisError> {
-        let (url, renewal) = (&self.0, Renewal::new(settings));
+        let (dial, renewal) = (&self.0, Renewal::new(settings));
+        let url = &dial.url;
         let way = match (&url.kind, only.or(url.hosts.first())) {
             (UrlKind::Sentinel { service, login }, _) => {
-                let sentinels = url.hosts.iter().map(|host| client(url, host, login, 0));
-                Way::Sentinels(sentinels.collect::<Result<_, _>>()?, service.clone(), url.clone())
+                let sentinels = url.hosts.iter().map(|host| dial.client(host, login, 0));
+                Way::Sentinels(sentinels.collect::<Result<_, _>>()?, service.clone(), dial.clone())
             }
-            (_, Some(address)) if renewal.is_some() => Way::Renewed(address.clone(), url.clone()),
-            (_, Some(address)) => Way::Direct(client(url, address, &url.login, url.database)?),
+            (_, Some(address)) if renewal.is_some() => Way::Renewed(address.clone(), dial.clone()),
+            (_, Some(address)) => Way::Direct(dial.client(address, &url.login, url.database)?),
             (_, None) => return Err(misconfigured("the URL for Redis names no host")),
         };
         Ok(RedisRs {
@@ -121,39 +141,37 @@ impl RedisRsTarget {
     }
 }
 
-/// Makes the provider of the feature the process's, unless it has one. rustls does so itself, but panics if the
-/// application enabled both providers and chose none.
-fn choose_provider() {
-    #[cfg(feature = "redis-rs-rustls-ring")]
-    let provider = rustls::crypto::ring::default_provider();
-    #[cfg(all(feature = "redis-rs-rustls", not(feature = "redis-rs-rustls-ring")))]
-    let provider = rustls::crypto::aws_lc_rs::default_provider();
-    #[cfg(any(feature = "redis-rs-rustls", feature = "redis-rs-rustls-ring"))]
-    let _ = provider.install_default(); // the process has one
+impl Dial {
+    /// Makes a client of one server.
+    fn client(&self, address: &Address, login: &Login, database: u16) -> Result<Client, RedisError> {
+        let (host, port) = (address.host.to_string(), address.port);
+        let address = match &self.tls {
+            // With the certificates that were handed in.
+            Some(ConnectionAddr::TcpTls { tls_params, .. }) => {
+                ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: tls_params.clone() }
+            }
+            _ if self.url.uses_tls => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        let mut login_info = RedisConnectionInfo::default()
+            .set_protocol(ProtocolVersion::RESP3)
+            .set_skip_set_lib_name()
+            .set_db(i64::from(database));
+        if let Some(username) = &login.username {
+            login_info = login_info.set_username(username);
+        }
+        if let Some(password) = &login.password {
+            login_info = login_info.set_password(password);
+        }
+        let info = address
+            .into_connection_info()
+            .map(|info| info.set_redis_settings(login_info).set_tcp_settings(TcpSettings::default().set_nodelay(true)));
+        info.and_then(Client::open).map_err(refused)
+    }
 }
 
-/// Makes a client of one server.
-fn client(url: &Url, address: &Address, login: &Login, database: u16) -> Result<Client, RedisError> {
-    let (host, port) = (address.host.to_string(), address.port);
-    let address = match url.uses_tls {
-        true => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
-        false => ConnectionAddr::Tcp(host, port),
-    };
-    let mut login_info = RedisConnectionInfo::default()
-        .set_protocol(ProtocolVersion::RESP3)
-        .set_skip_set_lib_name()
-        .set_db(i64::from(database));
-    if let Some(username) = &login.username {
-        login_info = login_info.set_username(username);
-    }
-    if let Some(password) = &login.password {
-        login_info = login_info.set_password(password);
-    }
-    let info = address
-        .into_connection_info()
-        .map(|info| info.set_redis_settings(login_info).set_tcp_settings(TcpSettings::default().set_nodelay(true)));
-    info.and_then(Client::open)
-        .map_err(|error| misconfigured("the crate redis does not take these settings").caused_by(error))
+fn refused(error: ClientError) -> RedisError {
+    misconfigured("the crate redis does not take these settings").caused_by(error)
 }
 
 impl RedisRs {
@@ -199,14 +217,14 @@ impl RedisRs {
     async fn dial(&self) -> Result<Connection, Failure> {
         match &self.way {
             Way::Direct(client) => self.open(client).await,
-            Way::Renewed(address, url) => {
+            Way::Renewed(address, dial) => {
                 let login = self.ask().await?;
-                self.open(&client(url, address, &login, url.database).map_err(Failure::refused)?).await
+                self.open(&dial.client(address, &login, dial.url.database).map_err(Failure::refused)?).await
             }
-            Way::Sentinels(sentinels, service, url) => {
+            Way::Sentinels(sentinels, service, dial) => {
                 let mut last = None;
                 for sentinel in sentinels {
-                    match self.master_of(sentinel, service, url).await {
+                    match self.master_of(sentinel, service, dial).await {
                         Ok(client) => return self.open(&client).await,
                         Err(failure) => last = Some(failure),
                     }
@@ -244,7 +262,7 @@ impl RedisRs {
     }
 
     /// Asks a sentinel for the master.
-    async fn master_of(&self, sentinel: &Client, service: &str, url: &Url) -> Result<Client, Failure> {
+    async fn master_of(&self, sentinel: &Client, service: &str, dial: &Dial) -> Result<Client, Failure> {
         let mut connection = self.open(sentinel).await?.redis;
         let mut ask = redis::cmd("SENTINEL");
         ask.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
@@ -265,7 +283,8 @@ impl RedisRs {
             let message = format!("the sentinel knows no master of this name: {}", self.address);
             Failure::lost(StoreErrorKind::Unavailable, message)
         })?;
-        client(url, &address, &url.login, url.database).map_err(Failure::refused)
+        let url = &dial.url;
+        dial.client(&address, &url.login, url.database).map_err(Failure::refused)
     }
 
     async fn call(&self, command: Command<'_>, until: Instant, slot: SlotState) -> Result<Reply, Failure> {
@@ -447,9 +466,8 @@ pub(super) fn failure(error: &ClientError, server: &Address) -> Failure {
     }
     let text = error.to_string();
     match error.kind() {
-        _ if error_class::is_about_a_certificate(&text) => Failure::untrusted(server, &text),
         ErrorKind::InvalidClientConfig | ErrorKind::RESP3NotSupported => Failure::unusable(server, &text),
-        _ => Failure::disconnected(server, error.clone()),
+        _ => Failure::of_certificates(server, &text).unwrap_or_else(|| Failure::disconnected(server, error.clone())),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::tls::Pem;
 use crate::limiter::redis::client::RedisClient;
 use crate::limiter::redis::credentials::CredentialSource;
 use crate::outcome::Observer;
@@ -19,6 +20,8 @@ pub(in crate::limiter::redis) struct Settings {
     pub(in crate::limiter::redis) client: RedisClient,
     /// Asked for the user and the password of each connection, unless the URL has them.
     pub(in crate::limiter::redis) credentials: Option<CredentialSource>,
+    /// The certificates for TLS.
+    pub(in crate::limiter::redis) pem: Pem,
     /// The time that a call may take: from 2 ms, because timers are no finer, to a minute.
     pub(in crate::limiter::redis) deadline: Duration,
     /// The number of calls in a row without an answer after which a server is believed dead.
@@ -31,7 +34,7 @@ impl Default for Settings {
     fn default() -> Self {
         let deadline = Duration::from_millis(50);
         let (client, observers) = (RedisClient::default(), Vec::new());
-        Self { client, credentials: None, deadline, failures: 5, observers }
+        Self { client, credentials: None, pem: Pem::default(), deadline, failures: 5, observers }
     }
 }
 

@@ -7,6 +7,7 @@ use super::on_fred::FredTarget;
 #[cfg(feature = "redis-rs")]
 use super::on_redis_rs::RedisRsTarget;
 use super::settings::Settings;
+use super::tls::{self, Pem};
 use super::transport::Transport;
 use crate::limiter::redis::client::RedisClient;
 use crate::limiter::redis::error::RedisError;
@@ -28,7 +29,7 @@ enum Library {
 const SCHEMES: [&str; 6] = ["redis", "rediss", "redis-cluster", "rediss-cluster", "redis-sentinel", "rediss-sentinel"];
 
 /// Returns the features of which one gives a client TLS, and whether the build has one of them.
-fn tls(client: RedisClient) -> (&'static str, bool) {
+fn tls_of(client: RedisClient) -> (&'static str, bool) {
     match client {
         #[cfg(feature = "redis")]
         RedisClient::Fred => (
@@ -51,6 +52,25 @@ fn check_tls(scheme: &str, (features, has_tls): (&str, bool)) -> Result<(), Redi
     Err(misconfigured(format!("{scheme}:// needs TLS: enable one of the features {features}")))
 }
 
+/// Returns an error if certificates that were handed in would not be used.
+fn check_rustls(scheme: &str, client: RedisClient) -> Result<(), RedisError> {
+    if !scheme.starts_with("rediss") {
+        return Err(misconfigured(format!("{scheme}:// does not use the certificates that are set; rediss:// does")));
+    }
+    let (features, has_rustls) = match client {
+        #[cfg(feature = "redis")]
+        RedisClient::Fred => {
+            ("redis-rustls, redis-rustls-ring", cfg!(any(feature = "redis-rustls", feature = "redis-rustls-ring")))
+        }
+        #[cfg(feature = "redis-rs")]
+        RedisClient::RedisRs => tls_of(client),
+    };
+    match has_rustls {
+        true => Ok(()),
+        false => Err(misconfigured(format!("certificates need rustls: enable one of the features {features}"))),
+    }
+}
+
 impl Target {
     /// Parses a URL. Errors do not repeat it, because there may be a password in it.
     pub(super) fn parse(url: &str, settings: &Settings) -> Result<Self, RedisError> {
@@ -61,7 +81,10 @@ impl Target {
                 SCHEMES.join(", ")
             )));
         }
-        check_tls(scheme, tls(settings.client))?;
+        check_tls(scheme, tls_of(settings.client))?;
+        if scheme.starts_with("rediss") {
+            tls::choose_provider();
+        }
         let (library, kind) = match settings.client {
             #[cfg(feature = "redis")]
             RedisClient::Fred => {
@@ -74,11 +97,33 @@ impl Target {
                 (Library::RedisRs(target), kind)
             }
         };
-        let target = Self { library, kind };
+        #[allow(unused_mut, reason = "certificates need a feature")]
+        let mut target = Self { library, kind };
+        if !settings.pem.is_empty() {
+            check_rustls(scheme, settings.client)?;
+            target.use_certificates(&settings.pem)?;
+        }
         if settings.credentials.is_some() {
             target.check_credentials()?;
         }
         Ok(target)
+    }
+
+    /// Uses certificates that were handed in, which the client can use.
+    #[allow(unused_variables, clippy::needless_pass_by_ref_mut, reason = "certificates need a feature")]
+    fn use_certificates(&mut self, pem: &Pem) -> Result<(), RedisError> {
+        match &mut self.library {
+            #[cfg(any(feature = "redis-rustls", feature = "redis-rustls-ring"))]
+            Library::Fred(target) => target.use_certificates(tls::read(pem)?),
+            #[cfg(any(feature = "redis-rs-rustls", feature = "redis-rs-rustls-ring"))]
+            Library::RedisRs(target) => {
+                tls::read(pem)?; // the crate finds some mistakes only when it connects
+                target.use_certificates(pem)?;
+            }
+            #[allow(unreachable_patterns, reason = "certificates need a feature")]
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Returns an error if the URL is not one for which the application's closure is asked for credentials.
