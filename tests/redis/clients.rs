@@ -46,6 +46,18 @@ async fn lost_connection_of_the_application_is_no_answer() {
     assert!(error.to_string().contains("the application's connection"), "{error}");
 }
 
+#[tokio::test]
+async fn connection_to_a_cluster_is_refused() {
+    let server = Server::with(&["--cluster-enabled", "yes"]);
+    for protocol in ["", "?protocol=resp3"] {
+        let client = redis::Client::open(format!("{}{protocol}", server.url())).unwrap();
+        let connection = client.get_multiplexed_async_connection().await.unwrap();
+        let error = patient().over(connection).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
+        assert!(error.to_string().contains("redis-cluster://"), "{error}");
+    }
+}
+
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn builder_chooses_the_client() {

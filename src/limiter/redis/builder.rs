@@ -210,7 +210,7 @@ impl RedisLimiterBuilder {
     /// `redis-rs`.
     ///
     /// The connection is a `ConnectionManager` of the crate `redis`, version 1, which connects again by itself, or a
-    /// `MultiplexedConnection`, over which every check fails once it is lost. It must not be one to a cluster. A check
+    /// `MultiplexedConnection`, over which every check fails once it is lost. A `Client` makes both. A check
     /// ends at the limiter's [deadline](Self::deadline), or earlier if the connection's own time is shorter.
     /// [`client`](Self::client) does not matter, and [`close`](RedisLimiter::close) leaves the connection open.
     ///
@@ -223,8 +223,14 @@ impl RedisLimiterBuilder {
     /// # Ok(()) }
     /// ```
     ///
+    /// A connection to a cluster is refused. The crate's `ClusterConnection` sends a command again after it has lost a
+    /// connection, so a check could be charged twice, and it does not say which slots are being moved, so a set of
+    /// charges could not be split. Connect with `redis-cluster://` instead: the limiter then has a connection of its own to
+    /// each master.
+    ///
     /// # Errors
-    /// Returns the errors of [`connect`](Self::connect), except those of the URL.
+    /// Returns the errors of [`connect`](Self::connect), except those of the URL, and an error if the server is of a
+    /// cluster, or if [`credentials`](Self::credentials) or certificates are set.
     #[cfg(feature = "redis-rs")]
     pub async fn over<C>(self, connection: C) -> Result<RedisLimiter, RedisError>
     where

@@ -1,6 +1,8 @@
 //! The transport over a connection of the crate `redis` that the application has.
 
+use redis::Value;
 use redis::aio::ConnectionLike;
+use tokio::sync::OnceCell;
 use tokio::time::{Instant, timeout_at};
 
 use super::address::Address;
@@ -12,12 +14,34 @@ use super::transport::{BoxFuture, Command, Connections, Reply, SlotState, Transp
 pub(super) struct Given<C> {
     connection: C,
     address: Address,
+    /// Whether it leads to a cluster, which is found out by the first call.
+    is_cluster: OnceCell<bool>,
 }
 
-impl<C> Given<C> {
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Given<C> {
     /// Errors have the `name`.
     pub(super) fn new(connection: C, name: &Address) -> Self {
-        Self { connection, address: name.clone() }
+        Self { connection, address: name.clone(), is_cluster: OnceCell::new() }
+    }
+
+    async fn call(&self, command: Command<'_>) -> Result<Reply, Failure> {
+        if *self.is_cluster.get_or_try_init(|| self.find_mode()).await? {
+            let words = "it is of a cluster: connect with a URL that begins with redis-cluster:// or rediss-cluster://";
+            return Err(Failure::unusable(&self.address, words));
+        }
+        let answer = self.connection.clone().req_packed_command(&packed(command)).await;
+        answer.map_err(|error| failure(&error, &self.address)).and_then(|value| reply(value, &self.address))
+    }
+
+    /// Returns whether the server is of a cluster. A cluster connection of the crate sends a command again after its
+    /// connection was lost, so a check could be charged twice. A connection to one of the servers has a part of the slots.
+    async fn find_mode(&self) -> Result<bool, Failure> {
+        // Each user may send it.
+        match self.connection.clone().req_packed_command(&redis::cmd("HELLO")).await {
+            Ok(value) => Ok(has_cluster_mode(&value)),
+            Err(error) if error.code().is_some() => Ok(false), // the server is a proxy that does not know it
+            Err(error) => Err(failure(&error, &self.address)),
+        }
     }
 }
 
@@ -33,13 +57,9 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Transport for Given<C> {
     /// The server is of no cluster, so no slot is being moved.
     fn send<'a>(&'a self, command: Command<'a>, until: Instant, _: SlotState) -> BoxFuture<'a, Result<Reply, Failure>> {
         Box::pin(async move {
-            let mut connection = self.connection.clone();
-            let answer = timeout_at(until, connection.req_packed_command(&packed(command))).await;
-            match answer {
-                Ok(Ok(value)) => reply(value, &self.address),
-                Ok(Err(error)) => Err(failure(&error, &self.address)),
-                Err(_) => Err(Failure::timeout(format!("no answer from Redis over {} in time", self.address))),
-            }
+            let answer = timeout_at(until, self.call(command)).await;
+            let late = || Failure::timeout(format!("no answer from Redis over {} in time", self.address));
+            answer.unwrap_or_else(|_| Err(late()))
         })
     }
 
@@ -59,4 +79,15 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Transport for Given<C> {
     fn quit(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {})
     }
+}
+
+/// Whether a reply to `HELLO` says that the server is of a cluster.
+fn has_cluster_mode(hello: &Value) -> bool {
+    let is = |value: &Value, text: &str| match value {
+        Value::BulkString(bytes) => bytes == text.as_bytes(),
+        Value::SimpleString(it) => it == text,
+        _ => false,
+    };
+    let mut fields = hello.as_map_iter().into_iter().flatten();
+    fields.any(|(name, value)| is(name, "mode") && is(value, "cluster"))
 }
