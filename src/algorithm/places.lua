@@ -11,7 +11,7 @@
 -- 3 In line: the units that are free are kept for other holders' requests that have waited for longer, and are answered
 --   as if they were held. `extra` says from its sixth byte on for how long this request has waited, below 0 if all units
 --   are kept for another one of its holder, then its number, and for how many milliseconds its row stays. Without that, it
---   does not wait.
+--   does not wait. In a return, a second byte of `extra` says that no request of the holder is in line any more.
 --
 -- Returns whether the charge is allowed, the answer, whether the value has to be written even if nothing is taken, the
 -- units of the holder's row after the call if nothing is taken and if all is, the rows of requests in line in both
@@ -64,6 +64,14 @@ local function places(pack, unpack, now, value, head, verb, cost, limit, force, 
     if left < 0 then left = 0 end
     local told = '\5'
     if not place and (base > 0 or cost > 0) then told = '\9' end
+    if #extra > 1 then
+      for at = 1, #line, 36 do
+        if unpack('<d', line, at) == -holder then
+          line = string.sub(line, 1, at - 1) .. string.sub(line, at + 36)
+          break
+        end
+      end
+    end
     return true, told, true, left, left, line, line, rows, place, sum - units, earliest, latest
   end
 
@@ -124,8 +132,6 @@ local function places_write(
     rows = string.sub(rows, 1, place - 1) .. row .. string.sub(rows, place + 36)
   elseif row ~= '' and #rows < 9216 then
     rows = rows .. row
-  elseif line == '' then
-    return nil
   else
     sum = others
   end

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::observers::Observers;
 use super::{
     Arrival, Atomicity, Charge, Effect, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply,
-    UnsupportedQuota, supports_wait,
+    UnsupportedQuota, UnsupportedQuotaKind,
 };
 use crate::decision::{ChargeDecision, Decision};
 use crate::error::WithSources;
@@ -34,6 +34,11 @@ use crate::quota::Quota;
 ///
 /// When the first limiter is back, it does not learn what the second admitted. The same holds for
 /// strikes of blocks and units of meters, which each process counts for itself meanwhile.
+///
+/// No request [waits in line](Quota::max_wait) for units of a concurrency limit. Units come free in the limiter
+/// that they were taken from, so a line would have to be in both, in one order. A layer reports a quota
+/// with such a wait as the setup warning `unsupported-quota`, and decides its requests as if the limiter had
+/// failed.
 ///
 /// ```
 /// use std::num::NonZeroU32;
@@ -248,7 +253,11 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
     /// Checks that both limiters support the quota, the second one with its share. Supports no concurrency limit for
     /// which requests [wait in line](Quota::max_wait).
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
-        supports_wait(self, quota)?;
+        if !quota.wait_in_line().is_zero() {
+            let reason = "no request can wait in line with a FallbackLimiter, because units come free in the limiter that \
+                          they were taken from; leave the wait out, or use MemoryLimiter or RedisLimiter without a fallback";
+            return Err(UnsupportedQuota::new(UnsupportedQuotaKind::Option, quota, reason));
+        }
         self.first.supports(quota)?;
         self.second.limiter.supports(&quota.share(self.second.processes))
     }

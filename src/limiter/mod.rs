@@ -56,14 +56,14 @@ pub(crate) use place::{AnyPlaces, HeldPlaces, shared_place};
 #[cfg(feature = "_redis")]
 pub(crate) use place_lines::FirstInLine;
 pub use place_lines::PlaceLines;
-#[cfg(any(feature = "_redis", feature = "store"))]
-pub(crate) use place_lines::Standing;
 pub(crate) use place_lines::{BoundedTurn, FAILED_POLLS_MAX, Next};
+#[cfg(any(feature = "_redis", feature = "store"))]
+pub(crate) use place_lines::{LeftLine, Standing};
 pub use policy_registry::PolicyRegistry;
 pub(crate) use policy_registry::{Contradiction, Entered};
 pub use reply::{Reply, ReplyFuture};
 pub use support::{UnsupportedQuota, UnsupportedQuotaKind};
-pub(crate) use support::{supports_in_layer, supports_rates, supports_wait};
+pub(crate) use support::{supports_in_layer, supports_rates};
 
 /// Keeps the states of keys and decides about charges.
 ///

@@ -17,13 +17,17 @@
 //!
 //! If a store counts the units of many processes, no request is woken when another process returns some. So the first
 //! request of each line asks again by itself, see [`Polls`]. Each time it says for how long it has waited, by
-//! [`standing`](PlaceLines::standing), and the store serves the one that has waited for longest.
+//! [`standing`](PlaceLines::standing), and the store serves the one that has waited for longest. When the last request
+//! has left a line without units, the store is told, so that it keeps nothing for a request that has gone.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
+
+#[cfg(any(feature = "_redis", feature = "store"))]
+use tokio::sync::mpsc;
 
 use super::Charge;
 use crate::clock::{Clock, Sleep, Timer};
@@ -99,7 +103,15 @@ struct Polls {
     clock: Arc<dyn Clock>,
     /// Differs between processes, so that they do not ask at the same instants.
     seed: u64,
+    /// Gets each line that its last request has left without units. If it is full, the store forgets the request by
+    /// itself, because it does not ask again.
+    #[cfg(any(feature = "_redis", feature = "store"))]
+    left: mpsc::Sender<LeftLine>,
 }
+
+/// A line that no request waits in any more.
+#[cfg(any(feature = "_redis", feature = "store"))]
+pub(crate) type LeftLine = (Policy, Key);
 
 /// The shortest and the longest time after which the first request of a line asks again. A random part of up to a quarter
 /// is added.
@@ -123,6 +135,8 @@ pub(crate) enum Standing {
     HeldBack,
     /// It is the first of this process' line.
     First(FirstInLine),
+    /// The last request of this process' line has left it. Only a return says so.
+    Left,
 }
 
 /// The first request of a line.
@@ -145,10 +159,10 @@ impl PlaceLines {
     }
 
     /// Makes lines whose first requests ask again by themselves, because units also come free in other processes. `seed`
-    /// should differ between processes.
+    /// should differ between processes. `left` gets the lines that their last request has left without units.
     #[cfg(any(feature = "_redis", feature = "store"))]
-    pub(crate) fn polling(clock: Arc<dyn Clock>, seed: u64) -> Self {
-        Self::with(Some(Polls { clock, seed }))
+    pub(crate) fn polling(clock: Arc<dyn Clock>, seed: u64, left: mpsc::Sender<LeftLine>) -> Self {
+        Self::with(Some(Polls { clock, seed, left }))
     }
 
     fn with(polls: Option<Polls>) -> Self {
@@ -240,7 +254,16 @@ impl PlaceLines {
         lines.lines.entry(line.clone()).or_default().insert(number, waiter);
         self.0.waiting.fetch_add(1, Ordering::Relaxed);
         drop(lines);
-        Turn { lines: self.clone(), line, number, admitted: None }
+        #[cfg(any(feature = "_redis", feature = "store"))]
+        let policy = self.0.polls.is_some().then(|| policy.clone());
+        Turn {
+            lines: self.clone(),
+            line,
+            #[cfg(any(feature = "_redis", feature = "store"))]
+            policy,
+            number,
+            admitted: None,
+        }
     }
 }
 
@@ -300,6 +323,9 @@ fn wake(waker: Option<Waker>) {
 pub(crate) struct Turn {
     lines: PlaceLines,
     line: LineKey,
+    /// The policy of the line, if the store is told when the line is left.
+    #[cfg(any(feature = "_redis", feature = "store"))]
+    policy: Option<Policy>,
     number: u64,
     /// Set when the request leaves with the units that were free. Then it decides whether the next request is woken.
     /// Without it the next request is always woken.
@@ -378,6 +404,12 @@ impl Drop for Turn {
         }
         self.lines.0.waiting.fetch_sub(u64::from(left.is_some()), Ordering::Relaxed);
         drop(lines);
+        #[cfg(any(feature = "_redis", feature = "store"))]
+        if let (Some(polls), Some(policy)) = (&self.lines.0.polls, self.policy.take()) {
+            if is_over && self.admitted.is_none() {
+                let _ = polls.left.try_send((policy, self.line.key.clone()));
+            }
+        }
         wake(next);
         contained(|| drop(left)); // its waker is the application's code
     }
@@ -478,7 +510,7 @@ mod tests {
     #[test]
     fn standing_says_who_came_first_and_for_how_long_it_waits() {
         let (clock, (policy, key)) = (ManualClock::new(), line());
-        let lines = PlaceLines::polling(Arc::new(clock.clone()), 1);
+        let lines = PlaceLines::polling(Arc::new(clock.clone()), 1, mpsc::channel(1).0);
         let charge = Charge::new(&policy, &key);
         assert_eq!(lines.standing(&charge), Standing::Newcomer);
         let first = lines.join(&policy, &key, None);
@@ -495,11 +527,27 @@ mod tests {
         assert_eq!(standing(&second), in_line(2, SECOND));
     }
 
+    #[test]
+    fn line_that_its_last_request_left_without_units_is_told() {
+        let (policy, key) = line();
+        let (sender, mut left) = mpsc::channel(1);
+        let lines = PlaceLines::polling(Arc::new(ManualClock::new()), 1, sender);
+        let [first, second] = [(); 2].map(|()| lines.join(&policy, &key, None));
+        drop(second);
+        assert!(left.try_recv().is_err(), "one waits still");
+        drop(first);
+        assert!(left.try_recv().is_ok_and(|(_, left)| left == key));
+        lines.join(&policy, &key, None).leave_admitted(false, None);
+        assert!(left.try_recv().is_err(), "the store knows of those that it admitted");
+        (0..3).for_each(|_| drop(lines.join(&policy, &key, None))); // more than there is room for
+        assert!(left.try_recv().is_ok() && left.try_recv().is_err());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn first_in_line_asks_by_itself_ever_more_rarely() {
         let (policy, key) = line();
         let timer = TokioTimer::new();
-        let lines = PlaceLines::polling(Arc::new(ManualClock::new()), 1);
+        let lines = PlaceLines::polling(Arc::new(ManualClock::new()), 1, mpsc::channel(1).0);
         let join = |wait: Duration| {
             BoundedTurn::join(&lines, (&policy, &key), None, Arc::new(timer), timer.now().saturating_add(wait))
         };

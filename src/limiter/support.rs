@@ -33,7 +33,7 @@ pub(crate) fn supports_in_layer(limiter: &impl Limiter, quota: &Quota) -> Result
 }
 
 /// Checks whether a limiter has lines, if requests of the quota are to wait in line.
-pub(crate) fn supports_wait(limiter: &impl Limiter, quota: &Quota) -> Result<(), UnsupportedQuota> {
+fn supports_wait(limiter: &impl Limiter, quota: &Quota) -> Result<(), UnsupportedQuota> {
     if quota.wait_in_line().is_zero() || limiter.place_lines().is_some() {
         return Ok(());
     }
@@ -91,6 +91,6 @@ mod tests {
         assert_eq!((memory.supports(&in_line), fallback.supports(&at_once)), (Ok(()), Ok(())));
         let error = fallback.supports(&in_line).unwrap_err();
         assert_eq!(error.kind(), UnsupportedQuotaKind::Option);
-        assert!(error.to_string().contains("use MemoryLimiter or RedisLimiter, or leave the wait out"), "{error}");
+        assert!(error.to_string().contains("leave the wait out, or use MemoryLimiter or RedisLimiter"), "{error}");
     }
 }

@@ -219,3 +219,36 @@ async fn reset_on_redis_lets_the_line_pass() {
     drop(place);
     wait_until(async || left(&limiter, &policy).await == 1).await;
 }
+
+/// The first in line of all processes goes away, while Redis keeps what is free for it.
+#[tokio::test]
+async fn process_that_left_the_line_holds_no_other_up() {
+    let server = Server::start();
+    let (one, leaves, waits) = (process(&server).await, process(&server).await, process(&server).await);
+    let (policy, key) = (policy("renders", at_once(2, LONG)), Key::global());
+    let in_line = |limiter: &RedisLimiter, cost| {
+        let (limiter, policy) = (limiter.clone(), policy.clone());
+        tokio::spawn(async move { limiter.hold_in_line(&policy, &Key::global(), cost, TokioTimer::new()).await })
+    };
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        let held = one.hold(&policy, &key, 1).await.unwrap().unwrap();
+        let first = in_line(&leaves, 2);
+        wait_until(async || left(&one, &policy).await == 0).await;
+        let second = in_line(&waits, 1);
+        wait_until(async || waits.place_lines().unwrap().waiting(&policy, &key) == 1).await;
+        leaves.place_lines().unwrap().wake_first(&policy, &key); // Redis hears of it anew, which would last for a second
+        sleep(Duration::from_millis(50)).await;
+        assert!(!second.is_finished(), "one is free, and kept for the first");
+        first.abort();
+        assert!(first.await.is_err());
+        let began = Instant::now();
+        let place = second.await.unwrap().unwrap().expect("one is free");
+        times.push(began.elapsed());
+        drop((place, held));
+        wait_until(async || left(&one, &policy).await == 2).await;
+    }
+    times.sort();
+    println!("the next process got the place after {times:.0?}");
+    assert!(times[2] < Duration::from_millis(750), "a poll of at most 500 ms: {times:?}");
+}

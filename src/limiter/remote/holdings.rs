@@ -238,6 +238,13 @@ impl Holdings {
         Some(Return { key, units: 0, claim })
     }
 
+    /// Returns the call which says that no request of this process waits in line for units of a key any more.
+    pub(crate) fn leave_line(&self, key: HeldKey, connections: u64) -> Return {
+        let mut part = self.part(&key.bytes);
+        let claim = self.claim(self.holding(&mut part, &key), connections);
+        Return { key, units: 0, claim: Claim { standing: Standing::Left, ..claim } }
+    }
+
     /// Ends all runs. Returns the calls that return everything.
     pub(crate) fn return_all(&self) -> Vec<Return> {
         let mut all = Vec::new();

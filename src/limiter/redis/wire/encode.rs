@@ -159,7 +159,7 @@ pub(super) fn charge(form: &mut Vec<u8>, charge: &KeyedCharge) {
     };
     let mut extra: SmallVec<[u8; 20]> = SmallVec::from_slice(partners.map(u16::to_le_bytes).as_flattened());
     let (waited, number, stays) = match charge.claim.standing {
-        Standing::Newcomer => return write(form, quota, mode, &numbers, &extra),
+        Standing::Newcomer | Standing::Left => return write(form, quota, mode, &numbers, &extra),
         Standing::HeldBack => (-1.0, 0, Duration::ZERO),
         Standing::First(FirstInLine { number, waited, asks_within }) => {
             (micros_floor(waited) as f64, number, asks_within)
@@ -171,9 +171,10 @@ pub(super) fn charge(form: &mut Vec<u8>, charge: &KeyedCharge) {
     write(form, quota, mode, &numbers, &extra);
 }
 
-/// Writes the form of a return of units that are held.
+/// Writes the form of a return of units that are held. It is longer by a byte if the process has left the line for them.
 pub(super) fn return_units(form: &mut Vec<u8>, quota: &Quota, units: u64, claim: &Claim) {
-    write(form, quota, Mode::Enforce, &places(quota, units, false, claim), &[]);
+    let left: &[u8] = if claim.standing == Standing::Left { &[1] } else { &[] };
+    write(form, quota, Mode::Enforce, &places(quota, units, false, claim), left);
 }
 
 /// Writes the form of a refund.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::backend::{Answer, Backend, Intent, RemoteError};
 use super::batcher::Receiver;
@@ -27,7 +27,7 @@ use super::unanswered::Unanswered;
 use crate::clock::{Clock, MonotonicClock};
 use crate::event::{LimiterEvent, StoreErrorKind};
 use crate::limiter::queue_refunds::QueueRefunds;
-use crate::limiter::{Charge, PlaceLines, PolicyRegistry, Reply};
+use crate::limiter::{Charge, LeftLine, PlaceLines, PolicyRegistry, Reply};
 
 /// The future of an answer. A request is sent when it is first polled, and needs no further poll.
 pub(crate) type AnswerFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
@@ -50,6 +50,9 @@ type Parts<B> = SmallVec<[Part<<B as Backend>::Request>; 1]>;
 /// The time after which units that are held lapse, by default.
 pub(crate) const PLACES_LAPSE_AFTER: Duration = Duration::from_secs(30);
 
+/// The most lines that were left and of which the store is still to be told. It forgets the others by itself.
+const LEFT_LINES: usize = 1_024;
+
 /// The parts that the clones of a limiter share.
 pub(crate) struct Checks<B: Backend> {
     backend: B,
@@ -68,18 +71,20 @@ impl<B: Backend> Checks<B> {
     /// Makes the checks of a store that counts no units that are held, without leases. At most `denials` denials are
     /// remembered.
     pub(crate) fn new(backend: B, denials: usize) -> Arc<Self> {
-        Arc::new(Self::of(backend, denials, 0, PLACES_LAPSE_AFTER))
+        // Nothing is held, so there are no lines.
+        Arc::new(Self::of(backend, denials, 0, PLACES_LAPSE_AFTER, mpsc::channel(1).0))
     }
 
     /// Makes the checks with leases of at most this number of units, 0 for none, and with units that are held, which
     /// lapse after this time unless they are renewed.
     pub(crate) fn with_upkeep(backend: B, denials: usize, lease_units: u64, lapse: Duration) -> Arc<Self> {
-        let checks = Arc::new(Self::of(backend, denials, lease_units, lapse));
-        checks.start_upkeep();
+        let (sender, left) = mpsc::channel(LEFT_LINES);
+        let checks = Arc::new(Self::of(backend, denials, lease_units, lapse, sender));
+        checks.start_upkeep(left);
         checks
     }
 
-    fn of(backend: B, denials: usize, lease_units: u64, lapse: Duration) -> Self {
+    fn of(backend: B, denials: usize, lease_units: u64, lapse: Duration, left: mpsc::Sender<LeftLine>) -> Self {
         let (tags, clock): (_, Arc<dyn Clock>) = (Tags::default(), Arc::new(MonotonicClock::new()));
         let leases = || Arc::new(Leases::new(lease_units, tags.clone(), Arc::clone(&clock)));
         let holdings = Holdings::new(lapse, Arc::clone(&clock));
@@ -87,7 +92,7 @@ impl<B: Backend> Checks<B> {
             backend,
             leases: (lease_units > 0).then(leases),
             denials: DenialCache::new(denials, tags.clone(), Arc::clone(&clock)),
-            lines: PlaceLines::polling(clock, holdings.holder()),
+            lines: PlaceLines::polling(clock, holdings.holder(), left),
             holdings: Arc::new(holdings),
             tags,
             is_closed: AtomicBool::new(false),

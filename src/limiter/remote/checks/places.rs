@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use futures_util::future::join_all;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::Checks;
 use super::corrections::{Refunded, done};
@@ -17,7 +17,7 @@ use crate::event::LimiterEvent;
 use crate::limiter::remote::backend::{Answer, Backend, ROW_MISSING};
 use crate::limiter::remote::holdings::{Bid, Claim, HeldKey, Landed, Return, Returned};
 use crate::limiter::remote::set::Set;
-use crate::limiter::{Charge, Effect, Refund};
+use crate::limiter::{Charge, Effect, LeftLine, Refund};
 
 /// The most rows that are renewed at a time, so that checks wait for no more than one call of them.
 const RENEWALS: usize = 64;
@@ -166,13 +166,34 @@ impl<B: Backend> Checks<B> {
         });
     }
 
-    /// Starts the tasks that refund what is left of leases, and renew what this process holds, until the limiter is
-    /// dropped.
-    pub(super) fn start_upkeep(self: &Arc<Self>) {
+    /// Starts the tasks that refund what is left of leases, renew what this process holds, and tell of lines that were
+    /// left, until the limiter is dropped.
+    pub(super) fn start_upkeep(self: &Arc<Self>, left: mpsc::Receiver<LeftLine>) {
         if self.has_leases() {
             self.backend.runtime().spawn(Self::refund_leases(Arc::downgrade(self)));
         }
         self.backend.runtime().spawn(Self::renew_places(Arc::downgrade(self)));
+        self.backend.runtime().spawn(Self::leave_lines(Arc::downgrade(self), left));
+    }
+
+    /// Tells the store of each line that this process has left, so that it keeps no units for it.
+    async fn leave_lines(limiter: Weak<Self>, mut left: mpsc::Receiver<LeftLine>) {
+        let mut lines = Vec::new();
+        while left.recv_many(&mut lines, RENEWALS).await > 0 {
+            let Some(checks) = limiter.upgrade() else { return };
+            let all = lines.drain(..).filter_map(|line| checks.leave_line(&line)).collect();
+            checks.return_and_wait(all).await;
+        }
+    }
+
+    /// Returns the call which says that this process has left a line, unless another request waits there by now.
+    fn leave_line(&self, (policy, key): &LeftLine) -> Option<Return> {
+        let stored = self.backend.stored(policy, key);
+        let held = self.backend.held_key(policy, &stored)?;
+        let is_said = !self.is_closed.load(Ordering::Relaxed)
+            && self.lines.waiting(policy, key) == 0
+            && self.backend.error_at_once(held.slot).is_none();
+        is_said.then(|| self.holdings.leave_line(held, self.connections()))
     }
 
     async fn renew_places(limiter: Weak<Self>) {

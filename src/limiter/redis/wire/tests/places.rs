@@ -232,6 +232,31 @@ fn peek_takes_no_turn_in_line() {
     assert!(is_allowed(&rows.take(1, first(8, 1, 0))));
 }
 
+#[test]
+fn holder_that_leaves_the_line_is_forgotten_at_once() {
+    let mut rows = Rows::start("leaves");
+    assert!(is_allowed(&rows.take(2, claim(7, 1, 0))));
+    for holder in [8, 9] {
+        assert!(!is_allowed(&rows.charge(Verb::Take, 2, 2, Effect::Enforce, first(holder, 1, 100))));
+    }
+    let left = |holder| Claim { standing: Standing::Left, ..claim(holder, 1, 0) };
+    rows.return_units(0, left(8)).unwrap();
+    assert!(!is_allowed(&rows.take(2, claim(6, 1, 0))), "one is free, but the other holder waits");
+    rows.return_units(0, left(7)).unwrap();
+    assert_eq!(rows.held(), 1, "what it holds stays");
+    rows.return_units(0, left(9)).unwrap();
+    assert!(is_allowed(&rows.take(2, claim(6, 1, 0))));
+    rows.return_units(1, claim(6, 1, 0)).unwrap();
+    rows.return_units(1, claim(7, 1, 0)).unwrap();
+    assert!(is_allowed(&rows.take(1, claim(6, 1, 0))));
+    assert!(!is_allowed(&rows.take(1, first(8, 2, 0))));
+    rows.now += LAPSE_US - 1;
+    rows.return_units(1, claim(6, 1, 0)).unwrap();
+    rows.return_units(0, left(8)).unwrap();
+    let exists: bool = redis::cmd("EXISTS").arg(&*rows.stored.bytes).query(&mut rows.bench.connection).unwrap();
+    assert!(!exists, "nothing is held, and nobody waits");
+}
+
 /// The first request in line of each holder: since when it waits, its number, when its entry lapses, and its cost.
 type ModelLine = BTreeMap<u64, (u64, u32, u64, u64)>;
 
@@ -239,7 +264,7 @@ type ModelLine = BTreeMap<u64, (u64, u32, u64, u64)>;
 #[test]
 fn line_is_what_the_calls_say() {
     let rows = RefCell::new(Rows::start("line model"));
-    let step = (0..10_u8, 1..5_u64, 0..3_u32, 0..2_000_u64, 1..3_u64, 0..400_000_u64);
+    let step = (0..11_u8, 1..5_u64, 0..3_u32, 0..2_000_u64, 1..3_u64, 0..400_000_u64);
     proptest!(config(400), |(steps in prop::collection::vec(step, 1..80))| queue(&mut rows.borrow_mut(), steps)?);
 }
 
@@ -255,6 +280,13 @@ fn queue(rows: &mut Rows, steps: Vec<(u8, u64, u32, u64, u64, u64)>) -> Result<(
             9 => {
                 let has = held.remove(&holder).unwrap_or(0);
                 rows.return_units(has, claim(holder, 1, 0)).map_err(|error| TestCaseError::fail(error.to_string()))?;
+                continue;
+            }
+            10 => {
+                let left = Claim { standing: Standing::Left, ..claim(holder, 1, 0) };
+                rows.return_units(0, left).map_err(|error| TestCaseError::fail(error.to_string()))?;
+                line.remove(&holder);
+                prop_assert_eq!(rows.held(), held.values().sum::<u64>());
                 continue;
             }
             8 => Claim { standing: Standing::HeldBack, ..claim(holder, 1, 0) },
