@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::labelled;
+use crate::policy::Policy;
 
 labelled! {
     /// Why a store, such as Redis, did not decide.
@@ -211,9 +212,32 @@ impl LimiterEvent {
 #[non_exhaustive]
 pub enum LayerEvent {
     /// A request begins to wait for its departure from a leaky queue, or in line for units of a concurrency limit.
-    WaitBegan,
-    /// A request does not wait any more: it departs, it was refused, or it was dropped.
-    WaitEnded,
+    #[non_exhaustive]
+    WaitBegan {
+        /// The policy that makes it wait: of several queues the one with the longest wait.
+        policy: Policy,
+    },
+    /// A request does not wait for the policy any more: it departs, it was refused, it was dropped, or it goes to the
+    /// line of another policy.
+    #[non_exhaustive]
+    WaitEnded {
+        /// The policy of the event with which the wait began.
+        policy: Policy,
+    },
+}
+
+impl LayerEvent {
+    /// Makes [`WaitBegan`](Self::WaitBegan).
+    #[must_use]
+    pub fn wait_began(policy: Policy) -> Self {
+        Self::WaitBegan { policy }
+    }
+
+    /// Makes [`WaitEnded`](Self::WaitEnded).
+    #[must_use]
+    pub fn wait_ended(policy: Policy) -> Self {
+        Self::WaitEnded { policy }
+    }
 }
 
 /// Something that happened to the [rules](crate#features) of a file.

@@ -42,8 +42,8 @@ pub(super) struct EventCells {
 impl EventCells {
     pub(super) fn count_of_layer(&self, event: &LayerEvent) {
         match event {
-            LayerEvent::WaitBegan => add(&self.waits_begun),
-            LayerEvent::WaitEnded => add(&self.waits_ended),
+            LayerEvent::WaitBegan { .. } => add(&self.waits_begun),
+            LayerEvent::WaitEnded { .. } => add(&self.waits_ended),
         }
     }
 
@@ -271,6 +271,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::policy::Policy;
+    use crate::quota::Quota;
 
     #[test]
     fn events_are_counted_by_what_they_say() {
@@ -296,7 +298,9 @@ mod tests {
             LimiterEvent::store_down("one:6379", text()),
         ];
         events.iter().for_each(|event| cells.count_of_limiter(event));
-        let waits = [LayerEvent::WaitBegan, LayerEvent::WaitBegan, LayerEvent::WaitEnded];
+        let queue = Policy::new("queue", Quota::per_second(1)).unwrap();
+        let [first, second] = [(); 2].map(|()| LayerEvent::wait_began(queue.clone()));
+        let waits = [first, second, LayerEvent::wait_ended(queue)];
         waits.iter().for_each(|event| cells.count_of_layer(event));
         cells.count_of_rules(&RulesEvent::refused(text()));
         let counts = cells.snapshot();

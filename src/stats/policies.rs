@@ -28,6 +28,9 @@ pub(super) struct Entry {
     pub(super) held: AtomicU64,
     /// How long requests held them.
     pub(super) held_for: Histogram,
+    /// The requests that began to wait for it, and those that do not any more.
+    pub(super) waits_begun: AtomicU64,
+    pub(super) waits_ended: AtomicU64,
     /// 0 if it refused no request.
     pub(super) last_refused_us: AtomicU64,
     pub(super) rates: Mutex<Rates>,
@@ -45,12 +48,24 @@ impl Entry {
             delay: Histogram::default(),
             held: AtomicU64::new(0),
             held_for: Histogram::default(),
+            waits_begun: AtomicU64::new(0),
+            waits_ended: AtomicU64::new(0),
             last_refused_us: AtomicU64::new(0),
             rates: Mutex::new(Rates::new(period)),
             used: used_sets.map(Sketch::new),
             #[cfg(feature = "tracing")]
             log: super::log::RefusalLog::default(),
         }
+    }
+}
+
+impl Entry {
+    /// Returns how many requests wait for it. `None` if none ever did.
+    pub(super) fn waiting(&self) -> Option<u64> {
+        // The ends first, so that a wait between the two readings is not an end without a beginning.
+        let ended = self.waits_ended.load(Ordering::Relaxed);
+        let begun = self.waits_begun.load(Ordering::Relaxed);
+        (begun > 0).then(|| begun.saturating_sub(ended))
     }
 }
 

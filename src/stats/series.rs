@@ -55,8 +55,14 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
         to.histogram(Some(policy.name()), policy.delay());
     }
 
-    to.begin("ratelimit_waiting", Kind::Gauge, "Requests that wait in leaky queues, and in line for places.");
-    to.sample(&[], events.waiting());
+    to.begin(
+        "ratelimit_waiting",
+        Kind::Gauge,
+        "Requests that wait because of a policy: in its leaky queue, or in line for its places.",
+    );
+    for policy in policies.iter().filter(|policy| policy.has_waits()) {
+        to.sample(&[("policy", policy.name())], policy.waiting());
+    }
 
     let places = || policies.iter().filter(|policy| policy.has_places());
     to.begin("ratelimit_places_held", Kind::Gauge, "Units of a concurrency limit that requests in flight hold.");

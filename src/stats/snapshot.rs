@@ -105,6 +105,8 @@ pub struct PolicySnapshot {
     pub(super) delay: HistogramSnapshot,
     pub(super) held: u64,
     pub(super) held_for: HistogramSnapshot,
+    /// `None` if no request ever waited for it.
+    pub(super) waiting: Option<u64>,
     pub(super) last_refused_at: Option<Timestamp>,
     pub(super) five_minutes: Vec<RateBucket>,
     pub(super) hour: Vec<RateBucket>,
@@ -165,6 +167,18 @@ impl PolicySnapshot {
     #[must_use]
     pub fn held_for(&self) -> &HistogramSnapshot {
         &self.held_for
+    }
+
+    /// Returns the requests that wait now because of this policy: for their departure from its leaky queue, or in line
+    /// for units of its concurrency limit.
+    #[must_use]
+    pub fn waiting(&self) -> u64 {
+        self.waiting.unwrap_or(0)
+    }
+
+    /// Returns whether a request waits or waited because of this policy.
+    pub(super) fn has_waits(&self) -> bool {
+        self.waiting.is_some()
     }
 
     /// Returns whether requests hold or held units of a concurrency limit.

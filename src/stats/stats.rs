@@ -276,6 +276,7 @@ impl Stats {
                 delay: entry.delay.snapshot(),
                 held: entry.held.load(Ordering::Relaxed),
                 held_for: entry.held_for.snapshot(),
+                waiting: entry.waiting(),
                 last_refused_at: (refused_us > 0).then(|| Timestamp::from_micros(refused_us)),
                 five_minutes: rates.short(),
                 hour: rates.long(),
@@ -283,7 +284,9 @@ impl Stats {
             }
         });
         let is_seen = |policy: &PolicySnapshot| {
-            policy.has_places() || policy.totals.states.as_flattened().iter().any(|count| *count > 0)
+            policy.has_places()
+                || policy.has_waits()
+                || policy.totals.states.as_flattened().iter().any(|count| *count > 0)
         };
         let mut policies: Vec<PolicySnapshot> = policies.filter(is_seen).collect();
         let mut outcomes = inner.outcomes.totals();
@@ -428,6 +431,16 @@ impl Inner {
         self.holders.put_back(&entry.name, self.names.fingerprint(key), units);
     }
 
+    /// Counts a request that begins to wait, or does not wait any more.
+    fn count_wait(&self, event: &LayerEvent) {
+        self.events.count_of_layer(event);
+        let entry = |policy: &Policy| self.policies.find(policy.name(), || self.now_us() / SHORT_US);
+        match event {
+            LayerEvent::WaitBegan { policy } => entry(policy).waits_begun.fetch_add(1, Ordering::Relaxed),
+            LayerEvent::WaitEnded { policy } => entry(policy).waits_ended.fetch_add(1, Ordering::Relaxed),
+        };
+    }
+
     fn count(&self, observed: &Observed<'_>) {
         let now_us = self.now_us();
         let (outcome, stripe) = (observed.outcome(), StripeIndex::of_thread());
@@ -502,7 +515,7 @@ impl Observer for Stats {
     }
 
     fn on_layer_event(&self, event: &LayerEvent) {
-        self.0.events.count_of_layer(event);
+        self.0.count_wait(event);
     }
 
     fn on_limiter_event(&self, event: &LimiterEvent) {

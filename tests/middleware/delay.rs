@@ -273,7 +273,7 @@ impl Observer for AlwaysPanics {
     }
 
     fn on_layer_event(&self, event: &LayerEvent) {
-        assert!(*event != LayerEvent::WaitEnded, "a wait ends");
+        assert!(matches!(event, LayerEvent::WaitBegan { .. }), "a wait ends");
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::clock::{ManualClock, Timestamp};
+use tower_ratelimit::clock::{ManualClock, Timestamp, TokioTimer};
 use tower_ratelimit::limiter::{BoxLimiter, FallbackLimiter, Place};
 use tower_ratelimit::middleware::InFlight;
 use tower_ratelimit::observe::{
@@ -475,22 +475,55 @@ async fn delays_are_those_of_requests_that_wait() {
     assert_eq!(of(&snapshot, "queue").delay().count(), 0, "the layer has no timer");
 }
 
+/// Returns how many requests wait in all, and because of each policy.
+fn waiting(stats: &Stats) -> (u64, Vec<(String, u64)>) {
+    let snapshot = stats.snapshot();
+    let policies = snapshot.policies().iter().map(|policy| (policy.name().to_owned(), policy.waiting()));
+    (snapshot.events().waiting(), policies.collect())
+}
+
 #[test]
 fn waiting_requests_are_counted_until_they_depart_or_leave() {
     let stats = Stats::new();
     let mut shop = Shop::new(queue(3));
     let layer = shop.layer().observer(stats.clone());
     let sent = [(); 4].map(|()| shop.send(&layer));
-    assert_eq!(stats.snapshot().events().waiting(), 3);
+    assert_eq!(waiting(&stats), (3, vec![("queue".to_owned(), 3)]));
     shop.world.cancel(sent[3]);
-    assert_eq!(stats.snapshot().events().waiting(), 2);
+    assert_eq!(waiting(&stats), (2, vec![("queue".to_owned(), 2)]));
     shop.world.pass(100 * MS);
     let snapshot = stats.snapshot();
-    assert_eq!(snapshot.events().waiting(), 0);
+    assert_eq!(waiting(&stats), (0, vec![("queue".to_owned(), 0)]));
+    assert_eq!(value(&stats.to_prometheus(), "ratelimit_waiting", &[("policy", "queue")]), Some(0.0));
     let [queue] = snapshot.policies() else { panic!("{snapshot:?}") };
     assert_eq!((snapshot.requests(OutcomeKind::Delayed), snapshot.requests(OutcomeKind::Abandoned)), (2, 1));
     assert_eq!((queue.delay().count(), queue.delay().sum()), (2, Duration::from_millis(30)));
     assert_eq!(queue.units(), 3, "the units of a request that left are refunded");
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_in_line_are_counted_for_the_rule_of_their_line() {
+    let stats = Stats::new();
+    let named = |name: &str| {
+        let quota = Quota::concurrent(1).max_wait(Duration::from_secs(10)).unwrap();
+        Rule::new(name, quota).unwrap()
+    };
+    let limiter = MemoryLimiter::builder().max_keys(1_000).build().unwrap();
+    let layer = |rule| RateLimitLayer::new(limiter.clone(), rule, key::global()).delay(TokioTimer::new());
+    let (user, tenant) = (hold(&layer(named("user")), "").await, hold(&layer(named("tenant")), "").await);
+    let both = layer(named("user")).and(named("tenant"), key::global()).observer(stats.clone());
+    let sent = tokio::spawn(async move { hold(&both, "").await });
+    let line = |user, tenant| vec![("tenant".to_owned(), tenant), ("user".to_owned(), user)];
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert_eq!(waiting(&stats), (1, vec![("user".to_owned(), 1)]));
+    drop(user);
+    tokio::time::advance(Duration::from_millis(1)).await;
+    assert_eq!(waiting(&stats), (1, line(0, 1)), "it went to the line of the other");
+    let gauge = |policy| value(&stats.to_prometheus(), "ratelimit_waiting", &[("policy", policy)]);
+    assert_eq!((gauge("user"), gauge("tenant")), (Some(0.0), Some(1.0)));
+    drop(tenant);
+    drop(sent.await.unwrap());
+    assert_eq!(waiting(&stats), (0, line(0, 0)));
 }
 
 /// Sends a request of a user, and returns its response, which holds what the request took.

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use axum::Router;
 use tower_ratelimit::limiter::{BoxLimiter, FallbackLimiter, StoreErrorKind};
-use tower_ratelimit::observe::{LimiterEvent, Observer, Stats};
+use tower_ratelimit::observe::{LayerEvent, LimiterEvent, Observer, Stats};
 use tower_ratelimit::rules::Rules;
 use tower_ratelimit::{Key, MemoryLimiter, OnError, Policy, Quota, RateLimitLayer, RedisLimiter, Rule, key};
 
@@ -58,7 +58,7 @@ fn alerts_see_every_failure_of_redis() {
         }
     }
     // One that refuses a quarter of its requests, one whose requests have no key, one whose rules are refused, one that
-    // loses corrections, and one that forgets keys and whose place is never returned.
+    // loses corrections, and one that forgets keys, whose place is never returned, and for which a request waits.
     let [refuses, keyless, rules, loses, forgets] = [(); 5].map(|()| Stats::new());
     let policy = Rule::new("client", Quota::per_hour(15)).unwrap();
     let layer = RateLimitLayer::new(memory(), policy, key::global()).observer(refuses.clone());
@@ -76,6 +76,7 @@ fn alerts_see_every_failure_of_redis() {
     let exports = Policy::new("exports", Quota::concurrent(2)).unwrap();
     // It is never returned.
     forgets.on_place_taken(&exports, &Key::global(), 1);
+    forgets.on_layer_event(&LayerEvent::wait_began(exports));
     let port = serve(&runtime, app);
     let targets: Vec<_> = jobs.iter().map(|job| (job.clone(), port, format!("/{job}/metrics"))).collect();
     let prometheus = Prometheus::start(&targets);
@@ -137,6 +138,7 @@ fn alerts_see_every_failure_of_redis() {
         ("RateLimitCorrectionsLost", of(&["loses"])),
         ("RateLimitPlacesForgotten", of(&["loses"])),
         ("RateLimitPlacesStuck", of(&["forgets"])),
+        ("RateLimitAlwaysInLine", of(&["forgets"])),
         ("RateLimitRulesRefused", of(&["rules"])),
         ("RateLimitKeyMissing", of(&["keyless"])),
         ("RateLimitForgetsKeys", of(&["forgets"])),

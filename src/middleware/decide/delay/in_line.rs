@@ -21,9 +21,8 @@ use http::Request;
 use smallvec::SmallVec;
 
 use super::delays::Counted;
-use super::wait::report;
+use super::wait::{report_began, report_ended};
 use crate::decision::Decision;
-use crate::event::LayerEvent;
 use crate::head::Head;
 use crate::limiter::{BoundedTurn, Charge, Effect, FAILED_POLLS_MAX, Limiter, Next, Reply, ReplyFuture};
 use crate::middleware::compiled::Compiled;
@@ -100,6 +99,8 @@ pub(crate) struct InLine<B, L: Limiter> {
     /// The number by which it stands in line.
     number: Option<u64>,
     counted: Option<Counted>,
+    /// The policy in whose line it was reported to wait.
+    waits_for: Option<Policy>,
     /// How many calls in a row have failed.
     failures: u32,
 }
@@ -141,6 +142,7 @@ impl<B, L: Limiter> InLine<B, L> {
             turn: None,
             number: None,
             counted: None,
+            waits_for: None,
             failures: 0,
         });
         if is_to_be_tried {
@@ -283,10 +285,12 @@ impl<B, L: Limiter> InLine<B, L> {
         };
         if self.counted.is_none() {
             let Some(counted) = delays.count() else { return false };
-            // Before anything else is held, because the observer is the application's code and may panic.
-            report(layer, &LayerEvent::WaitBegan);
             self.counted = Some(counted);
         }
+        // Before the request stands in a line, because the observer is the application's code and may panic.
+        report_ended(layer, self.waits_for.take());
+        report_began(layer, Some(policy));
+        self.waits_for = Some(policy.clone());
         let turn = BoundedTurn::join(lines, (policy, &charged.key), self.number, Arc::clone(&delays.timer), until);
         self.number = Some(turn.number());
         self.turn = Some((turn, at)); // an earlier turn ends now
@@ -313,9 +317,8 @@ impl<B, L: Limiter> InLine<B, L> {
     }
 
     fn end_wait(&mut self) {
-        if self.counted.take().is_some() {
-            report(&self.layer, &LayerEvent::WaitEnded);
-        }
+        self.counted = None;
+        report_ended(&self.layer, self.waits_for.take());
     }
 }
 

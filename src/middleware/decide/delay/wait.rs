@@ -123,11 +123,21 @@ pub(crate) struct Delayed<S, B, L: Limiter> {
     /// The instant of the timer until which the request sleeps, in microseconds.
     sleep: Option<(u64, Sleep)>,
     counted: Option<Counted>,
+    /// The policy for which it was reported to wait.
+    waits_for: Option<Policy>,
 }
 
-pub(super) fn report<L>(layer: &Compiled<L>, event: &LayerEvent) {
-    if let Some(observer) = &layer.settings.observer {
-        observer.on_layer_event(event);
+/// Reports that a request begins to wait for a policy.
+pub(super) fn report_began<L>(layer: &Compiled<L>, policy: Option<&Policy>) {
+    if let (Some(observer), Some(policy)) = (&layer.settings.observer, policy) {
+        observer.on_layer_event(&LayerEvent::wait_began(policy.clone()));
+    }
+}
+
+/// Reports that a request does not wait for a policy any more, if it did.
+pub(super) fn report_ended<L>(layer: &Compiled<L>, policy: Option<Policy>) {
+    if let (Some(observer), Some(policy)) = (&layer.settings.observer, policy) {
+        observer.on_layer_event(&LayerEvent::wait_ended(policy));
     }
 }
 
@@ -141,8 +151,11 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
         mut ticket: Ticket,
         counted: Counted,
     ) -> Box<Self> {
+        let waiting = ticket.charges.iter().filter(|charged| makes_wait(charged));
+        let longest = waiting.max_by_key(|charged| charged.decision.delay());
+        let waits_for = longest.and_then(|charged| charged.policy_in(layer)).cloned();
         // Before anything is held, because the observer is the application's code and may panic.
-        report(layer, &LayerEvent::WaitBegan);
+        report_began(layer, waits_for.as_ref());
         let mut turns = SmallVec::new();
         let Counted(delays) = &counted;
         let now_us = delays.now_us();
@@ -151,13 +164,13 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
             turns.push((at, delays.lines.join(line_key, departs_us, charged.decision.take_receipt())));
         }
         let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
-        Box::new(Self { service, layer, held, turns, sleep: None, counted: Some(counted) })
+        Box::new(Self { service, layer, held, turns, sleep: None, counted: Some(counted), waits_for })
     }
 
     /// Holds a request that does not wait any more, until its service is ready.
     pub(crate) fn admitted(service: S, layer: &Arc<Compiled<L>>, request: Request<B>, ticket: Ticket) -> Box<Self> {
         let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
-        Box::new(Self { service, layer, held, turns: SmallVec::new(), sleep: None, counted: None })
+        Box::new(Self { service, layer, held, turns: SmallVec::new(), sleep: None, counted: None, waits_for: None })
     }
 
     /// Is ready when all departures have come.
@@ -186,9 +199,8 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
             // At least `until_us`, whatever the timer's clock says: no request may poll for ever.
             now_us = delays.now_us().max(until_us);
         }
-        if self.counted.take().is_some() {
-            report(&self.layer, &LayerEvent::WaitEnded);
-        }
+        self.counted = None;
+        report_ended(&self.layer, self.waits_for.take());
         Poll::Ready(())
     }
 
@@ -211,13 +223,11 @@ impl<S, B, L: Limiter> Drop for Delayed<S, B, L> {
                 contained(|| delays.lines.leave(&turn, now_us, refund));
             }
         }
-        let is_waiting = self.counted.take().is_some();
+        self.counted = None;
         ticket.kind = OutcomeKind::Abandoned;
         let outcome = ticket.outcome(&self.layer);
         contained(|| ticket.refund(&self.layer));
-        if is_waiting {
-            contained(|| report(&self.layer, &LayerEvent::WaitEnded));
-        }
+        contained(|| report_ended(&self.layer, self.waits_for.take()));
         contained(|| ticket.observe(&self.layer, &Head::from(&request), &outcome));
     }
 }
