@@ -9,8 +9,10 @@ set -x
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features" --test client --test memory --test middleware --test redis
 # A million histories of threads that use the same keys at once: an order of their calls explains all answers.
 RATELIMIT_CAMPAIGN=100 cargo test --locked --features "$features" --test memory linearizable
-# A million requests in flight that end in every way, over TCP. No place may leak.
+# A million requests in flight that end in every way, over TCP, counted in memory, and as many as take a quarter of an hour
+# counted in Redis. No place may leak.
 IN_FLIGHT_REQUESTS=1000000 cargo test --locked --features "$features" --test middleware in_flight_campaign -- --nocapture
+IN_FLIGHT_REQUESTS=200000 cargo test --locked --features "$features" --test redis in_flight_campaign -- --nocapture
 # A thousand clients that obey and a thousand that do not, for five minutes. Prints the table in the guide, and draws the picture.
 CROWD=1 cargo test --locked --features "$features" --test client crowds_with_and -- --nocapture
 # Each algorithm beside its script in Redis, for two million steps.
@@ -25,7 +27,8 @@ RATELIMIT_CAMPAIGN=25 PLACES_TABLE=1 cargo test --locked --features "$features" 
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features" --lib holdings
 # Four processes in line for places of one key, for a minute: each gets at least 0.8 of an equal share.
 PLACES_IN_LINE_SECONDS=60 cargo test --locked --features "$features" --lib processes_that_wait_in_line -- --nocapture
-PLACES_FAILOVERS=2000 cargo test --locked --features "$features" --test redis places
+# 2,000 failovers, a stream of three times the time after which places lapse, and 10,000 places of as many keys and of one key.
+PLACES_FAILOVERS=2000 PLACES_TABLE=1 cargo test --locked --features "$features" --test redis places:: -- --nocapture
 # Each algorithm over a store that compares and swaps, beside memory, for 100,000 steps.
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features,store" --lib store::tests::parity
 # Each algorithm in PostgreSQL, beside memory, for 100,000 steps; and eight processes on one key, 160,000 checks.

@@ -3,7 +3,6 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -72,6 +71,12 @@ impl Observer for Log {
     }
 }
 
+async fn in_memory() -> (MemoryLimiter, ()) {
+    (MemoryLimiter::builder().max_keys(1_000).build().unwrap(), ())
+}
+
+crate::lines::promises_of_lines!(in_memory, #[tokio::test(start_paused = true)]);
+
 /// Requests that hold their places until the test drops their responses.
 struct Office {
     world: World<Answer>,
@@ -137,28 +142,6 @@ impl Office {
 }
 
 #[test]
-fn requests_in_line_get_places_in_the_order_in_which_they_came() {
-    let mut office = Office::new();
-    let layer = office.layer(exports(2));
-    let [first, second, third, fourth, fifth] = office.send_many(&layer);
-    assert_eq!((office.started(), layer.waiting()), (vec![first, second], 3));
-    office.world.pass(SECOND);
-    office.finish(second);
-    assert_eq!((office.started(), layer.waiting()), (vec![first, second, third], 2));
-    office.finish(first);
-    office.finish(third);
-    assert_eq!(office.started(), [first, second, third, fourth, fifth]);
-    assert_eq!((office.waiting(), layer.waiting(), office.free(2)), (0, 0, 0));
-    assert_eq!(office.kinds()[1..], [[OutcomeKind::Allowed; 1].as_slice(), &[OutcomeKind::Delayed; 3]].concat());
-    let events = office.log.1.lock().unwrap().clone();
-    assert_eq!(events.iter().filter(|event| **event == LayerEvent::WaitBegan).count(), 3);
-    assert_eq!(events.iter().filter(|event| **event == LayerEvent::WaitEnded).count(), 3);
-    office.finish(fourth);
-    office.finish(fifth);
-    assert_eq!(office.free(2), 2);
-}
-
-#[test]
 fn request_that_has_waited_for_the_longest_time_is_refused() {
     let mut office = Office::new();
     let layer = office.layer(exports(1));
@@ -174,48 +157,6 @@ fn request_that_has_waited_for_the_longest_time_is_refused() {
     office.finish(held);
     assert_eq!(office.started(), [held, second]);
     assert_eq!(office.kinds()[1..], [OutcomeKind::Limited, OutcomeKind::Delayed]);
-}
-
-#[test]
-fn newcomer_passes_no_line() {
-    let mut office = Office::new();
-    let layer = office.layer(exports(2));
-    let dear = office.layer(exports(2).cost(|_| 2));
-    let impatient = office.layer(Rule::from(policy(2)));
-    let [held] = office.send_many(&layer);
-    let waiting = office.send(&dear);
-    assert_eq!(
-        office.limiter.take_one(&policy(2), &Key::global(), 0).remaining(),
-        0,
-        "one is free, but not for others"
-    );
-    let refused = office.send(&impatient);
-    assert_eq!(office.status(refused), Some(REFUSED), "it would not wait, and does not pass the line either");
-    let denied = office.limiter.hold(&policy(2), &Key::global(), 1).unwrap_err();
-    assert_eq!((denied.wait(), denied.remaining()), (Wait::Unknown, 0));
-    let behind = office.send(&layer);
-    assert_eq!(office.status(behind), None, "first come, first served, whatever the cost is");
-    assert!(office.limiter.hold(&policy(2), &Key::of("bob").unwrap(), 2).is_ok(), "another key has no line");
-    office.finish(held);
-    office.finish(waiting);
-    assert_eq!(office.started(), [held, waiting, behind]);
-}
-
-#[test]
-fn request_that_leaves_the_line_lets_the_next_ones_pass() {
-    let mut office = Office::new();
-    let (layer, dear) = (office.layer(exports(2)), office.layer(exports(2).cost(|_| 2)));
-    let held = office.send(&layer);
-    let [first, second] = [office.send(&dear), office.send(&dear)];
-    let behind = office.send(&layer);
-    office.world.cancel(second);
-    assert_eq!((office.waiting(), layer.waiting() + dear.waiting()), (2, 2), "it leaves at once");
-    office.world.cancel(first);
-    assert_eq!(office.started(), [held, behind], "it was the first of the line, and one place is free");
-    assert_eq!(
-        office.kinds(),
-        [OutcomeKind::Allowed, OutcomeKind::Abandoned, OutcomeKind::Abandoned, OutcomeKind::Delayed]
-    );
 }
 
 struct Counter(AtomicUsize);
@@ -304,179 +245,6 @@ fn waker_may_drop_another_request_of_the_line() {
 }
 
 #[test]
-fn no_more_requests_wait_than_the_layer_lets() {
-    let mut office = Office::new();
-    let layer = office.layer(exports(1)).max_waiting(1);
-    let [held, waiting, refused] = office.send_many(&layer);
-    assert_eq!((office.status(waiting), office.status(refused)), (None, Some(REFUSED)));
-    office.finish(held);
-    assert_eq!(office.started(), [held, waiting]);
-    let none = office.layer(exports(1)).max_waiting(0);
-    let refused = office.send(&none);
-    assert_eq!(office.status(refused), Some(REFUSED));
-}
-
-#[test]
-fn set_waits_in_the_line_that_denies_it_and_holds_nothing() {
-    let mut office = Office::new();
-    let named = |name: &str, limit| Policy::new(name, quota(limit)).unwrap();
-    let (user, tenant, rate) = (named("user", 1), named("tenant", 1), Policy::new("rate", Quota::per_hour(9)).unwrap());
-    let layer = |rule: &Policy| office.layer(Rule::from(rule.clone()));
-    let (users, tenants) = (layer(&user), layer(&tenant));
-    let both = layer(&rate).and(Rule::from(user.clone()), key::global()).and(Rule::from(tenant.clone()), key::global());
-    let left = |office: &Office, policy| office.limiter.peek_one(policy, &Key::global(), 0).remaining();
-    let lines = office.limiter.place_lines().unwrap().clone();
-    let waiting = || [&user, &tenant].map(|policy| lines.waiting(policy, &Key::global()));
-
-    let [one_user, one_tenant] = [office.send(&users), office.send(&tenants)];
-    let set = office.send(&both);
-    assert_eq!((waiting(), left(&office, &rate)), ([1, 0], 9), "the first that denied");
-    let later = office.send(&tenants);
-    office.finish(one_tenant);
-    assert_eq!(office.started(), [one_user, one_tenant, later], "who waits in one line holds nothing back in another");
-    let last = office.send(&tenants);
-    office.finish(one_user);
-    assert_eq!((waiting(), left(&office, &user), left(&office, &rate)), ([0, 2], 1, 9), "the other denies at its turn");
-    office.finish(later);
-    assert_eq!(office.started()[3..], [set], "it came before the last, and keeps its number");
-    assert_eq!((waiting(), left(&office, &user), left(&office, &rate)), ([0, 1], 0, 8));
-    office.finish(set);
-    assert_eq!(office.started()[4..], [last]);
-}
-
-#[test]
-fn two_sets_that_block_each_others_lines_both_pass() {
-    let mut office = Office::new();
-    let named = |name: &str| Rule::new(name, quota(1)).unwrap();
-    let (a, b) = (office.layer(named("a")), office.layer(named("b")));
-    let ab = office.layer(named("a")).and(named("b"), key::global());
-    let ba = office.layer(named("b")).and(named("a"), key::global());
-    let held = [office.send(&a), office.send(&b)];
-    let sets = [office.send(&ab), office.send(&ba), office.send(&ab), office.send(&ba)];
-    held.into_iter().for_each(|held| office.finish(held));
-    for set in sets {
-        assert_eq!(office.started().last(), Some(&set));
-        office.finish(set);
-    }
-}
-
-#[test]
-fn refusal_by_another_rule_ends_the_wait() {
-    let mut office = Office::new();
-    let rate = Policy::new("rate", Quota::per_hour(2)).unwrap();
-    let layer = office.layer(exports(1)).and(Rule::from(rate.clone()), key::global());
-    let [held, waiting] = office.send_many(&layer);
-    assert!(office.limiter.take_one(&rate, &Key::global(), 1).is_allowed(), "somebody else uses the rate up");
-    assert_eq!(office.status(waiting), None);
-    office.finish(held);
-    assert_eq!(office.status(waiting), Some(REFUSED));
-    assert_eq!((office.free(1), office.waiting()), (1, 0));
-    let refused = office.send(&layer);
-    assert_eq!(office.status(refused), Some(REFUSED), "a request over a rate does not wait");
-}
-
-#[test]
-fn request_that_can_never_pass_does_not_wait() {
-    let mut office = Office::new();
-    let layer = office.layer(exports(2).cost(|_| 3));
-    let refused = office.send(&layer);
-    assert_eq!(office.status(refused), Some(REFUSED));
-}
-
-#[test]
-fn wait_counts_no_refusal_and_a_refusal_after_it_counts_one() {
-    let hour = Duration::from_secs(3_600);
-    let denials = Policy::new("denials", Quota::sliding_log(2, hour).and_then(Quota::count_denied).unwrap()).unwrap();
-    let block = Quota::block(3, hour, hour).unwrap();
-    for counts_denied in [false, true] {
-        let mut office = Office::new();
-        let rule = exports(1).block("strikes", block).unwrap();
-        let mut layer = office.layer(rule);
-        if counts_denied {
-            layer = layer.and(Rule::from(denials.clone()).cost(|_| 0), key::global());
-        }
-        let strikes = Policy::new("strikes", block).unwrap();
-        let left = |office: &Office| office.limiter.peek_one(&strikes, &Key::global(), 0).remaining();
-        let mut held = office.send(&layer);
-        for _ in 0..5 {
-            let waiting = office.send(&layer);
-            office.world.pass(SECOND);
-            // Several tries that are denied.
-            for _ in 0..3 {
-                office.limiter.place_lines().unwrap().wake_first(&policy(1), &Key::global());
-                office.world.pass(0);
-            }
-            assert_eq!((office.status(waiting), left(&office)), (None, 3));
-            office.finish(held);
-            assert_eq!(office.status(waiting), Some(200));
-            held = waiting;
-        }
-        for strikes_left in [2, 1, 0] {
-            let waiting = office.send(&layer);
-            office.world.pass(10 * SECOND);
-            assert_eq!((office.status(waiting), left(&office)), (Some(REFUSED), strikes_left));
-        }
-        office.finish(held);
-        let closed = office.send(&layer);
-        assert_eq!(office.status(closed), Some(REFUSED), "the key is closed");
-        assert_eq!(
-            office.kinds()[6..],
-            [OutcomeKind::Limited, OutcomeKind::Limited, OutcomeKind::Blocked, OutcomeKind::Blocked]
-        );
-    }
-}
-
-#[test]
-fn quota_that_counts_denied_requests_counts_no_wait() {
-    let mut office = Office::new();
-    let hour = Duration::from_secs(3_600);
-    let rate = Policy::new("rate", Quota::fixed_window(3, hour).and_then(Quota::count_denied).unwrap()).unwrap();
-    let layer = office.layer(exports(1)).and(Rule::from(rate.clone()), key::global());
-    let held = office.send(&layer);
-    let waiting = office.send(&layer);
-    assert_eq!(office.limiter.peek_one(&rate, &Key::global(), 0).remaining(), 2, "it was not denied by the rate");
-    office.finish(held);
-    assert_eq!((office.status(waiting), office.limiter.peek_one(&rate, &Key::global(), 0).remaining()), (Some(200), 1));
-}
-
-#[test]
-fn switch_that_raises_the_limit_wakes_the_line() {
-    let mut office = Office::new();
-    let switch = QuotaSwitch::new(quota(1));
-    let layer = office.layer(Rule::switched("exports", &switch).unwrap());
-    let [held, second, third, fourth] = office.send_many(&layer);
-    switch.set(quota(3)).unwrap();
-    office.world.pass(0);
-    assert_eq!(office.started(), [held, second, third]);
-    switch.set(quota(1)).unwrap();
-    office.world.pass(0);
-    for over in [held, second] {
-        office.finish(over);
-        assert_eq!(office.status(fourth), None, "more are held than the lower limit allows");
-    }
-    office.finish(third);
-    assert_eq!(office.status(fourth), Some(200));
-    let fifth = office.send(&layer);
-    switch.set(quota(0)).unwrap();
-    office.world.pass(0);
-    assert_eq!(office.status(fifth), Some(REFUSED), "a limit of 0 refuses at once");
-}
-
-#[test]
-fn reset_wakes_the_line_and_late_releases_free_nothing() {
-    let mut office = Office::new();
-    let layer = office.layer(exports(1));
-    let [held, waiting, last] = office.send_many(&layer);
-    office.limiter.reset_now(&policy(1), &Key::global());
-    office.world.pass(0);
-    assert_eq!((office.status(waiting), office.status(last)), (Some(200), None));
-    office.finish(held);
-    assert_eq!(office.status(last), None, "it gave back nothing of the request after it");
-    office.finish(waiting);
-    assert_eq!(office.status(last), Some(200));
-}
-
-#[test]
 fn request_in_shadow_waits_for_nothing() {
     let mut office = Office::new();
     let layer = office.layer(exports(1).mode(Mode::Shadow));
@@ -498,28 +266,6 @@ fn request_goes_to_the_overflow_after_its_wait() {
     assert_eq!(office.kinds(), [OutcomeKind::Allowed, OutcomeKind::Overflowed]);
     office.finish(held);
     assert_eq!((office.status(waiting), office.free(1)), (Some(200), 1), "the overflow holds no place");
-}
-
-#[test]
-fn handler_that_admits_waits_in_line_and_leaves_it() {
-    let mut office = Office::new();
-    let layer = office.layer(exports(1));
-    let held = office.send(&layer);
-    let admit = |layer: Layered| async move {
-        let (head, ()) = Request::new(()).into_parts();
-        match layer.admit(&head).await {
-            Ok(admission) => admission.finish(done()),
-            Err(refused) => refused.into_response().map(|body| body.map_err(BoxError::from).boxed_unsync()),
-        }
-    };
-    let [first, second, third] = [(); 3].map(|()| office.world.spawn(admit(layer.clone())));
-    office.world.cancel(first);
-    office.finish(held);
-    assert_eq!((office.status(second), office.status(third), office.free(1)), (Some(200), None, 0));
-    office.world.pass(10 * SECOND);
-    assert_eq!(office.status(third), Some(REFUSED));
-    office.finish(second);
-    assert_eq!(office.free(1), 1);
 }
 
 #[test]
@@ -559,22 +305,6 @@ fn own_quotas(office: &Office, limit: &Arc<AtomicUsize>) -> Layered {
     let own = move |_: &Head<'_>| quota(limit.load(Ordering::Relaxed).try_into().unwrap());
     let rule = Rule::quota_from("exports", own).unwrap();
     RateLimitLayer::new(office.limiter.clone(), rule, key::global()).delay(office.world.timer.clone())
-}
-
-#[test]
-fn own_larger_quota_takes_free_places_when_it_is_first() {
-    let (mut office, limit) = (Office::new(), Arc::new(AtomicUsize::new(1)));
-    let layer = own_quotas(&office, &limit);
-    let [held, small] = office.send_many(&layer);
-    limit.store(3, Ordering::Relaxed);
-    let [second, third, fourth] = office.send_many(&layer);
-    let status = |office: &Office| [small, second, third, fourth].map(|at| office.status(at));
-    assert_eq!((status(&office), office.waiting()), ([None; 4], 4), "two places are free, and nobody overtakes");
-    // One place comes free. The first is admitted by its quota of one, and two more by theirs of three.
-    office.finish(held);
-    assert_eq!(status(&office), [Some(200), Some(200), Some(200), None]);
-    office.finish(second);
-    assert_eq!((status(&office)[3], office.free(3)), (Some(200), 0));
 }
 
 #[test]
@@ -730,23 +460,6 @@ fn limiter_that_answers_later_has_the_same_lines() {
     assert_eq!(office.status(gives_up), Some(REFUSED));
     office.finish(sent[3]);
     assert_eq!(office.free(1), 1);
-}
-
-#[test]
-fn panic_of_a_service_that_was_waited_for_returns_the_place() {
-    let mut office = Office::new();
-    let layer = office.layer(exports(1));
-    let held = office.send(&layer);
-    let service = layer.layer(service_fn(|_: Request<()>| -> std::future::Ready<Result<Answer, BoxError>> {
-        std::panic::resume_unwind(Box::new("the service panics"))
-    }));
-    let mut waiting = Box::pin(service.oneshot(Request::new(())));
-    let mut cx = Context::from_waker(Waker::noop());
-    assert!(waiting.as_mut().poll(&mut cx).is_pending());
-    office.finish(held);
-    assert!(catch_unwind(AssertUnwindSafe(|| waiting.as_mut().poll(&mut cx))).is_err());
-    drop(waiting);
-    assert_eq!((office.free(1), office.waiting()), (1, 0));
 }
 
 /// With Tokio's own timer and tasks.

@@ -47,5 +47,9 @@ mod status_page;
 mod switch;
 mod tiers;
 
+#[path = "../support/in_flight.rs"]
+mod in_flight_over_tcp;
+#[path = "../support/lines.rs"]
+mod lines;
 #[path = "../support/mod.rs"]
 mod support;

@@ -25,6 +25,13 @@ async fn process(server: &Server) -> RedisLimiter {
     connected(patient(), &server.url()).await
 }
 
+async fn on_redis() -> (RedisLimiter, Server) {
+    let server = Server::start();
+    (process(&server).await, server)
+}
+
+crate::lines::promises_of_lines!(on_redis, #[tokio::test]);
+
 async fn wait_until(is_so: impl AsyncFn() -> bool) {
     let began = Instant::now();
     while !is_so().await {
@@ -46,10 +53,6 @@ struct Office {
 }
 
 impl Office {
-    async fn open(server: &Server, rule: Rule) -> Self {
-        Self::of(process(server).await, rule)
-    }
-
     fn of(limiter: RedisLimiter, rule: Rule) -> Self {
         let layer = RateLimitLayer::new(limiter, rule, key::global()).delay(TokioTimer::new());
         layer.check().unwrap();
@@ -73,67 +76,6 @@ impl Office {
         wait_until(async || self.layer.waiting() == waiting + 1).await;
         sent
     }
-}
-
-#[tokio::test]
-async fn requests_in_line_on_redis_pass_in_their_order() {
-    let server = Server::start();
-    let office = Office::open(&server, Rule::new("exports", at_once(2, LONG)).unwrap()).await;
-    let mut running = vec![office.send(0).await.unwrap(), office.send(1).await.unwrap()];
-    let mut waiting = Vec::new();
-    for number in 2..8 {
-        waiting.push(office.send_in_line(number).await);
-    }
-    for sent in waiting {
-        running.remove(0); // its place comes free
-        running.push(sent.await.unwrap());
-    }
-    assert!(running.iter().all(|response| response.status() == StatusCode::OK));
-    assert_eq!(*office.started.lock().unwrap(), [0, 1, 2, 3, 4, 5, 6, 7]);
-    assert_eq!(office.layer.waiting(), 0);
-}
-
-#[tokio::test]
-async fn wait_in_line_on_redis_ends_after_its_time() {
-    let server = Server::start();
-    let wait = Duration::from_millis(200);
-    let office = Office::open(&server, Rule::new("exports", at_once(1, wait)).unwrap()).await;
-    let running = office.send(0).await.unwrap();
-    let began = Instant::now();
-    let refused = office.send(1).await.unwrap();
-    assert_eq!((refused.status(), refused.headers().get("retry-after")), (StatusCode::TOO_MANY_REQUESTS, None));
-    assert!(began.elapsed() >= wait);
-    assert_eq!(*office.started.lock().unwrap(), [0]);
-    drop(running);
-    wait_until(async || office.send(2).await.unwrap().status() == StatusCode::OK).await;
-}
-
-#[tokio::test]
-async fn request_that_leaves_the_line_on_redis_holds_nobody_up() {
-    let server = Server::start();
-    let office = Office::open(&server, Rule::new("exports", at_once(1, LONG)).unwrap()).await;
-    let running = office.send(0).await.unwrap();
-    let [first, second] = [office.send_in_line(1).await, office.send_in_line(2).await];
-    first.abort();
-    assert!(first.await.is_err());
-    drop(running);
-    assert_eq!(second.await.unwrap().status(), StatusCode::OK);
-    assert_eq!(*office.started.lock().unwrap(), [0, 2]);
-}
-
-#[tokio::test]
-async fn request_in_line_on_redis_holds_no_unit_of_a_rate() {
-    let server = Server::start();
-    let rule = Rule::all_of("exports", [Quota::per_hour(10), at_once(1, LONG)]).unwrap();
-    let office = Office::open(&server, rule).await;
-    let rate = office.layer.policies()[0].clone();
-    let limiter = process(&server).await;
-    let running = office.send(0).await.unwrap();
-    let second = office.send_in_line(1).await;
-    assert_eq!(left(&limiter, &rate).await, 9);
-    drop(running);
-    second.await.unwrap();
-    assert_eq!(left(&limiter, &rate).await, 8);
 }
 
 #[tokio::test]

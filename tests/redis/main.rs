@@ -9,6 +9,7 @@ mod companions;
 mod credentials;
 mod descriptors;
 mod hostile;
+mod in_flight_campaign;
 mod in_line;
 mod limits;
 mod nested;
@@ -27,6 +28,10 @@ mod stats;
 mod tls;
 mod troubles;
 
+#[path = "../support/in_flight.rs"]
+mod in_flight_over_tcp;
+#[path = "../support/lines.rs"]
+mod lines;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -13,7 +13,7 @@ use tower_ratelimit::limiter::redis::RedisLimiterBuilder;
 use tower_ratelimit::limiter::{Charge, Effect, FallbackLimiter, Limiter, Place, Refund};
 use tower_ratelimit::observe::{LimiterEvent, Observer};
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota, RateLimitLayer, RedisLimiter, Wait, key as extract, quota::Anchor,
+    Key, MemoryLimiter, Policy, Quota, RateLimitLayer, RedisLimiter, Rule, Wait, key as extract, quota::Anchor,
 };
 
 use super::{LONG, connect, connected, eventually, keys, patient, policy};
@@ -187,15 +187,20 @@ async fn reset_is_not_undone_by_a_renewal() {
     }
 }
 
+/// A stream holds its place. `PLACES_TABLE=1` takes three times the time after which places lapse.
 #[tokio::test]
 async fn places_that_are_held_do_not_lapse_and_every_key_ends() {
     let server = Server::start();
     let limiter = connected(quick(), &server.url()).await;
     let policy = places(2);
-    let place = hold(&limiter, &policy).await;
+    let layer = RateLimitLayer::new(limiter.clone(), Rule::from(policy.clone()), extract::header("user"));
+    let streams = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::from("it goes on"))));
+    let request = Request::builder().header("user", "alice").body(()).unwrap();
+    let stream = layer.layer(streams).oneshot(request).await.unwrap();
+    assert_eq!(stream.status(), StatusCode::OK);
     let mut connection = server.connection();
     let began = Instant::now();
-    while began.elapsed() < 2 * LAPSE {
+    while began.elapsed() < if std::env::var("PLACES_TABLE").is_ok() { 3 * LAPSE } else { 2 * LAPSE } {
         assert_eq!(free(&limiter, &policy).await, 1);
         for key in keys(&server) {
             let left_ms: i64 = redis::cmd("PTTL").arg(&key).query(&mut connection).unwrap();
@@ -203,22 +208,31 @@ async fn places_that_are_held_do_not_lapse_and_every_key_ends() {
         }
         sleep(Duration::from_millis(20)).await;
     }
-    drop(place);
+    drop(stream);
     eventually_free(&limiter, &policy, 2).await;
 }
 
-/// Prints what the renewals cost the server. `PLACES_TABLE=1` takes 10,000 keys, for half a minute.
+/// Prints what the renewals cost the server. `PLACES_TABLE=1` takes 10,000 places, for half a minute each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn places_of_many_keys_are_renewed_at_little_cost() {
+async fn many_places_are_renewed_at_little_cost() {
     let is_long = std::env::var("PLACES_TABLE").is_ok();
-    let (number, lapse) = if is_long { (10_000_u64, 10 * LAPSE) } else { (300, LAPSE) };
+    let (number, lapse) = if is_long { (10_000, 10 * LAPSE) } else { (300, LAPSE) };
+    for keys in [number, 1] {
+        renew(keys, number / keys, lapse).await;
+    }
+}
+
+/// Holds so many places of each key for longer than they last without a renewal.
+async fn renew(number: u64, each: u64, lapse: Duration) {
     let server = Server::start();
     let limiter = connected(patient().max_denials(0).places_lapse_after(lapse), &server.url()).await;
-    let policy = places(2);
+    let policy = places(each + 1);
     let keys: Vec<Key> = (0..number).map(|key| Key::of(key).unwrap()).collect();
     let mut held = Vec::new();
     for key in &keys {
-        held.push(limiter.hold(&policy, key, 1).await.unwrap().unwrap());
+        for _ in 0..each {
+            held.push(limiter.hold(&policy, key, 1).await.unwrap().unwrap());
+        }
     }
     let mut connection = server.connection();
     let mut used = || {
@@ -229,7 +243,8 @@ async fn places_of_many_keys_are_renewed_at_little_cost() {
     let (before, began) = (used(), Instant::now());
     sleep(lapse + lapse / 3).await;
     let share = (used() - before) / began.elapsed().as_secs_f64();
-    println!("{number} keys, of {lapse:?}: {:.2} % of the server's time", 100.0 * share);
+    println!("{number} keys with {each} places, of {lapse:?}: {:.2} % of the server's time", 100.0 * share);
+    assert!(share <= 0.02 || lapse < 10 * LAPSE, "{share}");
     for key in &keys {
         let decision = limiter.peek(&[Charge::new(&policy, key).cost(0)]).await.unwrap();
         assert_eq!(decision.charges()[0].remaining(), 1, "{key:?} lapsed");
@@ -278,19 +293,34 @@ async fn lost_data_is_asserted_anew_with_an_event() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restarted_redis_knows_again_what_is_held() {
+    const HELD: u64 = 2_000;
     let mut server = Server::start();
     let builder = RedisLimiter::builder().max_denials(0).places_lapse_after(LAPSE);
     let limiter = connected(builder, &server.url()).await;
-    let policy = places(3);
-    let held = [hold(&limiter, &policy).await, hold(&limiter, &policy).await];
+    let policy = places(HELD + 1);
+    let mut held = Vec::new();
+    while (held.len() as u64) < HELD {
+        // A busy machine may take longer than the deadline. Then the next call corrects what is held.
+        if let Ok(place) = limiter.hold(&policy, &alice(), 1).await {
+            held.push(place.expect("there is room"));
+        }
+    }
+    eventually_free(&limiter, &policy, 1).await;
     tokio::task::block_in_place(|| server.restart());
     eventually_free(&limiter, &policy, 1).await;
+    redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
+    eventually_free(&limiter, &policy, 1).await;
+    held.truncate(HELD as usize / 2);
+    server.kill();
+    held.truncate(HELD as usize / 4);
+    tokio::task::block_in_place(|| server.restart());
+    eventually_free(&limiter, &policy, 1 + HELD * 3 / 4).await;
     server.kill();
     drop(held);
     tokio::task::block_in_place(|| server.restart());
-    eventually_free(&limiter, &policy, 3).await;
+    eventually_free(&limiter, &policy, 1 + HELD).await;
     sleep(LAPSE / 2).await;
-    assert_eq!(free(&limiter, &policy).await, 3);
+    assert_eq!(free(&limiter, &policy).await, 1 + HELD);
 }
 
 /// `PLACES_FAILOVERS=2000` makes it that many.
