@@ -5,7 +5,8 @@
 //! If a swap has no answer, the same swap is sent again. If the current value is the expected one, it is made now. If
 //! it is the limiter's own, the first one was made. Otherwise the value names the versions before it: if the own one is
 //! among them, the swap was made; if the expected one is, followed by another one, it was not. If neither is, nothing is
-//! known, and the requests fail as a timeout.
+//! known, and the requests fail as a timeout. A swap that removes a value leaves none of its own. It was made if the
+//! current value names all versions since the key had none, and the expected one is not among them.
 
 use std::collections::hash_map::RandomState;
 use std::future::Future;

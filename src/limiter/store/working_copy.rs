@@ -393,29 +393,46 @@ pub(super) enum Evidence {
 
 /// Finds out from the current values whether changes were made.
 pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidence {
-    let mut found = None;
+    let (mut found, mut is_removed) = (None, false);
     for (change, value) in changes.iter().zip(current) {
-        let Then::Put(own, _) = &change.then else { continue };
-        let one = match value {
-            None => Evidence::None,
-            Some(value) if value.version == own.version => return Evidence::Made,
-            Some(value) => {
+        let own = match &change.then {
+            Then::Put(own, _) => Some(own.version),
+            Then::Delete => None,
+            Then::Keep => continue,
+        };
+        let one = match (value, own) {
+            (None, Some(_)) => Evidence::None,
+            (None, None) => continue, // to remove it again does nothing
+            (Some(value), Some(own)) if value.version == own => return Evidence::Made,
+            (Some(value), _) => {
                 let Ok(history) = read_history(value) else { continue };
                 let is_expected_one =
                     change.expect.is_some_and(|expected| value.version == expected || history.has(expected));
-                if history.has(own.version) {
-                    return Evidence::Made;
+                match own {
+                    Some(own) if history.has(own) => return Evidence::Made,
+                    // The expected one was followed by another's.
+                    _ if is_expected_one => Evidence::NotMade,
+                    // All versions are known, and the own is none of them.
+                    Some(_) if history.is_whole() => Evidence::NotMade,
+                    // The value is a new one, so the expected one was removed. What others wrote since must stay.
+                    None if history.is_whole() => {
+                        is_removed = true;
+                        continue;
+                    }
+                    _ => Evidence::None,
                 }
-                // All versions are known, and the own is none of them; or the expected one was followed by another's.
-                if is_expected_one || history.is_whole() { Evidence::NotMade } else { Evidence::None }
             }
         };
         if found != Some(Evidence::NotMade) {
             found = Some(one);
         }
     }
-    // A removal is made again, and a look has nothing to find out.
-    found.unwrap_or(Evidence::NotMade)
+    match found {
+        Some(Evidence::NotMade) => Evidence::NotMade,
+        _ if is_removed => Evidence::Made,
+        // Looks, and removals of what is not there, have nothing to find out.
+        found => found.unwrap_or(Evidence::NotMade),
+    }
 }
 
 fn is_denied(decisions: &[ChargeDecision], at: usize) -> bool {

@@ -82,6 +82,27 @@ async fn lost_answer_that_nothing_explains_is_a_timeout() {
 }
 
 #[tokio::test]
+async fn removal_whose_answer_was_lost_takes_nothing_from_others() {
+    let policy = Policy::new("window", Quota::fixed_window(10, Duration::from_secs(86_400)).unwrap()).unwrap();
+    let key = key("a");
+    for is_refund in [true, false] {
+        for fates in [&[Fate::LostThenWrittenAnew][..], &[Fate::NotSent, Fate::LostThenWrittenAnew]] {
+            let lab = Lab::default();
+            let limiter = patient().build(lab.clone()).unwrap();
+            let mut decision = take(&limiter, &policy, "a").await;
+            let receipt = decision.take_receipts().remove(0).unwrap();
+            lab.next(fates);
+            if is_refund {
+                limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]).await.unwrap();
+            } else {
+                limiter.reset(&policy, &key).await.unwrap();
+            }
+            assert_eq!(left(&limiter, &policy, "a").await, 9, "another process has taken a unit since");
+        }
+    }
+}
+
+#[tokio::test]
 async fn set_is_decided_by_all_of_its_keys_at_once() {
     let (lab, first, second) = (Lab::default(), hourly(10), Policy::new("second", Quota::per_hour(2)).unwrap());
     let limiter = patient().build(lab.clone()).unwrap();

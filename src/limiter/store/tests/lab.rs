@@ -27,6 +27,8 @@ pub(super) enum Fate {
     Overtaken,
     /// Others write this many times after it, and the answer is lost.
     LostThenOverwritten(u8),
+    /// The store made it, another process writes what was there before as a new value, and the answer is lost.
+    LostThenWrittenAnew,
     /// The answer is that of a moment ago.
     Old,
 }
@@ -114,6 +116,20 @@ impl Lab {
         }
     }
 
+    /// Writes the values that these keys had before the last swap as new ones, as another limiter does that takes the
+    /// same units.
+    fn write_anew(&self, keys: impl Iterator<Item = Arc<str>>) {
+        let (old, mut values) = (lock(&self.0.old), lock(&self.0.values));
+        for key in keys {
+            let Some(value) = old.get(&key) else { continue };
+            let quotas = crate::limiter::store::value::Quotas::default();
+            let Ok((_, state)) = quotas.read(value, None) else { continue };
+            let number = self.0.versions.fetch_add(1, Ordering::Relaxed);
+            let version = super::super::Version::from_bytes(u128::from(number).to_be_bytes());
+            values.insert(key, Value::new(version, state.write(&crate::limiter::store::value::History::fresh())));
+        }
+    }
+
     fn away() -> StoreError {
         StoreError::of(StoreErrorKind::Unavailable, "the connection was cut")
     }
@@ -125,7 +141,9 @@ impl Store for Lab {
         let fate = self.fate();
         tokio::time::sleep(self.0.trip).await;
         match fate {
-            Fate::NotSent | Fate::AnswerLost | Fate::LostThenOverwritten(_) => return Err(Self::away()),
+            Fate::NotSent | Fate::AnswerLost | Fate::LostThenOverwritten(_) | Fate::LostThenWrittenAnew => {
+                return Err(Self::away());
+            }
             Fate::Silent => std::future::pending().await,
             Fate::Late(time) => tokio::time::sleep(time).await,
             Fate::Answered | Fate::Overtaken | Fate::Old => {}
@@ -165,6 +183,10 @@ impl Store for Lab {
             Fate::Silent => std::future::pending().await,
             Fate::LostThenOverwritten(times) => {
                 (0..times).for_each(|_| self.overwrite(keys()));
+                return Err(Self::away());
+            }
+            Fate::LostThenWrittenAnew => {
+                self.write_anew(keys());
                 return Err(Self::away());
             }
             Fate::Old if !swapped.is_done() => {
