@@ -1,4 +1,7 @@
-//! Numbers that look random.
+//! Numbers that look random, and secrets that nobody can guess.
+
+#[cfg(any(feature = "_redis", feature = "store"))]
+use std::hash::{BuildHasher, RandomState};
 
 /// Returns the seed through the finalizer of SplitMix64: if two seeds differ in few bits, the
 /// results differ in half of theirs.
@@ -7,4 +10,59 @@ pub(crate) fn mixed(seed: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
+}
+
+/// A hasher with a secret, from [`hasher`].
+#[cfg(any(feature = "_redis", feature = "store"))]
+pub(crate) type Hasher = foldhash::quality::SeedableRandomState;
+
+/// Returns a hasher with a secret of its own.
+#[cfg(any(feature = "_redis", feature = "store"))]
+pub(crate) fn hasher() -> Hasher {
+    #[cfg(all(test, feature = "_redis"))]
+    if let Some(number) = seeded::next() {
+        return Hasher::with_seed(number, foldhash::SharedSeed::global_fixed());
+    }
+    Hasher::random()
+}
+
+/// Returns a number that nobody can guess.
+#[cfg(any(feature = "_redis", feature = "store"))]
+pub(crate) fn secret() -> u64 {
+    #[cfg(all(test, feature = "_redis"))]
+    if let Some(number) = seeded::next() {
+        return number;
+    }
+    // The keys of the standard library's hasher are random numbers of the operating system.
+    RandomState::new().hash_one("secret")
+}
+
+/// Secrets that a simulation chooses, so that it can be repeated.
+#[cfg(all(test, feature = "_redis"))]
+pub(crate) mod seeded {
+    use std::cell::Cell;
+
+    thread_local! {
+        static STATE: Cell<Option<u64>> = const { Cell::new(None) };
+    }
+
+    /// Makes the secrets of this thread from a seed until the guard is dropped.
+    pub(crate) fn by(seed: u64) -> Seeded {
+        STATE.set(Some(seed));
+        Seeded(())
+    }
+
+    pub(crate) struct Seeded(());
+
+    impl Drop for Seeded {
+        fn drop(&mut self) {
+            STATE.set(None);
+        }
+    }
+
+    pub(super) fn next() -> Option<u64> {
+        let state = STATE.get()?.wrapping_add(1);
+        STATE.set(Some(state));
+        Some(super::mixed(state))
+    }
 }

@@ -9,6 +9,7 @@ const SLEEPERS: &[(&str, &str)] = &[
     ("src/clock/tokio.rs", "tokio's time is paused"),
     ("src/limiter/redis/store/tests/", "faults of real servers last for a while under load"),
     ("src/limiter/redis/tests/mod.rs", "the servers are processes, whose changes are waited for"),
+    ("src/limiter/redis/tests/simulation/", "tokio's time is paused"),
     ("src/limiter/redis/tests/processes/mod.rs", "processes run side by side, and leases end by the server's time"),
     ("src/limiter/redis/tests/processes/places.rs", "places lapse by the server's time"),
     ("src/limiter/store/tests/", "tokio's time is paused, or a store in memory answers after a millisecond"),

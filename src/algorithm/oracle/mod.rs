@@ -18,15 +18,15 @@ use closing::Closing;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) allowed: bool,
-    pub(super) remaining: u64,
-    pub(super) reset_us: u64,
+    pub(crate) remaining: u64,
+    pub(crate) reset_us: u64,
     /// 0 if allowed, nothing if no wait helps.
-    pub(super) retry_us: Option<u64>,
+    pub(crate) retry_us: Option<u64>,
     pub(super) window_us: u64,
     pub(super) delay_us: u64,
     pub(super) position: u64,
     /// Whole units that were taken.
-    pub(super) taken: u64,
+    pub(crate) taken: u64,
 }
 
 /// The trace of a taken charge, for its refund.
@@ -116,7 +116,7 @@ impl Oracle {
     }
 
     /// Refunds `units` of the charge that was taken as `own`.
-    pub(super) fn refund(&mut self, now: u64, units: u64, own: &Own, start: u64) {
+    pub(crate) fn refund(&mut self, now: u64, units: u64, own: &Own, start: u64) {
         // Unless it is where a clock that stepped back has put it.
         let is_last = self.used(now) <= self.ceiling() && self.empty_at(&self.model) == self.empty_at(&own.0);
         let met = self.clone();

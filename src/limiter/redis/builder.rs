@@ -245,6 +245,22 @@ impl RedisLimiterBuilder {
         self.start(store).await
     }
 
+    /// Makes the limiter of a process in a simulation. Its own clock is that of the simulation, and its calls have
+    /// numbers from `number` on.
+    #[cfg(test)]
+    pub(super) fn simulated(
+        mut self,
+        wire: super::tests::simulation::Wire,
+        clock: impl crate::clock::Clock + 'static,
+        number: u64,
+    ) -> Result<RedisLimiter, RedisError> {
+        self.shared.own_clock = std::sync::Arc::new(clock);
+        let store = RedisStore::simulated(wire, self.settings()?)?;
+        let limiter = self.build(store)?;
+        limiter.0.backend().batcher.dispatch().calls.store(number, std::sync::atomic::Ordering::Relaxed);
+        Ok(limiter)
+    }
+
     async fn start(self, store: RedisStore) -> Result<RedisLimiter, RedisError> {
         let there = store.wait_until_ready(FIRST).await;
         let limiter = self.build(store)?;
@@ -273,7 +289,7 @@ impl RedisLimiterBuilder {
     fn build(self, store: RedisStore) -> Result<RedisLimiter, RedisError> {
         let in_slots = store.is_cluster();
         let groups = if in_slots { self.slot_groups } else { None };
-        let Options { prefix, key_secret, deadline, max_in_flight, max_denials, clock, .. } = self.shared;
+        let Options { prefix, key_secret, deadline, max_in_flight, max_denials, clock, own_clock, .. } = self.shared;
         let callers = if self.readable_keys { CallerKeys::Readable } else { CallerKeys::Hashed(key_secret) };
         let space = KeySpace::new(&prefix, callers, groups)?;
         let dispatcher = Dispatcher {
@@ -286,7 +302,8 @@ impl RedisLimiterBuilder {
         let lanes = if in_slots { SLOTS } else { 1 }; // each slot of a cluster is a lane
         let batcher = Batcher::new(dispatcher, lanes, max_in_flight, deadline, runtime()?);
         let backend = RedisBackend { batcher, space, in_slots };
-        Ok(RedisLimiter(Checks::with_upkeep(backend, max_denials, self.lease_units, self.places_lapse_after)))
+        let (lease_units, lapse) = (self.lease_units, self.places_lapse_after);
+        Ok(RedisLimiter(Checks::with_upkeep(backend, max_denials, lease_units, lapse, own_clock)))
     }
 }
 

@@ -28,11 +28,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use foldhash::quality::RandomState;
 
 use crate::clock::Clock;
 use crate::limiter::Standing;
 use crate::policy::Policy;
+use crate::random::{self, Hasher};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::time::Timestamp;
 
@@ -98,8 +98,8 @@ pub(crate) struct Row {
 pub(crate) struct Holdings {
     holder: u64,
     lapse: Duration,
-    parts: Box<[Mutex<HashMap<Bytes, Holding, RandomState>>]>,
-    hasher: RandomState,
+    parts: Box<[Mutex<HashMap<Bytes, Holding, Hasher>>]>,
+    hasher: Hasher,
     epochs: AtomicU64,
     runs: AtomicU64,
     /// In microseconds of the clock: until then a call of an earlier epoch may still arrive at the store.
@@ -131,9 +131,8 @@ struct Holding {
 
 impl Holdings {
     pub(crate) fn new(lapse: Duration, clock: Arc<dyn Clock>) -> Self {
-        let hasher = RandomState::default();
-        // The keys of the standard library's hasher are random numbers of the operating system.
-        let holder = std::collections::hash_map::RandomState::new().hash_one("holder") >> 11 | 1; // below 2^53
+        let hasher = random::hasher();
+        let holder = random::secret() >> 11 | 1; // below 2^53
         let part = || Mutex::new(HashMap::with_hasher(hasher.clone()));
         Self {
             holder,
@@ -259,14 +258,14 @@ impl Holdings {
         all
     }
 
-    fn part(&self, key: &Bytes) -> MutexGuard<'_, HashMap<Bytes, Holding, RandomState>> {
+    fn part(&self, key: &Bytes) -> MutexGuard<'_, HashMap<Bytes, Holding, Hasher>> {
         let hash = self.hasher.hash_one(key) as usize; // any bits will do
         lock(&self.parts[hash % self.parts.len()])
     }
 
     fn holding<'a>(
         &self,
-        part: &'a mut MutexGuard<'_, HashMap<Bytes, Holding, RandomState>>,
+        part: &'a mut MutexGuard<'_, HashMap<Bytes, Holding, Hasher>>,
         key: &HeldKey,
     ) -> &'a mut Holding {
         match part.entry(key.bytes.clone()) {
@@ -343,7 +342,7 @@ impl Holding {
 }
 
 /// Forgets a key of which nothing is held, unless its row may be wrong.
-fn tidy(part: &mut HashMap<Bytes, Holding, RandomState>, key: &Bytes) {
+fn tidy(part: &mut HashMap<Bytes, Holding, Hasher>, key: &Bytes) {
     if part.get(key).is_some_and(|holding| holding.is_idle() && !holding.is_doubtful) {
         part.remove(key);
     }

@@ -23,6 +23,8 @@ pub(super) use batcher::{Batcher, Dispatch, GRACE, Receiver, Then};
 pub(super) use breaker::Breaker;
 pub(super) use caller_hash::{CallerHash, Hash};
 pub(super) use checks::{CHARGES_MAX, Checks, PLACES_LAPSE_AFTER};
+#[cfg(all(test, feature = "_redis"))]
+pub(super) use denial_cache::LONGEST;
 pub(super) use due::Due;
 pub(super) use events::Events;
 pub(super) use holdings::{Claim, HeldKey, Return, Row};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::denial_cache::DENIALS_MAX;
-use crate::clock::Clock;
+use crate::clock::{Clock, MonotonicClock};
 use crate::outcome::Observer;
 
 /// The longest prefix of stored keys, in bytes.
@@ -19,6 +19,8 @@ pub(crate) struct Options {
     pub(crate) max_in_flight: usize,
     pub(crate) max_denials: usize,
     pub(crate) clock: Option<Arc<dyn Clock>>,
+    /// The clock of this process, which bounds how long denials, leases and places are remembered. A simulation sets it.
+    pub(crate) own_clock: Arc<dyn Clock>,
     pub(crate) observers: Vec<Arc<dyn Observer>>,
 }
 
@@ -31,6 +33,7 @@ impl Options {
             max_in_flight: 1_024,
             max_denials: 4_096,
             clock: None,
+            own_clock: Arc::new(MonotonicClock::new()),
             observers: Vec::new(),
         }
     }

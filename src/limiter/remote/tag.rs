@@ -2,11 +2,10 @@
 
 use std::hash::BuildHasher;
 
-use foldhash::quality::RandomState;
-
 use crate::key::Key;
 use crate::limiter::Charge;
 use crate::policy::Policy;
+use crate::random::{self, Hasher};
 
 /// The name of a (policy, key) pair: a hash with a secret of the process. Policies with different
 /// quotas have different tags.
@@ -21,8 +20,14 @@ impl Tag {
 }
 
 /// Makes tags with one secret.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Tags(RandomState);
+#[derive(Clone, Debug)]
+pub(crate) struct Tags(Hasher);
+
+impl Default for Tags {
+    fn default() -> Self {
+        Self(random::hasher())
+    }
+}
 
 impl Tags {
     pub(crate) fn of(&self, policy: &Policy, key: &Key) -> Tag {

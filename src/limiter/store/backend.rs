@@ -3,7 +3,6 @@
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
-use foldhash::quality::RandomState;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -20,6 +19,7 @@ use crate::limiter::remote::{Backend, CallerHash, Claim, Events, Intent, Receive
 use crate::limiter::{Charge, Effect, Refund, UnsupportedQuota, UnsupportedQuotaKind, supports_rates};
 use crate::policy::Policy;
 use crate::quota::Quota;
+use crate::random::{self, Hasher};
 
 /// The store of a limiter.
 pub(super) struct Swaps<S: Store> {
@@ -27,7 +27,7 @@ pub(super) struct Swaps<S: Store> {
     /// The beginning of all stored keys.
     before: Box<str>,
     callers: CallerHash,
-    hash: RandomState,
+    hash: Hasher,
 }
 
 /// A stored key, and its hash.
@@ -38,7 +38,7 @@ pub(super) struct Stored {
 
 impl<S: Store> Swaps<S> {
     pub(super) fn new(groups: Groups<Swapper<S>>, before: Box<str>, secret: [u8; 16]) -> Self {
-        Self { groups, before, callers: CallerHash::new(secret), hash: RandomState::default() }
+        Self { groups, before, callers: CallerHash::new(secret), hash: random::hasher() }
     }
 
     pub(super) fn before(&self) -> &str {

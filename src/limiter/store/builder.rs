@@ -1,6 +1,7 @@
 //! The setup of a limiter over a store.
 
 use std::fmt;
+use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
@@ -36,13 +37,20 @@ impl StoreLimiterBuilder {
         Self { shared: Options::new() }
     }
 
+    /// Sets the clock of the process, in a simulation.
+    #[cfg(all(test, feature = "_redis"))]
+    pub(crate) fn own_clock(mut self, clock: impl crate::clock::Clock + 'static) -> Self {
+        self.shared.own_clock = Arc::new(clock);
+        self
+    }
+
     /// Makes the limiter. The store is not asked yet.
     ///
     /// # Errors
     /// Returns an error if a setting is out of its range, or there is no tokio runtime.
     pub fn build<S: Store>(self, store: S) -> Result<StoreLimiter<S>, StoreError> {
         let misconfigured = |message: String| StoreError::new(StoreErrorKind::Misconfigured, message);
-        let Options { prefix, key_secret, deadline, max_in_flight, max_denials, clock, observers } = {
+        let Options { prefix, key_secret, deadline, max_in_flight, max_denials, clock, own_clock, observers } = {
             self.shared.check().map_err(misconfigured)?;
             self.shared
         };
@@ -52,9 +60,16 @@ impl StoreLimiterBuilder {
         let before = format!("{prefix}:1:").into_boxed_str();
         let probe = format!("{before}probe").into();
         let events = Events::new(&observers);
-        let swapper = Swapper::new(store, StoreTime::new(clock), events, deadline, probe, runtime.clone());
+        let swapper = Swapper::new(
+            store,
+            StoreTime::new(clock, Arc::clone(&own_clock)),
+            events,
+            deadline,
+            probe,
+            runtime.clone(),
+        );
         let groups = Groups::new(swapper, max_in_flight, deadline, runtime);
-        Ok(StoreLimiter(Checks::new(Swaps::new(groups, before, key_secret), max_denials)))
+        Ok(StoreLimiter(Checks::new(Swaps::new(groups, before, key_secret), max_denials, own_clock)))
     }
 }
 

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::{Clock, MonotonicClock};
+use crate::clock::Clock;
 use crate::sync::{Mutex, lock};
 use crate::time::{CLOCK_US_MAX, Timestamp};
 
@@ -20,7 +20,7 @@ const AWAY: Duration = Duration::from_millis(100);
 pub(super) struct StoreTime {
     /// The clock that decides instead of the store's.
     chosen: Option<Arc<dyn Clock>>,
-    own: MonotonicClock,
+    own: Arc<dyn Clock>,
     samples: Mutex<Samples>,
 }
 
@@ -48,8 +48,9 @@ pub(super) struct Trip {
 }
 
 impl StoreTime {
-    pub(super) fn new(chosen: Option<Arc<dyn Clock>>) -> Self {
-        Self { chosen, own: MonotonicClock::new(), samples: Mutex::default() }
+    /// Begins with the clock that decides instead of the store's, if there is one, and the clock of this process.
+    pub(super) fn new(chosen: Option<Arc<dyn Clock>>, own: Arc<dyn Clock>) -> Self {
+        Self { chosen, own, samples: Mutex::default() }
     }
 
     /// Returns the own time, for [`Trip`].
@@ -119,6 +120,11 @@ impl Samples {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::MonotonicClock;
+
+    fn own() -> StoreTime {
+        StoreTime::new(None, Arc::new(MonotonicClock::new()))
+    }
 
     fn trip(sent: u64, answered: u64) -> Trip {
         Trip { sent: Timestamp::from_micros(sent), answered: Timestamp::from_micros(answered) }
@@ -135,7 +141,7 @@ mod tests {
 
     #[test]
     fn offset_is_that_of_the_shortest_trip_of_ten_seconds() {
-        let time = StoreTime::new(None);
+        let time = own();
         assert_eq!(time.now(), None, "nothing is known before the first answer");
         assert!(!record(&time, trip(10_000_000, 10_010_000), 30_000_000));
         assert_eq!(ahead(&time), Some(30_000_000 - 10_005_000));
@@ -151,7 +157,7 @@ mod tests {
 
     #[test]
     fn clock_that_steps_is_followed_at_once() {
-        let time = StoreTime::new(None);
+        let time = own();
         record(&time, trip(10_000_000, 10_000_100), 30_000_000);
         let decided = Some(Timestamp::from_micros(31_000_000));
         let stepped = Some(Timestamp::from_micros(95_000_000));
@@ -164,7 +170,7 @@ mod tests {
 
     #[test]
     fn store_without_a_clock_leaves_the_time_to_the_process() {
-        let time = StoreTime::new(None);
+        let time = own();
         assert!(!time.record(trip(0, 0), None, None));
         let now = time.now().unwrap();
         assert!(now.saturating_since(time.own()) < AWAY && time.own().saturating_since(now) < 100 * AWAY);

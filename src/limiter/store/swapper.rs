@@ -26,6 +26,7 @@ use super::working_copy::{Answer, Evidence, Verb, WorkingCopy, evidence};
 use super::{Change, Store, Value, Version};
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{Breaker, Due, Events};
+use crate::random;
 use crate::time::Timestamp;
 
 /// The most times that one swap is sent.
@@ -378,16 +379,18 @@ async fn probe<S: Store>(inner: Weak<Inner<S>>) {
 /// Random numbers of which no two processes have the same: hashes with keys of the operating system.
 struct Random {
     hashers: [RandomState; 2],
+    /// The seed of the pauses.
+    seed: u64,
     count: AtomicU64,
 }
 
 impl Random {
     fn new() -> Self {
-        Self { hashers: [RandomState::new(), RandomState::new()], count: AtomicU64::new(0) }
+        Self { hashers: [RandomState::new(), RandomState::new()], seed: random::secret(), count: AtomicU64::new(0) }
     }
 
     fn next(&self) -> u64 {
-        self.hashers[0].hash_one(self.count.fetch_add(1, Ordering::Relaxed))
+        random::mixed(self.seed.wrapping_add(self.count.fetch_add(1, Ordering::Relaxed)))
     }
 
     fn version(&self) -> Version {

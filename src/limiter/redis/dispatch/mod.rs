@@ -64,6 +64,8 @@ impl Dispatcher {
         let Some(slot) = requests.first().map(|request| request.slot()) else { return Vec::new() };
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
         let call = wire::call(requests, number, self.clock.as_ref().map(|clock| clock.now()));
+        #[cfg(test)]
+        super::tests::simulation::note(number, requests);
         let reply = match self.store.run(&call, slot, until).await {
             Ok(Some(reply)) => reply,
             Ok(None) => return requests.iter().map(|_| Ok(Answer::Elsewhere)).collect(),

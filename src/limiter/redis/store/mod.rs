@@ -99,6 +99,17 @@ impl RedisStore {
         Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), events })))
     }
 
+    /// Uses a process's end of a simulated network.
+    #[cfg(test)]
+    pub(super) fn simulated(wire: super::tests::simulation::Wire, settings: Settings) -> Result<Self, RedisError> {
+        let (settings, runtime) = (settings.bounded(), runtime()?);
+        let events = Arc::new(Events::new(&settings.observers));
+        let address = address::Address::new("simulated", 1);
+        let transport = Box::new(tests::simulated::Simulated { wire, address: address.clone() });
+        let server = Server::start(&runtime, address, transport, Failover::None, &settings, Arc::clone(&events));
+        Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), events })))
+    }
+
     /// Returns when a call that begins now has to end.
     pub(super) fn until(&self) -> Instant {
         Instant::now() + self.0.settings.deadline

@@ -1,6 +1,5 @@
 //! Keeps a server's connection: opens it again when it has ended, and detects that the server is back.
 
-use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use super::error_class::{Cause, Failure};
 use super::link::Link;
 use super::renewal::RETRY;
 use super::settings::{CONNECT_TIMEOUT, Settings};
+use crate::random;
 
 /// The first and the longest pause between attempts to connect. Each is twice the one before.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
@@ -39,6 +39,7 @@ async fn connect(link: &Link) {
     loop {
         let began = Instant::now();
         tokio::select! {
+            biased;
             () = link.transport.connect(link) => {}
             () = link.restart.notified() => {}
         }
@@ -85,6 +86,7 @@ async fn until_it_answers(link: &Link, settings: &Settings) {
             return;
         }
         tokio::select! {
+            biased;
             () = sleep_until(next) => {}
             () = link.reconnected.notified() => continue,
         }
@@ -119,6 +121,6 @@ async fn renew(link: &Link) {
 
 /// Returns a time that is up to a tenth longer, so that many processes do not come at once.
 pub(super) fn jitter(time: Duration) -> Duration {
-    let part = foldhash::quality::RandomState::default().hash_one(time) % 100;
+    let part = random::secret() % 100;
     time + time * u32::try_from(part).unwrap_or(0) / 1_000
 }

@@ -1,6 +1,7 @@
 //! Tests of whole limiters in several processes.
 
 pub(super) mod processes;
+pub(super) mod simulation;
 
 use std::time::Duration;
 

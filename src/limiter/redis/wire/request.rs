@@ -30,7 +30,7 @@ const FORMS_AT: usize = 9;
 const _: () = assert!(CHARGES_MAX <= u16::MAX as usize, "a run has the number of its keys in 16 bits");
 
 /// A request whose keys are all in one slot, or on one server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::limiter::redis) struct Request {
     pub(super) verb: Verb,
     pub(super) slot: u16,
@@ -109,6 +109,45 @@ impl Request {
     /// The number of its keys.
     pub(in crate::limiter::redis) fn keys(&self) -> usize {
         self.charges.len()
+    }
+
+    #[cfg(test)]
+    pub(in crate::limiter::redis) fn verb(&self) -> Verb {
+        self.verb
+    }
+
+    /// The stored key, the policy, the cost and the effect of each charge.
+    #[cfg(test)]
+    pub(in crate::limiter::redis) fn charges(&self) -> impl Iterator<Item = (&Bytes, &Policy, u64, Effect)> {
+        self.charges.iter().map(|charge| (&charge.key, &charge.policy, charge.cost, charge.effect))
+    }
+
+    /// The instant and the number of the receipt that it refunds.
+    #[cfg(test)]
+    pub(in crate::limiter::redis) fn refunded(&self) -> Option<(u64, u64)> {
+        let (rest, number) = self.run.split_last_chunk::<8>()?;
+        let (_, at) = rest.split_last_chunk::<8>()?;
+        Some((f64::from_le_bytes(*at) as u64, f64::from_le_bytes(*number) as u64))
+    }
+
+    /// The units that it refunds of a quota whose numbers are small.
+    #[cfg(test)]
+    pub(in crate::limiter::redis) fn refunded_units(&self, quota: &crate::quota::Quota) -> u64 {
+        use crate::algorithm::{Decider, PairDecider};
+        let held = self.run.last_chunk::<32>().expect("a refund's form ends with what the receipt holds");
+        let number = |at: usize| f64::from_le_bytes(held[at..at + 8].try_into().expect("it has eight bytes"));
+        if !matches!(quota.decider(), Decider::Pair(PairDecider::Gcra(_) | PairDecider::WideGcra(_), _)) {
+            return number(0) as u64;
+        }
+        // The span of the units: microseconds, and a numerator that a queue's refund marks by its sign.
+        let spec = quota.spec();
+        let (mut divisor, mut rest) = (spec.limit, spec.period_us);
+        while rest > 0 {
+            (divisor, rest) = (rest, divisor % rest);
+        }
+        let numerator = if number(8) < 0.0 { -1.0 - number(8) } else { number(8) };
+        let us = number(0) + numerator / (spec.limit / divisor) as f64;
+        (us * spec.limit as f64 / spec.period_us as f64).round() as u64
     }
 
     /// The cost of its first charge.

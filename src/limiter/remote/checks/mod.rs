@@ -24,7 +24,7 @@ use super::leases::Leases;
 use super::set::{Pending, Places, Set};
 use super::tag::{Tag, Tags};
 use super::unanswered::Unanswered;
-use crate::clock::{Clock, MonotonicClock};
+use crate::clock::Clock;
 use crate::event::{LimiterEvent, StoreErrorKind};
 use crate::limiter::queue_refunds::QueueRefunds;
 use crate::limiter::{Charge, LeftLine, PlaceLines, PolicyRegistry, Reply};
@@ -70,22 +70,35 @@ pub(crate) struct Checks<B: Backend> {
 impl<B: Backend> Checks<B> {
     /// Makes the checks of a store that counts no units that are held, without leases. At most `denials` denials are
     /// remembered.
-    pub(crate) fn new(backend: B, denials: usize) -> Arc<Self> {
+    pub(crate) fn new(backend: B, denials: usize, clock: Arc<dyn Clock>) -> Arc<Self> {
         // Nothing is held, so there are no lines.
-        Arc::new(Self::of(backend, denials, 0, PLACES_LAPSE_AFTER, mpsc::channel(1).0))
+        let (left, _) = mpsc::channel(1);
+        Arc::new(Self::of(backend, denials, (0, PLACES_LAPSE_AFTER), clock, left))
     }
 
     /// Makes the checks with leases of at most this number of units, 0 for none, and with units that are held, which
     /// lapse after this time unless they are renewed.
-    pub(crate) fn with_upkeep(backend: B, denials: usize, lease_units: u64, lapse: Duration) -> Arc<Self> {
+    pub(crate) fn with_upkeep(
+        backend: B,
+        denials: usize,
+        lease_units: u64,
+        lapse: Duration,
+        clock: Arc<dyn Clock>,
+    ) -> Arc<Self> {
         let (sender, left) = mpsc::channel(LEFT_LINES);
-        let checks = Arc::new(Self::of(backend, denials, lease_units, lapse, sender));
+        let checks = Arc::new(Self::of(backend, denials, (lease_units, lapse), clock, sender));
         checks.start_upkeep(left);
         checks
     }
 
-    fn of(backend: B, denials: usize, lease_units: u64, lapse: Duration, left: mpsc::Sender<LeftLine>) -> Self {
-        let (tags, clock): (_, Arc<dyn Clock>) = (Tags::default(), Arc::new(MonotonicClock::new()));
+    fn of(
+        backend: B,
+        denials: usize,
+        (lease_units, lapse): (u64, Duration),
+        clock: Arc<dyn Clock>,
+        left: mpsc::Sender<LeftLine>,
+    ) -> Self {
+        let tags = Tags::default();
         let leases = || Arc::new(Leases::new(lease_units, tags.clone(), Arc::clone(&clock)));
         let holdings = Holdings::new(lapse, Arc::clone(&clock));
         Self {

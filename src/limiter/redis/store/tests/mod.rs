@@ -12,6 +12,7 @@ mod proxy;
 mod redis_cluster;
 mod sentinel;
 mod setup;
+pub(super) mod simulated;
 mod traps;
 
 #[path = "../../../../../tests/support/redis_sentinel.rs"]

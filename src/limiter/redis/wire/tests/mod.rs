@@ -18,6 +18,7 @@ use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::keys::{CallerKeys, KeySpace};
 use crate::limiter::redis::redis_server::Server;
 use crate::limiter::redis::script::Call;
+use crate::limiter::redis::tests::simulation::server;
 use crate::time::Timestamp;
 
 /// The number of every call.
@@ -40,6 +41,8 @@ struct Bench {
     connection: Connection,
     space: KeySpace,
     loaded: HashSet<&'static str>,
+    /// The server of the simulation, and how many calls are still played to it as well.
+    simulated: (server::Server, usize),
 }
 
 impl Bench {
@@ -51,7 +54,13 @@ impl Bench {
             connection,
             space: KeySpace::new("test", CallerKeys::Hashed([0; 16]), None).unwrap(),
             loaded: HashSet::new(),
+            simulated: (server::Server::default(), 0),
         }
+    }
+
+    /// Starts a server beside which the one of the simulation gets the same calls, at first. All replies must be equal.
+    fn start_beside_simulation() -> Self {
+        Self { simulated: (server::Server::default(), 5_000), ..Self::start() }
     }
 
     /// Returns the replies to these calls, one after the other.
@@ -79,6 +88,16 @@ impl Bench {
                 }
             }
         }
+        let (simulated, left) = &mut self.simulated;
+        for (call, reply) in calls.iter().zip(&replies).take(*left) {
+            let mut eval = |command, script| simulated.eval(command, script, &call.keys, &call.args, 0);
+            let simulated = match eval("EVALSHA", &call.script.sha) {
+                server::Reply::Error(words) if words.starts_with("NOSCRIPT") => eval("EVAL", call.script.text),
+                reply => reply,
+            };
+            assert_eq!(simulated, server::Reply::Text(reply.clone().into()), "the simulated server replies otherwise");
+        }
+        *left = left.saturating_sub(calls.len());
         replies
     }
 

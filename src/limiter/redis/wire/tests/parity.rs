@@ -182,7 +182,7 @@ fn play(algorithm: Algorithm, anchor: Anchor) {
         Ok(steps) => steps.parse().unwrap(),
         Err(_) => STEPS,
     };
-    let mut bench = Bench::start();
+    let mut bench = Bench::start_beside_simulation();
     let seed = std::env::var("RATELIMIT_PARITY_SEED").map_or(1, |seed| seed.parse::<u8>().unwrap());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed; 32]);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);

@@ -50,8 +50,18 @@ struct Rows {
 }
 
 impl Rows {
+    /// The server of the simulation gets the same calls.
     fn start(name: &str) -> Self {
-        let (bench, key) = (Bench::start(), Key::of(name).unwrap());
+        Self::on(Bench::start_beside_simulation(), name)
+    }
+
+    /// The test also writes to the server directly.
+    fn alone(name: &str) -> Self {
+        Self::on(Bench::start(), name)
+    }
+
+    fn on(bench: Bench, name: &str) -> Self {
+        let key = Key::of(name).unwrap();
         let stored = bench.space.key(&policy(1), &key);
         Self { bench, key, stored, now: BEGIN }
     }
@@ -263,7 +273,7 @@ type ModelLine = BTreeMap<u64, (u64, u32, u64, u64)>;
 /// Requests of four holders that wait, ask again, leave and come anew, against the plain definition.
 #[test]
 fn line_is_what_the_calls_say() {
-    let rows = RefCell::new(Rows::start("line model"));
+    let rows = RefCell::new(Rows::alone("line model"));
     let step = (0..11_u8, 1..5_u64, 0..3_u32, 0..2_000_u64, 1..3_u64, 0..400_000_u64);
     proptest!(config(400), |(steps in prop::collection::vec(step, 1..80))| queue(&mut rows.borrow_mut(), steps)?);
 }
@@ -324,7 +334,7 @@ fn queue(rows: &mut Rows, steps: Vec<(u8, u64, u32, u64, u64, u64)>) -> Result<(
 
 #[test]
 fn value_that_holds_no_rows_is_foreign() {
-    let mut rows = Rows::start("foreign");
+    let mut rows = Rows::alone("foreign");
     for value in ["x", "\u{aa}", "\u{aa}0123456789"] {
         redis::cmd("SET").arg(&*rows.stored.bytes).arg(value).exec(&mut rows.bench.connection).unwrap();
         let error = rows.take(3, claim(1, 1, 0)).unwrap_err();
@@ -342,7 +352,7 @@ type ModelRow = (u32, u64, u64, u64);
 /// Calls of four holders, in any order of their epochs, against the plain definition.
 #[test]
 fn rows_are_what_the_calls_say() {
-    let rows = RefCell::new(Rows::start("model"));
+    let rows = RefCell::new(Rows::alone("model"));
     let step = (0..8_u8, 1..5_u64, 0..4_u64, 0..4_u64, 0..3_u64, 0..12_000_000_u64);
     proptest!(config(400), |(steps in prop::collection::vec(step, 1..80))| play(&mut rows.borrow_mut(), steps)?);
 }
@@ -405,7 +415,7 @@ fn play(rows: &mut Rows, steps: Vec<(u8, u64, u64, u64, u64, u64)>) -> Result<()
 #[test]
 fn cost_of_rows_is_measured() {
     let rounds = if std::env::var("PLACES_TABLE").is_ok() { 20_000 } else { 10 };
-    let mut rows = Rows::start("cost");
+    let mut rows = Rows::alone("cost");
     // The time of the server's processor, which is the same on a busy machine.
     let used = |rows: &mut Rows| {
         let info: String = redis::cmd("INFO").arg("cpu").query(&mut rows.bench.connection).unwrap();

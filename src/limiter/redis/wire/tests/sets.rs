@@ -129,7 +129,7 @@ fn run<T>(cases: u32, strategy: impl Strategy<Value = T>, mut test: impl FnMut(&
 where
     T: std::fmt::Debug,
 {
-    let bench = std::cell::RefCell::new((Bench::start(), 0));
+    let bench = std::cell::RefCell::new((Bench::start_beside_simulation(), 0));
     let test = std::cell::RefCell::new(&mut test);
     proptest::test_runner::TestRunner::new(crate::sampling::config(cases))
         .run(&strategy, |value| {

@@ -1,0 +1,94 @@
+//! A transport over the simulated network.
+
+use tokio::time::{Instant, timeout_at};
+
+use crate::event::StoreErrorKind;
+use crate::limiter::redis::store::address::Address;
+use crate::limiter::redis::store::error_class::{self, Failure};
+use crate::limiter::redis::store::transport::{Argument, BoxFuture, Command, Connections, Reply, SlotState, Transport};
+use crate::limiter::redis::tests::simulation::network::{Ended, Sent, Wire};
+
+/// A transport over the simulated network.
+pub(in crate::limiter::redis::store) struct Simulated {
+    pub(in crate::limiter::redis::store) wire: Wire,
+    pub(in crate::limiter::redis::store) address: Address,
+}
+
+/// Ends the connection when it is dropped.
+struct Connection<'a>(&'a Wire);
+
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        self.0.disconnect();
+    }
+}
+
+/// Returns what goes over the wire for a command.
+fn sent(command: Command<'_>) -> Sent {
+    let mut arguments = command.arguments();
+    let Some(Argument::Text(script)) = arguments.next() else { panic!("a call of a script begins with its name") };
+    let keys = match arguments.next() {
+        Some(Argument::Number(keys)) => keys,
+        _ => 0, // a probe has the text "0"
+    };
+    let mut bytes: Vec<_> = arguments
+        .map(|argument| match argument {
+            Argument::Bytes(bytes) => bytes.clone(),
+            _ => panic!("keys and arguments are bytes"),
+        })
+        .collect();
+    let args = bytes.split_off(keys);
+    Sent::Script { command: command.name, script, keys: bytes, args }
+}
+
+impl Transport for Simulated {
+    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, ()> {
+        Box::pin(async {
+            let ended = || Failure::lost(StoreErrorKind::Unavailable, format!("no connection to {}", self.address));
+            let _connection = Connection(&self.wire);
+            if self.wire.connect().await {
+                heard.record_connection();
+                self.wire.until_cut().await;
+            }
+            heard.record_connection_failure(ended());
+        })
+    }
+
+    fn send<'a>(&'a self, command: Command<'a>, until: Instant, _: SlotState) -> BoxFuture<'a, Result<Reply, Failure>> {
+        Box::pin(async move {
+            let Ok(ended) = timeout_at(until, self.wire.send(sent(command))).await else {
+                return Err(Failure::timeout(format!("no answer from Redis at {} in time", self.address)));
+            };
+            match ended {
+                Ended::Answered(bytes) => Ok(Reply::Bytes(bytes)),
+                Ended::Number(number) => Ok(Reply::Integer(number)),
+                Ended::Refused(words) => Err(error_class::answer(&words, &self.address)),
+                #[cfg(feature = "store")]
+                Ended::Loaded(_) | Ended::Swapped(_) => panic!("a script has no such answer"),
+                Ended::NotConnected | Ended::Disconnected => {
+                    let message = format!("there is no connection to Redis at {}", self.address);
+                    Err(Failure::lost(StoreErrorKind::Unavailable, message))
+                }
+            }
+        })
+    }
+
+    fn is_connected(&self) -> bool {
+        self.wire.is_connected()
+    }
+
+    fn wait_for_connection(&self) -> BoxFuture<'_, Result<(), Failure>> {
+        Box::pin(async {
+            self.wire.until_connected().await;
+            Ok(())
+        })
+    }
+
+    fn uses_tls(&self) -> bool {
+        false
+    }
+
+    fn quit(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async { self.wire.disconnect() })
+    }
+}

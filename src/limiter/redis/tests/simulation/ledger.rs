@@ -1,0 +1,536 @@
+//! The accounts of a simulation: what the server decided, what each process was told, and whether both are lawful.
+//!
+//! The server's decisions are compared with the oracle, one by one. What a process got from the server is what its
+//! callers keep, and what it refunded: to the unit.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::algorithm::oracle::{Oracle, Own};
+use crate::algorithm::properties::key::Planned;
+use crate::decision::{ChargeDecision, Decision, Receipt};
+use crate::event::StoreErrorKind;
+use crate::limiter::Effect;
+use crate::limiter::redis::error::RedisError;
+use crate::limiter::redis::wire::{Answer, Request, Verb, answers};
+use crate::limiter::remote::LONGEST;
+use crate::quota::{Algorithm, Quota};
+use crate::wait::Wait;
+
+thread_local! {
+    /// The requests of the calls so far, by their numbers, while a simulation runs in this thread.
+    static NOTED: RefCell<Option<BTreeMap<u64, Vec<Request>>>> = const { RefCell::new(None) };
+}
+
+/// Notes the requests of a call that is sent, if it is one of a simulation.
+pub(super) fn note(number: u64, requests: &[&Request]) {
+    NOTED.with_borrow_mut(|noted| {
+        if let Some(noted) = noted {
+            noted.insert(number, requests.iter().map(|request| (*request).clone()).collect());
+        }
+    });
+}
+
+/// Notes requests until it is dropped.
+pub(super) struct Noting(());
+
+impl Noting {
+    pub(super) fn begin() -> Self {
+        NOTED.set(Some(BTreeMap::new()));
+        Self(())
+    }
+}
+
+impl Drop for Noting {
+    fn drop(&mut self) {
+        NOTED.set(None);
+    }
+}
+
+/// Returns the words for a call in the trace.
+pub(super) fn shown(command: &str, number: u64) -> String {
+    NOTED.with_borrow(|noted| {
+        let requests = noted.as_ref().and_then(|noted| noted.get(&number));
+        let requests = requests.into_iter().flatten().map(|request| {
+            let charges: Vec<String> = request
+                .charges()
+                .map(|(_, policy, cost, effect)| format!("{cost} of \"{}\" {effect:?}", policy.quota()))
+                .collect();
+            let refund = (request.verb() == Verb::Refund).then(|| request.refunded());
+            format!("{:?} {} {refund:?}", request.verb(), charges.join(", "))
+        });
+        format!("{command} {number:x}: {}", requests.collect::<Vec<_>>().join("; "))
+    })
+}
+
+/// The calls of a process have numbers from this times one more than its own.
+pub(super) const CALLS: u64 = 1 << 32;
+
+fn process_of(call: u64) -> usize {
+    usize::try_from(call / CALLS - 1).expect("a simulation has few processes")
+}
+
+#[derive(Default)]
+pub(super) struct Ledger {
+    books: BTreeMap<Bytes, Book>,
+    /// The oracles at the last copy to the replica.
+    copied: BTreeMap<Bytes, Book>,
+    takes: Vec<Take>,
+    denials: Vec<Denial>,
+    /// When keys were reset or refunded, as far as the process that did so knows.
+    freed: Vec<(usize, Bytes, Duration)>,
+    executed: BTreeSet<u64>,
+    delivered: BTreeSet<u64>,
+    claims: Vec<Claim>,
+    /// What callers refunded.
+    refunded: Vec<Claim>,
+    holds: Vec<Hold>,
+    /// When the server has forgotten what was held of a key.
+    emptied: BTreeMap<Bytes, Duration>,
+    failed_over: Option<Duration>,
+    /// When a call of a process about a concurrency limit ran last.
+    renewed: BTreeMap<(usize, Bytes), Duration>,
+    /// The time after which places lapse.
+    pub(super) lapse: Duration,
+    /// Units of checks and refunds whose outcome is not known to their callers, by the key.
+    unknown: BTreeMap<Bytes, u64>,
+    /// Keys whose units the server has forgotten, by a reset or a failover.
+    forgotten: BTreeSet<Bytes>,
+    /// The server's decisions are known here.
+    pub(super) is_server_known: bool,
+    /// Processes lease units, so that what callers get has other receipts than what the server gave.
+    pub(super) leases: bool,
+    /// The keys of leaky queues.
+    queues: BTreeSet<Bytes>,
+    problems: Vec<String>,
+}
+
+/// A key as its definition has it.
+#[derive(Clone)]
+struct Book {
+    /// The state by the algorithm itself, which also knows how a quota takes over from another.
+    planned: Planned,
+    /// The state by the oracle, while the key has one quota.
+    oracle: Option<Oracle>,
+}
+
+impl Book {
+    fn new(quota: &Quota) -> Self {
+        Self { planned: Planned::new(quota), oracle: Some(Oracle::new(quota.spec())) }
+    }
+}
+
+/// Units of a concurrency limit that a caller holds.
+struct Hold {
+    number: u64,
+    process: usize,
+    key: Bytes,
+    units: u64,
+    since: Duration,
+    /// Why the limit does not count it any more, if so: its row has lapsed, or the server has forgotten it.
+    is_void: bool,
+}
+
+/// A charge that the server took.
+struct Take {
+    process: usize,
+    call: u64,
+    key: Bytes,
+    at: Duration,
+    units: u64,
+    receipt: (u64, u64),
+    own: Option<Own>,
+}
+
+/// A charge that the server denied.
+struct Denial {
+    process: usize,
+    key: Bytes,
+    at: Duration,
+    cost: u64,
+    wait: Option<Duration>,
+    is_told: bool,
+}
+
+/// A charge that a caller was told to have.
+pub(super) struct Claim {
+    pub(super) process: usize,
+    pub(super) key: Bytes,
+    pub(super) units: u64,
+    pub(super) receipt: (u64, u64),
+}
+
+/// A check, as its caller saw it.
+pub(super) struct Seen<'a> {
+    pub(super) process: usize,
+    pub(super) sent: Duration,
+    pub(super) ended: Duration,
+    /// The stored key and the cost of each charge.
+    pub(super) charges: &'a [(Bytes, u64)],
+    pub(super) decision: &'a Decision,
+}
+
+impl Ledger {
+    pub(super) fn problem(&mut self, words: String) {
+        self.problems.push(words);
+    }
+
+    pub(super) fn problems(&self) -> &[String] {
+        &self.problems
+    }
+
+    /// Records that the server ran a call, with this reply.
+    pub(super) fn record_execution(&mut self, process: usize, number: u64, at: Duration, now_us: u64, reply: &[u8]) {
+        if !self.executed.insert(number) {
+            self.problem(format!("call {number:x} ran twice"));
+            return;
+        }
+        let requests = NOTED.with_borrow(|noted| noted.as_ref().and_then(|noted| noted.get(&number).cloned()));
+        let Some(requests) = requests else {
+            self.problem(format!("call {number:x} was not noted"));
+            return;
+        };
+        let refused = |words: &str| RedisError::new(StoreErrorKind::Unavailable, words);
+        let borrowed: Vec<&Request> = requests.iter().collect();
+        let Ok(answers) = answers(&borrowed, number, reply, &refused) else {
+            self.problem(format!("call {number:x} has a reply that is not understood"));
+            return;
+        };
+        let now = f64::from_le_bytes(reply[8..16].try_into().expect("a reply has a time")) as u64;
+        if now != now_us {
+            self.problem(format!("call {number:x} was decided at {now}, and the server's time was {now_us}"));
+        }
+        for (request, answer) in requests.iter().zip(answers) {
+            match answer {
+                Ok(Answer::Decided(decision)) => self.record_decision(process, number, at, now, request, decision),
+                Ok(Answer::Done | Answer::Behind | Answer::Missing) => {
+                    self.record_correction(request, process, at, now)
+                }
+                Ok(_) => {}
+                Err(error) => self.problem(format!("call {number:x}: {error}")),
+            }
+        }
+    }
+
+    fn record_decision(
+        &mut self,
+        process: usize,
+        call: u64,
+        at: Duration,
+        now: u64,
+        request: &Request,
+        mut decision: Decision,
+    ) {
+        let (is_allowed, is_peek) = (decision.is_allowed(), request.verb() == Verb::Peek);
+        let mut met = Vec::new();
+        for ((key, policy, cost, effect), told) in request.charges().zip(decision.charges()) {
+            if policy.limits_in_flight() {
+                if !is_peek {
+                    self.record_renewal(process, key, at);
+                }
+                met.push(None);
+                continue;
+            }
+            let quota = policy.quota();
+            if quota.algorithm() == Algorithm::LeakyQueue {
+                self.queues.insert(key.clone());
+            }
+            let mut book = self.books.entry(key.clone()).or_insert_with(|| Book::new(quota)).clone();
+            if book.planned.written != *quota {
+                book.oracle = None;
+            }
+            let force = effect == Effect::Force;
+            let expected = book.planned.decide(quota, now, cost, force).0;
+            let by_oracle = book.oracle.as_mut().map(|oracle| oracle.decide(now, cost, force));
+            let stands = told.is_allowed() && !is_allowed; // it is reported with nothing taken
+            let is_same = |allowed: bool, remaining: u64, wait: Option<u64>| {
+                let is_told = told.is_allowed() == allowed && (stands || told.remaining() == remaining);
+                is_told && (allowed || told.known_wait_us() == wait)
+            };
+            let is_lawful = by_oracle.as_ref().is_none_or(|(one, _)| is_same(one.allowed, one.remaining, one.retry_us));
+            if !is_lawful || !is_same(expected.is_allowed(), expected.remaining(), expected.known_wait_us()) {
+                self.problems.push(format!(
+                    "call {call:x} about {cost} units of \"{quota}\" at {now} got {told:?}, and not {expected:?}; {:?}",
+                    by_oracle.as_ref().map(|(one, _)| one)
+                ));
+            }
+            met.push(Some((book, by_oracle.map(|(_, own)| own))));
+        }
+        let is_binding = |effect| effect == Effect::Enforce;
+        let denied =
+            |((_, _, _, effect), told): ((_, _, _, Effect), &ChargeDecision)| is_binding(effect) && !told.is_allowed();
+        if request.charges().zip(decision.charges()).any(denied) == is_allowed {
+            self.problem(format!("call {call:x}: the set is not decided as its charges are"));
+        }
+        for (at_charge, met) in met.into_iter().enumerate() {
+            let Some((book, own)) = met else { continue };
+            let Some((key, _, cost, effect)) = request.charges().nth(at_charge) else { continue };
+            let Some(told) = decision.charge_mut(at_charge) else { continue };
+            let (was_allowed, wait) = (told.is_allowed(), told.wait());
+            let receipt = told.take_receipt();
+            if is_peek || cost == 0 {
+                continue;
+            }
+            // An enforced charge that its quota denies may count itself. The others are not made if the set is denied.
+            if is_allowed || !was_allowed && effect == Effect::Enforce {
+                self.books.insert(key.clone(), book);
+            }
+            if let Some(receipt) = receipt {
+                let (units, receipt) = (receipt.units(), (receipt.at_us(), receipt.part()));
+                self.takes.push(Take { process, call, key: key.clone(), at, units, receipt, own });
+            }
+            if !was_allowed {
+                let wait = if let Wait::After(wait) = wait { Some(wait) } else { None };
+                self.denials.push(Denial { process, key: key.clone(), at, cost, wait, is_told: false });
+            }
+        }
+    }
+
+    /// Records that the server has forgotten a key whose time to live is over. Its state must not count any more.
+    pub(super) fn record_expiry(&mut self, key: &Bytes, now: u64) {
+        let Some(book) = self.books.remove(key) else { return };
+        let used = book.planned.state.used(now);
+        if used.parts > 0 {
+            self.problem(format!("key {} has expired, and {used:?} is in use", key.escape_ascii()));
+        }
+    }
+
+    /// Records that the server made a refund or a reset.
+    fn record_correction(&mut self, request: &Request, process: usize, at: Duration, now: u64) {
+        let Some((key, policy, ..)) = request.charges().next() else { return };
+        match request.verb() {
+            Verb::Reset => {
+                self.books.remove(key);
+                return;
+            }
+            Verb::ResetPlaces => {
+                self.empty(key.clone(), at);
+                return;
+            }
+            _ if policy.limits_in_flight() => return self.record_renewal(process, key, at),
+            _ => {}
+        }
+        let (Some(receipt), quota) = (request.refunded(), policy.quota()) else { return };
+        let units = request.refunded_units(quota);
+        let is_own = |take: &&Take| take.process == process && take.key == *key && take.receipt == receipt;
+        let Some(take) = self.takes.iter().find(is_own) else {
+            return self.problem(format!("process {process} refunds what it never took: {receipt:?}"));
+        };
+        // A key without a state stays without one.
+        let Some(book) = self.books.get_mut(key) else { return };
+        if book.planned.written != *quota {
+            book.oracle = None;
+        }
+        book.planned.refund(quota, now, &Receipt::new(units, receipt.0, receipt.1), units);
+        match (&mut book.oracle, &take.own) {
+            (Some(oracle), Some(own)) => oracle.refund(now, units, own, receipt.0),
+            (oracle, _) => *oracle = None,
+        }
+    }
+
+    // Places ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Records that the server has forgotten what is held of a key.
+    fn empty(&mut self, key: Bytes, at: Duration) {
+        self.holds.iter_mut().filter(|hold| hold.key == key).for_each(|hold| hold.is_void = true);
+        self.emptied.insert(key, at);
+    }
+
+    fn record_renewal(&mut self, process: usize, key: &Bytes, at: Duration) {
+        self.void_lapsed(at);
+        self.renewed.insert((process, key.clone()), at);
+    }
+
+    /// Finds the units whose rows have lapsed by now.
+    fn void_lapsed(&mut self, now: Duration) {
+        let (lapse, renewed) = (self.lapse, &self.renewed);
+        for hold in &mut self.holds {
+            let last = renewed.get(&(hold.process, hold.key.clone())).copied().unwrap_or(hold.since);
+            hold.is_void |= now >= last + lapse;
+        }
+    }
+
+    /// Records that a caller holds units from now on, until they are released by this number.
+    /// The number comes with the process and the units. The units were asked for in this time.
+    pub(super) fn record_hold(
+        &mut self,
+        (number, process, units): (u64, usize, u64),
+        key: &Bytes,
+        limit: u64,
+        asked: RangeInclusive<Duration>,
+    ) {
+        let now = *asked.end();
+        self.void_lapsed(now);
+        let is_emptied = |at: &Duration| asked.contains(at);
+        let is_void =
+            self.emptied.get(key).is_some_and(is_emptied) || self.failed_over.is_some_and(|at| is_emptied(&at));
+        self.holds.push(Hold { number, process, key: key.clone(), units, since: now, is_void });
+        let counted = self.holds.iter().filter(|hold| hold.key == *key && !hold.is_void);
+        let held: u64 = counted.map(|hold| hold.units).sum();
+        if held > limit {
+            self.problem(format!("{held} places are taken of {limit}"));
+        }
+    }
+
+    pub(super) fn record_release(&mut self, number: u64) {
+        self.holds.retain(|hold| hold.number != number);
+    }
+
+    /// Records that a process has died.
+    pub(super) fn record_death(&mut self, process: usize) {
+        self.holds.retain(|hold| hold.process != process);
+    }
+
+    // The rest ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Records that the process read the answer to a call.
+    pub(super) fn record_delivery(&mut self, number: u64) {
+        self.delivered.insert(number);
+    }
+
+    pub(super) fn replicate(&mut self) {
+        self.copied = self.books.clone();
+    }
+
+    /// Forgets the writes since the last copy, as the server does.
+    pub(super) fn fail_over(&mut self, now: Duration) {
+        self.forgotten.extend(self.books.keys().cloned());
+        self.books = self.copied.clone();
+        self.holds.iter_mut().for_each(|hold| hold.is_void = true);
+        self.failed_over = Some(now);
+    }
+
+    /// Records that units of a key may be forgotten.
+    pub(super) fn record_forgotten(&mut self, key: &Bytes) {
+        self.forgotten.insert(key.clone());
+    }
+
+    /// Records that a caller refunds what it has.
+    pub(super) fn record_refund(&mut self, claim: Claim, at: Duration) {
+        self.record_freed(claim.process, &claim.key, at);
+        self.refunded.push(claim);
+    }
+
+    /// Records that a process has reset a key, or refunds units of it, so that it must forget denials.
+    pub(super) fn record_freed(&mut self, process: usize, key: &Bytes, at: Duration) {
+        self.freed.push((process, key.clone(), at));
+    }
+
+    /// Checks what a caller was told. Returns how many of its charges the server decided.
+    pub(super) fn check(&mut self, seen: &mut Seen<'_>, receipts: &[Option<(u64, u64, u64)>]) {
+        let Seen { process, sent, ended, charges, decision } = *seen;
+        for (((key, cost), told), receipt) in charges.iter().zip(decision.charges()).zip(receipts) {
+            if *cost == 0 {
+                continue;
+            }
+            if let Some((units, at, part)) = *receipt {
+                if units > *cost {
+                    self.problem(format!("process {process} was told to have {units} units for {cost}"));
+                }
+                let receipt = (at, part);
+                let is_it = |take: &Take| {
+                    let is_own = take.process == process && take.key == *key && take.receipt == receipt;
+                    is_own && take.units == units && (sent..=ended).contains(&take.at)
+                };
+                if self.is_server_known && !self.leases && !self.takes.iter().any(is_it) {
+                    self.problem(format!(
+                        "process {process} was told to have {cost} units that the server did not take"
+                    ));
+                }
+                self.claims.push(Claim { process, key: key.clone(), units, receipt });
+            } else if self.is_server_known && !told.is_allowed() && told.is_known() {
+                self.check_denial(process, sent, ended, key, *cost);
+            }
+        }
+    }
+
+    /// Records that a caller does not know what became of its units.
+    pub(super) fn record_unknown(&mut self, key: &Bytes, units: u64) {
+        *self.unknown.entry(key.clone()).or_default() += units;
+    }
+
+    /// Checks what the server says is in use of a key of which nothing has come back with time.
+    pub(super) fn check_in_use(&mut self, key: &Bytes, in_use: u64) {
+        let sum = |claims: &[Claim]| -> u64 {
+            claims.iter().filter(|claim| claim.key == *key).map(|claim| claim.units).sum()
+        };
+        let (kept, unknown) = (sum(&self.claims) - sum(&self.refunded), self.unknown.get(key).copied().unwrap_or(0));
+        if in_use < kept && !self.forgotten.contains(key) {
+            self.problem(format!("{in_use} units are in use, and callers have {kept}"));
+        }
+        if in_use > kept + unknown {
+            self.problem(format!("{in_use} units are in use, callers have {kept}, and may have {unknown} more"));
+        }
+    }
+
+    /// Checks that a denial is the server's, or a repetition while it holds.
+    fn check_denial(&mut self, process: usize, sent: Duration, ended: Duration, key: &Bytes, cost: u64) {
+        let is_own = |denial: &Denial| denial.process == process && denial.key == *key;
+        let mut own = self.denials.iter_mut().filter(|denial| is_own(denial));
+        if let Some(denial) =
+            own.find(|denial| !denial.is_told && denial.cost == cost && (sent..=ended).contains(&denial.at))
+        {
+            denial.is_told = true;
+            return;
+        }
+        let forgotten = |at: Duration| {
+            self.freed.iter().any(|(by, freed, when)| *by == process && freed == key && *when > at && *when < sent)
+        };
+        let holds = |denial: &Denial| {
+            let until = denial.at + denial.wait.map_or(LONGEST, |wait| wait.min(LONGEST));
+            is_own(denial) && denial.cost <= cost && sent < until && denial.at <= ended && !forgotten(denial.at)
+        };
+        if !self.denials.iter().any(holds) {
+            self.problem(format!("process {process} denied {cost} units by itself, and no denial of the server holds"));
+        }
+    }
+
+    /// Checks that each process refunded what it got and its callers do not keep, to the unit.
+    pub(super) fn settle(&mut self, is_whole: impl Fn(usize) -> bool) {
+        type Account = (usize, Bytes, (u64, u64));
+        let leases = self.leases;
+        let account = |process: usize, key: &Bytes, receipt: (u64, u64)| -> Account {
+            (process, key.clone(), if leases { (0, 0) } else { receipt })
+        };
+        let mut balance: BTreeMap<Account, i128> = BTreeMap::new();
+        let mut add = |account: Account, units: i128| *balance.entry(account).or_default() += units;
+        for take in self.takes.iter().filter(|take| self.delivered.contains(&take.call)) {
+            add(account(take.process, &take.key, take.receipt), take.units.into());
+        }
+        for claim in &self.claims {
+            add(account(claim.process, &claim.key, claim.receipt), -i128::from(claim.units));
+        }
+        for claim in &self.refunded {
+            add(account(claim.process, &claim.key, claim.receipt), claim.units.into());
+        }
+        NOTED.with_borrow(|noted| {
+            for (number, request) in
+                noted.iter().flatten().flat_map(|(number, all)| all.iter().map(move |one| (number, one)))
+            {
+                let refunded = (request.verb() == Verb::Refund).then(|| request.refunded()).flatten();
+                let (Some(receipt), Some((key, policy, ..))) = (refunded, request.charges().next()) else { continue };
+                if policy.limits_in_flight() {
+                    continue;
+                }
+                let units = request.refunded_units(policy.quota());
+                add(account(process_of(*number), key, receipt), -i128::from(units));
+            }
+        });
+        for ((process, key, receipt), units) in balance {
+            // Refunds to a queue wait for those behind them, and are sent together. A reset forgets leases.
+            let is_excused = self.queues.contains(&key) || self.leases && self.forgotten.contains(&key);
+            if units != 0 && is_whole(process) && !is_excused {
+                let what = if units > 0 { "lost" } else { "refunded too often" };
+                self.problems.push(format!(
+                    "process {process}: {} units of {} with the receipt {receipt:?} are {what}",
+                    units.unsigned_abs(),
+                    key.escape_ascii(),
+                ));
+            }
+        }
+    }
+}

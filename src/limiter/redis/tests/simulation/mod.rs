@@ -1,0 +1,77 @@
+//! The limiter on Redis in a simulation: processes with the real code, one server with the real scripts, and a network
+//! with every fault that a seed chooses, in simulated time.
+//!
+//! `SIMULATION_SEED=123` plays one seed, and prints its course. `SIMULATION_SEEDS=10000` plays as many, from
+//! `SIMULATION_FROM` on.
+
+mod chance;
+mod ledger;
+pub(in crate::limiter::redis) mod network;
+pub(in crate::limiter::redis) mod server;
+mod story;
+#[cfg(feature = "store")]
+mod table;
+
+pub(in crate::limiter::redis) use network::Wire;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::super::wire::Request;
+use crate::sampling::cases;
+
+/// Seeds that are played by `tests/all.sh`.
+const SEEDS: u32 = 2_000;
+
+/// Notes the requests of a call that is sent, if it is one of a simulation.
+pub(in crate::limiter::redis) fn note(number: u64, requests: &[&Request]) {
+    ledger::note(number, requests);
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|number| number.parse().expect("it is a number"))
+}
+
+/// Plays seeds, and prints for each that breaks a law how to play it alone.
+fn play(test: &str, play: impl Fn(u64) -> story::Ended) {
+    if let Some(seed) = number("SIMULATION_SEED") {
+        let ended = play(seed);
+        println!("{}", ended.trace);
+        assert!(ended.problems.is_empty(), "{:#?}", ended.problems);
+        return;
+    }
+    let first = number("SIMULATION_FROM").unwrap_or(0);
+    let seeds = number("SIMULATION_SEEDS").unwrap_or_else(|| cases(SEEDS).into());
+    let (mut failed, mut checks) = (Vec::new(), 0);
+    for seed in first..first + seeds {
+        let ended = catch_unwind(AssertUnwindSafe(|| play(seed))).unwrap_or_else(|_| story::Ended::panicked());
+        checks += ended.checks;
+        if let Some(problem) = ended.problems.first() {
+            println!("SIMULATION_SEED={seed} cargo test --lib simulation::{test} -- --nocapture  # {problem}");
+            failed.push(seed);
+        }
+        if failed.len() == 10 {
+            break;
+        }
+    }
+    assert!(failed.is_empty(), "seeds {failed:?} of {seeds} break a law");
+    println!("{seeds} seeds, {checks} checks");
+}
+
+#[test]
+fn redis_keeps_the_laws() {
+    play("redis", story::play);
+}
+
+#[cfg(feature = "store")]
+#[test]
+fn store_keeps_the_laws() {
+    play("store", story::play_store);
+}
+
+#[test]
+fn seed_is_played_the_same_way_each_time() {
+    for seed in 0..u64::from(cases(200)) {
+        let (first, second) = (story::play(seed), story::play(seed));
+        assert_eq!(first.trace, second.trace, "seed {seed}");
+    }
+}

@@ -1,0 +1,499 @@
+//! The network between the processes and the server: it delays calls and answers, loses them, and cuts connections, as
+//! a seed says.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::chance::Chance;
+use super::ledger::Ledger;
+use super::server::{Reply, Server};
+#[cfg(feature = "store")]
+use crate::limiter::store::{Change, Loaded, Swapped};
+
+/// The server's time when a simulation begins.
+const EPOCH_US: u64 = 1_790_000_000_000_000;
+
+/// The faults of a seed: each number is of thousand calls.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Faults {
+    pub(super) lost_requests: u64,
+    pub(super) lost_replies: u64,
+    pub(super) cuts: u64,
+    pub(super) long_delays: u64,
+    pub(super) script_flushes: u64,
+    /// The longest usual delay of one way, in milliseconds.
+    pub(super) delay_ms: u64,
+    /// The longest unusual delay.
+    pub(super) long_delay_ms: u64,
+    /// Calls of one connection may overtake each other, as they do behind a proxy.
+    pub(super) reorders: bool,
+}
+
+/// What goes over the wire.
+#[derive(Clone, Debug)]
+pub(in crate::limiter::redis) enum Sent {
+    Script {
+        command: &'static str,
+        /// The script's name or text.
+        script: &'static str,
+        keys: Vec<Bytes>,
+        args: Vec<Bytes>,
+    },
+    #[cfg(feature = "store")]
+    Load(Vec<Arc<str>>),
+    #[cfg(feature = "store")]
+    Swap(Vec<Change>),
+}
+
+/// The end of a call.
+#[derive(Debug)]
+pub(in crate::limiter::redis) enum Ended {
+    Answered(Bytes),
+    Number(i64),
+    /// The server refused it in these words.
+    Refused(String),
+    #[cfg(feature = "store")]
+    Loaded(Loaded),
+    #[cfg(feature = "store")]
+    Swapped(Swapped),
+    NotConnected,
+    /// The connection ended before the answer came.
+    Disconnected,
+}
+
+/// The network. Clones are one network.
+#[derive(Clone)]
+pub(super) struct Network(Arc<Mutex<State>>);
+
+pub(super) struct State {
+    began: Instant,
+    pub(super) chance: Chance,
+    pub(super) faults: Faults,
+    links: Vec<LinkState>,
+    pub(super) server: Server,
+    #[cfg(feature = "store")]
+    pub(super) table: super::table::Table,
+    pub(super) ledger: Ledger,
+    /// The server's clock minus the usual one, in microseconds.
+    pub(super) clock_offset_us: i64,
+    last_us: u64,
+    /// Until when the server refuses connections.
+    down_until: Instant,
+    snapshot: Server,
+    calls: u64,
+    pub(super) trace: String,
+}
+
+/// The connection of a process.
+struct LinkState {
+    is_dead: bool,
+    is_stopped: bool,
+    /// When it did not run.
+    pauses: Vec<(Duration, Duration)>,
+    /// The number of the connection, if there is one.
+    connection: Option<u64>,
+    connections: u64,
+    /// Notified when any of these changes.
+    changed: Arc<Notify>,
+    /// When the last call of the connection arrives at the server, and the last answer at the process.
+    arrivals: [Instant; 2],
+    /// The calls without an answer. If one is dropped, its call fails.
+    pending: BTreeMap<u64, oneshot::Sender<Ended>>,
+}
+
+impl State {
+    /// The time since the simulation began.
+    pub(super) fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    pub(super) fn log(&mut self, line: std::fmt::Arguments<'_>) {
+        let now = self.now();
+        writeln!(self.trace, "{:>6} ms  {line}", now.as_millis()).expect("a text takes everything");
+    }
+
+    /// Returns the server's time of the next call. No two have the same.
+    fn next_server_us(&mut self) -> u64 {
+        let behind_us = (self.last_us + 1).saturating_sub(self.server_now_us());
+        self.clock_offset_us = self.clock_offset_us.saturating_add_unsigned(behind_us);
+        self.last_us = self.server_now_us();
+        self.last_us
+    }
+
+    /// Has the server forget what is over.
+    fn expire(&mut self) {
+        let now_us = self.server_now_us();
+        for key in self.server.expire(now_us) {
+            self.ledger.record_expiry(&key, now_us);
+        }
+    }
+
+    pub(super) fn server_now_us(&self) -> u64 {
+        let now_us = EPOCH_US + u64::try_from(self.now().as_micros()).expect("a simulation is short");
+        now_us.saturating_add_signed(self.clock_offset_us)
+    }
+
+    fn delay(&mut self) -> Duration {
+        let most = if self.chance.permille(self.faults.long_delays) {
+            self.faults.long_delay_ms
+        } else {
+            self.faults.delay_ms
+        };
+        Duration::from_millis(self.chance.within(0..=most))
+    }
+
+    /// Returns when what is sent now arrives, one way or the other.
+    fn arrival(&mut self, process: usize, way: usize) -> Instant {
+        let arrives = Instant::now() + self.delay();
+        if self.faults.reorders {
+            return arrives;
+        }
+        let arrives = arrives.max(self.links[process].arrivals[way]);
+        self.links[process].arrivals[way] = arrives;
+        arrives
+    }
+
+    /// Ends the connection of a process.
+    pub(super) fn cut(&mut self, process: usize) {
+        let link = &mut self.links[process];
+        if link.connection.take().is_some() {
+            link.pending.clear();
+            link.changed.notify_waiters();
+            self.log(format_args!("connection of process {process} is cut"));
+        }
+    }
+
+    /// Runs a call on the server. Returns what comes of it.
+    fn execute(&mut self, process: usize, sent: &Sent) -> Ended {
+        let now_us = self.next_server_us();
+        let (command, script, keys, args) = match sent {
+            Sent::Script { command, script, keys, args } => (command, script, keys, args),
+            #[cfg(feature = "store")]
+            Sent::Load(keys) => return Ended::Loaded(self.table.load(keys, now_us)),
+            #[cfg(feature = "store")]
+            Sent::Swap(changes) => return Ended::Swapped(self.table.swap(changes, now_us)),
+        };
+        if self.chance.permille(self.faults.script_flushes) {
+            self.server.flush_scripts();
+        }
+        self.expire();
+        let reply = self.server.eval(command, script, keys, args, now_us);
+        if let Some(number) = number_of(sent) {
+            let now = self.now();
+            match &reply {
+                Reply::Text(bytes) => self.ledger.record_execution(process, number, now, now_us, bytes),
+                Reply::Error(words) if words.starts_with("NOSCRIPT") => {}
+                other => self.ledger.problem(format!("call {number:x} got {other:?}")),
+            }
+            for key in keys {
+                if self.server.keys.get(key).is_some_and(|entry| entry.until_ms.is_none()) {
+                    self.ledger.problem(format!("key {} has no expiry", key.escape_ascii()));
+                }
+            }
+        }
+        match reply {
+            Reply::Text(bytes) => Ended::Answered(bytes),
+            Reply::Integer(number) => Ended::Number(number),
+            Reply::Error(words) => Ended::Refused(words),
+            Reply::Nil | Reply::Done | Reply::List(_) => Ended::Refused("ERR no such reply".to_owned()),
+        }
+    }
+
+    /// Replaces the server by one that lacks the writes since the last snapshot.
+    pub(super) fn fail_over(&mut self) {
+        self.log(format_args!("failover"));
+        self.server = self.snapshot.clone();
+        self.server.flush_scripts();
+        let now = self.now();
+        self.ledger.fail_over(now);
+        (0..self.links.len()).for_each(|process| self.cut(process));
+    }
+
+    /// Copies the server to its replica.
+    pub(super) fn replicate(&mut self) {
+        self.snapshot = self.server.clone();
+        self.ledger.replicate();
+    }
+
+    /// Ends all connections, and refuses new ones for this time.
+    pub(super) fn crash(&mut self, time: Duration) {
+        self.log(format_args!("server is down for {time:?}"));
+        self.down_until = Instant::now() + time;
+        (0..self.links.len()).for_each(|process| self.cut(process));
+    }
+
+    /// Moves the server's clock.
+    pub(super) fn step_clock(&mut self, by_us: i64) {
+        self.log(format_args!("server's clock steps by {by_us} µs"));
+        self.expire();
+        self.clock_offset_us += by_us;
+        self.last_us = 0;
+    }
+
+    /// Kills a process: nothing that it sends from now on leaves it.
+    pub(super) fn kill(&mut self, process: usize) {
+        self.log(format_args!("process {process} is killed"));
+        self.links[process].is_dead = true;
+        self.cut(process);
+    }
+
+    /// Stops a process: nothing reaches it or leaves it.
+    pub(super) fn stop(&mut self, process: usize) {
+        self.log(format_args!("process {process} is stopped"));
+        self.links[process].is_stopped = true;
+        let now = self.now();
+        self.links[process].pauses.push((now, Duration::MAX));
+    }
+
+    /// Lets a process go on, if it is stopped.
+    pub(super) fn go_on(&mut self, process: usize) {
+        if !self.links[process].is_stopped {
+            return;
+        }
+        self.log(format_args!("process {process} goes on"));
+        let now = self.now();
+        let link = &mut self.links[process];
+        link.is_stopped = false;
+        link.pauses.iter_mut().for_each(|(_, until)| *until = now.min(*until));
+        link.changed.notify_waiters();
+    }
+
+    /// Records that no process runs for this time.
+    pub(super) fn record_stall(&mut self, time: Duration) {
+        self.log(format_args!("no process runs for {time:?}"));
+        let now = self.now();
+        self.links.iter_mut().for_each(|link| link.pauses.push((now, now + time)));
+    }
+
+    /// Whether a process did not run for a part of this time.
+    pub(super) fn was_paused(&self, process: usize, since: Duration, until: Duration) -> bool {
+        self.links[process].pauses.iter().any(|(from, to)| *from <= until && *to >= since)
+    }
+}
+
+/// Returns the words for a call in the trace.
+fn shown(sent: &Sent) -> String {
+    match sent {
+        Sent::Script { command, .. } => {
+            number_of(sent).map_or_else(|| (*command).to_owned(), |number| super::ledger::shown(command, number))
+        }
+        #[cfg(feature = "store")]
+        Sent::Load(keys) => format!("load {}", keys.join(", ")),
+        #[cfg(feature = "store")]
+        Sent::Swap(changes) => {
+            let change = |change: &Change| format!("{} {:?} to {:?}", change.key, change.expect, change.then);
+            changes.iter().map(change).collect::<Vec<_>>().join("; ")
+        }
+    }
+}
+
+fn outcome(ended: &Ended) -> String {
+    match ended {
+        #[cfg(feature = "store")]
+        Ended::Swapped(swapped) => if swapped.is_done() { "done" } else { "conflict" }.to_owned(),
+        Ended::Refused(words) => words.clone(),
+        _ => "answered".to_owned(),
+    }
+}
+
+/// Returns the number of a call of the limiter.
+#[allow(irrefutable_let_patterns, reason = "without the feature store there are only scripts")]
+fn number_of(sent: &Sent) -> Option<u64> {
+    let Sent::Script { args, .. } = sent else { return None };
+    let number = args.get(1)?;
+    Some(u64::from_le_bytes(number.as_ref().try_into().ok()?))
+}
+
+impl Network {
+    pub(super) fn new(processes: usize, chance: Chance, faults: Faults) -> Self {
+        let now = Instant::now();
+        let link = || LinkState {
+            is_dead: false,
+            is_stopped: false,
+            pauses: Vec::new(),
+            connection: None,
+            connections: 0,
+            changed: Arc::new(Notify::new()),
+            arrivals: [now; 2],
+            pending: BTreeMap::new(),
+        };
+        Self(Arc::new(Mutex::new(State {
+            began: now,
+            chance,
+            faults,
+            links: (0..processes).map(|_| link()).collect(),
+            server: Server::default(),
+            #[cfg(feature = "store")]
+            table: super::table::Table::default(),
+            ledger: Ledger::default(),
+            clock_offset_us: 0,
+            last_us: 0,
+            down_until: now,
+            snapshot: Server::default(),
+            calls: 0,
+            trace: String::new(),
+        })))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits while a process is stopped.
+    pub(super) async fn goes_on(&self, process: usize) {
+        loop {
+            let changed = {
+                let state = self.lock();
+                let link = &state.links[process];
+                if !link.is_stopped || link.is_dead {
+                    return;
+                }
+                Arc::clone(&link.changed).notified_owned()
+            };
+            changed.await;
+        }
+    }
+
+    /// Takes a call to the server and its answer back.
+    async fn travel(self, process: usize, connection: u64, id: u64, sent: Sent) {
+        self.goes_on(process).await;
+        let arrives = {
+            let mut state = self.lock();
+            if state.links[process].is_dead {
+                return;
+            }
+            let faults = state.faults.clone();
+            if state.chance.permille(faults.lost_requests) {
+                state.log(format_args!("call {id} of process {process} is lost"));
+                return;
+            }
+            state.arrival(process, 0)
+        };
+        sleep_until(arrives).await;
+        let (reply, arrives) = {
+            let mut state = self.lock();
+            let faults = state.faults.clone();
+            let is_cut = state.links[process].connection != Some(connection);
+            if Instant::now() < state.down_until || is_cut && state.chance.permille(500) {
+                return; // what was on its way when the connection ended may be lost, or not
+            }
+            if !is_cut && state.chance.permille(faults.cuts) {
+                state.cut(process);
+                return;
+            }
+            let reply = state.execute(process, &sent);
+            state.log(format_args!("call {id} of process {process} runs: {}: {}", shown(&sent), outcome(&reply)));
+            if state.chance.permille(faults.lost_replies) {
+                state.log(format_args!("answer to call {id} is lost"));
+                return;
+            }
+            if state.chance.permille(faults.cuts) {
+                state.cut(process);
+                return;
+            }
+            (reply, state.arrival(process, 1))
+        };
+        sleep_until(arrives).await;
+        self.goes_on(process).await;
+        let mut state = self.lock();
+        if let Some(sender) = state.links[process].pending.remove(&id) {
+            let is_answer = matches!(reply, Ended::Answered(_));
+            let is_read = sender.send(reply).is_ok() && is_answer;
+            if let Some(number) = number_of(&sent).filter(|_| is_read) {
+                state.ledger.record_delivery(number);
+            }
+        }
+    }
+}
+
+/// The network, as one process sees it.
+#[derive(Clone)]
+pub(in crate::limiter::redis) struct Wire {
+    pub(super) network: Network,
+    pub(super) process: usize,
+}
+
+impl Wire {
+    /// Sends a command, and waits for what comes of it.
+    pub(in crate::limiter::redis) async fn send(&self, sent: Sent) -> Ended {
+        let (sender, ended) = oneshot::channel();
+        {
+            let mut state = self.network.lock();
+            state.calls += 1;
+            let id = state.calls;
+            let link = &mut state.links[self.process];
+            let Some(connection) = link.connection else { return Ended::NotConnected };
+            link.pending.insert(id, sender);
+            tokio::spawn(self.network.clone().travel(self.process, connection, id, sent));
+        }
+        ended.await.unwrap_or(Ended::Disconnected)
+    }
+
+    pub(in crate::limiter::redis) fn is_connected(&self) -> bool {
+        self.network.lock().links[self.process].connection.is_some()
+    }
+
+    /// Connects. Returns whether that succeeded.
+    pub(in crate::limiter::redis) async fn connect(&self) -> bool {
+        let delay = {
+            let mut state = self.network.lock();
+            state.delay() + state.delay()
+        };
+        sleep(delay).await;
+        self.network.goes_on(self.process).await;
+        let mut state = self.network.lock();
+        if Instant::now() < state.down_until || state.links[self.process].is_dead {
+            return false;
+        }
+        let link = &mut state.links[self.process];
+        link.connections += 1;
+        link.connection = Some(link.connections);
+        link.arrivals = [Instant::now(); 2];
+        link.changed.notify_waiters();
+        let process = self.process;
+        state.log(format_args!("process {process} is connected"));
+        true
+    }
+
+    /// Waits until the connection ends.
+    pub(in crate::limiter::redis) async fn until_cut(&self) {
+        let first = self.network.lock().links[self.process].connection;
+        loop {
+            let changed = {
+                let state = self.network.lock();
+                let link = &state.links[self.process];
+                if link.connection.is_none() || link.connection != first {
+                    return;
+                }
+                Arc::clone(&link.changed).notified_owned()
+            };
+            changed.await;
+        }
+    }
+
+    /// Waits until there is a connection.
+    pub(in crate::limiter::redis) async fn until_connected(&self) {
+        loop {
+            let changed = {
+                let state = self.network.lock();
+                let link = &state.links[self.process];
+                if link.connection.is_some() {
+                    return;
+                }
+                Arc::clone(&link.changed).notified_owned()
+            };
+            changed.await;
+        }
+    }
+
+    /// Ends the connection, as the client does.
+    pub(in crate::limiter::redis) fn disconnect(&self) {
+        self.network.lock().cut(self.process);
+    }
+}
