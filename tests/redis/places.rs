@@ -329,8 +329,8 @@ async fn replica_that_takes_over_knows_what_is_held() {
     let rounds = std::env::var("PLACES_FAILOVERS").map_or(1, |rounds| rounds.parse().expect("it is a number"));
     for _ in 0..rounds {
         let mut servers = tokio::task::block_in_place(Sentinel::start);
-        // Longer than the failover takes on a busy machine.
-        let builder = RedisLimiter::builder().max_denials(0).places_lapse_after(LONG);
+        // Longer than an answer, and than the failover, take on a busy machine.
+        let builder = RedisLimiter::builder().max_denials(0).deadline(LONG / 12).places_lapse_after(LONG);
         let limiter = connected(builder, &servers.url()).await;
         let policy = places(3);
         let held = [hold(&limiter, &policy).await, hold(&limiter, &policy).await];
@@ -344,6 +344,7 @@ async fn replica_that_takes_over_knows_what_is_held() {
         drop((held, third));
         eventually_free(&limiter, &policy, 3).await;
     }
+    println!("{rounds} failovers");
 }
 
 #[tokio::test]
