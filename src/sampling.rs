@@ -25,3 +25,19 @@ pub(crate) fn config(usual: u32) -> ProptestConfig {
 pub(crate) fn stride() -> usize {
     times().map_or(SAMPLE as usize, |_| 1)
 }
+
+/// Runs a test under this many schedules of its threads: half of them are random at each step, and in the other half the
+/// threads have random priorities that change three times. A schedule that fails is printed, for `shuttle::replay`.
+#[cfg(ratelimit_shuttle)]
+pub(crate) fn explore(usual: u32, run: impl Fn() + Send + Sync + 'static) {
+    use shuttle::scheduler::{PctScheduler, RandomScheduler};
+    let (each, mut config) = (cases(usual).div_ceil(2) as usize, shuttle::Config::new());
+    config.stack_size = 1 << 18; // frames of debug builds
+    config.silence_warnings = true; // about weak orderings, which loom looks at
+    let (run, other) = {
+        let run = std::sync::Arc::new(run);
+        (std::sync::Arc::clone(&run), run)
+    };
+    shuttle::Runner::new(RandomScheduler::new_from_seed(1, each), config.clone()).run(move || run());
+    shuttle::Runner::new(PctScheduler::new_from_seed(1, 3, each), config).run(move || other());
+}

@@ -1,5 +1,5 @@
-//! Atomics and locks of the standard library, or of loom in tests that model interleavings; what a panic or a wrong poll
-//! comes to; and the hint to load a cache line.
+//! Atomics and locks of the standard library, or of loom and shuttle in tests of interleavings; what a panic or a wrong
+//! poll comes to; and the hint to load a cache line.
 
 use std::sync::TryLockError;
 use std::task::Poll;
@@ -8,10 +8,59 @@ use std::task::Poll;
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 #[cfg(ratelimit_loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard};
-#[cfg(not(ratelimit_loom))]
+#[cfg(ratelimit_shuttle)]
+pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+#[cfg(ratelimit_shuttle)]
+pub(crate) use shuttle::sync::{Mutex, MutexGuard};
+#[cfg(not(ratelimit_shuttle))]
+pub(crate) use std::sync::OnceLock;
+#[cfg(not(any(ratelimit_loom, ratelimit_shuttle)))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-#[cfg(not(ratelimit_loom))]
+#[cfg(not(any(ratelimit_loom, ratelimit_shuttle)))]
 pub(crate) use std::sync::{Mutex, MutexGuard};
+
+/// A cell that is written once, as the standard library's. Shuttle has none, and its threads would block each other for
+/// good in that one, because they share a thread of the system.
+#[cfg(ratelimit_shuttle)]
+pub(crate) struct OnceLock<T> {
+    cell: std::sync::OnceLock<T>,
+    writes: Mutex<()>,
+}
+
+#[cfg(ratelimit_shuttle)]
+impl<T> Default for OnceLock<T> {
+    fn default() -> Self {
+        Self { cell: std::sync::OnceLock::new(), writes: Mutex::new(()) }
+    }
+}
+
+#[cfg(ratelimit_shuttle)]
+impl<T: Clone> Clone for OnceLock<T> {
+    fn clone(&self) -> Self {
+        Self { cell: self.cell.clone(), ..Self::default() }
+    }
+}
+
+#[cfg(ratelimit_shuttle)]
+impl<T> OnceLock<T> {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn get(&self) -> Option<&T> {
+        self.cell.get()
+    }
+
+    pub(crate) fn set(&self, value: T) -> Result<(), T> {
+        let _alone = lock(&self.writes);
+        self.cell.set(value)
+    }
+
+    pub(crate) fn get_or_init(&self, make: impl FnOnce() -> T) -> &T {
+        let _alone = self.cell.get().is_none().then(|| lock(&self.writes));
+        self.cell.get_or_init(make)
+    }
+}
 
 /// Locks a mutex. Poison is ignored, because a thread that panicked under the lock left complete
 /// values behind.
@@ -51,10 +100,12 @@ impl Backoff {
     pub(crate) fn wait(&mut self) {
         const SPINS: u32 = 64;
         self.0 += 1;
-        if cfg!(ratelimit_loom) || self.0 > SPINS {
+        if cfg!(any(ratelimit_loom, ratelimit_shuttle)) || self.0 > SPINS {
             #[cfg(ratelimit_loom)]
             loom::thread::yield_now();
-            #[cfg(not(ratelimit_loom))]
+            #[cfg(ratelimit_shuttle)]
+            shuttle::thread::yield_now();
+            #[cfg(not(any(ratelimit_loom, ratelimit_shuttle)))]
             std::thread::yield_now();
         } else {
             std::hint::spin_loop();

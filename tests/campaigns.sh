@@ -15,6 +15,10 @@ IN_FLIGHT_REQUESTS=1000000 cargo test --locked --features "$features" --test mid
 IN_FLIGHT_REQUESTS=200000 cargo test --locked --features "$features" --test redis in_flight_campaign -- --nocapture
 # A thousand clients that obey and a thousand that do not, for five minutes. Prints the table in the guide, and draws the picture.
 CROWD=1 cargo test --locked --features "$features" --test client crowds_with_and -- --nocapture
+# 100,000 random schedules of threads, for each test that is too large for loom. Only this crate is built with the condition.
+shuttle=$(cargo rustc --locked --package tower-ratelimit --features "$features" --lib --profile test \
+    --message-format json -- --cfg ratelimit_shuttle | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
+RATELIMIT_CAMPAIGN=100 "$shuttle" shuttle
 # Each algorithm beside its script in Redis, for two million steps.
 RATELIMIT_PARITY_STEPS=2000000 cargo test --locked --features "$features" --lib wire::tests::parity
 # Faults of Redis by the other client, the crate redis. Without the feature redis, the limiter has it only.

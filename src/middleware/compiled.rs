@@ -1,7 +1,6 @@
 //! The layer's configuration as requests need it, compiled once. Data, and access to it.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use super::decide::delay::{Delays, MOST_WAITING};
 use super::diagnostics::Diagnostics;
@@ -18,6 +17,7 @@ use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::refusal::PreparedRefusals;
+use crate::sync::{AtomicU64, Mutex, OnceLock, lock};
 
 /// The compiled configuration of a layer, which its services, futures and bodies share.
 pub(super) struct Compiled<L> {
@@ -90,7 +90,7 @@ pub(super) struct Live<L> {
 
 impl<L> Live<L> {
     pub(super) fn current(&self) -> Arc<Compiled<L>> {
-        Arc::clone(&self.current.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&lock(&self.current))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use tower_layer::Layer;
 
@@ -28,6 +28,7 @@ use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::refusal::Refusals;
 use crate::setup_warning::SetupWarning;
+use crate::sync::OnceLock;
 
 /// A [`Layer`] that limits the rate of requests.
 ///

@@ -1,8 +1,7 @@
 //! Following quota switches and rules files: when a quota or a rule changes, the layer's configuration is compiled again
 //! and replaced as a whole.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use super::compiled::{Compiled, Live};
 use super::rule::{BoundRule, Follow};
@@ -11,6 +10,7 @@ use crate::event::RulesEvent;
 use crate::limiter::{Limiter, UnsupportedQuota, supports_in_layer};
 use crate::policy::Policy;
 use crate::quota::Quota;
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// Returns the shared slot of the layer's newest configuration. Returns `None` if nothing can change it.
 pub(super) fn follow<L: Limiter>(compiled: &Arc<Compiled<L>>) -> Option<Arc<Live<L>>> {
@@ -76,7 +76,7 @@ impl<L: Limiter> Follow for Live<L> {
             // Not under the lock: this calls the limiter, which is the application's code.
             let next = Arc::new(before.successor(settings, has_new_rules));
             {
-                let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut current = lock(&self.current);
                 if !Arc::ptr_eq(&current, &before) {
                     continue; // another thread replaced it first
                 }

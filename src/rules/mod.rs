@@ -25,6 +25,8 @@ mod pattern;
 pub(crate) mod problem;
 pub(crate) mod read;
 mod report;
+#[cfg(all(test, ratelimit_shuttle, feature = "axum"))]
+mod shuttle_tests;
 pub(crate) mod spec;
 mod store;
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use super::bind::{Bound, History, bind};
 use super::document::{BYTES_MAX, end_of};
@@ -23,6 +23,7 @@ use crate::limiter::UnsupportedQuota;
 use crate::middleware::rule::Follow;
 use crate::middleware::source::{FindRules, RuleSource, SourcedRules};
 use crate::quota::Quota;
+use crate::sync::{Mutex, MutexGuard, lock};
 
 /// The rules of a file, and the layers that follow them.
 pub(super) struct RuleStore {
@@ -101,7 +102,7 @@ impl RuleStore {
     /// Reads the file, and puts its rules in force if the reading is wanted. Returns `None` if it is not.
     pub(super) fn reload(&self, is_wanted: impl Fn(&Reading) -> bool) -> Option<Result<u64, RulesError>> {
         let (read, reading) = {
-            let _alone = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
+            let _alone = lock(&self.reads);
             let read = self.read();
             if !is_wanted(&read) {
                 return None;
@@ -227,7 +228,7 @@ impl RuleStore {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -34,7 +34,7 @@ fn add_files(folder: &str, files: &mut BTreeSet<String>) {
     for entry in fs::read_dir(root.join(folder)).expect("the folder is there") {
         let entry = entry.expect("the folder can be read");
         let name = entry.file_name().into_string().expect("names are text");
-        let is_test = ["tests", "tests.rs", "loom_tests.rs"].contains(&name.as_str());
+        let is_test = ["tests", "tests.rs", "loom_tests.rs", "shuttle_tests.rs"].contains(&name.as_str());
         match entry.file_type().expect("the file is there").is_dir() {
             _ if is_test => {}
             true => add_files(&format!("{folder}{name}/"), files),

@@ -16,7 +16,7 @@ use super::versions::PHASE_US;
 use super::word::{Held, NO_STATE, Now};
 use crate::algorithm::divisor::Divisor;
 use crate::algorithm::{Pair, WordLayout};
-use crate::clock::{Clock, ManualClock, Sleep, Timer};
+use crate::clock::{ManualClock, Sleep, Timer};
 use crate::decision::Receipt;
 use crate::key::Key;
 use crate::limiter::{BoundedTurn, Charge, Next};

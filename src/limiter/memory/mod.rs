@@ -47,6 +47,8 @@ mod loom_tests;
 mod places;
 mod room;
 mod setup;
+#[cfg(all(test, ratelimit_shuttle))]
+mod shuttle_tests;
 mod slot_table;
 mod snapshot;
 mod state;

@@ -22,7 +22,7 @@ use super::word::LOCKED;
 use crate::sync::{AtomicU64, Backoff, Ordering, prefetch};
 
 /// The least number of lines that a table begins with. One that has no more than that in all does not grow.
-const LINES_MIN: usize = if cfg!(ratelimit_loom) { 2 } else { 512 };
+const LINES_MIN: usize = if cfg!(any(ratelimit_loom, ratelimit_shuttle)) { 2 } else { 512 };
 
 /// Bits of a tag that hold the version; the others hold the fingerprint.
 pub(super) const VERSION_BITS: u32 = 14;
@@ -33,7 +33,8 @@ pub(super) const HELD_VERSION: u16 = (1 << VERSION_BITS) - 1;
 
 pub(super) const SLOTS_PER_LINE: usize = 4;
 const LINE_BYTES: usize = 64;
-const _: () = assert!(SLOTS_PER_LINE * size_of::<Slot>() == LINE_BYTES);
+// The atomics of shuttle are larger.
+const _: () = assert!(cfg!(ratelimit_shuttle) || SLOTS_PER_LINE * size_of::<Slot>() == LINE_BYTES);
 
 /// A key's fingerprint: the upper 50 bits of a keyed hash, and below them zeros, or [`HELD_VERSION`] if the state is of
 /// units that requests hold. Such a state is never mistaken for another one. Not all upper bits are zero.
@@ -492,7 +493,7 @@ fn scale(hash: u64, below: u64) -> u64 {
 }
 
 /// Returns `count` arrays of words, which are all 0.
-#[cfg(not(ratelimit_loom))]
+#[cfg(not(any(ratelimit_loom, ratelimit_shuttle)))]
 pub(super) fn zeroed<const N: usize>(count: usize) -> Box<[[AtomicU64; N]]>
 where
     [AtomicU64; N]: bytemuck::Zeroable,
@@ -501,7 +502,7 @@ where
     bytemuck::zeroed_slice_box(count)
 }
 
-#[cfg(ratelimit_loom)]
+#[cfg(any(ratelimit_loom, ratelimit_shuttle))]
 pub(super) fn zeroed<const N: usize>(count: usize) -> Box<[[AtomicU64; N]]> {
     (0..count).map(|_| std::array::from_fn(|_| AtomicU64::new(0))).collect()
 }

@@ -24,7 +24,7 @@ use super::word::{NO_STATE, Now, RELATIVE_US_MAX, is_expired};
 const BACK_US: u64 = 1 << 44;
 
 /// Stripes: a new key's slot is made under one.
-const STRIPES: usize = if cfg!(ratelimit_loom) { 2 } else { 1_024 };
+const STRIPES: usize = if cfg!(any(ratelimit_loom, ratelimit_shuttle)) { 2 } else { 1_024 };
 
 /// The states, and all that deciding needs.
 pub(super) struct Store {

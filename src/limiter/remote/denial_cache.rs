@@ -6,13 +6,14 @@
 //! The store would deny it too, unless another process refunds or resets meanwhile, or it loses the
 //! state. That is why a denial is remembered for at most [`LONGEST`].
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::decision::{ChargeDecision, Decision};
 use crate::limiter::{Charge, Effect};
 use crate::policy::Policy;
+use crate::sync::{Mutex, MutexGuard, lock};
 use crate::time::Timestamp;
 use crate::wait::Wait;
 
@@ -140,7 +141,7 @@ impl DenialCache {
     }
 
     fn slot(&self, tag: Tag) -> MutexGuard<'_, Slot> {
-        self.slots[tag.slot(self.slots.len())].lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.slots[tag.slot(self.slots.len())])
     }
 }
 

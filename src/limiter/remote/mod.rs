@@ -14,6 +14,8 @@ mod leases;
 mod options;
 mod permits;
 mod set;
+#[cfg(all(test, ratelimit_shuttle))]
+mod shuttle_tests;
 mod tag;
 mod unanswered;
 

@@ -10,7 +10,7 @@
 //! the store decides every unit.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Clock;
@@ -19,13 +19,14 @@ use crate::key::Key;
 use crate::limiter::{Charge, Effect, Refund};
 use crate::policy::Policy;
 use crate::quota::Algorithm;
+use crate::sync::{Mutex, MutexGuard, lock};
 use crate::time::Timestamp;
 
 use super::tag::{Tag, Tags};
 
 /// The most keys that are watched at a time. The first busy key of those that share a slot stays;
 /// the others are calls.
-const SLOTS: usize = 1_024;
+const SLOTS: usize = if cfg!(ratelimit_shuttle) { 2 } else { 1_024 };
 
 /// The time over which a rate is measured.
 const SPAN: Duration = Duration::from_millis(10);
@@ -149,7 +150,7 @@ impl Leases {
         let now = self.clock.now();
         let mut refunds = Vec::new();
         for slot in &self.slots {
-            let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut slot = lock(slot);
             if let Some(watched) = slot.as_mut() {
                 while watched.leases.front().is_some_and(|lease| lease.is_over(now)) {
                     refunds
@@ -172,11 +173,10 @@ impl Leases {
     /// Returns the units that are held.
     #[cfg(test)]
     pub(crate) fn held(&self) -> u64 {
-        let lock = |slot: &Mutex<Option<Watched>>| {
-            let slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-            slot.iter().flat_map(|watched| &watched.leases).map(|lease| lease.left).sum::<u64>()
+        let of = |slot: &Mutex<Option<Watched>>| {
+            lock(slot).iter().flat_map(|watched| &watched.leases).map(|lease| lease.left).sum::<u64>()
         };
-        self.slots.iter().map(lock).sum()
+        self.slots.iter().map(of).sum()
     }
 
     fn with(&self, tag: Tag, act: impl FnOnce(&mut Watched)) {
@@ -186,7 +186,7 @@ impl Leases {
     }
 
     fn slot(&self, tag: Tag) -> MutexGuard<'_, Option<Watched>> {
-        self.slots[tag.slot(self.slots.len())].lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.slots[tag.slot(self.slots.len())])
     }
 }
 
