@@ -38,8 +38,8 @@ pub(super) struct Waiting {
 
 /// Takes requests to the store.
 pub(super) trait Fly: Send + Sync + 'static {
-    /// Answers the requests of one flight.
-    fn fly(&self, batch: Vec<Waiting>) -> impl Future<Output = ()> + Send;
+    /// Answers the requests of one flight. Returns for how long the next flight with their keys is to wait.
+    fn fly(&self, batch: Vec<Waiting>) -> impl Future<Output = Duration> + Send;
 
     /// Returns how many flights the store has answered.
     fn answered(&self) -> u64;
@@ -267,13 +267,30 @@ impl<F: Fly> Flight<F> {
         Self { shared, key: key_of(batch), has_landed: false }
     }
 
-    /// Takes requests to the store until none waits for them.
+    /// Takes requests to the store until none waits for them, or the next ones are to wait.
     async fn fly(mut self, batch: Vec<Waiting>) {
         let shared = Arc::clone(&self.shared);
         let mut next = Some(batch);
         while let Some(batch) = next {
-            shared.fly.fly(batch).await;
+            let rest = shared.fly.fly(batch).await;
+            if !rest.is_zero() {
+                // A task waits: a caller that drives the flight has its answer.
+                shared.runtime.spawn(self.rest(rest));
+                return;
+            }
             next = self.land();
+        }
+    }
+
+    /// Waits, and goes on.
+    async fn rest(mut self, mut rest: Duration) {
+        let shared = Arc::clone(&self.shared);
+        loop {
+            if !rest.is_zero() {
+                Due::after(rest).wait().await;
+            }
+            let Some(batch) = self.land() else { return };
+            rest = shared.fly.fly(batch).await;
         }
     }
 

@@ -35,6 +35,12 @@ const SENDS: u32 = 4;
 /// The first and the longest pause before a swap is tried again.
 const PAUSE: [Duration; 2] = [Duration::from_micros(500), Duration::from_millis(8)];
 
+/// The conflicts after which a swap is tried again at once, because the values that a conflict returns are current then.
+const EAGER: u32 = 16;
+
+/// The rest of a process for each conflict that it had.
+const REST: Duration = Duration::from_millis(1);
+
 /// The first and the longest pause before a store that is believed dead is asked again.
 const PROBE: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
@@ -103,7 +109,7 @@ impl<S: Store> Swapper<S> {
 }
 
 impl<S: Store> Fly for Swapper<S> {
-    async fn fly(&self, batch: Vec<Waiting>) {
+    async fn fly(&self, batch: Vec<Waiting>) -> Duration {
         let inner = &self.0;
         let mut riders = Vec::with_capacity(batch.len());
         for mut rider in batch {
@@ -112,9 +118,13 @@ impl<S: Store> Fly for Swapper<S> {
                 None => riders.push(rider),
             }
         }
-        if let Err(error) = inner.decide(&mut riders).await {
-            inner.events.report_failure(error.kind(), &error);
-            riders.into_iter().for_each(|rider| rider.receiver.answer(Err(error.clone())));
+        match inner.decide(&mut riders).await {
+            Ok(conflicts) => inner.rest(conflicts),
+            Err(error) => {
+                inner.events.report_failure(error.kind(), &error);
+                riders.into_iter().for_each(|rider| rider.receiver.answer(Err(error.clone())));
+                Duration::ZERO
+            }
         }
     }
 
@@ -124,14 +134,14 @@ impl<S: Store> Fly for Swapper<S> {
 }
 
 impl<S: Store> Inner<S> {
-    /// Decides the requests, and answers them.
+    /// Decides the requests, and answers them. Returns the number of conflicts with other processes.
     ///
     /// # Errors
     /// Why the store did not decide. No request was answered then.
-    async fn decide(self: &Arc<Self>, riders: &mut Vec<Waiting>) -> Result<(), StoreError> {
+    async fn decide(self: &Arc<Self>, riders: &mut Vec<Waiting>) -> Result<u32, StoreError> {
         riders.retain(|rider| !rider.receiver.is_gone());
         if riders.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         if self.breaker.is_open() {
             return Err(self.unavailable());
@@ -155,7 +165,7 @@ impl<S: Store> Inner<S> {
             if !copy.has_changes() {
                 if is_current {
                     self.answer(riders, answers);
-                    return Ok(());
+                    return Ok(conflicts);
                 }
                 self.load(&mut copy, due).await?;
                 is_current = true;
@@ -173,14 +183,15 @@ impl<S: Store> Inner<S> {
                         copy.note_done(&changes, &self.known);
                     }
                     self.answer(riders, answers);
-                    return Ok(());
+                    return Ok(conflicts);
                 }
                 Outcome::Conflict(current) => {
                     copy.set_used(&current, &self.known);
                     is_current = true;
                     conflicts += 1;
-                    if conflicts > 1 {
-                        self.pause(conflicts - 1, due).await;
+                    if conflicts > EAGER {
+                        self.pause(conflicts - EAGER, due).await;
+                        is_current = false; // no longer, after a pause
                     }
                     if due.is_over() {
                         let message = format!(
@@ -194,7 +205,7 @@ impl<S: Store> Inner<S> {
             }
             riders.retain(|rider| !rider.receiver.is_gone());
             if riders.is_empty() {
-                return Ok(());
+                return Ok(conflicts);
             }
         }
     }
@@ -333,6 +344,14 @@ impl<S: Store> Inner<S> {
         let most = PAUSE[0].saturating_mul(1 << tries.min(8)).min(PAUSE[1]);
         let part = self.random.next() % 1_024;
         due.pause(most * (part as u32) / 1_024).await; // below 1,024
+    }
+
+    /// Returns for how long the next flight waits, so that other processes get at the keys. The first conflict is only
+    /// about an old value. Further ones mean that others wait as well, and this process knows the current values now:
+    /// without a rest it would win again.
+    fn rest(&self, conflicts: u32) -> Duration {
+        let most = REST.saturating_mul(conflicts.saturating_sub(1)).min(PAUSE[1]).min(self.deadline / 8);
+        most * (self.random.next() % 1_024) as u32 / 1_024 // below 1,024
     }
 
     fn unavailable(&self) -> StoreError {

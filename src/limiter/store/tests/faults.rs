@@ -153,6 +153,47 @@ async fn key_that_others_always_change_is_contended() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn conflict_is_decided_again_at_once() {
+    let (lab, policy) = (Lab::with(|lab| lab.trip = MS), hourly(10));
+    let limiter = StoreLimiterBuilder::new().build(lab.clone()).unwrap();
+    take(&limiter, &policy, "a").await;
+    lab.calls();
+    lab.next(&[Fate::Overtaken; 5]);
+    let began = tokio::time::Instant::now();
+    take(&limiter, &policy, "a").await;
+    // After a pause the values would be older, and another conflict more likely.
+    assert_eq!((lab.calls(), began.elapsed()), ((0, 6), 6 * MS));
+}
+
+#[tokio::test(start_paused = true)]
+async fn process_that_won_a_contended_key_lets_others_go_first() {
+    let (lab, policy) = (Lab::with(|lab| lab.trip = MS), hourly(1_000));
+    let limiter = StoreLimiterBuilder::new().build(lab.clone()).unwrap();
+    let timed = async |name: &str| {
+        let began = tokio::time::Instant::now();
+        take(&limiter, &policy, name).await;
+        began.elapsed()
+    };
+    take(&limiter, &policy, "a").await;
+    take(&limiter, &policy, "b").await;
+    let mut waited = Duration::ZERO;
+    for _ in 0..100 {
+        lab.next(&[Fate::Overtaken; 5]);
+        take(&limiter, &policy, "a").await;
+        let other = timed("b").await;
+        assert_eq!(other, MS, "another key does not wait");
+        waited += timed("a").await;
+        assert_eq!(timed("a").await, MS, "it waits once");
+    }
+    // At random between nothing and 4 ms, of which the check of the other key is one.
+    assert!((150 * MS..500 * MS).contains(&waited), "{waited:?} in 100 checks");
+    // A value that was old is no contention.
+    lab.next(&[Fate::Overtaken]);
+    take(&limiter, &policy, "a").await;
+    assert_eq!(timed("a").await, MS);
+}
+
+#[tokio::test(start_paused = true)]
 async fn stalled_key_delays_no_other_key() {
     let (lab, policy) = (Lab::with(|lab| lab.trip = MS), hourly(10));
     let limiter = StoreLimiterBuilder::new().build(lab.clone()).unwrap();
