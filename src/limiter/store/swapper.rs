@@ -242,7 +242,7 @@ impl<S: Store> Inner<S> {
                     copy.set_all(&loaded.values, &self.known);
                     return Ok(());
                 }
-                Err(error) if !is_sent_again(&error) || sends >= SENDS || due.is_over() => {
+                Err(error) if !may_succeed(&error) || sends >= SENDS || due.is_over() => {
                     return Err(self.record_failure(error));
                 }
                 Err(_) => self.pause(sends, due).await,
@@ -276,7 +276,7 @@ impl<S: Store> Inner<S> {
                         )),
                     };
                 }
-                Err(error) if !is_sent_again(&error) || sends >= SENDS || due.is_over() => {
+                Err(error) if !may_succeed(&error) || sends >= SENDS || due.is_over() => {
                     return Err(self.record_failure(error));
                 }
                 // At once, before others have written more often than a value remembers.
@@ -376,6 +376,12 @@ impl<S: Store> Drop for Inner<S> {
 /// Returns whether the store may answer if it is asked again at once.
 fn is_sent_again(error: &StoreError) -> bool {
     matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout)
+}
+
+/// Returns whether the same call may succeed in the time that is left: the store may answer, or this process read the
+/// answer in time.
+fn may_succeed(error: &StoreError) -> bool {
+    is_sent_again(error) || error.kind() == StoreErrorKind::Overloaded
 }
 
 /// Asks a store that is believed dead until it answers, or the limiter is dropped.
