@@ -10,7 +10,9 @@
 
 use std::fmt;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, Shared};
@@ -24,7 +26,7 @@ use super::failure::{SharedError, is_at_wrong_server};
 use super::statement::{Rows, Statement};
 use crate::error::BoxError;
 use crate::limiter::remote::Due;
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, lock, polled_again};
 
 /// A connection without an answer for this time is avoided.
 const LATE: Duration = Duration::from_millis(20);
@@ -158,15 +160,43 @@ impl Connections for OwnConnections {
             match inner.choose() {
                 Choice::Send(number, client) => {
                     let (inner, statement) = (Arc::clone(inner), statement.clone());
-                    let answer = self.0.runtime.spawn(async move {
+                    let answer = async move {
                         let answer = statement.run(&client).await;
                         inner.note_answer(number, answer.as_ref().err());
                         answer
-                    });
-                    return Ok(answer.await??);
+                    };
+                    return Ok(UnderWay { answer: Some(answer.boxed()), runtime: self.0.runtime.clone() }.await?);
                 }
                 Choice::Wait(attempt) => attempt.await??,
             }
+        }
+    }
+}
+
+/// A statement under way. It is sent by the first poll. If its caller stops waiting, a task waits for the answer, until
+/// which the connection counts as busy.
+struct UnderWay {
+    answer: Option<BoxFuture<'static, Result<Rows, tokio_postgres::Error>>>,
+    runtime: Handle,
+}
+
+impl Future for UnderWay {
+    type Output = Result<Rows, tokio_postgres::Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(answer) = &mut self.answer else { return polled_again() };
+        let answer = answer.as_mut().poll(cx);
+        if answer.is_ready() {
+            self.answer = None;
+        }
+        answer
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        if let Some(answer) = self.answer.take() {
+            self.runtime.spawn(answer);
         }
     }
 }
