@@ -89,7 +89,8 @@ async fn lost_answers_are_cleared_up() {
         proxy.fault(fault.clone());
         let answer = take(&limiter, &policy, "a").await;
         expected += 1;
-        assert!(answer.is_ok_and(|decision| decision.is_allowed()), "{fault:?}");
+        let is_allowed = answer.map(|decision| decision.is_allowed());
+        assert_eq!(is_allowed, Ok(true), "{fault:?}");
         assert_eq!(1_000 - left(&limiter, &policy, "a").await, expected, "{fault:?}");
         proxy.behave();
     }
@@ -257,4 +258,71 @@ async fn pool_of_the_application_is_used() {
     server.query("DROP TABLE ratelimit").await;
     let error: StoreError = limiter.take(&[Charge::new(&policy, &key("a"))]).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "the code is found in the pool's error: {error}");
+}
+
+/// A file system of a megabyte for the user of the server, which is removed when it is dropped.
+struct SmallDisk(std::path::PathBuf);
+
+impl SmallDisk {
+    /// Returns `None` if this process may not mount it.
+    fn mount() -> Option<Self> {
+        let directory = std::env::temp_dir().join(format!("tower-ratelimit-disk-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let mut mount = std::process::Command::new("mount");
+        let mounted = mount.args(["-t", "tmpfs", "-o", "size=1m,mode=777", "tmpfs"]).arg(&directory).output();
+        let disk = Self(directory);
+        mounted.is_ok_and(|output| output.status.success()).then_some(disk)
+    }
+
+    /// Fills it, and returns the file that does.
+    fn fill(&self) -> std::path::PathBuf {
+        use std::io::Write;
+        let path = self.0.join("full");
+        let mut file = std::fs::File::create(&path).unwrap();
+        while file.write_all(&[0; 4_096]).is_ok() {}
+        path
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ =
+            std::process::Command::new("umount").arg("-l").arg(&self.0).stderr(std::process::Stdio::null()).status();
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[tokio::test]
+async fn full_disk_fails_checks_until_there_is_room() {
+    let Some(disk) = SmallDisk::mount() else {
+        println!("skipped: only root can mount a small disk");
+        return;
+    };
+    let tables = disk.0.join("tables");
+    std::fs::create_dir(&tables).unwrap();
+    let server = Server::start();
+    server.own(&tables);
+    let limiter = limiter(&server.url()).await;
+    server.query(&format!("CREATE TABLESPACE small LOCATION '{}'", tables.display())).await;
+    server.query("ALTER TABLE ratelimit SET TABLESPACE small").await;
+    let policy = daily(10);
+    assert!(take(&limiter, &policy, "before").await.unwrap().is_allowed());
+    let full = disk.fill();
+    // The last page of the table has room for some more keys.
+    let (mut number, began) = (0, Instant::now());
+    let error = loop {
+        number += 1;
+        assert!(began.elapsed() < LONG, "the table has room for all keys");
+        if let Err(error) = take(&limiter, &policy, &number.to_string()).await {
+            break error;
+        }
+    };
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
+    let why = std::iter::successors(std::error::Error::source(&error), |error| error.source());
+    let why = why.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    assert!(why.contains("No space left"), "{error}: {why}");
+    std::fs::remove_file(full).unwrap();
+    recovered(&limiter).await;
+    assert!(take(&limiter, &policy, "after").await.unwrap().is_allowed());
+    assert_eq!(left(&limiter, &policy, "before").await, 9, "nothing was lost");
 }

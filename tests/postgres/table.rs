@@ -39,6 +39,49 @@ async fn changes_stay_within_their_page() {
     assert!(now < large + large / 2, "the table grew from {large} to {now} bytes");
 }
 
+/// Charges one key without a pause beside a transaction that stays open, for the seconds in
+/// `POSTGRES_TRANSACTION_SECONDS`, and prints what it costs. `tests/campaigns.sh` takes 300.
+#[tokio::test]
+async fn hot_row_beside_a_long_transaction_is_served() {
+    let seconds = std::env::var("POSTGRES_TRANSACTION_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
+    let server = Server::start();
+    let limiter = limiter(&server.url()).await;
+    let policy = daily(1_000_000_000);
+    take(&limiter, &policy, "a").await.unwrap();
+    let client = server.client().await;
+    client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM ratelimit").await.unwrap();
+    let (began, mut checks) = (Instant::now(), 0_u64);
+    let report = async |phase: &str, took: Vec<Duration>| {
+        let mut took = took;
+        took.sort_unstable();
+        let size = server.query("SELECT pg_total_relation_size('ratelimit')").await.remove(0);
+        println!(
+            "{phase}: the median check took {:?}, the table and its index have {size} bytes",
+            took[took.len() / 2]
+        );
+    };
+    let measure = async || {
+        let mut took = Vec::new();
+        for _ in 0..200 {
+            let began = Instant::now();
+            assert!(take(&limiter, &policy, "a").await.unwrap().is_allowed());
+            took.push(began.elapsed());
+        }
+        took
+    };
+    report("at the beginning", measure().await).await;
+    while began.elapsed() < Duration::from_secs(seconds) {
+        assert!(take(&limiter, &policy, "a").await.unwrap().is_allowed());
+        checks += 1;
+    }
+    report(&format!("after {seconds} s and {checks} checks"), measure().await).await;
+    client.batch_execute("COMMIT").await.unwrap();
+    measure().await; // the dead rows are met once more
+    report("after the transaction", measure().await).await;
+    server.query("VACUUM ratelimit").await;
+    report("after a vacuum", measure().await).await;
+}
+
 #[tokio::test]
 async fn rows_whose_time_is_over_are_removed_by_the_way() {
     let server = Server::start();

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tower_ratelimit::limiter::store::postgres::tokio_postgres;
 pub(crate) use tower_ratelimit::limiter::store::postgres::tokio_postgres::Client;
 
-use super::redis_server::free_port;
+use super::redis_server::{free_port, processor_time};
 
 /// The time that a server may take to start or to stop.
 const START: Duration = Duration::from_secs(60);
@@ -126,6 +126,18 @@ impl Server {
     pub(crate) fn resume(&self) {
         let child = self.child.as_ref().expect("the server runs");
         assert!(processes(child).into_iter().filter(|process| signal("-CONT", *process)).count() > 0);
+    }
+
+    /// Gives a directory to the user of the server.
+    pub(crate) fn own(&self, directory: &Path) {
+        if let Some((user, group)) = user() {
+            std::os::unix::fs::chown(directory, Some(user), Some(group)).unwrap();
+        }
+    }
+
+    /// Returns the processor time that the processes of the server have used, to 10 ms for each.
+    pub(crate) fn processor_time(&self) -> Duration {
+        processes(self.child.as_ref().expect("the server runs")).into_iter().map(processor_time).sum()
     }
 
     /// Returns what the server has logged.

@@ -65,6 +65,11 @@ impl Server {
         redis::Client::open(self.url()).unwrap().get_connection_with_timeout(START).unwrap()
     }
 
+    /// Returns the processor time that the server has used, to 10 ms.
+    pub(crate) fn processor_time(&self) -> Duration {
+        processor_time(self.child.as_ref().expect("the server runs").id())
+    }
+
     /// Kills the server with SIGKILL.
     pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
@@ -202,4 +207,13 @@ pub(crate) fn free_port() -> u16 {
             return port;
         }
     }
+}
+
+/// Returns the processor time that a process has used, to 10 ms. It is zero for a process that has ended.
+pub(crate) fn processor_time(process: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The name of the program is in parentheses, and may have blanks in it.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
+    let ticks = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok());
+    Duration::from_millis(10 * ticks.sum::<u64>())
 }
