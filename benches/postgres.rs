@@ -45,8 +45,7 @@ use tower_ratelimit::{Key, Policy, Quota, StoreLimiter};
 
 const KEYS: u64 = 10_000;
 
-/// Keys whose last values the limiter knows. It knows 4,096, so of [`KEYS`] it knows two fifths.
-const KNOWN: u64 = 1_000;
+const FEW: u64 = 1_000;
 
 /// Limiters with connections of their own, as many processes have.
 const LIMITERS: u64 = 8;
@@ -60,14 +59,17 @@ fn main() {
         if is_wanted("throughput") || is_wanted(durability.as_str()) {
             let bench = Bench::new(&runtime, &server, durability);
             for tasks in if is_smoke() { vec![10] } else { vec![1, 10, 50] } {
-                bench.throughput(tasks, KNOWN, "1,000 keys");
-                bench.throughput(tasks, KEYS, "10,000 keys, most of them not known to the process");
+                bench.throughput(tasks, FEW, "1,000 keys");
+                bench.throughput(tasks, KEYS, "10,000 keys");
                 bench.throughput(tasks, 1, "one hot key");
             }
         }
     }
     if is_wanted("contended") {
         contended(&runtime, &server);
+    }
+    if is_wanted("processor") {
+        processor(&runtime, &server);
     }
 }
 
@@ -177,6 +179,53 @@ impl<'a> Bench<'a> {
             println!("  {name:<44} {rate:>9.0} /s   {:>5.2}x", rate / medians[0]);
         }
     }
+}
+
+/// The processor time of the server for each check, beside that of Redis.
+fn processor(runtime: &Runtime, server: &Server) {
+    println!("\nthe server's processor time for each check of {FEW} keys");
+    for durability in [Durability::Unlogged, Durability::Logged] {
+        let limiter = limiter(runtime, server, durability, Duration::from_secs(20));
+        for tasks in [1, 10] {
+            let used = used(runtime, &limiter, tasks, || server.processor_time());
+            println!("  PostgreSQL, {durability} table, {tasks} in flight {used:>20.1} µs");
+        }
+    }
+    #[cfg(feature = "redis")]
+    {
+        let server = redis_server::Server::start();
+        let builder = tower_ratelimit::RedisLimiter::builder().deadline(Duration::from_secs(20));
+        let limiter = runtime.block_on(builder.connect(&server.url())).unwrap();
+        for tasks in [1, 10] {
+            let used = used(runtime, &limiter, tasks, || server.processor_time());
+            println!("  Redis, {tasks} in flight {used:>37.1} µs");
+        }
+    }
+}
+
+/// Returns the microseconds of the server for each check.
+fn used<L>(runtime: &Runtime, limiter: &L, tasks: u64, server: impl Fn() -> Duration) -> f64
+where
+    L: Limiter<Error: std::fmt::Debug> + Clone + Send + Sync + 'static,
+{
+    let count: u64 = if is_smoke() { 10 } else { 20_000 / tasks };
+    let before = server();
+    runtime.block_on(async {
+        let running = (0..tasks).map(|task| {
+            let (limiter, policy) = (limiter.clone(), plenty());
+            tokio::spawn(async move {
+                let mut numbers = Numbers(task + 1);
+                for _ in 0..count {
+                    let key = Key::of(numbers.below(FEW)).unwrap();
+                    assert!(limiter.take(&[Charge::new(&policy, &key)]).await.unwrap().is_allowed());
+                }
+            })
+        });
+        for task in running.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+    });
+    (server() - before).as_secs_f64() * 1e6 / (tasks * count) as f64
 }
 
 /// The checks of one key that fail, of limiters that compete for it.

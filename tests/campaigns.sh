@@ -38,6 +38,8 @@ RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features,store" --lib sto
 # Each algorithm in PostgreSQL, beside memory, for 100,000 steps; and eight processes on one key, 160,000 checks.
 POSTGRES_PARITY_STEPS=100000 cargo test --locked --features "$features,postgres" --lib postgres::tests -- --test-threads 2
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features,postgres" --test postgres processes
+# A hot row in PostgreSQL beside a transaction that stays open for five minutes. Prints times and sizes.
+POSTGRES_TRANSACTION_SECONDS=300 cargo test --locked --features "$features" --test postgres transaction -- --nocapture
 # A million mutated files of rules.
 RATELIMIT_CAMPAIGN=10 cargo test --locked --features "$features" --lib rules::tests::mutations
 # Files of rules and words of quotas that a fuzzer makes, ten minutes each.
