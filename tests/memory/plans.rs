@@ -10,14 +10,14 @@ const MINUTE: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Returns how many units pass in an hour under two plans in turn, if each second asks for this
-/// many, one by one.
+/// many, one by one, until one is refused.
 fn passed(plans: [&Policy; 2], asked: u64) -> u64 {
     let clock = ManualClock::new();
     let limiter = MemoryLimiter::builder().max_keys(100).clock(clock.clone()).build().expect("the setup is possible");
     let mut passed = 0;
     for second in 0..3_600 {
         let plan = plans[second % 2];
-        passed += (0..asked).filter(|_| limiter.take_one(plan, &Key::global(), 1).is_allowed()).count() as u64;
+        passed += (0..asked).take_while(|_| limiter.take_one(plan, &Key::global(), 1).is_allowed()).count() as u64;
         clock.advance(SECOND);
     }
     passed

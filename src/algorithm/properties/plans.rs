@@ -50,15 +50,15 @@ pub(crate) fn proportional_plans(limit: u64) -> Vec<Quota> {
     plans(limit).into_iter().filter_map(|plan| plan.in_proportion().ok()).collect()
 }
 
-/// Returns what passes in an hour if each second asks for this many units one by one, under the plans in
-/// turn; `None` asks for nothing.
+/// Returns what passes in an hour if each second asks for this many units one by one until one is refused, under the
+/// plans in turn; `None` asks for nothing.
 fn passed(plans: [Option<&Quota>; 2], asked: u64) -> u64 {
     let mut key = Planned::new(plans[0].or(plans[1]).unwrap());
     let mut passed = 0;
     for second in 0..3_600 {
         let now = TODAY + second * SECOND_US;
         if let Some(plan) = plans[(second % 2) as usize] {
-            passed += (0..asked).filter(|_| key.decide(plan, now, 1, false).0.is_allowed()).count() as u64;
+            passed += (0..asked).take_while(|_| key.decide(plan, now, 1, false).0.is_allowed()).count() as u64;
         }
     }
     passed
