@@ -12,10 +12,10 @@ pub(crate) mod entry_log;
 pub(crate) mod fixed_window;
 pub(crate) mod gcra;
 pub(crate) mod meter;
-#[cfg(test)]
+#[cfg(all(test, not(ratelimit_loom)))]
 pub(crate) mod oracle;
 pub(crate) mod places;
-#[cfg(test)]
+#[cfg(all(test, not(ratelimit_loom)))]
 pub(crate) mod properties;
 pub(crate) mod sliding_window;
 pub(crate) mod state;

@@ -37,7 +37,7 @@ mod prepared;
 mod reset;
 mod retry_after;
 mod scope;
-#[cfg(test)]
+#[cfg(all(test, not(ratelimit_loom)))]
 mod tests;
 mod text;
 mod view;

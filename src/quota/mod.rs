@@ -8,7 +8,7 @@ mod parse;
 mod serde;
 pub(crate) mod spec;
 mod split;
-#[cfg(test)]
+#[cfg(all(test, not(ratelimit_loom)))]
 mod tests;
 
 pub(crate) use builder::Quota;

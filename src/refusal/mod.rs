@@ -7,7 +7,7 @@ mod prepared;
 mod problem;
 mod protocol;
 mod reason;
-#[cfg(test)]
+#[cfg(all(test, not(ratelimit_loom)))]
 mod tests;
 
 pub use body::RefusalBody;

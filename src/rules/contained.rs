@@ -228,7 +228,7 @@ fn is_pattern_within(inner: &str, outer: &str) -> bool {
     if outer.contains('*') { Pattern::new(outer).matches(inner) } else { inner == outer }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(ratelimit_loom)))]
 mod tests {
     use proptest::prelude::*;
 

@@ -29,7 +29,7 @@ mod report;
 mod shuttle_tests;
 pub(crate) mod spec;
 mod store;
-#[cfg(test)]
+#[cfg(all(test, not(ratelimit_loom)))]
 mod tests;
 mod times;
 mod tree;

@@ -102,7 +102,7 @@ impl AnyOf {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(ratelimit_loom)))]
 mod tests {
     use super::*;
 
