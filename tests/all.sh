@@ -5,9 +5,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Debug information and incremental builds make a build from nothing slower and larger. The laws run ten thousand
-# schedules of each algorithm, which pays for the optimisation.
-export CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0 CARGO_INCREMENTAL=0 CARGO_PROFILE_TEST_OPT_LEVEL=1
+# Debug information and incremental builds make a build from nothing slower and larger.
+export CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0 CARGO_INCREMENTAL=0
 
 # Every case of each test, where daily work tries a sample (src/sampling.rs).
 export RATELIMIT_CAMPAIGN=1
@@ -168,12 +167,12 @@ if ! "$passed"; then
 fi
 
 step 'setup warnings as warnings of tracing'
-run env CARGO_PROFILE_TEST_OPT_LEVEL=0 cargo test --locked --features "$features,tracing" --test tracing
+run cargo test --locked --features "$features,tracing" --test tracing
 
 step 'the programs for other frameworks'
 # pingora needs cmake, so it is in tests/campaigns.sh.
 run cargo fmt --check --manifest-path examples/frameworks/Cargo.toml
-run env CARGO_PROFILE_TEST_OPT_LEVEL=0 cargo test --locked --manifest-path examples/frameworks/Cargo.toml \
+run cargo test --locked --manifest-path examples/frameworks/Cargo.toml \
     --target-dir target/frameworks
 
 step 'faults of Redis'
@@ -266,7 +265,7 @@ mapfile -t built < <(cargo test --locked --features "$features" --test redis --t
 
 step 'tests with Redis by the crate redis: build'
 # Without the feature redis, the limiter has the other client only. Its faults are in tests/campaigns.sh.
-on_redis_rs=$(CARGO_PROFILE_TEST_OPT_LEVEL=0 cargo test --locked --package tower-ratelimit \
+on_redis_rs=$(cargo test --locked --package tower-ratelimit \
     --features "${features/redis-rustls-ring,/}" --test redis --no-run --message-format json |
     sed -n 's/.*"executable":"\([^"]*redis-[^"]*\)".*/\1/p')
 
@@ -297,19 +296,20 @@ done
 run cargo test --locked --features "$features" "${benches[@]}" -- --smoke
 
 step 'instructions of a check and of a request, beside their baseline'
-# The bench needs no debug information, and nothing of these packages.
-faster=(--config profile.bench.debug=false)
-for package in combine flate2 itertools miniz_oxide proptest prost redis regex-automata regex-syntax rust_decimal \
-    tower-http tracing-subscriber; do
-    faster+=(--config "profile.bench.package.$package.opt-level=0")
+# The bench needs no debug information. Only the packages that a request passes through are optimised.
+optimised=(--config profile.bench.debug=false --config 'profile.bench.package."*".opt-level=0')
+for package in axum axum-core bytes foldhash futures-util http http-body http-body-util ipnet itoa smallvec sync_wrapper tokio \
+    tokio-util tower tower-layer tower-service; do
+    optimised+=(--config "profile.bench.package.$package.opt-level=3")
 done
-run cargo bench --locked "${faster[@]}" --bench instructions
+run cargo bench --locked "${optimised[@]}" --bench instructions
 
 step 'loom: every interleaving of the lock-free steps'
-# Only this crate is built with the condition. With RUSTFLAGS every dependency would be built again.
-# Optimised, since without that the frames of inlined functions do not fit the small stacks of loom's threads.
-loom=$(cargo rustc --locked --package tower-ratelimit --features "$features" --lib --profile test \
-    --message-format json -- --cfg ratelimit_loom | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
+# Only this crate is built with the condition. With RUSTFLAGS every dependency would be built again. What has no model is left
+# out: features, and the largest modules of tests. Optimised, since without that the frames of inlined functions do not fit
+# the small stacks of loom's threads.
+loom=$(cargo rustc --locked --package tower-ratelimit --lib --profile test --message-format json -- \
+    --cfg ratelimit_loom -C opt-level=1 | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
 run "$loom" loom
 
 # It runs the documentation examples, so they have no step of their own.

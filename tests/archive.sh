@@ -73,7 +73,8 @@ cd "$folder"
 # Cargo leaves out the examples that need more than it is given. So each set of features checks those that need just it.
 cargo metadata --no-deps --format-version 1 | python3 -c '
 import json, sys
-targets = json.load(sys.stdin)["packages"][0]["targets"]
+packages = json.load(sys.stdin)["packages"]
+targets = next(package["targets"] for package in packages if package["name"] == "tower-ratelimit")
 for needed in sorted({",".join(t.get("required-features", [])) for t in targets if t["kind"] == ["example"]}):
     print(needed or "default")
 ' >sets
