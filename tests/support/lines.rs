@@ -25,6 +25,9 @@ const LONG: Duration = Duration::from_secs(60);
 /// The time in which something would have happened that must not: a return wakes the first of its process' line at once.
 const WHILE: Duration = Duration::from_millis(60);
 
+/// The wait of requests that are to be refused after it.
+const HASTY: Duration = Duration::from_millis(300);
+
 /// Makes a test of each promise. `$limiter` is an async function that returns a limiter and what it needs as long as it
 /// is asked. `$test` is the attribute of a test.
 macro_rules! promises_of_lines {
@@ -258,7 +261,7 @@ pub(crate) async fn requests_in_line_get_places_in_the_order_in_which_they_came<
 }
 
 pub(crate) async fn request_that_has_waited_for_its_time_is_refused<L: Limiter + Clone>(mut office: Office<L>) {
-    let wait = Duration::from_millis(300);
+    let wait = Duration::from_secs(1);
     let exports = policy("exports", waiting_quota(1, wait));
     let (layer, patient) = (office.layer(exports.clone()), office.layer(policy("exports", quota(1))));
     let held = office.run(&layer).await;
@@ -394,13 +397,14 @@ pub(crate) async fn wait_counts_no_refusal_and_a_refusal_after_it_counts_one<L: 
     let block = Quota::block(3, hour, hour).unwrap();
     for counts_denied in [false, true] {
         let name = |name: &str| format!("{name}-{counts_denied}");
-        let exports = policy(&name("exports"), waiting_quota(1, Duration::from_millis(700)));
+        let [exports, hasty] = [LONG, HASTY].map(|wait| policy(&name("exports"), waiting_quota(1, wait)));
         let denials = policy(&name("denials"), Quota::sliding_log(2, hour).and_then(Quota::count_denied).unwrap());
         let strikes = policy(&name("strikes"), block);
-        let mut layer = office.layer(Rule::from(exports.clone()).block(strikes.name(), block).unwrap());
-        if counts_denied {
-            layer = layer.and(Rule::from(denials).cost(|_| 0), key::global());
-        }
+        let [layer, hasty] = [&exports, &hasty].map(|exports| {
+            let layer = office.layer(Rule::from(exports.clone()).block(strikes.name(), block).unwrap());
+            let denials = Rule::from(denials.clone()).cost(|_| 0);
+            if counts_denied { layer.and(denials, key::global()) } else { layer }
+        });
         let mut held = office.run(&layer).await;
         for _ in 0..3 {
             let waiting = office.wait(&layer, &exports).await;
@@ -416,7 +420,7 @@ pub(crate) async fn wait_counts_no_refusal_and_a_refusal_after_it_counts_one<L: 
         }
         let before = office.kinds().len();
         for strikes_left in [2, 1, 0] {
-            office.refuse(&layer).await;
+            office.refuse(&hasty).await;
             assert_eq!(office.left(&strikes).await, strikes_left);
         }
         office.finish(held);
@@ -474,26 +478,26 @@ pub(crate) async fn reset_wakes_the_line_and_late_releases_free_nothing<L: Limit
 }
 
 pub(crate) async fn handler_that_admits_waits_in_line_and_leaves_it<L: Limiter + Clone>(mut office: Office<L>) {
-    let exports = policy("exports", waiting_quota(1, Duration::from_secs(1)));
-    let layer = office.layer(exports.clone());
-    let held = office.run(&layer).await;
-    let mut waiting = Vec::new();
-    for number in 1..=3 {
+    let exports = exports(1);
+    let (patient, hasty) = (office.layer(exports.clone()), office.layer(policy("exports", waiting_quota(1, HASTY))));
+    let admit = |layer: &RateLimitLayer<L>| {
         let layer = layer.clone();
-        waiting.push(office.spawn(async move {
+        async move {
             let (head, ()) = Request::new(()).into_parts();
             match layer.admit(&head).await {
                 Ok(admission) => admission.finish(Response::new(Body::from("done"))),
                 Err(refused) => refused.into_response().map(Body::new),
             }
-        }));
-        eventually(async || office.waiting(&exports) == number).await;
-    }
-    let [first, second, third] = waiting[..] else { panic!("three wait") };
+        }
+    };
+    let held = office.run(&patient).await;
+    let [first, second] = [office.spawn(admit(&patient)), office.spawn(admit(&patient))];
+    eventually(async || office.waiting(&exports) == 2).await;
     office.cancel(first).await;
     office.finish(held);
     office.assert_passes([second]).await;
     assert_eq!(office.left(&exports).await, 0);
+    let third = office.spawn(admit(&hasty));
     assert_eq!(office.status(third).await, StatusCode::TOO_MANY_REQUESTS);
     office.finish(second);
     office.eventually_left(&exports, 1).await;
