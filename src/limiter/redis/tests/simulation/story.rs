@@ -11,7 +11,7 @@ use super::network::{Faults, Network, Wire};
 #[cfg(feature = "store")]
 use super::table::Remote;
 use crate::algorithm::properties::quotas::any_algorithm;
-use crate::clock::Clock;
+use crate::clock::{Clock, TokioTimer};
 use crate::decision::{ChargeDecision, Decision, Receipt};
 #[cfg(feature = "store")]
 use crate::event::StoreErrorKind;
@@ -71,6 +71,12 @@ enum Event {
         key: usize,
         cost: u64,
         for_ms: u64,
+        /// The time after which the caller gives up, if it does.
+        patience_ms: Option<u64>,
+    },
+    /// A process ends as it should.
+    Close {
+        process: usize,
     },
     /// A process has another quota from now on, as while a new version is rolled out.
     Change {
@@ -217,7 +223,8 @@ impl Plan {
         let process = |chance: &mut Chance| chance.below(processes) as usize;
         for _ in 0..chance.below(4) {
             let at = chance.below(1_500);
-            match chance.below(8) {
+            match chance.below(9) {
+                8 => self.events.push((at, Event::Close { process: process(chance) })),
                 0 => self.events.push((at, Event::Cut { process: process(chance) })),
                 1 => {
                     self.events.push((at, Event::Replicate));
@@ -318,13 +325,18 @@ impl Plan {
 
     /// Adds requests in flight.
     fn add_places(&mut self, chance: &mut Chance) {
-        self.add_rule(0, vec![Quota::concurrent(chance.within(1..=6))]);
+        let mut quota = Quota::concurrent(chance.within(1..=6));
+        if chance.permille(400) {
+            quota = quota.max_wait(Duration::from_millis(chance.within(20..=1_500))).expect("the wait is possible");
+        }
+        self.add_rule(0, vec![quota]);
         let mut at = 0;
         for _ in 0..chance.within(20..=80) {
             at += chance.below(60);
             let (process, key) = (self.any_process(chance), self.any_key(chance));
             let for_ms = if chance.permille(30) { chance.below(5_000) } else { chance.below(200) };
-            self.events.push((at, Event::Hold { process, key, cost: *chance.of(&[1, 1, 1, 2]), for_ms }));
+            let patience_ms = chance.permille(100).then(|| chance.below(40));
+            self.events.push((at, Event::Hold { process, key, cost: *chance.of(&[1, 1, 1, 2]), for_ms, patience_ms }));
         }
     }
 
@@ -414,7 +426,10 @@ pub(super) trait Subject: Limiter + Clone {
     /// Returns a name of a key.
     fn stored(&self, policy: &Policy, key: &Key) -> Bytes;
 
-    /// Takes a place.
+    /// Ends what the limiter holds.
+    fn close(&self);
+
+    /// Takes a place, and waits in line for it if the quota says so.
     fn hold(
         &self,
         policy: &Policy,
@@ -441,7 +456,11 @@ impl Subject for RedisLimiter {
     }
 
     async fn hold(&self, policy: &Policy, key: &Key, cost: u64) -> Result<Result<Place, ChargeDecision>, RedisError> {
-        Self::hold(self, policy, key, cost).await
+        self.hold_in_line(policy, key, cost, TokioTimer::new()).await
+    }
+
+    fn close(&self) {
+        Self::close(self);
     }
 }
 
@@ -461,6 +480,8 @@ impl Subject for StoreLimiter<Remote> {
     async fn hold(&self, _: &Policy, _: &Key, _: u64) -> Result<Result<Place, ChargeDecision>, StoreError> {
         Err(StoreError::of(StoreErrorKind::Misconfigured, "stores keep no places"))
     }
+
+    fn close(&self) {}
 }
 
 /// Plays the story of a seed with limiters on Redis.
@@ -536,6 +557,8 @@ impl<S: Subject> Story<S> {
         }
         sleep(Duration::from_millis(200)).await;
         self.recover().await;
+        sleep(LAPSE / 2).await;
+        self.check_places_are_free().await;
         self.check_waits().await;
         sleep(RECOVERY).await;
         self.check_in_use().await;
@@ -561,11 +584,20 @@ impl<S: Subject> Story<S> {
                 let Some(caller) = self.caller(process, key, &charges) else { return };
                 self.checks.push((process, tokio::spawn(caller.settle())));
             }
-            Event::Hold { process, key, cost, for_ms } => {
+            Event::Close { process } => {
+                if let Some(limiter) = self.processes[process].take() {
+                    self.network.lock().log(format_args!("process {process} closes"));
+                    self.network.lock().ledger.record_death(process);
+                    limiter.close();
+                    self.killed.push(process);
+                }
+            }
+            Event::Hold { process, key, cost, for_ms, patience_ms } => {
                 let charges = [Asked { rule: 0, cost, effect: Effect::Enforce }];
                 let Some(caller) = self.caller(process, key, &charges) else { return };
                 let number = self.checks.len() as u64;
-                self.checks.push((process, tokio::spawn(caller.hold(number, Duration::from_millis(for_ms)))));
+                self.checks
+                    .push((process, tokio::spawn(caller.hold(number, Duration::from_millis(for_ms), patience_ms))));
             }
             Event::Change { process, rule, to } => self.current[process][rule] = to,
             Event::Reset { process, rule, key } => {
@@ -682,6 +714,27 @@ impl<S: Subject> Story<S> {
         }
     }
 
+    /// Checks that no place is taken once all were returned. Those of killed processes have lapsed by then.
+    async fn check_places_are_free(&mut self) {
+        let Some(process) = self.processes.iter().position(Option::is_some) else { return };
+        if !self.plan.rules[0][0].limits_in_flight() {
+            return;
+        }
+        for key in 0..self.plan.keys.len() {
+            let charges = [Asked { rule: 0, cost: 0, effect: Effect::Enforce }];
+            let Some(caller) = self.caller(process, key, &charges) else { continue };
+            let problem = match caller.limiter.peek(&caller.charges()).await {
+                Ok(decision) => {
+                    let told = &decision.charges()[0];
+                    let taken = told.limit() - told.remaining();
+                    (taken > 0).then(|| format!("{taken} places are taken, and all were returned"))
+                }
+                Err(error) => Some(format!("process {process} has not recovered: {error}")),
+            };
+            problem.into_iter().for_each(|words| self.network.lock().ledger.problem(words));
+        }
+    }
+
     /// Checks that no place is taken once all were returned, or have lapsed.
     async fn check_places(&mut self) {
         if !self.plan.rules[0][0].limits_in_flight() {
@@ -711,14 +764,28 @@ impl<S: Subject> Caller<S> {
     }
 
     /// Takes a place, and returns it after a while.
-    async fn hold(self, number: u64, time: Duration) {
+    async fn hold(self, number: u64, time: Duration, patience_ms: Option<u64>) {
         self.network.goes_on(self.process).await;
         let (policy, key, cost, _) = &self.charges[0];
         let sent = self.network.lock().now();
-        let held = S::hold(&self.limiter, policy, key, *cost).await;
+        let held = S::hold(&self.limiter, policy, key, *cost);
+        let patience = patience_ms.map_or(2 * LAPSE, Duration::from_millis);
+        let Ok(held) = timeout(patience, held).await else {
+            let mut state = self.network.lock();
+            state.log(format_args!("process {}: caller {number} of {cost} gives up", self.process));
+            if patience_ms.is_none() {
+                state.ledger.problem(format!("caller {number} waits for ever"));
+            }
+            return;
+        };
         let place = {
             let mut state = self.network.lock();
             let now = state.now();
+            // It is asked about before it waits and after, three times if the key is reset each time.
+            let longest = policy.quota().wait_in_line() + 6 * (self.deadline + GRACE);
+            if now - sent > longest && !state.was_paused(self.process, sent, now) {
+                state.ledger.problem(format!("caller {number} waited for {:?}", now - sent));
+            }
             let shown = match &held {
                 Ok(Ok(_)) => "has a place".to_owned(),
                 Ok(Err(denied)) => format!("has no place: {denied:?}"),
