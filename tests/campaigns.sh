@@ -33,6 +33,10 @@ RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features" --lib holdings
 PLACES_IN_LINE_SECONDS=60 cargo test --locked --features "$features" --lib processes_that_wait_in_line -- --nocapture
 # 2,000 failovers, a stream of three times the time after which places lapse, and 10,000 places of as many keys and of one key.
 PLACES_FAILOVERS=2000 PLACES_TABLE=1 cargo test --locked --features "$features" --test redis places:: -- --nocapture
+# Simulated processes, a server and a network with faults: 10,000 seeds each on Redis and over a store.
+SIMULATION_SEEDS=10000 cargo test --locked --features "$features,store" --lib simulation -- --nocapture
+# The simulation finds twelve planted defects: an hour, because the library is built for each.
+bash tests/campaigns/defects.sh
 # Each algorithm over a store that compares and swaps, beside memory, for 100,000 steps.
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features,store" --lib store::tests::parity
 # Each algorithm in PostgreSQL, beside memory, for 100,000 steps; and eight processes on one key, 160,000 checks.
