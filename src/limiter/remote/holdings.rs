@@ -159,6 +159,7 @@ impl Holdings {
     pub(crate) fn bid(self: &Arc<Self>, key: HeldKey, units: u64, connections: u64) -> (Claim, Bid) {
         let mut part = self.part(&key.bytes);
         let holding = self.holding(&mut part, &key);
+        let before = holding.epoch;
         let claim = self.claim(holding, connections);
         holding.under_way = holding.under_way.saturating_add(units);
         let bid = Bid {
@@ -168,6 +169,7 @@ impl Holdings {
             key,
             units,
             claim,
+            begins_epoch: claim.epoch != before,
             is_sent: false,
             is_open: true,
         };
@@ -354,6 +356,8 @@ pub(crate) struct Bid {
     key: HeldKey,
     units: u64,
     claim: Claim,
+    /// The epoch began with it, so no other call may have told the store of it.
+    begins_epoch: bool,
     run: u64,
     /// The units that were held when it began.
     held: u64,
@@ -427,8 +431,8 @@ impl Drop for Bid {
         }
         if self.is_sent {
             self.holdings.doubt(holding);
-        } else if holding.epoch != self.claim.epoch {
-            holding.is_doubtful = true; // its units are part of the base
+        } else if self.begins_epoch || holding.epoch != self.claim.epoch {
+            holding.is_doubtful = true; // the store does not know the epoch, or its units are part of the base
         }
         tidy(&mut part, &self.key.bytes);
     }

@@ -33,8 +33,8 @@ const GRACE: Duration = Duration::from_millis(21);
 /// The time after the last fault in which every process recovers.
 const RECOVERY: Duration = Duration::from_secs(3);
 
-/// The time after which places lapse.
-const LAPSE: Duration = Duration::from_secs(3);
+/// A check that takes longer hangs.
+const HANG: Duration = Duration::from_secs(15);
 
 /// The longest wait that a story waits for.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -48,6 +48,8 @@ pub(super) struct Plan {
     deadline: Duration,
     denials: usize,
     lease_units: u64,
+    /// The time after which places lapse.
+    lapse: Duration,
     faults: Faults,
     /// In their order, with the milliseconds since the beginning.
     events: Vec<(u64, Event)>,
@@ -172,6 +174,7 @@ impl Plan {
         if chance.permille(800) {
             plan.add_faults(&mut chance);
         }
+        plan.lapse = Duration::from_secs(*chance.of(&[3, 10]));
         plan.events.sort_by_key(|(at, _)| *at);
         plan
     }
@@ -184,6 +187,7 @@ impl Plan {
             deadline: Duration::from_millis(*chance.of(&[20, 50, 50, 100])),
             denials: if chance.permille(700) { 64 } else { 0 },
             lease_units: 0,
+            lapse: Duration::from_secs(3),
             faults: Faults { delay_ms: *chance.of(&[0, 1, 2, 5, 15]), ..Faults::default() },
             events: Vec::new(),
         }
@@ -447,7 +451,7 @@ impl Subject for RedisLimiter {
             .deadline(plan.deadline)
             .max_denials(plan.denials)
             .lease_units(plan.lease_units)
-            .places_lapse_after(LAPSE);
+            .places_lapse_after(plan.lapse);
         builder.simulated(wire, clock, number).expect("the setup is possible")
     }
 
@@ -527,7 +531,7 @@ impl<S: Subject> Story<S> {
     fn begin(seed: u64, plan: Plan) -> Self {
         let network = Network::new(plan.processes, Chance::new(seed ^ 1), Faults::default());
         network.lock().ledger.leases = plan.lease_units > 0;
-        network.lock().ledger.lapse = LAPSE;
+        network.lock().ledger.lapse = plan.lapse;
         network.lock().ledger.is_server_known = S::IS_SERVER_KNOWN;
         let (began, mut chance) = (Instant::now(), Chance::new(seed ^ 2));
         let process = |process: usize| {
@@ -557,7 +561,6 @@ impl<S: Subject> Story<S> {
         }
         sleep(Duration::from_millis(200)).await;
         self.recover().await;
-        sleep(LAPSE / 2).await;
         self.check_places_are_free().await;
         self.check_waits().await;
         sleep(RECOVERY).await;
@@ -662,7 +665,7 @@ impl<S: Subject> Story<S> {
         }
         sleep(RECOVERY).await;
         for (number, (_, check)) in self.checks.iter_mut().enumerate() {
-            let problem = match timeout(2 * LAPSE, check).await {
+            let problem = match timeout(HANG, check).await {
                 Ok(Ok(())) => continue,
                 Ok(Err(error)) if error.is_cancelled() => continue, // its process was killed
                 Ok(Err(error)) => format!("check {number} panicked: {error}"),
@@ -714,12 +717,13 @@ impl<S: Subject> Story<S> {
         }
     }
 
-    /// Checks that no place is taken once all were returned. Those of killed processes have lapsed by then.
+    /// Checks that no place is taken soon after all were returned, unless a process could not return its own.
     async fn check_places_are_free(&mut self) {
         let Some(process) = self.processes.iter().position(Option::is_some) else { return };
-        if !self.plan.rules[0][0].limits_in_flight() {
+        if !self.plan.rules[0][0].limits_in_flight() || !self.killed.is_empty() {
             return;
         }
+        sleep(Duration::from_secs(1)).await;
         for key in 0..self.plan.keys.len() {
             let charges = [Asked { rule: 0, cost: 0, effect: Effect::Enforce }];
             let Some(caller) = self.caller(process, key, &charges) else { continue };
@@ -740,7 +744,7 @@ impl<S: Subject> Story<S> {
         if !self.plan.rules[0][0].limits_in_flight() {
             return;
         }
-        sleep(3 * LAPSE).await;
+        sleep(3 * self.plan.lapse).await;
         let left = {
             let state = self.network.lock();
             let mut server = state.server.clone();
@@ -748,7 +752,10 @@ impl<S: Subject> Story<S> {
             server.keys.len()
         };
         if left > 0 {
-            self.network.lock().ledger.problem(format!("{left} keys have places {LAPSE:?} after all were returned"));
+            self.network
+                .lock()
+                .ledger
+                .problem(format!("{left} keys have places {:?} after all were returned", self.plan.lapse));
         }
     }
 }
@@ -769,7 +776,7 @@ impl<S: Subject> Caller<S> {
         let (policy, key, cost, _) = &self.charges[0];
         let sent = self.network.lock().now();
         let held = S::hold(&self.limiter, policy, key, *cost);
-        let patience = patience_ms.map_or(2 * LAPSE, Duration::from_millis);
+        let patience = patience_ms.map_or(HANG, Duration::from_millis);
         let Ok(held) = timeout(patience, held).await else {
             let mut state = self.network.lock();
             state.log(format_args!("process {}: caller {number} of {cost} gives up", self.process));
