@@ -404,6 +404,10 @@ impl Ledger {
         self.failed_over = Some(now);
     }
 
+    pub(super) fn has_failed_over(&self) -> bool {
+        self.failed_over.is_some()
+    }
+
     /// Records that units of a key may be forgotten.
     pub(super) fn record_forgotten(&mut self, key: &Bytes) {
         self.forgotten.insert(key.clone());

@@ -717,10 +717,12 @@ impl<S: Subject> Story<S> {
         }
     }
 
-    /// Checks that no place is taken soon after all were returned, unless a process could not return its own.
+    /// Checks that no place is taken soon after all were returned, unless a process could not return its own. A failover
+    /// may bring back a row of which its process knows nothing any more: it lapses.
     async fn check_places_are_free(&mut self) {
         let Some(process) = self.processes.iter().position(Option::is_some) else { return };
-        if !self.plan.rules[0][0].limits_in_flight() || !self.killed.is_empty() {
+        let is_lapse_needed = !self.killed.is_empty() || self.network.lock().ledger.has_failed_over();
+        if !self.plan.rules[0][0].limits_in_flight() || is_lapse_needed {
             return;
         }
         sleep(Duration::from_secs(1)).await;
@@ -760,12 +762,21 @@ impl<S: Subject> Story<S> {
     }
 }
 
+/// A caller without an answer. Dropped, it is one that never gets it.
+struct Asks<'a, S: Subject>(Option<&'a Caller<S>>);
+
+impl<S: Subject> Drop for Asks<'_, S> {
+    fn drop(&mut self) {
+        self.0.into_iter().for_each(Caller::record_unknown);
+    }
+}
+
 impl<S: Subject> Caller<S> {
     /// Forces the charges.
     async fn settle(self) {
         self.network.goes_on(self.process).await;
         let sent = self.network.lock().now();
-        let answer = self.limiter.settle(&self.charges()).await;
+        let answer = self.answered(self.limiter.settle(&self.charges())).await;
         // It waits behind checks in flight, each for its deadline.
         drop(self.record(sent, 2 * self.deadline, answer));
     }
@@ -821,7 +832,7 @@ impl<S: Subject> Caller<S> {
         let taken = self.limiter.take(&charges);
         let answer = async { taken.await };
         let answer = match then {
-            Then::Cancel { after_ms } => match timeout(Duration::from_millis(after_ms), answer).await {
+            Then::Cancel { after_ms } => match self.answered(timeout(Duration::from_millis(after_ms), answer)).await {
                 Ok(answer) => answer,
                 Err(_) => {
                     self.network.lock().log(format_args!("process {} gives {} up", self.process, self.costs()));
@@ -829,7 +840,7 @@ impl<S: Subject> Caller<S> {
                     return;
                 }
             },
-            Then::Keep | Then::Refund { .. } => answer.await,
+            Then::Keep | Then::Refund { .. } => self.answered(answer).await,
         };
         let refunds = self.record(sent, self.deadline, answer);
         if let Then::Refund { after_ms } = then {
@@ -837,7 +848,7 @@ impl<S: Subject> Caller<S> {
             self.network.goes_on(self.process).await;
             if !refunds.is_empty() {
                 let all = refunds.into_iter().map(|refund| self.record_refund(refund)).collect();
-                let refunded = self.limiter.refund(all).await.is_ok();
+                let refunded = self.answered(self.limiter.refund(all)).await.is_ok();
                 if !refunded {
                     self.record_unknown();
                 }
@@ -869,6 +880,14 @@ impl<S: Subject> Caller<S> {
     fn charges(&self) -> Vec<Charge<'_>> {
         let charges = self.charges.iter();
         charges.map(|(policy, key, cost, effect)| Charge::new(policy, key).cost(*cost).effect(*effect)).collect()
+    }
+
+    /// Waits for an answer. If the process is killed meanwhile, it is not known what became of the charges.
+    async fn answered<T>(&self, answer: impl IntoFuture<Output = T>) -> T {
+        let mut asks = Asks(Some(self));
+        let answer = answer.await;
+        asks.0 = None;
+        answer
     }
 
     /// Records that it is not known what became of the charges.
