@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/project/public_items.txt");
-const FEATURES: &str = "axum,tonic,tokio,metrics,redis-rustls-ring,redis-rs,postgres,retry,serde,rules,conformance";
+/// Those of tests/all.sh, whose documentation step has built all that is needed in the same folder.
+const FEATURES: &str =
+    "axum,tonic,tokio,metrics,redis-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,rules,conformance,tracing";
 const UPDATE: &str = "REWRITE_GOLDEN=1 cargo test --features $F --test project public_items";
 
 /// Returns the folder of the crate's pages.
 fn documented() -> PathBuf {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("public_items");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("checks");
     let output = Command::new(env!("CARGO"))
         .args(["doc", "--no-deps", "--lib", "--locked", "--quiet", "--features", FEATURES, "--manifest-path"])
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
