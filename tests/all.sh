@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every check, in one command: bash tests/all.sh
-# It takes a quarter of an hour on two processors. Longer campaigns are in tests/campaigns.sh.
+# It takes about 18 minutes on two processors. Longer campaigns are in tests/campaigns.sh.
 # On Debian as root it installs what is missing. Anywhere else it names what to install, and fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -166,15 +166,6 @@ if ! "$passed"; then
     exit 1
 fi
 
-step 'setup warnings as warnings of tracing'
-run cargo test --locked --features "$features,tracing" --test tracing
-
-step 'the programs for other frameworks'
-# pingora needs cmake, so it is in tests/campaigns.sh.
-run cargo fmt --check --manifest-path examples/frameworks/Cargo.toml
-run cargo test --locked --manifest-path examples/frameworks/Cargo.toml \
-    --target-dir target/frameworks
-
 step 'faults of Redis'
 run cargo test --locked --features "$features" --lib -- redis::store::tests --test-threads 2
 
@@ -287,6 +278,15 @@ test_servers() {
 }
 test_servers >target/servers.log 2>&1 &
 on_servers=$!
+
+step 'setup warnings as warnings of tracing'
+run cargo test --locked --features "$features,tracing" --test tracing
+
+step 'the programs for other frameworks'
+# pingora needs cmake, so it is in tests/campaigns.sh.
+run cargo fmt --check --manifest-path examples/frameworks/Cargo.toml
+run cargo test --locked --manifest-path examples/frameworks/Cargo.toml \
+    --target-dir target/frameworks
 
 step 'benchmarks, once through'
 benches=()
