@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::decision::{ChargeDecision, Decision};
+use crate::key::Key;
 use crate::limiter::{Charge, Effect};
 use crate::policy::Policy;
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -33,7 +34,8 @@ const LONGEST_UNKNOWN: Duration = Duration::from_millis(10);
 /// return after it.
 const SETTLING: Duration = Duration::from_millis(200);
 
-/// Denials by (policy, key). The latest of those that share a slot is remembered.
+/// Denials by (policy, key). The latest of those that share a slot is remembered. Those of a key under all quotas of a
+/// policy share one, because a refund or a reset under one of them ends the denials under each.
 pub(crate) struct DenialCache {
     slots: Box<[Mutex<Slot>]>,
     tags: Tags,
@@ -48,8 +50,7 @@ struct Slot {
 }
 
 struct Denial {
-    tag: Tag,
-    cost: u64,
+    watch: Watch,
     sent: Timestamp,
     until: Timestamp,
     decision: ChargeDecision,
@@ -100,7 +101,11 @@ impl DenialCache {
         // A request in line that asks again wants an answer of now.
         let is_lasting = !quota.counts_denied() && quota.wait_in_line().is_zero();
         let remembers = charge.effect == Effect::Enforce && charge.cost > 0 && is_lasting && !self.slots.is_empty();
-        remembers.then(|| Watch { tag: self.tags.charge(charge), cost: charge.cost })
+        remembers.then(|| Watch {
+            tag: self.tags.named(charge.policy, charge.key),
+            policy: charge.policy.fingerprint(),
+            cost: charge.cost,
+        })
     }
 
     /// Remembers a denial, if the decision is one. `sent` is when its call was sent.
@@ -116,22 +121,25 @@ impl DenialCache {
             return;
         }
         let until = sent.saturating_add(wait);
-        slot.denial = Some(Denial { tag: watch.tag, cost: watch.cost, sent, until, decision: decision.clone() });
+        slot.denial = Some(Denial { watch, sent, until, decision: decision.clone() });
     }
 
-    /// Forgets a denial, because something is refunded or reset.
-    pub(crate) fn forget(&self, tag: Tag) {
+    /// Forgets the denials of a key under a policy's name, because something is refunded or reset.
+    pub(crate) fn forget(&self, policy: &Policy, key: &Key) {
         if self.slots.is_empty() {
             return;
         }
-        let mut slot = self.slot(tag);
+        let mut slot = self.slot(self.tags.named(policy, key));
         slot.denial = None;
         slot.from = self.now().saturating_add(SETTLING);
     }
 
     fn find(&self, watch: Watch, now: Timestamp) -> Option<ChargeDecision> {
         let slot = self.slot(watch.tag);
-        let denial = slot.denial.as_ref().filter(|denial| denial.tag == watch.tag && denial.cost <= watch.cost)?;
+        let denial = slot.denial.as_ref().filter(|denial| {
+            let Watch { tag, policy, cost } = denial.watch;
+            tag == watch.tag && policy == watch.policy && cost <= watch.cost
+        })?;
         // After the clock stepped back it is not known how long ago the call was sent.
         if now < denial.sent || now >= denial.until {
             return None;
@@ -149,13 +157,15 @@ impl DenialCache {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Watch {
     tag: Tag,
+    /// The fingerprint of the policy and its quota.
+    policy: u64,
     cost: u64,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{clock::ManualClock, key::Key, quota::Quota};
+    use crate::{clock::ManualClock, quota::Quota};
 
     struct Bench {
         clock: ManualClock,
@@ -229,7 +239,7 @@ mod tests {
         bench.clock.advance(LONGEST_UNKNOWN);
         assert!(bench.refusal(1).is_none(), "another process may have returned units");
         bench.deny(1, Wait::Unknown);
-        bench.denials.forget(bench.denials.tags.of(&bench.policy, &bench.key));
+        bench.denials.forget(&bench.policy, &bench.key);
         assert!(bench.refusal(1).is_none(), "this process has returned units");
     }
 
@@ -249,7 +259,7 @@ mod tests {
     fn refund_is_not_undone_by_a_denial_under_way() {
         let bench = bench();
         bench.deny(1, Wait::After(LONGEST));
-        bench.denials.forget(bench.denials.tags.of(&bench.policy, &bench.key));
+        bench.denials.forget(&bench.policy, &bench.key);
         assert!(bench.refusal(1).is_none());
         bench.deny(1, Wait::After(LONGEST));
         assert!(bench.refusal(1).is_none(), "asked for before the refund was there");
@@ -273,6 +283,15 @@ mod tests {
         ] {
             assert!(bench.denials.refusal(&[charge]).is_none(), "{charge:?}");
         }
+    }
+
+    #[test]
+    fn refund_under_another_quota_of_the_policy_ends_a_denial() {
+        let bench = bench();
+        bench.deny(1, Wait::After(LONGEST));
+        let before = Policy::new("test", Quota::per_minute(9)).unwrap();
+        bench.denials.forget(&before, &bench.key);
+        assert!(bench.refusal(1).is_none(), "the units came back to the same state");
     }
 
     #[test]

@@ -27,8 +27,8 @@ fn policy() -> Policy {
 #[test]
 fn denial_of_before_a_refund_is_not_repeated_after_it() {
     explore(1_000, || {
-        let (clock, tags, key) = (ManualClock::new(), Tags::default(), Key::global());
-        let denials = Arc::new(DenialCache::new(2, tags.clone(), Arc::new(clock.clone())));
+        let (clock, key) = (ManualClock::new(), Key::global());
+        let denials = Arc::new(DenialCache::new(2, Tags::default(), Arc::new(clock.clone())));
         let denies = || {
             let (denials, clock, key) = (Arc::clone(&denials), clock.clone(), key.clone());
             thread::spawn(move || {
@@ -48,8 +48,8 @@ fn denial_of_before_a_refund_is_not_repeated_after_it() {
             })
         };
         let refunds = {
-            let (denials, tag) = (Arc::clone(&denials), tags.of(&policy(), &key));
-            thread::spawn(move || denials.forget(tag))
+            let (denials, key) = (Arc::clone(&denials), key.clone());
+            thread::spawn(move || denials.forget(&policy(), &key))
         };
         let threads = [denies(), asks(), denies(), asks(), refunds];
         threads.into_iter().for_each(|thread| thread.join().expect("the thread ends"));

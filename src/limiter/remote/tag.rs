@@ -7,8 +7,7 @@ use crate::limiter::Charge;
 use crate::policy::Policy;
 use crate::random::{self, Hasher};
 
-/// The name of a (policy, key) pair: a hash with a secret of the process. Policies with different
-/// quotas have different tags.
+/// The name of a (policy, key) pair: a hash with a secret of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tag(u64);
 
@@ -30,12 +29,13 @@ impl Default for Tags {
 }
 
 impl Tags {
+    /// Returns the tag of a key under a policy and its quota.
     pub(crate) fn of(&self, policy: &Policy, key: &Key) -> Tag {
         Tag(self.0.hash_one((policy.fingerprint(), key)))
     }
 
-    /// Returns the tag of a queue, whatever its quota is.
-    pub(crate) fn queue(&self, policy: &Policy, key: &Key) -> Tag {
+    /// Returns the tag of a key under a policy's name, whatever its quota is.
+    pub(crate) fn named(&self, policy: &Policy, key: &Key) -> Tag {
         Tag(self.0.hash_one((policy.name_fingerprint(), key)))
     }
 

@@ -83,7 +83,7 @@ impl<B: Backend> Checks<B> {
         if refund.policy.limits_in_flight() {
             self.return_place(&refund, sender)?;
         } else if is_queue(refund.policy.quota()) {
-            let tag = self.tags.queue(&refund.policy, &refund.key);
+            let tag = self.tags.named(&refund.policy, &refund.key);
             if self.queue_refunds.add(tag, refund, sender) {
                 self.send_next_refund(tag)?;
             }
@@ -124,7 +124,7 @@ impl<B: Backend> Checks<B> {
     }
 
     fn refund_request(&self, refund: &Refund) -> B::Request {
-        self.denials.forget(self.tags.of(&refund.policy, &refund.key));
+        self.denials.forget(&refund.policy, &refund.key);
         self.backend.refund(refund)
     }
 

@@ -87,7 +87,7 @@ impl<B: Backend> Checks<B> {
         refund: &Refund,
         sender: oneshot::Sender<Refunded<B>>,
     ) -> Result<(), B::Error> {
-        self.denials.forget(self.tags.of(&refund.policy, &refund.key));
+        self.denials.forget(&refund.policy, &refund.key);
         let stored = self.backend.stored(&refund.policy, &refund.key);
         let (run, units) = (refund.receipt.at_us(), refund.receipt.units());
         let key = self.backend.held_key(&refund.policy, &stored);

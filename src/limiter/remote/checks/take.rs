@@ -163,7 +163,7 @@ impl<B: Backend> Checks<B> {
             return Reply::Now(Err(error));
         }
         let checks = Arc::clone(self);
-        let (tag, queue) = (self.tags.of(policy, key), self.tags.queue(policy, key));
+        let (tag, queue) = (self.tags.of(policy, key), self.tags.named(policy, key));
         let request = self.backend.reset(policy, key);
         let (policy, key) = (policy.clone(), key.clone());
         Reply::Later(Box::pin(async move {
@@ -171,7 +171,7 @@ impl<B: Backend> Checks<B> {
                 leases.forget(tag);
             }
             let answer = checks.ask(request).await;
-            checks.denials.forget(tag);
+            checks.denials.forget(&policy, &key);
             checks.queue_refunds.forget(queue);
             checks.lines.wake_first(&policy, &key);
             done(answer)
