@@ -175,7 +175,7 @@ impl<S: Store> Inner<S> {
             match self.swap(&changes, now, due).await? {
                 Outcome::Made { is_away } => {
                     // The time of the decision was too far away from the store's: it is made again, once.
-                    if is_away && !has_undone && self.undo(&mut copy, &changes, due).await {
+                    if is_away && !has_undone && self.undo(&mut copy, &changes, due).await? {
                         (has_undone, is_current) = (true, true);
                         continue;
                     }
@@ -288,21 +288,21 @@ impl<S: Store> Inner<S> {
     }
 
     /// Undoes changes that were made. Returns whether they are undone: not if another process has written since.
-    async fn undo(self: &Arc<Self>, copy: &mut WorkingCopy<'_>, made: &[Change], due: Due) -> bool {
-        let now = self.time.now().map_or(0, Timestamp::as_micros);
-        let changes = copy.undoing(made, now, || self.random.version());
+    ///
+    /// # Errors
+    /// It is not known. The requests must not be admitted then, because what they took may be free again.
+    async fn undo(self: &Arc<Self>, copy: &mut WorkingCopy<'_>, made: &[Change], due: Due) -> Result<bool, StoreError> {
+        let now = self.time.now().unwrap_or_default();
+        let changes = copy.undoing(made, now.as_micros(), || self.random.version());
         if changes.is_empty() {
-            return false;
+            return Ok(false);
         }
-        match self.call(self.store.swap(&changes), due).await {
-            Ok((swapped, trip)) => {
-                self.time.record(trip, swapped.now, None);
-                if swapped.is_done() {
-                    copy.note_done(&changes, &self.known);
-                }
-                swapped.is_done()
+        match self.swap(&changes, now, due).await? {
+            Outcome::Made { .. } => {
+                copy.note_done(&changes, &self.known);
+                Ok(true)
             }
-            Err(_) => false, // what was made is kept
+            Outcome::Conflict(_) => Ok(false),
         }
     }
 

@@ -337,6 +337,25 @@ async fn store_whose_clock_steps_is_followed() {
     assert_eq!(left(&limiter, &policy, "a").await, 1);
 }
 
+/// Simulated seed 3614: the units were free again, and the request was admitted.
+#[tokio::test]
+async fn charge_whose_undoing_has_no_answer_is_made_again_or_fails() {
+    for (fate, is_known) in [(Fate::AnswerLost, true), (Fate::LostThenOverwritten(5), false)] {
+        let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+        let lab = Lab::with(|lab| lab.clock = Some(clock.clone()));
+        let limiter = patient().build(lab.clone()).unwrap();
+        let policy = Policy::new("window", Quota::fixed_window(3, Duration::from_secs(60)).unwrap()).unwrap();
+        take(&limiter, &policy, "a").await;
+        clock.advance(Duration::from_secs(60));
+        lab.next(&[Fate::Answered, fate]);
+        let taken = limiter.take(&[Charge::new(&policy, &key("a"))]).await;
+        assert_eq!(taken.is_ok_and(|decision| decision.is_allowed()), is_known);
+        if is_known {
+            assert_eq!(left(&limiter, &policy, "a").await, 2, "it is charged");
+        }
+    }
+}
+
 #[tokio::test]
 async fn refunds_to_a_queue_are_made_in_any_order() {
     let limiter = patient().build(Lab::default()).unwrap();
