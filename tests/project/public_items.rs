@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/project/public_items.txt");
-/// Those of tests/all.sh, whose documentation step has built all that is needed in the same folder.
+/// As in tests/all.sh, whose documentation step has built all that is needed in the same folder.
 const FEATURES: &str =
     "axum,tonic,tokio,metrics,redis-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,rules,conformance,tracing";
 const UPDATE: &str = "REWRITE_GOLDEN=1 cargo test --features $F --test project public_items";

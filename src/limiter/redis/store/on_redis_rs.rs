@@ -35,7 +35,7 @@ const BUFFER: usize = 1_024;
 /// A URL as this client reads it.
 pub(super) struct RedisRsTarget(Dial);
 
-/// What makes clients of servers.
+/// Makes clients of servers.
 #[derive(Clone)]
 struct Dial {
     url: Url,

@@ -140,7 +140,7 @@ impl Target {
             ));
         }
         if matches!(self.kind, TargetKind::Sentinel(_)) {
-            // fred would ask for those of the sentinels, too, and cannot say which server is a sentinel.
+            // fred would also ask for those of the sentinels, and cannot say which server is a sentinel.
             return Err(misconfigured("credentials(…) is not possible with sentinels: put the user into the URL"));
         }
         Ok(())

@@ -8,7 +8,7 @@ pub(in crate::limiter::redis) struct Pem {
     pub(in crate::limiter::redis) identity: Option<Identity>,
 }
 
-/// What the limiter shows to servers that ask for a certificate.
+/// The certificate that the limiter shows to servers that ask for one.
 #[derive(Clone)]
 #[cfg_attr(
     not(any(

@@ -35,7 +35,7 @@ pub(super) struct Faults {
     pub(super) reorders: bool,
 }
 
-/// What goes over the wire.
+/// A message on the wire.
 #[derive(Clone, Debug)]
 pub(in crate::limiter::redis) enum Sent {
     Script {

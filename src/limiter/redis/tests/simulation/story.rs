@@ -128,7 +128,7 @@ struct Asked {
     effect: Effect,
 }
 
-/// What a caller does with its check.
+/// The end of a check, as its caller chose it.
 #[derive(Clone, Copy, Debug)]
 enum Then {
     Keep,
