@@ -24,10 +24,11 @@ use tower_ratelimit::{
         UnsupportedQuota,
     },
     middleware::QuotaSwitch,
-    observe::{LayerEvent, Observed, Observer, OutcomeKind, SetupWarningKind},
+    observe::{OutcomeKind, SetupWarningKind},
     rules::Rules,
 };
 
+use crate::lines::{Log, Number};
 use crate::support::waiting::World;
 use crate::support::{config, memory};
 
@@ -52,23 +53,6 @@ fn policy(limit: u64) -> Policy {
 
 fn done() -> Answer {
     Response::new(Full::new(Bytes::from_static(b"done")).map_err(BoxError::from).boxed_unsync())
-}
-
-/// The number of a request, which its response holds up to the test.
-#[derive(Clone)]
-struct Number(usize);
-
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<OutcomeKind>>>, Arc<Mutex<Vec<LayerEvent>>>);
-
-impl Observer for Log {
-    fn on_outcome(&self, observed: &Observed<'_>) {
-        self.0.lock().unwrap().push(observed.outcome().kind());
-    }
-
-    fn on_layer_event(&self, event: &LayerEvent) {
-        self.1.lock().unwrap().push(event.clone());
-    }
 }
 
 async fn in_memory() -> (MemoryLimiter, ()) {

@@ -86,10 +86,10 @@ fn exports(limit: u64) -> Policy {
 
 /// The number of a request, for its handler.
 #[derive(Clone)]
-struct Number(usize);
+pub(crate) struct Number(pub(crate) usize);
 
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<OutcomeKind>>>, Arc<Mutex<Vec<LayerEvent>>>);
+pub(crate) struct Log(pub(crate) Arc<Mutex<Vec<OutcomeKind>>>, pub(crate) Arc<Mutex<Vec<LayerEvent>>>);
 
 impl Observer for Log {
     fn on_outcome(&self, observed: &Observed<'_>) {
