@@ -14,7 +14,7 @@ use crate::limiter::redis::error::RedisError;
 
 /// A parsed URL, for the client library that is used.
 pub(super) struct Target {
-    library: Library,
+    client: Library,
     pub(super) kind: TargetKind,
 }
 
@@ -85,7 +85,7 @@ impl Target {
         if scheme.starts_with("rediss") {
             tls::choose_provider();
         }
-        let (library, kind) = match settings.client {
+        let (client, kind) = match settings.client {
             #[cfg(feature = "redis")]
             RedisClient::Fred => {
                 let (target, kind) = FredTarget::parse(url)?;
@@ -98,7 +98,7 @@ impl Target {
             }
         };
         #[allow(unused_mut, reason = "certificates need a feature")]
-        let mut target = Self { library, kind };
+        let mut target = Self { client, kind };
         if !settings.pem.is_empty() {
             check_rustls(scheme, settings.client)?;
             target.use_certificates(&settings.pem)?;
@@ -112,7 +112,7 @@ impl Target {
     /// Uses certificates that were handed in, which the client can use.
     #[allow(unused_variables, clippy::needless_pass_by_ref_mut, reason = "certificates need a feature")]
     fn use_certificates(&mut self, pem: &Pem) -> Result<(), RedisError> {
-        match &mut self.library {
+        match &mut self.client {
             #[cfg(any(feature = "redis-rustls", feature = "redis-rustls-ring"))]
             Library::Fred(target) => target.use_certificates(tls::read(pem)?),
             #[cfg(any(feature = "redis-rs-rustls", feature = "redis-rs-rustls-ring"))]
@@ -128,7 +128,7 @@ impl Target {
 
     /// Returns an error if the URL is not one for which the application's closure is asked for credentials.
     fn check_credentials(&self) -> Result<(), RedisError> {
-        let has_login = match &self.library {
+        let has_login = match &self.client {
             #[cfg(feature = "redis")]
             Library::Fred(target) => target.has_login(),
             #[cfg(feature = "redis-rs")]
@@ -154,7 +154,7 @@ impl Target {
         only: Option<&Address>,
         settings: &Settings,
     ) -> Result<Box<dyn Transport>, RedisError> {
-        Ok(match &self.library {
+        Ok(match &self.client {
             #[cfg(feature = "redis")]
             Library::Fred(target) => Box::new(target.transport(name, only, settings)?),
             #[cfg(feature = "redis-rs")]

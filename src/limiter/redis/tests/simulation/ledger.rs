@@ -1,7 +1,7 @@
 //! The accounts of a simulation: what the server decided, what each process was told, and whether both are lawful.
 //!
-//! The server's decisions are compared with the oracle, one by one. What a process got from the server is what its
-//! callers keep, and what it refunded: to the unit.
+//! The server's decisions are compared with the oracle, one by one. A process keeps for its callers, or
+//! refunds, all that it got from the server, to the unit.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -86,7 +86,7 @@ pub(super) struct Ledger {
     executed: BTreeSet<u64>,
     delivered: BTreeSet<u64>,
     claims: Vec<Claim>,
-    /// What callers refunded.
+    /// The units that callers refunded.
     refunded: Vec<Claim>,
     holds: Vec<Hold>,
     /// When the server has forgotten what was held of a key.
