@@ -80,7 +80,7 @@ run cargo --version
 run python3 --version
 
 step 'format'
-run cargo fmt --check
+run cargo fmt --all --check
 
 # Only campaigns build these, and a campaign that does not build is found too late.
 step 'lock files of the packages beside'
@@ -108,7 +108,7 @@ check_code() {
         run cargo rustc --locked --package tower-ratelimit --lib --profile check --features "$feature" -- -D warnings
     done
     step 'clippy: everything'
-    run cargo clippy --locked --all-targets --features "$features,tracing" -- "${lints[@]}"
+    run cargo clippy --locked --workspace --all-targets --features "$features,tracing" -- "${lints[@]}"
 
     # The core has no clock on wasm32, but takes the application's. On i686 nothing is linked, so no C compiler for it is needed.
     step '32-bit targets: the core runs on wasm32, all that needs no network builds on i686'
@@ -296,14 +296,7 @@ done
 run cargo test --locked --features "$features" "${benches[@]}" -- --smoke
 
 step 'instructions of a check and of a request, beside their baseline'
-# The bench needs no debug information. Only the packages that a request passes through are optimised; so a layer has 17
-# instructions more than in the bench alone, because less is inlined.
-optimised=(--config profile.bench.debug=false --config 'profile.bench.package."*".opt-level=0')
-for package in axum axum-core bytes foldhash futures-util http http-body http-body-util ipnet itoa smallvec sync_wrapper tokio \
-    tokio-util tower tower-layer tower-service; do
-    optimised+=(--config "profile.bench.package.$package.opt-level=3")
-done
-run cargo bench --locked "${optimised[@]}" --bench instructions
+run cargo run --locked --profile bench --config profile.bench.debug=false --package instructions
 
 step 'loom: every interleaving of the lock-free steps'
 # Only this crate is built with the condition. With RUSTFLAGS every dependency would be built again. What has no model is left

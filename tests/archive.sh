@@ -24,13 +24,13 @@ fail() {
 }
 
 # Cargo before 1.90 cannot package a program together with the library that it needs.
-both=(--workspace)
+packed=(--package tower-ratelimit --package tower-ratelimit-cli)
 if [ "$(cargo --version | cut -d. -f2)" -lt 90 ]; then
-    both=(--package tower-ratelimit)
+    packed=(--package tower-ratelimit)
     printf 'This cargo cannot package the program before the library is published.\n'
 fi
 # What cargo says about tests and benches that are left out is meant.
-run cargo package --locked --allow-dirty --no-verify "${both[@]}" 2>&1 | sed '/ignoring/d'
+run cargo package --locked --allow-dirty --no-verify "${packed[@]}" 2>&1 | sed '/ignoring/d'
 
 # unpack NAME LIMIT FILE…: unpacks an archive. Checks that it has these files, no tests, and at most so many kilobytes.
 unpack() {
@@ -52,7 +52,7 @@ unpack() {
 
 unpack tower-ratelimit "$limit_library" CHANGELOG.md SECURITY.md src/lib.rs examples/quickstart.rs examples/rules.yaml
 members='"tower-ratelimit"'
-if [ "${both[0]}" = --workspace ]; then
+if [ "${#packed[@]}" -gt 2 ]; then
     unpack tower-ratelimit-cli "$limit_program" src/main.rs
     members+=', "tower-ratelimit-cli"'
 fi
@@ -86,6 +86,6 @@ while read -r set; do
     alone env CARGO_TARGET_DIR="$checks" cargo check --package tower-ratelimit --lib --examples --features "$set"
 done <sets
 alone cargo test --package tower-ratelimit --doc --features "$features"
-if [ "${both[0]}" = --workspace ]; then
+if [ "${#packed[@]}" -gt 2 ]; then
     alone env CARGO_TARGET_DIR="$checks" cargo check --package tower-ratelimit-cli
 fi

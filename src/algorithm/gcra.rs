@@ -45,7 +45,7 @@ use super::used::{Carried, Dated, Used};
 
 /// A span of time, counted in parts of `1/l` µs.
 ///
-/// `u64` is the faster one (`benches/instructions.rs`); `u128` holds the spans of every quota.
+/// `u64` is the faster one (`benches/instructions`); `u128` holds the spans of every quota.
 pub(crate) trait Parts:
     Copy + Debug + Ord + From<u64> + Into<u128> + TryFrom<u128> + Add<Output = Self> + Sub<Output = Self>
 {
@@ -221,7 +221,7 @@ impl<N: Parts> Gcra<N> {
                 let Pair { at, n } = after.of(now);
                 let decision = self.standing(after, Some(0)).receipted(*units, at, n);
                 match self.queue {
-                    // By numbers: a decision that another function changes is copied (`benches/instructions.rs`).
+                    // By numbers: a decision that another function changes is copied (`benches/instructions`).
                     Some(delay_after) => {
                         let (delay_us, position) = self.delay(*met, cost, delay_after);
                         decision.delayed(delay_us, position)

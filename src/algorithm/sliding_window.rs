@@ -38,7 +38,7 @@ use super::used::Carried;
 /// A sliding window of one bucket, whose two counters fit a pair.
 ///
 /// It is an [`entry_log`](super::entry_log) of two entries. A charge that leaves something is decided from the counters
-/// directly, in half as many instructions (`benches/instructions.rs`).
+/// directly, in half as many instructions (`benches/instructions`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TwoCounterWindow {
     log: EntryLog,

@@ -38,7 +38,7 @@ pub(crate) enum DueHeaders {
     /// They are rendered by the numbers of the only charge.
     Numbers(Numbers),
     /// As `Numbers`, for the quota that the request brought. The usual variant has no policy, which would have to be
-    /// dropped (`benches/instructions.rs`, "layer, allowed, header fields").
+    /// dropped (`benches/instructions`, "layer, allowed, header fields").
     OwnNumbers(Numbers, Policy),
     Rendered(Box<Rendered>),
 }

@@ -217,7 +217,7 @@ impl Eq for Key {}
 
 impl Hash for Key {
     /// Hashes a short key in words of 16 bytes, whatever its length: each word is one multiplication in the limiter in
-    /// memory (`benches/instructions.rs`). The bytes beyond the key's length are zeros, and its parts say how long they
+    /// memory (`benches/instructions`). The bytes beyond the key's length are zeros, and its parts say how long they
     /// are.
     #[inline(always)] // a call would keep the hash in memory
     fn hash<H: Hasher>(&self, state: &mut H) {

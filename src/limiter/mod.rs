@@ -229,7 +229,7 @@ pub enum Atomicity {
 }
 
 /// A request's number among those that wait in line, below 2^48. It fits beside the effect, so that a charge stays four
-/// words: each more costs every check (`benches/instructions.rs`).
+/// words: each more costs every check (`benches/instructions`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival([u16; 3]);
 

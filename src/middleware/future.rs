@@ -303,7 +303,7 @@ where
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // The usual request. Its response is written once and changed in place, because each move of a response stalls on
-        // store forwarding (`benches/instructions.rs`, "layer, allowed, no header fields").
+        // store forwarding (`benches/instructions`, "layer, allowed, no header fields").
         if let StateProjection::Passing { response, after } = self.as_mut().project().state.project() {
             if !matches!(after, After::Open(_)) {
                 let mut answered = response.poll(cx);

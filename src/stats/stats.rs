@@ -139,7 +139,7 @@ impl StatsBuilder {
     /// second time.
     ///
     /// By default this is off, because each request that passes takes longer: some 350 instructions beside the 950 of a
-    /// layer with statistics (`benches/instructions.rs`). It takes about 15 KiB for each policy.
+    /// layer with statistics (`benches/instructions`). It takes about 15 KiB for each policy.
     pub fn count_use(mut self, count_use: bool) -> Self {
         self.counts_use = count_use;
         self

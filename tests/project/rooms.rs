@@ -71,7 +71,7 @@ fn add_split_modules(folder: &Path, found: &mut Vec<String>) {
 fn module_with_files_is_a_folder_with_a_mod_file() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
-    for folder in ["src", "cli/src", "tests", "benches/peers/src"] {
+    for folder in ["src", "cli/src", "tests", "benches/instructions/src", "benches/peers/src"] {
         add_split_modules(&root.join(folder), &mut found);
     }
     assert!(found.is_empty(), "move these into their folders, as mod.rs: {found:?}");

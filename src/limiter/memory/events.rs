@@ -29,7 +29,7 @@ impl<'a> Events<'a> {
         self.events.push(LimiterEvent::evicted(throttled));
     }
 
-    /// Reports the events. Out of line, so that dropping none of them stays in place (`benches/instructions.rs`, "state
+    /// Reports the events. Out of line, so that dropping none of them stays in place (`benches/instructions`, "state
     /// of two words").
     #[cold]
     fn report(&self) {

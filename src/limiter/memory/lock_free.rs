@@ -5,7 +5,7 @@
 //! a denied charge only reads. Where it does not do, nothing was taken, and [`charge_all`](Store::charge_all) does the
 //! work.
 //!
-//! It halves the instructions of a check and of a set (`benches/instructions.rs`). Without it, threads that are denied
+//! It halves the instructions of a check and of a set (`benches/instructions`). Without it, threads that are denied
 //! the same key would take its cache line from each other (`benches/scaling.rs`).
 
 use crate::algorithm::gcra::{Gcra, Verdict};

@@ -3,7 +3,7 @@
 //!
 //! A key keeps its slot for a while after its last unit was returned, so that its next request takes the short way: the
 //! slot's word is then the instant of the return, like that of a state that has expired. The clock is read only for that
-//! (`benches/instructions.rs`, "check, place, taken and returned").
+//! (`benches/instructions`, "check, place, taken and returned").
 //!
 //! # Resets
 //!

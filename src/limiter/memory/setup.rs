@@ -49,7 +49,7 @@ impl Default for AnyClock {
 }
 
 impl AnyClock {
-    #[inline(always)] // it would be a call in the usual charge (benches/instructions.rs)
+    #[inline(always)] // it would be a call in the usual charge (benches/instructions)
     pub(super) fn now_us(&self) -> u64 {
         match self {
             Self::Monotonic(clock) => clock.now(),

@@ -40,7 +40,7 @@ impl Ticket {
     pub(crate) fn charge<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Charging<L::Future<Decision>> {
         // The one fast path: most layers have one policy that is always enforced, and only headers report an allowed
         // request. Key and decision stay where they were written, because a copy of words just written stalls on store
-        // forwarding (`benches/instructions.rs`, "layer, allowed, no header fields").
+        // forwarding (`benches/instructions`, "layer, allowed, no header fields").
         let Some((bound, policy)) = layer.only_policy() else { return self.charge_rules(layer, head) };
         if !bound.applies(head) {
             return Charging::Decided;
@@ -79,7 +79,7 @@ impl Ticket {
     }
 
     /// Charges a request to several policies that are always enforced. If it passes, nothing is kept of it but headers
-    /// (`benches/instructions.rs`, "layer of three policies, no header fields").
+    /// (`benches/instructions`, "layer of three policies, no header fields").
     fn charge_set<L: Limiter>(
         &mut self,
         layer: &Compiled<L>,
