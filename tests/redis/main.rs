@@ -24,6 +24,7 @@ mod resharding;
 mod seams;
 mod secrets;
 mod settling;
+mod soak;
 mod stats;
 mod tls;
 mod troubles;

@@ -78,7 +78,7 @@ impl Server {
         }
     }
 
-    /// Starts the server again on the same port, with an empty database.
+    /// Starts the server again on the same port, with what its options have kept: usually an empty database.
     pub(crate) fn restart(&mut self) {
         self.kill();
         assert!(self.try_launch(), "{} did not start again on port {}", program(), self.port);
