@@ -37,7 +37,7 @@ PLACES_IN_LINE_SECONDS=60 cargo test --locked --features "$features" --lib proce
 PLACES_FAILOVERS=2000 PLACES_TABLE=1 cargo test --locked --features "$features" --test redis places:: -- --nocapture
 # Simulated processes, a server and a network with faults: 10,000 seeds each on Redis and over a store.
 SIMULATION_SEEDS=10000 cargo test --locked --features "$features,store" --lib simulation -- --nocapture
-# The simulation finds twelve planted defects: an hour, because the library is built for each.
+# The simulation finds thirteen planted defects: an hour, because the library is built for each.
 bash tests/campaigns/defects.sh
 # Each algorithm over a store that compares and swaps, beside memory, for 100,000 steps.
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features,store" --lib store::tests::parity

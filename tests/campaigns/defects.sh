@@ -16,7 +16,11 @@ for patch in "$root"/tests/campaigns/defects/*.patch; do
     name=$(basename "$patch" .patch)
     if [ $# -gt 0 ] && [[ " $* " != *" ${name%%-*} "* ]]; then continue; fi
     git -C "$copy" reset --quiet --hard
-    git -C "$copy" apply "$patch"
+    if ! git -C "$copy" apply "$patch"; then
+        echo "| $name | does not fit the code | |"
+        missed=1
+        continue
+    fi
     log=$root/target/defect-$name.log
     (cd "$copy" && nice -n 10 cargo test --quiet --locked --package tower-ratelimit --features "$features" --lib --no-run) >"$log" 2>&1 ||
         { echo "| $name | does not compile, see $log | |"; missed=1; continue; }

@@ -96,8 +96,8 @@ pub(super) struct Ledger {
     renewed: BTreeMap<(usize, Bytes), Duration>,
     /// The time after which places lapse.
     pub(super) lapse: Duration,
-    /// Units of checks and refunds whose outcome is not known to their callers, by the key.
-    unknown: BTreeMap<Bytes, u64>,
+    /// Units of checks and refunds whose outcome is not known to their callers, by the process and the key.
+    unknown: BTreeMap<(usize, Bytes), u64>,
     /// Keys whose units the server has forgotten, by a reset or a failover.
     forgotten: BTreeSet<Bytes>,
     /// The server's decisions are known here.
@@ -452,9 +452,9 @@ impl Ledger {
         }
     }
 
-    /// Records that a caller does not know what became of its units.
-    pub(super) fn record_unknown(&mut self, key: &Bytes, units: u64) {
-        *self.unknown.entry(key.clone()).or_default() += units;
+    /// Records that a caller of a process does not know what became of its units.
+    pub(super) fn record_unknown(&mut self, process: usize, key: &Bytes, units: u64) {
+        *self.unknown.entry((process, key.clone())).or_default() += units;
     }
 
     /// Checks what the server says is in use of a key of which nothing has come back with time.
@@ -462,7 +462,8 @@ impl Ledger {
         let sum = |claims: &[Claim]| -> u64 {
             claims.iter().filter(|claim| claim.key == *key).map(|claim| claim.units).sum()
         };
-        let (kept, unknown) = (sum(&self.claims) - sum(&self.refunded), self.unknown.get(key).copied().unwrap_or(0));
+        let unknown = self.unknown.iter().filter(|((_, of), _)| of == key).map(|(_, units)| units).sum::<u64>();
+        let kept = sum(&self.claims) - sum(&self.refunded);
         if in_use < kept && !self.forgotten.contains(key) {
             self.problem(format!("{in_use} units are in use, and callers have {kept}"));
         }
@@ -493,8 +494,29 @@ impl Ledger {
         }
     }
 
+    /// Checks that the server took nothing twice: what it took by calls whose answer no process read was asked for by
+    /// callers that had no answer. Units of leases were asked for by no caller.
+    fn check_unread(&mut self, is_whole: impl Fn(usize) -> bool) {
+        let mut unread: BTreeMap<(usize, Bytes), u64> = BTreeMap::new();
+        let takes = self.takes.iter().filter(|take| !self.leases && !self.delivered.contains(&take.call));
+        for take in takes.filter(|take| is_whole(take.process)) {
+            *unread.entry((take.process, take.key.clone())).or_default() += take.units;
+        }
+        for (account, units) in unread {
+            let unknown = self.unknown.get(&account).copied().unwrap_or(0);
+            if units > unknown {
+                let (process, key) = account;
+                self.problems.push(format!(
+                    "process {process}: {units} units of {} were taken without an answer, and its callers lack {unknown}",
+                    key.escape_ascii()
+                ));
+            }
+        }
+    }
+
     /// Checks that each process refunded what it got and its callers do not keep, to the unit.
     pub(super) fn settle(&mut self, is_whole: impl Fn(usize) -> bool) {
+        self.check_unread(&is_whole);
         type Account = (usize, Bytes, (u64, u64));
         let leases = self.leases;
         let account = |process: usize, key: &Bytes, receipt: (u64, u64)| -> Account {

@@ -898,7 +898,8 @@ impl<S: Subject> Caller<S> {
     /// Records that it is not known what became of the charges.
     fn record_unknown(&self) {
         for (policy, key, cost, _) in &self.charges {
-            self.network.lock().ledger.record_unknown(&self.limiter.stored(policy, key), *cost);
+            let stored = self.limiter.stored(policy, key);
+            self.network.lock().ledger.record_unknown(self.process, &stored, *cost);
         }
     }
 
