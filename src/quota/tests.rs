@@ -6,30 +6,12 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::algorithm::properties::key::State;
-use crate::algorithm::properties::quotas::{quota, shapes};
+use crate::algorithm::properties::quotas::{plain, quota, shapes};
 use crate::sampling::config;
 use crate::time::PERIOD_US_MAX;
 
 const DAY: Duration = Duration::from_secs(86_400);
 const MICROSECOND: Duration = Duration::from_micros(1);
-
-type Constructor = fn(u64, Duration) -> Result<Quota, QuotaError>;
-
-fn constructor(algorithm: Algorithm) -> Constructor {
-    match algorithm {
-        Algorithm::TokenBucket => Quota::token_bucket,
-        Algorithm::StepBucket => Quota::step_bucket,
-        Algorithm::Gcra => Quota::gcra,
-        Algorithm::LeakyBucket => Quota::leaky_bucket,
-        Algorithm::LeakyQueue => Quota::leaky_queue,
-        Algorithm::FixedWindow => Quota::fixed_window,
-        Algorithm::SlidingWindow => Quota::sliding_window,
-        Algorithm::SlidingLog => Quota::sliding_log,
-        Algorithm::Block => |strikes, period| Quota::block(strikes, period, period),
-        Algorithm::Meter => Quota::meter,
-        Algorithm::Concurrency => |limit, _| Ok(Quota::concurrent(limit)),
-    }
-}
 
 /// Words that mean something somewhere, and some that mean nothing anywhere. The names of algorithms come to them.
 const WORDS: [&str; 58] = [
@@ -201,7 +183,7 @@ fn check(text: &str) {
 #[test]
 fn constructor_takes_both_ends_of_its_range() {
     for algorithm in timed() {
-        let build = constructor(algorithm);
+        let build = |limit, period| plain(algorithm, limit, period, period);
         let (least, most) = match algorithm {
             Algorithm::LeakyQueue => (0, UNITS_MAX - 1), // a queue holds one more: the one that is due
             Algorithm::SlidingLog => (0, 1_000_000),
@@ -479,7 +461,7 @@ proptest! {
         ),
         parts in prop::sample::select(&[1_u32, 2, 3, 7, 1_000, u32::MAX][..]),
     ) {
-        let Ok(mut quota) = constructor(algorithm)(limit, period) else { return Ok(()) };
+        let Ok(mut quota) = plain(algorithm, limit, period, period) else { return Ok(()) };
         for (option, n, time, other) in options {
             quota = option(quota, n, time, other).unwrap_or(quota);
         }

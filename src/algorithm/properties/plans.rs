@@ -6,6 +6,7 @@ use crate::quota::{Algorithm, Anchor, Oldest, Quota};
 use crate::sampling::stride;
 
 use super::key::{Planned, State};
+use super::quotas::plain;
 use crate::algorithm::carry::Fit;
 
 const SECOND_US: u64 = 1_000_000;
@@ -20,20 +21,7 @@ pub(crate) fn plans(limit: u64) -> Vec<Quota> {
 }
 
 fn plans_of(algorithm: Algorithm, limit: u64) -> Vec<Quota> {
-    let plain = match algorithm {
-        Algorithm::TokenBucket => Quota::token_bucket(limit, MINUTE),
-        Algorithm::StepBucket => Quota::step_bucket(limit, MINUTE),
-        Algorithm::Gcra => Quota::gcra(limit, MINUTE),
-        Algorithm::LeakyBucket => Quota::leaky_bucket(limit, MINUTE),
-        Algorithm::LeakyQueue => Quota::leaky_queue(limit, MINUTE),
-        Algorithm::FixedWindow => Quota::fixed_window(limit, MINUTE),
-        Algorithm::SlidingWindow => Quota::sliding_window(limit, MINUTE),
-        Algorithm::SlidingLog => Quota::sliding_log(limit, MINUTE),
-        Algorithm::Block => Quota::block(limit, MINUTE, MINUTE),
-        Algorithm::Meter => Quota::meter(limit, MINUTE),
-        Algorithm::Concurrency => Ok(Quota::concurrent(limit)),
-    };
-    let plain = plain.unwrap();
+    let plain = plain(algorithm, limit, MINUTE, MINUTE).unwrap();
     // An option that this algorithm does not have is left out.
     let others = [
         plain.anchor(Anchor::FirstRequest),

@@ -44,6 +44,23 @@ pub(crate) fn any_algorithm(number: u64) -> Algorithm {
     timed[(number % timed.len() as u64) as usize]
 }
 
+/// Returns a quota without options. A block lasts for `lasts`.
+pub(crate) fn plain(algorithm: Algorithm, limit: u64, period: Duration, lasts: Duration) -> Result<Quota, QuotaError> {
+    match algorithm {
+        Algorithm::TokenBucket => Quota::token_bucket(limit, period),
+        Algorithm::Gcra => Quota::gcra(limit, period),
+        Algorithm::LeakyBucket => Quota::leaky_bucket(limit, period),
+        Algorithm::LeakyQueue => Quota::leaky_queue(limit, period),
+        Algorithm::StepBucket => Quota::step_bucket(limit, period),
+        Algorithm::FixedWindow => Quota::fixed_window(limit, period),
+        Algorithm::SlidingWindow => Quota::sliding_window(limit, period),
+        Algorithm::SlidingLog => Quota::sliding_log(limit, period),
+        Algorithm::Block => Quota::block(limit, period, lasts),
+        Algorithm::Meter => Quota::meter(limit, period),
+        Algorithm::Concurrency => Ok(Quota::concurrent(limit)),
+    }
+}
+
 /// A quota out of a few numbers: small ones make toys, so that a failing case shrinks to one.
 pub(crate) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Quota {
     let [rate, limit, period, burst, debt, options] = *shape;
@@ -60,19 +77,10 @@ pub(crate) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Q
         _ => limit,
     };
     let period = Duration::from_micros(period_us);
-    let plain = match algorithm {
-        Algorithm::TokenBucket => Quota::token_bucket(limit, period),
-        Algorithm::Gcra => Quota::gcra(limit, period),
-        Algorithm::LeakyBucket => Quota::leaky_bucket(limit, period),
-        Algorithm::LeakyQueue => Quota::leaky_queue(limit, period),
-        Algorithm::StepBucket => Quota::step_bucket(limit, period),
-        Algorithm::FixedWindow => Quota::fixed_window(limit, period),
-        Algorithm::SlidingWindow => Quota::sliding_window(limit, period),
-        Algorithm::SlidingLog => Quota::sliding_log(limit, period),
-        Algorithm::Block => Quota::block(limit, period, time(burst, period_us)),
-        Algorithm::Meter => Quota::meter(limit, period),
-        Algorithm::Concurrency => return Quota::concurrent(limit),
-    };
+    if algorithm == Algorithm::Concurrency {
+        return Quota::concurrent(limit);
+    }
+    let plain = plain(algorithm, limit, period, time(burst, period_us));
     let mut quota = plain.expect("every rate is in range");
     let amount = |number: u64| match number % 6 {
         0 => 1,

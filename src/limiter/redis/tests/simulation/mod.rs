@@ -4,11 +4,15 @@
 //! `SIMULATION_SEED=123` plays one seed, and prints its course. `SIMULATION_SEEDS=10000` plays as many, from
 //! `SIMULATION_FROM` on.
 
+mod caller;
 mod chance;
+mod ending;
 mod ledger;
 pub(in crate::limiter::redis) mod network;
+mod plan;
 pub(in crate::limiter::redis) mod server;
 mod story;
+mod subject;
 #[cfg(feature = "store")]
 mod table;
 

@@ -1,0 +1,106 @@
+//! The limiters that are simulated.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::ledger::CALLS;
+use super::network::Wire;
+use super::plan::Plan;
+#[cfg(feature = "store")]
+use super::table::Remote;
+use crate::clock::{Clock, TokioTimer};
+use crate::decision::ChargeDecision;
+#[cfg(feature = "store")]
+use crate::event::StoreErrorKind;
+use crate::key::Key;
+use crate::limiter::redis::error::RedisError;
+use crate::limiter::redis::limiter::RedisLimiter;
+#[cfg(feature = "store")]
+use crate::limiter::store::{StoreError, StoreLimiter, StoreLimiterBuilder};
+use crate::limiter::{Limiter, Place};
+use crate::policy::Policy;
+use crate::time::Timestamp;
+
+/// A limiter that is simulated.
+pub(super) trait Subject: Limiter + Clone {
+    /// Whether the ledger knows the server's decisions.
+    const IS_SERVER_KNOWN: bool;
+
+    /// Makes the limiter of a process.
+    fn make(plan: &Plan, wire: Wire, clock: OwnClock) -> Self;
+
+    /// Returns a name of a key.
+    fn stored(&self, policy: &Policy, key: &Key) -> Bytes;
+
+    /// Ends what the limiter holds.
+    fn close(&self);
+
+    /// Takes a place, and waits in line for it if the quota says so.
+    fn hold(
+        &self,
+        policy: &Policy,
+        key: &Key,
+        cost: u64,
+    ) -> impl Future<Output = Result<Result<Place, ChargeDecision>, Self::Error>> + Send;
+}
+
+impl Subject for RedisLimiter {
+    const IS_SERVER_KNOWN: bool = true;
+
+    fn make(plan: &Plan, wire: Wire, clock: OwnClock) -> Self {
+        let number = (wire.process as u64 + 1) * CALLS;
+        let builder = Self::builder()
+            .deadline(plan.deadline)
+            .max_denials(plan.denials)
+            .lease_units(plan.lease_units)
+            .places_lapse_after(plan.lapse);
+        builder.simulated(wire, clock, number).expect("the setup is possible")
+    }
+
+    fn stored(&self, policy: &Policy, key: &Key) -> Bytes {
+        self.0.backend().space.key(policy, key).bytes
+    }
+
+    async fn hold(&self, policy: &Policy, key: &Key, cost: u64) -> Result<Result<Place, ChargeDecision>, RedisError> {
+        self.hold_in_line(policy, key, cost, TokioTimer::new()).await
+    }
+
+    fn close(&self) {
+        Self::close(self);
+    }
+}
+
+#[cfg(feature = "store")]
+impl Subject for StoreLimiter<Remote> {
+    const IS_SERVER_KNOWN: bool = false;
+
+    fn make(plan: &Plan, wire: Wire, clock: OwnClock) -> Self {
+        let builder = StoreLimiterBuilder::new().deadline(plan.deadline).max_denials(plan.denials);
+        builder.own_clock(clock).build(Remote(wire)).expect("the setup is possible")
+    }
+
+    fn stored(&self, policy: &Policy, key: &Key) -> Bytes {
+        [policy.name().as_bytes(), key.as_bytes()].concat().into()
+    }
+
+    async fn hold(&self, _: &Policy, _: &Key, _: u64) -> Result<Result<Place, ChargeDecision>, StoreError> {
+        Err(StoreError::of(StoreErrorKind::Misconfigured, "stores keep no places"))
+    }
+
+    fn close(&self) {}
+}
+
+/// The clock of a process.
+#[derive(Debug)]
+pub(super) struct OwnClock {
+    pub(super) began: Instant,
+    pub(super) at_first: Timestamp,
+}
+
+impl Clock for OwnClock {
+    fn now(&self) -> Timestamp {
+        self.at_first.saturating_add(self.began.elapsed())
+    }
+}
