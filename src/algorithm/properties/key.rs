@@ -2,7 +2,7 @@
 
 use crate::algorithm::carry::{Fit, Held, Kept};
 use crate::algorithm::entry_log::{Edit, Entries, EntryLog, Listed};
-use crate::algorithm::{Decider, Layout, NUMBER_BITS, Next, Pair, PairDecider, Used, WORD_AHEAD_US};
+use crate::algorithm::{Decider, How, Layout, NUMBER_BITS, Next, Pair, PairDecider, Used, WORD_AHEAD_US};
 use crate::decision::{ChargeDecision, Receipt};
 use crate::quota::Quota;
 
@@ -65,16 +65,21 @@ impl State {
         }
     }
 
-    /// Answers, writes what is to be written, and says whether anything was.
+    /// Does what [`decide_how`](Self::decide_how) does for a charge that belongs to no other.
     pub(crate) fn decide(&mut self, now: u64, cost: u64, force: bool) -> (ChargeDecision, bool) {
+        self.decide_how(now, cost, if force { How::Force } else { How::IfAllowed })
+    }
+
+    /// Answers, writes what is to be written, and says whether anything was.
+    fn decide_how(&mut self, now: u64, cost: u64, how: How) -> (ChargeDecision, bool) {
         match self {
             Self::Pair(decider, state) => {
-                let answer = decider.decide(*state, now, cost, force);
+                let answer = decider.decide_how(*state, now, cost, how);
                 set(state, answer.next);
                 (answer.decision, answer.next != Next::Keep)
             }
             Self::EntryLog(decider, log) => {
-                let answer = decider.decide(&Listed(&log.0), now, cost, force);
+                let answer = decider.decide_how(&Listed(&log.0), now, cost, how);
                 if let Some(edit) = answer.edit {
                     log.apply(edit, decider.most());
                 }
@@ -213,11 +218,16 @@ impl Planned {
         }
     }
 
+    /// Does what [`decide_how`](Self::decide_how) does for a charge that belongs to no other.
+    pub(crate) fn decide(&mut self, quota: &Quota, now: u64, cost: u64, force: bool) -> (ChargeDecision, bool) {
+        self.decide_how(quota, now, cost, if force { How::Force } else { How::IfAllowed })
+    }
+
     /// Answers, and writes what is to be written: a quota that takes nothing writes only what it counts, or what is
     /// further ahead than it can put it; and nothing of what it could not keep.
-    pub(crate) fn decide(&mut self, quota: &Quota, now: u64, cost: u64, force: bool) -> (ChargeDecision, bool) {
+    pub(crate) fn decide_how(&mut self, quota: &Quota, now: u64, cost: u64, how: How) -> (ChargeDecision, bool) {
         let (mut state, fit) = self.under(quota, now);
-        let (decision, wrote) = state.decide(now, cost, force);
+        let (decision, wrote) = state.decide_how(now, cost, how);
         let writes = fit != Fit::Over && (wrote || fit == Fit::Ahead && cost > 0);
         if writes {
             *self = Self { state, written: *quota };

@@ -5,6 +5,8 @@ use smallvec::SmallVec;
 
 use super::charge::{KeyedCharge, Partners};
 use super::encode;
+#[cfg(test)]
+use crate::algorithm::How;
 use crate::limiter::redis::keys::Stored;
 use crate::limiter::remote::{CHARGES_MAX, Claim, Return};
 use crate::limiter::{Charge, Effect, Refund, binds, outlives_refusal};
@@ -120,6 +122,24 @@ impl Request {
     #[cfg(test)]
     pub(in crate::limiter::redis) fn charges(&self) -> impl Iterator<Item = (&Bytes, &Policy, u64, Effect)> {
         self.charges.iter().map(|charge| (&charge.key, &charge.policy, charge.cost, charge.effect))
+    }
+
+    /// How a charge is taken, given whether the charge at a place was denied.
+    #[cfg(test)]
+    pub(in crate::limiter::redis) fn how(&self, at: usize, denied: impl FnMut(usize) -> bool) -> How {
+        self.charges[at].how(denied)
+    }
+
+    /// Whether the denial of a charge denies the request.
+    #[cfg(test)]
+    pub(in crate::limiter::redis) fn binds(&self, at: usize) -> bool {
+        self.charges[at].binds()
+    }
+
+    /// Whether a charge is written although the request is denied, given whether its own quota denies it.
+    #[cfg(test)]
+    pub(in crate::limiter::redis) fn outlives_refusal(&self, at: usize, denied: bool) -> bool {
+        outlives_refusal(&self.charges, at, denied)
     }
 
     /// The instant and the number of the receipt that it refunds.

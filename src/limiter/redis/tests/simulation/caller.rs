@@ -117,7 +117,7 @@ impl<S: Subject> Caller<S> {
             if !refunds.is_empty() {
                 let all = refunds.into_iter().map(|refund| self.record_refund(refund)).collect();
                 let refunded = self.answered(self.limiter.refund(all)).await.is_ok();
-                if !refunded {
+                if !refunded || !S::ARE_LOST_REFUNDS_KNOWN {
                     self.record_unknown();
                 }
                 self.network.lock().log(format_args!("process {} refunded: {refunded}", self.process));
@@ -130,6 +130,11 @@ impl<S: Subject> Caller<S> {
         let sent = self.network.lock().now();
         let answer = self.limiter.take(&self.charges()).await;
         let wait = match &answer {
+            Ok(decision) if self.fell_back(decision) => {
+                let words = format!("process {} has not recovered: its fallback decides", self.process);
+                self.network.lock().ledger.problem(words);
+                None
+            }
             Ok(decision) if decision.is_allowed() => None,
             Ok(decision) => match decision.charges()[0].wait() {
                 Wait::After(wait) => Some(wait),
@@ -156,6 +161,11 @@ impl<S: Subject> Caller<S> {
         let answer = answer.await;
         asks.0 = None;
         answer
+    }
+
+    /// Whether another limiter made the decision, in place of the one that failed.
+    fn fell_back(&self, decision: &Decision) -> bool {
+        self.charges.iter().zip(decision.charges()).any(|((policy, ..), told)| self.limiter.fell_back(policy, told))
     }
 
     /// Records that it is not known what became of the charges.
@@ -203,6 +213,16 @@ impl<S: Subject> Caller<S> {
             decision.charges()
         ));
         let receipts = decision.take_receipts();
+        if self.fell_back(&decision) {
+            for (((policy, key, ..), told), receipt) in self.charges.iter().zip(decision.charges()).zip(&receipts) {
+                let (stored, units) = (self.limiter.stored(policy, key), receipt.as_ref().map_or(0, Receipt::units));
+                let share = (told.limit(), policy.quota().limit());
+                state.ledger.record_fallback(process, &stored, units, share);
+            }
+            drop(state);
+            self.record_unknown(); // the server may have taken them before
+            return receipts.into_iter().enumerate().filter_map(|(at, receipt)| Some((at, receipt?))).collect();
+        }
         let shown: Vec<_> = receipts
             .iter()
             .map(|receipt| receipt.as_ref().map(|receipt| (receipt.units(), receipt.at_us(), receipt.part())))
@@ -219,7 +239,12 @@ impl<S: Subject> Caller<S> {
         let mut state = self.network.lock();
         let now = state.now();
         let (process, units, own) = (self.process, receipt.units(), (receipt.at_us(), receipt.part()));
-        state.ledger.record_refund(Claim { process, key: stored, units, receipt: own }, now);
-        Refund::new(policy.clone(), key.clone(), receipt)
+        let (receipt, is_of_fallback) = receipt.unnoted();
+        if is_of_fallback {
+            state.ledger.record_fallback_refund(process, &stored, Some(units));
+        } else {
+            state.ledger.record_refund(Claim { process, key: stored, units, receipt: own }, now);
+        }
+        Refund::new(policy.clone(), key.clone(), receipt.noted(is_of_fallback))
     }
 }

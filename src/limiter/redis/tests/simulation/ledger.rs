@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::algorithm::How;
 use crate::algorithm::oracle::{Oracle, Own};
 use crate::algorithm::properties::key::Planned;
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::event::StoreErrorKind;
-use crate::limiter::Effect;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::wire::{Answer, Request, Verb, answers};
 use crate::limiter::remote::LONGEST;
@@ -98,6 +98,8 @@ pub(super) struct Ledger {
     pub(super) lapse: Duration,
     /// Units of checks and refunds whose outcome is not known to their callers, by the process and the key.
     unknown: BTreeMap<(usize, Bytes), u64>,
+    /// Units that callers have of the fallback of a process, which decides while the server is away.
+    of_fallback: BTreeMap<(usize, Bytes), u64>,
     /// Keys whose units the server has forgotten, by a reset or a failover.
     forgotten: BTreeSet<Bytes>,
     /// The server's decisions are known here.
@@ -121,6 +123,16 @@ struct Book {
 impl Book {
     fn new(quota: &Quota) -> Self {
         Self { planned: Planned::new(quota), oracle: Some(Oracle::new(quota.spec())) }
+    }
+
+    /// Returns the cost of a charge that is taken so, and whether it is forced. A closed block counts a strike only if it
+    /// counts denied requests.
+    fn plainly(&self, quota: &Quota, now: u64, cost: u64, how: How) -> (u64, bool) {
+        let How::OnRefusal { refused } = how else { return (cost, how == How::Force) };
+        let is_block = quota.algorithm() == Algorithm::Block;
+        let is_closed = is_block && !self.planned.clone().decide(quota, now, 0, false).0.is_allowed();
+        let counts = if is_closed { quota.counts_denied() } else { refused };
+        (if counts { cost } else { 0 }, counts && is_block)
     }
 }
 
@@ -227,7 +239,7 @@ impl Ledger {
     ) {
         let (is_allowed, is_peek) = (decision.is_allowed(), request.verb() == Verb::Peek);
         let mut met = Vec::new();
-        for ((key, policy, cost, effect), told) in request.charges().zip(decision.charges()) {
+        for (place, ((key, policy, cost, _), told)) in request.charges().zip(decision.charges()).enumerate() {
             if policy.limits_in_flight() {
                 if !is_peek {
                     self.record_renewal(process, key, at);
@@ -243,10 +255,12 @@ impl Ledger {
             if book.planned.written != *quota {
                 book.oracle = None;
             }
-            let force = effect == Effect::Force;
-            let expected = book.planned.decide(quota, now, cost, force).0;
-            let by_oracle = book.oracle.as_mut().map(|oracle| oracle.decide(now, cost, force));
-            let stands = told.is_allowed() && !is_allowed; // it is reported with nothing taken
+            let how = request.how(place, |before| !decision.charges()[before].is_allowed());
+            let (counted, force) = book.plainly(quota, now, cost, how);
+            let expected = book.planned.decide_how(quota, now, cost, how).0;
+            let by_oracle = book.oracle.as_mut().map(|oracle| oracle.decide(now, counted, force));
+            // It is reported with nothing taken.
+            let stands = told.is_allowed() && !is_allowed && !request.outlives_refusal(place, false);
             let is_same = |allowed: bool, remaining: u64, wait: Option<u64>| {
                 let is_told = told.is_allowed() == allowed && (stands || told.remaining() == remaining);
                 is_told && (allowed || told.known_wait_us() == wait)
@@ -258,25 +272,24 @@ impl Ledger {
                     by_oracle.as_ref().map(|(one, _)| one)
                 ));
             }
-            met.push(Some((book, by_oracle.map(|(_, own)| own))));
+            let is_written =
+                counted > 0 && !is_peek && (is_allowed || request.outlives_refusal(place, !told.is_allowed()));
+            met.push(Some((is_written.then_some(book), by_oracle.map(|(_, own)| own))));
         }
-        let is_binding = |effect| effect == Effect::Enforce;
-        let denied =
-            |((_, _, _, effect), told): ((_, _, _, Effect), &ChargeDecision)| is_binding(effect) && !told.is_allowed();
-        if request.charges().zip(decision.charges()).any(denied) == is_allowed {
+        let denies = |(place, told): (usize, &ChargeDecision)| request.binds(place) && !told.is_allowed();
+        if decision.charges().iter().enumerate().any(denies) == is_allowed {
             self.problem(format!("call {call:x}: the set is not decided as its charges are"));
         }
-        for (at_charge, met) in met.into_iter().enumerate() {
+        for (place, met) in met.into_iter().enumerate() {
             let Some((book, own)) = met else { continue };
-            let Some((key, _, cost, effect)) = request.charges().nth(at_charge) else { continue };
-            let Some(told) = decision.charge_mut(at_charge) else { continue };
+            let Some((key, _, cost, _)) = request.charges().nth(place) else { continue };
+            let Some(told) = decision.charge_mut(place) else { continue };
             let (was_allowed, wait) = (told.is_allowed(), told.wait());
             let receipt = told.take_receipt();
             if is_peek || cost == 0 {
                 continue;
             }
-            // An enforced charge that its quota denies may count itself. The others are not made if the set is denied.
-            if is_allowed || !was_allowed && effect == Effect::Enforce {
+            if let Some(book) = book {
                 self.books.insert(key.clone(), book);
             }
             if let Some(receipt) = receipt {
@@ -455,6 +468,27 @@ impl Ledger {
     /// Records that a caller of a process does not know what became of its units.
     pub(super) fn record_unknown(&mut self, process: usize, key: &Bytes, units: u64) {
         *self.unknown.entry((process, key.clone())).or_default() += units;
+    }
+
+    /// Records that a caller got units of the fallback of its process, which has this share of the limit. The units do not
+    /// come back with time.
+    pub(super) fn record_fallback(&mut self, process: usize, key: &Bytes, units: u64, (share, limit): (u64, u64)) {
+        let own = self.of_fallback.entry((process, key.clone())).or_default();
+        *own += units;
+        let own = *own;
+        let all: u64 = self.of_fallback.iter().filter(|((_, of), _)| of == key).map(|(_, units)| units).sum();
+        if own > share || all > limit {
+            self.problem(format!(
+                "the fallbacks admitted {all} units of {limit}, that of process {process} {own} of {share}"
+            ));
+        }
+    }
+
+    /// Records that a caller refunds units of the fallback of its process. Without a number the key is reset.
+    pub(super) fn record_fallback_refund(&mut self, process: usize, key: &Bytes, units: Option<u64>) {
+        if let Some(own) = self.of_fallback.get_mut(&(process, key.clone())) {
+            *own = units.map_or(0, |units| own.saturating_sub(units)); // a receipt may be older than a reset
+        }
     }
 
     /// Checks what the server says is in use of a key of which nothing has come back with time.

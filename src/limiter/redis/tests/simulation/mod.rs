@@ -66,6 +66,11 @@ fn redis_keeps_the_laws() {
     play("redis", story::play);
 }
 
+#[test]
+fn fallback_keeps_the_laws() {
+    play("fallback", story::play_fallback);
+}
+
 #[cfg(feature = "store")]
 #[test]
 fn store_keeps_the_laws() {

@@ -113,7 +113,8 @@ impl Plan {
             2..=5 => plan.add_places(&mut chance),
             6..=9 => plan.add_sets(&mut chance),
             10..=11 => plan.add_accounts(&mut chance),
-            _ => plan.add_checks(&mut chance),
+            12..=17 => plan.add_checks(&mut chance),
+            _ => plan.add_strikes(&mut chance),
         }
         if chance.permille(800) {
             plan.add_faults(&mut chance);
@@ -146,11 +147,25 @@ impl Plan {
         match chance.below(10) {
             0..=4 => plan.add_accounts(&mut chance),
             5..=7 => plan.add_sets(&mut chance),
-            _ => plan.add_checks(&mut chance),
+            8 => plan.add_checks(&mut chance),
+            _ => plan.add_strikes(&mut chance),
         }
         if chance.permille(800) {
             plan.add_faults(&mut chance);
             plan.events.retain(|(_, event)| !matches!(event, Event::Replicate | Event::FailOver));
+        }
+        plan.events.sort_by_key(|(at, _)| *at);
+        plan
+    }
+
+    /// Returns the story of limiters that have a fallback. The server is away once or more.
+    pub(super) fn of_fallback(seed: u64) -> Self {
+        let mut chance = Chance::new(seed);
+        let mut plan = Self::empty(&mut chance);
+        plan.add_accounts(&mut chance);
+        plan.add_faults(&mut chance);
+        for _ in 0..chance.within(1..=2) {
+            plan.events.push((chance.below(1_500), Event::Crash { ms: chance.within(50..=1_000) }));
         }
         plan.events.sort_by_key(|(at, _)| *at);
         plan
@@ -248,6 +263,19 @@ impl Plan {
             let (process, key) = (self.any_process(chance), self.any_key(chance));
             self.events.push((chance.below(1_500), Event::Settle { process, key, charges }));
         }
+    }
+
+    /// Adds checks whose refusals a block or a meter counts.
+    fn add_strikes(&mut self, chance: &mut Chance) {
+        self.add_rule(0, vec![quota(*chance.of(&Algorithm::rates()), chance)]);
+        let counter = *chance.of(&[Algorithm::Block, Algorithm::Block, Algorithm::Meter]);
+        self.add_rule(1, vec![quota(counter, chance)]);
+        let observed = chance.permille(300);
+        self.add_takes(chance, |chance| {
+            let effect = if observed && chance.permille(500) { Effect::Observe } else { Effect::Enforce };
+            let limited = Asked { rule: 0, cost: *chance.of(&[1, 1, 2, 3]), effect };
+            vec![limited, Asked { rule: 1, cost: *chance.of(&[1, 1, 2]), effect: Effect::OnRefusal { of: 1 } }]
+        });
     }
 
     /// Adds checks of a hot key, of which units are leased.

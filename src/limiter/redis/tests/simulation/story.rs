@@ -9,7 +9,7 @@ use super::chance::Chance;
 use super::ledger::Noting;
 use super::network::{Faults, Network, Wire};
 use super::plan::{Asked, Event, Plan};
-use super::subject::{OwnClock, Subject};
+use super::subject::{OwnClock, Subject, WithFallback};
 #[cfg(feature = "store")]
 use super::table::Remote;
 use crate::limiter::Effect;
@@ -37,6 +37,11 @@ impl Ended {
 /// Plays the story of a seed with limiters on Redis.
 pub(super) fn play(seed: u64) -> Ended {
     play_plan::<RedisLimiter>(seed, Plan::of(seed))
+}
+
+/// Plays the story of a seed with limiters on Redis that have a fallback.
+pub(super) fn play_fallback(seed: u64) -> Ended {
+    play_plan::<WithFallback>(seed, Plan::of_fallback(seed))
 }
 
 /// Plays the story of a seed with limiters over a store.
@@ -139,6 +144,7 @@ impl<S: Subject> Story<S> {
                 let network = self.network.clone();
                 network.lock().ledger.record_forgotten(&limiter.stored(&policy, &key));
                 tokio::spawn(async move {
+                    network.lock().ledger.record_fallback_refund(process, &limiter.stored(&policy, &key), None);
                     let is_reset = limiter.reset(&policy, &key).await.is_ok();
                     let mut state = network.lock();
                     let now = state.now();

@@ -1,6 +1,6 @@
 //! The limiters that are simulated.
 
-use std::time::Duration;
+use std::num::NonZeroU32;
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -10,6 +10,7 @@ use super::network::Wire;
 use super::plan::Plan;
 #[cfg(feature = "store")]
 use super::table::Remote;
+use crate::MemoryLimiter;
 use crate::clock::{Clock, TokioTimer};
 use crate::decision::ChargeDecision;
 #[cfg(feature = "store")]
@@ -19,7 +20,7 @@ use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::limiter::RedisLimiter;
 #[cfg(feature = "store")]
 use crate::limiter::store::{StoreError, StoreLimiter, StoreLimiterBuilder};
-use crate::limiter::{Limiter, Place};
+use crate::limiter::{FallbackLimiter, Limiter, Place};
 use crate::policy::Policy;
 use crate::time::Timestamp;
 
@@ -27,6 +28,9 @@ use crate::time::Timestamp;
 pub(super) trait Subject: Limiter + Clone {
     /// Whether the ledger knows the server's decisions.
     const IS_SERVER_KNOWN: bool;
+
+    /// Whether a refund says that it failed.
+    const ARE_LOST_REFUNDS_KNOWN: bool = true;
 
     /// Makes the limiter of a process.
     fn make(plan: &Plan, wire: Wire, clock: OwnClock) -> Self;
@@ -36,6 +40,11 @@ pub(super) trait Subject: Limiter + Clone {
 
     /// Ends what the limiter holds.
     fn close(&self);
+
+    /// Whether another limiter decided a charge of this policy, in place of the one that failed.
+    fn fell_back(&self, _: &Policy, _: &ChargeDecision) -> bool {
+        false
+    }
 
     /// Takes a place, and waits in line for it if the quota says so.
     fn hold(
@@ -72,6 +81,38 @@ impl Subject for RedisLimiter {
     }
 }
 
+/// Redis, and memory while Redis fails.
+pub(super) type WithFallback = FallbackLimiter<RedisLimiter, MemoryLimiter>;
+
+impl Subject for WithFallback {
+    const IS_SERVER_KNOWN: bool = true;
+    const ARE_LOST_REFUNDS_KNOWN: bool = false;
+
+    fn make(plan: &Plan, wire: Wire, clock: OwnClock) -> Self {
+        let memory =
+            MemoryLimiter::builder().max_keys(100).clock(clock.clone()).build().expect("the setup is possible");
+        let processes = u32::try_from(plan.processes).ok().and_then(NonZeroU32::new).expect("there are a few");
+        Self::new(RedisLimiter::make(plan, wire, clock), memory, processes)
+    }
+
+    fn stored(&self, policy: &Policy, key: &Key) -> Bytes {
+        self.first().stored(policy, key)
+    }
+
+    async fn hold(&self, _: &Policy, _: &Key, _: u64) -> Result<Result<Place, ChargeDecision>, Self::Error> {
+        panic!("the stories with a fallback hold no places")
+    }
+
+    fn close(&self) {
+        self.first().close();
+    }
+
+    /// The share of a limit is smaller than the limit.
+    fn fell_back(&self, policy: &Policy, told: &ChargeDecision) -> bool {
+        told.limit() != policy.quota().limit()
+    }
+}
+
 #[cfg(feature = "store")]
 impl Subject for StoreLimiter<Remote> {
     const IS_SERVER_KNOWN: bool = false;
@@ -93,7 +134,7 @@ impl Subject for StoreLimiter<Remote> {
 }
 
 /// The clock of a process.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct OwnClock {
     pub(super) began: Instant,
     pub(super) at_first: Timestamp,
