@@ -323,28 +323,36 @@ async fn restarted_redis_knows_again_what_is_held() {
     assert_eq!(free(&limiter, &policy).await, 1 + HELD);
 }
 
-/// `PLACES_FAILOVERS=2000` makes it that many.
+/// Returns the number in a variable of a campaign, or what is usual.
+fn number(variable: &str, usual: u64) -> u64 {
+    std::env::var(variable).map_or(usual, |number| number.parse().expect("it is a number"))
+}
+
+/// `PLACES_FAILOVERS=2000` makes it that many, and `PLACES_HELD=2000` holds that many places meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replica_that_takes_over_knows_what_is_held() {
-    let rounds = std::env::var("PLACES_FAILOVERS").map_or(1, |rounds| rounds.parse().expect("it is a number"));
+    let (rounds, places_held) = (number("PLACES_FAILOVERS", 1), number("PLACES_HELD", 2));
     for _ in 0..rounds {
         let mut servers = tokio::task::block_in_place(Sentinel::start);
         // Longer than an answer, and than the failover, take on a busy machine.
         let builder = RedisLimiter::builder().max_denials(0).deadline(LONG / 12).places_lapse_after(LONG);
         let limiter = connected(builder, &servers.url()).await;
-        let policy = places(3);
-        let held = [hold(&limiter, &policy).await, hold(&limiter, &policy).await];
+        let policy = places(places_held + 1);
+        let mut held = Vec::new();
+        for _ in 0..places_held {
+            held.push(hold(&limiter, &policy).await.expect("there is room"));
+        }
         tokio::task::block_in_place(|| {
             servers.servers[0].kill();
             servers.wait_for_replacement();
         });
         eventually_free(&limiter, &policy, 1).await;
-        let third = hold(&limiter, &policy).await;
-        assert!(third.is_some() && free(&limiter, &policy).await == 0);
-        drop((held, third));
-        eventually_free(&limiter, &policy, 3).await;
+        let last = hold(&limiter, &policy).await;
+        assert!(last.is_some() && free(&limiter, &policy).await == 0);
+        drop((held, last));
+        eventually_free(&limiter, &policy, places_held + 1).await;
     }
-    println!("{rounds} failovers");
+    println!("{rounds} failovers with {places_held} places held");
 }
 
 #[tokio::test]
