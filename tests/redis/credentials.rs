@@ -8,12 +8,13 @@ use tower_ratelimit::{
     Policy, Quota, RedisLimiter,
     limiter::{
         StoreErrorKind,
-        redis::{RedisCredentials, RedisLimiterBuilder},
+        redis::{RedisClient, RedisCredentials, RedisLimiterBuilder},
     },
     observe::{LimiterEvent, Observer},
 };
 
-use super::{eventually, passes, patient, policy, take};
+use super::{connected, eventually, passes, patient, policy, take};
+use crate::support::proxy::{Fault, Proxy};
 use crate::support::redis_cluster::Cluster;
 use crate::support::redis_server::Server;
 
@@ -42,8 +43,12 @@ impl Tokens {
         self.0.lock().unwrap().1
     }
 
-    /// Returns a builder that asks for the token.
+    /// Returns a builder that asks for the token of the user `app`.
     fn builder(&self, renew_after: Option<Duration>) -> RedisLimiterBuilder {
+        self.builder_for("app", renew_after)
+    }
+
+    fn builder_for(&self, user: &'static str, renew_after: Option<Duration>) -> RedisLimiterBuilder {
         let tokens = self.clone();
         patient().credentials(move || {
             let mut state = tokens.0.lock().unwrap();
@@ -53,7 +58,7 @@ impl Tokens {
                 if token.is_empty() {
                     return Err(io::Error::other("the role may not have a token"));
                 }
-                let credentials = RedisCredentials::new("app", token);
+                let credentials = RedisCredentials::new(user, token);
                 Ok(renew_after.map_or(credentials.clone(), |time| credentials.renew_after(time)))
             }
         })
@@ -91,12 +96,36 @@ async fn serves(limiter: &RedisLimiter, policy: &Policy) {
     eventually("a check succeeds", async || take(limiter, policy, "a", 1).await.is_ok()).await;
 }
 
+/// Returns a limiter whose credentials are renewed each second, with its server, its tokens, and what it reports.
+async fn renewed_each_second() -> (Server, Tokens, Heard, RedisLimiter) {
+    let (server, tokens, heard) = (Server::start(), Tokens::default(), Heard::default());
+    tokens.rotate(&[&server], "first");
+    let builder = tokens.builder(Some(Duration::from_secs(1))).observer(heard.clone());
+    let limiter = builder.connect(&server.url()).await.unwrap();
+    serves(&limiter, &hourly()).await;
+    (server, tokens, heard, limiter)
+}
+
+fn hourly() -> Policy {
+    policy("test", Quota::per_hour(1_000))
+}
+
+/// Returns a builder for each client library.
+fn builders(builder: impl Fn() -> RedisLimiterBuilder) -> Vec<RedisLimiterBuilder> {
+    vec![
+        #[cfg(feature = "redis")]
+        builder().client(RedisClient::Fred),
+        #[cfg(feature = "redis-rs")]
+        builder().client(RedisClient::RedisRs),
+    ]
+}
+
 #[tokio::test]
 async fn credentials_are_asked_for_with_each_connection() {
     let (server, tokens) = (Server::start(), Tokens::default());
     tokens.rotate(&[&server], "first");
     let limiter = tokens.builder(None).connect(&server.url()).await.unwrap();
-    let policy = policy("test", Quota::per_hour(1_000));
+    let policy = hourly();
     serves(&limiter, &policy).await;
     for token in ["second", "third"] {
         let asked = tokens.asked();
@@ -112,12 +141,8 @@ async fn credentials_are_asked_for_with_each_connection() {
 
 #[tokio::test]
 async fn credentials_are_renewed_on_the_open_connection() {
-    let (server, tokens, heard) = (Server::start(), Tokens::default(), Heard::default());
-    tokens.rotate(&[&server], "first");
-    let builder = tokens.builder(Some(Duration::from_secs(1))).observer(heard.clone());
-    let limiter = builder.connect(&server.url()).await.unwrap();
-    let policy = policy("test", Quota::per_hour(1_000));
-    serves(&limiter, &policy).await;
+    let (server, tokens, heard, limiter) = renewed_each_second().await;
+    let policy = hourly();
     let connections = || -> Vec<String> {
         let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
         let of_app = list.lines().filter(|line| line.contains("user=app"));
@@ -145,12 +170,8 @@ async fn credentials_are_renewed_on_the_open_connection() {
 
 #[tokio::test]
 async fn refused_renewal_is_reported_and_tried_again() {
-    let (server, tokens, heard) = (Server::start(), Tokens::default(), Heard::default());
-    tokens.rotate(&[&server], "first");
-    let builder = tokens.builder(Some(Duration::from_secs(1))).observer(heard.clone());
-    let limiter = builder.connect(&server.url()).await.unwrap();
-    let policy = policy("test", Quota::per_hour(1_000));
-    serves(&limiter, &policy).await;
+    let (server, tokens, heard, limiter) = renewed_each_second().await;
+    let policy = hourly();
     tokens.issue("expired");
     eventually("it is reported", async || heard.has("WRONGPASS")).await;
     assert!(heard.has("Misconfigured") && !heard.has("expired"));
@@ -161,11 +182,58 @@ async fn refused_renewal_is_reported_and_tried_again() {
     assert!(passes(&limiter, &policy, "a").await);
 }
 
+/// An open connection stays as it is. The next one needs the password.
+#[tokio::test]
+async fn password_that_a_server_gets_is_wanted_by_new_connections() {
+    let policy = hourly();
+    for tokens in [None, Some(Tokens::default())] {
+        let unknown = if tokens.is_some() { "WRONGPASS" } else { "NOAUTH" };
+        let builder = || tokens.as_ref().map_or_else(patient, |tokens| tokens.builder_for("default", None));
+        for builder in builders(builder) {
+            let server = Server::start();
+            let mut admin = server.connection();
+            let mut command = |words: &[&str]| redis::cmd(words[0]).arg(&words[1..]).exec(&mut admin).unwrap();
+            tokens.iter().for_each(|tokens| tokens.issue("any"));
+            let limiter = connected(builder, &server.url()).await;
+            command(&["CONFIG", "SET", "requirepass", "secret"]);
+            assert!(passes(&limiter, &policy, "a").await);
+            command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+            eventually("it is a misconfiguration", async || {
+                let error = take(&limiter, &policy, "a", 1).await.err();
+                error.is_some_and(|it| it.kind() == StoreErrorKind::Misconfigured && it.to_string().contains(unknown))
+            })
+            .await;
+            match &tokens {
+                Some(tokens) => tokens.issue("secret"),
+                None => command(&["CONFIG", "SET", "requirepass", ""]),
+            }
+            serves(&limiter, &policy).await;
+        }
+    }
+}
+
+/// A proxy may send the calls of an open connection over another one, where the limiter has not logged in.
+#[tokio::test]
+async fn connection_that_is_logged_out_is_made_anew() {
+    let policy = hourly();
+    for builder in builders(patient) {
+        let server = Server::with(&["--requirepass", "right"]);
+        let proxy = Proxy::start(server.port());
+        let limiter = connected(builder, &proxy.url().replace("redis://", "redis://:right@")).await;
+        proxy.fault(Fault::Replace);
+        assert!(passes(&limiter, &policy, "a").await);
+        let error = take(&limiter, &policy, "a", 1).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
+        assert!(error.to_string().contains("NOAUTH"), "{error}");
+        serves(&limiter, &policy).await;
+    }
+}
+
 #[tokio::test]
 async fn missing_credentials_are_a_missing_connection() {
     let (server, tokens, heard) = (Server::start(), Tokens::default(), Heard::default());
     let limiter = tokens.builder(None).observer(heard.clone()).connect(&server.url()).await.unwrap();
-    let policy = policy("test", Quota::per_hour(1_000));
+    let policy = hourly();
     let error = take(&limiter, &policy, "a", 1).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
     eventually("it is reported", async || heard.has("StoreDown")).await;
@@ -180,7 +248,7 @@ async fn each_server_of_a_cluster_gets_credentials() {
     let servers: Vec<&Server> = cluster.servers.iter().collect();
     tokens.rotate(&servers, "first");
     let limiter = tokens.builder(None).connect(&cluster.url()).await.unwrap();
-    let policy = policy("test", Quota::per_hour(1_000));
+    let policy = hourly();
     for key in 0..30 {
         eventually("a check succeeds", async || take(&limiter, &policy, &key.to_string(), 1).await.is_ok()).await;
     }

@@ -48,6 +48,8 @@ pub(crate) enum Fault {
     Cut(usize),
     /// The connection is reset.
     Reset,
+    /// After the answer the proxy connects to the server anew, and the client does not notice.
+    Replace,
     /// No more answers come, but the connection stays open in the other direction.
     HalfClose,
 }
@@ -156,8 +158,9 @@ async fn pass(mut client: TcpStream, to: u16, orders: Arc<Orders>) {
                     passed += read;
                     let fault = orders.faults.lock().unwrap().pop_front();
                     let mut answer = answered[..read].to_vec();
+                    let is_replaced = matches!(fault, Some(Fault::Replace));
                     match fault {
-                        None => {}
+                        None | Some(Fault::Replace) => {}
                         Some(Fault::Before(bytes)) => answer = [bytes, answer].concat(),
                         Some(Fault::After(bytes)) => answer.extend(bytes),
                         Some(Fault::Repeat) => answer.extend_from_within(..),
@@ -179,6 +182,11 @@ async fn pass(mut client: TcpStream, to: u16, orders: Arc<Orders>) {
                     }
                     if client.write_all(&answer).await.is_err() {
                         return;
+                    }
+                    if is_replaced {
+                        let Ok(other) = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).await else { return };
+                        let _ = other.set_nodelay(true);
+                        server = other;
                     }
                 }
                 _ => return,

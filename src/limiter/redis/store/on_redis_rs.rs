@@ -49,6 +49,8 @@ pub(super) struct RedisRs {
     uses_tls: bool,
     way: Way,
     renewal: Option<Renewal>,
+    /// Whether a connection begins with a password.
+    logs_in: bool,
     /// The time for which a connection may owe an answer before it is closed.
     patience: Duration,
     current: watch::Sender<Option<Connection>>,
@@ -133,6 +135,7 @@ impl RedisRsTarget {
             address: name.clone(),
             uses_tls: url.uses_tls,
             way,
+            logs_in: renewal.is_some() || url.login.password.is_some(),
             renewal,
             patience: settings.patience(),
             current: watch::Sender::new(None),
@@ -310,7 +313,16 @@ impl RedisRs {
             () = ended.wait() => return Err(self.not_connected()),
         };
         match answer {
-            Ok(Ok(value)) => reply(value, &self.address),
+            Ok(Ok(value)) => {
+                match &value {
+                    // A proxy sent the call over a connection of its own, on which this client has not logged in.
+                    Value::ServerError(error) if self.logs_in && error.code() == "NOAUTH" => {
+                        ended.end(Some(error.clone().into()));
+                    }
+                    _ => {}
+                }
+                reply(value, &self.address)
+            }
             Ok(Err(error)) => {
                 if error.is_unrecoverable_error() {
                     ended.end(Some(error.clone()));
