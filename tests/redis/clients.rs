@@ -1,9 +1,12 @@
 //! The client libraries, and connections that the application has.
 #![cfg(feature = "redis-rs")]
 
+use redis::ProtocolVersion;
+use redis::cluster::ClusterClient;
 use tower_ratelimit::{Quota, limiter::StoreErrorKind};
 
 use super::{connected, passes, patient, policy, take};
+use crate::support::redis_cluster::Cluster;
 use crate::support::redis_server::Server;
 
 /// Returns a line for each connection to the server, except the one that asks.
@@ -56,6 +59,36 @@ async fn connection_to_a_cluster_is_refused() {
         assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
         assert!(error.to_string().contains("redis-cluster://"), "{error}");
     }
+}
+
+/// The crate's own connection to a whole cluster.
+#[tokio::test]
+async fn connection_to_a_whole_cluster_is_refused() {
+    let cluster = Cluster::start();
+    let urls: Vec<String> = cluster.servers.iter().map(Server::url).collect();
+    for protocol in [ProtocolVersion::RESP2, ProtocolVersion::RESP3] {
+        let client = ClusterClient::builder(urls.clone()).use_protocol(protocol).build().unwrap();
+        let connection = client.get_async_connection().await.unwrap();
+        let error = patient().over(connection).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
+        assert!(error.to_string().contains("redis-cluster://"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn connection_of_the_application_is_its_to_log_in() {
+    let server = Server::with(&["--requirepass", "secret"]);
+    let client = redis::Client::open(server.url().replace("redis://", "redis://:secret@")).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let over = patient().over(connection.clone()).await.unwrap();
+    let policy = policy("test", Quota::per_hour(5));
+    assert!(passes(&over, &policy, "a").await);
+    redis::cmd("RESET").exec_async(&mut connection).await.unwrap();
+    let error = take(&over, &policy, "a", 1).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
+    assert!(error.to_string().contains("NOAUTH"), "{error}");
+    redis::cmd("AUTH").arg("secret").exec_async(&mut connection).await.unwrap();
+    assert!(passes(&over, &policy, "a").await);
 }
 
 #[cfg(feature = "redis")]
