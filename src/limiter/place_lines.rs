@@ -80,6 +80,8 @@ struct Waiter {
     waker: Option<Waker>,
     /// The limit of its quota when it joined the line.
     limit: u64,
+    /// How long its quota lets it wait.
+    wait: Duration,
     /// Units may have come free since it asked last.
     is_called: bool,
     /// When it joined, on the clock of [`Polls`].
@@ -93,7 +95,8 @@ struct Waiter {
 }
 
 /// The first request of each line asks again by itself, if units come free in other processes, too: after [`POLL_MIN`], and
-/// then after twice as long each time, up to [`POLL_MAX`]. If there are many lines, each of them asks more rarely, so that
+/// then after twice as long each time, up to [`POLL_MAX`], and up to a part of its wait, so that one with a short wait
+/// asks [`POLLS_MIN`] times, or nearly. If there are many lines, each of them asks more rarely, so that
 /// they ask at most once in [`POLL_SPACING`].
 #[cfg_attr(
     not(any(feature = "_redis", feature = "store")),
@@ -117,6 +120,9 @@ pub(crate) type LeftLine = (Policy, Key);
 /// is added.
 const POLL_MIN: Duration = Duration::from_millis(20);
 const POLL_MAX: Duration = Duration::from_millis(400);
+
+/// How often the first request of a line asks within its wait, without the random parts.
+const POLLS_MIN: u32 = 8;
 
 /// The time between two polls of a process: at most 200 a second.
 const POLL_SPACING: Duration = Duration::from_millis(5);
@@ -250,7 +256,8 @@ impl PlaceLines {
         let number = arrival.unwrap_or(lines.arrivals);
         // It asks once more as soon as it is the first: units may have come free before it joined.
         let joined = self.0.polls.as_ref().map(|polls| polls.clock.now()).unwrap_or_default();
-        let waiter = Waiter { waker: None, limit: policy.quota().limit(), is_called: true, joined, polls: 0 };
+        let (limit, wait) = (policy.quota().limit(), policy.quota().wait_in_line());
+        let waiter = Waiter { waker: None, limit, wait, is_called: true, joined, polls: 0 };
         lines.lines.entry(line.clone()).or_default().insert(number, waiter);
         self.0.waiting.fetch_add(1, Ordering::Relaxed);
         drop(lines);
@@ -299,16 +306,17 @@ fn call_first(line: &mut BTreeMap<u64, Waiter>) -> Option<Waker> {
 }
 
 /// Returns how long the first request of a line waits before it asks by itself. `number` is how often it has asked so
-/// since it was woken, and `lines` the number of lines of this process. The caller adds a random part.
-fn poll_after(number: u32, lines: usize) -> Duration {
+/// since it was woken, `wait` how long its quota lets it wait, and `lines` the number of lines of this process. The caller
+/// adds a random part.
+fn poll_after(number: u32, wait: Duration, lines: usize) -> Duration {
     let spaced = POLL_SPACING.saturating_mul(u32::try_from(lines).unwrap_or(u32::MAX));
-    POLL_MIN.saturating_mul(1 << number.min(8)).min(POLL_MAX).max(spaced)
+    POLL_MIN.saturating_mul(1 << number.min(8)).min(POLL_MAX).min(wait / POLLS_MIN).max(spaced)
 }
 
 /// Returns the longest time between two polls of the first request of a line.
 #[cfg(any(feature = "_redis", feature = "store"))]
 fn longest_poll(lines: usize) -> Duration {
-    let longest = poll_after(u32::MAX, lines);
+    let longest = poll_after(u32::MAX, Duration::MAX, lines);
     longest + longest / 4
 }
 
@@ -367,7 +375,7 @@ impl Turn {
         let all = lines.lines.len();
         let mut first = lines.lines.get_mut(&self.line)?.first_entry().filter(|first| *first.key() == self.number)?;
         let waiter = first.get_mut();
-        let wait = poll_after(waiter.polls, all);
+        let wait = poll_after(waiter.polls, waiter.wait, all);
         waiter.polls = waiter.polls.saturating_add(1);
         let random = mixed(polls.seed ^ self.number.rotate_left(32) ^ u64::from(waiter.polls)) >> 56; // below 256
         Some(wait + wait * (random as u32) / 1024)
@@ -492,18 +500,22 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn line() -> (Policy, Key) {
-        (Policy::new("places", Quota::concurrent(1)).unwrap(), Key::global())
+        let quota = Quota::concurrent(1).max_wait(10 * SECOND).unwrap();
+        (Policy::new("places", quota).unwrap(), Key::global())
     }
 
     #[test]
     fn polls_of_a_process_are_at_most_200_a_second() {
-        let waits: Vec<u128> = (0..7).map(|number| poll_after(number, 1).as_millis()).collect();
-        assert_eq!(waits, [20, 40, 80, 160, 320, 400, 400]);
+        let waits = |wait| (0..7).map(|number| poll_after(number, wait, 1).as_millis()).collect::<Vec<u128>>();
+        assert_eq!(waits(SECOND * 60), [20, 40, 80, 160, 320, 400, 400]);
+        assert_eq!(waits(SECOND), [20, 40, 80, 125, 125, 125, 125]);
+        assert_eq!(waits(SECOND / 20), [6; 7]);
+        assert_eq!(waits(SECOND / 100), [5; 7]);
         assert_eq!(longest_poll(1), Duration::from_millis(500));
         for lines in [1, 4, 5, 100, 100_000] {
-            let polls = lines as f64 / poll_after(0, lines).as_secs_f64();
+            let polls = lines as f64 / poll_after(0, SECOND / 100, lines).as_secs_f64();
             assert!(polls <= 200.0, "{lines} lines: {polls} polls a second");
-            assert!(poll_after(9, lines) <= longest_poll(lines));
+            assert!(poll_after(9, SECOND * 60, lines) <= longest_poll(lines));
         }
     }
 

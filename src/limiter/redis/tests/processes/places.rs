@@ -20,7 +20,7 @@ use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
 
-/// The job of a process: `hold 2`, `work`, or `line`.
+/// The job of a process: `hold 2`, `work`, or `line 6 1000`, with the callers and their wait in milliseconds.
 const ROLE: &str = "RATELIMIT_TEST_ROLE";
 
 const LIMIT: u64 = 4;
@@ -99,9 +99,11 @@ fn one_of_the_holders() {
             for _ in 0..places.parse().unwrap() {
                 held.push(limiter.hold(&policy, &Key::global(), 1).await.unwrap().unwrap());
             }
-        } else if role == "line" {
-            for _ in 0..TASKS {
-                tasks.push(tokio::spawn(work_in_line(limiter.clone(), Arc::clone(&stop))));
+        } else if let Some(line) = role.strip_prefix("line ") {
+            let (callers, wait_ms) = line.split_once(' ').unwrap();
+            let wait = Duration::from_millis(wait_ms.parse().unwrap());
+            for _ in 0..callers.parse().unwrap() {
+                tasks.push(tokio::spawn(work_in_line(limiter.clone(), wait, Arc::clone(&stop))));
             }
         } else {
             let connection = redis::Client::open(url).unwrap().get_connection().unwrap();
@@ -152,18 +154,22 @@ async fn work(limiter: RedisLimiter, connection: Arc<Mutex<redis::Connection>>, 
     }
 }
 
-/// Waits in line for places, and holds each for a moment.
-async fn work_in_line(limiter: RedisLimiter, stop: Arc<AtomicBool>) {
-    let policy = Policy::new("places", Quota::concurrent(LIMIT).max_wait(LONG).unwrap()).unwrap();
-    let mut taken = 0;
+/// Waits in line for places, and holds each for a moment. Comes again at once after a refusal.
+async fn work_in_line(limiter: RedisLimiter, wait: Duration, stop: Arc<AtomicBool>) {
+    let policy = Policy::new("places", Quota::concurrent(LIMIT).max_wait(wait).unwrap()).unwrap();
+    let (mut taken, mut refused) = (0, 0);
     while !stop.load(Ordering::Relaxed) {
-        let held = limiter.hold_in_line(&policy, &Key::global(), 1, TokioTimer::new()).await.unwrap();
-        let place = held.expect("nobody waits for so long");
-        sleep(HELD_FOR).await;
-        drop(place);
-        taken += 1;
+        match limiter.hold_in_line(&policy, &Key::global(), 1, TokioTimer::new()).await.unwrap() {
+            Ok(place) => {
+                sleep(HELD_FOR).await;
+                drop(place);
+                taken += 1;
+            }
+            Err(_) => refused += 1,
+        }
     }
     say(&format!("taken {taken}"));
+    say(&format!("refused {refused}"));
 }
 
 /// One of the processes. It is killed when it is dropped.
@@ -272,21 +278,49 @@ fn killed_process_loses_its_places_and_none_exceed_the_limit() {
     });
 }
 
+/// Returns the number in a variable of a campaign, or what is usual.
+fn number(variable: &str, usual: u64) -> u64 {
+    std::env::var(variable).map_or(usual, |number| number.parse().unwrap())
+}
+
 /// Four processes wait in line for places of one key. `PLACES_IN_LINE_SECONDS=60` asks for a minute, and for 0.8 of an equal
-/// share for each.
+/// share for each. `PLACES_IN_LINE_WAIT_MS=50 PLACES_IN_LINE_CALLERS=2` measures how many callers of short patience are
+/// refused.
 #[test]
 fn processes_that_wait_in_line_share_a_key() {
     let server = Server::start();
-    let seconds: u32 = std::env::var("PLACES_IN_LINE_SECONDS").map_or(2, |seconds| seconds.parse().unwrap());
+    let (seconds, callers) = (number("PLACES_IN_LINE_SECONDS", 2), number("PLACES_IN_LINE_CALLERS", TASKS as u64));
+    let long_ms = LONG.as_millis() as u64;
+    let wait_ms = number("PLACES_IN_LINE_WAIT_MS", long_ms);
     run(async {
-        let mut workers: Vec<Process> = (0..4).map(|_| Process::start(&server, "line")).collect();
-        sleep(Duration::from_secs(1) * seconds).await;
+        let role = format!("line {callers} {wait_ms}");
+        let mut workers: Vec<Process> = (0..4).map(|_| Process::start(&server, &role)).collect();
+        let calls = || -> u64 {
+            let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+            let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap();
+            line.split(['=', ',']).nth(1).unwrap().parse().unwrap()
+        };
+        let before = calls();
+        sleep(Duration::from_secs(seconds)).await;
+        let calls = (calls() - before) / seconds;
         workers.iter_mut().for_each(|worker| drop(worker.input.take())); // they end together
-        let of = |line: &String| line.trim().strip_prefix("taken ").map_or(0, |taken| taken.parse::<u64>().unwrap());
-        let taken: Vec<u64> = workers.into_iter().map(|worker| worker.end().iter().map(of).sum()).collect();
+        let printed: Vec<Vec<String>> = workers.into_iter().map(Process::end).collect();
+        let of = |words: &str| -> Vec<u64> {
+            let number = |line: &String| line.trim().strip_prefix(words).map_or(0, |number| number.parse().unwrap());
+            printed.iter().map(|lines| lines.iter().map(number).sum()).collect()
+        };
+        let (taken, refused) = (of("taken "), of("refused ").iter().sum::<u64>());
         let all: u64 = taken.iter().sum();
-        let used = all as f64 * HELD_FOR.as_secs_f64() / (f64::from(seconds) * LIMIT as f64);
-        println!("{taken:?} places, {:.0} % of the time of all", 100.0 * used);
+        let used = all as f64 * HELD_FOR.as_secs_f64() / (seconds as f64 * LIMIT as f64);
+        println!(
+            "{taken:?} places, {:.0} % of the time of all; {refused} of {} refused; {calls} calls a second",
+            100.0 * used,
+            all + refused
+        );
+        if wait_ms < long_ms {
+            return;
+        }
+        assert_eq!(refused, 0);
         // A busy machine may stop one of them for most of a short test.
         let (part, of) = if seconds < 30 { (1, 50) } else { (8, 10) };
         assert!(taken.iter().all(|taken| 4 * of * taken >= part * all), "a process starves: {taken:?}");
