@@ -33,9 +33,13 @@ RATELIMIT_CAMPAIGN=25 PLACES_TABLE=1 cargo test --locked --features "$features" 
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features" --lib holdings
 # Four processes in line for places of one key, for a minute: each gets at least 0.8 of an equal share.
 PLACES_IN_LINE_SECONDS=60 cargo test --locked --features "$features" --lib processes_that_wait_in_line -- --nocapture
-# 2,000 failovers, a stream of three times the time after which places lapse, and 10,000 places of as many keys and of one key.
+# The same with eight callers that wait for at most 50 ms. Prints how many are refused.
+PLACES_IN_LINE_SECONDS=10 PLACES_IN_LINE_WAIT_MS=50 PLACES_IN_LINE_CALLERS=2 cargo test --locked --features "$features" --lib \
+    processes_that_wait_in_line -- --nocapture
+# 2,000 failovers, three while 2,000 places are held, a stream of three times the time after which places lapse, and 10,000 places of as many keys and of one key.
 PLACES_FAILOVERS=2000 PLACES_TABLE=1 cargo test --locked --features "$features" --test redis places:: -- --nocapture
-# Simulated processes, a server and a network with faults: 10,000 seeds each on Redis and over a store.
+PLACES_FAILOVERS=3 PLACES_HELD=2000 cargo test --locked --features "$features" --test redis replica_that_takes_over -- --nocapture
+# Simulated processes, a server and a network with faults: 10,000 seeds each on Redis, with a fallback, and over a store.
 SIMULATION_SEEDS=10000 cargo test --locked --features "$features,store" --lib simulation -- --nocapture
 # The simulation finds thirteen planted defects: an hour, because the library is built for each.
 bash tests/campaigns/defects.sh
@@ -44,6 +48,8 @@ RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features,store" --lib sto
 # Each algorithm in PostgreSQL, beside memory, for 100,000 steps; and eight processes on one key, 160,000 checks.
 POSTGRES_PARITY_STEPS=100000 cargo test --locked --features "$features,postgres" --lib postgres::tests -- --test-threads 2
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features,postgres" --test postgres processes
+# The same with the usual deadline. Prints how many checks lose until then.
+RATELIMIT_CAMPAIGN=1 POSTGRES_DEADLINE_MS=50 cargo test --locked --features "$features,postgres" --test postgres processes -- --nocapture
 # A hot row in PostgreSQL beside a transaction that stays open for five minutes. Prints times and sizes.
 POSTGRES_TRANSACTION_SECONDS=300 cargo test --locked --features "$features" --test postgres transaction -- --nocapture
 # A million mutated files of rules.
