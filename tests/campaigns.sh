@@ -54,7 +54,8 @@ RATELIMIT_CAMPAIGN=1 POSTGRES_DEADLINE_MS=50 cargo test --locked --features "$fe
 POSTGRES_TRANSACTION_SECONDS=300 cargo test --locked --features "$features" --test postgres transaction -- --nocapture
 # A million mutated files of rules.
 RATELIMIT_CAMPAIGN=10 cargo test --locked --features "$features" --lib rules::tests::mutations
-# Files of rules and words of quotas that a fuzzer makes, ten minutes each.
+# What a fuzzer makes of rules, Envoy's files and descriptors, quotas, headers, logs, snapshots, stored values and replies of
+# Redis: ten minutes each.
 bash tests/fuzz/run 600
 # Processes that are stopped and continued, for ten minutes.
 STOPPED_CLOCK_SECONDS=600 cargo test --locked --features "$features" --test memory stopped_clock
