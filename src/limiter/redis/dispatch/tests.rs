@@ -109,17 +109,12 @@ fn deciding_key_by_key_equals_deciding_in_one_step() {
                 while redis.waiting() > 0 {
                     tokio::task::yield_now().await; // the refunds
                 }
-                for (policy, key) in policies.iter().flat_map(|policy| keys.iter().map(move |key| (policy, key))) {
-                    let look = [Charge::new(policy, key).cost(0)];
-                    let (expected, found) = (memory.peek(&look).await, redis.peek(&look).await);
-                    prop_assert_eq!(
-                        told(&found.unwrap(), &look),
-                        told(&expected.unwrap(), &look),
-                        "{} after {:?}",
-                        policy.name(),
-                        &set
-                    );
-                }
+                let looks: Vec<_> = policies
+                    .iter()
+                    .flat_map(|policy| keys.iter().map(move |key| Charge::new(policy, key).cost(0)))
+                    .collect();
+                let (expected, found) = (memory.peek(&looks).await.unwrap(), redis.peek(&looks).await.unwrap());
+                prop_assert_eq!(told(&found, &looks), told(&expected, &looks), "each state after {:?}", &set);
                 Ok(())
             })?;
         }
