@@ -163,12 +163,12 @@ impl<B: Backend> Checks<B> {
             return Reply::Now(Err(error));
         }
         let checks = Arc::clone(self);
-        let (tag, queue) = (self.tags.of(policy, key), self.tags.named(policy, key));
+        let queue = self.tags.named(policy, key);
         let request = self.backend.reset(policy, key);
         let (policy, key) = (policy.clone(), key.clone());
         Reply::Later(Box::pin(async move {
             if let Some(leases) = &checks.leases {
-                leases.forget(tag);
+                leases.forget(&policy, &key);
             }
             let answer = checks.ask(request).await;
             checks.denials.forget(&policy, &key);

@@ -161,13 +161,17 @@ impl Leases {
         refunds
     }
 
-    /// Forgets a key's leases, because the key is reset.
-    pub(crate) fn forget(&self, tag: Tag) {
-        self.with(tag, |watched| {
-            watched.leases.clear();
-            watched.void = watched.asking;
-            watched.paused_until = self.clock.now().saturating_add(PAUSE);
-        });
+    /// Forgets a key's leases, because the key is reset under a policy's name. Those under other quotas of the policy may
+    /// be in any slot, so it looks into each.
+    pub(crate) fn forget(&self, policy: &Policy, key: &Key) {
+        let paused_until = self.clock.now().saturating_add(PAUSE);
+        for slot in &self.slots {
+            if let Some(watched) = lock(slot).as_mut().filter(|watched| watched.is_of(policy, key)) {
+                watched.leases.clear();
+                watched.void = watched.asking;
+                watched.paused_until = paused_until;
+            }
+        }
     }
 
     /// Returns the units that are held.
@@ -213,6 +217,11 @@ impl Watched {
             void: false,
             paused_until: now,
         }
+    }
+
+    /// Whether it is of this key under a policy of this name.
+    fn is_of(&self, policy: &Policy, key: &Key) -> bool {
+        self.policy.name_fingerprint() == policy.name_fingerprint() && self.key == *key
     }
 
     /// Whether no lease is held, and nothing was charged in the last spans.

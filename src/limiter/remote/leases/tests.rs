@@ -108,7 +108,7 @@ fn keys_for_which_there_is_no_place_are_asked_for_each_time() {
         assert!(calls <= 50, "one each, or fewer with leases");
         leased += usize::from(calls < 50);
         // Nothing is charged twice, or lost: what was not used is in a lease.
-        process.leases.forget(process.leases.tags.of(&process.policy, &stored));
+        process.leases.forget(&process.policy, &stored);
         process.store.reset_now(&process.policy, &stored);
     }
     assert!((1..=SLOTS).contains(&leased), "{leased} of {} keys were leased", 2 * SLOTS);
@@ -169,7 +169,7 @@ fn lease_of_an_unwatched_key_is_refunded() {
 }
 
 #[test]
-fn lease_ends_at_a_reset() {
+fn lease_ends_at_a_reset_under_any_quota_of_its_policy() {
     let mut world = World::new(1, 1_000, Quota::fixed_window(1_000_000, Duration::from_secs(86_400)).unwrap());
     let clock = world.clock.clone();
     let Process { store, leases, policy, key, .. } = &mut world.processes[0];
@@ -184,7 +184,8 @@ fn lease_ends_at_a_reset() {
     }
     let wanted = under_way.unwrap();
     let answer = store.take_one(policy, key, wanted.units);
-    leases.forget(tag);
+    let other = Policy::new(policy.name(), Quota::per_hour(1)).unwrap();
+    leases.forget(&other, key);
     store.reset_now(policy, key);
     assert!(leases.record_answer(&wanted, Some(answer)).is_none(), "it was of the state that is gone");
     assert!(leases.take(&charge).0.is_none());
