@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every check, in one command: bash tests/all.sh
-# It takes about 20 minutes on two processors. Longer campaigns are in tests/campaigns.sh.
+# It takes about 15 minutes on two processors. Longer campaigns are in tests/campaigns.sh.
 # On Debian as root it installs what is missing. Anywhere else it names what to install, and fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -99,7 +99,8 @@ fi
 # Two parts keep two processors busy: the library is one unit of compilation, so one build does not. First all that compiles
 # for long, then all that runs.
 
-# What only reads the code, in a folder of its own: two builds in one folder wait for each other.
+# What only reads the code, and builds that share nothing with the tests. They have folders of their own, because two builds in
+# one folder wait for each other.
 check_code() {
     export CARGO_TARGET_DIR=$PWD/target/checks
     name=
@@ -122,6 +123,11 @@ check_code() {
 
     step 'documentation'
     run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$features,tracing"
+
+    step 'build: the programs for other frameworks'
+    # pingora needs cmake, so it is in tests/campaigns.sh.
+    run cargo fmt --check --manifest-path examples/frameworks/Cargo.toml
+    run cargo test --locked --manifest-path examples/frameworks/Cargo.toml --target-dir target/frameworks --no-run
     finished
 }
 mkdir -p target
@@ -133,7 +139,7 @@ executable() {
     sed -n "s/.*\"executable\":\"\([^\"]*\/$1-[^\"]*\)\".*/\1/p"
 }
 
-step 'build: tests, beside the checks that only read the code'
+step 'build: tests, beside the checks'
 run cargo test --locked --features "$features" --tests --no-run
 made=$(cargo test --locked --features "$features" --lib --test redis --test vectors --no-run --message-format json 2>/dev/null)
 units=$(executable tower_ratelimit <<<"$made")
@@ -155,11 +161,6 @@ loom=$(cargo rustc --locked --package tower-ratelimit --lib --profile test --mes
 step 'build: the count of instructions'
 count=(--locked --profile bench --config profile.bench.debug=false --package instructions)
 run cargo build "${count[@]}"
-
-step 'build: the programs for other frameworks'
-# pingora needs cmake, so it is in tests/campaigns.sh.
-run cargo fmt --check --manifest-path examples/frameworks/Cargo.toml
-run cargo test --locked --manifest-path examples/frameworks/Cargo.toml --target-dir target/frameworks --no-run
 finished
 name=
 for built in "$units" "$on_redis" "$vectors" "$on_redis_rs" "$loom"; do
