@@ -451,3 +451,70 @@ impl PairAlgorithm for Block {
         u64::MAX
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::quota::Quota;
+
+    const SECOND: u64 = 1_000_000;
+    const NOW: u64 = 1_000_000 * SECOND;
+
+    /// A block of ten minutes after three strikes.
+    fn block(period_s: u64, memory_s: u64) -> Block {
+        let [period, lasting, memory] = [period_s, 600, memory_s].map(Duration::from_secs);
+        let quota = Quota::block(3, period, lasting);
+        let grown = |quota: Quota| if memory_s > 0 { quota.growing(2, 100 * lasting, memory) } else { Ok(quota) };
+        Block::new(quota.and_then(grown).expect("a valid quota").spec())
+    }
+
+    /// Two strikes until half a minute from now, and one block that is remembered for 1,000 s.
+    fn counting() -> View {
+        let strikes = Strikes { end: NOW + 30 * SECOND, count: 2 };
+        View { phase: Phase::Counting(strikes), level: 1, forget: NOW + 1_000 * SECOND, moved: false }
+    }
+
+    #[test]
+    fn block_moves_what_it_adopts_only_if_it_reaches_less_far() {
+        let from = block(60, 2_000);
+        let state = from.stored(counting(), NOW).expect("a state");
+        for (period_s, memory_s, end_s, forget_s, moved) in [
+            (60, 2_000, 30, 1_000, false),
+            (60, 5_000, 30, 1_000, false),
+            (60, 1_000, 30, 1_000, false),
+            (60, 999, 30, 999, true),
+            (30, 2_000, 30, 1_000, false),
+            (29, 2_000, 29, 1_000, true),
+        ] {
+            let to = block(period_s, memory_s);
+            let strikes = Strikes { end: NOW + end_s * SECOND, count: 2 };
+            let view = View { phase: Phase::Counting(strikes), forget: NOW + forget_s * SECOND, ..counting() };
+            assert_eq!(to.adopt(&from, state, NOW), (to.stored(view, NOW), moved), "{period_s} s, {memory_s} s");
+        }
+        let (forgetful, forgotten) = (block(60, 0), View { level: 0, ..counting() });
+        assert_eq!(forgetful.adopt(&from, state, NOW), (forgetful.stored(forgotten, NOW), true));
+    }
+
+    /// A denied request writes what was moved. Then the other quota would not know its own block any more.
+    #[test]
+    fn closed_key_is_not_moved_by_a_block_that_remembers_less() {
+        let (from, to) = (block(60, 2_000), block(60, 0));
+        let closed = from.struck(counting(), NOW, Strikes { end: NOW + 30 * SECOND, count: 3 });
+        let state = from.stored(closed, NOW).expect("a state");
+        let (adopted, moved) = to.adopt(&from, state, NOW);
+        assert!(!moved);
+        let Phase::Closed { until, .. } = to.view(adopted, NOW).phase else { panic!("the key is open: {adopted:?}") };
+        assert_eq!(until, NOW + 1_200 * SECOND, "the second block is twice as long");
+    }
+
+    #[test]
+    fn block_that_was_not_to_be_remembered_is_none_to_a_quota_that_remembers() {
+        let (from, to) = (block(60, 0), block(60, 2_000));
+        let quiet = View { phase: Phase::Quiet, level: 0, forget: 0, moved: false };
+        let closed = from.struck(quiet, NOW, Strikes { end: NOW + 30 * SECOND, count: 3 });
+        let (adopted, _) = to.adopt(&from, from.stored(closed, NOW).expect("a state"), NOW);
+        assert_eq!(to.view(adopted, NOW).level, 0);
+    }
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::limiter::memory::OnFull;
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota,
+    Key, MemoryLimiter, Policy, Quota, Wait,
     clock::{Clock, ManualClock, Timestamp},
     limiter::{Charge, ChargeDecision, Effect, Receipt, Refund},
     observe::{LimiterEvent, Observer},
@@ -514,6 +514,24 @@ fn snapshot_restores_every_state_into_a_table_of_any_size() {
             }
         }
     }
+}
+
+/// The memory of blocks is in a snapshot too, beside the strikes that count.
+#[test]
+fn restored_key_is_closed_for_longer_after_an_earlier_block() {
+    let clock = ManualClock::new();
+    let quota = Quota::block(2, MINUTE, MINUTE).and_then(|quota| quota.growing(2, 60 * MINUTE, 60 * MINUTE));
+    let policy = Policy::new("login", quota.expect("a block that grows is possible")).expect("a name");
+    let first = limiter(100, &clock);
+    let strike = |limiter: &MemoryLimiter| drop(limiter.take_one(&policy, &key(1), 1));
+    (0..2).for_each(|_| strike(&first));
+    assert_eq!(first.peek_one(&policy, &key(1), 1).wait(), Wait::After(MINUTE));
+    clock.advance(MINUTE);
+    strike(&first);
+    let restored = MemoryLimiter::builder().clock(clock.clone()).restore(first.snapshot()).build();
+    let restored = restored.expect("the snapshot is whole");
+    strike(&restored);
+    assert_eq!(restored.peek_one(&policy, &key(1), 1).wait(), Wait::After(2 * MINUTE));
 }
 
 #[test]

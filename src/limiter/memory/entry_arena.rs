@@ -636,6 +636,8 @@ impl EntryArena {
 
 #[cfg(all(test, not(ratelimit_loom)))]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn owner() -> Fingerprint {
@@ -745,6 +747,39 @@ mod tests {
         arena.store(owner(), &mut chain);
         assert_eq!(arena.pair(&arena.load(chain.first)), Some(Pair { at: 7, n: 9 }));
         assert_eq!(arena.free_blocks(), arena.last() as usize - 1);
+    }
+
+    #[test]
+    fn head_names_its_quota_until_the_chain_loses_it() {
+        let arena = EntryArena::new(100, 0);
+        let (log, bucket) = (Quota::sliding_log(20, Duration::from_secs(60)).expect("valid"), Quota::per_minute(5));
+        let names = |head, quota: &Quota| arena.names(head, quota.spec());
+        let (mut chain, mut spare) = (begun(&arena), arena.spare(owner()));
+        arena.empty_headed(owner(), &mut chain, log.spec(), &mut spare);
+        assert_eq!(spare, None, "the entries have it");
+        for start in 0..20 {
+            add(&arena, &mut chain, start, 1);
+        }
+        arena.store(owner(), &mut chain);
+        let head = chain.block();
+        assert_eq!(arena.load_headed(head), chain);
+        assert!(entries(&arena, &chain).into_iter().eq((0..20).map(|start| (start, 1))));
+        assert!(names(head, &log) && !names(head, &bucket));
+        assert_eq!(arena.quota(head), Some(log));
+
+        arena.empty_headed(owner(), &mut chain, log.spec(), &mut None);
+        assert_eq!((chain.block(), entries(&arena, &chain)), (head, vec![]));
+        arena.set_headed_pair(owner(), &mut chain, Pair { at: 7, n: 9 }, bucket.spec());
+        arena.store(owner(), &mut chain);
+        assert_eq!(arena.pair(&arena.load_headed(head)), Some(Pair { at: 7, n: 9 }));
+        assert!(names(head, &bucket) && !names(head, &log));
+        assert_eq!(arena.free_blocks(), arena.last() as usize - 1, "a pair needs its head only");
+
+        arena.empty_plain(owner(), &mut chain);
+        assert_eq!((chain.head, chain.first), (NONE, head));
+        arena.clear(owner(), &mut chain);
+        assert_eq!(arena.free_blocks(), arena.last() as usize);
+        assert_eq!((arena.load_headed(NONE), arena.quota(NONE), names(NONE, &log)), (Chain::default(), None, false));
     }
 
     #[test]
