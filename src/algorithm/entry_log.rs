@@ -503,3 +503,32 @@ impl<E: Entries> Entries for Edited<'_, E> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::quota::Quota;
+
+    /// Half of the oldest sub-window counts, so it holds twice the units that it counts, up to the limit.
+    #[test]
+    fn units_that_the_oldest_sub_window_cannot_hold_go_to_the_next() {
+        let quota = Quota::sliding_window(10, Duration::from_micros(60)).and_then(|quota| quota.buckets(6));
+        let log = EntryLog::new(quota.and_then(|quota| quota.max_debt(0)).expect("a valid quota").spec());
+        for (entries, weighed) in [
+            (vec![(0, 5), (10, 3)], vec![(0, 10), (10, 3)]),
+            (vec![(0, 8), (10, 3)], vec![(0, 10), (10, 6)]),
+            (vec![(0, 8), (10, 9)], vec![(0, 10), (10, 10)]),
+            (vec![(0, 8), (20, 3)], vec![(0, 10), (10, 3), (20, 3)]),
+            (vec![(0, 8)], vec![(0, 10), (10, 3)]),
+        ] {
+            let mut found = entries.clone();
+            log.weigh_oldest(&mut found, 65);
+            assert_eq!(found, weighed, "{entries:?}");
+            found = entries.clone();
+            log.weigh_oldest(&mut found, 60);
+            assert_eq!(found, entries, "all of it counts");
+        }
+    }
+}

@@ -483,4 +483,39 @@ mod tests {
         }
         assert!(decided > 100_000, "{decided} were compared");
     }
+
+    /// A receipt or a state may be of another quota, whose parts of a microsecond are smaller.
+    #[test]
+    fn number_of_another_quota_counts_as_the_largest_of_this_one() {
+        let queue = |limit, period| Quota::leaky_queue(limit, Duration::from_micros(period)).expect("a valid quota");
+        let (thirds, whole) = (queue(3, 100), queue(1, 100));
+        let (thirds, whole) = (Gcra::<u64>::new(thirds.spec()), Gcra::<u64>::new(whole.spec()));
+        let (now, pair) = (1_000, |at, n| Pair { at, n });
+        let answer = |n| {
+            let answer = thirds.decide(Some(pair(now + 10, n)), now, 1, false);
+            (answer.decision, answer.next)
+        };
+        for n in [3, 4, u64::MAX] {
+            assert_eq!(answer(n), answer(2));
+            assert!(!thirds.is_behind(pair(now + 10, n), now, pair(now + 10, 2)), "they are the same instant");
+            assert!(thirds.is_behind(pair(now + 10, n), now, pair(now + 10, 1)));
+            // Three units take 100 µs.
+            assert!(thirds.begins_at(pair(now + 110, n), 3, pair(now + 10, 2)));
+            assert!(!thirds.begins_at(pair(now + 110, n), 3, pair(now + 10, 1)));
+            assert!(whole.begins_at(pair(now + 110, n), 1, pair(now + 10, 0)), "it has no parts");
+        }
+    }
+
+    #[test]
+    fn only_a_later_slot_of_a_queue_keeps_a_refund_back() {
+        let ten = Duration::from_micros(10);
+        let quotas = [Quota::leaky_queue(1, ten), Quota::token_bucket(1, ten).and_then(|quota| quota.burst(5))];
+        let [queue, bucket] = quotas.map(|quota| Gcra::<u64>::new(quota.expect("a valid quota").spec()));
+        let (now, later, own) = (1_000, Pair { at: 1_010, n: 0 }, Pair { at: 1_005, n: 0 });
+        assert!(queue.is_behind(later, now, own));
+        assert!(!queue.is_behind(own, now, own), "it is the last one");
+        assert!(!queue.is_behind(later, 1_005, own), "it has departed");
+        assert!(!queue.is_behind(Pair { at: 2_000, n: 0 }, now, own), "the clock stepped back");
+        assert!(!bucket.is_behind(later, now, own));
+    }
 }

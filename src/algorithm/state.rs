@@ -214,3 +214,67 @@ pub(crate) const UNBOUNDED: u64 = 1 << 62;
 pub(super) fn numbers(whole: &[u64]) -> Numbers {
     whole.iter().map(|number| *number as f64).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::algorithm::{Decider, block};
+    use crate::quota::{Anchor, Quota};
+
+    #[test]
+    fn number_that_no_word_holds_is_kept_in_a_pair() {
+        let is_word = |bits, grid_us, ahead_us| matches!(Layout::of(bits, grid_us, ahead_us), Layout::Word(_));
+        assert!(is_word(NUMBER_BITS, None, WORD_AHEAD_US));
+        assert!(!is_word(NUMBER_BITS + 1, None, 0));
+        assert!(!is_word(0, None, WORD_AHEAD_US + 1));
+        assert!(is_word(NUMBER_BITS + 2, Some(7), 0), "two bits of the instant are free");
+        assert!(!is_word(NUMBER_BITS + 3, Some(7), 0));
+    }
+
+    #[test]
+    fn fullness_is_the_used_part_of_the_capacity() {
+        for (limit, remaining, throttled, used) in
+            [(4, 4, false, 0), (4, 1, false, 49_152), (4, 0, true, 65_536), (0, 0, true, 0)]
+        {
+            let found = Fullness::of(&ChargeDecision::allowed(limit, remaining));
+            assert_eq!(found, Fullness { throttled, used }, "{remaining} of {limit}");
+        }
+    }
+
+    #[test]
+    fn state_that_no_charge_can_have_made_is_known() {
+        let ten = Duration::from_micros(10);
+        let first = |quota: Quota| quota.anchor(Anchor::FirstRequest).expect("it has an anchor");
+        let bucket = Quota::token_bucket(3, ten).expect("valid"); // numerators are below 3
+        let step = Quota::step_bucket(3, ten).expect("valid");
+        let fixed = Quota::fixed_window(3, ten).and_then(|quota| quota.max_debt(2)).expect("valid");
+        let sliding = Quota::sliding_window(3, ten).and_then(|quota| quota.max_debt(0)).expect("valid");
+        let closing = Quota::block(3, ten, ten).expect("valid");
+        let counts = |before: u64, current: u64| before << 2 | current; // up to 3
+        let spanning = |span_us| block::pack(block::Parts { span_us, counts: 1 });
+        for (quota, at, n, could) in [
+            (bucket, 7, 2, true),
+            (bucket, 7, 3, false),
+            (step, 20, 2, true),
+            (step, 20, 3, false),
+            (step, 21, 2, false),
+            (first(step), 21, 2, true),
+            (first(step), 21, 3, false),
+            (fixed, 20, 5, true),
+            (fixed, 20, 6, false),
+            (fixed, 21, 5, false),
+            (first(fixed), 21, 5, true),
+            (first(fixed), 21, 6, false),
+            (sliding, 20, counts(3, 3), true),
+            (sliding, 21, counts(3, 3), false),
+            (sliding, 20, counts(4, 3), false),
+            (closing, 21, spanning(crate::time::PERIOD_US_MAX), true),
+            (closing, 21, spanning(crate::time::PERIOD_US_MAX + 1), false),
+        ] {
+            let Decider::Pair(rules, _) = quota.decider() else { panic!("{quota} is kept as a pair") };
+            assert_eq!(rules.get().could_be(Pair { at, n }), could, "{quota}: {n} at {at}");
+        }
+    }
+}

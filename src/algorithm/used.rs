@@ -146,3 +146,35 @@ impl Carried {
         scaled
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newest_units_are_kept_and_no_entry_is_empty() {
+        let carried = Carried::new(Used::units(11), []);
+        let entries = [(0, 3), (10, 4), (20, 4)];
+        for (most, each, kept) in [
+            (11, 11, vec![(0, 3), (10, 4), (20, 4)]),
+            (9, 11, vec![(0, 1), (10, 4), (20, 4)]),
+            (8, 11, vec![(10, 4), (20, 4)]),
+            (4, 11, vec![(20, 4)]),
+            (11, 3, vec![(0, 3), (10, 3), (20, 3)]),
+            (0, 11, vec![]),
+        ] {
+            assert_eq!(carried.scaled(&entries, most, each), kept, "at most {most}, {each} each");
+        }
+        let half = carried.in_proportion(10, 5);
+        assert_eq!(half.scaled(&entries, 11, 11), [(0, 2), (10, 2), (20, 2)], "rounded up from the newest on");
+    }
+
+    /// A number of parts that cannot be multiplied is rounded up to whole units before.
+    #[test]
+    fn share_of_more_parts_than_can_be_multiplied_is_rounded_up() {
+        let used = Used { parts: u128::MAX / 4 + 1, of: 1 << 100 };
+        assert_eq!(used.units_ceil(), 1 << 26);
+        assert_eq!(used.in_proportion(2, 8).units_ceil(), 1 << 28);
+        assert_eq!(used.scaled_ceil(8), 1 << 29);
+    }
+}

@@ -262,6 +262,7 @@ mod tests {
             ("", "match: {path: /a}"),
             ("match: {path: '/v1/{*rest}'}", "match: {path: [/v1/a, '/v1/{id}/b']}, quota: 6/s"),
             ("match: {path: '/{v}/a'}", "match: {path: /v1/a}"),
+            ("match: {path: '/{v}/{id}'}", "match: {path: '/{v}/a'}"),
             ("match: {method: [GET, PUT]}", "match: {method: PUT, host: a.b}"),
             ("match: {host: '*.b'}", "match: {host: [a.b, '*.c.b']}"),
             ("match: {header: {x: '*'}}", "match: {header: {x: a, y: b}}"),
@@ -277,6 +278,7 @@ mod tests {
             ("missing-key: shared", "missing-key: shared, key: [tenant, path]"),
             ("cost: 2", "cost: 1"),
             ("cost: {header: x, at-most: 5}", "cost: {header: x, at-most: 4}"),
+            ("quota: 9 kB/s, cost: content-length", "quota: 9 kB/s, cost: content-length, match: {path: /a}"),
             ("quota: 0/s", "match: {path: /a}"),
             ("quota: 3 at once", "quota: 4 at once, match: {method: GET}"),
         ] {

@@ -283,6 +283,10 @@ descriptors:
 - {key: tenant, rate_limit: {unit: hour, requests_per_unit: 9, name: common}}
 - {key: tenant, value: acme, rate_limit: {unlimited: true}}
 - {key: tenant, value: 'a*', rate_limit: {unit: hour, requests_per_unit: 8, replaces: [{name: common}]}}
+- key: remote_address
+  value: 10.1.2.3
+  descriptors:
+  - {key: host, rate_limit: {unit: second, requests_per_unit: 7}}
 - {key: internal}
 ";
         let expected = r#"# Made of the domain `shop` in Envoy's form. Here all rules that match a request count.
@@ -313,6 +317,10 @@ rules:
     key: "tenant"
     match: {action: "tenant=a*"}
     missing-key: exempt
+  - name: "shop:remote_address=10.1.2.3,host"
+    quota: "7 per second, fixed window"
+    key: host
+    match: {client: "10.1.2.3"}
   # shop:internal has no limit, so it needs no rule.
 "#;
         assert_eq!(native(text), expected);

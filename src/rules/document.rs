@@ -371,3 +371,23 @@ impl<'a> Builder<'a, '_, '_> {
 fn position(marker: &Marker) -> Position {
     Position { line: marker.line(), column: marker.col() + 1 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn word_without_quotes_has_the_type_of_the_core_schema() {
+        for (words, kind) in [
+            ("~ null Null NULL", Type::Nothing),
+            ("true True TRUE false False FALSE", Type::Truth),
+            (".inf .Inf .INF -.inf +.inf .nan .NaN .NAN 0 -1 +1 1.5 .5 1e3 0x1F 0o17", Type::Number),
+            ("nULL tRUE inf nan -inf 0x 0xg 0o8 1.2.3 5/s . - +", Type::Text),
+        ] {
+            for word in words.split(' ') {
+                assert_eq!(plain_type(word), kind, "{word}");
+            }
+        }
+        assert_eq!(plain_type(""), Type::Nothing);
+    }
+}

@@ -106,3 +106,25 @@ impl UnregisteredName {
         &self.problem
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Rules;
+    use super::{NameKind, RulesWarningKind};
+
+    /// A tool shows all three beside each other.
+    #[test]
+    fn check_finds_names_and_warnings_beside_problems_too() {
+        let right = "  - {name: a, quota: 5 per hour, key: tenant}\n  - {name: b, quota: 6 per hour, key: tenant}\n";
+        let check = |more: &str| Rules::builder().check(format!("rules:\n{right}{more}"));
+        let report = check("").expect("the rules are right");
+        let names: Vec<_> = report.unregistered().iter().map(|name| (name.kind(), name.name())).collect();
+        let warnings: Vec<_> = report.warnings().iter().map(|warning| warning.kind()).collect();
+        assert_eq!(
+            (&names[..], &warnings[..]),
+            (&[(NameKind::Key, "tenant")][..], &[RulesWarningKind::NeverBinds][..])
+        );
+        let error = check("  - {name: c, quota: often, key: tenant}\n").expect_err("a rule is wrong");
+        assert_eq!((error.unregistered(), error.warnings()), (report.unregistered(), report.warnings()));
+    }
+}

@@ -798,3 +798,25 @@ async fn block_of_a_rule_counts_its_refusals() {
     assert_eq!(header(blocked.headers(), "retry-after"), Some("3600"), "a block has a time");
     assert_eq!(free(&limiter, "exports", 1), 1, "a blocked request holds nothing");
 }
+
+/// A block that does not enforce lets the request pass, but its rule goes on as if it had been turned away.
+#[tokio::test]
+async fn closed_block_takes_no_place_in_any_mode() {
+    let in_mode = async |mode: Mode| {
+        let limiter = memory(&ManualClock::new());
+        let rule = exports(1).block("exports-block", Quota::block(2, HOUR, HOUR).unwrap()).unwrap().mode(mode);
+        let service = layer(&limiter, rule).expose_outcome(true).layer(handler());
+        let held = send(&service, "").await;
+        for _ in 0..2 {
+            drop(send(&service, "").await);
+        }
+        drop(held);
+        let last = send(&service, "").await;
+        assert_eq!(free(&limiter, "exports", 1), 1, "{mode:?}");
+        let outcome = last.extensions().get::<Outcome>().unwrap();
+        outcome.policies().iter().map(|status| format!("{:?}", status.decision())).collect::<Vec<_>>()
+    };
+    let enforced = in_mode(Mode::Enforce).await;
+    assert_eq!(in_mode(Mode::Shadow).await, enforced);
+    assert_eq!(in_mode(Mode::Degrade).await, enforced);
+}

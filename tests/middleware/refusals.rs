@@ -351,6 +351,19 @@ async fn refusal_for_an_unknown_time_promises_no_time() {
 }
 
 #[tokio::test]
+async fn responder_is_told_that_a_time_is_unknown() {
+    let own = |refusal: &Refusal<'_>| {
+        Response::new(Body::from(format!("{:?}, {:?}", refusal.wait(), refusal.retry_after_seconds())))
+    };
+    let layer =
+        RateLimitLayer::new(Scripted::new().without_waits(), named("export", Quota::per_hour(1)), key::global());
+    let service = stack(layer, (Refusals::with(own), Headers::none()));
+    let _ = service.clone().oneshot(Request::new(Body::empty())).await.unwrap();
+    let refused = service.clone().oneshot(Request::new(Body::empty())).await.unwrap();
+    assert_eq!(refused.into_body().collect().await.unwrap().to_bytes(), "Unknown, None");
+}
+
+#[tokio::test]
 async fn responder_answers_with_an_axum_error_type() {
     let own = |refusal: &Refusal<'_>| AppError(refusal.retry_after_seconds().unwrap()).into_response();
     let layer = RateLimitLayer::new(memory(), Quota::per_hour(1), key::global()).refusals(Refusals::with(own));

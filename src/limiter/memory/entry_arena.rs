@@ -750,6 +750,35 @@ mod tests {
     }
 
     #[test]
+    fn fold_frees_a_block_of_a_chain_that_has_several() {
+        let arena = EntryArena::new(100, 0);
+        let mut chain = begun(&arena);
+        for start in 0..12 {
+            add(&arena, &mut chain, start, 1);
+        }
+        let free = arena.free_blocks();
+        assert!(arena.fold(owner(), &mut chain));
+        assert_eq!((arena.free_blocks(), chain.total, entries(&arena, &chain).len()), (free + 1, 12, 6));
+        assert!(!arena.fold(owner(), &mut chain), "one block is left");
+        assert_eq!((arena.free_blocks(), chain.total), (free + 1, 12));
+    }
+
+    #[test]
+    fn block_is_free_before_its_first_use_and_after_its_last() {
+        let arena = EntryArena::new(1, 0);
+        assert!(arena.has_free());
+        let (one, other) = (Fingerprint::new(1 << 40), Fingerprint::new(2 << 40));
+        let mut chain = arena.begin(one).expect("there are two blocks");
+        assert!(arena.has_free());
+        assert!(arena.begin(other).is_some());
+        assert!(!arena.has_free());
+        let drawn: Vec<_> = (0..100).filter_map(|_| arena.draw_owner()).collect();
+        assert!(drawn.contains(&one) && drawn.contains(&other), "each block is drawn");
+        arena.clear(one, &mut chain);
+        assert!(arena.has_free());
+    }
+
+    #[test]
     fn head_names_its_quota_until_the_chain_loses_it() {
         let arena = EntryArena::new(100, 0);
         let (log, bucket) = (Quota::sliding_log(20, Duration::from_secs(60)).expect("valid"), Quota::per_minute(5));
