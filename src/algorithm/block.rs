@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn block_that_was_not_to_be_remembered_is_none_to_a_quota_that_remembers() {
+    fn block_without_memory_is_no_earlier_block_to_another_quota() {
         let (from, to) = (block(60, 0), block(60, 2_000));
         let quiet = View { phase: Phase::Quiet, level: 0, forget: 0, moved: false };
         let closed = from.struck(quiet, NOW, Strikes { end: NOW + 30 * SECOND, count: 3 });

@@ -511,11 +511,23 @@ mod tests {
     use super::*;
     use crate::quota::Quota;
 
+    fn window(limit: u64) -> EntryLog {
+        let quota = Quota::sliding_window(limit, Duration::from_micros(60)).and_then(|quota| quota.buckets(6));
+        EntryLog::new(quota.and_then(|quota| quota.max_debt(0)).expect("a valid quota").spec())
+    }
+
+    #[test]
+    fn entries_stay_as_they_are_when_only_the_limit_changes() {
+        let entries = [(0, 5), (10, 3), (60, 1)];
+        for now in [60, 65, 69] {
+            assert_eq!(window(20).take_over(&window(10).carried(&Listed(&entries), now), now), entries, "at {now}");
+        }
+    }
+
     /// Half of the oldest sub-window counts, so it holds twice the units that it counts, up to the limit.
     #[test]
     fn units_that_the_oldest_sub_window_cannot_hold_go_to_the_next() {
-        let quota = Quota::sliding_window(10, Duration::from_micros(60)).and_then(|quota| quota.buckets(6));
-        let log = EntryLog::new(quota.and_then(|quota| quota.max_debt(0)).expect("a valid quota").spec());
+        let log = window(10);
         for (entries, weighed) in [
             (vec![(0, 5), (10, 3)], vec![(0, 10), (10, 3)]),
             (vec![(0, 8), (10, 3)], vec![(0, 10), (10, 6)]),
