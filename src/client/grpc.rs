@@ -170,4 +170,17 @@ mod tests {
         assert_eq!(read(&retry_info(&[&[8], [0xff; 10].as_slice(), &[1]].concat())), Some(0), "a varint has ten bytes");
         assert_eq!(read(&any("type.googleapis.com/other.RetryInfo", &bytes(1, &[8, 5]))), None);
     }
+
+    #[test]
+    fn details_up_to_their_bound_are_read() {
+        let delay = retry_info(&[8, 5]);
+        // Three bytes become four letters.
+        let longest = DETAILS_MAX / 4 * 3;
+        let of = |length: usize| {
+            let text = length - delay.len() - 3;
+            let begin = vec![15 << 3 | 2, 0x80 | (text & 0x7f) as u8, (text >> 7) as u8];
+            [begin, vec![b'x'; text], delay.clone()].concat()
+        };
+        assert_eq!((read(&of(longest)), read(&of(longest + 1))), (Some(5_000_000_000), None));
+    }
 }

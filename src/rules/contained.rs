@@ -301,6 +301,7 @@ mod tests {
             ("match: {path: /a}", ""),
             ("match: {path: '/a/{*rest}'}", "match: {path: /a}"),
             ("match: {path: '/a/{*rest}'}", "match: {path: /a/}"),
+            ("match: {path: '/a/{b}'}", "match: {path: /a/}"),
             ("match: {path: '/a/{b}'}", "match: {path: '/a/{*b}'}"),
             ("match: {path: '/a/{b}'}", "match: {path: [/a/b, /b]}"),
             ("match: {method: GET}", "match: {method: HEAD}"),

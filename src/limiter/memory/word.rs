@@ -169,3 +169,17 @@ pub(super) fn block_of(word: u64) -> u32 {
 pub(super) fn expiry_of(word: u64, shift: u32) -> u64 {
     (word >> (LOWER_BITS + shift)) << shift
 }
+
+#[cfg(all(test, not(ratelimit_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_word_of_a_block_is_that_of_a_locked_slot() {
+        let now = Now::new(5_000_000, 0);
+        for expires_us in [0, 5_000_001, u64::MAX] {
+            let word = block_word(u32::MAX, expires_us, now);
+            assert_eq!((word == LOCKED, block_of(word)), (false, u32::MAX), "{expires_us}");
+        }
+    }
+}
