@@ -84,7 +84,7 @@ run cargo fmt --all --check
 
 # Only campaigns build these, and a campaign that does not build is found too late.
 step 'lock files of the packages beside'
-for package in benches/peers tests/fuzz; do
+for package in benches/peers tests/fuzz tests/sanitize; do
     run cargo update --workspace --locked --manifest-path "$package/Cargo.toml"
 done
 

@@ -57,6 +57,8 @@ RATELIMIT_CAMPAIGN=10 cargo test --locked --features "$features" --lib rules::te
 # What a fuzzer makes of rules, Envoy's files and descriptors, quotas, headers, logs, snapshots, stored values and replies of
 # Redis: ten minutes each.
 bash tests/fuzz/run 600
+# ThreadSanitizer and Miri: half an hour, and a nightly compiler.
+bash tests/sanitize/run
 # Processes that are stopped and continued, for ten minutes.
 STOPPED_CLOCK_SECONDS=600 cargo test --locked --features "$features" --test memory stopped_clock
 # Floods that go on until every key is forgotten. Prints the table in the documentation of `limiter::memory`.

@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 mod algorithms;
+mod events;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 pub(crate) mod proxy;
@@ -23,9 +24,10 @@ use tower_ratelimit::MemoryLimiter;
 use tower_ratelimit::clock::ManualClock;
 
 pub(crate) use algorithms::of_each_algorithm_but;
+pub(crate) use events::Events;
 pub(crate) use sampling::{cases, config, stride};
 pub(crate) use scripted::{Broken, Scripted, Trouble};
-pub(crate) use setup::{Events, every_algorithm, name_outcome, refuses_dear};
+pub(crate) use setup::{every_algorithm, name_outcome, refuses_dear};
 
 /// A limiter in memory that reads this clock. It has room for a thousand keys: to make one for a
 /// million, as is the default, takes longer than most tests.

@@ -1,13 +1,12 @@
-//! Quotas, rules, services and observers that several tests use.
+//! Quotas, rules and services that several tests use.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use axum::body::Body;
 use http::{HeaderValue, Request, Response};
-use tower_ratelimit::observe::{LimiterEvent, Observer, Outcome};
+use tower_ratelimit::observe::Outcome;
 use tower_ratelimit::quota::Algorithm;
 use tower_ratelimit::{Quota, Rule};
 
@@ -46,20 +45,4 @@ pub(crate) fn name_outcome<B>(request: Request<B>) -> Ready<Result<Response<Body
         response.headers_mut().insert("seen", HeaderValue::from_static(outcome.kind().as_str()));
     }
     ready(Ok(response))
-}
-
-/// Records the events of a limiter.
-#[derive(Clone, Default)]
-pub(crate) struct Events(Arc<Mutex<Vec<LimiterEvent>>>);
-
-impl Events {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Vec<LimiterEvent>> {
-        self.0.lock().expect("no test panics with the lock held")
-    }
-}
-
-impl Observer for Events {
-    fn on_limiter_event(&self, event: &LimiterEvent) {
-        self.lock().push(event.clone());
-    }
 }
