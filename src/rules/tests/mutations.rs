@@ -382,6 +382,12 @@ fn files_beyond_the_bounds_are_refused() {
     let long = |bytes: usize| spec(&format!("domain: a\ndescriptors: [{{key: k, value: {}}}]", "v".repeat(bytes)));
     assert!(long(1_000).is_ok());
     assert_eq!(long(1_001).unwrap_err().kind(), RulesErrorKind::TooLarge);
+    let headers = |count: usize| {
+        let names: Vec<String> = (0..count).map(|n| format!("x{n}: a")).collect();
+        spec(&format!("rules: [{{name: n, quota: 5/s, key: path, match: {{header: {{{}}}}}}}]", names.join(", ")))
+    };
+    assert!(headers(32).is_ok());
+    assert!(headers(33).unwrap_err().to_string().contains("`header` has at most 32 names, not 33"));
     let aliases = |bytes: usize| {
         spec(&format!(
             "rules: [{{name: n, quota: 5/s, key: path, match: {{host: [&a {}, *a, *a]}}}}]",
