@@ -675,6 +675,23 @@ fn adapting_recovers_if_only_refusals_say_nothing() {
 }
 
 #[test]
+fn adapting_client_goes_on_at_half_of_its_rate() {
+    let gap_ms = |adapts: bool| {
+        let script = |nth| if nth == 10 { told(429, &[("retry-after", "1")]) } else { told(200, &[]) };
+        let mut scene = Scene::new(|layer| layer.adapt(adapts), script);
+        for _ in 0..14 {
+            scene.send("/");
+        }
+        scene.world.pass(100 * SECOND);
+        let seen = scene.seen();
+        assert_eq!(seen.len(), 14);
+        seen[13].0 - seen[12].0
+    };
+    assert_eq!(gap_ms(false), 0, "it only pauses");
+    assert!(gap_ms(true) >= 100, "ten succeeded in a second: {} ms", gap_ms(true));
+}
+
+#[test]
 fn own_quota_is_refunded_if_a_request_is_not_sent() {
     let quota = Quota::leaky_queue(10, Duration::from_secs(100)).unwrap();
     let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));

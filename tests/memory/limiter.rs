@@ -473,6 +473,16 @@ fn full_arena_makes_room_without_growing() {
     assert_eq!(limiter.bytes(), bytes);
 }
 
+#[test]
+fn limiter_says_how_much_memory_its_slots_take() {
+    let clock = ManualClock::new();
+    for keys in [1_000, 100_000] {
+        // Five slots of 16 bytes for two keys, in a number of lines that is a power of two times another.
+        let (bytes, slots) = (limiter(keys, &clock).bytes(), keys * 40);
+        assert!((slots * 9 / 10..2 * slots).contains(&bytes), "{bytes} for {keys} keys");
+    }
+}
+
 /// Its oldest sub-window counts in part, so all of them may hold more units than the limit.
 #[test]
 fn snapshot_of_a_sliding_window_keeps_its_newest_units() {
