@@ -1,32 +1,18 @@
 //! Snapshots with changed bytes: refused, or restored to states that can be charged, copied and restored once more.
 #![no_main]
 
+mod support;
+
 use std::sync::LazyLock;
-use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use tower_ratelimit::clock::ManualClock;
-use tower_ratelimit::quota::QuotaError;
-use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
+use tower_ratelimit::{Key, MemoryLimiter, Policy};
 
-const HOUR: Duration = Duration::from_secs(3_600);
+use support::quotas;
 
 static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
-    let quotas = || -> Result<Vec<Quota>, QuotaError> {
-        Ok(vec![
-            Quota::per_hour(5),
-            Quota::token_bucket(99_999, HOUR)?.burst(6)?,
-            Quota::step_bucket(5, HOUR)?,
-            Quota::leaky_queue(5, HOUR)?.queue(4)?,
-            Quota::fixed_window(5, HOUR)?,
-            Quota::sliding_window(5, HOUR)?.buckets(6)?,
-            Quota::sliding_log(5, HOUR)?,
-            Quota::block(1, HOUR, HOUR)?,
-            Quota::meter(5, HOUR)?,
-        ])
-    };
-    let quotas = quotas().expect("the quotas are possible");
-    quotas.into_iter().map(|quota| Policy::new(quota.to_string(), quota).expect("a name")).collect()
+    quotas().into_iter().map(|quota| Policy::new(quota.to_string(), quota).expect("a name")).collect()
 });
 
 static SNAPSHOT: LazyLock<Vec<u8>> = LazyLock::new(|| {

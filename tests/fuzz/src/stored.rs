@@ -2,6 +2,8 @@
 //! so, or a state that is charged, written and read again. A reset helps always.
 #![no_main]
 
+mod support;
+
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
@@ -13,32 +15,16 @@ use tower_ratelimit::limiter::store::{
     Change, Loaded, Store, StoreError, StoreLimiter, StoreLimiterBuilder, Swapped, Then, Value, Version,
 };
 use tower_ratelimit::limiter::{Charge, Limiter, Refund, StoreErrorKind};
-use tower_ratelimit::quota::QuotaError;
-use tower_ratelimit::{Key, Policy, Quota};
+use tower_ratelimit::{Key, Policy};
 
-const HOUR: Duration = Duration::from_secs(3_600);
+use support::quotas;
 
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime without I/O is possible")
 });
 
-static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
-    let quotas = || -> Result<Vec<Quota>, QuotaError> {
-        Ok(vec![
-            Quota::per_hour(5),
-            Quota::token_bucket(99_999, HOUR)?.burst(6)?,
-            Quota::step_bucket(5, HOUR)?,
-            Quota::leaky_queue(5, HOUR)?.queue(4)?,
-            Quota::fixed_window(5, HOUR)?,
-            Quota::sliding_window(5, HOUR)?.buckets(6)?,
-            Quota::sliding_log(5, HOUR)?,
-            Quota::block(1, HOUR, HOUR)?,
-            Quota::meter(5, HOUR)?,
-        ])
-    };
-    let quotas = quotas().expect("the quotas are possible");
-    quotas.into_iter().map(|quota| Policy::new("p", quota).expect("a name")).collect()
-});
+static POLICIES: LazyLock<Vec<Policy>> =
+    LazyLock::new(|| quotas().into_iter().map(|quota| Policy::new("p", quota).expect("a name")).collect());
 
 /// The value that each policy writes.
 static WRITTEN: LazyLock<Vec<Arc<[u8]>>> = LazyLock::new(|| {
