@@ -68,7 +68,7 @@ FLOOD_TABLE=1 cargo test --locked --features "$features" --test memory floods --
 cargo install --locked cargo-hack cargo-deny
 cargo hack clippy --locked --package tower-ratelimit --lib --feature-powerset --depth 2 --exclude-features _redis -- -D warnings
 cargo deny --locked check licenses bans sources
-# Every hundredth mutant of the code that decides, in three hours: a test has to fail for each. A missed one (2) and one that
+# Every hundredth mutant of the code that decides, in three hours as estimated: a test has to fail for each. A missed one (2) and one that
 # hangs (3) end the run with these numbers: compare them with the list in tests/campaigns/MUTANTS.md.
 cargo install --locked cargo-mutants
 cargo mutants --config tests/campaigns/mutants.toml --shard 0/100 --sharding round-robin || (($? == 2 || $? == 3))
