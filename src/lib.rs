@@ -62,8 +62,8 @@
 //! # What it does not do
 //!
 //! * It is not a load shedder. `tower` has one.
-//! * Requests wait only if you ask for it, with a [leaky queue](Quota::leaky_queue) in a layer with
-//!   a [timer](RateLimitLayer::delay).
+//! * Requests wait only if you ask for it: in a [leaky queue](Quota::leaky_queue), or in line for a
+//!   [concurrency limit](Quota::max_wait), in a layer with a [timer](RateLimitLayer::delay).
 //!
 //! # Features
 //!

@@ -97,7 +97,7 @@ impl Store {
         }
         if is_refused {
             // It holds at the instant at which a refusing state was read.
-            stand(charges, planned, decisions, now);
+            report_untaken(charges, planned, decisions, now);
             return Some(false);
         }
         self.write_set(planned, run).then_some(true)
@@ -201,7 +201,7 @@ fn decide(
 
 /// Makes the decisions of a refused set say how each quota stands that has nothing against its charge.
 #[cold]
-fn stand(charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], decisions: &mut Several, now: Now) {
+fn report_untaken(charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], decisions: &mut Several, now: Now) {
     for ((charge, (seen, _)), decision) in charges.iter().zip(planned.iter().flatten()).zip(decisions) {
         match charge.policy.quota().decider() {
             _ if !decision.is_allowed() => {}

@@ -30,11 +30,16 @@ impl<'a, H: AsMut<[Hold<'a>]>> LockedSet<'a, H> {
     #[inline(always)]
     pub(super) fn lock(store: &'a Store, holds: H) -> Self {
         let mut set = Self { store, holds, stripes: SmallVec::new() };
-        while !((set.find() || set.find_under_stripes()) && set.lock_found()) {
-            set.put_back(); // a key moved or was forgotten meanwhile
+        loop {
+            // Does each key have its slot, or is it certain that it has none?
+            let is_known = set.find() || set.find_under_stripes();
+            // Is each slot still its key's, now that it is locked?
+            if is_known && set.lock_found() {
+                return set;
+            }
+            set.put_back();
             set.stripes.clear();
         }
-        set
     }
 
     /// Locks the stripes under which the keys without a slot would get one, and returns whether each other key has its
