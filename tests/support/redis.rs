@@ -209,11 +209,12 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
-/// Returns the processor time that a process has used, to 10 ms. It is zero for a process that has ended.
+/// Returns the processor time that a process and its children that have ended have used, to 10 ms. It is zero for a process
+/// that has ended.
 pub(crate) fn processor_time(process: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     // The name of the program is in parentheses, and may have blanks in it.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
-    let ticks = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok());
+    let ticks = fields.skip(11).take(4).filter_map(|ticks| ticks.parse::<u64>().ok());
     Duration::from_millis(10 * ticks.sum::<u64>())
 }
