@@ -99,8 +99,8 @@ fi
 # Two parts keep two processors busy: the library is one unit of compilation, so one build does not. First all that compiles
 # for long, then all that runs.
 
-# What only reads the code, and builds that share nothing with the tests. They have folders of their own, because two builds in
-# one folder wait for each other.
+# Checks that only read the code, and builds that share nothing with the tests. They have folders of their own, because two
+# builds in one folder wait for each other.
 check_code() {
     export CARGO_TARGET_DIR=$PWD/target/checks
     name=
@@ -255,8 +255,8 @@ on_server() {
     done
 }
 
-# What needs a server mostly waits, so it runs beside all that follows, two at a time. Cargo would wait for the builds beside
-# these tests, so they are run without it.
+# Tests with a server mostly wait. So they run beside all that follows, two servers at a time, and without cargo, which would
+# wait for the builds beside them.
 test_servers() {
     name=
     mkdir -p "$servers"

@@ -71,7 +71,8 @@ checks=$PWD/target/checks
 cd "$folder"
 
 # Cargo leaves out the examples that need more than it is given. So each set of features checks those that need just it.
-# The features that choose much code are checked alone as well. tests/campaigns.sh has each feature alone, and each two.
+# The features that choose much code are checked alone as well. Here the dependencies also have the features that only tests
+# ask for. So tests/campaigns.sh looks whether the library names all it needs, with each feature and with each two.
 cargo metadata --no-deps --format-version 1 | python3 -c '
 import json, sys
 packages = json.load(sys.stdin)["packages"]

@@ -36,7 +36,8 @@ PLACES_IN_LINE_SECONDS=60 cargo test --locked --features "$features" --lib proce
 # The same with eight callers that wait for at most 50 ms. Prints how many are refused.
 PLACES_IN_LINE_SECONDS=10 PLACES_IN_LINE_WAIT_MS=50 PLACES_IN_LINE_CALLERS=2 cargo test --locked --features "$features" --lib \
     processes_that_wait_in_line -- --nocapture
-# 2,000 failovers, three while 2,000 places are held, a stream of three times the time after which places lapse, and 10,000 places of as many keys and of one key.
+# 2,000 failovers, a stream of three times the time after which places lapse, and 10,000 places of as many keys and of one
+# key. Then three failovers while 2,000 places are held.
 PLACES_FAILOVERS=2000 PLACES_TABLE=1 cargo test --locked --features "$features" --test redis places:: -- --nocapture
 PLACES_FAILOVERS=3 PLACES_HELD=2000 cargo test --locked --features "$features" --test redis replica_that_takes_over -- --nocapture
 # Simulated processes, a server and a network with faults: 10,000 seeds each on Redis, with a fallback, and over a store.
@@ -54,8 +55,8 @@ RATELIMIT_CAMPAIGN=1 POSTGRES_DEADLINE_MS=50 cargo test --locked --features "$fe
 POSTGRES_TRANSACTION_SECONDS=300 cargo test --locked --features "$features" --test postgres transaction -- --nocapture
 # A million mutated files of rules.
 RATELIMIT_CAMPAIGN=10 cargo test --locked --features "$features" --lib rules::tests::mutations
-# What a fuzzer makes of rules, Envoy's files and descriptors, quotas, headers, logs, snapshots, stored values and replies of
-# Redis: ten minutes each.
+# Inputs that a fuzzer makes, ten minutes each: rules, Envoy's files and descriptors, quotas, headers, logs, snapshots, stored
+# values, and replies of Redis.
 bash tests/fuzz/run 600
 # ThreadSanitizer and Miri: half an hour, and a nightly compiler.
 bash tests/sanitize/run
@@ -68,8 +69,8 @@ FLOOD_TABLE=1 cargo test --locked --features "$features" --test memory floods --
 cargo install --locked cargo-hack cargo-deny
 cargo hack clippy --locked --package tower-ratelimit --lib --feature-powerset --depth 2 --exclude-features _redis -- -D warnings
 cargo deny --locked check licenses bans sources
-# Every hundredth mutant of the code that decides, in three hours as estimated: a test has to fail for each. A missed one (2) and one that
-# hangs (3) end the run with these numbers: compare them with the list in tests/campaigns/MUTANTS.md.
+# Every hundredth mutant of the code that decides: three hours, as estimated. A test has to fail for each. The run ends with 2
+# if one was missed, and with 3 if one hung: compare these with the list in tests/campaigns/MUTANTS.md.
 cargo install --locked cargo-mutants
 cargo mutants --config tests/campaigns/mutants.toml --shard 0/100 --sharding round-robin || (($? == 2 || $? == 3))
 # The declared Rust version, by its own compiler: a minute.

@@ -526,7 +526,7 @@ fn snapshot_restores_every_state_into_a_table_of_any_size() {
     }
 }
 
-/// The memory of blocks is in a snapshot too, beside the strikes that count.
+/// A snapshot has the memory of blocks, and not only the strikes that count.
 #[test]
 fn restored_key_is_closed_for_longer_after_an_earlier_block() {
     let clock = ManualClock::new();

@@ -98,7 +98,7 @@ impl Dice {
     }
 }
 
-/// What all clients share.
+/// The state that all clients share.
 struct Shared {
     addresses: Addresses,
     sent: Sent,

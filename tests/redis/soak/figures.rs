@@ -1,4 +1,4 @@
-//! What a soak measures: times in a histogram, the memory and the descriptors of a process, and what the server says.
+//! The figures of a soak: times in a histogram, the memory and the descriptors of a process, and what the server says.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -109,10 +109,10 @@ impl Drop for Process {
 fn write_rules(folder: &Path, version: u32) {
     let mut text = match version % 6 {
         5 => "rules: [{name: rules-total, quota: 5 per".to_owned(),
-        odd => format!(
+        number => format!(
             "rules:\n  - {{name: rules-total, quota: '{} per 30 days, fixed window, from the first request', key: \
              client}}\n",
-            shop::MANY + u64::from(odd)
+            shop::MANY + u64::from(number)
         ),
     };
     for other in 0..version % 3 {
@@ -202,7 +202,7 @@ fn watch(times: &Times, process: &Process, redis: &mut Server, clients: &Clients
 #[test]
 fn soak_grows_nothing_and_counts_exactly() {
     let times = Times::new();
-    // What Redis has confirmed is on its disk when it is killed.
+    // Redis writes each change to its disk before it confirms it, so a kill loses no confirmed charge.
     let mut redis = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let (process, addresses) = Process::start(&redis.url());
     let idle = descriptors(process.id());

@@ -1,4 +1,4 @@
-//! What several targets share.
+//! Code that several targets share.
 
 use std::time::Duration;
 
