@@ -367,6 +367,7 @@ impl<'a> Reader<'a> {
 
     fn finish(self) -> Advice {
         let Self { mut advice, lists, groups, .. } = self;
+        debug_assert!(groups.len() <= POLICIES_MAX, "a response is read in bounded memory and time");
         let mut policies: Vec<(&str, PolicyAdvice)> = Vec::new();
         for (prefix, item) in &lists.limits {
             let mut policy = PolicyAdvice::default();

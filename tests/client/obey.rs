@@ -604,6 +604,25 @@ fn own_quota_that_denies_returns_what_others_gave() {
 }
 
 #[test]
+fn own_quotas_over_several_limiters_are_returned_to_their_own() {
+    let rules =
+        [own("hour", Quota::per_hour(100)), own("minute", Quota::per_minute(100)), own("slow", Quota::per_second(1))];
+    let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));
+    let limiters = rules.each_ref().map(|_| memory(&scene.world.clock));
+    for (limiter, rule) in limiters.iter().zip(&rules) {
+        scene.layer = scene.layer.clone().own_quota(limiter.clone(), rule.clone()).unwrap();
+    }
+    let (sent, waits) = (scene.send("/"), scene.send("/"));
+    assert_eq!((scene.status(sent), scene.status(waits)), (Some(200), None));
+    let key = Key::of("http://example.org:80").unwrap();
+    for (limiter, rule) in limiters.iter().zip(&rules) {
+        let policy = &rule.policies()[0];
+        let used = policy.quota().limit() - limiter.peek_one(policy, &key, 0).remaining();
+        assert_eq!(used, 1, "the request that waits holds nothing of {}", policy.name());
+    }
+}
+
+#[test]
 fn own_quota_of_several_queues_waits_for_the_last() {
     let queue = |limit| Quota::leaky_queue(limit, Duration::from_secs(10)).unwrap();
     let (mut scene, _) =

@@ -459,6 +459,24 @@ fn full_table_that_denies_forgets_no_key() {
 }
 
 #[test]
+fn full_table_that_denies_takes_a_key_where_a_slot_comes_free() {
+    let builder = MemoryLimiter::builder().max_keys(8).on_full(OnFull::Deny).clock(ManualClock::new());
+    let limiter = builder.build().expect("the setup is possible");
+    let policy = Policy::from(Quota::per_hour(5));
+    let is_taken = |n: &u64| limiter.take_one(&policy, &key(*n), 1).is_allowed();
+    let (mut held, mut fresh, mut taken) = (Vec::new(), 0.., 0);
+    for _ in 0..100 {
+        // A flood, of which all keys but the first find no room.
+        held.extend(fresh.by_ref().take(100).filter(is_taken));
+        limiter.reset_now(&policy, &key(held.remove(0)));
+        let next = fresh.next().filter(is_taken);
+        taken += usize::from(next.is_some());
+        held.extend(next);
+    }
+    assert!(taken > 75, "{taken} of 100 keys found room");
+}
+
+#[test]
 fn full_arena_makes_room_without_growing() {
     let clock = ManualClock::new();
     let limiter =

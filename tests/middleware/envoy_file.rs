@@ -18,7 +18,8 @@ use tower_ratelimit::rules::{
 };
 use tower_ratelimit::{Headers, Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Wait, key};
 
-use crate::support::memory;
+use crate::support::{Scripted, memory};
+use crate::switch::Buckets;
 
 /// Limits over a clock that stands at the beginning of a window of every unit but the week.
 struct World {
@@ -528,6 +529,24 @@ fn replaced_file_keeps_what_was_used() {
         let error = rules.replace(other).unwrap_err();
         assert_eq!((error.kind(), rules.version()), (RulesErrorKind::Value, 3), "{error}");
     }
+}
+
+#[test]
+fn limits_that_the_limiter_does_not_support_are_not_taken() {
+    let text = |options: &str| {
+        format!(
+            "domain: d
+descriptors:
+- {{key: t, rate_limit: {{unit: minute, requests_per_unit: 10}}, metadata: {{tower_ratelimit: {{options: '{options}'}}}}}}"
+        )
+    };
+    let rules = Rules::from_text(text("token bucket")).unwrap();
+    let limits = rules.descriptor_limits(Buckets(Scripted::new())).unwrap();
+    let error = rules.replace(text("sliding log")).unwrap_err();
+    assert!(error.to_string().contains("it has buckets only"), "{error}");
+    assert_eq!(rules.version(), 0);
+    drop(limits);
+    rules.replace(text("sliding log")).unwrap(); // no limiter is asked any more
 }
 
 #[test]

@@ -435,6 +435,36 @@ after: is not asked: a rule before it refuses the request"
 }
 
 #[tokio::test]
+async fn explanation_names_the_part_that_a_rule_leaves_out() {
+    let left_out = [
+        ("path: /x", "the path /x"),
+        ("method: GET", "the method GET"),
+        ("host: '*.example.org'", "the host *.example.org"),
+        ("header: {x-a: '1*'}", "the header x-a: 1*"),
+        ("query: {page: '9*'}", "the parameter page=9*"),
+        ("user-agent: '*bot*'", "the user agent *bot*"),
+        ("client: 192.0.2.0/24", "the client 192.0.2.0/24"),
+        ("action: buy", "the action buy"),
+    ];
+    for (not, words) in left_out {
+        let rules = tower_ratelimit::rules::Rules::builder()
+            .action("buy", |_| true)
+            .read_text(format!("rules: [{{name: a, quota: 5/min, key: peer-ip, match: {{not: {{{not}}}}}}}]"));
+        let layer = rules.unwrap().layer(support::memory(&ManualClock::new())).unwrap();
+        let request =
+            Request::get("http://www.example.org/x?page=91").header("x-a", "12").header("user-agent", "a bot");
+        let mut parts = request.body(()).unwrap().into_parts().0;
+        parts.extensions.insert(PeerAddr::from("192.0.2.1".parse::<IpAddr>().unwrap()));
+        let explanation = layer.explain(&parts).await.to_string();
+        assert_eq!(
+            explanation.lines().nth(1),
+            Some(&*format!("a: does not apply: it leaves out {words}")),
+            "{explanation}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn key_can_be_masked_and_is_not_in_debug_text() {
     let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(5), key::header("x-api-key"));
     let (parts, ()) = Request::get("/").header("x-api-key", "se\"cret").body(()).unwrap().into_parts();

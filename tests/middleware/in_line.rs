@@ -237,6 +237,16 @@ fn request_in_shadow_waits_for_nothing() {
 }
 
 #[test]
+fn request_waits_for_no_limit_without_a_wait() {
+    let mut office = Office::new();
+    let jobs = Rule::new("jobs", Quota::concurrent(1)).unwrap();
+    let layer = office.layer(exports(2)).and(jobs, key::global());
+    let [held, refused] = office.send_many(&layer);
+    assert_eq!((office.status(held), office.status(refused)), (Some(200), Some(REFUSED)));
+    assert!(office.log.1.lock().unwrap().is_empty(), "it was in no line");
+}
+
+#[test]
 fn request_goes_to_the_overflow_after_its_wait() {
     let mut office = Office::new();
     let overflow = service_fn(|_: Request<()>| std::future::ready(Ok::<_, BoxError>(done())));

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Headers, Key, Mode, Policy, Quota, RateLimitLayer, Rule,
@@ -221,7 +222,11 @@ async fn override_gives_a_single_key_its_own_quota_for_a_time() {
 async fn own_quotas_may_be_of_requests_in_flight() {
     let layer = RateLimitLayer::new(memory(&ManualClock::new()), customer(), key::header("user"));
     let first = send(&layer, of("a", Quota::concurrent(1))).await;
-    assert_eq!(send(&layer, of("a", Quota::concurrent(1))).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    let refused = send(&layer, of("a", Quota::concurrent(1))).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    let problem = refused.into_body().collect().await.unwrap().to_bytes();
+    let problem = std::str::from_utf8(&problem).unwrap();
+    assert!(problem.contains("\"detail\":\"1 of 1 requests are in progress\""), "{problem}");
     assert_eq!(send(&layer, of("a", Quota::concurrent(2))).await.status(), StatusCode::OK);
     assert_eq!(send(&layer, of("a", Quota::per_hour(2))).await.status(), StatusCode::OK, "rates are another count");
     layer.reset(&Key::of("a").unwrap()).await.unwrap();

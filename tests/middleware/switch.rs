@@ -125,7 +125,7 @@ async fn switch_to_less_than_was_used_forgets_nothing() {
 
 /// Supports buckets only.
 #[derive(Clone)]
-struct Buckets(Scripted);
+pub(crate) struct Buckets(pub(crate) Scripted);
 
 impl Limiter for Buckets {
     type Error = <Scripted as Limiter>::Error;

@@ -112,7 +112,7 @@ mod tests {
     use crate::key::Key;
     use crate::limiter::Charge;
     use crate::limiter::memory::setup::{AnyClock, Setup};
-    use crate::limiter::memory::slot_table::SLOTS_PER_LINE;
+    use crate::limiter::memory::slot_table::{SLOTS_PER_LINE, Seen};
     use crate::policy::Policy;
     use crate::quota::Quota;
     use crate::sampling::cases;
@@ -187,6 +187,21 @@ mod tests {
         (0..20).for_each(|_| keys.charge(0..20_000));
         assert!(keys.store.table.growth() == Growth::Settled);
         assert_eq!(keys.found_at_once(0..20_000), 20_000);
+    }
+
+    /// A charge looks into the first line first.
+    #[test]
+    fn keys_return_to_their_first_lines_when_the_table_grows() {
+        let keys = Keys::new();
+        (0..20).for_each(|_| keys.charge(0..20_000));
+        let table = &keys.store.table;
+        assert!(table.growth() == Growth::Settled);
+        let first = |key| table.parents(key)[0]; // before it was split
+        let is_away = |seen: &Seen<'_>| {
+            seen.tag != 0 && table.line_of(seen.place) % (table.in_use() / 2) != first(Fingerprint::of_tag(seen.tag))
+        };
+        let away = table.places().filter_map(Place::read).filter(is_away).count();
+        assert!(away < 3_000, "{away} of 20,000 keys are in their second lines"); // twice as many if none returned
     }
 
     #[test]

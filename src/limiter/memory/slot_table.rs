@@ -506,3 +506,40 @@ where
 pub(super) fn zeroed<const N: usize>(count: usize) -> Box<[[AtomicU64; N]]> {
     (0..count).map(|_| std::array::from_fn(|_| AtomicU64::new(0))).collect()
 }
+
+#[cfg(all(test, not(any(ratelimit_loom, ratelimit_shuttle))))]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::random::mixed;
+
+    fn keys(count: u64) -> impl Iterator<Item = Fingerprint> {
+        (0..count).map(|number| Fingerprint::new(mixed(number)))
+    }
+
+    #[test]
+    fn two_lines_of_a_key_differ() {
+        for capacity in [1, 2, 3, 5, 1_000, 10_000] {
+            let table = SlotTable::new(capacity);
+            for mask in [0, 1, table.parts_max - 1].into_iter().filter(|mask| *mask < table.parts_max) {
+                let differ = |key| {
+                    let [first, second] = table.lines(key, mask);
+                    first != second
+                };
+                assert!(keys(20_000).all(differ), "{capacity} {mask}");
+            }
+        }
+    }
+
+    /// Or keys of one line would be in each other's way again in their second lines.
+    #[test]
+    fn keys_of_one_line_have_their_second_lines_everywhere() {
+        let table = SlotTable::new(10_000);
+        let mask = table.parts_max - 1;
+        let first = keys(1).next().map(|key| table.first_line(key, mask));
+        let of_line = keys(1_000_000).filter(|key| Some(table.first_line(*key, mask)) == first);
+        let parts: BTreeSet<u64> = of_line.map(|key| table.second_line(key, mask) as u64 / table.part).collect();
+        assert_eq!(parts.len() as u64, table.parts_max);
+    }
+}

@@ -311,6 +311,33 @@ mod tests {
         assert_eq!(in_use(), (0, free));
     }
 
+    /// Each visit locks its slot, and a table has many slots that were never used.
+    #[test]
+    fn walk_visits_what_is_held_and_not_skipped() {
+        let clock = ManualClock::at(Timestamp::from_micros(1_790_000_000_000_000));
+        let setup = Setup { capacity: 100, ..Setup::default() };
+        let store = Store::new(setup, AnyClock::Other(Arc::new(clock)), [1, 2]);
+        let policies = [1, 2].map(|limit| Policy::from(Quota::per_hour(limit)));
+        for (policy, keys) in policies.iter().zip([0..5, 5..12]) {
+            keys.for_each(|key| {
+                assert!(store.charge(Charge::new(policy, &Key::of(key).expect("it is short"))).is_allowed())
+            });
+        }
+        let other = store.version(&policies[1]);
+        let visited = |skips: bool| {
+            let mut counts = [0, 0];
+            store.walk(
+                |seen| skips && version_of(seen.tag) == other,
+                |seen| {
+                    counts[usize::from(version_of(seen.tag) == other)] += 1;
+                    seen
+                },
+            );
+            counts
+        };
+        assert_eq!((visited(false), visited(true)), ([5, 7], [5, 0]));
+    }
+
     /// A number that is used again must not give an old state another meaning.
     #[test]
     fn state_of_an_unused_version_means_nothing_to_the_next_one() {

@@ -200,6 +200,14 @@ fn words_are_similar_if_they_could_be_misspelt() {
     }
 }
 
+/// The comparison takes a time in proportion to the square of the length.
+#[test]
+fn long_words_are_compared_with_none() {
+    let known = "n".repeat(64);
+    let similar = |length| similar(&"n".repeat(length), [&*known]);
+    assert_eq!([63, 64, 65, 66].map(|length| similar(length).is_some()), [true, true, false, false]);
+}
+
 /// Places are looked up in their order, so each part of a line is passed once.
 #[test]
 fn excerpts_of_one_long_line_are_those_of_their_columns() {

@@ -398,4 +398,14 @@ mod tests {
         });
         assert_eq!(refunded, [3, 2, 1]);
     }
+    /// Each timer that is set anew costs a wake of its task.
+    #[test]
+    fn waiter_further_back_keeps_its_timer_when_others_join() {
+        let lines = WaitingLines::default();
+        let turns = [(); FOREMOST + 1].map(|()| lines.join(key(), 100, None));
+        let last = &turns[FOREMOST];
+        assert_eq!(lines.poll(last, 0, Waker::noop()), Err(100));
+        let _later = lines.join(key(), 200, None);
+        assert_eq!(lines.poll(last, 0, Waker::noop()), Err(100), "and not the last slot, which is later");
+    }
 }
