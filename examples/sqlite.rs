@@ -172,6 +172,8 @@ mod tests {
         async fn limiter(&self) -> StoreLimiter<Sqlite> {
             let prefix = self.made.fetch_add(1, Ordering::Relaxed).to_string();
             let builder = StoreLimiterBuilder::new().prefix(prefix).deadline(Duration::from_secs(20)).max_denials(0);
+            // The clock is advanced by hours, and no process renews its places meanwhile.
+            let builder = builder.places_lapse_after(Duration::from_secs(86_400));
             builder.clock(self.clock.clone()).build(self.folder.open()).unwrap()
         }
 
@@ -194,7 +196,7 @@ mod tests {
     async fn limiter_passes_the_suite() {
         let mine = Mine { folder: Folder::new("suite"), clock: ManualClock::new(), made: AtomicU32::new(0) };
         let report = conformance::check(&mine).await.unwrap_or_else(|failures| panic!("{failures}"));
-        assert_eq!(report.skipped().len(), 1, "concurrency limits: {report}");
+        assert!(report.skipped().is_empty(), "{report}");
     }
 
     #[tokio::test]

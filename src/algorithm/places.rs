@@ -51,6 +51,22 @@ impl Places {
         (ChargeDecision::allowed(self.limit, left.saturating_sub(taken)), taken)
     }
 
+    /// Returns the decision about a charge that fits, if there is no room to note who holds its units: only a forced
+    /// charge is admitted, and nothing is taken.
+    #[cfg(any(feature = "_redis", feature = "store"))]
+    pub(crate) fn decide_without_room(self, held: u64, how: How) -> ChargeDecision {
+        let left = self.limit.saturating_sub(held);
+        match how.plainly(0) {
+            (_, true) => ChargeDecision::allowed(self.limit, left),
+            (_, false) => ChargeDecision::denied(self.limit, left, Wait::Unknown),
+        }
+    }
+
+    #[cfg(feature = "store")]
+    pub(crate) fn limit(self) -> u64 {
+        self.limit
+    }
+
     /// Returns the decision about `cost` while a request that came before waits in line, as [`decide`](Self::decide):
     /// no units are left. Only a forced charge takes its units.
     pub(crate) fn hold_back(self, held: u64, cost: u64, how: How) -> (ChargeDecision, u64) {

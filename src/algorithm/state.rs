@@ -51,7 +51,7 @@ pub(crate) enum How {
 impl How {
     /// Returns the cost, and whether it is forced, for an algorithm that treats refusals like any charge.
     #[inline]
-    pub(super) fn plainly(self, cost: u64) -> (u64, bool) {
+    pub(crate) fn plainly(self, cost: u64) -> (u64, bool) {
         match self {
             Self::IfAllowed => (cost, false),
             Self::Force | Self::OnRefusal { refused: true } => (cost, true),

@@ -53,12 +53,10 @@ pub use fallback::FallbackLimiter;
 pub use occupancy::Occupancy;
 pub use place::Place;
 pub(crate) use place::{AnyPlaces, HeldPlaces, shared_place};
-#[cfg(feature = "_redis")]
-pub(crate) use place_lines::FirstInLine;
 pub use place_lines::PlaceLines;
 pub(crate) use place_lines::{BoundedTurn, FAILED_POLLS_MAX, Next};
 #[cfg(any(feature = "_redis", feature = "store"))]
-pub(crate) use place_lines::{LeftLine, Standing};
+pub(crate) use place_lines::{FirstInLine, LeftLine, Standing};
 pub use policy_registry::PolicyRegistry;
 pub(crate) use policy_registry::{Contradiction, Entered};
 pub use reply::{Reply, ReplyFuture};

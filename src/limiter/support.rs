@@ -37,7 +37,7 @@ fn supports_wait(limiter: &impl Limiter, quota: &Quota) -> Result<(), Unsupporte
     if quota.wait_in_line().is_zero() || limiter.place_lines().is_some() {
         return Ok(());
     }
-    let reason = "no request can wait in line for its units; use MemoryLimiter or RedisLimiter, or leave the wait out";
+    let reason = "no request can wait in line for its units; use MemoryLimiter, RedisLimiter or StoreLimiter, or leave the wait out";
     Err(UnsupportedQuota::new(UnsupportedQuotaKind::Option, quota, reason))
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn supports_rates(quota: &Quota) -> Result<(), UnsupportedQuota> {
     if quota.algorithm() != Algorithm::Concurrency {
         return Ok(());
     }
-    let reason = "it does not count requests in flight; MemoryLimiter does in one process, and RedisLimiter in many";
+    let reason = "it does not count requests in flight; MemoryLimiter does in one process, RedisLimiter and StoreLimiter in many";
     Err(UnsupportedQuota::new(UnsupportedQuotaKind::Algorithm, quota, reason))
 }
 

@@ -4,6 +4,7 @@
 #[cfg(feature = "conformance")]
 mod contract;
 mod faults;
+mod places;
 mod processes;
 mod setup;
 mod table;

@@ -122,7 +122,7 @@ impl Backend for RedisBackend {
         policy.limits_in_flight().then(held)
     }
 
-    fn return_units(&self, back: &Return) -> Option<Request> {
-        Some(Request::return_units(back))
+    fn return_units(&self, back: &Return) -> Request {
+        Request::return_units(back)
     }
 }

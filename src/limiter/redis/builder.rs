@@ -3,7 +3,6 @@
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
-use std::ops::RangeInclusive;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -18,14 +17,11 @@ use super::keys::{CallerKeys, KeySpace, SLOTS};
 use super::limiter::RedisLimiter;
 use super::store::{Identity, Pem, RedisStore, Settings};
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::{Batcher, Checks, Options, PLACES_LAPSE_AFTER, shared_options};
+use crate::limiter::remote::{Batcher, Checks, Options, shared_options};
 
 /// The time that `connect` waits for the first connection, and then for the answer which rights the user
 /// has.
 const FIRST: Duration = Duration::from_millis(500);
-
-/// The times after which places may lapse. `places.lua` knows the longest, too.
-const PLACES_LAPSE: RangeInclusive<Duration> = Duration::from_secs(3)..=Duration::from_secs(24 * 3_600);
 
 /// Sets up a [`RedisLimiter`].
 #[must_use]
@@ -37,7 +33,6 @@ pub struct RedisLimiterBuilder {
     readable_keys: bool,
     slot_groups: Option<u16>,
     lease_units: u64,
-    places_lapse_after: Duration,
 }
 
 impl RedisLimiter {
@@ -67,7 +62,6 @@ impl RedisLimiterBuilder {
             readable_keys: false,
             slot_groups: None,
             lease_units: 0,
-            places_lapse_after: PLACES_LAPSE_AFTER,
         }
     }
 
@@ -181,16 +175,6 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Sets after which time the places of this process are free again if it does not renew them, from 3 s to 24 h; 30 s
-    /// by default. It concerns [concurrency limits](crate::Quota::concurrent) only.
-    ///
-    /// A process renews its places three times in this time. So the time should be longer than what a failover of Redis
-    /// takes. The places of a process that was killed are held until it has passed.
-    pub fn places_lapse_after(mut self, time: Duration) -> Self {
-        self.places_lapse_after = time;
-        self
-    }
-
     /// Connects to `redis://`, `rediss://`, `redis-cluster://` or `redis-sentinel://`.
     ///
     /// It waits at most half a second for the first connection, and then at most half a second to check
@@ -276,10 +260,6 @@ impl RedisLimiterBuilder {
 
     fn settings(&self) -> Result<Settings, RedisError> {
         self.shared.check().map_err(misconfigured)?;
-        if !PLACES_LAPSE.contains(&self.places_lapse_after) {
-            let lapse = self.places_lapse_after;
-            return Err(misconfigured(format!("places_lapse_after of {lapse:?} is not possible: from 3 s to 24 h")));
-        }
         runtime()?;
         let (deadline, observers) = (self.shared.deadline, self.shared.observers.clone());
         let (client, credentials, pem) = (self.client, self.credentials.clone(), self.pem.clone());
@@ -289,7 +269,17 @@ impl RedisLimiterBuilder {
     fn build(self, store: RedisStore) -> Result<RedisLimiter, RedisError> {
         let in_slots = store.is_cluster();
         let groups = if in_slots { self.slot_groups } else { None };
-        let Options { prefix, key_secret, deadline, max_in_flight, max_denials, clock, own_clock, .. } = self.shared;
+        let Options {
+            prefix,
+            key_secret,
+            deadline,
+            max_in_flight,
+            max_denials,
+            places_lapse_after,
+            clock,
+            own_clock,
+            ..
+        } = self.shared;
         let callers = if self.readable_keys { CallerKeys::Readable } else { CallerKeys::Hashed(key_secret) };
         let space = KeySpace::new(&prefix, callers, groups)?;
         let dispatcher = Dispatcher {
@@ -302,8 +292,7 @@ impl RedisLimiterBuilder {
         let lanes = if in_slots { SLOTS } else { 1 }; // each slot of a cluster is a lane
         let batcher = Batcher::new(dispatcher, lanes, max_in_flight, deadline, runtime()?);
         let backend = RedisBackend { batcher, space, in_slots };
-        let (lease_units, lapse) = (self.lease_units, self.places_lapse_after);
-        Ok(RedisLimiter(Checks::with_upkeep(backend, max_denials, lease_units, lapse, own_clock)))
+        Ok(RedisLimiter(Checks::new(backend, max_denials, self.lease_units, places_lapse_after, own_clock)))
     }
 }
 
@@ -329,7 +318,6 @@ impl fmt::Debug for RedisLimiterBuilder {
             .field("readable_keys", &self.readable_keys)
             .field("slot_groups", &self.slot_groups)
             .field("lease_units", &self.lease_units)
-            .field("places_lapse_after", &self.places_lapse_after)
             .finish_non_exhaustive()
     }
 }

@@ -1,27 +1,22 @@
 //! The limiter on Redis, as the trait has it.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::backend::RedisBackend;
 use super::error::RedisError;
-use super::wire::nonsense;
 use crate::clock::Timer;
 use crate::decision::{ChargeDecision, Decision};
 use crate::event::StoreErrorKind;
 use crate::key::Key;
-use crate::limiter::remote::{Backend, Checks};
-use crate::limiter::{
-    Atomicity, BoundedTurn, Charge, FAILED_POLLS_MAX, Limiter, Next, Place, PlaceLines, PolicyRegistry, Refund, Reply,
-    UnsupportedQuota,
-};
+use crate::limiter::remote::{Backend, Checks, hold, hold_in_line};
+use crate::limiter::{Atomicity, Charge, Limiter, Place, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota};
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::wait::Wait;
 
 /// A future of a [`RedisLimiter`]'s answer.
 ///
@@ -91,19 +86,8 @@ impl RedisLimiter {
         key: &Key,
         cost: u64,
     ) -> Result<Result<Place, ChargeDecision>, RedisError> {
-        let held = self.hold_charge(Charge::new(policy, key).cost(cost)).await?;
+        let held = hold(self, Charge::new(policy, key).cost(cost)).await?;
         Ok(held.map(|(place, _)| place))
-    }
-
-    /// Takes a charge's units, and holds them. Returns the place and the units that are left.
-    async fn hold_charge(&self, charge: Charge<'_>) -> Result<Result<(Place, u64), ChargeDecision>, RedisError> {
-        let decision = self.take(&[charge]).await?;
-        let mut decision = decision.into_charges().next().ok_or_else(nonsense)?;
-        if !decision.is_allowed() {
-            return Ok(Err(decision));
-        }
-        let refund = |receipt| Refund::new(charge.policy.clone(), charge.key.clone(), receipt);
-        Ok(Ok((Place::new(self.clone(), decision.take_receipt().map(refund)), decision.remaining())))
     }
 
     /// Does what [`hold`](Self::hold) does, and [waits in line](Quota::max_wait) if the units are not free, for as long
@@ -136,33 +120,7 @@ impl RedisLimiter {
         cost: u64,
         timer: T,
     ) -> Result<Result<Place, ChargeDecision>, RedisError> {
-        let wait = policy.quota().wait_in_line();
-        let may_wait = |denied: &ChargeDecision| !wait.is_zero() && denied.wait() == Wait::Unknown;
-        let charge = Charge::new(policy, key).cost(cost);
-        match self.hold_charge(charge).await? {
-            Err(denied) if may_wait(&denied) => {}
-            held => return Ok(held.map(|(place, _)| place)),
-        }
-        let until = timer.now().saturating_add(wait);
-        let mut turn = BoundedTurn::join(self.0.lines(), (policy, key), None, Arc::new(timer), until);
-        let mut failures = 0;
-        loop {
-            let next = poll_fn(|cx| turn.poll(cx)).await;
-            let held = self.hold_charge(charge.arrived(turn.number())).await;
-            if held.is_err() && failures < FAILED_POLLS_MAX && next == Next::Asks {
-                failures += 1;
-                continue;
-            }
-            failures = 0;
-            match held? {
-                Ok((place, remaining)) => {
-                    turn.leave_admitted(remaining > 0, Some(policy.quota().limit()));
-                    return Ok(Ok(place));
-                }
-                Err(denied) if next == Next::GivesUp || !may_wait(&denied) => return Ok(Err(denied)),
-                Err(_) => {}
-            }
-        }
+        hold_in_line(self, self.0.lines(), (policy, key, cost), timer).await
     }
 
     /// Returns the units that this process holds of [concurrency limits](Quota::concurrent), and closes the connections

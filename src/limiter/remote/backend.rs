@@ -81,17 +81,13 @@ pub(crate) trait Backend: Sized + Send + Sync + 'static {
     /// Ends the connections that were opened for this limiter.
     fn close(&self) {}
 
-    // Units that are held until they are returned. A store that counts none refuses their policies. ──────────────────
+    // Units that are held until they are returned ─────────────────────────────────────────────────────────────────────
 
     /// Returns the key of a policy whose units are held. `None` if they are not.
-    fn held_key(&self, _policy: &Policy, _stored: &Self::Stored) -> Option<HeldKey> {
-        None
-    }
+    fn held_key(&self, policy: &Policy, stored: &Self::Stored) -> Option<HeldKey>;
 
-    /// Makes the request that returns units, or renews the row of this process. `None` if none are held here.
-    fn return_units(&self, _back: &Return) -> Option<Self::Request> {
-        None
-    }
+    /// Makes the request that returns units, or renews the row of this process.
+    fn return_units(&self, back: &Return) -> Self::Request;
 }
 
 /// The error of a limiter with a remote store.

@@ -440,12 +440,14 @@ impl Drop for Bid {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use proptest::prelude::*;
     use proptest::test_runner::TestCaseError;
 
+    use super::super::backend::ROW_MISSING;
+    use super::super::rows::Rows;
     use super::*;
+    use crate::algorithm::How;
+    use crate::algorithm::places::Places;
     use crate::clock::ManualClock;
     use crate::quota::Quota;
     use crate::sampling::config;
@@ -454,77 +456,46 @@ mod tests {
     const LIMIT: u64 = 3;
     const PROCESSES: usize = 3;
 
-    /// A row, and when it lapses.
-    #[derive(Clone, Copy)]
-    struct StoredRow {
-        row: Row,
-        units: u64,
-        lapses: Timestamp,
-    }
-
-    /// Does the work of `places.lua`, without a server.
+    /// A store with one key.
     #[derive(Default)]
     struct Store {
-        rows: BTreeMap<u64, StoredRow>,
+        rows: Rows,
         resets: u32,
     }
 
     impl Store {
-        /// Sets a row as the claim says. Returns its units and whether it was missing, or the row that refuses the claim.
-        fn meet(&mut self, claim: &Claim, now: Timestamp) -> Result<(u64, bool), Row> {
-            self.rows.retain(|_, row| row.lapses > now);
-            let row = Row { resets: claim.resets, epoch: claim.epoch };
-            match self.rows.get(&claim.holder) {
-                Some(found) if (found.row.resets, found.row.epoch) > (row.resets, row.epoch) => Err(found.row),
-                Some(found) if found.row == row => Ok((found.units, false)),
-                found => Ok((claim.base, found.is_none())),
-            }
-        }
-
-        fn write(&mut self, claim: &Claim, units: u64, now: Timestamp) {
-            let row = Row { resets: claim.resets, epoch: claim.epoch };
-            if units > 0 || claim.base > 0 || claim.keeps_row {
-                let lapses = now.saturating_add(LAPSE);
-                self.rows.insert(claim.holder, StoredRow { row, units, lapses });
-            } else {
-                self.rows.remove(&claim.holder);
-            }
-        }
-
         /// Returns the units that were taken, and whether the row was missing.
         fn take(&mut self, claim: &Claim, units: u64, now: Timestamp) -> Result<(u64, bool), Row> {
-            let (before, is_missing) = self.meet(claim, now)?;
-            let others: u64 =
-                self.rows.iter().filter(|(holder, _)| **holder != claim.holder).map(|row| row.1.units).sum();
-            let taken = if others + before + units <= LIMIT { units } else { 0 };
-            let is_moved = is_missing && (claim.base > 0 || claim.keeps_row)
-                || self
-                    .rows
-                    .get(&claim.holder)
-                    .is_some_and(|found| (found.row.resets, found.row.epoch) != (claim.resets, claim.epoch));
-            if taken > 0 || is_moved {
-                self.write(claim, before + taken, now);
+            let now = now.as_micros();
+            if let Some(row) = self.rows.refuses(claim, now) {
+                return Err(row);
             }
-            Ok((taken, is_missing))
+            let places = Places::new(Quota::concurrent(LIMIT).spec());
+            let charged = self.rows.charge(places, claim, (units, How::IfAllowed), false, now);
+            if let Some(rows) = charged.if_taken.or(charged.otherwise) {
+                self.rows = rows;
+            }
+            let receipt = charged.decision.receipt();
+            Ok((receipt.units(), receipt.at_us() == ROW_MISSING))
         }
 
         fn return_units(&mut self, claim: &Claim, units: u64, now: Timestamp) -> Returned {
-            match self.meet(claim, now) {
-                Err(row) => Returned::Refused(row),
-                Ok((before, is_missing)) => {
-                    self.write(claim, before.saturating_sub(units), now);
-                    if is_missing && (claim.base > 0 || units > 0) { Returned::Missing } else { Returned::Done }
-                }
+            let now = now.as_micros();
+            if let Some(row) = self.rows.refuses(claim, now) {
+                return Returned::Refused(row);
             }
+            let (rows, is_missing) = self.rows.return_units(claim, units, now);
+            self.rows = rows;
+            if is_missing { Returned::Missing } else { Returned::Done }
         }
 
-        fn reset(&mut self) {
+        fn reset(&mut self, now: Timestamp) {
             self.resets += 1;
-            self.rows.values_mut().for_each(|row| (row.row.resets, row.units) = (row.row.resets + 1, 0));
+            self.rows = self.rows.reset(now.as_micros());
         }
 
         fn units(&self, holder: u64) -> u64 {
-            self.rows.get(&holder).map_or(0, |row| row.units)
+            self.rows.held.iter().filter(|row| row.holder == holder).map(|row| row.units).sum()
         }
     }
 
@@ -695,7 +666,7 @@ mod tests {
                 26..=28 => world.tick(a % PROCESSES),
                 // The whole schedule takes less than the time in which rows lapse.
                 29..=30 => world.clock.advance(LAPSE / 200),
-                31 if b % 4 == 0 => world.store.reset(),
+                31 if b % 4 == 0 => world.store.reset(world.now()),
                 _ => world.connections += 1,
             }
             let granted = world.granted(None);
@@ -713,7 +684,7 @@ mod tests {
             world.return_units(0);
         }
         world.settle();
-        prop_assert!(world.store.rows.values().all(|row| row.units == 0));
+        prop_assert!(world.store.rows.held.iter().all(|row| row.units == 0));
         world.clock.advance(3 * LAPSE);
         for process in &world.processes {
             prop_assert!(process.due(world.connections).is_empty());

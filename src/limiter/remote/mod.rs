@@ -9,10 +9,12 @@ mod checks;
 mod denial_cache;
 mod due;
 mod events;
+mod hold;
 mod holdings;
 mod leases;
 mod options;
 mod permits;
+mod rows;
 mod set;
 #[cfg(all(test, ratelimit_shuttle))]
 mod shuttle_tests;
@@ -24,14 +26,16 @@ pub(super) use batcher::ride::{Driven, Ride};
 pub(super) use batcher::{Batcher, Dispatch, GRACE, Receiver, Then};
 pub(super) use breaker::Breaker;
 pub(super) use caller_hash::{CallerHash, Hash};
-pub(super) use checks::{CHARGES_MAX, Checks, PLACES_LAPSE_AFTER};
+pub(super) use checks::{CHARGES_MAX, Checks};
 #[cfg(all(test, feature = "_redis"))]
 pub(super) use denial_cache::LONGEST;
 pub(super) use due::Due;
 pub(super) use events::Events;
+pub(super) use hold::{hold, hold_in_line};
 pub(super) use holdings::{Claim, HeldKey, Return, Row};
 #[cfg(test)]
 pub(super) use leases::HELD;
 pub(super) use options::{Options, shared_options};
 pub(super) use permits::{Permit, Permits};
+pub(super) use rows::{HOLDERS_MAX, HeldRow, InLine, LINE_MAX, Rows};
 pub(super) use unanswered::Unanswered;

@@ -1,12 +1,16 @@
 //! The options that the builders of all limiters with a remote store have.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::denial_cache::DENIALS_MAX;
 use crate::clock::{Clock, MonotonicClock};
 use crate::outcome::Observer;
+
+/// The times after which places may lapse. `places.lua` knows the longest, too.
+const PLACES_LAPSE: RangeInclusive<Duration> = Duration::from_secs(3)..=Duration::from_secs(24 * 3_600);
 
 /// The longest prefix of stored keys, in bytes.
 const PREFIX_MAX: usize = 128;
@@ -18,6 +22,7 @@ pub(crate) struct Options {
     pub(crate) deadline: Duration,
     pub(crate) max_in_flight: usize,
     pub(crate) max_denials: usize,
+    pub(crate) places_lapse_after: Duration,
     pub(crate) clock: Option<Arc<dyn Clock>>,
     /// The clock of this process, which bounds how long denials, leases and places are remembered. A simulation sets it.
     pub(crate) own_clock: Arc<dyn Clock>,
@@ -32,6 +37,7 @@ impl Options {
             deadline: Duration::from_millis(50),
             max_in_flight: 1_024,
             max_denials: 4_096,
+            places_lapse_after: Duration::from_secs(30),
             clock: None,
             own_clock: Arc::new(MonotonicClock::new()),
             observers: Vec::new(),
@@ -43,7 +49,7 @@ impl Options {
     /// # Errors
     /// Returns a text that says which one is not, and what to use.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let Self { prefix, deadline, max_in_flight, max_denials, .. } = self;
+        let Self { prefix, deadline, max_in_flight, max_denials, places_lapse_after, .. } = self;
         let is_possible = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}');
         if !(1..=PREFIX_MAX).contains(&prefix.len()) || !prefix.bytes().all(is_possible) {
             return Err(format!(
@@ -60,6 +66,9 @@ impl Options {
         if *max_denials > DENIALS_MAX {
             return Err(format!("max_denials of {max_denials} is not possible: use at most {DENIALS_MAX}"));
         }
+        if !PLACES_LAPSE.contains(places_lapse_after) {
+            return Err(format!("places_lapse_after of {places_lapse_after:?} is not possible: from 3 s to 24 h"));
+        }
         Ok(())
     }
 }
@@ -72,6 +81,7 @@ impl fmt::Debug for Options {
             .field("deadline", &self.deadline)
             .field("max_in_flight", &self.max_in_flight)
             .field("max_denials", &self.max_denials)
+            .field("places_lapse_after", &self.places_lapse_after)
             .finish_non_exhaustive()
     }
 }
@@ -127,6 +137,16 @@ macro_rules! shared_options {
             /// the store each time.
             pub fn max_denials(mut self, denials: usize) -> Self {
                 self.shared.max_denials = denials;
+                self
+            }
+
+            /// Sets after which time the places of this process are free again if it does not renew them, from 3 s to
+            /// 24 h; 30 s by default. It concerns [concurrency limits](crate::Quota::concurrent) only.
+            ///
+            /// A process renews its places three times in this time. So the time should be longer than what a failover of
+            /// the store takes. The places of a process that was killed are held until it has passed.
+            pub fn places_lapse_after(mut self, time: std::time::Duration) -> Self {
+                self.shared.places_lapse_after = time;
                 self
             }
 

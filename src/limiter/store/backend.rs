@@ -3,6 +3,7 @@
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -15,8 +16,8 @@ use super::working_copy::{Answer, KeyedCharge, Request, Verb};
 use crate::algorithm::Pair;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
-use crate::limiter::remote::{Backend, CallerHash, Claim, Events, Intent, Receiver};
-use crate::limiter::{Charge, Effect, Refund, UnsupportedQuota, UnsupportedQuotaKind, supports_rates};
+use crate::limiter::remote::{Backend, CallerHash, Claim, Events, HeldKey, Intent, Receiver, Return};
+use crate::limiter::{Charge, Effect, Refund, UnsupportedQuota, UnsupportedQuotaKind};
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::random::{self, Hasher};
@@ -74,6 +75,9 @@ impl<S: Store> Backend for Swaps<S> {
         text.push_str(&self.before);
         text.extend(CallerHash::digits(self.callers.hash(key.as_bytes())).map(char::from));
         text.push(':');
+        if policy.limits_in_flight() {
+            text.push('p'); // they are apart from those of a rate with the same name
+        }
         text.push_str(itoa::Buffer::new().format(name.len()));
         text.push(':');
         text.push_str(name);
@@ -90,9 +94,10 @@ impl<S: Store> Backend for Swaps<S> {
             Intent::Take => Verb::Take,
             Intent::Peek => Verb::Peek,
         };
-        let keyed = |(charge, stored, _): (&Charge<'_>, &Stored, Claim)| KeyedCharge {
+        let keyed = |(charge, stored, claim): (&Charge<'_>, &Stored, Claim)| KeyedCharge {
             cost: charge.cost,
             effect: charge.effect,
+            claim,
             ..KeyedCharge::of(stored, charge.policy)
         };
         Request::of(verb, charges.map(keyed))
@@ -138,6 +143,18 @@ impl<S: Store> Backend for Swaps<S> {
     fn runtime(&self) -> &Handle {
         self.groups.runtime()
     }
+
+    fn held_key(&self, policy: &Policy, stored: &Stored) -> Option<HeldKey> {
+        let bytes = || Bytes::copy_from_slice(stored.key.as_bytes());
+        policy.limits_in_flight().then(|| HeldKey { bytes: bytes(), slot: 0, policy: policy.clone() })
+    }
+
+    fn return_units(&self, back: &Return) -> Request {
+        let key: Arc<str> = String::from_utf8_lossy(&back.key.bytes).into(); // it was made of text
+        let stored = Stored { hash: self.hash.hash_one(&*key), key };
+        let charge = KeyedCharge { cost: back.units, claim: back.claim, ..KeyedCharge::of(&stored, &back.key.policy) };
+        Request::of(Verb::Return, [charge])
+    }
 }
 
 impl KeyedCharge {
@@ -145,13 +162,12 @@ impl KeyedCharge {
     fn of(stored: &Stored, policy: &Policy) -> Self {
         let Stored { key, hash } = stored;
         let (key, policy, own) = (Arc::clone(key), policy.clone(), Pair { at: 0, n: 0 });
-        Self { key, hash: *hash, policy, cost: 0, effect: Effect::Enforce, own }
+        Self { key, hash: *hash, policy, cost: 0, effect: Effect::Enforce, own, claim: Claim::default() }
     }
 }
 
 /// Checks whether the states of a quota are kept.
 pub(super) fn supports(quota: &Quota) -> Result<(), UnsupportedQuota> {
-    supports_rates(quota)?;
     let bytes = state_bytes_max(quota);
     if bytes <= STATE_MAX as u64 {
         return Ok(());

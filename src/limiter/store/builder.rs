@@ -50,7 +50,17 @@ impl StoreLimiterBuilder {
     /// Returns an error if a setting is out of its range, or there is no tokio runtime.
     pub fn build<S: Store>(self, store: S) -> Result<StoreLimiter<S>, StoreError> {
         let misconfigured = |message: String| StoreError::new(StoreErrorKind::Misconfigured, message);
-        let Options { prefix, key_secret, deadline, max_in_flight, max_denials, clock, own_clock, observers } = {
+        let Options {
+            prefix,
+            key_secret,
+            deadline,
+            max_in_flight,
+            max_denials,
+            places_lapse_after,
+            clock,
+            own_clock,
+            observers,
+        } = {
             self.shared.check().map_err(misconfigured)?;
             self.shared
         };
@@ -69,7 +79,8 @@ impl StoreLimiterBuilder {
             runtime.clone(),
         );
         let groups = Groups::new(swapper, max_in_flight, deadline, runtime);
-        Ok(StoreLimiter(Checks::new(Swaps::new(groups, before, key_secret), max_denials, own_clock)))
+        let swaps = Swaps::new(groups, before, key_secret);
+        Ok(StoreLimiter(Checks::new(swaps, max_denials, 0, places_lapse_after, own_clock)))
     }
 }
 

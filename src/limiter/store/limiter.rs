@@ -8,11 +8,12 @@ use std::sync::Arc;
 use super::Store;
 use super::backend::{Swaps, supports};
 use super::error::StoreError;
-use crate::decision::Decision;
+use crate::clock::Timer;
+use crate::decision::{ChargeDecision, Decision};
 use crate::event::StoreErrorKind;
 use crate::key::Key;
-use crate::limiter::remote::{Backend, Checks};
-use crate::limiter::{Charge, Limiter, PolicyRegistry, Refund, Reply, UnsupportedQuota};
+use crate::limiter::remote::{Backend, Checks, hold, hold_in_line};
+use crate::limiter::{Charge, Limiter, Place, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota};
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -28,8 +29,11 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 /// store keeps its values.
 ///
 /// Clones are one limiter. Each set of charges is all or nothing. A check takes one round trip, or two if the key was
-/// written by another process since. All algorithms are supported except
-/// [concurrency limits](Quota::concurrent), and logs and sliding windows whose state can be larger than 16 kB.
+/// written by another process since. All algorithms are supported, except logs and sliding windows whose state can be
+/// larger than 16 kB.
+///
+/// Of a [concurrency limit](Quota::concurrent) the store has a row for each process. A process renews its rows, and what it
+/// returns costs a swap, after the response. So prefer Redis for keys that many processes use at once.
 ///
 /// Decisions are made at the store's time, as far as this process knows it: to half of the shortest round trip. If the
 /// store reports no time, they are made at the process's, and then a clock that is ahead by a second refills a second
@@ -74,6 +78,50 @@ impl<S: Store> StoreLimiter<S> {
     pub fn waiting(&self) -> usize {
         self.0.backend().waiting()
     }
+
+    /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the [`Place`] is dropped. A
+    /// receipt of [`take`](Limiter::take) that is dropped instead of refunded leaves its units held.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not decide. Returns the decision as the inner error if the units are not free.
+    pub async fn hold(
+        &self,
+        policy: &Policy,
+        key: &Key,
+        cost: u64,
+    ) -> Result<Result<Place, ChargeDecision>, StoreError> {
+        let held = hold(self, Charge::new(policy, key).cost(cost)).await?;
+        Ok(held.map(|(place, _)| place))
+    }
+
+    /// Does what [`hold`](Self::hold) does, and [waits in line](Quota::max_wait) if the units are not free, for as long
+    /// as the quota says. It waits in the same line as the requests of layers with this policy and key. If the future is
+    /// dropped, it leaves the line. How many may wait is not bounded here.
+    ///
+    /// # Errors
+    /// Returns an error if the store does not decide, while it waits for six calls in a row. Returns the decision as the
+    /// inner error if the units did not come free in time. It does not wait if the cost is above the limit, or if the quota
+    /// has no wait.
+    pub async fn hold_in_line<T: Timer + 'static>(
+        &self,
+        policy: &Policy,
+        key: &Key,
+        cost: u64,
+        timer: T,
+    ) -> Result<Result<Place, ChargeDecision>, StoreError> {
+        hold_in_line(self, self.0.lines(), (policy, key, cost), timer).await
+    }
+
+    /// Returns the units that this process holds of [concurrency limits](Quota::concurrent). Later checks fail.
+    ///
+    /// A task of the limiter's runtime returns the units, within a check's [deadline] for each 64 keys. If the runtime
+    /// ends before that, they [lapse].
+    ///
+    /// [deadline]: crate::limiter::store::StoreLimiterBuilder::deadline
+    /// [lapse]: crate::limiter::store::StoreLimiterBuilder::places_lapse_after
+    pub fn close(&self) {
+        self.0.close();
+    }
 }
 
 impl<S: Store> Limiter for StoreLimiter<S> {
@@ -114,6 +162,10 @@ impl<S: Store> Limiter for StoreLimiter<S> {
 
     fn policy_registry(&self) -> Option<&PolicyRegistry> {
         Some(self.0.registry())
+    }
+
+    fn place_lines(&self) -> Option<&PlaceLines> {
+        Some(self.0.lines())
     }
 }
 

@@ -1,7 +1,7 @@
 //! A limiter over any store that can replace values by compare-and-swap.
 //!
-//! [`Store`] is what a store has to do: two methods. [`StoreLimiter`] does the rest: every algorithm, sets that are
-//! charged all or nothing, refunds, blocks, meters, settlements, and quotas that change at run time. The guide says
+//! [`Store`] is what a store has to do: two methods. [`StoreLimiter`] does the rest: every algorithm, requests in
+//! flight, sets that are charged all or nothing, refunds, blocks, meters, settlements, and quotas that change at run time. The guide says
 //! [when to write a store, and when a limiter](crate::guide::writing_a_backend).
 //!
 //! A check is one [`swap`](Store::swap) when this process knows the current value, or when there is none. The swap
@@ -12,7 +12,8 @@
 //! # Stored values
 //!
 //! The key of a state is `prefix:1:h…:4:name`: the version of the format, the hash of the caller's key in hexadecimal
-//! digits, and the length of the policy's name before that name. A value is at most 17 kB:
+//! digits, and the length of the policy's name before that name. The key of a concurrency limit has a `p` before the
+//! length. A value is at most 17 kB:
 //!
 //! | bytes | meaning |
 //! |---|---|
@@ -21,7 +22,11 @@
 //! | 16 each | the earlier versions, the latest first |
 //! | 2 | the length of the next field, little-endian |
 //! | ≤ 512 | the quota that the value was written under, as text |
-//! | the rest | the state: two numbers of 8 bytes, little-endian; or for logs and sliding windows entries, each of which is the microseconds since the entry before and its units, as numbers of 7 bits in a byte, the lowest first |
+//! | the rest | the state: two numbers of 8 bytes, little-endian; or for logs and sliding windows entries, each of which is the microseconds since the entry before and its units, as numbers of 7 bits in a byte, the lowest first; or for concurrency limits rows |
+//!
+//! A row of a concurrency limit has 36 bytes: the process, its epoch, its units, the instant at which the row lapses, and how
+//! often it was reset. After these come rows of processes with a request in line: the process with the highest bit set, the
+//! instant since which the request waits, its cost, the instant at which the row lapses, and the request's number.
 //!
 //! A value that is not of this form, or that its quota could not have written, is an error of kind
 //! [`Foreign`](crate::limiter::StoreErrorKind::Foreign). It stays in the store until the key is reset.

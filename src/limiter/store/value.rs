@@ -13,6 +13,7 @@ use super::{Value, Version};
 use crate::algorithm::carry::{Fit, Held, Kept};
 use crate::algorithm::entry_log::{EntryLog, Listed};
 use crate::algorithm::{Decider, Pair};
+use crate::limiter::remote::{HOLDERS_MAX, HeldRow, InLine, LINE_MAX, Row, Rows};
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::sync::{Mutex, lock};
@@ -35,6 +36,15 @@ const TEXT_MAX: usize = 512;
 /// The latest instant in a state that any quota could have made.
 const INSTANT_US_MAX: u64 = CLOCK_US_MAX + 2 * DRAIN_US_MAX;
 
+/// The bytes of a row of a concurrency limit.
+const ROW_BYTES: usize = 36;
+
+/// The largest number of a holder, and of units: stores may calculate with numbers that are exact up to it.
+const EXACT_MAX: u64 = 1 << 53;
+
+/// In the number of a holder: it is the row of a request in line.
+const IN_LINE: u64 = 1 << 63;
+
 /// The most quotas whose texts are remembered.
 const QUOTAS_MAX: usize = 1_024;
 
@@ -50,6 +60,8 @@ pub(super) struct State {
 pub(super) enum Form {
     Pair(Pair),
     Entries(Vec<(u64, u64)>),
+    /// The units that are held. They do not depend on the quota.
+    Rows(Rows),
 }
 
 /// A quota without what its states do not depend on, and its text.
@@ -100,12 +112,16 @@ impl State {
             return (Some(self.form.clone()), Fit::Fits);
         }
         let from = &self.written.quota;
+        if let (Form::Rows(_), Decider::Places(_)) = (&self.form, quota.decider()) {
+            return (Some(self.form.clone()), Fit::Fits);
+        }
         let share = quota.spec().proportional.then_some((from.capacity(), quota.capacity()));
         let (kept, fit) = match &self.form {
             Form::Pair(pair) => quota.decider().take_over::<Listed<'_>>(from.decider(), &Held::Pair(*pair), now, share),
             Form::Entries(entries) => {
                 quota.decider().take_over(from.decider(), &Held::Entries(&Listed(entries)), now, share)
             }
+            Form::Rows(_) => (Kept::Pair(None), Fit::Fits),
         };
         let form = match kept {
             Kept::Pair(pair) => pair.map(Form::Pair),
@@ -123,6 +139,7 @@ impl State {
                 entries.last().map_or(0, |(start, _)| start.saturating_add(log.life_us()))
             }
             (Form::Entries(_), _) => 0,
+            (Form::Rows(rows), _) => rows.lapse(),
         };
         // The clocks of the process and of the store differ a little.
         Duration::from_micros(until.saturating_sub(now)) + Duration::from_secs(1)
@@ -147,6 +164,14 @@ impl State {
                     write_number(&mut bytes, *units);
                     before = *start;
                 }
+            }
+            Form::Rows(Rows { held, line }) => {
+                let mut write = |numbers: [u64; 4], number: u32| {
+                    numbers.iter().for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
+                    bytes.extend_from_slice(&number.to_le_bytes());
+                };
+                held.iter().for_each(|own| write([own.holder, own.row.epoch, own.units, own.lapses], own.row.resets));
+                line.iter().for_each(|one| write([one.holder | IN_LINE, one.since, one.cost, one.lapses], one.number));
             }
         }
         bytes.as_slice().into()
@@ -220,7 +245,7 @@ impl Quotas {
                 Form::Pair(pair)
             }
             Decider::EntryLog(log) => Form::Entries(reader.entries(log)?),
-            Decider::Places(_) => return Err(Foreign("its quota counts requests in flight")),
+            Decider::Places(_) => Form::Rows(reader.rows()?),
         };
         Ok((history, State { written, form }))
     }
@@ -235,7 +260,8 @@ pub(super) fn state_bytes_max(quota: &Quota) -> u64 {
             let bytes = number_bytes(2 * log.life_us()) + number_bytes(log.most());
             entries.saturating_mul(bytes).saturating_add(8)
         }
-        Decider::Pair(..) | Decider::Places(_) => 16,
+        Decider::Pair(..) => 16,
+        Decider::Places(_) => ((HOLDERS_MAX + LINE_MAX) * ROW_BYTES) as u64, // 13,824
     }
 }
 
@@ -305,6 +331,29 @@ impl<'a> Reader<'a> {
             }
         }
         Err(Foreign("a number is too large"))
+    }
+
+    /// Reads the rows of units that are held, and then those of requests in line.
+    fn rows(&mut self) -> Result<Rows, Foreign> {
+        let mut rows = Rows::default();
+        while !self.0.is_empty() {
+            let [holder, a, b, lapses] = [self.fixed()?, self.fixed()?, self.fixed()?, self.fixed()?];
+            let number = u32::from_le_bytes(self.array()?);
+            let (is_in_line, holder) = (holder & IN_LINE != 0, holder & !IN_LINE);
+            let is_twice = match is_in_line {
+                true => rows.line.iter().any(|one| one.holder == holder),
+                false => rows.held.iter().any(|own| own.holder == holder) || !rows.line.is_empty(),
+            };
+            let is_possible = holder <= EXACT_MAX && b <= EXACT_MAX && lapses <= INSTANT_US_MAX;
+            if is_twice || !is_possible || rows.held.len() > HOLDERS_MAX || rows.line.len() > LINE_MAX {
+                return Err(Foreign("no limit of requests in flight could have written its rows"));
+            }
+            match is_in_line {
+                true => rows.line.push(InLine { holder, number, since: a, cost: b, lapses }),
+                false => rows.held.push(HeldRow { holder, row: Row { resets: number, epoch: a }, units: b, lapses }),
+            }
+        }
+        if rows.is_empty() { Err(SHORT) } else { Ok(rows) }
     }
 
     fn entries(&mut self, log: &EntryLog) -> Result<Vec<(u64, u64)>, Foreign> {

@@ -11,9 +11,9 @@ use super::{Change, Then, Value, Version};
 use crate::algorithm::carry::Fit;
 use crate::algorithm::entry_log::{Edit, EntryLog, Listed};
 use crate::algorithm::{Decider, How, Next, Pair};
-use crate::decision::{ChargeDecision, Decision, Several};
+use crate::decision::{ChargeDecision, Decision, Receipt, Several};
 use crate::event::StoreErrorKind;
-use crate::limiter::remote;
+use crate::limiter::remote::{self, Claim, Rows};
 use crate::limiter::{Effect, Effective, binds, how, outlives_refusal, stands};
 use crate::policy::Policy;
 use crate::wait::Wait;
@@ -26,6 +26,8 @@ pub(super) enum Verb {
     /// Answers as `Take` would, and takes nothing.
     Peek,
     Refund,
+    /// Returns units that are held, or renews the row of this process.
+    Return,
     Reset,
 }
 
@@ -57,6 +59,8 @@ pub(super) struct KeyedCharge {
     pub(super) effect: Effect,
     /// The charge that a refund returns.
     pub(super) own: Pair,
+    /// The claim of this process, if the units are held.
+    pub(super) claim: Claim,
 }
 
 impl Effective for KeyedCharge {
@@ -93,6 +97,14 @@ struct Cell {
 struct Left {
     form: Option<Form>,
     is_written: bool,
+    /// What is written even if the charge is not taken.
+    otherwise: Option<Rows>,
+}
+
+impl Left {
+    fn of(form: Option<Form>, is_written: bool) -> Self {
+        Self { form, is_written, otherwise: None }
+    }
 }
 
 impl<'a> WorkingCopy<'a> {
@@ -167,15 +179,36 @@ impl<'a> WorkingCopy<'a> {
                 return Err(StoreError::new(StoreErrorKind::Foreign, message));
             }
         }
+        if matches!(request.verb, Verb::Take | Verb::Return) {
+            for (at, (charge, place)) in request.charges.iter().zip(&places).enumerate() {
+                let row = charge.policy.limits_in_flight().then(|| self.rows(*place).refuses(&charge.claim, now));
+                if let Some(row) = row.flatten() {
+                    return Ok(Answer::Refused(at, row));
+                }
+            }
+        }
         match request.verb {
             Verb::Take | Verb::Peek => Ok(Answer::Decided(self.charge(request, &places, now))),
+            Verb::Return => {
+                let back = request.charges.first().zip(places.first().copied());
+                let is_missing = back.is_some_and(|(charge, place)| self.return_units(charge, place, now));
+                Ok(if is_missing { Answer::Missing } else { Answer::Done })
+            }
             Verb::Refund => {
                 let refund = request.charges.first().zip(places.first().copied());
                 let is_behind = refund.is_some_and(|(charge, place)| self.refund(charge, place, now));
                 Ok(if is_behind { Answer::Behind } else { Answer::Done })
             }
             Verb::Reset => {
-                places.iter().for_each(|place| self.cells[*place].clear());
+                for (charge, place) in request.charges.iter().zip(&places) {
+                    match &self.cells[*place].state {
+                        Ok(Some(State { form: Form::Rows(rows), .. })) => {
+                            let rows = rows.reset(now);
+                            self.set(*place, &charge.policy, form_of(rows));
+                        }
+                        _ => self.cells[*place].clear(),
+                    }
+                }
                 Ok(Answer::Done)
             }
         }
@@ -203,11 +236,11 @@ impl<'a> WorkingCopy<'a> {
             if places[..at].contains(place) {
                 // The caller should have added the charges up.
                 decisions.push(ChargeDecision::denied(charge.policy.quota().capacity(), 0, Wait::Never));
-                changes.push(Left { form: None, is_written: false });
+                changes.push(Left::of(None, false));
                 continue;
             }
             let how = how(charges, at, |at| is_denied(&decisions, at));
-            let (decision, change) = self.look(charge, *place, now, charge.cost, how);
+            let (decision, change) = self.look(request.verb, charge, *place, now, (charge.cost, how));
             decisions.push(decision);
             changes.push(change);
         }
@@ -220,22 +253,37 @@ impl<'a> WorkingCopy<'a> {
             (0..charges.len()).map(|at| outlives_refusal(charges, at, is_denied(&decisions, at))).collect();
         for (at, (charge, place)) in charges.iter().zip(places).enumerate() {
             if looks[at] {
-                decisions[at] = self.look(charge, *place, now, 0, How::IfAllowed).0;
+                decisions[at] = self.look(request.verb, charge, *place, now, (0, How::IfAllowed)).0;
             }
             if !allowed || !takes {
+                let missing = decisions[at].receipt().at_us();
                 decisions[at].untaken();
+                if charge.policy.limits_in_flight() {
+                    decisions[at].put_receipt(Receipt::new(0, missing, 0)); // whether this process had a row
+                }
             }
         }
         for (at, (change, place)) in changes.into_iter().zip(places).enumerate() {
-            if takes && change.is_written && (allowed || outlives[at]) {
-                self.set(*place, &charges[at].policy, change.form);
+            let policy = &charges[at].policy;
+            match change.otherwise {
+                _ if !takes => {}
+                _ if change.is_written && (allowed || outlives[at]) => self.set(*place, policy, change.form),
+                Some(rows) => self.set(*place, policy, form_of(rows)),
+                None => {}
             }
         }
         Decision::of(allowed, decisions)
     }
 
     /// Returns the decision about a charge, and the state that it leaves.
-    fn look(&self, charge: &KeyedCharge, place: usize, now: u64, cost: u64, how: How) -> (ChargeDecision, Left) {
+    fn look(
+        &self,
+        verb: Verb,
+        charge: &KeyedCharge,
+        place: usize,
+        now: u64,
+        (cost, how): (u64, How),
+    ) -> (ChargeDecision, Left) {
         let quota = charge.policy.quota();
         let (form, fit) = self.under(charge, place, now);
         let (decision, mut change) = match quota.decider() {
@@ -251,11 +299,13 @@ impl<'a> WorkingCopy<'a> {
                     apply(&mut entries, &edit, log);
                 }
                 let form = (!entries.is_empty()).then_some(Form::Entries(entries));
-                (answer.decision, Left { form, is_written: answer.edit.is_some() })
+                (answer.decision, Left::of(form, answer.edit.is_some()))
             }
-            Decider::Places(_) => {
-                debug_assert!(false, "the limiter does not support requests in flight");
-                (ChargeDecision::denied(quota.capacity(), 0, Wait::Never), Left { form, is_written: false })
+            Decider::Places(places) => {
+                let charged = rows_of(form).charge(*places, &charge.claim, (cost, how), verb == Verb::Peek, now);
+                let (is_written, otherwise) = (charged.if_taken.is_some(), charged.otherwise);
+                let form = charged.if_taken.and_then(form_of);
+                (charged.decision, Left { form, is_written, otherwise })
             }
         };
         match fit {
@@ -290,7 +340,7 @@ impl<'a> WorkingCopy<'a> {
                 entries.iter_mut().filter(|entry| entry.0 == start).for_each(|entry| entry.1 -= units);
                 entries.retain(|entry| entry.1 > 0);
                 let form = (!entries.is_empty()).then_some(Form::Entries(entries));
-                (Left { form, is_written: true }, false)
+                (Left::of(form, true), false)
             }
             _ => return false,
         };
@@ -298,6 +348,20 @@ impl<'a> WorkingCopy<'a> {
             self.set(place, &charge.policy, change.form);
         }
         is_behind
+    }
+
+    /// Returns units of a charge, or renews its row. Returns whether there was no row although the process held units.
+    fn return_units(&mut self, charge: &KeyedCharge, place: usize, now: u64) -> bool {
+        let (rows, is_missing) = self.rows(place).return_units(&charge.claim, charge.cost, now);
+        self.set(place, &charge.policy, form_of(rows));
+        is_missing
+    }
+
+    fn rows(&self, place: usize) -> Rows {
+        match &self.cells[place].state {
+            Ok(Some(state)) => rows_of(Some(state.form.clone())),
+            Ok(None) | Err(_) => Rows::default(),
+        }
     }
 
     fn set(&mut self, place: usize, policy: &Policy, form: Option<Form>) {
@@ -435,15 +499,24 @@ pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidenc
     }
 }
 
+/// Returns the rows of a state. Other states have none.
+fn rows_of(form: Option<Form>) -> Rows {
+    if let Some(Form::Rows(rows)) = form { rows } else { Rows::default() }
+}
+
+fn form_of(rows: Rows) -> Option<Form> {
+    (!rows.is_empty()).then_some(Form::Rows(rows))
+}
+
 fn is_denied(decisions: &[ChargeDecision], at: usize) -> bool {
     decisions.get(at).is_some_and(|decision| !decision.is_allowed())
 }
 
 fn after(next: Next, before: Option<Form>) -> Left {
     match next {
-        Next::Keep => Left { form: before, is_written: false },
-        Next::Clear => Left { form: None, is_written: true },
-        Next::Set(pair) => Left { form: Some(Form::Pair(pair)), is_written: true },
+        Next::Keep => Left::of(before, false),
+        Next::Clear => Left::of(None, true),
+        Next::Set(pair) => Left::of(Some(Form::Pair(pair)), true),
     }
 }
 

@@ -12,7 +12,7 @@ use redis::aio::ConnectionLike;
 use redis::{Arg, Cmd, Pipeline, RedisFuture, Value};
 use tokio::runtime::Runtime;
 use tower_ratelimit::limiter::{Charge, Limiter, Refund};
-use tower_ratelimit::{Key, Policy, Quota, RedisLimiter};
+use tower_ratelimit::{Key, Policy, RedisLimiter};
 
 use support::quotas;
 
@@ -23,7 +23,6 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
     quotas()
         .into_iter()
-        .chain([Quota::concurrent(3)])
         .enumerate()
         .map(|(at, quota)| Policy::new(format!("p{at}"), quota).expect("a name"))
         .collect()

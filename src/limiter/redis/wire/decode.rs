@@ -12,7 +12,6 @@ use crate::event::StoreErrorKind;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::keys;
 use crate::limiter::remote::{ROW_MISSING, Row};
-use crate::wait::Wait;
 
 /// The first byte of the script's answer for a key or a request.
 mod status {
@@ -256,12 +255,7 @@ fn decide_places(charge: &KeyedCharge, held: u64, notes: u8, cost: u64, how: How
     if notes & notes::NO_ROOM == 0 || !decision.is_allowed() {
         return decision.receipted(taken, 0, 0);
     }
-    let (limit, left) = (decision.limit(), decision.limit().saturating_sub(held));
-    if how == How::Force {
-        ChargeDecision::allowed(limit, left)
-    } else {
-        ChargeDecision::denied(limit, left, Wait::Unknown)
-    }
+    places.decide_without_room(held, how)
 }
 
 fn foreign(request: &Request) -> RedisError {

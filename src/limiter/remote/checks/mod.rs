@@ -47,9 +47,6 @@ struct Part<R> {
 
 type Parts<B> = SmallVec<[Part<<B as Backend>::Request>; 1]>;
 
-/// The time after which units that are held lapse, by default.
-pub(crate) const PLACES_LAPSE_AFTER: Duration = Duration::from_secs(30);
-
 /// The most lines that were left and of which the store is still to be told. It forgets the others by itself.
 const LEFT_LINES: usize = 1_024;
 
@@ -68,17 +65,9 @@ pub(crate) struct Checks<B: Backend> {
 }
 
 impl<B: Backend> Checks<B> {
-    /// Makes the checks of a store that counts no units that are held, without leases. At most `denials` denials are
-    /// remembered.
-    pub(crate) fn new(backend: B, denials: usize, clock: Arc<dyn Clock>) -> Arc<Self> {
-        // Nothing is held, so there are no lines.
-        let (left, _) = mpsc::channel(1);
-        Arc::new(Self::of(backend, denials, (0, PLACES_LAPSE_AFTER), clock, left))
-    }
-
-    /// Makes the checks with leases of at most this number of units, 0 for none, and with units that are held, which
-    /// lapse after this time unless they are renewed.
-    pub(crate) fn with_upkeep(
+    /// Makes the checks with at most this number of remembered denials, with leases of at most this number of units, 0
+    /// for none, and with units that are held, which lapse after this time unless they are renewed.
+    pub(crate) fn new(
         backend: B,
         denials: usize,
         lease_units: u64,

@@ -20,6 +20,7 @@ pub(crate) fn quotas() -> Vec<Quota> {
             Quota::sliding_log(5, HOUR)?,
             Quota::block(1, HOUR, HOUR)?,
             Quota::meter(5, HOUR)?,
+            Quota::concurrent(5),
         ])
     };
     quotas().expect("the quotas are possible")

@@ -6,6 +6,8 @@ mod kinds;
 mod parity;
 mod places;
 mod sets;
+#[cfg(feature = "store")]
+mod store_rows;
 mod troubles;
 
 use std::collections::HashSet;

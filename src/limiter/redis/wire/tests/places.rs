@@ -20,33 +20,33 @@ use crate::sampling::config;
 use crate::time::Timestamp;
 use crate::wait::Wait;
 
-const BEGIN: u64 = 1_790_000_000_000_000;
-const LAPSE_US: u64 = 30_000_000;
+pub(super) const BEGIN: u64 = 1_790_000_000_000_000;
+pub(super) const LAPSE_US: u64 = 30_000_000;
 
 /// How long a request that waits in line is known without asking again.
-const STAYS_US: u64 = 1_000_000;
+pub(super) const STAYS_US: u64 = 1_000_000;
 
 fn policy(limit: u64) -> Policy {
     Policy::new("places", Quota::concurrent(limit)).unwrap()
 }
 
-fn claim(holder: u64, epoch: u64, base: u64) -> Claim {
+pub(super) fn claim(holder: u64, epoch: u64, base: u64) -> Claim {
     Claim { holder, epoch, base, lapse_us: LAPSE_US, ..Claim::default() }
 }
 
 /// Says that a request is the first in line of its holder, and for how many microseconds it has waited.
-fn first(holder: u64, number: u32, waited: u64) -> Claim {
+pub(super) fn first(holder: u64, number: u32, waited: u64) -> Claim {
     let waited = Duration::from_micros(waited);
     let first = FirstInLine { number, waited, asks_within: Duration::from_micros(STAYS_US) };
     Claim { standing: Standing::First(first), ..claim(holder, 1, 0) }
 }
 
 /// A server, and a key.
-struct Rows {
-    bench: Bench,
+pub(super) struct Rows {
+    pub(super) bench: Bench,
     key: Key,
-    stored: Stored,
-    now: u64,
+    pub(super) stored: Stored,
+    pub(super) now: u64,
 }
 
 impl Rows {
@@ -56,7 +56,7 @@ impl Rows {
     }
 
     /// The test also writes to the server directly.
-    fn alone(name: &str) -> Self {
+    pub(super) fn alone(name: &str) -> Self {
         Self::on(Bench::start(), name)
     }
 
@@ -70,7 +70,7 @@ impl Rows {
         self.bench.ask(&[(Timestamp::from_micros(self.now), request)]).remove(0)
     }
 
-    fn charge(&mut self, verb: Verb, limit: u64, cost: u64, effect: Effect, claim: Claim) -> Answered {
+    pub(super) fn charge(&mut self, verb: Verb, limit: u64, cost: u64, effect: Effect, claim: Claim) -> Answered {
         let policy = policy(limit);
         let charge = Charge::new(&policy, &self.key).cost(cost).effect(effect);
         let request = Request::claiming(verb, std::iter::once((&charge, &self.stored, claim)));
@@ -81,12 +81,12 @@ impl Rows {
         self.charge(Verb::Take, limit, 1, Effect::Enforce, claim)
     }
 
-    fn return_units(&mut self, units: u64, claim: Claim) -> Answered {
+    pub(super) fn return_units(&mut self, units: u64, claim: Claim) -> Answered {
         let Stored { bytes, slot } = self.stored.clone();
         self.ask(&Request::return_units(&Return { key: HeldKey { bytes, slot, policy: policy(1) }, units, claim }))
     }
 
-    fn reset(&mut self) -> Answered {
+    pub(super) fn reset(&mut self) -> Answered {
         self.ask(&Request::reset(&policy(1), &self.stored.clone()))
     }
 

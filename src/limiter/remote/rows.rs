@@ -1,0 +1,213 @@
+//! The units of a concurrency limit that each process holds, and the processes whose requests wait in line for them. Does
+//! what `places.lua` does in Redis.
+//!
+//! The calls carry [claims](super::holdings).
+
+use super::backend::ROW_MISSING;
+use super::holdings::{Claim, Row};
+use crate::algorithm::How;
+use crate::algorithm::places::{HELD_MAX, Places};
+use crate::decision::{ChargeDecision, Receipt};
+use crate::limiter::{FirstInLine, Standing};
+use crate::time::micros_floor;
+
+/// The most processes that can hold units of a key, and that can have requests in line for them.
+pub(crate) const HOLDERS_MAX: usize = 256;
+pub(crate) const LINE_MAX: usize = 128;
+
+/// The longest time after which a row lapses.
+const LONGEST_US: u64 = 86_400_000_000;
+
+/// The rows of a key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub(crate) held: Vec<HeldRow>,
+    pub(crate) line: Vec<InLine>,
+}
+
+/// The units that a process holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeldRow {
+    pub(crate) holder: u64,
+    pub(crate) row: Row,
+    pub(crate) units: u64,
+    pub(crate) lapses: u64,
+}
+
+/// The first request of a process that waits in line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InLine {
+    pub(crate) holder: u64,
+    /// The number of the request in its process.
+    pub(crate) number: u32,
+    /// The instant since which it waits.
+    pub(crate) since: u64,
+    pub(crate) cost: u64,
+    pub(crate) lapses: u64,
+}
+
+/// A charge that was decided.
+pub(crate) struct Charged {
+    /// Its receipt says whether the process had no row.
+    pub(crate) decision: ChargeDecision,
+    /// The rows to write if the units are taken.
+    pub(crate) if_taken: Option<Rows>,
+    /// The rows to write if they are not.
+    pub(crate) otherwise: Option<Rows>,
+}
+
+/// The row of a process, as a claim finds it.
+struct Met {
+    /// Its place.
+    at: Option<usize>,
+    /// The units of it that are held now.
+    units: u64,
+    /// The units of all others.
+    others: u64,
+    /// The claim says something else than the row, which has to be written even if nothing is taken.
+    is_moved: bool,
+}
+
+impl Rows {
+    /// Returns the refusal of a call: the row is of a later epoch, or it was reset.
+    pub(crate) fn refuses(&self, claim: &Claim, now: u64) -> Option<Row> {
+        let own = self.held.iter().find(|held| held.holder == claim.holder && held.lapses > now)?;
+        let known = Row { resets: claim.resets, epoch: claim.epoch };
+        ((own.row.resets, own.row.epoch) > (known.resets, known.epoch)).then_some(own.row)
+    }
+
+    /// Decides a charge. `peeks` says that nothing is taken, whatever the decision.
+    pub(crate) fn charge(
+        &self,
+        places: Places,
+        claim: &Claim,
+        (cost, how): (u64, How),
+        peeks: bool,
+        now: u64,
+    ) -> Charged {
+        let rows = self.at(now);
+        let mut met = rows.meet(claim);
+        if let (true, Some(at)) = (peeks, met.at) {
+            met.units = rows.held[at].units;
+        }
+        let sum = met.others.saturating_add(met.units);
+        let waits = match claim.standing {
+            Standing::First(first) => Some(first).filter(|first| first.asks_within.as_millis() > 0),
+            Standing::Newcomer | Standing::HeldBack | Standing::Left => None,
+        };
+        let since = waits.map(|first| rows.since(claim.holder, first, now));
+        let own_since = since.unwrap_or(now.saturating_add(1)); // one that does not wait comes after all that do
+        let ahead = rows.line.iter().filter(|one| one.holder != claim.holder && one.since < own_since);
+        let kept = ahead.fold(sum, |kept, one| kept.saturating_add(one.cost));
+        let held_back = claim.standing == Standing::HeldBack;
+        let (_, is_forced) = how.plainly(cost);
+        let shown = match () {
+            () if is_forced => sum,
+            () if held_back => sum.max(places.limit()),
+            () => sum.max(kept.min(places.limit())),
+        };
+
+        let (mut decision, mut taken) = places.decide(shown, cost, how);
+        if met.at.is_none() && taken > 0 && rows.held.len() >= HOLDERS_MAX {
+            (decision, taken) = (places.decide_without_room(shown, how), 0);
+        }
+        taken = taken.min(HELD_MAX.saturating_sub(sum));
+        let missing = if met.at.is_none() { ROW_MISSING } else { 0 };
+        let is_allowed = decision.is_allowed();
+        decision.put_receipt(Receipt::new(taken, missing, 0));
+
+        let without = |mut rows: Self| {
+            rows.line.retain(|one| waits.is_none() || one.holder != claim.holder);
+            rows
+        };
+        let if_taken = is_allowed && (taken > 0 || met.is_moved);
+        let if_taken =
+            if_taken.then(|| without(rows.clone()).written(&met, claim, met.units.saturating_add(taken), now));
+        let mut left = rows;
+        let mut is_moved = met.is_moved;
+        if let (Some(first), Some(since), false) = (waits, since, is_allowed) {
+            let mut others = without(left.clone());
+            if others.line.len() < LINE_MAX {
+                let lapses = now.saturating_add(first.asks_within.as_millis() as u64 * 1_000); // at most some minutes
+                others.line.push(InLine { holder: claim.holder, number: first.number, since, cost, lapses });
+                (left, is_moved) = (others, true);
+            }
+        }
+        let otherwise = is_moved.then(|| left.written(&met, claim, met.units, now));
+        Charged { decision, if_taken, otherwise }
+    }
+
+    /// Returns units to the rows, or renews the row of the process. Returns the rows to write, and whether there was no
+    /// row although the process held units.
+    pub(crate) fn return_units(&self, claim: &Claim, units: u64, now: u64) -> (Self, bool) {
+        let mut rows = self.at(now);
+        let met = rows.meet(claim);
+        let is_missing = met.at.is_none() && (claim.base > 0 || units > 0);
+        if claim.standing == Standing::Left {
+            rows.line.retain(|one| one.holder != claim.holder);
+        }
+        (rows.written(&met, claim, met.units.saturating_sub(units), now), is_missing)
+    }
+
+    /// Returns the rows after a reset. They stay until they lapse, and count it: calls and places of before are told by
+    /// that. Requests in line stay.
+    pub(crate) fn reset(&self, now: u64) -> Self {
+        let mut rows = self.at(now);
+        for held in &mut rows.held {
+            (held.units, held.row.resets) = (0, held.row.resets.wrapping_add(1));
+        }
+        rows
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.held.is_empty() && self.line.is_empty()
+    }
+
+    /// Returns the instant at which the last row lapses.
+    pub(crate) fn lapse(&self) -> u64 {
+        let held = self.held.iter().map(|held| held.lapses);
+        held.chain(self.line.iter().map(|one| one.lapses)).max().unwrap_or(0)
+    }
+
+    /// Returns the rows that have not lapsed. If the clock stepped back, they lapse after the longest time.
+    fn at(&self, now: u64) -> Self {
+        let mut rows = self.clone();
+        let latest = now.saturating_add(LONGEST_US);
+        rows.held.retain(|held| held.lapses > now);
+        rows.line.retain(|one| one.lapses > now);
+        rows.held.iter_mut().for_each(|held| held.lapses = held.lapses.min(latest));
+        rows.line.iter_mut().for_each(|one| one.lapses = one.lapses.min(latest));
+        rows
+    }
+
+    fn meet(&self, claim: &Claim) -> Met {
+        let at = self.held.iter().position(|held| held.holder == claim.holder);
+        let own = at.map(|at| self.held[at]);
+        let others = self.held.iter().filter(|held| held.holder != claim.holder);
+        let others = others.fold(0_u64, |sum, held| sum.saturating_add(held.units));
+        let claimed = Row { resets: claim.resets, epoch: claim.epoch };
+        let is_moved = own.map_or(claim.base > 0 || claim.keeps_row, |own| own.row != claimed);
+        let units = own.filter(|_| !is_moved).map_or(claim.base, |own| own.units);
+        Met { at, units, others, is_moved }
+    }
+
+    /// Returns the instant since which a process' first request waits: what it said first counts.
+    fn since(&self, holder: u64, first: FirstInLine, now: u64) -> u64 {
+        let own = self.line.iter().find(|one| one.holder == holder && one.number == first.number);
+        own.map_or_else(|| now.saturating_sub(micros_floor(first.waited)), |own| own.since)
+    }
+
+    /// Writes the row of a process. A row without units goes, unless it has to stay or its absence would say something
+    /// else.
+    fn written(mut self, met: &Met, claim: &Claim, units: u64, now: u64) -> Self {
+        let row = Row { resets: claim.resets, epoch: claim.epoch };
+        let new = HeldRow { holder: claim.holder, row, units, lapses: now.saturating_add(claim.lapse_us) };
+        match (met.at, units > 0 || claim.keeps_row || claim.base > 0) {
+            (Some(at), true) => self.held[at] = new,
+            (Some(at), false) => drop(self.held.remove(at)),
+            (None, true) if self.held.len() < HOLDERS_MAX => self.held.push(new),
+            (None, _) => {}
+        }
+        self
+    }
+}
