@@ -2,7 +2,7 @@
 //! nothing grows.
 //!
 //! Each process runs this binary anew, so that nothing else changes the memory that the system reports. Ten changes
-//! take about three seconds; `RATELIMIT_CAMPAIGN=10` makes it a hundred.
+//! take about thirteen seconds; `RATELIMIT_CAMPAIGN=10` makes it a hundred.
 
 use std::convert::Infallible;
 use std::fs;
@@ -29,37 +29,57 @@ const URL: &str = "RATELIMIT_RELOAD_URL";
 
 const TASKS: usize = 64;
 /// The time between two requests of a task. So not all is used up while the file changes.
-const PAUSE: Duration = Duration::from_millis(300);
+const PAUSE: Duration = Duration::from_millis(800);
+/// The time for which the other versions stay, which no process takes.
+const PASSES: Duration = Duration::from_millis(300);
+/// The time for which every second version stays, so that processes take it. They look each tenth of a second, then wait
+/// for a second, and take what has not changed: here the second look, since the first is at the version before.
+const STAYS: Duration = Duration::from_millis(2_300);
 /// The most bytes that a process may grow while the file changes. A version of the rules takes some kilobytes.
 const GROWTH: u64 = 1 << 20;
+
+/// The last version, which has the whole quota of `/b`.
+const LAST: u32 = 4;
 
 /// The number of changes.
 fn changes() -> u32 {
     cases(10)
 }
 
-/// The units of the quotas. No version has more for `/a`; for `/b` the last has.
-fn units() -> (u64, u64) {
-    (400 * u64::from(changes()), 300 * u64::from(changes()))
+/// The units of the quotas, of which the processes use up some while the file changes.
+#[derive(Clone, Copy)]
+struct Units {
+    of_a: u64,
+    /// Most versions have half of it.
+    of_b: u64,
 }
 
-/// Returns a file's text. The rules are renamed, others come and go, and the quota of `/b` changes.
-fn text(version: u32, of_b: u64) -> String {
-    let of_a = units().0;
-    let name = if version % 2 == 0 { "name: a" } else { "name: renamed, was: a" };
+impl Units {
+    fn of(processes: usize) -> Self {
+        let each = u64::from(changes()) * processes as u64;
+        Self { of_a: 160 * each, of_b: 120 * each }
+    }
+}
+
+/// Returns a file's text. The rules are renamed, others come and go, and the quota of `/b` changes, each time among the
+/// versions that stay as well.
+fn text(version: u32, Units { of_a, of_b }: Units) -> String {
+    let turn = version / 2 % 4;
+    let of_b = if turn == 2 { of_b } else { of_b / 2 };
+    let name = if turn % 2 == 0 { "name: a" } else { "name: renamed, was: a" };
     let mut text = format!(
         "rules:\n  - {{{name}, quota: '{of_a} per 30 days, fixed window, from the first request', key: global, match: {{path: /a}}}}\n  \
          - {{name: b, quota: '{of_b} per 30 days, fixed window, from the first request', key: global, match: {{path: /b}}}}\n"
     );
-    for other in 0..version % 4 {
+    for other in 0..(turn + version) % 4 {
         text += &format!("  - {{name: other-{other}, quota: 1000000 per day, key: global}}\n");
     }
     text
 }
 
 /// Changes the file: writes it in place or by renaming, breaks it, or removes it for a while.
-fn change(file: &Path, version: u32) {
-    let text = text(version, if version % 3 == 0 { units().1 } else { units().1 / 2 });
+fn change(file: &Path, version: u32, units: Units) {
+    let text = text(version, units);
     match version % 5 {
         0 => fs::remove_file(file).unwrap(),
         1 => fs::write(file, "rules: [{name: a, quota: 5 per").unwrap(),
@@ -86,7 +106,8 @@ impl Counts {
         [&self.a, &self.b, &self.refused, &self.failed].map(|count| count.load(Ordering::Relaxed)).iter().sum()
     }
 
-    async fn request<L: Limiter>(&self, layer: &RateLimitLayer<L>, path: &'static str) {
+    /// Sends a request. Returns whether it passed.
+    async fn request<L: Limiter>(&self, layer: &RateLimitLayer<L>, path: &'static str) -> bool {
         let answer = |_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::empty())));
         let service = layer.layer(service_fn(answer));
         let response = service.oneshot(Request::get(path).body(Body::empty()).unwrap()).await.unwrap();
@@ -97,6 +118,7 @@ impl Counts {
             _ => &self.failed,
         };
         counter.fetch_add(1, Ordering::Relaxed);
+        response.status().is_success()
     }
 }
 
@@ -136,14 +158,13 @@ async fn serve<L: Limiter + Clone>(rules: Rules, limiter: L, folder: PathBuf) {
     let grown = resident().zip(before).map_or(0, |(after, before)| after.saturating_sub(before));
     let versions = rules.version();
     rules.reload().unwrap();
-    let rest: Vec<_> = (0..TASKS as u64)
+    let rest: Vec<_> = (0..TASKS)
         .map(|_| {
             let (layer, counts) = (layer.clone(), Arc::clone(&counts));
             tokio::spawn(async move {
-                for _ in 0..units().0 / 32 {
-                    counts.request(&layer, "/a").await;
-                    counts.request(&layer, "/b").await;
-                }
+                // A window of 30 days refuses what comes after a refusal as well.
+                while counts.request(&layer, "/a").await {}
+                while counts.request(&layer, "/b").await {}
             })
         })
         .collect();
@@ -171,7 +192,8 @@ fn reload_under_load(name: &str, url: Option<&str>, processes: usize) {
     let folder = std::env::temp_dir().join(format!("tower-ratelimit-{}-{name}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let file = folder.join("rules.yaml");
-    fs::write(&file, text(0, units().1 / 2)).unwrap();
+    let units = Units::of(processes);
+    fs::write(&file, text(0, units)).unwrap();
     let running: Vec<_> = (0..processes)
         .map(|_| {
             Command::new(std::env::current_exe().unwrap())
@@ -196,12 +218,11 @@ fn reload_under_load(name: &str, url: Option<&str>, processes: usize) {
     // On a slow machine a process may see several changes as one, so there may be more of them.
     while version < changes || !all_have("seen-") {
         assert!(began.elapsed() < super::LONG * changes, "too few of {version} changes are seen");
-        std::thread::sleep(Duration::from_millis(300));
         version += 1;
-        change(&file, version);
+        change(&file, version, units);
+        std::thread::sleep(if version % 2 == 0 { STAYS } else { PASSES });
     }
-    std::thread::sleep(Duration::from_millis(300));
-    fs::write(&file, text(0, units().1)).unwrap();
+    fs::write(&file, text(LAST, units)).unwrap();
     fs::write(folder.join("done"), "").unwrap();
     let mut sums = [0; 4];
     for process in running {
@@ -221,7 +242,7 @@ fn reload_under_load(name: &str, url: Option<&str>, processes: usize) {
         assert!(grown <= GROWTH, "it grew by {grown} bytes");
     }
     fs::remove_dir_all(&folder).unwrap();
-    assert_eq!((sums[0], sums[1], sums[3]), (units().0, units().1, 0), "passed /a, passed /b, failed");
+    assert_eq!((sums[0], sums[1], sums[3]), (units.of_a, units.of_b, 0), "passed /a, passed /b, failed");
     assert!(sums[2] > 0);
 }
 
