@@ -3,6 +3,7 @@
 //! rustdoc's pages are read, because its JSON is not stable yet.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,12 +12,22 @@ const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/project/public_it
 /// As in tests/all.sh, whose documentation step has built all that is needed in the same folder.
 const FEATURES: &str =
     "axum,tonic,tokio,metrics,redis-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,rules,conformance,tracing";
+const RUSTDOCFLAGS: &str = "-D warnings";
 const UPDATE: &str = "REWRITE_GOLDEN=1 cargo test --features $F --test project public_items";
 
 /// Returns the folder of the crate's pages.
 fn documented() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("checks");
-    let output = Command::new(env!("CARGO"))
+    let mut cargo = Command::new(env!("CARGO"));
+    // What cargo told this test about its package. Build scripts such as ring's would take it for a change, so that all
+    // that needs them would be built again.
+    let of_this_package =
+        |name: &OsStr| name.to_string_lossy().starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR";
+    for (name, _) in std::env::vars_os().filter(|(name, _)| of_this_package(name)) {
+        cargo.env_remove(name);
+    }
+    let output = cargo
+        .env("RUSTDOCFLAGS", RUSTDOCFLAGS)
         .args(["doc", "--no-deps", "--lib", "--locked", "--quiet", "--features", FEATURES, "--manifest-path"])
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
         .arg("--target-dir")
