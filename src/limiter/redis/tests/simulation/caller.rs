@@ -73,15 +73,25 @@ impl<S: Subject> Caller<S> {
                 state.ledger.problem(format!("caller {number} waited for {:?}", now - sent));
             }
             let shown = match &held {
-                Ok(Ok(_)) => "has a place".to_owned(),
+                Ok(Ok((_, is_of_fallback))) => {
+                    format!("has a place{}", if *is_of_fallback { " of the fallback" } else { "" })
+                }
                 Ok(Err(denied)) => format!("has no place: {denied:?}"),
                 Err(error) => format!("fails: {error}"),
             };
             state.log(format_args!("process {}: caller {number} of {cost} {shown}", self.process));
-            let Ok(Ok(place)) = held else { return };
             let (stored, limit) = (self.limiter.stored(policy, key), policy.quota().limit());
-            state.ledger.record_hold((number, self.process, *cost), &stored, limit, sent..=now);
-            place
+            let asked = (number, self.process, *cost);
+            match held {
+                Ok(Ok((place, is_of_fallback))) => {
+                    state.ledger.record_hold(asked, &stored, limit, sent..=now, is_of_fallback);
+                    place
+                }
+                Ok(Err(denied)) if self.limiter.fell_back(policy, &denied) => {
+                    return state.ledger.check_fallback_denial(asked, &stored, limit);
+                }
+                _ => return,
+            }
         };
         sleep(time).await;
         self.network.goes_on(self.process).await;
@@ -164,7 +174,7 @@ impl<S: Subject> Caller<S> {
     }
 
     /// Whether another limiter made the decision, in place of the one that failed.
-    fn fell_back(&self, decision: &Decision) -> bool {
+    pub(super) fn fell_back(&self, decision: &Decision) -> bool {
         self.charges.iter().zip(decision.charges()).any(|((policy, ..), told)| self.limiter.fell_back(policy, told))
     }
 

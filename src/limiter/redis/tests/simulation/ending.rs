@@ -102,8 +102,11 @@ impl<S: Subject> Story<S> {
     /// may bring back a row of which its process knows nothing any more: it lapses.
     async fn check_places_are_free(&mut self) {
         let Some(process) = self.processes.iter().position(Option::is_some) else { return };
-        let is_lapse_needed = !self.killed.is_empty() || self.network.lock().ledger.has_failed_over();
-        if !self.plan.rules[0][0].limits_in_flight() || is_lapse_needed {
+        if !self.plan.rules[0][0].limits_in_flight() {
+            return;
+        }
+        self.check_fallbacks();
+        if !self.killed.is_empty() || self.network.lock().ledger.has_failed_over() {
             return;
         }
         sleep(Duration::from_secs(1)).await;
@@ -111,6 +114,9 @@ impl<S: Subject> Story<S> {
             let charges = [Asked { rule: 0, cost: 0, effect: Effect::Enforce }];
             let Some(caller) = self.caller(process, key, &charges) else { continue };
             let problem = match caller.limiter.peek(&caller.charges()).await {
+                Ok(decision) if caller.fell_back(&decision) => {
+                    Some(format!("process {process} has not recovered: its fallback decides"))
+                }
                 Ok(decision) => {
                     let told = &decision.charges()[0];
                     let taken = told.limit() - told.remaining();
@@ -119,6 +125,20 @@ impl<S: Subject> Story<S> {
                 Err(error) => Some(format!("process {process} has not recovered: {error}")),
             };
             problem.into_iter().for_each(|words| self.network.lock().ledger.problem(words));
+        }
+    }
+
+    /// Checks that no place of a fallback is taken. Its places do not lapse.
+    fn check_fallbacks(&self) {
+        for (process, limiter) in self.processes.iter().enumerate() {
+            for key in &self.plan.keys {
+                let held = limiter.as_ref().map_or(0, |limiter| limiter.held_of_fallback(self.policy(process, 0), key));
+                if held > 0 {
+                    let words =
+                        format!("{held} places of the fallback of process {process} are taken, and all were returned");
+                    self.network.lock().ledger.problem(words);
+                }
+            }
         }
     }
 

@@ -89,6 +89,8 @@ pub(super) struct Ledger {
     /// The units that callers refunded.
     refunded: Vec<Claim>,
     holds: Vec<Hold>,
+    /// Processes that were killed or closed.
+    dead: BTreeSet<usize>,
     /// When the server has forgotten what was held of a key.
     emptied: BTreeMap<Bytes, Duration>,
     failed_over: Option<Duration>,
@@ -96,6 +98,7 @@ pub(super) struct Ledger {
     renewed: BTreeMap<(usize, Bytes), Duration>,
     /// The time after which places lapse.
     pub(super) lapse: Duration,
+    pub(super) processes: u64,
     /// Units of checks and refunds whose outcome is not known to their callers, by the process and the key.
     unknown: BTreeMap<(usize, Bytes), u64>,
     /// Units that callers have of the fallback of a process, which decides while the server is away.
@@ -143,6 +146,8 @@ struct Hold {
     key: Bytes,
     units: u64,
     since: Duration,
+    /// A fallback gave them, and not the server.
+    is_of_fallback: bool,
     /// Why the limit does not count it any more, if so: its row has lapsed, or the server has forgotten it.
     is_void: bool,
 }
@@ -349,7 +354,7 @@ impl Ledger {
 
     /// Records that the server has forgotten what is held of a key.
     fn empty(&mut self, key: Bytes, at: Duration) {
-        self.holds.iter_mut().filter(|hold| hold.key == key).for_each(|hold| hold.is_void = true);
+        self.holds_of_server().filter(|hold| hold.key == key).for_each(|hold| hold.is_void = true);
         self.emptied.insert(key, at);
     }
 
@@ -361,41 +366,82 @@ impl Ledger {
     /// Finds the units whose rows have lapsed by now.
     fn void_lapsed(&mut self, now: Duration) {
         let (lapse, renewed) = (self.lapse, &self.renewed);
-        for hold in &mut self.holds {
+        for hold in self.holds.iter_mut().filter(|hold| !hold.is_of_fallback) {
             let last = renewed.get(&(hold.process, hold.key.clone())).copied().unwrap_or(hold.since);
             hold.is_void |= now >= last + lapse;
         }
     }
 
+    fn holds_of_server(&mut self) -> impl Iterator<Item = &mut Hold> {
+        self.holds.iter_mut().filter(|hold| !hold.is_of_fallback)
+    }
+
     /// Records that a caller holds units from now on, until they are released by this number.
     /// The number comes with the process and the units. The units were asked for in this time.
+    ///
+    /// While the server is away, more than the limit may be held: each fallback gives its share of the limit, on top of
+    /// what the server gave before.
     pub(super) fn record_hold(
         &mut self,
         (number, process, units): (u64, usize, u64),
         key: &Bytes,
         limit: u64,
         asked: RangeInclusive<Duration>,
+        is_of_fallback: bool,
     ) {
         let now = *asked.end();
         self.void_lapsed(now);
-        let is_emptied = |at: &Duration| asked.contains(at);
-        let is_void =
-            self.emptied.get(key).is_some_and(is_emptied) || self.failed_over.is_some_and(|at| is_emptied(&at));
-        self.holds.push(Hold { number, process, key: key.clone(), units, since: now, is_void });
-        let counted = self.holds.iter().filter(|hold| hold.key == *key && !hold.is_void);
-        let held: u64 = counted.map(|hold| hold.units).sum();
-        if held > limit {
-            self.problem(format!("{held} places are taken of {limit}"));
+        let is_emptied = |at: &Duration| !is_of_fallback && asked.contains(at);
+        let is_void = self.emptied.get(key).is_some_and(is_emptied)
+            || self.failed_over.is_some_and(|at| is_emptied(&at))
+            || !is_of_fallback && self.dead.contains(&process); // a check that was under way when it returned everything
+        self.holds.push(Hold { number, process, key: key.clone(), units, since: now, is_of_fallback, is_void });
+        let (held, most) = match is_of_fallback {
+            true => (self.held_of_fallback(process, key), self.share(limit)),
+            false => (self.held(key, |hold| !hold.is_of_fallback), limit),
+        };
+        if held > most {
+            self.problem(format!("process {process}: {held} places are taken of {most}"));
         }
+    }
+
+    /// Checks that the fallback of a process had to deny these units.
+    pub(super) fn check_fallback_denial(
+        &mut self,
+        (number, process, units): (u64, usize, u64),
+        key: &Bytes,
+        limit: u64,
+    ) {
+        let (own, share) = (self.held_of_fallback(process, key), self.share(limit));
+        if own + units <= share {
+            let words = format!("caller {number} of process {process} was denied {units} places by its fallback");
+            self.problem(format!("{words}, and {own} of {share} are taken"));
+        }
+    }
+
+    /// Returns the share of a limit that the fallback of each process has.
+    fn share(&self, limit: u64) -> u64 {
+        (limit / self.processes).max(1)
+    }
+
+    fn held_of_fallback(&self, process: usize, key: &Bytes) -> u64 {
+        self.held(key, |hold| hold.is_of_fallback && hold.process == process)
+    }
+
+    /// Returns the units that limits count of a key.
+    fn held(&self, key: &Bytes, counts: impl Fn(&Hold) -> bool) -> u64 {
+        let counted = self.holds.iter().filter(|hold| hold.key == *key && !hold.is_void && counts(hold));
+        counted.map(|hold| hold.units).sum()
     }
 
     pub(super) fn record_release(&mut self, number: u64) {
         self.holds.retain(|hold| hold.number != number);
     }
 
-    /// Records that a process has died.
+    /// Records that a process has died, or is closed. Callers of a closed process keep what they have of its fallback.
     pub(super) fn record_death(&mut self, process: usize) {
-        self.holds.retain(|hold| hold.process != process);
+        self.dead.insert(process);
+        self.holds.retain(|hold| hold.process != process || hold.is_of_fallback);
     }
 
     // The rest ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -413,7 +459,7 @@ impl Ledger {
     pub(super) fn fail_over(&mut self, now: Duration) {
         self.forgotten.extend(self.books.keys().cloned());
         self.books = self.copied.clone();
-        self.holds.iter_mut().for_each(|hold| hold.is_void = true);
+        self.holds_of_server().for_each(|hold| hold.is_void = true);
         self.failed_over = Some(now);
     }
 
@@ -488,6 +534,10 @@ impl Ledger {
     pub(super) fn record_fallback_refund(&mut self, process: usize, key: &Bytes, units: Option<u64>) {
         if let Some(own) = self.of_fallback.get_mut(&(process, key.clone())) {
             *own = units.map_or(0, |units| own.saturating_sub(units)); // a receipt may be older than a reset
+        }
+        if units.is_none() {
+            let own = |hold: &&mut Hold| hold.is_of_fallback && hold.process == process && hold.key == *key;
+            self.holds.iter_mut().filter(own).for_each(|hold| hold.is_void = true);
         }
     }
 

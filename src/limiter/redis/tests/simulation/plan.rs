@@ -110,7 +110,7 @@ impl Plan {
         let mut plan = Self::empty(&mut chance);
         match chance.below(20) {
             0..=1 => plan.add_leases(&mut chance),
-            2..=5 => plan.add_places(&mut chance),
+            2..=5 => plan.add_places(&mut chance, true),
             6..=9 => plan.add_sets(&mut chance),
             10..=11 => plan.add_accounts(&mut chance),
             12..=17 => plan.add_checks(&mut chance),
@@ -162,7 +162,10 @@ impl Plan {
     pub(super) fn of_fallback(seed: u64) -> Self {
         let mut chance = Chance::new(seed);
         let mut plan = Self::empty(&mut chance);
-        plan.add_accounts(&mut chance);
+        match chance.below(3) {
+            0 => plan.add_places(&mut chance, false),
+            _ => plan.add_accounts(&mut chance),
+        }
         plan.add_faults(&mut chance);
         for _ in 0..chance.within(1..=2) {
             plan.events.push((chance.below(1_500), Event::Crash { ms: chance.within(50..=1_000) }));
@@ -299,10 +302,10 @@ impl Plan {
         }
     }
 
-    /// Adds requests in flight.
-    fn add_places(&mut self, chance: &mut Chance) {
+    /// Adds requests in flight. Some wait in line if they may.
+    fn add_places(&mut self, chance: &mut Chance, may_wait: bool) {
         let mut quota = Quota::concurrent(chance.within(1..=6));
-        if chance.permille(400) {
+        if may_wait && chance.permille(400) {
             quota = quota.max_wait(Duration::from_millis(chance.within(20..=1_500))).expect("the wait is possible");
         }
         self.add_rule(0, vec![quota]);

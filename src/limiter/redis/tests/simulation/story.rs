@@ -75,6 +75,7 @@ impl<S: Subject> Story<S> {
         let network = Network::new(plan.processes, Chance::new(seed ^ 1), Faults::default());
         network.lock().ledger.leases = plan.lease_units > 0;
         network.lock().ledger.lapse = plan.lapse;
+        network.lock().ledger.processes = plan.processes as u64;
         network.lock().ledger.is_server_known = S::IS_SERVER_KNOWN;
         let (began, mut chance) = (Instant::now(), Chance::new(seed ^ 2));
         let process = |process: usize| {

@@ -20,7 +20,7 @@ use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::limiter::RedisLimiter;
 #[cfg(feature = "store")]
 use crate::limiter::store::{StoreError, StoreLimiter, StoreLimiterBuilder};
-use crate::limiter::{FallbackLimiter, Limiter, Place};
+use crate::limiter::{Charge, FallbackLimiter, Limiter, Place, Refund};
 use crate::policy::Policy;
 use crate::time::Timestamp;
 
@@ -46,13 +46,18 @@ pub(super) trait Subject: Limiter + Clone {
         false
     }
 
-    /// Takes a place, and waits in line for it if the quota says so.
+    /// Returns the units of a key that callers hold of a fallback.
+    fn held_of_fallback(&self, _: &Policy, _: &Key) -> u64 {
+        0
+    }
+
+    /// Takes a place, and waits in line for it if the quota says so. Returns it, and whether it is one of a fallback.
     fn hold(
         &self,
         policy: &Policy,
         key: &Key,
         cost: u64,
-    ) -> impl Future<Output = Result<Result<Place, ChargeDecision>, Self::Error>> + Send;
+    ) -> impl Future<Output = Result<Result<(Place, bool), ChargeDecision>, Self::Error>> + Send;
 }
 
 impl Subject for RedisLimiter {
@@ -72,8 +77,14 @@ impl Subject for RedisLimiter {
         self.0.backend().space.key(policy, key).bytes
     }
 
-    async fn hold(&self, policy: &Policy, key: &Key, cost: u64) -> Result<Result<Place, ChargeDecision>, RedisError> {
-        self.hold_in_line(policy, key, cost, TokioTimer::new()).await
+    async fn hold(
+        &self,
+        policy: &Policy,
+        key: &Key,
+        cost: u64,
+    ) -> Result<Result<(Place, bool), ChargeDecision>, RedisError> {
+        let held = self.hold_in_line(policy, key, cost, TokioTimer::new()).await?;
+        Ok(held.map(|place| (place, false)))
     }
 
     fn close(&self) {
@@ -99,8 +110,23 @@ impl Subject for WithFallback {
         self.first().stored(policy, key)
     }
 
-    async fn hold(&self, _: &Policy, _: &Key, _: u64) -> Result<Result<Place, ChargeDecision>, Self::Error> {
-        panic!("the stories with a fallback hold no places")
+    fn held_of_fallback(&self, policy: &Policy, key: &Key) -> u64 {
+        let told = self.second().peek_one(policy, key, 0);
+        told.limit() - told.remaining()
+    }
+
+    async fn hold(
+        &self,
+        policy: &Policy,
+        key: &Key,
+        cost: u64,
+    ) -> Result<Result<(Place, bool), ChargeDecision>, Self::Error> {
+        let taken = self.take(&[Charge::new(policy, key).cost(cost)]);
+        let mut decision = taken.await?.into_charges().next().expect("one charge has one decision");
+        let Some(receipt) = decision.take_receipt() else { return Ok(Err(decision)) };
+        let (receipt, is_of_fallback) = receipt.unnoted();
+        let refund = Refund::new(policy.clone(), key.clone(), receipt.noted(is_of_fallback));
+        Ok(Ok((Place::new(self.clone(), Some(refund)), is_of_fallback)))
     }
 
     fn close(&self) {
@@ -126,7 +152,7 @@ impl Subject for StoreLimiter<Remote> {
         [policy.name().as_bytes(), key.as_bytes()].concat().into()
     }
 
-    async fn hold(&self, _: &Policy, _: &Key, _: u64) -> Result<Result<Place, ChargeDecision>, StoreError> {
+    async fn hold(&self, _: &Policy, _: &Key, _: u64) -> Result<Result<(Place, bool), ChargeDecision>, StoreError> {
         Err(StoreError::of(StoreErrorKind::Misconfigured, "stores keep no places"))
     }
 
