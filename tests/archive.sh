@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the archives of both packages as cargo would publish them, and builds them alone in an empty folder: the library,
-# its examples, its documentation examples, and the program. Checks what the archives hold, and their size.
+# its examples and its documentation examples. Installs the program. Checks what the archives hold, and their size.
 # bash tests/archive.sh [FEATURES]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,7 +11,8 @@ limit_library=1000
 limit_program=110
 
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
-packages=$PWD/target/package
+export CARGO_TARGET_DIR=$PWD/target
+packages=$CARGO_TARGET_DIR/package
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 run() {
@@ -65,9 +66,8 @@ fi
     sed -n '/^\[profile/,$p' Cargo.toml
 } >"$folder/Cargo.toml"
 cp Cargo.lock "$folder"
-export CARGO_TARGET_DIR=$PWD/target
 # Where tests/all.sh keeps what it only checks.
-checks=$PWD/target/checks
+checks=$CARGO_TARGET_DIR/checks
 cd "$folder"
 
 # Cargo leaves out the examples that need more than it is given. So each set of features checks those that need just it.
@@ -90,6 +90,12 @@ while read -r set; do
     ! grep -q '^warning' told || fail "with the features $set there are warnings"
 done <sets
 alone cargo test --package tower-ratelimit --doc --features "$features"
+
+# The program as users install it, but in the profile of the tests, whose builds of the dependencies are used.
 if [ "${#packed[@]}" -gt 2 ]; then
-    alone env CARGO_TARGET_DIR="$checks" cargo check --package tower-ratelimit-cli
+    alone cargo install --locked --offline --profile test --path tower-ratelimit-cli --root installed
+    program=installed/bin/tower-ratelimit
+    run "$program" --version
+    [ "$("$program" --version)" = "tower-ratelimit $version" ] || fail "the program has another version"
+    run "$program" check --key user tower-ratelimit/examples/rules.yaml
 fi
