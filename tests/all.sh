@@ -96,10 +96,12 @@ if [ "$minor" -eq 85 ]; then
     lints+=(-A clippy::precedence)
 fi
 
-# Two parts keep two processors busy: the library is one unit of compilation, so one build does not. First all that compiles
-# for long, then all that runs.
+# Three parts keep two processors busy, because the library is one unit of compilation, and tests with a server mostly wait.
+# check_code runs from the start, test_servers once its tests are built, and the other tests follow below.
+mkdir -p target
+passed=true
 
-# Checks that only read the code, and builds that share nothing with the tests. They have folders of their own, because two
+# Checks that only read the code, and builds that share little with the tests. They have folders of their own, because two
 # builds in one folder wait for each other.
 check_code() {
     export CARGO_TARGET_DIR=$PWD/target/checks
@@ -124,13 +126,19 @@ check_code() {
     step 'documentation'
     run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$features,tracing"
 
-    step 'build: the programs for other frameworks'
+    step 'the programs for other frameworks'
     # pingora needs cmake, so it is in tests/campaigns.sh.
     run cargo fmt --check --manifest-path examples/frameworks/Cargo.toml
-    run cargo test --locked --manifest-path examples/frameworks/Cargo.toml --target-dir target/frameworks --no-run
+    run cargo test --locked --manifest-path examples/frameworks/Cargo.toml --target-dir target/frameworks
+
+    step 'instructions of a check and of a request, beside their baseline'
+    run cargo run --locked --profile bench --config profile.bench.debug=false --package instructions
+
+    # It runs the documentation examples, so they have no step of their own.
+    step 'the archives that would be published'
+    run bash tests/archive.sh "$features"
     finished
 }
-mkdir -p target
 check_code >target/checks.log 2>&1 &
 checks=$!
 
@@ -139,7 +147,7 @@ executable() {
     sed -n "s/.*\"executable\":\"\([^\"]*\/$1-[^\"]*\)\".*/\1/p"
 }
 
-step 'build: tests, beside the checks'
+step 'build: tests'
 run cargo test --locked --features "$features" --tests --no-run
 made=$(cargo test --locked --features "$features" --lib --test redis --test vectors --no-run --message-format json 2>/dev/null)
 units=$(executable tower_ratelimit <<<"$made")
@@ -151,26 +159,11 @@ step 'build: tests with Redis by the crate redis'
 on_redis_rs=$(cargo test --locked --package tower-ratelimit --features "${features/redis-rustls-ring,/}" --test redis \
     --no-run --message-format json | executable redis)
 
-step 'build: loom'
-# Only this crate is built with the condition. With RUSTFLAGS every dependency would be built again. What has no model is left
-# out: features, and the largest modules of tests. Optimised, since without that the frames of inlined functions do not fit
-# the small stacks of loom's threads.
-loom=$(cargo rustc --locked --package tower-ratelimit --lib --profile test --message-format json -- \
-    --cfg ratelimit_loom -C opt-level=1 | executable tower_ratelimit)
-
-step 'build: the count of instructions'
-count=(--locked --profile bench --config profile.bench.debug=false --package instructions)
-run cargo build "${count[@]}"
 finished
 name=
-for built in "$units" "$on_redis" "$vectors" "$on_redis_rs" "$loom"; do
+for built in "$units" "$on_redis" "$vectors" "$on_redis_rs"; do
     [ -x "$built" ] || { printf 'one of the tests that were built was not found\n' >&2; exit 1; }
 done
-if ! wait "$checks"; then
-    cat target/checks.log
-    exit 1
-fi
-cat target/checks.log
 
 # Each server is fetched once, and is then target/servers/NAME/server.
 servers=$PWD/target/servers
@@ -255,8 +248,7 @@ on_server() {
     done
 }
 
-# Tests with a server mostly wait. So they run beside all that follows, two servers at a time, and without cargo, which would
-# wait for the builds beside them.
+# Two servers at a time, and without cargo, which would wait for the builds beside them.
 test_servers() {
     name=
     mkdir -p "$servers"
@@ -282,17 +274,23 @@ test_servers() {
 test_servers >target/servers.log 2>&1 &
 on_servers=$!
 
-# wait_for_servers WHETHER: ends when the tests with servers are done, and with them if other tests have failed.
-wait_for_servers() {
-    local passed=$1
-    wait "$on_servers" || passed=false
-    cat target/servers.log
-    if ! "$passed"; then
-        # Among thousands of lines a failure is hard to find, so it stands at the end once more.
-        sed -n '/^failures:$/,/^test result/p' target/tests.log target/servers.log >&2
-        exit 1
-    fi
-}
+step 'loom: every interleaving of the lock-free steps'
+# Only this crate is built with the condition. With RUSTFLAGS every dependency would be built again. What has no model is left
+# out: features, and the largest modules of tests. Optimised, since without that the frames of inlined functions do not fit
+# the small stacks of loom's threads.
+loom=$(cargo rustc --locked --package tower-ratelimit --lib --profile test --message-format json -- \
+    --cfg ratelimit_loom -C opt-level=1 | executable tower_ratelimit)
+run "$loom" loom
+
+step 'setup warnings as warnings of tracing'
+run cargo test --locked --features "$features,tracing" --test tracing
+
+step 'benchmarks, once through'
+benches=()
+for bench in benches/*.rs; do
+    benches+=(--bench "$(basename "$bench" .rs)")
+done
+run cargo test --locked --features "$features" "${benches[@]}" -- --smoke
 
 step 'tests'
 # Every test binary that needs no Redis of its own, and the examples that have tests.
@@ -304,33 +302,16 @@ for package in json.load(sys.stdin)["packages"]:
         if target["test"] and kind in ("test", "example") and target["name"] not in ("redis", "tracing"):
             print("--%s=%s" % (kind, target["name"]))')
 run cargo test --locked --no-fail-fast --features "$features" --lib --bins "${others[@]}" -- \
-    --skip redis::store::tests 2>&1 | tee target/tests.log || wait_for_servers false
+    --skip redis::store::tests 2>&1 | tee target/tests.log || passed=false
 
-step 'setup warnings as warnings of tracing'
-run cargo test --locked --features "$features,tracing" --test tracing
-
-step 'the programs for other frameworks'
-run cargo test --locked --manifest-path examples/frameworks/Cargo.toml --target-dir target/frameworks
-
-step 'benchmarks, once through'
-benches=()
-for bench in benches/*.rs; do
-    benches+=(--bench "$(basename "$bench" .rs)")
-done
-run cargo test --locked --features "$features" "${benches[@]}" -- --smoke
-
-step 'instructions of a check and of a request, beside their baseline'
-run cargo run "${count[@]}"
-
-step 'loom: every interleaving of the lock-free steps'
-run "$loom" loom
-
-# It runs the documentation examples, so they have no step of their own.
-step 'the archives that would be published'
-run bash tests/archive.sh "$features"
-
-step 'tests with Redis, and on other servers: the rest of it'
-wait_for_servers true
-
+step 'the rest of what runs beside'
+wait "$on_servers" || passed=false
+wait "$checks" || passed=false
 finished
+cat target/servers.log target/checks.log
+if ! "$passed"; then
+    # Among thousands of lines a failure is hard to find, so it stands at the end once more.
+    sed -n '/^failures:$/,/^test result/p' target/tests.log target/servers.log target/checks.log >&2
+    exit 1
+fi
 printf '\nEverything passed, in %d s.\n' $((SECONDS - started))
