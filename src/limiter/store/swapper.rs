@@ -35,11 +35,8 @@ const SENDS: u32 = 4;
 /// The first and the longest pause before a swap is tried again.
 const PAUSE: [Duration; 2] = [Duration::from_micros(500), Duration::from_millis(8)];
 
-/// The conflicts after which a swap is tried again at once, because the values that a conflict returns are current then.
-const EAGER: u32 = 16;
-
-/// The rest of a process for each conflict that it had.
-const REST: Duration = Duration::from_millis(1);
+/// The longest rest of a process for each conflict that it had.
+const REST: Duration = Duration::from_millis(2);
 
 /// The first and the longest pause before a store that is believed dead is asked again.
 const PROBE: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
@@ -186,13 +183,10 @@ impl<S: Store> Inner<S> {
                     return Ok(conflicts);
                 }
                 Outcome::Conflict(current) => {
+                    // It is tried again at once, because these values are current now. Those who win rest.
                     copy.set_used(&current, &self.known);
                     is_current = true;
                     conflicts += 1;
-                    if conflicts > EAGER {
-                        self.pause(conflicts - EAGER, due).await;
-                        is_current = false; // no longer, after a pause
-                    }
                     if due.is_over() {
                         let message = format!(
                             "other processes changed the keys {conflicts} times within {:?}: use a longer deadline, or \

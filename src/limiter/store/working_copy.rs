@@ -181,8 +181,8 @@ impl<'a> WorkingCopy<'a> {
         }
         if matches!(request.verb, Verb::Take | Verb::Return) {
             for (at, (charge, place)) in request.charges.iter().zip(&places).enumerate() {
-                let row = charge.policy.limits_in_flight().then(|| self.rows(*place).refuses(&charge.claim, now));
-                if let Some(row) = row.flatten() {
+                let rows = self.rows(*place).filter(|_| charge.policy.limits_in_flight());
+                if let Some(row) = rows.and_then(|rows| rows.refuses(&charge.claim, now)) {
                     return Ok(Answer::Refused(at, row));
                 }
             }
@@ -352,16 +352,15 @@ impl<'a> WorkingCopy<'a> {
 
     /// Returns units of a charge, or renews its row. Returns whether there was no row although the process held units.
     fn return_units(&mut self, charge: &KeyedCharge, place: usize, now: u64) -> bool {
-        let (rows, is_missing) = self.rows(place).return_units(&charge.claim, charge.cost, now);
+        let rows = self.rows(place).cloned().unwrap_or_default();
+        let (rows, is_missing) = rows.return_units(&charge.claim, charge.cost, now);
         self.set(place, &charge.policy, form_of(rows));
         is_missing
     }
 
-    fn rows(&self, place: usize) -> Rows {
-        match &self.cells[place].state {
-            Ok(Some(state)) => rows_of(Some(state.form.clone())),
-            Ok(None) | Err(_) => Rows::default(),
-        }
+    fn rows(&self, place: usize) -> Option<&Rows> {
+        let state = self.cells[place].state.as_ref().ok()?.as_ref()?;
+        if let Form::Rows(rows) = &state.form { Some(rows) } else { None }
     }
 
     fn set(&mut self, place: usize, policy: &Policy, form: Option<Form>) {
