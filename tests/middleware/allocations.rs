@@ -218,6 +218,37 @@ fn descriptor_of_many_entries_takes_memory_in_proportion() {
     assert!(bytes < 2_000_000, "{bytes} bytes");
 }
 
+/// A service that runs for years reloads its rules thousands of times.
+#[test]
+fn rules_that_are_replaced_leave_no_memory_behind() {
+    let text = |version: u64| {
+        let others = (0..version % 3)
+            .map(|other| format!("  - {{name: other-{other}, quota: {} per second, key: global}}\n", 5 + version % 7));
+        let first = format!("rules:\n  - {{name: total, quota: {} per hour, key: global}}\n", 1_000_000 + version % 6);
+        if version % 6 == 5 {
+            "rules: [{name: total, quota: 5 per".to_owned()
+        } else {
+            first + &others.collect::<String>()
+        }
+    };
+    let (rules, limiter) = (Rules::from_text(text(0)).expect("the file is valid"), limiter());
+    let layers = [(); 2].map(|()| rules.layer(limiter.clone()).expect("the rules fit"));
+    let mut services = layers.each_ref().map(|layer| layer.layer(Bare));
+    let mut reload = |versions: std::ops::Range<u64>| {
+        for version in versions {
+            assert_eq!(rules.replace(text(version)).is_ok(), version % 6 != 5);
+            for service in &mut services {
+                let answer =
+                    pin!(service.call(Request::new(Body::empty()))).poll(&mut Context::from_waker(Waker::noop()));
+                assert!(answer.is_ready(), "the service answers at once");
+            }
+        }
+    };
+    reload(0..84);
+    let measured = measure(|| reload(84..84 + 42 * 10));
+    assert_eq!(measured.bytes_current, 0, "{measured:?}");
+}
+
 /// A request is charged by few of many rules, and waits with what it holds.
 #[test]
 fn rules_that_do_not_apply_take_no_memory_of_a_request() {
