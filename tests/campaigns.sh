@@ -43,7 +43,7 @@ PLACES_FAILOVERS=2000 PLACES_TABLE=1 cargo test --locked --features "$features" 
 PLACES_FAILOVERS=3 PLACES_HELD=2000 cargo test --locked --features "$features" --test redis replica_that_takes_over -- --nocapture
 # Simulated processes, a server and a network with faults: 10,000 seeds each on Redis, with a fallback, and over a store.
 SIMULATION_SEEDS=10000 cargo test --locked --features "$features,store" --lib simulation -- --nocapture
-# The simulation finds fourteen planted defects: an hour, because the library is built for each.
+# The simulation finds fifteen planted defects: an hour, because the library is built for each.
 bash tests/campaigns/defects.sh
 # Each algorithm over a store that compares and swaps, beside memory, for 100,000 steps.
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features,store" --lib store::tests::parity

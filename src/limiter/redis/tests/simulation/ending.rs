@@ -152,7 +152,11 @@ impl<S: Subject> Story<S> {
             let state = self.network.lock();
             let mut server = state.server.clone();
             server.expire(state.server_now_us());
-            server.keys.len()
+            #[cfg(feature = "store")]
+            let in_table = state.table.count(state.server_now_us());
+            #[cfg(not(feature = "store"))]
+            let in_table = 0;
+            server.keys.len() + in_table
         };
         if left > 0 {
             self.network

@@ -395,12 +395,22 @@ impl Ledger {
         let is_void = self.emptied.get(key).is_some_and(is_emptied)
             || self.failed_over.is_some_and(|at| is_emptied(&at))
             || !is_of_fallback && self.dead.contains(&process); // a check that was under way when it returned everything
-        self.holds.push(Hold { number, process, key: key.clone(), units, since: now, is_of_fallback, is_void });
+        self.holds.push(Hold {
+            number,
+            process,
+            key: key.clone(),
+            units,
+            since: *asked.start(),
+            is_of_fallback,
+            is_void,
+        });
         let (held, most) = match is_of_fallback {
             true => (self.held_of_fallback(process, key), self.share(limit)),
             false => (self.held(key, |hold| !hold.is_of_fallback), limit),
         };
-        if held > most {
+        // When exactly another store forgot a key that was reset is not known here.
+        let is_known = self.is_server_known || !self.forgotten.contains(key);
+        if held > most && is_known {
             self.problem(format!("process {process}: {held} places are taken of {most}"));
         }
     }

@@ -144,11 +144,12 @@ impl Plan {
         let mut chance = Chance::new(seed);
         let mut plan = Self::empty(&mut chance);
         plan.deadline *= 4; // each conflict is a round trip more
-        match chance.below(10) {
+        match chance.below(12) {
             0..=4 => plan.add_accounts(&mut chance),
             5..=7 => plan.add_sets(&mut chance),
             8 => plan.add_checks(&mut chance),
-            _ => plan.add_strikes(&mut chance),
+            9 => plan.add_strikes(&mut chance),
+            _ => plan.add_places(&mut chance, true),
         }
         if chance.permille(800) {
             plan.add_faults(&mut chance);

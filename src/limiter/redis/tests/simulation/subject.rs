@@ -13,8 +13,6 @@ use super::table::Remote;
 use crate::MemoryLimiter;
 use crate::clock::{Clock, TokioTimer};
 use crate::decision::ChargeDecision;
-#[cfg(feature = "store")]
-use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::limiter::RedisLimiter;
@@ -145,18 +143,26 @@ impl Subject for StoreLimiter<Remote> {
 
     fn make(plan: &Plan, wire: Wire, clock: OwnClock) -> Self {
         let builder = StoreLimiterBuilder::new().deadline(plan.deadline).max_denials(plan.denials);
-        builder.own_clock(clock).build(Remote(wire)).expect("the setup is possible")
+        builder.places_lapse_after(plan.lapse).own_clock(clock).build(Remote(wire)).expect("the setup is possible")
     }
 
     fn stored(&self, policy: &Policy, key: &Key) -> Bytes {
         [policy.name().as_bytes(), key.as_bytes()].concat().into()
     }
 
-    async fn hold(&self, _: &Policy, _: &Key, _: u64) -> Result<Result<(Place, bool), ChargeDecision>, StoreError> {
-        Err(StoreError::of(StoreErrorKind::Misconfigured, "stores keep no places"))
+    async fn hold(
+        &self,
+        policy: &Policy,
+        key: &Key,
+        cost: u64,
+    ) -> Result<Result<(Place, bool), ChargeDecision>, StoreError> {
+        let held = self.hold_in_line(policy, key, cost, TokioTimer::new()).await?;
+        Ok(held.map(|place| (place, false)))
     }
 
-    fn close(&self) {}
+    fn close(&self) {
+        Self::close(self);
+    }
 }
 
 /// The clock of a process.

@@ -22,6 +22,11 @@ impl Table {
         self.values.get(key).map(|(value, _)| value.clone())
     }
 
+    /// Returns the number of values that are there.
+    pub(super) fn count(&self, now_us: u64) -> usize {
+        self.values.values().filter(|(_, until_us)| now_us <= *until_us).count()
+    }
+
     pub(super) fn load(&mut self, keys: &[Arc<str>], now_us: u64) -> Loaded {
         Loaded::new(keys.iter().map(|key| self.get(key, now_us)).collect()).at(Timestamp::from_micros(now_us))
     }
