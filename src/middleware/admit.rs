@@ -79,7 +79,7 @@ impl<L: Limiter> RateLimitLayer<L> {
         let layer = self.compiled();
         // On the heap from the beginning: a ticket is large, and each move copies words that were just written, which
         // stalls on store forwarding.
-        let mut open = OpenTicket::new(&layer, Ticket::new());
+        let mut open = OpenTicket::new(&layer);
         if layer.entered.get().is_none() {
             layer.look_at_setup(); // as when a layer makes its first service
         }

@@ -48,6 +48,8 @@ pub(super) struct Compiled<L> {
     pub(super) prepares: bool,
     /// Whether the ticket of each request is needed when its response has come.
     pub(super) keeps_tickets: bool,
+    /// Whether the charges of each request are needed when it passes: its ticket is kept, or it may hold places.
+    pub(super) keeps_charges: bool,
     /// The most charges that a request can have, beside those that a source finds.
     pub(super) most_charges: usize,
     /// Finds the rules of a path, if rules have path patterns.
@@ -153,8 +155,7 @@ impl<L: Limiter> Compiled<L> {
             && settings.access.is_empty()
             && !settings.exempt_preflight
             && settings.finder().is_none()
-            && unsupported.is_empty()
-            && !has_fixed_places;
+            && unsupported.is_empty();
         let charges = |rule: &Rule| {
             usize::from(rule.linked.is_some()) + if rule.choose.is_some() { 1 } else { rule.policies.len() }
         };
@@ -176,6 +177,7 @@ impl<L: Limiter> Compiled<L> {
                 && limiter.place_lines().is_some()
                 && (brings_quotas || policies.iter().any(|policy| !policy.quota().wait_in_line().is_zero())),
             keeps_tickets,
+            keeps_charges: keeps_tickets || has_fixed_places,
             most_charges: rules().skip(found).map(|(_, rule)| charges(rule)).sum(),
             headers,
             refusals,

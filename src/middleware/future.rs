@@ -196,7 +196,7 @@ where
         }
         let state = match ready {
             Ok(ready) => {
-                let ticket = OpenTicket::new(layer, ticket.take());
+                let ticket = OpenTicket::keep(layer, ticket);
                 State::Overflowing { response: ready.call(request), ticket }
             }
             Err(error) => State::Refused { response: Some(Err(error.into())) },
@@ -216,7 +216,7 @@ impl<L: Limiter> After<L> {
     #[inline(never)]
     pub(super) fn prepare<B>(layer: &Arc<Compiled<L>>, request: &mut Request<B>, ticket: &mut Ticket) -> Self {
         let is_open = layer.needs_response(ticket.kind) || ticket.places.is_some();
-        let mut open = is_open.then(|| OpenTicket::new(layer, ticket.take()));
+        let mut open = is_open.then(|| OpenTicket::keep(layer, ticket));
         // Before the observer, which is the application's code and may panic: what is open is then settled as aborted.
         if let Some(open) = &mut open {
             open.open(request.method().clone(), request.extensions_mut());
@@ -278,17 +278,17 @@ impl<L: Limiter> After<L> {
 /// Finishes a response: settles what its head settles and adds headers. What depends on its body too is settled when
 /// that ends.
 pub(super) fn finish<C: ResponseBody>(mut ticket: Box<dyn AnyTicket>, response: Response<C>) -> Response<C> {
-    let (parts, body) = response.into_parts();
-    let head = ticket.finish_head(Response::from_parts(parts, ()));
-    if !ticket.is_open() {
-        return head.map(|()| body);
+    let (mut head, mut body) = response.into_parts();
+    ticket.finish_head(&mut head);
+    if ticket.is_open() {
+        // A server drops a body that has ended without polling it.
+        if body.is_end_stream() {
+            ticket.complete();
+        } else {
+            body = C::from_body(Metered::new(body, ticket));
+        }
     }
-    // A server drops a body that has ended without polling it.
-    if body.is_end_stream() {
-        ticket.complete();
-        return head.map(|()| body);
-    }
-    head.map(|()| C::from_body(Metered::new(body, ticket)))
+    Response::from_parts(head, body)
 }
 
 impl<S, L, B, C, O> Future for ResponseFuture<S, L, B, O>

@@ -164,7 +164,7 @@ impl Ticket {
         let decision = L::try_take_one(&layer.limiter, policy, key, cost);
         match &decision {
             Some(decision)
-                if decision.is_allowed() && !layer.keeps_tickets && is_seen_at_once(layer, policy, key, decision) =>
+                if decision.is_allowed() && !layer.keeps_charges && is_seen_at_once(layer, policy, key, decision) =>
             {
                 if layer.headers.is_silent_if_passed {
                     return Charging::Quiet(None); // before anything is made for headers
@@ -214,6 +214,10 @@ impl Ticket {
         self.kind = if decision.is_allowed() { OutcomeKind::Allowed } else { OutcomeKind::Limited };
         self.is_answered = true;
         charged.decision = decision;
+        // Before anything that may panic.
+        if layer.has_places {
+            self.hold_places(layer);
+        }
         None
     }
 

@@ -4,7 +4,7 @@ use std::hash::BuildHasher;
 
 use http::header::{CACHE_CONTROL, Entry};
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http::{Extensions, HeaderMap, HeaderValue, Response, StatusCode, response};
 use smallvec::SmallVec;
 
 use crate::head::Head;
@@ -29,11 +29,10 @@ impl Ticket {
     }
 
     /// Adds to the service's response what the layer reports.
-    pub(crate) fn finish<L, B>(&self, layer: &Compiled<L>, response: &mut Response<B>) {
-        let status = response.status();
-        self.add_headers(layer, response.headers_mut(), status);
+    pub(crate) fn finish<L>(&self, layer: &Compiled<L>, response: &mut response::Parts) {
+        self.add_headers(layer, &mut response.headers, response.status);
         if layer.settings.expose_outcome || self.kind.is_always_exposed() {
-            self.expose(layer, response);
+            self.expose(layer, &mut response.extensions);
         }
     }
 
@@ -61,12 +60,12 @@ impl Ticket {
     /// Puts the outcome into the response's extensions, unless an inner layer refused the request or an outcome there
     /// says more.
     #[cold]
-    fn expose<L, B>(&self, layer: &Compiled<L>, response: &mut Response<B>) {
-        let inner = response.extensions().get().map(Outcome::kind);
+    fn expose<L>(&self, layer: &Compiled<L>, response: &mut Extensions) {
+        let inner = response.get().map(Outcome::kind);
         let is_refused = inner.is_some_and(|inner| !inner.passed());
         let says_more = inner.is_some_and(OutcomeKind::is_always_exposed) && !self.kind.is_always_exposed();
         if !is_refused && !says_more {
-            response.extensions_mut().insert(self.outcome(layer));
+            response.insert(self.outcome(layer));
         }
     }
 

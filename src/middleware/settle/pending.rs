@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Buf;
-use http::{HeaderMap, Method, Response, StatusCode};
+use http::response::Parts;
+use http::{HeaderMap, Method, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use smallvec::SmallVec;
@@ -60,9 +61,24 @@ pub(crate) struct Progress {
 }
 
 impl<L: Limiter> OpenTicket<L> {
-    pub(crate) fn new(layer: &Arc<Compiled<L>>, ticket: Ticket) -> Box<Self> {
-        let (layer, response) = (Arc::clone(layer), Progress::default());
-        Box::new(Self { layer, ticket, copies: None, open: SmallVec::new(), due: SmallVec::new(), response })
+    /// Makes an open ticket without charges.
+    pub(crate) fn new(layer: &Arc<Compiled<L>>) -> Box<Self> {
+        Box::new(Self {
+            layer: Arc::clone(layer),
+            ticket: Ticket::new(),
+            copies: None,
+            open: SmallVec::new(),
+            due: SmallVec::new(),
+            response: Progress::default(),
+        })
+    }
+
+    /// Keeps a ticket. It is moved to where it stays, because each copy of words just written stalls on store forwarding
+    /// (`benches/instructions`, "layer of a concurrency limit, no header fields").
+    pub(crate) fn keep(layer: &Arc<Compiled<L>>, ticket: &mut Ticket) -> Box<Self> {
+        let mut open = Self::new(layer);
+        open.ticket = ticket.take();
+        open
     }
 
     /// Refunds everything. Nothing can be stated any more, and nothing is settled.
@@ -145,7 +161,7 @@ impl Progress {
 /// An [`OpenTicket`] whose limiter's type is erased.
 pub(crate) trait AnyTicket: Send + Sync {
     /// Settles what the response's head settles, and adds to the head what the layer reports.
-    fn finish_head(&mut self, head: Response<()>) -> Response<()>;
+    fn finish_head(&mut self, head: &mut Parts);
 
     /// Returns whether the end of the body settles something, or returns what the request holds.
     fn is_open(&self) -> bool;
@@ -176,12 +192,9 @@ pub(crate) trait AnyTicket: Send + Sync {
 }
 
 impl<L: Limiter> AnyTicket for OpenTicket<L> {
-    fn finish_head(&mut self, head: Response<()>) -> Response<()> {
-        let (parts, ()) = head.into_parts();
-        self.see_head(&parts);
-        let mut head = Response::from_parts(parts, ());
-        self.ticket.finish(&self.layer, &mut head);
-        head
+    fn finish_head(&mut self, head: &mut Parts) {
+        self.see_head(head);
+        self.ticket.finish(&self.layer, head);
     }
 
     fn is_open(&self) -> bool {
