@@ -27,6 +27,20 @@ pub(crate) const HELD_MAX: u64 = (1 << 40) - 2;
 
 const _: () = assert!(crate::quota::spec::PLACES_MAX <= HELD_MAX, "the largest limit can be held");
 
+/// The result of a charge, before it is described.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Verdict {
+    Admitted {
+        remaining: u64,
+        taken: u64,
+    },
+    Denied {
+        remaining: u64,
+        /// The cost is above the limit.
+        for_good: bool,
+    },
+}
+
 /// Quotas of units that are held.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places {
@@ -38,17 +52,17 @@ impl Places {
         Self { limit: spec.limit }
     }
 
-    /// Returns the decision about `cost` while `held` units are held, without a receipt, and how many units it takes.
+    /// Returns what becomes of a charge of `cost` while `held` units are held. [`describe`](Self::describe) makes the
+    /// decision of it, for the same reason as in [`Gcra`](super::gcra::Gcra::look).
     #[inline]
-    pub(crate) fn decide(self, held: u64, cost: u64, how: How) -> (ChargeDecision, u64) {
+    pub(crate) fn look(self, held: u64, cost: u64, how: How) -> Verdict {
         let (cost, force) = how.plainly(cost);
         let left = self.limit.saturating_sub(held);
         if cost > left && !force {
-            let wait = if cost > self.limit { Wait::Never } else { Wait::Unknown };
-            return (ChargeDecision::denied(self.limit, left, wait), 0);
+            return Verdict::Denied { remaining: left, for_good: cost > self.limit };
         }
         let taken = cost.min(HELD_MAX.saturating_sub(held));
-        (ChargeDecision::allowed(self.limit, left.saturating_sub(taken)), taken)
+        Verdict::Admitted { remaining: left.saturating_sub(taken), taken }
     }
 
     /// Returns the decision about a charge that fits, if there is no room to note who holds its units: only a forced
@@ -67,12 +81,37 @@ impl Places {
         self.limit
     }
 
-    /// Returns the decision about `cost` while a request that came before waits in line, as [`decide`](Self::decide):
-    /// no units are left. Only a forced charge takes its units.
-    pub(crate) fn hold_back(self, held: u64, cost: u64, how: How) -> (ChargeDecision, u64) {
+    /// Returns the decision on a charge, with a receipt of the run `run`.
+    #[inline]
+    pub(crate) fn describe(self, verdict: Verdict, run: u64) -> ChargeDecision {
+        match verdict {
+            Verdict::Admitted { remaining, taken } => {
+                ChargeDecision::allowed(self.limit, remaining).receipted(taken, run, 0)
+            }
+            Verdict::Denied { remaining, for_good } => {
+                let wait = if for_good { Wait::Never } else { Wait::Unknown };
+                ChargeDecision::denied(self.limit, remaining, wait)
+            }
+        }
+    }
+
+    /// Returns what becomes of a charge while a request that came before waits in line: no units are left. Only a forced
+    /// charge takes its units.
+    pub(crate) fn hold_back(self, held: u64, cost: u64, how: How) -> Verdict {
         match how.plainly(cost) {
-            (_, true) => self.decide(held, cost, how),
-            (cost, false) => self.decide(held.max(self.limit), cost, How::IfAllowed),
+            (_, true) => self.look(held, cost, how),
+            (cost, false) => self.look(held.max(self.limit), cost, How::IfAllowed),
+        }
+    }
+}
+
+impl Verdict {
+    /// Returns how many units the charge takes.
+    #[inline]
+    pub(crate) fn taken(self) -> u64 {
+        match self {
+            Self::Admitted { taken, .. } => taken,
+            Self::Denied { .. } => 0,
         }
     }
 }
@@ -89,9 +128,14 @@ mod tests {
         Places::new(Quota::concurrent(limit).spec())
     }
 
+    fn described(limit: u64, verdict: Verdict) -> (bool, u64, Wait, u64) {
+        let decision = places(limit).describe(verdict, 0);
+        assert_eq!(decision.taken(), verdict.taken());
+        (decision.is_allowed(), decision.remaining(), decision.wait(), decision.taken())
+    }
+
     fn decide(limit: u64, held: u64, cost: u64) -> (bool, u64, Wait, u64) {
-        let (decision, taken) = places(limit).decide(held, cost, How::IfAllowed);
-        (decision.is_allowed(), decision.remaining(), decision.wait(), taken)
+        described(limit, places(limit).look(held, cost, How::IfAllowed))
     }
 
     #[test]
@@ -120,17 +164,15 @@ mod tests {
             (0, 0, How::IfAllowed, (true, 0, Wait::None, 0)),
             (1, 1, How::Force, (true, 1, Wait::None, 1)),
         ] {
-            let (decision, taken) = places(3).hold_back(held, cost, how);
-            let found = (decision.is_allowed(), decision.remaining(), decision.wait(), taken);
-            assert_eq!(found, answer, "{cost} while {held} are held");
+            assert_eq!(described(3, places(3).hold_back(held, cost, how)), answer, "{cost} while {held} are held");
         }
     }
 
     #[test]
     fn forced_charge_holds_more_than_the_limit() {
         let forced = |held, cost| {
-            let (decision, taken) = places(3).decide(held, cost, How::Force);
-            (decision.is_allowed(), decision.remaining(), taken)
+            let (is_allowed, remaining, _, taken) = described(3, places(3).look(held, cost, How::Force));
+            (is_allowed, remaining, taken)
         };
         assert_eq!(forced(2, 2), (true, 0, 2));
         assert_eq!(forced(9, 1), (true, 0, 1));
@@ -141,7 +183,7 @@ mod tests {
     #[test]
     fn concurrency_limit_reports_no_times() {
         for (held, cost) in [(0, 1), (3, 1), (0, 9)] {
-            let (decision, _) = places(3).decide(held, cost, How::IfAllowed);
+            let decision = places(3).describe(places(3).look(held, cost, How::IfAllowed), 0);
             assert_eq!((decision.reset_after(), decision.effective_window()), (None, None), "{held} {cost}");
         }
     }
@@ -160,10 +202,10 @@ mod tests {
                 let held: u64 = receipts.iter().sum();
                 match what {
                     0 | 1 => {
-                        let (decision, taken) = places(limit).decide(held, a, How::IfAllowed);
+                        let (is_allowed, remaining, _, taken) = decide(limit, held, a);
                         let fits = a == 0 || held + a <= limit;
-                        prop_assert_eq!((decision.is_allowed(), taken), (fits, if fits { a } else { 0 }));
-                        prop_assert_eq!(decision.remaining(), limit.saturating_sub(held + taken));
+                        prop_assert_eq!((is_allowed, taken), (fits, if fits { a } else { 0 }));
+                        prop_assert_eq!(remaining, limit.saturating_sub(held + taken));
                         receipts.push(taken);
                     }
                     2 => drop(receipts.get(a as usize).is_some().then(|| receipts.remove(a as usize))),

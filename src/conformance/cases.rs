@@ -258,6 +258,17 @@ cases! {
         same("units of the shortcut's receipt", receipt(Some(&mut quickly))?.units(), 2)
     }
 
+    /// The shortcut for one receipt, if there is one, refunds as much as a refund.
+    #[fix = "let try_refund_one refund by the same function as refund, or return the receipt"]
+    async fn shortcut_is_a_refund(bench) {
+        let mut taken = bench.take_one(2).await?;
+        let receipt = receipt(Some(&mut taken))?;
+        match bench.limiter.try_refund_one(&bench.policy, &bench.key, receipt) {
+            Ok(()) => same("remaining after the shortcut", bench.left().await?, CAPACITY),
+            Err(receipt) => same("units of the receipt that came back", receipt.units(), 2),
+        }
+    }
+
     /// A peek answers as a take would, and takes nothing.
     #[fix = "let peek decide by the same function as take, and write nothing"]
     async fn peek_answers_as_a_take(bench) {

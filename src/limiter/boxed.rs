@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use super::{Atomicity, Charge, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota};
-use crate::decision::{ChargeDecision, Decision};
+use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::outcome::Observer;
 use crate::policy::Policy;
@@ -108,6 +108,7 @@ forwarded! {
     }
     values {
         try_take_one(policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision>;
+        try_refund_one(policy: &Policy, key: &Key, receipt: Receipt) -> Result<(), Receipt>;
         supports(quota: &Quota) -> Result<(), UnsupportedQuota>;
         atomicity() -> Atomicity;
         observe(observer: &Arc<dyn Observer>) -> ();

@@ -13,7 +13,7 @@ use super::{
     Arrival, Atomicity, Charge, Effect, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply,
     UnsupportedQuota, UnsupportedQuotaKind,
 };
-use crate::decision::{ChargeDecision, Decision};
+use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::error::WithSources;
 use crate::event::LimiterEvent;
 use crate::key::Key;
@@ -218,6 +218,16 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         let mut answer = self.first.try_take_one(policy, key, cost)?;
         note(&mut answer, false);
         Some(answer)
+    }
+
+    /// Uses the shortcut of the limiter that the receipt came from, if that limiter has one.
+    fn try_refund_one(&self, policy: &Policy, key: &Key, receipt: Receipt) -> Result<(), Receipt> {
+        let (receipt, second) = receipt.unnoted();
+        let refunded = match second {
+            true => self.second.limiter.try_refund_one(&self.second.share(policy), key, receipt),
+            false => self.first.try_refund_one(policy, key, receipt),
+        };
+        refunded.map_err(|receipt| receipt.noted(second))
     }
 
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {

@@ -52,7 +52,7 @@ pub use boxed::{BoxLimiter, LimiterError};
 pub use fallback::FallbackLimiter;
 pub use occupancy::Occupancy;
 pub use place::Place;
-pub(crate) use place::{AnyPlaces, HeldPlaces, shared_place};
+pub(crate) use place::{AnyPlaces, Held, HeldPlaces, shared_place};
 pub use place_lines::PlaceLines;
 pub(crate) use place_lines::{BoundedTurn, FAILED_POLLS_MAX, Next};
 #[cfg(any(feature = "_redis", feature = "store"))]
@@ -121,6 +121,19 @@ pub trait Limiter: Send + Sync + 'static {
     fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
         let _ = (policy, key, cost);
         None
+    }
+
+    /// Refunds one receipt at once, if the limiter has a faster way to do so than
+    /// [`refund`](Self::refund).
+    ///
+    /// It has the effect of `refund` with this one receipt.
+    ///
+    /// # Errors
+    /// A limiter without such a way returns the receipt and refunds nothing; `refund` is called then.
+    #[inline]
+    fn try_refund_one(&self, policy: &Policy, key: &Key, receipt: Receipt) -> Result<(), Receipt> {
+        let _ = (policy, key);
+        Err(receipt)
     }
 
     /// Returns the answer that [`take`](Self::take) would give, and takes nothing.

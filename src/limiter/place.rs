@@ -23,13 +23,9 @@ pub struct Place {
 impl Place {
     /// Makes the place of a charge that took something, or an empty one.
     pub(crate) fn new(limiter: impl Limiter, refund: Option<Refund>) -> Self {
-        let held = refund.map(|refund| HeldPlaces::of(limiter, [(0, refund)], None));
-        Self::of(held.into_iter().flatten())
-    }
-
-    /// Makes the place that shares what others hold.
-    pub(crate) fn of(held: impl IntoIterator<Item = Arc<dyn AnyPlaces>>) -> Self {
-        Self { _held: held.into_iter().collect() }
+        let Some(refund) = refund else { return Self { _held: SmallVec::new() } };
+        let held = HeldPlaces::of(limiter, SmallVec::from_buf([Held::new(0, refund)]), None);
+        Self { _held: SmallVec::from_buf([held]) }
     }
 }
 
@@ -47,28 +43,32 @@ pub(crate) struct HeldPlaces<L: Limiter> {
 }
 
 /// The units that one charge holds.
-struct Held {
+pub(crate) struct Held {
     charge: usize,
     refund: Refund,
     /// The instant that the observer returned when the units were taken. `None` if they were not reported to it.
     taken_at: Option<Timestamp>,
 }
 
+impl Held {
+    /// Makes the units that the charge at a place took.
+    pub(crate) fn new(charge: usize, refund: Refund) -> Self {
+        Self { charge, refund, taken_at: None }
+    }
+}
+
 impl<L: Limiter> HeldPlaces<L> {
-    /// Holds what these charges took, and reports it to the observer. Returns `None` if there are none.
+    /// Holds what these charges took, and reports it to the observer.
     pub(crate) fn of(
         limiter: L,
-        held: impl IntoIterator<Item = (usize, Refund)>,
+        held: SmallVec<[Held; 1]>,
         observer: Option<&Arc<dyn Observer>>,
-    ) -> Option<Arc<dyn AnyPlaces>> {
-        let held = held.into_iter().map(|(charge, refund)| Held { charge, refund, taken_at: None });
-        let held: SmallVec<[Held; 1]> = held.collect();
-        if held.is_empty() {
-            return None;
+    ) -> Arc<dyn AnyPlaces> {
+        let mut places = Arc::new(Self { limiter, observer: observer.cloned(), held: Mutex::new(held) });
+        if observer.is_some() {
+            Arc::get_mut(&mut places).into_iter().for_each(Self::report_taken); // nothing else has it yet
         }
-        let mut places = Self { limiter, observer: observer.cloned(), held: Mutex::new(held) };
-        places.report_taken();
-        Some(Arc::new(places))
+        places
     }
 
     /// The observer is the application's code. If it panics, everything is returned.
@@ -113,31 +113,35 @@ impl<L: Limiter> AnyPlaces for HeldPlaces<L> {
         *held = rest;
         let is_left = !held.is_empty();
         drop(held);
-        self.refund(over);
+        give_back(&self.limiter, self.observer.as_ref(), over);
         is_left
     }
 }
 
-impl<L: Limiter> HeldPlaces<L> {
-    fn refund(&self, held: SmallVec<[Held; 1]>) {
-        if held.is_empty() {
-            return;
+/// Returns units. Observer and limiter may be the application's code, and may panic. The observer is told first, so that it
+/// never counts more than the limit.
+fn give_back<L: Limiter>(limiter: &L, observer: Option<&Arc<dyn Observer>>, held: impl IntoIterator<Item = Held>) {
+    let mut later = Vec::new();
+    for Held { refund: Refund { policy, key, receipt }, taken_at, .. } in held {
+        if let (Some(observer), Some(taken_at)) = (observer, taken_at) {
+            contained(|| observer.on_place_returned(&policy, &key, receipt.units(), taken_at));
         }
-        // Observer and limiter may be the application's code, and may panic. The observer is told first, so that it never
-        // counts more than the limit.
-        for Held { refund: Refund { policy, key, receipt }, taken_at, .. } in &held {
-            if let (Some(observer), Some(taken_at)) = (&self.observer, taken_at) {
-                contained(|| observer.on_place_returned(policy, key, receipt.units(), *taken_at));
+        contained(|| {
+            if let Err(receipt) = limiter.try_refund_one(&policy, &key, receipt) {
+                later.push(Refund::new(policy, key, receipt));
             }
-        }
-        contained(|| drop(self.limiter.refund(held.into_iter().map(|held| held.refund).collect())));
+        });
+    }
+    if !later.is_empty() {
+        contained(|| drop(limiter.refund(later)));
     }
 }
 
 impl<L: Limiter> Drop for HeldPlaces<L> {
     fn drop(&mut self) {
-        let held = std::mem::take(&mut *lock(&self.held));
-        self.refund(held);
+        // Not locked: no other thread has it any more.
+        let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
+        give_back(&self.limiter, self.observer.as_ref(), held.drain(..));
     }
 }
 
@@ -146,5 +150,5 @@ pub(crate) fn shared_place(held: impl Iterator<Item = Weak<dyn AnyPlaces>>) -> O
     // Each is shared before it is asked, see `AnyPlaces::release`.
     let held: SmallVec<[Arc<dyn AnyPlaces>; 1]> = held.filter_map(|held| held.upgrade()).collect();
     let held: SmallVec<[Arc<dyn AnyPlaces>; 1]> = held.into_iter().filter(|held| held.holds_any()).collect();
-    (!held.is_empty()).then(|| Place::of(held))
+    (!held.is_empty()).then(|| Place { _held: held })
 }

@@ -218,10 +218,15 @@ impl PlaceLines {
 
     /// Wakes the first request that waits for units of a key, because some may have come free. Call it without a lock:
     /// a waker is the application's code.
+    #[inline]
     pub fn wake_first(&self, policy: &Policy, key: &Key) {
-        if self.is_empty() {
-            return;
+        if !self.is_empty() {
+            self.wake_first_of(policy, key);
         }
+    }
+
+    #[cold]
+    fn wake_first_of(&self, policy: &Policy, key: &Key) {
         let line = LineKey::of(policy, key);
         let waker = lock(&self.0.lines).call_first(&line);
         wake(waker);

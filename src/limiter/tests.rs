@@ -46,6 +46,12 @@ impl Limiter for Probe {
         Some(ChargeDecision::allowed(1, 0))
     }
 
+    /// Refunds one unit so, and no others.
+    fn try_refund_one(&self, _: &Policy, _: &Key, receipt: Receipt) -> Result<(), Receipt> {
+        self.note("try_refund_one");
+        if receipt.units() == 1 { Ok(()) } else { Err(receipt) }
+    }
+
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Never, Self::Future<Decision>> {
         self.note("peek");
         Reply::Now(Ok(Self::decision(charges)))
@@ -111,6 +117,7 @@ async fn reached(probe: &Probe, limiter: impl Limiter) -> BTreeSet<&'static str>
     assert!(limiter.try_take_one(&policy, &key, 1).is_some());
     assert!(limiter.peek(&charges).await.unwrap().is_allowed());
     limiter.refund(vec![refund]).await.unwrap();
+    limiter.try_refund_one(&policy, &key, Receipt::new(1, 0, 0)).unwrap();
     assert!(limiter.settle(&charges).await.unwrap().is_allowed());
     limiter.reset(&policy, &key).await.unwrap();
     assert_eq!(limiter.supports(policy.quota()).unwrap_err().kind(), UnsupportedQuotaKind::Algorithm);
@@ -152,6 +159,21 @@ async fn fallback_returns_receipts_of_the_shortcut_to_the_first() {
     assert_eq!(left(), 2);
     limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]).await.unwrap();
     assert_eq!(left(), 5);
+}
+
+#[tokio::test]
+async fn fallback_refunds_by_the_shortcut_of_its_own_limiters() {
+    let (first, second) = (crate::MemoryLimiter::new(), Probe::default());
+    let limiter = FallbackLimiter::new(first.clone(), second.clone(), NonZeroU32::MIN);
+    let (policy, key) = (Policy::new("short", Quota::per_day(5)).unwrap(), Key::of("alice").unwrap());
+    let receipt = limiter.try_take_one(&policy, &key, 3).and_then(|mut answer| answer.take_receipt()).unwrap();
+    limiter.try_refund_one(&policy, &key, receipt).unwrap();
+    assert_eq!(first.peek_one(&policy, &key, 0).remaining(), 5);
+    assert!(second.called.lock().unwrap().is_empty());
+    limiter.try_refund_one(&policy, &key, Receipt::new(1, 0, 0).noted(true)).unwrap();
+    assert_eq!(*second.called.lock().unwrap(), BTreeSet::from(["try_refund_one"]));
+    let receipt = || Receipt::new(2, 0, 0).noted(true);
+    assert_eq!(limiter.try_refund_one(&policy, &key, receipt()), Err(receipt()), "its note is not lost");
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::compiled::Compiled;
 use crate::decision::{ChargeDecision, INLINE, Receipt};
 use crate::key::Key;
-use crate::limiter::{AnyPlaces, Charge, Effect, HeldPlaces, Limiter, Refund};
+use crate::limiter::{AnyPlaces, Charge, Effect, Held, HeldPlaces, Limiter, Refund};
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
@@ -135,12 +135,16 @@ impl Ticket {
     /// Moves what was taken of concurrency limits into a holder, which returns it whatever happens.
     #[inline(never)]
     pub(super) fn hold_places<L: Limiter>(&mut self, layer: &Compiled<L>) {
-        let held = self.charges.iter_mut().enumerate().filter_map(|(at, charged)| {
-            let policy = charged.policy_in(layer).filter(|policy| policy.limits_in_flight())?.clone();
-            let receipt = charged.decision.take_receipt()?;
-            Some((at, Refund::new(policy, charged.key.clone(), receipt)))
-        });
-        self.places = HeldPlaces::of(Arc::clone(&layer.limiter), held, layer.settings.observer.as_ref());
+        let mut held = SmallVec::new();
+        for (at, charged) in self.charges.iter_mut().enumerate() {
+            let Some(policy) = charged.policy_in(layer).filter(|policy| policy.limits_in_flight()) else { continue };
+            let policy = policy.clone();
+            if let Some(receipt) = charged.decision.take_receipt() {
+                held.push(Held::new(at, Refund::new(policy, charged.key.clone(), receipt)));
+            }
+        }
+        self.places = (!held.is_empty())
+            .then(|| HeldPlaces::of(Arc::clone(&layer.limiter), held, layer.settings.observer.as_ref()));
     }
 
     /// Returns the units that the request took for a charge, and that were not refunded.

@@ -8,7 +8,7 @@ use tower_ratelimit::limiter::memory::OnFull;
 use tower_ratelimit::{
     Key, MemoryLimiter, Policy, Quota, Wait,
     clock::{Clock, ManualClock, Timestamp},
-    limiter::{Charge, ChargeDecision, Effect, Refund},
+    limiter::{Charge, ChargeDecision, Effect, Receipt, Refund},
     observe::{LimiterEvent, Observer},
 };
 
@@ -365,7 +365,7 @@ impl Clock for Readings {
 }
 
 #[test]
-fn clock_is_read_only_for_the_last_place_that_is_returned() {
+fn clock_is_not_read_for_places_of_a_key_that_has_its_slot() {
     let readings = Readings::default();
     let builder = MemoryLimiter::builder().max_keys(100).clock(readings.clone());
     let (limiter, policy) = (builder.build().expect("the setup is possible"), exports(3));
@@ -375,5 +375,36 @@ fn clock_is_read_only_for_the_last_place_that_is_returned() {
     assert_eq!(held.iter().filter(|place| place.is_ok()).count(), 3);
     assert_eq!(readings.0.load(Ordering::Relaxed), before);
     drop(held);
-    assert_eq!(readings.0.load(Ordering::Relaxed), before + 1);
+    assert_eq!(readings.0.load(Ordering::Relaxed), before);
+}
+
+/// The long way reads the clock.
+#[test]
+fn keys_that_return_their_places_keep_their_slots() {
+    let readings = Readings::default();
+    let limiter = MemoryLimiter::builder().clock(readings.clone()).build().expect("the setup is possible");
+    let hold_each = || {
+        let before = readings.0.load(Ordering::Relaxed);
+        (0..10_000).for_each(|n| drop(limiter.hold(&exports(3), &key(n), 1)));
+        readings.0.load(Ordering::Relaxed) - before
+    };
+    hold_each();
+    hold_each(); // keys on their way while the table grew are in their lines afterwards
+    assert_eq!(hold_each(), 0);
+}
+
+#[test]
+fn single_receipt_is_refunded_as_one_of_several() {
+    let limiter = small();
+    let quotas = [Quota::concurrent(3), Quota::per_hour(3), Quota::fixed_window(3, YEAR).expect("it is possible")];
+    for quota in quotas {
+        let policy = Policy::from(quota);
+        let receipts: Vec<Receipt> =
+            (0..3).filter_map(|_| limiter.take_one(&policy, &key(1), 1).take_receipt()).collect();
+        assert_eq!(receipts.len(), 3, "{quota}");
+        for (receipt, left) in receipts.into_iter().zip(1..) {
+            limiter.refund_one(&policy, &key(1), receipt);
+            assert_eq!(limiter.peek_one(&policy, &key(1), 0).remaining(), left, "{quota}");
+        }
+    }
 }

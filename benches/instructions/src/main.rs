@@ -23,10 +23,7 @@ use http::{Request, Response};
 use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service};
 use tower_ratelimit::{
-    Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
-    clock::ManualClock,
-    key,
-    limiter::{Charge, Refund},
+    Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule, clock::ManualClock, key, limiter::Charge,
     observe::Stats,
 };
 
@@ -90,7 +87,7 @@ fn take_and_return(is_held: bool) -> Run {
             }
             let mut decision = limiter.take_one(&policy, &key, 1);
             let receipt = black_box(&mut decision).take_receipt().expect("it took one");
-            limiter.refund_now(&[Refund::new(policy.clone(), key, receipt)]);
+            limiter.refund_one(&policy, &key, receipt);
         }
     })
 }

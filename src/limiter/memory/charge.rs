@@ -152,17 +152,20 @@ impl Store {
         Ok(allowed)
     }
 
-    /// Refunds what a receipt still holds. The refund of a queue's slot waits for those of the later slots.
-    pub(super) fn refund(&self, refund: &Refund) {
-        if let Decider::Places(_) = refund.policy.quota().decider() {
-            self.release(&refund.policy, &refund.key, &refund.receipt);
-            return;
+    /// Refunds what a receipt still holds.
+    #[inline]
+    pub(super) fn refund(&self, policy: &Policy, key: &Key, receipt: &Receipt) {
+        if let Decider::Places(_) = policy.quota().decider() {
+            self.release(policy, key, receipt);
+        } else if is_queue(policy.quota()) {
+            self.refund_in_order(policy, key, receipt);
+        } else {
+            self.refund_once(policy, key, receipt);
         }
-        if !is_queue(refund.policy.quota()) {
-            self.refund_once(refund);
-            return;
-        }
-        let Refund { policy, key, receipt } = refund;
+    }
+
+    /// Refunds a queue's slot, or keeps the refund until those of the later slots are made.
+    fn refund_in_order(&self, policy: &Policy, key: &Key, receipt: &Receipt) {
         let queue = self.fingerprint(policy, key);
         let receipt = Receipt::new(receipt.units(), receipt.at_us(), receipt.part());
         if !self.queue_refunds.add(queue, Refund::new(policy.clone(), key.clone(), receipt), ()) {
@@ -171,20 +174,17 @@ impl Store {
         while let Some((refund, _)) = self.queue_refunds.next(queue) {
             // The observer or the clock may panic. The next refund is made anyway.
             contained(|| {
-                if self.refund_once(&refund) {
+                if self.refund_once(&refund.policy, &refund.key, &refund.receipt) {
                     self.queue_refunds.keep(queue, refund, Timestamp::from_micros(self.now_after().at));
                 }
             });
         }
     }
 
-    /// Returns whether a refund had no effect because a later slot of the queue is taken.
-    pub(super) fn refund_once(&self, refund: &Refund) -> bool {
-        self.refund_under_lock(&refund.policy, &refund.key, &refund.receipt)
-    }
-
-    /// Does what [`refund_once`](Self::refund_once) says.
-    pub(super) fn refund_under_lock(&self, policy: &Policy, key: &Key, receipt: &Receipt) -> bool {
+    /// Refunds what a receipt still holds, under the slot's lock. Returns whether that had no effect because a later slot
+    /// of the queue is taken.
+    #[inline(never)]
+    pub(super) fn refund_once(&self, policy: &Policy, key: &Key, receipt: &Receipt) -> bool {
         let own = Pair { at: receipt.at_us(), n: receipt.part() };
         let decide = |hold: &mut Hold<'_>, now| self.decide_refund(hold, now, receipt.units(), own);
         self.update(|| self.hold(policy, key), &mut Events::of(self), decide).0

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::algorithm::Decider;
 use crate::clock::Timer;
-use crate::decision::{ChargeDecision, Decision, Several};
+use crate::decision::{ChargeDecision, Decision, Receipt, Several};
 use crate::key::Key;
 use crate::limiter::{
     BoundedTurn, Charge, Effect, Limiter, Next, Occupancy, Place, PlaceLines, PolicyRegistry, Refund, Reply,
@@ -214,15 +214,34 @@ impl MemoryLimiter {
         Decision::made(|decisions| self.0.charge_all(charges, decisions, false))
     }
 
+    /// Refunds what a receipt still holds of a charge to (policy, key), as [`Limiter::refund`].
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
+    ///
+    /// let limiter = MemoryLimiter::new();
+    /// let policy = Policy::from(Quota::per_minute(2));
+    /// let key = Key::of("alice").unwrap();
+    /// let mut decision = limiter.take_one(&policy, &key, 2);
+    /// if let Some(receipt) = decision.take_receipt() {
+    ///     limiter.refund_one(&policy, &key, receipt);
+    /// }
+    /// assert_eq!(limiter.peek_one(&policy, &key, 0).remaining(), 2);
+    /// ```
+    #[inline]
+    pub fn refund_one(&self, policy: &Policy, key: &Key, receipt: Receipt) {
+        self.0.refund(policy, key, &receipt);
+    }
+
     /// Refunds what each receipt still holds, as [`Limiter::refund`].
     pub fn refund_now(&self, refunds: &[Refund]) {
-        refunds.iter().for_each(|refund| self.0.refund(refund));
+        refunds.iter().for_each(|Refund { policy, key, receipt }| self.0.refund(policy, key, receipt));
     }
 
     /// Makes a refund as the script on Redis does: it is not kept. Returns whether a later slot of the queue is taken.
     #[cfg(all(test, feature = "_redis"))]
     pub(crate) fn refund_once(&self, refund: &Refund) -> bool {
-        self.0.refund_once(refund)
+        self.0.refund_once(&refund.policy, &refund.key, &refund.receipt)
     }
 
     /// Forgets the state of a (policy, key), which has its whole quota again.
@@ -269,6 +288,12 @@ impl Limiter for MemoryLimiter {
     #[inline(always)]
     fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
         Some(self.take_one(policy, key, cost))
+    }
+
+    #[inline]
+    fn try_refund_one(&self, policy: &Policy, key: &Key, receipt: Receipt) -> Result<(), Receipt> {
+        self.refund_one(policy, key, receipt);
+        Ok(())
     }
 
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {

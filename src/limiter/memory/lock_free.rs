@@ -83,7 +83,10 @@ impl Store {
                     };
                     (seen, decision, word)
                 }
-                Decider::Places(rules) => self.plan_places(*rules, charge, *run.get_or_insert_with(|| self.run()))?,
+                Decider::Places(rules) => {
+                    let plan = self.plan_places(*rules, charge, *run.get_or_insert_with(|| self.run()))?;
+                    (plan.seen, rules.describe(plan.verdict, plan.run), plan.word)
+                }
                 _ => return None,
             };
             *plan = Some((seen, word));
@@ -210,7 +213,7 @@ fn report_untaken(charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], d
             }
             Decider::Places(rules) => {
                 let held = Held::unpack(seen.word).map_or(0, |held| held.units);
-                (*decision, _) = rules.decide(held, 0, How::IfAllowed);
+                *decision = rules.describe(rules.look(held, 0, How::IfAllowed), 0);
             }
             Decider::Pair(..) | Decider::EntryLog(_) => {}
         }

@@ -2,8 +2,9 @@
 //! [long way](Store::charge_one) does it.
 //!
 //! A key keeps its slot for a while after its last unit was returned, so that its next request takes the short way: the
-//! slot's word is then the instant of the return, like that of a state that has expired. The clock is read only for that
-//! (`benches/instructions`, "check, place, taken and returned").
+//! slot's word is then an instant, like that of a state that has expired. It is the second in which a key got a slot
+//! last, so that no return reads the clock. If that is long ago, a new key may take the slot of a key that returned its
+//! units just now, which then takes the long way once.
 //!
 //! # Resets
 //!
@@ -21,16 +22,16 @@
 //! [`Hold::is_held_back`]: super::state::Hold::is_held_back
 
 use crate::algorithm::How;
-use crate::algorithm::places::Places;
+use crate::algorithm::places::{Places, Verdict};
 use crate::decision::{ChargeDecision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect};
 use crate::policy::Policy;
-use crate::sync::{Ordering, contained};
+use crate::sync::Ordering;
 
 use super::slot_table::{Fingerprint, HELD_VERSION, Seen};
 use super::store::Store;
-use super::word::{Held, NO_STATE};
+use super::word::Held;
 
 impl Store {
     /// Returns the number of a run that begins now.
@@ -44,18 +45,14 @@ impl Store {
     #[inline(always)]
     pub(super) fn take_places(&self, rules: Places, charge: Charge<'_>) -> Option<ChargeDecision> {
         let run = self.run();
-        let (seen, decision, word) = self.plan_places(rules, charge, run)?;
-        (word == seen.word || self.replace_places(seen, word, run)).then_some(decision)
+        let plan = self.plan_places(rules, charge, run)?;
+        let is_taken = plan.word == plan.seen.word || self.replace_places(plan.seen, plan.word, run);
+        is_taken.then(|| rules.describe(plan.verdict, plan.run))
     }
 
-    /// Decides about units, if the key has its slot. Returns the word to write. `run` was read before.
+    /// Decides about units, if the key has its slot. `run` was read before.
     #[inline(always)]
-    pub(super) fn plan_places(
-        &self,
-        rules: Places,
-        charge: Charge<'_>,
-        run: u64,
-    ) -> Option<(Seen<'_>, ChargeDecision, u64)> {
+    pub(super) fn plan_places(&self, rules: Places, charge: Charge<'_>, run: u64) -> Option<PlacesPlan<'_>> {
         if !self.place_lines.is_empty() {
             return None;
         }
@@ -65,9 +62,9 @@ impl Store {
             Effect::OnRefusal { .. } => return None,
         };
         let seen = self.look_at_places(self.fingerprint_of_held(charge.policy, charge.key))?;
-        let (decision, after) = decide(rules, Held::unpack(seen.word), run, (charge.cost, how), false);
-        let word = if decision.taken() == 0 { seen.word } else { after.pack() };
-        Some((seen, decision, word))
+        let (verdict, after) = look(rules, Held::unpack(seen.word), run, (charge.cost, how), false);
+        let word = if verdict.taken() == 0 { seen.word } else { after.pack() };
+        Some(PlacesPlan { seen, verdict, run: after.run, word })
     }
 
     /// Returns what a receipt still holds, and wakes the first request that waits for it.
@@ -86,16 +83,13 @@ impl Store {
                 return;
             }
         }
-        self.refund_under_lock(policy, key, receipt);
+        self.refund_once(policy, key, receipt);
     }
 
-    /// Returns the word of a key of which nothing is held any more. If the application's clock panics, the units are
-    /// returned nevertheless.
+    /// Returns the word of a key of which nothing is held any more.
     #[inline]
     fn returned_word(&self) -> u64 {
-        let mut word = NO_STATE;
-        contained(|| word = Held::returned(self.now()));
-        word
+        Held::returned(u64::from(self.claimed_s.load(Ordering::Relaxed)) * 1_000_000) // only a hint
     }
 
     #[inline(always)]
@@ -123,22 +117,32 @@ impl Store {
     }
 }
 
-/// Decides about a charge. Returns what is held after it. `run` is the number of a run that would begin now.
+/// A charge of units that is decided on, and not written.
+pub(super) struct PlacesPlan<'a> {
+    pub(super) seen: Seen<'a>,
+    pub(super) verdict: Verdict,
+    /// The run that the units belong to.
+    pub(super) run: u64,
+    /// The word to write.
+    pub(super) word: u64,
+}
+
+/// Looks what becomes of a charge. Returns what is held after it. `run` is the number of a run that would begin now.
 /// `is_held_back` if a request that came before waits in line.
 #[inline]
-pub(super) fn decide(
+pub(super) fn look(
     rules: Places,
     held: Option<Held>,
     run: u64,
     (cost, how): (u64, How),
     is_held_back: bool,
-) -> (ChargeDecision, Held) {
+) -> (Verdict, Held) {
     let held = held.unwrap_or(Held { units: 0, run });
-    let (decision, taken) = match is_held_back {
+    let verdict = match is_held_back {
         true => rules.hold_back(held.units, cost, how),
-        false => rules.decide(held.units, cost, how),
+        false => rules.look(held.units, cost, how),
     };
-    (decision.receipted(taken, held.run, 0), Held { units: held.units + taken, ..held })
+    (verdict, Held { units: held.units + verdict.taken(), ..held })
 }
 
 /// Returns what is held when `units` that were taken in the run `run` are returned, or `None` if that run is over.

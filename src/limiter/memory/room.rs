@@ -70,6 +70,7 @@ impl Store {
     #[cold]
     pub(super) fn claim<'a>(&'a self, key: Fingerprint, version: u16, now: Now, events: &mut Events<'_>) -> Claim<'a> {
         let is_pinned = self.versions.form(version).is_pinned();
+        self.note_claim(now);
         let mut read = now;
         for _ in 0..ATTEMPTS {
             // Once for each search: if the growth ends meanwhile, slots are free that this search takes for kept.
@@ -118,6 +119,14 @@ impl Store {
             }
         }
         Claim::Nothing
+    }
+
+    /// Notes when a key got its slot.
+    fn note_claim(&self, now: Now) {
+        let second = (now.relative / 1_000_000) as u32; // below 2^24
+        if self.claimed_s.load(Ordering::Relaxed) != second {
+            self.claimed_s.store(second, Ordering::Relaxed); // only a change: a write takes the line from other threads
+        }
     }
 
     /// Returns the number of live states, without those that are being written.

@@ -256,9 +256,9 @@ impl Store {
             }
             Decider::Places(rules) => {
                 let held = if let State::Held(held) = hold.state { Some(held) } else { None };
-                let (decision, after) = places::decide(*rules, held, self.run(), (cost, how), hold.is_held_back);
-                hold.change = if decision.taken() > 0 { Change::Held(after) } else { Change::Nothing };
-                decision
+                let (verdict, after) = places::look(*rules, held, self.run(), (cost, how), hold.is_held_back);
+                hold.change = if verdict.taken() > 0 { Change::Held(after) } else { Change::Nothing };
+                rules.describe(verdict, after.run)
             }
         };
         match (hold.fit, &hold.change) {
@@ -369,7 +369,7 @@ impl Store {
                 }
             },
             (Change::Held(held), _) if held.units > 0 => held.pack(),
-            (Change::Held(_), _) => HeldUnits::returned(now),
+            (Change::Held(_), _) => HeldUnits::returned(now.relative),
             (Change::Clear, _) => {
                 self.free_chain(*key, chain);
                 NO_STATE

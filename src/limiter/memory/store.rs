@@ -42,6 +42,8 @@ pub(super) struct Store {
     stripes: Box<[Mutex<()>]>,
     /// The number of new keys in a row that found the table full, up to a bound. Only a hint.
     pub(super) crowding: AtomicU32,
+    /// The second in which a key got its slot last, after the base. Only a hint.
+    pub(super) claimed_s: AtomicU32,
     /// The observer knows that no version is left.
     is_reported: AtomicBool,
     /// Held by the thread that walks over all slots: the earliest instant at which unused versions may be looked for
@@ -73,6 +75,7 @@ impl Store {
             policy_registry: PolicyRegistry::new(),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
             crowding: AtomicU32::new(0),
+            claimed_s: AtomicU32::new(0),
             is_reported: AtomicBool::new(false),
             walk: Mutex::new(0),
             growth: Mutex::new(0),

@@ -107,7 +107,8 @@ impl Rows {
             () => sum.max(kept.min(places.limit())),
         };
 
-        let (mut decision, mut taken) = places.decide(shown, cost, how);
+        let verdict = places.look(shown, cost, how);
+        let (mut decision, mut taken) = (places.describe(verdict, 0), verdict.taken());
         if met.at.is_none() && taken > 0 && rows.held.len() >= HOLDERS_MAX {
             (decision, taken) = (places.decide_without_room(shown, how), 0);
         }

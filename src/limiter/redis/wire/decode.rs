@@ -251,9 +251,9 @@ fn decide(charge: &KeyedCharge, state: Option<Pair>, cost: u64, now: u64, how: H
 /// Returns the decision about a charge while these units are held, which is also the script's.
 fn decide_places(charge: &KeyedCharge, held: u64, notes: u8, cost: u64, how: How) -> ChargeDecision {
     let Decider::Places(places) = charge.policy.quota().decider() else { return ChargeDecision::blank() };
-    let (decision, taken) = places.decide(held, cost, how);
+    let decision = places.describe(places.look(held, cost, how), 0);
     if notes & notes::NO_ROOM == 0 || !decision.is_allowed() {
-        return decision.receipted(taken, 0, 0);
+        return decision;
     }
     places.decide_without_room(held, how)
 }
