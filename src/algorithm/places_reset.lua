@@ -8,6 +8,7 @@ local function places_reset(try, pack, unpack, now, longer, key)
     for place = 26, #value, 36 do
       local of, began, units, lapses, times = unpack('<ddddI4', value, place)
       if lapses > now then
+        if lapses - now > 86400000000 then lapses = now + 86400000000 end -- the clock stepped back
         if lapses < earliest then earliest = lapses end
         if lapses > latest then latest = lapses end
         if of > 0 then units, times = 0, (times + 1) % 4294967296 end

@@ -44,6 +44,12 @@ fn store_keeps_the_rows_that_the_script_keeps() {
     });
 }
 
+#[test]
+fn reset_after_the_clock_stepped_back_leaves_the_same_rows() {
+    let steps = vec![(9, 1, 0, 0, 0, 1 << 61), (0, 4, 0, 2, 5, 10_820_745_017_190_759_872)];
+    play_beside_store(&mut Rows::alone("store"), steps).unwrap();
+}
+
 fn play_beside_store(rows: &mut Rows, steps: Vec<(u8, u64, u64, u64, u64, u64)>) -> Result<(), TestCaseError> {
     redis::cmd("FLUSHALL").exec(&mut rows.bench.connection).unwrap();
     rows.now = BEGIN;
