@@ -76,7 +76,7 @@ impl Places {
         }
     }
 
-    #[cfg(feature = "store")]
+    #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn limit(self) -> u64 {
         self.limit
     }
