@@ -11,7 +11,7 @@ use axum::body::Body;
 use http::{HeaderValue, Request, StatusCode};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Head, Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, Rule,
+    Head, Key, MemoryLimiter, MissingKey, Mode, OnError, Policy, Quota, RateLimitLayer, Rule,
     clock::ManualClock,
     key,
     limiter::{
@@ -397,24 +397,38 @@ async fn responses(layer: &RateLimitLayer<MemoryLimiter>, count: usize) -> Vec<S
     all
 }
 
+fn no_key(_: &Head<'_>) -> Option<Key> {
+    None
+}
+
 /// A layer watches its first requests. After them, the usual request has a shorter path.
 #[tokio::test]
 async fn layer_answers_alike_after_the_requests_that_it_watches() {
-    type Rules = fn(RateLimitLayer<MemoryLimiter>) -> RateLimitLayer<MemoryLimiter>;
-    let kinds: [(&str, Rules); 5] = [
-        ("one policy", |layer| layer),
-        ("one policy, observed by the service", |layer| layer.expose_outcome(true)),
-        ("two policies", |layer| layer.and(rule("other", Quota::fixed_window(7, HOUR).unwrap()), key::global())),
-        ("degraded", |layer| layer.mode(Mode::Degrade)),
-        ("shadow", |layer| layer.mode(Mode::Shadow)),
+    type Build<'a> = &'a dyn Fn(MemoryLimiter, Rule) -> RateLimitLayer<MemoryLimiter>;
+    let of_all = |limiter, api| RateLimitLayer::new(limiter, api, key::global());
+    let other = || rule("other", Quota::fixed_window(7, HOUR).unwrap());
+    let without = |api: Rule, limiter, [first, second]: [MissingKey; 2]| {
+        RateLimitLayer::new(limiter, api.missing_key(first), no_key).and(other().missing_key(second), no_key)
+    };
+    let kinds: [(&str, Build<'_>); 9] = [
+        ("one policy", &of_all),
+        ("one policy, observed by the service", &|limiter, api| of_all(limiter, api).expose_outcome(true)),
+        ("two policies of one key", &|limiter, api| of_all(limiter, api).and(other(), key::global())),
+        ("two policies of two keys", &|limiter, api| of_all(limiter, api).and(other(), |_| "other")),
+        ("two policies, one costs more", &|limiter, api| of_all(limiter, api).and(other().cost(|_| 2), key::global())),
+        ("two policies, no key", &|limiter, api| without(api, limiter, [MissingKey::Exempt, MissingKey::Reject])),
+        ("two policies, no key, both exempt", &|limiter, api| without(api, limiter, [MissingKey::Exempt; 2])),
+        ("degraded", &|limiter, api| of_all(limiter, api).mode(Mode::Degrade)),
+        ("shadow", &|limiter, api| of_all(limiter, api).mode(Mode::Shadow)),
     ];
-    for (name, rules) in kinds {
-        let limiter = memory(&ManualClock::new());
+    for (name, layer) in kinds {
         let quota = Quota::fixed_window(5, HOUR).unwrap();
-        let layer = rules(RateLimitLayer::new(limiter, rule("api", quota), key::global()));
+        let layer = layer(memory(&ManualClock::new()), rule("api", quota));
         let first = responses(&layer, 8).await;
         responses(&layer, 11_000).await;
-        layer.reset(&Key::global()).await.unwrap();
+        for key in [Key::global(), Key::of("other").unwrap()] {
+            layer.reset(&key).await.unwrap();
+        }
         assert_eq!(responses(&layer, 8).await, first, "{name}");
     }
 }
