@@ -52,8 +52,8 @@ fn mixed(number: u64) -> u64 {
     (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 16
 }
 
-/// A clock after some of whose readings the other threads run: until it has jumped, if that is soon,
-/// and then for a while.
+/// A clock after some of whose readings a thread sleeps, for up to as long as a phase lasts. The other threads run
+/// meanwhile, and often the clock jumps.
 #[derive(Debug)]
 struct Jumping {
     now_us: AtomicU64,
@@ -63,13 +63,9 @@ struct Jumping {
 impl Clock for Jumping {
     fn now(&self) -> Timestamp {
         let now = Timestamp::from_micros(self.now_us.load(Ordering::SeqCst));
-        if mixed(self.readings.fetch_add(1, Ordering::Relaxed)) % 16 == 0 {
-            let mut left = 100;
-            while left > 0 && self.now_us.load(Ordering::SeqCst) == now.as_micros() {
-                thread::yield_now();
-                left -= 1;
-            }
-            (0..left).for_each(|_| thread::yield_now());
+        let lot = mixed(self.readings.fetch_add(1, Ordering::Relaxed));
+        if lot % 16 == 0 {
+            thread::sleep(Duration::from_micros(lot >> 8 & 0xff));
         }
         now
     }
@@ -118,7 +114,7 @@ fn play(quota: Quota, seed: u64) {
         for (at, done) in done.iter().enumerate() {
             // Each phase is long enough to use up the quota.
             while done.load(Ordering::SeqCst) < 2 * LIMIT as usize {
-                thread::yield_now();
+                thread::sleep(Duration::from_micros(10));
             }
             let lot = mixed(seed << 8 ^ at as u64);
             let range_us = [4, 600_000, 4_000_000][(lot % 3) as usize];

@@ -14,6 +14,7 @@ const SLEEPERS: &[(&str, &str)] = &[
     ("src/limiter/redis/tests/processes/places.rs", "places lapse by the server's time"),
     ("src/limiter/store/tests/", "tokio's time is paused, or a store in memory answers after a millisecond"),
     ("tests/memory/conformance.rs", "a limiter with a race needs time between its two steps"),
+    ("tests/memory/random_clocks.rs", "threads run while another one holds a reading of the clock"),
     ("tests/memory/stopped_clock.rs", "processes are stopped and continued in real time"),
     ("tests/middleware/cache_in_front.rs", "nginx starts as a process"),
     ("tests/middleware/delay.rs", "tokio's time is paused"),
