@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::HeaderValue;
 
 use crate::clock::Clock;
+use crate::wait::Wait;
 
 use super::text::integer;
 use super::view::PolicyView;
@@ -51,7 +52,7 @@ pub enum ResetMeaning {
     /// [`NextUnit`](Self::NextUnit).
     Window,
     /// When the quota is full, if nothing else is charged: a fixed window's end, a full bucket. The header is absent if
-    /// that is not known.
+    /// that is not known, and after a refusal that no wait helps: clients would take it for a time to come again.
     #[default]
     Full,
 }
@@ -69,6 +70,7 @@ impl ResetMeaning {
             };
         }
         match (self, view.wait_us()) {
+            (Self::Full, None) if decision.wait() == Wait::Never => None,
             (Self::Full, None) => full_us,
             (Self::Full, Some(wait_us)) => Some(waits.jittered_us(full_us?.max(wait_us), seed)),
             (Self::NextUnit | Self::Window, wait_us) => Some(waits.reported_us(wait_us?, seed)),

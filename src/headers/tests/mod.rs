@@ -253,6 +253,12 @@ fn refusal_that_no_wait_helps_reports_no_wait() {
     let decision = ChargeDecision::denied(100, 100, Wait::Never);
     let headers = Case::one(Headers::draft_11(), Quota::per_minute(100), decision);
     assert_lines(&headers, &["ratelimit-policy: \"default\";q=100;w=60", "ratelimit: \"default\";r=0"]);
+    for meaning in [ResetMeaning::Full, ResetMeaning::NextUnit, ResetMeaning::Window] {
+        let names = LegacyHeaders::new().remaining("left").reset("reset", ResetEncoding::DeltaSeconds, meaning);
+        let decision = ChargeDecision::denied(100, 100, Wait::Never);
+        let headers = Case::one(Headers::legacy(names).unwrap(), Quota::per_minute(100), decision);
+        assert_lines(&headers, &["left: 0"]);
+    }
 }
 
 /// The limiter knows neither when the request would pass, nor when the quota is full.
