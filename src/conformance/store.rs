@@ -11,9 +11,13 @@ use std::time::Duration;
 
 use super::FailuresKind;
 use crate::limiter::store::{Change, Store, StoreError, Swapped, Then, Value, Version};
+use crate::random;
 
 /// The time to live of the values of the suite.
 const LIVES: Duration = Duration::from_secs(600);
+
+/// The longest time that a call may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The largest value that the limiter stores, rounded up.
 const LARGEST: usize = 17 * 1_024;
@@ -23,15 +27,15 @@ const RIVALS: usize = 8;
 const ROUNDS: usize = 20;
 
 /// Checks that a store keeps the contract of [`Store`]: versions, conflicts, all or nothing, values that stay, removal,
-/// repeated swaps, rivals, and calls that are dropped. Expiry is not checked.
+/// repeated swaps, rivals, and calls that are dropped or not polled. Expiry is not checked.
 ///
-/// It writes keys that begin with `conformance:`, each with a time to live of ten minutes, and expects that it finds
-/// none. So call it with a store that nothing else uses.
+/// It writes keys that begin with `conformance:` and a number that is new with each call, each with a time to live of ten
+/// minutes. So it may be called again on the same store, and twice at a time.
 ///
 /// # Errors
 /// Returns the promises that were not kept.
 pub async fn check_store<S: Store>(store: &S) -> Result<(), StoreFailures> {
-    let bench = Bench { store, versions: AtomicU64::new(1) };
+    let bench = Bench { store, call: random::secret(), versions: AtomicU64::new(1) };
     let mut failures = Vec::new();
     macro_rules! cases {
         ($($promise:literal: $case:ident,)+) => {
@@ -50,6 +54,7 @@ pub async fn check_store<S: Store>(store: &S) -> Result<(), StoreFailures> {
         "values are returned in the order of the keys": order,
         "of swaps at one time that expect the same version, one is made": rivals,
         "a swap whose future is dropped is made as a whole or not at all": dropped,
+        "a call whose future is not polled for a while keeps no other call waiting": held,
         "the store's time does not step back": time,
     }
     if failures.is_empty() { Ok(()) } else { Err(StoreFailures(failures)) }
@@ -87,6 +92,8 @@ impl std::error::Error for StoreFailures {}
 
 struct Bench<'a, S> {
     store: &'a S,
+    /// A number that no other call has.
+    call: u64,
     versions: AtomicU64,
 }
 
@@ -101,15 +108,15 @@ fn failed(error: &StoreError) -> String {
     format!("the store failed: {}", crate::error::WithSources(error))
 }
 
-fn key(name: &str) -> Arc<str> {
-    format!("conformance:{name}").into()
-}
-
 fn put(value: &Value) -> Then {
     Then::Put(value.clone(), LIVES)
 }
 
 impl<S: Store> Bench<'_, S> {
+    fn key(&self, name: &str) -> Arc<str> {
+        format!("conformance:{:016x}:{name}", self.call).into()
+    }
+
     /// Returns a value with a new version.
     fn value(&self, bytes: &[u8]) -> Value {
         let number = self.versions.fetch_add(1, Ordering::Relaxed);
@@ -119,7 +126,7 @@ impl<S: Store> Bench<'_, S> {
     }
 
     async fn load(&self, keys: &[&str]) -> Result<Vec<Option<Value>>, String> {
-        let keys: Vec<Arc<str>> = keys.iter().map(|name| key(name)).collect();
+        let keys: Vec<Arc<str>> = keys.iter().map(|name| self.key(name)).collect();
         let loaded = self.store.load(&keys).await.map_err(|error| failed(&error))?;
         ensure(loaded.values().len() == keys.len(), loaded.values())?;
         Ok(loaded.values().to_vec())
@@ -134,7 +141,7 @@ impl<S: Store> Bench<'_, S> {
 
     fn changes(&self, changes: &[(&str, Option<&Value>, Then)]) -> Vec<Change> {
         let change = |(name, expect, then): &(&str, Option<&Value>, Then)| {
-            Change::new(key(name), expect.map(|value| value.version), then.clone())
+            Change::new(self.key(name), expect.map(|value| value.version), then.clone())
         };
         changes.iter().map(change).collect()
     }
@@ -307,10 +314,43 @@ impl<S: Store> Bench<'_, S> {
         Ok(())
     }
 
+    async fn held(&self) -> Found {
+        for polls in 1..4 {
+            let (held, other) = (format!("held{polls}"), format!("other{polls}"));
+            let [one, two] = [b"1", b"2"].map(|bytes| self.value(bytes));
+            let changes = self.changes(&[(&held, None, put(&one))]);
+            let mut swap = pin!(self.store.swap(&changes));
+            let mut swapped = None;
+            for number in 0..polls {
+                if swapped.is_none() {
+                    swapped = poll_fn(|cx| match swap.as_mut().poll(cx) {
+                        Poll::Ready(swapped) => Poll::Ready(Some(swapped)),
+                        Poll::Pending => Poll::Ready(None),
+                    })
+                    .await;
+                }
+                // Meanwhile it gets further.
+                let other = format!("{other}-{number}");
+                let calls = async {
+                    self.load(&[&held, &other]).await?;
+                    self.must(&[(&other, None, put(&two))]).await
+                };
+                let waits = "a call waits for another one whose future is not polled: hold no lock across an await";
+                within_patience(calls).await.unwrap_or_else(|| Err(waits.to_owned()))?;
+            }
+            let swapped = match swapped {
+                Some(swapped) => swapped,
+                None => swap.await,
+            };
+            ensure(swapped.map_err(|error| failed(&error))?.is_done(), "the swap was not made")?;
+        }
+        Ok(())
+    }
+
     async fn time(&self) -> Found {
         let mut last = None;
         for _ in 0..ROUNDS {
-            let loaded = self.store.load(&[key("time")]).await.map_err(|error| failed(&error))?;
+            let loaded = self.store.load(&[self.key("time")]).await.map_err(|error| failed(&error))?;
             let swapped = self.store.swap(&self.changes(&[("time", None, Then::Keep)])).await;
             let swapped = swapped.map_err(|error| failed(&error))?;
             for now in [loaded.now(), swapped.now()] {
@@ -320,6 +360,14 @@ impl<S: Store> Bench<'_, S> {
         }
         Ok(())
     }
+}
+
+/// Returns what a future returns within the suite's patience. Outside of a tokio runtime that has no bound.
+async fn within_patience<T>(calls: impl Future<Output = T>) -> Option<T> {
+    if tokio::runtime::Handle::try_current().is_err() {
+        return Some(calls.await);
+    }
+    tokio::time::timeout(PATIENCE, calls).await.ok()
 }
 
 /// Polls some futures until each has its output.

@@ -13,8 +13,9 @@ impl StoreError {
     /// Makes the error of a store. The message says what is wrong and how to fix it.
     ///
     /// The kind is [`Unavailable`](StoreErrorKind::Unavailable) if the store cannot serve now,
-    /// [`Timeout`](StoreErrorKind::Timeout) if it does not answer, and
-    /// [`Misconfigured`](StoreErrorKind::Misconfigured) if a person has to fix something and nothing was changed.
+    /// [`Timeout`](StoreErrorKind::Timeout) if it does not answer,
+    /// [`Foreign`](StoreErrorKind::Foreign) if a value is not one that this store wrote, and
+    /// [`Misconfigured`](StoreErrorKind::Misconfigured) if a person has to fix something else and nothing was changed.
     #[must_use]
     pub fn of(kind: StoreErrorKind, message: impl Into<String>) -> Self {
         Self::new(kind, message)

@@ -70,6 +70,9 @@ pub use limiter::{StoreFuture, StoreLimiter};
 /// * **Lost answers.** A swap that fails may have been made or not, and may even be made later. The limiter finds out
 ///   by itself, so a store must not repeat a swap.
 /// * **Cancel safety.** A future that is dropped may have swapped or not, but never in part.
+/// * **No waiting for each other.** A future may not be polled for a while after it has begun. No other call may wait for
+///   it meanwhile. So a store holds no lock across an `await`, and has a connection for each call, or one that all share.
+/// * **Time.** The limiter drops a call that has no answer by the deadline. So a store needs no timeout of its own.
 /// * The keys of a call are all different.
 ///
 /// `conformance::check_store` checks this (feature `conformance`).
@@ -116,7 +119,8 @@ pub trait Store: Send + Sync + 'static {
     /// Returns an error if the store did not answer. Its kind says what to do about it.
     fn load(&self, keys: &[Arc<str>]) -> impl Future<Output = Result<Loaded, StoreError>> + Send;
 
-    /// Makes all changes if each value is the [expected](Change::expects) one, and otherwise none.
+    /// Makes all changes if each value is the [expected](Change::expects) one, and otherwise none. There are at most 64
+    /// changes, unless one request has more charges.
     ///
     /// # Errors
     /// Returns an error if the store did not answer. The limiter then sends the same changes again, unless the kind is
@@ -204,7 +208,8 @@ impl Change {
 pub enum Then {
     /// The value stays. It was looked at, so it must be the expected one.
     Keep,
-    /// This value takes its place, for at least the time that is given.
+    /// This value takes its place, for at least the time that is given: from a second to some years. It may stay longer, so
+    /// keys may share an expiry.
     Put(Value, Duration),
     /// The value is removed.
     Delete,
