@@ -39,6 +39,7 @@
 //! | allowed | passes, charged | passes, charged | passes, charged |
 //! | allowed with a departure (a leaky queue in a layer with a [timer](crate::RateLimitLayer::delay)) | waits, then passes, charged | passes, charged | passes, charged |
 //! | allowed with a departure, and [too many requests](crate::RateLimitLayer::max_waiting) wait already | as denied | passes, charged | passes, charged |
+//! | denied by a concurrency limit with a [wait](crate::Quota::max_wait), in a layer with a timer | waits in line, then passes, charged, or is refused | passes with its outcome; charged to the rules that allow it | passes; charged to the rules that allow it |
 //! | denied | goes to the [overflow](crate::RateLimitLayer::overflow) if that is ready, otherwise is refused; no rule is charged | passes with its outcome; charged to the rules that allow it | passes; charged to the rules that allow it |
 //! | denied, and the rule has a [meter](crate::Rule::overage) with room | passes; the meter is charged instead | passes with its outcome; nothing is metered | passes; nothing is metered |
 //! | denied, and the rule has a [block](crate::Rule::block) | is refused, and counts as a strike | passes with its outcome; a strike | passes; a strike |
