@@ -101,7 +101,7 @@ fi
 mkdir -p target
 passed=true
 
-# Checks that only read the code, and builds that share little with the tests. They have folders of their own, because two
+# Checks that only read the code, and builds that share little with the tests. They have a folder of their own, because two
 # builds in one folder wait for each other.
 check_code() {
     export CARGO_TARGET_DIR=$PWD/target/checks
@@ -114,8 +114,8 @@ check_code() {
     if rustup target add wasm32-unknown-unknown i686-unknown-linux-gnu 2>/dev/null; then
         need 'Node.js' 'command -v node' nodejs
         run env --unset=CARGO_TARGET_DIR bash tests/wasm/run
-        run env CARGO_TARGET_DIR=target/32-bit cargo check --locked --package tower-ratelimit --lib \
-            --target i686-unknown-linux-gnu --features rules,tokio,metrics,tracing
+        run cargo check --locked --package tower-ratelimit --lib --target i686-unknown-linux-gnu \
+            --features rules,tokio,metrics,tracing
     else
         printf 'There is no standard library for them here: rustup target add wasm32-unknown-unknown i686-unknown-linux-gnu\n'
     fi
@@ -129,7 +129,7 @@ check_code() {
     step 'the programs for other frameworks'
     # pingora needs cmake, so it is in tests/campaigns.sh.
     run cargo fmt --check --manifest-path examples/frameworks/Cargo.toml
-    run cargo test --locked --manifest-path examples/frameworks/Cargo.toml --target-dir target/frameworks
+    run cargo test --locked --manifest-path examples/frameworks/Cargo.toml
 
     step 'instructions of a check and of a request, beside their baseline'
     run cargo run --locked --profile bench --config profile.bench.debug=false --package instructions

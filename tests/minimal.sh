@@ -14,4 +14,5 @@ awk '/^\[/ { is_needed = !/dev-dependencies|^\[\[|^\[profile/ } is_needed && !/^
 cd "$folder"
 # Cargo has this way of choosing versions for a long time, and calls it unstable still.
 RUSTC_BOOTSTRAP=1 cargo generate-lockfile --quiet -Z direct-minimal-versions
-CARGO_TARGET_DIR=$PWD/../build cargo check --locked --lib --features "$features"
+# What is not lowered is shared with the other checks of tests/all.sh.
+CARGO_TARGET_DIR=$PWD/../../checks cargo check --locked --lib --features "$features"
