@@ -7,6 +7,8 @@ set -x
 
 # Properties with 25 times as many cases, a flood of 50 million keys, and a file of rules that changes 250 times under load.
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features" --test client --test memory --test middleware --test redis
+# The laws of each algorithm beside an oracle, with 250,000 schedules of each: a quarter of an hour.
+RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features" --lib algorithm::
 # A million histories of threads that use the same keys at once: an order of their calls explains all answers.
 RATELIMIT_CAMPAIGN=100 cargo test --locked --features "$features" --test memory linearizable
 # A million requests in flight that end in every way, over TCP, counted in memory, and as many as take a quarter of an hour
