@@ -229,6 +229,7 @@ impl MemoryLimiter {
     /// assert_eq!(limiter.peek_one(&policy, &key, 0).remaining(), 2);
     /// ```
     #[inline]
+    #[expect(clippy::needless_pass_by_value, reason = "a receipt is refunded at most once")]
     pub fn refund_one(&self, policy: &Policy, key: &Key, receipt: Receipt) {
         self.0.refund(policy, key, &receipt);
     }
