@@ -79,8 +79,8 @@ cargo mutants --config tests/campaigns/mutants.toml --shard 0/100 --sharding rou
 # The declared Rust version, by its own compiler: a minute.
 bash tests/msrv.sh
 # The programs for other frameworks, pingora among them, which needs cmake.
-cargo clippy --locked --manifest-path examples/frameworks/Cargo.toml --all-targets --all-features -- -D warnings
-cargo test --locked --manifest-path examples/frameworks/Cargo.toml --all-features
+cargo clippy --locked --manifest-path examples/frameworks/Cargo.toml --target-dir target/frameworks --all-targets --all-features -- -D warnings
+cargo test --locked --manifest-path examples/frameworks/Cargo.toml --target-dir target/frameworks --all-features
 # The comparison with peers still works: each case once, which needs wrk.
 cargo clippy --locked --manifest-path benches/peers/Cargo.toml -- -D warnings
 cargo run --locked --profile smoke --manifest-path benches/peers/Cargo.toml -- --smoke
