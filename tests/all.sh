@@ -242,9 +242,9 @@ on_server() {
     fi
     local environment=("REDIS_SERVER=$servers/$name/server" "REDIS_SERVER_VERSION=$version")
     run env "${environment[@]}" "$on_redis" --exact server_has_the_expected_version --nocapture
-    # Not every build of them has TLS.
+    # Not every build of them has TLS. The form of the keys does not depend on the version, so one server has the suite with both.
     for tests in "$on_redis" "$vectors"; do
-        run env "${environment[@]}" "$tests" --skip tls:: --test-threads 4
+        run env "${environment[@]}" "$tests" --skip tls:: --skip with_readable_keys --test-threads 4
     done
 }
 
