@@ -465,7 +465,11 @@ pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidenc
         };
         let one = match (value, own) {
             (None, Some(_)) => Evidence::None,
-            (None, None) => continue, // to remove it again does nothing
+            // By this removal or by another one. To decide again could return the same units twice.
+            (None, None) => {
+                is_removed = true;
+                continue;
+            }
             (Some(value), Some(own)) if value.version == own => return Evidence::Made,
             (Some(value), _) => {
                 let Ok(history) = read_history(value) else { continue };
@@ -491,10 +495,10 @@ pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidenc
         }
     }
     match found {
-        Some(Evidence::NotMade) => Evidence::NotMade,
-        _ if is_removed => Evidence::Made,
-        // Looks, and removals of what is not there, have nothing to find out.
-        found => found.unwrap_or(Evidence::NotMade),
+        Some(found) => found,
+        None if is_removed => Evidence::Made,
+        // Looks have nothing to find out.
+        None => Evidence::NotMade,
     }
 }
 

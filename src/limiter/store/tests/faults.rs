@@ -341,7 +341,10 @@ async fn store_whose_clock_steps_is_followed() {
 /// Simulated seed 3614: the units were free again, and the request was admitted.
 #[tokio::test]
 async fn charge_whose_undoing_has_no_answer_is_made_again_or_fails() {
-    for (fate, is_known) in [(Fate::AnswerLost, true), (Fate::LostThenOverwritten(5), false)] {
+    // The state before is written again, or removed if the key had none.
+    for (name, fate, is_known) in
+        [("a", Fate::AnswerLost, true), ("b", Fate::AnswerLost, true), ("a", Fate::LostThenOverwritten(5), false)]
+    {
         let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
         let lab = Lab::with(|lab| lab.clock = Some(clock.clone()));
         let limiter = patient().build(lab.clone()).unwrap();
@@ -349,11 +352,36 @@ async fn charge_whose_undoing_has_no_answer_is_made_again_or_fails() {
         take(&limiter, &policy, "a").await;
         clock.advance(Duration::from_secs(60));
         lab.next(&[Fate::Answered, fate]);
-        let taken = limiter.take(&[Charge::new(&policy, &key("a"))]).await;
+        let taken = limiter.take(&[Charge::new(&policy, &key(name))]).await;
         assert_eq!(taken.is_ok_and(|decision| decision.is_allowed()), is_known);
         if is_known {
-            assert_eq!(left(&limiter, &policy, "a").await, 2, "it is charged");
+            assert_eq!(left(&limiter, &policy, name).await, 2, "it is charged");
         }
+    }
+}
+
+/// A return that removes the value, whose answer is lost, goes together with a charge that it makes room for.
+#[tokio::test]
+async fn lost_removal_is_not_made_twice_with_a_charge() {
+    let window = Policy::new("window", Quota::fixed_window(1, Duration::from_secs(3_600)).unwrap()).unwrap();
+    for policy in [window, Policy::new("places", Quota::concurrent(1)).unwrap()] {
+        let lab = Lab::with(|lab| lab.trip = Duration::from_millis(20));
+        let limiter = patient().max_denials(0).build(lab.clone()).unwrap();
+        let receipt = take(&limiter, &policy, "a").await.charge_mut(0).unwrap().take_receipt().unwrap();
+        lab.next(&[Fate::Answered, Fate::AnswerLost]);
+        let charge = || {
+            let (limiter, policy) = (limiter.clone(), policy.clone());
+            tokio::spawn(async move { take(&limiter, &policy, "a").await.is_allowed() })
+        };
+        let flies = charge();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let waits = charge();
+        tokio::task::yield_now().await;
+        let refund = limiter.refund(vec![Refund::new(policy.clone(), key("a"), receipt)]);
+        assert!(!flies.await.unwrap());
+        refund.await.unwrap();
+        let held = u64::from(waits.await.unwrap());
+        assert_eq!(left(&limiter, &policy, "a").await, 1 - held, "{}", policy.name());
     }
 }
 
