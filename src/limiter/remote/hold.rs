@@ -11,7 +11,7 @@ use crate::limiter::{BoundedTurn, Charge, FAILED_POLLS_MAX, Limiter, Next, Place
 use crate::policy::Policy;
 use crate::wait::Wait;
 
-/// What was held, or the decision that denied it.
+/// The units that are held, or the decision that denied them.
 type Held<T, L> = Result<Result<T, ChargeDecision>, <L as Limiter>::Error>;
 
 /// Takes a charge's units, and holds them. Returns the place and the units that are left.

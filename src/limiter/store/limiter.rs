@@ -32,8 +32,9 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 /// written by another process since. All algorithms are supported, except logs and sliding windows whose state can be
 /// larger than 16 kB.
 ///
-/// Of a [concurrency limit](Quota::concurrent) the store has a row for each process. A process renews its rows, and what it
-/// returns costs a swap, after the response. So prefer Redis for keys that many processes use at once.
+/// The value of a [concurrency limit](Quota::concurrent) has a row for each process. A process renews its rows, and a return
+/// is a swap of its own, after the response. At most 256 processes can hold units of one key, and 128 can be in line. So
+/// prefer Redis for keys that many processes use at once.
 ///
 /// Decisions are made at the store's time, as far as this process knows it: to half of the shortest round trip. If the
 /// store reports no time, they are made at the process's, and then a clock that is ahead by a second refills a second

@@ -97,7 +97,7 @@ struct Cell {
 struct Left {
     form: Option<Form>,
     is_written: bool,
-    /// What is written even if the charge is not taken.
+    /// The rows to write if the charge is not taken.
     otherwise: Option<Rows>,
 }
 
