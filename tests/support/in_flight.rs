@@ -419,6 +419,24 @@ impl Dice {
     }
 }
 
+/// Has as many requests of the first key hang at a time as may run. A busy machine may never bring so many together by
+/// chance.
+async fn fill(addresses: [SocketAddr; 2], running: &Running) {
+    let hangs = FATES.iter().position(|fate| *fate == Fate::Hangs).expect("it is one of the fates");
+    let send = |number: u64| {
+        tokio::spawn(async move {
+            let client = Client::connect(addresses, number % 2 == 0).await;
+            client.expect("the server is there").send(hangs, 0, Stage::Soon, 12 * LONG).await
+        })
+    };
+    let clients: Vec<_> = (0..EXPORTS).map(send).collect();
+    while running.now.load(Ordering::SeqCst) < EXPORTS {
+        assert!(!clients.iter().any(tokio::task::JoinHandle::is_finished), "a request that fits passes, and hangs");
+        tokio::task::yield_now().await;
+    }
+    clients.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
 async fn work(addresses: [SocketAddr; 2], worker: u64, requests: u64, soon: Duration) -> Vec<(&'static str, u64)> {
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15 ^ (worker + 1));
     let mut counts: Vec<(&'static str, u64)> = Vec::new();
@@ -481,6 +499,7 @@ impl<L: Limiter + Clone> Campaign<L> {
         let ([with_overflow, _], [_, refusing]) = (services(&one), services(&other));
         let addresses = [serve(with_overflow, false).await, serve(refusing, true).await];
 
+        fill(addresses, &running[0]).await;
         let began = tokio::time::Instant::now();
         let each = requests / WORKERS;
         let workers: Vec<_> = (0..WORKERS).map(|worker| tokio::spawn(work(addresses, worker, each, soon))).collect();
@@ -547,8 +566,7 @@ impl<L: Limiter + Clone> Campaign<L> {
             assert!(*most <= limit, "{most} ran at a time, of {limit}\n{report}");
         }
         let reached = most.iter().filter(|most| **most == EXPORTS).count();
-        let ran_together = most.iter().any(|most| *most > 1);
-        assert!(if is_long { reached > KEYS / 2 } else { ran_together }, "requests run at a time\n{report}");
+        assert!(reached > if is_long { KEYS / 2 } else { 0 }, "the limits are reached\n{report}");
         let unexpected = counts.iter().find(|(label, _)| ["other status", "status 503", "no response"].contains(label));
         assert_eq!(unexpected, None, "{report}");
         assert!(abandoned.0.load(Ordering::Relaxed) > 0 || requests < 1_000, "some go away while they are decided");
