@@ -1,5 +1,5 @@
-//! The units of a concurrency limit that each process holds, and the processes whose requests wait in line for them. Does
-//! what `places.lua` does in Redis.
+//! The units of a concurrency limit that each process holds, and the processes whose requests wait in line for them. This
+//! is what `places.lua` does in Redis.
 //!
 //! The calls carry [claims](super::holdings).
 
@@ -99,12 +99,13 @@ impl Rows {
         let own_since = since.unwrap_or(now.saturating_add(1)); // one that does not wait comes after all that do
         let ahead = rows.line.iter().filter(|one| one.holder != claim.holder && one.since < own_since);
         let kept = ahead.fold(sum, |kept, one| kept.saturating_add(one.cost));
-        let held_back = claim.standing == Standing::HeldBack;
         let (_, is_forced) = how.plainly(cost);
-        let shown = match () {
-            () if is_forced => sum,
-            () if held_back => sum.max(places.limit()),
-            () => sum.max(kept.min(places.limit())),
+        let shown = if is_forced {
+            sum
+        } else if claim.standing == Standing::HeldBack {
+            sum.max(places.limit())
+        } else {
+            sum.max(kept.min(places.limit()))
         };
 
         let verdict = places.look(shown, cost, how);

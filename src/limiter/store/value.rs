@@ -340,12 +340,16 @@ impl<'a> Reader<'a> {
             let [holder, a, b, lapses] = [self.fixed()?, self.fixed()?, self.fixed()?, self.fixed()?];
             let number = u32::from_le_bytes(self.array()?);
             let (is_in_line, holder) = (holder & IN_LINE != 0, holder & !IN_LINE);
-            let is_twice = match is_in_line {
-                true => rows.line.iter().any(|one| one.holder == holder),
-                false => rows.held.iter().any(|own| own.holder == holder) || !rows.line.is_empty(),
+            // Each process once, and those in line last.
+            let is_next = match is_in_line {
+                true => rows.line.len() < LINE_MAX && rows.line.iter().all(|one| one.holder != holder),
+                false => {
+                    let is_new = rows.held.iter().all(|own| own.holder != holder);
+                    rows.held.len() < HOLDERS_MAX && is_new && rows.line.is_empty()
+                }
             };
             let is_possible = holder <= EXACT_MAX && b <= EXACT_MAX && lapses <= INSTANT_US_MAX;
-            if is_twice || !is_possible || rows.held.len() > HOLDERS_MAX || rows.line.len() > LINE_MAX {
+            if !is_next || !is_possible {
                 return Err(Foreign("no limit of requests in flight could have written its rows"));
             }
             match is_in_line {
