@@ -44,9 +44,12 @@ async fn left(limiter: &StoreLimiter<Lab>, policy: &Policy, name: &str) -> u64 {
 
 #[cfg(feature = "conformance")]
 mod conformance {
+    use std::sync::Arc;
+
     use super::lab::Fate;
     use super::*;
     use crate::conformance::{Subject, Task, check, check_store};
+    use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped};
 
     /// Limiters over new stores of one clock.
     struct Stores {
@@ -88,6 +91,30 @@ mod conformance {
             let failures = check_store(&lab).await.unwrap_err().to_string();
             assert!(failures.contains("conflicts") && failures.contains("all_or_nothing"), "{failures}");
         }
+    }
+
+    /// A store that holds a lock while it talks to its server.
+    #[derive(Default)]
+    struct Locked(tokio::sync::Mutex<Lab>);
+
+    impl Store for Locked {
+        async fn load(&self, keys: &[Arc<str>]) -> Result<Loaded, StoreError> {
+            let lab = self.0.lock().await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            lab.load(keys).await
+        }
+
+        async fn swap(&self, changes: &[Change]) -> Result<Swapped, StoreError> {
+            let lab = self.0.lock().await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            lab.swap(changes).await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn store_whose_calls_wait_for_each_other_is_found() {
+        let failures = check_store(&Locked::default()).await.unwrap_err().to_string();
+        assert!(failures.starts_with("1 promises") && failures.contains("hold no lock"), "{failures}");
     }
 
     async fn passes(subject: Stores) {
