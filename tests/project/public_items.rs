@@ -19,8 +19,8 @@ const UPDATE: &str = "REWRITE_GOLDEN=1 cargo test --features $F --test project p
 fn documented() -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("checks");
     let mut cargo = Command::new(env!("CARGO"));
-    // What cargo told this test about its package. Build scripts such as ring's would take it for a change, so that all
-    // that needs them would be built again.
+    // Cargo tells a test about its package. Build scripts such as ring's would take these variables for a change, and
+    // all that needs them would be built again.
     let of_this_package =
         |name: &OsStr| name.to_string_lossy().starts_with("CARGO_PKG_") || name == "CARGO_MANIFEST_DIR";
     for (name, _) in std::env::vars_os().filter(|(name, _)| of_this_package(name)) {
