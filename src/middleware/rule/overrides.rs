@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use foldhash::quality::RandomState;
@@ -13,6 +13,7 @@ use crate::clock::{Clock, MonotonicClock};
 use crate::error::kind_and_message;
 use crate::head::Head;
 use crate::key::{IntoKey, Key};
+use crate::sync::contained;
 use crate::time::Timestamp;
 
 /// The default of [`Overrides::max_entries`].
@@ -85,7 +86,8 @@ struct Table<T> {
 
 struct Entry<T> {
     number: u64,
-    value: T,
+    /// Shared, because cloning and dropping it runs the application's code, which is not called under the lock.
+    value: Arc<T>,
     ends: Option<Timestamp>,
 }
 
@@ -130,11 +132,17 @@ impl<T> Overrides<T> {
         self.0.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change<R>(&self, change: impl FnOnce(&mut Table<T>) -> R) -> R {
-        let mut table = self.0.table.write().unwrap_or_else(PoisonError::into_inner);
-        let table: &mut RwLockWriteGuard<'_, Table<T>> = &mut table;
-        let changed = change(table);
-        self.0.count.store(table.count, Ordering::Release); // with the Acquire in `may_hold`
+    /// Changes the table. The closure puts the values that it removes into the list that it gets.
+    fn change<R>(&self, change: impl FnOnce(&mut Table<T>, &mut Vec<Arc<T>>) -> R) -> R {
+        let mut removed = Vec::new();
+        let changed = {
+            let mut table = self.0.table.write().unwrap_or_else(PoisonError::into_inner);
+            let changed = change(&mut table, &mut removed);
+            self.0.count.store(table.count, Ordering::Release); // with the Acquire in `may_hold`
+            changed
+        };
+        // One by one: two panics at once end the process.
+        removed.into_iter().for_each(|value| contained(|| drop(value)));
         changed
     }
 
@@ -153,17 +161,17 @@ impl<T> Overrides<T> {
         value: T,
         lasting: impl Into<Option<Duration>>,
     ) -> Result<OverrideId, OverrideError> {
-        // The key and the clock are the application's code, which is not called under the lock.
+        // The key, the clock and the value are the application's code, which is not called under the lock.
         let Some(key) = key.into_key() else {
             let message = "an override needs a key, and there is none: pass what the rule's extractor returns";
             return Err(OverrideError::new(OverrideErrorKind::KeyMissing, message));
         };
         let now = self.0.clock.now();
         let ends = lasting.into().map(|lasting| now.saturating_add(lasting));
-        let max_entries = self.0.max_entries;
-        self.change(|table| {
+        let (value, max_entries) = (Arc::new(value), self.0.max_entries);
+        self.change(|table, removed| {
             if table.count >= table.swept_at.min(max_entries) {
-                table.sweep(now);
+                table.sweep(now, removed);
             }
             if table.count >= max_entries {
                 let message = format!(
@@ -174,7 +182,7 @@ impl<T> Overrides<T> {
             }
             let number = table.next;
             (table.next, table.count) = (number + 1, table.count + 1);
-            table.keys.entry(key.clone()).or_default().push(Entry { number, value, ends });
+            table.keys.entry(key.clone()).or_default().push(Entry { number, value: Arc::clone(&value), ends });
             Ok(OverrideId { key, number })
         })
     }
@@ -183,14 +191,14 @@ impl<T> Overrides<T> {
     #[expect(clippy::needless_pass_by_value, reason = "an identity is of no use afterwards")]
     pub fn end(&self, id: OverrideId) -> bool {
         let now = self.0.clock.now();
-        self.change(|table| table.keep_of(&id.key, |entry| entry.number != id.number, now))
+        self.change(|table, removed| table.keep_of(&id.key, |entry| entry.number != id.number, now, removed))
     }
 
     /// Ends all overrides of a key. Returns whether there were any.
     pub fn end_all(&self, key: impl IntoKey) -> bool {
         let Some(key) = key.into_key() else { return false };
         let now = self.0.clock.now();
-        self.change(|table| table.keep_of(&key, |_| false, now))
+        self.change(|table, removed| table.keep_of(&key, |_| false, now, removed))
     }
 
     /// Returns the number of overrides that have not ended. It takes time that grows with the table.
@@ -215,9 +223,8 @@ impl<T: Clone> Overrides<T> {
             return None;
         }
         let now = self.0.clock.now();
-        let table = self.table();
-        let entries = table.keys.get(key)?;
-        entries.iter().rev().find(|entry| entry.holds(now)).map(|entry| entry.value.clone())
+        let value = self.table().latest_of(key, now)?; // the lock ends here
+        Some(T::clone(&value))
     }
 }
 
@@ -246,10 +253,15 @@ impl<T: Clone + Send + Sync + 'static> Overrides<T> {
 }
 
 impl<T> Table<T> {
+    fn latest_of(&self, key: &Key, now: Timestamp) -> Option<Arc<T>> {
+        let latest = self.keys.get(key)?.iter().rev().find(|entry| entry.holds(now))?;
+        Some(Arc::clone(&latest.value))
+    }
+
     /// Removes what has ended.
-    fn sweep(&mut self, now: Timestamp) {
+    fn sweep(&mut self, now: Timestamp, removed: &mut Vec<Arc<T>>) {
         self.keys.retain(|_, entries| {
-            entries.retain(|entry| entry.holds(now));
+            keep(entries, |entry| entry.holds(now), removed);
             !entries.is_empty()
         });
         self.count = self.keys.values().map(SmallVec::len).sum();
@@ -259,20 +271,42 @@ impl<T> Table<T> {
 
     /// Removes the entries of a key that `is_kept` does not keep or that have ended. Returns whether one was removed
     /// that had not ended.
-    fn keep_of(&mut self, key: &Key, is_kept: impl Fn(&Entry<T>) -> bool, now: Timestamp) -> bool {
+    fn keep_of(
+        &mut self,
+        key: &Key,
+        is_kept: impl Fn(&Entry<T>) -> bool,
+        now: Timestamp,
+        removed: &mut Vec<Arc<T>>,
+    ) -> bool {
         let Some(entries) = self.keys.get_mut(key) else { return false };
         let (before, mut removes) = (entries.len(), false);
-        entries.retain(|entry| {
+        let is_kept = |entry: &Entry<T>| {
             let (is_kept, holds) = (is_kept(entry), entry.holds(now));
             removes |= holds && !is_kept;
             is_kept && holds
-        });
+        };
+        keep(entries, is_kept, removed);
         self.count -= before - entries.len();
         if entries.is_empty() {
             self.keys.remove(key);
         }
         removes
     }
+}
+
+/// Removes the entries that `is_kept` does not keep, and puts their values into `removed`, so that none is dropped here.
+fn keep<T>(
+    entries: &mut SmallVec<[Entry<T>; 1]>,
+    mut is_kept: impl FnMut(&Entry<T>) -> bool,
+    removed: &mut Vec<Arc<T>>,
+) {
+    entries.retain(|entry| {
+        let is_kept = is_kept(entry);
+        if !is_kept {
+            removed.push(Arc::clone(&entry.value));
+        }
+        is_kept
+    });
 }
 
 impl<T> Default for Overrides<T> {
@@ -335,6 +369,52 @@ mod tests {
         table.set(Looks(table.clone()), 1, None).unwrap();
         assert_eq!(table.get(&Key::of(true).unwrap()), Some(1));
         assert!(table.end_all(Looks(table.clone())));
+    }
+
+    /// Looks whether the table is locked when it is cloned and dropped, and panics when it is dropped.
+    struct Value(Overrides<Value>, Arc<AtomicUsize>);
+
+    impl Value {
+        fn look(&self) {
+            let is_locked = self.0.0.table.try_write().is_err();
+            self.1.fetch_add(usize::from(is_locked), Ordering::Relaxed);
+        }
+    }
+
+    impl Clone for Value {
+        fn clone(&self) -> Self {
+            self.look();
+            Self(self.0.clone(), Arc::clone(&self.1))
+        }
+    }
+
+    impl Drop for Value {
+        fn drop(&mut self) {
+            self.look();
+            if !std::thread::panicking() {
+                panic!("the value's own");
+            }
+        }
+    }
+
+    #[test]
+    fn values_are_cloned_and_dropped_when_the_table_is_not_locked() {
+        let (clock, locked) = (ManualClock::new(), Arc::new(AtomicUsize::new(0)));
+        let table = Overrides::new().clock(clock.clone()).max_entries(SWEPT_FROM);
+        let value = || Value(table.clone(), Arc::clone(&locked));
+        let ended = table.set(0_u64, value(), None).unwrap();
+        assert!(table.get(&Key::of(0_u64).unwrap()).map(std::mem::forget).is_some());
+        assert!(table.end(ended) && table.is_empty());
+        for at in 0..SWEPT_FROM as u64 {
+            table.set(at, value(), HOUR).unwrap();
+        }
+        let full = || table.set("x", value(), HOUR).is_err();
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(full)).is_err(), "this value is the caller's");
+        clock.advance(HOUR);
+        assert!(table.set("x", value(), None).is_ok(), "what has ended made room");
+        assert!(table.end_all("x"));
+        let count = table.table().count;
+        assert_eq!((count, locked.load(Ordering::Relaxed)), (0, 0));
     }
 
     #[test]
