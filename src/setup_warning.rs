@@ -9,9 +9,9 @@ use crate::error::labelled;
 /// Each layer reports each [kind](Self::kind) once, to its [`Observer`](crate::outcome::Observer).
 /// [`RateLimitLayer::check`](crate::RateLimitLayer::check) returns the first warning. If the layer
 /// has no observer, or one without
-/// [`on_setup_warning`](crate::outcome::Observer::on_setup_warning), the warning goes to `tracing`
-/// (feature `tracing`), or otherwise, in builds with debug assertions, to stderr. A rule that the
-/// limiter [cannot decide](SetupWarningKind::UnsupportedQuota) is reported to stderr in every build.
+/// [`on_setup_warning`](crate::outcome::Observer::on_setup_warning), the warning goes to `tracing`.
+/// Without the feature `tracing` it goes to stderr in builds with debug assertions, and an
+/// [unsupported quota](SetupWarningKind::UnsupportedQuota) in every build.
 ///
 /// A warning does not change how requests are decided, except for an
 /// [unsupported quota](SetupWarningKind::UnsupportedQuota).
@@ -88,7 +88,8 @@ labelled! {
         /// A rule has a setting that does nothing with its quota. The units of a
         /// [concurrency limit](crate::Quota::concurrent) come back when the request ends, so they are
         /// neither settled nor refunded by a response. Other units are not held
-        /// [until the head](crate::Rule::until_head).
+        /// [until the head](crate::Rule::until_head). Requests that a [meter](crate::Rule::overage) counts
+        /// never wait.
         NoEffect = "no-effect",
     }
 }

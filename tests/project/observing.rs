@@ -1,10 +1,11 @@
-//! The guide lists the metrics that exist. Their use is tested in `tests/observe/`.
+//! The guide lists the metrics and the alerts that exist. Their use is tested in `tests/observe/`.
 
 use std::collections::BTreeSet;
 
 use tower_ratelimit::observe::Stats;
 
 const PAGE: &str = include_str!("../../src/guide/observing.md");
+const ALERTS: &str = include_str!("../../examples/observe/alerts.yaml");
 
 #[test]
 fn guide_lists_every_metric_and_its_kind() {
@@ -20,4 +21,12 @@ fn guide_lists_every_metric_and_its_kind() {
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let written: BTreeSet<(String, String)> = types.map(|(name, kind)| (name.to_owned(), kind.to_owned())).collect();
     assert_eq!(listed, written);
+}
+
+#[test]
+fn guide_lists_every_alert() {
+    let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| `RateLimit")?.split('`').next());
+    let listed: BTreeSet<String> = rows.map(|name| format!("RateLimit{name}")).collect();
+    let alerts = ALERTS.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+    assert_eq!(listed, alerts.map(str::to_owned).collect());
 }
