@@ -99,7 +99,12 @@ macro_rules! labelled {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum $enum {
-            $($(#[$about_variant])* $variant,)+
+            $(
+                $(#[$about_variant])*
+                #[doc = ""]
+                #[doc = concat!("Its label is `", $label, "`.")]
+                $variant,
+            )+
         }
 
         impl $enum {

@@ -9,8 +9,7 @@ use crate::policy::Policy;
 labelled! {
     /// Why a store, such as Redis, did not decide.
     StoreErrorKind,
-    /// Returns the label for metrics and logs: `unavailable`, `timeout`, `overloaded`, `contended`, `misconfigured`,
-    /// `foreign`.
+    /// Returns the label for metrics and logs.
     as_str {
         /// The store cannot serve now: no connection, loading, failing over, read-only, out of memory. It passes by
         /// itself.

@@ -15,9 +15,7 @@ use crate::wait::Wait;
 labelled! {
     /// The reason why a rule does not charge a request.
     NotCharged,
-    /// Returns the label for JSON and logs: `path`, `method`, `host`, `header`, `query`, `user_agent`, `client`, `action`,
-    /// `time`, `left_out`, `disabled`, `descriptor`, `condition`, `no_quota`, `key_exempt`, `key_missing`, `not_asked`,
-    /// `access_list`, `preflight`.
+    /// Returns the label for JSON and logs.
     as_str {
         /// The rule of a [file](crate::guide::rules_in_a_file) is for other paths.
         Path = "path",

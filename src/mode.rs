@@ -16,7 +16,7 @@ labelled! {
     /// With the feature `serde` it is read and written as its [label](Self::as_str).
     #[derive(Default)]
     Mode,
-    /// Returns the label for metrics, logs and files: `enforce`, `degrade`, `shadow`.
+    /// Returns the label for metrics, logs and files.
     as_str {
         /// The request is refused. The default.
         #[default]

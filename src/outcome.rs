@@ -37,9 +37,7 @@ pub struct Outcome {
 labelled! {
     /// The kind of an [`Outcome`]: what the middleware did with a request.
     OutcomeKind,
-    /// Returns the label for metrics and logs: `allowed`, `delayed`, `abandoned`, `limited`,
-    /// `blocked`, `overage`, `degraded`, `shadow_limited`, `overflowed`, `exempt`, `denied`,
-    /// `key_missing`, `failed_open`, `failed_closed`.
+    /// Returns the label for metrics and logs.
     as_str {
         /// The request was within every quota and passed.
         Allowed = "allowed",

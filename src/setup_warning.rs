@@ -24,10 +24,7 @@ pub struct SetupWarning {
 labelled! {
     /// The kind of a [`SetupWarning`].
     SetupWarningKind,
-    /// Returns the code for metrics and logs: `charged-twice`, `proxy-not-trusted`,
-    /// `proxy-allowed`, `never-passes`, `two-quotas`, `unnamed-quota`, `unsupported-quota`,
-    /// `peer-unknown`, `never-applies`, `key-never-found`, `client-not-reported`, `no-debt`,
-    /// `no-timer`, `no-queue`, `not-settled`, `headers-unsent`, `not-held`, `no-effect`.
+    /// Returns the code for metrics and logs.
     as_str {
         /// Two nested layers with one limiter charged a request for the same policy and key. A layer
         /// looks for this in its first 256 requests.

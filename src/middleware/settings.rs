@@ -102,7 +102,7 @@ labelled! {
     /// With the feature `serde` it is read and written as its [label](Self::as_str).
     #[derive(Default)]
     OnError,
-    /// Returns the label for files: `deny`, `allow`, `allow-always`.
+    /// Returns the label for files.
     as_str {
         /// Refuses the request with `503 Service Unavailable`, or `UNAVAILABLE` over gRPC. This is the default, because a
         /// limit must not stop silently.

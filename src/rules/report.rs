@@ -55,7 +55,7 @@ pub(super) struct Noticed {
 labelled! {
     /// The kind of a [`RulesWarning`].
     RulesWarningKind,
-    /// Returns the label: `disabled`.
+    /// Returns the label.
     as_str {
         /// `enabled: false` keeps a rule from being applied. That is meant, so a tool notes it and does not fail.
         Disabled = "disabled",

@@ -5,7 +5,7 @@ use crate::error::labelled;
 labelled! {
     /// The state in which a request found a policy.
     PolicyState,
-    /// Returns the label for metrics: `within`, `near`, `over`.
+    /// Returns the label for metrics.
     as_str {
         /// The quota had room for the request.
         Within = "within",

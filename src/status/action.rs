@@ -10,7 +10,7 @@ use crate::time::{Timestamp, Utc};
 labelled! {
     /// The kind of an operator's action.
     ActionKind,
-    /// Returns the label for metrics and logs: `unblock`, `reset`, `own`, `switch`.
+    /// Returns the label for metrics and logs.
     as_str {
         /// A block was opened. What the key has used of its quotas stays used.
         Unblock = "unblock",

@@ -15,7 +15,7 @@ labelled! {
     /// With the feature `serde` it is read and written as its [label](Self::as_str).
     #[derive(Default)]
     OnFull,
-    /// Returns the label for files: `evict`, `deny`.
+    /// Returns the label for files.
     as_str {
         /// Forgets one of the keys in these slots: the key that has used the smallest part of its quota. If
         /// all of them are out of allowance, it forgets the key whose state expires first; a closed

@@ -500,7 +500,7 @@ labelled! {
     /// With the feature `serde` it is read and written as its [label](Self::as_str).
     #[derive(Default)]
     MissingKey,
-    /// Returns the label for files: `reject`, `shared`, `exempt`.
+    /// Returns the label for files.
     as_str {
         /// The request is refused with 400, or `INVALID_ARGUMENT` over gRPC, and no policy of the layer
         /// is charged.

@@ -29,7 +29,7 @@ pub(super) const SWEPT: usize = 100;
 labelled! {
     /// Whether limits survive a crash of the server.
     Durability,
-    /// Returns the label: `logged`, `unlogged`.
+    /// Returns the label.
     as_str {
         /// The table is written to the server's log, so limits survive a crash of the server and are copied to
         /// standbys. Each check waits until the log is on the disk, unless the role has `synchronous_commit` off.
