@@ -126,7 +126,7 @@ local function charge(
     end
     return rest and told .. rest or told, allowed
   end
-  -- A refused charge that is written all the same counts its refusals.
+  -- A refused set writes only what counts refusals: denied requests, and strikes of a block.
   if writes and verb ~= 2 and (allowed or mode == 1 and not ok or mode == 5) then
     local failed
     if is_list then
