@@ -85,7 +85,7 @@ impl MemoryLimiter {
     }
 
     /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the
-    /// [`Place`] is dropped. A receipt of [`take_one`](Self::take_one) that is dropped instead of
+    /// [`Place`] is dropped. The [receipt](crate::limiter::Receipt) of a charge that is dropped instead of
     /// refunded leaves its units held.
     ///
     /// ```

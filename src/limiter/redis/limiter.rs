@@ -60,23 +60,8 @@ impl RedisLimiter {
         self.0.backend().waiting()
     }
 
-    /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the [`Place`] is dropped. A
-    /// receipt of [`take`](Limiter::take) that is dropped instead of refunded leaves its units held.
-    ///
-    /// ```no_run
-    /// use tower_ratelimit::{Key, Policy, Quota, RedisLimiter};
-    /// # async fn render() -> Result<(), Box<dyn std::error::Error>> {
-    /// let limiter = RedisLimiter::connect("redis://127.0.0.1:6379").await?;
-    /// let renders = Policy::new("renders", Quota::concurrent(4))?;
-    /// match limiter.hold(&renders, &Key::of("alice").unwrap(), 1).await? {
-    ///     Ok(place) => {
-    ///         // Render.
-    ///         drop(place);
-    ///     }
-    ///     Err(denied) => println!("{} of {} are free", denied.remaining(), denied.limit()),
-    /// }
-    /// # Ok(()) }
-    /// ```
+    /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the [`Place`] is dropped. The
+    /// example of [`MemoryLimiter::hold`](crate::MemoryLimiter::hold) shows what to do with the place.
     ///
     /// # Errors
     /// Returns an error if Redis does not decide. Returns the decision as the inner error if the units are not free.
@@ -90,29 +75,13 @@ impl RedisLimiter {
         Ok(held.map(|(place, _)| place))
     }
 
-    /// Does what [`hold`](Self::hold) does, and [waits in line](Quota::max_wait) if the units are not free, for as long
-    /// as the quota says. It waits in the same line as the requests of layers with this policy and key. If the future is
-    /// dropped, it leaves the line. How many may wait is not bounded here.
-    ///
-    /// ```no_run
-    /// use std::time::Duration;
-    /// use tower_ratelimit::{Key, Policy, Quota, RedisLimiter, clock::TokioTimer};
-    /// # async fn render() -> Result<(), Box<dyn std::error::Error>> {
-    /// let limiter = RedisLimiter::connect("redis://127.0.0.1:6379").await?;
-    /// let renders = Policy::new("renders", Quota::concurrent(4).max_wait(Duration::from_secs(10))?)?;
-    /// match limiter.hold_in_line(&renders, &Key::of("alice").unwrap(), 1, TokioTimer::new()).await? {
-    ///     Ok(place) => {
-    ///         // Render.
-    ///         drop(place);
-    ///     }
-    ///     Err(denied) => println!("none of {} came free", denied.limit()),
-    /// }
-    /// # Ok(()) }
-    /// ```
+    /// Does what [`hold`](Self::hold) does, and [waits in line](Quota::max_wait) if the units are not free, as
+    /// [`MemoryLimiter::hold_in_line`](crate::MemoryLimiter::hold_in_line) does.
     ///
     /// # Errors
-    /// Returns an error if Redis does not decide, while it waits for six calls in a row. Returns the decision as the inner
-    /// error if the units did not come free in time. It does not wait if the cost is above the limit, or if the quota has no wait.
+    /// Returns an error if Redis does not decide the first call, the last one, or six in a row. Returns the decision as the
+    /// inner error if the units did not come free in time. It does not wait if the cost is above the limit, or if the quota
+    /// has no wait.
     pub async fn hold_in_line<T: Timer + 'static>(
         &self,
         policy: &Policy,

@@ -80,8 +80,8 @@ impl<S: Store> StoreLimiter<S> {
         self.0.backend().waiting()
     }
 
-    /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the [`Place`] is dropped. A
-    /// receipt of [`take`](Limiter::take) that is dropped instead of refunded leaves its units held.
+    /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the [`Place`] is dropped. The
+    /// example of [`MemoryLimiter::hold`](crate::MemoryLimiter::hold) shows what to do with the place.
     ///
     /// # Errors
     /// Returns an error if the store does not decide. Returns the decision as the inner error if the units are not free.
@@ -95,14 +95,13 @@ impl<S: Store> StoreLimiter<S> {
         Ok(held.map(|(place, _)| place))
     }
 
-    /// Does what [`hold`](Self::hold) does, and [waits in line](Quota::max_wait) if the units are not free, for as long
-    /// as the quota says. It waits in the same line as the requests of layers with this policy and key. If the future is
-    /// dropped, it leaves the line. How many may wait is not bounded here.
+    /// Does what [`hold`](Self::hold) does, and [waits in line](Quota::max_wait) if the units are not free, as
+    /// [`MemoryLimiter::hold_in_line`](crate::MemoryLimiter::hold_in_line) does.
     ///
     /// # Errors
-    /// Returns an error if the store does not decide, while it waits for six calls in a row. Returns the decision as the
-    /// inner error if the units did not come free in time. It does not wait if the cost is above the limit, or if the quota
-    /// has no wait.
+    /// Returns an error if the store does not decide the first call, the last one, or six in a row. Returns the decision as
+    /// the inner error if the units did not come free in time. It does not wait if the cost is above the limit, or if the
+    /// quota has no wait.
     pub async fn hold_in_line<T: Timer + 'static>(
         &self,
         policy: &Policy,
