@@ -111,7 +111,8 @@ macro_rules! shared_options {
             }
 
             /// Sets how long a check may take, from 1 ms to 60 s; 50 ms by default. A check that takes longer fails at
-            /// most 20 ms later. Its charge may or may not have been taken.
+            /// most 20 ms later. Its charge may or may not have been taken. A refund or a settlement waits for the calls
+            /// that are under way first, so it can take twice this time, and longer if very many wait.
             pub fn deadline(mut self, deadline: std::time::Duration) -> Self {
                 self.shared.deadline = deadline;
                 self
