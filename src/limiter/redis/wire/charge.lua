@@ -130,10 +130,16 @@ local function charge(
   if writes and verb ~= 2 and (allowed or mode == 1 and not ok or mode == 5) then
     local failed
     if is_list then
-      _, failed = pcall(
-        more, try, pack, unpack, now, longer, key, found, layout, head, size, j,
-        gone, cut, newest, units, counted, joins, gathered or whole
-      )
+      if other and not whole then -- another quota's entries, which stay where they are
+        done = try('LSET', key, '0', head)
+        failed = done.err and done
+      end
+      if not failed then
+        _, failed = pcall(
+          more, try, pack, unpack, now, longer, key, found, layout, head, size, j,
+          gone, cut, newest, units, counted, joins, gathered or whole
+        )
+      end
     elseif to < 0 then
       done = try('DEL', key)
       failed = type(done) == 'table' and done

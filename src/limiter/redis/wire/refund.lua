@@ -25,8 +25,9 @@ local function refund_pair(kind, q, r, at, n, m)
     if r_num < 0 then -- of a queue: only if no other request has queued behind it
       local own = math.min(n, l - 1) -- without numerators, n means nothing
       if at > now and (us ~= at - now or num ~= own) then return nil end
-      local r_own = math.min(r.n, l - 1)
-      if at ~= r.at or own ~= r_own then return nil, r.at > now and (at > r.at or at == r.at and own > r_own) end
+      if at ~= r.at or own ~= r.n then
+        return nil, r.at > now and (at > r.at or at == r.at and own > math.min(r.n, l - 1))
+      end
       r_num = -1 - r_num
     end
     local given, given_n = at_most(r.units, r_num, gcra_ahead(r.at, r.n, ceiling, ceiling_n, l))

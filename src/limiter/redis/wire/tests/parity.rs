@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use super::{Answer, Bench, Request, Verb};
+use super::{Answer, Answered, Bench, Request, Verb};
 use crate::algorithm::properties::beginnings;
 use crate::algorithm::properties::for_each_algorithm;
 use crate::algorithm::properties::key::{Planned, State};
@@ -167,6 +167,23 @@ impl Life {
     }
 }
 
+impl Bench {
+    /// Sends a request, and compares the answer with the expected one.
+    fn compare(&mut self, life: &Life, (request, expected): (Request, Expected)) {
+        let mut answer = self.ask(&[(Timestamp::from_micros(life.now), &request)]).remove(0);
+        assert!(is_expected(&mut answer, &expected), "{answer:?}, not {expected:?}, of {} at {}", life.quota, life.now);
+    }
+}
+
+fn is_expected(answer: &mut Answered, expected: &Expected) -> bool {
+    match (answer, expected) {
+        (Ok(Answer::Decided(decision)), Expected::Decision(expected)) => is_same(decision, expected),
+        (Ok(Answer::Done), Expected::Refunded { is_behind }) => !is_behind,
+        (Ok(Answer::Behind), Expected::Refunded { is_behind }) => *is_behind,
+        _ => false,
+    }
+}
+
 /// The expected one has its receipt, if it took something, or none.
 fn is_same(decision: &mut Decision, expected: &ChargeDecision) -> bool {
     if let Some(charge) = decision.charge_mut(0) {
@@ -209,14 +226,9 @@ fn play(algorithm: Algorithm, anchor: Anchor) {
             played += asked.len();
             let asks: Vec<_> = asked.iter().map(|(_, (now, ask, _))| (*now, ask)).collect();
             for ((at, (_, _, expected)), mut answer) in asked.iter().zip(bench.ask(&asks)) {
-                let same = match (&mut answer, expected) {
-                    (Ok(Answer::Decided(decision)), Expected::Decision(expected)) => is_same(decision, expected),
-                    (Ok(Answer::Done), Expected::Refunded { is_behind }) => !is_behind,
-                    (Ok(Answer::Behind), Expected::Refunded { is_behind }) => *is_behind,
-                    _ => false,
-                };
+                let same = is_expected(&mut answer, expected);
                 behind += usize::from(matches!(expected, Expected::Refunded { is_behind: true }));
-                assert!(same, "{answer:?}\nafter\n{}", lives[*at].told.join("\n"));
+                assert!(same, "{answer:?} in step {played}, key {number}, after\n{}", lives[*at].told.join("\n"));
             }
         }
     }
@@ -251,12 +263,8 @@ fn bursts_of_a_sliding_log_are_reported_as_in_memory() {
             [(SECOND / 2, 1), (0, 80), (0, 79 - burst / 2), (SECOND / 2 - burst / 2, 1), (burst, 1), (SECOND, 1)];
         for (passes, cost) in one_by_one.chain(later) {
             life.now += passes;
-            let (ask, expected) = life.charge(&policy, &stored, cost, Effect::Enforce, false);
-            let answer = bench.ask(&[(Timestamp::from_micros(life.now), &ask)]).remove(0);
-            let (Ok(Answer::Decided(mut decision)), Expected::Decision(expected)) = (answer, expected) else {
-                panic!("it was decided")
-            };
-            assert!(is_same(&mut decision, &expected), "{decision:?} of {burst}, then {cost}");
+            let asked = life.charge(&policy, &stored, cost, Effect::Enforce, false);
+            bench.compare(&life, asked);
         }
     }
 }
@@ -282,21 +290,7 @@ fn refunds_that_undo_a_block_are_reported_as_in_memory() {
                 number += 1;
                 let policy = Policy::new("p", quota).unwrap();
                 let stored = bench.space.key(&policy, &life.key);
-                let mut ask = |life: &Life, (ask, expected): (Request, Expected)| {
-                    let answer = bench.ask(&[(Timestamp::from_micros(life.now), &ask)]).remove(0);
-                    match (answer, expected) {
-                        (Ok(Answer::Decided(mut decision)), Expected::Decision(expected)) => {
-                            assert!(
-                                is_same(&mut decision, &expected),
-                                "{decision:?}, not {expected:?}, {quota}, {order}"
-                            );
-                        }
-                        (answer, Expected::Refunded { .. }) => {
-                            assert!(matches!(answer, Ok(Answer::Done)), "{answer:?}")
-                        }
-                        (answer, _) => panic!("{answer:?}"),
-                    }
-                };
+                let mut ask = |life: &Life, asked| bench.compare(life, asked);
                 for _ in 0..earlier {
                     let closing = life.charge(&policy, &stored, 3, Effect::Enforce, false);
                     ask(&life, closing);
@@ -364,4 +358,51 @@ fn proportional_plans_are_reported_as_in_memory() {
             assert!(is_same(&mut decision, expected), "{decision:?}, not {expected:?}, in step {step} of {plans:?}");
         }
     }
+}
+
+/// Quotas that take turns at a key, where scripts and algorithms differed once.
+#[test]
+fn quotas_that_take_turns_are_reported_as_in_memory() {
+    let (us, year) = (std::time::Duration::from_micros, std::time::Duration::from_secs(366 * 86_400));
+    // Entries of the first are entries of the second as well, and more of them than the first could keep.
+    let small = Quota::sliding_log(2, us(300)).unwrap().max_debt(1).unwrap().count_denied().unwrap();
+    let large = Quota::sliding_log(10, us(300)).unwrap();
+    let logs = [(small, 2, 0), (large, 1, 60), (large, 7, 48), (small, 7, 44), (small, 1, 10)];
+    // Nothing of the first counts under the second, whose states end sooner.
+    let none = Quota::token_bucket(0, us(1)).unwrap().in_proportion().unwrap();
+    let block = Quota::block(1, us(12), us(1)).unwrap();
+    let nothing = [(Quota::meter(1_000, year).unwrap(), 1_000, 0), (none, 1, 1), (block, 1, 1)];
+    let mut bench = Bench::start();
+    for (number, (story, effects)) in
+        [(&logs[..], [Effect::Enforce; 5]), (&nothing[..], [Effect::Force; 5])].into_iter().enumerate()
+    {
+        let mut life = Life::new(story[0].0, 1_790_000_000_000_000, number, Vec::new());
+        for (&(quota, cost, passes), effect) in story.iter().zip(effects) {
+            (life.quota, life.now) = (quota, life.now + passes);
+            let policy = Policy::new("p", quota).unwrap();
+            let stored = bench.space.key(&policy, &life.key);
+            let asked = life.charge(&policy, &stored, cost, effect, false);
+            bench.compare(&life, asked);
+        }
+    }
+}
+
+/// The state of a queue may end in the same microsecond as a charge of another quota: that is not its newest charge.
+#[test]
+fn queue_keeps_what_another_quota_took_as_in_memory() {
+    let us = std::time::Duration::from_micros;
+    let gcra = Quota::gcra(10_000, us(86_400)).unwrap();
+    let queue = Quota::leaky_queue(3, us(7)).unwrap().delay_after(1).unwrap().in_proportion().unwrap();
+    let mut bench = Bench::start();
+    let mut life = Life::new(gcra, 43_893, 1, Vec::new());
+    let mut ask = |life: &mut Life, asked: &dyn Fn(&mut Life, &Policy, &Stored) -> (Request, Expected)| {
+        let policy = Policy::new("p", life.quota).unwrap();
+        let stored = bench.space.key(&policy, &life.key);
+        let asked = asked(life, &policy, &stored);
+        bench.compare(life, asked);
+    };
+    ask(&mut life, &|life, policy, stored| life.charge(policy, stored, 2, Effect::Force, false));
+    (life.quota, life.now) = (queue, 43_907);
+    ask(&mut life, &|life, policy, stored| life.refund_of(policy, stored, 0, 1));
+    ask(&mut life, &|life, policy, stored| life.charge(policy, stored, 0, Effect::Enforce, true));
 }
