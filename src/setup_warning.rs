@@ -86,7 +86,9 @@ labelled! {
         /// [concurrency limit](crate::Quota::concurrent) come back when the request ends, so they are
         /// neither settled nor refunded by a response. Other units are not held
         /// [until the head](crate::Rule::until_head). Requests that a [meter](crate::Rule::overage) counts
-        /// never wait.
+        /// never wait. Without a timer no request waits, whatever a layer has as
+        /// [`max_waiting`](crate::RateLimitLayer::max_waiting). A rule with the
+        /// [stand-in](crate::Policy::has_quota_of_request) of another rule reads no quota from requests, and limits none.
         NoEffect = "no-effect",
     }
 }

@@ -361,8 +361,8 @@ impl Diagnostics {
         self.notice(SetupWarningKind::NotSettled, || {
             format!(
                 "a handler dropped the Admission of a request, and the rule of the policy {:?} is settled after the \
-                 response (charge_when, refund_when or settle_by_…), so it was settled as an aborted request: end the \
-                 admission by Admission::finish, with the response, or by settle, keep or refund; if the client \
+                 response (charge_when, refund_when, settle_by_… or on_aborted), so it was settled as an aborted request: \
+                 end the admission by Admission::finish, with the response, or by settle, keep or refund; if the client \
                  disconnected, there is nothing to do",
                 policy.name()
             )

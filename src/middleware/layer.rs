@@ -334,7 +334,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// each. At the bound, a request that would have to wait is refused as over the limit: it is not charged, its
     /// outcome is [`Limited`](crate::observe::OutcomeKind::Limited), and `Retry-After` is the time until it would have
     /// departed from its queue. A request that does not have to wait passes. With 0 no request waits. Without a [timer](Self::delay)
-    /// the setting has no effect, because no request waits.
+    /// the setting has no effect, because no request waits, and [`check`](Self::check) returns a
+    /// [warning](crate::observe::SetupWarningKind::NoEffect).
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.change(|settings| settings.max_waiting = Some(max_waiting))
     }

@@ -56,6 +56,9 @@ impl<L: Limiter> Compiled<L> {
         if own.limits_in_flight() && rule.settlement.replaces_cost() {
             self.correction_has_no_effect(own);
         }
+        if meters_waits(rule, own) {
+            self.wait_is_metered(own);
+        }
         if let Err(error) = supports_in_layer(&*self.limiter, own.quota()) {
             self.quota_is_not_supported(own, &error);
         }
@@ -121,12 +124,15 @@ impl<L: Limiter> Compiled<L> {
             {
                 self.correction_has_no_effect(policy);
             }
-            let meters = rule.linked.as_ref().is_some_and(|linked| linked.role == LinkedRole::Meter);
-            if meters && policies.iter().any(|policy| !policy.quota().wait_in_line().is_zero()) {
+            if let Some(policy) = policies.iter().find(|policy| meters_waits(rule, policy)) {
+                self.wait_is_metered(policy);
+            }
+            if let Some(policy) = policies.iter().find(|own| own.has_quota_of_request() && rule.quota_from.is_none()) {
                 self.diagnostics.notice(SetupWarningKind::NoEffect, || {
                     format!(
-                        "the policy {name:?} has a wait (Quota::max_wait) and a meter (Rule::overage), so its requests are \
-                         metered and never wait: leave one of the two out"
+                        "the policy {:?} stands in for quotas that requests bring, and its rule reads none, so it limits no \
+                         request: make the rule by Rule::quota_from, or give the policy a quota",
+                        policy.name()
                     )
                 });
             }
@@ -145,8 +151,18 @@ impl<L: Limiter> Compiled<L> {
         self.diagnostics.notice(SetupWarningKind::NoEffect, || {
             format!(
                 "the policy {:?} limits requests in flight, and its rule corrects the charge after the response \
-                 (charge_when, refund_when or settle_by_…), which has no effect: its units come back when the request \
-                 ends; leave the correction out, or put the limit into a rule of its own",
+                 (charge_when, refund_when, settle_by_… or on_aborted), which has no effect: its units come back when the \
+                 request ends; leave the correction out, or put the limit into a rule of its own",
+                policy.name()
+            )
+        });
+    }
+
+    fn wait_is_metered(&self, policy: &Policy) {
+        self.diagnostics.notice(SetupWarningKind::NoEffect, || {
+            format!(
+                "the policy {:?} has a wait (Quota::max_wait) and a meter (Rule::overage), so its requests are metered and \
+                 never wait: leave one of the two out",
                 policy.name()
             )
         });
@@ -200,6 +216,13 @@ impl<L: Limiter> Compiled<L> {
         if let Some(policy) = queue.filter(|_| self.delays.is_none()) {
             self.timer_is_missing(policy);
         }
+        if self.settings.max_waiting.is_some() && self.delays.is_none() {
+            self.diagnostics.notice(SetupWarningKind::NoEffect, || {
+                "the layer has max_waiting and no timer, so no request waits: set a timer by RateLimitLayer::delay, or leave \
+                 max_waiting out"
+                    .to_owned()
+            });
+        }
     }
 
     fn timer_of_line_is_missing(&self, policy: &Policy) {
@@ -223,6 +246,12 @@ impl<L: Limiter> Compiled<L> {
             )
         });
     }
+}
+
+/// Returns whether a rule meters the requests that a quota would let wait in line.
+fn meters_waits(rule: &Rule, policy: &Policy) -> bool {
+    let meters = rule.linked.as_ref().is_some_and(|linked| linked.role == LinkedRole::Meter);
+    meters && !policy.quota().wait_in_line().is_zero()
 }
 
 impl Ticket {

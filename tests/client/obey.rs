@@ -663,6 +663,7 @@ fn own_quota_refuses_what_only_servers_have() {
     let limiter = || memory(&tower_ratelimit::clock::ManualClock::new());
     let meter = Policy::new("over", Quota::meter(5, Duration::from_secs(1)).unwrap()).unwrap();
     let rule = || own("own", Quota::per_second(1));
+    let from_requests = || Rule::quota_from("own", |_| Quota::per_second(1)).unwrap();
     for (rule, option) in [
         (rule().mode(Mode::Shadow), "a mode"),
         (rule().overage(meter.name(), *meter.quota()).unwrap(), "a block or a meter"),
@@ -670,6 +671,8 @@ fn own_quota_refuses_what_only_servers_have() {
         (rule().settle_by_usage(), "a settlement"),
         (rule().warn_at_percent(9), "a warning"),
         (rule().missing_key(MissingKey::Shared), "missing keys"),
+        (Rule::from(from_requests().policies()[0].clone()), "from each request"),
+        (from_requests(), "from each request"),
     ] {
         let error = ObeyLayer::new(World::<()>::new().timer).own_quota(limiter(), rule).unwrap_err();
         assert_eq!(error.kind(), OwnQuotaErrorKind::Option);

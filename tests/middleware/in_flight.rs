@@ -18,7 +18,7 @@ use tower_ratelimit::{
     clock::ManualClock,
     key,
     limiter::Place,
-    middleware::{InFlight, QuotaSwitch, ResetEncoding, ResetMeaning, Usage},
+    middleware::{InFlight, OnAborted, QuotaSwitch, ResetEncoding, ResetMeaning, Usage},
     observe::{LimiterEvent, Observed, Observer, Outcome, OutcomeKind, SetupWarning, SetupWarningKind},
 };
 
@@ -661,11 +661,17 @@ fn settings_without_effect_are_reported() {
         (exports(3).settle_by_body(), true),
         (both().refund_when(|_| true), false), // for the rate
         (both().settle_by_usage(), true),
+        (exports(3).on_aborted(OnAborted::Refund), true),
+        (both().on_aborted(OnAborted::Refund), false),
         (Rule::new("rate", Quota::per_hour(1)).unwrap().until_head(), true),
+        (Rule::quota_from("own", |_| Quota::per_hour(1)).unwrap(), false),
+        (Rule::from(Rule::quota_from("own", |_| Quota::per_hour(1)).unwrap().policies()[0].clone()), true),
     ] {
         let kind = warned(rule.clone());
         assert_eq!(kind, expected.then_some(SetupWarningKind::NoEffect), "{rule:?}");
     }
+    let bounded = layer(&limiter, Rule::from(Quota::per_hour(1))).max_waiting(5);
+    assert_eq!(bounded.check().unwrap_err().kind(), SetupWarningKind::NoEffect);
 }
 
 #[tokio::test]

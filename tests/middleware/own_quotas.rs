@@ -19,7 +19,7 @@ use tower_ratelimit::{
     observe::{NotCharged, Observer, Outcome, OutcomeKind, SetupWarning, SetupWarningKind, Stats},
 };
 
-use crate::support::{Scripted, memory};
+use crate::support::{Scripted, memory, waiting::Skipping};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -288,6 +288,9 @@ async fn own_quota_is_checked_as_that_of_a_rule() {
         let text = reported.first().map(SetupWarning::to_string).unwrap_or_default();
         assert!(text.contains(found.map_or("", |found| found.1)), "{text}");
     }
+    let metered = customer().overage("over", Quota::meter(5, HOUR).unwrap()).unwrap();
+    let reported = warnings_of(layer(metered).delay(Skipping::default()), &[indebted, waits]).await;
+    assert!(matches!(&reported[..], [only] if only.to_string().contains("metered and never wait")), "{reported:?}");
     let beside = customer().settle_by_usage();
     let beside = RateLimitLayer::new(memory(&ManualClock::new()), beside, key::header("user"))
         .and(Rule::new("all", Quota::per_hour(10_000)).unwrap(), key::global());

@@ -251,6 +251,24 @@ async fn failed_attempt_is_not_refunded_by_disconnecting() {
     }
 }
 
+/// No other setting of the rule reads the response.
+#[tokio::test]
+async fn aborted_request_is_refunded_if_nothing_else_is_settled() {
+    for fate in ["linger", "panic", "error", "panic in call"] {
+        for (on_aborted, used) in [(OnAborted::Keep, 3), (OnAborted::Refund, 0)] {
+            let bench = Bench::new(rule("api", Quota::per_hour(9)).cost(|_| 3).on_aborted(on_aborted));
+            drop(bench.call(&[("fate", fate)], true));
+            assert_eq!(bench.used(), used, "{fate}, {on_aborted:?}");
+        }
+    }
+    let bench = Bench::new(rule("api", Quota::per_hour(9)).cost(|_| 0).on_aborted(OnAborted::Refund));
+    assert_eq!(bench.send(&[("status", "500")]).await, 500);
+    assert_eq!(bench.used(), 0, "nothing is reserved for a cost of 0");
+    let bench = Bench::new(rule("api", Quota::per_hour(9)).on_aborted(OnAborted::Refund));
+    drop(bench.head(&[("status", "500")]).await);
+    assert_eq!(bench.used(), 1, "its response has a head");
+}
+
 #[tokio::test]
 async fn several_predicates_refund_if_one_of_them_does() {
     let rule = rule("api", Quota::per_hour(100))
@@ -387,7 +405,7 @@ fn endings() -> Vec<Ending> {
         costs: [keep, refund],
     };
     let get = || Method::GET;
-    let unanswered = ([100, 100, 100, 100, 100, 250, 100], [100, 0, 0, 0, 40, 250, 0]);
+    let unanswered = ([100, 100, 100, 100, 100, 250, 100], [0, 0, 0, 0, 40, 250, 0]);
     let unread = ([100, 0, 30, 100, 100, 250, 100], [100, 0, 30, 0, 40, 250, 0]);
     let half = ([100, 0, 30, 100, 100, 250, 100], [100, 0, 30, 0, 40, 250, 30]);
     let whole = [100, 0, 30, 100, 40, 250, 60];

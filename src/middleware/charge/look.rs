@@ -147,7 +147,7 @@ fn explained<L: Limiter>(layer: &Compiled<L>, bound: &BoundRule, reason: NotChar
         key: None,
         key_text: None,
         cost: None,
-        settles: !rule.settlement.is_none(),
+        settles: rule.settlement.reads_response(),
         statuses: Vec::new(),
     }
 }

@@ -435,8 +435,11 @@ impl Rule {
             (self.mode.is_some(), "a mode"),
             (self.linked.is_some(), "a block or a meter"),
             (self.switch.is_some(), "a quota switch"),
-            (self.quota_from.is_some(), "a quota from each request (Rule::quota_from)"),
-            (!self.settlement.is_none() || self.settlement.on_aborted != Default::default(), "a settlement"),
+            (
+                self.quota_from.is_some() || self.policies.iter().any(Policy::has_quota_of_request),
+                "a quota from each request (Rule::quota_from)",
+            ),
+            (!self.settlement.is_none(), "a settlement"),
             (self.warn_at_percent.is_some(), "a warning (warn_at_percent)"),
             (self.missing_key != MissingKey::default(), "an answer to missing keys"),
             (!self.paths.is_empty(), "path patterns"),

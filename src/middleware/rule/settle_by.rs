@@ -140,7 +140,7 @@ impl Rule {
 
     /// Sets the cost of an aborted request: the client disconnects, or the service panics or
     /// returns an error, before the response's head. If the cost is settled by usage or by the
-    /// body, a request is also aborted before its body has ended.
+    /// body, a request is also aborted before its body has ended. The rule needs no other settlement.
     ///
     /// By default it costs at least its reservation, [`OnAborted::Keep`]. If disconnecting refunded
     /// the charge, an attacker could retry logins or start costly work forever. A request that

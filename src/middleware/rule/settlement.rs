@@ -23,7 +23,12 @@ pub(crate) struct Settlement {
 
 impl Settlement {
     pub(crate) fn is_none(&self) -> bool {
-        self.keeps.is_none() && !self.replaces_cost()
+        !self.reads_response() && self.on_aborted == OnAborted::Keep
+    }
+
+    /// Whether the response may change the cost.
+    pub(crate) fn reads_response(&self) -> bool {
+        self.keeps.is_some() || self.replaces_cost()
     }
 
     /// Whether the cost that is charged first is a reservation.
