@@ -13,6 +13,7 @@
 mod admin;
 mod boxed;
 mod fallback;
+mod hold;
 pub mod memory;
 mod observers;
 mod occupancy;
@@ -50,6 +51,9 @@ pub use crate::event::StoreErrorKind;
 pub use admin::{Blocks, Meters};
 pub use boxed::{BoxLimiter, LimiterError};
 pub use fallback::FallbackLimiter;
+#[cfg(any(feature = "_redis", feature = "store"))]
+pub(crate) use hold::hold;
+pub(crate) use hold::hold_in_line;
 pub use occupancy::Occupancy;
 pub use place::Place;
 pub(crate) use place::{AnyPlaces, Held, HeldPlaces, shared_place};

@@ -2,22 +2,20 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::future::{Ready, poll_fn};
+use std::future::Ready;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::algorithm::Decider;
 use crate::clock::Timer;
 use crate::decision::{ChargeDecision, Decision, Receipt, Several};
 use crate::key::Key;
 use crate::limiter::{
-    BoundedTurn, Charge, Effect, Limiter, Next, Occupancy, Place, PlaceLines, PolicyRegistry, Refund, Reply,
-    UnsupportedQuota, UnsupportedQuotaKind,
+    Charge, Effect, Limiter, Occupancy, Place, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota,
+    UnsupportedQuotaKind, hold_in_line,
 };
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::wait::Wait;
 
 use super::snapshot::Snapshot;
 use super::store::Store;
@@ -105,17 +103,12 @@ impl MemoryLimiter {
     /// # Errors
     /// Returns the decision if the units are not free.
     pub fn hold(&self, policy: &Policy, key: &Key, cost: u64) -> Result<Place, ChargeDecision> {
-        self.hold_charge(Charge::new(policy, key).cost(cost)).map(|(place, _)| place)
-    }
-
-    /// Takes a charge's units, and holds them. Returns the place and the units that are left.
-    fn hold_charge(&self, charge: Charge<'_>) -> Result<(Place, u64), ChargeDecision> {
-        let mut decision = self.0.charge(charge);
+        let mut decision = self.take_one(policy, key, cost);
         if !decision.is_allowed() {
             return Err(decision);
         }
-        let refund = |receipt| Refund::new(charge.policy.clone(), charge.key.clone(), receipt);
-        Ok((Place::new(self.clone(), decision.take_receipt().map(refund)), decision.remaining()))
+        let refund = |receipt| Refund::new(policy.clone(), key.clone(), receipt);
+        Ok(Place::new(self.clone(), decision.take_receipt().map(refund)))
     }
 
     /// Does what [`hold`](Self::hold) does, and [waits in line](Quota::max_wait) if the units are not free, for as long
@@ -155,26 +148,10 @@ impl MemoryLimiter {
         timer: T,
     ) -> impl Future<Output = Result<Place, ChargeDecision>> + Send + use<T> {
         let (limiter, policy, key) = (self.clone(), policy.clone(), key.clone());
-        let (timer, wait): (Arc<dyn Timer>, Duration) = (Arc::new(timer), policy.quota().wait_in_line());
         async move {
-            let may_wait = |denied: &ChargeDecision| !wait.is_zero() && denied.wait() == Wait::Unknown;
-            let charge = Charge::new(&policy, &key).cost(cost);
-            match limiter.hold_charge(charge) {
-                Err(denied) if may_wait(&denied) => {}
-                held => return held.map(|(place, _)| place),
-            }
-            let until = timer.now().saturating_add(wait);
-            let mut turn = BoundedTurn::join(&limiter.0.place_lines, (&policy, &key), None, timer, until);
-            loop {
-                let next = poll_fn(|cx| turn.poll(cx)).await;
-                match limiter.hold_charge(charge.arrived(turn.number())) {
-                    Ok((place, remaining)) => {
-                        turn.leave_admitted(remaining > 0, Some(policy.quota().limit()));
-                        return Ok(place);
-                    }
-                    Err(denied) if next == Next::GivesUp || !may_wait(&denied) => return Err(denied),
-                    Err(_) => {}
-                }
+            match hold_in_line(&limiter, &limiter.0.place_lines, (&policy, &key, cost), timer).await {
+                Ok(held) => held,
+                Err(never) => match never {},
             }
         }
     }

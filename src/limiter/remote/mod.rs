@@ -9,7 +9,6 @@ mod checks;
 mod denial_cache;
 mod due;
 mod events;
-mod hold;
 mod holdings;
 mod leases;
 mod options;
@@ -31,7 +30,6 @@ pub(super) use checks::{CHARGES_MAX, Checks};
 pub(super) use denial_cache::LONGEST;
 pub(super) use due::Due;
 pub(super) use events::Events;
-pub(super) use hold::{hold, hold_in_line};
 pub(super) use holdings::{Claim, HeldKey, Return, Row};
 #[cfg(test)]
 pub(super) use leases::HELD;

@@ -12,8 +12,10 @@ use crate::clock::Timer;
 use crate::decision::{ChargeDecision, Decision};
 use crate::event::StoreErrorKind;
 use crate::key::Key;
-use crate::limiter::remote::{Backend, Checks, hold, hold_in_line};
-use crate::limiter::{Charge, Limiter, Place, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota};
+use crate::limiter::remote::{Backend, Checks};
+use crate::limiter::{
+    Charge, Limiter, Place, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota, hold, hold_in_line,
+};
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;

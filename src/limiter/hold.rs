@@ -3,11 +3,10 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use super::unanswered::Unanswered;
+use super::{BoundedTurn, Charge, FAILED_POLLS_MAX, Limiter, Next, Place, PlaceLines, Refund};
 use crate::clock::Timer;
 use crate::decision::ChargeDecision;
 use crate::key::Key;
-use crate::limiter::{BoundedTurn, Charge, FAILED_POLLS_MAX, Limiter, Next, Place, PlaceLines, Refund};
 use crate::policy::Policy;
 use crate::wait::Wait;
 
@@ -15,12 +14,10 @@ use crate::wait::Wait;
 type Held<T, L> = Result<Result<T, ChargeDecision>, <L as Limiter>::Error>;
 
 /// Takes a charge's units, and holds them. Returns the place and the units that are left.
-pub(crate) async fn hold<L>(limiter: &L, charge: Charge<'_>) -> Held<(Place, u64), L>
-where
-    L: Limiter<Error: From<Unanswered>> + Clone,
-{
-    let decision = limiter.take(&[charge]).await?;
-    let mut decision = decision.into_charges().next().ok_or(Unanswered::Misunderstood)?;
+pub(crate) async fn hold<L: Limiter + Clone>(limiter: &L, charge: Charge<'_>) -> Held<(Place, u64), L> {
+    let decision = limiter.take(&[charge]).await?.into_charges().next();
+    debug_assert!(decision.is_some(), "one charge has one decision");
+    let mut decision = decision.unwrap_or(ChargeDecision::blank());
     if !decision.is_allowed() {
         return Ok(Err(decision));
     }
@@ -36,7 +33,7 @@ pub(crate) async fn hold_in_line<L, T>(
     timer: T,
 ) -> Held<Place, L>
 where
-    L: Limiter<Error: From<Unanswered>> + Clone,
+    L: Limiter + Clone,
     T: Timer + 'static,
 {
     let wait = policy.quota().wait_in_line();
