@@ -9,8 +9,11 @@ use super::denial_cache::DENIALS_MAX;
 use crate::clock::{Clock, MonotonicClock};
 use crate::outcome::Observer;
 
-/// The times after which places may lapse. `places.lua` knows the longest, too.
-const PLACES_LAPSE: RangeInclusive<Duration> = Duration::from_secs(3)..=Duration::from_secs(24 * 3_600);
+/// The longest time after which places may lapse. `places.lua` and `places_reset.lua` know it, too.
+pub(super) const PLACES_LAPSE_MAX: Duration = Duration::from_secs(24 * 3_600);
+
+/// The times after which places may lapse.
+const PLACES_LAPSE: RangeInclusive<Duration> = Duration::from_secs(3)..=PLACES_LAPSE_MAX;
 
 /// The longest prefix of stored keys, in bytes.
 const PREFIX_MAX: usize = 128;

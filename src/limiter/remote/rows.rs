@@ -5,6 +5,7 @@
 
 use super::backend::ROW_MISSING;
 use super::holdings::{Claim, Row};
+use super::options::PLACES_LAPSE_MAX;
 use crate::algorithm::How;
 use crate::algorithm::places::{HELD_MAX, Places};
 use crate::decision::{ChargeDecision, Receipt};
@@ -16,7 +17,7 @@ pub(crate) const HOLDERS_MAX: usize = 256;
 pub(crate) const LINE_MAX: usize = 128;
 
 /// The longest time after which a row lapses.
-const LONGEST_US: u64 = 86_400_000_000;
+const LONGEST_US: u64 = PLACES_LAPSE_MAX.as_micros() as u64; // a day
 
 /// The rows of a key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
