@@ -1,5 +1,5 @@
--- Sets the units of all holders of a key to 0. Requests in line stay. The rows stay until they lapse, and count the resets: calls and places of
--- before are told by that. Returns the answer, or nothing and the error.
+-- Sets the units of all holders of a key to 0. Requests in line stay. The rows stay until they lapse, and count the
+-- resets, so that calls and places of before are known. Returns the answer, or nothing and the error.
 local function places_reset(try, pack, unpack, now, longer, key)
   local value, done = try('GET', key), nil
   if not value then return '\5' end

@@ -107,7 +107,7 @@ impl<B: Backend> Checks<B> {
         &self.backend
     }
 
-    /// Whether each set is decided by the store alone.
+    /// Whether this process takes units in advance, and so decides some charges without the store.
     pub(crate) fn has_leases(&self) -> bool {
         self.leases.is_some()
     }
