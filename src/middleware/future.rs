@@ -17,7 +17,7 @@ use super::decide::fate::Fate;
 use super::decide::overflow::{NoOverflow, Overflow};
 use super::settle::in_flight::InFlight;
 use super::settle::nested::NestedToken;
-use super::settle::pending::{AnyTicket, Metered, OpenTicket};
+use super::settle::pending::{AnyTicket, OpenTicket, SettledBody};
 use super::ticket::Ticket;
 use crate::decision::Decision;
 use crate::head::Head;
@@ -285,7 +285,7 @@ pub(super) fn finish<C: ResponseBody>(mut ticket: Box<dyn AnyTicket>, response: 
         if body.is_end_stream() {
             ticket.complete();
         } else {
-            body = C::from_body(Metered::new(body, ticket));
+            body = C::from_body(SettledBody::new(body, ticket));
         }
     }
     Response::from_parts(head, body)

@@ -248,21 +248,21 @@ impl<L: Limiter> AnyTicket for OpenTicket<L> {
 
 pin_project! {
     /// The inner service's body. Its end or its drop settles what the request cost.
-    pub(crate) struct Metered<B> {
+    pub(crate) struct SettledBody<B> {
         #[pin]
         body: B,
         ticket: Box<dyn AnyTicket>,
     }
 }
 
-impl<B: Body> Metered<B> {
+impl<B: Body> SettledBody<B> {
     pub(crate) fn new(body: B, mut ticket: Box<dyn AnyTicket>) -> Self {
         ticket.expect(body.size_hint().exact());
         Self { body, ticket }
     }
 }
 
-impl<B: Body> Body for Metered<B> {
+impl<B: Body> Body for SettledBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 
