@@ -10,6 +10,8 @@ use tower_ratelimit::{
     quota::{Oldest, QuotaError},
 };
 
+use crate::support::cases;
+
 const HOUR: Duration = Duration::from_secs(3_600);
 const LIMIT: u64 = 50;
 
@@ -166,7 +168,7 @@ fn flood_of_fresh_keys_never_hangs_nor_frees_a_throttled_key() {
                 }
             });
             on_threads(3, |thread| {
-                for n in 0..15_000 {
+                for n in 0..u64::from(cases(15_000)) {
                     let fresh = key(thread * 1_000_000_000 + n);
                     let other = key(thread * 2_000_000_000 + n);
                     match n % 4 {
@@ -243,7 +245,7 @@ fn snapshot_has_every_state_that_lives_throughout_it() {
                 }
             }
         });
-        for _ in 0..300 {
+        for _ in 0..cases(300) {
             let restored = MemoryLimiter::builder().max_keys(20_000).clock(clock.clone()).restore(limiter.snapshot());
             let restored = restored.build().expect("the snapshot is whole");
             let missing = (0..200).filter(|n| restored.peek_one(&policy, &key(*n), 1).is_allowed()).count();

