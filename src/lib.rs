@@ -35,7 +35,7 @@
 //!   and in metrics.
 //! * A [`Key`] says whose allowance is charged. An extractor takes it from the request.
 //! * A [`Limiter`](limiter::Limiter) keeps the states and decides. [`MemoryLimiter`] does so for
-//!   one process, `RedisLimiter` for many.
+//!   one process, `RedisLimiter` and `StoreLimiter` for many.
 //! * A [`Decision`](limiter::Decision) is the limiter's answer. An [`Outcome`](observe::Outcome) is
 //!   what the layer did with the request.
 //!
@@ -52,7 +52,7 @@
 //! | [`middleware`] | the service and its parts: switches, access lists, usage, refusals |
 //! | [`key`] | extractors, trusted proxies, address prefixes |
 //! | [`quota`] | options and errors of quotas |
-//! | [`limiter`] | the `Limiter` trait and its contract, limiters in memory and on Redis, fallback, blocks, meters |
+//! | [`limiter`] | the `Limiter` trait and its contract, limiters in memory, on Redis and over other stores, fallback, blocks, meters |
 //! | [`observe`] | outcomes, explanations, events, setup warnings, the `Observer` that sees them, `Stats`, which counts them, and `StatusPage`, which shows them |
 //! | [`clock`] | clocks, some of them for tests, and timers, with which requests wait |
 //! | `client` | for clients: what the headers of a response say about quotas and waits, and a layer that waits as long (feature `client`) |

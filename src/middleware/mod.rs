@@ -89,7 +89,7 @@
 //! | what a response carries inside the server | no outcome, so nothing that middleware could leak | [`expose_outcome`](crate::RateLimitLayer::expose_outcome) |
 //!
 //! A limiter has defaults of its own: `MemoryLimiter` is [bounded](crate::limiter::memory), and
-//! `RedisLimiter` has a deadline, a bounded queue, and stores no caller's key in clear.
+//! `RedisLimiter` and `StoreLimiter` have a deadline and a bounded queue, and store no caller's key in clear.
 //!
 //! # Differences from `tower::limit::RateLimit`
 //!
