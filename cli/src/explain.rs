@@ -53,7 +53,7 @@ pub(crate) struct Options {
     /// The value of a key that the program registers; may be repeated
     #[arg(long = "key", value_name = "NAME=VALUE", value_parser = pair)]
     keys: Vec<(String, String)>,
-    /// An action that the request is, of those that the program registers; may be repeated
+    /// An action of the request, by the name that the program registers; may be repeated
     #[arg(long = "action", value_name = "NAME")]
     actions: Vec<String>,
     /// The time of the request, such as `2026-11-25T09:00:00+01:00`, for rules with `time`; now if it is absent
