@@ -5,16 +5,16 @@ use super::state::Pair;
 use super::used::{Carried, Used};
 use super::{Decider, PairDecider};
 
-/// A state as it is kept.
+/// A state that another quota wrote.
 #[derive(Debug)]
-pub(crate) enum Held<'a, E> {
+pub(crate) enum OldState<'a, E> {
     Pair(Pair),
     Entries(&'a E),
 }
 
-/// A state under another quota.
+/// A state under the quota that takes it over.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum NewState {
     Pair(Option<Pair>),
     Entries(Vec<(u64, u64)>),
 }
@@ -37,19 +37,22 @@ impl Decider {
     pub(crate) fn take_over<E: Entries>(
         &self,
         from: &Self,
-        held: &Held<'_, E>,
+        old: &OldState<'_, E>,
         now: u64,
         share: Option<(u64, u64)>,
-    ) -> (Kept, Fit) {
-        if let (Self::Pair(PairDecider::Block(block), _), Self::Pair(PairDecider::Block(from), _), Held::Pair(state)) =
-            (self, from, held)
+    ) -> (NewState, Fit) {
+        if let (
+            Self::Pair(PairDecider::Block(block), _),
+            Self::Pair(PairDecider::Block(from), _),
+            OldState::Pair(state),
+        ) = (self, from, old)
         {
             let (adopted, moved) = block.adopt(from, *state, now);
-            return (Kept::Pair(adopted), if moved { Fit::Ahead } else { Fit::Fits });
+            return (NewState::Pair(adopted), if moved { Fit::Ahead } else { Fit::Fits });
         }
-        let carried = match (from, held) {
-            (Self::Pair(from, _), Held::Pair(state)) => from.get().carried(*state, now, self.is_dated()),
-            (Self::EntryLog(from), Held::Entries(entries)) => from.carried(*entries, now),
+        let carried = match (from, old) {
+            (Self::Pair(from, _), OldState::Pair(state)) => from.get().carried(*state, now, self.is_dated()),
+            (Self::EntryLog(from), OldState::Entries(entries)) => from.carried(*entries, now),
             _ => Carried::new(Used::units(0), []),
         };
         let carried = match share {
@@ -60,7 +63,7 @@ impl Decider {
             Self::Pair(decider, _) => (decider.get().most(), decider.get().longest_us()),
             Self::EntryLog(log) => (log.most(), log.longest_us()),
             // Units that are held were not used, and the reverse.
-            Self::Places(_) => return (Kept::Pair(None), Fit::Fits),
+            Self::Places(_) => return (NewState::Pair(None), Fit::Fits),
         };
         let fit = match carried.back().saturating_sub(now) > longest_us {
             _ if carried.used.units_ceil() > most => Fit::Over,
@@ -68,9 +71,9 @@ impl Decider {
             false => Fit::Fits,
         };
         let kept = match self {
-            Self::Pair(decider, _) => Kept::Pair(decider.get().take_over(&carried, now)),
-            Self::EntryLog(log) => Kept::Entries(log.take_over(&carried, now)),
-            Self::Places(_) => Kept::Pair(None),
+            Self::Pair(decider, _) => NewState::Pair(decider.get().take_over(&carried, now)),
+            Self::EntryLog(log) => NewState::Entries(log.take_over(&carried, now)),
+            Self::Places(_) => NewState::Pair(None),
         };
         (kept, fit)
     }

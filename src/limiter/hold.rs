@@ -11,10 +11,10 @@ use crate::policy::Policy;
 use crate::wait::Wait;
 
 /// The units that are held, or the decision that denied them.
-type Held<T, L> = Result<Result<T, ChargeDecision>, <L as Limiter>::Error>;
+type HeldOrDenied<T, L> = Result<Result<T, ChargeDecision>, <L as Limiter>::Error>;
 
 /// Takes a charge's units, and holds them. Returns the place and the units that are left.
-pub(crate) async fn hold<L: Limiter + Clone>(limiter: &L, charge: Charge<'_>) -> Held<(Place, u64), L> {
+pub(crate) async fn hold<L: Limiter + Clone>(limiter: &L, charge: Charge<'_>) -> HeldOrDenied<(Place, u64), L> {
     let decision = limiter.take(&[charge]).await?.into_charges().next();
     debug_assert!(decision.is_some(), "one charge has one decision");
     let mut decision = decision.unwrap_or(ChargeDecision::blank());
@@ -31,7 +31,7 @@ pub(crate) async fn hold_in_line<L, T>(
     lines: &PlaceLines,
     (policy, key, cost): (&Policy, &Key, u64),
     timer: T,
-) -> Held<Place, L>
+) -> HeldOrDenied<Place, L>
 where
     L: Limiter + Clone,
     T: Timer + 'static,

@@ -56,7 +56,7 @@ pub(crate) use hold::hold;
 pub(crate) use hold::hold_in_line;
 pub use occupancy::Occupancy;
 pub use place::Place;
-pub(crate) use place::{AnyPlaces, Held, HeldPlaces, shared_place};
+pub(crate) use place::{AnyPlaces, HeldCharge, HeldPlaces, shared_place};
 pub use place_lines::PlaceLines;
 pub(crate) use place_lines::{BoundedTurn, FAILED_POLLS_MAX, Next};
 #[cfg(any(feature = "_redis", feature = "store"))]

@@ -24,7 +24,7 @@ impl Place {
     /// Makes the place of a charge that took something, or an empty one.
     pub(crate) fn new(limiter: impl Limiter, refund: Option<Refund>) -> Self {
         let Some(refund) = refund else { return Self { _held: SmallVec::new() } };
-        let held = HeldPlaces::of(limiter, SmallVec::from_buf([Held::new(0, refund)]), None);
+        let held = HeldPlaces::of(limiter, SmallVec::from_buf([HeldCharge::new(0, refund)]), None);
         Self { _held: SmallVec::from_buf([held]) }
     }
 }
@@ -39,18 +39,18 @@ impl fmt::Debug for Place {
 pub(crate) struct HeldPlaces<L: Limiter> {
     limiter: L,
     observer: Option<Arc<dyn Observer>>,
-    held: Mutex<SmallVec<[Held; 1]>>,
+    held: Mutex<SmallVec<[HeldCharge; 1]>>,
 }
 
 /// The units that one charge holds.
-pub(crate) struct Held {
+pub(crate) struct HeldCharge {
     charge: usize,
     refund: Refund,
     /// The instant that the observer returned when the units were taken. `None` if they were not reported to it.
     taken_at: Option<Timestamp>,
 }
 
-impl Held {
+impl HeldCharge {
     /// Makes the units that the charge at a place took.
     pub(crate) fn new(charge: usize, refund: Refund) -> Self {
         Self { charge, refund, taken_at: None }
@@ -61,7 +61,7 @@ impl<L: Limiter> HeldPlaces<L> {
     /// Holds what these charges took, and reports it to the observer.
     pub(crate) fn of(
         limiter: L,
-        held: SmallVec<[Held; 1]>,
+        held: SmallVec<[HeldCharge; 1]>,
         observer: Option<&Arc<dyn Observer>>,
     ) -> Arc<dyn AnyPlaces> {
         let mut places = Arc::new(Self { limiter, observer: observer.cloned(), held: Mutex::new(held) });
@@ -113,16 +113,20 @@ impl<L: Limiter> AnyPlaces for HeldPlaces<L> {
         *held = rest;
         let is_left = !held.is_empty();
         drop(held);
-        give_back(&self.limiter, self.observer.as_ref(), over);
+        return_units(&self.limiter, self.observer.as_ref(), over);
         is_left
     }
 }
 
 /// Returns units. Observer and limiter may be the application's code, and may panic. The observer is told first, so that it
 /// never counts more than the limit.
-fn give_back<L: Limiter>(limiter: &L, observer: Option<&Arc<dyn Observer>>, held: impl IntoIterator<Item = Held>) {
+fn return_units<L: Limiter>(
+    limiter: &L,
+    observer: Option<&Arc<dyn Observer>>,
+    held: impl IntoIterator<Item = HeldCharge>,
+) {
     let mut later = Vec::new();
-    for Held { refund: Refund { policy, key, receipt }, taken_at, .. } in held {
+    for HeldCharge { refund: Refund { policy, key, receipt }, taken_at, .. } in held {
         if let (Some(observer), Some(taken_at)) = (observer, taken_at) {
             contained(|| observer.on_place_returned(&policy, &key, receipt.units(), taken_at));
         }
@@ -141,7 +145,7 @@ impl<L: Limiter> Drop for HeldPlaces<L> {
     fn drop(&mut self) {
         // Not locked: no other thread has it any more.
         let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
-        give_back(&self.limiter, self.observer.as_ref(), held.drain(..));
+        return_units(&self.limiter, self.observer.as_ref(), held.drain(..));
     }
 }
 

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::compiled::Compiled;
 use crate::decision::{ChargeDecision, INLINE, Receipt};
 use crate::key::Key;
-use crate::limiter::{AnyPlaces, Charge, Effect, Held, HeldPlaces, Limiter, Refund};
+use crate::limiter::{AnyPlaces, Charge, Effect, HeldCharge, HeldPlaces, Limiter, Refund};
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
@@ -140,7 +140,7 @@ impl Ticket {
             let Some(policy) = charged.policy_in(layer).filter(|policy| policy.limits_in_flight()) else { continue };
             let policy = policy.clone();
             if let Some(receipt) = charged.decision.take_receipt() {
-                held.push(Held::new(at, Refund::new(policy, charged.key.clone(), receipt)));
+                held.push(HeldCharge::new(at, Refund::new(policy, charged.key.clone(), receipt)));
             }
         }
         self.places = (!held.is_empty())

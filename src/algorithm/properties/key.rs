@@ -1,6 +1,6 @@
 //! One key, kept outside the pure functions as a limiter keeps it.
 
-use crate::algorithm::carry::{Fit, Held, Kept};
+use crate::algorithm::carry::{Fit, NewState, OldState};
 use crate::algorithm::entry_log::{Edit, Entries, EntryLog, Listed};
 use crate::algorithm::{Decider, How, Layout, NUMBER_BITS, Next, Pair, PairDecider, Used, WORD_AHEAD_US};
 use crate::decision::{ChargeDecision, Receipt};
@@ -129,15 +129,15 @@ impl State {
         let (kept, fit) = match self {
             Self::Pair(_, None) => return (Self::new(to), Fit::Fits),
             Self::Pair(_, Some(state)) => {
-                to.decider().take_over::<Listed<'_>>(from.decider(), &Held::Pair(*state), now, share)
+                to.decider().take_over::<Listed<'_>>(from.decider(), &OldState::Pair(*state), now, share)
             }
             Self::EntryLog(_, log) => {
-                to.decider().take_over(from.decider(), &Held::Entries(&Listed(&log.0)), now, share)
+                to.decider().take_over(from.decider(), &OldState::Entries(&Listed(&log.0)), now, share)
             }
         };
         let state = match (Self::new(to), kept) {
-            (Self::Pair(decider, _), Kept::Pair(state)) => Self::Pair(decider, state),
-            (Self::EntryLog(decider, _), Kept::Entries(entries)) => Self::EntryLog(decider, Log(entries)),
+            (Self::Pair(decider, _), NewState::Pair(state)) => Self::Pair(decider, state),
+            (Self::EntryLog(decider, _), NewState::Entries(entries)) => Self::EntryLog(decider, Log(entries)),
             (state, kept) => panic!("{kept:?} is no state like {state:?}"),
         };
         (state, fit)

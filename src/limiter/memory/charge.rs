@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::algorithm::carry::Kept;
+use crate::algorithm::carry::NewState;
 use crate::algorithm::{Decider, How, Pair};
 use crate::decision::{ChargeDecision, Receipt, Several};
 use crate::key::Key;
@@ -202,7 +202,7 @@ impl Store {
     }
 
     /// Replaces the state of a key by one that was kept elsewhere, if there is room.
-    pub(super) fn replace<'a>(&'a self, hold: impl Fn() -> Hold<'a>, kept: &Kept, events: &mut Events<'_>) {
+    pub(super) fn replace<'a>(&'a self, hold: impl Fn() -> Hold<'a>, kept: &NewState, events: &mut Events<'_>) {
         self.update(hold, events, |hold, _| hold.adopt(kept.clone()));
     }
 }

@@ -13,7 +13,7 @@ use super::setup::{AnyClock, OnFull, Setup};
 use super::slot_table::{Claim, Fingerprint, Growth, HELD_VERSION, Place, Seen, SlotTable, version_of};
 use super::store::{Store, stripe_of};
 use super::versions::PHASE_US;
-use super::word::{Held, NO_STATE, Now};
+use super::word::{HeldUnits, NO_STATE, Now};
 use crate::algorithm::divisor::Divisor;
 use crate::algorithm::{Pair, WordLayout};
 use crate::clock::{ManualClock, Sleep, Timer};
@@ -452,7 +452,7 @@ fn place_never_lands_on_the_key_that_took_its_slot() {
     model(2, || {
         let limiter = held(1);
         let other = limiter.clone();
-        let theirs = (Fingerprint::of_held(9 << 40).tag(HELD_VERSION), Held { units: 1, run: 0 }.pack());
+        let theirs = (Fingerprint::of_held(9 << 40).tag(HELD_VERSION), HeldUnits { units: 1, run: 0 }.pack());
         let thread = thread::spawn(move || {
             let key = other.store.fingerprint_of_held(&other.policy, &other.key);
             let seen = other.store.table.place_of(key).and_then(Place::read);

@@ -31,14 +31,14 @@ use crate::sync::Ordering;
 
 use super::slot_table::{Fingerprint, HELD_VERSION, Seen};
 use super::store::Store;
-use super::word::Held;
+use super::word::HeldUnits;
 
 impl Store {
     /// Returns the number of a run that begins now.
     #[inline]
     pub(super) fn run(&self) -> u64 {
         // Relaxed: the slot's lock orders it, see the module's documentation.
-        Held::run_after(self.resets.load(Ordering::Relaxed))
+        HeldUnits::run_after(self.resets.load(Ordering::Relaxed))
     }
 
     /// Takes units, if the key has its slot and no other thread changes it.
@@ -62,7 +62,7 @@ impl Store {
             Effect::OnRefusal { .. } => return None,
         };
         let seen = self.look_at_places(self.fingerprint_of_held(charge.policy, charge.key))?;
-        let (verdict, after) = look(rules, Held::unpack(seen.word), run, (charge.cost, how), false);
+        let (verdict, after) = look(rules, HeldUnits::unpack(seen.word), run, (charge.cost, how), false);
         let word = if verdict.taken() == 0 { seen.word } else { after.pack() };
         Some(PlacesPlan { seen, verdict, run: after.run, word })
     }
@@ -77,7 +77,7 @@ impl Store {
     #[inline(always)]
     fn release_units(&self, policy: &Policy, key: &Key, receipt: &Receipt) {
         if let Some(seen) = self.look_at_places(self.fingerprint_of_held(policy, key)) {
-            let after = Held::unpack(seen.word).and_then(|held| without(held, receipt.units(), receipt.at_us()));
+            let after = HeldUnits::unpack(seen.word).and_then(|held| without(held, receipt.units(), receipt.at_us()));
             let word = after.map(|after| if after.units > 0 { after.pack() } else { self.returned_word() });
             if word.is_none_or(|word| seen.replace(word)) {
                 return;
@@ -89,7 +89,7 @@ impl Store {
     /// Returns the word of a key of which nothing is held any more.
     #[inline]
     fn returned_word(&self) -> u64 {
-        Held::returned(u64::from(self.claimed_s.load(Ordering::Relaxed)) * 1_000_000) // only a hint
+        HeldUnits::returned(u64::from(self.claimed_s.load(Ordering::Relaxed)) * 1_000_000) // only a hint
     }
 
     #[inline(always)]
@@ -132,21 +132,21 @@ pub(super) struct PlacesPlan<'a> {
 #[inline]
 pub(super) fn look(
     rules: Places,
-    held: Option<Held>,
+    held: Option<HeldUnits>,
     run: u64,
     (cost, how): (u64, How),
     is_held_back: bool,
-) -> (Verdict, Held) {
-    let held = held.unwrap_or(Held { units: 0, run });
+) -> (Verdict, HeldUnits) {
+    let held = held.unwrap_or(HeldUnits { units: 0, run });
     let verdict = match is_held_back {
         true => rules.hold_back(held.units, cost, how),
         false => rules.look(held.units, cost, how),
     };
-    (verdict, Held { units: held.units + verdict.taken(), ..held })
+    (verdict, HeldUnits { units: held.units + verdict.taken(), ..held })
 }
 
 /// Returns what is held when `units` that were taken in the run `run` are returned, or `None` if that run is over.
 #[inline]
-pub(super) fn without(held: Held, units: u64, run: u64) -> Option<Held> {
-    (held.run == run).then(|| Held { units: held.units.saturating_sub(units), ..held })
+pub(super) fn without(held: HeldUnits, units: u64, run: u64) -> Option<HeldUnits> {
+    (held.run == run).then(|| HeldUnits { units: held.units.saturating_sub(units), ..held })
 }

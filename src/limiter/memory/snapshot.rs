@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::algorithm::carry::Kept;
+use crate::algorithm::carry::NewState;
 use crate::algorithm::entry_log::{Entries, EntryLog};
 use crate::algorithm::{Decider, Pair, PairDecider};
 use crate::policy::Policy;
@@ -18,7 +18,7 @@ use crate::quota::Quota;
 use super::error::{MemoryLimiterError, MemoryLimiterErrorKind};
 use super::events::Events;
 use super::slot_table::{Fingerprint, Seen, version_of};
-use super::state::{Hold, State as Held};
+use super::state::{self, Hold};
 use super::store::Store;
 use super::versions::UNNAMED;
 use super::word::Now;
@@ -64,8 +64,8 @@ impl Snapshot {
         let (version, known) = (version_of(seen.tag), store.versions.known());
         let policy = known.policy(version)?;
         let entries = match store.unpack(seen, policy.quota().decider(), now) {
-            (_, Held::Pair(pair)) => smallvec![(pair.at, pair.n)],
-            (chain, Held::Entries) => store.arena().view(&chain).iter().collect(),
+            (_, state::State::Pair(pair)) => smallvec![(pair.at, pair.n)],
+            (chain, state::State::Entries) => store.arena().view(&chain).iter().collect(),
             _ => return None,
         };
         let policy = *places.entry(version).or_insert_with(|| {
@@ -89,9 +89,9 @@ impl Snapshot {
             let rules = policy.quota().decider();
             let kept = match (rules, state.entries.as_slice()) {
                 (Decider::Pair(rules, _), [(at, n)]) => {
-                    possible(rules, Pair { at: *at, n: *n }, now).map(|pair| Kept::Pair(Some(pair)))
+                    possible(rules, Pair { at: *at, n: *n }, now).map(|pair| NewState::Pair(Some(pair)))
                 }
-                (Decider::EntryLog(rules), entries) => Some(Kept::Entries(possible_entries(rules, entries, now))),
+                (Decider::EntryLog(rules), entries) => Some(NewState::Entries(possible_entries(rules, entries, now))),
                 _ => None,
             };
             if let Some(kept) = kept.filter(|_| *version != UNNAMED) {

@@ -1,6 +1,6 @@
 //! The state of a key while this thread has locked its slot: read, decide, write, for states of every size.
 
-use crate::algorithm::carry::{Fit, Held, Kept};
+use crate::algorithm::carry::{Fit, NewState, OldState};
 use crate::algorithm::entry_log::{Edit, Entries, EntryLog, Listed};
 use crate::algorithm::{Decider, How, Next, Pair};
 use crate::decision::ChargeDecision;
@@ -14,7 +14,7 @@ use super::places;
 use super::slot_table::{Claim, Fingerprint, HELD_VERSION, Place, Seen, version_of};
 use super::store::Store;
 use super::versions::{UNNAMED, word_layout};
-use super::word::{Held as HeldUnits, NO_STATE, Now, block_of, block_word};
+use super::word::{HeldUnits, NO_STATE, Now, block_of, block_word};
 
 /// A key whose slot is locked, or that is known to have none.
 pub(super) struct Hold<'a> {
@@ -109,7 +109,7 @@ impl<'a> Hold<'a> {
     }
 
     /// Makes the hold replace its state by one that was kept elsewhere.
-    pub(super) fn adopt(&mut self, kept: Kept) {
+    pub(super) fn adopt(&mut self, kept: NewState) {
         self.state = kept.into();
         self.change = self.state.as_it_is();
     }
@@ -127,12 +127,12 @@ impl State {
     }
 }
 
-impl From<Kept> for State {
-    fn from(kept: Kept) -> Self {
+impl From<NewState> for State {
+    fn from(kept: NewState) -> Self {
         match kept {
-            Kept::Pair(Some(pair)) => Self::Pair(pair),
-            Kept::Entries(entries) if !entries.is_empty() => Self::Listed(entries),
-            Kept::Pair(None) | Kept::Entries(_) => Self::Nothing,
+            NewState::Pair(Some(pair)) => Self::Pair(pair),
+            NewState::Entries(entries) if !entries.is_empty() => Self::Listed(entries),
+            NewState::Pair(None) | NewState::Entries(_) => Self::Nothing,
         }
     }
 }
@@ -222,8 +222,8 @@ impl Store {
         hold.chain = chain;
         let view = self.arena().view(&chain);
         let held = match state {
-            State::Pair(pair) => Held::Pair(pair),
-            State::Entries => Held::Entries(&view),
+            State::Pair(pair) => OldState::Pair(pair),
+            State::Entries => OldState::Entries(&view),
             State::Nothing | State::Listed(_) | State::Held(_) => return,
         };
         let share = to.spec().proportional.then_some((from.capacity(), to.capacity()));

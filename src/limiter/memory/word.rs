@@ -107,13 +107,13 @@ impl WordLayout {
 /// A key's units are held in runs. A run begins when none is held, and ends when none is held any more, or when the key
 /// is reset. A receipt names its run, so that what was taken before a reset returns nothing of what was taken after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct HeldUnits {
     pub(super) units: u64,
     /// The number of resets before the run began; see [`Self::run_after`].
     pub(super) run: u64,
 }
 
-impl Held {
+impl HeldUnits {
     /// Returns the number of a run that begins after this many resets.
     #[inline]
     pub(super) fn run_after(resets: u64) -> u64 {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::{Value, Version};
-use crate::algorithm::carry::{Fit, Held, Kept};
+use crate::algorithm::carry::{Fit, NewState, OldState};
 use crate::algorithm::entry_log::{EntryLog, Listed};
 use crate::algorithm::{Decider, Pair};
 use crate::limiter::remote::{HOLDERS_MAX, HeldRow, InLine, LINE_MAX, Row, Rows};
@@ -117,15 +117,17 @@ impl State {
         }
         let share = quota.spec().proportional.then_some((from.capacity(), quota.capacity()));
         let (kept, fit) = match &self.form {
-            Form::Pair(pair) => quota.decider().take_over::<Listed<'_>>(from.decider(), &Held::Pair(*pair), now, share),
-            Form::Entries(entries) => {
-                quota.decider().take_over(from.decider(), &Held::Entries(&Listed(entries)), now, share)
+            Form::Pair(pair) => {
+                quota.decider().take_over::<Listed<'_>>(from.decider(), &OldState::Pair(*pair), now, share)
             }
-            Form::Rows(_) => (Kept::Pair(None), Fit::Fits),
+            Form::Entries(entries) => {
+                quota.decider().take_over(from.decider(), &OldState::Entries(&Listed(entries)), now, share)
+            }
+            Form::Rows(_) => (NewState::Pair(None), Fit::Fits),
         };
         let form = match kept {
-            Kept::Pair(pair) => pair.map(Form::Pair),
-            Kept::Entries(entries) => (!entries.is_empty()).then_some(Form::Entries(entries)),
+            NewState::Pair(pair) => pair.map(Form::Pair),
+            NewState::Entries(entries) => (!entries.is_empty()).then_some(Form::Entries(entries)),
         };
         (form, fit)
     }
