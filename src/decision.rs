@@ -114,7 +114,6 @@ impl Decision {
     }
 
     /// Takes the answers out.
-    #[cfg(any(feature = "_redis", feature = "store", feature = "conformance"))]
     pub(crate) fn into_charges(self) -> impl Iterator<Item = ChargeDecision> {
         let (one, several) = match self.answers {
             Answers::One(charge) => (Some(charge), Several::new()),
