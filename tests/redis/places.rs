@@ -173,6 +173,25 @@ async fn reset_frees_places_and_late_returns_free_nothing() {
     eventually_free(&other, &policy, 2).await;
 }
 
+/// Each of the keys was reset, and an answer names one of them.
+#[tokio::test]
+async fn keys_that_were_reset_together_are_free_on_redis() {
+    let server = Server::start();
+    let (one, other) = (connected(quick(), &server.url()).await, connected(quick(), &server.url()).await);
+    let policies: Vec<Policy> = (0..4).map(|at| policy(&format!("places-{at}"), Quota::concurrent(1))).collect();
+    let key = alice();
+    for count in [2, 4] {
+        let charges: Vec<Charge<'_>> = policies[..count].iter().map(|policy| Charge::new(policy, &key)).collect();
+        for resets in [&other, &one] {
+            assert!(one.take(&charges).await.unwrap().is_allowed(), "{count}");
+            assert!(!one.take(&charges).await.unwrap().is_allowed(), "{count}");
+            for policy in &policies {
+                resets.reset(policy, &key).await.unwrap();
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn reset_is_not_undone_by_a_renewal() {
     let server = Server::start();

@@ -343,9 +343,11 @@ impl Holding {
     }
 }
 
-/// Forgets a key of which nothing is held, unless its row may be wrong.
+/// Forgets a key of which nothing is held, unless its row may be wrong. One that was reset is forgotten by
+/// [`Holdings::due`]: its row may stay for a while, and refuses a call that does not know of the reset.
 fn tidy(part: &mut HashMap<Bytes, Holding, Hasher>, key: &Bytes) {
-    if part.get(key).is_some_and(|holding| holding.is_idle() && !holding.is_doubtful) {
+    let is_over = |holding: &Holding| holding.is_idle() && !holding.is_doubtful && holding.resets == 0;
+    if part.get(key).is_some_and(is_over) {
         part.remove(key);
     }
 }

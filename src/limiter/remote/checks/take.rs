@@ -17,8 +17,9 @@ use crate::limiter::remote::unanswered::Unanswered;
 use crate::limiter::{Charge, Effect, Reply};
 use crate::policy::Policy;
 
-/// How often charges are asked about, if the key is reset each time.
-const TRIES: u32 = 3;
+/// How often charges are asked about, if a key is reset each time, beside once for each of their keys that were reset
+/// before: an answer names one of them.
+const TRIES: usize = 2;
 
 impl<B: Backend> Checks<B> {
     /// Takes all charges or none.
@@ -110,14 +111,15 @@ impl<B: Backend> Checks<B> {
     }
 
     /// Takes charges of one lane. If a key was reset since this process held something of it, they are asked about once
-    /// more.
+    /// more for each such key.
     async fn take_part(
         self: &Arc<Self>,
         mut request: B::Request,
         mut owed: Owed<B>,
         terms: Terms,
     ) -> Result<Taken<B>, NotTaken<B::Error>> {
-        for _ in 1..TRIES {
+        let held = owed.set.iter().filter(|pending| pending.bid.is_some()).count();
+        for _ in 1..TRIES + held {
             let taken = self.ask_for(request, |sender| Taking { sender, owed, terms }).await?;
             if !matches!(taken.result, Err(NotTaken::Refused)) {
                 return Ok(taken);

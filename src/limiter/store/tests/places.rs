@@ -99,6 +99,28 @@ async fn reset_frees_places_and_late_returns_free_nothing() {
     eventually_free(&limiter, &policy, "a", 2).await;
 }
 
+/// Each of the keys was reset, and an answer names one of them.
+#[tokio::test]
+async fn keys_that_were_reset_together_are_free_at_once() {
+    for count in [1, 2, 3, 7] {
+        let lab = Lab::default();
+        let [limiter, other] = [(); 2].map(|()| quick().build(lab.clone()).unwrap());
+        let policy = |at| Policy::new(format!("places-{at}"), Quota::concurrent(1)).unwrap();
+        let (policies, key): (Vec<Policy>, _) = ((0..count).map(policy).collect(), key("a"));
+        let charges: Vec<Charge<'_>> = policies.iter().map(|policy| Charge::new(policy, &key)).collect();
+        for resets in [&other, &limiter, &other] {
+            assert!(limiter.take(&charges).await.unwrap().is_allowed(), "{count}");
+            assert!(!limiter.take(&charges).await.unwrap().is_allowed(), "{count}");
+            for policy in &policies {
+                resets.reset(policy, &key).await.unwrap();
+            }
+        }
+        assert!(
+            limiter.take(&charges).await.unwrap().is_allowed() && !other.take(&charges).await.unwrap().is_allowed()
+        );
+    }
+}
+
 #[tokio::test]
 async fn closed_limiter_returns_its_places() {
     let lab = Lab::default();
