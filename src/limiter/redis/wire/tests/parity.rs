@@ -30,6 +30,10 @@ const KEYS: usize = 250;
 /// One key's life, in the algorithm itself.
 struct Life {
     quota: Quota,
+    /// The quota of before, which may come back.
+    former: Quota,
+    /// What the quota was made from, unless it is the first one.
+    shape: Option<(Anchor, [u64; 6])>,
     planned: Planned,
     now: u64,
     retry_us: u64,
@@ -54,6 +58,8 @@ impl Life {
     fn new(quota: Quota, now: u64, number: usize, steps: Vec<Step>) -> Self {
         Self {
             quota,
+            former: quota,
+            shape: None,
             planned: Planned::new(&quota),
             now,
             retry_us: 0,
@@ -154,9 +160,22 @@ impl Life {
 
     fn change_quota(&mut self, step: &Step) {
         let b = step.b;
-        let anchor = if b % 2 == 0 { Anchor::Epoch } else { Anchor::FirstRequest };
-        let shape = [b % 34, b >> 5, b >> 9, b >> 13, b >> 17, b >> 21];
-        self.quota = quota(any_algorithm(step.a / 4), anchor, &shape);
+        let former = std::mem::replace(&mut self.former, self.quota);
+        match (b >> 29 & 3, self.shape) {
+            (0, _) => self.quota = former,
+            // The same with another limit: states of one may be states of the other as well.
+            (1, Some((anchor, [_, _, rest @ ..]))) => {
+                let [period, burst, debt, options] = rest;
+                let shape = [b % 12, b >> 5, period, burst, debt, options];
+                self.quota = quota(self.quota.algorithm(), anchor, &shape);
+            }
+            _ => {
+                let anchor = if b % 2 == 0 { Anchor::Epoch } else { Anchor::FirstRequest };
+                let shape = [b % 34, b >> 5, b >> 9, b >> 13, b >> 17, b >> 21];
+                self.shape = Some((anchor, shape));
+                self.quota = quota(any_algorithm(step.a / 4), anchor, &shape);
+            }
+        }
         if b >> 25 & 1 == 1 {
             self.quota = self.quota.in_proportion().unwrap_or(self.quota);
         }
