@@ -34,8 +34,8 @@ pub(crate) struct Pending {
 /// The charges of a set. They are moved between futures several times, so they are not inline.
 pub(crate) type Set = Vec<Pending>;
 
-/// Which charges of a set a request is for.
-pub(crate) type Places = SmallVec<[usize; 2]>;
+/// The indices of those charges of a set that a request is for, in order.
+pub(crate) type Indices = SmallVec<[usize; 2]>;
 
 impl Pending {
     pub(crate) fn new(at: usize, charge: &Charge<'_>, tag: Tag) -> Self {

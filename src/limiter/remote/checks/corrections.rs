@@ -42,7 +42,7 @@ impl<B: Backend> Checks<B> {
         let bid = |at: usize, key| self.bid(key, &charges[at], at, &mut bids);
         let parts = self.parts(Intent::Take, charges, |_| true, bid);
         put_bids(&mut set, bids);
-        let sent = parts.into_iter().map(|part| self.settle_part(part.request, take_out(&mut set, &part.places)));
+        let sent = parts.into_iter().map(|part| self.settle_part(part.request, take_out(&mut set, &part.indices)));
         match all(sent) {
             Ok(answers) => Reply::Later(Box::pin(async move { put_together(join_all(answers).await) })),
             Err(error) => Reply::Now(Err(error)),

@@ -21,7 +21,7 @@ use super::batcher::Receiver;
 use super::denial_cache::DenialCache;
 use super::holdings::{Bid, Claim, HeldKey, Holdings};
 use super::leases::Leases;
-use super::set::{Pending, Places, Set};
+use super::set::{Indices, Pending, Set};
 use super::tag::{Tag, Tags};
 use super::unanswered::Unanswered;
 use crate::clock::Clock;
@@ -41,8 +41,8 @@ pub(crate) const CHARGES_MAX: usize = 1_000;
 struct Part<R> {
     lane: u16,
     request: R,
-    /// The places of its charges in the set.
-    places: Places,
+    /// Its charges.
+    indices: Indices,
 }
 
 type Parts<B> = SmallVec<[Part<<B as Backend>::Request>; 1]>;
@@ -150,21 +150,21 @@ impl<B: Backend> Checks<B> {
     ) -> Parts<B> {
         let backend = &self.backend;
         let stored: SmallVec<[_; 2]> = charges.iter().map(|charge| backend.stored(charge.policy, charge.key)).collect();
-        let mut lanes: SmallVec<[(u16, Places); 1]> = SmallVec::new();
+        let mut lanes: SmallVec<[(u16, Indices); 1]> = SmallVec::new();
         for (at, stored) in stored.iter().enumerate().filter(|(at, _)| wanted(*at)) {
             let lane = backend.lane(stored);
             match lanes.iter_mut().find(|(number, _)| *number == lane) {
-                Some((_, places)) => places.push(at),
+                Some((_, indices)) => indices.push(at),
                 None => lanes.push((lane, SmallVec::from_slice(&[at]))),
             }
         }
-        let part = |(lane, places): (u16, Places)| {
-            let charges = places.iter().map(|at| {
+        let part = |(lane, indices): (u16, Indices)| {
+            let charges = indices.iter().map(|at| {
                 let (charge, stored) = (&charges[*at], &stored[*at]);
                 let held = backend.held_key(charge.policy, stored);
                 (charge, stored, held.map(|key| claim(*at, key)).unwrap_or_default())
             });
-            Part { lane, request: backend.charge(intent, charges), places }
+            Part { lane, request: backend.charge(intent, charges), indices }
         };
         lanes.into_iter().map(part).collect()
     }
@@ -211,7 +211,7 @@ impl<B: Backend> Checks<B> {
     }
 }
 
-/// Puts the bids into the charges at their places.
+/// Puts the bids into their charges.
 fn put_bids(set: &mut Set, bids: Vec<(usize, Box<Bid>)>) {
     bids.into_iter().for_each(|(at, bid)| set[at].bid = Some(bid));
 }

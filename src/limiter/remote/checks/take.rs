@@ -77,12 +77,12 @@ impl<B: Backend> Checks<B> {
         let terms = Terms { sent: began, repeats, is_alone: parts.len() == 1 };
         let answers: SmallVec<[_; 1]> = match parts.pop() {
             Some(only) if terms.is_alone => {
-                let owed = owed.part(&only.places);
+                let owed = owed.part(&only.indices);
                 smallvec![self.take_part(only.request, owed, terms).await]
             }
             last => {
                 let taken = parts.into_iter().chain(last).map(|part| {
-                    let owed = owed.part(&part.places);
+                    let owed = owed.part(&part.indices);
                     self.take_part(part.request, owed, terms)
                 });
                 join_all(taken).await.into()
@@ -149,7 +149,7 @@ impl<B: Backend> Checks<B> {
         let checks = Arc::clone(self);
         let mut set = self.set(charges);
         let parts = self.parts(Intent::Peek, charges, |_| true, |at, _| self.look(&charges[at]));
-        let parts: Vec<_> = parts.into_iter().map(|part| (part.request, take_out(&mut set, &part.places))).collect();
+        let parts: Vec<_> = parts.into_iter().map(|part| (part.request, take_out(&mut set, &part.indices))).collect();
         Reply::Later(Box::pin(async move {
             let peeked = parts.into_iter().map(async |(request, mut set)| {
                 put_decisions(&mut set, checks.ask(request).await)?;

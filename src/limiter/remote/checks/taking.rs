@@ -8,7 +8,7 @@ use super::Checks;
 use crate::decision::Decision;
 use crate::limiter::remote::backend::{Answer, Backend};
 use crate::limiter::remote::batcher::Receiver;
-use crate::limiter::remote::set::{self, Places, Set};
+use crate::limiter::remote::set::{self, Indices, Set};
 use crate::limiter::remote::unanswered::Unanswered;
 use crate::time::Timestamp;
 
@@ -107,9 +107,9 @@ pub(super) struct Owed<B: Backend> {
 }
 
 impl<B: Backend> Owed<B> {
-    /// Takes out the charges at these places.
-    pub(super) fn part(&mut self, places: &Places) -> Self {
-        Self { checks: Arc::clone(&self.checks), set: take_out(&mut self.set, places) }
+    /// Takes out the charges at these indices.
+    pub(super) fn part(&mut self, indices: &Indices) -> Self {
+        Self { checks: Arc::clone(&self.checks), set: take_out(&mut self.set, indices) }
     }
 
     pub(super) fn decide(mut self) -> Decision {
@@ -125,12 +125,12 @@ impl<B: Backend> Drop for Owed<B> {
     }
 }
 
-/// Takes the charges at these places out of a set. The places are in order.
-pub(super) fn take_out(set: &mut Set, places: &Places) -> Set {
-    if places.len() == set.len() {
+/// Takes the charges at these indices out of a set.
+pub(super) fn take_out(set: &mut Set, indices: &Indices) -> Set {
+    if indices.len() == set.len() {
         return std::mem::take(set);
     }
-    let (part, rest) = std::mem::take(set).into_iter().partition(|pending| places.binary_search(&pending.at).is_ok());
+    let (part, rest) = std::mem::take(set).into_iter().partition(|pending| indices.binary_search(&pending.at).is_ok());
     *set = rest;
     part
 }
