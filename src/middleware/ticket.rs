@@ -160,7 +160,7 @@ impl Ticket {
         charges.filter_map(|(at, charged)| Some((at, charged.decision.take_receipt()?))).collect()
     }
 
-    /// Refunds what the request took. Its response does not report it: see [`take_back`](Self::take_back).
+    /// Refunds what the request took. Its response does not report it: see [`refund_and_report`](Self::refund_and_report).
     #[cold]
     pub(super) fn refund<L: Limiter>(&mut self, layer: &Compiled<L>) {
         self.places = None;
@@ -170,7 +170,7 @@ impl Ticket {
 
     /// Refunds what the request took, and updates what its response reports.
     #[cold]
-    pub(super) fn take_back<L: Limiter>(&mut self, layer: &Compiled<L>) {
+    pub(super) fn refund_and_report<L: Limiter>(&mut self, layer: &Compiled<L>) {
         let taken = (0..self.charges.len()).map(|at| (at, self.taken(at)));
         let units: SmallVec<[(usize, u64); 2]> = taken.filter(|(_, units)| *units > 0).collect();
         self.refund(layer);

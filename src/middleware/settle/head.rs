@@ -74,7 +74,7 @@ impl<L: Limiter> OpenTicket<L> {
     /// Open charges stay open while the application's closures run, since they may panic.
     pub(crate) fn see_head(&mut self, response: &Parts) {
         if self.copies.take().is_some_and(|copies| copies.are_refused()) {
-            self.take_back();
+            self.refund_and_report();
             return;
         }
         let length = response.headers.get(header::CONTENT_LENGTH);

@@ -88,9 +88,9 @@ impl<L: Limiter> OpenTicket<L> {
     }
 
     /// Refunds everything, and updates what the response reports.
-    pub(super) fn take_back(&mut self) {
+    pub(super) fn refund_and_report(&mut self) {
         self.close();
-        self.ticket.take_back(&self.layer);
+        self.ticket.refund_and_report(&self.layer);
     }
 
     fn close(&mut self) {

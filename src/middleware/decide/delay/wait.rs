@@ -48,7 +48,7 @@ impl Ticket {
         if counted.is_none() {
             self.refuse_to_wait(|ticket| {
                 ticket.decline_slots(layer, delays);
-                ticket.take_back(layer);
+                ticket.refund_and_report(layer);
             });
         }
         counted
@@ -68,12 +68,12 @@ impl Ticket {
         }
     }
 
-    /// Refuses a request that has to wait. `take_back` reports its charges as not taken.
-    pub(crate) fn refuse_to_wait(&mut self, take_back: impl FnOnce(&mut Self)) {
+    /// Refuses a request that has to wait. `refund_and_report` reports its charges as not taken.
+    pub(crate) fn refuse_to_wait(&mut self, refund_and_report: impl FnOnce(&mut Self)) {
         let waiting = self.charges.iter().enumerate().filter(|(_, charged)| makes_wait(charged));
         let delays: SmallVec<[(usize, Duration); 1]> =
             waiting.map(|(at, charged)| (at, charged.decision.delay())).collect();
-        take_back(self);
+        refund_and_report(self);
         for (at, delay) in delays {
             let Some(charged) = self.charges.get_mut(at) else { continue };
             charged.effect = effect_of(charged.mode); // a request that would wait is not metered instead
