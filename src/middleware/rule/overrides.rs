@@ -372,7 +372,7 @@ mod tests {
     }
 
     /// Looks whether the table is locked when it is cloned and dropped, and panics when it is dropped.
-    struct Value(Overrides<Value>, Arc<AtomicUsize>);
+    struct Value(Overrides<Self>, Arc<AtomicUsize>);
 
     impl Value {
         fn look(&self) {
