@@ -56,9 +56,13 @@ fn play(test: &str, play: impl Fn(u64) -> story::Ended) {
         if failed.len() == 10 {
             break;
         }
+        let played = seed + 1 - first;
+        if played % 10_000 == 0 {
+            println!("{test}: {played} of {seeds} seeds, {checks} checks, {} failed", failed.len());
+        }
     }
     assert!(failed.is_empty(), "seeds {failed:?} of {seeds} break a law");
-    println!("{seeds} seeds, {checks} checks");
+    println!("{test}: {seeds} seeds, {checks} checks");
 }
 
 #[test]
