@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 
 use super::heard::{Heard, unnamed_wait_us};
 use super::rate::Rate;
+use crate::sync::contained;
 
 /// The number of foremost waiters whose timers are set to the instant at which the next is sent. If
 /// the task of the first does not run, the task of another one moves the line on.
@@ -37,9 +38,10 @@ pub(super) struct Wakers {
 }
 
 impl Wakers {
+    /// Each by itself: one that panics keeps no other waiting.
     pub(super) fn release(self) {
-        self.to_wake.into_iter().for_each(Waker::wake);
-        drop(self.to_drop);
+        self.to_wake.into_iter().for_each(|waker| contained(|| waker.wake()));
+        self.to_drop.into_iter().for_each(|waker| contained(|| drop(waker)));
     }
 }
 

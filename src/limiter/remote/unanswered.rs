@@ -57,9 +57,11 @@ impl Unanswered {
                 StoreErrorKind::Timeout,
                 format!("no answer within {deadline:?}, the wait behind earlier checks included"),
             ),
-            Self::RuntimeEnded => {
-                (StoreErrorKind::Unavailable, "the runtime in which the limiter was made has ended".to_owned())
-            }
+            Self::RuntimeEnded => (
+                StoreErrorKind::Unavailable,
+                "the runtime in which the limiter was made has ended, or code of the application panicked there"
+                    .to_owned(),
+            ),
             Self::LeftOut => (StoreErrorKind::Foreign, "the store answered fewer checks than it was asked".to_owned()),
             Self::Misunderstood => {
                 (StoreErrorKind::Foreign, "the store's answer is not one to what it was asked".to_owned())

@@ -195,6 +195,9 @@ impl<S: Store> Inner<S> {
                         );
                         return Err(StoreError::new(StoreErrorKind::Contended, message));
                     }
+                    if conflicts > 1 {
+                        tokio::task::yield_now().await; // a store in memory answers at once, and would keep the thread
+                    }
                 }
             }
             riders.retain(|rider| !rider.receiver.is_gone());

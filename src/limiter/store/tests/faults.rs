@@ -7,6 +7,7 @@ use super::lab::{Fate, Lab};
 use super::{StoreLimiterBuilder, hourly, key, left, patient, take};
 use crate::clock::{Clock, ManualClock};
 use crate::event::{LimiterEvent, StoreErrorKind};
+use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped};
 use crate::limiter::{Charge, Effect, Limiter, Refund};
 use crate::outcome::Observer;
 use crate::policy::Policy;
@@ -151,6 +152,32 @@ async fn key_that_others_always_change_is_contended() {
     assert!((2..=51).contains(&calls), "{calls} swaps in 50 ms");
     lab.next(&[]);
     assert_eq!(left(&limiter, &policy, "a").await, 9);
+}
+
+/// Says of each swap, at once, that another process was first.
+struct Stubborn;
+
+impl Store for Stubborn {
+    async fn load(&self, keys: &[Arc<str>]) -> Result<Loaded, StoreError> {
+        Ok(Loaded::new(vec![None; keys.len()]))
+    }
+
+    async fn swap(&self, changes: &[Change]) -> Result<Swapped, StoreError> {
+        Ok(Swapped::conflict(vec![None; changes.len()]))
+    }
+}
+
+#[tokio::test]
+async fn store_that_answers_at_once_does_not_keep_the_thread() {
+    let limiter = StoreLimiterBuilder::new().build(Stubborn).unwrap();
+    let others = tokio::spawn(async {
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+    });
+    let error = limiter.take(&[Charge::new(&hourly(10), &key("a"))]).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Contended, "{error}");
+    assert!(others.is_finished(), "tasks of the same thread went on meanwhile");
 }
 
 #[tokio::test(start_paused = true)]

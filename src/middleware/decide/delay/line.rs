@@ -58,9 +58,10 @@ struct Wakers {
 }
 
 impl Wakers {
+    /// Each by itself: one that panics keeps no other waiting.
     fn release(self) {
-        self.to_wake.into_iter().for_each(Waker::wake);
-        drop(self.to_drop);
+        self.to_wake.into_iter().for_each(|waker| contained(|| waker.wake()));
+        self.to_drop.into_iter().for_each(|waker| contained(|| drop(waker)));
     }
 }
 
@@ -125,7 +126,7 @@ impl WaitingLines {
         line.add(Slot { departs_us, receipt });
         line.wake_foremost(&mut wakers);
         drop(waiting);
-        contained(|| wakers.release());
+        wakers.release();
         self.refund_free(key, refund);
     }
 
@@ -150,7 +151,7 @@ impl WaitingLines {
             Some(receipt) => line.unused.extend(receipt.map(|receipt| (turn.number, receipt))),
             None => line.leave(turn.number, wakers),
         };
-        contained(|| self.with_line(turn, now_us, leave).unwrap_or_default());
+        self.with_line(turn, now_us, leave).unwrap_or_default();
         self.refund_free(&turn.key, refund);
     }
 
@@ -336,6 +337,28 @@ mod tests {
             let left = ended.recv_timeout(std::time::Duration::from_secs(20));
             assert_eq!(left, Ok(0), "{name}: the other request has left");
         }
+    }
+
+    /// Notes that it was woken, and panics.
+    struct Panics(std::sync::atomic::AtomicBool);
+
+    impl std::task::Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+            panic!("the executor fails");
+        }
+    }
+
+    #[test]
+    fn waker_that_panics_keeps_no_other_request_waiting() {
+        let lines = WaitingLines::default();
+        let turns = [(); 3].map(|()| lines.join(key(), 100, None));
+        let wakers = [(); 2].map(|()| Arc::new(Panics(false.into())));
+        for (turn, waker) in turns.iter().zip(&wakers) {
+            assert_eq!(lines.poll(turn, 0, &Waker::from(Arc::clone(waker))), Err(100));
+        }
+        assert_eq!(lines.poll(&turns[2], 100, Waker::noop()), Ok(None));
+        assert!(wakers.iter().all(|waker| waker.0.load(std::sync::atomic::Ordering::Relaxed)));
     }
 
     fn receipt(at_us: u64) -> Option<Receipt> {
