@@ -57,8 +57,8 @@ fn join<T>(threads: Vec<thread::JoinHandle<T>>) -> Vec<T> {
 fn snapshot_during_evictions_has_each_state_as_it_was() {
     explore(1_000, || {
         let (clock, forgotten) = (ManualClock::new(), Forgotten::default());
-        let builder = || MemoryLimiter::builder().max_keys(8).min_entries(1).clock(clock.clone());
-        let limiter = builder().observer(forgotten.clone()).build().expect("the setup is possible");
+        let builder = || MemoryLimiter::builder().min_entries(1).clock(clock.clone());
+        let limiter = builder().max_keys(8).observer(forgotten.clone()).build().expect("the setup is possible");
         let bucket = policy("bucket", Quota::token_bucket(10, HOUR).expect("the quota is possible"));
         let kept = key(0);
         assert!(limiter.take_one(&bucket, &kept, 4).is_allowed());
@@ -75,7 +75,8 @@ fn snapshot_during_evictions_has_each_state_as_it_was() {
         let admitted: u64 = join(threads).into_iter().sum();
         let forgotten = forgotten.0.load(Ordering::Relaxed);
         assert!(admitted + 4 <= 10 * (9 + forgotten), "{admitted} of 9 keys, {forgotten} forgotten");
-        let restored = builder().restore(snapshot).build().expect("the snapshot is whole");
+        // All states have room in it.
+        let restored = builder().max_keys(1_000).restore(snapshot).build().expect("the snapshot is whole");
         let left = |limiter: &MemoryLimiter| limiter.peek_one(&bucket, &kept, 0).remaining();
         let (then, now) = (left(&restored), left(&limiter));
         assert!(forgotten > 0 || (now, then) == (3, then.clamp(3, 6)), "{then} then, {now} now");
