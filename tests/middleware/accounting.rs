@@ -282,7 +282,7 @@ impl Terms {
     }
 
     fn settles(&self) -> bool {
-        self.is_reserved() || self.keeps.is_some()
+        self.is_reserved() || self.keeps.is_some() || self.refunds_aborted
     }
 
     fn rule(&self, name: &str, at: usize, quota: &QuotaSwitch, mode: &ModeSwitch) -> Rule {
