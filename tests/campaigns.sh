@@ -75,7 +75,7 @@ cargo install --locked cargo-hack cargo-deny
 cargo hack clippy --locked --package tower-ratelimit --lib --feature-powerset --depth 2 --exclude-features _redis -- -D warnings
 cargo deny --locked check licenses bans sources
 
-# What builds the library for each case builds it without optimising, and tries a sample.
+# Commands that build the library for each case do so without optimising, and try a sample.
 unset CARGO_PROFILE_TEST_OPT_LEVEL RATELIMIT_CAMPAIGN
 # The simulation finds fifteen planted defects: an hour.
 bash tests/campaigns/defects.sh
