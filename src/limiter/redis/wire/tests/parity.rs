@@ -32,7 +32,7 @@ struct Life {
     quota: Quota,
     /// The quota of before, which may come back.
     former: Quota,
-    /// What the quota was made from, unless it is the first one.
+    /// The anchor and the numbers that the quota was made from, unless it is the first one.
     shape: Option<(Anchor, [u64; 6])>,
     planned: Planned,
     now: u64,
@@ -163,7 +163,7 @@ impl Life {
         let former = std::mem::replace(&mut self.former, self.quota);
         match (b >> 29 & 3, self.shape) {
             (0, _) => self.quota = former,
-            // The same with another limit: states of one may be states of the other as well.
+            // The same with another limit: the two may share their states.
             (1, Some((anchor, [_, _, rest @ ..]))) => {
                 let [period, burst, debt, options] = rest;
                 let shape = [b % 12, b >> 5, period, burst, debt, options];
