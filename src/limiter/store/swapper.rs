@@ -5,8 +5,11 @@
 //! If a swap has no answer, the same swap is sent again. If the current value is the expected one, it is made now. If
 //! it is the limiter's own, the first one was made. Otherwise the value names the versions before it: if the own one is
 //! among them, the swap was made; if the expected one is, followed by another one, it was not. If neither is, nothing is
-//! known, and the requests fail as a timeout. A swap that removes a value leaves none of its own. It was made if the
-//! current value names all versions since the key had none, and the expected one is not among them.
+//! known, and the requests fail as a timeout.
+//!
+//! If a value names all versions since the key had none, and neither is among them, the swap was not made, or the value
+//! was removed since. A swap that only removes values has had its effect in both cases. Charges are decided again:
+//! nothing is left of what they took before. Refunds and returns are not, because what they gave back is not known.
 
 use std::collections::hash_map::RandomState;
 use std::future::Future;
@@ -169,7 +172,8 @@ impl<S: Store> Inner<S> {
                 continue;
             }
             let changes = copy.changes(now.as_micros(), || self.random.version());
-            match self.swap(&changes, now, due).await? {
+            let only_takes = riders.iter().all(|rider| matches!(rider.request.verb, Verb::Take | Verb::Peek));
+            match self.swap(&changes, now, due, only_takes).await? {
                 Outcome::Made { is_away } => {
                     // The time of the decision was too far away from the store's: it is made again, once.
                     if is_away && !has_undone && self.undo(&mut copy, &changes, due).await? {
@@ -248,8 +252,15 @@ impl<S: Store> Inner<S> {
         Err(self.unavailable())
     }
 
-    /// Swaps, and finds out whether it was made if the answer is lost.
-    async fn swap(self: &Arc<Self>, changes: &[Change], decided: Timestamp, due: Due) -> Result<Outcome, StoreError> {
+    /// Swaps, and finds out whether it was made if the answer is lost. `only_takes` says that the changes give nothing
+    /// back.
+    async fn swap(
+        self: &Arc<Self>,
+        changes: &[Change],
+        decided: Timestamp,
+        due: Due,
+        only_takes: bool,
+    ) -> Result<Outcome, StoreError> {
         for sends in 1.. {
             match self.call(self.store.swap(changes), if sends < SENDS { due.half() } else { due }).await {
                 Ok((swapped, trip)) => {
@@ -263,7 +274,8 @@ impl<S: Store> Inner<S> {
                     return match if sends == 1 { Evidence::NotMade } else { evidence(changes, &current) } {
                         Evidence::Made => Ok(Outcome::Made { is_away: false }),
                         Evidence::NotMade => Ok(Outcome::Conflict(current)),
-                        Evidence::None => Err(StoreError::new(
+                        Evidence::Gone if only_takes => Ok(Outcome::Conflict(current)),
+                        Evidence::Gone | Evidence::None => Err(StoreError::new(
                             StoreErrorKind::Timeout,
                             format!(
                                 "an answer of {} was lost, and what became of the charge is not known: others have \
@@ -294,7 +306,7 @@ impl<S: Store> Inner<S> {
         if changes.is_empty() {
             return Ok(false);
         }
-        match self.swap(&changes, now, due).await? {
+        match self.swap(&changes, now, due, false).await? {
             Outcome::Made { .. } => {
                 copy.note_done(&changes, &self.known);
                 Ok(true)

@@ -451,54 +451,45 @@ impl Cell {
 pub(super) enum Evidence {
     Made,
     NotMade,
+    /// If they were made, others have removed the values since, and nothing is left of what they wrote.
+    Gone,
     None,
 }
 
 /// Finds out from the current values whether changes were made.
 pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidence {
-    let (mut found, mut is_removed) = (None, false);
+    let (mut is_not_made, mut is_unknown, mut is_gone, mut has_put) = (false, false, false, false);
     for (change, value) in changes.iter().zip(current) {
         let own = match &change.then {
             Then::Put(own, _) => Some(own.version),
             Then::Delete => None,
             Then::Keep => continue,
         };
-        let one = match (value, own) {
-            (None, Some(_)) => Evidence::None,
-            // By this removal or by another one. To decide again could return the same units twice.
-            (None, None) => {
-                is_removed = true;
-                continue;
-            }
-            (Some(value), Some(own)) if value.version == own => return Evidence::Made,
-            (Some(value), _) => {
-                let Ok(history) = read_history(value) else { continue };
-                let is_expected_one =
-                    change.expect.is_some_and(|expected| value.version == expected || history.has(expected));
-                match own {
-                    Some(own) if history.has(own) => return Evidence::Made,
-                    // The expected one was followed by another's.
-                    _ if is_expected_one => Evidence::NotMade,
-                    // All versions are known, and the own is none of them.
-                    Some(_) if history.is_whole() => Evidence::NotMade,
-                    // The value is a new one, so the expected one was removed. What others wrote since must stay.
-                    None if history.is_whole() => {
-                        is_removed = true;
-                        continue;
-                    }
-                    _ => Evidence::None,
-                }
-            }
+        has_put |= own.is_some();
+        let Some(value) = value else {
+            is_gone = true;
+            continue;
         };
-        if found != Some(Evidence::NotMade) {
-            found = Some(one);
+        let history = read_history(value).unwrap_or_default();
+        let knows = |version: Version| value.version == version || history.has(version);
+        if own.is_some_and(knows) {
+            return Evidence::Made;
+        } else if change.expect.is_some_and(knows) {
+            is_not_made = true; // another one followed the expected value
+        } else if history.is_whole() {
+            is_gone = true; // the value is a new one: the key had none since
+        } else {
+            is_unknown = true;
         }
     }
-    match found {
-        Some(found) => found,
-        None if is_removed => Evidence::Made,
+    match (is_not_made, is_unknown, is_gone) {
+        (true, ..) => Evidence::NotMade,
+        (_, true, _) => Evidence::None,
+        // A removal has its effect, whoever made it. To decide again could return the same units twice.
+        (.., true) if !has_put => Evidence::Made,
+        (.., true) => Evidence::Gone,
         // Looks have nothing to find out.
-        None => Evidence::NotMade,
+        _ => Evidence::NotMade,
     }
 }
 

@@ -412,6 +412,44 @@ async fn lost_removal_is_not_made_twice_with_a_charge() {
     }
 }
 
+/// Simulated seed 151131: the unit was returned twice, and a caller was told to have it.
+#[tokio::test]
+async fn lost_return_is_not_made_twice_if_others_write_the_key_anew() {
+    let window = Policy::new("window", Quota::fixed_window(2, Duration::from_secs(3_600)).unwrap()).unwrap();
+    for policy in [window, Policy::new("places", Quota::concurrent(2)).unwrap()] {
+        let lab = Lab::with(|lab| lab.trip = Duration::from_millis(20));
+        let [limiter, other] = [(); 2].map(|()| patient().max_denials(0).build(lab.clone()).unwrap());
+        let receipt = take(&limiter, &policy, "a").await.charge_mut(0).unwrap().take_receipt().unwrap();
+        take(&other, &policy, "a").await;
+        let charge = || {
+            let (limiter, policy) = (limiter.clone(), policy.clone());
+            tokio::spawn(async move { limiter.take(&[Charge::new(&policy, &key("a"))]).await })
+        };
+        lab.next(&[Fate::Answered, Fate::LostThenWrittenAnew]);
+        let flies = charge();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let waits = charge();
+        tokio::task::yield_now().await;
+        let refund = limiter.refund(vec![Refund::new(policy.clone(), key("a"), receipt)]);
+        assert!(!flies.await.unwrap().unwrap().is_allowed());
+        let held = u64::from(waits.await.unwrap().is_ok_and(|decision| decision.is_allowed()));
+        drop(refund.await); // whether it was made is not known
+        assert_eq!(left(&limiter, &policy, "a").await, 1 - held, "{}", policy.name());
+    }
+}
+
+#[tokio::test]
+async fn charge_that_others_removed_with_its_key_is_taken_again() {
+    for policy in [hourly(10), Policy::new("places", Quota::concurrent(10)).unwrap()] {
+        let lab = Lab::default();
+        let limiter = patient().build(lab.clone()).unwrap();
+        take(&limiter, &policy, "warm").await;
+        lab.next(&[Fate::LostThenWrittenAnew]);
+        assert!(take(&limiter, &policy, "a").await.is_allowed());
+        assert_eq!(left(&limiter, &policy, "a").await, 8, "{}: others have taken one", policy.name());
+    }
+}
+
 #[tokio::test]
 async fn refunds_to_a_queue_are_made_in_any_order() {
     let limiter = patient().build(Lab::default()).unwrap();

@@ -27,7 +27,8 @@ pub(super) enum Fate {
     Overtaken,
     /// Others write this many times after it, and the answer is lost.
     LostThenOverwritten(u8),
-    /// The store made it, another process writes what was there before as a new value, and the answer is lost.
+    /// The store made it, others remove the value and write it anew, and the answer is lost. A value that it removed
+    /// itself is written as it was before.
     LostThenWrittenAnew,
     /// The answer is that of a moment ago.
     Old,
@@ -116,12 +117,12 @@ impl Lab {
         }
     }
 
-    /// Writes the values that these keys had before the last swap as new ones, as another limiter does that takes the
-    /// same units.
+    /// Writes the values of these keys, or those that the last swap removed, as new ones, as another limiter does that
+    /// takes the same units.
     fn write_anew(&self, keys: impl Iterator<Item = Arc<str>>) {
         let (old, mut values) = (lock(&self.0.old), lock(&self.0.values));
         for key in keys {
-            let Some(value) = old.get(&key) else { continue };
+            let Some(value) = values.get(&key).or(old.get(&key)) else { continue };
             let quotas = crate::limiter::store::value::Quotas::default();
             let Ok((_, state)) = quotas.read(value, None) else { continue };
             let number = self.0.versions.fetch_add(1, Ordering::Relaxed);
