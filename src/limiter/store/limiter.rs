@@ -38,9 +38,10 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 /// is a swap of its own, after the response. At most 256 processes can hold units of one key, and 128 can be in line. So
 /// prefer Redis for keys that many processes use at once.
 ///
-/// Decisions are made at the store's time, as far as this process knows it: to half of the shortest round trip. If the
-/// store reports no time, they are made at the process's, and then a clock that is ahead by a second refills a second
-/// earlier.
+/// Decisions are made at the store's time, as far as this process knows it: to the length of a round trip. If the store's
+/// clock steps, one more decision can be off by 100 milliseconds and a round trip. One that is further off is made again.
+/// If the store reports no time, decisions are made at the process's, and then a clock that is ahead by a second refills a
+/// second earlier.
 ///
 /// If other processes change a key so often that no swap succeeds before the deadline, the check fails as
 /// [`Contended`](StoreErrorKind::Contended).

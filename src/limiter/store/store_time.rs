@@ -1,8 +1,10 @@
 //! The time of decisions: the store's, as far as this process knows it.
 //!
 //! A decision needs the time before the swap, and the store reports its time with each answer. So the process keeps the
-//! difference between the store's clock and its own. The store read its clock at some instant of the round trip, so the
-//! answer with the shortest round trip of the last ten seconds says most exactly what the difference is.
+//! difference between the store's clock and its own. The store read its clock at some instant of the round trip, so each
+//! answer bounds the difference from below and from above. If the known one lies outside, it is moved to the nearer bound.
+//! It comes closer with each answer: trips that are short in one direction or the other leave the least room. A step of a
+//! clock is followed with the next answer, to the length of its trip.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +13,6 @@ use crate::clock::Clock;
 use crate::sync::{Mutex, lock};
 use crate::time::{CLOCK_US_MAX, Timestamp};
 
-/// The answers of two spans of this length are looked at.
-const SPAN_US: u64 = 5_000_000;
-
 /// A decision whose time was further away from the store's than this is not kept.
 const AWAY: Duration = Duration::from_millis(100);
 
@@ -21,23 +20,8 @@ pub(super) struct StoreTime {
     /// The clock that decides instead of the store's.
     chosen: Option<Arc<dyn Clock>>,
     own: Arc<dyn Clock>,
-    samples: Mutex<Samples>,
-}
-
-#[derive(Default)]
-struct Samples {
-    /// The best of this span and of the one before.
-    best: [Option<Sample>; 2],
-    span: u64,
-    /// Whether the store reports no time.
-    is_own: bool,
-}
-
-#[derive(Clone, Copy)]
-struct Sample {
-    trip_us: u64,
-    /// The store's clock minus the own one.
-    ahead_us: i64,
+    /// The store's clock minus the own one, once the store has answered. It is zero if the store reports no time.
+    ahead_us: Mutex<Option<i64>>,
 }
 
 /// When a call was sent and answered, by the own clock.
@@ -50,7 +34,7 @@ pub(super) struct Trip {
 impl StoreTime {
     /// Begins with the clock that decides instead of the store's, if there is one, and the clock of this process.
     pub(super) fn new(chosen: Option<Arc<dyn Clock>>, own: Arc<dyn Clock>) -> Self {
-        Self { chosen, own, samples: Mutex::default() }
+        Self { chosen, own, ahead_us: Mutex::default() }
     }
 
     /// Returns the own time, for [`Trip`].
@@ -63,11 +47,8 @@ impl StoreTime {
         let now = match &self.chosen {
             Some(clock) => clock.now(),
             None => {
-                let ahead_us = {
-                    let samples = lock(&self.samples);
-                    if samples.is_own { 0 } else { samples.best()?.ahead_us }
-                };
-                Timestamp::from_micros(self.own.now().as_micros().saturating_add_signed(ahead_us))
+                let ahead_us = *lock(&self.ahead_us);
+                Timestamp::from_micros(self.own.now().as_micros().saturating_add_signed(ahead_us?))
             }
         };
         Some(now.min(Timestamp::from_micros(CLOCK_US_MAX)))
@@ -79,42 +60,24 @@ impl StoreTime {
         if self.chosen.is_some() {
             return false;
         }
-        let mut samples = lock(&self.samples);
+        let mut known = lock(&self.ahead_us);
         let Some(now) = now else {
-            samples.is_own = true;
+            *known = Some(0);
             return false;
         };
-        samples.is_own = false;
-        let trip_us = trip.answered.as_micros().saturating_sub(trip.sent.as_micros());
-        let middle = trip.sent.as_micros() + trip_us / 2;
-        let ahead_us = i64::try_from(i128::from(now.as_micros()) - i128::from(middle)).unwrap_or(i64::MAX);
-        samples.add(Sample { trip_us, ahead_us }, trip.answered);
-        let away_us = AWAY.as_micros() as u64 + trip_us;
-        decided.is_some_and(|decided| decided.as_micros().abs_diff(now.as_micros()) > away_us)
+        let [least, most] = [trip.answered, trip.sent].map(|own| ahead_us(now, own));
+        let middle = least + (most - least) / 2;
+        *known = Some(known.unwrap_or(middle).min(most).max(least));
+        let away = AWAY + trip.answered.saturating_since(trip.sent);
+        let is_away = |decided: Timestamp| decided.saturating_since(now).max(now.saturating_since(decided)) > away;
+        decided.is_some_and(is_away)
     }
 }
 
-impl Samples {
-    fn best(&self) -> Option<Sample> {
-        self.best.iter().flatten().min_by_key(|sample| sample.trip_us).copied()
-    }
-
-    fn add(&mut self, new: Sample, at: Timestamp) {
-        let span = at.as_micros() / SPAN_US;
-        let is_step = |best: Sample| {
-            best.ahead_us.abs_diff(new.ahead_us) > AWAY.as_micros() as u64 + best.trip_us.max(new.trip_us)
-        };
-        match span.saturating_sub(self.span) {
-            _ if self.best().is_some_and(is_step) => self.best = [None, None], // one of the clocks stepped
-            0 => {}
-            1 => self.best = [None, self.best[0]],
-            _ => self.best = [None, None],
-        }
-        self.span = span;
-        if self.best[0].is_none_or(|best| new.trip_us <= best.trip_us) {
-            self.best[0] = Some(new);
-        }
-    }
+/// Returns how far an instant of the store's clock is ahead of one of the own clock.
+fn ahead_us(store: Timestamp, own: Timestamp) -> i64 {
+    let [store, own] = [store, own].map(|instant| instant.as_micros().min(CLOCK_US_MAX) as i64); // below 2^53
+    store - own
 }
 
 #[cfg(test)]
@@ -130,42 +93,54 @@ mod tests {
         Trip { sent: Timestamp::from_micros(sent), answered: Timestamp::from_micros(answered) }
     }
 
-    fn ahead(time: &StoreTime) -> Option<i64> {
-        lock(&time.samples).best().map(|best| best.ahead_us)
-    }
-
-    fn record(time: &StoreTime, trip: Trip, now: u64) -> bool {
-        let now = Timestamp::from_micros(now);
-        time.record(trip, Some(now), Some(now))
+    /// Records an answer to a decision at the store's own time.
+    fn record(time: &StoreTime, trip: Trip, now: u64) -> Option<i64> {
+        let now = Some(Timestamp::from_micros(now));
+        assert!(!time.record(trip, now, now));
+        *lock(&time.ahead_us)
     }
 
     #[test]
-    fn offset_is_that_of_the_shortest_trip_of_ten_seconds() {
+    fn difference_comes_closer_with_each_answer() {
         let time = own();
         assert_eq!(time.now(), None, "nothing is known before the first answer");
-        assert!(!record(&time, trip(10_000_000, 10_010_000), 30_000_000));
-        assert_eq!(ahead(&time), Some(30_000_000 - 10_005_000));
-        record(&time, trip(11_000_000, 11_000_200), 31_000_000);
-        assert_eq!(ahead(&time), Some(31_000_000 - 11_000_100));
-        record(&time, trip(12_000_000, 12_002_000), 32_000_000);
-        assert_eq!(ahead(&time), Some(31_000_000 - 11_000_100), "a longer trip says less");
-        record(&time, trip(15_000_000, 15_002_000), 35_001_000);
-        assert_eq!(ahead(&time), Some(31_000_000 - 11_000_100));
-        record(&time, trip(21_000_000, 21_002_000), 41_001_000);
-        assert_eq!(ahead(&time), Some(41_001_000 - 21_001_000), "ten seconds are over");
+        // The store is 20 s ahead. The first trip takes 9 ms there and 1 ms back.
+        assert_eq!(record(&time, trip(10_000_000, 10_010_000), 30_009_000), Some(20_004_000));
+        assert_eq!(record(&time, trip(11_000_000, 11_006_000), 31_003_000), Some(20_003_000));
+        assert_eq!(record(&time, trip(12_000_000, 12_900_000), 32_000_100), Some(20_000_100), "a short way there");
+        assert_eq!(record(&time, trip(13_000_000, 13_900_000), 33_899_900), Some(20_000_100), "a short way back");
+        assert_eq!(record(&time, trip(99_000_000, 99_002_000), 118_990_000), Some(19_990_000), "the clocks drift");
     }
 
     #[test]
     fn clock_that_steps_is_followed_at_once() {
         let time = own();
         record(&time, trip(10_000_000, 10_000_100), 30_000_000);
-        let decided = Some(Timestamp::from_micros(31_000_000));
-        let stepped = Some(Timestamp::from_micros(95_000_000));
-        assert!(time.record(trip(11_000_000, 11_003_000), stepped, decided), "the decision was made too early");
-        assert_eq!(ahead(&time), Some(95_000_000 - 11_001_500));
-        let back = Some(Timestamp::from_micros(20_000_000));
-        assert!(time.record(trip(12_000_000, 12_003_000), back, stepped));
-        assert_eq!(ahead(&time), Some(20_000_000 - 12_001_500));
+        for (at, ahead_us) in [(11_000_000, 84_000_000), (12_000_000, 8_000_000), (13_000_000, 8_050_000)] {
+            let ahead = record(&time, trip(at, at + 3_000), at + ahead_us + 1_000).unwrap();
+            assert!(ahead.abs_diff(ahead_us as i64) <= 3_000, "{ahead} and not {ahead_us}");
+        }
+    }
+
+    #[test]
+    fn decision_far_away_from_the_time_of_the_store_is_noticed() {
+        let time = own();
+        let now = Timestamp::from_micros(30_000_000);
+        for (away_us, is_away) in [(103_000, false), (103_001, true)] {
+            for decided in [now.as_micros() - away_us, now.as_micros() + away_us].map(Timestamp::from_micros) {
+                assert_eq!(time.record(trip(10_000_000, 10_003_000), Some(now), Some(decided)), is_away);
+            }
+        }
+    }
+
+    #[test]
+    fn time_of_a_store_is_any_number() {
+        let time = own();
+        for now in [0, u64::MAX, 0] {
+            time.record(trip(0, u64::MAX), Some(Timestamp::from_micros(now)), None);
+            time.record(trip(5, 0), Some(Timestamp::from_micros(now)), None);
+            assert!(time.now().unwrap().as_micros() <= CLOCK_US_MAX);
+        }
     }
 
     #[test]

@@ -57,6 +57,7 @@ impl<S: Subject> Story<S> {
     /// Checks that each process answers, and that a request which waits as it was told passes.
     async fn check_waits(&mut self) {
         for process in 0..self.plan.processes {
+            self.learn_time(process).await;
             for rule in 0..self.plan.rules.len() {
                 for key in 0..self.plan.keys.len() {
                     let charge = Asked { rule, cost: 1, effect: Effect::Enforce };
@@ -69,7 +70,7 @@ impl<S: Subject> Story<S> {
                     if wait > PATIENCE || self.plan.rules[rule].len() > 1 {
                         continue;
                     }
-                    // The time of a store is known to half a round trip.
+                    // The time of a store is known to a round trip.
                     let error = if S::IS_SERVER_KNOWN { Duration::ZERO } else { QUIET_TRIP };
                     sleep(wait + error).await;
                     if caller.ask_in_quiet().await.is_some() {
@@ -78,6 +79,14 @@ impl<S: Subject> Story<S> {
                     }
                 }
             }
+        }
+    }
+
+    /// Has a process get an answer. Its first decision after a step of the store's clock may be off by the step.
+    async fn learn_time(&self, process: usize) {
+        let charges = [Asked { rule: 0, cost: 0, effect: Effect::Enforce }];
+        if let Some(caller) = self.caller(process, 0, &charges).filter(|_| !S::IS_SERVER_KNOWN) {
+            drop(caller.limiter.peek(&caller.charges()).await);
         }
     }
 
