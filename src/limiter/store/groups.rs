@@ -4,6 +4,9 @@
 //! wait, and go together in the next one. When a flight is back, the requests that wait are grouped anew. A request
 //! whose keys are in no group begins one, so it waits for no timer. A flight is a task of the limiter's runtime, or
 //! driven by its caller as long as no other request waits for it.
+//!
+//! A request joins groups whose flights are under way. When one of them is back, the first requests that wait go if none
+//! of their keys is in another flight. So no request waits for flights with other keys that began after it came.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -25,6 +28,9 @@ const BATCH: usize = 1_024;
 
 /// The most keys of a flight, unless one request has more.
 const KEYS: usize = 64;
+
+/// The hashes of the keys of a flight.
+type Keys = SmallVec<[u64; 4]>;
 
 /// A request on its way.
 pub(super) struct Waiting {
@@ -59,10 +65,17 @@ struct Shared<F: Fly> {
 
 #[derive(Default)]
 struct Table {
-    /// The number of the group that a key is in, by the key's hash.
-    of_keys: HashMap<u64, u64, foldhash::fast::RandomState>,
+    /// The keys of all groups, by their hashes.
+    keys: HashMap<u64, Joined, foldhash::fast::RandomState>,
     groups: HashMap<u64, Group, foldhash::fast::RandomState>,
     next: u64,
+}
+
+/// A key of a group.
+struct Joined {
+    /// The number of the group.
+    group: u64,
+    is_in_flight: bool,
 }
 
 /// Requests that are joined by keys. Each group has a flight.
@@ -155,17 +168,17 @@ impl<F: Fly> Shared<F> {
         let waiting = Waiting { request, receiver, number, is_sent: Arc::clone(is_sent), _permit: permit };
         let mut table = lock(&self.groups);
         let number = table.join(waiting);
-        let (batch, rides) = match table.groups.get_mut(&number) {
-            Some(group) if group.flights == 0 => (group.board(), Vec::new()),
-            Some(group) => (Vec::new(), std::mem::take(&mut group.rides)), // it waits for these
-            None => (Vec::new(), Vec::new()),
+        let rides = match table.groups.get_mut(&number) {
+            Some(group) if group.flights > 0 => Some(std::mem::take(&mut group.rides)), // it waits for these
+            _ => None,
         };
-        if batch.is_empty() {
+        if let Some(rides) = rides {
             drop(table);
             rides.iter().for_each(|ride| ride.make_task());
             return Driven::by_task();
         }
-        let flight = Flight::new(Arc::clone(self), &batch);
+        let (batch, keys) = table.board(number);
+        let flight = Flight::new(Arc::clone(self), keys);
         if driver == Driver::Task {
             drop(table);
             self.runtime.spawn(flight.fly(batch));
@@ -184,8 +197,8 @@ impl Table {
     fn join(&mut self, waiting: Waiting) -> u64 {
         let mut joined: SmallVec<[u64; 4]> = SmallVec::new();
         for charge in &waiting.request.charges {
-            if let Some(number) = self.of_keys.get(&charge.hash).filter(|number| !joined.contains(number)) {
-                joined.push(*number);
+            if let Some(key) = self.keys.get(&charge.hash).filter(|key| !joined.contains(&key.group)) {
+                joined.push(key.group);
             }
         }
         let size = |number: &u64| self.groups.get(number).map_or(0, |group| group.keys.len());
@@ -196,7 +209,9 @@ impl Table {
         let mut own = self.groups.remove(&number).unwrap_or_default();
         for other in joined.into_iter().filter(|other| *other != number) {
             let Some(mut other) = self.groups.remove(&other) else { continue };
-            self.of_keys.extend(other.keys.iter().map(|key| (*key, number)));
+            for hash in &other.keys {
+                self.keys.entry(*hash).and_modify(|key| key.group = number);
+            }
             own.keys.append(&mut other.keys);
             own.flights += other.flights;
             own.rides.append(&mut other.rides);
@@ -204,67 +219,80 @@ impl Table {
             own.waiting.make_contiguous().sort_by_key(|waiting| waiting.number);
         }
         for charge in &waiting.request.charges {
-            if self.of_keys.insert(charge.hash, number).is_none() {
+            self.keys.entry(charge.hash).or_insert_with(|| {
                 own.keys.push(charge.hash);
-            }
+                Joined { group: number, is_in_flight: false }
+            });
         }
         own.waiting.push_back(waiting);
         self.groups.insert(number, own);
         number
     }
 
-    /// Ends a flight with this key. Returns the requests that waited for it, if no other flight of its group is under
-    /// way.
-    fn end(&mut self, key: Option<u64>) -> VecDeque<Waiting> {
-        let number = key.and_then(|key| self.of_keys.get(&key)).copied();
-        let Some(group) = number.and_then(|number| self.groups.get_mut(&number)) else { return VecDeque::new() };
-        group.flights = group.flights.saturating_sub(1);
-        if group.flights > 0 {
-            return VecDeque::new();
-        }
-        let Some(group) = number.and_then(|number| self.groups.remove(&number)) else { return VecDeque::new() };
-        for key in &group.keys {
-            self.of_keys.remove(key);
-        }
-        group.waiting
-    }
-}
-
-impl Group {
-    /// Begins a flight. Returns the requests that it takes.
-    fn board(&mut self) -> Vec<Waiting> {
-        let mut keys: SmallVec<[u64; KEYS]> = SmallVec::new();
-        let mut batch = Vec::new();
-        while let Some(next) = self.waiting.pop_front() {
+    /// Begins a flight of a group. Returns the requests that it takes, and their keys. It takes the first ones that wait,
+    /// up to one with a key that is in another flight.
+    fn board(&mut self, number: u64) -> (Vec<Waiting>, Keys) {
+        let (mut batch, mut keys) = (Vec::new(), Keys::new());
+        let Some(group) = self.groups.get_mut(&number) else { return (batch, keys) }; // another one joined it
+        while let Some(next) = group.waiting.pop_front() {
+            let hashes = || next.request.charges.iter().map(|charge| charge.hash);
+            let is_held_up = hashes().any(|hash| self.keys.get(&hash).is_some_and(|key| key.is_in_flight));
             let before = keys.len();
-            for charge in &next.request.charges {
-                if !keys.contains(&charge.hash) {
-                    keys.push(charge.hash);
+            for hash in hashes() {
+                if !keys.contains(&hash) {
+                    keys.push(hash);
                 }
             }
-            if !batch.is_empty() && (keys.len() > KEYS.max(before) || batch.len() == BATCH) {
-                self.waiting.push_front(next);
+            let is_full = !batch.is_empty() && (keys.len() > KEYS.max(before) || batch.len() == BATCH);
+            if is_held_up || is_full {
+                keys.truncate(before);
+                group.waiting.push_front(next);
                 break;
             }
             next.is_sent.store(true, Ordering::Relaxed);
             batch.push(next);
         }
-        self.flights += 1;
-        batch
+        if !batch.is_empty() {
+            group.flights += 1;
+            self.mark(&keys, true);
+        }
+        (batch, keys)
+    }
+
+    /// Ends a flight with these keys. Returns the number of its group if other flights of it are under way, and the
+    /// requests that waited if not.
+    fn end(&mut self, keys: &[u64]) -> (Option<u64>, VecDeque<Waiting>) {
+        let number = keys.first().and_then(|hash| self.keys.get(hash)).map(|key| key.group);
+        let Some(group) = number.and_then(|number| self.groups.get_mut(&number)) else { return Default::default() };
+        group.flights = group.flights.saturating_sub(1);
+        if group.flights > 0 {
+            self.mark(keys, false);
+            return (number, VecDeque::new());
+        }
+        let Some(group) = number.and_then(|number| self.groups.remove(&number)) else { return Default::default() };
+        for hash in &group.keys {
+            self.keys.remove(hash);
+        }
+        (None, group.waiting)
+    }
+
+    fn mark(&mut self, keys: &[u64], is_in_flight: bool) {
+        for hash in keys {
+            self.keys.entry(*hash).and_modify(|key| key.is_in_flight = is_in_flight);
+        }
     }
 }
 
 /// A flight, which is counted in the group of its keys.
 struct Flight<F: Fly> {
     shared: Arc<Shared<F>>,
-    /// A key of it.
-    key: Option<u64>,
+    keys: Keys,
     has_landed: bool,
 }
 
 impl<F: Fly> Flight<F> {
-    fn new(shared: Arc<Shared<F>>, batch: &[Waiting]) -> Self {
-        Self { shared, key: key_of(batch), has_landed: false }
+    fn new(shared: Arc<Shared<F>>, keys: Keys) -> Self {
+        Self { shared, keys, has_landed: false }
     }
 
     /// Takes requests to the store until none waits for them, or the next ones are to wait.
@@ -298,11 +326,12 @@ impl<F: Fly> Flight<F> {
     /// on with.
     fn land(&mut self) -> Option<Vec<Waiting>> {
         let mut gone = Vec::new();
-        let mut batches: SmallVec<[Vec<Waiting>; 1]> = smallvec![];
+        let mut batches: SmallVec<[(Vec<Waiting>, Keys); 1]> = smallvec![];
         {
             let mut table = lock(&self.shared.groups);
-            let mut numbers: Vec<u64> = Vec::new();
-            for waiting in table.end(self.key) {
+            let (number, waited) = table.end(&self.keys);
+            let mut numbers: Vec<u64> = number.into_iter().collect();
+            for waiting in waited {
                 if waiting.receiver.is_gone() {
                     gone.push(waiting);
                 } else {
@@ -311,25 +340,21 @@ impl<F: Fly> Flight<F> {
             }
             numbers.sort_unstable();
             numbers.dedup();
-            // A group that another one joined is not there any more.
-            for number in numbers {
-                if let Some(group) = table.groups.get_mut(&number).filter(|group| group.flights == 0) {
-                    batches.push(group.board());
-                }
-            }
+            let boarded = numbers.into_iter().map(|number| table.board(number));
+            batches.extend(boarded.filter(|(batch, _)| !batch.is_empty()));
         }
         drop(gone); // not under the lock: a receiver that is dropped may send a refund
         self.has_landed = true;
         let mut batches = batches.into_iter();
         let own = batches.next();
-        for batch in batches {
-            let flight = Self::new(Arc::clone(&self.shared), &batch);
+        for (batch, keys) in batches {
+            let flight = Self::new(Arc::clone(&self.shared), keys);
             self.shared.runtime.spawn(flight.fly(batch));
         }
-        if let Some(batch) = &own {
-            (self.key, self.has_landed) = (key_of(batch), false);
-        }
-        own
+        own.map(|(batch, keys)| {
+            (self.keys, self.has_landed) = (keys, false);
+            batch
+        })
     }
 }
 
@@ -340,13 +365,9 @@ impl<F: Fly> Drop for Flight<F> {
         if self.has_landed {
             return;
         }
-        let left = lock(&self.shared.groups).end(self.key);
+        let (_, left) = lock(&self.shared.groups).end(&self.keys);
         for next in left {
             next.receiver.answer(Err(Unanswered::RuntimeEnded.into()));
         }
     }
-}
-
-fn key_of(batch: &[Waiting]) -> Option<u64> {
-    batch.iter().flat_map(|waiting| &waiting.request.charges).map(|charge| charge.hash).next()
 }

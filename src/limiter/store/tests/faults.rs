@@ -241,6 +241,44 @@ async fn stalled_key_delays_no_other_key() {
     assert_eq!(left(&limiter, &policy, "stalled").await, 9);
 }
 
+/// Each of the later requests joins the group to a flight that began after the first one came.
+#[tokio::test(start_paused = true)]
+async fn request_waits_for_no_flight_with_other_keys_that_began_later() {
+    let (lab, own, global) = (Lab::with(|lab| lab.trip = 10 * MS), hourly(100), hourly(200));
+    let limiter = patient().max_denials(0).build(lab).unwrap();
+    take(&limiter, &own, "warm").await;
+    let global = Policy::new("global", global.quota().clone()).unwrap();
+    let asks = |policies: Vec<Policy>, name: String| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move {
+            let keys = [key("all"), key(&name)];
+            let key = |policy: &Policy| &keys[usize::from(policy.name() != "global")];
+            let charges: Vec<_> = policies.iter().map(|policy| Charge::new(policy, key(policy))).collect();
+            let began = tokio::time::Instant::now();
+            assert!(limiter.take(&charges).await.unwrap().is_allowed());
+            began.elapsed()
+        })
+    };
+    let flies = asks(vec![global.clone()], "none".to_owned());
+    tokio::time::sleep(MS).await;
+    let waits = asks(vec![global.clone()], "none".to_owned());
+    let mut joint = Vec::new();
+    for number in 0..20 {
+        tokio::time::sleep(MS).await;
+        joint.push(asks(vec![own.clone()], number.to_string()));
+        tokio::time::sleep(MS).await;
+        joint.push(asks(vec![own.clone(), global.clone()], number.to_string()));
+        tokio::time::sleep(6 * MS).await;
+    }
+    flies.await.unwrap();
+    let waited = waits.await.unwrap();
+    assert!(waited <= 21 * MS, "{waited:?}");
+    for call in joint {
+        let waited = call.await.unwrap();
+        assert!(waited <= 41 * MS, "{waited:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn silent_store_fails_within_the_deadline_and_then_at_once() {
     let (lab, policy, seen) = (Lab::default(), hourly(10), Seen::default());
