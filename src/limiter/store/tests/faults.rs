@@ -244,10 +244,9 @@ async fn stalled_key_delays_no_other_key() {
 /// Each of the later requests joins the group to a flight that began after the first one came.
 #[tokio::test(start_paused = true)]
 async fn request_waits_for_no_flight_with_other_keys_that_began_later() {
-    let (lab, own, global) = (Lab::with(|lab| lab.trip = 10 * MS), hourly(100), hourly(200));
-    let limiter = patient().max_denials(0).build(lab).unwrap();
+    let (own, global) = (hourly(100), Policy::new("global", *hourly(100).quota()).unwrap());
+    let limiter = patient().build(Lab::with(|lab| lab.trip = 10 * MS)).unwrap();
     take(&limiter, &own, "warm").await;
-    let global = Policy::new("global", global.quota().clone()).unwrap();
     let asks = |policies: Vec<Policy>, name: String| {
         let limiter = limiter.clone();
         tokio::spawn(async move {
