@@ -2,8 +2,8 @@
 //!
 //! `cargo bench --bench store --features store`
 //!
-//! One run on two quiet processors (2026-11-27, without LTO): 2.8 µs for a token bucket and 2.9 µs for a sliding window, where
-//! a check in memory takes 23 and 84 ns. At most 3 µs are aimed at. So a store's own time decides.
+//! One run on two quiet processors (2026-11-27, without LTO): 2.8 µs for a token bucket and 2.9 µs for a sliding
+//! window, where a check in memory takes 23 and 84 ns. At most 3 µs are aimed at. So a store's own time decides.
 
 mod support;
 

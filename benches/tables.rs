@@ -19,8 +19,8 @@
 //! | two threads | 0.54 to 0.97 | 0.83 to 1.20 | 0.99 to 1.05 |
 //!
 //! So time does not decide between them. The rest does. The flat table takes no lock, so a thread that loses the
-//! processor delays no other; a denied key only reads; it grows a few keys at a time, so no call waits for a copy of the
-//! whole; it is 40 bytes for each key at its bound whatever the key is; and an expired slot is free without being
+//! processor delays no other; a denied key only reads; it grows a few keys at a time, so no call waits for a copy of
+//! the whole; it is 40 bytes for each key at its bound whatever the key is; and an expired slot is free without being
 //! removed. The sharded one never forgets a live key.
 
 mod support;

@@ -42,8 +42,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let limit = RateLimitLayer::new(MemoryLimiter::new(), client.mode(&mode), key::peer_ip())
         .and(trial, key::peer_ip())
         .observer(stats.clone());
-    // A separate port for operators, who may switch the limit of clients off there. Everyone on this machine is one: name
-    // the user of your login instead.
+    // A separate port for operators, who may switch the limit of clients off there. Everyone on this machine is one:
+    // name the user of your login instead.
     let page = StatusPage::new(stats.clone()).layer("public", &limit).switch("client", &mode);
     let page = page.operators(|_| Some("local".to_owned()), |action| println!("{action}"));
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);

@@ -39,8 +39,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url =
         std::env::var("DATABASE_URL").unwrap_or_else(|_| "postgres://postgres@127.0.0.1:5432/postgres".to_owned());
 
-    // After a crash of the server each client has its whole quota again. That is little for a limit of a minute, and checks
-    // need not wait for the disk.
+    // After a crash of the server each client has its whole quota again. That is little for a limit of a minute, and
+    // checks need not wait for the disk.
     let store = PostgresStore::builder().create_table(Durability::Unlogged).connect(&url).await?;
     let limiter = StoreLimiterBuilder::new().prefix("example").observer(Log).build(store)?;
     let limit = RateLimitLayer::new(limiter, Quota::per_minute(10), key::peer_ip());

@@ -18,8 +18,8 @@ use tower_ratelimit::{
     observe::{LimiterEvent, Observer},
 };
 
-/// Logs when Redis goes away and returns, and why checks fail, which they also do while it is full or read-only. Metrics
-/// come from `Stats`, on the layer; see the example `observe`.
+/// Logs when Redis goes away and returns, and why checks fail, which they also do while it is full or read-only.
+/// Metrics come from `Stats`, on the layer; see the example `observe`.
 struct Log;
 
 impl Observer for Log {

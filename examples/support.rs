@@ -26,7 +26,8 @@ struct Staff {
     may_act: bool,
 }
 
-/// Stands for your login: the header names the user, and a request without it is one of `local`. Only `guest` may not act.
+/// Stands for your login: the header names the user, and a request without it is one of `local`. Only `guest` may not
+/// act.
 async fn login(mut request: Request, next: Next) -> Response {
     let name = request.headers().get("x-staff").and_then(|name| name.to_str().ok()).unwrap_or("local").to_owned();
     let may_act = name != "guest";
@@ -51,7 +52,8 @@ fn app(limiter: MemoryLimiter) -> Result<(Router, Router), Box<dyn Error>> {
     let customer = Rule::plans("customer", [Quota::per_minute(10), Quota::per_minute(600)], chosen)?;
     let customer = customer.missing_key(MissingKey::Exempt);
 
-    // The page shows the last refusals with the ids of their requests, and the keys that use most. Keys are fingerprints.
+    // The page shows the last refusals with the ids of their requests, and the keys that use most. Keys are
+    // fingerprints.
     let stats = Stats::builder()
         .max_recent_refusals(1_000)
         .request_id(HeaderName::from_static("x-request-id"))

@@ -1,5 +1,5 @@
-//! A worker without HTTP and without a runtime: it takes jobs from a queue, and sends at most five mails a second for each
-//! tenant. Jobs of other tenants go first while a tenant has to wait.
+//! A worker without HTTP and without a runtime: it takes jobs from a queue, and sends at most five mails a second for
+//! each tenant. Jobs of other tenants go first while a tenant has to wait.
 //!
 //! ```sh
 //! cargo run --example worker
@@ -17,8 +17,8 @@ struct Job {
     mails: u64,
 }
 
-/// Calls `send` with each job as soon as its tenant may. Returns the jobs that no wait helps, because they have more mails
-/// than may go at once.
+/// Calls `send` with each job as soon as its tenant may. Returns the jobs that no wait helps, because they have more
+/// mails than may go at once.
 fn work(
     limiter: &MemoryLimiter,
     policy: &Policy,
@@ -30,7 +30,8 @@ fn work(
     let (mut waiting, mut shortest) = (0, Duration::MAX);
     while let Some(job) = jobs.pop_front() {
         let Some(key) = Key::of(job.tenant) else { continue };
-        // With `RedisLimiter`, which all workers share: `limiter.take(&[Charge::new(policy, &key).cost(job.mails)]).await?`
+        // With `RedisLimiter`, which all workers share: `limiter.take(&[Charge::new(policy,
+        // &key).cost(job.mails)]).await?`
         let decision = limiter.take_one(policy, &key, job.mails);
         if decision.is_allowed() {
             send(&job);

@@ -73,8 +73,8 @@ pub enum LimiterEvent {
         /// The error of the first limiter, with its causes.
         error: String,
     },
-    /// The limiter could not answer. A fallback reports it when its first limiter fails at something else than to decide
-    /// a request.
+    /// The limiter could not answer. A fallback reports it when its first limiter fails at something else than to
+    /// decide a request.
     #[non_exhaustive]
     Failed {
         /// The error of the limiter, with its causes.
@@ -134,9 +134,9 @@ pub enum LimiterEvent {
         /// The kind of the error.
         kind: StoreErrorKind,
     },
-    /// The store had forgotten units of a [concurrency limit](crate::Quota::concurrent) that this process holds, and was told
-    /// of them again: the store had lost its data, or this process could not renew them in time. Other processes may
-    /// have taken the units meanwhile, so more than the limit may be held. Reported for each key.
+    /// The store had forgotten units of a [concurrency limit](crate::Quota::concurrent) that this process holds, and
+    /// was told of them again: the store had lost its data, or this process could not renew them in time. Other
+    /// processes may have taken the units meanwhile, so more than the limit may be held. Reported for each key.
     #[non_exhaustive]
     PlacesForgotten {
         /// The number of units.

@@ -192,8 +192,8 @@ impl Explanation {
     /// A status: `policy`, `quota`, `unit`, `cost`, `allowed`, `refuses`, `near`, `limit`, `used`, `remaining`,
     /// `reset_after_us`, `wait`, `wait_us` and `delay_us`, as in [`PolicyStatus`] and its decision. All but `policy`,
     /// `quota`, `unit`, `cost` and `limit` are `null` if the limiter did not ask the quota, because another one is
-    /// known to refuse the request. `limit` and `remaining` are `null` for an [unlimited](crate::Quota::unlimited) quota.
-    /// `reset_after_us` is also `null` if the limiter does not know it.
+    /// known to refuse the request. `limit` and `remaining` are `null` for an [unlimited](crate::Quota::unlimited)
+    /// quota. `reset_after_us` is also `null` if the limiter does not know it.
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut json = String::new();

@@ -88,8 +88,9 @@
 //! | `rules` | `rules::Rules`: [rules in a file](guide::rules_in_a_file) | saphyr-parser, strsim |
 //! | `conformance` | the suite that a limiter of your own has to pass; it may become stricter in any release | none |
 //!
-//! The program `tower-ratelimit`, which [checks and explains](guide::rules_in_a_file#check-a-file-before-it-is-deployed)
-//! files of rules and [replays access logs](guide::choosing_a_limit), is the package `tower-ratelimit-cli`.
+//! The program `tower-ratelimit`, which [checks and
+//! explains](guide::rules_in_a_file#check-a-file-before-it-is-deployed) files of rules and [replays access
+//! logs](guide::choosing_a_limit), is the package `tower-ratelimit-cli`.
 //!
 //! Without `axum` and `tonic` the layer works in both frameworks as well, for keys other than
 //! the peer's address.

@@ -359,8 +359,8 @@ pub trait Observer: Send + Sync {
         let _ = event;
     }
 
-    /// Called when a request has taken units of a [concurrency limit](crate::Quota::concurrent). Return the instant by a
-    /// clock of the observer: [`on_place_returned`](Self::on_place_returned) gets it when the units are returned. By
+    /// Called when a request has taken units of a [concurrency limit](crate::Quota::concurrent). Return the instant by
+    /// a clock of the observer: [`on_place_returned`](Self::on_place_returned) gets it when the units are returned. By
     /// default it is zero.
     ///
     /// Places that are held by hand, such as [`MemoryLimiter::hold`](crate::MemoryLimiter::hold), are not reported.
@@ -369,7 +369,8 @@ pub trait Observer: Send + Sync {
         Timestamp::from_micros(0)
     }
 
-    /// Called once for each [`on_place_taken`](Self::on_place_taken), when the units are returned, with what it returned.
+    /// Called once for each [`on_place_taken`](Self::on_place_taken), when the units are returned, with what it
+    /// returned.
     fn on_place_returned(&self, policy: &Policy, key: &Key, units: u64, taken_at: Timestamp) {
         let _ = (policy, key, units, taken_at);
     }

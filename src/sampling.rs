@@ -1,5 +1,5 @@
-//! How many cases a test tries. Daily work tries a sample, which answers in seconds. `tests/all.sh` tries every case, and
-//! `tests/campaigns.sh` many times as many.
+//! How many cases a test tries. Daily work tries a sample, which answers in seconds. `tests/all.sh` tries every case,
+//! and `tests/campaigns.sh` many times as many.
 
 use proptest::prelude::ProptestConfig;
 
@@ -26,8 +26,8 @@ pub(crate) fn stride() -> usize {
     times().map_or(SAMPLE as usize, |_| 1)
 }
 
-/// Runs a test under this many schedules of its threads: half of them are random at each step, and in the other half the
-/// threads have random priorities that change three times. A schedule that fails is printed, for `shuttle::replay`.
+/// Runs a test under this many schedules of its threads: half of them are random at each step, and in the other half
+/// the threads have random priorities that change three times. A schedule that fails is printed, for `shuttle::replay`.
 #[cfg(ratelimit_shuttle)]
 pub(crate) fn explore(usual: u32, run: impl Fn() + Send + Sync + 'static) {
     use shuttle::scheduler::{PctScheduler, RandomScheduler};

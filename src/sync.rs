@@ -83,8 +83,8 @@ pub(crate) fn contained(run: impl FnOnce()) {
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
 }
 
-/// Answers a poll of a future that was ready before, or has panicked: nothing more will come. A caller that polls so breaks
-/// the contract of futures, and no request can make it do so.
+/// Answers a poll of a future that was ready before, or has panicked: nothing more will come. A caller that polls so
+/// breaks the contract of futures, and no request can make it do so.
 #[cold]
 pub(crate) fn polled_again<T>() -> Poll<T> {
     debug_assert!(false, "a future was polled again after it was ready");

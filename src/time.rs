@@ -64,8 +64,8 @@ impl From<SystemTime> for Timestamp {
 }
 
 impl From<Timestamp> for SystemTime {
-    /// Returns the same instant of the calendar. One that the platform cannot represent becomes the latest that limiters
-    /// accept, in the year 2150.
+    /// Returns the same instant of the calendar. One that the platform cannot represent becomes the latest that
+    /// limiters accept, in the year 2150.
     fn from(timestamp: Timestamp) -> Self {
         let at = |micros| UNIX_EPOCH.checked_add(Duration::from_micros(micros));
         at(timestamp.0).or_else(|| at(CLOCK_US_MAX)).unwrap_or(UNIX_EPOCH)
@@ -88,8 +88,8 @@ impl fmt::Display for Humane {
     }
 }
 
-/// Prints an instant of the calendar in UTC, such as `2025-01-01T00:00:00Z`, rounded down to seconds. One after the year
-/// 2150 is printed as the latest of that year that limiters accept.
+/// Prints an instant of the calendar in UTC, such as `2025-01-01T00:00:00Z`, rounded down to seconds. One after the
+/// year 2150 is printed as the latest of that year that limiters accept.
 pub(crate) struct Utc(pub(crate) Timestamp);
 
 impl fmt::Display for Utc {

@@ -1,6 +1,6 @@
-//! A gateway for language models: customers have plans, with requests and tokens per minute, tokens per day, and a number
-//! of requests at once, where the next one waits. All are decided together. A request reserves the most that it may cost,
-//! and its stream is charged by what it used, even if the client disconnects.
+//! A gateway for language models: customers have plans, with requests and tokens per minute, tokens per day, and a
+//! number of requests at once, where the next one waits. All are decided together. A request reserves the most that it
+//! may cost, and its stream is charged by what it used, even if the client disconnects.
 //!
 //! It has the APIs of OpenAI and Anthropic, with the headers that their clients read. The vendor is a stand-in that the
 //! example starts.
@@ -165,8 +165,8 @@ impl Gateway {
         let admission = limit.admit(&head).await.map_err(IntoResponse::into_response)?;
         let usage = admission.usage().cloned();
         let state_cost = move |tokens: u64| usage.as_ref().is_some_and(|usage| usage.set(tokens));
-        // The vendor charges from here on, even if the client disconnects: a stream what it has sent, and an answer that
-        // comes as a whole perhaps all of it.
+        // The vendor charges from here on, even if the client disconnects: a stream what it has sent, and an answer
+        // that comes as a whole perhaps all of it.
         state_cost(if wants_stream { tokens.total() } else { most });
 
         let asked = Value::Object(asked).to_string();

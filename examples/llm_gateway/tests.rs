@@ -71,8 +71,8 @@ impl World {
         serde_json::from_slice(&response.into_body().collect().await.unwrap().to_bytes()).unwrap()
     }
 
-    /// Waits until no request of the customer is in flight. Returns the requests, and the tokens of the minute and of the
-    /// day, that it has used.
+    /// Waits until no request of the customer is in flight. Returns the requests, and the tokens of the minute and of
+    /// the day, that it has used.
     async fn used(&self, api_key: &str) -> (u64, u64, u64) {
         let used = |budget: &Value, policy: &str| {
             let number = |field: &str| budget[policy][field].as_u64().unwrap();

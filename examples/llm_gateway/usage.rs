@@ -74,8 +74,8 @@ impl Tokens {
     /// Reads an event of a stream, or a whole answer.
     pub(crate) fn read(&mut self, event: &Value) {
         self.text = self.text.saturating_add(text_bytes(event));
-        // Anthropic states the prompt in `message_start`, and the answer so far in `message_delta`. OpenAI states both in
-        // the last event, or in `response.completed`. So do whole answers.
+        // Anthropic states the prompt in `message_start`, and the answer so far in `message_delta`. OpenAI states both
+        // in the last event, or in `response.completed`. So do whole answers.
         let usage = [&event["usage"], &event["message"]["usage"], &event["response"]["usage"]];
         let Some(usage) = usage.into_iter().find(|usage| usage.is_object()) else { return };
         let number = |names: &[&str]| names.iter().find_map(|name| usage[*name].as_u64());

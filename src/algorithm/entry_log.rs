@@ -330,7 +330,8 @@ impl EntryLog {
         if self.is_log() { self.most() } else { u64::MAX }
     }
 
-    /// Returns whether this is a log, and not a sliding window, whose sub-windows may be as short as a log's microsecond.
+    /// Returns whether this is a log, and not a sliding window, whose sub-windows may be as short as a log's
+    /// microsecond.
     pub(crate) fn is_log(&self) -> bool {
         self.log
     }

@@ -410,8 +410,8 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
 
     #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> Numbers {
-        // A cost of one more than could ever pass is denied like any above it. A forced one of a quota without units costs
-        // something as well: the script asks whether it does.
+        // A cost of one more than could ever pass is denied like any above it. A forced one of a quota without units
+        // costs something as well: the script asks whether it does.
         let most = if force { self.most().max(1) } else { self.burst + 1 };
         let span = self.span(cost.min(most));
         let (bound, bound_num) =

@@ -95,8 +95,8 @@ impl Places {
         }
     }
 
-    /// Returns what becomes of a charge while a request that came before waits in line: no units are left. Only a forced
-    /// charge takes its units.
+    /// Returns what becomes of a charge while a request that came before waits in line: no units are left. Only a
+    /// forced charge takes its units.
     pub(crate) fn hold_back(self, held: u64, cost: u64, how: How) -> Verdict {
         match how.plainly(cost) {
             (_, true) => self.look(held, cost, how),

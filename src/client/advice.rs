@@ -102,8 +102,8 @@ impl Advice {
     ///
     /// * [`retry_after`](Self::retry_after) takes precedence, as the drafts demand, because a reset
     ///   may be the time until the quota is full.
-    /// * Otherwise it is the latest reset of the [exhausted](PolicyAdvice::is_exhausted) policies. If the server reports when
-    ///   the quota is full, as OpenAI does, that is later than when the next request can pass.
+    /// * Otherwise it is the latest reset of the [exhausted](PolicyAdvice::is_exhausted) policies. If the server
+    ///   reports when the quota is full, as OpenAI does, that is later than when the next request can pass.
     /// * A wait of zero is none.
     ///
     /// The wait may be as long as 366 days, the longest period of a quota. Cap it before you wait.

@@ -16,8 +16,8 @@ const PATIENCE: u64 = 16;
 /// seldom is earlier than the clock.
 const SLOWER: u64 = 1_000;
 
-/// The most that an answer may take, in microseconds. One that takes longer is older than the reading that is noted with
-/// it.
+/// The most that an answer may take, in microseconds. One that takes longer is older than the reading that is noted
+/// with it.
 const ANSWER_US: u64 = 3;
 
 /// The most that a reading is behind the system right after an answer, in microseconds.

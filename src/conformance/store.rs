@@ -29,8 +29,8 @@ const ROUNDS: usize = 20;
 /// Checks that a store keeps the contract of [`Store`]: versions, conflicts, all or nothing, values that stay, removal,
 /// repeated swaps, rivals, and calls that are dropped or not polled. Expiry is not checked.
 ///
-/// It writes keys that begin with `conformance:` and a number that is new with each call, each with a time to live of ten
-/// minutes. So it may be called again on the same store, and twice at a time.
+/// It writes keys that begin with `conformance:` and a number that is new with each call, each with a time to live of
+/// ten minutes. So it may be called again on the same store, and twice at a time.
 ///
 /// # Errors
 /// Returns the promises that were not kept.

@@ -32,8 +32,8 @@ pub(super) fn write(headers: &mut HeaderMap, ours: Option<HeaderValue>, clock: &
     }
 }
 
-/// Writes `retry-after-ms`: ours, or the longest wait that is there already, in seconds or in milliseconds. It is called
-/// before ours is written in seconds, which are rounded up.
+/// Writes `retry-after-ms`: ours, or the longest wait that is there already, in seconds or in milliseconds. It is
+/// called before ours is written in seconds, which are rounded up.
 pub(super) fn write_millis(headers: &mut HeaderMap, ours: Option<HeaderValue>, clock: &dyn Clock) {
     let Some(ours) = ours else { return };
     let seconds = headers.get_all(RETRY_AFTER).iter().filter_map(|value| read(value, clock));

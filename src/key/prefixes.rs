@@ -102,8 +102,8 @@ fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
 }
 
-/// Returns the IPv4 address of a host behind a NAT64 with the well-known prefix. An internal one is none: a NAT64 may not
-/// translate it (RFC 6052 section 3.1), so no host behind it has it.
+/// Returns the IPv4 address of a host behind a NAT64 with the well-known prefix. An internal one is none: a NAT64 may
+/// not translate it (RFC 6052 section 3.1), so no host behind it has it.
 pub(crate) fn translated_ipv4(address: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(address) = address else { return None };
     embedded_ipv4(address).filter(|address| {

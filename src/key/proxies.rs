@@ -50,8 +50,8 @@ pub(super) const ENTRIES_MAX: usize = 64;
 ///
 /// # In configuration files
 ///
-/// With the feature `serde` they are read and written as a map with the fields `count` or `networks`, and `forwarded` or
-/// `single-header`: `{networks: [10.0.0.0/8], forwarded: true}`.
+/// With the feature `serde` they are read and written as a map with the fields `count` or `networks`, and `forwarded`
+/// or `single-header`: `{networks: [10.0.0.0/8], forwarded: true}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrustedProxies {
     pub(super) trust: Trust,

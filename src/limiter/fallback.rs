@@ -81,10 +81,10 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
         Self { first, second: Second { limiter: second, processes, observers: Arc::default() } }
     }
 
-    /// Adds an observer. It gets a [`FellBack`](LimiterEvent::FellBack) for each request that the second limiter decides
-    /// in the first one's place, and a [`Failed`](LimiterEvent::Failed) when another call of the first one fails: a
-    /// peek, a settlement, a refund or a reset. The observers of [layers](crate::RateLimitLayer::observer) get these
-    /// events without that.
+    /// Adds an observer. It gets a [`FellBack`](LimiterEvent::FellBack) for each request that the second limiter
+    /// decides in the first one's place, and a [`Failed`](LimiterEvent::Failed) when another call of the first one
+    /// fails: a peek, a settlement, a refund or a reset. The observers of [layers](crate::RateLimitLayer::observer) get
+    /// these events without that.
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         self.second.observers.add(&(Arc::new(observer) as Arc<dyn Observer>));

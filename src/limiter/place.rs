@@ -118,8 +118,8 @@ impl<L: Limiter> AnyPlaces for HeldPlaces<L> {
     }
 }
 
-/// Returns units. Observer and limiter may be the application's code, and may panic. The observer is told first, so that it
-/// never counts more than the limit.
+/// Returns units. Observer and limiter may be the application's code, and may panic. The observer is told first, so
+/// that it never counts more than the limit.
 fn return_units<L: Limiter>(
     limiter: &L,
     observer: Option<&Arc<dyn Observer>>,

@@ -3,9 +3,9 @@
 //! The lines belong to the limiter, because units come free in all of its layers, in handlers and in places that are
 //! held by hand. A line is for one policy's name and one key. It exists only while a request waits in it.
 //!
-//! Nothing is taken for a request that waits. When units of its key may have come free, the first request of the line is
-//! woken, and asks the limiter again. Until it has left the line, the limiter denies every charge of the key that has a
-//! later number. So the freed units stay free for it.
+//! Nothing is taken for a request that waits. When units of its key may have come free, the first request of the line
+//! is woken, and asks the limiter again. Until it has left the line, the limiter denies every charge of the key that
+//! has a later number. So the freed units stay free for it.
 //!
 //! # No lost wake
 //!
@@ -94,10 +94,10 @@ struct Waiter {
     polls: u32,
 }
 
-/// The first request of each line asks again by itself, if units come free in other processes, too: after [`POLL_MIN`], and
-/// then after twice as long each time, up to [`POLL_MAX`], and up to a part of its wait, so that one with a short wait
-/// asks [`POLLS_MIN`] times, or nearly. If there are many lines, each of them asks more rarely, so that
-/// they ask at most once in [`POLL_SPACING`].
+/// The first request of each line asks again by itself, if units come free in other processes, too: after [`POLL_MIN`],
+/// and then after twice as long each time, up to [`POLL_MAX`], and up to a part of its wait, so that one with a short
+/// wait asks [`POLLS_MIN`] times, or nearly. If there are many lines, each of them asks more rarely, so that they ask
+/// at most once in [`POLL_SPACING`].
 #[cfg_attr(
     not(any(feature = "_redis", feature = "store")),
     allow(dead_code, reason = "in one process each request is woken")
@@ -116,8 +116,8 @@ struct Polls {
 #[cfg(any(feature = "_redis", feature = "store"))]
 pub(crate) type LeftLine = (Policy, Key);
 
-/// The shortest and the longest time after which the first request of a line asks again. A random part of up to a quarter
-/// is added.
+/// The shortest and the longest time after which the first request of a line asks again. A random part of up to a
+/// quarter is added.
 const POLL_MIN: Duration = Duration::from_millis(20);
 const POLL_MAX: Duration = Duration::from_millis(400);
 
@@ -127,7 +127,8 @@ const POLLS_MIN: u32 = 8;
 /// The time between two polls of a process: at most 200 a second.
 const POLL_SPACING: Duration = Duration::from_millis(5);
 
-/// How many calls in a row may fail while a request waits in a line that is polled. After the next failure it waits no more.
+/// How many calls in a row may fail while a request waits in a line that is polled. After the next failure it waits no
+/// more.
 pub(crate) const FAILED_POLLS_MAX: u32 = 5;
 
 /// The standing of a charge among those that wait for the units of its key.
@@ -164,8 +165,8 @@ impl PlaceLines {
         Self::with(None)
     }
 
-    /// Makes lines whose first requests ask again by themselves, because units also come free in other processes. `seed`
-    /// should differ between processes. `left` gets the lines that their last request has left without units.
+    /// Makes lines whose first requests ask again by themselves, because units also come free in other processes.
+    /// `seed` should differ between processes. `left` gets the lines that their last request has left without units.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn polling(clock: Arc<dyn Clock>, seed: u64, left: mpsc::Sender<LeftLine>) -> Self {
         Self::with(Some(Polls { clock, seed, left }))
@@ -311,8 +312,8 @@ fn call_first(line: &mut BTreeMap<u64, Waiter>) -> Option<Waker> {
 }
 
 /// Returns how long the first request of a line waits before it asks by itself. `number` is how often it has asked so
-/// since it was woken, `wait` how long its quota lets it wait, and `lines` the number of lines of this process. The caller
-/// adds a random part.
+/// since it was woken, `wait` how long its quota lets it wait, and `lines` the number of lines of this process. The
+/// caller adds a random part.
 fn poll_after(number: u32, wait: Duration, lines: usize) -> Duration {
     let spaced = POLL_SPACING.saturating_mul(u32::try_from(lines).unwrap_or(u32::MAX));
     POLL_MIN.saturating_mul(1 << number.min(8)).min(POLL_MAX).min(wait / POLLS_MIN).max(spaced)
@@ -387,8 +388,8 @@ impl Turn {
     }
 
     /// Leaves the line with what was free. The next request is woken only if its quota leaves `has_more`, or if more
-    /// came free since it asked: a place that comes free wakes one request. `own_limit` is the limit of its quota if the
-    /// requests of the line may have different quotas. Then the next request is also woken if its limit is larger.
+    /// came free since it asked: a place that comes free wakes one request. `own_limit` is the limit of its quota if
+    /// the requests of the line may have different quotas. Then the next request is also woken if its limit is larger.
     pub(crate) fn leave_admitted(mut self, has_more: bool, own_limit: Option<u64>) {
         self.admitted = Some(Admitted { has_more, own_limit });
     }

@@ -1,11 +1,11 @@
 //! Refunds to leaky queues, in any order.
 //!
-//! A queue accepts the refund of a slot only while no later slot is taken, and requests leave in any order: the check of
-//! a later one may still be under way. So a refund that finds a later slot taken is kept. It goes together with the
+//! A queue accepts the refund of a slot only while no later slot is taken, and requests leave in any order: the check
+//! of a later one may still be under way. So a refund that finds a later slot taken is kept. It goes together with the
 //! refund of the slot right behind it.
 //!
-//! Each queue has one refund under way at a time. The refunds that come meanwhile wait, and go newest first. Those whose
-//! slots lie side by side go together, as the refund of one charge.
+//! Each queue has one refund under way at a time. The refunds that come meanwhile wait, and go newest first. Those
+//! whose slots lie side by side go together, as the refund of one charge.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -67,8 +67,8 @@ impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
         !was_refunding
     }
 
-    /// Returns the refund that is to be made next, and the callers that wait for its result. Is called when no refund of
-    /// this queue is under way.
+    /// Returns the refund that is to be made next, and the callers that wait for its result. Is called when no refund
+    /// of this queue is under way.
     pub(super) fn next(&self, queue: Q) -> Option<(Refund, Vec<C>)> {
         let mut queues = self.lock();
         let own = queues.queues.get_mut(&queue)?;

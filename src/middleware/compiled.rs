@@ -37,8 +37,8 @@ pub(super) struct Compiled<L> {
     pub(super) layout: Option<RefusalLayout>,
     /// The room in which requests wait, if the layer has a timer.
     pub(super) delays: Option<Arc<Delays>>,
-    /// Whether every request is charged to one policy, which is always enforced and never makes a request wait. The quota
-    /// is the layer's.
+    /// Whether every request is charged to one policy, which is always enforced and never makes a request wait. The
+    /// quota is the layer's.
     is_plain: bool,
     /// Whether every request is charged so to the quota that it brings.
     is_plain_but_for_quota: bool,
@@ -291,8 +291,8 @@ impl<L> Compiled<L> {
         self.largest_now(at, |now| now.reads_receipts_of(own))
     }
 
-    /// Returns the policy for asking again for what a request waits for in line: with the quota that is in force now, if
-    /// the policy is a concurrency limit whose quota was replaced.
+    /// Returns the policy for asking again for what a request waits for in line: with the quota that is in force now,
+    /// if the policy is a concurrency limit whose quota was replaced.
     pub(super) fn policy_in_line(&self, at: usize) -> Option<Policy> {
         let own = self.policy(at)?;
         let live = self.live.get().and_then(Weak::upgrade).map(|live| live.current());

@@ -169,8 +169,8 @@ where
         Self { state: State::Delayed { delayed: Delayed::new(inner.clone(), layer, request, ticket, place) } }
     }
 
-    /// Sends a request that does not pass to the overflow if that is ready now, and otherwise refuses it. `inner` is released as
-    /// by [`delayed`](Self::delayed).
+    /// Sends a request that does not pass to the overflow if that is ready now, and otherwise refuses it. `inner` is
+    /// released as by [`delayed`](Self::delayed).
     #[inline(never)]
     pub(super) fn turned_away(
         inner: &mut S,
@@ -302,8 +302,8 @@ where
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // The usual request. Its response is written once and changed in place, because each move of a response stalls on
-        // store forwarding (`benches/instructions`, "layer, allowed, no header fields").
+        // The usual request. Its response is written once and changed in place, because each move of a response stalls
+        // on store forwarding (`benches/instructions`, "layer, allowed, no header fields").
         if let StateProjection::Passing { response, after } = self.as_mut().project().state.project() {
             if !matches!(after, After::Open(_)) {
                 let mut answered = response.poll(cx);

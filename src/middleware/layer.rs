@@ -78,8 +78,8 @@ struct Configuration<L> {
 }
 
 impl<L: Limiter> RateLimitLayer<L> {
-    /// Makes a layer with one rule. `rule` is a [`Quota`](crate::Quota) or a [`Rule`](crate::Rule). `extract` returns the key
-    /// of a request: it is a function of [`key`](crate::key), or a closure.
+    /// Makes a layer with one rule. `rule` is a [`Quota`](crate::Quota) or a [`Rule`](crate::Rule). `extract` returns
+    /// the key of a request: it is a function of [`key`](crate::key), or a closure.
     ///
     /// If the closure's result borrows from the request, wrap it: `|request| Key::of(request.uri.path())`.
     pub fn new<E, K>(limiter: L, rule: impl IntoRule, extract: E) -> Self
@@ -257,8 +257,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   extensions.
     /// * The refund is made when the response arrives, even if middleware in between changed the response, or when the
     ///   response's future is dropped after the refusal, even if the service panics.
-    /// * The headers report what is left after the refund: the limiter is asked again if it answers at once. Otherwise the
-    ///   remainder is calculated. A refund to a leaky queue has no effect while another request is queued behind it.
+    /// * The headers report what is left after the refund: the limiter is asked again if it answers at once. Otherwise
+    ///   the remainder is calculated. A refund to a leaky queue has no effect while another request is queued behind
+    ///   it.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
@@ -304,8 +305,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   cost behind it in this layer move up by one. The last departure time of the line returns to the limiter. If
     ///   many requests are dropped at once, on any number of threads, all of their times return, the last one first.
     /// * A departure time behind which another request is queued stays unused, and the spacing is kept: a request of
-    ///   another layer or process, or one that the limiter has admitted and that is not in its line yet. If that request
-    ///   is dropped too, and it came by the same limiter, both departure times return.
+    ///   another layer or process, or one that the limiter has admitted and that is not in its line yet. If that
+    ///   request is dropped too, and it came by the same limiter, both departure times return.
     /// * If the process stalls, requests whose departure times have passed meanwhile depart together.
     /// * No request waits for longer than [`Quota::max_wait`](crate::Quota::max_wait).
     /// * At most 1,000 requests of this layer wait at a time, over all keys; see [`max_waiting`](Self::max_waiting).
@@ -321,8 +322,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// * A waiting request holds memory.
     ///
     /// Rules in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), make no request wait. A layer
-    /// with a timer in which no request can wait is a [misconfiguration](crate::observe::SetupWarningKind::NoQueue), which
-    /// [`check`](Self::check) returns.
+    /// with a timer in which no request can wait is a [misconfiguration](crate::observe::SetupWarningKind::NoQueue),
+    /// which [`check`](Self::check) returns.
     pub fn delay(self, timer: impl Timer + 'static) -> Self {
         self.change(|settings| settings.timer = Some(Arc::new(timer)))
     }
@@ -333,8 +334,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Each waiting request holds its head, its body and its connection, and a client with many keys has one queue for
     /// each. At the bound, a request that would have to wait is refused as over the limit: it is not charged, its
     /// outcome is [`Limited`](crate::observe::OutcomeKind::Limited), and `Retry-After` is the time until it would have
-    /// departed from its queue. A request that does not have to wait passes. With 0 no request waits. Without a [timer](Self::delay)
-    /// the setting has no effect, because no request waits, and [`check`](Self::check) returns a
+    /// departed from its queue. A request that does not have to wait passes. With 0 no request waits. Without a
+    /// [timer](Self::delay) the setting has no effect, because no request waits, and [`check`](Self::check) returns a
     /// [warning](crate::observe::SetupWarningKind::NoEffect).
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.change(|settings| settings.max_waiting = Some(max_waiting))
@@ -519,8 +520,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// [plans](crate::Rule::plans) has an entry for each plan.
     ///
     /// A rule whose requests [bring their quotas](crate::Rule::quota_from) has one entry, under a
-    /// [stand-in](Policy::has_quota_of_request): it says what the key has used, as under [`Quota::unlimited`]: its limit less what remains. To
-    /// see a key under a quota of your choice, ask [`Limiter::peek`] about a policy of the rule's name and that quota.
+    /// [stand-in](Policy::has_quota_of_request): it says what the key has used, as under [`Quota::unlimited`]: its
+    /// limit less what remains. To see a key under a quota of your choice, ask [`Limiter::peek`] about a policy of the
+    /// rule's name and that quota.
     ///
     /// The key is looked up under every policy, whatever the extractor of its rule is. To ask about one policy only,
     /// use [`Limiter::peek`].

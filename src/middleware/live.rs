@@ -1,5 +1,5 @@
-//! Following quota switches and rules files: when a quota or a rule changes, the layer's configuration is compiled again
-//! and replaced as a whole.
+//! Following quota switches and rules files: when a quota or a rule changes, the layer's configuration is compiled
+//! again and replaced as a whole.
 
 use std::sync::{Arc, Weak};
 

@@ -104,8 +104,8 @@ labelled! {
     OnError,
     /// Returns the label for files.
     as_str {
-        /// Refuses the request with `503 Service Unavailable`, or `UNAVAILABLE` over gRPC. This is the default, because a
-        /// limit must not stop silently.
+        /// Refuses the request with `503 Service Unavailable`, or `UNAVAILABLE` over gRPC. This is the default, because
+        /// a limit must not stop silently.
         #[default]
         Deny = "deny",
         /// Lets the request pass, without rate-limit headers, if the limiter's store failed. If this process is
@@ -114,7 +114,8 @@ labelled! {
         ///
         /// Clients that can make the store slow, by load or otherwise, can also cause requests to pass.
         Allow = "allow",
-        /// Lets the request pass whatever the failure is. A client that sends enough requests at once is then not limited.
+        /// Lets the request pass whatever the failure is. A client that sends enough requests at once is then not
+        /// limited.
         AllowAlways = "allow-always",
     }
 }

@@ -72,8 +72,8 @@ impl<L: Limiter> Compiled<L> {
 
     /// Warns about a quota that forgets what a request costs above its reservation.
     fn look_for_debt(&self, rule: &Rule, policy: &Policy) {
-        // Blocks and meters count what is forced, and have no debt. Without a limit nothing is owed, and a limit of 0 is
-        // a switch.
+        // Blocks and meters count what is forced, and have no debt. Without a limit nothing is owed, and a limit of 0
+        // is a switch.
         let quota = policy.quota();
         let has_limit = quota.limit() > 0 && !quota.is_unlimited();
         let forgets = quota.spec().debt == 0 && quota.algorithm().is_rate() && has_limit;

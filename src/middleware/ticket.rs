@@ -160,7 +160,8 @@ impl Ticket {
         charges.filter_map(|(at, charged)| Some((at, charged.decision.take_receipt()?))).collect()
     }
 
-    /// Refunds what the request took. Its response does not report it: see [`refund_and_report`](Self::refund_and_report).
+    /// Refunds what the request took. Its response does not report it: see
+    /// [`refund_and_report`](Self::refund_and_report).
     #[cold]
     pub(super) fn refund<L: Limiter>(&mut self, layer: &Compiled<L>) {
         self.places = None;

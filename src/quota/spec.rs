@@ -111,8 +111,8 @@ pub enum Oldest {
 }
 
 impl Algorithm {
-    /// Returns whether the algorithm limits the rate of requests. The units of blocks and meters are refusals, or are to
-    /// be settled. Those of a concurrency limit come back when requests end.
+    /// Returns whether the algorithm limits the rate of requests. The units of blocks and meters are refusals, or are
+    /// to be settled. Those of a concurrency limit come back when requests end.
     pub(crate) fn is_rate(self) -> bool {
         match self {
             Self::TokenBucket | Self::StepBucket | Self::Gcra | Self::LeakyBucket | Self::LeakyQueue => true,

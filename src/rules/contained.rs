@@ -222,8 +222,8 @@ fn is_path_within(inner: &PathPattern, outer: &PathPattern) -> bool {
     rest.is_empty()
 }
 
-/// Returns whether all texts that match the first pattern match the second. A `*` of the first can only be part of what a
-/// `*` of the second stands for, as its other characters are no `*`.
+/// Returns whether all texts that match the first pattern match the second. A `*` of the first can only be part of what
+/// a `*` of the second stands for, as its other characters are no `*`.
 fn is_pattern_within(inner: &str, outer: &str) -> bool {
     if outer.contains('*') { Pattern::new(outer).matches(inner) } else { inner == outer }
 }

@@ -93,8 +93,8 @@ impl Problem {
     }
 }
 
-/// Prints `line:column: message`; of a file that could not be read, the message alone. In the alternate form (`{:#}`) the
-/// excerpt follows, with a mark below the position.
+/// Prints `line:column: message`; of a file that could not be read, the message alone. In the alternate form (`{:#}`)
+/// the excerpt follows, with a mark below the position.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.kind != RulesErrorKind::File {

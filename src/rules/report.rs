@@ -59,9 +59,9 @@ labelled! {
     as_str {
         /// `enabled: false` keeps a rule from being applied. That is meant, so a tool notes it and does not fail.
         Disabled = "disabled",
-        /// The quota of a rule never refuses a request, because another rule applies to all of its requests and allows no
-        /// more. Only what is certain is reported: the quotas have the same algorithm and period, and each value of one
-        /// `match` is in one of the other. In a file with very many rules not all of them are compared.
+        /// The quota of a rule never refuses a request, because another rule applies to all of its requests and allows
+        /// no more. Only what is certain is reported: the quotas have the same algorithm and period, and each value of
+        /// one `match` is in one of the other. In a file with very many rules not all of them are compared.
         NeverBinds = "never-binds",
         /// No rule uses a template.
         UnusedTemplate = "unused-template",

@@ -1,5 +1,5 @@
-//! Random schedules of rules that are replaced while requests are decided. `tests/campaigns.sh` has the command that runs
-//! them.
+//! Random schedules of rules that are replaced while requests are decided. `tests/campaigns.sh` has the command that
+//! runs them.
 
 use std::convert::Infallible;
 

@@ -17,8 +17,8 @@ const DAYS: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
 /// Times of each week.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Times {
-    /// The first minutes of the spans, and those after them, counted from Monday 00:00 UTC. They are in their order, and
-    /// neither overlap nor touch each other. At least one.
+    /// The first minutes of the spans, and those after them, counted from Monday 00:00 UTC. They are in their order,
+    /// and neither overlap nor touch each other. At least one.
     spans: Vec<(u32, u32)>,
 }
 

@@ -1,8 +1,8 @@
 //! The keys that hold units of concurrency limits now, in bounded memory.
 //!
-//! A key is listed from its first unit to its last one. If the list is full, a key that begins to hold is left out, so a
-//! number is never too large. Keys leave the list as their requests end, so it is full only while more keys than it has
-//! room for hold units at once.
+//! A key is listed from its first unit to its last one. If the list is full, a key that begins to hold is left out, so
+//! a number is never too large. Keys leave the list as their requests end, so it is full only while more keys than it
+//! has room for hold units at once.
 
 use std::sync::Arc;
 
@@ -30,8 +30,8 @@ struct Holder {
 }
 
 impl Holders {
-    /// Notes that a key took units, given the key's fingerprint. A key is named, and kept if operators may act on it, when
-    /// it takes units while it holds some.
+    /// Notes that a key took units, given the key's fingerprint. A key is named, and kept if operators may act on it,
+    /// when it takes units while it holds some.
     pub(super) fn take(&self, names: &Names, policy: &Arc<str>, fingerprint: u64, key: &Key, units: u64) {
         let Some(part) = self.part(fingerprint) else { return };
         let mut holders = lock(part);

@@ -1,5 +1,5 @@
-//! The stand-ins for a key: its fingerprint, and the name that the application gives it. The key itself is kept only for
-//! operators who may act on it.
+//! The stand-ins for a key: its fingerprint, and the name that the application gives it. The key itself is kept only
+//! for operators who may act on it.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The last refusals, in bounded memory.
 //!
-//! Refusals are kept in sets of sixteen places. A key's fingerprint chooses its set, in which a refusal replaces the oldest
-//! one. So a client that is refused all the time pushes out the refusals of few others.
+//! Refusals are kept in sets of sixteen places. A key's fingerprint chooses its set, in which a refusal replaces the
+//! oldest one. So a client that is refused all the time pushes out the refusals of few others.
 //!
 //! Each place has its own lock, which a writer only tries: a refusal waits for no reader. Requests that pass are not
 //! written, and take no lock.
@@ -88,7 +88,8 @@ impl Recent {
 
     fn write(&self, fingerprint: u64, refusal: RecentRefusal) {
         let Some(set) = self.sets.get(fingerprint as usize % self.sets.len()) else { return }; // any bits do
-        // A reader holds one place at a time, so the second try succeeds, unless sixteen refusals are written meanwhile.
+        // A reader holds one place at a time, so the second try succeeds, unless sixteen refusals are written
+        // meanwhile.
         for _ in 0..2 {
             let next = set.written.fetch_add(1, Ordering::Relaxed) % WAYS;
             if let Some(mut place) = set.places.get(next).and_then(try_lock) {

@@ -1,7 +1,7 @@
 //! The keys that are refused most, or use most, in bounded memory.
 //!
-//! It is the Space-Saving sketch (Metwally, Agrawal and El Abbadi 2005) in sets: a key's fingerprint chooses a set, and each
-//! set is a sketch of eight counters. So a request looks at eight counters instead of all.
+//! It is the Space-Saving sketch (Metwally, Agrawal and El Abbadi 2005) in sets: a key's fingerprint chooses a set, and
+//! each set is a sketch of eight counters. So a request looks at eight counters instead of all.
 //!
 //! A key without a counter takes over the smallest one of its set, and counts on from its value. So a count is never
 //! too small, and at most too large by the value that was taken over, which stands beside it. A key that has more than
@@ -45,9 +45,9 @@ impl Sketch {
         Self { sets: (0..sets).map(|_| Mutex::new(Default::default())).collect() }
     }
 
-    /// Counts a refusal of a key, or used units, given the key's fingerprint. If another thread holds the key's set, it is
-    /// not counted: the sketch estimates anyway. A key is named, and kept if operators may act on it, when it is counted
-    /// for the second time.
+    /// Counts a refusal of a key, or used units, given the key's fingerprint. If another thread holds the key's set, it
+    /// is not counted: the sketch estimates anyway. A key is named, and kept if operators may act on it, when it is
+    /// counted for the second time.
     pub(super) fn count(&self, names: &Names, policy: &Arc<str>, fingerprint: u64, key: &Key, by: u64) {
         let Some(set) = self.sets.get(fingerprint as usize % self.sets.len().max(1)) else { return }; // any bits do
         let Some(mut slots) = try_lock(set) else { return };
@@ -158,7 +158,8 @@ impl TopKey {
     /// is halved every five minutes. It is too large by at most [`error`](Self::error). It is too small by what came
     /// while another thread counted, and by the rounding of halves.
     ///
-    /// Among the keys that [hold most](super::StatsSnapshot::most_held) it is the number of units that the key holds now.
+    /// Among the keys that [hold most](super::StatsSnapshot::most_held) it is the number of units that the key holds
+    /// now.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count

@@ -65,9 +65,9 @@ impl StatsSnapshot {
         &self.most_limited
     }
 
-    /// Returns the keys whose requests hold units of [concurrency limits](crate::Quota::concurrent) now, those that hold
-    /// most first: at most 1,024. If more keys hold units at once, those that began while there was no room are left out.
-    /// The [count](TopKey::count) of a key is the units that it holds in this process.
+    /// Returns the keys whose requests hold units of [concurrency limits](crate::Quota::concurrent) now, those that
+    /// hold most first: at most 1,024. If more keys hold units at once, those that began while there was no room are
+    /// left out. The [count](TopKey::count) of a key is the units that it holds in this process.
     #[must_use]
     pub fn most_held(&self) -> &[TopKey] {
         &self.most_held
@@ -154,9 +154,9 @@ impl PolicySnapshot {
         &self.delay
     }
 
-    /// Returns the units of the policy's [concurrency limit](crate::Quota::concurrent) that requests in flight hold now, in
-    /// the layers that these statistics observe. Places that are held [by hand](crate::MemoryLimiter::hold) are not counted,
-    /// and a reset does not lower it: what still runs is counted until it ends.
+    /// Returns the units of the policy's [concurrency limit](crate::Quota::concurrent) that requests in flight hold
+    /// now, in the layers that these statistics observe. Places that are held [by hand](crate::MemoryLimiter::hold) are
+    /// not counted, and a reset does not lower it: what still runs is counted until it ends.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.held
@@ -204,8 +204,8 @@ impl PolicySnapshot {
         &self.hour
     }
 
-    /// Returns the keys that used most units of late, by requests that passed, the key that used most first: at most 128. What was
-    /// refunded or settled later is not subtracted. It is empty unless
+    /// Returns the keys that used most units of late, by requests that passed: at most 128, and the key that used most
+    /// first. Units that were refunded or settled later are not subtracted. It is empty unless
     /// [`count_use`](super::StatsBuilder::count_use) says that they are counted.
     #[must_use]
     pub fn most_used(&self) -> &[TopKey] {

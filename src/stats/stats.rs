@@ -57,7 +57,8 @@ use crate::time::Timestamp;
 /// * A count takes about 0.1 µs, most of it to read the clock. The first request of every five seconds takes some
 ///   microseconds more for each policy, to bring the rates up to date.
 /// * Memory is bounded: about 7 KiB for each policy, of which at most 200 are counted apart, and at most 100 KiB for
-///   the keys that are refused most, and 100 KiB for those that hold units of concurrency limits. The policies after the first 200 are counted together, as `other`.
+///   the keys that are refused most, and 100 KiB for those that hold units of concurrency limits. The policies after
+///   the first 200 are counted together, as `other`.
 /// * Keys, paths and addresses are in no metric. No key is kept, unless the
 ///   [operators](crate::observe::StatusPage::operators) of a status page may act on the keys that it lists.
 ///
@@ -114,9 +115,9 @@ impl StatsBuilder {
     ///
     /// **A key may be a secret or personal data**, such as a token or an address. Return a part that operators may see,
     /// or `None`: for example an address without its last byte. The closure is called for a key that was refused at
-    /// least twice, for one that holds units of a [concurrency limit](crate::Quota::concurrent) by several requests, and
-    /// for each of the [recent refusals](Self::max_recent_refusals). It runs while a request is served.
-    /// At most 128 bytes of a name are kept.
+    /// least twice, for one that holds units of a [concurrency limit](crate::Quota::concurrent) by several requests,
+    /// and for each of the [recent refusals](Self::max_recent_refusals). It runs while a request is served. At most 128
+    /// bytes of a name are kept.
     ///
     /// ```
     /// use std::net::IpAddr;
@@ -135,8 +136,8 @@ impl StatsBuilder {
     }
 
     /// Counts which keys use most of each policy, for [`PolicySnapshot::most_used`]. So a key that stays just under its
-    /// limit is seen as well. The names are those that [`reveal`](Self::reveal) gives, when a key has used units for the
-    /// second time.
+    /// limit is seen as well. The names are those that [`reveal`](Self::reveal) gives, when a key has used units for
+    /// the second time.
     ///
     /// By default this is off, because each request that passes takes longer: some 350 instructions beside the 950 of a
     /// layer with statistics (`benches/instructions`). It takes about 15 KiB for each policy.
@@ -152,9 +153,10 @@ impl StatsBuilder {
     ///
     /// * At most 10,000 are kept. The number is rounded up to a multiple of 16.
     /// * Each takes about 300 bytes from the beginning, and at most 512 more for texts.
-    /// * A key has 16 places, which it shares with some other keys. So a client that is refused all the time does not push
-    ///   out the others, and of one client the last 16 refusals are kept at most.
-    /// * A refusal takes some 0.1 µs more, and what `reveal` takes. It never waits. A request that passes takes no lock.
+    /// * A key has 16 places, which it shares with some other keys. So a client that is refused all the time does not
+    ///   push out the others, and of one client the last 16 refusals are kept at most.
+    /// * A refusal takes some 0.1 µs more, and what `reveal` takes. It never waits. A request that passes takes no
+    ///   lock.
     /// * A request that went to an [overflow](crate::RateLimitLayer::overflow) counts as refused.
     ///
     /// They belong to the process: if a service has several, each has its own.
@@ -339,10 +341,12 @@ impl Stats {
 #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
 impl Stats {
     /// Hands the counts to the recorder of the crate `metrics`, under the same names as
-    /// [`to_prometheus`](Self::to_prometheus). Call it before each scrape, or at an interval. It does not slow requests down.
+    /// [`to_prometheus`](Self::to_prometheus). Call it before each scrape, or at an interval. It does not slow requests
+    /// down.
     ///
     /// The recorder gets totals of counters and gauges. It gets durations since the last call, each as the bound of its
-    /// [bucket](super::HistogramSnapshot::buckets), and those above 1,000 s as 1,000 s. So use one `Stats` for one recorder.
+    /// [bucket](super::HistogramSnapshot::buckets), and those above 1,000 s as 1,000 s. So use one `Stats` for one
+    /// recorder.
     pub fn record_metrics(&self) {
         let mut recorded = lock(&self.0.recorded);
         recorder::record(&self.counts(), &mut recorded);

@@ -68,23 +68,24 @@ use crate::stats::Stats;
 /// | `unblock`, `reset`, `own.NAME` | the `token` of a layer that was explained; `policy`, as often as needed, or none for all of them | `actions` |
 /// | `switch` | `name`, and the `mode`: `enforce`, `degrade` or `shadow` | `actions` |
 ///
-/// `curl -H 'accept: application/json' -d action=explain -d uri=/posts -d client=192.0.2.1 …` explains in JSON. A layer has
+/// `curl -H 'accept: application/json' -d action=explain -d uri=/posts -d client=192.0.2.1 …` explains in JSON. A layer
+/// has
 ///
 /// * `layer`, its title,
 /// * `explanation`, as [`Explanation::to_json`](crate::observe::Explanation::to_json) writes it, or `null` if a key is
 ///   explained,
 /// * `states`: what the keys have left now under each policy: `policy`, `quota`, `fingerprint`, `name`, `limit`,
-///   `used`, `remaining`, `reset_after_us`, `wait` and `wait_us`, of which an unlimited quota has `null` for `limit` and
-///   `remaining`; and `blocked`, which is `null` if the policy is no block,
+///   `used`, `remaining`, `reset_after_us`, `wait` and `wait_us`, of which an unlimited quota has `null` for `limit`
+///   and `remaining`; and `blocked`, which is `null` if the policy is no block,
 /// * `failure`, the limiter's error, or `null`,
 /// * `token`, for [operators](Self::operators), or `null`, and `own`, the names of the [program's own](Self::action)
 ///   actions that they may take,
 /// * `recent_refusals` under these keys, or `null` if none are kept.
 ///
-/// Each of the `actions` is written as by [`OperatorAction::to_json`](crate::observe::OperatorAction::to_json). The status
-/// is 503 if one of them failed. Other answers say what is wrong, on the page to a browser, otherwise in plain text: 400
-/// for a form that cannot be read, 403 for somebody who may not act, 404 for a key that is not listed, and 409 for a
-/// token that was used or is too old.
+/// Each of the `actions` is written as by [`OperatorAction::to_json`](crate::observe::OperatorAction::to_json). The
+/// status is 503 if one of them failed. Other answers say what is wrong, on the page to a browser, otherwise in plain
+/// text: 400 for a form that cannot be read, 403 for somebody who may not act, 404 for a key that is not listed, and
+/// 409 for a token that was used or is too old.
 ///
 /// * A described request has a peer address, headers, and the extensions that the operator
 ///   [states](Self::extension). A rule that reads another extension is explained as for a request without it.
@@ -226,8 +227,8 @@ impl StatusPage {
     /// # Ok(()) }
     /// ```
     ///
-    /// What it may do is the program's decision, so an operator can mistype no number. It runs while the page is made, so it
-    /// must not block. If it panics, the action is reported as cut off.
+    /// What it may do is the program's decision, so an operator can mistype no number. It runs while the page is made,
+    /// so it must not block. If it panics, the action is reported as cut off.
     #[must_use]
     pub fn action<F, E>(mut self, policy: impl Into<String>, name: impl Into<String>, run: F) -> Self
     where
@@ -267,22 +268,23 @@ impl StatusPage {
     /// );
     /// ```
     ///
-    /// An operator first explains a request, or a key that the page lists, by its fingerprint. The answer shows what each
-    /// key has left now, and has a token for each layer. With the token the operator acts on these keys:
+    /// An operator first explains a request, or a key that the page lists, by its fingerprint. The answer shows what
+    /// each key has left now, and has a token for each layer. With the token the operator acts on these keys:
     ///
     /// * *Unblock* opens blocks. What the keys have used of their quotas stays used.
     /// * *Reset* forgets what the keys have used, and opens blocks. Meters are kept, because they are billed.
     ///
-    /// A token holds for one action within five minutes, in this process, for the operator who explained. So another site
-    /// cannot make a browser act, and a form that is sent twice acts once.
+    /// A token holds for one action within five minutes, in this process, for the operator who explained. So another
+    /// site cannot make a browser act, and a form that is sent twice acts once.
     ///
-    /// * From now on the statistics keep the keys that the page lists, each of at most 512 bytes, so that a fingerprint is
-    ///   enough to act. The page does not show them. They take some 100 bytes each: for the keys that are refused most,
-    ///   for the recent refusals, and for the keys that use most of each policy.
+    /// * From now on the statistics keep the keys that the page lists, each of at most 512 bytes, so that a fingerprint
+    ///   is enough to act. The page does not show them. They take some 100 bytes each: for the keys that are refused
+    ///   most, for the recent refusals, and for the keys that use most of each policy.
     /// * Tokens hold at most 1 MiB of keys together; the oldest are forgotten. The page lists the last 100 actions.
     /// * `who` and `audit` run while the page is made, so they must not block. A panic of `audit` is caught, and the
     ///   operator gets the answer: it says what was done.
-    /// * An action that is cut off, because the operator's browser went away, is reported as one that may be done or not.
+    /// * An action that is cut off, because the operator's browser went away, is reported as one that may be done or
+    ///   not.
     #[must_use]
     pub fn operators<W, A>(mut self, who: W, audit: A) -> Self
     where

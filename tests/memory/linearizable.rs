@@ -4,8 +4,8 @@
 //! A refused set takes nothing, and one refusing charge is enough to refuse it. So it reads each of its states at an
 //! instant of its own. A set that is admitted decides about all of its charges at one instant.
 //!
-//! The clock stands still. Then every algorithm is a counter, so the specification is a few lines that share nothing with
-//! the limiter.
+//! The clock stands still. Then every algorithm is a counter, so the specification is a few lines that share nothing
+//! with the limiter.
 
 #![expect(clippy::disallowed_methods, reason = "the crate's clocks count microseconds, and a call takes less")]
 

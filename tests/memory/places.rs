@@ -241,7 +241,8 @@ fn key_without_room_is_denied_for_an_unknown_time() {
     }
 }
 
-/// A key that returned its last place keeps its slot for a while. That must not depend on when the clock is there again.
+/// A key that returned its last place keeps its slot for a while. That must not depend on when the clock is there
+/// again.
 #[test]
 fn returned_places_are_room_after_a_step_of_the_clock() {
     for (on_full, step) in [(OnFull::Evict, 3), (OnFull::Evict, 86_400), (OnFull::Deny, 86_400)] {

@@ -599,8 +599,8 @@ fn play(terms: Vec<Terms>, refunds_nested: bool, has_queue: bool, steps: Vec<Ste
     Ok(())
 }
 
-/// Returns the terms of a rule that keeps some charges, under its smallest quota. It has no debt, so once a larger quota
-/// is used up, the smallest one has no room for what is used.
+/// Returns the terms of a rule that keeps some charges, under its smallest quota. It has no debt, so once a larger
+/// quota is used up, the smallest one has no room for what is used.
 fn smallest() -> impl Strategy<Value = Terms> {
     (terms(), any::<bool>()).prop_map(|(terms, only_401)| Terms {
         capacity: 0,
@@ -612,8 +612,8 @@ fn smallest() -> impl Strategy<Value = Terms> {
     })
 }
 
-/// Returns steps in which requests begin under the smallest quotas, others begin under the largest ones, and all of them
-/// go on or leave.
+/// Returns steps in which requests begin under the smallest quotas, others begin under the largest ones, and all of
+/// them go on or leave.
 fn growth() -> impl Strategy<Value = Vec<Step>> {
     let begin = || script().prop_map(Step::Begin);
     let end = prop_oneof![9 => (0..9_usize).prop_map(Step::Go), 1 => (0..9_usize).prop_map(Step::Leave)];

@@ -166,3 +166,23 @@ fn texts_have_no_two_blanks_in_a_row() {
     assert!(found.is_empty(), "two blanks in a row:\n{}", found.join("\n"));
     assert!(has_two("\"of buckets                      that divides"));
 }
+
+/// The formatter leaves comments as they are. Tables and examples have lines of their own.
+#[test]
+fn comments_are_no_wider_than_the_code() {
+    let mut found = Vec::new();
+    for path in imports::read().files {
+        let text =
+            fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(&path)).expect("source is text");
+        let mut is_example = false;
+        for (index, line) in text.lines().enumerate() {
+            let Some(comment) = line.trim_start().strip_prefix("//") else { continue };
+            let words = comment.trim_start_matches(['/', '!']).trim_start();
+            is_example ^= words.starts_with("```");
+            if !is_example && !words.starts_with('|') && line.chars().count() > 120 {
+                found.push(format!("src/{path}:{}: {line}", index + 1));
+            }
+        }
+    }
+    assert!(found.is_empty(), "comments wider than 120 columns:\n{}", found.join("\n"));
+}

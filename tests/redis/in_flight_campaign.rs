@@ -8,7 +8,8 @@ use crate::support::redis_server::Server;
 
 use super::{connected, keys, patient};
 
-/// Returns how many units are taken of all keys, and for how many requests in line some are kept, as the stored values say.
+/// Returns how many units are taken of all keys, and for how many requests in line some are kept, as the stored values
+/// say.
 fn stored(server: &Server) -> u64 {
     let mut connection = server.connection();
     let (seconds, micros): (f64, f64) = redis::cmd("TIME").query(&mut connection).unwrap();

@@ -69,8 +69,8 @@ impl Process {
         })
     }
 
-    /// Waits until this number of requests wait in their lines or have departed. A request counts as waiting just before
-    /// it joins its line, in one poll.
+    /// Waits until this number of requests wait in their lines or have departed. A request counts as waiting just
+    /// before it joins its line, in one poll.
     async fn until_admitted(&self, count: usize) {
         tokio::time::timeout(LONG, async {
             while self.layer.waiting() + self.departures().len() < count || self.polled.load(Ordering::SeqCst) > 0 {
@@ -179,8 +179,8 @@ async fn checks_of_one_call_that_are_dropped_free_all_slots() {
     eventually("all is refunded", async || limiter.waiting() == 0).await;
     let left = limiter.peek(&[Charge::new(&policy, &Key::global()).cost(0)]).await.expect("Redis answers");
     assert_eq!(left.charges()[0].remaining(), 201);
-    // One call took for the first check and one for the others, one refunded the newest slot and one the others, and one
-    // looked.
+    // One call took for the first check and one for the others, one refunded the newest slot and one the others, and
+    // one looked.
     assert_eq!(calls(&server) - before, 5);
 }
 

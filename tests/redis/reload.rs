@@ -32,8 +32,8 @@ const TASKS: usize = 64;
 const PAUSE: Duration = Duration::from_millis(800);
 /// The time for which the other versions stay, which no process takes.
 const PASSES: Duration = Duration::from_millis(300);
-/// The time for which every second version stays, so that processes take it. They look each tenth of a second, then wait
-/// for a second, and take what has not changed: here the second look, since the first is at the version before.
+/// The time for which every second version stays, so that processes take it. They look each tenth of a second, then
+/// wait for a second, and take what has not changed: here the second look, since the first is at the version before.
 const STAYS: Duration = Duration::from_millis(2_300);
 /// The most bytes that a process may grow while the file changes. A version of the rules takes some kilobytes.
 const GROWTH: u64 = 1 << 20;

@@ -33,8 +33,8 @@ async fn eventually_passes(limiter: &RedisLimiter) {
     eventually("checks do not succeed again", async || take(limiter, &policy, "a", 1).await.is_ok()).await;
 }
 
-/// Whether the error says that there is no answer. A slow machine learns later why, and a busy one may say that it had no
-/// time to read an answer.
+/// Whether the error says that there is no answer. A slow machine learns later why, and a busy one may say that it had
+/// no time to read an answer.
 fn is_unanswered(error: &RedisError) -> bool {
     matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout | StoreErrorKind::Overloaded)
 }

@@ -3,8 +3,8 @@
 use tower_ratelimit::Quota;
 use tower_ratelimit::quota::Algorithm;
 
-/// Returns these quotas, which must have one of each algorithm except those that the test cannot use. A concurrency limit
-/// has no clock, and tests of its own.
+/// Returns these quotas, which must have one of each algorithm except those that the test cannot use. A concurrency
+/// limit has no clock, and tests of its own.
 #[track_caller]
 pub(crate) fn of_each_algorithm_but(left_out: &[Algorithm], quotas: Vec<Quota>) -> Vec<Quota> {
     let has = |algorithm: &Algorithm| quotas.iter().any(|quota| quota.algorithm() == *algorithm);

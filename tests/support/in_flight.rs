@@ -484,8 +484,8 @@ async fn taken_of<L: Limiter>(limiter: &L, name: &str, key: &Key, limit: u64) ->
 }
 
 impl<L: Limiter + Clone> Campaign<L> {
-    /// Sends all requests. Fails if more ran at a time than may, or if a place is still taken two seconds after the last
-    /// one. `stored` returns how many units are taken, as the store itself says. Returns what happened.
+    /// Sends all requests. Fails if more ran at a time than may, or if a place is still taken two seconds after the
+    /// last one. `stored` returns how many units are taken, as the store itself says. Returns what happened.
     pub(crate) async fn run(self, stored: impl AsyncFn() -> u64) -> String {
         let Self { limiters, requests, wait, takes, soon } = self;
         let running: Arc<[Running]> = (0..=KEYS).map(|_| Running::default()).collect();

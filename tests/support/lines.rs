@@ -22,7 +22,8 @@ use tower_ratelimit::{
 /// The time that anything may take on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// The time in which something would have happened that must not: a return wakes the first of its process' line at once.
+/// The time in which something would have happened that must not: a return wakes the first of its process' line at
+/// once.
 const WHILE: Duration = Duration::from_millis(60);
 
 /// The wait of requests that are to be refused after it.

@@ -319,7 +319,8 @@ fn user() -> Option<(u32, u32)> {
     })
 }
 
-/// Returns a folder with the data of a server that was never started. Tests start copies, because to make it takes longer.
+/// Returns a folder with the data of a server that was never started. Tests start copies, because to make it takes
+/// longer.
 fn template() -> &'static Path {
     static TEMPLATE: OnceLock<PathBuf> = OnceLock::new();
     TEMPLATE.get_or_init(|| {

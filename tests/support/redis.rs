@@ -209,8 +209,8 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
-/// Returns the processor time that a process and its children that have ended have used, to 10 ms. It is zero for a process
-/// that has ended.
+/// Returns the processor time that a process and its children that have ended have used, to 10 ms. It is zero for a
+/// process that has ended.
 pub(crate) fn processor_time(process: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     // The name of the program is in parentheses, and may have blanks in it.

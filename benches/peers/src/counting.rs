@@ -1,7 +1,7 @@
 //! Counts allocations while a case asks for it.
 //!
-//! The switch costs one read of a flag for each allocation. A counter that is always on would add about 25 ns to each, and
-//! so slow down those contenders most that allocate most. Zeroed memory comes from the operating system as it does
+//! The switch costs one read of a flag for each allocation. A counter that is always on would add about 25 ns to each,
+//! and so slow down those contenders most that allocate most. Zeroed memory comes from the operating system as it does
 //! without this.
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The contenders take turns, A B C A B C …, so that other work of the machine slows all of them alike. The report has
-//! the median round, and the ratio to the contender that each case names as the one to beat. Lost cases are printed, too.
+//! the median round, and the ratio to the contender that each case names as the one to beat. Lost cases are printed,
+//! too.
 //!
 //! A contender is a file in `contenders/`, and a line in its `all`.
 

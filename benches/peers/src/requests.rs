@@ -49,8 +49,8 @@ pub fn drive_app(app: Router, setup: &LayerSetup) -> Run<'static> {
 }
 
 /// Sends requests from `setup.keys` addresses to a service that answers at once, and reads the whole responses. The
-/// first requests come from all addresses in turn, later ones from any of them. It makes sure that all pass, or that all
-/// but the first of an address are refused. Some contenders refuse with an error.
+/// first requests come from all addresses in turn, later ones from any of them. It makes sure that all pass, or that
+/// all but the first of an address are refused. Some contenders refuse with an error.
 pub fn drive<B, C, S>(mut service: S, setup: &LayerSetup) -> Run<'static>
 where
     S: Service<Request<B>, Response = Response<C>> + 'static,

@@ -59,7 +59,8 @@ pub(crate) struct Options {
     /// Also write the report as one HTML file, which loads nothing
     #[arg(long, value_name = "FILE")]
     pub(super) html: Option<PathBuf>,
-    /// Print whole addresses, keys and paths; by default only networks of /24 and /48, hashes, and `*` for what may be a token
+    /// Print whole addresses, keys and paths; by default only networks of /24 and /48, hashes, and `*` for what may be
+    /// a token
     #[arg(long)]
     pub(super) show_addresses: bool,
     /// The number of clients that are followed one by one, over all rules

@@ -70,8 +70,8 @@ pub(crate) fn shop() -> String {
 pub(crate) const DAYS: u64 = 37;
 pub(crate) const FILES: usize = 9;
 
-/// The log of 37 days, with a busy client each week, as one text and as 9 files from the oldest to the newest. Lines are
-/// up to 20 s out of order, also from file to file.
+/// The log of 37 days, with a busy client each week, as one text and as 9 files from the oldest to the newest. Lines
+/// are up to 20 s out of order, also from file to file.
 pub(crate) fn rotated() -> (String, Vec<String>) {
     let mut random = Random(9);
     let mut lines: Vec<(u64, String)> = Vec::new();

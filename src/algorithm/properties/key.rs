@@ -235,8 +235,8 @@ impl Planned {
         (decision, writes)
     }
 
-    /// Refunds what the state still holds of the receipt. Writes nothing if it holds nothing. Returns whether the refund has
-    /// no effect because a later slot of the queue is taken.
+    /// Refunds what the state still holds of the receipt. Writes nothing if it holds nothing. Returns whether the
+    /// refund has no effect because a later slot of the queue is taken.
     #[cfg(feature = "_redis")]
     pub(crate) fn refund(&mut self, quota: &Quota, now: u64, receipt: &Receipt, units: u64) -> bool {
         let (before, fit) = self.under(quota, now);

@@ -57,8 +57,8 @@ fn play(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6], begin: u64, step
     run.check_safety();
 }
 
-/// Calls a macro with each algorithm whose units come back with time, and each anchor. The laws hold for all of them, and
-/// their Lua twins agree with them.
+/// Calls a macro with each algorithm whose units come back with time, and each anchor. The laws hold for all of them,
+/// and their Lua twins agree with them.
 macro_rules! for_each_algorithm {
     ($call:ident) => {
         $call! {

@@ -195,9 +195,9 @@ fn in_use_of_bucket(limit: u64, after_us: u64) -> u64 {
 }
 
 /// A bucket's units that become a window's and then a log's count at least until the bucket would have freed them, and
-/// none counts for longer than a period after the last change. A window that leaves its oldest part out forgets that part,
-/// as it does by itself. A window that weighs its oldest part enlarges it, so that it counts for what the bucket had in
-/// use. A log then counts all of it: more than was used, but no more than the quota and its debt.
+/// none counts for longer than a period after the last change. A window that leaves its oldest part out forgets that
+/// part, as it does by itself. A window that weighs its oldest part enlarges it, so that it counts for what the bucket
+/// had in use. A log then counts all of it: more than was used, but no more than the quota and its debt.
 #[test]
 fn bucket_that_becomes_a_window_and_then_a_log_forgets_nothing() {
     const STEPS: u64 = 240;

@@ -46,8 +46,8 @@ impl Store {
         hold.is_held_back = holds_units(charge) && self.place_lines.holds_back(charge);
     }
 
-    /// Locks the state of this hold, reads it, and writes what `decide` changes, if there is room. Returns what `decide`
-    /// returns, and whether there was room. It asks both again if the table has to grow.
+    /// Locks the state of this hold, reads it, and writes what `decide` changes, if there is room. Returns what
+    /// `decide` returns, and whether there was room. It asks both again if the table has to grow.
     #[inline(always)]
     fn update<'a, T>(
         &'a self,
@@ -181,8 +181,8 @@ impl Store {
         }
     }
 
-    /// Refunds what a receipt still holds, under the slot's lock. Returns whether that had no effect because a later slot
-    /// of the queue is taken.
+    /// Refunds what a receipt still holds, under the slot's lock. Returns whether that had no effect because a later
+    /// slot of the queue is taken.
     #[inline(never)]
     pub(super) fn refund_once(&self, policy: &Policy, key: &Key, receipt: &Receipt) -> bool {
         let own = Pair { at: receipt.at_us(), n: receipt.part() };

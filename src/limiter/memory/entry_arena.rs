@@ -4,13 +4,13 @@
 //! what belongs to the whole chain, and its number is the word of the key's slot. Only the thread that has locked that
 //! slot touches a chain.
 //!
-//! A state that names no [version](super::versions) has a *head* in front of its blocks: one more block, with the numbers
-//! of its quota. The head also has the state's pair, or says where its entries begin, and its number is the word of the
-//! key's slot. So a pair needs no other block.
+//! A state that names no [version](super::versions) has a *head* in front of its blocks: one more block, with the
+//! numbers of its quota. The head also has the state's pair, or says where its entries begin, and its number is the
+//! word of the key's slot. So a pair needs no other block.
 //!
-//! There are at least as many blocks as slots, so entries never run out, unless most states are logs with heads. A chain that finds no free block *folds* its
-//! own entries: two neighbours become one entry of the later date. Folded entries count for longer than they should,
-//! never for less time, and no key is forgotten.
+//! There are at least as many blocks as slots, so entries never run out, unless most states are logs with heads. A
+//! chain that finds no free block *folds* its own entries: two neighbours become one entry of the later date. Folded
+//! entries count for longer than they should, never for less time, and no key is forgotten.
 
 use crate::algorithm::Pair;
 use crate::algorithm::entry_log::{Edit, Entries};

@@ -4,11 +4,11 @@
 //! one new line. Which, a bit of their hash says. No call splits more than a few lines, and nothing runs in the
 //! background:
 //!
-//! 1. The table uses the new lines from now on ([`Announced`](Growth::Announced)). A thread that was about to place a key
-//!    where it belonged before holds a stripe. So all stripes are passed through once.
+//! 1. The table uses the new lines from now on ([`Announced`](Growth::Announced)). A thread that was about to place a
+//!    key where it belonged before holds a stripe. So all stripes are passed through once.
 //! 2. Each call that takes the long way splits a few lines, in order ([`Splitting`](Growth::Splitting)). A key that is
-//!    not found in its lines may be in those that they are split from. A new line stays empty until its split is done, so
-//!    every key that has to leave finds its place free.
+//!    not found in its lines may be in those that they are split from. A new line stays empty until its split is done,
+//!    so every key that has to leave finds its place free.
 //! 3. When all are split ([`Settled`](Growth::Settled)), the table may double again.
 //!
 //! A key moves under its stripe, like every key. It moves to a later place. So a [walk](Store::walk), which goes by the
@@ -174,7 +174,8 @@ mod tests {
             let count = if count > 30_000 { u64::from(cases(count)) } else { u64::from(count) }.max(known);
             keys.charge(known..count);
             known = count;
-            // The first key without room comes when more than half of the slots are used, the sooner the larger the table is.
+            // The first key without room comes when more than half of the slots are used, the sooner the larger the
+            // table is.
             assert!(keys.slots_in_use() as u64 <= 4 * count, "{count}: {}", keys.slots_in_use());
         }
     }

@@ -115,8 +115,8 @@ impl MemoryLimiter {
     /// as the quota says. It is for work that is not a request of a layer: a job, or calls of a client that may have a
     /// number of them in flight.
     ///
-    /// It waits in the same line as the requests of layers with this policy and key. If the future is dropped, it leaves
-    /// the line. How many may wait is not bounded here.
+    /// It waits in the same line as the requests of layers with this policy and key. If the future is dropped, it
+    /// leaves the line. How many may wait is not bounded here.
     ///
     /// ```
     /// use std::time::Duration;

@@ -113,8 +113,8 @@ impl Store {
         self.write_set(planned, run).then_some(true)
     }
 
-    /// Writes all words as planned, or none if one of the states has changed, even one that is not written. With a number
-    /// of `run`, also none if a key was reset since that was read, or if a request waits in line.
+    /// Writes all words as planned, or none if one of the states has changed, even one that is not written. With a
+    /// number of `run`, also none if a key was reset since that was read, or if a request waits in line.
     #[inline(always)]
     fn write_set(&self, planned: &[Option<(Seen<'_>, u64)>], run: Option<u64>) -> bool {
         let written = || planned.iter().flatten().filter(|(seen, word)| seen.word != *word);

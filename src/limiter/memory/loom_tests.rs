@@ -275,8 +275,8 @@ impl Limiter {
         seen.filter(|seen| seen.tag != 0).map(|seen| seen.place.address()).collect()
     }
 
-    /// Moves the key to its other line, if it is free to move. A thread that moves a key holds the stripe of the key that
-    /// it makes room for.
+    /// Moves the key to its other line, if it is free to move. A thread that moves a key holds the stripe of the key
+    /// that it makes room for.
     fn move_key(&self) {
         let _stripe = self.store.lock_stripe(stripe_of(self.fingerprint()) + 1);
         let place = self.store.table.place_of(self.fingerprint());

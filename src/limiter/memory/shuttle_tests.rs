@@ -167,8 +167,8 @@ impl Future for Sleeps {
     }
 }
 
-/// A request that waits for as long as it takes gets a place, whatever the others do. A lost wake is a deadlock, which shuttle
-/// reports.
+/// A request that waits for as long as it takes gets a place, whatever the others do. A lost wake is a deadlock, which
+/// shuttle reports.
 #[test]
 fn line_of_many_threads_serves_all_that_stay_in_it() {
     for with_reset in [false, true] {

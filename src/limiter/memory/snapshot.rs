@@ -2,8 +2,9 @@
 //!
 //! Little-endian: a magic and a version; the two seeds; the policies, each with its name and its quota in words; then
 //! the states. A state is a word of its fingerprint and of its policy's number, and the two numbers of its pair; a log
-//! has the number of its entries instead, and two numbers for each. States that name no version are left out. The reader takes nothing on trust: it checks
-//! lengths before it allocates, and leaves out a state that its quota could not have made.
+//! has the number of its entries instead, and two numbers for each. States that name no version are left out. The
+//! reader takes nothing on trust: it checks lengths before it allocates, and leaves out a state that its quota could
+//! not have made.
 
 use std::collections::HashMap;
 

@@ -167,7 +167,8 @@ impl Store {
     // Walks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Locks one slot after the other, except those that `is_skipped` or that hold nothing, and unlocks each as `visit`
-    /// returns it. Meanwhile no key moves to an earlier slot, so each is met, and no other walk happens, so each version means one thing.
+    /// returns it. Meanwhile no key moves to an earlier slot, so each is met, and no other walk happens, so each
+    /// version means one thing.
     pub(super) fn walk(&self, is_skipped: impl Fn(Seen<'_>) -> bool, visit: impl FnMut(Seen<'_>) -> Seen<'_>) {
         let _one = lock(&self.walk);
         self.walk_alone(is_skipped, visit);

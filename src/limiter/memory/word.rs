@@ -134,8 +134,8 @@ impl HeldUnits {
         HELD | self.run << UNIT_BITS | self.units
     }
 
-    /// Returns the word of a key of which nothing is held from an instant on, in microseconds after the base. It is that of
-    /// a state that expired then, so the key keeps its slot for a while, as a key of any other quota does.
+    /// Returns the word of a key of which nothing is held from an instant on, in microseconds after the base. It is
+    /// that of a state that expired then, so the key keeps its slot for a while, as a key of any other quota does.
     #[inline]
     pub(super) fn returned(relative_us: u64) -> u64 {
         relative_us << LOWER_BITS

@@ -75,10 +75,10 @@ impl RedisLimiterBuilder {
     /// Sets where the user and the password of each connection come from, for passwords that change while the process
     /// runs, such as tokens of a cloud's identity service. The URL then has no user and no password.
     ///
-    /// The closure is asked for each connection, and for each attempt to make one: up to four times a second while Redis
-    /// is away, and for each server of a cluster. It has 5 s. A connection whose credentials have a
-    /// [time to renew](RedisCredentials::renew_after) asks again after that time, and sends what it gets with `AUTH`.
-    /// If there are no newer credentials, or the server refuses them, the observer gets
+    /// The closure is asked for each connection, and for each attempt to make one: up to four times a second while
+    /// Redis is away, and for each server of a cluster. It has 5 s. A connection whose credentials have a [time to
+    /// renew](RedisCredentials::renew_after) asks again after that time, and sends what it gets with `AUTH`. If there
+    /// are no newer credentials, or the server refuses them, the observer gets
     /// [`StoreFailed`](crate::observe::LimiterEvent::StoreFailed), and the connection asks again 5 s later.
     ///
     /// An error of the closure is one of a connection that could not be made. Events and errors have its text, so the
@@ -128,8 +128,8 @@ impl RedisLimiterBuilder {
     }
 
     /// Sets the certificate that the limiter shows to servers that ask for one, followed by those between it and the
-    /// authority, and its private key, as PEM. The key is one of PKCS #8, PKCS #1 or SEC 1, without a password. It needs
-    /// [`tls_authorities`](Self::tls_authorities).
+    /// authority, and its private key, as PEM. The key is one of PKCS #8, PKCS #1 or SEC 1, without a password. It
+    /// needs [`tls_authorities`](Self::tls_authorities).
     pub fn tls_identity(mut self, certificates: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         self.pem.identity = Some(Identity { certificates: certificates.into(), key: key.into() });
         self
@@ -209,8 +209,8 @@ impl RedisLimiterBuilder {
     ///
     /// A connection to a cluster is refused. The crate's `ClusterConnection` sends a command again after it has lost a
     /// connection, so a check could be charged twice, and it does not say which slots are being moved, so a set of
-    /// charges could not be split. Connect with `redis-cluster://` instead: the limiter then has a connection of its own to
-    /// each master.
+    /// charges could not be split. Connect with `redis-cluster://` instead: the limiter then has a connection of its
+    /// own to each master.
     ///
     /// # Errors
     /// Returns the errors of [`connect`](Self::connect), except those of the URL, and an error if the server is of a

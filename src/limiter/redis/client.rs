@@ -1,7 +1,7 @@
 //! The client libraries by which Redis is reached.
 
-/// The client library by which a [`RedisLimiter`](crate::RedisLimiter) reaches Redis. There is a variant for each library
-/// whose feature is enabled: `redis` and `redis-rs`.
+/// The client library by which a [`RedisLimiter`](crate::RedisLimiter) reaches Redis. There is a variant for each
+/// library whose feature is enabled: `redis` and `redis-rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RedisClient {

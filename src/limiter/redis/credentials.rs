@@ -34,9 +34,9 @@ impl RedisCredentials {
         Self { username: username.into().into(), password: password.into().into(), renew_after: None }
     }
 
-    /// Sets after which time the connection that has these credentials sends newer ones, with the command `AUTH`. A time
-    /// of less than 1 s is taken as 1 s. By default the connection never does: for servers that look at credentials
-    /// only when a connection is made.
+    /// Sets after which time the connection that has these credentials sends newer ones, with the command `AUTH`. A
+    /// time of less than 1 s is taken as 1 s. By default the connection never does: for servers that look at
+    /// credentials only when a connection is made.
     #[must_use]
     pub fn renew_after(mut self, time: Duration) -> Self {
         self.renew_after = Some(time.max(RENEW_MIN));

@@ -62,8 +62,8 @@ impl RedisLimiter {
         self.0.backend().waiting()
     }
 
-    /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the [`Place`] is dropped. The
-    /// example of [`MemoryLimiter::hold`](crate::MemoryLimiter::hold) shows what to do with the place.
+    /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the [`Place`] is dropped.
+    /// The example of [`MemoryLimiter::hold`](crate::MemoryLimiter::hold) shows what to do with the place.
     ///
     /// # Errors
     /// Returns an error if Redis does not decide. Returns the decision as the inner error if the units are not free.
@@ -81,9 +81,9 @@ impl RedisLimiter {
     /// [`MemoryLimiter::hold_in_line`](crate::MemoryLimiter::hold_in_line) does.
     ///
     /// # Errors
-    /// Returns an error if Redis does not decide the first call, the last one, or six in a row. Returns the decision as the
-    /// inner error if the units did not come free in time. It does not wait if the cost is above the limit, or if the quota
-    /// has no wait.
+    /// Returns an error if Redis does not decide the first call, the last one, or six in a row. Returns the decision as
+    /// the inner error if the units did not come free in time. It does not wait if the cost is above the limit, or if
+    /// the quota has no wait.
     pub async fn hold_in_line<T: Timer + 'static>(
         &self,
         policy: &Policy,

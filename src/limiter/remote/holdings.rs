@@ -7,10 +7,10 @@
 //! # Epochs
 //!
 //! An *epoch* of a key is a number of this process that only grows. Its *base* is the number of units that the process
-//! held, or may have been granted, when it began. The store refuses a call of an earlier epoch than the row's. A call of
-//! a later one, whichever arrives first, sets the row to the base, and then takes or returns its units. A new epoch
-//! begins when a call has an unknown outcome, after a reconnect, and with each renewal. So whatever was lost, the row is
-//! right after the next call.
+//! held, or may have been granted, when it began. The store refuses a call of an earlier epoch than the row's. A call
+//! of a later one, whichever arrives first, sets the row to the base, and then takes or returns its units. A new epoch
+//! begins when a call has an unknown outcome, after a reconnect, and with each renewal. So whatever was lost, the row
+//! is right after the next call.
 //!
 //! A take that is under way when an epoch begins is part of its base, because it may be granted. If it is not, its
 //! units are returned as soon as that is known.

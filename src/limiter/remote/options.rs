@@ -27,7 +27,8 @@ pub(crate) struct Options {
     pub(crate) max_denials: usize,
     pub(crate) places_lapse_after: Duration,
     pub(crate) clock: Option<Arc<dyn Clock>>,
-    /// The clock of this process, which bounds how long denials, leases and places are remembered. A simulation sets it.
+    /// The clock of this process, which bounds how long denials, leases and places are remembered. A simulation sets
+    /// it.
     pub(crate) own_clock: Arc<dyn Clock>,
     pub(crate) observers: Vec<Arc<dyn Observer>>,
 }
@@ -114,8 +115,8 @@ macro_rules! shared_options {
             }
 
             /// Sets how long a check may take, from 1 ms to 60 s; 50 ms by default. A check that takes longer fails at
-            /// most 20 ms later. Its charge may or may not have been taken. A refund or a settlement waits for the calls
-            /// that are under way first, so it can take twice this time, and longer if very many wait.
+            /// most 20 ms later. Its charge may or may not have been taken. A refund or a settlement waits for the
+            /// calls that are under way first, so it can take twice this time, and longer if very many wait.
             pub fn deadline(mut self, deadline: std::time::Duration) -> Self {
                 self.shared.deadline = deadline;
                 self
@@ -147,8 +148,8 @@ macro_rules! shared_options {
             /// Sets after which time the places of this process are free again if it does not renew them, from 3 s to
             /// 24 h; 30 s by default. It concerns [concurrency limits](crate::Quota::concurrent) only.
             ///
-            /// A process renews its places three times in this time. So the time should be longer than what a failover of
-            /// the store takes. The places of a process that was killed are held until it has passed.
+            /// A process renews its places three times in this time. So the time should be longer than what a failover
+            /// of the store takes. The places of a process that was killed are held until it has passed.
             pub fn places_lapse_after(mut self, time: std::time::Duration) -> Self {
                 self.shared.places_lapse_after = time;
                 self

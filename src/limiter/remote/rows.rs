@@ -1,5 +1,5 @@
-//! The units of a concurrency limit that each process holds, and the processes whose requests wait in line for them. This
-//! is what `places.lua` does in Redis.
+//! The units of a concurrency limit that each process holds, and the processes whose requests wait in line for them.
+//! This is what `places.lua` does in Redis.
 //!
 //! The calls carry [claims](super::holdings).
 

@@ -1,5 +1,5 @@
-//! Random schedules of what threads share beside a store: leases, and the denials that are remembered. `tests/campaigns.sh`
-//! has the command that runs them.
+//! Random schedules of what threads share beside a store: leases, and the denials that are remembered.
+//! `tests/campaigns.sh` has the command that runs them.
 
 use std::sync::Arc;
 use std::time::Duration;

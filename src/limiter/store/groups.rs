@@ -5,8 +5,8 @@
 //! whose keys are in no group begins one, so it waits for no timer. A flight is a task of the limiter's runtime, or
 //! driven by its caller as long as no other request waits for it.
 //!
-//! A request joins groups whose flights are under way. When one of them is back, the first requests that wait go if none
-//! of their keys is in another flight. So no request waits for flights with other keys that began after it came.
+//! A request joins groups whose flights are under way. When one of them is back, the first requests that wait go if
+//! none of their keys is in another flight. So no request waits for flights with other keys that began after it came.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -229,8 +229,8 @@ impl Table {
         number
     }
 
-    /// Begins a flight of a group. Returns the requests that it takes, and their keys. It takes the first ones that wait,
-    /// up to one with a key that is in another flight.
+    /// Begins a flight of a group. Returns the requests that it takes, and their keys. It takes the first ones that
+    /// wait, up to one with a key that is in another flight.
     fn board(&mut self, number: u64) -> (Vec<Waiting>, Keys) {
         let (mut batch, mut keys) = (Vec::new(), Keys::new());
         let Some(group) = self.groups.get_mut(&number) else { return (batch, keys) }; // another one joined it

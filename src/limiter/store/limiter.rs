@@ -34,14 +34,14 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 /// written by another process since. All algorithms are supported, except logs and sliding windows whose state can be
 /// larger than 16 kB.
 ///
-/// The value of a [concurrency limit](Quota::concurrent) has a row for each process. A process renews its rows, and a return
-/// is a swap of its own, after the response. At most 256 processes can hold units of one key, and 128 can be in line. So
-/// prefer Redis for keys that many processes use at once.
+/// The value of a [concurrency limit](Quota::concurrent) has a row for each process. A process renews its rows, and a
+/// return is a swap of its own, after the response. At most 256 processes can hold units of one key, and 128 can be in
+/// line. So prefer Redis for keys that many processes use at once.
 ///
-/// Decisions are made at the store's time, as far as this process knows it: to the length of a round trip. If the store's
-/// clock steps, one more decision can be off by 100 milliseconds and a round trip. One that is further off is made again.
-/// If the store reports no time, decisions are made at the process's, and then a clock that is ahead by a second refills a
-/// second earlier.
+/// Decisions are made at the store's time, as far as this process knows it: to the length of a round trip. If the
+/// store's clock steps, one more decision can be off by 100 milliseconds and a round trip. One that is further off is
+/// made again. If the store reports no time, decisions are made at the process's, and then a clock that is ahead by a
+/// second refills a second earlier.
 ///
 /// If other processes change a key so often that no swap succeeds before the deadline, the check fails as
 /// [`Contended`](StoreErrorKind::Contended).
@@ -83,11 +83,12 @@ impl<S: Store> StoreLimiter<S> {
         self.0.backend().waiting()
     }
 
-    /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the [`Place`] is dropped. The
-    /// example of [`MemoryLimiter::hold`](crate::MemoryLimiter::hold) shows what to do with the place.
+    /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the [`Place`] is dropped.
+    /// The example of [`MemoryLimiter::hold`](crate::MemoryLimiter::hold) shows what to do with the place.
     ///
     /// # Errors
-    /// Returns an error if the store does not decide. Returns the decision as the inner error if the units are not free.
+    /// Returns an error if the store does not decide. Returns the decision as the inner error if the units are not
+    /// free.
     pub async fn hold(
         &self,
         policy: &Policy,
@@ -102,9 +103,9 @@ impl<S: Store> StoreLimiter<S> {
     /// [`MemoryLimiter::hold_in_line`](crate::MemoryLimiter::hold_in_line) does.
     ///
     /// # Errors
-    /// Returns an error if the store does not decide the first call, the last one, or six in a row. Returns the decision as
-    /// the inner error if the units did not come free in time. It does not wait if the cost is above the limit, or if the
-    /// quota has no wait.
+    /// Returns an error if the store does not decide the first call, the last one, or six in a row. Returns the
+    /// decision as the inner error if the units did not come free in time. It does not wait if the cost is above the
+    /// limit, or if the quota has no wait.
     pub async fn hold_in_line<T: Timer + 'static>(
         &self,
         policy: &Policy,

@@ -1,8 +1,8 @@
 //! A limiter over any store that can replace values by compare-and-swap.
 //!
 //! [`Store`] is what a store has to do: two methods. [`StoreLimiter`] does the rest: every algorithm, requests in
-//! flight, sets that are charged all or nothing, refunds, blocks, meters, settlements, and quotas that change at run time. The guide says
-//! [when to write a store, and when a limiter](crate::guide::writing_a_backend).
+//! flight, sets that are charged all or nothing, refunds, blocks, meters, settlements, and quotas that change at run
+//! time. The guide says [when to write a store, and when a limiter](crate::guide::writing_a_backend).
 //!
 //! A check is one [`swap`](Store::swap) when this process knows the current value, or when there is none. The swap
 //! names the version of each value that the decision was made on. If another process has written meanwhile, the store
@@ -24,9 +24,10 @@
 //! | ≤ 512 | the quota that the value was written under, as text |
 //! | the rest | the state: two numbers of 8 bytes, little-endian; or for logs and sliding windows entries, each of which is the microseconds since the entry before and its units, as numbers of 7 bits in a byte, the lowest first; or for concurrency limits rows |
 //!
-//! A row of a concurrency limit has 36 bytes: the process, its epoch, its units, the instant at which the row lapses, and how
-//! often it was reset. After these come rows of processes with a request in line: the process with the highest bit set, the
-//! instant since which the request waits, its cost, the instant at which the row lapses, and the request's number.
+//! A row of a concurrency limit has 36 bytes: the process, its epoch, its units, the instant at which the row lapses,
+//! and how often it was reset. After these come rows of processes with a request in line: the process with the highest
+//! bit set, the instant since which the request waits, its cost, the instant at which the row lapses, and the request's
+//! number.
 //!
 //! A value that is not of this form, or that its quota could not have written, is an error of kind
 //! [`Foreign`](crate::limiter::StoreErrorKind::Foreign). It stays in the store until the key is reset.
@@ -70,8 +71,9 @@ pub use limiter::{StoreFuture, StoreLimiter};
 /// * **Lost answers.** A swap that fails may have been made or not, and may even be made later. The limiter finds out
 ///   by itself, so a store must not repeat a swap.
 /// * **Cancel safety.** A future that is dropped may have swapped or not, but never in part.
-/// * **No waiting for each other.** A future may not be polled for a while after it has begun. No other call may wait for
-///   it meanwhile. So a store holds no lock across an `await`, and has a connection for each call, or one that all share.
+/// * **No waiting for each other.** A future may not be polled for a while after it has begun. No other call may wait
+///   for it meanwhile. So a store holds no lock across an `await`, and has a connection for each call, or one that all
+///   share.
 /// * **Time.** The limiter drops a call that has no answer by the deadline. So a store needs no timeout of its own.
 /// * The keys of a call are all different.
 ///
@@ -208,8 +210,8 @@ impl Change {
 pub enum Then {
     /// The value stays. It was looked at, so it must be the expected one.
     Keep,
-    /// This value takes its place, for at least the time that is given: from a second to some years. It may stay longer, so
-    /// keys may share an expiry.
+    /// This value takes its place, for at least the time that is given: from a second to some years. It may stay
+    /// longer, so keys may share an expiry.
     Put(Value, Duration),
     /// The value is removed.
     Delete,

@@ -1,10 +1,10 @@
 //! The time of decisions: the store's, as far as this process knows it.
 //!
 //! A decision needs the time before the swap, and the store reports its time with each answer. So the process keeps the
-//! difference between the store's clock and its own. The store read its clock at some instant of the round trip, so each
-//! answer bounds the difference from below and from above. If the known one lies outside, it is moved to the nearer bound.
-//! It comes closer with each answer: trips that are short in one direction or the other leave the least room. A step of a
-//! clock is followed with the next answer, to the length of its trip.
+//! difference between the store's clock and its own. The store read its clock at some instant of the round trip, so
+//! each answer bounds the difference from below and from above. If the known one lies outside, it is moved to the
+//! nearer bound. It comes closer with each answer: trips that are short in one direction or the other leave the least
+//! room. A step of a clock is followed with the next answer, to the length of its trip.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,8 +4,8 @@
 //!
 //! If a swap has no answer, the same swap is sent again. If the current value is the expected one, it is made now. If
 //! it is the limiter's own, the first one was made. Otherwise the value names the versions before it: if the own one is
-//! among them, the swap was made; if the expected one is, followed by another one, it was not. If neither is, nothing is
-//! known, and the requests fail as a timeout.
+//! among them, the swap was made; if the expected one is, followed by another one, it was not. If neither is, nothing
+//! is known, and the requests fail as a timeout.
 //!
 //! If a value names all versions since the key had none, and neither is among them, the swap was not made, or the value
 //! was removed since. A swap that only removes values has had its effect in both cases. Charges are decided again:

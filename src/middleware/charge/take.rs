@@ -440,8 +440,8 @@ impl Ticket {
     }
 }
 
-/// Returns whether a request's own quota needs more than a decision and headers: it is held, may wait, or is reported by
-/// no header.
+/// Returns whether a request's own quota needs more than a decision and headers: it is held, may wait, or is reported
+/// by no header.
 #[inline]
 fn has_more_steps(policy: &Policy) -> bool {
     let quota = policy.quota();

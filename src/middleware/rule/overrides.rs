@@ -294,7 +294,8 @@ impl<T> Table<T> {
     }
 }
 
-/// Removes the entries that `is_kept` does not keep, and puts their values into `removed`, so that none is dropped here.
+/// Removes the entries that `is_kept` does not keep, and puts their values into `removed`, so that none is dropped
+/// here.
 fn keep<T>(
     entries: &mut SmallVec<[Entry<T>; 1]>,
     mut is_kept: impl FnMut(&Entry<T>) -> bool,

@@ -163,8 +163,8 @@ impl Rule {
     }
 
     /// Returns what a request holds of a [concurrency limit](crate::Quota::concurrent) when the head of its response is
-    /// there. Without this the request holds it until the body has ended or was dropped, so that a stream counts as long
-    /// as it lasts.
+    /// there. Without this the request holds it until the body has ended or was dropped, so that a stream counts as
+    /// long as it lasts.
     ///
     /// With this, a slow reader of a large response holds nothing meanwhile, and a stream is not limited once it has
     /// begun. If a handler has taken a [`Place`](crate::limiter::Place), that holds the units for longer.

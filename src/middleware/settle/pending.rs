@@ -73,8 +73,8 @@ impl<L: Limiter> OpenTicket<L> {
         })
     }
 
-    /// Keeps a ticket. It is moved to where it stays, because each copy of words just written stalls on store forwarding
-    /// (`benches/instructions`, "layer of a concurrency limit, no header fields").
+    /// Keeps a ticket. It is moved to where it stays, because each copy of words just written stalls on store
+    /// forwarding (`benches/instructions`, "layer of a concurrency limit, no header fields").
     pub(crate) fn keep(layer: &Arc<Compiled<L>>, ticket: &mut Ticket) -> Box<Self> {
         let mut open = Self::new(layer);
         open.ticket = ticket.take();

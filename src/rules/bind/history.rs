@@ -27,8 +27,8 @@ impl StoredNames {
         Self { before, history, lines: HashMap::new() }
     }
 
-    /// Records that a rule has a new name, and keeps its states under its `old` one. Returns the first name if `old` was
-    /// itself a new name.
+    /// Records that a rule has a new name, and keeps its states under its `old` one. Returns the first name if `old`
+    /// was itself a new name.
     pub(super) fn rename(&mut self, old: &str, new: &str) -> Option<&str> {
         self.history.first_names.insert(new.into(), old.into());
         self.before.first_names.get(old).map(|first| &**first)

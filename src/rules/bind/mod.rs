@@ -124,8 +124,8 @@ impl Binder<'_, '_> {
         }
     }
 
-    /// Makes the rule of several quotas. They are stored by their indexes in the list, so that a quota that changes keeps
-    /// what was used.
+    /// Makes the rule of several quotas. They are stored by their indexes in the list, so that a quota that changes
+    /// keeps what was used.
     fn rule_of_all(&mut self, position: Position, name: &str, stored: &str, quotas: &[At<Quota>]) -> Option<Rule> {
         // The policies are named after the words of the file, which do not say what room their states need.
         let mut roomy = Vec::with_capacity(quotas.len());

@@ -280,8 +280,8 @@ impl Reader<'_, '_, '_> {
         Some(units)
     }
 
-    /// Refuses a cost that no request could pay, and one that does not fit what the quotas count. A problem is where the
-    /// rule itself states the cost, or else where the quota is.
+    /// Refuses a cost that no request could pay, and one that does not fit what the quotas count. A problem is where
+    /// the rule itself states the cost, or else where the quota is.
     pub(super) fn check_cost(&mut self, cost: Option<&At<CostSpec>>, quota: &QuotaSpec, is_own: bool) {
         let quotas: Vec<&At<Quota>> = match quota {
             QuotaSpec::All(quotas) => quotas.iter().collect(),

@@ -1,4 +1,5 @@
-//! Addresses of clients behind proxies: what a client writes never changes the key that the trusted proxy's entry gives.
+//! Addresses of clients behind proxies: what a client writes never changes the key that the trusted proxy's entry
+//! gives.
 #![no_main]
 
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! Files in Envoy's form, and descriptors as a server of Envoy's protocol gets them: the file is refused, or decides about
-//! any descriptors. Its conversion can be read, but for the names that a program would register.
+//! Files in Envoy's form, and descriptors as a server of Envoy's protocol gets them: the file is refused, or decides
+//! about any descriptors. Its conversion can be read, but for the names that a program would register.
 #![no_main]
 
 use std::pin::pin;

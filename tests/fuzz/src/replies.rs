@@ -33,7 +33,8 @@ static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
 struct Given(Arc<Mutex<VecDeque<Vec<u8>>>>);
 
 impl Given {
-    /// Returns the next reply to a call of the script. A reply has the call's number first, so most replies are given it.
+    /// Returns the next reply to a call of the script. A reply has the call's number first, so most replies are given
+    /// it.
     fn reply(&self, command: &Cmd) -> redis::RedisResult<Value> {
         let arguments: Vec<&[u8]> = command
             .args_iter()

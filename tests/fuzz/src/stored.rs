@@ -1,5 +1,5 @@
-//! Stored values with anything in them, as another program or another version could have written them: an error that says
-//! so, or a state that is charged, written and read again. A reset helps always.
+//! Stored values with anything in them, as another program or another version could have written them: an error that
+//! says so, or a state that is charged, written and read again. A reset helps always.
 #![no_main]
 
 mod support;
@@ -109,7 +109,8 @@ async fn charge(store: &InMemory, policy: &Policy) {
     assert!(fresh.charges().iter().all(|charge| charge.remaining() <= charge.limit()));
 }
 
-// The first byte is the policy. From 128 on the rest is the value; otherwise each two bytes change a byte of a good one.
+// The first byte is the policy. From 128 on the rest is the value; otherwise each two bytes change a byte of a good
+// one.
 fuzz_target!(|bytes: &[u8]| {
     let Some((which, rest)) = bytes.split_first() else { return };
     let at = usize::from(*which % 128) % POLICIES.len();

@@ -1,5 +1,5 @@
-//! The clients of a soak: by HTTP/1.1, HTTP/2 and gRPC, of which some leave before they are answered; floods of fresh keys;
-//! and an operator who switches a quota.
+//! The clients of a soak: by HTTP/1.1, HTTP/2 and gRPC, of which some leave before they are answered; floods of fresh
+//! keys; and an operator who switches a quota.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -24,7 +24,8 @@ use tonic_prost::ProstCodec;
 use super::figures::Figures;
 use super::shop::{CLIENTS, COUNTED, FLOODED, HELD};
 
-/// The clients of each kind, and the mean time between two requests of one. Together they send about 120 requests a second.
+/// The clients of each kind, and the mean time between two requests of one. Together they send about 120 requests a
+/// second.
 const WORKERS: u64 = 5;
 const PAUSE: u64 = 120;
 /// The fresh keys of a wave, and the time between two waves to one door.

@@ -1,10 +1,10 @@
-//! Mixed traffic for a long time: an axum server in a process of its own, over limiters in memory and on a Redis that is
-//! killed and started again every minute. Its memory and its descriptors do not grow, every sum is right, and no place
-//! stays taken.
+//! Mixed traffic for a long time: an axum server in a process of its own, over limiters in memory and on a Redis that
+//! is killed and started again every minute. Its memory and its descriptors do not grow, every sum is right, and no
+//! place stays taken.
 //!
-//! `SOAK_SECONDS` says how long the traffic lasts. Without it the soak is of some seconds, which finds what is broken at
-//! once, but no growth. `GLIBC_TUNABLES=glibc.malloc.tcache_count=0` leaves out the freed blocks that glibc keeps for
-//! each thread, which become more for hours.
+//! `SOAK_SECONDS` says how long the traffic lasts. Without it the soak is of some seconds, which finds what is broken
+//! at once, but no growth. `GLIBC_TUNABLES=glibc.malloc.tcache_count=0` leaves out the freed blocks that glibc keeps
+//! for each thread, which become more for hours.
 
 mod clients;
 mod figures;
@@ -26,8 +26,8 @@ use figures::{Figures, descriptors, resident, slope};
 const FOLDER: &str = "RATELIMIT_SOAK_FOLDER";
 const URL: &str = "RATELIMIT_SOAK_URL";
 
-/// The most growth of the process: its slope in a soak of half an hour and more, and all of it in a shorter one, in which
-/// the tables and the pools of the allocator still fill.
+/// The most growth of the process: its slope in a soak of half an hour and more, and all of it in a shorter one, in
+/// which the tables and the pools of the allocator still fill.
 const SLOPE_MB: f64 = 1.0;
 const GROWTH: f64 = 16e6;
 

@@ -1,5 +1,5 @@
-//! The server of a soak: doors to one handler, each with limits of another kind, by HTTP/1.1 on one port and by HTTP/2 and
-//! gRPC on another. The second port has a limiter on Redis of its own, as another process would have.
+//! The server of a soak: doors to one handler, each with limits of another kind, by HTTP/1.1 on one port and by HTTP/2
+//! and gRPC on another. The second port has a limiter on Redis of its own, as another process would have.
 
 use std::num::NonZeroU32;
 use std::path::Path;

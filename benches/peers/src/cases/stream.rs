@@ -1,6 +1,6 @@
-//! Ten million fresh keys, one after the other, as an attacker with invented addresses sends them. The case measures the
-//! time of the checks and the memory at the end. A bounded limiter has room for a million keys. The others sweep nothing
-//! away, since nothing has expired.
+//! Ten million fresh keys, one after the other, as an attacker with invented addresses sends them. The case measures
+//! the time of the checks and the memory at the end. A bounded limiter has room for a million keys. The others sweep
+//! nothing away, since nothing has expired.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};

@@ -21,7 +21,8 @@ pub const ALIKE: &str = "tower-ratelimit, sized";
 pub const CAPACITY: usize = 1_000_000;
 
 pub struct Ours {
-    /// With a capacity of twice the keys, and a thousand at least, instead of the default capacity, or of all keys if they are more than that.
+    /// With a capacity of twice the keys, and a thousand at least, instead of the default capacity, or of all keys if
+    /// they are more than that.
     pub sized: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Lines of columns: W3C's extended log format, in which a directive `#Fields` names the columns, and Squid's own format.
+//! Lines of columns: W3C's extended log format, in which a directive `#Fields` names the columns, and Squid's own
+//! format.
 
 use std::borrow::Cow;
 

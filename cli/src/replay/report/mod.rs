@@ -215,8 +215,8 @@ pub(crate) struct PolicyReport {
     pub(crate) longest_run: u64,
     /// Clients that are likely no abusers, and their refused requests. `None` if the log has no status.
     pub(crate) likely_false: Option<(u64, u64)>,
-    /// Refused clients whose user agent is missing, or names a crawler or a script. `None` if the log has no user agents,
-    /// or if the policy's key is no client.
+    /// Refused clients whose user agent is missing, or names a crawler or a script. `None` if the log has no user
+    /// agents, or if the policy's key is no client.
     pub(crate) automated: Option<u64>,
     pub(crate) hours: Hours,
     pub(crate) worst: Vec<Worst>,

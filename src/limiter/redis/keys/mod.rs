@@ -1,6 +1,6 @@
-//! The stored key of a state: `prefix:2:{caller}:4:name`, where 2 is the format's version and 4 the
-//! length of the policy's name. With groups it is `prefix:2:{group}:4:name:caller`. The key of a concurrency limit has a
-//! `p` before the length, because its units are apart from those of a rate with the same name.
+//! The stored key of a state: `prefix:2:{caller}:4:name`, where 2 is the format's version and 4 the length of the
+//! policy's name. With groups it is `prefix:2:{group}:4:name:caller`. The key of a concurrency limit has a `p` before
+//! the length, because its units are apart from those of a rate with the same name.
 //!
 //! A cluster hashes what is between the braces. So all policies of one caller are in one slot, and
 //! one call can decide them together.

@@ -16,7 +16,8 @@ use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::script::{Call, Script};
 use crate::limiter::remote::{Breaker, Due, Events};
 
-/// The time that a client gets beyond a call's own to report that it is over. After it the call ends without the client.
+/// The time that a client gets beyond a call's own to report that it is over. After it the call ends without the
+/// client.
 const CLIENT_GRACE: Duration = Duration::from_millis(20);
 
 /// The least time for which a call is sent. For some clients, no time at all means no limit.
@@ -288,8 +289,8 @@ impl Link {
         }
     }
 
-    /// Ends the watch over the server, and reports that if it was reported as down. Nothing probes it any more, so calls
-    /// that still come are sent.
+    /// Ends the watch over the server, and reports that if it was reported as down. Nothing probes it any more, so
+    /// calls that still come are sent.
     pub(super) fn retire(&self) {
         self.breaker.close();
         if self.is_reported_down.swap(false, Ordering::Relaxed) {

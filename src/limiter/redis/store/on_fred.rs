@@ -276,8 +276,8 @@ fn reply(value: Value, depth: usize) -> Reply {
     }
 }
 
-/// Classifies an error of a call to `server`. fred gives nearly all of the server's errors one kind, so they are classified
-/// by their text.
+/// Classifies an error of a call to `server`. fred gives nearly all of the server's errors one kind, so they are
+/// classified by their text.
 fn failure(error: &Error, server: &Address) -> Failure {
     if let Some(why) = error.details().strip_prefix(NO_CREDENTIALS) {
         return Failure::without_credentials(server, why);

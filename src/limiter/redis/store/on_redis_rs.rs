@@ -1,7 +1,7 @@
 //! The transport by the crate `redis`, which is also called redis-rs.
 //!
-//! The crate's connection ends when it is lost. [`RedisRs::connect`] makes one and keeps it until then. It speaks RESP3,
-//! because the crate reports the end of a connection only then.
+//! The crate's connection ends when it is lost. [`RedisRs::connect`] makes one and keeps it until then. It speaks
+//! RESP3, because the crate reports the end of a connection only then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

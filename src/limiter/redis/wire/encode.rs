@@ -171,7 +171,8 @@ pub(super) fn charge(form: &mut Vec<u8>, charge: &KeyedCharge) {
     write(form, quota, mode, &numbers, &extra);
 }
 
-/// Writes the form of a return of units that are held. It is longer by a byte if the process has left the line for them.
+/// Writes the form of a return of units that are held. It is longer by a byte if the process has left the line for
+/// them.
 pub(super) fn return_units(form: &mut Vec<u8>, quota: &Quota, units: u64, claim: &Claim) {
     let left: &[u8] = if claim.standing == Standing::Left { &[1] } else { &[] };
     write(form, quota, Mode::Enforce, &places(quota, units, false, claim), left);

@@ -47,8 +47,8 @@
 //! it was the newest. Every value has a time to live, after which it would count for nothing.
 //!
 //! The value of a concurrency limit is of another form: a head without numbers, and a row for each process that holds
-//! units, or has a request in line for them (see `places.lua`). It does not depend on the quota, and its stored key is not that of a rate with the same
-//! name. In place of a state, the script answers with the units that are held.
+//! units, or has a request in line for them (see `places.lua`). It does not depend on the quota, and its stored key is
+//! not that of a rate with the same name. In place of a state, the script answers with the units that are held.
 //!
 //! A value with the head of the request's quota is used as it is. A value with another head of this
 //! version was written under another quota, and `look.lua` reads it as a state of the request's.

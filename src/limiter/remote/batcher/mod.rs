@@ -338,7 +338,8 @@ impl<D: Dispatch> Lane<D> {
         begins
     }
 
-    /// Whether requests come one by one. If they come together, a flight that begins a moment later takes them together.
+    /// Whether requests come one by one. If they come together, a flight that begins a moment later takes them
+    /// together.
     fn is_quiet(&self) -> bool {
         self.flights == 1 && self.boarded <= 1
     }

@@ -100,7 +100,8 @@ impl<B: Backend> Checks<B> {
         while let Some((refund, callers)) = self.queue_refunds.next(tag) {
             let checks = Arc::downgrade(self);
             // The later of this loop and the answer sends the next refund. If the runtime has ended, the answer is
-            // there before `correct` returns. If it sent the next refund then, this function would recurse once per refund.
+            // there before `correct` returns. If it sent the next refund then, this function would recurse once per
+            // refund.
             let is_later = Arc::new(AtomicBool::new(false));
             let answer_is_later = Arc::clone(&is_later);
             let sent = self.correct(self.refund_request(&refund), move |answer| {

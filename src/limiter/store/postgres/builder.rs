@@ -69,15 +69,15 @@ impl PostgresStoreBuilder {
         self
     }
 
-    /// Sets how many connections the store opens at most: 1 to 64, and 4 by default. A connection is opened when all others
-    /// are busy, and stays open. If all are busy, statements wait in line at the server.
+    /// Sets how many connections the store opens at most: 1 to 64, and 4 by default. A connection is opened when all
+    /// others are busy, and stays open. If all are busy, statements wait in line at the server.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.max_connections = connections;
         self
     }
 
-    /// Sets how long a statement waits for a row that another transaction has locked: 1 ms to 60 s, and 25 ms by default,
-    /// which is half of the default deadline of a limiter. After that the statement fails as
+    /// Sets how long a statement waits for a row that another transaction has locked: 1 ms to 60 s, and 25 ms by
+    /// default, which is half of the default deadline of a limiter. After that the statement fails as
     /// [`Timeout`](StoreErrorKind::Timeout), and its connection is free for others.
     pub fn max_lock_wait(mut self, time: Duration) -> Self {
         self.max_lock_wait = time;
@@ -102,13 +102,13 @@ impl PostgresStoreBuilder {
 
     /// Connects without TLS to a server, such as `postgres://user:password@host/database`.
     ///
-    /// A server that is away is no error, unless the table has to be created: then the first checks fail, until the server
-    /// is there.
+    /// A server that is away is no error, unless the table has to be created: then the first checks fail, until the
+    /// server is there.
     ///
     /// # Errors
-    /// Returns an error of kind [`Misconfigured`](StoreErrorKind::Misconfigured) if a setting is out of its range, the URL
-    /// is not one, the server refuses the user, is read-only, or has no such table, a right is missing, or there is no
-    /// tokio runtime. If the table is missing, the error has the statement that creates it.
+    /// Returns an error of kind [`Misconfigured`](StoreErrorKind::Misconfigured) if a setting is out of its range, the
+    /// URL is not one, the server refuses the user, is read-only, or has no such table, a right is missing, or there is
+    /// no tokio runtime. If the table is missing, the error has the statement that creates it.
     pub async fn connect(self, url: &str) -> Result<PostgresStore, StoreError> {
         let config = url.parse().map_err(|error: tokio_postgres::Error| {
             let message = "this is no URL of PostgreSQL: use postgres://user:password@host:5432/database";

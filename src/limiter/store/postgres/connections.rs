@@ -1,12 +1,12 @@
 //! The connections to the server.
 //!
-//! [`OwnConnections`] opens the first connection for the first statement, and another one whenever each open one is busy. A
-//! statement is sent over a busy connection if no more may be opened; the server answers in order, so no answer can be taken
-//! for another one's. A statement is answered even if its caller has stopped waiting.
+//! [`OwnConnections`] opens the first connection for the first statement, and another one whenever each open one is
+//! busy. A statement is sent over a busy connection if no more may be opened; the server answers in order, so no answer
+//! can be taken for another one's. A statement is answered even if its caller has stopped waiting.
 //!
-//! A connection without an answer for [`LATE`] is used only if no other one is open. One without an answer for [`SILENT`]
-//! is given up: its statement is cancelled, and it is closed. So a server that hangs, or another transaction that has locked
-//! the table, does not hold more than a bounded number of connections.
+//! A connection without an answer for [`LATE`] is used only if no other one is open. One without an answer for
+//! [`SILENT`] is given up: its statement is cancelled, and it is closed. So a server that hangs, or another transaction
+//! that has locked the table, does not hold more than a bounded number of connections.
 
 use std::fmt;
 use std::future::Future;
@@ -82,8 +82,8 @@ pub trait Connections: Send + Sync + 'static {
     /// Runs a statement by [`Statement::run`].
     ///
     /// # Errors
-    /// Returns the error of the statement, or why there is no connection. An error of `tokio_postgres` must be the error
-    /// or one of its [sources](std::error::Error::source): its code says what is wrong.
+    /// Returns the error of the statement, or why there is no connection. An error of `tokio_postgres` must be the
+    /// error or one of its [sources](std::error::Error::source): its code says what is wrong.
     fn run(
         &self,
         statement: &Statement,

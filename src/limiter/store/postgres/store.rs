@@ -17,8 +17,8 @@ use crate::event::StoreErrorKind;
 use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped, Then};
 use crate::sync::{Mutex, lock};
 
-/// A sweep begins after this many values were inserted. It looks at twice as many rows, so the rows whose time is over are
-/// fewer than the others.
+/// A sweep begins after this many values were inserted. It looks at twice as many rows, so the rows whose time is over
+/// are fewer than the others.
 const INSERTS: u64 = SWEPT as u64 / 2;
 
 /// The longest time to live, which is 300 years. PostgreSQL's times end later.
@@ -27,11 +27,12 @@ const LIVES_MAX: u64 = 300 * 366 * 24 * 3_600;
 /// A [`Store`] in a table of PostgreSQL 12 or later.
 ///
 /// A check is one statement, which is a transaction of its own. Statements are not prepared, so a PgBouncer that pools
-/// transactions may be between. Clones use the same connections: for several limiters, each with a prefix of its own. The table has a row for each key; see [`create_sql`](super::PostgresStoreBuilder::create_sql). Nothing else
-/// writes into it. To reset all keys, delete its rows.
+/// transactions may be between. Clones use the same connections: for several limiters, each with a prefix of its own.
+/// The table has a row for each key; see [`create_sql`](super::PostgresStoreBuilder::create_sql). Nothing else writes
+/// into it. To reset all keys, delete its rows.
 ///
-/// Expired rows are removed as it goes: after every 50 inserted rows the store looks at 100 others, in a
-/// statement of its own. So the table has at most about a third more rows than there are live keys. There is no task for it.
+/// Expired rows are removed as it goes: after every 50 inserted rows the store looks at 100 others, in a statement of
+/// its own. So the table has at most about a third more rows than there are live keys. There is no task for it.
 ///
 /// ```no_run
 /// use tower_ratelimit::limiter::store::postgres::{Durability, PostgresStore};

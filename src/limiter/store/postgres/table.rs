@@ -2,15 +2,15 @@
 //!
 //! Why they are as they are:
 //!
-//! * There is no index on `expires`. With one, each change of a row would write both indexes, and leave a row behind that
-//!   only a vacuum removes. Without it, a change stays within its page, which has room for it by the fill factor.
-//! * Keys are compared byte by byte (`COLLATE "C"`). So each server locks the rows of a set in the same order, and no two
-//!   sets wait for each other.
-//! * A set is one statement. Its rows are locked before they are compared, and everything is written or nothing. A row that
-//!   came after the statement began is not seen, and inserting it fails as a unique violation, which undoes the whole
-//!   statement.
-//! * `lock_timeout` ends with the statement, since each statement is a transaction of its own. A setting of the connection
-//!   would be one of other applications behind PgBouncer.
+//! * There is no index on `expires`. With one, each change of a row would write both indexes, and leave a row behind
+//!   that only a vacuum removes. Without it, a change stays within its page, which has room for it by the fill factor.
+//! * Keys are compared byte by byte (`COLLATE "C"`). So each server locks the rows of a set in the same order, and no
+//!   two sets wait for each other.
+//! * A set is one statement. Its rows are locked before they are compared, and everything is written or nothing. A row
+//!   that came after the statement began is not seen, and inserting it fails as a unique violation, which undoes the
+//!   whole statement.
+//! * `lock_timeout` ends with the statement, since each statement is a transaction of its own. A setting of the
+//!   connection would be one of other applications behind PgBouncer.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ labelled! {
         /// The table is written to the server's log, so limits survive a crash of the server and are copied to
         /// standbys. Each check waits until the log is on the disk, unless the role has `synchronous_commit` off.
         Logged = "logged",
-        /// The table is not written to the log. Checks are faster. After a crash the server empties the table, so each key
-        /// has its whole quota again. A standby that takes over also has an empty table. A clean restart keeps it.
+        /// The table is not written to the log. Checks are faster. After a crash the server empties the table, so each
+        /// key has its whole quota again. A standby that takes over also has an empty table. A clean restart keeps it.
         Unlogged = "unlogged",
     }
 }

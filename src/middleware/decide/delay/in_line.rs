@@ -6,8 +6,8 @@
 //!
 //! What is counted when a request is refused is counted once, although the limiter is asked several times: the strikes
 //! of blocks, and quotas that count denied requests. While a request may still wait, an enforced block is only looked
-//! at, and a set with a quota that counts denied requests is peeked at before it is taken. The last time, the limiter is
-//! asked for everything.
+//! at, and a set with a quota that counts denied requests is peeked at before it is taken. The last time, the limiter
+//! is asked for everything.
 //!
 //! A limiter that is polled, because its store counts the units of many processes, is asked many times. A call that
 //! fails does not end the wait, unless calls go on failing.

@@ -263,7 +263,8 @@ async fn events_have_the_words_of_the_checks_errors() {
     });
     assert_eq!((failed, down), (errors.first(), errors.last()));
     assert!(errors.iter().all(|error| !error.contains("Canceled")), "{errors:?}");
-    // The last call failed because there was no connection, and why there was none was found out by a connection attempt.
+    // The last call failed because there was no connection, and why there was none was found out by a connection
+    // attempt.
     let is_reason = |error: &String| error.replace(' ', "").to_ascii_lowercase().contains("connectionrefused");
     assert!(errors.last().is_some_and(is_reason), "{errors:?}");
 }

@@ -283,9 +283,9 @@ fn number(variable: &str, usual: u64) -> u64 {
     std::env::var(variable).map_or(usual, |number| number.parse().unwrap())
 }
 
-/// Four processes wait in line for places of one key. `PLACES_IN_LINE_SECONDS=60` asks for a minute, and for 0.8 of an equal
-/// share for each. `PLACES_IN_LINE_WAIT_MS=50 PLACES_IN_LINE_CALLERS=2` measures how many callers of short patience are
-/// refused.
+/// Four processes wait in line for places of one key. `PLACES_IN_LINE_SECONDS=60` asks for a minute, and for 0.8 of an
+/// equal share for each. `PLACES_IN_LINE_WAIT_MS=50 PLACES_IN_LINE_CALLERS=2` measures how many callers of short
+/// patience are refused.
 #[test]
 fn processes_that_wait_in_line_share_a_key() {
     let server = Server::start();

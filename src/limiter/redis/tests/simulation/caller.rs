@@ -45,8 +45,8 @@ impl<S: Subject> Caller<S> {
         self.network.goes_on(self.process).await;
         let sent = self.network.lock().now();
         let answer = self.answered(self.limiter.settle(&self.charges())).await;
-        // It waits behind checks in flight, each for its deadline. Over a store, checks with the same keys may have waited
-        // for those before it came, and go first.
+        // It waits behind checks in flight, each for its deadline. Over a store, checks with the same keys may have
+        // waited for those before it came, and go first.
         let flights = if S::IS_SERVER_KNOWN { 2 } else { 3 };
         drop(self.record(sent, flights * self.deadline, answer));
     }

@@ -107,8 +107,8 @@ impl<S: Subject> Story<S> {
         }
     }
 
-    /// Checks that no place is taken soon after all were returned, unless a process could not return its own. A failover
-    /// may bring back a row of which its process knows nothing any more: it lapses.
+    /// Checks that no place is taken soon after all were returned, unless a process could not return its own. A
+    /// failover may bring back a row of which its process knows nothing any more: it lapses.
     async fn check_places_are_free(&mut self) {
         let Some(process) = self.processes.iter().position(Option::is_some) else { return };
         if !self.plan.rules[0][0].limits_in_flight() {

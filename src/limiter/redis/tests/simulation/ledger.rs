@@ -128,8 +128,8 @@ impl Book {
         Self { planned: Planned::new(quota), oracle: Some(Oracle::new(quota.spec())) }
     }
 
-    /// Returns the cost of a charge that is taken so, and whether it is forced. A closed block counts a strike only if it
-    /// counts denied requests.
+    /// Returns the cost of a charge that is taken so, and whether it is forced. A closed block counts a strike only if
+    /// it counts denied requests.
     fn plainly(&self, quota: &Quota, now: u64, cost: u64, how: How) -> (u64, bool) {
         let How::OnRefusal { refused } = how else { return (cost, how == How::Force) };
         let is_block = quota.algorithm() == Algorithm::Block;
@@ -526,8 +526,8 @@ impl Ledger {
         *self.unknown.entry((process, key.clone())).or_default() += units;
     }
 
-    /// Records that a caller got units of the fallback of its process, which has this share of the limit. The units do not
-    /// come back with time.
+    /// Records that a caller got units of the fallback of its process, which has this share of the limit. The units do
+    /// not come back with time.
     pub(super) fn record_fallback(&mut self, process: usize, key: &Bytes, units: u64, (share, limit): (u64, u64)) {
         let own = self.of_fallback.entry((process, key.clone())).or_default();
         *own += units;

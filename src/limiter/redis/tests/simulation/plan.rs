@@ -123,9 +123,9 @@ impl Plan {
         plan.finished()
     }
 
-    /// Puts the events in order. If the server's clock steps by so much that rows lapse between two renewals, more places than
-    /// the limit are granted, and the guide says so. So all steps of a story that holds places take less than half of that
-    /// time.
+    /// Puts the events in order. If the server's clock steps by so much that rows lapse between two renewals, more
+    /// places than the limit are granted, and the guide says so. So all steps of a story that holds places take less
+    /// than half of that time.
     fn finished(mut self) -> Self {
         let most = if self.rules[0][0].quota().algorithm() == Algorithm::Concurrency {
             self.lapse.as_micros() as i64 / 8 // there are at most three

@@ -12,7 +12,8 @@ use crate::time::Timestamp;
 
 use super::{Bench, Request, Verb};
 
-/// Names at once each part of look.lua and refund.lua that lacks an algorithm. The parity tests check what the parts do.
+/// Names at once each part of look.lua and refund.lua that lacks an algorithm. The parity tests check what the parts
+/// do.
 #[test]
 fn script_knows_the_states_of_each_algorithm() {
     let mut bench = Bench::start();
