@@ -46,6 +46,12 @@ impl<S: Store> Swaps<S> {
         &self.before
     }
 
+    /// Returns how many keys have requests that wait or are in flight.
+    #[cfg(test)]
+    pub(super) fn keys_under_way(&self) -> usize {
+        self.groups.keys()
+    }
+
     fn keyed(&self, policy: &Policy, key: &Key) -> KeyedCharge {
         KeyedCharge::of(&self.stored(policy, key), policy)
     }

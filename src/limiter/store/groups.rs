@@ -5,7 +5,7 @@
 //! whose keys are in no group begins one, so it waits for no timer. A flight is a task of the limiter's runtime, or
 //! driven by its caller as long as no other request waits for it.
 //!
-//! A request joins groups whose flights are under way. When one of them is back, the first requests that wait go if
+//! A request can join groups whose flights are under way. When one of them is back, the first requests that wait go if
 //! none of their keys is in another flight. So no request waits for flights with other keys that began after it came.
 
 use std::collections::{HashMap, VecDeque};
@@ -65,17 +65,10 @@ struct Shared<F: Fly> {
 
 #[derive(Default)]
 struct Table {
-    /// The keys of all groups, by their hashes.
-    keys: HashMap<u64, Joined, foldhash::fast::RandomState>,
+    /// The number of the group that a key is in, by the key's hash.
+    of_keys: HashMap<u64, u64, foldhash::fast::RandomState>,
     groups: HashMap<u64, Group, foldhash::fast::RandomState>,
     next: u64,
-}
-
-/// A key of a group.
-struct Joined {
-    /// The number of the group.
-    group: u64,
-    is_in_flight: bool,
 }
 
 /// Requests that are joined by keys. Each group has a flight.
@@ -83,8 +76,8 @@ struct Joined {
 struct Group {
     keys: Vec<u64>,
     waiting: VecDeque<Waiting>,
-    /// The flights: more than one if groups became one while theirs were under way.
-    flights: usize,
+    /// The keys of each flight: more than one if groups became one while theirs were under way.
+    flights: SmallVec<[Keys; 1]>,
     /// The flights that callers drive.
     rides: Vec<Arc<Ride>>,
 }
@@ -110,6 +103,12 @@ impl<F: Fly> Groups<F> {
     /// Returns the runtime whose tasks the flights are.
     pub(super) fn runtime(&self) -> &Handle {
         &self.0.runtime
+    }
+
+    /// Returns how many keys have requests that wait or are in flight.
+    #[cfg(test)]
+    pub(super) fn keys(&self) -> usize {
+        lock(&self.0.groups).of_keys.len()
     }
 
     /// Returns how many requests wait or are in flight.
@@ -168,16 +167,19 @@ impl<F: Fly> Shared<F> {
         let waiting = Waiting { request, receiver, number, is_sent: Arc::clone(is_sent), _permit: permit };
         let mut table = lock(&self.groups);
         let number = table.join(waiting);
-        let rides = match table.groups.get_mut(&number) {
-            Some(group) if group.flights > 0 => Some(std::mem::take(&mut group.rides)), // it waits for these
-            _ => None,
+        let boarded = match table.groups.get_mut(&number) {
+            Some(group) if group.flights.is_empty() => Ok(group.board()),
+            Some(group) => Err(std::mem::take(&mut group.rides)), // it waits for these
+            None => Err(Vec::new()),
         };
-        if let Some(rides) = rides {
-            drop(table);
-            rides.iter().for_each(|ride| ride.make_task());
-            return Driven::by_task();
-        }
-        let (batch, keys) = table.board(number);
+        let (batch, keys) = match boarded {
+            Ok(boarded) => boarded,
+            Err(rides) => {
+                drop(table);
+                rides.iter().for_each(|ride| ride.make_task());
+                return Driven::by_task();
+            }
+        };
         let flight = Flight::new(Arc::clone(self), keys);
         if driver == Driver::Task {
             drop(table);
@@ -197,89 +199,99 @@ impl Table {
     fn join(&mut self, waiting: Waiting) -> u64 {
         let mut joined: SmallVec<[u64; 4]> = SmallVec::new();
         for charge in &waiting.request.charges {
-            if let Some(key) = self.keys.get(&charge.hash).filter(|key| !joined.contains(&key.group)) {
-                joined.push(key.group);
+            if let Some(number) = self.of_keys.get(&charge.hash).filter(|number| !joined.contains(number)) {
+                joined.push(*number);
             }
         }
         let size = |number: &u64| self.groups.get(number).map_or(0, |group| group.keys.len());
-        let number = joined.iter().copied().max_by_key(size).unwrap_or_else(|| {
-            self.next += 1;
-            self.next
-        });
+        let number = joined.iter().copied().max_by_key(size).unwrap_or_else(|| self.number());
         let mut own = self.groups.remove(&number).unwrap_or_default();
         for other in joined.into_iter().filter(|other| *other != number) {
             let Some(mut other) = self.groups.remove(&other) else { continue };
-            for hash in &other.keys {
-                self.keys.entry(*hash).and_modify(|key| key.group = number);
-            }
+            self.of_keys.extend(other.keys.iter().map(|key| (*key, number)));
             own.keys.append(&mut other.keys);
-            own.flights += other.flights;
+            own.flights.append(&mut other.flights);
             own.rides.append(&mut other.rides);
             own.waiting.append(&mut other.waiting);
             own.waiting.make_contiguous().sort_by_key(|waiting| waiting.number);
         }
         for charge in &waiting.request.charges {
-            self.keys.entry(charge.hash).or_insert_with(|| {
+            if self.of_keys.insert(charge.hash, number).is_none() {
                 own.keys.push(charge.hash);
-                Joined { group: number, is_in_flight: false }
-            });
+            }
         }
         own.waiting.push_back(waiting);
         self.groups.insert(number, own);
         number
     }
 
-    /// Begins a flight of a group. Returns the requests that it takes, and their keys. It takes the first ones that
-    /// wait, up to one with a key that is in another flight.
-    fn board(&mut self, number: u64) -> (Vec<Waiting>, Keys) {
+    /// Returns a number for a new group.
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Ends a flight with these keys. Returns the requests of its group that waited, and whether other flights of the
+    /// group are under way. These are groups of their own from now on.
+    fn end(&mut self, keys: &[u64]) -> (VecDeque<Waiting>, bool) {
+        let number = keys.first().and_then(|key| self.of_keys.get(key)).copied();
+        let Some(group) = number.and_then(|number| self.groups.remove(&number)) else { return Default::default() };
+        for key in &group.keys {
+            self.of_keys.remove(key);
+        }
+        debug_assert!(group.flights.len() < 2 || group.rides.is_empty(), "a request that joined them made them tasks");
+        let has_others = group.flights.len() > 1;
+        // A key is in one flight at a time.
+        for flight in group.flights.into_iter().filter(|flight| flight.first() != keys.first()) {
+            let number = self.number();
+            self.of_keys.extend(flight.iter().map(|key| (*key, number)));
+            self.groups.insert(number, Group { keys: flight.to_vec(), flights: smallvec![flight], ..Group::default() });
+        }
+        (group.waiting, has_others)
+    }
+
+    /// Returns whether the request has a key of a group with a flight.
+    fn is_in_flight(&self, request: &Request) -> bool {
+        let numbers = request.charges.iter().filter_map(|charge| self.of_keys.get(&charge.hash));
+        numbers.filter_map(|number| self.groups.get(number)).any(|group| !group.flights.is_empty())
+    }
+
+    /// Begins a flight of each of these groups that has none, and empties the list.
+    fn board(&mut self, numbers: &mut Vec<u64>) -> Vec<(Vec<Waiting>, Keys)> {
+        numbers.sort_unstable();
+        numbers.dedup();
+        let mut boarded = Vec::new();
+        for number in numbers.drain(..) {
+            // A group that another one joined is not there any more.
+            if let Some(group) = self.groups.get_mut(&number).filter(|group| group.flights.is_empty()) {
+                boarded.push(group.board());
+            }
+        }
+        boarded
+    }
+}
+
+impl Group {
+    /// Begins a flight. Returns the requests that it takes, and their keys.
+    fn board(&mut self) -> (Vec<Waiting>, Keys) {
         let (mut batch, mut keys) = (Vec::new(), Keys::new());
-        let Some(group) = self.groups.get_mut(&number) else { return (batch, keys) }; // another one joined it
-        while let Some(next) = group.waiting.pop_front() {
-            let hashes = || next.request.charges.iter().map(|charge| charge.hash);
-            let is_held_up = hashes().any(|hash| self.keys.get(&hash).is_some_and(|key| key.is_in_flight));
+        while let Some(next) = self.waiting.pop_front() {
             let before = keys.len();
-            for hash in hashes() {
-                if !keys.contains(&hash) {
-                    keys.push(hash);
+            for charge in &next.request.charges {
+                if !keys.contains(&charge.hash) {
+                    keys.push(charge.hash);
                 }
             }
-            let is_full = !batch.is_empty() && (keys.len() > KEYS.max(before) || batch.len() == BATCH);
-            if is_held_up || is_full {
+            if !batch.is_empty() && (keys.len() > KEYS.max(before) || batch.len() == BATCH) {
                 keys.truncate(before);
-                group.waiting.push_front(next);
+                self.waiting.push_front(next);
                 break;
             }
             next.is_sent.store(true, Ordering::Relaxed);
             batch.push(next);
         }
-        if !batch.is_empty() {
-            group.flights += 1;
-            self.mark(&keys, true);
-        }
+        self.flights.push(keys.clone());
         (batch, keys)
-    }
-
-    /// Ends a flight with these keys. Returns the number of its group if other flights of it are under way, and the
-    /// requests that waited if not.
-    fn end(&mut self, keys: &[u64]) -> (Option<u64>, VecDeque<Waiting>) {
-        let number = keys.first().and_then(|hash| self.keys.get(hash)).map(|key| key.group);
-        let Some(group) = number.and_then(|number| self.groups.get_mut(&number)) else { return Default::default() };
-        group.flights = group.flights.saturating_sub(1);
-        if group.flights > 0 {
-            self.mark(keys, false);
-            return (number, VecDeque::new());
-        }
-        let Some(group) = number.and_then(|number| self.groups.remove(&number)) else { return Default::default() };
-        for hash in &group.keys {
-            self.keys.remove(hash);
-        }
-        (None, group.waiting)
-    }
-
-    fn mark(&mut self, keys: &[u64], is_in_flight: bool) {
-        for hash in keys {
-            self.keys.entry(*hash).and_modify(|key| key.is_in_flight = is_in_flight);
-        }
     }
 }
 
@@ -325,29 +337,29 @@ impl<F: Fly> Flight<F> {
     /// Ends the flight, and begins those for which requests wait. Returns the batch of the first, which this one goes
     /// on with.
     fn land(&mut self) -> Option<Vec<Waiting>> {
-        let mut gone = Vec::new();
-        let mut batches: SmallVec<[(Vec<Waiting>, Keys); 1]> = smallvec![];
+        let (mut gone, mut numbers, mut boarded) = (Vec::new(), Vec::new(), Vec::new());
         {
             let mut table = lock(&self.shared.groups);
-            let (number, waited) = table.end(&self.keys);
-            let mut numbers: Vec<u64> = number.into_iter().collect();
+            let (waited, mut may_be_held_up) = table.end(&self.keys);
             for waiting in waited {
                 if waiting.receiver.is_gone() {
                     gone.push(waiting);
-                } else {
-                    numbers.push(table.join(waiting));
+                    continue;
                 }
+                if may_be_held_up && table.is_in_flight(&waiting.request) {
+                    // Those before it go, before it joins them to another flight.
+                    boarded = table.board(&mut numbers);
+                    may_be_held_up = false;
+                }
+                numbers.push(table.join(waiting));
             }
-            numbers.sort_unstable();
-            numbers.dedup();
-            let boarded = numbers.into_iter().map(|number| table.board(number));
-            batches.extend(boarded.filter(|(batch, _)| !batch.is_empty()));
+            boarded.append(&mut table.board(&mut numbers));
         }
         drop(gone); // not under the lock: a receiver that is dropped may send a refund
         self.has_landed = true;
-        let mut batches = batches.into_iter();
-        let own = batches.next();
-        for (batch, keys) in batches {
+        let mut boarded = boarded.into_iter();
+        let own = boarded.next();
+        for (batch, keys) in boarded {
             let flight = Self::new(Arc::clone(&self.shared), keys);
             self.shared.runtime.spawn(flight.fly(batch));
         }
@@ -365,7 +377,7 @@ impl<F: Fly> Drop for Flight<F> {
         if self.has_landed {
             return;
         }
-        let (_, left) = lock(&self.shared.groups).end(&self.keys);
+        let (left, _) = lock(&self.shared.groups).end(&self.keys);
         for next in left {
             next.receiver.answer(Err(Unanswered::RuntimeEnded.into()));
         }

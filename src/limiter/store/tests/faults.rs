@@ -244,7 +244,7 @@ async fn stalled_key_delays_no_other_key() {
 /// Each of the later requests joins the group to a flight that began after the first one came.
 #[tokio::test(start_paused = true)]
 async fn request_waits_for_no_flight_with_other_keys_that_began_later() {
-    let (own, global) = (hourly(100), Policy::new("global", *hourly(100).quota()).unwrap());
+    let (own, global) = (hourly(500), Policy::new("global", *hourly(500).quota()).unwrap());
     let limiter = patient().build(Lab::with(|lab| lab.trip = 10 * MS)).unwrap();
     take(&limiter, &own, "warm").await;
     let asks = |policies: Vec<Policy>, name: String| {
@@ -262,12 +262,14 @@ async fn request_waits_for_no_flight_with_other_keys_that_began_later() {
     tokio::time::sleep(MS).await;
     let waits = asks(vec![global.clone()], "none".to_owned());
     let mut joint = Vec::new();
-    for number in 0..20 {
+    for number in 0..100 {
         tokio::time::sleep(MS).await;
         joint.push(asks(vec![own.clone()], number.to_string()));
         tokio::time::sleep(MS).await;
         joint.push(asks(vec![own.clone(), global.clone()], number.to_string()));
         tokio::time::sleep(6 * MS).await;
+        let keys = limiter.0.backend().keys_under_way();
+        assert!(keys < 10, "{keys} keys are remembered after {number} requests");
     }
     flies.await.unwrap();
     let waited = waits.await.unwrap();
@@ -276,6 +278,7 @@ async fn request_waits_for_no_flight_with_other_keys_that_began_later() {
         let waited = call.await.unwrap();
         assert!(waited <= 41 * MS, "{waited:?}");
     }
+    assert_eq!(limiter.0.backend().keys_under_way(), 0);
 }
 
 #[tokio::test(start_paused = true)]
