@@ -5,8 +5,9 @@
 //! whose keys are in no group begins one, so it waits for no timer. A flight is a task of the limiter's runtime, or
 //! driven by its caller as long as no other request waits for it.
 //!
-//! A request can join groups whose flights are under way. When one of them is back, the first requests that wait go if
-//! none of their keys is in another flight. So no request waits for flights with other keys that began after it came.
+//! A request can join groups whose flights are under way. When one of them is back, the requests that wait are grouped
+//! anew in their order, and a group goes before a later request would join it to another flight. So no request waits
+//! for flights with other keys that began after it came.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -250,18 +251,20 @@ impl Table {
         (group.waiting, has_others)
     }
 
-    /// Returns whether the request has a key of a group with a flight.
-    fn is_in_flight(&self, request: &Request) -> bool {
-        let numbers = request.charges.iter().filter_map(|charge| self.of_keys.get(&charge.hash));
-        numbers.filter_map(|number| self.groups.get(number)).any(|group| !group.flights.is_empty())
+    /// Begins a flight of each group without one that the request would join to one with a flight.
+    fn board_before(&mut self, request: &Request) -> Vec<(Vec<Waiting>, Keys)> {
+        let numbers = request.charges.iter().filter_map(|charge| self.of_keys.get(&charge.hash)).copied();
+        let numbers: Vec<u64> = numbers.collect();
+        let has_flight = |number: &u64| self.groups.get(number).is_some_and(|group| !group.flights.is_empty());
+        if numbers.iter().any(has_flight) { self.board(numbers) } else { Vec::new() }
     }
 
-    /// Begins a flight of each of these groups that has none, and empties the list.
-    fn board(&mut self, numbers: &mut Vec<u64>) -> Vec<(Vec<Waiting>, Keys)> {
+    /// Begins a flight of each of these groups that has none.
+    fn board(&mut self, mut numbers: Vec<u64>) -> Vec<(Vec<Waiting>, Keys)> {
         numbers.sort_unstable();
         numbers.dedup();
         let mut boarded = Vec::new();
-        for number in numbers.drain(..) {
+        for number in numbers {
             // A group that another one joined is not there any more.
             if let Some(group) = self.groups.get_mut(&number).filter(|group| group.flights.is_empty()) {
                 boarded.push(group.board());
@@ -340,20 +343,18 @@ impl<F: Fly> Flight<F> {
         let (mut gone, mut numbers, mut boarded) = (Vec::new(), Vec::new(), Vec::new());
         {
             let mut table = lock(&self.shared.groups);
-            let (waited, mut may_be_held_up) = table.end(&self.keys);
+            let (waited, has_others) = table.end(&self.keys);
             for waiting in waited {
                 if waiting.receiver.is_gone() {
                     gone.push(waiting);
                     continue;
                 }
-                if may_be_held_up && table.is_in_flight(&waiting.request) {
-                    // Those before it go, before it joins them to another flight.
-                    boarded = table.board(&mut numbers);
-                    may_be_held_up = false;
+                if has_others {
+                    boarded.append(&mut table.board_before(&waiting.request));
                 }
                 numbers.push(table.join(waiting));
             }
-            boarded.append(&mut table.board(&mut numbers));
+            boarded.append(&mut table.board(numbers));
         }
         drop(gone); // not under the lock: a receiver that is dropped may send a refund
         self.has_landed = true;
@@ -381,5 +382,169 @@ impl<F: Fly> Drop for Flight<F> {
         for next in left {
             next.receiver.answer(Err(Unanswered::RuntimeEnded.into()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::super::working_copy::{KeyedCharge, Verb};
+    use super::*;
+    use crate::algorithm::Pair;
+    use crate::limiter::Effect;
+    use crate::limiter::remote::Claim;
+    use crate::policy::Policy;
+    use crate::quota::Quota;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// The time of a round trip, and that of one with a key from `SLOW` on.
+    const TRIP: Duration = Duration::from_millis(12);
+    const SLOW_TRIP: Duration = Duration::from_millis(100);
+    const SLOW: u64 = 1_000;
+
+    /// A store that checks what it gets.
+    #[derive(Clone, Default)]
+    struct World(Arc<Seen>);
+
+    #[derive(Default)]
+    struct Seen {
+        /// Whether trips take a random time, are followed by a rest, and end by a panic.
+        is_random: bool,
+        count: AtomicU64,
+        /// The keys that are in flight.
+        flying: Mutex<HashSet<u64>>,
+        /// The number of the last request of each key.
+        last: Mutex<HashMap<u64, u64>>,
+    }
+
+    impl World {
+        fn random(&self) -> u64 {
+            crate::random::mixed(self.0.count.fetch_add(1, Ordering::Relaxed))
+        }
+    }
+
+    /// The keys of a flight, until it ends in any way.
+    struct Flies<'a>(&'a Seen, HashSet<u64>);
+
+    impl Drop for Flies<'_> {
+        fn drop(&mut self) {
+            lock(&self.0.flying).retain(|hash| !self.1.contains(hash));
+        }
+    }
+
+    impl Fly for World {
+        async fn fly(&self, batch: Vec<Waiting>) -> Duration {
+            let mut keys = HashSet::new();
+            for waiting in &batch {
+                for KeyedCharge { hash, .. } in &waiting.request.charges {
+                    keys.insert(*hash);
+                    let before = lock(&self.0.last).insert(*hash, waiting.number);
+                    assert!(before.is_none_or(|before| before < waiting.number), "a later request of a key went first");
+                }
+            }
+            assert!(!batch.is_empty() && keys.len() <= KEYS && batch.len() <= BATCH);
+            assert!(lock(&self.0.flying).is_disjoint(&keys), "a key is in two flights");
+            lock(&self.0.flying).extend(&keys);
+            let trip = if keys.iter().any(|key| *key >= SLOW) { SLOW_TRIP } else { TRIP };
+            let _flies = Flies(&self.0, keys);
+            let random = if self.0.is_random { self.random() } else { 0 };
+            tokio::time::sleep(if self.0.is_random { MS * (random % 30) as u32 } else { trip }).await;
+            assert!(!self.0.is_random || random >> 8 & 63 != 0, "a store that panics");
+            batch.into_iter().for_each(|waiting| waiting.receiver.answer(Ok(Answer::Done)));
+            if self.0.is_random && random >> 16 & 3 == 0 { 5 * MS } else { Duration::ZERO }
+        }
+
+        fn answered(&self) -> u64 {
+            0
+        }
+    }
+
+    fn request(hashes: &[u64]) -> Request {
+        let policy = Policy::new("policy", Quota::per_minute(1)).unwrap();
+        let charge = |hash: &u64| KeyedCharge {
+            key: hash.to_string().into(),
+            hash: *hash,
+            policy: policy.clone(),
+            cost: 1,
+            effect: Effect::Enforce,
+            own: Pair { at: 0, n: 0 },
+            claim: Claim::default(),
+        };
+        Request::of(Verb::Take, hashes.iter().map(charge))
+    }
+
+    type Called = tokio::task::JoinHandle<Duration>;
+
+    /// Asks for these keys. The result is the time until the answer.
+    fn asks(groups: &Arc<Groups<World>>, hashes: &[u64]) -> Called {
+        let (groups, request) = (Arc::clone(groups), request(hashes));
+        tokio::spawn(async move {
+            let began = tokio::time::Instant::now();
+            let answer = groups.ask(request, |sender: oneshot::Sender<_>| sender).await;
+            assert!(matches!(answer, Ok(Ok(Answer::Done))));
+            began.elapsed()
+        })
+    }
+
+    /// A request before it waits for a slow flight, and one after it would join it to another one.
+    #[tokio::test(start_paused = true)]
+    async fn request_waits_for_no_flight_that_a_later_request_waits_for() {
+        let groups = Arc::new(Groups::new(World::default(), 1_000, LONG, Handle::current()));
+        let mut calls = Vec::new();
+        for keys in [&[1, 2][..], &[SLOW], &[2, SLOW], &[1], &[SLOW + 1], &[1, SLOW + 1]] {
+            calls.push(asks(&groups, keys));
+            tokio::time::sleep(MS).await;
+        }
+        let waited = calls.swap_remove(3).await.unwrap();
+        assert_eq!(waited, TRIP - 3 * MS + TRIP);
+        for call in calls {
+            assert!(call.await.unwrap() <= 2 * SLOW_TRIP);
+        }
+    }
+
+    /// Callers come and go, flights last and rest for random times, and some panic.
+    #[tokio::test(start_paused = true)]
+    async fn each_request_is_answered_and_no_key_is_in_two_flights() {
+        let world = World(Arc::new(Seen { is_random: true, ..Seen::default() }));
+        let groups = Arc::new(Groups::new(world.clone(), 10_000, LONG, Handle::current()));
+        let (mut asked, mut sent) = (Vec::new(), 0);
+        let answered = Arc::new(AtomicU64::new(0));
+        for _ in 0..20_000 {
+            let random = world.random();
+            let keys = 1 + random % 3;
+            let hashes: Vec<u64> = (0..keys).map(|at| (random >> (8 * at + 8) & 255) % (8 + 100 * at)).collect();
+            if random >> 40 & 3 == 0 {
+                let answered = Arc::clone(&answered);
+                groups.send(request(&hashes), move |_| _ = answered.fetch_add(1, Ordering::Relaxed)).unwrap();
+                sent += 1;
+            } else {
+                let groups = Arc::clone(&groups);
+                asked.push(tokio::spawn(async move {
+                    groups
+                        .ask(request(&hashes), |sender: oneshot::Sender<_>| sender)
+                        .await
+                        .is_ok_and(|answer| answer.is_ok())
+                }));
+            }
+            if random >> 44 & 3 == 0 && asked.len() > 10 {
+                asked.swap_remove(asked.len() - 1 - (random >> 48) as usize % 10).abort();
+            }
+            tokio::time::sleep(MS * (random >> 56 & 3) as u32).await;
+        }
+        let (mut done, all) = (0, asked.len());
+        for call in asked {
+            done += usize::from(call.await.unwrap_or_default());
+        }
+        assert!(done > all * 2 / 3, "{done} of {all}");
+        while groups.len() > 0 {
+            tokio::time::sleep(MS).await;
+        }
+        assert_eq!(answered.load(Ordering::Relaxed), sent);
+        let table = lock(&groups.0.groups);
+        assert!(table.of_keys.is_empty() && table.groups.is_empty());
     }
 }
