@@ -1,7 +1,6 @@
 //! The values that this process saw last, for guesses.
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::Value;
@@ -18,18 +17,27 @@ const VALUE_BYTES: usize = 2_048;
 
 /// The bytes of an entry beside those of its key and its value: its place in the map, which is up to half empty, and in
 /// the order.
-const ENTRY_BYTES: usize = 192;
+const ENTRY_BYTES: usize = 208;
 
-/// The last values of some keys: the oldest ones go if there are too many. A key without one, or with one that is no
-/// longer the current one, costs a round trip, and no more.
+/// The last values of some keys: those that were noted first go if there are too many. A key without one, or with one
+/// that is no longer the current one, costs a round trip, and no more.
 pub(super) struct Known(Box<[Mutex<Part>]>);
 
 #[derive(Default)]
 struct Part {
-    values: HashMap<u64, (Arc<str>, Value), foldhash::fast::RandomState>,
-    /// The hashes of the keys in the order in which they came. Some have no value any more.
-    order: VecDeque<u64>,
+    values: HashMap<u64, Entry, foldhash::fast::RandomState>,
+    /// The hashes of the keys, by the numbers of their entries.
+    order: BTreeMap<u64, u64>,
+    /// How many values were noted.
+    noted: u64,
     bytes: usize,
+}
+
+struct Entry {
+    key: Arc<str>,
+    value: Value,
+    /// How many values were noted before it.
+    number: u64,
 }
 
 impl Known {
@@ -40,14 +48,14 @@ impl Known {
     /// Returns the last value of a key, with the hash of its name.
     pub(super) fn get(&self, key: &Arc<str>, hash: u64) -> Option<Value> {
         let part = lock(self.part(hash));
-        part.values.get(&hash).filter(|(known, _)| known == key).map(|(_, value)| value.clone())
+        part.values.get(&hash).filter(|known| known.key == *key).map(|known| known.value.clone())
     }
 
     /// Notes the current value of a key, or that there is none.
     pub(super) fn put(&self, key: &Arc<str>, hash: u64, value: Option<&Value>) {
         let mut part = lock(self.part(hash));
         match value.filter(|value| value.bytes.len() <= VALUE_BYTES) {
-            Some(value) => part.put(hash, (Arc::clone(key), value.clone())),
+            Some(value) => part.put(hash, key, value),
             None => part.remove(hash),
         }
         part.trim();
@@ -59,34 +67,35 @@ impl Known {
 }
 
 impl Part {
-    fn put(&mut self, hash: u64, new: (Arc<str>, Value)) {
-        self.bytes += bytes(&new);
-        match self.values.entry(hash) {
-            Entry::Occupied(mut entry) => self.bytes -= bytes(&entry.insert(new)),
-            Entry::Vacant(entry) => {
-                entry.insert(new);
-                self.order.push_back(hash);
-            }
-        }
+    fn put(&mut self, hash: u64, key: &Arc<str>, value: &Value) {
+        self.remove(hash);
+        let new = Entry { key: Arc::clone(key), value: value.clone(), number: self.noted };
+        self.noted += 1;
+        self.bytes += new.bytes();
+        self.order.insert(new.number, hash);
+        self.values.insert(hash, new);
     }
 
-    /// Removes the oldest values if there are too many, or if too many keys of the order have no value.
+    /// Removes the oldest values if there are too many.
     fn trim(&mut self) {
-        while self.bytes > PART_BYTES || self.order.len() > 2 * self.values.len() + 8 {
-            let Some(oldest) = self.order.pop_front() else { return };
-            self.remove(oldest);
+        while self.bytes > PART_BYTES {
+            let Some((_, oldest)) = self.order.first_key_value() else { return };
+            self.remove(*oldest);
         }
     }
 
     fn remove(&mut self, hash: u64) {
         if let Some(old) = self.values.remove(&hash) {
-            self.bytes -= bytes(&old);
+            self.bytes -= old.bytes();
+            self.order.remove(&old.number);
         }
     }
 }
 
-fn bytes((key, value): &(Arc<str>, Value)) -> usize {
-    key.len() + value.bytes.len() + ENTRY_BYTES
+impl Entry {
+    fn bytes(&self) -> usize {
+        self.key.len() + self.value.bytes.len() + ENTRY_BYTES
+    }
 }
 
 #[cfg(test)]
@@ -106,8 +115,8 @@ mod tests {
     fn sum(known: &Known) -> usize {
         let parts = known.0.iter().map(|part| {
             let part = lock(part);
-            assert_eq!(part.bytes, part.values.values().map(bytes).sum::<usize>());
-            assert!(part.bytes <= PART_BYTES && part.order.len() <= 2 * part.values.len() + 8);
+            assert_eq!(part.bytes, part.values.values().map(Entry::bytes).sum::<usize>());
+            assert!(part.bytes <= PART_BYTES && part.order.len() == part.values.len());
             part.bytes
         });
         parts.sum()
@@ -138,5 +147,20 @@ mod tests {
             known.put(&key(2), 1, (round % 2 == 0).then_some(&value(VALUE_BYTES + 1)));
             assert_eq!((known.get(&key(2), 1), sum(&known)), (None, 0));
         }
+    }
+
+    /// Each request in flight adds a row to a value, and removes the value when it is over.
+    #[test]
+    fn key_that_comes_and_goes_leaves_other_keys_known() {
+        let known = Known::new();
+        let others: Vec<u64> = (1..500).map(|number| number * PARTS).collect();
+        others.iter().for_each(|number| known.put(&key(*number), *number, Some(&value(100))));
+        for _ in 0..5_000 {
+            known.put(&key(0), 0, Some(&value(100)));
+            known.put(&key(0), 0, None);
+        }
+        let left = others.iter().filter(|number| known.get(&key(**number), **number).is_some()).count();
+        assert_eq!(left, others.len());
+        sum(&known);
     }
 }
