@@ -8,16 +8,19 @@
 //! is known, and the requests fail as a timeout.
 //!
 //! If a value names all versions since the key had none, and neither is among them, the swap was not made, or the value
-//! was removed since. A swap that only removes values has had its effect in both cases. Charges are decided again:
-//! nothing is left of what they took before. Refunds and returns are not, because what they gave back is not known.
+//! was removed since. A swap that only removes values has had its effect in both cases, if the values that were only
+//! looked at are still the expected ones. Charges are decided again: nothing is left of what they took before. Refunds
+//! and returns are not, because what they gave back is not known.
 
 use std::collections::hash_map::RandomState;
 use std::future::Future;
 use std::hash::BuildHasher;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::runtime::Handle;
 
 use super::error::StoreError;
@@ -112,7 +115,8 @@ impl<S: Store> Fly for Swapper<S> {
     async fn fly(&self, batch: Vec<Waiting>) -> Duration {
         let inner = &self.0;
         let mut riders = Vec::with_capacity(batch.len());
-        for mut rider in batch {
+        // A call whose caller has gone is not sent, and must not be noted as sent.
+        for mut rider in batch.into_iter().filter(|rider| !rider.receiver.is_gone()) {
             match rider.receiver.known() {
                 Some(answer) => rider.receiver.answer(Ok(answer)),
                 None => riders.push(rider),
@@ -139,7 +143,6 @@ impl<S: Store> Inner<S> {
     /// # Errors
     /// Why the store did not decide. No request was answered then.
     async fn decide(self: &Arc<Self>, riders: &mut Vec<Waiting>) -> Result<u32, StoreError> {
-        riders.retain(|rider| !rider.receiver.is_gone());
         if riders.is_empty() {
             return Ok(0);
         }
@@ -400,8 +403,10 @@ async fn probe<S: Store>(inner: Weak<Inner<S>>) {
         Due::after(pause).wait().await;
         let Some(inner) = inner.upgrade() else { return };
         let keys = [Arc::clone(&inner.probe)];
-        let answer = Due::after(inner.deadline.max(PROBE[1])).timeout(inner.store.load(&keys)).await;
-        if matches!(answer, Some(Ok(_))) {
+        // A store that panics is asked again, as one that fails.
+        let load = AssertUnwindSafe(async { inner.store.load(&keys).await }).catch_unwind();
+        let answer = Due::after(inner.deadline.max(PROBE[1])).timeout(load).await;
+        if matches!(answer, Some(Ok(Ok(_)))) {
             inner.breaker.close();
             inner.events.report_up(&inner.name);
             return;

@@ -458,14 +458,17 @@ pub(super) enum Evidence {
 
 /// Finds out from the current values whether changes were made.
 pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidence {
-    let (mut is_not_made, mut is_unknown, mut is_gone, mut has_put) = (false, false, false, false);
+    let (mut is_not_made, mut is_unknown, mut is_gone, mut only_removes) = (false, false, false, true);
     for (change, value) in changes.iter().zip(current) {
         let own = match &change.then {
             Then::Put(own, _) => Some(own.version),
             Then::Delete => None,
-            Then::Keep => continue,
+            Then::Keep => {
+                only_removes &= change.expects(value.as_ref()); // or it was decided on a value that may have been old
+                continue;
+            }
         };
-        has_put |= own.is_some();
+        only_removes &= own.is_none();
         let Some(value) = value else {
             is_gone = true;
             continue;
@@ -486,7 +489,7 @@ pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidenc
         (true, ..) => Evidence::NotMade,
         (_, true, _) => Evidence::None,
         // A removal has its effect, whoever made it. To decide again could return the same units twice.
-        (.., true) if !has_put => Evidence::Made,
+        (.., true) if only_removes => Evidence::Made,
         (.., true) => Evidence::Gone,
         // Looks have nothing to find out.
         _ => Evidence::NotMade,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::lab::{Fate, Lab};
-use super::{StoreLimiterBuilder, hourly, key, left, patient, take};
+use super::{LONG, StoreLimiterBuilder, hourly, key, left, patient, take};
 use crate::clock::{Clock, ManualClock};
 use crate::event::{LimiterEvent, StoreErrorKind};
 use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped};
@@ -303,6 +303,54 @@ async fn silent_store_fails_within_the_deadline_and_then_at_once() {
     assert!(lock(&seen.0).iter().any(|event| matches!(event, LimiterEvent::StoreUp { .. })));
 }
 
+/// A store that fails, and then panics, as long as it is asked to.
+#[derive(Clone, Default)]
+struct Broken(Arc<Mutex<Option<&'static str>>>);
+
+impl Broken {
+    fn fail(&self) -> Result<(), StoreError> {
+        match *lock(&self.0) {
+            None => Ok(()),
+            Some("panic") => panic!("the store has a defect"),
+            Some(message) => Err(StoreError::of(StoreErrorKind::Unavailable, message)),
+        }
+    }
+}
+
+impl Store for Broken {
+    async fn load(&self, keys: &[Arc<str>]) -> Result<Loaded, StoreError> {
+        self.fail()?;
+        Ok(Loaded::new(vec![None; keys.len()]))
+    }
+
+    async fn swap(&self, _changes: &[Change]) -> Result<Swapped, StoreError> {
+        self.fail()?;
+        Ok(Swapped::done())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_that_panics_fails_the_check_and_is_asked_again() {
+    let (store, policy, key) = (Broken::default(), hourly(10), key("a"));
+    let limiter = StoreLimiterBuilder::new().build(store.clone()).unwrap();
+    let charge = [Charge::new(&policy, &key)];
+    *lock(&store.0) = Some("panic");
+    for _ in 0..3 {
+        assert!(limiter.take(&charge).await.is_err());
+        assert_eq!(limiter.waiting(), 0);
+    }
+    *lock(&store.0) = Some("it is away");
+    for _ in 0..5 {
+        assert!(limiter.take(&charge).await.is_err());
+    }
+    // Now it is asked whether it is back.
+    *lock(&store.0) = Some("panic");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    *lock(&store.0) = None;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(limiter.take(&charge).await.unwrap().is_allowed());
+}
+
 #[tokio::test]
 async fn charge_that_nobody_waits_for_is_refunded() {
     let (lab, policy) = (Lab::with(|lab| lab.trip = MS), hourly(10));
@@ -476,6 +524,39 @@ async fn lost_return_is_not_made_twice_if_others_write_the_key_anew() {
         drop(refund.await); // whether it was made is not known
         assert_eq!(left(&limiter, &policy, "a").await, 1 - held, "{}", policy.name());
     }
+}
+
+/// A refund that removes its value goes together with a charge that an old value refuses. Whether the swap was made
+/// cannot be found out.
+#[tokio::test]
+async fn denial_by_an_old_value_is_no_answer_after_a_lost_one() {
+    let window = |name, units| Policy::new(name, Quota::fixed_window(units, 10 * LONG).unwrap()).unwrap();
+    let (own, shared) = (window("own", 10), window("shared", 2));
+    let lab = Lab::with(|lab| lab.trip = Duration::from_millis(20));
+    let [limiter, other] = [(); 2].map(|()| patient().max_denials(0).build(lab.clone()).unwrap());
+    let receipt =
+        async |policy: &Policy| take(&limiter, policy, "a").await.charge_mut(0).unwrap().take_receipt().unwrap();
+    let (refunded, returned) = (receipt(&own).await, receipt(&shared).await);
+    take(&limiter, &shared, "a").await;
+    other.refund(vec![Refund::new(shared.clone(), key("a"), returned)]).await.unwrap();
+    lab.next(&[Fate::Answered, Fate::LostThenWrittenAnew]);
+    let charge = |policies: Vec<Policy>, cost| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move {
+            let key = key("a");
+            let charges: Vec<_> = policies.iter().map(|policy| Charge::new(policy, &key).cost(cost)).collect();
+            limiter.take(&charges).await
+        })
+    };
+    let flies = charge(vec![own.clone()], 11);
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let waits = charge(vec![own.clone(), shared.clone()], 1);
+    tokio::task::yield_now().await;
+    let refund = limiter.refund(vec![Refund::new(own, key("a"), refunded)]);
+    assert!(!flies.await.unwrap().unwrap().is_allowed());
+    let denied = waits.await.unwrap().is_ok_and(|decision| !decision.is_allowed());
+    assert!(!denied, "the shared window has a unit left");
+    assert_eq!(refund.await.unwrap_err().kind(), StoreErrorKind::Timeout);
 }
 
 #[tokio::test]

@@ -159,6 +159,39 @@ async fn place_of_another_process_is_waited_for_in_order() {
     eventually_free(&one, &policy, "a", 1).await;
 }
 
+/// The caller has gone when the request is the next one, and two flights that it was joined to are under way.
+#[tokio::test(start_paused = true)]
+async fn call_that_was_never_sent_leaves_no_doubt() {
+    let lab = Lab::with(|lab| lab.trip = Duration::from_millis(20));
+    let (limiter, policy) = (quick().build(lab.clone()).unwrap(), places(3));
+    let [one, other] = ["one", "other"].map(|name| Policy::new(name, *hourly(100).quota()).unwrap());
+    take(&limiter, &one, "warm").await;
+    let asks = |policies: Vec<Policy>| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move {
+            let key = key("a");
+            let charges: Vec<_> = policies.iter().map(|policy| Charge::new(policy, &key)).collect();
+            limiter.take(&charges).await.unwrap()
+        })
+    };
+    let mut calls = vec![asks(vec![one.clone()])];
+    sleep(Duration::from_millis(10)).await;
+    calls.push(asks(vec![other.clone()]));
+    sleep(Duration::from_millis(1)).await;
+    let gone = asks(vec![policy.clone(), one.clone()]);
+    sleep(Duration::from_millis(1)).await;
+    calls.push(asks(vec![one, other]));
+    sleep(Duration::from_millis(1)).await;
+    gone.abort();
+    for call in calls {
+        assert!(call.await.unwrap().is_allowed());
+    }
+    drop(hold(&limiter, &policy, "a").await.unwrap());
+    eventually_free(&limiter, &policy, "a", 3).await;
+    let rows = lock(&lab.0.values).keys().filter(|key| key.ends_with(":p6:places")).count();
+    assert_eq!(rows, 0, "nothing is held, and nothing stays");
+}
+
 #[tokio::test]
 async fn more_processes_than_rows_are_denied() {
     let lab = Lab::default();
