@@ -38,7 +38,7 @@ impl StoreLimiterBuilder {
     }
 
     /// Sets the clock of the process, in a simulation.
-    #[cfg(all(test, feature = "_redis"))]
+    #[cfg(test)]
     pub(crate) fn own_clock(mut self, clock: impl crate::clock::Clock + 'static) -> Self {
         self.shared.own_clock = Arc::new(clock);
         self

@@ -39,12 +39,17 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 /// line. So prefer Redis for keys that many processes use at once.
 ///
 /// Decisions are made at the store's time, as far as this process knows it: to the length of a round trip. If the
-/// store's clock steps, one more decision can be off by 100 milliseconds and a round trip. One that is further off is
-/// made again. If the store reports no time, decisions are made at the process's, and then a clock that is ahead by a
-/// second refills a second earlier.
+/// store's clock steps, the decisions under way can be off by 100 milliseconds and a round trip. One that is further
+/// off is made again, unless another process has written its keys since, or an answer was lost. If the store reports no
+/// time, decisions are made at the process's, and then a clock that is ahead by a second refills a second earlier.
+///
+/// A call that has no answer after half of the time that is left is sent again. So the [deadline] has to be longer than
+/// three round trips, and longer still if other processes write the same keys.
 ///
 /// If other processes change a key so often that no swap succeeds before the deadline, the check fails as
 /// [`Contended`](StoreErrorKind::Contended).
+///
+/// [deadline]: crate::limiter::store::StoreLimiterBuilder::deadline
 ///
 /// The limiter works in the tokio runtime in which it was made, and may be used from any other.
 ///

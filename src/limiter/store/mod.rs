@@ -232,6 +232,10 @@ impl Loaded {
     }
 
     /// Adds the store's time, which then is the limiter's time. Without it the limiter uses the clock of its process.
+    ///
+    /// Each answer of a store has a time, or none has, and all times are those of one clock. They should be exact to
+    /// some milliseconds: decisions are off by as much as they are, and if that is more than 100 milliseconds, a check
+    /// can take two swaps more.
     #[must_use]
     pub fn at(self, now: Timestamp) -> Self {
         Self { now: Some(now), ..self }

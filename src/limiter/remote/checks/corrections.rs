@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures_util::future::join_all;
 use tokio::sync::oneshot;
 
-use super::taking::{NotTaken, put_together, take_out};
+use super::taking::{NotTaken, put_together, take_out, tries};
 use super::{CheckReply, Checks, put_bids};
 use crate::decision::Decision;
 use crate::event::LimiterEvent;
@@ -53,20 +53,39 @@ impl<B: Backend> Checks<B> {
     fn settle_part(
         self: &Arc<Self>,
         request: B::Request,
-        mut set: Set,
+        set: Set,
     ) -> Result<impl Future<Output = Result<Set, B::Error>> + use<B>, B::Error> {
         let (sender, answer) = oneshot::channel();
+        let tries = tries(&set);
+        self.send_forced(request, set, (sender, tries))?;
+        Ok(async { answer.await.unwrap_or_else(|_| Err(Unanswered::RuntimeEnded.into())) })
+    }
+
+    /// Sends forced charges of one lane, this often if their keys were reset since this process held something of them.
+    fn send_forced(
+        self: &Arc<Self>,
+        request: B::Request,
+        mut set: Set,
+        (sender, tries): (oneshot::Sender<Result<Set, B::Error>>, usize),
+    ) -> Result<(), B::Error> {
         set.iter_mut().filter_map(|pending| pending.bid.as_mut()).for_each(|bid| bid.record_sending());
         let checks = Arc::clone(self);
         self.correct(request, move |answer| {
-            let answered = checks.put_answer(&mut set, answer).map_err(NotTaken::into_error);
+            let mut answered = checks.put_answer(&mut set, answer);
+            if matches!(answered, Err(NotTaken::Refused)) && tries > 1 {
+                match checks.request_again(&mut set) {
+                    // An error is reported, and the caller learns that nothing was answered.
+                    Ok(request) => return drop(checks.send_forced(request, set, (sender, tries - 1))),
+                    Err(error) => answered = Err(NotTaken::Failed(error)),
+                }
+            }
+            let answered = answered.map_err(NotTaken::into_error);
             if let Err(Ok(mut set)) = sender.send(answered.map(|_| set)) {
                 // The caller has gone. Nobody else can return units that are held.
                 set.retain(|pending| pending.policy().limits_in_flight());
                 checks.send_refunds(set::undo(&mut set));
             }
-        })?;
-        Ok(async { answer.await.unwrap_or_else(|_| Err(Unanswered::RuntimeEnded.into())) })
+        })
     }
 
     /// Sends the refunds of a refused or failed set. Units whose refund cannot be sent return as

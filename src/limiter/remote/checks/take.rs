@@ -7,19 +7,13 @@ use futures_util::future::join_all;
 use smallvec::{SmallVec, smallvec};
 
 use super::corrections::done;
-use super::taking::{NotTaken, Owed, Taken, Taking, Terms, put_decisions, put_together, take_out};
+use super::taking::{NotTaken, Owed, Taken, Taking, Terms, put_decisions, put_together, take_out, tries};
 use super::{CheckReply, Checks, Parts, put_bids};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limiter::remote::backend::{Backend, Intent};
-use crate::limiter::remote::set::{Pending, Set};
-use crate::limiter::remote::unanswered::Unanswered;
 use crate::limiter::{Charge, Effect, Reply};
 use crate::policy::Policy;
-
-/// How often charges are asked about, if a key is reset each time, beside once for each of their keys that were reset
-/// before: an answer names one of them.
-const TRIES: usize = 2;
 
 impl<B: Backend> Checks<B> {
     /// Takes all charges or none.
@@ -118,8 +112,7 @@ impl<B: Backend> Checks<B> {
         mut owed: Owed<B>,
         terms: Terms,
     ) -> Result<Taken<B>, NotTaken<B::Error>> {
-        let held = owed.set.iter().filter(|pending| pending.bid.is_some()).count();
-        for _ in 1..TRIES + held {
+        for _ in 1..tries(&owed.set) {
             let taken = self.ask_for(request, |sender| Taking { sender, owed, terms }).await?;
             if !matches!(taken.result, Err(NotTaken::Refused)) {
                 return Ok(taken);
@@ -128,17 +121,6 @@ impl<B: Backend> Checks<B> {
             request = self.request_again(&mut owed.set)?;
         }
         Ok(self.ask_for(request, |sender| Taking { sender, owed, terms }).await?)
-    }
-
-    /// Makes the request for the charges of a lane once more.
-    fn request_again(self: &Arc<Self>, set: &mut Set) -> Result<B::Request, B::Error> {
-        let mut bids = Vec::new();
-        let parts = {
-            let charges: SmallVec<[Charge<'_>; 2]> = set.iter().map(Pending::charge).collect();
-            self.parts(Intent::Take, &charges, |_| true, |at, key| self.bid(key, &charges[at], at, &mut bids))
-        };
-        put_bids(set, bids);
-        parts.into_iter().next().map(|part| part.request).ok_or_else(|| Unanswered::Misunderstood.into())
     }
 
     /// Returns what [`take`](Self::take) would, and takes nothing.

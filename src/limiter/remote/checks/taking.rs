@@ -2,15 +2,21 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::Checks;
+use super::{Checks, put_bids};
 use crate::decision::Decision;
-use crate::limiter::remote::backend::{Answer, Backend};
+use crate::limiter::Charge;
+use crate::limiter::remote::backend::{Answer, Backend, Intent};
 use crate::limiter::remote::batcher::Receiver;
-use crate::limiter::remote::set::{self, Indices, Set};
+use crate::limiter::remote::set::{self, Indices, Pending, Set};
 use crate::limiter::remote::unanswered::Unanswered;
 use crate::time::Timestamp;
+
+/// How often charges are asked about, if a key is reset each time, beside once for each of their keys that were reset
+/// before: an answer names one of them.
+const TRIES: usize = 2;
 
 /// The receiver of the answer about some charges of a set. It is in the flight, so whatever becomes
 /// of the caller, the answer is noted.
@@ -123,6 +129,24 @@ impl<B: Backend> Drop for Owed<B> {
     fn drop(&mut self) {
         self.checks.send_refunds(set::undo(&mut self.set));
     }
+}
+
+impl<B: Backend> Checks<B> {
+    /// Makes the request for the charges of a lane once more.
+    pub(super) fn request_again(self: &Arc<Self>, set: &mut Set) -> Result<B::Request, B::Error> {
+        let mut bids = Vec::new();
+        let parts = {
+            let charges: SmallVec<[Charge<'_>; 2]> = set.iter().map(Pending::charge).collect();
+            self.parts(Intent::Take, &charges, |_| true, |at, key| self.bid(key, &charges[at], at, &mut bids))
+        };
+        put_bids(set, bids);
+        parts.into_iter().next().map(|part| part.request).ok_or_else(|| Unanswered::Misunderstood.into())
+    }
+}
+
+/// Returns how often these charges are asked about at most.
+pub(super) fn tries(set: &Set) -> usize {
+    TRIES + set.iter().filter(|pending| pending.bid.is_some()).count()
 }
 
 /// Takes the charges at these indices out of a set.

@@ -14,12 +14,16 @@ use super::statement::{Rows, Statement, Uuid, parameter, time_of, value_of};
 use super::table::{Durability, SWEPT, Table};
 use crate::error::BoxError;
 use crate::event::StoreErrorKind;
+use crate::limiter::remote::Due;
 use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped, Then};
 use crate::sync::{Mutex, lock};
 
 /// A sweep begins after this many values were inserted. It looks at twice as many rows, so the rows whose time is over
 /// are fewer than the others.
 const INSERTS: u64 = SWEPT as u64 / 2;
+
+/// The longest time that a sweep takes.
+const SWEEPS: Duration = Duration::from_secs(5);
 
 /// The longest time to live, which is 300 years. PostgreSQL's times end later.
 const LIVES_MAX: u64 = 300 * 366 * 24 * 3_600;
@@ -62,6 +66,15 @@ struct Sweep {
     is_under_way: AtomicBool,
     /// The last key that was looked at.
     after: Mutex<String>,
+}
+
+/// Notes the end of a sweep when it is dropped: connections of the application may panic.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 impl<C: Connections> PostgresStore<C> {
@@ -208,15 +221,15 @@ impl<C: Connections> Inner<C> {
 
     /// Looks at some rows, and removes those whose time is over.
     async fn sweep(&self) {
+        let _ends = Ends(&self.sweep.is_under_way);
         let after = lock(&self.sweep.after).clone();
         let statement = Statement::new(&self.table.sweep, [parameter(after, Type::TEXT)]);
         // A failure concerns no check. The next sweep looks at the same rows.
-        if let Ok(Rows(rows)) = self.connections.run(&statement).await {
+        if let Some(Ok(Rows(rows))) = Due::after(SWEEPS).timeout(self.connections.run(&statement)).await {
             let last = rows.first().and_then(|row| row.try_get(0).ok());
             // At the end it begins again.
             *lock(&self.sweep.after) = last.unwrap_or_default();
         }
-        self.sweep.is_under_way.store(false, Ordering::Relaxed);
     }
 
     fn failed(&self, error: BoxError) -> StoreError {
@@ -245,5 +258,39 @@ impl<C: Connections> Clone for PostgresStore<C> {
 impl<C: Connections> fmt::Debug for PostgresStore<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostgresStore").field("server", &self.0.name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::store::{Value, Version};
+
+    /// Connections of an application that panic, or never answer.
+    struct Bad {
+        panics: bool,
+    }
+
+    impl Connections for Bad {
+        async fn run(&self, _statement: &Statement) -> Result<Rows, BoxError> {
+            assert!(!self.panics, "the pool has a defect");
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sweep_that_panics_or_hangs_is_not_the_last_one() {
+        for panics in [true, false] {
+            let table = Table::new("limits", Duration::from_millis(25)).unwrap();
+            let store = PostgresStore::new(Bad { panics }, table, "the server".to_owned(), Handle::current());
+            let value = Value::new(Version::from_bytes([1; 16]), vec![1]);
+            let insert = Change::new("key", None, Then::Put(value, Duration::from_secs(1)));
+            for _ in 0..3 {
+                store.0.note_inserted(&vec![insert.clone(); INSERTS as usize]);
+                assert!(store.0.sweep.is_under_way.load(Ordering::Relaxed));
+                Due::after(2 * SWEEPS).wait().await;
+                assert!(!store.0.sweep.is_under_way.load(Ordering::Relaxed));
+            }
+        }
     }
 }

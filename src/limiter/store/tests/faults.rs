@@ -453,6 +453,40 @@ async fn store_whose_clock_steps_is_followed() {
     assert_eq!(left(&limiter, &policy, "a").await, 1);
 }
 
+/// Its clock is followed to its own resolution, and each check is made again at most once.
+#[tokio::test]
+async fn store_that_reports_whole_seconds_admits_the_quota() {
+    const SECOND: u64 = 1_000_000;
+    let (reported, own) = (ManualClock::new(), ManualClock::new());
+    let (lab, policy) = (Lab::with(|lab| lab.clock = Some(reported.clone())), hourly(20));
+    let limiter = patient().max_denials(0).own_clock(own.clone()).build(lab.clone()).unwrap();
+    let mut admitted = 0;
+    for step in 0..40 {
+        let us = 1_800_000_000 * SECOND + step * 370_000;
+        own.set(Timestamp::from_micros(us));
+        reported.set(Timestamp::from_micros(us / SECOND * SECOND));
+        lab.calls();
+        admitted += u64::from(take(&limiter, &policy, "a").await.is_allowed());
+        let (loads, swaps) = lab.calls();
+        assert!(loads <= 1 && swaps <= 3, "{loads} loads and {swaps} swaps");
+    }
+    assert_eq!(admitted, 20);
+}
+
+/// A call that has no answer after half of the time that is left is sent again.
+#[tokio::test(start_paused = true)]
+async fn round_trip_of_a_third_of_the_deadline_is_in_time() {
+    let (lab, policy) = (Lab::with(|lab| lab.trip = 16 * MS), hourly(10));
+    let limiter = StoreLimiterBuilder::new().deadline(50 * MS).build(lab.clone()).unwrap();
+    for taken in 1..=3 {
+        // At first its time is not known, and later another process was first.
+        lab.next(if taken == 1 { &[] } else { &[Fate::Overtaken] });
+        let began = tokio::time::Instant::now();
+        assert!(take(&limiter, &policy, "a").await.is_allowed());
+        assert_eq!(began.elapsed(), 32 * MS);
+    }
+}
+
 /// Simulated seed 3614: the units were free again, and the request was admitted.
 #[tokio::test]
 async fn charge_whose_undoing_has_no_answer_is_made_again_or_fails() {

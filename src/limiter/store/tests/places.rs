@@ -121,6 +121,23 @@ async fn keys_that_were_reset_together_are_free_at_once() {
     }
 }
 
+/// The first call of a process that held something is refused, because it does not know of the reset.
+#[tokio::test]
+async fn charge_is_settled_although_its_key_was_reset() {
+    let lab = Lab::default();
+    let [limiter, other] = [(); 2].map(|()| quick().build(lab.clone()).unwrap());
+    let (policy, rate, key) = (places(3), hourly(3), key("a"));
+    let _held = hold(&limiter, &policy, "a").await;
+    other.reset(&policy, &key).await.unwrap();
+    let forced = [&policy, &rate].map(|policy| Charge::new(policy, &key).cost(2).effect(Effect::Force));
+    assert!(limiter.settle(&forced).await.unwrap().is_allowed());
+    assert_eq!((left(&other, &policy, "a").await, left(&other, &rate, "a").await), (1, 1));
+    // Nobody waits for this one, so the place is returned.
+    other.reset(&policy, &key).await.unwrap();
+    drop(limiter.settle(&forced[..1]));
+    eventually_free(&other, &policy, "a", 3).await;
+}
+
 #[tokio::test]
 async fn closed_limiter_returns_its_places() {
     let lab = Lab::default();
