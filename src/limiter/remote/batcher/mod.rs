@@ -347,7 +347,13 @@ impl<D: Dispatch> Lane<D> {
     /// Counts a flight no longer.
     fn end(&mut self, ride: Option<u64>) {
         self.flights -= 1;
-        self.rides.retain(|(number, _)| Some(*number) != ride);
+        ride.and_then(|number| self.take_ride(number));
+    }
+
+    /// Takes out a flight that its caller drives, by the number of the request that began it.
+    fn take_ride(&mut self, number: u64) -> Option<Arc<Ride>> {
+        let at = self.rides.iter().position(|(other, _)| *other == number)?;
+        Some(self.rides.swap_remove(at).1)
     }
 }
 
@@ -361,14 +367,21 @@ struct Flight<D: Dispatch> {
 }
 
 impl<D: Dispatch> Flight<D> {
-    /// Ends the flight if no request waits. Returns whether it has ended.
+    /// Ends the flight if no request waits. Returns whether it has ended. Otherwise it goes on as a task: its caller has
+    /// the answer, and no request waits for the caller.
     fn lands(&mut self) -> bool {
         let mut lane = self.lanes.lock(self.number);
         self.has_landed = lane.waiting.is_empty();
         if self.has_landed {
             lane.end(self.ride);
+            return true;
         }
-        self.has_landed
+        let ride = self.ride.take().and_then(|number| lane.take_ride(number));
+        drop(lane);
+        if let Some(ride) = ride {
+            ride.make_task();
+        }
+        false
     }
 }
 

@@ -184,6 +184,20 @@ fn tasks() -> usize {
     Handle::current().metrics().num_alive_tasks()
 }
 
+/// The runtime wakes the caller before it runs the other flight.
+#[tokio::test(start_paused = true)]
+async fn answered_check_does_not_wait_for_later_ones_and_they_do_not_wait_for_its_caller() {
+    let (held, queue) = queue(10, 0);
+    let mut first = Box::pin(queue.double(1));
+    assert!(waits(first.as_mut()).await);
+    let mut second = Box::pin(queue.double(2));
+    assert!(waits(second.as_mut()).await);
+    held.lets.add_permits(1);
+    assert!(!waits(first.as_mut()).await, "its answer is there");
+    held.lets.add_permits(1);
+    assert_eq!(second.await, Ok(4), "the first is not polled any more");
+}
+
 #[tokio::test(start_paused = true)]
 async fn lone_check_needs_no_task_until_another_waits() {
     let (held, queue) = queue(10, 0);
