@@ -311,6 +311,14 @@ fn call_first(line: &mut BTreeMap<u64, Waiter>) -> Option<Waker> {
     first.waker.take()
 }
 
+/// Has the first request of a line begin to ask by itself, some time from now: none of the units that this process knows
+/// of is free. Returns its waker.
+fn begin_polls(line: &mut BTreeMap<u64, Waiter>) -> Option<Waker> {
+    let first = line.values_mut().next()?;
+    first.is_called = false;
+    first.waker.take()
+}
+
 /// Returns how long the first request of a line waits before it asks by itself. `number` is how often it has asked so
 /// since it was woken, `wait` how long its quota lets it wait, and `lines` the number of lines of this process. The
 /// caller adds a random part.
@@ -390,6 +398,7 @@ impl Turn {
     /// Leaves the line with what was free. The next request is woken only if its quota leaves `has_more`, or if more
     /// came free since it asked: a place that comes free wakes one request. `own_limit` is the limit of its quota if
     /// the requests of the line may have different quotas. Then the next request is also woken if its limit is larger.
+    /// If it is not woken and the first requests ask by themselves, it begins to do so.
     pub(crate) fn leave_admitted(mut self, has_more: bool, own_limit: Option<u64>) {
         self.admitted = Some(Admitted { has_more, own_limit });
     }
@@ -408,7 +417,12 @@ impl Drop for Turn {
         };
         let has_more =
             left.as_ref().is_some_and(|left| left.is_called) || line.values().next().is_some_and(leaves_more);
-        let next = if was_first && has_more { call_first(line) } else { None };
+        let asks_by_itself = self.lines.0.polls.is_some();
+        let next = match was_first {
+            true if has_more => call_first(line),
+            true if asks_by_itself => begin_polls(line),
+            _ => None,
+        };
         if is_over {
             lines.lines.remove(&self.line);
             let map = &mut lines.lines;
@@ -591,5 +605,25 @@ mod tests {
             assert!((nominal..=nominal * 5 / 4 + 1).contains(wait), "{waits:?}");
         }
         assert_eq!(std::future::poll_fn(|cx| second.poll(cx)).await, Next::GivesUp, "only the first one asks");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn next_in_line_asks_by_itself_although_it_was_not_woken() {
+        let (policy, key) = line();
+        let timer = TokioTimer::new();
+        let lines = PlaceLines::polling(Arc::new(ManualClock::new()), 1, mpsc::channel(1).0);
+        let join = || {
+            let until = timer.now().saturating_add(10 * SECOND);
+            BoundedTurn::join(&lines, (&policy, &key), None, Arc::new(timer), until)
+        };
+        let (mut first, mut second) = (join(), join());
+        assert_eq!(std::future::poll_fn(|cx| first.poll(cx)).await, Next::Asks);
+        let second = tokio::spawn(async move { std::future::poll_fn(|cx| second.poll(cx)).await });
+        tokio::task::yield_now().await;
+        first.leave_admitted(false, Some(1));
+        let began = timer.now();
+        assert_eq!(second.await.unwrap(), Next::Asks, "another process may return units");
+        let waited = timer.now() - began;
+        assert!((POLL_MIN..POLL_MIN * 2).contains(&waited), "{waited:?}: none is known to be free now");
     }
 }
