@@ -91,13 +91,15 @@ impl CredentialSource {
     /// # Errors
     /// Why there are none, in words.
     pub(super) async fn ask(&self) -> Result<RedisCredentials, String> {
-        let asked = AssertUnwindSafe(async { (self.0)().await }).catch_unwind();
-        match tokio::time::timeout(ASK_TIMEOUT, asked).await {
-            Ok(Ok(Ok(credentials))) => Ok(credentials),
-            Ok(Ok(Err(error))) => Err(WithSources(&*error).to_string()),
-            Ok(Err(_)) => Err("the closure for credentials panicked".to_owned()),
-            Err(_) => Err(format!("the closure for credentials took longer than {ASK_TIMEOUT:?}")),
-        }
+        let asked = async {
+            match tokio::time::timeout(ASK_TIMEOUT, (self.0)()).await {
+                Ok(Ok(credentials)) => Ok(credentials),
+                Ok(Err(error)) => Err(WithSources(&*error).to_string()), // its words are the application's code, too
+                Err(_) => Err(format!("the closure for credentials took longer than {ASK_TIMEOUT:?}")),
+            }
+        };
+        let answer = AssertUnwindSafe(asked).catch_unwind().await;
+        answer.unwrap_or_else(|_| Err("the closure for credentials panicked".to_owned()))
     }
 }
 
@@ -111,6 +113,18 @@ mod tests {
         assert!(text.contains("app") && text.contains("1s") && !text.contains("hunter2"), "{text}");
     }
 
+    /// An error that cannot say what it is.
+    #[derive(Debug)]
+    struct Wordless;
+
+    impl fmt::Display for Wordless {
+        fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+            Err(fmt::Error)
+        }
+    }
+
+    impl Error for Wordless {}
+
     #[tokio::test(start_paused = true)]
     async fn closure_that_fails_in_any_way_is_an_error() {
         let refused = CredentialSource::new(|| async { Err::<RedisCredentials, _>("the role is gone") });
@@ -119,5 +133,7 @@ mod tests {
         assert!(CredentialSource::new(none).ask().await.unwrap_err().contains("longer than 5s"));
         let panics = || -> std::future::Ready<Result<RedisCredentials, BoxError>> { panic!("as asked") };
         assert!(CredentialSource::new(panics).ask().await.unwrap_err().contains("panicked"));
+        let wordless = || async { Err::<RedisCredentials, _>(Wordless) };
+        assert!(CredentialSource::new(wordless).ask().await.unwrap_err().contains("panicked"));
     }
 }

@@ -1,8 +1,11 @@
 //! Keeps a server's connection: opens it again when it has ended, and detects that the server is back.
 
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::error_class::{Cause, Failure};
@@ -30,7 +33,18 @@ const STEADY: Duration = Duration::from_secs(1);
 
 /// Keeps a server's connection until the task is aborted.
 pub(super) async fn keep(link: Arc<Link>, settings: Settings) {
-    tokio::join!(connect(&link), probe(&link, &settings), renew(&link));
+    tokio::join!(
+        through_panics(|| connect(&link)),
+        through_panics(|| probe(&link, &settings)),
+        through_panics(|| renew(&link))
+    );
+}
+
+/// Begins anew after a panic. The connection and the closure for credentials may be the application's code.
+async fn through_panics<F: Future<Output = ()>>(run: impl Fn() -> F) {
+    while AssertUnwindSafe(run()).catch_unwind().await.is_err() {
+        sleep(jitter(PAUSES.1)).await;
+    }
 }
 
 /// Connects, and connects again whenever the connection has ended.

@@ -134,3 +134,46 @@ async fn cluster_url_and_single_url_are_not_interchangeable() {
     assert!(error.to_string().contains("redis://"), "{error}");
     assert_eq!(run(&store, "key").await.unwrap_err(), error);
 }
+
+/// A connection of the application's: lost for five calls, then it panics, then it answers.
+#[cfg(feature = "redis-rs")]
+#[derive(Clone, Default)]
+struct Odd(Arc<AtomicUsize>);
+
+#[cfg(feature = "redis-rs")]
+impl redis::aio::ConnectionLike for Odd {
+    fn req_packed_command<'a>(&'a mut self, _: &'a redis::Cmd) -> redis::RedisFuture<'a, redis::Value> {
+        Box::pin(async {
+            match self.0.fetch_add(1, Ordering::Relaxed) {
+                0..5 => Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into()),
+                5 => std::panic::resume_unwind(Box::new("the application panics")),
+                _ => Ok(redis::Value::Int(1)),
+            }
+        })
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        _: &'a redis::Pipeline,
+        _: usize,
+        _: usize,
+    ) -> redis::RedisFuture<'a, Vec<redis::Value>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+#[cfg(feature = "redis-rs")]
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_panics_while_it_is_probed_is_probed_again() {
+    let store = RedisStore::over(Odd::default(), Settings::default()).unwrap();
+    for _ in 0..5 {
+        assert_eq!(run(&store, "key").await.unwrap_err().kind(), StoreErrorKind::Unavailable);
+    }
+    assert!(store.fails_at_once(0), "it is believed dead");
+    eventually("it is found to be back", || !store.fails_at_once(0)).await;
+    assert_eq!(run(&store, "key").await, Ok(Reply::Integer(1)));
+}
