@@ -173,11 +173,12 @@ impl Cluster {
     pub(super) fn close(&self) {
         self.shared.closed.store(true, Ordering::Relaxed);
         self.refresher.abort();
-        let mut map = self.shared.map_mut();
-        map.owners.fill(NO_SERVER);
-        for server in map.servers.drain(..) {
-            server.close();
-        }
+        let servers = {
+            let mut map = self.shared.map_mut();
+            map.owners.fill(NO_SERVER);
+            std::mem::take(&mut map.servers)
+        };
+        servers.iter().for_each(|server| server.close());
     }
 }
 
@@ -260,11 +261,12 @@ impl Shared {
 
     /// Replaces the map by that of a server. Servers that the new one does not have are dropped.
     fn install(&self, slots: Slots, from: &Arc<Server>) -> Result<(), RedisError> {
+        // Dropped after the lock is released: observers hear of a server that was down, and may use the limiter.
+        let mut servers = Vec::with_capacity(slots.masters.len());
         let mut map = self.map_mut();
         if self.closed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let mut servers = Vec::with_capacity(slots.masters.len());
         for address in &slots.masters {
             let known = map.find(address).and_then(|at| map.servers.get(at)).cloned();
             servers.push(match known {
@@ -283,7 +285,8 @@ impl Shared {
         let TargetKind::Cluster(seeds) = &self.target.kind else { return Ok(()) };
         let replicas = slots.replicas.into_iter().filter(|replica| !seeds.contains(replica));
         map.others = replicas.chain(seeds.iter().take(MASTERS).cloned()).collect();
-        (map.owners, map.servers, map.trouble) = (owners, servers, None);
+        std::mem::swap(&mut map.servers, &mut servers);
+        (map.owners, map.trouble) = (owners, None);
         Ok(())
     }
 
@@ -349,5 +352,48 @@ async fn keep_map(shared: Arc<Shared>) {
         let away = failed || shared.map().lacks_something();
         let pause = if away { WHILE_AWAY } else { EVERY };
         let _ = timeout(jitter(pause), shared.refresh.notified()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+
+    use super::*;
+    use crate::event::LimiterEvent;
+    use crate::limiter::redis::store::transport::Connections;
+    use crate::outcome::Observer;
+
+    /// Notes whether a check could be made when a server has left the map.
+    #[derive(Default)]
+    struct Looks {
+        shared: OnceLock<Arc<Shared>>,
+        seen: OnceLock<bool>,
+    }
+
+    impl Observer for Looks {
+        fn on_limiter_event(&self, event: &LimiterEvent) {
+            if let (LimiterEvent::StoreLeft { .. }, Some(shared)) = (event, self.shared.get()) {
+                self.seen.set(shared.map.try_read().is_ok()).unwrap();
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn observers_may_use_the_limiter_when_a_server_has_left() {
+        let looks = Arc::new(Looks::default());
+        let settings = Settings { observers: vec![Arc::clone(&looks) as Arc<dyn Observer>], ..Settings::default() };
+        let target = Target::parse("redis-cluster://127.0.0.1:1", &settings).unwrap();
+        let events = Arc::new(Events::new(&settings.observers));
+        let cluster = Cluster::start(&Handle::current(), target, settings, events).unwrap();
+        let shared = &cluster.shared;
+        looks.shared.get_or_init(|| Arc::clone(shared));
+        let [gone, stays] = [1, 2].map(|port| Address::new("127.0.0.1", port));
+        let down = shared.at(&gone, Some(0)).unwrap();
+        down.link.record_connection_failure(Failure::lost(StoreErrorKind::Unavailable, "it is not there"));
+        drop(down);
+        let slots = Slots { ranges: vec![(0, 1, 0)], masters: vec![stays.clone()], replicas: Vec::new() };
+        shared.install(slots, &shared.start(&stays).unwrap()).unwrap();
+        assert_eq!(looks.seen.get(), Some(&true));
     }
 }
