@@ -274,11 +274,13 @@ async fn renew(number: u64, each: u64, lapse: Duration) {
 #[tokio::test]
 async fn places_of_a_closed_limiter_are_free_at_once() {
     let server = Server::start();
-    let (one, other) = (connected(patient(), &server.url()).await, connected(patient(), &server.url()).await);
+    let builder = || patient().places_lapse_after(Duration::from_secs(3_600));
+    let (one, other) = (connected(builder(), &server.url()).await, connected(builder(), &server.url()).await);
     let policy = places(2);
     let _held = [hold(&one, &policy).await, hold(&one, &policy).await];
     assert_eq!(free(&other, &policy).await, 0);
     one.close();
+    one.clone().close(); // as two parts of a program do that end
     eventually_free(&other, &policy, 2).await;
     assert!(one.hold(&policy, &alice(), 1).await.is_err());
 }

@@ -151,7 +151,9 @@ impl<B: Backend> Checks<B> {
 
     /// Returns all units that this process holds, and then ends the connections. Later checks fail.
     pub(crate) fn close(self: &Arc<Self>) {
-        self.is_closed.store(true, Ordering::Relaxed);
+        if self.is_closed.swap(true, Ordering::Relaxed) {
+            return; // the units may be under way, and need the connections
+        }
         let held = self.holdings.return_all();
         if held.is_empty() {
             return self.backend.close();
