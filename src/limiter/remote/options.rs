@@ -123,8 +123,8 @@ macro_rules! shared_options {
             }
 
             /// Sets how many checks may wait for an answer at a time: at least 1, and 1,024 by default. A further check
-            /// fails at once as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded). The same number of refunds
-            /// may wait. A further refund is not sent: its units return as they drain.
+            /// fails at once as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded). As many refunds may
+            /// wait, or 64 if that is more. A further refund is not sent: its units return as they drain.
             pub fn max_in_flight(mut self, checks: usize) -> Self {
                 self.shared.max_in_flight = checks;
                 self

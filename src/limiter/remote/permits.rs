@@ -5,9 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::unanswered::Unanswered;
 
+/// The least number of corrections that may wait: so many rows are renewed at a time.
+const CORRECTIONS_MIN: usize = 64;
+
 /// The requests that wait or are in flight, of which there is a most.
 pub(crate) struct Permits {
-    taken: Arc<AtomicUsize>,
+    checks: Arc<AtomicUsize>,
+    corrections: Arc<AtomicUsize>,
     most: usize,
 }
 
@@ -16,31 +20,33 @@ pub(crate) struct Permit(Arc<AtomicUsize>);
 
 impl Permits {
     pub(crate) fn new(most: usize) -> Self {
-        Self { taken: Arc::default(), most }
+        Self { checks: Arc::default(), corrections: Arc::default(), most }
     }
 
     /// Returns how many requests wait or are in flight.
     pub(crate) fn taken(&self) -> usize {
-        self.taken.load(Ordering::Relaxed)
+        self.checks.load(Ordering::Relaxed) + self.corrections.load(Ordering::Relaxed)
     }
 
     /// Permits a check.
     pub(crate) fn check(&self) -> Result<Permit, Unanswered> {
-        self.permit(self.most)
+        Permit::of(&self.checks, self.most)
     }
 
     /// Permits a refund or a settlement. They have room of their own: the units of a lost refund would be missing until
-    /// they have drained.
+    /// they have drained, and no check should fail because of refunds.
     pub(crate) fn correction(&self) -> Result<Permit, Unanswered> {
-        self.permit(self.most.saturating_mul(2))
+        Permit::of(&self.corrections, self.most.max(CORRECTIONS_MIN))
     }
+}
 
-    fn permit(&self, most: usize) -> Result<Permit, Unanswered> {
-        if self.taken.fetch_add(1, Ordering::Relaxed) >= most {
-            self.taken.fetch_sub(1, Ordering::Relaxed);
+impl Permit {
+    fn of(taken: &Arc<AtomicUsize>, most: usize) -> Result<Self, Unanswered> {
+        if taken.fetch_add(1, Ordering::Relaxed) >= most {
+            taken.fetch_sub(1, Ordering::Relaxed);
             return Err(Unanswered::TooMany(most));
         }
-        Ok(Permit(Arc::clone(&self.taken)))
+        Ok(Self(Arc::clone(taken)))
     }
 }
 
