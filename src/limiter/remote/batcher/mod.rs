@@ -32,6 +32,9 @@ const FLIGHTS: usize = 2;
 /// The most requests of one call. At 2 to 3 µs each they hold the server for no longer than 0.2 ms.
 const BATCH: usize = 64;
 
+/// The most requests that a lane without flights has memory for.
+const SPARE: usize = 16;
+
 /// The time after the deadline at which a caller stops waiting. A call that was sent at once has
 /// failed before, with an error that names the server.
 pub(crate) const GRACE: Duration = Duration::from_millis(5);
@@ -344,9 +347,12 @@ impl<D: Dispatch> Lane<D> {
         self.flights == 1 && self.boarded <= 1
     }
 
-    /// Counts a flight no longer.
+    /// Counts a flight no longer. A lane keeps little memory of a burst: a cluster has thousands of them.
     fn end(&mut self, ride: Option<u64>) {
         self.flights -= 1;
+        if self.flights == 0 && self.waiting.capacity() > SPARE {
+            self.waiting.shrink_to(SPARE);
+        }
         ride.and_then(|number| self.take_ride(number));
     }
 

@@ -122,6 +122,20 @@ async fn waiting_requests_go_together_and_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn lane_keeps_little_memory_of_a_burst() {
+    let (held, queue) = queue(1_000, 0);
+    for _ in 0..1_000 {
+        queue.send(0, 1, drop).unwrap();
+    }
+    let capacity = || queue.lanes.lock(0).waiting.capacity();
+    assert!(capacity() >= 900);
+    held.lets.add_permits(1_000);
+    settle().await;
+    assert_eq!(queue.len(), 0);
+    assert!(capacity() <= 2 * SPARE, "{}", capacity());
+}
+
+#[tokio::test(start_paused = true)]
 async fn check_without_a_caller_is_not_sent() {
     let (held, queue) = queue(10, 0);
     let mut tasks = Vec::new();
