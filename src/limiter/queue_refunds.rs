@@ -5,7 +5,8 @@
 //! refund of the slot right behind it.
 //!
 //! Each queue has one refund under way at a time. The refunds that come meanwhile wait, and go newest first. Those
-//! whose slots lie side by side go together, as the refund of one charge.
+//! whose slots lie side by side go together, as the refund of one charge. If a store answers them more slowly than
+//! requests leave, the oldest of those that wait are given up, so that no client makes them take memory without end.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -20,6 +21,10 @@ use crate::time::Timestamp;
 
 /// The most refunds of a limiter that are kept because a later slot is taken. Each takes about 200 bytes.
 const KEPT_MAX: usize = 4_096;
+
+/// The most refunds of a queue that wait for the answer to the one under way. The oldest ones go: the time of their slots is over soonest.
+#[cfg(any(feature = "_redis", feature = "store"))]
+const WAITING_MAX: usize = 256;
 
 const LAST: Timestamp = Timestamp::from_micros(u64::MAX);
 
@@ -65,6 +70,13 @@ impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
         let was_refunding = std::mem::replace(&mut queues.queues.entry(queue).or_default().is_refunding, true);
         queues.insert(queue, Waiting { refund, callers: vec![caller], kept_until: None });
         !was_refunding
+    }
+
+    /// Gives the oldest refund that waits up if too many do. Returns the callers that wait for its result.
+    #[cfg(any(feature = "_redis", feature = "store"))]
+    pub(super) fn give_up_oldest(&self, queue: Q) -> Vec<C> {
+        let given_up = self.lock().queues.get_mut(&queue).and_then(Queue::take_one_too_many);
+        given_up.map(|given_up| given_up.callers).unwrap_or_default()
     }
 
     /// Returns the refund that is to be made next, and the callers that wait for its result. Is called when no refund
@@ -147,6 +159,18 @@ impl<Q: Copy + Eq + Hash, C> Queues<Q, C> {
 }
 
 impl<C> Queue<C> {
+    /// Takes out the oldest refund that waits, if too many do.
+    #[cfg(any(feature = "_redis", feature = "store"))]
+    fn take_one_too_many(&mut self) -> Option<Waiting<C>> {
+        if self.waiting.len() <= WAITING_MAX {
+            return None;
+        }
+        let waits = |waiting: &Waiting<C>| waiting.kept_until.is_none();
+        let is_one_too_many = self.waiting.iter().filter(|waiting| waits(waiting)).count() > WAITING_MAX;
+        let oldest = self.waiting.iter().rposition(waits).filter(|_| is_one_too_many)?;
+        self.waiting.remove(oldest)
+    }
+
     /// Makes one refund of two whose slots lie side by side. Returns how many fewer are kept.
     fn join(&mut self, at: usize) -> usize {
         let (Some(newer), Some(older)) = (self.waiting.get(at), self.waiting.get(at + 1)) else { return 0 };
@@ -313,6 +337,26 @@ mod tests {
             assert!(queue.add(third));
             assert_eq!([queue.next(), queue.next()], [Some((3, 1)), None]);
             assert_eq!(queue.sizes(), (0, 0));
+        }
+    }
+
+    #[cfg(any(feature = "_redis", feature = "store"))]
+    #[test]
+    fn refunds_that_wait_are_bounded_and_the_oldest_are_given_up() {
+        for queue in queues() {
+            let longest = longest(queue.policy.quota()).as_micros() as u64;
+            let slot = |at: u64| Receipt::new(1, 3 * at * longest, 0); // none side by side
+            queue.add(slot(1));
+            assert!(queue.next().is_some(), "one is under way");
+            queue.keep(slot(2), 0);
+            let given_up = (3..10_000).map(|at| {
+                queue.add(slot(at));
+                queue.refunds.give_up_oldest(1).len()
+            });
+            assert_eq!(given_up.sum::<usize>(), 9_997 - WAITING_MAX);
+            let (newest, _) = queue.refunds.next(1).unwrap();
+            assert_eq!(newest.receipt.at_us(), slot(9_999).at_us());
+            assert_eq!(queue.refunds.lock().queues[&1].waiting.len(), WAITING_MAX, "with the one that is kept");
         }
     }
 

@@ -29,7 +29,7 @@ pub(crate) enum Unanswered {
     TooLarge(usize, usize),
     /// The key of a concurrency limit was reset, each time that the request was sent.
     KeyReset,
-    /// An earlier refund of the queue failed.
+    /// An earlier refund of the queue failed, or too many later ones came.
     RefundNotSent,
 }
 

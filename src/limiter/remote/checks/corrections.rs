@@ -105,6 +105,11 @@ impl<B: Backend> Checks<B> {
             let tag = self.tags.named(&refund.policy, &refund.key);
             if self.queue_refunds.add(tag, refund, sender) {
                 self.send_next_refund(tag)?;
+            } else {
+                let given_up = self.queue_refunds.give_up_oldest(tag).len();
+                if given_up > 0 {
+                    self.report_lost(given_up, &Unanswered::RefundNotSent.into());
+                }
             }
         } else {
             let request = self.refund_request(&refund);
