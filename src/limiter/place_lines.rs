@@ -311,8 +311,8 @@ fn call_first(line: &mut BTreeMap<u64, Waiter>) -> Option<Waker> {
     first.waker.take()
 }
 
-/// Has the first request of a line begin to ask by itself, some time from now: none of the units that this process knows
-/// of is free. Returns its waker.
+/// Has the first request of a line begin to ask by itself, some time from now: none of the units that this process
+/// knows of is free. Returns its waker.
 fn begin_polls(line: &mut BTreeMap<u64, Waiter>) -> Option<Waker> {
     let first = line.values_mut().next()?;
     first.is_called = false;

@@ -22,7 +22,8 @@ use crate::time::Timestamp;
 /// The most refunds of a limiter that are kept because a later slot is taken. Each takes about 200 bytes.
 const KEPT_MAX: usize = 4_096;
 
-/// The most refunds of a queue that wait for the answer to the one under way. The oldest ones go: the time of their slots is over soonest.
+/// The most refunds of a queue that wait for the answer to the one under way. The oldest ones go, because their slots
+/// are over soonest.
 #[cfg(any(feature = "_redis", feature = "store"))]
 const WAITING_MAX: usize = 256;
 

@@ -373,8 +373,8 @@ struct Flight<D: Dispatch> {
 }
 
 impl<D: Dispatch> Flight<D> {
-    /// Ends the flight if no request waits. Returns whether it has ended. Otherwise it goes on as a task: its caller has
-    /// the answer, and no request waits for the caller.
+    /// Ends the flight if no request waits. Returns whether it has ended. Otherwise it goes on as a task: its caller
+    /// has the answer, and no request waits for the caller.
     fn lands(&mut self) -> bool {
         let mut lane = self.lanes.lock(self.number);
         self.has_landed = lane.waiting.is_empty();

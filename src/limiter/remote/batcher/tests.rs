@@ -200,7 +200,7 @@ fn tasks() -> usize {
 
 /// The runtime wakes the caller before it runs the other flight.
 #[tokio::test(start_paused = true)]
-async fn answered_check_does_not_wait_for_later_ones_and_they_do_not_wait_for_its_caller() {
+async fn answered_check_and_later_ones_do_not_wait_for_each_other() {
     let (held, queue) = queue(10, 0);
     let mut first = Box::pin(queue.double(1));
     assert!(waits(first.as_mut()).await);
