@@ -11,6 +11,9 @@
 //! was removed since. A swap that only removes values has had its effect in both cases, if the values that were only
 //! looked at are still the expected ones. Charges are decided again: nothing is left of what they took before. Refunds
 //! and returns are not, because what they gave back is not known.
+//!
+//! A swap that expects a version is made at most once. One of a key that has no value can be made late once more, when
+//! the key has none again. Its charge then counts although no request has it, until it drains or its row lapses.
 
 use std::collections::hash_map::RandomState;
 use std::future::Future;
