@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -342,7 +343,11 @@ impl Shared {
 async fn keep_map(shared: Arc<Shared>) {
     for turn in 0_usize.. {
         let failed = match shared.learn(turn).await {
-            Ok(()) => false,
+            Ok(()) => {
+                // A server that was asked and is away has said so. The map is there anyway.
+                let _ = shared.refresh.notified().now_or_never();
+                false
+            }
             Err(error) => {
                 shared.map_mut().trouble = Some(error);
                 true

@@ -1,5 +1,7 @@
 //! A cluster whose slots move and whose masters fail.
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
 use super::redis_cluster::Cluster as Servers;
 use super::*;
 
@@ -217,4 +219,45 @@ fn others_are_served(samples: &Samples, master: usize) {
         assert!(said.ends_with("in time") || said.starts_with("no time was left"), "{said}");
     }
     assert!(report.failed * 8 <= report.calls, "{} of {} failed", report.failed, report.calls);
+}
+
+/// Passes what comes to a port on to another one after some time.
+async fn slow_way(to: u16) -> u16 {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let server = tokio::net::TcpStream::connect(("127.0.0.1", to)).await.unwrap();
+            let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+                (client.into_split(), server.into_split());
+            tokio::spawn(async move { tokio::io::copy(&mut from_server, &mut to_client).await });
+            tokio::spawn(async move {
+                let mut bytes = [0; 4_096];
+                while let Ok(read @ 1..) = from_client.read(&mut bytes).await {
+                    sleep(10 * MS).await;
+                    to_server.write_all(&bytes[..read]).await.unwrap();
+                }
+            });
+        }
+    });
+    port
+}
+
+/// The URL names a server that is not there, and this is known sooner than the map.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn seed_that_is_gone_has_the_map_fetched_no_more_often() {
+    let server = Server::with(&["--cluster-enabled", "yes"]);
+    let slots: Vec<String> = (0..16_384).map(|slot| slot.to_string()).collect();
+    redis::cmd("CLUSTER").arg("ADDSLOTS").arg(&slots).exec(&mut server.connection()).unwrap();
+    let port = slow_way(server.port()).await;
+    let announce = ["SET", "cluster-announce-port", &port.to_string()];
+    redis::cmd("CONFIG").arg(&announce).exec(&mut server.connection()).unwrap();
+    let heard = Heard::default();
+    let url = format!("redis-cluster://127.0.0.1:{port}?node=127.0.0.1:1");
+    let _store = connected(&url, heard.patient()).await;
+    sleep(2_000 * MS).await;
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+    let fetched = stats.split("cmdstat_cluster|slots:calls=").nth(1).and_then(|calls| calls.split(',').next());
+    let fetched: usize = fetched.unwrap().parse().unwrap();
+    assert!(fetched <= 3 && heard.downs() <= 3, "{fetched} times, {} reports", heard.downs());
 }
