@@ -1,5 +1,7 @@
 //! One limit for several processes: charges, refunds, leases, denials and changed quotas.
 
+use std::task::{Context, Waker};
+
 use tokio::time::Instant;
 use tower_ratelimit::{
     Policy, Quota, RedisLimiter, Rule,
@@ -103,6 +105,19 @@ async fn refunded_or_reset_units_pass_again_at_once() {
     assert!(passes(&limiter, &policy, "a").await && passes(&limiter, &policy, "a").await);
     assert!(!passes(&limiter, &policy, "a").await);
     limiter.reset(&policy, &a).await.unwrap();
+    assert!(passes(&limiter, &policy, "a").await);
+}
+
+#[tokio::test]
+async fn reset_ends_a_remembered_denial_although_its_caller_goes() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let policy = policy("back", lasting(1));
+    assert!(passes(&limiter, &policy, "a").await);
+    assert!(!passes(&limiter, &policy, "a").await);
+    let mut reset = Box::pin(limiter.reset(&policy, &key("a")).into_future());
+    assert!(reset.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    drop(reset);
     assert!(passes(&limiter, &policy, "a").await);
 }
 

@@ -12,6 +12,7 @@ use super::{CheckReply, Checks, Parts, put_bids};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limiter::remote::backend::{Backend, Intent};
+use crate::limiter::remote::tag::Tag;
 use crate::limiter::{Charge, Effect, Reply};
 use crate::policy::Policy;
 
@@ -154,11 +155,26 @@ impl<B: Backend> Checks<B> {
             if let Some(leases) = &checks.leases {
                 leases.forget(&policy, &key);
             }
-            let answer = checks.ask(request).await;
-            checks.denials.forget(&policy, &key);
-            checks.queue_refunds.forget(queue);
-            checks.lines.wake_first(&policy, &key);
+            let ends = EndReset { checks, policy, key, queue };
+            let answer = ends.checks.ask(request).await;
+            drop(ends);
             done(answer)
         }))
+    }
+}
+
+/// Forgets what this process knows of a key that is reset, when its answer is there or its caller has gone.
+struct EndReset<B: Backend> {
+    checks: Arc<Checks<B>>,
+    policy: Policy,
+    key: Key,
+    queue: Tag,
+}
+
+impl<B: Backend> Drop for EndReset<B> {
+    fn drop(&mut self) {
+        self.checks.denials.forget(&self.policy, &self.key);
+        self.checks.queue_refunds.forget(self.queue);
+        self.checks.lines.wake_first(&self.policy, &self.key);
     }
 }
