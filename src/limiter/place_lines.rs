@@ -475,6 +475,10 @@ impl BoundedTurn {
 
     /// Is ready when the request is the first of its line and units may have come free, or when it gives up.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
+        // However often units come free that are not enough, or that forced charges take.
+        if self.timer.now() >= self.until {
+            return Poll::Ready(Next::GivesUp);
+        }
         if self.turn.poll(cx).is_ready() {
             self.poll = None;
             return Poll::Ready(Next::Asks);
@@ -613,5 +617,19 @@ mod tests {
         let began = timer.now();
         assert_eq!(second.await.unwrap(), Next::Asks, "another process may return units");
         assert_eq!(timer.now(), began);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn request_that_is_woken_again_and_again_gives_up_in_time() {
+        let (policy, key) = line();
+        let (lines, timer) = (PlaceLines::new(), TokioTimer::new());
+        let until = timer.now().saturating_add(SECOND);
+        let mut turn = BoundedTurn::join(&lines, (&policy, &key), None, Arc::new(timer), until);
+        for _ in 0..10 {
+            assert_eq!(std::future::poll_fn(|cx| turn.poll(cx)).await, Next::Asks);
+            lines.wake_first(&policy, &key); // while it asks
+            tokio::time::advance(SECOND / 10).await;
+        }
+        assert_eq!(std::future::poll_fn(|cx| turn.poll(cx)).await, Next::GivesUp);
     }
 }
