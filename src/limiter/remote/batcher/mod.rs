@@ -23,6 +23,7 @@ use self::ride::{Driven, Ride};
 use super::due::Due;
 use super::permits::{Permit, Permits};
 use super::unanswered::Unanswered;
+use crate::sync::contained;
 
 pub(crate) mod ride;
 
@@ -307,7 +308,7 @@ impl<D: Dispatch> Lanes<D> {
             self.begin(number);
         }
         for (next, answer) in known {
-            next.receiver.answer(Ok(answer));
+            hand_over(next.receiver, Ok(answer));
         }
         batch
     }
@@ -407,9 +408,14 @@ impl<D: Dispatch> Drop for Flight<D> {
             left
         };
         for next in left {
-            next.receiver.answer(Err(Unanswered::RuntimeEnded.into()));
+            hand_over(next.receiver, Err(Unanswered::RuntimeEnded.into()));
         }
     }
+}
+
+/// Hands an answer over. The caller's waker may be the application's code, and may panic. The others get theirs anyway.
+fn hand_over<A, E>(receiver: Box<dyn Receiver<A, E>>, answer: Result<A, E>) {
+    contained(|| receiver.answer(answer));
 }
 
 /// Sends a lane's requests until none waits.
@@ -431,12 +437,12 @@ async fn fly<D: Dispatch>(mut flight: Flight<D>) {
                 let answer = answers.next().unwrap_or_else(|| Err(Unanswered::LeftOut.into()));
                 match receiver.is_gone() {
                     true => gone.push((receiver, permit, answer)),
-                    false => receiver.answer(answer),
+                    false => hand_over(receiver, answer),
                 }
             }
             // Their charges are refunded, and a queue accepts the refund of its newest slot only.
             for (receiver, _permit, answer) in gone.into_iter().rev() {
-                receiver.answer(answer);
+                hand_over(receiver, answer);
             }
         }
         if flight.lands() {

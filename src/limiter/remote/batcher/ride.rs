@@ -126,7 +126,8 @@ impl Ride {
                 if let State::Driven(flight, caller) = std::mem::replace(&mut *state, State::Left) {
                     drop(state);
                     self.runtime.spawn(flight); // if the runtime has ended, the flight ends here
-                    caller.wake(); // from now on it waits for the answer
+                    // From now on it waits for the answer. Its waker may be the application's code, and may panic.
+                    contained(|| caller.wake());
                 }
             }
             State::Left => {}
