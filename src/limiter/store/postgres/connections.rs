@@ -10,6 +10,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
@@ -274,8 +275,10 @@ impl Inner {
 /// Opens a connection, and lets those know that wait for it.
 async fn open_one(inner: Weak<Inner>, done: oneshot::Sender<Result<(), SharedError>>) {
     let Some(opening) = inner.upgrade().map(|inner| inner.opener.open()) else { return };
-    let opened = match Due::after(OPEN).timeout(opening).await {
-        Some(opened) => opened.map_err(Into::into),
+    // A panic must not end the attempt without a result, or no other one would be made.
+    let opened = match Due::after(OPEN).timeout(AssertUnwindSafe(opening).catch_unwind()).await {
+        Some(Ok(opened)) => opened.map_err(Into::into),
+        Some(Err(_)) => Err("the TLS that the application gave panicked".into()),
         None => Err("the server did not answer within 5 s".into()),
     };
     let Some(inner) = inner.upgrade() else { return };
@@ -324,5 +327,43 @@ where
     fn cancel(&self, token: CancelToken) -> BoxFuture<'static, ()> {
         let tls = self.tls.clone();
         Box::pin(async move { drop(token.cancel_query(tls).await) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tokio::net::TcpListener;
+    use tokio_postgres::NoTls;
+
+    use super::*;
+
+    /// An implementation of TLS with a defect, which counts how often it is used.
+    #[derive(Clone, Default)]
+    struct Broken(Arc<AtomicU32>);
+
+    impl MakeTlsConnect<Socket> for Broken {
+        type Stream = <NoTls as MakeTlsConnect<Socket>>::Stream;
+        type TlsConnect = <NoTls as MakeTlsConnect<Socket>>::TlsConnect;
+        type Error = <NoTls as MakeTlsConnect<Socket>>::Error;
+
+        fn make_tls_connect(&mut self, _domain: &str) -> Result<Self::TlsConnect, Self::Error> {
+            panic!("use {} of TLS has a defect", self.0.fetch_add(1, Ordering::Relaxed));
+        }
+    }
+
+    #[tokio::test]
+    async fn connection_is_opened_again_after_tls_panicked() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut config = Config::new();
+        config.host("127.0.0.1").port(listener.local_addr().unwrap().port());
+        let tls = Broken::default();
+        let connections = OwnConnections::new(config, tls.clone(), 1, Handle::current());
+        let statement = Statement::new(&"SELECT".into(), Vec::new());
+        for tries in 1..=3 {
+            let error = connections.run(&statement).await.map(drop).unwrap_err();
+            assert_eq!(tls.0.load(Ordering::Relaxed), tries, "{error}");
+        }
     }
 }
