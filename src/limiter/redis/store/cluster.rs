@@ -369,23 +369,25 @@ mod tests {
     use crate::limiter::redis::store::transport::Connections;
     use crate::outcome::Observer;
 
-    /// Notes whether a check could be made when a server has left the map.
+    /// Notes whether a server is down, and whether a check could be made when it has left the map.
     #[derive(Default)]
     struct Looks {
         shared: OnceLock<Arc<Shared>>,
         seen: OnceLock<bool>,
+        is_down: AtomicBool,
     }
 
     impl Observer for Looks {
         fn on_limiter_event(&self, event: &LimiterEvent) {
+            self.is_down.store(matches!(event, LimiterEvent::StoreDown { .. }), Ordering::Relaxed);
             if let (LimiterEvent::StoreLeft { .. }, Some(shared)) = (event, self.shared.get()) {
-                self.seen.set(shared.map.try_read().is_ok()).unwrap();
+                self.seen.get_or_init(|| shared.map.try_read().is_ok());
             }
         }
     }
 
     #[tokio::test]
-    async fn observers_may_use_the_limiter_when_a_server_has_left() {
+    async fn observers_hear_of_a_server_that_has_left() {
         let looks = Arc::new(Looks::default());
         let settings = Settings { observers: vec![Arc::clone(&looks) as Arc<dyn Observer>], ..Settings::default() };
         let target = Target::parse("redis-cluster://127.0.0.1:1", &settings).unwrap();
@@ -394,11 +396,15 @@ mod tests {
         let shared = &cluster.shared;
         looks.shared.get_or_init(|| Arc::clone(shared));
         let [gone, stays] = [1, 2].map(|port| Address::new("127.0.0.1", port));
-        let down = shared.at(&gone, Some(0)).unwrap();
-        down.link.record_connection_failure(Failure::lost(StoreErrorKind::Unavailable, "it is not there"));
-        drop(down);
+        let link = Arc::clone(&shared.at(&gone, Some(0)).unwrap().link);
+        let fail = || {
+            link.record_connection_failure(Failure::lost(StoreErrorKind::Unavailable, "it is not there"));
+            looks.is_down.load(Ordering::Relaxed)
+        };
+        assert!(fail());
         let slots = Slots { ranges: vec![(0, 1, 0)], masters: vec![stays.clone()], replicas: Vec::new() };
         shared.install(slots, &shared.start(&stays).unwrap()).unwrap();
-        assert_eq!(looks.seen.get(), Some(&true));
+        assert_eq!(looks.seen.get(), Some(&true), "they may use the limiter");
+        assert!(!fail(), "calls that were under way fail, and nothing would report its end");
     }
 }

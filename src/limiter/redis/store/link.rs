@@ -43,6 +43,8 @@ pub(super) struct Link {
     was_connected: AtomicBool,
     /// The server was reported as down, and not as up since.
     is_reported_down: AtomicBool,
+    /// Nothing watches over the server any more.
+    is_retired: AtomicBool,
     /// Why there is no connection, or why the breaker is open.
     down_because: Mutex<Option<RedisError>>,
     /// Notifies the task that keeps the connection: it is to begin a new one.
@@ -79,6 +81,7 @@ impl Link {
             reconnected: Notify::new(),
             was_connected: AtomicBool::new(false),
             is_reported_down: AtomicBool::new(false),
+            is_retired: AtomicBool::new(false),
             down_because: Mutex::new(None),
             restart: Notify::new(),
             restarted: Mutex::new(None),
@@ -275,8 +278,12 @@ impl Link {
     /// Reports that the server is believed dead, to observers and to the tasks that look for it and for others.
     fn report_dead(&self, error: &RedisError) {
         self.lock_down_because().get_or_insert_with(|| error.clone());
-        if !self.is_reported_down.swap(true, Ordering::Relaxed) {
+        // Calls that were under way when the server left still fail. Nothing would report the end of that.
+        if !self.is_retired.load(Ordering::SeqCst) && !self.is_reported_down.swap(true, Ordering::SeqCst) {
             self.events.report_down(&self.address, error);
+            if self.is_retired.load(Ordering::SeqCst) {
+                self.events.report_left(&self.address); // it left meanwhile
+            }
         }
         self.breaker_opened.notify_one();
         self.refresh_cluster();
@@ -284,7 +291,7 @@ impl Link {
 
     /// Reports that the server answers, if it was reported as down.
     pub(super) fn report_up(&self) {
-        if self.is_reported_down.swap(false, Ordering::Relaxed) {
+        if self.is_reported_down.swap(false, Ordering::SeqCst) {
             self.events.report_up(&self.address);
         }
     }
@@ -292,8 +299,9 @@ impl Link {
     /// Ends the watch over the server, and reports that if it was reported as down. Nothing probes it any more, so
     /// calls that still come are sent.
     pub(super) fn retire(&self) {
+        self.is_retired.store(true, Ordering::SeqCst);
         self.breaker.close();
-        if self.is_reported_down.swap(false, Ordering::Relaxed) {
+        if self.is_reported_down.swap(false, Ordering::SeqCst) {
             self.events.report_left(&self.address);
         }
     }
