@@ -22,7 +22,7 @@ mod unanswered;
 
 pub(super) use backend::{Answer, Backend, Intent, ROW_MISSING, RemoteError};
 pub(super) use batcher::ride::{Driven, Ride};
-pub(super) use batcher::{Batcher, Dispatch, GRACE, Receiver, Then};
+pub(super) use batcher::{Batcher, Dispatch, GRACE, Receiver, Then, hand_over};
 pub(super) use breaker::Breaker;
 pub(super) use caller_hash::{CallerHash, Hash};
 pub(super) use checks::{CHARGES_MAX, Checks};

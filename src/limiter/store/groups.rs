@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 
 use super::error::StoreError;
 use super::working_copy::{Answer, Request};
-use crate::limiter::remote::{Driven, Due, GRACE, Permit, Permits, Receiver, Ride, Then, Unanswered};
+use crate::limiter::remote::{Driven, Due, GRACE, Permit, Permits, Receiver, Ride, Then, Unanswered, hand_over};
 use crate::sync::{Mutex, lock};
 
 /// The most requests of one flight. Decided at about a microsecond each, they hold its task for a millisecond.
@@ -380,7 +380,7 @@ impl<F: Fly> Drop for Flight<F> {
         }
         let (left, _) = lock(&self.shared.groups).end(&self.keys);
         for next in left {
-            next.receiver.answer(Err(Unanswered::RuntimeEnded.into()));
+            hand_over(next.receiver, Err(Unanswered::RuntimeEnded.into()));
         }
     }
 }

@@ -34,7 +34,7 @@ use super::value::Quotas;
 use super::working_copy::{Answer, Evidence, Verb, WorkingCopy, evidence};
 use super::{Change, Store, Value, Version};
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::{Breaker, Due, Events};
+use crate::limiter::remote::{Breaker, Due, Events, hand_over};
 use crate::random;
 use crate::time::Timestamp;
 
@@ -121,7 +121,7 @@ impl<S: Store> Fly for Swapper<S> {
         // A call whose caller has gone is not sent, and must not be noted as sent.
         for mut rider in batch.into_iter().filter(|rider| !rider.receiver.is_gone()) {
             match rider.receiver.known() {
-                Some(answer) => rider.receiver.answer(Ok(answer)),
+                Some(answer) => hand_over(rider.receiver, Ok(answer)),
                 None => riders.push(rider),
             }
         }
@@ -129,7 +129,7 @@ impl<S: Store> Fly for Swapper<S> {
             Ok(conflicts) => inner.rest(conflicts),
             Err(error) => {
                 inner.events.report_failure(error.kind(), &error);
-                riders.into_iter().for_each(|rider| rider.receiver.answer(Err(error.clone())));
+                riders.into_iter().for_each(|rider| hand_over(rider.receiver, Err(error.clone())));
                 Duration::ZERO
             }
         }
@@ -230,10 +230,10 @@ impl<S: Store> Inner<S> {
         for (rider, answer) in riders.drain(..).zip(answers) {
             match rider.receiver.is_gone() {
                 true => gone.push((rider, answer)),
-                false => rider.receiver.answer(answer),
+                false => hand_over(rider.receiver, answer),
             }
         }
-        gone.into_iter().rev().for_each(|(rider, answer)| rider.receiver.answer(answer));
+        gone.into_iter().rev().for_each(|(rider, answer)| hand_over(rider.receiver, answer));
     }
 
     /// Loads the current values.

@@ -414,7 +414,7 @@ impl<D: Dispatch> Drop for Flight<D> {
 }
 
 /// Hands an answer over. The caller's waker may be the application's code, and may panic. The others get theirs anyway.
-fn hand_over<A, E>(receiver: Box<dyn Receiver<A, E>>, answer: Result<A, E>) {
+pub(crate) fn hand_over<A, E>(receiver: Box<dyn Receiver<A, E>>, answer: Result<A, E>) {
     contained(|| receiver.answer(answer));
 }
 

@@ -605,6 +605,28 @@ async fn charge_that_others_removed_with_its_key_is_taken_again() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn waker_that_panics_keeps_no_answer_from_others() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            std::panic::resume_unwind(Box::new("the application's executor panics"))
+        }
+    }
+    let (lab, policy) = (Lab::with(|lab| lab.trip = MS), hourly(10));
+    let limiter = patient().build(lab).unwrap();
+    take(&limiter, &policy, "warm").await;
+    let waker = std::task::Waker::from(Arc::new(Panics));
+    let a = key("a");
+    let charges = [Charge::new(&policy, &a)];
+    let mut odd = [(); 3].map(|()| Box::pin(limiter.take(&charges).into_future()));
+    for odd in &mut odd {
+        assert!(odd.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+    }
+    assert_eq!(take(&limiter, &policy, "a").await.charges()[0].remaining(), 6);
+    assert_eq!(limiter.waiting(), 0);
+}
+
 #[tokio::test]
 async fn refunds_to_a_queue_are_made_in_any_order() {
     let limiter = patient().build(Lab::default()).unwrap();
