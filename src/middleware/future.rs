@@ -60,7 +60,7 @@ pin_project! {
         // Until it departs.
         Delayed { delayed: Box<Delayed<S, B, L>> },
         Overflowing { #[pin] response: O::Future, ticket: Box<OpenTicket<L>> },
-        // A refusal, or the error of an overflow that is broken.
+        // A refusal, or the error of an overflow that is broken. `None` once the response was returned.
         Refused { response: Option<Result<S::Response, S::Error>> },
     }
 }
@@ -373,7 +373,10 @@ where
                 }
                 StateProjection::Delayed { delayed } => {
                     ready!(delayed.poll_departure(cx));
-                    ready!(delayed.service.poll_ready(cx))?;
+                    if let Err(error) = ready!(delayed.service.poll_ready(cx)) {
+                        this.state.set(State::Refused { response: None }); // the caller may keep the future
+                        return Poll::Ready(Err(error));
+                    }
                     // It is held until it departs, and then this state ends.
                     let Some((mut request, mut ticket)) = delayed.depart() else { return polled_again() };
                     let Delayed { service, layer, .. } = &mut **delayed;

@@ -4,6 +4,7 @@
 use std::future::{Future, pending};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -289,6 +290,45 @@ async fn service_that_fails_is_over_though_its_future_is_kept() {
     let mut response = Box::pin(service.clone().call(request("error")));
     assert!(matches!(poll(&mut response), Poll::Ready(Err(_))));
     assert_eq!(free(&limiter, "exports", 1), 1);
+}
+
+/// Is ready once, and fails then.
+#[derive(Clone)]
+struct FailsLater(Arc<AtomicBool>);
+
+impl Service<Request<()>> for FailsLater {
+    type Response = Response<Body>;
+    type Error = BoxError;
+    type Future = Answer;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(if self.0.load(Ordering::Relaxed) { Err("the service fails".into()) } else { Ok(()) })
+    }
+
+    fn call(&mut self, _: Request<()>) -> Answer {
+        Box::pin(pending())
+    }
+}
+
+#[tokio::test]
+async fn service_that_fails_after_a_wait_is_over_if_kept() {
+    let mut world: World<()> = World::new();
+    let limiter = memory(&world.clock);
+    let queue = Quota::leaky_queue(1, Duration::from_secs(1)).unwrap().queue(5).unwrap();
+    let fails = FailsLater(Arc::default());
+    let mut service = layer(&limiter, exports(3))
+        .and(Rule::new("queue", queue).unwrap(), key::global())
+        .delay(world.timer.clone())
+        .layer(fails.clone());
+    let first = service.call(request(""));
+    let mut second = Box::pin(service.call(request("")));
+    assert!(poll(&mut second).is_pending());
+    assert_eq!(free(&limiter, "exports", 3), 1);
+    fails.0.store(true, Ordering::Relaxed);
+    world.pass(1_000_000);
+    assert!(matches!(poll(&mut second), Poll::Ready(Err(_))));
+    assert_eq!(free(&limiter, "exports", 3), 2);
+    drop(first);
 }
 
 #[tokio::test]
