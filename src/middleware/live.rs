@@ -85,10 +85,10 @@ impl<L: Limiter> Follow for Live<L> {
             }
             let was_entered = before.entered.get().is_some();
             drop(before); // it leaves the registry, unless requests are still decided under it
-            if was_entered {
-                next.look_at_setup();
-            }
             next.wake_lines();
+            if was_entered {
+                next.look_at_setup(); // the last, because the observer is the application's code and may panic
+            }
             return;
         }
     }

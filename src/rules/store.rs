@@ -23,7 +23,7 @@ use crate::limiter::UnsupportedQuota;
 use crate::middleware::rule::Follow;
 use crate::middleware::source::{FindRules, RuleSource, SourcedRules};
 use crate::quota::Quota;
-use crate::sync::{Mutex, MutexGuard, lock};
+use crate::sync::{Mutex, MutexGuard, contained, lock};
 
 /// The rules of a file, and the layers that follow them.
 pub(super) struct RuleStore {
@@ -99,6 +99,11 @@ impl RuleStore {
         self.state().read == *reading
     }
 
+    /// Notes that the file was read, and that nothing came of it: the next reading is another one.
+    pub(super) fn forget_reading(&self) {
+        self.state().read = Err(RulesError::of_file("the rules were read, and a limiter panicked about them"));
+    }
+
     /// Reads the file, and puts its rules in force if the reading is wanted. Returns `None` if it is not.
     pub(super) fn reload(&self, is_wanted: impl Fn(&Reading) -> bool) -> Option<Result<u64, RulesError>> {
         let (read, reading) = {
@@ -136,11 +141,11 @@ impl RuleStore {
                     let (version, layers, loaded) =
                         (state.in_force.rules.version, state.layers(), state.in_force.event());
                     drop(state);
-                    // An observer may have panicked before all layers followed.
-                    layers.iter().for_each(|layer| layer.follow());
+                    // A limiter may have panicked before its layer followed.
+                    each(&layers, |layer| layer.follow());
                     if had_error {
                         // An observer that got the error learns that it is over.
-                        layers.iter().for_each(|layer| layer.report(&loaded));
+                        each(&layers, |layer| layer.report(&loaded));
                     }
                     return Ok(version);
                 }
@@ -170,8 +175,8 @@ impl RuleStore {
                 }
                 state.layers() // also those that have come meanwhile
             };
-            layers.iter().for_each(|layer| layer.follow());
-            layers.iter().for_each(|layer| layer.report(&loaded));
+            each(&layers, |layer| layer.follow());
+            each(&layers, |layer| layer.report(&loaded));
             return Ok(before + 1);
         }
     }
@@ -187,7 +192,7 @@ impl RuleStore {
             state.layers()
         };
         let refused = RulesEvent::refused(WithSources(&error).to_string());
-        layers.iter().for_each(|layer| layer.report(&refused));
+        each(&layers, |layer| layer.report(&refused));
         Err(error)
     }
 
@@ -301,6 +306,11 @@ impl InForce {
         }
         problems.into_result(Some(()))
     }
+}
+
+/// Calls each layer by itself: a limiter or an observer that panics keeps the rules from no other layer.
+fn each(layers: &[Arc<dyn Follow>], call: impl Fn(&dyn Follow)) {
+    layers.iter().for_each(|layer| contained(|| call(&**layer)));
 }
 
 fn problems_of(content: &[u8]) -> Problems<'_> {

@@ -26,8 +26,11 @@ pub(super) fn start(store: Weak<RuleStore>, every: Duration) -> io::Result<()> {
             drop(rules);
             thread::sleep(SETTLES);
             let Some(store) = store.upgrade() else { return };
-            // An observer is the application's code and may panic. The next version is to be taken anyway.
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| store.reload(|again| *again == reading)));
+            // A limiter is the application's code and may panic. Then the file is taken at the next look.
+            let reload = || store.reload(|again| *again == reading);
+            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(reload)).is_err() {
+                store.forget_reading();
+            }
         }
     };
     thread::Builder::new().name("rate-limit-rules".to_owned()).spawn(watch).map(drop)

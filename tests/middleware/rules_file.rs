@@ -674,6 +674,23 @@ fn observer_may_replace_the_rules_that_it_hears_of() {
 }
 
 #[test]
+fn observer_that_panics_hides_no_rules_from_other_layers() {
+    struct Panics;
+    impl Observer for Panics {
+        fn on_rules_event(&self, _: &RulesEvent) {
+            std::panic::resume_unwind(Box::new("the observer panics"));
+        }
+    }
+    let rules = Rules::from_text(of_limit(1)).unwrap();
+    let events = Events::default();
+    let layers = [layer(&rules).observer(Panics), layer(&rules).observer(events.clone())];
+    assert_eq!(rules.replace(of_limit(2)).unwrap(), 1);
+    let error = rules.replace("rules: [").unwrap_err();
+    assert_eq!(layers.map(|layer| layer.policies()[0].quota().limit()), [2, 2]);
+    assert_eq!(*events.0.lock().unwrap(), [RulesEvent::loaded(1, None, 1), RulesEvent::refused(error.to_string())]);
+}
+
+#[test]
 fn problems_are_named_with_their_places() {
     let error = Rules::from_text(
         "rules:
@@ -891,13 +908,13 @@ fn events_and_errors_name_the_file() {
     assert_eq!(rules.replace("rules: {}").unwrap_err().file(), None);
 }
 
-type Interrupt = Box<dyn FnOnce() + Send>;
+pub(crate) type Interrupt = Box<dyn FnOnce() + Send>;
 
 /// A limiter that does something while it is asked what it supports, once.
 #[derive(Clone)]
-struct Interrupted {
-    limiter: MemoryLimiter,
-    interrupt: Arc<Mutex<Option<Interrupt>>>,
+pub(crate) struct Interrupted {
+    pub(crate) limiter: MemoryLimiter,
+    pub(crate) interrupt: Arc<Mutex<Option<Interrupt>>>,
 }
 
 impl Limiter for Interrupted {
@@ -948,6 +965,22 @@ fn later_reading_of_the_file_holds_whichever_ends_first() {
         assert_eq!(layer.policies()[0].quota().limit(), in_force, "{later}");
         assert_eq!(rules.error().is_some(), later == "rules: [", "{later}");
     }
+}
+
+#[test]
+fn file_is_taken_although_a_limiter_panics_about_it_once() {
+    let folder = Folder::new("panics");
+    let file = folder.path("rules.yaml");
+    fs::write(&file, of_limit(1)).unwrap();
+    let rules = Rules::builder().reload_every(Duration::ZERO).read_file(&file).unwrap();
+    let interrupt = Arc::default();
+    let limiter = Interrupted { limiter: memory(&ManualClock::new()), interrupt: Arc::clone(&interrupt) };
+    let layer = rules.layer(limiter).unwrap();
+    *interrupt.lock().unwrap() = Some(Box::new(|| std::panic::resume_unwind(Box::new("the limiter panics"))));
+    fs::write(&file, of_limit(2)).unwrap();
+    let is_taken = || layer.policies()[0].quota().limit() == 2;
+    (0..1_000).take_while(|_| !is_taken()).for_each(|_| std::thread::sleep(Duration::from_millis(10)));
+    assert!(is_taken() && interrupt.lock().unwrap().is_none());
 }
 
 /// Waits until the rules have an error of this kind, or none.

@@ -19,6 +19,7 @@ use tower_ratelimit::{
     observe::Outcome,
 };
 
+use crate::rules_file::{Interrupt, Interrupted};
 use crate::support::{Scripted, memory};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -121,6 +122,23 @@ async fn switch_to_less_than_was_used_forgets_nothing() {
     assert_eq!(send(&layer).await.status(), StatusCode::TOO_MANY_REQUESTS);
     quota.set(Quota::per_minute(100)).unwrap();
     assert_eq!(left(&layer).await, 20);
+}
+
+#[test]
+fn limiter_that_panics_keeps_no_other_layer_from_the_quota() {
+    let quota = QuotaSwitch::new(Quota::per_minute(5));
+    let interrupt: Arc<Mutex<Option<Interrupt>>> = Arc::default();
+    let limiter = Interrupted { limiter: memory(&ManualClock::new()), interrupt: Arc::clone(&interrupt) };
+    let first = RateLimitLayer::new(limiter, switched(&quota), key::global());
+    let second = RateLimitLayer::new(memory(&ManualClock::new()), switched(&quota), key::global());
+    let limits = || [first.policies()[0].quota().limit(), second.policies()[0].quota().limit()];
+    assert_eq!(limits(), [5, 5]);
+    // It says that it supports the quota, and panics when the layer takes it.
+    let then = Arc::clone(&interrupt);
+    let panics = || std::panic::resume_unwind(Box::new("the limiter panics"));
+    *interrupt.lock().unwrap() = Some(Box::new(move || *then.lock().unwrap() = Some(Box::new(panics))));
+    assert_eq!(quota.set(Quota::per_minute(9)).unwrap(), Quota::per_minute(5));
+    assert_eq!((limits(), interrupt.lock().unwrap().is_none()), ([5, 9], true));
 }
 
 /// Supports buckets only.

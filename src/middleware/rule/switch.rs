@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use crate::event::RulesEvent;
 use crate::limiter::UnsupportedQuota;
 use crate::quota::{Algorithm, Quota};
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, contained, lock};
 
 /// A [`Quota`] that can be changed while requests are served, by any clone, without rebuilding a
 /// layer.
@@ -112,9 +112,8 @@ impl QuotaSwitch {
             let layers: Vec<Arc<dyn Follow>> = state.layers.iter().filter_map(Weak::upgrade).collect();
             (before, layers)
         };
-        for layer in layers {
-            layer.follow();
-        }
+        // Each by itself: a limiter or an observer that panics keeps the quota from no other layer.
+        layers.iter().for_each(|layer| contained(|| layer.follow()));
         Ok(before)
     }
 
