@@ -366,7 +366,7 @@ impl Inner {
         for entry in self.policies.iter() {
             lock(&entry.rates).bring_up(period, &entry.cells.totals());
         }
-        let passed = now_us / HALVED_EACH_US;
+        let passed = period * SHORT_US / HALVED_EACH_US;
         if passed > *halves {
             let used = self.policies.iter().filter_map(|entry| entry.used.as_ref());
             used.chain([&self.sketch]).for_each(|sketch| sketch.halve(passed - *halves));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::clock::{ManualClock, Timestamp, TokioTimer};
+use tower_ratelimit::clock::{Clock, ManualClock, Timestamp, TokioTimer};
 use tower_ratelimit::limiter::{BoxLimiter, FallbackLimiter, Place};
 use tower_ratelimit::middleware::InFlight;
 use tower_ratelimit::observe::{
@@ -279,6 +279,19 @@ async fn keys_that_are_refused_most_come_first() {
     assert_eq!(counts(&stats), [("client".to_owned(), 5, 0), ("client".to_owned(), 1, 0)]);
     clock.advance(Duration::from_secs(1_000_000));
     assert!(counts(&stats).is_empty());
+}
+
+/// A thread that reads the clock and then loses the processor counts at an instant that is over.
+#[tokio::test]
+async fn counts_of_keys_fade_once_though_a_thread_is_late() {
+    let clock = ManualClock::new();
+    let stats = Stats::builder().clock(clock.clone()).build();
+    send(&layer(1, &stats), &["loud"; 101]).await;
+    let began = clock.now();
+    for ms in [300_000, 299_990, 300_010, 299_999, 301_000] {
+        clock.set(began.saturating_add(Duration::from_millis(ms)));
+        assert_eq!(stats.snapshot().most_limited()[0].count(), 50, "{ms} ms");
+    }
 }
 
 #[tokio::test]
