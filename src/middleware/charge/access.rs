@@ -13,6 +13,9 @@ use crate::head::Head;
 use crate::key::{AddressError, AddressSource, IntoKey, Key, parse_network, peer_address, translated_ipv4};
 use crate::middleware::rule::Read;
 
+/// A list with more capacity than this is shrunk when it has few entries.
+const SPARE: usize = 256;
+
 /// The entry of an [`AccessList`] for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -95,6 +98,9 @@ impl<K: Eq + Hash> Entries<K> {
             Some(access) => self.each.insert(key, access),
             None => self.each.remove(&key),
         };
+        if self.each.capacity() > SPARE && self.each.len() < self.each.capacity() / 8 {
+            self.each.shrink_to_fit();
+        }
         self.denied += usize::from(access == Some(Access::Deny));
         self.denied -= usize::from(before == Some(Access::Deny));
         before
@@ -338,6 +344,15 @@ mod tests {
         assert!(list.remove("10.1.2.0/24").unwrap());
         assert!(!list.remove("10.1.2.0/24").unwrap());
         assert_eq!(list.of_address(address("10.1.2.4")), Some(Access::Allow));
+    }
+
+    #[test]
+    fn list_shrinks_when_many_entries_are_removed() {
+        let list = AccessList::new();
+        (0..10_000_u64).for_each(|key| list.set_key(key, Access::Deny));
+        (0..10_000_u64).for_each(|key| assert!(list.remove_key(key)));
+        let room = list.read().keys.each.capacity();
+        assert!(room <= SPARE, "room for {room}");
     }
 
     #[test]

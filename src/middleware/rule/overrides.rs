@@ -22,6 +22,9 @@ const ENTRIES_MAX: usize = 100_000;
 /// From this number of entries on, a new one may first remove those that have ended.
 const SWEPT_FROM: usize = 64;
 
+/// A table with more capacity than this is shrunk when it has few keys.
+const SPARE: usize = 256;
+
 /// Gives single keys a value of their own, for a time or until it is ended, instead of the one that
 /// would be chosen: a [quota](crate::Rule::quota_from), or the number of a [plan](crate::Rule::plans).
 /// It can be changed while requests are served. Clones are the same table.
@@ -267,6 +270,14 @@ impl<T> Table<T> {
         self.count = self.keys.values().map(SmallVec::len).sum();
         // Removing costs each new entry as much as two old ones at most.
         self.swept_at = (2 * self.count).max(SWEPT_FROM);
+        self.shrink();
+    }
+
+    /// Gives back the room of many keys when few are left.
+    fn shrink(&mut self) {
+        if self.keys.capacity() > SPARE && self.keys.len() < self.keys.capacity() / 8 {
+            self.keys.shrink_to_fit();
+        }
     }
 
     /// Removes the entries of a key that `is_kept` does not keep or that have ended. Returns whether one was removed
@@ -289,6 +300,7 @@ impl<T> Table<T> {
         self.count -= before - entries.len();
         if entries.is_empty() {
             self.keys.remove(key);
+            self.shrink();
         }
         removes
     }
@@ -440,6 +452,22 @@ mod tests {
         assert_eq!(table.get(&key("a")), Some(3), "the latest one stays");
         assert!(table.end(latest) && table.end(other) && table.is_empty());
         assert_eq!((table.get(&key("a")), table.get(&key("b"))), (None, None));
+    }
+
+    #[test]
+    fn table_shrinks_when_many_overrides_have_ended() {
+        let clock = ManualClock::new();
+        let table = Overrides::new().clock(clock.clone());
+        let fill = |lasting: Option<Duration>| -> Vec<OverrideId> {
+            (0..10_000_u64).map(|at| table.set(at, at, lasting).unwrap()).collect()
+        };
+        fill(None).into_iter().for_each(|id| assert!(table.end(id)));
+        let room = || table.table().keys.capacity();
+        assert!(room() <= SPARE, "room for {}", room());
+        fill(Some(HOUR));
+        clock.advance(HOUR);
+        (0..20_000_u64).for_each(|at| assert!(table.set(at, at, None).is_ok_and(|id| table.end(id))));
+        assert!(room() <= SPARE, "room for {}", room());
     }
 
     #[test]
