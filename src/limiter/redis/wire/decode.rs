@@ -234,7 +234,9 @@ impl Reader<'_> {
             0 => Some((wait as u64).clamp(1, 1 << 53)),
             _ => Some(0),
         };
+        // A server that is no Redis may tell anything.
         let limit = charge.policy.quota().capacity();
+        let (remaining, units) = (remaining.min(limit), units.min(charge.cost));
         Some(ChargeDecision::found(limit, remaining, reset_us, window_us, retry_us).receipted(units, start, 0))
     }
 }

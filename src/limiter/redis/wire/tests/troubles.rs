@@ -180,6 +180,20 @@ fn replies_that_make_no_sense_are_errors() {
     }
 }
 
+/// Found by the fuzzer: the limit was 5, and 9,007,199,254,740,992 units remained.
+#[test]
+fn decision_that_a_server_tells_stays_within_its_quota() {
+    let bench = Bench::start();
+    let policy = Policy::from(Quota::sliding_log(5, MINUTE).unwrap());
+    let (ask, _) = one(&bench, &policy, "x");
+    let head = [NUMBER.to_le_bytes(), 1e15_f64.to_le_bytes()].concat();
+    let told = [f64::INFINITY, 1e18, 1e18, 0.0, 1e18, 1e15].map(f64::to_le_bytes).concat();
+    let answer = decoded(&[&ask], &[&head[..], &[2, 1], &told].concat()).remove(0);
+    let Ok(Answer::Decided(mut decision)) = answer else { panic!("{answer:?}") };
+    assert_eq!(decision.charges()[0].remaining(), 5);
+    assert_eq!(decision.charge_mut(0).unwrap().receipt().units(), 1, "as many as were asked for");
+}
+
 #[test]
 fn scripts_know_the_latest_instant_of_the_clock() {
     assert!(script::requests().text.contains(&crate::time::CLOCK_US_MAX.to_string()));
