@@ -56,8 +56,15 @@ impl Delays {
         self.timer.now()
     }
 
+    /// Returns the time, or 0 where the timer cannot sleep and shows the end of time: nobody else's departure has come
+    /// because of that.
     pub(super) fn now_us(&self) -> u64 {
-        micros_floor(self.timer.now())
+        Some(micros_floor(self.timer.now())).filter(|now_us| *now_us < u64::MAX).unwrap_or(0)
+    }
+
+    /// Returns whether the timer can sleep. If not, it shows the end of time.
+    pub(super) fn can_sleep(&self) -> bool {
+        micros_floor(self.timer.now()) < u64::MAX
     }
 }
 
