@@ -728,6 +728,40 @@ fn own_quota_is_refunded_if_a_request_is_not_sent() {
     assert_eq!(scene.seen(), [(0, "/0".to_owned()), (10_000, "/2".to_owned())]);
 }
 
+#[test]
+fn pause_outside_of_the_runtime_ends_no_other() {
+    let minute = Duration::from_secs(60);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let inside = runtime.enter();
+    let layer = ObeyLayer::new(tower_ratelimit::clock::TokioTimer::new()).max_keys(1);
+    let [first, second] = ["first", "second"].map(|key| Key::of(key).unwrap());
+    layer.pause(&first, minute);
+    drop(inside);
+    layer.pause(&second, minute);
+    assert_eq!([&first, &second].map(|key| layer.pause_of(key)), [Duration::ZERO; 2]);
+    let _inside = runtime.enter();
+    assert!(layer.pause_of(&first) > minute / 2);
+    assert_eq!(layer.pause_of(&second), Duration::ZERO);
+}
+
+/// There the timer cannot sleep, and shows the end of time.
+#[test]
+fn request_polled_outside_of_the_runtime_lets_no_other_go() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let inside = runtime.enter();
+    let layer = ObeyLayer::new(tower_ratelimit::clock::TokioTimer::new());
+    let mut service = layer.layer(tower::service_fn(|_: Request<()>| ready(Ok::<_, BoxError>(Response::new(())))));
+    layer.pause(&Key::global(), Duration::from_secs(60));
+    let mut waiting = [(); 3].map(|()| Box::pin(service.call(Request::new(()))));
+    let mut cx = Context::from_waker(std::task::Waker::noop());
+    let [first, second, third] = &mut waiting;
+    assert!(first.as_mut().poll(&mut cx).is_pending() && third.as_mut().poll(&mut cx).is_pending());
+    drop(inside);
+    assert!(second.as_mut().poll(&mut cx).is_ready(), "nothing waits there");
+    let _inside = runtime.enter();
+    assert!(first.as_mut().poll(&mut cx).is_pending() && third.as_mut().poll(&mut cx).is_pending());
+}
+
 /// A limiter whose refunds panic.
 #[derive(Clone)]
 struct NoRefunds(MemoryLimiter);

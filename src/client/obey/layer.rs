@@ -273,16 +273,21 @@ impl ObeyLayer {
     /// # }
     /// ```
     ///
-    /// It does nothing if the key is new and [`max_keys`](Self::max_keys) others are in use or paused.
+    /// It does nothing if the key is new and [`max_keys`](Self::max_keys) others are in use or paused, or where the timer
+    /// cannot sleep. With Tokio's timer call it within the runtime.
     pub fn pause(&self, key: &Key, wait: Duration) {
         let (settings, now_us) = (&*self.settings, self.settings.now_us());
+        if now_us == u64::MAX {
+            return; // a timer that cannot sleep shows the end of time, at which every other pause is over
+        }
         let wait_us = settings.jitter.lengthen(micros_ceil(wait).min(PERIOD_US_MAX));
         if let Some(line) = settings.line(key, now_us) {
             change(&line, |line, wakers| line.halt(now_us, wait_us, wakers));
         }
     }
 
-    /// Returns how long the requests of a key stay paused. Returns zero if there is no pause.
+    /// Returns how long the requests of a key stay paused. Returns zero if there is no pause, or where the timer cannot
+    /// sleep.
     #[must_use]
     pub fn pause_of(&self, key: &Key) -> Duration {
         let line = self.settings.table.known(key);
