@@ -273,8 +273,8 @@ impl ObeyLayer {
     /// # }
     /// ```
     ///
-    /// It does nothing if the key is new and [`max_keys`](Self::max_keys) others are in use or paused, or where the timer
-    /// cannot sleep. With Tokio's timer call it within the runtime.
+    /// It does nothing if the key is new and [`max_keys`](Self::max_keys) others are in use or paused, or where the
+    /// timer cannot sleep. With Tokio's timer call it within the runtime.
     pub fn pause(&self, key: &Key, wait: Duration) {
         let (settings, now_us) = (&*self.settings, self.settings.now_us());
         if now_us == u64::MAX {
