@@ -1,5 +1,6 @@
 //! The observers of a limiter.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, OnceLock};
 
 use crate::event::LimiterEvent;
@@ -38,8 +39,12 @@ impl Observers {
         self.iter().next().is_none()
     }
 
+    /// Each hears of it, though one panics. The first panic goes on then.
     pub(crate) fn report(&self, event: &LimiterEvent) {
-        self.iter().for_each(|observer| observer.on_limiter_event(event));
+        let report =
+            |observer: &Arc<dyn Observer>| catch_unwind(AssertUnwindSafe(|| observer.on_limiter_event(event))).err();
+        let panics: Vec<_> = self.iter().filter_map(report).collect();
+        panics.into_iter().take(1).for_each(|panic| resume_unwind(panic));
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<dyn Observer>> {
@@ -77,6 +82,23 @@ mod tests {
         observers.report(&LimiterEvent::Full);
         assert_eq!(stats.snapshot().events().full(), 1);
         assert_eq!(counts.map(|count| count.0.load(Ordering::Relaxed)), [1, 1]);
+    }
+
+    struct Panics;
+
+    impl Observer for Panics {
+        fn on_limiter_event(&self, _: &LimiterEvent) {
+            resume_unwind(Box::new("the observer panics"));
+        }
+    }
+
+    #[test]
+    fn observer_that_panics_hides_no_event_from_others() {
+        let (observers, stats) = (Observers::default(), Stats::new());
+        observers.add(&(Arc::new(Panics) as Arc<dyn Observer>));
+        observers.add(&(Arc::new(stats.clone()) as Arc<dyn Observer>));
+        let reported = catch_unwind(AssertUnwindSafe(|| observers.report(&LimiterEvent::Full)));
+        assert_eq!((reported.is_err(), stats.snapshot().events().full()), (true, 1));
     }
 
     #[test]

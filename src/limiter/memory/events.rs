@@ -35,7 +35,8 @@ impl<'a> Events<'a> {
     fn report(&self) {
         for event in &self.events {
             let report = || self.store.setup.observers.report(event);
-            if self.is_contained { contained(report) } else { report() }
+            // A second panic that leaves a destructor would end the process.
+            if self.is_contained || std::thread::panicking() { contained(report) } else { report() }
         }
     }
 
@@ -55,5 +56,38 @@ impl Drop for Events<'_> {
         if !self.events.is_empty() {
             self.report();
         }
+    }
+}
+
+#[cfg(all(test, not(ratelimit_loom)))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::limiter::memory::setup::{AnyClock, Setup};
+    use crate::outcome::Observer;
+
+    struct Panics;
+
+    impl Observer for Panics {
+        fn on_limiter_event(&self, _: &LimiterEvent) {
+            resume_unwind(Box::new("the observer panics"));
+        }
+    }
+
+    /// A second panic that leaves a destructor would end the process.
+    #[test]
+    fn observer_that_panics_after_the_clock_ends_no_process() {
+        let setup = Setup { capacity: 1, entries: 1, ..Setup::default() };
+        setup.observers.add(&(Arc::new(Panics) as Arc<dyn Observer>));
+        let store = Store::new(setup, AnyClock::Other(Arc::new(ManualClock::new())), [1, 2]);
+        let charge = || {
+            let mut events = Events::of(&store);
+            events.evicted(true);
+            resume_unwind(Box::new("the clock panics"));
+        };
+        assert!(catch_unwind(AssertUnwindSafe(charge)).is_err());
     }
 }
