@@ -155,7 +155,8 @@ impl Underway<'_> {
 
 impl Drop for Underway<'_> {
     fn drop(&mut self) {
-        self.action.at = self.stats.now();
+        // The clock is the application's code and may panic. The action is listed all the same.
+        contained(|| self.action.at = self.stats.now());
         {
             let mut done = lock(&self.operators.done);
             done.truncate(DONE_MAX - 1);
@@ -168,10 +169,12 @@ impl Drop for Underway<'_> {
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::clock::ManualClock;
+    use crate::clock::{Clock, ManualClock};
     use crate::explanation::Explanation;
     use crate::key::{self, PeerAddr};
     use crate::limiter::memory::limiter::MemoryLimiter;
@@ -208,6 +211,33 @@ mod tests {
         (0..200).for_each(|_| drop(offer(&long)));
         let bytes: usize = lock(&operators.offers).open.iter().map(|offer| offer.target.bytes()).sum();
         assert!((OFFERS_BYTES_MAX / 2..=OFFERS_BYTES_MAX).contains(&bytes), "{bytes}");
+    }
+
+    /// Shows a time until it breaks.
+    #[derive(Clone, Debug, Default)]
+    struct Breaks(Arc<AtomicBool>);
+
+    impl Clock for Breaks {
+        fn now(&self) -> Timestamp {
+            if self.0.load(Ordering::Relaxed) {
+                resume_unwind(Box::new("the clock panics"));
+            }
+            Timestamp::from_micros(1)
+        }
+    }
+
+    #[test]
+    fn clock_that_panics_hides_no_action() {
+        let audited = Arc::new(AtomicBool::new(false));
+        let audit = Arc::clone(&audited);
+        let operators = Operators::new(|_| None, move |_| audit.store(true, Ordering::Relaxed));
+        let clock = Breaks::default();
+        let stats = Stats::builder().clock(clock.clone()).build();
+        let done = Done::Switched { switch: "a".into(), mode: crate::mode::Mode::Shadow };
+        let underway = operators.begin(&stats, "alice", done);
+        clock.0.store(true, Ordering::Relaxed);
+        assert!(catch_unwind(AssertUnwindSafe(|| underway.end(Ok(())))).is_err());
+        assert_eq!((operators.done().len(), audited.load(Ordering::Relaxed)), (1, true));
     }
 
     #[test]
