@@ -44,7 +44,9 @@ impl Observers {
         let report =
             |observer: &Arc<dyn Observer>| catch_unwind(AssertUnwindSafe(|| observer.on_limiter_event(event))).err();
         let panics: Vec<_> = self.iter().filter_map(report).collect();
-        panics.into_iter().take(1).for_each(|panic| resume_unwind(panic));
+        if let Some(panic) = panics.into_iter().next() {
+            resume_unwind(panic);
+        }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<dyn Observer>> {

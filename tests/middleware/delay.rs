@@ -423,30 +423,31 @@ async fn waiting_request_holds_no_permit_of_the_service() {
     assert_eq!(waits.await.unwrap().status(), StatusCode::OK);
 }
 
-/// There the timer cannot sleep, and shows the end of time.
+/// Does something on a thread without a runtime. There Tokio's timer cannot sleep, and shows the end of time.
+fn outside<T: Send>(act: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| scope.spawn(act).join().unwrap())
+}
+
 #[tokio::test(start_paused = true)]
 async fn request_outside_of_the_runtime_lets_no_other_depart() {
-    type Act = fn(&mut (dyn FnMut() + Send));
-    let outside: Act = |act| std::thread::scope(|scope| scope.spawn(|| act()).join().unwrap());
     let limiter = MemoryLimiter::builder().max_keys(1_000).clock(TokioClock::new()).build().unwrap();
     let layer = RateLimitLayer::new(limiter, queue(9), key::global()).delay(tower_ratelimit::clock::TokioTimer::new());
     let mut service = layer
         .layer(service_fn(|_: Request<Body>| std::future::ready(Ok::<_, Infallible>(Response::new(Body::default())))));
-    let mut cx = Context::from_waker(Waker::noop());
     let mut send = || Box::pin(service.call(Request::new(Body::default())));
-    assert!(send().as_mut().poll(&mut cx).is_ready());
-    let mut waiting = [(); 5].map(|()| send());
-    assert!(waiting.iter_mut().all(|waits| waits.as_mut().poll(&mut cx).is_pending()));
-    let [first, second, third, fourth, fifth] = waiting;
-    let (mut others, mut leaving, mut polled) = ([first, second, fourth], Some(fifth), third);
-    let mut count =
-        || others.iter_mut().filter_map(|waits| waits.as_mut().poll(&mut cx).is_pending().then_some(())).count();
-    outside(&mut || drop(leaving.take()));
-    assert_eq!(count(), 3, "one has left");
-    outside(&mut || assert!(send().as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()));
-    assert_eq!(count(), 3, "one came there, and has passed at once");
-    outside(&mut || assert!(polled.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()));
-    assert_eq!(count(), 3, "one was polled there, and waits");
+    let mut waits = |request: &mut Pin<Box<_>>| {
+        Future::poll(Pin::as_mut(request), &mut Context::from_waker(Waker::noop())).is_pending()
+    };
+    assert!(!waits(&mut send()));
+    let mut waiting = [(); 4].map(|()| send());
+    assert!(waiting.iter_mut().all(&mut waits));
+    let [mut first, second, mut third, mut last] = waiting;
+    outside(move || drop(second));
+    assert!(waits(&mut first) && waits(&mut third) && waits(&mut last), "one has left there");
+    assert!(!outside(|| waits(&mut send())), "it passes at once");
+    assert!(waits(&mut first) && waits(&mut third) && waits(&mut last));
+    assert!(outside(|| waits(&mut third)), "it is polled there");
+    assert!(waits(&mut first) && waits(&mut last));
 }
 
 /// Tokio's paused time, as a limiter's clock.
