@@ -77,10 +77,24 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Runs code of the application while a value is dropped. A panic of it ends here: one that leaves a destructor ends
-/// the process if the value is dropped because of a panic.
+/// Runs code of the application whose panic must end here: others are still to be told, or a value is dropped. A panic
+/// that leaves a destructor ends the process if the value is dropped because of a panic.
 pub(crate) fn contained(run: impl FnOnce()) {
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+}
+
+/// Returns the waker of an executor that panics.
+#[cfg(all(test, any(feature = "_redis", feature = "store")))]
+pub(crate) fn panicking_waker() -> std::task::Waker {
+    struct Panics;
+
+    impl std::task::Wake for Panics {
+        fn wake(self: std::sync::Arc<Self>) {
+            std::panic::resume_unwind(Box::new("the application's executor panics"))
+        }
+    }
+
+    std::sync::Arc::new(Panics).into()
 }
 
 /// Answers a poll of a future that was ready before, or has panicked: nothing more will come. A caller that polls so

@@ -278,14 +278,8 @@ async fn panic_in_a_lone_flight_fails_its_check_only() {
 
 #[tokio::test(start_paused = true)]
 async fn waker_that_panics_keeps_no_answer_from_others() {
-    struct Panics;
-    impl std::task::Wake for Panics {
-        fn wake(self: Arc<Self>) {
-            std::panic::resume_unwind(Box::new("the application's executor panics"))
-        }
-    }
     let (held, queue) = queue(10, 0);
-    let waker = std::task::Waker::from(Arc::new(Panics));
+    let waker = crate::sync::panicking_waker();
     let mut odd = [1, 2, 3].map(|ask| Box::pin(queue.double(ask)));
     for odd in &mut odd {
         assert!(odd.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());

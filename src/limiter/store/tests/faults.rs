@@ -607,16 +607,10 @@ async fn charge_that_others_removed_with_its_key_is_taken_again() {
 
 #[tokio::test(start_paused = true)]
 async fn waker_that_panics_keeps_no_answer_from_others() {
-    struct Panics;
-    impl std::task::Wake for Panics {
-        fn wake(self: Arc<Self>) {
-            std::panic::resume_unwind(Box::new("the application's executor panics"))
-        }
-    }
     let (lab, policy) = (Lab::with(|lab| lab.trip = MS), hourly(10));
     let limiter = patient().build(lab).unwrap();
     take(&limiter, &policy, "warm").await;
-    let waker = std::task::Waker::from(Arc::new(Panics));
+    let waker = crate::sync::panicking_waker();
     let a = key("a");
     let charges = [Charge::new(&policy, &a)];
     let mut odd = [(); 3].map(|()| Box::pin(limiter.take(&charges).into_future()));
