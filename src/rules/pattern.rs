@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-/// What a comparison finds. A part of a request that cannot be read, or that others may read in another way, is
-/// unclear: it meets `match`, and not `not`, so no client escapes a rule by it.
+/// The result of a comparison. A part of a request is unclear if it cannot be read, or if other programs may read it in
+/// another way. It meets `match`, and not `not`, so no client escapes a rule by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Yes,

@@ -227,8 +227,8 @@ impl StatusPage {
     /// # Ok(()) }
     /// ```
     ///
-    /// What it may do is the program's decision, so an operator can mistype no number. It runs while the page is made,
-    /// so it must not block. If it panics, the action is reported as cut off.
+    /// The program decides what the action does, so an operator can mistype no number. The action runs while the page
+    /// is made, so it must not block. If it panics, it is reported as cut off.
     #[must_use]
     pub fn action<F, E>(mut self, policy: impl Into<String>, name: impl Into<String>, run: F) -> Self
     where

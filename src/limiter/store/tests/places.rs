@@ -132,7 +132,7 @@ async fn charge_is_settled_although_its_key_was_reset() {
     let forced = [&policy, &rate].map(|policy| Charge::new(policy, &key).cost(2).effect(Effect::Force));
     assert!(limiter.settle(&forced).await.unwrap().is_allowed());
     assert_eq!((left(&other, &policy, "a").await, left(&other, &rate, "a").await), (1, 1));
-    // Nobody waits for this one, so the place is returned.
+    // The caller of this charge has gone, so its place is returned.
     other.reset(&policy, &key).await.unwrap();
     drop(limiter.settle(&forced[..1]));
     eventually_free(&other, &policy, "a", 3).await;
