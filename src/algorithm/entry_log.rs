@@ -342,7 +342,7 @@ impl EntryLog {
 
     /// Returns all entries as one, if they are from further ahead than a period: the clock stepped back.
     #[inline]
-    fn gathered(&self, entries: &impl Entries, now: u64) -> Option<[(u64, u64); 1]> {
+    pub(crate) fn gathered(&self, entries: &impl Entries, now: u64) -> Option<[(u64, u64); 1]> {
         let (newest, _) = entries.newest()?;
         let is_ahead = newest > self.start_of(now) + self.period_us;
         is_ahead.then(|| [(now.next_multiple_of(self.grain_us()), entries.total().min(self.most()))])

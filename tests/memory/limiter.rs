@@ -545,6 +545,26 @@ fn snapshot_restores_every_state_into_a_table_of_any_size() {
     }
 }
 
+/// The machine that restores it may not have been told the time yet.
+#[test]
+fn snapshot_restored_by_an_earlier_clock_forgets_nothing() {
+    let clock = ManualClock::new();
+    for quota in quotas() {
+        let first = limiter(100, &clock);
+        let policy = Policy::new("daily", quota).expect("a name");
+        assert!(first.take_one(&policy, &key(1), 5).is_allowed());
+        for back in [SECOND, MINUTE, 2 * MINUTE, 1_440 * MINUTE, Duration::MAX] {
+            let now = clock.now().as_micros().saturating_sub(u64::try_from(back.as_micros()).unwrap_or(u64::MAX));
+            let earlier = ManualClock::at(Timestamp::from_micros(now));
+            let restored = MemoryLimiter::builder().clock(earlier.clone()).restore(first.snapshot()).build();
+            let restored = restored.expect("the snapshot is whole");
+            assert!(!restored.take_one(&policy, &key(1), 1).is_allowed(), "{quota}, {back:?} before");
+            earlier.advance(4 * MINUTE);
+            assert!(restored.take_one(&policy, &key(1), 5).is_allowed(), "{quota}, {back:?} before, and for too long");
+        }
+    }
+}
+
 /// A snapshot has the memory of blocks, and not only the strikes that count.
 #[test]
 fn restored_key_is_closed_for_longer_after_an_earlier_block() {
@@ -561,6 +581,22 @@ fn restored_key_is_closed_for_longer_after_an_earlier_block() {
     let restored = restored.expect("the snapshot is whole");
     strike(&restored);
     assert_eq!(restored.peek_one(&policy, &key(1), 1).wait(), Wait::After(2 * MINUTE));
+}
+
+/// A state names its policy by a number, and one number stands for units that are held elsewhere.
+#[test]
+fn snapshot_with_policies_beyond_the_last_number_is_harmless() {
+    let clock = ManualClock::new();
+    let number = |number: u64| number.to_le_bytes().to_vec();
+    let text = |text: &str| [number(text.len() as u64), text.as_bytes().to_vec()].concat();
+    let policies = (0..16_384).flat_map(|_| [text("p"), text("5 per minute")].concat());
+    let state = [number(7 << 40 | 16_383), number(clock.now().as_micros() + 1_000_000), number(0)].concat();
+    let bytes = [b"trl-snap\x01".to_vec(), number(1), number(2), number(16_384)].concat();
+    let bytes = bytes.into_iter().chain(policies).chain(number(2)).chain(state.repeat(2)).collect::<Vec<u8>>();
+    let restored = MemoryLimiter::builder().max_keys(100).clock(clock.clone()).restore(bytes).build();
+    let restored = restored.expect("each policy is one");
+    clock.advance(MINUTE);
+    assert_eq!(restored.occupancy().map(|held| held.keys()), Some(0), "the state has expired");
 }
 
 #[test]

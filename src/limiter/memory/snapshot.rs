@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use smallvec::{SmallVec, smallvec};
 
 use crate::algorithm::carry::NewState;
-use crate::algorithm::entry_log::{Entries, EntryLog};
+use crate::algorithm::entry_log::{Entries, EntryLog, Listed};
 use crate::algorithm::{Decider, Pair, PairDecider};
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -162,11 +162,12 @@ fn possible(rules: &PairDecider, pair: Pair, now: Now) -> Option<Pair> {
     Some(pair)
 }
 
-/// Returns the entries that are in order and still count, as far as the quota holds them.
+/// Returns the entries that are in order and still count, as far as the quota holds them. If they are further ahead
+/// than the quota can put them, they are what the next charge would make of them.
 fn possible_entries(rules: &EntryLog, entries: &[(u64, u64)], now: Now) -> Vec<(u64, u64)> {
     let (mut possible, mut total) = (Vec::new(), 0);
     for (start, held) in entries.iter().copied() {
-        let counts = start.saturating_add(rules.life_us()) > now.at && start <= now.at.saturating_add(rules.life_us());
+        let counts = start.saturating_add(rules.life_us()) > now.at;
         let units = held.min(rules.most()).min(rules.most_kept().saturating_sub(total));
         let is_newer = possible.last().is_none_or(|(last, _)| *last < start);
         // An entry whose units were all refunded is kept too: it says when the state expires.
@@ -175,7 +176,7 @@ fn possible_entries(rules: &EntryLog, entries: &[(u64, u64)], now: Now) -> Vec<(
             possible.push((start, units));
         }
     }
-    possible
+    rules.gathered(&Listed(&possible), now.at).map_or(possible, Vec::from)
 }
 
 fn is_log(policy: &Policy) -> bool {
@@ -238,7 +239,7 @@ impl<'a> Reader<'a> {
         };
         let count = if is_log(quota) { self.count(16)? } else { 1 };
         let entries = (0..count).map(|_| Ok((self.number()?, self.number()?))).collect::<Result<_, _>>()?;
-        Ok(State { key: Fingerprint::of_tag(tag), policy, entries })
+        Ok(State { key: Fingerprint::new(tag), policy, entries }) // no state in a snapshot is of units that are held
     }
 
     fn damaged(&self, why: &str) -> MemoryLimiterError {
