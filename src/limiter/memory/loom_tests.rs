@@ -16,7 +16,7 @@ use super::versions::PHASE_US;
 use super::word::{HeldUnits, NO_STATE, Now};
 use crate::algorithm::divisor::Divisor;
 use crate::algorithm::{Pair, WordLayout};
-use crate::clock::{ManualClock, Sleep, Timer};
+use crate::clock::{Clock, ManualClock, Sleep, Timer};
 use crate::decision::Receipt;
 use crate::key::Key;
 use crate::limiter::{BoundedTurn, Charge, Next};
@@ -371,6 +371,27 @@ fn version_is_not_used_again_while_a_charge_revives_its_state() {
         assert!(thread.join().expect("the thread ends"));
         // The charge has asked for the version, unless it did so before this phase.
         assert_eq!(limiter.remaining(), 9);
+    });
+}
+
+/// The instant at which the look began is later than the charge.
+#[test]
+fn state_of_an_unused_version_stays_when_the_clock_steps_back() {
+    model(3, || {
+        let limiter = Limiter::new(bucket());
+        assert!(limiter.take());
+        assert!(limiter.store.free_versions());
+        let now = limiter.clock.now();
+        limiter.clock.advance(2 * HOUR);
+        let other = limiter.clone();
+        let thread = thread::spawn(move || {
+            other.clock.set(now);
+            other.take()
+        });
+        assert!(limiter.store.free_versions());
+        assert!(thread.join().expect("the thread ends"));
+        let taken = 10 - limiter.remaining();
+        assert!(taken == 1 || taken == 2, "{taken} are taken"); // the first had expired, or is live again
     });
 }
 

@@ -175,7 +175,7 @@ impl Store {
     }
 
     fn walk_alone(&self, is_skipped: impl Fn(Seen<'_>) -> bool, mut visit: impl FnMut(Seen<'_>) -> Seen<'_>) {
-        self.is_walked.store(true, Ordering::Relaxed);
+        let _walk = Walk::begin(&self.is_walked);
         self.pass_stripes(); // a key moves under its stripe: a move that did not see the walk is done after this
         for place in self.table.places() {
             if place.read().is_some_and(|seen| seen.tag == 0 || is_skipped(seen)) {
@@ -183,7 +183,6 @@ impl Store {
             }
             visit(place.lock()).put_back();
         }
-        self.is_walked.store(false, Ordering::Relaxed);
     }
 
     // Versions ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -243,7 +242,9 @@ impl Store {
             |seen| !is_unused(seen).get(),
             |seen| {
                 let shift = self.versions.form(version_of(seen.tag)).shift();
-                if is_unused(seen).get() && is_expired(seen.word, shift, now) {
+                // After the lock: if the clock stepped back, an older reading would forget what still counts.
+                let is_over = || is_expired(seen.word, shift, self.now_under_lock(seen));
+                if is_unused(seen).get() && is_over() {
                     // Its tag must not name a version that will mean something else.
                     self.free_blocks(seen);
                     return Seen { tag: 0, word: NO_STATE, ..seen };
@@ -254,6 +255,22 @@ impl Store {
         );
         self.versions.begin_phase(&unused);
         true
+    }
+}
+
+/// A walk over all slots, which ends when this is dropped: the application's clock may panic meanwhile.
+struct Walk<'a>(&'a AtomicBool);
+
+impl<'a> Walk<'a> {
+    fn begin(is_walked: &'a AtomicBool) -> Self {
+        is_walked.store(true, Ordering::Relaxed);
+        Self(is_walked)
+    }
+}
+
+impl Drop for Walk<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 }
 
