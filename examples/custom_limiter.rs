@@ -93,8 +93,8 @@ impl Windows {
                 if !allowed {
                     return ChargeDecision::allowed(window.limit, left).with_effective_window(window.ends_in);
                 }
-                // Forced charges go into debt, at most by the quota's capacity.
-                let used = window.used.saturating_add(charge.cost).min(2 * window.limit);
+                // Forced charges go into debt, at most by the quota's capacity, unless more was used under another quota.
+                let used = window.used.saturating_add(charge.cost).min(window.used.max(2 * window.limit));
                 let answer = ChargeDecision::allowed(window.limit, window.limit.saturating_sub(used))
                     .with_reset_after(window.ends_in)
                     .with_effective_window(window.ends_in);
@@ -102,7 +102,8 @@ impl Windows {
                     return answer;
                 }
                 counts.taken.insert(window.id, (window.ends_us, used));
-                answer.with_receipt(Receipt::new(charge.cost, window.ends_us, 0))
+                // What was taken: a forced charge may have asked for more.
+                answer.with_receipt(Receipt::new(used - window.used, window.ends_us, 0))
             })
             .collect();
         Decision::new(allowed, answers)

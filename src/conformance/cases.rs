@@ -202,16 +202,23 @@ cases! {
     /// Runs the cases of a quota that the limiter supports.
     fn run;
 
-    /// From rest exactly the capacity passes, one by one.
+    /// From rest exactly the capacity passes, one by one. Only a leaky queue delays what passes.
     #[fix = "see Limiter::take: allow while the cost fits into what is left, and count what was taken"]
     async fn capacity_passes_from_rest(bench) {
         for left in (0..CAPACITY).rev() {
             let taken = bench.take_one(1).await?;
             ensure(taken.is_allowed(), "a unit of the capacity was denied")?;
+            same("limit of an allowed charge", taken.limit(), CAPACITY)?;
             same("remaining after a unit", taken.remaining(), left)?;
             same("wait of an allowed charge", taken.wait(), Wait::None)?;
+            if bench.policy.quota().algorithm() != Algorithm::LeakyQueue {
+                same("delay of an allowed charge", taken.delay(), Duration::ZERO)?;
+            }
         }
-        ensure(!bench.take_one(1).await?.is_allowed(), "one unit more than the capacity passed")
+        let denied = bench.take_one(1).await?;
+        ensure(!denied.is_allowed(), "one unit more than the capacity passed")?;
+        same("limit of a denied charge", denied.limit(), CAPACITY)?;
+        same("remaining of a denied charge", denied.remaining(), 0)
     }
 
     /// A cost is taken whole or not at all.
@@ -292,6 +299,34 @@ cases! {
         same("remaining of the charged key", bench.left().await?, 0)
     }
 
+    /// Names and keys that look alike, or that put together are equal texts, have states of their own.
+    #[fix = "compare whole names and whole keys; where they make one text, write their lengths into it, or a hash of both"]
+    async fn names_and_keys_that_look_alike_are_apart(bench) {
+        let mut pairs: Vec<(String, Key)> = vec![
+            ("name".to_owned(), key("key")),
+            ("Name".to_owned(), key("key")),
+            ("name ".to_owned(), key("key")),
+            ("name".to_owned(), key("Key")),
+            ("name".to_owned(), key("key ")),
+            ("seven".to_owned(), key("7")),
+            ("seven".to_owned(), Key::of(7_u64).unwrap_or(Key::global())),
+        ];
+        pairs.extend(["a", "b"].map(|last| ("long".to_owned(), key(&("k".repeat(2_000) + last)))));
+        pairs.extend(["a", "b"].map(|last| ("n".repeat(127) + last, key("key"))));
+        for between in ["", ":", "/", "|", "-", "_", ".", " ", ",", ";", "#"] {
+            pairs.push((format!("x{between}y"), key("z")));
+            pairs.push(("x".to_owned(), key(&format!("y{between}z"))));
+        }
+        for (name, key) in &pairs {
+            let policy = bench.other(name)?;
+            let taken = bench.take(&[Charge::new(&policy, key)]).await?;
+            ensure(taken.is_allowed(), &format!("the name {name:?} and the key {key:?} found units of another one"))?;
+            let left = bench.left_of(&policy, key).await?;
+            same(&format!("remaining of the name {name:?} and the key {key:?}"), left, CAPACITY - 1)?;
+        }
+        Ok(())
+    }
+
     /// A clone is the same limiter.
     #[fix = "keep the states behind an Arc, so that clones share them"]
     async fn clones_share_one_allowance(bench) {
@@ -307,6 +342,9 @@ cases! {
         let (two, b) = (bench.other("two")?, key("b"));
         let on_two = Charge::new(&two, &b);
         bench.take(&[on_two.cost(CAPACITY - 1)]).await?;
+        let peeked = bench.peek(&[bench.charge(2), on_two.cost(2)]).await?;
+        ensure(!peeked.is_allowed(), "a peek says that a set passes although its second charge is denied")?;
+        ensure(bench.peek(&[bench.charge(2), on_two]).await?.is_allowed(), "a peek says that a set that fits is denied")?;
         let denied = bench.take(&[bench.charge(2), on_two.cost(2)]).await?;
         ensure(!denied.is_allowed(), "a set passed although its second charge is denied")?;
         ensure(denied.charges()[0].is_allowed(), "a charge that fits is reported as denied")?;
@@ -382,14 +420,25 @@ cases! {
         same("the meter's remaining after a refund", metered().await?, 10)
     }
 
-    /// Observed charges never deny the set; forced ones are taken whatever is left.
+    /// Observed charges are taken if they fit, and never deny the set; forced ones are taken whatever is left. A
+    /// refused set takes neither.
     #[fix = "see Effect: only enforced charges deny a set, and forced ones go into debt"]
     async fn effects_do_what_they_say(bench) {
+        let fits = bench.take(&[bench.charge(2).effect(Effect::Observe)]).await?;
+        ensure(fits.is_allowed() && fits.charges()[0].is_allowed(), "an observed charge that fits was denied")?;
+        same("remaining after an observed charge", bench.left().await?, CAPACITY - 2)?;
+        let other = bench.other("other")?;
+        let over = Charge::new(&other, &bench.key).cost(CAPACITY + 1);
+        for effect in [Effect::Observe, Effect::Force] {
+            let refused = bench.take(&[bench.charge(1).effect(effect), over]).await?;
+            ensure(!refused.is_allowed(), "a set with a denied charge was allowed")?;
+            same(&format!("remaining after {effect:?} in a refused set"), bench.left().await?, CAPACITY - 2)?;
+        }
         let charge = bench.charge(CAPACITY + 1);
         let observed = bench.take(&[charge.effect(Effect::Observe)]).await?;
         ensure(observed.is_allowed(), "an observed charge denied the set")?;
         ensure(!observed.charges()[0].is_allowed(), "an observed charge that does not fit is reported as allowed")?;
-        same("remaining after an observed denial", bench.left().await?, CAPACITY)?;
+        same("remaining after an observed denial", bench.left().await?, CAPACITY - 2)?;
         ensure(bench.take(&[charge.effect(Effect::Force)]).await?.is_allowed(), "a forced charge was denied")?;
         same("remaining after a forced charge above the capacity", bench.left().await?, 0)?;
         ensure(!bench.peek(&[bench.charge(1)]).await?.is_allowed(), "a forced charge took nothing")
@@ -404,6 +453,45 @@ cases! {
         ensure(taken.take_receipt().is_none(), "a charge has two receipts")?;
         bench.refund(&bench.policy, receipt).await?;
         same("remaining after the refund", bench.left().await?, CAPACITY)
+    }
+
+    /// A part of a receipt returns that part.
+    #[fix = "see Receipt::split: subtract the units of the receipt, and not those of the charge"]
+    async fn part_of_a_receipt_returns_a_part(bench) {
+        let mut taken = bench.take_one(4).await?;
+        bench.refund(&bench.policy, receipt(Some(&mut taken))?.split(1)).await?;
+        same("remaining after the refund of 1 of 4 units", bench.left().await?, CAPACITY - 3)
+    }
+
+    /// All refunds of one call are made, each to its own policy and key.
+    #[fix = "see Limiter::refund: go through all of the refunds"]
+    async fn refunds_of_one_call_are_all_made(bench) {
+        let (two, b) = (bench.other("two")?, key("b"));
+        let all = [(&bench.policy, &bench.key, 1), (&two, &bench.key, 2), (&bench.policy, &b, 3), (&two, &b, 4)];
+        let set: Vec<Charge<'_>> =
+            all.iter().map(|(policy, key, cost)| Charge::new(policy, key).cost(*cost)).collect();
+        let mut taken = bench.take(&set).await?;
+        ensure(taken.is_allowed(), "a set that fits was denied")?;
+        let mut refunds = Vec::new();
+        for (at, (policy, key, _)) in all.into_iter().enumerate() {
+            refunds.push(Refund::new(policy.clone(), key.clone(), receipt(taken.charge_mut(at))?));
+        }
+        bench.limiter.refund(refunds).await.map_err(|error| format!("refund failed: {error}"))?;
+        for (at, (policy, key, _)) in all.into_iter().enumerate() {
+            same(&format!("remaining after refund {} of 4", at + 1), bench.left_of(policy, key).await?, CAPACITY)?;
+        }
+        Ok(())
+    }
+
+    /// The receipt of a forced charge holds what the charge took, and not what it asked for.
+    #[fix = "make the receipt of the units that were added to the state"]
+    async fn refund_of_a_forced_charge_returns_what_it_took(bench) {
+        bench.take_one(CAPACITY).await?;
+        let mut forced = bench.take(&[bench.charge(u64::MAX).effect(Effect::Force)]).await?;
+        if let Some(receipt) = forced.charge_mut(0).and_then(ChargeDecision::take_receipt) {
+            bench.refund(&bench.policy, receipt).await?;
+        }
+        same("remaining after the refund, since the capacity was taken before", bench.left().await?, 0)
     }
 
     /// A settlement is taken whatever is left, even if its reply is not awaited.
@@ -425,12 +513,16 @@ cases! {
         ensure(false, "a settlement that was not awaited took nothing")
     }
 
-    /// A reset returns the whole quota.
-    #[fix = "see Limiter::reset: forget the state"]
+    /// A reset returns the whole quota of its policy and key, and of no other.
+    #[fix = "see Limiter::reset: forget the state of this policy's name and this key"]
     async fn reset_returns_the_whole_quota(bench) {
+        let (two, b) = (bench.other("two")?, key("b"));
         bench.take_one(CAPACITY).await?;
+        bench.take(&[Charge::new(&two, &bench.key).cost(2), Charge::new(&bench.policy, &b).cost(3)]).await?;
         bench.reset(&bench.policy).await?;
-        same("remaining after the reset", bench.left().await?, CAPACITY)
+        same("remaining after the reset", bench.left().await?, CAPACITY)?;
+        same("remaining of another policy after it", bench.left_of(&two, &bench.key).await?, CAPACITY - 2)?;
+        same("remaining of another key after it", bench.left_of(&bench.policy, &b).await?, CAPACITY - 3)
     }
 
     /// As many concurrent takes pass as fit, on several threads.
@@ -543,6 +635,11 @@ cases! {
             let allowed = passed.is_allowed() && passed.charges()[1].is_allowed();
             ensure(allowed, "the block denied before anything was refused")?;
         }
+        let other = bench.other("other")?;
+        let over = Charge::new(&other, &bench.key).cost(CAPACITY + 1);
+        let refused = bench.take(&[over, bench.charge(0), on_refusal]).await?;
+        ensure(!refused.is_allowed(), "a set with a denied charge was allowed")?;
+        same("refusals left after that of no partner", bench.left_of(&block, &bench.key).await?, 2)?;
         let refused = bench.take(&set(1)).await?;
         ensure(!refused.is_allowed(), "a set with a denied charge was allowed")?;
         ensure(refused.charges()[1].is_allowed(), "the first refusal of two closed the key")?;
@@ -573,17 +670,57 @@ cases! {
     async fn denied_cost_passes_after_its_wait(bench) {
         bench.take_one(CAPACITY).await?;
         let wait = wait_of(&bench.take_one(2).await?)?;
-        ensure(wait <= 2 * MINUTE * 20, &format!("the wait is longer than the quota needs: {wait:?}"))?;
+        // The oldest part of a sliding window counts for up to two periods.
+        let longest = 2 * bench.policy.quota().refill_time();
+        ensure(wait <= longest, &format!("the wait is longer than the quota needs: {wait:?}"))?;
         bench.subject.advance(wait).await;
         let passed = bench.take_one(2).await?.is_allowed();
         ensure(passed, &format!("the cost was denied again after its wait, {wait:?}"))
+    }
+
+    /// In a long time as many units pass as the quota gives: no more, and not much less.
+    #[fix = "see Quota::period: let units come back at the rate of the quota, whatever the waits say"]
+    async fn units_come_back_at_the_rate_of_the_quota(bench) {
+        const REFILLS: u64 = 5;
+        const STEPS: u32 = 8;
+        let step = bench.policy.quota().refill_time() / STEPS;
+        // Windows and steps may begin at any time, and a sub-window that counts in full takes a part of the rate.
+        let (least, most) = (REFILLS * CAPACITY * 3 / 4, (REFILLS + 2) * CAPACITY);
+        let mut passed = 0;
+        for _ in 0..REFILLS * u64::from(STEPS) {
+            while passed <= most && bench.take_one(1).await?.is_allowed() {
+                passed += 1;
+            }
+            bench.subject.advance(step).await;
+        }
+        let found = format!("{passed} units passed in the time of {REFILLS} refills, and not {least} to {most}");
+        ensure((least..=most).contains(&passed), &found)
+    }
+
+    /// A leaky queue gives each request its departure, behind all that came before.
+    #[fix = "see ChargeDecision::with_delay: report when what was in the queue before has drained"]
+    async fn queue_spaces_its_departures(bench) {
+        if bench.policy.quota().algorithm() != Algorithm::LeakyQueue {
+            return Ok(());
+        }
+        let interval = MINUTE / CAPACITY as u32;
+        for (cost, ahead) in [(1, 0), (2, 1), (1, 3), (1, 4)] {
+            let taken = bench.take_one(cost).await?;
+            same("delay of a request", taken.delay(), interval * ahead)?;
+            same("position of a request", taken.position(), u64::from(ahead))?;
+        }
+        bench.subject.advance(interval).await;
+        same("delay of a request behind 4 units", bench.take_one(1).await?.delay(), interval * 4)
     }
 
     /// When `reset_after` has passed, the whole quota is back.
     #[fix = "let reset_after be the time until nothing of the state counts any more, rounded up"]
     async fn whole_quota_is_back_after_reset_after(bench) {
         let taken = bench.take_one(3).await?;
-        bench.subject.advance(reset_of(&taken)?).await;
+        let reset = reset_of(&taken)?;
+        let longest = 2 * bench.policy.quota().refill_time();
+        ensure(reset <= longest, &format!("reset_after is longer than the quota needs: {reset:?}"))?;
+        bench.subject.advance(reset).await;
         same("remaining after reset_after", bench.left().await?, CAPACITY)
     }
 
@@ -629,6 +766,8 @@ cases! {
             let what = format!("remaining, changed to {}", new.quota());
             same(&what, bench.left_of(&new, &bench.key).await?, CAPACITY - 4)?;
             same(&format!("{what} and back"), bench.left_of(&old, &bench.key).await?, CAPACITY - 4)?;
+            bench.reset(&old).await?;
+            same(&format!("{what}, after a reset"), bench.left_of(&new, &bench.key).await?, CAPACITY)?;
         }
         Ok(())
     }

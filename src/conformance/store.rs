@@ -27,7 +27,7 @@ const RIVALS: usize = 8;
 const ROUNDS: usize = 20;
 
 /// Checks that a store keeps the contract of [`Store`]: versions, conflicts, all or nothing, values that stay, removal,
-/// repeated swaps, rivals, and calls that are dropped or not polled. Expiry is not checked.
+/// repeated swaps, keys that look alike, rivals, and calls that are dropped or not polled. Expiry is not checked.
 ///
 /// It writes keys that begin with `conformance:` and a number that is new with each call, each with a time to live of
 /// ten minutes. So it may be called again on the same store, and twice at a time.
@@ -52,6 +52,7 @@ pub async fn check_store<S: Store>(store: &S) -> Result<(), StoreFailures> {
         "a value is removed only if it is the expected one": delete,
         "a swap that is sent again changes nothing, and returns what the first one wrote": sent_again,
         "values are returned in the order of the keys": order,
+        "keys that look alike are different: in case, blanks, signs of patterns, and the last of 320 bytes": alike,
         "of swaps at one time that expect the same version, one is made": rivals,
         "a swap whose future is dropped is made as a whole or not at all": dropped,
         "a call whose future is not polled for a while keeps no other call waiting": held,
@@ -251,6 +252,22 @@ impl<S: Store> Bench<'_, S> {
         for (name, value) in names.iter().zip(self.load(&names).await?) {
             let expected = if *name == "nothing" { None } else { Some(name.as_bytes()) };
             ensure(value.as_ref().map(|value| &*value.bytes) == expected, (name, value))?;
+        }
+        Ok(())
+    }
+
+    async fn alike(&self) -> Found {
+        let long = "k".repeat(320 - self.key("").len() - 1);
+        let long = ["a", "b"].map(|last| format!("{long}{last}"));
+        let short = ["a", "A", "a ", " a", "a_", "a%", "a*", "a?", "a'", "a\"", "a\\", "a{}", "a:", "aa"];
+        let names: Vec<&str> = short.into_iter().chain(long.iter().map(String::as_str)).collect();
+        let values: Vec<Value> = names.iter().map(|name| self.value(name.as_bytes())).collect();
+        for (name, value) in names.iter().zip(&values) {
+            self.must(&[(name, None, put(value))]).await?;
+        }
+        for (name, value) in names.iter().zip(&values) {
+            let loaded = self.load(&[name]).await?;
+            ensure(loaded == [Some(value.clone())], (name, loaded))?;
         }
         Ok(())
     }

@@ -111,6 +111,28 @@ mod conformance {
         }
     }
 
+    /// A store that compares keys as a database with the wrong collation.
+    #[derive(Default)]
+    struct OneCase(Lab);
+
+    impl Store for OneCase {
+        async fn load(&self, keys: &[Arc<str>]) -> Result<Loaded, StoreError> {
+            let keys: Vec<Arc<str>> = keys.iter().map(|key| key.to_lowercase().into()).collect();
+            self.0.load(&keys).await
+        }
+
+        async fn swap(&self, changes: &[Change]) -> Result<Swapped, StoreError> {
+            let lower = |change: &Change| Change::new(change.key.to_lowercase(), change.expect, change.then.clone());
+            self.0.swap(&changes.iter().map(lower).collect::<Vec<_>>()).await
+        }
+    }
+
+    #[tokio::test]
+    async fn store_that_takes_different_keys_for_one_is_found() {
+        let failures = check_store(&OneCase::default()).await.unwrap_err().to_string();
+        assert!(failures.starts_with("1 promises") && failures.contains("look alike"), "{failures}");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn store_whose_calls_wait_for_each_other_is_found() {
         let failures = check_store(&Locked::default()).await.unwrap_err().to_string();
