@@ -381,6 +381,12 @@ impl ChargeDecision {
         }
     }
 
+    /// Returns the answer to a charge that no wait helps.
+    #[cfg(any(feature = "_redis", feature = "store"))]
+    pub(crate) fn for_good(self) -> Self {
+        Self { retry_us: NEVER, ..self }
+    }
+
     /// Returns the answer with `more` units added to what remains: those that the process holds.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn with_more_remaining(&self, more: u64) -> Self {

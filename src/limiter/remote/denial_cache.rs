@@ -105,6 +105,7 @@ impl DenialCache {
             tag: self.tags.named(charge.policy, charge.key),
             policy: charge.policy.fingerprint(),
             cost: charge.cost,
+            can_fit: charge.cost <= quota.capacity(),
         })
     }
 
@@ -137,7 +138,7 @@ impl DenialCache {
     fn find(&self, watch: Watch, now: Timestamp) -> Option<ChargeDecision> {
         let slot = self.slot(watch.tag);
         let denial = slot.denial.as_ref().filter(|denial| {
-            let Watch { tag, policy, cost } = denial.watch;
+            let Watch { tag, policy, cost, .. } = denial.watch;
             tag == watch.tag && policy == watch.policy && cost <= watch.cost
         })?;
         // After the clock stepped back it is not known how long ago the call was sent.
@@ -145,7 +146,9 @@ impl DenialCache {
             return None;
         }
         let passed = now.as_micros() - denial.sent.as_micros();
-        Some(denial.decision.later(passed))
+        let decision = denial.decision.later(passed);
+        // The denial may be of a smaller cost, which can pass later.
+        Some(if watch.can_fit { decision } else { decision.for_good() })
     }
 
     fn slot(&self, tag: Tag) -> MutexGuard<'_, Slot> {
@@ -160,6 +163,8 @@ pub(crate) struct Watch {
     /// The fingerprint of the policy and its quota.
     policy: u64,
     cost: u64,
+    /// Whether the cost is at most the capacity.
+    can_fit: bool,
 }
 
 #[cfg(test)]
@@ -229,6 +234,16 @@ mod tests {
         assert!(bench.refusal(2).is_some());
         bench.clock.advance(Duration::from_micros(1));
         assert!(bench.refusal(2).is_none(), "at the reported instant the store is asked again");
+    }
+
+    #[test]
+    fn cost_above_the_capacity_is_denied_for_good() {
+        let bench = bench();
+        bench.deny(2, Wait::After(300 * MS));
+        assert_eq!(bench.refusal(10).unwrap().charges()[0].wait(), Wait::After(300 * MS));
+        let refusal = bench.refusal(11).unwrap();
+        let [denied] = refusal.charges() else { panic!("one charge, one answer") };
+        assert_eq!((denied.wait(), denied.remaining()), (Wait::Never, 1), "no wait lets 11 of 10 pass");
     }
 
     #[test]
