@@ -44,8 +44,9 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
 ///
 /// On x86-64 it asks the operating system once in a millisecond, and adds what the processor's time
 /// stamp counter has counted since, a little too slowly. That takes half of the time, and the clock is
-/// a few microseconds late. A counter that jumps, stops or differs between processors moves the
-/// clock by a millisecond at most.
+/// a few microseconds late. A counter that jumps or differs between processors moves the clock by a
+/// millisecond at most. If the processor does not say that its counter never stops and keeps its rate,
+/// the clock does without it.
 ///
 /// Clones show the same time.
 ///
