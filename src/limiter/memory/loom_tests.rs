@@ -174,6 +174,26 @@ fn reader_sees_either_key_whole_while_one_replaces_another() {
     });
 }
 
+/// A reader may take the state of the other key for that of the key. It writes nothing then.
+#[test]
+fn charge_never_changes_a_key_that_left_and_came_back() {
+    loom::model(|| {
+        let table = table_with(11);
+        let other = table.clone();
+        let thread =
+            thread::spawn(move || overwrite(&other, key(1), key(2), 1, 22) && overwrite(&other, key(2), key(1), 1, 33));
+        let seen = table.place_of(key(1)).and_then(Place::read).filter(|seen| seen.tag == key(1).tag(1));
+        let charged = seen.is_some_and(|seen| seen.replace(live(number(seen.word).unwrap_or(0) + 1)));
+        let came_back = thread.join().expect("the thread ends");
+        match (charged, came_back) {
+            (true, true) => assert!(matches!(read(&table, key(1)), Some((1, Some(33 | 34))))),
+            (true, false) => assert_eq!(read(&table, key(1)), Some((1, Some(12)))),
+            (false, true) => assert_eq!(read(&table, key(1)), Some((1, Some(33)))),
+            (false, false) => {}
+        }
+    });
+}
+
 #[test]
 fn charge_never_lands_on_another_key_with_the_same_state() {
     for is_locked in [false, true] {

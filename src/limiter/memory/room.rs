@@ -123,7 +123,7 @@ impl Store {
 
     /// Notes when a key got its slot.
     fn note_claim(&self, now: Now) {
-        let second = (now.relative / 1_000_000) as u32; // below 2^24
+        let second = (now.relative / 1_000_000) as u32; // below 2^29
         if self.claimed_s.load(Ordering::Relaxed) != second {
             self.claimed_s.store(second, Ordering::Relaxed); // only a change: a write takes the line from other threads
         }

@@ -88,7 +88,9 @@ type Slot = [AtomicU64; 2];
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a>(&'a Slot);
 
-/// A slot as it was read: the tag and the word belong together.
+/// A slot as it was read: the tag and the word belong together, unless the key left the slot and came back between two
+/// of the three loads. Then a denial may be that of the key that was there meanwhile. Nothing is written for it,
+/// because its word is no longer there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen<'a> {
     pub(super) place: Place<'a>,
