@@ -54,7 +54,8 @@ labelled! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimiterEvent {
-    /// A key with a live state was forgotten to make room for another.
+    /// A key with a live state was forgotten to make room for another, or because a snapshot is restored that has more
+    /// keys than there is room for.
     #[non_exhaustive]
     Evicted {
         /// Whether the key had no allowance left. Its client then got a fresh allowance.

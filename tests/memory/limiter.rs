@@ -583,6 +583,50 @@ fn restored_key_is_closed_for_longer_after_an_earlier_block() {
     assert_eq!(restored.peek_one(&policy, &key(1), 1).wait(), Wait::After(2 * MINUTE));
 }
 
+#[test]
+fn expired_states_of_a_snapshot_take_the_room_of_no_other() {
+    let clock = ManualClock::new();
+    let first = limiter(1_000, &clock);
+    let hourly = Policy::from(Quota::per_hour(5));
+    let log = Policy::from(Quota::sliding_log(5, SECOND).expect("a log is possible"));
+    for n in 0..500 {
+        assert!(first.take_one(&log, &key(n), 1).is_allowed());
+    }
+    for n in 0..8 {
+        assert!(first.take_one(&hourly, &key(n), 5).is_allowed());
+    }
+    let snapshot = first.snapshot();
+    clock.advance(MINUTE);
+    let seen = Arc::new(Evictions::default());
+    let builder = MemoryLimiter::builder().max_keys(1).clock(clock).observer(Counting(seen.clone()));
+    let restored = builder.restore(snapshot).build().expect("the snapshot is whole");
+    assert!((0..8).all(|n| !restored.take_one(&hourly, &key(n), 5).is_allowed()), "there are eight slots");
+    assert_eq!(seen.throttled.load(Ordering::Relaxed) + seen.idle.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn restored_state_that_finds_no_room_is_reported() {
+    let clock = ManualClock::new();
+    let first = limiter(1_000, &clock);
+    let log = Quota::sliding_log(5, MINUTE).expect("a log is possible");
+    let policies = [Policy::new("bucket", Quota::per_minute(5)), Policy::new("log", log)].map(|it| it.expect("a name"));
+    for n in 0..100 {
+        for (policy, cost) in policies.iter().zip([5, 4]) {
+            assert!(first.take_one(policy, &key(n), cost).is_allowed());
+        }
+    }
+    for on_full in [OnFull::Evict, OnFull::Deny] {
+        let seen = Arc::new(Evictions::default());
+        let builder = MemoryLimiter::builder().max_keys(20).on_full(on_full).clock(clock.clone());
+        let restored = builder.observer(Counting(seen.clone())).restore(first.snapshot()).build();
+        let left = restored.expect("the snapshot is whole").occupancy().map_or(0, |held| held.keys() as u64);
+        let [idle, throttled, full] =
+            [&seen.idle, &seen.throttled, &seen.full].map(|seen| seen.load(Ordering::Relaxed));
+        assert_eq!((left + idle + throttled, full), (200, 0), "{on_full}: {left} are left");
+        assert!(idle > 0 && throttled > 0, "{on_full}: {idle} with and {throttled} without allowance");
+    }
+}
+
 /// A state names its policy by a number, and one number stands for units that are held elsewhere.
 #[test]
 fn snapshot_with_policies_beyond_the_last_number_is_harmless() {

@@ -201,9 +201,9 @@ impl Store {
         self.place_lines.wake_first(policy, key);
     }
 
-    /// Replaces the state of a key by one that was kept elsewhere, if there is room.
-    pub(super) fn replace<'a>(&'a self, hold: impl Fn() -> Hold<'a>, kept: &NewState, events: &mut Events<'_>) {
-        self.update(hold, events, |hold, _| hold.adopt(kept.clone()));
+    /// Replaces the state of a key by one that was kept elsewhere. Returns whether there was room.
+    pub(super) fn replace<'a>(&'a self, hold: impl Fn() -> Hold<'a>, kept: &NewState, events: &mut Events<'_>) -> bool {
+        self.update(hold, events, |hold, _| hold.adopt(kept.clone())).1
     }
 }
 

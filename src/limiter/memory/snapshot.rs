@@ -92,11 +92,15 @@ impl Snapshot {
                 (Decider::Pair(rules, _), [(at, n)]) => {
                     possible(rules, Pair { at: *at, n: *n }, now).map(|pair| NewState::Pair(Some(pair)))
                 }
-                (Decider::EntryLog(rules), entries) => Some(NewState::Entries(possible_entries(rules, entries, now))),
+                (Decider::EntryLog(rules), entries) => {
+                    let possible = possible_entries(rules, entries, now);
+                    (!possible.is_empty()).then_some(NewState::Entries(possible))
+                }
                 _ => None,
             };
-            if let Some(kept) = kept.filter(|_| *version != UNNAMED) {
-                store.replace(|| Hold::new(state.key, *version, policy.quota()), &kept, &mut events);
+            let Some(kept) = kept.filter(|_| *version != UNNAMED) else { continue };
+            if !store.replace(|| Hold::new(state.key, *version, policy.quota()), &kept, &mut events) {
+                events.evicted(is_throttled(rules, &kept, now));
             }
         }
     }
@@ -177,6 +181,15 @@ fn possible_entries(rules: &EntryLog, entries: &[(u64, u64)], now: Now) -> Vec<(
         }
     }
     rules.gathered(&Listed(&possible), now.at).map_or(possible, Vec::from)
+}
+
+/// Returns whether a state leaves its key no allowance.
+fn is_throttled(rules: &Decider, kept: &NewState, now: Now) -> bool {
+    match (rules, kept) {
+        (Decider::Pair(rules, _), NewState::Pair(Some(pair))) => rules.get().fullness(*pair, now.at).throttled,
+        (Decider::EntryLog(rules), NewState::Entries(entries)) => rules.fullness(&Listed(entries), now.at).throttled,
+        _ => false,
+    }
 }
 
 fn is_log(policy: &Policy) -> bool {
