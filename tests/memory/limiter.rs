@@ -583,6 +583,25 @@ fn restored_key_is_closed_for_longer_after_an_earlier_block() {
     assert_eq!(restored.peek_one(&policy, &key(1), 1).wait(), Wait::After(2 * MINUTE));
 }
 
+/// It made a slot for the state of no units, and so forgot a key in a full table.
+#[test]
+fn charge_of_a_closed_quota_takes_the_room_of_no_other() {
+    let counting = Quota::fixed_window(0, MINUTE).and_then(|quota| quota.count_denied());
+    let closed = [(counting, Effect::Enforce), (Quota::step_bucket(0, MINUTE), Effect::Force)];
+    for (quota, effect) in closed.map(|(quota, effect)| (Policy::from(quota.expect("it is possible")), effect)) {
+        let limiter = limiter(1, &ManualClock::new());
+        let hourly = Policy::from(Quota::per_hour(5));
+        for n in 0..8 {
+            assert!(limiter.take_one(&hourly, &key(n), 1).is_allowed());
+        }
+        for n in 0..100 {
+            let _ = limiter.take_now(&[Charge::new(&quota, &key(n)).effect(effect)]);
+        }
+        let left: Vec<u64> = (0..8).map(|n| limiter.peek_one(&hourly, &key(n), 0).remaining()).collect();
+        assert_eq!(left, [4; 8], "{quota:?}");
+    }
+}
+
 #[test]
 fn expired_states_of_a_snapshot_take_the_room_of_no_other() {
     let clock = ManualClock::new();

@@ -320,6 +320,11 @@ impl Store {
     }
 
     fn make_slot<'a>(&'a self, hold: &mut Hold<'a>, now: Now, events: &mut Events<'_>) -> bool {
+        // A closed quota may leave nothing, and that needs no slot.
+        if matches!(hold.change, Change::Clear) {
+            hold.change_nothing();
+            return true;
+        }
         match self.claim(hold.key, hold.version, now, events) {
             Claim::Slot(place) => hold.slot = Some(Seen { place, tag: 0, word: NO_STATE }),
             Claim::AfterGrowth => hold.awaits_growth = true,
