@@ -15,7 +15,7 @@ use super::store::{Store, stripe_of};
 use super::versions::PHASE_US;
 use super::word::{HeldUnits, NO_STATE, Now};
 use crate::algorithm::divisor::Divisor;
-use crate::algorithm::{Pair, WordLayout};
+use crate::algorithm::{Decider, Pair, WordLayout};
 use crate::clock::{Clock, ManualClock, Sleep, Timer};
 use crate::decision::Receipt;
 use crate::key::Key;
@@ -286,7 +286,10 @@ impl Limiter {
     }
 
     fn fingerprint(&self) -> Fingerprint {
-        self.store.fingerprint(&self.policy, &self.key)
+        match self.policy.quota().decider() {
+            Decider::Places(_) => self.store.fingerprint_of_held(&self.policy, &self.key),
+            Decider::Pair(..) | Decider::EntryLog(_) => self.store.fingerprint(&self.policy, &self.key),
+        }
     }
 
     /// The places of all live states.
@@ -686,6 +689,41 @@ fn charge_of_a_log_whose_line_is_split_is_counted_once() {
         thread.join().expect("the thread ends");
         assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
     });
+}
+
+#[test]
+fn place_that_is_returned_while_its_line_is_split_is_free_again() {
+    model(2, || {
+        let limiter = growing(&Quota::concurrent(2));
+        let first = limiter.take_receipt().expect("none is held");
+        let before = limiter.live();
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.store.grow_for(other.fingerprint()));
+        let second = limiter.take_receipt().expect("one is held");
+        limiter.release(&first);
+        thread.join().expect("the thread ends");
+        assert_eq!((limiter.remaining(), limiter.live().len()), (1, 1));
+        assert!(limiter.live() != before, "it left its line");
+        limiter.release(&second);
+        assert_eq!(limiter.remaining(), 2);
+    });
+}
+
+#[test]
+fn reset_forgets_a_key_whose_line_is_split() {
+    for quota in [bucket(), Quota::sliding_log(10, HOUR).expect("the quota is possible")] {
+        model(2, move || {
+            let limiter = growing(&quota);
+            assert!(limiter.take());
+            let other = limiter.clone();
+            let thread = thread::spawn(move || other.store.grow_for(other.fingerprint()));
+            limiter.store.reset(&limiter.policy, &limiter.key);
+            thread.join().expect("the thread ends");
+            assert_eq!(limiter.remaining(), 10);
+            assert!(limiter.take());
+            assert_eq!((limiter.remaining(), limiter.live().len()), (9, 1));
+        });
+    }
 }
 
 #[test]
