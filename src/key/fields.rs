@@ -25,7 +25,7 @@ pub fn global() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'st
 /// Returns an extractor of a header's value: `key::header("x-api-key")`.
 ///
 /// The key is missing if the header is absent or empty. It is always missing if `name` is not a
-/// valid header name.
+/// valid header name. Spaces around the value are no part of it.
 ///
 /// Requests with several headers of this name share one key, because the service may read another
 /// value than was charged. Their key is not missing. Otherwise a client could send its API key
@@ -174,10 +174,12 @@ where
 }
 
 impl IntoKey for HeaderValue {
-    /// Makes the key of the value's text, or of its bytes if it is not text. An empty value is no
-    /// key.
+    /// Makes the key of the value's text without the spaces around it, or of its bytes if it is not
+    /// text. An empty value is no key.
     fn into_key(self) -> Option<Key> {
-        if self.is_empty() { None } else { text_or_bytes(self.as_bytes()) }
+        // HTTP/1 takes the spaces out of a value (RFC 9110 section 5.5). HTTP/2 does not.
+        let value = self.as_bytes().trim_ascii();
+        if value.is_empty() { None } else { text_or_bytes(value) }
     }
 }
 
@@ -238,6 +240,18 @@ mod tests {
         assert_eq!(by_key(&Head::from(&parts(&[("x-api-key", b"abc")]))), Key::of("abc"));
         assert_eq!(HeaderValue::from_static("abc").into_key(), Key::of("abc"));
         assert_eq!((&HeaderValue::from_static("abc")).into_key(), Key::of("abc"));
+    }
+
+    /// A client can send them over HTTP/2; `tests/middleware/spoofing.rs` does.
+    #[test]
+    fn spaces_around_a_value_make_no_other_key() {
+        let by_key = header("x-api-key");
+        for spelling in [&b" abc"[..], b"abc  ", b"\tabc \t"] {
+            assert_eq!(by_key(&Head::from(&parts(&[("x-api-key", spelling)]))), Key::of("abc"), "{spelling:?}");
+            assert_eq!(HeaderValue::from_bytes(spelling).unwrap().into_key(), Key::of("abc"), "{spelling:?}");
+        }
+        assert_eq!(by_key(&Head::from(&parts(&[("x-api-key", b"a b")]))), Key::of("a b"));
+        assert_eq!(by_key(&Head::from(&parts(&[("x-api-key", b"  ")]))), None);
     }
 
     #[test]

@@ -168,20 +168,18 @@ fn forwarding_header_of_any_length_changes_nothing() {
     }
 }
 
-/// Serves HTTP/1 and HTTP/2. Each request is counted for its host, and `closed.example` is closed.
-async fn serve_hosts() -> SocketAddr {
-    let rules = "rules:
-- {name: closed, quota: 0 per hour, key: global, match: {host: closed.example}}
-- {name: host, quota: 1 per hour, key: host}
-";
+/// Serves HTTP/1 and HTTP/2 behind the layer of these rules, with a list.
+async fn serve(rules: &str, list: &AccessList) -> SocketAddr {
     let layer = Rules::from_text(rules).unwrap().layer(MemoryLimiter::new()).unwrap();
+    let layer = layer.access(list, key::header("x-api-key"));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     // The service shows that both hosts arrive.
     let both = |request: Request<hyper::body::Incoming>| async move {
         let header = request.headers().get("host").map_or("none", |host| host.to_str().unwrap());
         let hosts = format!("{} {header}", request.uri().host().unwrap_or("none"));
-        Ok::<_, Infallible>(Response::builder().header("hosts", hosts).body(Body::empty()).unwrap())
+        let key = request.headers().get("x-api-key").cloned().unwrap_or(HeaderValue::from_static("none"));
+        Ok::<_, Infallible>(Response::builder().header("hosts", hosts).header("key", key).body(Body::empty()).unwrap())
     };
     let service = layer.layer(service_fn(both));
     tokio::spawn(async move {
@@ -192,6 +190,15 @@ async fn serve_hosts() -> SocketAddr {
         }
     });
     address
+}
+
+/// Each request is counted for its host, and `closed.example` is closed.
+async fn serve_hosts() -> SocketAddr {
+    let rules = "rules:
+- {name: closed, quota: 0 per hour, key: global, match: {host: closed.example}}
+- {name: host, quota: 1 per hour, key: host}
+";
+    serve(rules, &AccessList::new()).await
 }
 
 /// Sends a request over HTTP/1. Returns the status and the hosts that the service saw.
@@ -206,13 +213,18 @@ async fn over_http1(address: SocketAddr, target: &str, host: &str) -> (u16, Stri
     (status, hosts.to_owned())
 }
 
-/// Sends a request over HTTP/2, with a `host` header beside `:authority`.
-async fn over_http2(address: SocketAddr, authority: &str, host: &str) -> (u16, String) {
+/// Sends a request over HTTP/2.
+async fn send_over_http2(address: SocketAddr, request: http::request::Builder) -> Response<hyper::body::Incoming> {
     let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
     let (mut sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
     tokio::spawn(connection);
-    let request = Request::get(format!("http://{authority}/")).header("host", host).body(Body::empty()).unwrap();
-    let response = sender.send_request(request).await.unwrap();
+    sender.send_request(request.body(Body::empty()).unwrap()).await.unwrap()
+}
+
+/// Sends a request over HTTP/2, with a `host` header beside `:authority`.
+async fn over_http2(address: SocketAddr, authority: &str, host: &str) -> (u16, String) {
+    let request = Request::get(format!("http://{authority}/")).header("host", host);
+    let response = send_over_http2(address, request).await;
     let hosts = response.headers().get("hosts").map_or("", |hosts| hosts.to_str().unwrap());
     (response.status().as_u16(), hosts.to_owned())
 }
@@ -232,4 +244,23 @@ async fn contradicting_hosts_escape_no_rule() {
     assert_eq!(over_http2(address, "b.example:80", "b.example").await, (200, "b.example b.example".into()));
     assert_eq!(over_http1(address, "/", "a.example").await, refused, "its allowance is used up");
     assert_eq!(over_http1(address, "/", "c.example").await, (200, "none c.example".into()));
+}
+
+/// HTTP/1 takes them out, and HTTP/2 does not. A service that trims its keys reads them alike.
+#[tokio::test]
+async fn spaces_around_a_header_make_no_other_client() {
+    let list = AccessList::new();
+    list.set_key("leaked", Access::Deny);
+    let address = serve("rules: [{name: key, quota: 1 per hour, key: header x-api-key}]", &list).await;
+    let ask = async |key: &'static str| {
+        let response = send_over_http2(address, Request::get("http://a.example/").header("x-api-key", key)).await;
+        (response.status().as_u16(), response.headers().get("key").cloned())
+    };
+    assert_eq!(ask(" alice").await, (200, Some(HeaderValue::from_static(" alice"))), "the spaces arrive");
+    for key in ["alice", " alice", "alice\t", "  alice "] {
+        assert_eq!(ask(key).await.0, 429, "{key:?}");
+    }
+    for key in ["leaked", " leaked", "leaked\t"] {
+        assert_eq!(ask(key).await.0, 403, "{key:?}");
+    }
 }
