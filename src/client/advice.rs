@@ -429,7 +429,8 @@ impl Single<'_> {
             Word::Used => self.used = self.used.max(ceil(value)),
             Word::UsedOfLimit => {
                 if let Some((used, limit)) = value.split_once('/') {
-                    (self.used, policy.limit) = (ceil(used), whole(limit));
+                    self.used = self.used.max(ceil(used));
+                    policy.limit = stricter(policy.limit, whole(limit));
                     policy.unit = Some("requests".into());
                 }
             }

@@ -64,6 +64,9 @@ fn header_that_comes_twice_counts_with_its_stricter_value() {
         &["0/5, reset 7s"],
         Some(7.0),
     );
+    let shopify = "X-Shopify-Shop-Api-Call-Limit";
+    means(&format!("{shopify}: 40/40\n{shopify}: 1/40\n{shopify}: nonsense"), &["0/40, unit requests"], None);
+    means(&format!("{shopify}: 1/80\n{shopify}: 2/40"), &["38/40, unit requests"], None);
 }
 
 #[test]
