@@ -142,6 +142,18 @@ impl Outcome {
         self.policies.iter().filter(|status| status.refuses())
     }
 
+    /// Iterates over the policies that refused the request, each once: descriptors can charge one under several keys.
+    pub(crate) fn violated_once(&self) -> impl Iterator<Item = &PolicyStatus> {
+        let mut names: SmallVec<[&str; 4]> = SmallVec::new();
+        self.violated().filter(move |status| {
+            let is_new = !names.contains(&status.policy.name());
+            if is_new {
+                names.push(status.policy.name());
+            }
+            is_new
+        })
+    }
+
     /// Iterates over the policies whose quotas the request exceeded: those that refused it, and
     /// those whose [`Mode`] let it pass.
     pub fn exceeded(&self) -> impl Iterator<Item = &PolicyStatus> {

@@ -65,7 +65,7 @@ pub(super) fn details(code: u8, message: &str, wait: Wait, outcome: &Outcome) ->
         status.any("type.googleapis.com/google.rpc.RetryInfo", &retry_info(wait));
     }
     let mut failure = Message::default();
-    for policy_status in outcome.violated().take(VIOLATIONS_MAX) {
+    for policy_status in outcome.violated_once().take(VIOLATIONS_MAX) {
         let policy = policy_status.policy();
         let Advertised { quota, window } = Advertised::new(policy.quota());
         let unit = policy.quota_unit();

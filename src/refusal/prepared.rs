@@ -95,7 +95,7 @@ impl PreparedRefusals {
 
     /// Returns the body for a request that is over a quota.
     pub(crate) fn limited_body(&self, outcome: &Outcome) -> Bytes {
-        let mut violated = outcome.violated();
+        let mut violated = outcome.violated_once();
         if let (Some(only), None) = (violated.next(), violated.next()) {
             // The body names the policy, whatever its quota is.
             let is_constant = !only.policy().limits_in_flight();
@@ -104,7 +104,7 @@ impl PreparedRefusals {
                 return body.clone();
             }
         }
-        let names: SmallVec<[&str; 8]> = outcome.violated().map(|status| status.policy().name()).collect();
+        let names: SmallVec<[&str; 8]> = outcome.violated_once().map(|status| status.policy().name()).collect();
         self.refusals.limited_body(&names, in_progress(outcome).as_deref())
     }
 

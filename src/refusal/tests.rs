@@ -142,6 +142,21 @@ fn only_the_policies_that_refused_are_named() {
     assert_eq!(problem(&response)["violated-policies"], json!(["default"]));
 }
 
+/// Descriptors charge it for each of them.
+#[test]
+fn policy_that_refuses_under_several_keys_is_named_once() {
+    let denied = || (hundred(), ChargeDecision::denied(100, 0, Wait::After(secs(1))));
+    let other = (Policy::new("other", Quota::per_hour(5)).unwrap(), ChargeDecision::denied(5, 0, Wait::After(secs(2))));
+    for (policies, names) in
+        [(vec![denied(), denied()], &["default"][..]), (vec![denied(), other, denied()], &["default", "other"])]
+    {
+        let refused = outcome(OutcomeKind::Limited, policies);
+        assert_eq!(problem(&http(&Refusals::default(), &refused))["violated-policies"], json!(names));
+        let status = tonic::Status::from_header_map(grpc(&Refusals::default(), &refused).headers()).unwrap();
+        assert_eq!(status.get_error_details().quota_failure().unwrap().violations.len(), names.len());
+    }
+}
+
 #[test]
 fn problem_has_the_set_type_and_the_real_status() {
     let limited = limited(Wait::After(secs(5)));
@@ -401,7 +416,7 @@ proptest! {
 
     #[test]
     fn a_problem_parses_whatever_the_policies_are_called(
-        names in proptest::collection::vec(any_name(), 0..4),
+        names in proptest::collection::btree_set(any_name(), 0..4),
         kind in "\\PC{0,8}|[\\x00-\\x7f]{0,8}",
     ) {
         let status = |name: &String| {
@@ -417,7 +432,7 @@ proptest! {
 
     #[test]
     fn details_decode_to_what_was_meant(
-        rules in proptest::collection::vec((any_name(), 1_u64..1_000_000), 0..20),
+        rules in proptest::collection::btree_map(any_name(), 1_u64..1_000_000, 0..20),
         seconds in 0_u64..1 << 40,
         nanos in 0_u32..1_000_000_000,
     ) {
@@ -425,6 +440,7 @@ proptest! {
         let status = |(name, limit): &(String, u64)| {
             (Policy::new(name.clone(), Quota::per_second(*limit)).unwrap(), ChargeDecision::denied(1, 0, Wait::After(wait)))
         };
+        let rules = Vec::from_iter(rules);
         let outcome = outcome(OutcomeKind::Limited, rules.iter().map(status).collect());
         let bytes = STANDARD_NO_PAD.decode(details(&outcome, Wait::After(wait))).unwrap();
         let status = tonic_types::pb::Status::decode(bytes.as_slice()).unwrap();
