@@ -46,6 +46,17 @@ impl fmt::Display for WithSources<'_> {
     }
 }
 
+/// Returns whether a character turns the direction of the text after it, so that readers see another text.
+pub(crate) fn turns_text(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Replaces a character that could move the cursor of the terminal that shows an error, or turn the direction of its
+/// text.
+pub(crate) fn printable(c: char) -> char {
+    if c.is_control() || turns_text(c) { '\u{fffd}' } else { c }
+}
+
 /// Declares an error that has a kind, a message and, if something caused it, a source.
 macro_rules! kind_and_message {
     ($(#[$about:meta])* $error:ident, $kind:ident) => {

@@ -71,7 +71,7 @@ pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> 
     let unused = unused(options, &all);
     if options.json {
         let files: Vec<Value> = all.iter().map(Checked::json).collect();
-        output.line(json!({ "files": files, "unused": unused }));
+        output.json(json!({ "files": files, "unused": unused }));
     } else {
         unused.iter().for_each(|option| output.line(format_args!("warning: no file uses what {option} names")));
     }

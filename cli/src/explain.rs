@@ -167,7 +167,7 @@ pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> 
     };
     if options.json {
         let explanation: Value = serde_json::from_str(&explanation.to_json()).map_err(|error| error.to_string())?;
-        output.line(json!({ "notes": notes, "explanation": explanation }));
+        output.json(json!({ "notes": notes, "explanation": explanation }));
     } else {
         notes.iter().for_each(|note| output.line(format_args!("note: {note}")));
         output.line(explanation);

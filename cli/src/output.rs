@@ -1,7 +1,7 @@
 //! Printing the results of commands.
 
-use std::fmt::Display;
-use std::io::{ErrorKind, Write};
+use std::fmt::{Display, Write as _};
+use std::io::{ErrorKind, Write as _};
 
 use tower_ratelimit::rules::RulesError;
 
@@ -18,6 +18,17 @@ impl Output {
     /// Adds a line to the standard output.
     pub(crate) fn line(&mut self, text: impl Display) {
         self.results.push_str(&printable(&text.to_string()));
+        self.results.push('\n');
+    }
+
+    /// Adds JSON to the standard output. Characters that a terminal must not get are in its strings, and escaped there.
+    pub(crate) fn json(&mut self, json: impl Display) {
+        for c in json.to_string().chars() {
+            match is_harmful(c) {
+                true => _ = write!(self.results, "\\u{:04x}", u32::from(c)), // writing into a text never fails
+                false => self.results.push(c),
+            }
+        }
         self.results.push('\n');
     }
 
@@ -53,7 +64,13 @@ impl Output {
     }
 }
 
-/// Replaces characters that could move the cursor of a terminal. They can be in names of files.
+/// Replaces characters that a terminal must not get. They can be in names of files, and in what files say.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+    text.chars().map(|c| if is_harmful(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// Returns whether a character could move the cursor of a terminal, or turn the direction of its text.
+fn is_harmful(c: char) -> bool {
+    let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    turns || c.is_control() && c != '\n'
 }

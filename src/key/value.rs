@@ -4,6 +4,8 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use crate::error::turns_text;
+
 /// Bytes that fit without the heap; longer keys are boxed.
 const INLINE: usize = 38;
 
@@ -136,8 +138,9 @@ impl Key {
 
     /// Returns the key's parts as text, for people who operate the service: `192.0.2.1, /search`.
     ///
-    /// Text that could be read as something else is quoted, and no part contains control characters. A key that is not
-    /// made of values is in parentheses: `(all requests)` is the [global](Self::global) one.
+    /// Text that could be read as something else is quoted, and no part contains control characters, or those that turn
+    /// the direction of text. A key that is not made of values is in parentheses: `(all requests)` is the
+    /// [global](Self::global) one.
     ///
     /// A key may be a secret or personal data, such as a token or an address. Do not write it to
     /// logs or metrics unchanged.
@@ -289,8 +292,9 @@ fn part_text(kind: u8, part: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
 
 /// Returns whether text is read as nothing else without quotes.
 fn is_plain(text: &str) -> bool {
-    let is_odd = |c: char| c.is_control() || matches!(c, '"' | '\\' | '\u{2028}' | '\u{2029}') || c == '\u{202e}';
+    let is_odd = |c: char| c.is_control() || turns_text(c) || matches!(c, '"' | '\\' | '\u{2028}' | '\u{2029}');
     let is_other = text.parse::<i128>().is_ok()
+        || text.parse::<u128>().is_ok()
         || text.parse::<IpAddr>().is_ok()
         || matches!(text, "true" | "false")
         || text.starts_with('(');
@@ -662,10 +666,12 @@ mod tests {
             (Key::of(("192.0.2.1".parse::<IpAddr>().unwrap(), "/search")), "192.0.2.1, /search"),
             (Key::of("2001:db8::".parse::<IpAddr>().unwrap()), "2001:db8::"),
             (Key::of("192.0.2.1"), "\"192.0.2.1\""),
+            (Key::of(u128::MAX.to_string()), &format!("\"{}\"", u128::MAX)),
             (Key::of((u64::MAX, u128::MAX, -7, i128::MIN)), &format!("{}, {}, -7, {}", u64::MAX, u128::MAX, i128::MIN)),
             (Key::of(("-7", true, "true", OrAbsent::<u8>(None))), "\"-7\", true, \"true\", (absent)"),
             (Key::of(("a b", "a, b", "", " a", "(no key)")), "a b, \"a, b\", \"\", \" a\", \"(no key)\""),
             (Key::of("\u{1b}[2J\n\u{202e}"), "\"\\u{1b}[2J\\n\\u{202e}\""),
+            (Key::of(("a\u{2067}", "\u{200f}")), "\"a\\u{2067}\", \"\\u{200f}\""),
             (Key::of(&b"\xffa"[..]), "b\"\\xffa\""),
             (Some(Key::keyless()), "(no key)"),
             (Some(Key::ambiguous()), "(several values)"),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::builder::Quota;
 use super::error::{QuotaError, QuotaErrorKind};
 use super::spec::{Algorithm, Anchor, Oldest, Spec, UNITS_MAX};
+use crate::error::printable;
 
 /// The units of time, the longest first: the microseconds, the name for printing, and the names for
 /// reading.
@@ -184,6 +185,18 @@ const PHRASES: [Phrase; 6] = [
     ("in proportion", Quota::in_proportion),
 ];
 
+/// Prints a word in quotes, and of a long one the beginning.
+struct Word<'a>(&'a str);
+
+impl fmt::Display for Word<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.char_indices().nth(40).and_then(|(end, _)| self.0.get(..end)) {
+            Some(shown) => write!(f, "`{shown}…`"),
+            None => write!(f, "`{}`", self.0),
+        }
+    }
+}
+
 /// The words of a quota. A word that was read is empty.
 struct Reader<'a> {
     text: &'a str,
@@ -237,10 +250,12 @@ impl<'a> Reader<'a> {
         }
         match self.words.iter().find(|word| !word.is_empty()) {
             Some(other) if is_named => {
-                Err(self.error(&format!("`{other}` is not an option of a {}, or is there twice", quota.algorithm())))
+                let other = Word(other);
+                Err(self.error(&format!("{other} is not an option of a {}, or is there twice", quota.algorithm())))
             }
             Some(other) => Err(self.error(&format!(
-                "`{other}` is neither an algorithm ({}) nor an option of a {}, or is there twice",
+                "{} is neither an algorithm ({}) nor an option of a {}, or is there twice",
+                Word(other),
                 Algorithm::timed().map(Algorithm::as_str).collect::<Vec<_>>().join(", "),
                 quota.algorithm()
             ))),
@@ -300,7 +315,7 @@ impl<'a> Reader<'a> {
         let units = units.chain(LONG_UNITS.iter().map(|(length, names)| (length, *names)));
         let Some((length, _)) = units.into_iter().find(|(_, names)| names.contains(&unit)) else {
             return Err(
-                self.error(&format!("`{unit}` is not a unit of time: year, month, week, d, h, min, s, ms or µs"))
+                self.error(&format!("{} is not a unit of time: year, month, week, d, h, min, s, ms or µs", Word(unit)))
             );
         };
         let micros = count.checked_mul(*length).ok_or_else(|| self.error("the period is too long"))?;
@@ -317,7 +332,7 @@ impl<'a> Reader<'a> {
         for word in phrase.split(' ') {
             match self.next() {
                 Some(found) if found == word => {}
-                Some(found) => return Err(self.error(&format!("`{found}` stands where `{phrase}` should be"))),
+                Some(found) => return Err(self.error(&format!("{} stands where `{phrase}` should be", Word(found)))),
                 None => return Err(self.error(&format!("`{phrase}` is missing"))),
             }
         }
@@ -407,16 +422,14 @@ impl<'a> Reader<'a> {
         let digits = Some(word.replace('_', "")).filter(|digits| !digits.starts_with('+'));
         let number = digits.and_then(|digits| digits.parse().ok());
         let hint = if word.contains('.') { ": take a smaller unit" } else { "" };
-        number.ok_or_else(|| self.error(&format!("`{word}` is not a whole number that fits{hint}")))
+        number.ok_or_else(|| self.error(&format!("{} is not a whole number that fits{hint}", Word(word))))
     }
 
     fn error(&self, why: &str) -> QuotaError {
         let text: String = self.text.chars().take(80).collect();
-        QuotaError::new(
-            QuotaErrorKind::Syntax,
-            format!(
-                "`{text}` is not a quota: {why}; write it like `100/min burst 20`, `5 per 10 s, sliding log` or `3 at once`"
-            ),
-        )
+        let message = format!(
+            "`{text}` is not a quota: {why}; write it like `100/min burst 20`, `5 per 10 s, sliding log` or `3 at once`"
+        );
+        QuotaError::new(QuotaErrorKind::Syntax, message.chars().map(printable).collect::<String>())
     }
 }

@@ -227,6 +227,27 @@ fn bucket_drains_within_2_to_the_48_microseconds() {
 }
 
 #[test]
+fn quota_text_error_is_short_and_printable() {
+    let long = "x".repeat(100_000);
+    let number = "9".repeat(100_000);
+    for text in [
+        &long,
+        &format!("5 per {long}"),
+        &format!("{number}/s"),
+        &format!("5/s burst {number}"),
+        &format!("5/s {long}"),
+        &format!("5 {long}"),
+        &format!("5/s {long} gcra"),
+        "5\u{1b}[2J/s",
+        "5/\u{202e}s",
+    ] {
+        let message = text.parse::<Quota>().unwrap_err().to_string();
+        assert!(message.chars().count() < 600, "{} characters", message.chars().count());
+        assert!(!message.contains(|c: char| c.is_control() || c == '\u{202e}'), "{message:?}");
+    }
+}
+
+#[test]
 fn quota_text_error_says_how_to_fix_it() {
     use QuotaErrorKind::{NotAnOption, Period, Syntax, TooSlow, Units};
     for (text, kind, fix) in [

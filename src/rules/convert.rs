@@ -7,6 +7,7 @@ use super::problem::{Position, Quoted, RulesErrorKind};
 use super::read::{METHODS, Names, can_be_registered, path_pattern, read};
 use super::spec::{DescriptorSpec, DomainSpec, LimitSpec};
 use super::tree::{encoded, policy_name};
+use crate::error;
 use crate::key::parse_network;
 use crate::mode::Mode;
 
@@ -47,12 +48,15 @@ pub fn convert_envoy(text: impl AsRef<[u8]>) -> Result<String, RulesError> {
 }
 
 fn converted(domain: &DomainSpec) -> String {
-    let mut writer = Writer { domain, rules: String::new(), is_empty: true };
+    let mut writer = Writer { domain, rules: String::new(), is_empty: true, has_addresses: false };
     writer.level(&domain.descriptors, &mut Vec::new());
     let mut text = format!(
         "# Made of the domain {} in Envoy's form. Here all rules that match a request count.\n",
         Quoted(&printable(&domain.name))
     );
+    if writer.has_addresses {
+        text += "# In Envoy's form each IPv6 address counts by itself. Here its /64 does.\n";
+    }
     text += if writer.is_empty { "rules: []\n" } else { "rules:\n" };
     text + &writer.rules
 }
@@ -61,6 +65,8 @@ struct Writer<'s> {
     domain: &'s DomainSpec,
     rules: String,
     is_empty: bool,
+    /// Whether a rule counts by the address.
+    has_addresses: bool,
 }
 
 impl<'s> Writer<'s> {
@@ -87,6 +93,7 @@ impl<'s> Writer<'s> {
         };
         self.is_empty = false;
         let rule = Rule::new(path);
+        self.has_addresses |= rule.key.iter().any(|part| part == CLIENT_IP);
         for note in notes(limit, path, siblings).into_iter().chain(rule.notes) {
             self.note(&note);
         }
@@ -119,6 +126,9 @@ impl<'s> Writer<'s> {
     }
 }
 
+/// The most other entries that a note names.
+const SHOWN_MAX: usize = 5;
+
 /// Returns what the native form cannot say about a limit.
 fn notes(limit: &LimitSpec, path: &[&DescriptorSpec], siblings: &[DescriptorSpec]) -> Vec<String> {
     let mut notes = Vec::new();
@@ -131,11 +141,12 @@ fn notes(limit: &LimitSpec, path: &[&DescriptorSpec], siblings: &[DescriptorSpec
         // Exact values come first, then the patterns in the order of the file.
         is_exact(other) || other.value.is_some() && (own.value.is_none() || before)
     });
-    let values: Vec<String> =
-        more_specific.filter_map(|other| other.value.as_ref()).map(|value| Quoted(value).to_string()).collect();
+    // One more than are shown: a file can have very many.
+    let values = more_specific.filter_map(|other| other.value.as_ref()).take(SHOWN_MAX + 1);
+    let values: Vec<String> = values.map(|value| Quoted(value).to_string()).collect();
     if let (Some(own), false) = (own, values.is_empty()) {
-        let shown = values.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
-        let more = if values.len() > 5 { ", and others" } else { "" };
+        let shown = values.iter().take(SHOWN_MAX).cloned().collect::<Vec<_>>().join(", ");
+        let more = if values.len() > SHOWN_MAX { ", and others" } else { "" };
         notes.push(format!(
             "In Envoy's form, other entries limit {} {shown}{more}. Here this rule limits them, too.",
             own.key
@@ -150,6 +161,9 @@ fn notes(limit: &LimitSpec, path: &[&DescriptorSpec], siblings: &[DescriptorSpec
     }
     notes
 }
+
+/// The key of a client's address.
+const CLIENT_IP: &str = "client-ip";
 
 /// The key and the conditions of a rule.
 #[derive(Default)]
@@ -191,7 +205,12 @@ impl Rule {
 
     fn add_key(&mut self, key: &str) {
         let ready = match key {
-            "remote_address" | "masked_remote_address" => Some("client-ip"),
+            "remote_address" => Some(CLIENT_IP),
+            "masked_remote_address" => {
+                let note = "In Envoy's form a route says how many bits of an address count. Here all of IPv4 do.";
+                self.notes.push(note.to_owned());
+                Some(CLIENT_IP)
+            }
             "path" | ":path" => Some("path"),
             "method" | ":method" => Some("method"),
             "host" | ":authority" => Some("host"),
@@ -253,7 +272,8 @@ fn quoted(text: &str) -> String {
 
 /// Returns the text for a comment, which a control character or a separator of lines could end.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') { '\u{fffd}' } else { c }).collect()
+    let separates = |c: char| matches!(c, '\u{2028}' | '\u{2029}');
+    text.chars().map(|c| if separates(c) { '\u{fffd}' } else { error::printable(c) }).collect()
 }
 
 #[cfg(test)]
@@ -287,9 +307,11 @@ descriptors:
   value: 10.1.2.3
   descriptors:
   - {key: host, rate_limit: {unit: second, requests_per_unit: 7}}
+- {key: masked_remote_address, rate_limit: {unit: hour, requests_per_unit: 5}}
 - {key: internal}
 ";
         let expected = r#"# Made of the domain `shop` in Envoy's form. Here all rules that match a request count.
+# In Envoy's form each IPv6 address counts by itself. Here its /64 does.
 rules:
   - name: "shop:path=/search/*,remote_address"
     quota: "6 per minute, fixed window"
@@ -321,6 +343,10 @@ rules:
     quota: "7 per second, fixed window"
     key: host
     match: {client: "10.1.2.3"}
+  # In Envoy's form a route says how many bits of an address count. Here all of IPv4 do.
+  - name: "shop:masked_remote_address"
+    quota: "5 per hour, fixed window"
+    key: client-ip
   # shop:internal has no limit, so it needs no rule.
 "#;
         assert_eq!(native(text), expected);
@@ -353,6 +379,10 @@ rules:
                 ));
             }
         }
+        let turned = native(
+            "domain: \"a\\u202e\"\ndescriptors: [{key: \"b\\u2067\", rate_limit: {unit: day, requests_per_unit: 1, name: \"c\\u200f\"}}]",
+        );
+        assert!(!turned.contains(error::turns_text), "a comment shows what is there: {turned}");
         native(&format!(
             "domain: {}\ndescriptors: [{{key: b, rate_limit: {{unit: day, requests_per_unit: 1}}}}]",
             "a".repeat(300)

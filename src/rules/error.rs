@@ -1,17 +1,20 @@
 //! The error of a file of rules, and what collects its problems.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::problem::{Found, Lines, Position, Problem, Quoted, RulesErrorKind, printable, similar};
+use super::problem::{Found, Lines, Position, Problem, Quoted, RulesErrorKind, similar};
 use super::report::{NameKind, Noticed, RulesWarning, UnregisteredName};
-use crate::error::Source;
+use crate::error::{Source, printable};
 
 /// The most problems that are kept. Others are only counted.
 const PROBLEMS_MAX: usize = 100;
+
+/// The most letters of words that are compared with each other to suggest what was meant, over a whole file: each of a
+/// word with each of the other. A file can have very many templates, and names that are none.
+const COMPARED_MAX: usize = 20_000_000;
 
 /// The error of a file of rules. It has all problems of the file, in the order of their positions.
 ///
@@ -158,12 +161,14 @@ pub(crate) struct Problems<'a> {
     more: usize,
     /// The names that are not registered and may be, with their first uses.
     names: HashMap<(NameKind, Box<str>), Found>,
+    /// The letters that may still be compared.
+    comparable: usize,
 }
 
 impl<'a> Problems<'a> {
     /// Makes an empty collection for the file with this text.
     pub(crate) fn new(text: &'a str) -> Self {
-        Self { text, found: Vec::new(), more: 0, names: HashMap::new() }
+        Self { text, found: Vec::new(), more: 0, names: HashMap::new(), comparable: COMPARED_MAX }
     }
 
     /// Adds a problem.
@@ -183,7 +188,7 @@ impl<'a> Problems<'a> {
         otherwise: &str,
     ) -> Option<&'w str> {
         let is_full = self.found.len() >= PROBLEMS_MAX; // the message is not shown
-        let suggestion = if is_full { None } else { similar(word, known) };
+        let suggestion = if is_full { None } else { self.similar(word, known) };
         self.push(Found::of_word(kind, position, message, suggestion, otherwise));
         suggestion
     }
@@ -199,9 +204,20 @@ impl<'a> Problems<'a> {
         known: impl IntoIterator<Item = &'w str>,
         otherwise: &str,
     ) {
-        if let Entry::Vacant(entry) = self.names.entry((kind, name.into())) {
-            entry.insert(Found::of_word(RulesErrorKind::Name, position, message, similar(name, known), otherwise));
+        if self.names.contains_key(&(kind, name.into())) {
+            return;
         }
+        let found = Found::of_word(RulesErrorKind::Name, position, message, self.similar(name, known), otherwise);
+        self.names.insert((kind, name.into()), found);
+    }
+
+    /// Returns the known word that is probably meant, if as many as a file may have are compared.
+    fn similar<'w>(&mut self, word: &str, known: impl IntoIterator<Item = &'w str>) -> Option<&'w str> {
+        let known = known.into_iter().take_while(|one| {
+            self.comparable = self.comparable.saturating_sub(word.len() * one.len());
+            self.comparable > 0
+        });
+        similar(word, known)
     }
 
     /// Takes the noted names out, in the order of their positions.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::error::printable;
+
 /// The most characters of a line that are shown.
 const LINE_MAX: usize = 120;
 
@@ -184,13 +186,6 @@ impl<'a> Lines<'a> {
         let shown: String = shown.map(|c| if c == '\t' { ' ' } else { printable(c) }).collect();
         (shown.trim_end().into(), position.column - skipped)
     }
-}
-
-/// Replaces a character that could move the cursor of the terminal that shows the error, or turn the direction of its
-/// text.
-pub(super) fn printable(c: char) -> char {
-    let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    if c.is_control() || turns { '\u{fffd}' } else { c }
 }
 
 /// Returns the known word that is most similar to `word`, if one is similar enough to be meant.

@@ -3,6 +3,7 @@
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
+use crate::error::turns_text;
 use crate::time::Humane;
 
 /// Prints text of others in HTML: markup is escaped, and what could turn the direction of the page is left out.
@@ -19,10 +20,7 @@ impl Display for Text<'_> {
                 '\'' => f.write_str("&#39;")?,
                 '\r' => {} // a browser sends it before each line's end
                 '\n' | '\t' => f.write_char(char)?,
-                '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                    f.write_char('\u{fffd}')?;
-                }
-                _ if char.is_control() => f.write_char('\u{fffd}')?,
+                _ if char.is_control() || turns_text(char) => f.write_char('\u{fffd}')?,
                 _ => f.write_char(char)?,
             }
         }

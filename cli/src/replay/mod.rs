@@ -48,25 +48,25 @@ const WEEK_US: u64 = 7 * 86_400_000_000;
 const CURVES_MAX: usize = 32;
 
 pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> {
-    if let Some(file) = options.html.as_ref().filter(|file| is_log(file, options)) {
-        return Err(format!("error: {}: --html would overwrite this log", file.display()));
+    if let Some(file) = options.html.as_ref().filter(|file| is_read(file, options)) {
+        return Err(format!("error: {}: --html would overwrite this file, which is read", file.display()));
     }
     let report = replay(options).map_err(|trouble| format!("error: {trouble}"))?;
     if let Some(file) = &options.html {
         std::fs::write(file, report.html()).map_err(|error| format!("error: {}: {error}", file.display()))?;
     }
     if options.json {
-        output.line(format_args!("{:#}", report.json()));
+        output.json(format_args!("{:#}", report.json()));
     } else {
         output.line(report.to_string().trim_end());
     }
     Ok(exit::FINE)
 }
 
-fn is_log(file: &Path, options: &Options) -> bool {
+fn is_read(file: &Path, options: &Options) -> bool {
     let whole = |path: &Path| path.canonicalize().ok();
     let file = whole(file);
-    file.is_some() && options.logs.iter().any(|log| whole(log) == file)
+    file.is_some() && options.logs.iter().chain(&options.rules).any(|read| whole(read) == file)
 }
 
 /// Counts limited keys that the limiter of the curves had to forget.

@@ -17,6 +17,35 @@ fn check(content: impl AsRef<[u8]>) -> Run {
     check
 }
 
+/// In text they are replaced, and in JSON they are escaped, so that a reader gets what was there.
+#[test]
+fn text_of_a_file_neither_turns_nor_moves_that_of_the_terminal() {
+    let is_harmful =
+        |c: char| c.is_control() && c != '\n' || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let folder = Folder::with_rules(
+        "rules: [{name: a, quota: 5/s, key: \"k\\u202e\"}, {name: b, quota: 5/s, key: global, match: {user-agent: \"u\\u202e\"}}]",
+    );
+    folder.write(
+        "envoy.yaml",
+        "{domain: \"d\\u202e\", descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1, name: \"n\\u202e\"}}]}",
+    );
+    for arguments in [
+        &["check", "rules.yaml"][..],
+        &["explain", "rules.yaml"],
+        &["explain", "rules.yaml", "--key", "k\u{202e}=\u{85}\u{202e}"],
+        &["convert", "envoy.yaml"],
+        &["check", "--json", "rules.yaml"],
+        &["explain", "--json", "rules.yaml", "--key", "k\u{202e}=\u{85}\u{202e}"],
+    ] {
+        let run = folder.run(arguments);
+        assert_eq!(run.code, Some(0), "{run:?}");
+        assert!(!run.out.contains(is_harmful), "{run:?}");
+    }
+    let json = folder.run(&["explain", "--json", "rules.yaml", "--key", "k\u{202e}=\u{85}\u{202e}"]).out;
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["explanation"]["rules"][1]["expected"], "u\u{202e}");
+}
+
 #[test]
 fn file_that_is_too_large_is_refused() {
     let comments = "# a comment that says nothing\n".repeat(350_000);

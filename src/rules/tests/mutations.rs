@@ -335,6 +335,16 @@ fn large_files_are_read_within_bounds() {
     }
 }
 
+/// Each misspelt name is compared with all templates.
+#[test]
+fn suggestions_take_bounded_time() {
+    let templates: String = (0..3_000).map(|n| format!(" t{n:059}: {{key: path}}\n")).collect();
+    let rules: String = (0..100).map(|n| format!("- {{name: a{n}, quota: 5/s, use: s{n:059}}}\n")).collect();
+    let error = spec(&format!("templates:\n{templates}rules:\n{rules}")).unwrap_err();
+    let suggestions: Vec<bool> = error.problems().iter().map(|problem| problem.suggestion().is_some()).collect();
+    assert_eq!((suggestions.len(), suggestions[0], suggestions[99]), (100, true, false));
+}
+
 #[test]
 fn files_beyond_the_bounds_are_refused() {
     let too_long = " ".repeat(BYTES_MAX + 1);
