@@ -109,6 +109,14 @@ impl Reader<'_, '_, '_> {
         if METHODS.contains(&text) {
             return Method::from_bytes(text.as_bytes()).ok();
         }
+        // HTTP allows it in the name of a method, so the rule would apply to no request that clients send.
+        if text.contains('*') {
+            let message = format!(
+                "{} is not a method: list the methods, as in `[GET, POST]`, or leave `method` out for all of them",
+                Quoted(text)
+            );
+            return self.refuse(RulesErrorKind::Value, node.position, message);
+        }
         let meant = similar(text, METHODS.iter().copied());
         match Method::from_bytes(text.as_bytes()) {
             Ok(method) if meant.is_none() && !text.contains(|c: char| c.is_ascii_lowercase()) => Some(method),
@@ -125,8 +133,8 @@ impl Reader<'_, '_, '_> {
     fn host(&mut self, node: &Node<'_>) -> Option<Wildcard> {
         let Wildcard(text) = self.wildcard(node, "host")?;
         let port = text.rsplit_once(':').filter(|(name, port)| {
-            let is_address = name.contains(':') && !name.ends_with(']');
-            !is_address && port.bytes().all(|byte| byte.is_ascii_digit())
+            let is_address = (name.contains(':') || name.starts_with('[')) && !name.ends_with(']');
+            !is_address && port.bytes().all(|byte| byte.is_ascii_digit() || byte == b'*')
         });
         if port.is_some() {
             let message = format!("the host {} has a port, which is not compared: leave it out", Quoted(&text));

@@ -57,7 +57,9 @@ impl Reader<'_, '_, '_> {
                 self.refuse(RulesErrorKind::Value, node.position, message)
             }
             ["header", name] => self.header_name(name, node.position).map(KeySpec::Header),
-            ["cookie", name] if !name.contains(['=', ';', ',', '"']) => Some(KeySpec::Cookie((*name).into())),
+            ["cookie", name] if !name.contains(['=', ';', ',', '"']) => {
+                self.decoded(name, node.position).map(|name| KeySpec::Cookie(name.into()))
+            }
             ["query", name] => self.parameter_name(name, node.position).map(KeySpec::Query),
             [word] => match KEYS.iter().find(|(ready, _)| ready == word) {
                 Some((_, key)) => Some(key.clone()),
@@ -112,14 +114,14 @@ impl Reader<'_, '_, '_> {
         self.decoded(name, position).map(Into::into)
     }
 
-    /// Refuses a name or a value of a parameter that is percent-encoded.
+    /// Refuses a name or a value of a parameter, or a cookie's name, that is percent-encoded.
     pub(super) fn decoded<'t>(&mut self, text: &'t str, position: Position) -> Option<&'t str> {
         let decoded = percent_decode_str(text).decode_utf8_lossy();
         if *decoded == *text {
             return Some(text);
         }
         let message = format!(
-            "{} is percent-encoded, and parameters are compared decoded: write {}",
+            "{} is percent-encoded, and cookies and parameters are compared decoded: write {}",
             Quoted(text),
             Quoted(&decoded)
         );
@@ -128,8 +130,9 @@ impl Reader<'_, '_, '_> {
 
     pub(super) fn header_name(&mut self, name: &str, position: Position) -> Option<HeaderName> {
         match HeaderName::try_from(name) {
-            Ok(name) => Some(name),
-            Err(_) => {
+            // HTTP allows a `*` in it, and no header has one: a pattern is meant.
+            Ok(header) if !name.contains('*') => Some(header),
+            _ => {
                 let message = format!("{} is not the name of a header: write it like `x-api-key`", Quoted(name));
                 self.refuse(RulesErrorKind::Value, position, message)
             }

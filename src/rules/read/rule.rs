@@ -89,8 +89,12 @@ impl Reader<'_, '_, '_> {
         }
         if let (Some(quota), Ok(cost)) = (&quota, &cost) {
             self.check_cost(cost.as_ref(), quota, has_own_cost);
-            if let (QuotaSpec::All(quotas), Ok(Some(candidate))) = (quota, &candidate) {
-                self.check_units(&quotas.iter().take(1).chain([candidate]).cloned().collect::<Vec<_>>())?;
+            if let Ok(Some(candidate)) = &candidate {
+                let first = match quota {
+                    QuotaSpec::All(quotas) => quotas.first(),
+                    QuotaSpec::Plans(plans) => plans.quotas.first().map(|(_, quota)| quota),
+                };
+                self.check_units(&first.into_iter().chain([candidate]).cloned().collect::<Vec<_>>())?;
             }
         }
         Some(RuleSpec {
