@@ -121,7 +121,12 @@ impl Options {
 }
 
 fn quota(text: &str) -> Result<Box<Quota>, String> {
-    text.parse().map(Box::new).map_err(|error: tower_ratelimit::quota::QuotaError| error.to_string())
+    let quota: Quota = text.parse().map_err(|error: tower_ratelimit::quota::QuotaError| error.to_string())?;
+    if quota.counts_bytes() {
+        let message = "it counts bytes, and each request would cost one: take --rules, with a rule that has `cost: content-length`";
+        return Err(message.to_owned());
+    }
+    Ok(Box::new(quota))
 }
 
 fn name(text: &str) -> Result<(String, KeyWord), String> {
@@ -185,6 +190,7 @@ mod tests {
             (&["a.log"][..], "--quota"),
             (&["--quota", "5 per second"], "<LOG>"),
             (&["--quota", "5", "a.log"], "is not a quota"),
+            (&["--quota", "5 kB per second", "a.log"], "it counts bytes"),
             (&["--rules", "r", "--quota", "1/s", "a"], "--rules"),
             (&["--rules", "r", "--key", "path", "a"], "--key"),
             (&["--key", "ip", "--quota", "1/s", "a"], "take client"),

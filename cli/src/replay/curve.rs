@@ -363,22 +363,28 @@ fn grid(limit: u64) -> Vec<u64> {
 /// else stays. Returns `None` if there is no such quota.
 fn with_limit(quota: &Quota, limit: u64) -> Option<Quota> {
     let text = quota.to_string();
-    let (_, rest) = text.split_once(' ')?;
-    let scaled = |number: &str| -> Option<u64> {
-        let scaled = (number.parse::<u128>().ok()? * u128::from(limit)).div_ceil(u128::from(quota.limit()));
+    let (first, options) = text.split_once(", ").unwrap_or((&text, ""));
+    let (_, rest) = first.split_at(first.find(" per ").or_else(|| first.find(" at once"))?);
+    // A quota of bytes has a unit behind each number of them.
+    let unit = if quota.counts_bytes() { " B" } else { "" };
+    let scaled = |amount: &str| -> Option<u64> {
+        let scaled = (u128::from(units(amount)?) * u128::from(limit)).div_ceil(u128::from(quota.limit()));
         u64::try_from(scaled).ok()
     };
-    let parts: Option<Vec<String>> = rest
-        .split(", ")
-        .map(|part| {
-            let option = ["burst ", "queue ", "delay after "].iter().find(|option| part.starts_with(**option));
-            match option.and_then(|option| part.strip_prefix(option).map(|number| (option, number))) {
-                Some((option, number)) => Some(format!("{option}{}", scaled(number)?)),
-                None => Some(part.to_owned()),
-            }
-        })
-        .collect();
-    format!("{limit} {}", parts?.join(", ")).parse().ok()
+    let mut parts = vec![format!("{limit}{unit}{rest}")];
+    for part in options.split(", ") {
+        let option = ["burst ", "queue ", "delay after "].iter().find(|option| part.starts_with(**option));
+        parts.push(match option.and_then(|option| part.strip_prefix(option).map(|amount| (option, amount))) {
+            Some((option, amount)) => format!("{option}{}{unit}", scaled(amount)?),
+            None => part.to_owned(),
+        });
+    }
+    parts.join(", ").parse().ok()
+}
+
+/// Returns the units of an amount as a quota's text has it, such as `20` or `20 MiB`.
+fn units(amount: &str) -> Option<u64> {
+    format!("{amount} per s").parse().ok().map(|quota: Quota| quota.limit())
 }
 
 /// The units that requests hold under limits of requests in flight.
@@ -603,5 +609,22 @@ mod tests {
         let quota: Quota = "100 per minute, burst 20".parse().unwrap();
         assert_eq!(with_limit(&quota, 150).unwrap().to_string(), "150 per minute, burst 30, token bucket");
         assert_eq!(with_limit(&quota, 1).unwrap().to_string(), "1 per minute, token bucket");
+    }
+
+    #[test]
+    fn limits_of_bytes_are_around_the_limit() {
+        for (text, limit, expected) in [
+            ("100 MiB per hour", 150, "150 B per hour, token bucket"),
+            ("100 kB per hour, burst 20 kB", 50_000, "50 kB per hour, burst 10 kB, token bucket"),
+            ("1 MB per day, fixed window", 1_500_000, "1500 kB per day, fixed window"),
+            ("3 at once, wait 10 seconds", 5, "5 at once, wait 10 seconds"),
+        ] {
+            let quota: Quota = text.parse().unwrap();
+            assert_eq!(with_limit(&quota, limit).unwrap().to_string(), expected, "{text}");
+            assert_eq!(with_limit(&quota, quota.limit()), Some(quota), "{text}");
+        }
+        let curve = curve(&"100 kB per hour, burst 20 kB".parse().unwrap(), 0);
+        let limits: Vec<u64> = curve.limits.iter().map(|limit| limit.quota.limit()).collect();
+        assert_eq!((limits.len(), limits[0], limits[12]), (LIMITS, 1_000, 100_000), "{limits:?}");
     }
 }

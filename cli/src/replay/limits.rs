@@ -131,7 +131,9 @@ impl Limits {
         let limiter = limiter.build().map_err(|error| error.to_string())?;
         let layer = match through {
             Through::Rules { file, names } => {
-                let mut rules = Rules::builder().trusted_proxies(proxies.map_or_else(no_proxy, |p| Ok(p.clone()))?);
+                let mut rules = Rules::builder()
+                    .trusted_proxies(proxies.map_or_else(no_proxy, |p| Ok(p.clone()))?)
+                    .clock(clock.clone());
                 for (name, word) in *names {
                     rules = rules.key(name, extract(word, proxies));
                 }

@@ -9,7 +9,7 @@ use tower_ratelimit::key::{Prefixes, host};
 use tower_ratelimit::{Key, Mode, Policy, Quota};
 
 use super::curve::Curve;
-use super::limits::{Head, PolicyDecision};
+use super::limits::{Head, PolicyDecision, is_of_requests_in_flight};
 use super::read::request::{Request, path};
 
 /// The windows in which the peak use of a client is counted, in microseconds: 1 s, 1 min, 1 h, 1 day of UTC.
@@ -155,7 +155,9 @@ impl Tally {
         }
         if let Some(in_flight) = &mut self.in_flight {
             let until_us = at_us.saturating_add(request.duration_us.unwrap_or(0));
-            in_flight.take(id, decision.cost, at_us, until_us);
+            // A limit beside a rate counts requests, whatever they cost.
+            let units = if is_of_requests_in_flight(&self.policy) { decision.cost } else { 1 };
+            in_flight.take(id, units, at_us, until_us);
         }
         Some(id)
     }

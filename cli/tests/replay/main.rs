@@ -324,6 +324,8 @@ fn trouble_is_reported_with_a_way_out() {
         let error = error(&[&quota[..], args].concat(), input);
         assert!(error.contains(expected), "{args:?}: {error}");
     }
+    let right = folder.file("right.yaml", "rules: []");
+    assert!(error(&["--rules", &right, "--html", &right, &log], b"").contains("overwrite"));
     let error = error(&["--rules", &bad_rules, &log], b"");
     assert!(error.contains("1:") && error.contains("5 per minut"), "{error}");
 }
@@ -502,6 +504,41 @@ fn refused_client_is_shown_with_what_it_did() {
     assert!(text.contains("/from/198.51.100.77 (15)") && text.contains("no user agent"), "{text}");
 }
 
+/// A path is a client if it is the key.
+#[test]
+fn tokens_in_paths_are_masked_if_paths_are_keys() {
+    let folder = Folder::new("path-keys");
+    let mut log = String::new();
+    for n in 0..40 {
+        let path = ["/invite/k3qxTb9w", "/invite/h7Zw20pa", "/login"][n % 3];
+        log.push_str(&format!(
+            "192.0.2.1 - - [17/May/2015:10:05:{n:02} +0000] \"GET {path}?a=b HTTP/1.1\" 200 1 \"-\" \"curl\"\n"
+        ));
+    }
+    let log = folder.file("access.log", log);
+    let clients = |show: &[&str]| {
+        let report = json(&[&["--quota", "1 per minute", "--key", "path", &log], show].concat());
+        let worst = report["policies"][0]["worst"].as_array().unwrap().clone();
+        let mut clients: Vec<String> = worst.iter().map(|one| one["client"].as_str().unwrap().to_owned()).collect();
+        clients.sort();
+        clients
+    };
+    assert_eq!(clients(&[]), ["/invite/* #1", "/invite/* #2", "/login"]);
+    assert_eq!(clients(&["--show-addresses"]), ["/invite/h7Zw20pa", "/invite/k3qxTb9w", "/login"]);
+}
+
+/// One line of nonsense must not make the log as old as that.
+#[test]
+fn absurd_duration_is_none() {
+    let folder = Folder::new("absurd-duration");
+    let requests: Vec<(&str, f64, f64)> = (0..60).map(|n| ("192.0.2.1", f64::from(n), 0.5)).collect();
+    let log = timed(&requests).replacen(" 0.5", " 99999999999.5", 1);
+    let report = json(&["--quota", "10 per minute", "--format", TIMED, &folder.file("access.log", log)]);
+    assert_eq!(report["read"]["requests"], 60);
+    let warnings = report["warnings"].to_string();
+    assert!(warnings.contains("Without a duration, so that they count as ended at once: 1 request."), "{warnings}");
+}
+
 #[test]
 fn w3c_logs_are_read_by_their_directives() {
     let folder = Folder::new("w3c");
@@ -635,6 +672,11 @@ fn rate_has_a_limit_of_requests_in_flight_beside_it() {
     assert_eq!(refused, [&Value::from(0), &Value::from(1)], "all or none");
     let beside = report["policies"][0]["curve_in_flight"]["rule"].as_str().unwrap();
     assert!(beside.starts_with("# beside the rule of the policy api"), "{beside}");
+
+    let rules = folder.file("costly.yaml", "rules: [{name: api, quota: 100 per minute, key: peer-ip, cost: 5}]");
+    let policy = &json(&["--rules", &rules, "--format", TIMED, &file])["policies"][0];
+    assert_eq!(policy["curve_in_flight"]["limits"][1]["all"]["refused"], 1, "requests are counted, not what they cost");
+    assert_eq!(policy["in_flight"]["max"], 3);
 }
 
 #[test]
@@ -672,4 +714,26 @@ fn cost_is_the_content_length_that_the_log_has() {
     let format = r#"$remote_addr $msec "$request" $status $http_content_length"#;
     let policy = &json(&["--rules", &rules, "--format", format, &file])["policies"][0];
     assert_eq!((&policy["requests"], &policy["refused"]), (&3.into(), &1.into()));
+    let limits = policy["curve"]["limits"].as_array().unwrap();
+    let of = |limit: u64| limits.iter().find(|one| one["limit"] == limit).unwrap();
+    assert_eq!((&of(1_000)["quota"], &of(1_000)["all"]["refused"]), (&"1 kB per hour, fixed window".into(), &1.into()));
+    assert_eq!((&of(500)["all"]["refused"], &of(1_500)["all"]["refused"]), (&1.into(), &0.into()));
+}
+
+#[test]
+fn rules_for_times_of_the_week_apply_at_the_logs_time() {
+    let folder = Folder::new("times");
+    let rules = "rules:
+  - {name: sunday, quota: 5 per minute, key: peer-ip, match: {time: sun UTC}}
+  - {name: rest, quota: 5 per minute, key: peer-ip, match: {not: {time: sun UTC}}}
+";
+    let line =
+        |day, second| format!("192.0.2.1 - - [{day}/May/2015:10:05:{second:02} +0000] \"GET / HTTP/1.1\" 200 1\n");
+    // The 17th was a Sunday.
+    let log: String = (0..8).map(|second| line(17, second)).chain((0..3).map(|second| line(18, second))).collect();
+    let report = json(&["--rules", &folder.file("rules.yaml", rules), &folder.file("access.log", log)]);
+    let requests =
+        report["policies"].as_array().unwrap().iter().map(|policy| (&policy["requests"], &policy["refused"]));
+    let expected = [(8, 3), (3, 0)].map(|(requests, refused): (u64, u64)| (requests.into(), refused.into()));
+    assert!(requests.eq(expected.iter().map(|(requests, refused): &(Value, Value)| (requests, refused))), "{report}");
 }

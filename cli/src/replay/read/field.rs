@@ -65,6 +65,9 @@ impl HeaderNames {
     }
 }
 
+/// The longest duration of a request that is believed, in microseconds: a year.
+const DURATION_MAX_US: u64 = 366 * 86_400_000_000;
+
 /// The fields of one line, in the order of the line. An empty one, and `-`, are left out.
 #[derive(Debug, Default)]
 pub(crate) struct Fields<'a>(SmallVec<[(Field, Cow<'a, [u8]>); 10]>);
@@ -80,7 +83,8 @@ impl<'a> Fields<'a> {
         self.0.iter().find(|(of, _)| *of == field).map(|(_, value)| &**value)
     }
 
-    /// Returns the request's duration in microseconds, rounded down. Some servers write it in parts.
+    /// Returns the request's duration in microseconds, rounded down. Some servers write it in parts. One of more than a
+    /// year is none: the request would have begun before the log.
     pub(crate) fn duration(&self) -> Option<u64> {
         let parts = self.0.iter().filter_map(|(field, value)| {
             let Field::Duration(unit) = field else { return None };
@@ -100,6 +104,6 @@ impl<'a> Fields<'a> {
                 Unit::Nanos => number / 1e9,
             })
         });
-        parts.reduce(u64::saturating_add)
+        parts.reduce(u64::saturating_add).filter(|duration_us| *duration_us <= DURATION_MAX_US)
     }
 }

@@ -76,19 +76,28 @@ pub(crate) fn rule(advice: &[Advice], limits: &[CurveLimit], name: &str, paste: 
     let of = |at: usize| advice.get(at).and_then(|advice| Some((advice.target, advice.limit?)));
     let (target, limit) = of(1).or_else(|| of(0))?;
     let quota = &limits.get(limit)?.quota;
+    let yaml = in_yaml(name);
     let text = match paste {
         Paste::Rule(key) => {
-            format!("rules:\n  - name: {name}\n    quota: {quota}\n    key: {key}\n    mode: shadow\n")
+            format!("rules:\n  - name: {yaml}\n    quota: {quota}\n    key: {key}\n    mode: shadow\n")
         }
         Paste::Beside(other) => {
             format!(
-                "# beside the rule of the policy {other}, with its `key` and `match`\n  - name: {name}\n    quota: {quota}\n    mode: shadow\n"
+                "# beside the rule of the policy {other}, with its `key` and `match`\n  - name: {yaml}\n    quota: {quota}\n    mode: shadow\n"
             )
         }
         // A candidate is observed beside the quota in force, which is what a shadow is to a new rule.
         Paste::Candidate => format!("# in the rule of the policy {name}\n    candidate: {quota}\n"),
     };
     Some(Suggested { target, limit, text })
+}
+
+/// Returns a policy's name as YAML, in quotes unless it is a plain word. It is printable ASCII.
+fn in_yaml(name: &str) -> String {
+    let is_word = name.starts_with(|c: char| c.is_ascii_alphabetic())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        && !["true", "false", "null"].contains(&&*name.to_ascii_lowercase());
+    if is_word { name.to_owned() } else { format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\"")) }
 }
 
 /// Returns the limit at which the curve of touched clients bends most: the one furthest below the line between the
@@ -161,5 +170,21 @@ mod tests {
         let (_, candidate) = candidate.split_once('\n').unwrap();
         let rule = format!("rules:\n  - name: client\n    quota: 5 per minute\n    key: peer-ip\n{candidate}");
         tower_ratelimit::rules::Rules::from_text(rule).unwrap();
+    }
+
+    #[test]
+    fn rule_that_is_pasted_has_the_policys_name() {
+        let limits = limits(&[(500, 500), (0, 0)]);
+        let advice = advise(&limits);
+        for name in ["client", "x-api-key", "edge:path=/a*,b", "api #2", "a: b", "null", "7", "*", "\"a\\\"", "- x"] {
+            let text = rule(&advice, &limits, name, &Paste::Rule("peer-ip".to_owned())).unwrap().text;
+            let layer = tower_ratelimit::rules::Rules::from_text(text.clone())
+                .unwrap_or_else(|error| panic!("{text}\n{error}"))
+                .layer(tower_ratelimit::MemoryLimiter::new())
+                .unwrap();
+            assert_eq!(layer.policies()[0].name(), name, "{text}");
+            let beside = rule(&advice, &limits, name, &Paste::Beside("b".to_owned())).unwrap().text;
+            assert_eq!(beside.lines().nth(1), text.lines().nth(1), "{beside}");
+        }
     }
 }

@@ -140,6 +140,7 @@ impl<'c> Names<'c> {
             Who::Address(address) if is_of_host(*address) => self.host(*address),
             Who::Address(address) if self.show_addresses => Shown(address.to_string()),
             Who::Address(address) => Shown::network(*address),
+            Who::Text(text) if text.starts_with('/') => self.path(text),
             Who::Text(text) => Shown::text(text),
             Who::All => Shown("all requests".to_owned()),
             Who::Other(_, text) if self.show_addresses => Shown::text(text),
