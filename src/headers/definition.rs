@@ -41,7 +41,8 @@ use super::wait::{Jitter, Waits};
 /// * What remains is rounded down, and every time is rounded up. A policy that refused is reported
 ///   with nothing remaining.
 /// * `Retry-After` is in whole seconds, at least 1: the longest wait of the policies that refused.
-///   It is absent if no wait helps, because a cost is above its policy's capacity.
+///   It is absent if no wait helps, because a cost is above its policy's capacity, and if no wait is
+///   known, as for a limit of [requests in flight](crate::Quota::concurrent).
 /// * Redirects (3xx) carry only `Retry-After`, because the other headers could keep a client from
 ///   following them.
 /// * Headers that a response already has, from an inner layer or a handler, are merged. Related
@@ -327,7 +328,7 @@ impl Headers {
     /// a refusal, resets of the meanings [`NextUnit`](ResetMeaning::NextUnit) and
     /// [`Window`](ResetMeaning::Window) after a refusal, and gRPC's equivalents. It does not cap a
     /// `t` beside something that remains: that is not a wait, and a smaller value would invite a
-    /// higher rate. A value below one second does not reduce waits below 1 s.
+    /// higher rate. A value below one second does not reduce waits in whole seconds below 1 s.
     #[must_use]
     pub fn max_wait(mut self, max: Duration) -> Self {
         self.waits.limit_to(max);

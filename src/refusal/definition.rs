@@ -97,9 +97,10 @@ impl fmt::Debug for Refusal<'_> {
 /// | the key is missing | 400 | `INVALID_ARGUMENT` (3) |
 /// | the limiter failed | 503 | `UNAVAILABLE` (14), without pushback |
 ///
-/// A body depends only on the policies that refused. Waits are in [`Headers`](crate::Headers). The
-/// format of the body is the server's choice and is not negotiated. Bodies and messages are for
-/// clients. Information for operators goes to the [`Observer`](crate::outcome::Observer) and to
+/// A body depends only on the policies that refused, and on how much of a limit of requests in
+/// flight is held. Waits are in [`Headers`](crate::Headers). The format of the body is the server's
+/// choice and is not negotiated. Bodies and messages are for clients. Information for operators goes
+/// to the [`Observer`](crate::outcome::Observer) and to
 /// [`RateLimitLayer::check`](crate::RateLimitLayer::check).
 ///
 /// # Caches

@@ -125,6 +125,20 @@ fn ignored_blocks_are_parts_of_the_programs() {
     }
 }
 
+/// They are read as they stand there.
+#[test]
+fn files_on_the_page_about_rules_have_no_problems() {
+    let page = include_str!("../../src/guide/rules_in_a_file.md");
+    let builder = Rules::builder().trusted_proxies(TrustedProxies::count(1).expect("one is possible"));
+    let builder = builder.key("tenant", |_| ()).action("create_account", |_| false);
+    let files: Vec<&str> = page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert!(files.len() > 7, "the page shows files");
+    for file in files {
+        let report = builder.check(file).unwrap_or_else(|error| panic!("{file}\n{error}"));
+        assert_eq!((report.unregistered(), report.warnings()), (&[][..], &[][..]), "{file}");
+    }
+}
+
 /// Reads the file on the page about Envoy as it is, and converts it. Both limit the same requests.
 #[tokio::test]
 async fn envoy_file_of_the_page_limits_as_its_conversion() {

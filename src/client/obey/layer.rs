@@ -159,7 +159,8 @@ impl ObeyLayer {
     ///
     /// # Errors
     /// Returns an error if the limiter does not support a quota, or if the rule has what only a server has: a
-    /// mode, a block or a meter, a quota switch, a settlement, a warning, or an answer to missing keys.
+    /// mode, a block or a meter, a quota switch or a quota of each request, a settlement, a warning, an answer to
+    /// missing keys, or a limit of requests in flight.
     pub fn own_quota(mut self, limiter: impl Limiter, quota: impl IntoRule) -> Result<Self, OwnQuotaError> {
         let rule = quota.into_rule();
         rule.policies().iter().try_for_each(|policy| limiter.supports(policy.quota()))?;
