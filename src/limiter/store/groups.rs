@@ -11,10 +11,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use smallvec::{SmallVec, smallvec};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -193,6 +195,12 @@ impl<F: Fly> Shared<F> {
         }
         Driven::by_caller(ride)
     }
+
+    /// Answers the requests of one flight. A store that panics fails these only. Returns for how long the next flight
+    /// with their keys is to wait.
+    async fn fly(&self, batch: Vec<Waiting>) -> Duration {
+        AssertUnwindSafe(self.fly.fly(batch)).catch_unwind().await.unwrap_or_default()
+    }
 }
 
 impl Table {
@@ -315,7 +323,7 @@ impl<F: Fly> Flight<F> {
         let shared = Arc::clone(&self.shared);
         let mut next = Some(batch);
         while let Some(batch) = next {
-            let rest = shared.fly.fly(batch).await;
+            let rest = shared.fly(batch).await;
             if !rest.is_zero() {
                 // A task waits: a caller that drives the flight has its answer.
                 shared.runtime.spawn(self.rest(rest));
@@ -333,7 +341,7 @@ impl<F: Fly> Flight<F> {
                 Due::after(rest).wait().await;
             }
             let Some(batch) = self.land() else { return };
-            rest = shared.fly.fly(batch).await;
+            rest = shared.fly(batch).await;
         }
     }
 
@@ -372,8 +380,7 @@ impl<F: Fly> Flight<F> {
 }
 
 impl<F: Fly> Drop for Flight<F> {
-    /// Fails the requests that wait for the flight if it did not land: the runtime has ended, or code of the
-    /// application panicked.
+    /// Fails the requests that wait for the flight if it did not land: the runtime has ended.
     fn drop(&mut self) {
         if self.has_landed {
             return;
@@ -406,6 +413,9 @@ mod tests {
     const SLOW_TRIP: Duration = Duration::from_millis(100);
     const SLOW: u64 = 1_000;
 
+    /// A flight with this key panics.
+    const PANICS: u64 = 999;
+
     /// A store that checks what it gets.
     #[derive(Clone, Default)]
     struct World(Arc<Seen>);
@@ -419,9 +429,17 @@ mod tests {
         flying: Mutex<HashSet<u64>>,
         /// The number of the last request of each key.
         last: Mutex<HashMap<u64, u64>>,
+        /// Rules that a flight broke. A flight may panic, so an assertion in it would tell nobody.
+        broken: Mutex<Vec<&'static str>>,
     }
 
     impl World {
+        fn expects(&self, holds: bool, rule: &'static str) {
+            if !holds {
+                lock(&self.0.broken).push(rule);
+            }
+        }
+
         fn random(&self) -> u64 {
             crate::random::mixed(self.0.count.fetch_add(1, Ordering::Relaxed))
         }
@@ -443,17 +461,19 @@ mod tests {
                 for KeyedCharge { hash, .. } in &waiting.request.charges {
                     keys.insert(*hash);
                     let before = lock(&self.0.last).insert(*hash, waiting.number);
-                    assert!(before.is_none_or(|before| before < waiting.number), "a later request of a key went first");
+                    self.expects(before.is_none_or(|before| before <= waiting.number), "requests of a key go in order");
                 }
             }
-            assert!(!batch.is_empty() && keys.len() <= KEYS && batch.len() <= BATCH);
-            assert!(lock(&self.0.flying).is_disjoint(&keys), "a key is in two flights");
+            self.expects(!batch.is_empty(), "a flight has requests");
+            self.expects(keys.len() <= KEYS && batch.len() <= BATCH, "a flight is bounded");
+            self.expects(lock(&self.0.flying).is_disjoint(&keys), "a key is in one flight");
             lock(&self.0.flying).extend(&keys);
             let trip = if keys.iter().any(|key| *key >= SLOW) { SLOW_TRIP } else { TRIP };
+            let panics = keys.contains(&PANICS);
             let _flies = Flies(&self.0, keys);
             let random = if self.0.is_random { self.random() } else { 0 };
             tokio::time::sleep(if self.0.is_random { MS * (random % 30) as u32 } else { trip }).await;
-            assert!(!self.0.is_random || random >> 8 & 63 != 0, "a store that panics");
+            assert!(!panics && (!self.0.is_random || random >> 8 & 63 != 0), "a store that panics");
             batch.into_iter().for_each(|waiting| waiting.receiver.answer(Ok(Answer::Done)));
             if self.0.is_random && random >> 16 & 3 == 0 { 5 * MS } else { Duration::ZERO }
         }
@@ -504,6 +524,23 @@ mod tests {
         for call in calls {
             assert!(call.await.unwrap() <= 2 * SLOW_TRIP);
         }
+        assert_eq!(*lock(&groups.fly().0.broken), [""; 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn panic_fails_the_requests_of_its_flight_only() {
+        let groups = Arc::new(Groups::new(World::default(), 1_000, LONG, Handle::current()));
+        for _ in 0..3 {
+            let panics = asks(&groups, &[1, PANICS]);
+            tokio::time::sleep(MS).await;
+            let others = [asks(&groups, &[1]), asks(&groups, &[1, 2])];
+            assert!(panics.await.is_err());
+            for other in others {
+                assert_eq!(other.await.unwrap(), TRIP - MS + TRIP);
+            }
+        }
+        assert_eq!((groups.len(), groups.keys()), (0, 0));
+        assert_eq!(*lock(&groups.fly().0.broken), [""; 0]);
     }
 
     /// Callers come and go, flights last and rest for random times, and some panic.
@@ -543,8 +580,9 @@ mod tests {
         while groups.len() > 0 {
             tokio::time::sleep(MS).await;
         }
+        tokio::time::sleep(6 * MS).await; // longer than a flight rests
         assert_eq!(answered.load(Ordering::Relaxed), sent);
-        let table = lock(&groups.0.groups);
-        assert!(table.of_keys.is_empty() && table.groups.is_empty());
+        assert!(groups.keys() == 0 && lock(&groups.0.groups).groups.is_empty());
+        assert_eq!(*lock(&groups.fly().0.broken), [""; 0]);
     }
 }
