@@ -346,9 +346,10 @@ impl Stats {
     ///
     /// The recorder gets totals of counters and gauges. It gets durations since the last call, each as the bound of its
     /// [bucket](super::HistogramSnapshot::buckets), and those above 1,000 s as 1,000 s. So use one `Stats` for one
-    /// recorder.
+    /// recorder. A call while another one is under way does nothing.
     pub fn record_metrics(&self) {
-        let mut recorded = lock(&self.0.recorded);
+        // The recorder is the application's code, and may call this method.
+        let Some(mut recorded) = try_lock(&self.0.recorded) else { return };
         recorder::record(&self.counts(), &mut recorded);
     }
 }

@@ -698,7 +698,10 @@ mod recorder {
     type Series = (String, BTreeMap<String, String>);
 
     #[derive(Clone, Default)]
-    struct Recorder(Arc<Mutex<BTreeMap<Series, Vec<f64>>>>);
+    struct Recorder {
+        values: Arc<Mutex<BTreeMap<Series, Vec<f64>>>>,
+        records: Option<Stats>,
+    }
 
     struct Handle(Recorder, Series);
 
@@ -709,7 +712,7 @@ mod recorder {
         }
 
         fn push(&self, value: f64) {
-            self.0.0.lock().unwrap().entry(self.1.clone()).or_default().push(value);
+            self.0.values.lock().unwrap().entry(self.1.clone()).or_default().push(value);
         }
     }
 
@@ -748,6 +751,7 @@ mod recorder {
             Counter::from_arc(Handle::of(self, key))
         }
         fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+            self.records.iter().for_each(Stats::record_metrics);
             Gauge::from_arc(Handle::of(self, key))
         }
         fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
@@ -768,7 +772,7 @@ mod recorder {
             stats.record_metrics();
             stats.record_metrics();
         });
-        let recorded = recorder.0.lock().unwrap().clone();
+        let recorded = recorder.values.lock().unwrap().clone();
         let histogram = |name: &str| ["_bucket", "_sum", "_count"].iter().any(|suffix| name.ends_with(suffix));
         let text: BTreeMap<Series, f64> =
             samples(&stats.to_prometheus()).into_iter().filter(|((name, _), _)| !histogram(name)).collect();
@@ -780,5 +784,13 @@ mod recorder {
         assert_eq!((name.as_str(), labels.len()), ("ratelimit_delay_seconds", 1));
         // 10, 20 and 30 ms as the bounds of their buckets, and once only.
         assert_eq!(*delays, [0.01, 0.03, 0.03]);
+    }
+
+    #[test]
+    fn recorder_that_records_does_not_hang() {
+        let stats = Stats::new();
+        let recorder = Recorder { records: Some(stats.clone()), ..Recorder::default() };
+        metrics::with_local_recorder(&recorder, || stats.record_metrics());
+        assert!(recorder.values.lock().unwrap().values().all(|values| values.len() == 1));
     }
 }
