@@ -21,6 +21,15 @@
 //! When logs and sub-windows need more entries than there are, they lose precision and no units: see
 //! [`MemoryLimiter`](crate::MemoryLimiter).
 //!
+//! # Millions of keys
+//!
+//! With a million active keys a check waits for memory: for the key's slot, and for the translation of
+//! its address. Large pages shorten the second wait. A program that uses the allocator of glibc, 2.35
+//! or later, gets them on Linux by the environment variable `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`, if
+//! `/sys/kernel/mm/transparent_hugepage/enabled` says `madvise` or `always`. In one run a check of a
+//! million addresses took 161 ns instead of 181, and of ten million 181 ns instead of 224, with the
+//! same resident memory.
+//!
 //! # Changed quotas
 //!
 //! Each state names the quota it was written under. When a policy's quota changes, its keys keep what
