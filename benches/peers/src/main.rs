@@ -41,6 +41,9 @@ struct Arguments {
     /// Runs everything once, to see that it works; tells no figures worth reading.
     #[arg(long)]
     smoke: bool,
+    /// Adds the ratios of this run to those of other runs, of which tables show medians. Also for some cases only.
+    #[arg(long)]
+    record: bool,
     /// Runs nothing. Draws the charts and writes the tables of both READMEs anew, from the JSON that is there.
     #[arg(long)]
     report: bool,
@@ -120,7 +123,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let cases = run(&plan);
         let seconds = started.elapsed().as_secs_f64();
         println!("\nThe cases of {name} took {seconds:.0} s.");
-        if !plan.is_smoke() && plan.is_whole() {
+        if plan.is_smoke() {
+            continue;
+        }
+        if arguments.record {
+            report::record(&arguments.results, name, &cases)?;
+        }
+        if plan.is_whole() {
             report::write(&arguments.results, name, cases, seconds)?;
         }
     }

@@ -4,6 +4,7 @@
 mod chart;
 mod curve;
 mod document;
+mod runs;
 mod tables;
 
 use std::collections::BTreeMap;
@@ -181,8 +182,17 @@ fn taken() -> String {
     )
 }
 
+/// Adds the ratios of a run to those of others, of which tables show medians.
+pub fn record(folder: &Path, family: &str, cases: &[Case]) -> Done {
+    runs::record(folder, taken(), profile().ok_or("the program is in no folder")?, family, cases)
+}
+
 /// All figures that are there.
-struct Everything(BTreeMap<(String, String), Results>);
+struct Everything {
+    /// By profile and family.
+    results: BTreeMap<(String, String), Results>,
+    runs: Vec<runs::Run>,
+}
 
 impl Everything {
     fn read(folder: &Path) -> Result<Self, Box<dyn std::error::Error>> {
@@ -200,11 +210,11 @@ impl Everything {
                 }
             }
         }
-        Ok(Self(all))
+        Ok(Self { results: all, runs: runs::read(folder)? })
     }
 
     fn family(&self, profile: &str, family: &str) -> Option<&Results> {
-        self.0.get(&(profile.to_owned(), family.to_owned()))
+        self.results.get(&(profile.to_owned(), family.to_owned()))
     }
 
     fn case(&self, profile: &str, family: &str, name: &str) -> Option<&Case> {
@@ -229,7 +239,7 @@ const SUMMARY: [(&str, &str); 9] = [
 pub fn report(folder: &Path, documents: &[&Path]) -> Done {
     let all = Everything::read(folder)?;
     let (profile, _) = PROFILES[0];
-    for ((of, family), results) in &all.0 {
+    for ((of, family), results) in &all.results {
         let file = folder.join(format!("{family}.svg"));
         if of != profile {
             continue;

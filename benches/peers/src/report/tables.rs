@@ -1,6 +1,6 @@
 //! The tables, by name.
 
-use super::{Case, Everything, PROFILES, Row, SPREAD, figure};
+use super::{Case, Everything, PROFILES, Row, SPREAD, figure, runs};
 use crate::contenders::{ALIKE, NAME};
 
 /// Returns a table in Markdown. Cells without a figure have a dash.
@@ -9,6 +9,7 @@ pub fn table(all: &Everything, name: &str) -> Option<String> {
         "families" => Some(families(all)),
         "headline" => Some(headline(all)),
         "router" => Some(router(all)),
+        "router runs" => Some(runs::table(&all.runs, "router")),
         "server" => Some(each_profile(
             all,
             "server",
@@ -16,6 +17,7 @@ pub fn table(all: &Everything, name: &str) -> Option<String> {
             &server_cell,
         )),
         "check" => Some(check(all)),
+        "check runs" => Some(runs::table(&all.runs, "check")),
         "profile" => Some(profile(all)),
         "keys" => Some(keys(all)),
         "layer" => Some(each_profile(all, "layer", &with_size("10k addresses", &SETUPS), &with_spread)),
@@ -58,7 +60,8 @@ fn families(all: &Everything) -> String {
     lines(&head, FAMILIES.iter().map(row))
 }
 
-const NONE: &str = "-";
+/// The cell of a figure that is not there.
+pub const NONE: &str = "-";
 const SETUPS: [&str; 4] = ["allowed, no headers", "allowed, headers", "refused, headers", "refused, no headers"];
 
 /// A column: its title, and the name of its case.
@@ -69,7 +72,7 @@ fn with_size(size: &str, setups: &[&str]) -> Vec<Column> {
 }
 
 /// The lines of a table.
-fn lines(head: &[String], rows: impl Iterator<Item = Vec<String>>) -> String {
+pub fn lines(head: &[String], rows: impl Iterator<Item = Vec<String>>) -> String {
     let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
     line(head) + &format!("|{}\n", "---|".repeat(head.len())) + &rows.map(|row| line(&row)).collect::<String>()
 }
@@ -184,7 +187,7 @@ fn keys(all: &Everything) -> String {
 }
 
 /// A ratio in bold if it is above `most`.
-fn ratio(ratio: Option<f64>, most: f64) -> String {
+pub fn ratio(ratio: Option<f64>, most: f64) -> String {
     match ratio {
         None => NONE.to_owned(),
         // The sign of a difference that is lost in noise.

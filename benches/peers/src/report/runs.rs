@@ -1,0 +1,104 @@
+//! Runs that were repeated: the ratios of each, and medians of those that belong together.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::tables::{NONE, lines, ratio};
+use super::{Case, Done, PROFILES};
+use crate::contenders::{ALIKE, NAME};
+use crate::race::median;
+
+/// The file, in the folder of the results.
+const FILE: &str = "runs.json";
+
+/// One run of a family.
+#[derive(Serialize, Deserialize)]
+pub struct Run {
+    /// When, where and with which compiler it was measured.
+    taken: String,
+    profile: String,
+    family: String,
+    cases: Vec<Ratios>,
+}
+
+/// This crate's cost relative to the contender that the case is against.
+#[derive(Serialize, Deserialize)]
+struct Ratios {
+    case: String,
+    as_it_comes: f64,
+    like_for_like: f64,
+}
+
+/// Adds a run to those of before.
+pub fn record(folder: &Path, taken: String, profile: String, family: &str, cases: &[Case]) -> Done {
+    let mut runs = read(folder)?;
+    let ratios = |case: &Case| {
+        let cost = |own: &str| Some((case.cost(own, &case.against)? * 1e3).round() / 1e3);
+        Some(Ratios { case: case.name.clone(), as_it_comes: cost(NAME)?, like_for_like: cost(ALIKE)? })
+    };
+    let cases = cases.iter().filter_map(ratios).collect();
+    runs.push(Run { taken, profile, family: family.to_owned(), cases });
+    std::fs::write(folder.join(FILE), serde_json::to_string_pretty(&runs)? + "\n")?;
+    Ok(())
+}
+
+/// Returns all runs, the oldest first.
+pub fn read(folder: &Path) -> Result<Vec<Run>, Box<dyn std::error::Error>> {
+    match std::fs::read_to_string(folder.join(FILE)) {
+        Ok(runs) => Ok(serde_json::from_str(&runs)?),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A table for each day and commit, the newest first: medians of this family's ratios, with the lowest and the highest.
+pub fn table(runs: &[Run], family: &str) -> String {
+    let runs: Vec<&Run> = runs.iter().filter(|run| run.family == family).collect();
+    let mut all: Vec<&str> = Vec::new();
+    for run in runs.iter().rev() {
+        if !all.contains(&run.together()) {
+            all.push(run.together());
+        }
+    }
+    let of = |together: &&str| group(&runs.iter().copied().filter(|run| run.together() == *together).collect::<Vec<_>>());
+    all.iter().map(of).collect::<Vec<_>>().join("\n")
+}
+
+/// The table of the runs of one day and commit.
+fn group(runs: &[&Run]) -> String {
+    let Some(first) = runs.first() else { return String::new() };
+    let names: Vec<&str> = first.cases.iter().map(|ratios| ratios.case.as_str()).collect();
+    let of_profile = |(profile, told): (&str, &str)| {
+        let runs: Vec<&Run> = runs.iter().copied().filter(|run| run.profile == profile).collect();
+        let row = |own: &str, of: fn(&Ratios) -> f64| {
+            let cell = |name: &&str| {
+                let ratios = runs.iter().flat_map(|run| &run.cases).filter(|ratios| ratios.case == *name).map(of);
+                with_bounds(ratios.collect())
+            };
+            std::iter::once(format!("{own}{told}, {} runs", runs.len())).chain(names.iter().map(cell)).collect()
+        };
+        [row("as it comes", |ratios| ratios.as_it_comes), row("like for like", |ratios| ratios.like_for_like)]
+    };
+    let rows = [(PROFILES[0].0, ""), (PROFILES[1].0, ", thin LTO")].map(of_profile);
+    let head = std::iter::once(String::new()).chain(names.iter().map(|name| (*name).to_owned())).collect::<Vec<_>>();
+    format!("{}:\n\n{}", first.together(), lines(&head, rows.into_iter().flatten()))
+}
+
+/// The median, with the lowest and the highest.
+fn with_bounds(mut values: Vec<f64>) -> String {
+    values.sort_by(f64::total_cmp);
+    match values[..] {
+        [lowest, .., highest] => format!("{} ({lowest:.2} to {highest:.2})", ratio(Some(median(values)), 1.0)),
+        [only] => ratio(Some(only), 1.0),
+        [] => NONE.to_owned(),
+    }
+}
+
+impl Run {
+    /// Runs of which this is the same belong together. A run writes files, so the next one sees changes in its folder.
+    fn together(&self) -> &str {
+        self.taken.trim_end_matches("-dirty")
+    }
+}
