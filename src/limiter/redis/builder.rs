@@ -36,8 +36,8 @@ pub struct RedisLimiterBuilder {
 }
 
 impl RedisLimiter {
-    /// Connects with the default setup to `redis://`, `rediss://`, `redis-cluster://` or
-    /// `redis-sentinel://`. See [`RedisLimiterBuilder::connect`].
+    /// Connects with the default setup to the servers of a URL, such as `redis://127.0.0.1:6379`. See
+    /// [`RedisLimiterBuilder::connect`].
     ///
     /// # Errors
     /// Returns an error if the URL is not valid, or the server refuses what is needed. A server
@@ -175,7 +175,8 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Connects to `redis://`, `rediss://`, `redis-cluster://` or `redis-sentinel://`.
+    /// Connects to one server, to a cluster, or to the master that sentinels name. The guide says
+    /// [what the URL can say](crate::guide::redis_and_failures#what-the-url-can-say).
     ///
     /// It waits at most half a second for the first connection, and then at most half a second to check
     /// that the server's user has the rights that the script needs. If Redis is not up yet, checks fail until it is.

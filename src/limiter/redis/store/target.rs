@@ -52,6 +52,22 @@ fn check_tls(scheme: &str, (features, has_tls): (&str, bool)) -> Result<(), Redi
     Err(misconfigured(format!("{scheme}:// needs TLS: enable one of the features {features}")))
 }
 
+/// Returns an error if the URL has a parameter that is not one of its scheme's, because clients pass over it.
+fn check_parameters(scheme: &str, url: &str) -> Result<(), RedisError> {
+    let known: &[&str] = match scheme.split_once('-') {
+        Some((_, "sentinel")) => &["sentinelServiceName", "node", "sentinelUsername", "sentinelPassword"],
+        Some(_) => &["node"],
+        None => &[],
+    };
+    let (_, query) = url.split_once('?').unwrap_or_default();
+    let mut pairs = query.split('&').filter(|pair| !pair.is_empty());
+    if pairs.all(|pair| known.contains(&pair.split_once('=').unwrap_or_default().0)) {
+        return Ok(());
+    }
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    Err(misconfigured(format!("the URL for Redis has a parameter that {scheme}:// does not have: it has {known}")))
+}
+
 /// Returns an error if certificates that were handed in would not be used.
 fn check_rustls(scheme: &str, client: RedisClient) -> Result<(), RedisError> {
     if !scheme.starts_with("rediss") {
@@ -81,6 +97,7 @@ impl Target {
                 SCHEMES.join(", ")
             )));
         }
+        check_parameters(scheme, url)?;
         check_tls(scheme, tls_of(settings.client))?;
         if scheme.starts_with("rediss") {
             tls::choose_provider();
@@ -175,5 +192,28 @@ mod tests {
             assert_eq!(refused.is_some(), scheme.starts_with("rediss"), "{scheme}");
             assert!(refused.is_none_or(|error| error.starts_with(scheme) && error.contains("redis-rustls")));
         }
+    }
+
+    #[test]
+    fn parameters_that_clients_would_pass_over_are_refused() {
+        let sentinel = "sentinelServiceName=a&node=b:1&sentinelUsername=c&sentinelPassword=d";
+        for (scheme, query, is_known) in [
+            ("redis", "", true),
+            ("redis", "node=b:1", false),
+            ("redis", "protocol=resp3", false),
+            ("redis-cluster", "node=b:1&node=c:2", true),
+            ("redis-cluster", "node=b:1&nodes=c:2", false),
+            ("rediss-cluster", "sentinelServiceName=a", false),
+            ("redis-sentinel", sentinel, true),
+            ("rediss-sentinel", sentinel, true),
+            ("redis-sentinel", "sentinelServiceName=a&sentinelpassword=hunter2", false),
+            ("redis-sentinel", "hunter2", false),
+        ] {
+            let checked = check_parameters(scheme, &format!("{scheme}://host?{query}"));
+            assert_eq!(checked.is_ok(), is_known, "{scheme} {query}");
+        }
+        assert_eq!(check_parameters("redis", "redis://host"), Ok(()));
+        let error = check_parameters("redis", "redis://host?hunter2=1").unwrap_err();
+        assert!(!error.to_string().contains("hunter2"), "it may be a part of a password: {error}");
     }
 }

@@ -119,7 +119,7 @@ mod tests {
             ("rediss://app:p%40ss:w@10.0.0.1:7000/3", (true, vec![("10.0.0.1", 7_000)], login("app", "p@ss:w"), 3)),
             ("redis://:secret@[::1]:7000/", (false, vec![("::1", 7_000)], login("", "secret"), 0)),
             (
-                "redis-cluster://a:1?node=b:2&node=[::1]:3&unknown=4",
+                "redis-cluster://a:1?node=b:2&node=[::1]:3",
                 (false, vec![("a", 1), ("b", 2), ("::1", 3)], login("", ""), 0),
             ),
         ] {

@@ -2,6 +2,7 @@
 
 use super::proxy::Proxy;
 use super::*;
+use crate::error::WithSources;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_script_that_the_server_does_not_know_is_run_all_the_same() {
@@ -15,8 +16,28 @@ async fn a_script_that_the_server_does_not_know_is_run_all_the_same() {
     assert!(!store.fails_at_once(0) && !store.is_cluster());
 }
 
-#[test]
-fn connect_reports_a_bad_url_without_its_password() {}
+#[tokio::test]
+async fn connect_reports_a_bad_url_without_its_password() {
+    for url in [
+        "",
+        "localhost:6379",
+        "http://:hunter2@localhost",
+        "redis://",
+        "redis://:hunter2@localhost:99999",
+        "redis://:hunter2@localhost/eleven",
+        "redis://:hunter2@localhost?timeout=5",
+        "redis://:what?hunter2@localhost",
+        "redis-sentinel://:hunter2@localhost",
+        "redis-sentinel://:hunter2@localhost?sentinelservicename=main",
+        "redis-cluster://:hunter2@localhost:1?node=a",
+        "redis-cluster://:hunter2@localhost:1?nodes=a:2",
+    ] {
+        let error = RedisStore::connect(url, Settings::default()).err().unwrap_or_else(|| panic!("{url} is accepted"));
+        assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{url}: {error}");
+        let text = WithSources(&error).to_string();
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_password_is_reported_once_until_it_is_right() {

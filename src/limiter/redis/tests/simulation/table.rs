@@ -56,7 +56,7 @@ pub(super) struct Remote(pub(super) Wire);
 
 impl Remote {
     async fn call(&self, sent: Sent) -> Result<Ended, StoreError> {
-        let away = || StoreError::of(StoreErrorKind::Unavailable, "the connection has ended");
+        let away = || StoreError::new(StoreErrorKind::Unavailable, "the connection has ended");
         if !self.0.is_connected() && !self.0.connect().await {
             return Err(away());
         }
