@@ -49,11 +49,11 @@ impl Sqlite {
         &self,
         run: impl FnOnce(&mut Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let gone = || StoreError::of(StoreErrorKind::Unavailable, "the thread of the database has ended");
+        let gone = || StoreError::new(StoreErrorKind::Unavailable, "the thread of the database has ended");
         let (sender, answer) = oneshot::channel();
         let call: Call = Box::new(move |connection| drop(sender.send(run(connection)))); // the caller may have gone
         self.0.send(call).map_err(|_| gone())?;
-        let failed = |error| StoreError::of(StoreErrorKind::Unavailable, "SQLite failed").with_source(error);
+        let failed = |error| StoreError::new(StoreErrorKind::Unavailable, "SQLite failed").with_source(error);
         answer.await.map_err(|_| gone())?.map_err(failed)
     }
 }

@@ -36,10 +36,16 @@ pub(crate) struct WithSources<'a>(pub(crate) &'a dyn Error);
 
 impl fmt::Display for WithSources<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)?;
+        let mut said = self.0.to_string();
+        f.write_str(&said)?;
         let mut next = self.0.source();
         while let Some(source) = next {
-            write!(f, ": {source}")?;
+            let text = source.to_string();
+            // Some errors of other crates end with the text of their source.
+            if !said.ends_with(&text) {
+                write!(f, ": {text}")?;
+                said = text;
+            }
             next = source.source();
         }
         Ok(())
@@ -60,6 +66,10 @@ pub(crate) fn printable(c: char) -> char {
 /// Declares an error that has a kind, a message and, if something caused it, a source.
 macro_rules! kind_and_message {
     ($(#[$about:meta])* $error:ident, $kind:ident) => {
+        $crate::error::kind_and_message! { $(#[$about])* $error, $kind, pub(crate) }
+    };
+    // The visibility is that of `new`.
+    ($(#[$about:meta])* $error:ident, $kind:ident, $made:vis) => {
         $(#[$about])*
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct $error {
@@ -69,7 +79,9 @@ macro_rules! kind_and_message {
         }
 
         impl $error {
-            pub(crate) fn new(kind: $kind, message: impl Into<String>) -> Self {
+            /// Makes an error of this kind. The message says what is wrong and how to fix it.
+            #[must_use]
+            $made fn new(kind: $kind, message: impl Into<String>) -> Self {
                 Self { kind, message: message.into().into(), source: None }
             }
 
@@ -168,6 +180,9 @@ mod tests {
         let error = |why: &str| Failure::new(FailureKind::Only, "no answer").caused_by(std::io::Error::other(why));
         assert_eq!(error("the cable").to_string(), "no answer");
         assert_eq!(WithSources(&error("the cable")).to_string(), "no answer: the cable");
+        let twice =
+            Failure::new(FailureKind::Only, "no answer: the cable").caused_by(std::io::Error::other("the cable"));
+        assert_eq!(WithSources(&twice).to_string(), "no answer: the cable");
         assert_eq!(error("the cable"), error("the cable"));
         assert_ne!(error("the cable"), error("the plug"));
         assert_ne!(error("the cable"), Failure::new(error("").kind(), "no answer"));

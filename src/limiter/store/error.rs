@@ -6,21 +6,15 @@ use crate::limiter::remote::{RemoteError, Unanswered};
 
 kind_and_message! {
     /// Why a store, or the limiter over it, did not decide. [`kind`](Self::kind) says what to do about it.
-    StoreError, StoreErrorKind
+    ///
+    /// A store makes one of the kind [`Unavailable`](StoreErrorKind::Unavailable) if it cannot serve now,
+    /// [`Timeout`](StoreErrorKind::Timeout) if it does not answer,
+    /// [`Foreign`](StoreErrorKind::Foreign) if a value is not one that it wrote, and
+    /// [`Misconfigured`](StoreErrorKind::Misconfigured) if a person has to fix something else and nothing was changed.
+    StoreError, StoreErrorKind, pub
 }
 
 impl StoreError {
-    /// Makes the error of a store. The message says what is wrong and how to fix it.
-    ///
-    /// The kind is [`Unavailable`](StoreErrorKind::Unavailable) if the store cannot serve now,
-    /// [`Timeout`](StoreErrorKind::Timeout) if it does not answer,
-    /// [`Foreign`](StoreErrorKind::Foreign) if a value is not one that this store wrote, and
-    /// [`Misconfigured`](StoreErrorKind::Misconfigured) if a person has to fix something else and nothing was changed.
-    #[must_use]
-    pub fn of(kind: StoreErrorKind, message: impl Into<String>) -> Self {
-        Self::new(kind, message)
-    }
-
     /// Adds the error that caused this one.
     #[must_use]
     pub fn with_source(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {

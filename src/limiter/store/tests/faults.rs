@@ -312,7 +312,7 @@ impl Broken {
         match *lock(&self.0) {
             None => Ok(()),
             Some("panic") => panic!("the store has a defect"),
-            Some(message) => Err(StoreError::of(StoreErrorKind::Unavailable, message)),
+            Some(message) => Err(StoreError::new(StoreErrorKind::Unavailable, message)),
         }
     }
 }

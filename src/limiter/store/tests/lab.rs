@@ -132,7 +132,7 @@ impl Lab {
     }
 
     fn away() -> StoreError {
-        StoreError::of(StoreErrorKind::Unavailable, "the connection was cut")
+        StoreError::new(StoreErrorKind::Unavailable, "the connection was cut")
     }
 }
 
