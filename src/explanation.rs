@@ -293,7 +293,7 @@ impl RuleExplanation {
             let mut object = Object::begin(json);
             object.text("policy", status.policy().name());
             object.text("quota", &status.policy().quota().to_string());
-            object.text("unit", status.policy().quota_unit());
+            object.text("unit", status.policy().unit());
             object.plain("cost", status.cost());
             let is_limited = !status.policy().quota().is_unlimited();
             object.or_null("limit", is_limited.then(|| decision.limit()));

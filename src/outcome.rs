@@ -257,9 +257,9 @@ impl PolicyStatus {
 ///
 /// impl Observer for Log {
 ///     fn on_outcome(&self, observed: &Observed<'_>) {
-///         let (outcome, request) = (observed.outcome(), observed.request());
+///         let (outcome, head) = (observed.outcome(), observed.head());
 ///         let policies: Vec<&str> = outcome.violated().map(|status| status.policy().name()).collect();
-///         println!("{} {} {policies:?}", outcome.kind(), request.uri.path());
+///         println!("{} {} {policies:?}", outcome.kind(), head.uri.path());
 ///     }
 /// }
 /// ```
@@ -287,7 +287,7 @@ impl<'a> Observed<'a> {
 
     /// Returns the request's head as the layer got it. Its headers may carry secrets.
     #[must_use]
-    pub fn request(&self) -> &'a Head<'a> {
+    pub fn head(&self) -> &'a Head<'a> {
         self.request
     }
 

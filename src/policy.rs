@@ -112,7 +112,7 @@ impl Policy {
     /// [concurrency limit](Quota::concurrent), otherwise `requests`, unless the policy's rule
     /// [states](crate::Rule::unit) another.
     #[must_use]
-    pub fn quota_unit(&self) -> &str {
+    pub fn unit(&self) -> &str {
         let default = match self.limits_in_flight() {
             _ if self.quota().counts_bytes() => CONTENT_BYTES,
             true => CONCURRENT_REQUESTS,
@@ -403,7 +403,7 @@ mod tests {
     fn quota_of_bytes_has_the_unit_of_bytes() {
         let (bytes, requests) = (Quota::per_hour(1_000).in_bytes().unwrap(), Quota::per_hour(5));
         let policy = Policy::new("upload", bytes).unwrap();
-        assert_eq!(policy.quota_unit(), CONTENT_BYTES);
+        assert_eq!(policy.unit(), CONTENT_BYTES);
         assert!(policy.in_unit(CONTENT_BYTES).is_ok());
         let error = policy.in_unit("tokens").unwrap_err();
         assert_eq!(error.kind(), QuotaErrorKind::Unit);

@@ -436,7 +436,7 @@ impl Headers {
         // Layers with different policies may have equal headers, so a family without policies can be meant. It probably
         // is not if a policy has no family. Requests in flight have none in the headers of any vendor.
         let idle = scoped().find(|format| !policies.iter().any(|policy| format.scope.includes(policy)))?;
-        let mut rates = policies.iter().filter(|policy| policy.quota_unit() != CONCURRENT_REQUESTS);
+        let mut rates = policies.iter().filter(|policy| policy.unit() != CONCURRENT_REQUESTS);
         let lost = rates.find(|policy| !scoped().any(|format| format.scope.includes(policy)))?;
         let names: Vec<&str> = idle.headers.iter().map(|header| header.name.as_str()).collect();
         Some(format!(
@@ -445,7 +445,7 @@ impl Headers {
             names.join(", "),
             idle.scope,
             lost.name(),
-            lost.quota_unit()
+            lost.unit()
         ))
     }
 

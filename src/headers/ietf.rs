@@ -54,9 +54,9 @@ pub(super) fn push_policy(text: &mut Text, policy: &Policy, list: List) {
         text.push(b";q=");
     }
     text.push_integer(quota);
-    if list != List::Nameless && policy.quota_unit() != REQUESTS {
+    if list != List::Nameless && policy.unit() != REQUESTS {
         text.push(b";qu=");
-        push_string(text, policy.quota_unit());
+        push_string(text, policy.unit());
     }
     if let Some(window) = window {
         text.push(b";w=");

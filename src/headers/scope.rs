@@ -45,7 +45,7 @@ impl Condition {
     fn is_met(&self, policy: &Policy) -> bool {
         match self {
             Self::Policy(name) => policy.name() == name,
-            Self::Unit(unit) => policy.quota_unit() == unit,
+            Self::Unit(unit) => policy.unit() == unit,
         }
     }
 }

@@ -151,6 +151,7 @@ impl Key {
     /// let key = Key::of((7, "7", "alice", "a, b")).unwrap();
     /// assert_eq!(key.display().to_string(), r#"7, "7", alice, "a, b""#);
     /// ```
+    #[must_use]
     pub fn display(&self) -> impl fmt::Display + '_ {
         KeyText(self)
     }

@@ -47,6 +47,7 @@ impl<L: Limiter> Blocks<L> {
     }
 
     /// Returns the policy.
+    #[must_use]
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -152,6 +153,7 @@ impl<L: Limiter> Meters<L> {
     }
 
     /// Returns the policy.
+    #[must_use]
     pub fn policy(&self) -> &Policy {
         &self.policy
     }

@@ -92,11 +92,13 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
     }
 
     /// Returns the limiter that is asked first.
+    #[must_use]
     pub fn first(&self) -> &P {
         &self.first
     }
 
     /// Returns the limiter that is asked when the first fails.
+    #[must_use]
     pub fn second(&self) -> &S {
         &self.second.limiter
     }

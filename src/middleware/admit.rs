@@ -52,7 +52,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// async fn import(State(limit): State<Limit>, mut head: Parts, rows: String) -> Result<String, Refused> {
     ///     let rows = rows.lines().count() as u64;
     ///     head.extensions.insert(Rows(rows));
-    ///     limit.admit(&head).await?; // it stays charged
+    ///     limit.admit(&head).await?.keep(); // it stays charged
     ///     Ok(format!("imported {rows} rows\n"))
     /// }
     ///
@@ -125,7 +125,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// use tower_ratelimit::{MemoryLimiter, RateLimitLayer};
     ///
     /// async fn import(limit: &RateLimitLayer<MemoryLimiter>, call: Request<Vec<u8>>) -> Result<Response<()>, Status> {
-    ///     limit.admit_call(&call).await?;
+    ///     limit.admit_call(&call).await?.keep();
     ///     Ok(Response::new(()))
     /// }
     /// ```
@@ -173,6 +173,10 @@ impl<L> Drop for Asked<'_, L> {
 ///
 /// If a rule is settled after the response, and handlers only drop their admissions, the layer
 /// [warns](crate::observe::SetupWarningKind::NotSettled).
+///
+/// An admission holds units of a [concurrency limit](crate::Quota::concurrent) until it is ended or dropped, and after
+/// `finish` until the end of the response's body. So have it for as long as the work takes.
+#[must_use = "dropping it returns the request's places and settles it as an aborted one; end it by a method"]
 pub struct Admission {
     outcome: Outcome,
     usage: Option<Usage>,
@@ -258,7 +262,7 @@ impl Admission {
     }
 
     /// Finishes the response as the layer would: settles each rule by it, and adds the layer's headers, which report
-    /// what is left after that. What depends on the body is settled when the body has ended or was dropped.
+    /// what is left after that. Rules that depend on the body are settled when it has ended or was dropped.
     ///
     /// ```
     /// use axum::response::{IntoResponse, Response};

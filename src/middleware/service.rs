@@ -29,8 +29,8 @@ use crate::limiter::Limiter;
 ///   refused request releases that readiness, for example the permit that an inner concurrency limit reserved.
 /// * Its errors are the inner service's own. A refusal is a response.
 /// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. Once the inner
-///   service was called, the charge is kept, even if the future is dropped before it was polled. What a rule settles
-///   after the response is settled once: by its head, or when its body has ended or was dropped.
+///   service was called, the charge is kept, even if the future is dropped before it was polled. A correction
+///   after the response is made once: by its head, or when its body has ended or was dropped.
 pub struct RateLimit<S, L, O = NoOverflow> {
     inner: S,
     layer: Arc<Compiled<L>>,
@@ -45,6 +45,7 @@ impl<S, L, O> RateLimit<S, L, O> {
     }
 
     /// Returns the inner service.
+    #[must_use]
     pub fn inner(&self) -> &S {
         &self.inner
     }

@@ -68,7 +68,7 @@ pub(super) fn details(code: u8, message: &str, wait: Wait, outcome: &Outcome) ->
     for policy_status in outcome.violated_once().take(VIOLATIONS_MAX) {
         let policy = policy_status.policy();
         let Advertised { quota, window } = Advertised::new(policy.quota());
-        let unit = policy.quota_unit();
+        let unit = policy.unit();
         let mut violation = Message::default();
         violation.bytes(1, format!("policy:{}", policy.name()).as_bytes());
         let exceeded = match window {

@@ -165,7 +165,7 @@ fn in_progress(outcome: &Outcome) -> Option<String> {
     let status = outcome.violated().filter(is_held).find(|status| status.decision().wait() == Wait::Unknown)?;
     let limit = status.decision().limit();
     let held = limit.saturating_sub(status.decision().remaining());
-    Some(match status.policy().quota_unit() {
+    Some(match status.policy().unit() {
         CONCURRENT_REQUESTS => format!("{held} of {limit} requests are in progress"),
         unit => format!("{held} of {limit} {unit} are in use"),
     })

@@ -73,7 +73,7 @@ impl Recent {
         let place = status.and_then(|status| statuses.iter().position(|other| std::ptr::eq(other, status)));
         let key = place.and_then(|at| observed.key_of_status(at));
         let fingerprint = key.map(|key| names.fingerprint(key));
-        let request = observed.request();
+        let request = observed.head();
         let refusal = RecentRefusal {
             at,
             outcome: outcome.kind(),

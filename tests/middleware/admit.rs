@@ -69,7 +69,7 @@ async fn import(
 ) -> Result<String, Refused> {
     let rows = body.lines().count() as u64;
     head.extensions.insert(Rows(rows));
-    limit.admit(&head).await?;
+    limit.admit(&head).await?.keep();
     Ok(format!("{rows} rows\n"))
 }
 
@@ -164,7 +164,7 @@ async fn call_of_tonic_is_refused_on_the_wire() {
     let handler = service_fn(move |call: tonic::Request<String>| {
         let layer = layer.clone();
         async move {
-            layer.admit_call(&call).await?;
+            layer.admit_call(&call).await?.keep();
             Ok::<_, tonic::Status>(tonic::Response::new(call.into_inner()))
         }
     });
@@ -414,7 +414,7 @@ fn handler_waits_for_its_departure_and_leaves_if_dropped() {
     let sent = [(); 4].map(|()| {
         let (layer, timer) = (layer.clone(), world.timer.clone());
         world.spawn(async move {
-            layer.admit(&head(0)).await.unwrap();
+            layer.admit(&head(0)).await.unwrap().keep();
             timer.now_us()
         })
     });

@@ -335,7 +335,7 @@ async fn setup_warnings_count_no_explanation() {
     }
     assert_eq!(log.seen(), (0, 0));
     for _ in 0..1_000 {
-        layer.admit(&parts).await.unwrap();
+        layer.admit(&parts).await.unwrap().keep();
     }
     assert_eq!(log.seen().1, 1, "the rule applies to no request");
 }

@@ -185,7 +185,7 @@ async fn unnamed_quota_in_two_layers_is_reported() {
     let log = Log::default();
     let asked = RateLimitLayer::new(limiter.clone(), Quota::per_minute(2), by("team")).observer(log.clone());
     let (head, ()) = Request::builder().header("team", "8").body(()).unwrap().into_parts();
-    asked.admit(&head).await.unwrap();
+    asked.admit(&head).await.unwrap().keep();
     assert_eq!(log.setup_warning(), [SetupWarningKind::UnnamedQuota]);
 
     // Each of these has a name, another quota, or another limiter.

@@ -208,7 +208,7 @@ struct Heads(Arc<Mutex<Vec<String>>>);
 
 impl Observer for Heads {
     fn on_outcome(&self, observed: &Observed<'_>) {
-        let (kind, head) = (observed.outcome().kind().as_str(), observed.request());
+        let (kind, head) = (observed.outcome().kind().as_str(), observed.head());
         let keyed = ["api", "user", "other"].map(|policy| observed.key(policy).is_some());
         let ann = observed.key("user") == Some(&Key::of("ann").unwrap());
         self.0.lock().unwrap().push(format!("{kind} {} {} {keyed:?} {ann}", head.method, head.uri));

@@ -32,6 +32,7 @@ impl<S> Obey<S> {
     }
 
     /// Returns the inner service.
+    #[must_use]
     pub fn inner(&self) -> &S {
         &self.inner
     }

@@ -116,7 +116,7 @@ proptest! {
         prop_assert_eq!(limits.len(), statuses.len());
         prop_assert_eq!(listed.len(), statuses.len());
         for (item, (index, _)) in items([headers["ratelimit-policy"].as_bytes()].into_iter(), "q").unwrap().iter().zip(&statuses) {
-            let unit = Some(policies[*index].quota_unit()).filter(|unit| *unit != "requests");
+            let unit = Some(policies[*index].unit()).filter(|unit| *unit != "requests");
             prop_assert_eq!(item.2.as_deref(), unit);
         }
         for value in headers.get_all("ratelimit") {

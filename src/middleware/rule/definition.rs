@@ -373,7 +373,7 @@ impl Rule {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let tokens = Rule::new("tokens", Quota::per_hour(10_000))?.unit("tokens")?.cost(|_| 100).settle_by_usage();
     /// // RateLimit-Policy: "tokens";q=10000;qu="tokens";w=3600
-    /// assert_eq!(tokens.policies()[0].quota_unit(), "tokens");
+    /// assert_eq!(tokens.policies()[0].unit(), "tokens");
     /// # Ok(()) }
     /// ```
     ///

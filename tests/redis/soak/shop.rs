@@ -83,7 +83,7 @@ impl Observer for Door {
     fn on_outcome(&self, observed: &Observed<'_>) {
         let counter = match observed.outcome().kind() {
             OutcomeKind::Allowed | OutcomeKind::Delayed => {
-                let of = observed.request().headers.get("client").and_then(|value| value.to_str().ok()?.parse().ok());
+                let of = observed.head().headers.get("client").and_then(|value| value.to_str().ok()?.parse().ok());
                 match of.and_then(|client: usize| self.0.allowed.get(client)) {
                     Some(counter) => counter,
                     None => return,

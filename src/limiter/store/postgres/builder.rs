@@ -45,8 +45,7 @@ impl PostgresStore {
 }
 
 impl PostgresStoreBuilder {
-    /// Begins the setup of a store.
-    pub fn new() -> Self {
+    fn new() -> Self {
         Self {
             table: "ratelimit".to_owned(),
             created: None,
@@ -87,9 +86,9 @@ impl PostgresStoreBuilder {
     /// Returns the statement that creates the table, for your migrations.
     ///
     /// ```
-    /// use tower_ratelimit::limiter::store::postgres::{Durability, PostgresStoreBuilder};
+    /// use tower_ratelimit::limiter::store::postgres::{Durability, PostgresStore};
     ///
-    /// let sql = PostgresStoreBuilder::new().create_sql(Durability::Unlogged)?;
+    /// let sql = PostgresStore::builder().create_sql(Durability::Unlogged)?;
     /// assert!(sql.starts_with("CREATE UNLOGGED TABLE IF NOT EXISTS \"ratelimit\" ("));
     /// # Ok::<(), tower_ratelimit::limiter::store::StoreError>(())
     /// ```
@@ -176,12 +175,6 @@ impl PostgresStoreBuilder {
             return misconfigured(format!("a max_lock_wait of {wait:?} is not possible: use 1 ms to 60 s"));
         }
         Table::new(&self.table, self.max_lock_wait)
-    }
-}
-
-impl Default for PostgresStoreBuilder {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
