@@ -408,7 +408,8 @@ impl ChargeDecision {
 }
 
 impl Clone for ChargeDecision {
-    /// The clone has no receipt, because a charge can be refunded only once.
+    /// The clone has no receipt, because a charge can be refunded only once. So it is not equal to an answer that has
+    /// one.
     fn clone(&self) -> Self {
         Self { receipt: Receipt::NONE, ..*self }
     }

@@ -67,7 +67,10 @@
 //!
 //! # Features
 //!
-//! No feature is on by default, and none changes what the crate does without it.
+//! No feature is on by default. Another crate of your program may enable further ones. They add, and
+//! change two things: with `tracing`, setup warnings go to its subscriber instead of stderr; and with
+//! both `redis` and `redis-rs`, a `RedisLimiter` reaches Redis through fred, unless
+//! `RedisLimiterBuilder::client` names the other library.
 //!
 //! | feature | what it adds | dependency |
 //! |---|---|---|

@@ -33,8 +33,7 @@ use crate::clock::{Sleep, Timer};
 ///   because they may be streams; [below](#grpc) a unary call of tonic is made repeatable.
 /// * It reads the head of the response: waits in its body, or in gRPC's trailers after messages, go unheard.
 /// * If the server names no time, it waits one second, then two, and so on up to 60. Each wait is
-///   lengthened by 0 to 10 percent at random. A time that stands only in the body, or in gRPC's trailers
-///   after messages, is not read.
+///   lengthened by 0 to 10 percent at random.
 /// * It gives up at once, and hands on the response, if the wait is longer than
 ///   [`max_wait`](Self::max_wait), after [`max_retries`](Self::max_retries), if the
 ///   [budget](Self::budget) is used up, or if a gRPC server forbids it.

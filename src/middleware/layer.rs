@@ -171,12 +171,15 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.on_error = on_error)
     }
 
-    /// Sets the observer, which sees every outcome, every setup warning and every failure of the limiter. The limiter
-    /// gets it too, when the layer makes its first service, and reports its [events](crate::observe::LimiterEvent) to
-    /// it. A limiter reports each event to each of its observers once, even if several layers and its builder gave it
-    /// the same one; see [`Observer::identity`]. It keeps at most 32 different ones, with those of its builder: further
-    /// ones get what the layer reports, but no events of the limiter. So layers that are made often, for example one
-    /// for each customer, should share one observer.
+    /// Sets the observer, which sees every outcome, every setup warning and every failure of the limiter. A layer has
+    /// one: a second call replaces it. The guide shows
+    /// [an observer that has another in it](crate::guide::observing#an-observer-of-your-own).
+    ///
+    /// The limiter gets the observer, too, when the layer makes its first service, and reports its
+    /// [events](crate::observe::LimiterEvent) to it. A limiter reports each event to each of its observers once, even
+    /// if several layers and its builder gave it the same one; see [`Observer::identity`]. It keeps at most 32
+    /// different ones, with those of its builder: further ones get what the layer reports, but no events of the
+    /// limiter. So layers that are made often, for example one for each customer, should share one observer.
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         self.change(|settings| settings.observer = Some(Arc::new(observer)))
     }

@@ -44,9 +44,8 @@ use crate::middleware::layer::RateLimitLayer;
 /// problem changes nothing. A valid file replaces all rules at once:
 ///
 /// * A request is decided by one version of the rules from beginning to end.
-/// * What clients have used belongs to the rule's name and the key. A rule that did not change is not touched; a
-///   changed quota keeps what was used; `was` names the rule's former name. What was used under a removed rule stays
-///   until it expires.
+/// * Usage belongs to the rule's name and the key. A rule that did not change is not touched. A changed quota keeps its
+///   usage. `was` names the rule's former name. Usage under a removed rule stays until it expires.
 /// * Processes that share a Redis may reload at different times. Each converts what it reads, and no charge is counted
 ///   twice or lost.
 #[derive(Clone)]

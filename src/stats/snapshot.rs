@@ -50,8 +50,8 @@ impl StatsSnapshot {
         self.outcomes[outcome as usize]
     }
 
-    /// Returns the policies that were observed, by name. Of more than 200, the last to come are counted together as
-    /// `other`.
+    /// Returns the policies that were observed, by name. If there are more than 200, the last to come are counted
+    /// together as `other`.
     #[must_use]
     pub fn policies(&self) -> &[PolicySnapshot] {
         &self.policies
@@ -142,7 +142,7 @@ impl PolicySnapshot {
         self.totals.refused
     }
 
-    /// Returns the units that were taken when requests passed. What was refunded or settled later is not subtracted.
+    /// Returns the units that were taken when requests passed. Later refunds and settlements do not change it.
     #[must_use]
     pub fn units(&self) -> u64 {
         self.totals.units

@@ -102,8 +102,9 @@ pub struct StatsBuilder {
 }
 
 impl StatsBuilder {
-    /// Reads this clock instead of the [monotonic](MonotonicClock) one, once for each outcome. Only the
-    /// [rates](PolicySnapshot::five_minutes) and the fading of old refusals depend on it.
+    /// Reads this clock instead of the [monotonic](MonotonicClock) one, once for each outcome and when a place is taken
+    /// or returned. The times in snapshots, the [rates](PolicySnapshot::five_minutes), the fading of old refusals, and
+    /// how long places are [held](PolicySnapshot::held_for) depend on it.
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = Some(Arc::new(clock));
         self

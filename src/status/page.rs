@@ -84,7 +84,7 @@ use crate::stats::Stats;
 ///
 /// Each of the `actions` is written as by [`OperatorAction::to_json`](crate::observe::OperatorAction::to_json). The
 /// status is 503 if one of them failed. Other answers say what is wrong, on the page to a browser, otherwise in plain
-/// text: 400 for a form that cannot be read, 403 for somebody who may not act, 404 for a key that is not listed, and
+/// text: 400 for a form that cannot be read, 403 for a sender who may not act, 404 for a key that is not listed, and
 /// 409 for a token that was used or is too old.
 ///
 /// * A described request has a peer address, headers, and the extensions that the operator

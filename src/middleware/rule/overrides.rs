@@ -32,7 +32,7 @@ const SPARE: usize = 256;
 /// * Each override has an identity. If several hold for a key, the latest counts. When it ends, by
 ///   time or by [`end`](Self::end), the one before it counts again, if that has not ended meanwhile.
 ///   So two operators that raise the same customer do not undo each other.
-/// * Overrides that have ended by time leave by themselves. Those without an end stay until they are
+/// * Overrides that have ended by time leave by themselves. One without an end stays until it is
 ///   ended. [`max_entries`](Self::max_entries) bounds the table.
 /// * The table belongs to the process, and is not kept in Redis. If a service has several processes,
 ///   make the override in each of them: keep the overrides where all of them read, such as a database
