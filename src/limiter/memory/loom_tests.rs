@@ -54,6 +54,28 @@ fn put(table: &SlotTable, key: Fingerprint, version: u16, n: u64) -> bool {
     })
 }
 
+/// In which thread each of two actions runs. Loom knows the latest access to a value only. If the first thread has read
+/// it, and the other one reads it before it writes it, loom takes that for no race, and does not try the write before
+/// the first read. So each of them has to be first once.
+const BOTH_WAYS: [bool; 2] = [false, true];
+
+/// Runs two actions at once, one of them in a thread of its own.
+fn at_once<A: 'static, B: 'static>(
+    is_swapped: bool,
+    one: impl FnOnce() -> A + 'static,
+    other: impl FnOnce() -> B + 'static,
+) -> (A, B) {
+    if is_swapped {
+        let thread = thread::spawn(one);
+        let other = other();
+        (thread.join().expect("the thread ends"), other)
+    } else {
+        let thread = thread::spawn(other);
+        let one = one();
+        (one, thread.join().expect("the thread ends"))
+    }
+}
+
 fn table_with(n: u64) -> Arc<SlotTable> {
     let table = Arc::new(SlotTable::new(1));
     assert!(put(&table, key(1), 1, n));
@@ -145,70 +167,80 @@ fn two_charges_under_the_lock_are_both_counted() {
 
 #[test]
 fn lock_free_charge_lands_in_its_own_version_or_nowhere() {
-    loom::model(|| {
-        let table = table_with(11);
-        let other = table.clone();
-        let thread = thread::spawn(move || overwrite(&other, key(1), key(1), 2, 22));
-        let charged = charge_lock_free(&table, key(1), 1);
-        let converted = thread.join().expect("the thread ends");
-        assert!(charged || converted);
-        let expected = if converted { (2, Some(22)) } else { (1, Some(12)) };
-        assert_eq!(read(&table, key(1)), Some(expected));
-    });
+    for is_swapped in BOTH_WAYS {
+        loom::model(move || {
+            let table = table_with(11);
+            let [one, other] = [table.clone(), table.clone()];
+            let (charged, converted) = at_once(
+                is_swapped,
+                move || charge_lock_free(&one, key(1), 1),
+                move || overwrite(&other, key(1), key(1), 2, 22),
+            );
+            assert!(charged || converted);
+            let expected = if converted { (2, Some(22)) } else { (1, Some(12)) };
+            assert_eq!(read(&table, key(1)), Some(expected));
+        });
+    }
 }
 
 #[test]
 fn reader_sees_either_key_whole_while_one_replaces_another() {
-    loom::model(|| {
-        let table = table_with(11);
-        let other = table.clone();
-        let thread = thread::spawn(move || overwrite(&other, key(1), key(2), 2, 22));
-        // Either key may be missed while it comes or goes, but no key is ever seen with the other's state.
-        let found = [1, 2].map(|n| table.place_of(key(n)).and_then(Place::read));
-        for seen in found.into_iter().flatten() {
-            let expected = if Fingerprint::of_tag(seen.tag) == key(1) { (1, Some(11)) } else { (2, Some(22)) };
-            assert_eq!((version_of(seen.tag), number(seen.word)), expected);
-        }
-        assert!(thread.join().expect("the thread ends"));
-        assert_eq!(read(&table, key(2)), Some((2, Some(22))));
-    });
+    for is_swapped in BOTH_WAYS {
+        loom::model(move || {
+            let table = table_with(11);
+            let [one, other] = [table.clone(), table.clone()];
+            // Either key may be missed while it comes or goes, but no key is ever seen with the other's state.
+            let read_both = move || {
+                for seen in [1, 2].map(|n| one.place_of(key(n)).and_then(Place::read)).into_iter().flatten() {
+                    let expected = if Fingerprint::of_tag(seen.tag) == key(1) { (1, Some(11)) } else { (2, Some(22)) };
+                    assert_eq!((version_of(seen.tag), number(seen.word)), expected);
+                }
+            };
+            let ((), is_replaced) = at_once(is_swapped, read_both, move || overwrite(&other, key(1), key(2), 2, 22));
+            assert!(is_replaced);
+            assert_eq!(read(&table, key(2)), Some((2, Some(22))));
+        });
+    }
 }
 
 /// A reader may take the state of the other key for that of the key. It writes nothing then.
 #[test]
 fn charge_never_changes_a_key_that_left_and_came_back() {
-    loom::model(|| {
-        let table = table_with(11);
-        let other = table.clone();
-        let thread =
-            thread::spawn(move || overwrite(&other, key(1), key(2), 1, 22) && overwrite(&other, key(2), key(1), 1, 33));
-        let seen = table.place_of(key(1)).and_then(Place::read).filter(|seen| seen.tag == key(1).tag(1));
-        let charged = seen.is_some_and(|seen| seen.replace(live(number(seen.word).unwrap_or(0) + 1)));
-        let came_back = thread.join().expect("the thread ends");
-        match (charged, came_back) {
-            (true, true) => assert!(matches!(read(&table, key(1)), Some((1, Some(33 | 34))))),
-            (true, false) => assert_eq!(read(&table, key(1)), Some((1, Some(12)))),
-            (false, true) => assert_eq!(read(&table, key(1)), Some((1, Some(33)))),
-            (false, false) => {}
-        }
-    });
+    for is_swapped in BOTH_WAYS {
+        loom::model(move || {
+            let table = table_with(11);
+            let [one, other] = [table.clone(), table.clone()];
+            let charge = move || {
+                let seen = one.place_of(key(1)).and_then(Place::read).filter(|seen| seen.tag == key(1).tag(1));
+                seen.is_some_and(|seen| seen.replace(live(number(seen.word).unwrap_or(0) + 1)))
+            };
+            let (charged, came_back) = at_once(is_swapped, charge, move || {
+                overwrite(&other, key(1), key(2), 1, 22) && overwrite(&other, key(2), key(1), 1, 33)
+            });
+            match (charged, came_back) {
+                (true, true) => assert!(matches!(read(&table, key(1)), Some((1, Some(33 | 34))))),
+                (true, false) => assert_eq!(read(&table, key(1)), Some((1, Some(12)))),
+                (false, true) => assert_eq!(read(&table, key(1)), Some((1, Some(33)))),
+                (false, false) => {}
+            }
+        });
+    }
 }
 
 #[test]
 fn charge_never_lands_on_another_key_with_the_same_state() {
-    for is_locked in [false, true] {
+    for (is_locked, is_swapped) in [(false, false), (false, true), (true, false), (true, true)] {
         loom::model(move || {
             let table = table_with(5);
-            let other = table.clone();
+            let [one, other] = [table.clone(), table.clone()];
+            let charge = move || match is_locked {
+                true => charge_locked(&one, key(1)),
+                false => find(&one, key(1)).is_some_and(|seen| seen.replace(live(6))),
+            };
             // However many keys move in and out, the last of them has the very state that was read.
-            let thread = thread::spawn(move || {
+            let (charged, _) = at_once(is_swapped, charge, move || {
                 overwrite(&other, key(1), key(2), 1, 7) && overwrite(&other, key(2), key(3), 1, 5)
             });
-            let charged = match is_locked {
-                true => charge_locked(&table, key(1)),
-                false => find(&table, key(1)).is_some_and(|seen| seen.replace(live(6))),
-            };
-            thread.join().expect("the thread ends");
             match read(&table, key(3)) {
                 Some(found) => assert_eq!(found, (1, Some(5)), "the new key pays nothing"),
                 None => assert!(charged || read(&table, key(2)) == Some((1, Some(7)))),
@@ -336,19 +368,20 @@ fn new_key_of_two_threads_gets_one_slot_and_both_charges() {
 
 #[test]
 fn charge_of_a_key_that_moves_is_counted_once() {
-    model(3, || {
-        let limiter = Limiter::new(bucket());
-        assert!(limiter.take());
-        let before = limiter.live();
-        let other = limiter.clone();
-        let thread = thread::spawn(move || other.move_key());
-        assert!(limiter.take());
-        thread.join().expect("the thread ends");
-        assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
-        limiter.move_key();
-        assert_eq!(limiter.remaining(), 8);
-        assert!(before.len() == 1);
-    });
+    for is_swapped in BOTH_WAYS {
+        model(3, move || {
+            let limiter = Limiter::new(bucket());
+            assert!(limiter.take());
+            let before = limiter.live();
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let (is_taken, ()) = at_once(is_swapped, move || one.take(), move || other.move_key());
+            assert!(is_taken);
+            assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
+            limiter.move_key();
+            assert_eq!(limiter.remaining(), 8);
+            assert!(before.len() == 1);
+        });
+    }
 }
 
 #[test]
@@ -481,9 +514,10 @@ fn last_place_is_returned_once_while_another_thread_asks() {
         let limiter = held(1);
         let first = limiter.take_receipt().expect("none is held");
         let other = limiter.clone();
-        let thread = thread::spawn(move || other.release(&first));
-        let second = limiter.take_receipt();
-        thread.join().expect("the thread ends");
+        // The thread that takes is the second one: a denial only reads, see `BOTH_WAYS`.
+        let thread = thread::spawn(move || other.take_receipt());
+        limiter.release(&first);
+        let second = thread.join().expect("the thread ends");
         assert_eq!(limiter.remaining(), u64::from(second.is_none()));
         second.iter().for_each(|receipt| limiter.release(receipt));
         assert_eq!((limiter.remaining(), limiter.live().len()), (1, 1));
@@ -665,17 +699,19 @@ fn growing(quota: &Quota) -> Arc<Limiter> {
 
 #[test]
 fn charge_of_a_key_whose_line_is_split_is_counted_once() {
-    model(2, || {
-        let limiter = growing(&bucket());
-        assert!(limiter.take());
-        let before = limiter.live();
-        let other = limiter.clone();
-        let thread = thread::spawn(move || other.store.grow_for(other.fingerprint()));
-        assert!(limiter.take());
-        thread.join().expect("the thread ends");
-        assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
-        assert!(limiter.live() != before, "it left its line");
-    });
+    for is_swapped in BOTH_WAYS {
+        model(2, move || {
+            let limiter = growing(&bucket());
+            assert!(limiter.take());
+            let before = limiter.live();
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let grow = move || other.store.grow_for(other.fingerprint());
+            let (is_taken, ()) = at_once(is_swapped, move || one.take(), grow);
+            assert!(is_taken);
+            assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
+            assert!(limiter.live() != before, "it left its line");
+        });
+    }
 }
 
 #[test]
@@ -693,20 +729,25 @@ fn charge_of_a_log_whose_line_is_split_is_counted_once() {
 
 #[test]
 fn place_that_is_returned_while_its_line_is_split_is_free_again() {
-    model(2, || {
-        let limiter = growing(&Quota::concurrent(2));
-        let first = limiter.take_receipt().expect("none is held");
-        let before = limiter.live();
-        let other = limiter.clone();
-        let thread = thread::spawn(move || other.store.grow_for(other.fingerprint()));
-        let second = limiter.take_receipt().expect("one is held");
-        limiter.release(&first);
-        thread.join().expect("the thread ends");
-        assert_eq!((limiter.remaining(), limiter.live().len()), (1, 1));
-        assert!(limiter.live() != before, "it left its line");
-        limiter.release(&second);
-        assert_eq!(limiter.remaining(), 2);
-    });
+    for is_swapped in BOTH_WAYS {
+        model(2, move || {
+            let limiter = growing(&Quota::concurrent(2));
+            let first = limiter.take_receipt().expect("none is held");
+            let before = limiter.live();
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let take_and_release = move || {
+                let second = one.take_receipt().expect("one is held");
+                one.release(&first);
+                second
+            };
+            let grow = move || other.store.grow_for(other.fingerprint());
+            let (second, ()) = at_once(is_swapped, take_and_release, grow);
+            assert_eq!((limiter.remaining(), limiter.live().len()), (1, 1));
+            assert!(limiter.live() != before, "it left its line");
+            limiter.release(&second);
+            assert_eq!(limiter.remaining(), 2);
+        });
+    }
 }
 
 #[test]
