@@ -143,14 +143,15 @@ fn two_charges_without_a_lock_are_both_counted() {
 
 #[test]
 fn charges_with_and_without_a_lock_are_both_counted() {
-    loom::model(|| {
-        let table = table_with(0);
-        let other = table.clone();
-        let thread = thread::spawn(move || charge_lock_free(&other, key(1), 1));
-        assert!(charge_locked(&table, key(1)));
-        assert!(thread.join().expect("the thread ends"));
-        assert_eq!(read(&table, key(1)), Some((1, Some(2))));
-    });
+    for is_swapped in BOTH_WAYS {
+        loom::model(move || {
+            let table = table_with(0);
+            let [one, other] = [table.clone(), table.clone()];
+            let charge = move || charge_lock_free(&one, key(1), 1);
+            assert_eq!(at_once(is_swapped, charge, move || charge_locked(&other, key(1))), (true, true));
+            assert_eq!(read(&table, key(1)), Some((1, Some(2))));
+        });
+    }
 }
 
 #[test]
@@ -386,89 +387,94 @@ fn charge_of_a_key_that_moves_is_counted_once() {
 
 #[test]
 fn charge_of_a_log_that_moves_is_counted_once() {
-    model(2, || {
-        let limiter = Limiter::new(Quota::sliding_log(10, HOUR).expect("the quota is possible"));
-        assert!(limiter.take());
-        let other = limiter.clone();
-        let thread = thread::spawn(move || other.move_key());
-        assert!(limiter.take());
-        thread.join().expect("the thread ends");
-        assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
-    });
+    for is_swapped in BOTH_WAYS {
+        model(2, move || {
+            let limiter = Limiter::new(Quota::sliding_log(10, HOUR).expect("the quota is possible"));
+            assert!(limiter.take());
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let (is_taken, ()) = at_once(is_swapped, move || one.take(), move || other.move_key());
+            assert!(is_taken);
+            assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
+        });
+    }
 }
 
 #[test]
 fn version_of_a_key_that_moves_is_not_used_again() {
-    model(3, || {
-        let limiter = Limiter::new(bucket());
-        assert!(limiter.take());
-        // In the phase that follows, no charge asks for the version, but its state lives.
-        assert!(limiter.store.free_versions());
-        limiter.clock.advance(Duration::from_micros(PHASE_US));
-        let other = limiter.clone();
-        let thread = thread::spawn(move || other.move_key());
-        assert!(limiter.store.free_versions());
-        thread.join().expect("the thread ends");
-        assert_eq!(limiter.live().len(), 1);
-        assert_eq!(limiter.store.versions.known().in_use(), 1, "a live state has it");
-    });
+    for is_swapped in BOTH_WAYS {
+        model(3, move || {
+            let limiter = Limiter::new(bucket());
+            assert!(limiter.take());
+            // In the phase that follows, no charge asks for the version, but its state lives.
+            assert!(limiter.store.free_versions());
+            limiter.clock.advance(Duration::from_micros(PHASE_US));
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let (is_done, ()) = at_once(is_swapped, move || one.store.free_versions(), move || other.move_key());
+            assert!(is_done);
+            assert_eq!(limiter.live().len(), 1);
+            assert_eq!(limiter.store.versions.known().in_use(), 1, "a live state has it");
+        });
+    }
 }
 
 #[test]
 fn version_is_not_used_again_while_a_charge_revives_its_state() {
-    model(3, || {
-        let limiter = Limiter::new(bucket());
-        assert!(limiter.take());
-        assert!(limiter.store.free_versions());
-        limiter.clock.advance(2 * HOUR); // the state has expired
-        let other = limiter.clone();
-        let thread = thread::spawn(move || other.take());
-        assert!(limiter.store.free_versions());
-        assert!(thread.join().expect("the thread ends"));
-        // The charge has asked for the version, unless it did so before this phase.
-        assert_eq!(limiter.remaining(), 9);
-    });
+    for is_swapped in BOTH_WAYS {
+        model(3, move || {
+            let limiter = Limiter::new(bucket());
+            assert!(limiter.take());
+            assert!(limiter.store.free_versions());
+            limiter.clock.advance(2 * HOUR); // the state has expired
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            assert_eq!(at_once(is_swapped, move || one.store.free_versions(), move || other.take()), (true, true));
+            // The charge has asked for the version, unless it did so before this phase.
+            assert_eq!(limiter.remaining(), 9);
+        });
+    }
 }
 
 /// The instant at which the look began is later than the charge.
 #[test]
 fn state_of_an_unused_version_stays_when_the_clock_steps_back() {
-    model(3, || {
-        let limiter = Limiter::new(bucket());
-        assert!(limiter.take());
-        assert!(limiter.store.free_versions());
-        let now = limiter.clock.now();
-        limiter.clock.advance(2 * HOUR);
-        let other = limiter.clone();
-        let thread = thread::spawn(move || {
-            other.clock.set(now);
-            other.take()
+    for is_swapped in BOTH_WAYS {
+        model(3, move || {
+            let limiter = Limiter::new(bucket());
+            assert!(limiter.take());
+            assert!(limiter.store.free_versions());
+            let now = limiter.clock.now();
+            limiter.clock.advance(2 * HOUR);
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let step_back_and_take = move || {
+                other.clock.set(now);
+                other.take()
+            };
+            let (_, is_taken) = at_once(is_swapped, move || one.store.free_versions(), step_back_and_take);
+            assert!(is_taken);
+            let taken = 10 - limiter.remaining();
+            assert!(taken == 1 || taken == 2, "{taken} are taken"); // the first had expired, or is live again
         });
-        assert!(limiter.store.free_versions());
-        assert!(thread.join().expect("the thread ends"));
-        let taken = 10 - limiter.remaining();
-        assert!(taken == 1 || taken == 2, "{taken} are taken"); // the first had expired, or is live again
-    });
+    }
 }
 
 #[test]
 fn set_and_single_charge_share_the_last_unit() {
     let quota = Quota::fixed_window(1, HOUR).expect("the quota is possible");
-    model(2, move || {
-        let limiter = Limiter::new(quota);
-        let first = Policy::new("first", bucket()).expect("it is a name");
-        let other = limiter.clone();
-        let charged = first.clone();
-        let set = thread::spawn(move || {
-            let charges = [Charge::new(&charged, &other.key), Charge::new(&other.policy, &other.key)];
-            other.store.charge_all(&charges, &mut smallvec::SmallVec::new(), true)
+    for is_swapped in BOTH_WAYS {
+        model(2, move || {
+            let limiter = Limiter::new(quota);
+            let first = Policy::new("first", bucket()).expect("it is a name");
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let charged = first.clone();
+            let take_set = move || {
+                let charges = [Charge::new(&charged, &other.key), Charge::new(&other.policy, &other.key)];
+                other.store.charge_all(&charges, &mut smallvec::SmallVec::new(), true)
+            };
+            let (single, set) = at_once(is_swapped, move || one.take(), take_set);
+            assert!(set != single, "one unit, one of them got it");
+            let left = limiter.store.charge(Charge::new(&first, &limiter.key).cost(0)).remaining();
+            assert_eq!(left, 10 - u64::from(set), "all or nothing");
         });
-        let single = limiter.take();
-        let set = set.join().expect("the thread ends");
-        assert!(set != single, "one unit, one of them got it");
-        let left = limiter.store.charge(Charge::new(&first, &limiter.key).cost(0)).remaining();
-        assert_eq!(left, 10 - u64::from(set), "all or nothing");
-    });
+    }
 }
 
 /// A limiter of a concurrency limit whose key has its slot.
@@ -495,17 +501,17 @@ fn last_place_goes_to_one_of_two_threads() {
 
 #[test]
 fn place_that_is_returned_while_another_is_taken_is_free_again() {
-    loom::model(|| {
-        let limiter = held(2);
-        let first = limiter.take_receipt().expect("none is held");
-        let other = limiter.clone();
-        let thread = thread::spawn(move || other.release(&first));
-        let second = limiter.take_receipt().expect("one is held");
-        thread.join().expect("the thread ends");
-        assert_eq!(limiter.remaining(), 1);
-        limiter.release(&second);
-        assert_eq!((limiter.remaining(), limiter.live().len()), (2, 1));
-    });
+    for is_swapped in BOTH_WAYS {
+        loom::model(move || {
+            let limiter = held(2);
+            let first = limiter.take_receipt().expect("none is held");
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let (second, ()) = at_once(is_swapped, move || one.take_receipt(), move || other.release(&first));
+            assert_eq!(limiter.remaining(), 1);
+            limiter.release(&second.expect("one is held"));
+            assert_eq!((limiter.remaining(), limiter.live().len()), (2, 1));
+        });
+    }
 }
 
 #[test]
@@ -613,35 +619,37 @@ fn request_that_joins_its_line_misses_no_release() {
 /// Whatever the order is, a place of before the reset returns nothing of after it.
 #[test]
 fn place_of_before_a_reset_returns_nothing_of_after_it() {
-    model(3, || {
-        let limiter = held(1);
-        let old = limiter.take_receipt().expect("none is held");
-        let other = limiter.clone();
-        let thread = thread::spawn(move || other.store.reset(&other.policy, &other.key));
-        let new = limiter.take_receipt();
-        thread.join().expect("the thread ends");
-        // If it was taken after the reset, it is held; a reset after it cannot be, because the old one was held.
-        limiter.release(&old);
-        assert_eq!(limiter.remaining(), u64::from(new.is_none()));
-    });
+    for is_swapped in BOTH_WAYS {
+        model(3, move || {
+            let limiter = held(1);
+            let old = limiter.take_receipt().expect("none is held");
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let reset = move || other.store.reset(&other.policy, &other.key);
+            let (new, ()) = at_once(is_swapped, move || one.take_receipt(), reset);
+            // If it was taken after the reset, it is held; a reset after it cannot be, because the old one was held.
+            limiter.release(&old);
+            assert_eq!(limiter.remaining(), u64::from(new.is_none()));
+        });
+    }
 }
 
 #[test]
 fn run_that_begins_during_a_reset_is_not_taken_for_the_one_before() {
-    model(3, || {
-        let limiter = held(1);
-        let old = limiter.take_receipt().expect("none is held");
-        let other = limiter.clone();
-        let thread = thread::spawn(move || {
-            other.store.reset(&other.policy, &other.key);
-            other.take_receipt()
+    for is_swapped in BOTH_WAYS {
+        model(3, move || {
+            let limiter = held(1);
+            let old = limiter.take_receipt().expect("none is held");
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let reset_and_take = move || {
+                other.store.reset(&other.policy, &other.key);
+                other.take_receipt()
+            };
+            let (new, theirs) = at_once(is_swapped, move || one.take_receipt(), reset_and_take);
+            assert!(new.is_some() != theirs.is_some(), "one place was freed");
+            limiter.release(&old);
+            assert_eq!(limiter.remaining(), 0);
         });
-        let new = limiter.take_receipt();
-        let theirs = thread.join().expect("the thread ends");
-        assert!(new.is_some() != theirs.is_some(), "one place was freed");
-        limiter.release(&old);
-        assert_eq!(limiter.remaining(), 0);
-    });
+    }
 }
 
 #[test]
@@ -716,15 +724,17 @@ fn charge_of_a_key_whose_line_is_split_is_counted_once() {
 
 #[test]
 fn charge_of_a_log_whose_line_is_split_is_counted_once() {
-    model(2, || {
-        let limiter = growing(&Quota::sliding_log(10, HOUR).expect("the quota is possible"));
-        assert!(limiter.take());
-        let other = limiter.clone();
-        let thread = thread::spawn(move || other.store.grow_for(other.fingerprint()));
-        assert!(limiter.take());
-        thread.join().expect("the thread ends");
-        assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
-    });
+    for is_swapped in BOTH_WAYS {
+        model(2, move || {
+            let limiter = growing(&Quota::sliding_log(10, HOUR).expect("the quota is possible"));
+            assert!(limiter.take());
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let grow = move || other.store.grow_for(other.fingerprint());
+            let (is_taken, ()) = at_once(is_swapped, move || one.take(), grow);
+            assert!(is_taken);
+            assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
+        });
+    }
 }
 
 #[test]
@@ -752,32 +762,35 @@ fn place_that_is_returned_while_its_line_is_split_is_free_again() {
 
 #[test]
 fn reset_forgets_a_key_whose_line_is_split() {
-    for quota in [bucket(), Quota::sliding_log(10, HOUR).expect("the quota is possible")] {
-        model(2, move || {
-            let limiter = growing(&quota);
-            assert!(limiter.take());
-            let other = limiter.clone();
-            let thread = thread::spawn(move || other.store.grow_for(other.fingerprint()));
-            limiter.store.reset(&limiter.policy, &limiter.key);
-            thread.join().expect("the thread ends");
-            assert_eq!(limiter.remaining(), 10);
-            assert!(limiter.take());
-            assert_eq!((limiter.remaining(), limiter.live().len()), (9, 1));
-        });
+    for is_swapped in BOTH_WAYS {
+        for quota in [bucket(), Quota::sliding_log(10, HOUR).expect("the quota is possible")] {
+            model(2, move || {
+                let limiter = growing(&quota);
+                assert!(limiter.take());
+                let [one, other] = [limiter.clone(), limiter.clone()];
+                let grow = move || other.store.grow_for(other.fingerprint());
+                at_once(is_swapped, move || one.store.reset(&one.policy, &one.key), grow);
+                assert_eq!(limiter.remaining(), 10);
+                assert!(limiter.take());
+                assert_eq!((limiter.remaining(), limiter.live().len()), (9, 1));
+            });
+        }
     }
 }
 
 #[test]
 fn new_key_gets_one_slot_while_the_table_doubles() {
-    model(2, || {
-        let limiter = growing(&bucket());
-        let other = limiter.clone();
-        let thread = thread::spawn(move || other.store.grow_for(other.fingerprint()));
-        assert!(limiter.take());
-        thread.join().expect("the thread ends");
-        assert!(limiter.store.table.growth() == Growth::Settled);
-        assert_eq!((limiter.remaining(), limiter.live().len()), (9, 1));
-    });
+    for is_swapped in BOTH_WAYS {
+        model(2, move || {
+            let limiter = growing(&bucket());
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let grow = move || other.store.grow_for(other.fingerprint());
+            let (is_taken, ()) = at_once(is_swapped, move || one.take(), grow);
+            assert!(is_taken);
+            assert!(limiter.store.table.growth() == Growth::Settled);
+            assert_eq!((limiter.remaining(), limiter.live().len()), (9, 1));
+        });
+    }
 }
 
 /// A key that has the same first line as the key of [`growing`] when the table has doubled.
@@ -844,20 +857,24 @@ fn new_key_gets_an_expired_slot_while_the_growth_ends() {
 
 #[test]
 fn walk_meets_a_key_whose_line_is_split() {
-    model(2, || {
-        let limiter = growing(&bucket());
-        assert!(limiter.take());
-        let other = limiter.clone();
-        let thread = thread::spawn(move || other.store.grow_for(other.fingerprint()));
-        let mut met = 0;
-        limiter.store.walk(
-            |_| false,
-            |seen| {
-                met += usize::from(seen.tag != 0);
-                seen
-            },
-        );
-        thread.join().expect("the thread ends");
-        assert!(met == 1 || met == 2, "it is met {met} times");
-    });
+    for is_swapped in BOTH_WAYS {
+        model(2, move || {
+            let limiter = growing(&bucket());
+            assert!(limiter.take());
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let walk = move || {
+                let mut met = 0;
+                one.store.walk(
+                    |_| false,
+                    |seen| {
+                        met += usize::from(seen.tag != 0);
+                        seen
+                    },
+                );
+                met
+            };
+            let (met, ()) = at_once(is_swapped, walk, move || other.store.grow_for(other.fingerprint()));
+            assert!(met == 1 || met == 2, "it is met {met} times");
+        });
+    }
 }
