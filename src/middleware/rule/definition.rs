@@ -526,7 +526,7 @@ crate::serde::by_label!(MissingKey);
 /// A value that a layer accepts as a rule: a [`Quota`] or a [`Rule`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a quota or a rule",
-    note = "`Rule::new` returns a `Result`: is a `?` missing?",
+    note = "`Rule::new` and the options of a `Quota` return a `Result`: is a `?` missing?",
     note = "text becomes a quota by `text.parse::<Quota>()?`"
 )]
 pub trait IntoRule {
