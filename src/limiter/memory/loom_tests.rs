@@ -533,23 +533,24 @@ fn last_place_is_returned_once_while_another_thread_asks() {
 /// A key that returned its last place keeps its slot, until another key takes it.
 #[test]
 fn place_never_lands_on_the_key_that_took_its_slot() {
-    model(2, || {
-        let limiter = held(1);
-        let other = limiter.clone();
-        let theirs = (Fingerprint::of_held(9 << 40).tag(HELD_VERSION), HeldUnits { units: 1, run: 0 }.pack());
-        let thread = thread::spawn(move || {
-            let key = other.store.fingerprint_of_held(&other.policy, &other.key);
-            let seen = other.store.table.place_of(key).and_then(Place::read);
-            let seen = seen.filter(|seen| other.store.is_free(*seen, other.store.now()) && seen.try_lock());
-            seen.inspect(|seen| seen.place.unlock(theirs.0, theirs.1)).is_some()
+    for is_swapped in BOTH_WAYS {
+        model(2, move || {
+            let limiter = held(1);
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let theirs = (Fingerprint::of_held(9 << 40).tag(HELD_VERSION), HeldUnits { units: 1, run: 0 }.pack());
+            let take_slot = move || {
+                let key = other.store.fingerprint_of_held(&other.policy, &other.key);
+                let seen = other.store.table.place_of(key).and_then(Place::read);
+                let seen = seen.filter(|seen| other.store.is_free(*seen, other.store.now()) && seen.try_lock());
+                seen.inspect(|seen| seen.place.unlock(theirs.0, theirs.1)).is_some()
+            };
+            let (mine, is_taken) = at_once(is_swapped, move || one.take_receipt(), take_slot);
+            assert!(mine.is_some(), "there is room for both");
+            let held = limiter.store.table.places().filter_map(Place::read);
+            assert_eq!(held.filter(|seen| (seen.tag, seen.word) == theirs).count(), usize::from(is_taken));
+            assert_eq!(limiter.remaining(), 0);
         });
-        let mine = limiter.take_receipt();
-        let is_taken = thread.join().expect("the thread ends");
-        assert!(mine.is_some(), "there is room for both");
-        let held = limiter.store.table.places().filter_map(Place::read);
-        assert_eq!(held.filter(|seen| (seen.tag, seen.word) == theirs).count(), usize::from(is_taken));
-        assert_eq!(limiter.remaining(), 0);
-    });
+    }
 }
 
 #[test]
@@ -654,42 +655,44 @@ fn run_that_begins_during_a_reset_is_not_taken_for_the_one_before() {
 
 #[test]
 fn set_and_single_charge_share_the_last_place() {
-    model(2, || {
-        let limiter = held(1);
-        let first = Policy::new("first", bucket()).expect("it is a name");
-        assert!(limiter.store.charge(Charge::new(&first, &limiter.key)).is_allowed());
-        let other = limiter.clone();
-        let charged = first.clone();
-        let set = thread::spawn(move || {
-            let charges = [Charge::new(&charged, &other.key), Charge::new(&other.policy, &other.key)];
-            other.store.charge_set(&charges, &mut smallvec::SmallVec::new())
+    for is_swapped in BOTH_WAYS {
+        model(2, move || {
+            let limiter = held(1);
+            let first = Policy::new("first", bucket()).expect("it is a name");
+            assert!(limiter.store.charge(Charge::new(&first, &limiter.key)).is_allowed());
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let charged = first.clone();
+            let take_set = move || {
+                let charges = [Charge::new(&charged, &other.key), Charge::new(&other.policy, &other.key)];
+                other.store.charge_set(&charges, &mut smallvec::SmallVec::new())
+            };
+            let (single, set) = at_once(is_swapped, move || one.take(), take_set);
+            assert!(set != single, "one place, one of them got it");
+            let left = limiter.store.charge(Charge::new(&first, &limiter.key).cost(0)).remaining();
+            assert_eq!(left, 9 - u64::from(set), "all or nothing");
         });
-        let single = limiter.take();
-        let set = set.join().expect("the thread ends");
-        assert!(set != single, "one place, one of them got it");
-        let left = limiter.store.charge(Charge::new(&first, &limiter.key).cost(0)).remaining();
-        assert_eq!(left, 9 - u64::from(set), "all or nothing");
-    });
+    }
 }
 
 /// A reset between the decision of a set and its writing: the run that the set begins has the number of after it.
 #[test]
 fn set_that_begins_a_run_during_a_reset_is_not_taken_for_the_one_before() {
-    model(2, || {
-        let limiter = held(1);
-        let first = Policy::new("first", bucket()).expect("it is a name");
-        assert!(limiter.store.charge(Charge::new(&first, &limiter.key)).is_allowed());
-        let old = limiter.take_receipt().expect("none is held");
-        let other = limiter.clone();
-        let set = thread::spawn(move || {
-            let charges = [Charge::new(&first, &other.key), Charge::new(&other.policy, &other.key)];
-            other.store.charge_set(&charges, &mut smallvec::SmallVec::new())
+    for is_swapped in BOTH_WAYS {
+        model(2, move || {
+            let limiter = held(1);
+            let first = Policy::new("first", bucket()).expect("it is a name");
+            assert!(limiter.store.charge(Charge::new(&first, &limiter.key)).is_allowed());
+            let old = limiter.take_receipt().expect("none is held");
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let take_set = move || {
+                let charges = [Charge::new(&first, &other.key), Charge::new(&other.policy, &other.key)];
+                other.store.charge_set(&charges, &mut smallvec::SmallVec::new())
+            };
+            let ((), set) = at_once(is_swapped, move || one.store.reset(&one.policy, &one.key), take_set);
+            limiter.release(&old);
+            assert_eq!(limiter.remaining(), u64::from(!set));
         });
-        limiter.store.reset(&limiter.policy, &limiter.key);
-        let set = set.join().expect("the thread ends");
-        limiter.release(&old);
-        assert_eq!(limiter.remaining(), u64::from(!set));
-    });
+    }
 }
 
 /// A limiter whose table can double once, and a key that leaves its first line then.
@@ -810,17 +813,20 @@ fn following(quota: &Quota) -> u64 {
 
 #[test]
 fn new_key_never_takes_the_place_of_a_key_whose_line_is_split() {
-    model(2, || {
-        let key = Key::of(following(&bucket())).expect("it is short");
-        let limiter = growing(&bucket());
-        assert!(limiter.take());
-        let other = limiter.clone();
-        let thread = thread::spawn(move || other.store.grow_for(other.fingerprint()));
-        assert!(limiter.store.charge(Charge::new(&limiter.policy, &key)).is_allowed());
-        thread.join().expect("the thread ends");
-        assert_eq!((limiter.remaining(), limiter.live().len()), (9, 2));
-        assert_eq!(limiter.store.charge(Charge::new(&limiter.policy, &key).cost(0)).remaining(), 9);
-    });
+    for is_swapped in BOTH_WAYS {
+        model(2, move || {
+            let key = Key::of(following(&bucket())).expect("it is short");
+            let limiter = growing(&bucket());
+            assert!(limiter.take());
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let new = key.clone();
+            let take_new = move || one.store.charge(Charge::new(&one.policy, &new)).is_allowed();
+            let (is_taken, ()) = at_once(is_swapped, take_new, move || other.store.grow_for(other.fingerprint()));
+            assert!(is_taken);
+            assert_eq!((limiter.remaining(), limiter.live().len()), (9, 2));
+            assert_eq!(limiter.store.charge(Charge::new(&limiter.policy, &key).cost(0)).remaining(), 9);
+        });
+    }
 }
 
 #[test]
