@@ -62,7 +62,11 @@ impl Url {
         for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
             let value = decoded(value).ok_or_else(|| wrong("a parameter is not UTF-8"))?;
             match name {
-                "node" => hosts.push(address(&value, port).ok_or_else(|| wrong("the host or the port of a node"))?),
+                "node" => {
+                    // fred has no port for it either.
+                    let node = address(&value, 0).filter(|node| node.port != 0);
+                    hosts.push(node.ok_or_else(|| wrong("a node is written as host:port"))?);
+                }
                 "sentinelServiceName" => service = Some(value),
                 "sentinelUsername" => sentinels.username = Some(value),
                 "sentinelPassword" => sentinels.password = Some(value),
