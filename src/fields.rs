@@ -174,30 +174,45 @@ fn item<'a>(rest: &mut Cursor<'a>, list: List) -> Option<Item<'a>> {
     while rest.next_is(b';') {
         rest.take(|byte| byte == b' ');
         let key = key(rest)?;
-        // If a key occurs twice, the last value counts.
+        // If a key occurs twice, the last value counts, whatever the earlier one was.
         if key == units_key {
-            rest.expect(b"=")?;
-            units = Some(rest.integer()?);
+            units = value(rest, Cursor::integer)?;
         } else if key == seconds_key || (list == List::Nameless && key == b"window") {
-            rest.expect(b"=")?;
-            seconds = Some(rest.integer().filter(|seconds| list == List::Limits || *seconds > 0)?);
+            let least = u64::from(list != List::Limits);
+            seconds = Some(value(rest, |rest| rest.integer().filter(|seconds| *seconds >= least))?);
         } else if key == b"qu" && list == List::Policies {
-            rest.expect(b"=")?;
-            let start = rest.0;
-            string(rest)?;
-            unit = Some(rest.since(start));
+            unit = Some(value(rest, |rest| rest.text(string))?);
         } else if key == b"pk" && list != List::Nameless {
-            rest.expect(b"=")?;
-            let start = rest.0;
-            bytes(rest)?;
-            partition = Some(rest.since(start));
+            partition = Some(value(rest, |rest| rest.text(bytes))?);
         } else if rest.next_is(b'=') {
             bare_item(rest)?;
         }
     }
     let raw = rest.since(start);
     let name = if list == List::Nameless { raw } else { name };
+    // A parameter may be absent, but of no other type.
+    let (seconds, unit, partition) = (typed(seconds)?, typed(unit)?, typed(partition)?);
     Some(Item { raw, name, units: units?, seconds, unit, partition })
+}
+
+/// Parses a parameter's value. Returns `Some(None)` if it is of another type.
+fn value<'a, T>(rest: &mut Cursor<'a>, parse: impl Fn(&mut Cursor<'a>) -> Option<T>) -> Option<Option<T>> {
+    if !rest.next_is(b'=') {
+        return Some(None); // it is true
+    }
+    let start = rest.0;
+    let found = parse(rest).filter(|_| rest.0.first() != Some(&b'.')); // a decimal is no integer
+    if found.is_none() {
+        rest.0 = start;
+        bare_item(rest)?;
+    }
+    Some(found)
+}
+
+/// Returns `None` for a parameter of another type.
+#[expect(clippy::option_option, reason = "the outer one is whether there is a parameter")]
+fn typed<T>(parameter: Option<Option<T>>) -> Option<Option<T>> {
+    parameter.map_or(Some(None), |found| found.map(Some))
 }
 
 /// Parses the key of a parameter.
@@ -285,6 +300,13 @@ impl<'a> Cursor<'a> {
         let digits = self.digits();
         let value = || digits.iter().fold(0, |n, digit| n * 10 + u64::from(digit - b'0'));
         (1..=15).contains(&digits.len()).then(value)
+    }
+
+    /// Returns the text that this parses.
+    fn text(&mut self, parse: fn(&mut Self) -> Option<()>) -> Option<&'a [u8]> {
+        let start = self.0;
+        parse(self)?;
+        Some(self.since(start))
     }
 
     fn next_is(&mut self, byte: u8) -> bool {

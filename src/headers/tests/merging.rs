@@ -42,6 +42,14 @@ fn merged_lists_take_each_policy_from_one_source() {
         &[("ratelimit-policy", "\"a\";q=1;acme=@-1, \"default\";q=9;w=6, \"default\";q=8;w=6")],
         &["ratelimit-policy: \"a\";q=1;acme=@-1, \"default\";q=100;w=60", "ratelimit: \"default\";r=50;t=30"],
     );
+    // of a parameter that occurs twice, the last value counts
+    merged(
+        &[("ratelimit", "\"a\";r;t=x;r=1;t=2"), ("ratelimit-policy", "\"a\";q=1.5;w=0;qu=1;q=5;w=10;qu=\"u\"")],
+        &[
+            "ratelimit-policy: \"a\";q=1.5;w=0;qu=1;q=5;w=10;qu=\"u\", \"default\";q=100;w=60",
+            "ratelimit: \"a\";r;t=x;r=1;t=2, \"default\";r=50;t=30",
+        ],
+    );
     // several lines become one, spaces as in RFC 9651
     merged(
         &[("ratelimit", "\"a\";r=1"), ("ratelimit", "\"b\"; r=2;t=2\t,\t\"c\";r=3;pk=:dHJpYWwxMjEzMjM=:")],
@@ -58,6 +66,9 @@ fn unreadable_list_is_replaced() {
         "\"default\";t=1",
         "\"default\";r;t=5",
         "\"default\";r=1;t=2.5",
+        "\"default\";r=1;r",
+        "\"default\";r=1;t=2;t=?1",
+        "\"default\";r=1;pk=1",
         "\"default\";r=1,",
         "\"default\" ;r=1",
         "\"default\";R=1",
@@ -88,6 +99,8 @@ fn list_of_policies_that_breaks_the_draft_is_replaced() {
         "\"default\";w=60",
         "\"default\";q=100;w=1.5",
         "\"default\";q=\"100\";w=60",
+        "\"default\";q=100;w=60;w",
+        "\"default\";q=100;qu=tokens",
         "\"default\";q=100;w=60,",
     ] {
         let existing = [("ratelimit-policy", foreign)];
