@@ -175,7 +175,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// one: a second call replaces it. The guide shows
     /// [an observer that has another in it](crate::guide::observing#an-observer-of-your-own).
     ///
-    /// The limiter gets the observer, too, when the layer makes its first service, and reports its
+    /// The limiter gets the observer when the layer makes its first service, and reports its
     /// [events](crate::observe::LimiterEvent) to it. A limiter reports each event to each of its observers once, even
     /// if several layers and its builder gave it the same one; see [`Observer::identity`]. It keeps at most 32
     /// different ones, with those of its builder: further ones get what the layer reports, but no events of the
