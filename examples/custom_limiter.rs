@@ -102,7 +102,7 @@ impl Windows {
                     return answer;
                 }
                 counts.taken.insert(window.id, (window.ends_us, used));
-                // What was taken: a forced charge may have asked for more.
+                // A forced charge may have asked for more than it took.
                 answer.with_receipt(Receipt::new(used - window.used, window.ends_us, 0))
             })
             .collect();

@@ -163,7 +163,7 @@ impl Life {
         let former = std::mem::replace(&mut self.former, self.quota);
         match (b >> 29 & 3, self.shape) {
             (0, _) => self.quota = former,
-            // The same algorithm with another limit: both quotas may be able to use one state.
+            // Both quotas have one algorithm and may be able to use one state, but their limits differ.
             (1, Some((anchor, [_, _, rest @ ..]))) => {
                 let [period, burst, debt, options] = rest;
                 let shape = [b % 12, b >> 5, period, burst, debt, options];
