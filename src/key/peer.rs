@@ -6,7 +6,7 @@ use http::Extensions;
 
 use crate::head::Head;
 
-use super::prefixes::Prefixes;
+use super::prefixes::{Prefixes, canonical};
 
 /// The address at the other end of the request's connection. Servers other than axum's and tonic's
 /// insert one into each request's extensions, outside of the layer.
@@ -75,7 +75,7 @@ pub fn peer_address(head: &Head<'_>) -> Option<IpAddr> {
     let extensions = head.extensions;
     let own = extensions.get().map(|peer: &PeerAddr| peer.0);
     let bare = || extensions.get().map(SocketAddr::ip);
-    own.or_else(|| axum_peer(extensions)).or_else(|| tonic_peer(extensions)).or_else(bare).map(|ip| ip.to_canonical())
+    own.or_else(|| axum_peer(extensions)).or_else(|| tonic_peer(extensions)).or_else(bare).map(canonical)
 }
 
 #[cfg(feature = "axum")]
