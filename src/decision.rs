@@ -362,6 +362,16 @@ impl ChargeDecision {
         self
     }
 
+    /// Copies the answer of a function that is called word by word. One that may come from a call or from code in place
+    /// is then put together in registers, and not copied from words just written, which stalls on store forwarding.
+    #[inline(always)]
+    pub(crate) fn in_words(self) -> Self {
+        let Self { limit, remaining, reset_us, retry_us, window_us, delay_us, position, receipt } = self;
+        let Receipt { units, at_us, part } = receipt;
+        let receipt = Receipt { units, at_us, part };
+        Self { limit, remaining, reset_us, retry_us, window_us, delay_us, position, receipt }
+    }
+
     /// Removes the receipt, because another charge of the set was denied and nothing was taken.
     #[inline]
     pub(crate) fn untaken(&mut self) {

@@ -25,7 +25,7 @@ impl Store {
     #[inline(always)]
     pub(super) fn charge(&self, charge: Charge<'_>) -> ChargeDecision {
         // Several ways out instead of one, so that the answer is written once, where the caller wants it.
-        let Some(bucket) = bucket_of_unit(charge) else { return self.charge_any(charge) };
+        let Some(bucket) = bucket_of_unit(charge) else { return self.charge_any(charge).in_words() };
         if let Some((seen, now)) = self.look(charge) {
             if let Some((verdict, word)) = take_unit(bucket, seen.word, now) {
                 if word == seen.word || seen.replace(word) {
@@ -33,7 +33,7 @@ impl Store {
                 }
             }
         }
-        self.charge_one(charge)
+        self.charge_one(charge).in_words()
     }
 
     /// Takes one charge that is not of one unit of a bucket. Out of line, so that the usual charge stays short.
