@@ -40,13 +40,14 @@ pin_project! {
         O: Overflow<S, B>,
     {
         #[pin]
-        state: State<S, L, B, O>,
+        pub(super) state: State<S, L, B, O>,
     }
 }
 
 pin_project! {
+    // What `call` decided about a request, and what is left to do.
     #[project = StateProjection]
-    enum State<S, L, B, O>
+    pub(super) enum State<S, L, B, O>
     where
         S: Service<Request<B>>,
         L: Limiter,
@@ -67,7 +68,7 @@ pin_project! {
 
 pin_project! {
     // Waits for the limiter's answer.
-    struct Deciding<S, L, B, O>
+    pub(super) struct Deciding<S, L, B, O>
     where
         L: Limiter,
     {
@@ -93,7 +94,7 @@ pin_project! {
 }
 
 /// A request that may wait in line, and the services that may get it.
-struct Line<S, L: Limiter, B, O> {
+pub(super) struct Line<S, L: Limiter, B, O> {
     in_line: Box<InLine<B, L>>,
     layer: Arc<Compiled<L>>,
     service: S,
@@ -109,20 +110,14 @@ pub(super) enum After<L: Limiter> {
     Open(Box<OpenTicket<L>>),
 }
 
-impl<S, L, B, C, O> ResponseFuture<S, L, B, O>
+impl<S, L, B, C, O> State<S, L, B, O>
 where
     S: Service<Request<B>, Response = Response<C>> + Clone,
     L: Limiter,
     C: ResponseBody,
     O: Overflow<S, B>,
 {
-    /// Creates the future of a request that passes.
-    #[inline(always)]
-    pub(super) fn passing(response: S::Future, after: After<L>) -> Self {
-        Self { state: State::Passing { response, after } }
-    }
-
-    /// Creates the future of a request that the limiter answers later. `inner` is ready and is taken for it.
+    /// Returns the state of a request that the limiter answers later. `inner` is ready and is taken for it.
     #[inline(never)]
     pub(super) fn deciding(
         answer: L::Future<Decision>,
@@ -136,10 +131,10 @@ where
         let (ready, overflow) = (std::mem::replace(inner, next), overflow.clone());
         let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
         let deciding = Box::pin(Deciding { answer, ready, overflow, layer, held });
-        Self { state: State::Deciding { deciding } }
+        Self::Deciding { deciding }
     }
 
-    /// Creates the future of a request that may wait in line. `inner` is ready, and is released as by
+    /// Returns the state of a request that may wait in line. `inner` is ready, and is released as by
     /// [`delayed`](Self::delayed).
     #[inline(never)]
     pub(super) fn in_line(
@@ -152,10 +147,10 @@ where
         *inner = inner.clone();
         let (in_line, layer) = (InLine::new(layer, request, ticket), Arc::clone(layer));
         let line = Line { in_line, layer, service: inner.clone(), overflow: overflow.clone() };
-        Self { state: State::InLine { line: Box::new(line) } }
+        Self::InLine { line: Box::new(line) }
     }
 
-    /// Creates the future of a request that waits for its departure. `inner` is ready; a clone takes its place, so that
+    /// Returns the state of a request that waits for its departure. `inner` is ready; a clone takes its place, so that
     /// what it holds while it is ready (a permit, say) is released.
     #[inline(never)]
     pub(super) fn delayed(
@@ -166,7 +161,7 @@ where
         place: Counted,
     ) -> Self {
         *inner = inner.clone();
-        Self { state: State::Delayed { delayed: Delayed::new(inner.clone(), layer, request, ticket, place) } }
+        Self::Delayed { delayed: Delayed::new(inner.clone(), layer, request, ticket, place) }
     }
 
     /// Sends a request that does not pass to the overflow if that is ready now, and otherwise refuses it. `inner` is
@@ -188,20 +183,19 @@ where
         let Poll::Ready(ready) = ready else {
             let (mut parts, _) = request.into_parts();
             let response = ticket.refuse(layer, &mut parts, C::from_body);
-            return Self { state: State::Refused { response: Some(Ok(response)) } };
+            return Self::Refused { response: Some(Ok(response)) };
         };
         ticket.kind = OutcomeKind::Overflowed;
         if let Some(outcome) = ticket.report(layer, &Head::from(&request)) {
             request.extensions_mut().insert(outcome);
         }
-        let state = match ready {
+        match ready {
             Ok(ready) => {
                 let ticket = OpenTicket::keep(layer, ticket);
-                State::Overflowing { response: ready.call(request), ticket }
+                Self::Overflowing { response: ready.call(request), ticket }
             }
-            Err(error) => State::Refused { response: Some(Err(error.into())) },
-        };
-        Self { state }
+            Err(error) => Self::Refused { response: Some(Err(error.into())) },
+        }
     }
 }
 
@@ -305,10 +299,14 @@ where
         // The usual request. Its response is written once and changed in place, because each move of a response stalls
         // on store forwarding (`benches/instructions`, "layer, allowed, no header fields").
         if let StateProjection::Passing { response, after } = self.as_mut().project().state.project() {
-            if !matches!(after, After::Open(_)) {
-                let mut answered = response.poll(cx);
-                after.add_headers(&mut answered);
-                return answered;
+            match after {
+                After::Nothing => return response.poll(cx),
+                After::Headers(..) => {
+                    let mut answered = response.poll(cx);
+                    after.add_headers(&mut answered);
+                    return answered;
+                }
+                After::Open(_) => {}
             }
         }
         self.poll_any(cx)
@@ -340,21 +338,21 @@ where
                     ticket.answer(layer, &mut answer);
                     let inner = deciding.ready;
                     if ticket.goes_in_line(layer) {
-                        let next = Self::in_line(inner, layer, request, ticket, deciding.overflow);
-                        this.state.set(next.state);
+                        let next = State::in_line(inner, layer, request, ticket, deciding.overflow);
+                        this.state.set(next);
                         continue;
                     }
                     let next = match ticket.fate(layer) {
                         Fate::Passes => {
                             let after = After::prepare(layer, &mut request, &mut ticket);
-                            Self::passing(inner.call(request), after)
+                            State::Passing { response: inner.call(request), after }
                         }
-                        Fate::Waits(place) => Self::delayed(inner, layer, request, ticket, place),
+                        Fate::Waits(place) => State::delayed(inner, layer, request, ticket, place),
                         Fate::IsTurnedAway => {
-                            Self::turned_away(inner, layer, request, &mut ticket, deciding.overflow, cx)
+                            State::turned_away(inner, layer, request, &mut ticket, deciding.overflow, cx)
                         }
                     };
-                    this.state.set(next.state);
+                    this.state.set(next);
                 }
                 StateProjection::InLine { line } => {
                     ready!(line.in_line.poll_decision(cx));
@@ -364,12 +362,12 @@ where
                     let next = match ticket.fate(layer) {
                         Fate::Passes => {
                             let delayed = Delayed::admitted(service.clone(), layer, request, ticket);
-                            Self { state: State::Delayed { delayed } }
+                            State::Delayed { delayed }
                         }
-                        Fate::Waits(place) => Self::delayed(service, layer, request, ticket, place),
-                        Fate::IsTurnedAway => Self::turned_away(service, layer, request, &mut ticket, overflow, cx),
+                        Fate::Waits(place) => State::delayed(service, layer, request, ticket, place),
+                        Fate::IsTurnedAway => State::turned_away(service, layer, request, &mut ticket, overflow, cx),
                     };
-                    this.state.set(next.state);
+                    this.state.set(next);
                 }
                 StateProjection::Delayed { delayed } => {
                     ready!(delayed.poll_departure(cx));
@@ -381,8 +379,8 @@ where
                     let Some((mut request, mut ticket)) = delayed.depart() else { return polled_again() };
                     let Delayed { service, layer, .. } = &mut **delayed;
                     let after = After::prepare(layer, &mut request, &mut ticket);
-                    let passing = Self::passing(service.call(request), after);
-                    this.state.set(passing.state);
+                    let response = service.call(request);
+                    this.state.set(State::Passing { response, after });
                 }
                 StateProjection::Overflowing { response, ticket } => {
                     let mut response = ready!(response.poll(cx)).map_err(Into::into)?;

@@ -13,7 +13,7 @@ use super::charge::take::Charging;
 use super::compiled::{Compiled, Live};
 use super::decide::fate::Fate;
 use super::decide::overflow::{NoOverflow, Overflow};
-use super::future::{After, ResponseFuture};
+use super::future::{After, ResponseFuture, State};
 use super::ticket::Ticket;
 use crate::head::Head;
 use crate::limiter::Limiter;
@@ -77,42 +77,68 @@ where
         self.inner.poll_ready(cx)
     }
 
-    #[inline]
-    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+    // Out of line, as `decide` is: a caller that boxes the future then has it written once, and moves it once. That of
+    // an axum router has 320 bytes, and each move of words just written stalls on store forwarding.
+    #[inline(never)]
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        ResponseFuture { state: self.decide(request) }
+    }
+}
+
+impl<S, L, O> RateLimit<S, L, O> {
+    /// Decides about a request, and calls the inner service if the request passes at once.
+    #[inline(never)]
+    fn decide<B, C>(&mut self, mut request: Request<B>) -> State<S, L, B, O>
+    where
+        S: Service<Request<B>, Response = Response<C>> + Clone,
+        L: Limiter,
+        C: ResponseBody,
+        O: Overflow<S, B>,
+    {
         if let Some(live) = &self.live {
             live.catch_up(&mut self.layer);
         }
         let layer = &self.layer;
-        let mut ticket = Ticket::new();
-        let after = match ticket.charge(layer, &Head::from(&request)) {
-            Charging::Quiet(due) => After::headers(layer, due),
-            Charging::Decided if ticket.goes_in_line(layer) => {
-                return ResponseFuture::in_line(&mut self.inner, layer, request, ticket, &self.overflow);
-            }
-            Charging::Decided => match ticket.fate(layer) {
-                Fate::Passes => After::prepare(layer, &mut request, &mut ticket),
-                Fate::Waits(place) => {
-                    return ResponseFuture::delayed(&mut self.inner, layer, request, ticket, place);
+        let due = {
+            let mut ticket = Ticket::new();
+            match ticket.charge(layer, &Head::from(&request)) {
+                Charging::Quiet(due) => due,
+                Charging::Decided if ticket.goes_in_line(layer) => {
+                    return State::in_line(&mut self.inner, layer, request, ticket, &self.overflow);
                 }
-                Fate::IsTurnedAway => {
-                    // No request waits for an overflow that is not ready.
-                    let mut cx = Context::from_waker(Waker::noop());
-                    return ResponseFuture::turned_away(
-                        &mut self.inner,
-                        layer,
-                        request,
-                        &mut ticket,
-                        &self.overflow,
-                        &mut cx,
-                    );
+                Charging::Decided => match ticket.fate(layer) {
+                    Fate::Passes => {
+                        let after = After::prepare(layer, &mut request, &mut ticket);
+                        return State::Passing { response: self.inner.call(request), after };
+                    }
+                    Fate::Waits(place) => return State::delayed(&mut self.inner, layer, request, ticket, place),
+                    Fate::IsTurnedAway => {
+                        // No request waits for an overflow that is not ready.
+                        let mut cx = Context::from_waker(Waker::noop());
+                        let (inner, overflow) = (&mut self.inner, &self.overflow);
+                        return State::turned_away(inner, layer, request, &mut ticket, overflow, &mut cx);
+                    }
+                },
+                Charging::Later(answer) => {
+                    return State::deciding(answer, &mut self.inner, layer, request, ticket, &self.overflow);
                 }
-            },
-            Charging::Later(answer) => {
-                return ResponseFuture::deciding(answer, &mut self.inner, layer, request, ticket, &self.overflow);
             }
         };
-        ResponseFuture::passing(self.inner.call(request), after)
+        match due {
+            // Nothing is left to be dropped if the service panics. So the service writes its future where it stays.
+            None => State::Passing { response: call_in_place(&mut self.inner, request), after: After::Nothing },
+            Some(due) => {
+                let after = After::Headers(due, Arc::clone(layer));
+                State::Passing { response: self.inner.call(request), after }
+            }
+        }
     }
+}
+
+/// Calls a service. Out of line, so that its future is written by one function, and is not moved into its state.
+#[inline(never)]
+fn call_in_place<S: Service<R>, R>(service: &mut S, request: R) -> S::Future {
+    service.call(request)
 }
 
 /// The limited service is served under the name of the service within.
