@@ -45,7 +45,7 @@ pin_project! {
 }
 
 pin_project! {
-    // What `call` decided about a request, and what is left to do.
+    // How far a request is decided, and the work that is left.
     #[project = StateProjection]
     pub(super) enum State<S, L, B, O>
     where
