@@ -149,10 +149,19 @@ mod conformance {
         passes(Stores { clock: ManualClock::new(), random: Vec::new() }).await;
     }
 
+    /// Nobody else writes. A value keeps four versions: after more of them nothing would say whether a change was made
+    /// whose answer was lost, and it would be an error (`lost_answer_that_nothing_explains_is_a_timeout`).
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn limiter_over_a_store_that_fails_passes_the_suite() {
+    async fn limiter_over_a_store_that_loses_answers_passes_the_suite() {
         let mut random = vec![Fate::Answered; 8];
-        random.extend([Fate::AnswerLost, Fate::NotSent, Fate::Overtaken, Fate::LostThenOverwritten(1)]);
+        random.extend([Fate::AnswerLost, Fate::AnswerLost, Fate::NotSent]);
+        passes(Stores { clock: ManualClock::new(), random }).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn limiter_over_a_store_that_others_write_passes_the_suite() {
+        let mut random = vec![Fate::Answered; 8];
+        random.extend([Fate::Overtaken, Fate::Overtaken, Fate::NotSent]);
         passes(Stores { clock: ManualClock::new(), random }).await;
     }
 }
