@@ -104,7 +104,9 @@ impl Ticket {
                 known = Some(bound);
             }
             let (key, cost) = (keys.len() - 1, bound.cost(head)); // it has one by now
-            found.extend(bound.charged(head).map(|policy| (policy, key, cost)));
+            for policy in bound.charged(head) {
+                found.push((policy, key, cost));
+            }
         }
         if found.is_empty() {
             return Charging::Quiet(None); // every rule exempts it
