@@ -269,9 +269,11 @@ const FOLDHASH: &str = "governor with foldhash";
 type Aim = (&'static str, &'static str, &'static str, &'static str, &'static str, f64);
 
 #[rustfmt::skip]
-const AIMS: [Aim; 21] = [
+const AIMS: [Aim; 27] = [
     ("axum router, allowed, no headers", "router", "allowed, no headers, 10k addresses", NAME, "tower_governor", 1.0),
     ("axum router, allowed, headers", "router", "allowed, headers, 10k addresses", NAME, "tower_governor", 0.85),
+    ("axum router, allowed, no headers, like for like", "router", "allowed, no headers, 10k addresses", ALIKE, "tower_governor", 0.97),
+    ("axum router, allowed, headers, like for like", "router", "allowed, headers, 10k addresses", ALIKE, "tower_governor", 0.80),
     ("whole server, allowed, headers", "server", "allowed, headers, 10k addresses", NAME, "no layer", 1.06),
     ("whole server, refused, headers", "server", "refused, headers, 10k addresses", NAME, "no layer", 1.06),
     ("bare service, allowed, no headers, like for like", "layer", "allowed, no headers, 10k addresses", ALIKE, "tower_governor", 0.85),
@@ -287,10 +289,14 @@ const AIMS: [Aim; 21] = [
     ("denied, 10k texts, like for like", "check", "denied, 10k texts", ALIKE, "governor", 0.50),
     ("two threads, one address, like for like", "check", "allowed, two threads, one address", ALIKE, "governor", 0.55),
     ("two threads, 10k addresses, like for like", "check", "allowed, two threads, 10k addresses", ALIKE, "governor", 0.40),
-    ("three policies of one key, headers", "tiers", "three policies of one key, 10k addresses, headers", "one layer", "three layers", 0.60),
-    ("three policies of one key, no headers", "tiers", "three policies of one key, 10k addresses, no headers", "one layer", "three layers", 0.35),
-    ("three policies of three keys, headers", "tiers", "three policies of three keys, 10k addresses, headers", "one layer", "three layers", 0.60),
-    ("three policies of three keys, no headers", "tiers", "three policies of three keys, 10k addresses, no headers", "one layer", "three layers", 0.35),
+    ("axum router, three policies of one key, headers", "tiers", "axum router, three policies of one key, 10k addresses, headers", "one layer", "three layers", 0.60),
+    ("axum router, three policies of one key, no headers", "tiers", "axum router, three policies of one key, 10k addresses, no headers", "one layer", "three layers", 0.50),
+    ("axum router, three policies of three keys, headers", "tiers", "axum router, three policies of three keys, 10k addresses, headers", "one layer", "three layers", 0.60),
+    ("axum router, three policies of three keys, no headers", "tiers", "axum router, three policies of three keys, 10k addresses, no headers", "one layer", "three layers", 0.50),
+    ("bare service, three policies of one key, headers", "tiers", "bare service, three policies of one key, 10k addresses, headers", "one layer", "three layers", 0.60),
+    ("bare service, three policies of one key, no headers", "tiers", "bare service, three policies of one key, 10k addresses, no headers", "one layer", "three layers", 0.35),
+    ("bare service, three policies of three keys, headers", "tiers", "bare service, three policies of three keys, 10k addresses, headers", "one layer", "three layers", 0.60),
+    ("bare service, three policies of three keys, no headers", "tiers", "bare service, three policies of three keys, 10k addresses, no headers", "one layer", "three layers", 0.35),
 ];
 
 fn aims(all: &Everything) -> String {
