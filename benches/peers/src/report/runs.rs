@@ -62,7 +62,8 @@ pub fn table(runs: &[Run], family: &str) -> String {
             all.push(run.together());
         }
     }
-    let of = |together: &&str| group(&runs.iter().copied().filter(|run| run.together() == *together).collect::<Vec<_>>());
+    let of =
+        |together: &&str| group(&runs.iter().copied().filter(|run| run.together() == *together).collect::<Vec<_>>());
     all.iter().map(of).collect::<Vec<_>>().join("\n")
 }
 
