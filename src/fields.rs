@@ -47,11 +47,6 @@ pub(crate) struct Dictionary {
 }
 
 impl<'a> Item<'a> {
-    /// Creates an item that is compared with no other.
-    pub(crate) fn nameless(raw: &'a [u8]) -> Self {
-        Self { raw, name: b"", units: 0, seconds: None, unit: None, partition: None }
-    }
-
     /// Returns whether this limit allows fewer units, or equally many in a longer time.
     pub(crate) fn is_stricter(&self, other: &Self) -> bool {
         let seconds = |item: &Self| item.seconds.unwrap_or(0);

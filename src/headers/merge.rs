@@ -4,9 +4,9 @@
 //! replaced, because clients would ignore it.
 
 use http::{HeaderMap, HeaderValue};
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
-use crate::fields::{Item, Items, List, items};
+use crate::fields::{Item, Items, List, for_each_item, items};
 
 use super::prepared::PreparedHeader;
 use super::text::Text;
@@ -14,44 +14,64 @@ use super::text::Text;
 /// Names of policies, as quoted strings.
 type Names<'a> = SmallVec<[&'a [u8]; 4]>;
 
-/// The lines of a list. Ours is the last one.
-struct Lines<'a> {
-    list: List,
-    theirs: Items<'a>,
-    last: &'a [u8],
-    /// Whether a policy of theirs may be one of the layer's.
-    overlap: bool,
-}
-
 /// Merges our lists, each the last line of its header, with the lines before it.
 pub(super) fn merged<'a>(
     headers: &HeaderMap,
-    lists: impl Iterator<Item = (&'a PreparedHeader, List)>,
+    lists: impl Iterator<Item = (&'a PreparedHeader, List)> + Clone,
 ) -> SmallVec<[Option<HeaderValue>; 2]> {
-    let lines: SmallVec<[Lines<'_>; 2]> = lists.map(|(header, list)| Lines::new(headers, header, list)).collect();
-    // Usually no policy is in both sources. Then our lines are appended as they are.
-    let overlap = lines.iter().any(|lines| lines.overlap);
-    let ours: SmallVec<[Items<'_>; 2]> = lines.iter().map(|lines| lines.ours(overlap)).collect();
-    let both = || lines.iter().zip(&ours);
-    let limits = both().find(|(lines, _)| lines.list == List::Limits);
-    let keep = limits.map(|(limits, ours)| kept_policies(&limits.theirs, ours)).unwrap_or_default();
-    both().map(|(lines, ours)| merge(&lines.theirs, ours, &keep)).collect()
+    let mut values = SmallVec::new();
+    for (header, list) in lists.clone() {
+        match joined(headers, header, list) {
+            Some(value) => values.push(value),
+            None => return merged_by_policy(headers, lists),
+        }
+    }
+    values
 }
 
-impl<'a> Lines<'a> {
-    fn new(headers: &'a HeaderMap, header: &PreparedHeader, list: List) -> Self {
-        let mut lines = headers.get_all(&header.name).into_iter().map(HeaderValue::as_bytes);
-        let last = lines.next_back().unwrap_or_default();
-        let theirs = items(lines, list);
-        let overlap =
-            theirs.iter().any(|item| header.items.iter().flatten().any(|own| own.as_bytes().starts_with(item.name)));
-        Self { list, theirs, last, overlap }
+/// Returns the lines of a header in one, or `None` if a policy of theirs may be one of the layer's. Usually none is.
+/// Items are not collected, because they are large (bench "features", "two layers").
+fn joined(headers: &HeaderMap, header: &PreparedHeader, list: List) -> Option<Option<HeaderValue>> {
+    let (theirs, ours) = lines(headers, header);
+    let (mut text, mut is_in_both) = (Text::new(), false);
+    let is_list = for_each_item(theirs, list, |item| {
+        is_in_both |= header.items.iter().flatten().any(|own| own.as_bytes().starts_with(item.name));
+        text.push_separator();
+        text.push(item.raw);
+    });
+    if is_in_both {
+        return None;
     }
+    if is_list.is_none() {
+        text.clear();
+    }
+    text.push_separator();
+    text.push(ours);
+    Some(text.to_value())
+}
 
-    /// Returns our items: parsed, or all in one if they need not be separated.
-    fn ours(&self, parsed: bool) -> Items<'a> {
-        if parsed { items([self.last].into_iter(), self.list) } else { smallvec![Item::nameless(self.last)] }
-    }
+/// Merges our lists with theirs policy by policy.
+#[cold]
+fn merged_by_policy<'a>(
+    headers: &HeaderMap,
+    lists: impl Iterator<Item = (&'a PreparedHeader, List)>,
+) -> SmallVec<[Option<HeaderValue>; 2]> {
+    let both: SmallVec<[(List, Items<'_>, Items<'_>); 2]> = lists
+        .map(|(header, list)| {
+            let (theirs, ours) = lines(headers, header);
+            (list, items(theirs, list), items([ours].into_iter(), list))
+        })
+        .collect();
+    let limits = both.iter().find(|(list, ..)| *list == List::Limits);
+    let keep = limits.map(|(_, theirs, ours)| kept_policies(theirs, ours)).unwrap_or_default();
+    both.iter().map(|(_, theirs, ours)| merge(theirs, ours, &keep)).collect()
+}
+
+/// Returns the lines of a header: theirs, and ours, which is the last one.
+fn lines<'a>(headers: &'a HeaderMap, header: &PreparedHeader) -> (impl Iterator<Item = &'a [u8]>, &'a [u8]) {
+    let mut lines = headers.get_all(&header.name).into_iter().map(HeaderValue::as_bytes);
+    let ours = lines.next_back().unwrap_or_default();
+    (lines, ours)
 }
 
 /// Returns the policies whose items of theirs stay, because theirs are at least as strict as ours.

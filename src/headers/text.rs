@@ -34,6 +34,11 @@ impl Text {
         self.length = end;
     }
 
+    pub(crate) fn clear(&mut self) {
+        self.length = 0;
+        self.heap.clear();
+    }
+
     fn as_bytes(&self) -> &[u8] {
         self.stack.get(..self.length).unwrap_or(&self.heap)
     }
