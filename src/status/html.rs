@@ -372,11 +372,10 @@ fn explain(html: &mut String, view: &View) -> fmt::Result {
     )
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "_redis"))] // which brings the hash
 mod tests {
     use super::*;
 
-    #[cfg(feature = "_redis")]
     #[test]
     fn content_policy_has_the_hash_of_the_style() {
         use base64::Engine as _;
