@@ -89,15 +89,17 @@ proptest! {
 
     #[test]
     fn headers_parse_as_structured_fields(
-        rules in proptest::collection::vec((any_rule(), proptest::option::of(any_decision())), 1..6),
+        applies in (any_rule(), any_decision().prop_map(Some)),
+        mut rules in proptest::collection::vec((any_rule(), proptest::option::of(any_decision())), 0..5),
+        at in any::<proptest::sample::Index>(),
         seed in any::<u64>(),
         jitter in any::<u8>(),
         partition in proptest::option::of(proptest::collection::vec(any::<u8>(), 0..40)),
     ) {
+        rules.insert(at.index(rules.len() + 1), applies);
         let policies: Vec<Policy> = rules.iter().map(|(policy, _)| policy.clone()).collect();
         let statuses: Vec<(usize, ChargeDecision)> =
             rules.into_iter().enumerate().filter_map(|(index, (_, decision))| Some((index, decision?))).collect();
-        prop_assume!(!statuses.is_empty());
         let case = |format: Headers| {
             let partition = partition.clone();
             let format = format.jitter(Jitter::percent(jitter)).partition_keys(move |_, _| partition.clone());
