@@ -35,7 +35,7 @@ fn joined(headers: &HeaderMap, header: &PreparedHeader, list: List) -> Option<Op
     let (theirs, ours) = lines(headers, header);
     let (mut text, mut is_in_both) = (Text::new(), false);
     let is_list = for_each_item(theirs, list, |item| {
-        is_in_both |= header.items.iter().flatten().any(|own| own.as_bytes().starts_with(item.name));
+        is_in_both |= header.items.iter().any(|own| may_be_of(own.as_ref(), &item));
         text.push_separator();
         text.push(item.raw);
     });
@@ -48,6 +48,12 @@ fn joined(headers: &HeaderMap, header: &PreparedHeader, list: List) -> Option<Op
     text.push_separator();
     text.push(ours);
     Some(text.to_value())
+}
+
+/// Returns whether an item may be of a policy of the layer, whose constant text is `own`. A policy without one has the
+/// request's own quota.
+fn may_be_of(own: Option<&HeaderValue>, item: &Item<'_>) -> bool {
+    own.is_none_or(|own| own.as_bytes().starts_with(item.name))
 }
 
 /// Merges our lists with theirs policy by policy.

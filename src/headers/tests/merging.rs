@@ -167,6 +167,26 @@ fn nameless_policies_are_listed_once() {
 }
 
 #[test]
+fn quota_of_a_request_is_listed_once() {
+    let of_requests = Policy::of_requests("default").unwrap();
+    let (own, decision) = (of_requests.with_quota(Quota::per_minute(100)), allowed(100, 50, secs(30)));
+    let view = PolicyView { place: 0, policy: &own, key: Some(&KEY), decision: &decision, refuses: false };
+    let dictionary = "ratelimit: limit=100, remaining=50, reset=30";
+    let limits = "ratelimit: \"default\";r=50;t=30";
+    for (format, theirs, expected) in [
+        (Headers::draft_07(), "100;w=60", ["ratelimit-policy: 100;w=60", dictionary]),
+        (Headers::draft_07(), "10;w=1", ["ratelimit-policy: 10;w=1, 100;w=60", dictionary]),
+        (Headers::draft_11(), "\"default\";q=9;w=60", ["ratelimit-policy: \"default\";q=100;w=60", limits]),
+    ] {
+        let mut headers = HeaderMap::new();
+        headers.insert("ratelimit-policy", val(theirs));
+        let prepared = prepared(&format, std::slice::from_ref(&of_requests));
+        write(&prepared, &mut headers, &[view], StatusCode::OK, None);
+        assert_lines(&headers, &expected);
+    }
+}
+
+#[test]
 fn longer_retry_after_stays() {
     let format = || Headers::none().retry_after(true);
     for (theirs, expected) in [
