@@ -58,6 +58,8 @@ pub(super) struct Compiled<L> {
     pub(super) settles: bool,
     /// Whether a request may be charged to a concurrency limit.
     pub(super) has_places: bool,
+    /// Whether a policy of the layer is a concurrency limit.
+    pub(super) has_fixed_places: bool,
     /// Whether requests may wait in line for units of a concurrency limit.
     pub(super) has_lines: bool,
     /// Whether requests bring quotas of their own.
@@ -172,6 +174,7 @@ impl<L: Limiter> Compiled<L> {
                 && rules().all(|(_, rule)| rule.linked.is_none()),
             prepares,
             has_places,
+            has_fixed_places,
             brings_quotas,
             has_lines: delays.is_some()
                 && limiter.place_lines().is_some()

@@ -216,7 +216,8 @@ impl<L: Limiter> After<L> {
             open.open(request.method().clone(), request.extensions_mut());
         }
         let ticket = open.as_ref().map_or(&*ticket, |open| &open.ticket);
-        if layer.has_places {
+        // A request that brings a rate usually passes without being prepared, so no such request has a handle.
+        if layer.has_fixed_places || (layer.brings_quotas && ticket.is_of_places(layer)) {
             InFlight::put(request.extensions_mut(), ticket.places.as_ref());
         }
         if let Some(outcome) = ticket.report(layer, &Head::from(&*request)) {

@@ -147,6 +147,11 @@ impl Ticket {
             .then(|| HeldPlaces::of(Arc::clone(&layer.limiter), held, layer.settings.observer.as_ref()));
     }
 
+    /// Returns whether the request is charged to a concurrency limit, even if the limiter has not answered.
+    pub(super) fn is_of_places<L>(&self, layer: &Compiled<L>) -> bool {
+        self.charges.iter().any(|charged| charged.policy_in(layer).is_some_and(Policy::limits_in_flight))
+    }
+
     /// Returns the units that the request took for a charge, and that were not refunded.
     pub(super) fn taken(&self, at: usize) -> u64 {
         let held = self.places.as_ref().map_or(0, |places| places.units(at));

@@ -11,11 +11,11 @@ use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Headers, Key, Mode, Policy, Quota, RateLimitLayer, Rule,
+    Headers, Key, Mode, OnError, Policy, Quota, RateLimitLayer, Rule,
     clock::ManualClock,
     key,
     limiter::{FallbackLimiter, Limiter},
-    middleware::{Overrides, Usage},
+    middleware::{InFlight, Overrides, Usage},
     observe::{NotCharged, Observer, Outcome, OutcomeKind, SetupWarning, SetupWarningKind, Stats},
 };
 
@@ -232,6 +232,28 @@ async fn own_quotas_may_be_of_requests_in_flight() {
     layer.reset(&Key::of("a").unwrap()).await.unwrap();
     assert_eq!(send(&layer, of("a", Quota::concurrent(1))).await.status(), StatusCode::OK);
     drop(first);
+}
+
+/// A layer watches its first requests, and prepares them in another way.
+#[tokio::test]
+async fn handle_of_places_comes_with_requests_that_bring_such_a_limit() {
+    let limiter = Scripted::new();
+    let layer = RateLimitLayer::new(limiter.clone(), customer(), key::header("user")).on_error(OnError::Allow);
+    let has_handle = |request: Request<Body>| {
+        let has_handle = request.extensions().get::<InFlight>().is_some();
+        ready(Ok::<_, Infallible>(Response::new(Body::from(has_handle.to_string()))))
+    };
+    let service = layer.layer(tower::service_fn(has_handle));
+    let send = async |quota: Option<Quota>| {
+        let response = service.clone().oneshot(of("a", quota)).await.unwrap();
+        response.into_body().collect().await.unwrap().to_bytes()
+    };
+    for at in 0..600 {
+        limiter.fail(at % 2 == 1);
+        assert_eq!(send(Some(Quota::concurrent(1_000))).await, "true", "{at}");
+        assert_eq!(send(Some(Quota::per_hour(1_000))).await, "false", "{at}");
+        assert_eq!(send(None).await, "false", "{at}");
+    }
 }
 
 #[tokio::test]

@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 use crate::limiter::{AnyPlaces, Place, shared_place};
 
 /// A handle to what a request holds of [concurrency limits](crate::Quota::concurrent). It is in the extensions of each
-/// request that passes a layer with such a limit.
+/// request that passes a layer with such a limit. If requests [bring their quotas](crate::Rule::quota_from), those that
+/// are charged to such a limit have it; a handler of all requests takes an `Option<Extension<InFlight>>`.
 ///
 /// The handle itself holds nothing. A request's units are returned when the body of its response has ended or was
 /// dropped. A handler that works on after that takes a [`Place`], and moves it into that work:
