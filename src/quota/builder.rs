@@ -37,14 +37,15 @@ const SECOND: u64 = 1_000_000;
 /// All arithmetic is in integers: whole microseconds and, if the interval between two units is not
 /// whole, an exact numerator over the reduced limit. No rate drifts.
 ///
-/// * Limits, bursts and other numbers of units are `u64`, and go up to 999,999,999,999,999.
+/// * Limits, bursts and other numbers of units are `u64`, and go up to 999,999,999,999,999. A
+///   sliding log has at most 1,000,000, a concurrency limit 999,999,999,999, a block 4,095 strikes.
 /// * Periods go from one microsecond to 366 days, in whole microseconds.
 /// * A full bucket may take up to 2^48 µs (about 8.9 years) to drain.
 ///
 /// So rates from one per 366 days to billions per second and byte quotas of terabytes a month are
-/// possible. A quota outside of this range is an error when it is made, not when a request comes. Only
-/// [`per_second`](Self::per_second), `per_minute`, `per_hour` and `per_day` cannot fail: a larger limit
-/// counts as the largest one.
+/// possible. A quota outside of this range is an error when it is made, not when a request comes.
+/// [`per_second`](Self::per_second), `per_minute`, `per_hour`, `per_day`, [`concurrent`](Self::concurrent)
+/// and [`unlimited`](Self::unlimited) cannot fail: a larger limit counts as the largest one.
 ///
 /// A quota with a limit of 0 lets nothing pass.
 #[derive(Clone, Copy)]

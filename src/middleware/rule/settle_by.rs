@@ -144,8 +144,9 @@ impl Rule {
     ///
     /// By default it costs at least its reservation, [`OnAborted::Keep`]. If disconnecting refunded
     /// the charge, an attacker could retry logins or start costly work forever. A request that
-    /// waited for its departure and never reached the service is always refunded. If the client
-    /// leaves while Redis decides, the charge may stay.
+    /// waited for its departure and never reached the service is always refunded. So is a request
+    /// whose client leaves while Redis or another store decides, once the store has answered. If that
+    /// answer is lost, its charge stays.
     ///
     /// ```
     /// use tower_ratelimit::{middleware::OnAborted, Quota, Rule};
