@@ -79,12 +79,12 @@
 //! | `tokio` | `TokioTimer`, so that requests can wait; `TokioClock` for tests | tokio with its timer |
 //! | `tracing` | a [`SetupWarning`](observe::SetupWarning) that no observer handles becomes a warning of `tracing`; `StatsBuilder::log_refusals` | tracing |
 //! | `metrics` | `Stats::record_metrics` hands the counts to the recorder of `metrics` | metrics |
-//! | `redis` | `RedisLimiter`: one limit for many processes | fred without default features, tokio |
-//! | `redis-rs` | `RedisLimiter`, through another client library | redis with `tokio-comp`, tokio |
+//! | `redis` | `RedisLimiter`: one limit for many processes | fred with `credential-provider` and `sentinel-auth` only, tokio, futures-util, sha1_smol, sha2 |
+//! | `redis-rs` | `RedisLimiter`, through another client library | redis with `tokio-comp` only, tokio, futures-util, sha1_smol, sha2 |
 //! | `store` | `StoreLimiter`: a limiter over [any store](guide::writing_a_backend#a-store) that can compare and swap | tokio, sha2, futures-util |
 //! | `postgres` | `PostgresStore`: such a store [in PostgreSQL](guide::no_redis_but_a_database) | those of `store`, and tokio-postgres without TLS |
-//! | `redis-rustls`, `redis-rustls-ring`, `redis-native-tls` | `rediss://`, by one of three TLS implementations | what fred needs for it |
-//! | `redis-rs-rustls`, `redis-rs-rustls-ring` | `rediss://` through redis-rs, by rustls with aws-lc-rs or ring | tokio-rustls, rustls-native-certs |
+//! | `redis-rustls`, `redis-rustls-ring`, `redis-native-tls` | `rediss://`, by one of three TLS implementations | what fred needs for it, and rustls for the first two |
+//! | `redis-rs-rustls`, `redis-rs-rustls-ring` | `rediss://` through redis-rs, by rustls with aws-lc-rs or ring | rustls, tokio-rustls, rustls-native-certs |
 //! | `client` | the module `client`: reads what a server's headers say about its limits, and waits as long | none |
 //! | `retry` | `client::RetryAfter`, a policy for `tower::retry` | tower with its retries |
 //! | `serde` | settings in configuration files: [`Quota`], [`Mode`], [`MissingKey`], [`OnError`], [`OnFull`](limiter::memory::OnFull), [`TrustedProxies`](key::TrustedProxies), [`Prefixes`](key::Prefixes) | serde_core |
@@ -95,8 +95,9 @@
 //! explains](guide::rules_in_a_file#check-a-file-before-it-is-deployed) files of rules and [replays access
 //! logs](guide::choosing_a_limit), is the package `tower-ratelimit-cli`.
 //!
-//! Without `axum` and `tonic` the layer works in both frameworks as well, for keys other than
-//! the peer's address.
+//! Without the feature `axum` or `tonic` the layer runs in that framework if you do two things: end the
+//! layer with [`wrap_body`](RateLimitLayer::wrap_body), and insert the peer's address as a
+//! [`PeerAddr`](key::PeerAddr). [Coming from axum 0.7](guide::coming_from::axum_07) shows both.
 //!
 //! # Rust version
 //!

@@ -24,7 +24,7 @@
 //! | [Production checklist](production_checklist) | What should I check before the limit goes live? |
 //! | [How this is tested](how_this_is_tested) | What was tried to break it, how hard, and what was not tried? |
 //! | [Upgrades](upgrades) | What may change in which release, and what does a new axum, tonic or tower mean? |
-//! | [Coming from](coming_from) | What are the settings of tower_governor, governor, axum-governor, actix-governor, Tower, nginx and Envoy called here? |
+//! | [Coming from](coming_from) | What are the settings of tower_governor, governor, axum-governor, actix-governor, Tower, a function of your own, axum 0.7, nginx and Envoy called here? |
 //!
 //! The `examples` folder of the repository has complete programs.
 

@@ -24,7 +24,8 @@ use super::scope::{Condition, Scope};
 use super::wait::{Jitter, Waits};
 
 /// Chooses the headers that report quotas to clients, and when they are sent. The default is [draft
-/// 11](Self::draft_11) on every response, and `Retry-After` on refusals.
+/// 11](Self::draft_11) on every response to a request to which a rule applied, except redirects, and
+/// `Retry-After` on refusals.
 ///
 /// ```
 /// use tower_ratelimit::{middleware::{ResetEncoding, When}, Headers};

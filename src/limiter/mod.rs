@@ -69,8 +69,9 @@ pub(crate) use support::{supports_in_layer, supports_rates};
 
 /// Keeps the states of keys and decides about charges.
 ///
-/// [`MemoryLimiter`](crate::MemoryLimiter) and `RedisLimiter` implement it. To implement it
-/// yourself, start with the [guide](crate::guide::writing_a_backend).
+/// [`MemoryLimiter`](crate::MemoryLimiter), `RedisLimiter`, `StoreLimiter`, [`FallbackLimiter`] and
+/// [`BoxLimiter`] implement it. To implement it yourself, start with the
+/// [guide](crate::guide::writing_a_backend).
 ///
 /// # Contract
 ///
@@ -338,7 +339,7 @@ pub enum Effect {
     ///   denial is what it counts. It then has no receipt.
     ///
     /// For quotas other than blocks and meters, `RedisLimiter` returns an error, and
-    /// `MemoryLimiter` takes the charge as [forced](Self::Force).
+    /// `MemoryLimiter` and `StoreLimiter` take the charge as [forced](Self::Force).
     OnRefusal {
         /// The number of partners. If fewer charges precede it, all of them are partners. With 0 it
         /// only looks.

@@ -126,8 +126,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         })
     }
 
-    /// Sets which headers responses get. By default they are those of draft 11, on every response, with `Retry-After`
-    /// on refusals.
+    /// Sets which headers responses get. By default they are those of draft 11, on every response to a request to
+    /// which a rule applied, except redirects, with `Retry-After` on refusals.
     ///
     /// ```
     /// use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, key, middleware::ResetEncoding};
@@ -156,7 +156,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.refusals = refusals)
     }
 
-    /// Sets whether a request passes when the limiter fails. By default it is refused. A limiter in memory never fails.
+    /// Sets whether a request passes when the limiter fails. By default it is refused. A limiter in memory does
+    /// not fail. If the limiter does [not support](crate::limiter::Limiter::supports) the quota of a rule, such as a
+    /// log that is too long for a limiter in memory, each request of that rule counts as a failure.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, OnError, Quota, RateLimitLayer, key, limiter::Limiter};

@@ -80,8 +80,8 @@ impl QuotaSwitch {
     /// one.
     ///
     /// # Errors
-    /// Returns an error if a layer's limiter does not support the quota, or if only one of the old
-    /// and the new quota is a block or a meter. Nothing is changed then.
+    /// Returns an error if a layer's limiter does not support the quota, or if the old or the new
+    /// quota is a block, a meter or a concurrency limit and the other one is not. Nothing is changed then.
     pub fn set(&self, quota: Quota) -> Result<Quota, QuotaSwitchError> {
         let before = self.get();
         if kind(&before) != kind(&quota) {
