@@ -238,21 +238,28 @@ async fn own_quotas_may_be_of_requests_in_flight() {
 #[tokio::test]
 async fn handle_of_places_comes_with_requests_that_bring_such_a_limit() {
     let limiter = Scripted::new();
-    let layer = RateLimitLayer::new(limiter.clone(), customer(), key::header("user")).on_error(OnError::Allow);
+    let rule = customer().cost(|request| u64::from(!request.headers.contains_key("free")));
+    let layer = RateLimitLayer::new(limiter.clone(), rule, key::header("user")).on_error(OnError::Allow);
     let has_handle = |request: Request<Body>| {
         let has_handle = request.extensions().get::<InFlight>().is_some();
         ready(Ok::<_, Infallible>(Response::new(Body::from(has_handle.to_string()))))
     };
     let service = layer.layer(tower::service_fn(has_handle));
-    let send = async |quota: Option<Quota>| {
-        let response = service.clone().oneshot(of("a", quota)).await.unwrap();
+    let send = async |quota: Option<Quota>, is_free: bool| {
+        let mut request = of("a", quota);
+        if is_free {
+            request.headers_mut().insert("free", http::HeaderValue::from_static(""));
+        }
+        let response = service.clone().oneshot(request).await.unwrap();
         response.into_body().collect().await.unwrap().to_bytes()
     };
     for at in 0..600 {
         limiter.fail(at % 2 == 1);
-        assert_eq!(send(Some(Quota::concurrent(1_000))).await, "true", "{at}");
-        assert_eq!(send(Some(Quota::per_hour(1_000))).await, "false", "{at}");
-        assert_eq!(send(None).await, "false", "{at}");
+        for is_free in [false, true] {
+            assert_eq!(send(Some(Quota::concurrent(1_000)), is_free).await, "true", "{at}, {is_free}");
+            assert_eq!(send(Some(Quota::per_hour(1_000)), is_free).await, "false", "{at}, {is_free}");
+            assert_eq!(send(None, is_free).await, "false", "{at}, {is_free}");
+        }
     }
 }
 

@@ -68,7 +68,7 @@ impl Ticket {
         match self.charge_and_keep(layer, head) {
             Some(answer) => Charging::Later(answer),
             None if is_told
-                || self.places.is_some()
+                || (layer.brings_quotas && self.is_of_places(layer))
                 || self.is_left_to_line
                 || !matches!(self.kind, OutcomeKind::Allowed | OutcomeKind::Exempt) =>
             {
