@@ -232,7 +232,7 @@ impl Headers {
         }
     }
 
-    /// Sends the headers of `other`, too. Each format keeps its own settings: [when it is sent](Self::send), and
+    /// Adds the headers of `other`. Each format keeps its own settings: [when it is sent](Self::send), and
     /// which policies it reports ([`for_policy`](Self::for_policy), [`for_unit`](Self::for_unit)).
     ///
     /// If both have a header, that of `self` is sent. If the two report different policies by it, no

@@ -32,7 +32,7 @@ pub fn global() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'st
 /// twice to escape a rule with [`MissingKey::Exempt`](crate::MissingKey::Exempt).
 ///
 /// A client can send any value. Unless something outside of this layer has checked it, a client can
-/// make up a new one for each request; limit by address as well.
+/// make up a new one for each request. Add a limit by address.
 pub fn header(name: &str) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     let name = HeaderName::try_from(name).ok();
     move |head| only(head.headers, name.as_ref()?).map_or_else(|none| none, IntoKey::into_key)
@@ -105,8 +105,8 @@ pub fn method() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'st
 ///
 /// The key is missing if neither has a host. Requests with several `Host` headers share one key, and
 /// so do those whose URI and `Host` header have different hosts, because the service may read the
-/// other one. A client can send any host, so check it against those that you serve, or limit by
-/// address as well.
+/// other one. A client can send any host, so check it against those that you serve, or add a
+/// limit by address.
 pub fn host() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     |head| match host_of(head) {
         Ok(host) => text_or_bytes(&host),

@@ -373,7 +373,7 @@ impl Quota {
         self.with("oldest", &[Algorithm::SlidingWindow], |spec| spec.oldest = oldest)
     }
 
-    /// Counts denied requests, too, so that a client that keeps retrying stays denied.
+    /// Also counts denied requests, so that a client that keeps retrying stays denied.
     ///
     /// They fill a fixed window, or a sliding window's current sub-window, up to the limit. A log
     /// keeps the newest `limit` units. A block starts again with each denied request.

@@ -14,7 +14,8 @@ impl Rule {
     /// outcome [`Blocked`](crate::observe::OutcomeKind::Blocked) and a `Retry-After` that says when
     /// it opens, but at most [one day](crate::Headers::max_wait). Nothing is charged meanwhile. Headers
     /// do not list the block; the rule's quotas report that nothing remains until then.
-    /// In [`Mode::Degrade`](crate::Mode::Degrade) and [`Mode::Shadow`](crate::Mode::Shadow) the block does not refuse either.
+    /// In [`Mode::Degrade`](crate::Mode::Degrade) and [`Mode::Shadow`](crate::Mode::Shadow) the block
+    /// does not refuse either.
     ///
     /// [`Blocks`](crate::limiter::Blocks) closes and opens keys by hand, with the same name, quota
     /// and limiter.
