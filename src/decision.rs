@@ -19,7 +19,7 @@ const UNASKED: u64 = u64::MAX;
 /// A wait that never ends.
 const NEVER: u64 = u64::MAX;
 
-/// A wait of which nobody knows how long it is.
+/// A wait whose length the limiter does not know.
 const UNKNOWN: u64 = u64::MAX - 1;
 
 /// A time that the limiter does not know.

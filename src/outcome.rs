@@ -25,7 +25,7 @@ use crate::wait::Wait;
 /// * every request that passes and its response, if the layer
 ///   [exposes](crate::RateLimitLayer::expose_outcome) outcomes.
 ///
-/// Responders and an [`Observer`] get it, too.
+/// Responders and an [`Observer`] also get it.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     kind: OutcomeKind,
@@ -50,7 +50,7 @@ labelled! {
         /// The request was over a quota and refused.
         Limited = "limited",
         /// The request was refused because its key is closed by a [block](crate::Rule::block). The
-        /// refusal that closes the key has this kind, too.
+        /// refusal that closes the key also has this kind.
         Blocked = "blocked",
         /// The request was over the quota of a rule with a [meter](crate::Rule::overage), was metered,
         /// and passed.

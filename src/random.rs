@@ -1,4 +1,4 @@
-//! Numbers that look random, and secrets that nobody can guess.
+//! Numbers that look random, and secrets that no client can guess.
 
 #[cfg(any(feature = "_redis", feature = "store"))]
 use std::hash::{BuildHasher, RandomState};
@@ -26,7 +26,7 @@ pub(crate) fn hasher() -> Hasher {
     Hasher::random()
 }
 
-/// Returns a number that nobody can guess.
+/// Returns a number that no client can guess.
 #[cfg(any(feature = "_redis", feature = "store"))]
 pub(crate) fn secret() -> u64 {
     #[cfg(all(test, feature = "_redis"))]

@@ -18,7 +18,7 @@ pub(crate) const DRAIN_US_MAX: u64 = 1 << 48;
 pub(crate) const CLOCK_US_MAX: u64 = 5_680_281_600_000_000;
 
 /// The latest instant in any calculation: a full drain with all its debt after the latest clock
-/// reading. Below 2^53 it is exact in a double, too.
+/// reading. It is below 2^53, so a double holds it exactly.
 #[cfg(test)]
 pub(crate) const INSTANT_US_MAX: u64 = CLOCK_US_MAX + 2 * DRAIN_US_MAX;
 const _: () = assert!(CLOCK_US_MAX + 2 * DRAIN_US_MAX < 1 << 53);

@@ -42,8 +42,8 @@
 //! window closed. If fewer than the limit are left, the block is undone: the key is open, the strikes that are left
 //! count until the end of their window, and the blocks before this one are remembered as before it.
 //!
-//! So a refund undoes what its own strikes did and nothing else. Strikes in excess of the limit count, too, while the
-//! window lasts: strikes by hand, and requests denied by a block that counts them. After the window either of them
+//! So a refund undoes what its own strikes did and nothing else. While the window lasts, strikes in excess of the
+//! limit also count: strikes by hand, and requests denied by a block that counts them. After the window either of them
 //! keeps the key closed. A block that has ended stays remembered.
 
 use crate::decision::ChargeDecision;

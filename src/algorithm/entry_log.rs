@@ -62,7 +62,7 @@ pub(crate) struct Edit {
     pub(crate) keep: Option<u64>,
 }
 
-/// A decision, and the change to write if the charge is taken. A refusal may write one, too.
+/// A decision, and the change to write if the charge is taken. A refusal may also make a change.
 #[derive(Debug)]
 pub(crate) struct EntryAnswer {
     pub(crate) decision: ChargeDecision,

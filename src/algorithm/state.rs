@@ -30,7 +30,7 @@ impl Next {
     }
 }
 
-/// A decision, and the state to write if the charge is taken. A refusal may write one, too.
+/// A decision, and the state to write if the charge is taken. A refusal may also write a state.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) decision: ChargeDecision,

@@ -173,7 +173,7 @@ impl PairAlgorithm for StepBucket {
         if sliced { carried.sliced(now, |later| self.level(full, later).missing) } else { carried }
     }
 
-    /// Keeps the ticks of the old bucket, if that was a step bucket, too.
+    /// Keeps the ticks of the old bucket if that was also a step bucket.
     fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
         let mut level =
             Level { missing: carried.used.units_ceil().min(self.burst + self.debt), ..self.level(None, now) };

@@ -38,7 +38,7 @@ use crate::clock::{Sleep, Timer};
 ///   [`max_wait`](Self::max_wait), after [`max_retries`](Self::max_retries), if the
 ///   [budget](Self::budget) is used up, or if a gRPC server forbids it.
 ///
-/// An [`ObeyLayer`](super::ObeyLayer) inside makes the other requests of the origin wait, too.
+/// An [`ObeyLayer`](super::ObeyLayer) inside makes the other requests of the origin wait as long.
 ///
 /// # gRPC
 ///

@@ -64,7 +64,7 @@ use super::wait::{Jitter, Waits};
 pub struct Headers {
     pub(super) formats: Vec<Format>,
     pub(super) retry_after: bool,
-    /// Whether the wait is sent in milliseconds, too, if `retry_after` is sent.
+    /// Whether the wait is also sent in milliseconds if `retry_after` is sent.
     pub(super) retry_after_ms: bool,
     pub(super) waits: Waits,
     pub(super) partition: Option<PartitionKey>,

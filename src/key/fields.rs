@@ -162,7 +162,7 @@ where
 /// `key::both(key::peer_ip(), key::path())` gives each address its own allowance for each path. The
 /// key is missing if either one is.
 ///
-/// A closure that returns a tuple combines its parts in this way, too.
+/// A closure that returns a tuple combines its parts in the same way.
 pub fn both<A, B, K, J>(first: A, second: B) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static
 where
     A: Fn(&Head<'_>) -> K + Clone + Send + Sync + 'static,

@@ -285,7 +285,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         }
     }
 
-    /// Gives the observer to both limiters, too.
+    /// Keeps the observer, and gives it to both limiters.
     fn observe(&self, observer: &Arc<dyn Observer>) {
         self.second.observers.add(observer);
         self.first.observe(observer);

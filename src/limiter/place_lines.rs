@@ -94,7 +94,7 @@ struct Waiter {
     polls: u32,
 }
 
-/// The first request of each line asks again by itself, if units come free in other processes, too: after [`POLL_MIN`],
+/// The first request of each line asks again by itself, if units can come free in other processes: after [`POLL_MIN`],
 /// and then after twice as long each time, up to [`POLL_MAX`], and up to a part of its wait, so that one with a short
 /// wait asks [`POLLS_MIN`] times, or nearly. If there are many lines, each of them asks more rarely, so that they ask
 /// at most once in [`POLL_SPACING`].

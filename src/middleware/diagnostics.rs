@@ -351,7 +351,7 @@ impl Diagnostics {
     }
 
     /// Warns about an admission that a handler dropped, though the charge of this policy is settled after the response.
-    /// A handler that is dropped because its client disconnected drops its admission, too. So only a layer whose
+    /// A handler that is dropped because its client disconnected also drops its admission. So only a layer whose
     /// handlers have ended none is reported.
     #[cold]
     pub(super) fn look_for_dropped_admission(&self, policy: &Policy) {

@@ -550,8 +550,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         }
     }
 
-    /// Forgets what a key has used under each of the layer's [policies](Self::policies), and opens its blocks. Its
-    /// meters are forgotten, too: bill them before. To open a block and keep what is used, see
+    /// Forgets what a key has used under each of the layer's [policies](Self::policies), and opens its blocks. It
+    /// also forgets the meters: bill them before. To open a block and keep what is used, see
     /// [`Blocks::unblock`](crate::limiter::Blocks::unblock).
     ///
     /// The key is reset under every policy, whatever the extractor of its rule is. So [`Key::global`] resets what all

@@ -185,7 +185,8 @@ impl Quota {
 
     /// Limits the units that requests of a key may hold at once, such as three exports at a time. A
     /// request holds its cost from its admission to the end of its response. No time gives units back,
-    /// so nobody knows how long a refused request would have to [wait](crate::Wait::Unknown).
+    /// so the limiter does not know how long a refused request would have to
+    /// [wait](crate::Wait::Unknown).
     ///
     /// A larger limit than 999,999,999,999 counts as that. With a limit of 0 every request is refused.
     ///
@@ -413,7 +414,7 @@ impl Quota {
     }
 
     /// Counts bytes instead of requests: clients read `content-bytes` as the unit of the quota, and its
-    /// text has units of bytes. The text of a quota may have them, too: `10 MiB per hour`.
+    /// text has units of bytes. A text such as `10 MiB per hour` makes such a quota.
     ///
     /// The rule has to say how many bytes a request costs, by [`Rule::cost`] or
     /// [`Rule::settle_by_body`].

@@ -65,7 +65,7 @@ impl DescriptorRequest {
     /// Descriptors with equal entries share a counter, which is not that of the file. If they bring different quotas
     /// along, the usage is converted as that of [plans](crate::Rule::plans); of two in one request the first holds.
     ///
-    /// A [concurrency limit](Quota::concurrent) is always over, because nobody reports the end of the request.
+    /// A [concurrency limit](Quota::concurrent) is always over, because no call reports the end of the request.
     pub fn charge_under(self, descriptor: Descriptor, quota: Quota) -> Self {
         let quota = if quota.algorithm() == Algorithm::Concurrency { Quota::concurrent(0) } else { quota };
         self.and(Part { descriptor, quota: Some(Box::new(quota)), refunds: false })
@@ -136,9 +136,9 @@ impl<L: Limiter> DescriptorLimits<L> {
         Self(core)
     }
 
-    /// Sets the observer, which sees every outcome, every failure of the limiter and every reload. The limiter reports
-    /// its events to it, too. The head that the observer sees of a request is empty but for the path, which is that of
-    /// the method of Envoy's service.
+    /// Sets the observer, which sees every outcome, every failure of the limiter and every reload. The limiter also
+    /// reports its events to it. The head that the observer sees of a request is empty but for the path, which is that
+    /// of the method of Envoy's service.
     ///
     /// A request that the limiter fails to decide has the outcome [`FailedClosed`](OutcomeKind::FailedClosed), although
     /// a proxy may be configured to let it pass. One that is dropped meanwhile has

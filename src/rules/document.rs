@@ -1,6 +1,6 @@
 //! A file as a tree in which every value has its position.
 //!
-//! YAML is read in its version 1.2, so JSON is read, too. Sizes are bounded: the bytes of a file, and the depth of its
+//! YAML is read in its version 1.2, which includes JSON. Sizes are bounded: the bytes of a file, and the depth of its
 //! tree, the number of its values and the bytes of their texts. Each alias counts as what it stands for.
 
 use std::borrow::Cow;

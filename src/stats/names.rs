@@ -73,7 +73,7 @@ pub(super) fn short_fingerprint(fingerprint: u64) -> String {
     format!("{:08x}", fingerprint >> 32)
 }
 
-/// Returns the beginning of a text, at most so many bytes.
+/// Returns the beginning of a text, at most `max` bytes.
 pub(crate) fn cut(text: &str, max: usize) -> &str {
     let end = (0..=max.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     text.get(..end).unwrap_or_default()

@@ -35,7 +35,7 @@ use crate::time::Timestamp;
 /// Counts what layers and limiters do: an [`Observer`] for metrics and status pages.
 ///
 /// Set it on each layer by [`observer`](crate::RateLimitLayer::observer). A layer hands its observer on to its limiter,
-/// so the events of the limiter, of Redis, of a fallback and of files of rules are counted, too. Clones count together,
+/// so it also counts the events of the limiter, of Redis, of a fallback and of files of rules. Clones count together,
 /// and an event of a limiter once, whichever layers and builders have the clones. A request that passes through several
 /// layers is counted by each.
 ///
@@ -136,8 +136,8 @@ impl StatsBuilder {
         self
     }
 
-    /// Counts which keys use most of each policy, for [`PolicySnapshot::most_used`]. So a key that stays just under its
-    /// limit is seen as well. The names are those that [`reveal`](Self::reveal) gives, when a key has used units for
+    /// Counts which keys use most of each policy, for [`PolicySnapshot::most_used`]. So they include a key that stays
+    /// just under its limit. The names are those that [`reveal`](Self::reveal) gives, when a key has used units for
     /// the second time.
     ///
     /// By default this is off, because each request that passes takes longer: some 350 instructions beside the 950 of a

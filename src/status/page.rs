@@ -243,7 +243,7 @@ impl StatusPage {
 
     /// Lets operators unblock and reset keys, and [switch](Self::switch) modes. Without this the page changes nothing.
     ///
-    /// `who` returns the name of the operator who sent a request, or `None` if it comes from nobody who may act. It
+    /// `who` returns the name of the operator who sent a request, or `None` if the sender may not act. It
     /// reads what your login puts into the request: an extension, or a header that a proxy sets and clients cannot.
     /// `audit` gets each action when it has ended: [who, what, which key, when, and the
     /// result](crate::observe::OperatorAction). Write it to your log.

@@ -9,7 +9,7 @@ use super::denial_cache::DENIALS_MAX;
 use crate::clock::{Clock, MonotonicClock};
 use crate::outcome::Observer;
 
-/// The longest time after which places may lapse. `places.lua` and `places_reset.lua` know it, too.
+/// The longest time after which places may lapse. `places.lua` and `places_reset.lua` have the same number.
 pub(super) const PLACES_LAPSE_MAX: Duration = Duration::from_secs(24 * 3_600);
 
 /// The times after which places may lapse.

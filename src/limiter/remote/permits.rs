@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::unanswered::Unanswered;
 
-/// The least number of corrections that may wait: so many rows are renewed at a time.
+/// The least number of corrections that may wait. As many rows are renewed at a time.
 const CORRECTIONS_MIN: usize = 64;
 
 /// The requests that wait or are in flight, of which there is a most.

@@ -35,7 +35,7 @@ use crate::limiter::{AnyPlaces, Place, shared_place};
 pub struct InFlight(SmallVec<[Weak<dyn AnyPlaces>; 1]>);
 
 impl InFlight {
-    /// Puts a handle into the extensions of a request. One handle is for the outer layers, too.
+    /// Puts a handle into the extensions of a request. The outer layers use the same handle.
     pub(crate) fn put(extensions: &mut Extensions, held: Option<&Arc<dyn AnyPlaces>>) {
         match (held, extensions.get_mut::<Self>()) {
             (Some(held), Some(Self(all))) => all.push(Arc::downgrade(held)),

@@ -36,7 +36,7 @@ pub(super) struct Fields<'n, 'a> {
     pub(super) what: &'static str,
     pub(super) position: Position,
     pub(super) entries: &'n [Entry<'a>],
-    /// The known fields that misspelt ones are similar to. They are not reported as missing, too.
+    /// The known fields that misspelt ones are similar to. They are not also reported as missing.
     pub(super) meant: Vec<&'static str>,
 }
 
