@@ -459,10 +459,6 @@ impl Headers {
         let sent = headers.into_iter().filter(move |(_, is_chosen)| is_sent && *is_chosen);
         sent.map(|((name, content), _)| Header { name, content })
     }
-
-    pub(super) fn headers(&self) -> impl Iterator<Item = &Header> {
-        self.formats.iter().flat_map(|format| &format.headers)
-    }
 }
 
 impl Default for Headers {

@@ -38,8 +38,6 @@ pub(crate) struct PreparedHeaders {
     pub(crate) is_silent_if_passed: bool,
     waits: Waits,
     partition: Option<PartitionKey>,
-    /// The names of all headers of all formats, even of those that are never sent.
-    pub(super) names: Vec<HeaderName>,
     /// Read only for dates.
     pub(super) clock: Arc<dyn Clock>,
 }
@@ -101,7 +99,6 @@ impl PreparedHeaders {
             headers: prepared,
             waits: headers.waits,
             partition: headers.partition.clone(),
-            names: headers.headers().map(|header| header.name.clone()).collect(),
             clock: headers.clock.clone().unwrap_or_else(|| Arc::new(CalendarClock)),
         }
     }

@@ -195,7 +195,7 @@ impl PreparedHeaders {
             merge_lists(headers, sent.iter().copied());
         }
         if replaces {
-            self.remove_relatives(headers, sent);
+            Self::remove_relatives(headers, sent);
         }
     }
 
@@ -210,11 +210,12 @@ impl PreparedHeaders {
         }
     }
 
-    /// Removes headers that describe the same quota as ours, such as `X-RateLimit-Used`.
-    fn remove_relatives(&self, headers: &mut HeaderMap, sent: &[&PreparedHeader]) {
+    /// Removes headers that describe the same quota as those that are sent, such as `X-RateLimit-Used`.
+    fn remove_relatives(headers: &mut HeaderMap, sent: &[&PreparedHeader]) {
         let is_relative = |name: &HeaderName| {
-            let singles = || sent.iter().filter(|own| own.content.is_single());
-            !self.names.contains(name) && singles().any(|own| are_of_one_family(own.name.as_str(), name.as_str()))
+            let is_related =
+                |own: &PreparedHeader| own.content.is_single() && are_of_one_family(own.name.as_str(), name.as_str());
+            sent.iter().any(|own| is_related(own)) && !sent.iter().any(|own| own.name == *name)
         };
         let relatives: SmallVec<[HeaderName; 2]> = headers.keys().filter(|name| is_relative(name)).cloned().collect();
         for name in &relatives {

@@ -144,6 +144,10 @@ fn single_values_are_all_ours_or_all_theirs() {
         let existing = [("x-ratelimit-remaining", theirs), ("x-ratelimit-used", "7")];
         assert_merged(both(), &existing, allowed(100, 50, secs(30)), expected);
     }
+    // one of which is not due
+    let apart = Headers::x_rate_limit(ResetEncoding::EpochSeconds).and(Headers::github().send(When::OnRefusal));
+    let existing = [("x-ratelimit-remaining", "51"), ("x-ratelimit-used", "7"), ("x-ratelimit-resource", "core")];
+    assert_merged(apart, &existing, allowed(100, 50, secs(30)), &ours[..3]);
     let draft_07 = |theirs, expected: &str| {
         let expected = ["ratelimit-policy: 100;w=60", expected];
         assert_merged(Headers::draft_07(), &[("ratelimit", theirs)], allowed(100, 50, secs(30)), &expected);
