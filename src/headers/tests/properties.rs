@@ -335,18 +335,40 @@ fn items<'a>(lines: impl Iterator<Item = &'a [u8]>, units: &str) -> Option<Vec<N
 /// Writes decimals for dates, which came with RFC 9651. The parser of these tests knows RFC 8941.
 fn without_dates(line: &[u8]) -> Vec<u8> {
     let mut text = Vec::new();
-    let mut rest = line;
-    while let Some(at) = rest.windows(2).position(|two| two.starts_with(b"=@")) {
-        let (before, date) = rest.split_at(at + 2);
-        let digits = date.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let is_date = digits > 0 && date.get(digits) != Some(&b'.');
-        text.extend_from_slice(if is_date { &before[..=at] } else { before });
-        text.extend_from_slice(&date[..digits]);
-        text.extend_from_slice(if is_date { b".0" } else { b"" });
-        rest = &date[digits..];
+    let (mut rest, mut is_string) = (line, false);
+    while let Some((byte, after)) = rest.split_first() {
+        text.push(*byte);
+        rest = after;
+        match byte {
+            b'"' => is_string = !is_string,
+            b'\\' if is_string => {
+                text.extend(after.first());
+                rest = after.get(1..).unwrap_or_default();
+            }
+            b'=' if !is_string && after.first() == Some(&b'@') => {
+                let digits = after[1..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+                let (date, after_date) = after.split_at(digits + 1);
+                if digits > 0 && after_date.first() != Some(&b'.') {
+                    text.extend_from_slice(&date[1..]);
+                    text.extend_from_slice(b".0");
+                    rest = after_date;
+                }
+            }
+            _ => {}
+        }
     }
-    text.extend_from_slice(rest);
     text
+}
+
+#[test]
+fn dates_are_decimals_for_the_parser_of_these_tests() {
+    for (line, expected) in [
+        ("\"a\";x=@12;y=@3", "\"a\";x=12.0;y=3.0"),
+        ("\"=@1\";qu=\"\\\"=@0\";x=@2", "\"=@1\";qu=\"\\\"=@0\";x=2.0"),
+        ("\"a\";x=@1.5;y=@", "\"a\";x=@1.5;y=@"),
+    ] {
+        assert_eq!(without_dates(line.as_bytes()), expected.as_bytes());
+    }
 }
 
 /// Writes headers into a response that has some already.
