@@ -123,8 +123,10 @@ check_code() {
     step 'the lowest versions of the dependencies that Cargo.toml allows'
     run bash tests/minimal.sh
 
-    step 'documentation'
+    # Without features, because the documentation of an application includes this crate as the application has it.
+    step 'documentation, with all features and with none'
     run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$features,tracing"
+    run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --package tower-ratelimit
 
     step 'the programs for other frameworks'
     # pingora needs cmake, so it is in tests/campaigns.sh.

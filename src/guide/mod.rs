@@ -31,6 +31,7 @@
 // Some pages link to items of features, which exist in the documentation of all features only.
 #![cfg_attr(
     not(all(
+        feature = "client",
         feature = "redis-rs",
         feature = "postgres",
         feature = "tokio",
@@ -41,6 +42,7 @@
 )]
 
 // Links on the pages are looked up here.
+#[cfg(feature = "client")]
 #[allow(unused_imports)]
 use crate::client::{Advice, PolicyAdvice};
 #[allow(unused_imports)]
