@@ -232,7 +232,7 @@ fn headline(all: &Everything) -> String {
 }
 
 /// The families in which peers take part, and what the table calls their cases.
-const COMPARED: [(&str, &str); 7] = [
+const COMPARED: [(&str, &str); 8] = [
     ("router", "axum router"),
     ("server", "whole server"),
     ("check", "check"),
@@ -240,6 +240,7 @@ const COMPARED: [(&str, &str); 7] = [
     ("layer", "bare service"),
     ("memory", "memory"),
     ("stream", "stream"),
+    ("redis", "Redis"),
 ];
 
 /// Every case in which a peer is better, in any column.
