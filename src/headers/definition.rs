@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::fields::List;
 use crate::header_names::{
     ANTHROPIC, DRAFT_LIMIT, DRAFT_REMAINING, DRAFT_RESET, OPENAI, RATE_LIMIT, RATE_LIMIT_POLICY, RETRY_AFTER_MS,
-    X_LIMIT, X_REMAINING, X_RESET, X_RESOURCE, X_USED,
+    X_LIMIT, X_REMAINING, X_RESET, X_RESOURCE, X_USED, are_of_one_family,
 };
 use crate::key::Key;
 use crate::policy::{CONCURRENT_REQUESTS, Policy};
@@ -501,6 +501,17 @@ impl Format {
     /// Returns whether its headers are ever sent.
     pub(super) fn is_sent(&self) -> bool {
         self.when != When::Never && !self.headers.is_empty()
+    }
+
+    /// Returns the header that reports what remains: the format's own, or that of another format with headers of the
+    /// same quota.
+    pub(super) fn remaining_of_family<'a>(&'a self, formats: &'a [Self]) -> Option<&'a Header> {
+        let is_of_family = |other: &&Header| {
+            let mut singles = self.headers.iter().filter(|own| own.content.is_single());
+            singles.any(|own| are_of_one_family(own.name.as_str(), other.name.as_str()))
+        };
+        let others = || formats.iter().filter_map(|format| format.remaining.as_ref());
+        self.remaining.as_ref().or_else(|| others().find(is_of_family))
     }
 
     /// Removes headers that earlier formats have.

@@ -46,6 +46,7 @@ pub(crate) struct PreparedHeaders {
 #[derive(Debug)]
 pub(super) struct PreparedFormat {
     pub(super) when: When,
+    /// The header by which single values of the response are compared with ours.
     pub(super) remaining: Option<Header>,
     /// For each policy of the layer, whether the headers report it. `None` if they report all.
     places: Option<Box<[bool]>>,
@@ -84,7 +85,7 @@ impl PreparedHeaders {
             let end = prepared.len() + format.headers.len();
             let ready = PreparedFormat {
                 when: format.when,
-                remaining: format.remaining.clone(),
+                remaining: format.remaining_of_family(&headers.formats).cloned(),
                 places,
                 headers: prepared.len()..end,
             };

@@ -148,6 +148,18 @@ fn single_values_are_all_ours_or_all_theirs() {
     let apart = Headers::x_rate_limit(ResetEncoding::EpochSeconds).and(Headers::github().send(When::OnRefusal));
     let existing = [("x-ratelimit-remaining", "51"), ("x-ratelimit-used", "7"), ("x-ratelimit-resource", "core")];
     assert_merged(apart, &existing, allowed(100, 50, secs(30)), &ours[..3]);
+    // one of which does not report what remains
+    let after = LegacyHeaders::new().reset("x-ratelimit-reset-after", ResetEncoding::DeltaSeconds, ResetMeaning::Full);
+    let after = || Headers::legacy(after.clone()).unwrap();
+    for apart in [Headers::github().and(after()), after().and(Headers::github())] {
+        let existing = [("x-ratelimit-remaining", "50"), ("x-ratelimit-limit", "60")];
+        let theirs = ["x-ratelimit-limit: 60", "x-ratelimit-remaining: 50"];
+        assert_merged(apart.clone(), &existing, allowed(100, 50, secs(30)), &theirs);
+        let existing = [("x-ratelimit-remaining", "51"), ("x-ratelimit-limit", "60")];
+        let mut all = Vec::from(ours);
+        all.insert(2, "x-ratelimit-reset-after: 30");
+        assert_merged(apart, &existing, allowed(100, 50, secs(30)), &all);
+    }
     let draft_07 = |theirs, expected: &str| {
         let expected = ["ratelimit-policy: 100;w=60", expected];
         assert_merged(Headers::draft_07(), &[("ratelimit", theirs)], allowed(100, 50, secs(30)), &expected);

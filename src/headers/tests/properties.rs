@@ -238,7 +238,7 @@ proptest! {
     fn merged_single_values_have_one_source(
         existing in proptest::collection::vec((0_usize..12, any_value()), 0..8),
         remaining in 0_u64..100,
-        format in 0_usize..6,
+        format in 0_usize..7,
         status in prop_oneof![Just(200_u16), Just(429)],
     ) {
         const NAMES: [&str; 12] = [
@@ -250,7 +250,8 @@ proptest! {
             1 => Headers::github().and(Headers::draft_06()),
             2 => Headers::x_rate_limit(ResetEncoding::ImfDate).and(Headers::github()),
             3 => Headers::github().and(families::family("tokens")),
-            4 => Headers::x_rate_limit(ResetEncoding::DeltaSeconds).and(Headers::github().send(When::OnRefusal)),
+            4 => Headers::legacy(LegacyHeaders::new().used("x-ratelimit-used")).unwrap().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds)),
+            5 => Headers::x_rate_limit(ResetEncoding::DeltaSeconds).and(Headers::github().send(When::OnRefusal)),
             _ => Headers::draft_06().and(Headers::draft_11()),
         };
         let existing: Vec<(&'static str, Vec<u8>)> = existing.into_iter().map(|(at, value)| (NAMES[at], value)).collect();
