@@ -130,8 +130,8 @@ pub use charge::access::{Access, AccessList};
 pub use decide::overflow::{NoOverflow, Overflow, OverflowTo};
 pub use future::ResponseFuture;
 pub use rule::{
-    IntoRule, OnAborted, OverrideError, OverrideErrorKind, OverrideId, Overrides, QuotaSwitch, QuotaSwitchError,
-    QuotaSwitchErrorKind,
+    IntoPlan, IntoRule, OnAborted, OverrideError, OverrideErrorKind, OverrideId, Overrides, QuotaSwitch,
+    QuotaSwitchError, QuotaSwitchErrorKind,
 };
 pub use service::RateLimit;
 pub use settle::in_flight::InFlight;

@@ -194,6 +194,16 @@ impl Rule {
     /// # Ok(()) }
     /// ```
     ///
+    /// An enum is not an index. Without `as usize` the rule does not compile, and the compiler's message says so:
+    ///
+    /// ```compile_fail,E0277
+    /// # use tower_ratelimit::{Quota, Rule};
+    /// # #[derive(Clone, Copy)]
+    /// # enum Plan { Free }
+    /// # let quotas = [Quota::per_minute(10), Quota::per_minute(300)];
+    /// let customer = Rule::plans("customer", quotas, |request| request.extensions.get::<Plan>().copied());
+    /// ```
+    ///
     /// # Errors
     /// Returns an error if there is no quota, or if the name is invalid; see [`new`](Self::new).
     pub fn plans<F, P>(
@@ -203,7 +213,7 @@ impl Rule {
     ) -> Result<Self, QuotaError>
     where
         F: Fn(&Head<'_>) -> P + Send + Sync + 'static,
-        P: Into<Option<usize>>,
+        P: IntoPlan,
     {
         let choose: Read<Option<usize>> = Arc::new(move |parts| choose(parts).into());
         Ok(Self { choose: Some(choose), ..Self::of(Policy::named_plans(name.as_ref(), quotas)?) })
@@ -245,7 +255,7 @@ impl Rule {
     ) -> Result<Self, QuotaError>
     where
         F: Fn(&Head<'_>) -> P + Send + Sync + 'static,
-        P: Into<Option<usize>>,
+        P: IntoPlan,
     {
         let choose: Read<Option<usize>> = Arc::new(move |parts| choose(parts).into());
         Ok(Self { choose: Some(choose), ..Self::of(Policy::named_plans_in_proportion(name.as_ref(), quotas)?) })
@@ -545,6 +555,18 @@ impl IntoRule for Quota {
         self.into()
     }
 }
+
+/// A value that a rule of [plans](Rule::plans) accepts as the index of a plan: a `usize`, or an `Option` of one.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not the index of a plan",
+    note = "return the index of the plan's quota, a `usize` or an `Option<usize>`; for an enum in the order of the \
+            quotas, return `plan as usize`"
+)]
+pub trait IntoPlan: Into<Option<usize>> {}
+
+// The compiler would say that `Into` is missing, and not what to return.
+#[diagnostic::do_not_recommend]
+impl<P: Into<Option<usize>>> IntoPlan for P {}
 
 impl From<Quota> for Rule {
     /// Returns a rule that is named after the quota's words; see [`Policy::from`](Policy#impl-From<Quota>-for-Policy).

@@ -13,10 +13,10 @@ mod settlement;
 mod switch;
 
 pub(crate) use bound::BoundRule;
-pub use definition::IntoRule;
 #[cfg(feature = "rules")]
 pub(crate) use definition::Words;
 pub(crate) use definition::{Condition, LinkedRole, MissingKey, Read, Rule};
+pub use definition::{IntoPlan, IntoRule};
 pub use overrides::{OverrideError, OverrideErrorKind, OverrideId, Overrides};
 pub(crate) use path::PathIndex;
 #[cfg(feature = "rules")]
