@@ -9,9 +9,9 @@ use crate::error::labelled;
 /// Each layer reports each [kind](Self::kind) once, to its [`Observer`](crate::outcome::Observer).
 /// [`RateLimitLayer::check`](crate::RateLimitLayer::check) returns the first warning. If the layer
 /// has no observer, or one without
-/// [`on_setup_warning`](crate::outcome::Observer::on_setup_warning), the warning goes to `tracing`.
-/// Without the feature `tracing` it goes to stderr in builds with debug assertions, and an
-/// [unsupported quota](SetupWarningKind::UnsupportedQuota) in every build.
+/// [`on_setup_warning`](crate::outcome::Observer::on_setup_warning), the warning is one line on
+/// stderr, in every build. With the feature `tracing` it is a `WARN` event of the target
+/// `tower_ratelimit` instead. [`Stats`](crate::observe::Stats) counts the warning and does the same.
 ///
 /// A warning does not change how requests are decided, except for an
 /// [unsupported quota](SetupWarningKind::UnsupportedQuota).
@@ -102,9 +102,8 @@ impl SetupWarning {
     pub(crate) fn report(&self) {
         #[cfg(feature = "tracing")]
         tracing::warn!(target: "tower_ratelimit", kind = self.kind.as_str(), "{}", self.text);
-        // A layer that refuses every request of a rule says so in release builds, too.
         #[cfg(not(feature = "tracing"))]
-        if cfg!(debug_assertions) || self.kind == SetupWarningKind::UnsupportedQuota {
+        {
             use std::io::Write as _;
             // `eprintln!` would panic if stderr is closed.
             let _ = writeln!(std::io::stderr(), "tower-ratelimit: {self}");
