@@ -21,6 +21,7 @@ use crate::decision::ChargeDecision;
 use crate::head::Head;
 use crate::headers::Headers;
 use crate::key::{IntoKey, Key};
+use crate::limiter::memory::limiter::MemoryLimiter;
 use crate::limiter::{Charge, Limiter};
 use crate::mode::{Mode, ModeSwitch};
 use crate::outcome::Observer;
@@ -48,21 +49,23 @@ use crate::sync::OnceLock;
 /// # Ok(()) }
 /// ```
 ///
-/// The type names nothing but the limiter, so it can stand in a struct's field or be returned:
+/// The type names nothing but the limiter, so it can stand in a struct's field or be returned. Without a limiter it is
+/// that of a [`MemoryLimiter`]:
 ///
 /// ```
 /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
 ///
 /// struct App {
-///     limit: RateLimitLayer<MemoryLimiter>,
+///     limit: RateLimitLayer, // `RateLimitLayer<RedisLimiter>` for limits in Redis
 /// }
 ///
-/// fn limit() -> RateLimitLayer<MemoryLimiter> {
+/// fn limit() -> RateLimitLayer {
 ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_second(5), key::header("x-api-key"))
 /// }
+/// # let _ = App { limit: limit() };
 /// ```
 #[must_use = "a layer does nothing until it is applied to a service"]
-pub struct RateLimitLayer<L, O = NoOverflow> {
+pub struct RateLimitLayer<L = MemoryLimiter, O = NoOverflow> {
     limiter: Arc<L>,
     settings: Arc<Settings>,
     overflow: O,

@@ -17,6 +17,7 @@ use super::future::{After, ResponseFuture, State};
 use super::ticket::Ticket;
 use crate::head::Head;
 use crate::limiter::Limiter;
+use crate::limiter::memory::limiter::MemoryLimiter;
 
 /// A service with limited rates, made by a [`RateLimitLayer`](crate::RateLimitLayer).
 ///
@@ -31,7 +32,7 @@ use crate::limiter::Limiter;
 /// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. Once the inner
 ///   service was called, the charge is kept, even if the future is dropped before it was polled. A correction
 ///   after the response is made once: by its head, or when its body has ended or was dropped.
-pub struct RateLimit<S, L, O = NoOverflow> {
+pub struct RateLimit<S, L = MemoryLimiter, O = NoOverflow> {
     inner: S,
     layer: Arc<Compiled<L>>,
     /// Holds the configuration that is in force now, if quotas follow switches.

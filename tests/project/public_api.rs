@@ -300,3 +300,9 @@ fn layer_and_service_types_can_be_named() {
     let application = Application { layer, service };
     let _ = (erased(&application.layer), application.service.clone());
 }
+
+#[test]
+fn layer_and_service_have_a_limiter_in_memory_by_default() {
+    let layer: RateLimitLayer = layer(MemoryLimiter::new());
+    let _: RateLimit<Inner> = layer.layer(Inner::new());
+}
