@@ -23,6 +23,8 @@ pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 ///
 /// Poll requests within a Tokio runtime whose time driver is enabled. Outside of a runtime no request waits: an
 /// admitted request passes at once.
+///
+/// Write `TokioTimer::new()`. For `TokioTimer` alone the compiler says ``expected value, found struct `TokioTimer` ``.
 #[cfg(feature = "tokio")]
 #[derive(Clone, Copy)]
 pub struct TokioTimer {

@@ -37,6 +37,36 @@ use crate::time::{PERIOD_US_MAX, micros_ceil};
 /// # }
 /// ```
 ///
+/// # Around reqwest
+///
+/// `reqwest::Client` is a service of its own requests, and not of [`http::Request`]s. Of a layer around it the compiler
+/// says ``the method `ready` exists for struct `Obey<reqwest::Client>` ``, `but its trait bounds were not satisfied`.
+/// Put a `service_fn` between them, which converts the types:
+///
+/// ```
+/// # #[cfg(feature = "tokio")] {
+/// use bytes::Bytes;
+/// use http::{Request, Response};
+/// use tower::{ServiceBuilder, service_fn};
+/// use tower_ratelimit::{client::ObeyLayer, clock::TokioTimer};
+///
+/// # fn polite() -> reqwest::Result<()> {
+/// // Redirects that reqwest follows itself do not pass the layer.
+/// let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build()?;
+/// let client = service_fn(move |request: Request<Bytes>| {
+///     let client = client.clone();
+///     async move {
+///         let response = client.execute(request.try_into()?).await?;
+///         Ok::<_, reqwest::Error>(Response::<reqwest::Body>::from(response))
+///     }
+/// });
+/// let polite = ServiceBuilder::new().layer(ObeyLayer::new(TokioTimer::new())).service(client);
+/// # drop(tower::ServiceExt::oneshot(polite, Request::new(Bytes::new())));
+/// # Ok(()) }
+/// # polite().unwrap();
+/// # }
+/// ```
+///
 /// # What it obeys
 ///
 /// | a response | what happens to the requests after it |

@@ -20,6 +20,8 @@ use crate::head::Head;
 /// * Its error is a box: of an [`ObeyError`](super::ObeyError) if a request was not sent, otherwise
 ///   of the inner service's error.
 /// * A request takes its place in the line in `call`. If its future is dropped, it leaves the line.
+/// * If the compiler finds no method `call`, `ready` or `oneshot`, the inner service is no `Clone`, or none of
+///   [`http::Request`]s: [`reqwest::Client` needs a `service_fn`](super::ObeyLayer#around-reqwest).
 #[derive(Clone, Debug)]
 pub struct Obey<S> {
     inner: S,
