@@ -149,6 +149,9 @@ pub(crate) fn host_of<'a>(head: &Head<'a>) -> Result<Cow<'a, [u8]>, Option<Key>>
 /// ```
 ///
 /// The key is missing if there is no such value, or if `read` returns `None`.
+///
+/// If `read` returns a borrow, such as `&user.name`, the compiler says `lifetime may not live long enough`. Return
+/// `Key::of(user.name.as_str())`.
 pub fn extension<T, K, F>(read: F) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static
 where
     T: Any + Send + Sync,

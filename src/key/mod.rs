@@ -10,11 +10,34 @@
 //! let quota = Quota::per_minute(100);
 //! let by_address = RateLimitLayer::new(MemoryLimiter::new(), quota, key::peer_ip());
 //! let by_header = RateLimitLayer::new(MemoryLimiter::new(), quota, |request| request.headers.get("x-user").cloned());
-//! // A closure that borrows from the request returns `Key::of(..)`. Without it the compiler reports only that a lifetime
-//! // may not live long enough.
 //! let by_both = RateLimitLayer::new(MemoryLimiter::new(), quota, |request| {
 //!     Key::of((request.headers.get("x-user"), request.uri.path()))
 //! });
+//! ```
+//!
+//! # What the compiler says of a closure
+//!
+//! * `lifetime may not live long enough`: the closure returns a part of the request, which is gone when the key is
+//!   used. Make the key in the closure, by [`Key::of`](crate::Key::of), or return a copy, by `.cloned()` or `.clone()`.
+//! * `type annotations needed` (E0282): the closure is in a variable before a layer gets it. Write the type of its
+//!   argument: `&Head<'_>`.
+//! * `cannot be used as a rate-limit key`: [`IntoKey`] lists what a closure returns.
+//!
+//! ```
+//! use tower_ratelimit::{Head, Key, MemoryLimiter, Quota, RateLimitLayer, key};
+//!
+//! # struct User { name: String }
+//! let quota = Quota::per_minute(100);
+//! // Not `request.headers.get("x-user")`, and not `&user.name`.
+//! let by_header = RateLimitLayer::new(MemoryLimiter::new(), quota, |request| Key::of(request.headers.get("x-user")));
+//! let by_name = RateLimitLayer::new(MemoryLimiter::new(), quota, key::extension(|user: &User| Key::of(user.name.as_str())));
+//! // Not `move |request|`.
+//! let address = key::peer_ip();
+//! let who = move |request: &Head<'_>| match request.extensions.get::<User>() {
+//!     Some(user) => Key::of(user.name.as_str()),
+//!     None => Key::of(address(request)),
+//! };
+//! let by_either = RateLimitLayer::new(MemoryLimiter::new(), quota, who);
 //! ```
 //!
 //! # What a client can vary

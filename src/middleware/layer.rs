@@ -84,7 +84,18 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// Makes a layer with one rule. `rule` is a [`Quota`](crate::Quota) or a [`Rule`](crate::Rule). `extract` returns
     /// the key of a request: it is a function of [`key`](crate::key), or a closure.
     ///
-    /// If the closure's result borrows from the request, wrap it: `|request| Key::of(request.uri.path())`.
+    /// If the closure's result borrows from the request, the compiler says `lifetime may not live long enough`. Wrap
+    /// the result, or copy it:
+    ///
+    /// ```
+    /// # use tower_ratelimit::{Key, MemoryLimiter, Quota, RateLimitLayer};
+    /// # let (limiter, quota) = (MemoryLimiter::new(), Quota::per_minute(100));
+    /// let by_path = RateLimitLayer::new(limiter.clone(), quota, |request| Key::of(request.uri.path()));
+    /// let by_user = RateLimitLayer::new(limiter, quota, |request| request.headers.get("x-user").cloned());
+    /// ```
+    ///
+    /// A closure that is in a variable first needs the type of its argument, `|request: &Head<'_>|`. Without it the
+    /// compiler says `type annotations needed` (E0282).
     pub fn new<E, K>(limiter: L, rule: impl IntoRule, extract: E) -> Self
     where
         E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
@@ -147,13 +158,18 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Sets how a refusal is answered. By default the status is 429 and the body a problem document; a gRPC client
     /// gets `RESOURCE_EXHAUSTED`.
     ///
+    /// For a closure the compiler says ``expected `Refusals`, found closure``. Wrap it by [`Refusals::with`].
+    ///
     /// ```
     /// use http::StatusCode;
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Refusals, key};
     ///
     /// let refusals = Refusals::problem_json().title("Slow down").status(StatusCode::SERVICE_UNAVAILABLE);
-    /// let layer =
-    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip()).refusals(refusals);
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
+    /// let layer = layer.refusals(refusals);
+    ///
+    /// // A response of your own. It has the right status for each kind of refusal.
+    /// let layer = layer.refusals(Refusals::with(|refusal| refusal.default_response().map(|_| "slow down".to_owned())));
     /// ```
     pub fn refusals(self, refusals: Refusals) -> Self {
         self.change(|settings| settings.refusals = refusals)
