@@ -97,10 +97,10 @@ impl fmt::Debug for Refusal<'_> {
 /// | the key is missing | 400 | `INVALID_ARGUMENT` (3) |
 /// | the limiter failed | 503 | `UNAVAILABLE` (14), without pushback |
 ///
-/// A body depends only on the policies that refused, and on how much of a limit of requests in
-/// flight is held. Waits are in [`Headers`](crate::Headers). The format of the body is the server's
-/// choice and is not negotiated. Bodies and messages are for clients. Information for operators goes
-/// to the [`Observer`](crate::outcome::Observer) and to
+/// A body depends only on the policies that refused, on whether a wait can help, and on how much of a
+/// limit of requests in flight is held. Waits are in [`Headers`](crate::Headers). The format of the
+/// body is the server's choice and is not negotiated. Bodies and messages are for clients. Information
+/// for operators goes to the [`Observer`](crate::outcome::Observer) and to
 /// [`RateLimitLayer::check`](crate::RateLimitLayer::check).
 ///
 /// # Caches
@@ -116,7 +116,8 @@ impl fmt::Debug for Refusal<'_> {
 /// see [`Protocol`].
 ///
 /// ```
-/// use tower_ratelimit::{middleware::{GrpcCode, Refusal}, Refusals};
+/// use http::HeaderValue;
+/// use tower_ratelimit::{Refusals, Wait, middleware::{GrpcCode, Refusal}, observe::OutcomeKind};
 ///
 /// // A problem type of your own, for gRPC clients that retry only `UNAVAILABLE`.
 /// let refusals = Refusals::problem_json()
@@ -124,11 +125,20 @@ impl fmt::Debug for Refusal<'_> {
 ///     .title("Slow down")
 ///     .grpc_status(GrpcCode::Unavailable);
 ///
-/// // A response of your own.
+/// // A response of your own, with the default status. The text fits the reason.
 /// let refusals = Refusals::with(|refusal: &Refusal<'_>| {
-///     let seconds = refusal.retry_after_seconds().unwrap_or(60);
-///     let mut response = refusal.default_response().map(|_| format!("come back in {seconds} s\n"));
-///     response.headers_mut().insert("content-type", http::HeaderValue::from_static("text/plain"));
+///     let text = match (refusal.outcome().kind(), refusal.wait()) {
+///         (OutcomeKind::Limited | OutcomeKind::Blocked, Wait::Never) => "This request is too large.\n".to_owned(),
+///         (OutcomeKind::Limited | OutcomeKind::Blocked, _) => match refusal.retry_after_seconds() {
+///             Some(seconds) => format!("Come back in {seconds} s.\n"),
+///             None => "Come back later.\n".to_owned(), // a limit of requests in flight knows no time
+///         },
+///         (OutcomeKind::KeyMissing, _) => "Send an API key.\n".to_owned(),
+///         (OutcomeKind::Denied, _) => "This client may not use the service.\n".to_owned(),
+///         _ => "Try again later.\n".to_owned(), // the limiter failed
+///     };
+///     let mut response = refusal.default_response().map(|_| text);
+///     response.headers_mut().insert("content-type", HeaderValue::from_static("text/plain"));
 ///     response
 /// });
 /// ```
@@ -173,7 +183,8 @@ impl Refusals {
     }
 
     /// Answers with `text/plain`: one line with the title and the names of the policies that
-    /// refused.
+    /// refused. If no wait helps, or if requests in flight use up the limit, the line says that instead
+    /// of the names.
     #[must_use]
     pub fn text() -> Self {
         Self::new(BodyFormat::Text)

@@ -15,7 +15,7 @@ use super::definition::{DefaultResponse, Refusal, Refusals};
 use super::grpc;
 use super::problem::Problem;
 use super::protocol::Protocol;
-use super::reason::Reason;
+use super::reason::{Reason, TOO_COSTLY, message};
 
 const BLANK: &str = "about:blank";
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
@@ -27,7 +27,7 @@ const REDUCED_CAPACITY_TITLE: &str = "Request cannot be satisfied due to tempora
 #[derive(Debug)]
 pub(crate) struct PreparedRefusals {
     refusals: Refusals,
-    /// The body if this policy alone refuses, unless the body reports what is in progress.
+    /// The body if this policy alone refuses, unless the body says more: what is in progress, or that no wait helps.
     limited: Vec<(Policy, Bytes)>,
 }
 
@@ -98,18 +98,21 @@ impl PreparedRefusals {
         let mut violated = outcome.violated_once();
         if let (Some(only), None) = (violated.next(), violated.next()) {
             // The body names the policy, whatever its quota is.
-            let is_constant = !only.policy().limits_in_flight();
+            let is_constant = !only.policy().limits_in_flight() && only.decision().wait() != Wait::Never;
             let is_it = |(policy, _): &&(Policy, Bytes)| is_constant && policy.name() == only.policy().name();
             if let Some((_, body)) = self.limited.iter().find(is_it) {
                 return body.clone();
             }
         }
         let names: SmallVec<[&str; 8]> = outcome.violated_once().map(|status| status.policy().name()).collect();
-        self.refusals.limited_body(&names, in_progress(outcome).as_deref())
+        match outcome.wait() {
+            Wait::Never => self.refusals.limited_body(&names, Some(TOO_COSTLY)),
+            _ => self.refusals.limited_body(&names, in_progress(outcome).as_deref()),
+        }
     }
 
     fn grpc_response(&self, reason: Reason, refusal: &Refusal<'_>) -> Response<RefusalBody> {
-        let (code, message) = (reason.grpc_status(self.refusals.grpc_code), reason.message());
+        let (code, message) = (reason.grpc_status(self.refusals.grpc_code), message(refusal.outcome));
         let mut response = Response::new(RefusalBody::whole(Bytes::new()));
         let headers = response.headers_mut();
         grpc::write_status(headers, refusal.protocol, code, message);

@@ -3,8 +3,12 @@
 use http::StatusCode;
 
 use crate::outcome::{Outcome, OutcomeKind};
+use crate::wait::Wait;
 
 use super::definition::GrpcCode;
+
+/// Says to a client that the same request is refused at any time.
+pub(super) const TOO_COSTLY: &str = "This request costs more than its limit, so no wait helps.";
 
 /// Why a request is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,7 +72,9 @@ impl Reason {
 }
 
 /// Returns the message of a gRPC status for a refused request.
-#[cfg(feature = "tonic")]
 pub(crate) fn message(outcome: &Outcome) -> &'static str {
-    Reason::of(outcome).message()
+    match Reason::of(outcome) {
+        Reason::Limited if outcome.wait() == Wait::Never => TOO_COSTLY,
+        reason => reason.message(),
+    }
 }

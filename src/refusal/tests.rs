@@ -128,6 +128,20 @@ fn refusal_is_429_with_a_problem_and_a_wait() {
 }
 
 #[test]
+fn refusal_says_if_no_wait_helps() {
+    let too_costly = "This request costs more than its limit, so no wait helps.";
+    let response = http(&Refusals::default(), &limited(Wait::Never));
+    assert_eq!(text(response.headers(), "retry-after"), None);
+    assert_eq!(problem(&response)["detail"], too_costly);
+    assert_eq!(problem(&response)["violated-policies"], json!(["default"]));
+    let response = http(&Refusals::text(), &limited(Wait::Never));
+    assert!(response.body().ends_with(format!(": {too_costly}\n").as_bytes()), "{:?}", response.body());
+    let response = grpc(&Refusals::default(), &limited(Wait::Never));
+    assert_eq!(text(response.headers(), "grpc-message"), Some(too_costly));
+    assert_eq!(problem(&http(&Refusals::default(), &limited(Wait::After(secs(5))))).get("detail"), None);
+}
+
+#[test]
 fn only_the_policies_that_refused_are_named() {
     let named = |name, decision| (Policy::new(name, Quota::per_hour(5)).unwrap(), decision);
     let denied = || ChargeDecision::denied(5, 0, Wait::After(secs(1)));

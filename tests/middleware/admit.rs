@@ -149,7 +149,7 @@ async fn status_of_tonic_reveals_nothing_of_the_server() {
         for (status, code, message) in [
             (failed.admit_call(&call).await, tonic::Code::Unavailable, "cannot accept this request"),
             (missing.admit_call(&call).await, tonic::Code::InvalidArgument, "identifies clients by"),
-            (limited.admit_call(&call).await, tonic::Code::ResourceExhausted, "rate limit exceeded"),
+            (limited.admit_call(&call).await, tonic::Code::ResourceExhausted, "costs more than its limit"),
         ] {
             let status = status.unwrap_err();
             assert_eq!(status.code(), code);
