@@ -24,10 +24,13 @@
 //! * **Authentication outside of it** if the key is a user's. Otherwise the key is whatever the
 //!   client claims. An expensive check, such as a password, also needs a limit by address outside
 //!   of the check.
-//! * **In axum,** `Router::layer` covers unknown paths too, `route_layer` only known ones. With
-//!   several calls of `Router::layer` the last one is the outermost layer; in a `ServiceBuilder`
+//! * **In axum,** `Router::layer` covers the routes that the router has so far, and unknown paths;
+//!   `route_layer` covers only known ones. Routes that are added afterwards are not limited, so call it
+//!   last. With several calls of `Router::layer` the last one is the outermost layer; in a `ServiceBuilder`
 //!   the first one is.
-//! * **With tonic,** use `Server::layer`, inside of a `GrpcWebLayer`. One layer serves HTTP and
+//! * **With tonic,** use `Server::layer`, inside of a `GrpcWebLayer`. The first layer is the outermost.
+//!   An interceptor that authenticates is an `InterceptorLayer` before the limit, see
+//!   [the guide](crate::guide::who_is_the_client#the-user-of-a-grpc-call). One layer serves HTTP and
 //!   gRPC, because a refusal takes the shape of the request's [`Protocol`].
 //! * **Several layers** only if something lies between them that the outer one protects. Tiers that
 //!   belong together go into one layer, with [`RateLimitLayer::and`](crate::RateLimitLayer::and).
