@@ -159,8 +159,11 @@ impl Rule {
     ///
     /// * A client that has used 80 of 100 and upgrades to 1,000 has 920 left.
     /// * A client that downgrades with more usage than the smaller plan allows must wait until
-    ///   enough of it has expired, at the smaller plan's pace. For this each quota gets the
-    ///   [debt](Quota::max_debt) that the largest one needs, as far as a debt may go.
+    ///   enough of it has expired. Until a request is admitted under the smaller plan, usage expires at
+    ///   the larger plan's pace. The reported wait counts with the smaller plan's pace, so it can be far
+    ///   longer than needed; see [the guide](crate::guide::choosing_an_algorithm#when-a-quota-changes).
+    /// * Each quota gets the [debt](Quota::max_debt) that the largest one needs to keep its usage, as far
+    ///   as a debt may go.
     /// * Each change may round the used amount up by less than a unit, never down. So changing back
     ///   and forth gains nothing. All requests of one key should have the same plan.
     /// * A quota of 0 remembers nothing.
@@ -270,10 +273,12 @@ impl Rule {
     ///
     /// * A client that has used 80 of 100 and is given 1,000 has 920 left.
     /// * A client that has used more than its new quota allows must wait until enough of it has
-    ///   expired. A quota remembers usage up to its capacity and its [debt](Quota::max_debt), which
-    ///   is by default as much again, and that expires at the new quota's pace. While more than that
-    ///   is in use, it expires at the pace of the quota under which it was used. No other quota is
-    ///   known, so no larger debt can be chosen for you; with [`Quota::max_debt`] you can.
+    ///   expired. Until a request is admitted under the new quota, usage expires at the old quota's
+    ///   pace. The reported wait counts with the new quota's pace, so it can be far longer or shorter
+    ///   than needed; see [the guide](crate::guide::choosing_an_algorithm#when-a-quota-changes).
+    /// * A quota can keep usage up to its capacity and its [debt](Quota::max_debt), which is by default
+    ///   as much again. While more than that is in use, a refund or a settlement has no effect. No other
+    ///   quota is known, so no larger debt can be chosen for you; with [`Quota::max_debt`] you can.
     /// * A request is settled and refunded under the quota that it was charged under. Units that are
     ///   settled after the key was given a larger quota are forgotten if the smaller one could not
     ///   remember what has been used since.

@@ -17,8 +17,10 @@ use crate::sync::{Mutex, contained, lock};
 /// * A request uses one quota from beginning to end: the one in force when its layer is called. It
 ///   is settled, refunded and answered under that quota.
 /// * What a key has used stays used. A key that has used more than the new quota allows must wait
-///   until enough of it has expired, at the new quota's pace. For this each quota gets the
-///   [debt](Quota::max_debt) that the largest one so far needs.
+///   until enough of it has expired. Until a request is admitted under the new quota, usage expires at
+///   the old quota's pace. The reported wait counts with the new quota's pace, so it can be far longer
+///   than needed; see [the guide](crate::guide::choosing_an_algorithm#when-a-quota-changes).
+/// * Each quota gets the [debt](Quota::max_debt) that the largest one so far needs to keep its usage.
 /// * Headers, outcomes and [`policies`](crate::RateLimitLayer::policies) follow. The policy's name
 ///   stays.
 /// * A request to a layer with a switch costs one atomic load more. A change costs as much as
