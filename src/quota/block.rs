@@ -92,7 +92,9 @@ impl Quota {
     /// time `retention`. At `limit` units it is full and denies more.
     ///
     /// A [rule](crate::Rule::overage) uses it to count what goes beyond its quota. In memory the
-    /// states of meters are never evicted. If there is no room for a new one, it is denied.
+    /// states of meters are never evicted, unless the limiter has
+    /// [too many quotas](crate::observe::LimiterEvent::TooManyQuotas). If there is no room for a new
+    /// one, it is denied.
     ///
     /// # Errors
     /// Returns an error if the limit or the retention is out of [range](Self#exactness-and-ranges).

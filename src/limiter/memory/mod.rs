@@ -35,7 +35,8 @@
 //! Each state names the quota it was written under. When a policy's quota changes, its keys keep what
 //! they have used, however many quotas there are. The limiter numbers up to 16,382 quotas that have
 //! live states. A state of one beyond that has the numbers of its quota beside it: it takes 128 bytes
-//! more, its checks take a lock and a few times as long, and it is not in snapshots. The observer gets
+//! more, its checks take a lock and a few times as long, and it is not in snapshots. A meter among them
+//! can be evicted, like any other key. The observer gets
 //! [`TooManyQuotas`](crate::event::LimiterEvent::TooManyQuotas).
 //!
 //! When three quarters of the numbers are in use, the limiter looks for quotas that no request used for
