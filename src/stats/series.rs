@@ -47,7 +47,11 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     to.begin("ratelimit_policy_refused_total", Kind::Counter, "Requests that a policy refused.");
     each(to, policies, PolicySnapshot::refused);
 
-    to.begin("ratelimit_policy_units_total", Kind::Counter, "Units that passing requests took, before refunds.");
+    to.begin(
+        "ratelimit_policy_units_total",
+        Kind::Counter,
+        "Units that passing requests took, before refunds and settlements.",
+    );
     each(to, policies, PolicySnapshot::units);
 
     to.begin("ratelimit_delay_seconds", Kind::Histogram, "Waits that a leaky queue gave to requests.");

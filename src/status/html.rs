@@ -283,8 +283,10 @@ fn policy(html: &mut String, row: &Row, view: &View) -> fmt::Result {
     let (recent, hour) = (Sums::of(row.five_minutes()), Sums::of(row.hour()));
     for (buckets, sums, span) in [(row.five_minutes(), recent, "five minutes"), (row.hour(), hour, "hour")] {
         write!(html, "<td class=\"chart\" data-of=\"{span}\">")?;
-        let what =
-            format!("in the last {span} {} allowed, {} of them near, {} over", sums.allowed, sums.near, sums.over);
+        let what = format!(
+            "in the last {span} {} within the limit, {} of them near it, {} over",
+            sums.allowed, sums.near, sums.over
+        );
         chart::write(html, buckets, &what);
         html.push_str("</td>");
     }
