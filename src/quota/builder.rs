@@ -167,6 +167,11 @@ impl Quota {
     /// sets their number; the default of 1 is the classic estimate from two counters.
     /// [`oldest`](Self::oldest) says how the oldest one counts.
     ///
+    /// At one instant at most `limit` units pass. In a period up to twice the limit can: 100 at the end
+    /// of one window, and nearly 100 more by the end of the next. With [`Oldest::Counted`], or with a
+    /// [`sliding_log`](Self::sliding_log), no trailing period has more than `limit`. More buckets alone
+    /// bound only a shorter time, `period·(1 − 1/buckets)`.
+    ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
     pub fn sliding_window(limit: u64, period: Duration) -> Result<Self, QuotaError> {
