@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use crate::error::labelled;
 use crate::policy::Policy;
+#[cfg(feature = "tracing")]
+use crate::sync::contained;
 
 labelled! {
     /// Why a store, such as Redis, did not decide.
@@ -49,6 +51,12 @@ labelled! {
 ///     }
 /// }
 /// ```
+///
+/// With the feature `tracing`, the limiters of this crate also write changes as events of the target `tower_ratelimit`,
+/// with or without an observer: [`StoreDown`](Self::StoreDown), [`StoreFailed`](Self::StoreFailed) and
+/// [`TooManyQuotas`](Self::TooManyQuotas) at the level `WARN`, [`StoreUp`](Self::StoreUp),
+/// [`StoreLeft`](Self::StoreLeft) and [`StoreRecovered`](Self::StoreRecovered) at `INFO`. Events that come for each
+/// check, request or key are not written. Without the feature nothing is printed.
 ///
 /// The functions that are named like events make them, for limiters of your own and for tests of observers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,7 +122,7 @@ pub enum LimiterEvent {
         server: String,
     },
     /// Checks fail at the store. Reported once a minute for each kind of error, and again after
-    /// [`StoreRecovered`](Self::StoreRecovered).
+    /// [`StoreRecovered`](Self::StoreRecovered) or when an observer is added.
     #[non_exhaustive]
     StoreFailed {
         /// The kind of the error. If it is [`Misconfigured`](StoreErrorKind::Misconfigured), an operator has to fix
@@ -205,6 +213,48 @@ impl LimiterEvent {
     pub fn correction_lost(charges: usize, kind: StoreErrorKind) -> Self {
         Self::CorrectionLost { charges, kind }
     }
+
+    /// Writes the event to `tracing` if it is a change: one that comes neither for each check nor for each key.
+    pub(crate) fn log(&self) {
+        #[cfg(feature = "tracing")]
+        contained(|| match self {
+            Self::StoreDown { server, error } => {
+                tracing::warn!(target: "tower_ratelimit", event = "store-down", server, "{server} does not answer: {error}");
+            }
+            Self::StoreUp { server } => {
+                tracing::info!(target: "tower_ratelimit", event = "store-up", server, "{server} answers again");
+            }
+            Self::StoreLeft { server } => tracing::info!(
+                target: "tower_ratelimit",
+                event = "store-left",
+                server,
+                "{server} did not answer, and is not waited for any more"
+            ),
+            Self::StoreFailed { kind, error } => tracing::warn!(
+                target: "tower_ratelimit",
+                event = "store-failed",
+                kind = kind.as_str(),
+                "checks fail at the store: {error}"
+            ),
+            Self::StoreRecovered => {
+                tracing::info!(target: "tower_ratelimit", event = "store-recovered", "checks succeed again");
+            }
+            Self::TooManyQuotas => tracing::warn!(
+                target: "tower_ratelimit",
+                event = "too-many-quotas",
+                "more quotas have live states than the limiter has numbers for (16,382): states of the others take more \
+                 memory and time, are not in snapshots, and may be forgotten when the table is full"
+            ),
+            Self::Evicted { .. }
+            | Self::Full
+            | Self::FellBack { .. }
+            | Self::Failed { .. }
+            | Self::AnsweredLocally
+            | Self::StoreChecked { .. }
+            | Self::CorrectionLost { .. }
+            | Self::PlacesForgotten { .. } => {}
+        });
+    }
 }
 
 /// Something that happened in a layer, beside the outcomes of requests.
@@ -241,6 +291,10 @@ impl LayerEvent {
 }
 
 /// Something that happened to the [rules](crate#features) of a file.
+///
+/// With the feature `tracing`, both are also written as events of the target `tower_ratelimit`, with or without an
+/// observer: [`Refused`](Self::Refused) at the level `WARN`, [`Loaded`](Self::Loaded) at `INFO`. They are written once,
+/// however many layers have the rules. Without the feature nothing is printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RulesEvent {
@@ -273,5 +327,24 @@ impl RulesEvent {
     #[must_use]
     pub fn refused(error: impl Into<String>) -> Self {
         Self::Refused { error: error.into() }
+    }
+
+    /// Writes the event to `tracing`.
+    #[cfg(feature = "rules")]
+    pub(crate) fn log(&self) {
+        #[cfg(feature = "tracing")]
+        contained(|| match self {
+            Self::Loaded { version, file, rules } => tracing::info!(
+                target: "tower_ratelimit",
+                event = "rules-loaded",
+                version,
+                file = file.as_deref().map(tracing::field::debug),
+                rules,
+                "version {version} of the rules is in force"
+            ),
+            Self::Refused { error } => {
+                tracing::warn!(target: "tower_ratelimit", event = "rules-refused", "the rules stay as they were: {error}");
+            }
+        });
     }
 }

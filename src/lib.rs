@@ -68,7 +68,7 @@
 //! # Features
 //!
 //! No feature is on by default. Another crate of your program may enable further ones. They add, and
-//! change two things: with `tracing`, setup warnings go to its subscriber instead of stderr; and with
+//! change two things: with `tracing`, setup warnings are its events and not lines on stderr; and with
 //! both `redis` and `redis-rs`, a `RedisLimiter` reaches Redis through fred, unless
 //! `RedisLimiterBuilder::client` names the other library.
 //!
@@ -77,7 +77,7 @@
 //! | `axum` | [`key::peer_ip`] finds axum's `ConnectInfo<SocketAddr>`, [`key::original_uri`] its `OriginalUri`; limited services can answer with axum's [`Body`](middleware::ResponseBody) | axum 0.8 without default features |
 //! | `tonic` | [`key::peer_ip`] finds tonic's `TcpConnectInfo`; `RateLimitLayer::admit_call`; limited services can answer with tonic's [`Body`](middleware::ResponseBody) | tonic 0.14 without transport |
 //! | `tokio` | `TokioTimer`, so that requests can wait; `TokioClock` for tests | tokio with its timer |
-//! | `tracing` | a [`SetupWarning`](observe::SetupWarning) that no observer handles becomes a warning of `tracing`; `StatsBuilder::log_refusals` | tracing |
+//! | `tracing` | [logs](guide::observing#logs): outages of a store, refused rules, and each [`SetupWarning`](observe::SetupWarning) that no observer handles; `StatsBuilder::log_refusals` | tracing |
 //! | `metrics` | `Stats::record_metrics` hands the counts to the recorder of `metrics` | metrics |
 //! | `redis` | `RedisLimiter`: one limit for many processes | fred with `credential-provider` and `sentinel-auth` only, tokio, futures-util, sha1_smol, sha2 |
 //! | `redis-rs` | `RedisLimiter`, through another client library | redis with `tokio-comp` only, tokio, futures-util, sha1_smol, sha2 |

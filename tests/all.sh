@@ -284,7 +284,7 @@ loom=$(cargo rustc --locked --package tower-ratelimit --lib --profile test --mes
     --cfg ratelimit_loom -C opt-level=1 | executable tower_ratelimit)
 run "$loom" loom
 
-step 'setup warnings as warnings of tracing'
+step 'events of tracing'
 run cargo test --locked --features "$features,tracing" --test tracing
 
 step 'benchmarks, once through'

@@ -1,4 +1,5 @@
-//! A setup warning of a layer without an observer is a warning of `tracing`. `Stats` logs refusals, by choice.
+//! A setup warning of a layer without an observer is a warning of `tracing`. Changes of limiters and of rules are events
+//! of `tracing`, with or without an observer. `Stats` logs refusals, by choice.
 //!
 //! A binary of its own, because the feature changes what every other test of setup warnings sees,
 //! and because the subscriber is set for the whole process.
@@ -12,7 +13,7 @@ use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::ManualClock;
 use tower_ratelimit::observe::{Observer, SetupWarning, Stats};
-use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
+use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule, key};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -137,4 +138,110 @@ async fn refusals_are_debug_events_and_one_warning_in_ten_seconds() {
     let [summary] = summaries[..] else { panic!("{summaries:?}") };
     let keys = summary.split("keys=").nth(1).and_then(|rest| rest.split(';').next()?.parse::<u32>().ok());
     assert!(summary.contains("refused=2700;") && keys.is_some_and(|keys| (250..=300).contains(&keys)), "{summary}");
+}
+
+#[test]
+fn quotas_beyond_the_numbers_are_one_warning() {
+    let events = Events { all: true, ..Events::default() };
+    let _guard = tracing::subscriber::set_default(events.clone());
+    let limiter = MemoryLimiter::builder().max_keys(50_000).clock(ManualClock::new()).build().unwrap();
+    for n in 0..17_000 {
+        let policy = Policy::new("plan", Quota::per_hour(100 + n)).unwrap();
+        let _ = limiter.take_one(&policy, &Key::of(n).unwrap(), 1);
+    }
+    let written = events.written.lock().unwrap();
+    let [event] = &written[..] else { panic!("{written:?}") };
+    assert!(event.starts_with("WARN message=more quotas have live states"), "{event}");
+}
+
+#[cfg(feature = "store")]
+mod store {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use tower_ratelimit::limiter::StoreErrorKind;
+    use tower_ratelimit::limiter::store::{Change, Loaded, Store, StoreError, StoreLimiter, Swapped};
+
+    use super::*;
+
+    /// A store that can be switched off.
+    #[derive(Clone, Default)]
+    struct Switched(Arc<AtomicBool>);
+
+    impl Switched {
+        fn answer<T>(&self, answer: T) -> Result<T, StoreError> {
+            let is_off = self.0.load(Ordering::Relaxed);
+            if is_off { Err(StoreError::new(StoreErrorKind::Unavailable, "the plug is out")) } else { Ok(answer) }
+        }
+    }
+
+    impl Store for Switched {
+        async fn load(&self, keys: &[Arc<str>]) -> Result<Loaded, StoreError> {
+            self.answer(Loaded::new(vec![None; keys.len()]))
+        }
+        async fn swap(&self, _: &[Change]) -> Result<Swapped, StoreError> {
+            self.answer(Swapped::done())
+        }
+        fn name(&self) -> String {
+            "the cellar".to_owned()
+        }
+    }
+
+    async fn ask(layer: &RateLimitLayer<StoreLimiter<Switched>>) {
+        let answer = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::empty())));
+        layer.layer(answer).oneshot(Request::new(())).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn outage_of_a_store_is_a_line_for_each_change() {
+        const EXPECTED: [&str; 4] = [
+            "WARN message=checks fail at the store: the plug is out;event=\"store-failed\";kind=\"unavailable\";",
+            "WARN message=the cellar does not answer: the plug is out;event=\"store-down\";server=\"the cellar\";",
+            "INFO message=the cellar answers again;event=\"store-up\";server=\"the cellar\";",
+            "INFO message=checks succeed again;event=\"store-recovered\";",
+        ];
+        let events = Events { all: true, ..Events::default() };
+        let _guard = tracing::subscriber::set_default(events.clone());
+        for observers in 0..3 {
+            let store = Switched::default();
+            let limiter = StoreLimiter::new(store.clone()).unwrap();
+            let rule = Rule::new("client", Quota::per_hour(9_999)).unwrap();
+            let layer = RateLimitLayer::new(limiter, rule, key::global());
+            let layers = match observers {
+                0 => vec![layer],
+                1 => vec![layer.observer(Stats::new())],
+                _ => vec![layer.clone().observer(Stats::new()), layer.observer(Stats::new())],
+            };
+            for off in [false, true, false] {
+                store.0.store(off, Ordering::Relaxed);
+                for layer in layers.iter().cycle().take(100) {
+                    ask(layer).await;
+                    tokio::time::advance(Duration::from_millis(200)).await;
+                }
+            }
+            let mut written = std::mem::take(&mut *events.written.lock().unwrap());
+            written.sort_by_key(|event| EXPECTED.iter().position(|expected| event == expected));
+            assert_eq!(written, EXPECTED, "{observers} observers");
+        }
+    }
+}
+
+#[cfg(feature = "rules")]
+#[test]
+fn refused_rules_are_a_warning_whatever_observes_them() {
+    use tower_ratelimit::rules::Rules;
+
+    let text = |quota: &str| format!("rules: [{{name: all, quota: {quota}, key: global}}]");
+    let events = Events { all: true, ..Events::default() };
+    let _guard = tracing::subscriber::set_default(events.clone());
+    let rules = Rules::from_text(text("5 per hour")).unwrap();
+    let layers = [rules.layer(MemoryLimiter::new()).unwrap(), rules.layer(MemoryLimiter::new()).unwrap()];
+    let answer = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::empty())));
+    let _services = layers.map(|layer| layer.observer(Stats::new()).layer(answer));
+    rules.replace(text("many")).unwrap_err();
+    rules.replace(text("6 per hour")).unwrap();
+    let written = events.written.lock().unwrap();
+    let [refused, loaded] = &written[..] else { panic!("{written:?}") };
+    assert!(refused.starts_with("WARN message=the rules stay as they were: 1:"), "{refused}");
+    assert!(refused.ends_with("event=\"rules-refused\";"), "{refused}");
+    assert_eq!(loaded, "INFO message=version 1 of the rules is in force;event=\"rules-loaded\";version=1;rules=1;");
 }

@@ -41,6 +41,7 @@ impl Observers {
 
     /// Each hears of it, though one panics. The first panic goes on then.
     pub(crate) fn report(&self, event: &LimiterEvent) {
+        event.log();
         let report =
             |observer: &Arc<dyn Observer>| catch_unwind(AssertUnwindSafe(|| observer.on_limiter_event(event))).err();
         let panics: Vec<_> = self.iter().filter_map(report).collect();

@@ -145,7 +145,7 @@ impl RuleStore {
                     each(&layers, |layer| layer.follow());
                     if had_error {
                         // An observer that got the error learns that it is over.
-                        each(&layers, |layer| layer.report(&loaded));
+                        report(&layers, &loaded);
                     }
                     return Ok(version);
                 }
@@ -176,7 +176,7 @@ impl RuleStore {
                 state.layers() // also those that have come meanwhile
             };
             each(&layers, |layer| layer.follow());
-            each(&layers, |layer| layer.report(&loaded));
+            report(&layers, &loaded);
             return Ok(before + 1);
         }
     }
@@ -191,8 +191,7 @@ impl RuleStore {
             state.error = Some(error.clone());
             state.layers()
         };
-        let refused = RulesEvent::refused(WithSources(&error).to_string());
-        each(&layers, |layer| layer.report(&refused));
+        report(&layers, &RulesEvent::refused(WithSources(&error).to_string()));
         Err(error)
     }
 
@@ -306,6 +305,12 @@ impl InForce {
         }
         problems.into_result(Some(()))
     }
+}
+
+/// Reports an event to each layer's observer, and to `tracing` once.
+fn report(layers: &[Arc<dyn Follow>], event: &RulesEvent) {
+    event.log();
+    each(layers, |layer| layer.report(event));
 }
 
 /// Calls each layer by itself: a limiter or an observer that panics keeps the rules from no other layer.

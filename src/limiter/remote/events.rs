@@ -22,7 +22,7 @@ const AGAIN: Duration = Duration::from_secs(60);
 /// The time without a failure after which checks count as succeeding again.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// Reports to the observers, if there are any.
+/// Reports to the observers, and changes to `tracing`.
 pub(crate) struct Events {
     observers: Observers,
     /// Checks have failed, and have not recovered since.
@@ -113,9 +113,10 @@ impl Events {
             let (new, events) = servers.apply(change);
             drop(servers);
             match new {
-                None => events.into_iter().for_each(|event| self.report(|| event)),
+                None => events.iter().for_each(|event| self.report_to_all(event)),
                 Some(new) => contained(|| {
                     if self.observers.add(&new) {
+                        self.failures().reported = Default::default(); // the new one has seen no error
                         events.iter().for_each(|event| new.on_limiter_event(event));
                     }
                 }),
@@ -129,10 +130,10 @@ impl Events {
         self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports an error, once a minute for each kind, and again after checks succeeded.
+    /// Reports an error, once a minute for each kind, and again after checks succeeded or an observer was added.
     pub(crate) fn report_failure(&self, kind: StoreErrorKind, error: &dyn Error) {
-        if self.is_observed() && self.is_due(kind) {
-            self.report(|| LimiterEvent::store_failed(kind, WithSources(error).to_string()));
+        if self.is_due(kind) {
+            self.report_to_all(&LimiterEvent::store_failed(kind, WithSources(error).to_string()));
         }
     }
 
@@ -167,7 +168,7 @@ impl Events {
             is_quiet
         };
         if recovered {
-            self.report(|| LimiterEvent::StoreRecovered);
+            self.report_to_all(&LimiterEvent::StoreRecovered);
         }
     }
 
@@ -179,12 +180,17 @@ impl Events {
         !self.observers.is_empty()
     }
 
+    /// Reports an event that comes for each check or key, if there is an observer.
     pub(crate) fn report(&self, event: impl FnOnce() -> LimiterEvent) {
-        if self.observers.is_empty() {
-            return;
+        if self.is_observed() {
+            self.report_to_all(&event());
         }
-        let event = event();
-        self.observers.iter().for_each(|observer| report_to(observer, &event));
+    }
+
+    /// The tasks that keep connections go on if an observer panics.
+    fn report_to_all(&self, event: &LimiterEvent) {
+        event.log();
+        self.observers.iter().for_each(|observer| contained(|| observer.on_limiter_event(event)));
     }
 }
 
@@ -210,11 +216,6 @@ impl Servers {
             }
         }
     }
-}
-
-/// Reports an event. The tasks that keep connections go on if the observer panics.
-fn report_to(observer: &Arc<dyn Observer>, event: &LimiterEvent) {
-    contained(|| observer.on_limiter_event(event));
 }
 
 #[cfg(test)]
@@ -251,6 +252,18 @@ mod tests {
         events.observe(&observer);
         let down = LimiterEvent::store_down("second".to_owned(), "away".to_owned());
         assert_eq!(*seen.0.lock().unwrap(), [down]);
+    }
+
+    #[test]
+    fn late_observer_gets_an_error_that_was_reported_before() {
+        let events = Events::new(&[]);
+        let seen = Arc::new(Seen::default());
+        for _ in 0..2 {
+            events.report_failure(StoreErrorKind::Unavailable, &away());
+            events.observe(&(seen.clone() as Arc<dyn Observer>));
+        }
+        events.report_failure(StoreErrorKind::Unavailable, &away());
+        assert_eq!(*seen.0.lock().unwrap(), [LimiterEvent::store_failed(StoreErrorKind::Unavailable, "away")]);
     }
 
     /// Makes a layer over the limiter at each event, as a program does that changes its rules when a server is down.
