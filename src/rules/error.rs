@@ -52,11 +52,13 @@ impl RulesError {
 
     /// Makes the error of a file that could not be read.
     pub(crate) fn unreadable(file: &Path, error: std::io::Error) -> Self {
-        Self::of_file(format!("{}: the file cannot be read", file.display())).caused_by(error)
+        Self::caused_by(format!("{}: the file cannot be read", file.display()), error)
     }
 
-    pub(crate) fn caused_by(self, error: std::io::Error) -> Self {
-        Self { source: Some(Source::new(error)), ..self }
+    /// Makes the error of a file as a whole, with its cause. A problem has no source, so its message says the cause.
+    pub(crate) fn caused_by(message: impl fmt::Display, error: std::io::Error) -> Self {
+        let made = Self::of_file(format!("{message}: {error}"));
+        Self { source: Some(Source::new(error)), ..made }
     }
 
     /// Makes the error of a name that the program registered and no file can use.

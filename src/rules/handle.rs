@@ -281,7 +281,7 @@ impl RulesBuilder {
         let rules = Rules(Arc::new(RuleStore::of_file(self.checked()?, path.as_ref())?));
         if let Some(every) = every {
             watch::start(Arc::downgrade(&rules.0), every)
-                .map_err(|error| RulesError::of_file("no thread could be started for reloading").caused_by(error))?;
+                .map_err(|error| RulesError::caused_by("no thread could be started for reloading", error))?;
         }
         Ok(rules)
     }

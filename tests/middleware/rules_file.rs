@@ -867,8 +867,9 @@ fn what_is_no_file_is_refused_and_stops_no_reload() {
     }
     let gone = folder.path("gone");
     let error = Rules::from_file(&gone).unwrap_err();
-    assert_eq!(error.to_string(), format!("{}: the file cannot be read", gone.display()));
     let source = std::error::Error::source(&error).unwrap().downcast_ref::<std::io::Error>().unwrap();
+    assert_eq!(error.to_string(), format!("{}: the file cannot be read: {source}", gone.display()));
+    assert!(source.to_string().starts_with("No such file"), "{source}");
     assert_eq!(source.kind(), std::io::ErrorKind::NotFound);
     fs::File::create(folder.path("huge")).unwrap().set_len(1 << 40).unwrap();
     assert_eq!(Rules::from_file(folder.path("huge")).unwrap_err().kind(), RulesErrorKind::TooLarge);

@@ -34,9 +34,11 @@ pub(crate) fn can_be_registered(name: &str) -> bool {
     is_word && !is_other && KEYS.iter().all(|(ready, _)| *ready != name)
 }
 
-/// Returns the words of `header:x` and `cookie=x`, which mean `header x` and `cookie x`.
-fn named(word: &str) -> Option<(&str, &str)> {
-    word.split_once([':', '=']).filter(|(kind, _)| NAMED.contains(kind))
+/// Returns the words of `header:x`, `header: x` and `cookie=x`, which mean `header x` and `cookie x`.
+fn named(text: &str) -> Option<(&str, &str)> {
+    let (kind, name) = text.split_once([':', '='])?;
+    let (kind, name) = (kind.trim(), name.trim());
+    (NAMED.contains(&kind) && !name.contains(char::is_whitespace)).then_some((kind, name))
 }
 
 impl Reader<'_, '_, '_> {
@@ -65,6 +67,7 @@ impl Reader<'_, '_, '_> {
                 Some((_, key)) => Some(key.clone()),
                 None => self.registered_key(word, node.position),
             },
+            _ if named(text).is_some() => self.named_with_mark(text, node.position),
             words => {
                 let first = words.first().filter(|first| !NAMED.contains(first)).unwrap_or(&"");
                 let message = format!("{} is not a key", Quoted(text));
@@ -81,9 +84,8 @@ impl Reader<'_, '_, '_> {
         if registered.contains(&name) {
             return Some(KeySpec::Registered(name.into()));
         }
-        if let Some((kind, of)) = named(name) {
-            let message = format!("{} is not a key: write {}", Quoted(name), Quoted(&format!("{kind} {of}")));
-            return self.refuse(RulesErrorKind::Value, position, message);
+        if named(name).is_some() {
+            return self.named_with_mark(name, position);
         }
         if name.starts_with('/') {
             let message = format!(
@@ -99,6 +101,14 @@ impl Reader<'_, '_, '_> {
         let otherwise = format!("; register it in the program, or use {}", listed(known.iter().copied().take(20)));
         let can_be_used = self.unregistered(NameKind::Key, name, position, &message, known, &otherwise);
         can_be_used.then(|| KeySpec::Registered(name.into()))
+    }
+
+    /// Refuses `header:x` and the like.
+    fn named_with_mark(&mut self, text: &str, position: Position) -> Option<KeySpec> {
+        let (kind, name) = named(text)?;
+        let name = if name.is_empty() { "session" } else { name };
+        let message = format!("{} is not a key: write {}", Quoted(text), Quoted(&format!("{kind} {name}")));
+        self.refuse(RulesErrorKind::Value, position, message)
     }
 
     /// Reads the name of a parameter of the query.
