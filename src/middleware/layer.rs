@@ -168,8 +168,13 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
     /// let layer = layer.refusals(refusals);
     ///
-    /// // A response of your own. It has the right status for each kind of refusal.
-    /// let layer = layer.refusals(Refusals::with(|refusal| refusal.default_response().map(|_| "slow down".to_owned())));
+    /// // A response of your own. It keeps the right status for each kind of refusal.
+    /// let layer = layer.refusals(Refusals::with(|refusal| {
+    ///     let error = format!("{{\"error\":\"{}\"}}", refusal.outcome().kind().as_str());
+    ///     let mut response = refusal.default_response().map(|_| error);
+    ///     response.headers_mut().insert("content-type", http::HeaderValue::from_static("application/json"));
+    ///     response
+    /// }));
     /// ```
     pub fn refusals(self, refusals: Refusals) -> Self {
         self.change(|settings| settings.refusals = refusals)

@@ -93,6 +93,26 @@ async fn blocks_by_hand_take_no_number_of_their_own() {
     assert_eq!(reports.0.load(Ordering::Relaxed), 0);
 }
 
+#[test]
+fn meter_beyond_the_last_number_can_be_evicted() {
+    let (clock, reports) = (ManualClock::new(), Reports::default());
+    let limiter = limiter(&clock, &reports);
+    let meter = Quota::meter(10, HOUR).expect("the quota is possible");
+    let [first, last] = ["first", "last"].map(|name| policy(name, meter));
+    let keys = || (0..50).map(key);
+    keys().for_each(|key| assert!(limiter.take_one(&first, &key, 9).is_allowed()));
+    for n in 0..VERSIONS {
+        assert!(limiter.take_one(&policy("plan", bucket(10 + n)), &key(n), 1).is_allowed());
+    }
+    keys().for_each(|key| assert!(limiter.take_one(&last, &key, 9).is_allowed()));
+    assert_eq!(reports.0.load(Ordering::Relaxed), 1);
+    // The table is full of keys that have no allowance left, which are worth more than the rest of a meter.
+    (0..200_000).for_each(|n| _ = limiter.take_one(&policy("plan", bucket(10)), &key(1_000_000 + n), 10));
+    let kept = |policy: &Policy| keys().filter(|key| limiter.peek_one(policy, key, 0).remaining() == 1).count();
+    assert_eq!(kept(&first), 50, "a meter with a number is never evicted");
+    assert!(kept(&last) < 50, "or the documentation may promise that it stays");
+}
+
 #[tokio::test]
 async fn quotas_beyond_the_last_number_hold_and_are_reported() {
     let (clock, reports) = (ManualClock::new(), Reports::default());
