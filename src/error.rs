@@ -52,6 +52,21 @@ impl fmt::Display for WithSources<'_> {
     }
 }
 
+/// Implements `Debug` of an error that has a kind: `QuotaError(Syntax): the text: why`. A program prints it if `main`
+/// returns the error, or by `unwrap`.
+macro_rules! debug_as_text {
+    ($error:ident) => {
+        /// Prints the kind, the text, and the texts of the sources.
+        impl std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let text = $crate::error::WithSources(self);
+                write!(f, concat!(stringify!($error), "({:?}): {}"), self.kind(), text)
+            }
+        }
+    };
+}
+pub(crate) use debug_as_text;
+
 /// Returns whether a character turns the direction of the text after it, so that readers see another text.
 pub(crate) fn turns_text(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -71,7 +86,7 @@ macro_rules! kind_and_message {
     // The visibility is that of `new`.
     ($(#[$about:meta])* $error:ident, $kind:ident, $made:vis) => {
         $(#[$about])*
-        #[derive(Clone, Debug, PartialEq, Eq)]
+        #[derive(Clone, PartialEq, Eq)]
         pub struct $error {
             kind: $kind,
             message: Box<str>,
@@ -96,6 +111,8 @@ macro_rules! kind_and_message {
                 self.kind
             }
         }
+
+        $crate::error::debug_as_text!($error);
 
         impl std::fmt::Display for $error {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -180,6 +197,7 @@ mod tests {
         let error = |why: &str| Failure::new(FailureKind::Only, "no answer").caused_by(std::io::Error::other(why));
         assert_eq!(error("the cable").to_string(), "no answer");
         assert_eq!(WithSources(&error("the cable")).to_string(), "no answer: the cable");
+        assert_eq!(format!("{:?}", error("the cable")), "Failure(Only): no answer: the cable");
         let twice =
             Failure::new(FailureKind::Only, "no answer: the cable").caused_by(std::io::Error::other("the cable"));
         assert_eq!(WithSources(&twice).to_string(), "no answer: the cable");

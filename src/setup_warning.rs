@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::error::labelled;
+use crate::error::{debug_as_text, labelled};
 
 /// A likely misconfiguration of a layer. Its text says what was detected and how to fix it.
 ///
@@ -15,7 +15,7 @@ use crate::error::labelled;
 ///
 /// A warning does not change how requests are decided, except for an
 /// [unsupported quota](SetupWarningKind::UnsupportedQuota).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct SetupWarning {
     kind: SetupWarningKind,
     text: String,
@@ -116,6 +116,8 @@ impl SetupWarning {
         self.kind
     }
 }
+
+debug_as_text!(SetupWarning);
 
 impl fmt::Display for SetupWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::error::debug_as_text;
 use crate::limiter::UnsupportedQuota;
 use crate::quota::Quota;
 
@@ -37,7 +38,7 @@ impl fmt::Display for Report {
 }
 
 /// The result of a limiter that did not pass.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Failures {
     pub(super) kind: FailuresKind,
     pub(super) failures: Vec<Failure>,
@@ -73,6 +74,8 @@ impl Failures {
         &self.skipped
     }
 }
+
+debug_as_text!(Failures);
 
 impl fmt::Display for Failures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -10,6 +10,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::FailuresKind;
+use crate::error::debug_as_text;
 use crate::limiter::store::{Change, Store, StoreError, Swapped, Then, Value, Version};
 use crate::random;
 
@@ -62,7 +63,7 @@ pub async fn check_store<S: Store>(store: &S) -> Result<(), StoreFailures> {
 }
 
 /// The promises that a store did not keep.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct StoreFailures(Vec<StoreFailure>);
 
 impl StoreFailures {
@@ -79,6 +80,8 @@ struct StoreFailure {
     promise: &'static str,
     found: String,
 }
+
+debug_as_text!(StoreFailures);
 
 impl fmt::Display for StoreFailures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

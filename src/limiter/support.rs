@@ -3,10 +3,11 @@
 use std::fmt;
 
 use super::Limiter;
+use crate::error::debug_as_text;
 use crate::quota::{Algorithm, Quota};
 
 /// The error of a quota that a limiter does not [support](crate::limiter::Limiter::supports).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct UnsupportedQuota {
     kind: UnsupportedQuotaKind,
     quota: Box<str>,
@@ -64,6 +65,8 @@ impl UnsupportedQuota {
         self.kind
     }
 }
+
+debug_as_text!(UnsupportedQuota);
 
 impl fmt::Display for UnsupportedQuota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

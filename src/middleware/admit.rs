@@ -14,6 +14,7 @@ use super::layer::RateLimitLayer;
 use super::settle::pending::{AnyTicket, OpenTicket};
 use super::settle::usage::Usage;
 use super::ticket::Ticket;
+use crate::error::debug_as_text;
 use crate::head::Head;
 use crate::limiter::Limiter;
 use crate::outcome::{Outcome, OutcomeKind};
@@ -347,7 +348,6 @@ impl fmt::Debug for Admission {
 /// `tonic` it becomes a `tonic::Status`.
 ///
 /// It is `Send` and `Sync`, so `?` also makes it a `Box<dyn Error + Send + Sync>` or an `anyhow::Error`.
-#[derive(Debug)]
 pub struct Refused {
     outcome: Outcome,
     /// Behind a lock that is never taken, because the body of a responder need not be `Sync`.
@@ -373,6 +373,8 @@ impl Refused {
         self.response.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+debug_as_text!(Refused);
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

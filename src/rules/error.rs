@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::problem::{Found, Lines, Position, Problem, Quoted, RulesErrorKind, similar};
 use super::report::{NameKind, Noticed, RulesWarning, UnregisteredName};
-use crate::error::{Source, printable};
+use crate::error::{Source, debug_as_text, printable};
 
 /// The most problems that are kept. Others are only counted.
 const PROBLEMS_MAX: usize = 100;
@@ -26,7 +26,7 @@ const COMPARED_MAX: usize = 20_000_000;
 ///     quote: 100/min
 ///     ^
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct RulesError {
     /// At least one.
     problems: Box<[Problem]>,
@@ -126,6 +126,8 @@ impl RulesError {
         Self { file: file.map(Arc::clone), ..self }
     }
 }
+
+debug_as_text!(RulesError);
 
 impl fmt::Display for RulesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -188,6 +188,8 @@ fn errors_name_their_kind_and_take_one_line() {
         let error = result.unwrap_err();
         assert_eq!(kind(&error), expected, "{error}");
         assert_eq!(error.to_string().lines().count(), 1, "{error}");
+        // So prints a program whose `main` returns the error.
+        assert!(format!("{error:?}").ends_with(&format!("Error({expected:?}): {error}")), "{error:?}");
     }
     let quota = Quota::per_minute(5);
     is("100 per nothing".parse::<Quota>(), QuotaError::kind, QuotaErrorKind::Syntax);

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-use crate::error::kind_and_message;
+use crate::error::{debug_as_text, kind_and_message};
 use crate::key::Key;
 use crate::limiter::{LimiterError, UnsupportedQuota};
 use crate::policy::Policy;
@@ -15,7 +15,6 @@ use crate::wait::Wait;
 ///
 /// `Obey` returns a boxed error, as other layers of Tower do. So take it out with
 /// `error.downcast_ref::<ObeyError>()`.
-#[derive(Debug)]
 pub struct ObeyError {
     kind: ObeyErrorKind,
     wait: Wait,
@@ -139,6 +138,8 @@ fn about(wait: Duration) -> Duration {
     let seconds = wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0));
     if seconds < 60 { wait } else { Duration::from_secs(seconds) }
 }
+
+debug_as_text!(ObeyError);
 
 impl fmt::Display for ObeyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -86,3 +86,11 @@ fn accepted_files_have_no_error() {
         }
     }
 }
+
+#[test]
+fn debug_of_the_error_is_its_text_with_the_kind() {
+    let error = spec("rules: [{nam: a}]").unwrap_err();
+    assert_eq!(format!("{error:?}"), format!("RulesError(Field): {error}"));
+    let gone = RulesError::unreadable("gone.yaml".as_ref(), std::io::Error::other("no such file"));
+    assert_eq!(format!("{gone:?}"), "RulesError(File): gone.yaml: the file cannot be read: no such file");
+}
