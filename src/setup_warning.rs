@@ -30,7 +30,9 @@ labelled! {
         /// looks for this in its first 256 requests.
         ChargedTwice = "charged-twice",
         /// A request was forwarded (`X-Forwarded-For`, `Forwarded`), and a rule counts by the address
-        /// of the peer, which is the proxy's.
+        /// of the peer, which is the proxy's. Or a rule trusts
+        /// [networks](crate::key::TrustedProxies::networks), and 32 forwarded requests came from outside
+        /// of them before one came from a trusted proxy.
         ProxyNotTrusted = "proxy-not-trusted",
         /// An access list allowed a forwarded request by the address of its peer, so the list exempts
         /// every client of that proxy.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use http::header::{FORWARDED, HeaderName};
+use http::header::{FORWARDED, HeaderName, HeaderValue};
 
 use super::charge::access::BoundList;
 use super::rule::{BoundRule, MissingKey};
@@ -24,6 +24,10 @@ const APPLIES_TO_NONE: u32 = 1_000;
 
 /// A rule is reported if it applies to this many requests and none of them has a key.
 const KEYLESS: u32 = 32;
+
+/// A rule that trusts networks is reported if this many forwarded requests came from outside of them, and none before
+/// from a trusted proxy.
+const UNTRUSTED: u32 = 32;
 
 /// [`KEYLESS`] for clients that a proxy does not report, if their requests have no forwarding header: a proxy's health
 /// checks have none.
@@ -68,6 +72,8 @@ struct KeyWatch {
     known: AtomicBool,
     asked: AtomicU32,
     applied: AtomicU32,
+    /// The forwarded requests that came from no trusted proxy.
+    untrusted: AtomicU32,
 }
 
 impl Diagnostics {
@@ -148,6 +154,13 @@ fn is_of_peer(key: Option<&Key>, head: &Head<'_>) -> bool {
     peer.is_some_and(|peer| [peer, Prefixes::default().group(peer)].into_iter().any(|own| key == Key::of(own).as_ref()))
 }
 
+/// Returns whether a forwarding header names the peer: the client is on the machine of the proxy.
+fn names_peer(head: &Head<'_>) -> bool {
+    let Some(peer) = peer_address(head).map(|peer| peer.to_string()) else { return false };
+    let names = |value: &HeaderValue| value.to_str().is_ok_and(|value| value.contains(&peer));
+    FORWARDING.into_iter().any(|name| head.headers.get_all(name).iter().any(names))
+}
+
 impl Diagnostics {
     pub(super) fn notice(&self, kind: SetupWarningKind, text: impl FnOnce() -> String) {
         // Not reported under the lock.
@@ -223,8 +236,9 @@ impl Diagnostics {
         let is_unreported = bound.is_by_proxies() && key.is_some_and(Key::is_unnamed);
         let has_key = !is_unreported && key.is_some_and(|key| *key != Key::keyless());
         let asked = rule.asked.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        // A peer that is no trusted proxy is itself the client, and says nothing about the proxies.
+        // A peer that is no trusted proxy is itself the client, or a proxy that the networks lack.
         if bound.is_by_proxies() && has_key && asked < RULE_LOOKED_AT && is_of_peer(key, head) {
+            self.look_for_untrusted_proxy(rule, bound, head);
             return;
         }
         let applied = rule.applied.fetch_add(u32::from(applies), Ordering::Relaxed).saturating_add(u32::from(applies));
@@ -274,6 +288,24 @@ impl Diagnostics {
             }),
             None => {}
         }
+    }
+
+    /// Watches a request whose peer is in none of the networks that a rule trusts.
+    fn look_for_untrusted_proxy(&self, rule: &KeyWatch, bound: &BoundRule, head: &Head<'_>) {
+        let Some(header) = forwarding_header(head).filter(|_| !names_peer(head)) else { return };
+        let untrusted = rule.untrusted.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if untrusted < UNTRUSTED || !self.is_known_now(rule) {
+            return;
+        }
+        self.notice(SetupWarningKind::ProxyNotTrusted, || {
+            format!(
+                "{untrusted} requests that the policy {:?} applies to were forwarded, the last one with the header {header}, \
+                 and none so far came from a network that TrustedProxies::networks names: if the peers are proxies, all \
+                 clients of a proxy share its address and one allowance, so name the network from which the proxies \
+                 reach this server; if there is no proxy, clients have made the header up, and there is nothing to do",
+                bound.policies().first().map_or("", Policy::name)
+            )
+        });
     }
 
     /// Watches whether a request has the key of a list.

@@ -307,7 +307,6 @@ async fn proxy_that_reports_no_client_is_reported() {
         (one(), &["x-forwarded-for"], 300, None),
         (known(), &["x-forwarded-for"], 300, None),
         (real_ip(), &["x-real-ip"], 300, None),
-        (TrustedProxies::networks(["10.9.0.0/16"]).unwrap(), &["x-real-ip"], 300, None), // the peer is the client
     ] {
         let log = Log::default();
         let by = key::client_ip(proxies.clone());
@@ -337,6 +336,46 @@ async fn proxy_that_reports_no_client_is_reported() {
     serve(&layer, [request(&["x-forwarded-for"], true)]).await;
     serve(&layer, (0..300).map(|_| request(&["x-real-ip"], true))).await;
     assert_eq!(layer.check(), Ok(()));
+}
+
+#[tokio::test]
+async fn proxies_outside_of_the_trusted_networks_are_reported() {
+    let by_networks = |network: &str| {
+        let by = key::client_ip(TrustedProxies::networks([network]).unwrap());
+        RateLimitLayer::new(MemoryLimiter::new(), named("api", 9), by)
+    };
+    let forwarded = |count| (0..count).map(|_| request(&["x-forwarded-for"], true));
+    let layer = by_networks("10.9.0.0/16");
+    serve(&layer, (0..300).map(|_| request(&[], true))).await;
+    serve(&layer, forwarded(31)).await;
+    assert_eq!(layer.check(), Ok(()));
+    serve(&layer, forwarded(1)).await;
+    let warning = layer.check().unwrap_err();
+    assert_eq!(warning.kind(), SetupWarningKind::ProxyNotTrusted);
+    let text = warning.to_string();
+    assert!(text.contains("\"api\"") && text.contains("the header x-forwarded-for"), "{text}");
+    // The networks are right: one request of a trusted proxy shows that the others made their headers up.
+    let layer = by_networks("10.9.0.0/16");
+    let mut trusted = request(&["x-forwarded-for"], false);
+    trusted.extensions_mut().insert(SocketAddr::from(([10, 9, 0, 1], 1)));
+    serve(&layer, [trusted]).await;
+    serve(&layer, forwarded(300)).await;
+    assert_eq!(layer.check(), Ok(()));
+    // The peers are proxies of the networks.
+    let layer = by_networks("10.0.0.0/8");
+    serve(&layer, forwarded(300)).await;
+    assert_eq!(layer.check(), Ok(()));
+    // The client is on the machine of the proxy.
+    let local = || {
+        let mut request = request(&[], true);
+        request.headers_mut().insert("x-forwarded-for", HeaderValue::from_static("10.0.0.1"));
+        request
+    };
+    for proxies in [TrustedProxies::networks(["10.0.0.0/8"]), TrustedProxies::count(1)] {
+        let layer = RateLimitLayer::new(MemoryLimiter::new(), named("api", 9), key::client_ip(proxies.unwrap()));
+        serve(&layer, (0..300).map(|_| local())).await;
+        assert_eq!(layer.check(), Ok(()));
+    }
 }
 
 #[tokio::test]
