@@ -295,14 +295,16 @@ impl<L> Compiled<L> {
     }
 
     /// Returns the policy for asking again for what a request waits for in line: with the quota that is in force now,
-    /// if the policy is a concurrency limit whose quota was replaced.
+    /// if the policy is a concurrency limit whose quota was replaced. It is found by its name, because new rules may
+    /// stand before its own. Plans have one name in common, and keep their order.
     pub(super) fn policy_in_line(&self, at: usize) -> Option<Policy> {
         let own = self.policy(at)?;
         let live = self.live.get().and_then(Weak::upgrade).map(|live| live.current());
-        let now = live.as_ref().and_then(|live| live.policies.get(at)).filter(|now| {
-            own.limits_in_flight() && now.limits_in_flight() && now.name_fingerprint() == own.name_fingerprint()
-        });
-        Some(now.unwrap_or(own).clone())
+        let live = live.filter(|live| own.limits_in_flight() && live.version != self.version);
+        let is_it = |policy: &&Policy| policy.name_fingerprint() == own.name_fingerprint();
+        let plans_before = self.policies.iter().take(at).filter(is_it).count();
+        let now = live.as_ref().and_then(|live| live.policies.iter().filter(is_it).nth(plans_before));
+        Some(now.filter(|now| now.limits_in_flight()).unwrap_or(own).clone())
     }
 
     /// Returns the largest quota of a policy's name that is in force, if it has more room than the policy's own.

@@ -559,6 +559,37 @@ fn waiting_requests_depart_as_promised_when_their_rule_changes() {
     }
 }
 
+/// Another rule comes before it, or goes, and the rule is renamed meanwhile.
+#[test]
+fn raised_limit_reaches_requests_in_line_wherever_it_stands() {
+    let other = "{name: other, quota: 50 per minute, key: global}";
+    let old = "{name: import, quota: '1 at once, wait 10 s', key: global}";
+    let raised = "{name: import, quota: '2 at once, wait 10 s', key: global}";
+    let renamed = "{name: export, was: import, quota: '2 at once, wait 10 s', key: global}";
+    for (before, after) in [
+        (old.to_owned(), raised.to_owned()),
+        (old.to_owned(), format!("{other}, {raised}")),
+        (format!("{other}, {old}"), raised.to_owned()),
+        (old.to_owned(), format!("{other}, {renamed}")),
+    ] {
+        let mut world: World<Response<Body>> = World::new();
+        let rules = Rules::from_text(format!("rules: [{before}]")).unwrap();
+        let layer = rules.layer(memory(&world.clock)).unwrap().delay(world.timer.clone());
+        let send = |world: &mut World<Response<Body>>| {
+            let held = |_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::from("held"))));
+            let service = layer.layer(tower::service_fn(held));
+            world.spawn(async move { service.oneshot(request("GET", "/", &[])).await.unwrap().map(Body::new) })
+        };
+        // The first response is held in `done`.
+        let (first, second) = (send(&mut world), send(&mut world));
+        assert!(!world.is_pending(first) && world.is_pending(second), "{before}");
+        rules.replace(format!("rules: [{after}]")).unwrap();
+        world.pass(0);
+        assert!(!world.is_pending(second), "{before} -> {after}");
+        assert_eq!(world.done[second].as_ref().unwrap().status(), 200);
+    }
+}
+
 #[test]
 fn waiting_requests_of_different_rules_never_change_places() {
     let mut world: World<u16> = World::new();
