@@ -46,6 +46,10 @@ labelled! {
         /// Two layers that share a limiter have the same unnamed quota, so they share its allowance.
         /// Clones of a layer and clones of a policy are meant to share, and are not reported.
         UnnamedQuota = "unnamed-quota",
+        /// Two rules of a layer have one name, so the second one is [numbered](crate::RateLimitLayer::and). The
+        /// number is part of the stored keys, so a change of the rules' order swaps what their keys have used.
+        /// Equal quotas without names are not reported.
+        NameTaken = "name-taken",
         /// A rule has a quota that the layer's limiter [does not
         /// support](crate::limiter::Limiter::supports). Requests that the rule applies to are decided
         /// as if the limiter had failed: see [`OnError`](crate::OnError).

@@ -127,7 +127,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///
     /// The names of a layer's policies are unique. A policy whose name is taken in this layer already is numbered:
     /// with `api` twice, the second is `api-2` in headers, metrics and stored keys. So the same quota by address
-    /// and by user is two allowances, and never one by accident.
+    /// and by user is two allowances, and never one by accident. If you chose the name, [`check`](Self::check)
+    /// [warns](crate::observe::SetupWarningKind::NameTaken): in another order the rules would swap their names.
     pub fn and<E, K>(self, rule: impl IntoRule, extract: E) -> Self
     where
         E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
@@ -585,12 +586,12 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule, key};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let api = || Rule::new("api", Quota::per_minute(100));
-    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), api()?, key::header("x-api-key"))
-    ///     .and(api()?, key::header("x-team"));
+    /// let quota = Quota::per_minute(100);
+    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Rule::new("client", quota)?, key::header("x-api-key"))
+    ///     .and(Rule::new("team", quota)?, key::header("x-team"));
     /// let policies = limit.policies();
     /// let names: Vec<&str> = policies.iter().map(Policy::name).collect();
-    /// assert_eq!(names, ["api", "api-2"]);
+    /// assert_eq!(names, ["client", "team"]);
     ///
     /// let alice = Key::of("alice").unwrap();
     /// for (policy, status) in limit.peek(&alice).await? {

@@ -45,6 +45,7 @@ impl<L: Limiter> Compiled<L> {
             self.diagnostics.notice(SetupWarningKind::HeadersUnsent, || text);
         }
         self.look_for_contradiction();
+        self.look_for_taken_name();
     }
 
     /// Warns about a quota that a request brought to a rule, as about a quota that a rule has. Other requests may bring
@@ -195,6 +196,17 @@ impl<L: Limiter> Compiled<L> {
                 )
             });
         }
+    }
+
+    /// Warns about a name that two rules of the layer have.
+    fn look_for_taken_name(&self) {
+        let Some([name, now]) = self.settings.rules.iter().find_map(BoundRule::numbered) else { return };
+        self.diagnostics.notice(SetupWarningKind::NameTaken, || {
+            format!(
+                "two rules of this layer are named {name:?}, so the second one is {now:?} in headers, metrics and stored keys, \
+                 and a change of their order would swap what their keys have used: give each rule a name of its own"
+            )
+        });
     }
 
     /// Warns about waits without a timer, and about a timer without a wait.

@@ -227,6 +227,24 @@ fn name_with_two_quotas_over_one_limiter_is_reported() {
 }
 
 #[test]
+fn name_that_two_rules_of_a_layer_have_is_reported_once() {
+    let log = Log::default();
+    let one = RateLimitLayer::new(MemoryLimiter::new(), named("api", 5), key::peer_ip());
+    assert_eq!(one.check(), Ok(()));
+    let two = one.and(named("api", 9), key::global()).and(named("api", 7), key::global()).observer(log.clone());
+    assert!(log.kinds().is_empty());
+    let _ = (two.layer(()), two.clone().layer(()));
+    assert_eq!(log.kinds(), [SetupWarningKind::NameTaken]);
+    let text = two.check().unwrap_err().to_string();
+    assert!(text.contains(r#"named "api", so the second one is "api-2""#), "{text}");
+    // The same quota by address and by user has no name, and is no mistake.
+    let unnamed = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(5), key::peer_ip());
+    assert_eq!(unnamed.and(Quota::per_minute(5), key::global()).check(), Ok(()));
+    let plans = Rule::plans("plan", [Quota::per_hour(1), Quota::per_hour(9)], |_| 0).unwrap();
+    assert_eq!(RateLimitLayer::new(MemoryLimiter::new(), plans, key::global()).check(), Ok(()));
+}
+
+#[test]
 fn quota_of_bytes_without_a_cost_is_reported() {
     let rule = |cost: bool| {
         let rule = Rule::new("upload", Quota::per_hour(1 << 20).in_bytes().unwrap()).unwrap();

@@ -25,6 +25,8 @@ pub(crate) struct BoundRule {
     first: usize,
     /// The source of the extractor's address.
     by: AddressSource,
+    /// The first name that the application chose and another rule of the layer has, and the name instead of it.
+    numbered: Option<[Box<str>; 2]>,
 }
 
 impl BoundRule {
@@ -41,7 +43,7 @@ impl BoundRule {
             rule.cost = Some(Arc::new(move |head: &Head<'_>| cost(head).max(1)));
         }
         let extractor = (size_of::<E>() == 0 && !shares).then(TypeId::of::<E>);
-        Self { rule, extract: Arc::new(extract), extractor, first: 0, by: AddressSource::of::<E>() }
+        Self { rule, extract: Arc::new(extract), extractor, first: 0, by: AddressSource::of::<E>(), numbered: None }
     }
 
     pub(crate) fn rule(&self) -> &Rule {
@@ -86,6 +88,10 @@ impl BoundRule {
         self.first = others.iter().map(|other| other.policies().len()).sum();
         for at in 0..self.policies().len() {
             if let (Some(renamed), Some(policy)) = (self.renamed(at, others), self.rule.policies.get_mut(at)) {
+                // Equal quotas without names are two allowances on purpose: by address and by user.
+                if self.numbered.is_none() && policy.unnamed().is_none() {
+                    self.numbered = Some([policy.name().into(), renamed.name().into()]);
+                }
                 *policy = renamed;
             }
         }
@@ -98,6 +104,11 @@ impl BoundRule {
                 linked.policy = renamed;
             }
         }
+    }
+
+    /// The name that the application chose and another rule of the layer has, and the name instead of it.
+    pub(crate) fn numbered(&self) -> Option<&[Box<str>; 2]> {
+        self.numbered.as_ref()
     }
 
     /// The names of its policies and of the one that goes with them, and those that their states are stored under.
