@@ -410,10 +410,12 @@ impl ChargeDecision {
         self.remaining = self.with_cost_changed(taken, 0).remaining;
     }
 
-    /// Returns the answer for a cost of `actual` instead of `charged`.
+    /// Returns the answer for a cost of `actual` instead of `charged`. If the whole quota is
+    /// available then, nothing has to come back. Otherwise only the limiter knows when it does, and the reset stays.
     pub(crate) fn with_cost_changed(&self, charged: u64, actual: u64) -> Self {
         let remaining = self.remaining.saturating_add(charged).saturating_sub(actual).min(self.limit);
-        Self { remaining, ..self.clone() }
+        let is_whole = remaining == self.limit && self.reset_after().is_some();
+        Self { remaining, reset_us: if is_whole { 0 } else { self.reset_us }, ..self.clone() }
     }
 }
 
@@ -521,6 +523,17 @@ mod tests {
             assert_eq!(denied.effective_window(), reported.duration(), "{given:?}");
         }
         assert_eq!(ChargeDecision::allowed(5, 1).wait(), Wait::None);
+    }
+
+    #[test]
+    fn whole_quota_is_available_once_all_is_refunded() {
+        let taken = ChargeDecision::found(5, 2, 7_000_000, 10_000_000, Some(0));
+        for (actual, remaining, reset) in [(0, 5, 0), (1, 4, 7), (3, 2, 7), (9, 0, 7)] {
+            let changed = taken.with_cost_changed(3, actual);
+            assert_eq!(changed.remaining(), remaining);
+            assert_eq!(changed.reset_after(), Some(Duration::from_secs(reset)), "{actual}");
+        }
+        assert_eq!(ChargeDecision::allowed(5, 2).with_cost_changed(3, 0).reset_after(), None);
     }
 
     #[test]
