@@ -120,7 +120,9 @@ impl Checked {
         // A name that is similar to another one is probably misspelt.
         let (misspelt, unknown) = names.into_iter().partition(|name| name.problem().suggestion().is_some());
         (checked.misspelt, checked.unknown) = (misspelt, unknown);
-        let is_note = |warning: &RulesWarning| warning.kind() == RulesWarningKind::Disabled;
+        let is_note = |warning: &RulesWarning| {
+            matches!(warning.kind(), RulesWarningKind::Disabled | RulesWarningKind::RefusesAll)
+        };
         (checked.notes, checked.warnings) = warnings.into_iter().partition(is_note);
         let report = files::builder().ok().and_then(|builder| builder.check(&text).ok());
         checked.names = report.map(|report| report.unregistered().to_vec());

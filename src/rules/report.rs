@@ -63,6 +63,9 @@ labelled! {
         /// no more. Only what is certain is reported: the quotas have the same algorithm and period, and each value of
         /// one `match` is in one of the other. In a file with very many rules not all of them are compared.
         NeverBinds = "never-binds",
+        /// A quota of 0 refuses each request of its rule. That may be meant, so a tool notes it and does not fail.
+        /// Plans and rules that do not enforce are not reported.
+        RefusesAll = "refuses-all",
         /// No rule uses a template.
         UnusedTemplate = "unused-template",
     }

@@ -158,6 +158,25 @@ fn disabled_rules_are_noted() {
 }
 
 #[test]
+fn rules_that_refuse_every_request_are_noted() {
+    let folder = Folder::with_rules(
+        "rules:
+  - {name: a, quota: 0/s, key: peer-ip, match: {path: /a}}
+  - {name: b, quota: 0/s, key: peer-ip, match: {path: /b}, mode: shadow}
+  - {name: c, plans: {by: header x-plan, quotas: {free: 0/s, pro: 5/s}, otherwise: free}, key: peer-ip}
+",
+    );
+    let run = folder.run(&["check", "rules.yaml", "--deny-warnings"]);
+    let expected =
+        "rules.yaml:2:22: note: the quota of the rule `a` is 0, so each request that it applies to is refused; \
+                    `enabled: false` switches a rule off
+  - {name: a, quota: 0/s, key: peer-ip, match: {path: /a}}
+                     ^
+";
+    assert_eq!((run.code, run.out.as_str()), (Some(0), expected));
+}
+
+#[test]
 fn warnings_beyond_a_hundred_are_counted() {
     let rule = |n: usize| format!("  - {{name: r{n}, quota: 5/s, key: =unknown={n}}}\n");
     let folder = Folder::with_rules(&format!("rules:\n{}", (0..150).map(rule).collect::<String>()));
