@@ -168,7 +168,7 @@ impl<L> Drop for Asked<'_, L> {
 /// |---|---|---|
 /// | [`finish`](Self::finish) with the response | what each rule makes of the response, as in a layer | added |
 /// | [`settle`](Self::settle) by a cost | the cost, for rules that are [settled by usage](crate::Rule::settle_by_usage); what the others took | [`headers`](Self::headers) before |
-/// | [`keep`](Self::keep) | what was taken, whatever the rules say | `headers` before |
+/// | [`keep`](Self::keep) | what was taken, or stated by [`usage`](Self::usage), whatever the rules say | `headers` before |
 /// | [`refund`](Self::refund) | nothing | `headers` before |
 /// | dropped | as for an aborted request, see [`Rule::on_aborted`](crate::Rule::on_aborted); by default what was taken | `headers` before |
 ///
@@ -296,7 +296,8 @@ impl Admission {
         }
     }
 
-    /// Keeps what was taken, whatever the rules say about responses and aborted requests.
+    /// Keeps what was taken, whatever the rules say about responses and aborted requests. A cost that was stated by
+    /// [`usage`](Self::usage) counts instead, for rules that are settled by usage.
     pub fn keep(mut self) {
         self.end().into_iter().for_each(|mut ticket| ticket.complete());
     }

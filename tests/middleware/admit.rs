@@ -183,16 +183,24 @@ async fn call_of_tonic_is_refused_on_the_wire() {
     assert!(["retry-after", "ratelimit", "grpc-status-details-bin"].iter().all(|name| told[1].contains_key(*name)));
 }
 
+/// Returns the admission after a cost of 30 was stated.
+fn stated(admission: Admission) -> Admission {
+    admission.usage().unwrap().set(30);
+    admission
+}
+
 #[tokio::test]
 async fn admission_is_kept_refunded_or_settled() {
     type End = fn(Admission);
     // Once with a rule that settles by usage, once without.
-    let ends: [(&str, End, [u64; 2], [u64; 2]); 5] = [
+    let ends: [(&str, End, [u64; 2], [u64; 2]); 7] = [
         ("dropped", drop, [100, 100], [0, 100]),
         ("kept", Admission::keep, [100, 100], [100, 100]),
         ("refunded", Admission::refund, [0, 0], [0, 0]),
         ("settled by less", |admission| admission.settle(30), [30, 100], [30, 100]),
         ("settled by more", |admission| admission.settle(300), [300, 100], [300, 100]),
+        ("stated and kept", |admission| stated(admission).keep(), [30, 100], [30, 100]),
+        ("stated and refunded", |admission| stated(admission).refund(), [0, 0], [0, 0]),
     ];
     for (name, end, keep, refund) in ends {
         for (on_aborted, expected) in [(OnAborted::Keep, keep), (OnAborted::Refund, refund)] {
