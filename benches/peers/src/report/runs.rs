@@ -67,6 +67,17 @@ pub fn table(runs: &[Run], family: &str) -> String {
     all.iter().map(of).collect::<Vec<_>>().join("\n")
 }
 
+/// The median ratio of a case among the newest runs that belong together, as it comes and like for like: `None` if they
+/// do not have the case.
+pub fn newest(runs: &[Run], family: &str, profile: &str, case: &str) -> Option<[f64; 2]> {
+    let together = runs.iter().rev().find(|run| run.family == family)?.together();
+    let is_of = |run: &&Run| run.family == family && run.profile == profile && run.together() == together;
+    let found: Vec<&Ratios> =
+        runs.iter().filter(is_of).flat_map(|run| &run.cases).filter(|ratios| ratios.case == case).collect();
+    let of = |of: fn(&Ratios) -> f64| median(found.iter().map(|ratios| of(ratios)).collect());
+    (!found.is_empty()).then(|| [of(|ratios| ratios.as_it_comes), of(|ratios| ratios.like_for_like)])
+}
+
 /// The table of the runs of one day and commit.
 fn group(runs: &[&Run]) -> String {
     let Some(first) = runs.first() else { return String::new() };

@@ -203,6 +203,15 @@ fn ratios(all: &Everything, family: &str, case: &str, peer: &str) -> [Option<f64
         .map(|(profile, own)| all.case(PROFILES[profile].0, family, case)?.cost(own, peer))
 }
 
+/// As [`ratios`], by the newest runs that were repeated, if they have the case.
+fn medians(all: &Everything, family: &str, case: &str, peer: &str) -> [Option<f64>; 4] {
+    let [release, thin] = [0, 1].map(|at: usize| runs::newest(&all.runs, family, PROFILES[at].0, case));
+    match (release, thin) {
+        (Some([own, alike]), Some([own_thin, alike_thin])) => [own, alike, own_thin, alike_thin].map(Some),
+        _ => ratios(all, family, case, peer),
+    }
+}
+
 fn head(first: &[&str]) -> Vec<String> {
     let last = ["as it comes", "like for like", "as it comes, thin LTO", "like for like, thin LTO"];
     first.iter().chain(&last).map(|title| (*title).to_owned()).collect()
@@ -225,7 +234,7 @@ const HEADLINE: [(&str, &str, &str, &str); 11] = [
 
 fn headline(all: &Everything) -> String {
     let row = |(told, family, case, peer): &(&str, &str, &str, &str)| {
-        let ratios = ratios(all, family, case, peer).map(|found| ratio(found, 1.0));
+        let ratios = medians(all, family, case, peer).map(|found| ratio(found, 1.0));
         [(*told).to_owned(), (*peer).to_owned()].into_iter().chain(ratios).collect()
     };
     lines(&head(&["case", "peer"]), HEADLINE.iter().map(row))
