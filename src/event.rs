@@ -72,7 +72,7 @@ pub enum LimiterEvent {
     /// A new key was denied because the table is full.
     Full,
     /// More quotas have live states than a limiter has numbers for (16,382). The quotas beyond that
-    /// hold as well, and their keys keep what they have used. Their states take more memory and time, and
+    /// also hold, and their keys keep what they have used. Their states take more memory and time, and
     /// are not in snapshots. When the table is full they can be evicted, even those of
     /// [meters](crate::Quota::meter), which otherwise never are. Reported at most every ten seconds.
     TooManyQuotas,

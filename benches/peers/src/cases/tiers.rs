@@ -61,7 +61,7 @@ pub fn run(plan: &Plan) -> Vec<Case> {
     cases
 }
 
-/// What the layers are around.
+/// The service within the layers.
 enum Inside {
     Router,
     Bare,
