@@ -34,6 +34,7 @@ impl Text {
         self.length = end;
     }
 
+    /// Removes all text.
     pub(crate) fn clear(&mut self) {
         self.length = 0;
         self.heap.clear();
