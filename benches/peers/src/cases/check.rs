@@ -88,27 +88,32 @@ pub fn race<K: Sync>(plan: &Plan, checks: &[Check<K>], keys: &[K], order: Order,
     let orders: Vec<Vec<u32>> = (1..=threads).map(|thread| places(order, keys.len(), thread)).collect();
     let run = |check| -> Run<'_> {
         let orders = &orders;
+        let mut done = 0;
         Box::new(move |count| {
             let started = Instant::now();
             let [own, others @ ..] = orders.as_slice() else { return started.elapsed() };
             std::thread::scope(|scope| {
                 others.iter().for_each(|order| {
-                    scope.spawn(|| many(check, keys, order, count));
+                    scope.spawn(|| many(check, keys, order, done, count));
                 });
-                many(check, keys, own, count);
+                many(check, keys, own, done, count);
             });
+            done += count;
             started.elapsed()
         })
     };
     plan.race(&mut checks.iter().map(run).collect::<Vec<_>>())
 }
 
-/// Does `count` checks, and begins anew when the order is at its end.
-fn many<K>(check: &Check<K>, keys: &[K], order: &[u32], count: u64) {
-    let mut left = count as usize;
+/// Does `count` checks after the `done` ones of the rounds before, and begins anew when the order is at its end. If each
+/// round began there, a round of a million keys would meet the same part of them.
+fn many<K>(check: &Check<K>, keys: &[K], order: &[u32], done: u64, count: u64) {
+    let (mut at, mut left) = (done as usize % order.len(), count as usize);
     while left > 0 {
-        let now = left.min(order.len());
-        check.pass(keys, &order[..now]);
-        left -= now;
+        let next = &order[at..];
+        let next = &next[..left.min(next.len())];
+        check.pass(keys, next);
+        left -= next.len();
+        at = (at + next.len()) % order.len();
     }
 }
