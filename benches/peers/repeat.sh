@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the router, and some cases of a check, five times with each release profile, one run after the other, and adds
-# the medians, with the lowest and the highest, to the tables: bash benches/peers/repeat.sh
+# Runs the router, and some cases of a check, five times with each release profile, and the server five times with the
+# first one, one run after the other. Adds the medians, with the lowest and the highest, to the tables:
+# bash benches/peers/repeat.sh
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -15,5 +16,6 @@ for run in 1 2 3 4 5; do
             --only "allowed, 10k addresses" --only "allowed, 1M addresses" --only "allowed, 10k texts" \
             --only "denied, 10k addresses" --only "allowed, two threads, 10k addresses"
     done
+    target/release/peers --record server
 done
 target/release/peers --report

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::tables::{NONE, lines, ratio};
+use super::tables::{NONE, lines, peer_in_the_first_table, ratio};
 use super::{Case, Done, PROFILES};
 use crate::contenders::{ALIKE, NAME};
 use crate::race::median;
@@ -23,7 +23,7 @@ pub struct Run {
     cases: Vec<Ratios>,
 }
 
-/// This crate's cost relative to the contender that the case is against.
+/// This crate's cost relative to a peer.
 #[derive(Serialize, Deserialize)]
 struct Ratios {
     case: String,
@@ -35,7 +35,8 @@ struct Ratios {
 pub fn record(folder: &Path, taken: String, profile: String, family: &str, cases: &[Case]) -> Done {
     let mut runs = read(folder)?;
     let ratios = |case: &Case| {
-        let cost = |own: &str| Some((case.cost(own, &case.against)? * 1e3).round() / 1e3);
+        let peer = peer_in_the_first_table(family, &case.name).unwrap_or(&case.against);
+        let cost = |own: &str| Some((case.cost(own, peer)? * 1e3).round() / 1e3);
         Some(Ratios { case: case.name.clone(), as_it_comes: cost(NAME)?, like_for_like: cost(ALIKE)? })
     };
     let cases = cases.iter().filter_map(ratios).collect();
@@ -67,10 +68,22 @@ pub fn table(runs: &[Run], family: &str) -> String {
     all.iter().map(of).collect::<Vec<_>>().join("\n")
 }
 
-/// The median ratio of a case among the newest runs that belong together, as it comes and like for like: `None` if they
-/// do not have the case.
-pub fn newest(runs: &[Run], family: &str, profile: &str, case: &str) -> Option<[f64; 2]> {
-    let together = runs.iter().rev().find(|run| run.family == family)?.together();
+/// The machines on which runs were repeated, in the order in which they were used first.
+pub fn machines(runs: &[Run]) -> Vec<String> {
+    let mut all = Vec::new();
+    for run in runs {
+        if !all.contains(&run.machine()) {
+            all.push(run.machine());
+        }
+    }
+    all
+}
+
+/// The median ratio of a case among the newest runs of a machine that belong together, as it comes and like for like:
+/// `None` if they do not have the case.
+pub fn newest(runs: &[Run], machine: &str, family: &str, profile: &str, case: &str) -> Option<[f64; 2]> {
+    let is_newest = |run: &&Run| run.family == family && run.machine() == machine;
+    let together = runs.iter().rev().find(is_newest)?.together();
     let is_of = |run: &&Run| run.family == family && run.profile == profile && run.together() == together;
     let found: Vec<&Ratios> =
         runs.iter().filter(is_of).flat_map(|run| &run.cases).filter(|ratios| ratios.case == case).collect();
@@ -93,7 +106,9 @@ fn group(runs: &[&Run]) -> String {
         };
         [row("as it comes", |ratios| ratios.as_it_comes), row("like for like", |ratios| ratios.like_for_like)]
     };
-    let rows = [(PROFILES[0].0, ""), (PROFILES[1].0, ", thin LTO")].map(of_profile);
+    let profiles = [(PROFILES[0].0, ""), (PROFILES[1].0, ", thin LTO")];
+    let was_run = |(profile, _): &(&str, &str)| runs.iter().any(|run| run.profile == *profile);
+    let rows = profiles.into_iter().filter(was_run).map(of_profile);
     let head = std::iter::once(String::new()).chain(names.iter().map(|name| (*name).to_owned())).collect::<Vec<_>>();
     format!("{}:\n\n{}", first.together(), lines(&head, rows.into_iter().flatten()))
 }
@@ -109,6 +124,13 @@ fn with_bounds(mut values: Vec<f64>) -> String {
 }
 
 impl Run {
+    /// The name of the processor.
+    fn machine(&self) -> String {
+        let machine = self.taken.split(", ").nth(1).unwrap_or_default();
+        let name = machine.split_once(" with ").map_or(machine, |(name, _)| name);
+        name.replace("(R)", "").trim_end_matches(" Processor").to_owned()
+    }
+
     /// Runs of which this is the same belong together. A run writes files, so the next one sees changes in its folder.
     fn together(&self) -> &str {
         self.taken.trim_end_matches("-dirty")

@@ -7,9 +7,11 @@ use crate::contenders::{ALIKE, NAME};
 pub fn table(all: &Everything, name: &str) -> Option<String> {
     match name {
         "families" => Some(families(all)),
-        "headline" => Some(headline(all)),
+        "headline" => Some(headline(all, 0)),
+        "headline, like for like" => Some(headline(all, 1)),
         "router" => Some(router(all)),
         "router runs" => Some(runs::table(&all.runs, "router")),
+        "server runs" => Some(runs::table(&all.runs, "server")),
         "server" => Some(each_profile(
             all,
             "server",
@@ -203,15 +205,6 @@ fn ratios(all: &Everything, family: &str, case: &str, peer: &str) -> [Option<f64
         .map(|(profile, own)| all.case(PROFILES[profile].0, family, case)?.cost(own, peer))
 }
 
-/// As [`ratios`], by the newest runs that were repeated, if they have the case.
-fn medians(all: &Everything, family: &str, case: &str, peer: &str) -> [Option<f64>; 4] {
-    let [release, thin] = [0, 1].map(|at: usize| runs::newest(&all.runs, family, PROFILES[at].0, case));
-    match (release, thin) {
-        (Some([own, alike]), Some([own_thin, alike_thin])) => [own, alike, own_thin, alike_thin].map(Some),
-        _ => ratios(all, family, case, peer),
-    }
-}
-
 fn head(first: &[&str]) -> Vec<String> {
     let last = ["as it comes", "like for like", "as it comes, thin LTO", "like for like, thin LTO"];
     first.iter().chain(&last).map(|title| (*title).to_owned()).collect()
@@ -232,12 +225,28 @@ const HEADLINE: [(&str, &str, &str, &str); 11] = [
     ("check, 10k addresses, two threads", "check", "allowed, two threads, 10k addresses", "governor"),
 ];
 
-fn headline(all: &Everything) -> String {
-    let row = |(told, family, case, peer): &(&str, &str, &str, &str)| {
-        let ratios = medians(all, family, case, peer).map(|found| ratio(found, 1.0));
-        [(*told).to_owned(), (*peer).to_owned()].into_iter().chain(ratios).collect()
+/// Medians of the newest runs that were repeated on each machine, with each profile: as it comes, or like for like.
+fn headline(all: &Everything, own: usize) -> String {
+    let machines = runs::machines(&all.runs);
+    let columns = || machines.iter().flat_map(|machine| PROFILES.map(|(profile, _)| (machine, profile)));
+    let title = |(machine, profile): (&String, &str)| match profile {
+        profile if profile == PROFILES[0].0 => machine.clone(),
+        _ => format!("{machine}, thin LTO"),
     };
-    lines(&head(&["case", "peer"]), HEADLINE.iter().map(row))
+    let head: Vec<String> = ["case", "peer"].into_iter().map(str::to_owned).chain(columns().map(title)).collect();
+    let row = |(told, family, case, peer): &(&str, &str, &str, &str)| {
+        let cell = |(machine, profile): (&String, &str)| {
+            ratio(runs::newest(&all.runs, machine, family, profile, case).map(|both| both[own]), 1.0)
+        };
+        [(*told).to_owned(), (*peer).to_owned()].into_iter().chain(columns().map(cell)).collect()
+    };
+    lines(&head, HEADLINE.iter().map(row))
+}
+
+/// The peer that a case is compared with in the first table, if it is there.
+pub fn peer_in_the_first_table(family: &str, name: &str) -> Option<&'static str> {
+    let found = HEADLINE.iter().find(|(_, of, case, _)| *of == family && *case == name)?;
+    Some(found.3)
 }
 
 /// The families in which peers take part, and what the table calls their cases.
