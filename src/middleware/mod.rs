@@ -133,7 +133,7 @@ pub use charge::access::{Access, AccessList};
 pub use decide::overflow::{NoOverflow, Overflow, OverflowTo};
 pub use future::ResponseFuture;
 pub use rule::{
-    IntoPlan, IntoRule, OnAborted, OverrideError, OverrideErrorKind, OverrideId, Overrides, QuotaSwitch,
+    IntoPlan, IntoQuota, IntoRule, OnAborted, OverrideError, OverrideErrorKind, OverrideId, Overrides, QuotaSwitch,
     QuotaSwitchError, QuotaSwitchErrorKind,
 };
 pub use service::RateLimit;

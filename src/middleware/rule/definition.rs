@@ -88,7 +88,7 @@ impl QuotaFrom {
     pub(crate) fn new<F, Q>(quota: F) -> Self
     where
         F: Fn(&Head<'_>) -> Q + Send + Sync + 'static,
-        Q: Into<Option<Quota>>,
+        Q: IntoQuota,
     {
         let read: Read<Option<Quota>> = Arc::new(move |head| quota(head).into());
         Self { read, absent: Condition { of: NotCharged::NoQuota, expected: None, holds: Arc::new(|_| false) } }
@@ -320,7 +320,7 @@ impl Rule {
     pub fn quota_from<F, Q>(name: impl Into<String>, quota: F) -> Result<Self, QuotaError>
     where
         F: Fn(&Head<'_>) -> Q + Send + Sync + 'static,
-        Q: Into<Option<Quota>>,
+        Q: IntoQuota,
     {
         let policy = Policy::of_requests(name)?;
         Ok(Self { quota_from: Some(QuotaFrom::new(quota)), ..Self::from(policy) })
@@ -572,6 +572,19 @@ pub trait IntoPlan: Into<Option<usize>> {}
 // The compiler would say that `Into` is missing, and not what to return.
 #[diagnostic::do_not_recommend]
 impl<P: Into<Option<usize>>> IntoPlan for P {}
+
+/// A value that a rule of [quotas that requests bring](Rule::quota_from) accepts: a [`Quota`], or an `Option` of one.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a quota",
+    note = "return a `Quota` or an `Option<Quota>`; the rule does not apply to a request with `None`",
+    note = "the options of a `Quota` return a `Result`: decide in the closure which quota an invalid one becomes, for \
+            example with `unwrap_or`"
+)]
+pub trait IntoQuota: Into<Option<Quota>> {}
+
+// As above.
+#[diagnostic::do_not_recommend]
+impl<Q: Into<Option<Quota>>> IntoQuota for Q {}
 
 impl From<Quota> for Rule {
     /// Returns a rule that is named after the quota's words; see [`Policy::from`](Policy#impl-From<Quota>-for-Policy).

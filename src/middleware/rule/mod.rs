@@ -16,7 +16,7 @@ pub(crate) use bound::BoundRule;
 #[cfg(feature = "rules")]
 pub(crate) use definition::Words;
 pub(crate) use definition::{Condition, LinkedRole, MissingKey, Read, Rule};
-pub use definition::{IntoPlan, IntoRule};
+pub use definition::{IntoPlan, IntoQuota, IntoRule};
 pub use overrides::{OverrideError, OverrideErrorKind, OverrideId, Overrides};
 pub(crate) use path::PathIndex;
 #[cfg(feature = "rules")]
