@@ -97,12 +97,13 @@ fn group(runs: &[&Run]) -> String {
     let names: Vec<&str> = first.cases.iter().map(|ratios| ratios.case.as_str()).collect();
     let of_profile = |(profile, told): (&str, &str)| {
         let runs: Vec<&Run> = runs.iter().copied().filter(|run| run.profile == profile).collect();
+        let count = if runs.len() == 1 { "1 run".to_owned() } else { format!("{} runs", runs.len()) };
         let row = |own: &str, of: fn(&Ratios) -> f64| {
             let cell = |name: &&str| {
                 let ratios = runs.iter().flat_map(|run| &run.cases).filter(|ratios| ratios.case == *name).map(of);
                 with_bounds(ratios.collect())
             };
-            std::iter::once(format!("{own}{told}, {} runs", runs.len())).chain(names.iter().map(cell)).collect()
+            std::iter::once(format!("{own}{told}, {count}")).chain(names.iter().map(cell)).collect()
         };
         [row("as it comes", |ratios| ratios.as_it_comes), row("like for like", |ratios| ratios.like_for_like)]
     };
