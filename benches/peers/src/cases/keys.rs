@@ -64,6 +64,6 @@ pub fn child(arguments: &[String]) {
 /// Returns the kilobytes of this process that are resident.
 fn resident() -> i64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux tells it");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it is told");
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("it is told");
     line.trim().trim_end_matches(" kB").parse().expect("a number")
 }

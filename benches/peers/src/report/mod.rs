@@ -222,19 +222,6 @@ impl Everything {
     }
 }
 
-/// The figures that a newcomer asks for first.
-const SUMMARY: [(&str, &str); 9] = [
-    ("router", "allowed, no headers, 10k addresses"),
-    ("router", "allowed, headers, 10k addresses"),
-    ("router", "refused, headers, 10k addresses"),
-    ("server", "allowed, headers, 10k addresses"),
-    ("server", "refused, headers, 10k addresses"),
-    ("check", "allowed, 10k addresses"),
-    ("check", "allowed, 1M texts"),
-    ("check", "denied, 10k addresses"),
-    ("redis", "10k keys, 200 in flight"),
-];
-
 /// Draws all charts and writes all tables anew, from the figures that are there. Charts show the first profile.
 pub fn report(folder: &Path, documents: &[&Path]) -> Done {
     let all = Everything::read(folder)?;
@@ -249,9 +236,6 @@ pub fn report(folder: &Path, documents: &[&Path]) -> Done {
             chart::draw(&file, &results.cases)?;
         }
     }
-    let summary = SUMMARY.iter().filter_map(|(family, name)| {
-        Some(Case { name: format!("{family}: {name}"), ..all.case(profile, family, name)?.clone() })
-    });
-    chart::draw(&folder.join("summary.svg"), &summary.collect::<Vec<_>>())?;
+    chart::draw(&folder.join("summary.svg"), &tables::summary(&all))?;
     documents.iter().try_for_each(|document| document::rewrite(document, &|table| tables::table(&all, table)))
 }

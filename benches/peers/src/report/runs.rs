@@ -68,6 +68,13 @@ pub fn table(runs: &[Run], family: &str) -> String {
     all.iter().map(of).collect::<Vec<_>>().join("\n")
 }
 
+/// The name of the processor in a line that says where something was measured.
+pub fn machine(taken: &str) -> String {
+    let machine = taken.split(", ").nth(1).unwrap_or_default();
+    let name = machine.split_once(" with ").map_or(machine, |(name, _)| name);
+    name.replace("(R)", "").trim_end_matches(" Processor").to_owned()
+}
+
 /// The machines on which runs were repeated, in the order in which they were used first.
 pub fn machines(runs: &[Run]) -> Vec<String> {
     let mut all = Vec::new();
@@ -125,11 +132,8 @@ fn with_bounds(mut values: Vec<f64>) -> String {
 }
 
 impl Run {
-    /// The name of the processor.
     fn machine(&self) -> String {
-        let machine = self.taken.split(", ").nth(1).unwrap_or_default();
-        let name = machine.split_once(" with ").map_or(machine, |(name, _)| name);
-        name.replace("(R)", "").trim_end_matches(" Processor").to_owned()
+        machine(&self.taken)
     }
 
     /// Runs of which this is the same belong together. A run writes files, so the next one sees changes in its folder.

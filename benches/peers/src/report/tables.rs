@@ -1,6 +1,8 @@
 //! The tables, by name.
 
-use super::{Case, Everything, PROFILES, Row, SPREAD, figure, runs};
+use std::collections::BTreeMap;
+
+use super::{Better, Case, Everything, PROFILES, Row, SPREAD, figure, runs};
 use crate::contenders::{ALIKE, NAME};
 
 /// Returns a table in Markdown. Cells without a figure have a dash.
@@ -174,18 +176,13 @@ fn profile(all: &Everything) -> String {
 }
 
 fn keys(all: &Everything) -> String {
-    let (profile, _) = PROFILES[0];
     let sizes = ["100", "1k", "10k", "100k", "1M", "10M"];
     let columns: Vec<Column> = sizes.map(|size| (size.to_owned(), format!("{size} addresses"))).into();
     let cell = |_: &Case, row: &Row| {
         let resident = row.notes.get("resident kB").map_or(0.0, |kilobytes| kilobytes / 1e3);
         format!("{} ns; {resident:.1} MB", figure(row.value))
     };
-    let other = PROFILES[1].0;
-    let thin = all
-        .family(other, "keys")
-        .map(|_| format!("\nWith thin LTO:\n\n{}", matrix(all, other, "keys", &columns, &cell)));
-    matrix(all, profile, "keys", &columns, &cell) + &thin.unwrap_or_default()
+    each_profile(all, "keys", &columns, &cell)
 }
 
 /// A ratio in bold if it is above `most`.
@@ -227,20 +224,54 @@ const HEADLINE: [(&str, &str, &str, &str); 11] = [
 
 /// Medians of the newest runs that were repeated on each machine, with each profile: as it comes, or like for like.
 fn headline(all: &Everything, own: usize) -> String {
-    let machines = runs::machines(&all.runs);
-    let columns = || machines.iter().flat_map(|machine| PROFILES.map(|(profile, _)| (machine, profile)));
-    let title = |(machine, profile): (&String, &str)| match profile {
-        profile if profile == PROFILES[0].0 => machine.clone(),
-        _ => format!("{machine}, thin LTO"),
-    };
-    let head: Vec<String> = ["case", "peer"].into_iter().map(str::to_owned).chain(columns().map(title)).collect();
     let row = |(told, family, case, peer): &(&str, &str, &str, &str)| {
-        let cell = |(machine, profile): (&String, &str)| {
+        let cell = |machine: &str, profile: &str| {
             ratio(runs::newest(&all.runs, machine, family, profile, case).map(|both| both[own]), 1.0)
         };
-        [(*told).to_owned(), (*peer).to_owned()].into_iter().chain(columns().map(cell)).collect()
+        [(*told).to_owned(), (*peer).to_owned()].into_iter().chain(on_each_machine(all, &cell)).collect()
     };
-    lines(&head, HEADLINE.iter().map(row))
+    lines(&with_machines(all, &["case", "peer"]), HEADLINE.iter().map(row))
+}
+
+/// The first table as a chart, with the first profile.
+pub fn summary(all: &Everything) -> Vec<Case> {
+    let percent = |contender: String, ratio: f64| Row {
+        contender,
+        value: (100.0 * ratio).round(),
+        ratio: None,
+        notes: BTreeMap::new(),
+    };
+    let case = |(told, family, case, peer): &(&str, &str, &str, &str)| {
+        let own = |machine: &String| {
+            let [as_it_comes, _] = runs::newest(&all.runs, machine, family, PROFILES[0].0, case)?;
+            Some(percent(format!("{NAME}, {machine}"), as_it_comes))
+        };
+        let rows = runs::machines(&all.runs).iter().filter_map(own).collect::<Vec<_>>();
+        Case {
+            name: (*told).to_owned(),
+            unit: "% of the peer's time".to_owned(),
+            better: Better::Lower,
+            against: (*peer).to_owned(),
+            rows: rows.into_iter().chain([percent((*peer).to_owned(), 1.0)]).collect(),
+            remarks: Vec::new(),
+        }
+    };
+    HEADLINE.iter().map(case).collect()
+}
+
+/// One cell for each machine and profile.
+fn on_each_machine(all: &Everything, cell: &dyn Fn(&str, &str) -> String) -> Vec<String> {
+    let of = |machine: &String| PROFILES.map(|(profile, _)| cell(machine, profile));
+    runs::machines(&all.runs).iter().flat_map(of).collect()
+}
+
+/// The titles of columns, the last of them for [`on_each_machine`].
+fn with_machines(all: &Everything, first: &[&str]) -> Vec<String> {
+    let title = |machine: &str, profile: &str| match profile {
+        profile if profile == PROFILES[0].0 => machine.to_owned(),
+        _ => format!("{machine}, thin LTO"),
+    };
+    first.iter().map(|title| (*title).to_owned()).chain(on_each_machine(all, &title)).collect()
 }
 
 /// The peer that a case is compared with in the first table, if it is there.
@@ -318,27 +349,38 @@ const AIMS: [Aim; 27] = [
     ("bare service, three policies of three keys, no headers", "tiers", "bare service, three policies of three keys, 10k addresses, no headers", "one layer", "three layers", 0.35),
 ];
 
+/// By the newest runs that were repeated on each machine, or by the newest run of the family if it is of that machine.
 fn aims(all: &Everything) -> String {
-    let head = ["case", "compared with", "aim: at most", "Cargo's release profile", "thin LTO"].map(str::to_owned);
+    let taken_on = |machine: &str, profile: &str, family: &str| {
+        all.family(profile, family).is_some_and(|results| runs::machine(&results.taken) == machine)
+    };
     let row = |(told, family, case, own, peer, most): &Aim| {
-        let cells = PROFILES
-            .map(|(profile, _)| ratio(all.case(profile, family, case).and_then(|case| case.cost(own, peer)), *most));
-        [(*told).to_owned(), (*peer).to_owned(), format!("{most:.2}")].into_iter().chain(cells).collect()
+        let repeated = |machine: &str, profile: &str| {
+            let own = [NAME, ALIKE].iter().position(|name| name == own)?;
+            peer_in_the_first_table(family, case).filter(|recorded| recorded == peer)?;
+            Some(runs::newest(&all.runs, machine, family, profile, case)?[own])
+        };
+        let once = |machine: &str, profile: &str| {
+            all.case(profile, family, case).filter(|_| taken_on(machine, profile, family))?.cost(own, peer)
+        };
+        let cell =
+            |machine: &str, profile: &str| ratio(repeated(machine, profile).or_else(|| once(machine, profile)), *most);
+        let first = [(*told).to_owned(), (*peer).to_owned(), format!("{most:.2}")];
+        first.into_iter().chain(on_each_machine(all, &cell)).collect()
     };
     let refused = |family: &str, told: &str| {
         let value = |profile: &str, what: &str| {
             all.case(profile, family, &format!("{what}, headers, 10k addresses"))?.row(NAME).map(|row| row.value)
         };
-        let cells = PROFILES.map(|(profile, _)| {
-            ratio(value(profile, "refused").and_then(|refused| Some(refused / value(profile, "allowed")?)), 0.8)
-        });
-        [format!("{told}, refused, headers"), "our allowed request".to_owned(), "0.80".to_owned()]
-            .into_iter()
-            .chain(cells)
-            .collect()
+        let cell = |machine: &str, profile: &str| {
+            let refused = value(profile, "refused").filter(|_| taken_on(machine, profile, family));
+            ratio(refused.and_then(|refused| Some(refused / value(profile, "allowed")?)), 0.8)
+        };
+        let first = [format!("{told}, refused, headers"), "our allowed request".to_owned(), "0.80".to_owned()];
+        first.into_iter().chain(on_each_machine(all, &cell)).collect()
     };
     let refused = [refused("router", "axum router"), refused("layer", "bare service")];
-    lines(&head, AIMS.iter().map(row).chain(refused))
+    lines(&with_machines(all, &["case", "compared with", "aim: at most"]), AIMS.iter().map(row).chain(refused))
 }
 
 fn features(all: &Everything) -> String {
