@@ -191,8 +191,11 @@ pub fn ratio(ratio: Option<f64>, most: f64) -> String {
         None => NONE.to_owned(),
         // The sign of a difference that is lost in noise.
         Some(ratio) if !ratio.is_finite() || ratio < 0.0 => "(noise)".to_owned(),
-        Some(ratio) if (ratio * 100.0).round() > (most * 100.0).round() => format!("**{ratio:.2}**"),
-        Some(ratio) => format!("{ratio:.2}"),
+        Some(ratio) => {
+            let percent = (ratio * 100.0).round();
+            let told = format!("{:.2}", percent / 100.0);
+            if percent > (most * 100.0).round() { format!("**{told}**") } else { told }
+        }
     }
 }
 
