@@ -141,6 +141,7 @@ mod serde;
 mod setup_warning;
 mod stats;
 mod status;
+mod store_load;
 mod sync;
 mod time;
 mod wait;

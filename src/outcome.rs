@@ -13,6 +13,7 @@ use crate::key::Key;
 use crate::mode::Mode;
 use crate::policy::Policy;
 use crate::setup_warning::SetupWarning;
+use crate::store_load::StoreLoadReader;
 use crate::time::Timestamp;
 use crate::wait::Wait;
 
@@ -336,6 +337,7 @@ impl fmt::Debug for Observed<'_> {
 /// | [`on_layer_event`](Self::on_layer_event) | requests that wait | a layer | its own |
 /// | [`on_place_taken`](Self::on_place_taken), [`on_place_returned`](Self::on_place_returned) | places of requests in flight | a layer | its own |
 /// | [`on_limiter_event`](Self::on_limiter_event) | what happens to a limiter and its store | the limiter | those of its builder and of the layers over it, each once |
+/// | [`on_store`](Self::on_store) | a store whose load can be read | the limiter | the same |
 /// | | a limiter's errors, as [`Failed`](LimiterEvent::Failed) | a layer | its own |
 /// | [`on_rules_event`](Self::on_rules_event) | rules of a file that are loaded or refused | the rules | those of the layers that use the rules |
 ///
@@ -394,6 +396,12 @@ pub trait Observer: Send + Sync {
         let _ = event;
     }
 
+    /// Called once when a limiter with a store, such as Redis, begins to report to this observer. `load` reads how busy
+    /// the store is, at any time: gauges have no events.
+    fn on_store(&self, load: &StoreLoadReader) {
+        let _ = load;
+    }
+
     /// Called when rules of a file came into force, or were refused.
     fn on_rules_event(&self, event: &RulesEvent) {
         let _ = event;
@@ -437,6 +445,10 @@ impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
 
     fn on_limiter_event(&self, event: &LimiterEvent) {
         (**self).on_limiter_event(event);
+    }
+
+    fn on_store(&self, load: &StoreLoadReader) {
+        (**self).on_store(load);
     }
 
     fn on_rules_event(&self, event: &RulesEvent) {

@@ -6,7 +6,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Atomicity, Charge, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota};
+use super::{
+    Atomicity, Charge, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply, StoreLoad, UnsupportedQuota,
+};
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::outcome::Observer;
@@ -113,6 +115,7 @@ forwarded! {
         atomicity() -> Atomicity;
         observe(observer: &Arc<dyn Observer>) -> ();
         occupancy() -> Option<Occupancy>;
+        store_load() -> Option<StoreLoad>;
         policy_registry() -> Option<&PolicyRegistry>;
         place_lines() -> Option<&PlaceLines>;
     }

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::observers::Observers;
 use super::{
     Arrival, Atomicity, Charge, Effect, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply,
-    UnsupportedQuota, UnsupportedQuotaKind,
+    StoreLoad, UnsupportedQuota, UnsupportedQuotaKind,
 };
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::error::WithSources;
@@ -295,6 +295,12 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
     /// Returns the first limiter's value, or if it has none, the second one's.
     fn occupancy(&self) -> Option<Occupancy> {
         self.first.occupancy().or_else(|| self.second.limiter.occupancy())
+    }
+
+    /// Returns the load of the first limiter's store, and of the second one's if it has one too.
+    fn store_load(&self) -> Option<StoreLoad> {
+        let loads = [self.first.store_load(), self.second.limiter.store_load()];
+        loads.into_iter().flatten().reduce(StoreLoad::with)
     }
 
     /// No request waits in line: while the first limiter fails, units come free in the second one.

@@ -48,6 +48,7 @@ use crate::quota::Quota;
 
 pub use crate::decision::{ChargeDecision, Decision, Receipt};
 pub use crate::event::StoreErrorKind;
+pub use crate::store_load::{StoreLoad, StoreLoadReader};
 pub use admin::{Blocks, Meters};
 pub use boxed::{BoxLimiter, LimiterError};
 pub use fallback::FallbackLimiter;
@@ -216,6 +217,11 @@ pub trait Limiter: Send + Sync + 'static {
     /// Returns how full the limiter is, for [status pages](crate::observe::StatusPage). By default `None`: its states
     /// are elsewhere, or it does not count them. May take a millisecond for each million states.
     fn occupancy(&self) -> Option<Occupancy> {
+        None
+    }
+
+    /// Returns the load of the limiter's store as this process sees it. By default `None`: there is no store.
+    fn store_load(&self) -> Option<StoreLoad> {
         None
     }
 

@@ -19,6 +19,7 @@ use crate::limiter::{
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
+use crate::store_load::StoreLoad;
 
 /// A future of a [`RedisLimiter`]'s answer.
 ///
@@ -60,6 +61,12 @@ impl RedisLimiter {
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.0.backend().waiting()
+    }
+
+    /// Returns how busy Redis is, as this process sees it.
+    #[must_use]
+    pub fn store_load(&self) -> StoreLoad {
+        self.0.load()
     }
 
     /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the [`Place`] is dropped.
@@ -149,6 +156,10 @@ impl Limiter for RedisLimiter {
 
     fn observe(&self, observer: &Arc<dyn Observer>) {
         self.0.backend().events().observe(observer);
+    }
+
+    fn store_load(&self) -> Option<StoreLoad> {
+        Some(self.0.load())
     }
 
     fn policy_registry(&self) -> Option<&PolicyRegistry> {

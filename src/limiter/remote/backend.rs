@@ -14,6 +14,7 @@ use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::{Charge, Refund};
 use crate::policy::Policy;
+use crate::store_load::StoreLoad;
 
 /// A store with its connections. It sends requests, and returns the answers within the deadline.
 pub(crate) trait Backend: Sized + Send + Sync + 'static {
@@ -72,6 +73,11 @@ pub(crate) trait Backend: Sized + Send + Sync + 'static {
 
     /// Returns how many requests wait or are in flight.
     fn waiting(&self) -> usize;
+
+    /// Returns the load of the store. The checks count those that are shed.
+    fn load(&self) -> StoreLoad {
+        StoreLoad { waiting: self.waiting(), ..StoreLoad::default() }
+    }
 
     fn events(&self) -> &Events;
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::error::Error;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -14,6 +14,7 @@ use crate::event::LimiterEvent;
 use crate::event::StoreErrorKind;
 use crate::limiter::observers::Observers;
 use crate::outcome::Observer;
+use crate::store_load::StoreLoadReader;
 use crate::sync::contained;
 
 /// Errors of one kind are reported again after this time.
@@ -30,6 +31,8 @@ pub(crate) struct Events {
     failures: Mutex<Failures>,
     servers: Mutex<Servers>,
     connections: AtomicU64,
+    /// Set once, when the limiter is made.
+    load: OnceLock<StoreLoadReader>,
 }
 
 /// The servers that are down, for observers that come later.
@@ -71,7 +74,14 @@ impl Events {
             failures: Mutex::default(),
             servers: Mutex::default(),
             connections: AtomicU64::new(0),
+            load: OnceLock::new(),
         }
+    }
+
+    /// Offers the load of the store to the observers, and to those that come later.
+    pub(crate) fn offer_load(&self, load: StoreLoadReader) {
+        let load = self.load.get_or_init(|| load);
+        self.observers.iter().for_each(|observer| contained(|| observer.on_store(load)));
     }
 
     /// Records that a connection was made.
@@ -117,6 +127,7 @@ impl Events {
                 Some(new) => contained(|| {
                     if self.observers.add(&new) {
                         self.failures().reported = Default::default(); // the new one has seen no error
+                        self.load.get().into_iter().for_each(|load| new.on_store(load));
                         events.iter().for_each(|event| new.on_limiter_event(event));
                     }
                 }),

@@ -19,6 +19,7 @@ use crate::limiter::{
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
+use crate::store_load::StoreLoad;
 
 /// A future of a [`StoreLimiter`]'s answer.
 ///
@@ -86,6 +87,12 @@ impl<S: Store> StoreLimiter<S> {
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.0.backend().waiting()
+    }
+
+    /// Returns how busy the store is, as this process sees it.
+    #[must_use]
+    pub fn store_load(&self) -> StoreLoad {
+        self.0.load()
     }
 
     /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the [`Place`] is dropped.
@@ -167,6 +174,10 @@ impl<S: Store> Limiter for StoreLimiter<S> {
 
     fn observe(&self, observer: &Arc<dyn Observer>) {
         self.0.backend().events().observe(observer);
+    }
+
+    fn store_load(&self) -> Option<StoreLoad> {
+        Some(self.0.load())
     }
 
     fn policy_registry(&self) -> Option<&PolicyRegistry> {

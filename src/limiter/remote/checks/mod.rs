@@ -10,7 +10,7 @@ mod taking;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -28,6 +28,7 @@ use crate::clock::Clock;
 use crate::event::{LimiterEvent, StoreErrorKind};
 use crate::limiter::queue_refunds::QueueRefunds;
 use crate::limiter::{Charge, LeftLine, PlaceLines, PolicyRegistry, Reply};
+use crate::store_load::{StoreLoad, StoreLoadReader};
 
 /// The future of an answer. A request is sent when it is first polled, and needs no further poll.
 pub(crate) type AnswerFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
@@ -62,6 +63,8 @@ pub(crate) struct Checks<B: Backend> {
     is_closed: AtomicBool,
     queue_refunds: QueueRefunds<Tag, oneshot::Sender<Result<(), B::Error>>>,
     registry: PolicyRegistry,
+    /// The checks that failed as overloaded.
+    shed: AtomicU64,
 }
 
 impl<B: Backend> Checks<B> {
@@ -77,6 +80,9 @@ impl<B: Backend> Checks<B> {
         let (sender, left) = mpsc::channel(LEFT_LINES);
         let checks = Arc::new(Self::of(backend, denials, (lease_units, lapse), clock, sender));
         checks.start_upkeep(left);
+        let shared = Arc::downgrade(&checks);
+        let load = StoreLoadReader::new(move || Some(shared.upgrade()?.load()));
+        checks.backend.events().offer_load(load);
         checks
     }
 
@@ -100,11 +106,17 @@ impl<B: Backend> Checks<B> {
             is_closed: AtomicBool::new(false),
             queue_refunds: QueueRefunds::new(),
             registry: PolicyRegistry::new(),
+            shed: AtomicU64::new(0),
         }
     }
 
     pub(crate) fn backend(&self) -> &B {
         &self.backend
+    }
+
+    /// Returns the load of the store.
+    pub(crate) fn load(&self) -> StoreLoad {
+        StoreLoad { shed: self.shed.load(Ordering::Relaxed), ..self.backend.load() }
     }
 
     /// Whether this process takes units in advance, and so decides some charges without the store.
@@ -203,6 +215,9 @@ impl<B: Backend> Checks<B> {
     /// Reports to the observer that a check has ended.
     fn report_checked(&self, duration: Duration, error: Option<&B::Error>) {
         let error = error.map(RemoteError::kind);
+        if error == Some(StoreErrorKind::Overloaded) {
+            self.shed.fetch_add(1, Ordering::Relaxed);
+        }
         self.backend.events().report(|| LimiterEvent::store_checked(duration, error));
     }
 

@@ -1,0 +1,110 @@
+//! The load of a limiter's store, for operators.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The load of a limiter's store, such as Redis, as this process sees it now; see
+/// [`Limiter::store_load`](crate::limiter::Limiter::store_load).
+///
+/// A store that is slow shows here before checks fail: [`oldest_wait`](Self::oldest_wait) and
+/// [`call_time`](Self::call_time) near the [`deadline`](Self::deadline).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreLoad {
+    /// The checks and corrections that have no answer yet, sent or not.
+    pub waiting: usize,
+    /// The age of the oldest check that is not sent yet. Zero if none waits to be sent.
+    pub oldest_wait: Duration,
+    /// The calls that were sent and have no answer yet. One call can carry many checks.
+    pub calls_in_flight: usize,
+    /// The smoothed duration of a call. `None` before the first answer.
+    pub call_time: Option<Duration>,
+    /// The time after which a check without an answer fails.
+    pub deadline: Option<Duration>,
+    /// The checks that failed as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded) so far.
+    pub shed: u64,
+}
+
+impl StoreLoad {
+    /// Returns the load of this store and another together: counts are added, and times are those of the store that is
+    /// nearer to its deadline.
+    pub(crate) fn with(self, other: Self) -> Self {
+        let slower = if other.per_mille_of_deadline() > self.per_mille_of_deadline() { &other } else { &self };
+        Self {
+            waiting: self.waiting.saturating_add(other.waiting),
+            oldest_wait: self.oldest_wait.max(other.oldest_wait),
+            calls_in_flight: self.calls_in_flight.saturating_add(other.calls_in_flight),
+            call_time: slower.call_time,
+            deadline: slower.deadline,
+            shed: self.shed.saturating_add(other.shed),
+        }
+    }
+
+    /// Returns the call time, or the age of the queue if that is more, in thousandths of the deadline.
+    pub(crate) fn per_mille_of_deadline(&self) -> Option<u128> {
+        let time = self.call_time.unwrap_or_default().max(self.oldest_wait);
+        (time.as_micros() * 1_000).checked_div(self.deadline?.as_micros())
+    }
+}
+
+/// Reads the [load](StoreLoad) of a limiter's store at any time. A limiter hands it to its observers by
+/// [`Observer::on_store`](crate::observe::Observer::on_store).
+#[derive(Clone)]
+pub struct StoreLoadReader(Arc<dyn Fn() -> Option<StoreLoad> + Send + Sync>);
+
+impl StoreLoadReader {
+    /// Makes a reader for a limiter of your own. `read` returns `None` once the limiter is dropped, so it holds the
+    /// limiter's parts by a [`Weak`](std::sync::Weak).
+    #[must_use]
+    pub fn new(read: impl Fn() -> Option<StoreLoad> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(read))
+    }
+
+    /// Returns the load now. Returns `None` if the limiter was dropped.
+    #[must_use]
+    pub fn read(&self) -> Option<StoreLoad> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for StoreLoadReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StoreLoadReader").field(&self.read()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn load_of_two_stores_has_the_times_of_the_slower() {
+        let ms = |ms| Some(Duration::from_millis(ms));
+        let near = StoreLoad { waiting: 3, call_time: ms(4), deadline: ms(5), shed: 1, ..StoreLoad::default() };
+        let far = StoreLoad {
+            waiting: 2,
+            oldest_wait: Duration::from_millis(7),
+            calls_in_flight: 4,
+            call_time: ms(40),
+            deadline: ms(100),
+            shed: 5,
+        };
+        let both = StoreLoad {
+            waiting: 5,
+            oldest_wait: Duration::from_millis(7),
+            calls_in_flight: 4,
+            call_time: ms(4),
+            deadline: ms(5),
+            shed: 6,
+        };
+        assert_eq!(near.clone().with(far.clone()), both);
+        assert_eq!(far.with(near), both);
+    }
+
+    #[test]
+    fn load_without_a_deadline_is_near_to_none() {
+        let known = StoreLoad { deadline: Some(Duration::ZERO), ..StoreLoad::default() };
+        assert_eq!((StoreLoad::default().per_mille_of_deadline(), known.per_mille_of_deadline()), (None, None));
+    }
+}
