@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 
 use super::observers::Observers;
 use super::{
-    Arrival, Atomicity, Charge, Effect, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply,
-    StoreLoad, UnsupportedQuota, UnsupportedQuotaKind,
+    Arrival, Atomicity, Charge, Effect, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply, StoreLoad,
+    UnsupportedQuota, UnsupportedQuotaKind,
 };
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::error::WithSources;

@@ -1,6 +1,6 @@
 //! Counts of events: of limiters, their stores, waiting requests, and files of rules.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::histogram::{Histogram, HistogramSnapshot};
@@ -16,6 +16,9 @@ const SERVERS_MAX: usize = 64;
 
 /// The longest error text that is kept, in bytes.
 const TEXT_MAX: usize = 4_096;
+
+/// The longest error text of a server that is down, in bytes.
+const DOWN_MAX: usize = 1_024;
 
 #[derive(Default)]
 pub(super) struct EventCells {
@@ -36,7 +39,8 @@ pub(super) struct EventCells {
     rules_refused: AtomicU64,
     rules_version: AtomicU64,
     rules_error: Mutex<Option<Box<str>>>,
-    down: Mutex<BTreeSet<Box<str>>>,
+    /// The servers that are down, with their errors.
+    down: Mutex<BTreeMap<Box<str>, Box<str>>>,
 }
 
 impl EventCells {
@@ -78,10 +82,11 @@ impl EventCells {
             LimiterEvent::Evicted { throttled } => add(&self.evicted[usize::from(*throttled)]),
             LimiterEvent::Full => add(&self.full),
             LimiterEvent::TooManyQuotas => add(&self.too_many_quotas),
-            LimiterEvent::StoreDown { server, .. } => {
+            LimiterEvent::StoreDown { server, error } => {
+                let (server, error) = (bounded(server), cut(error, DOWN_MAX).into());
                 let mut down = lock(&self.down);
-                if down.len() < SERVERS_MAX {
-                    down.insert(bounded(server));
+                if down.len() < SERVERS_MAX || down.contains_key(&server) {
+                    down.insert(server, error);
                 }
             }
             LimiterEvent::StoreUp { server } | LimiterEvent::StoreLeft { server } => {
@@ -97,6 +102,14 @@ impl EventCells {
 
     pub(super) fn snapshot(&self) -> EventCounts {
         let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+        let down = lock(&self.down).iter().map(|(server, error)| (server.clone(), error.clone())).collect();
+        let servers_down: Vec<(Box<str>, Box<str>)> = down;
+        // While a server is down, checks fail at once, and no failure of theirs is reported.
+        let of_server = || {
+            let (server, error) = servers_down.first()?;
+            Some(bounded(&format!("{server} does not answer: {error}")))
+        };
+        let store_error = lock(&self.store_error).clone();
         // The ends first, so that a wait between the two readings is not an end without a beginning.
         let ended = read(&self.waits_ended);
         EventCounts {
@@ -104,7 +117,8 @@ impl EventCells {
             errors: self.errors.each_ref().map(read),
             corrections_lost: self.corrections_lost.each_ref().map(read),
             recoveries: read(&self.recoveries),
-            store_error: lock(&self.store_error).clone(),
+            checks_fail: store_error.is_some(),
+            store_error: store_error.or_else(of_server),
             local_answers: read(&self.local_answers),
             fallbacks: read(&self.fallbacks),
             evicted: self.evicted.each_ref().map(read),
@@ -116,7 +130,7 @@ impl EventCells {
             rules_refused: read(&self.rules_refused),
             rules_version: read(&self.rules_version),
             rules_error: lock(&self.rules_error).clone(),
-            servers_down: lock(&self.down).iter().cloned().collect(),
+            servers_down,
         }
     }
 }
@@ -138,6 +152,7 @@ pub struct EventCounts {
     corrections_lost: [u64; STORE_ERRORS],
     recoveries: u64,
     store_error: Option<Box<str>>,
+    checks_fail: bool,
     local_answers: u64,
     fallbacks: u64,
     evicted: [u64; 2],
@@ -149,7 +164,7 @@ pub struct EventCounts {
     rules_refused: u64,
     rules_version: u64,
     rules_error: Option<Box<str>>,
-    servers_down: Vec<Box<str>>,
+    servers_down: Vec<(Box<str>, Box<str>)>,
 }
 
 impl EventCounts {
@@ -177,10 +192,19 @@ impl EventCounts {
     }
 
     /// Returns why checks of a store failed last, unless they [recovered](LimiterEvent::StoreRecovered) after that: at
-    /// most 4 KiB of text. An error of one kind is noted once a minute.
+    /// most 4 KiB of text. An error of one kind is noted once a minute. If none is noted, returns why a server does not
+    /// answer.
+    ///
+    /// It stays until a check succeeds, so it is no readiness probe: a process that gets no requests would never be
+    /// ready again.
     #[must_use]
     pub fn store_error(&self) -> Option<&str> {
         self.store_error.as_deref()
+    }
+
+    /// Returns whether [`store_error`](Self::store_error) is that of checks, and not of a server that is down.
+    pub(crate) fn checks_fail(&self) -> bool {
+        self.checks_fail
     }
 
     /// Returns the checks that a limiter answered without its store: by a remembered denial, or from leased units.
@@ -260,9 +284,10 @@ impl EventCounts {
         self.rules_error.as_deref()
     }
 
-    /// Iterates over the servers, by host and port, that do not answer and are not asked: at most 64.
-    pub fn servers_down(&self) -> impl Iterator<Item = &str> {
-        self.servers_down.iter().map(|server| &**server)
+    /// Iterates over the servers, by host and port, that do not answer and are not asked, each with its error: at most
+    /// 64 servers, and 1 KiB of each error.
+    pub fn servers_down(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.servers_down.iter().map(|(server, error)| (&**server, &**error))
     }
 }
 
@@ -318,7 +343,8 @@ mod tests {
         assert_eq!((counts.rules_refused(), counts.rules_error().map(str::len)), (1, Some(TEXT_MAX)));
         assert_eq!((counts.too_many_quotas(), counts.store_error()), (1, Some("a wrong password")));
         assert_eq!(counts.places_forgotten(), 7);
-        assert_eq!(counts.servers_down().collect::<Vec<_>>(), ["one:6379"]);
+        let down = text();
+        assert_eq!(counts.servers_down().collect::<Vec<_>>(), [("one:6379", &down[..DOWN_MAX])]);
 
         cells.count_of_limiter(&LimiterEvent::store_down("left:6379", ""));
         cells.count_of_limiter(&LimiterEvent::store_left("left:6379"));
@@ -330,6 +356,19 @@ mod tests {
         assert_eq!(counts.store_error(), None);
         assert_eq!(counts.servers_down().count(), 0);
         assert_eq!((counts.rules_loaded(), counts.rules_version(), counts.rules_error()), (1, 3, None));
+    }
+
+    #[test]
+    fn error_of_a_server_that_is_down_is_the_stores() {
+        let cells = EventCells::default();
+        cells.count_of_limiter(&LimiterEvent::store_down("one:6379", "refused"));
+        cells.count_of_limiter(&LimiterEvent::store_down("one:6379", "a wrong password"));
+        assert_eq!(cells.snapshot().store_error(), Some("one:6379 does not answer: a wrong password"));
+        cells.count_of_limiter(&LimiterEvent::store_failed(StoreErrorKind::Foreign, "foreign"));
+        assert_eq!(cells.snapshot().store_error(), Some("foreign"));
+        cells.count_of_limiter(&LimiterEvent::StoreRecovered);
+        cells.count_of_limiter(&LimiterEvent::store_up("one:6379"));
+        assert_eq!(cells.snapshot().store_error(), None);
     }
 
     #[test]

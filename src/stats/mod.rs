@@ -2,6 +2,7 @@
 //!
 //! * `stats.rs` is the observer.
 //! * `cells.rs`, `histogram.rs`, `rates.rs` and `sketch.rs` hold numbers, `policies.rs` finds those of a policy.
+//! * `stores.rs` reads how busy stores are.
 //! * `recent.rs` holds the last refusals, `holders.rs` the keys that hold units of concurrency limits. `names.rs` makes
 //!   what stands for a key.
 //! * `snapshot.rs` is what a reader gets. `series.rs` makes metrics of it, for `prometheus.rs` and `recorder.rs`.
@@ -25,6 +26,7 @@ mod snapshot;
 mod state;
 #[expect(clippy::module_inception, reason = "the file of the type that the folder is named after")]
 mod stats;
+mod stores;
 
 pub use events::EventCounts;
 pub use histogram::HistogramSnapshot;

@@ -1,6 +1,7 @@
 //! The text format of Prometheus, version 0.0.4.
 
 use std::fmt::{self, Write};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
@@ -36,6 +37,10 @@ impl Sink for Text {
         self.line("", labels, format_args!("{value}"));
     }
 
+    fn seconds(&mut self, time: Duration) {
+        self.line("", &[], format_args!("{}", Seconds(time)));
+    }
+
     fn histogram(&mut self, policy: Option<&str>, histogram: &HistogramSnapshot) {
         let own = policy.map(|policy| ("policy", policy));
         let with_bound = |bound| own.into_iter().chain([("le", bound)]).collect::<SmallVec<[_; 2]>>();
@@ -44,8 +49,7 @@ impl Sink for Text {
         }
         let count = histogram.count();
         self.line("_bucket", &with_bound("+Inf"), format_args!("{count}"));
-        let sum = histogram.sum();
-        self.line("_sum", own.as_slice(), format_args!("{}.{:06}", sum.as_secs(), sum.subsec_micros()));
+        self.line("_sum", own.as_slice(), format_args!("{}", Seconds(histogram.sum())));
         self.line("_count", own.as_slice(), format_args!("{count}"));
     }
 }
@@ -61,6 +65,15 @@ impl Text {
             write!(self.text, "{}{label}=\"{}\"", if at == 0 { '{' } else { ',' }, Escaped(text))?;
         }
         writeln!(self.text, "{} {value}", if labels.is_empty() { "" } else { "}" })
+    }
+}
+
+/// A duration in seconds, to the microsecond.
+struct Seconds(Duration);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:06}", self.0.as_secs(), self.0.subsec_micros())
     }
 }
 
@@ -80,8 +93,6 @@ impl fmt::Display for Escaped<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::super::histogram::Histogram;
     use super::*;
 

@@ -1,6 +1,7 @@
 //! The recorder of the crate `metrics`.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use metrics::{Label, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
@@ -38,6 +39,10 @@ impl Sink for Recorder<'_> {
             Kind::Gauge => gauge!(self.name, labels).set(value as f64), // exact up to 2^53
             _ => counter!(self.name, labels).absolute(value),
         }
+    }
+
+    fn seconds(&mut self, time: Duration) {
+        gauge!(self.name).set(time.as_secs_f64());
     }
 
     fn histogram(&mut self, policy: Option<&str>, now: &HistogramSnapshot) {

@@ -1,8 +1,11 @@
 //! The metrics: their names, labels and values, for text and for recorders.
 
+use std::time::Duration;
+
 use super::histogram::HistogramSnapshot;
 use super::snapshot::{PolicySnapshot, StatsSnapshot};
 use crate::outcome::OutcomeKind;
+use crate::store_load::StoreLoad;
 
 /// Takes the metrics: a text, or a recorder.
 pub(super) trait Sink {
@@ -11,6 +14,9 @@ pub(super) trait Sink {
 
     /// Takes a series of a counter or a gauge.
     fn sample(&mut self, labels: &[(&'static str, &str)], value: u64);
+
+    /// Takes the only series of a gauge in seconds.
+    fn seconds(&mut self, time: Duration);
 
     /// Takes a series of a histogram.
     fn histogram(&mut self, policy: Option<&str>, histogram: &HistogramSnapshot);
@@ -118,6 +124,8 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     to.begin("ratelimit_limiter_servers_down", Kind::Gauge, "Servers that do not answer and are not asked.");
     to.sample(&[], events.servers_down().count() as u64);
 
+    store_load(to, stats.store_load());
+
     to.begin("ratelimit_keys_evicted_total", Kind::Counter, "Keys forgotten in memory to make room.");
     to.sample(&[("throttled", "false")], events.evicted() - events.evicted_throttled());
     to.sample(&[("throttled", "true")], events.evicted_throttled());
@@ -153,6 +161,35 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     );
     for (kind, count) in stats.setup_warnings() {
         to.sample(&[("kind", kind.as_str())], count);
+    }
+}
+
+/// Writes how busy the store is, if there is one. The checks that were shed are errors of the kind `overloaded`.
+fn store_load(to: &mut impl Sink, load: Option<&StoreLoad>) {
+    let counts: [(_, _, fn(&StoreLoad) -> usize); 2] = [
+        ("ratelimit_limiter_waiting", "Checks and corrections that wait for an answer of the store.", |load| {
+            load.waiting
+        }),
+        ("ratelimit_limiter_calls_in_flight", "Calls to the store that have no answer yet.", |load| {
+            load.calls_in_flight
+        }),
+    ];
+    for (name, help, count) in counts {
+        to.begin(name, Kind::Gauge, help);
+        load.into_iter().for_each(|load| to.sample(&[], count(load) as u64));
+    }
+    let times: [(_, _, fn(&StoreLoad) -> Option<Duration>); 3] = [
+        ("ratelimit_limiter_oldest_wait_seconds", "Age of the oldest check that is not sent yet.", |load| {
+            Some(load.oldest_wait)
+        }),
+        ("ratelimit_limiter_call_seconds", "Smoothed duration of a call to the store.", |load| load.call_time),
+        ("ratelimit_limiter_deadline_seconds", "Time after which a check without an answer fails.", |load| {
+            load.deadline
+        }),
+    ];
+    for (name, help, time) in times {
+        to.begin(name, Kind::Gauge, help);
+        load.and_then(time).into_iter().for_each(|time| to.seconds(time));
     }
 }
 

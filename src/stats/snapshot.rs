@@ -12,6 +12,7 @@ use super::state::PolicyState;
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::setup_warning::SetupWarningKind;
+use crate::store_load::StoreLoad;
 use crate::time::Timestamp;
 
 /// The statistics at one time, made by [`Stats::snapshot`](super::Stats::snapshot).
@@ -28,6 +29,7 @@ pub struct StatsSnapshot {
     pub(super) most_held: Vec<TopKey>,
     pub(super) recent_refusals: Option<Vec<RecentRefusal>>,
     pub(super) events: EventCounts,
+    pub(super) store_load: Option<StoreLoad>,
     pub(super) setup_warnings: Vec<(SetupWarningKind, u64)>,
 }
 
@@ -89,6 +91,14 @@ impl StatsSnapshot {
     #[must_use]
     pub fn events(&self) -> &EventCounts {
         &self.events
+    }
+
+    /// Returns how busy the stores of the observed limiters were when the snapshot was made. Of several stores the
+    /// counts are added, and the times are those of the store that is nearest to its deadline. Returns `None` if no
+    /// limiter has a store.
+    #[must_use]
+    pub fn store_load(&self) -> Option<&StoreLoad> {
+        self.store_load.as_ref()
     }
 
     /// Iterates over the kinds of [setup warnings](crate::observe::SetupWarning) that were reported, and how often.

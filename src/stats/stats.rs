@@ -22,6 +22,7 @@ use super::recorder;
 use super::sketch::{HALVED_EACH_US, REFUSED_SETS, Sketch, USED_SETS};
 use super::snapshot::{PolicySnapshot, StatsSnapshot};
 use super::state::PolicyState;
+use super::stores::Stores;
 use crate::clock::{Clock, MonotonicClock};
 use crate::event::{LayerEvent, LimiterEvent, RulesEvent};
 use crate::key::Key;
@@ -29,6 +30,7 @@ use crate::mode::Mode;
 use crate::outcome::{Observed, Observer, OutcomeKind};
 use crate::policy::Policy;
 use crate::setup_warning::{SetupWarning, SetupWarningKind};
+use crate::store_load::StoreLoadReader;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::time::Timestamp;
 
@@ -80,6 +82,7 @@ struct Inner {
     holders: Holders,
     recent: Option<Recent>,
     events: EventCells,
+    stores: Stores,
     setup_warnings: [AtomicU64; SetupWarningKind::ALL.len()],
     /// Held by the thread that begins the next bucket: how often the sketch's time to halve has passed since the epoch.
     halves: Mutex<u64>,
@@ -226,6 +229,7 @@ impl StatsBuilder {
             holders: Holders::default(),
             recent: Recent::new(self.recent),
             events: EventCells::default(),
+            stores: Stores::default(),
             setup_warnings: Default::default(),
             halves: Mutex::new(now_us / HALVED_EACH_US),
             #[cfg(feature = "tracing")]
@@ -306,6 +310,7 @@ impl Stats {
             most_held: Vec::new(),
             recent_refusals: None,
             events: inner.events.snapshot(),
+            store_load: inner.stores.load(),
             setup_warnings: warnings.filter(|(_, count)| *count > 0).collect(),
         }
     }
@@ -526,6 +531,10 @@ impl Observer for Stats {
 
     fn on_limiter_event(&self, event: &LimiterEvent) {
         self.0.events.count_of_limiter(event);
+    }
+
+    fn on_store(&self, load: &StoreLoadReader) {
+        self.0.stores.add(load);
     }
 
     fn on_rules_event(&self, event: &RulesEvent) {

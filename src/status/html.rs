@@ -4,13 +4,14 @@ use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
 use super::request::{EXTENSION, ExplainForm};
-use super::text::{About, Count, Rate, Roughly, Share, Text, millis};
+use super::text::{About, Count, Rate, Roughly, Share, Text, bound, millis};
 use super::view::{Row, Sums, View};
 use super::{chart, keys, states};
 use crate::limiter::Occupancy;
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::stats::{PolicySnapshot, StatsSnapshot};
+use crate::store_load::StoreLoad;
 
 const STYLE: &str = include_str!("style.css");
 
@@ -99,10 +100,17 @@ fn problems(html: &mut String, view: &View) -> fmt::Result {
     if let Some(error) = view.rules.as_ref().and_then(|rules| rules.error.as_ref()) {
         write!(html, "<pre class=\"bad\"><b>The file of rules was refused.</b>\n{}</pre>", Text(error))?;
     }
-    for server in view.stats.events().servers_down() {
-        write!(html, "<pre class=\"bad\"><b>{}</b> does not answer, and is not asked.</pre>", Text(server))?;
+    let events = view.stats.events();
+    for (server, error) in events.servers_down() {
+        write!(
+            html,
+            "<pre class=\"bad\"><b>{}</b> does not answer, and is not asked.\n{}</pre>",
+            Text(server),
+            Text(error)
+        )?;
     }
-    if let Some(error) = view.stats.events().store_error() {
+    // That of a server that is down stands above.
+    if let Some(error) = events.store_error().filter(|_| events.checks_fail()) {
         write!(
             html,
             "<pre class=\"bad\"><b>Checks of the store fail, or failed a moment ago.</b>\n{}</pre>",
@@ -146,13 +154,15 @@ fn tiles(html: &mut String, view: &View) -> fmt::Result {
     let errors: u64 = events.errors().map(|(_, count)| count).sum();
     if events.checks().count() + errors > 0 {
         let checks = events.checks();
-        let label =
-            format!("half of {} checks of the store; {} of 99 %", Count(checks.count()), millis(checks.percentile(99)));
-        tile(html, millis(checks.percentile(50)), label, false)?;
+        let label = format!("half of {} checks of the store; {} of 99 %", Count(checks.count()), bound(checks, 99));
+        tile(html, bound(checks, 50), label, false)?;
         let kinds: Vec<String> =
             events.errors().filter(|(_, count)| *count > 0).map(|(kind, count)| format!("{count} {kind}")).collect();
         tile(html, Count(errors), format!("checks failed {}", kinds.join(", ")), errors > 0)?;
         tile(html, Count(events.local_answers()), "answered without the store", false)?;
+    }
+    if let Some(load) = stats.store_load() {
+        store_load(html, load)?;
     }
     let lost: u64 = events.corrections_lost().map(|(_, count)| count).sum();
     if lost > 0 {
@@ -182,6 +192,19 @@ fn tiles(html: &mut String, view: &View) -> fmt::Result {
     }
     html.push_str("</div>");
     Ok(())
+}
+
+/// Writes how busy the store is. It is a problem if a call, or the wait for it, takes more than half of the deadline.
+fn store_load(html: &mut String, load: &StoreLoad) -> fmt::Result {
+    let is_slow = load.per_mille_of_deadline() > Some(500);
+    if let Some(time) = load.call_time {
+        let of = load.deadline.map(|deadline| format!(", of {} until the deadline", millis(deadline)));
+        let label = format!("for a call to the store, on average{}", of.unwrap_or_default());
+        tile(html, millis(time), label, is_slow)?;
+    }
+    let label = format!("checks wait for the store, the oldest unsent one for {}", millis(load.oldest_wait));
+    tile(html, Count(load.waiting as u64), label, is_slow)?;
+    tile(html, Count(load.calls_in_flight as u64), "calls to the store in flight", false)
 }
 
 /// Returns the layers whose limiters are in memory.

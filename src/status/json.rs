@@ -11,6 +11,7 @@ use crate::json::{Object, push_string};
 use crate::mode::Mode;
 use crate::outcome::{OutcomeKind, PolicyStatus};
 use crate::stats::{PolicySnapshot, RateBucket, RecentRefusal, TopKey};
+use crate::store_load::StoreLoad;
 use crate::time::Utc;
 
 /// The most keys that are listed of those that use most of a policy.
@@ -67,7 +68,16 @@ pub(super) fn render(view: &View) -> String {
         limiter.text_or_null("error", events.store_error());
         limiter.plain("local_answers", events.local_answers());
         limiter.plain("fallbacks", events.fallbacks());
-        limiter.list("servers_down", events.servers_down(), push_string);
+        limiter.list("servers_down", events.servers_down(), |json, (server, error)| {
+            let mut object = Object::begin(json);
+            object.text("server", server);
+            object.text("error", error);
+            object.end();
+        });
+        match stats.store_load() {
+            Some(load) => store_load(limiter.field("store_load"), load),
+            None => limiter.plain("store_load", "null"),
+        }
         limiter.plain("waiting", events.waiting());
         limiter.end();
     }
@@ -191,6 +201,18 @@ fn policy(json: &mut String, row: &Row, view: &View) {
     for (name, buckets) in [("five_minutes", row.five_minutes()), ("hour", row.hour())] {
         span(object.field(name), buckets);
     }
+    object.end();
+}
+
+/// Writes how busy the store is.
+fn store_load(json: &mut String, load: &StoreLoad) {
+    let mut object = Object::begin(json);
+    object.plain("waiting", load.waiting);
+    object.micros("oldest_wait_us", Some(load.oldest_wait));
+    object.plain("calls_in_flight", load.calls_in_flight);
+    object.micros("call_us", load.call_time);
+    object.micros("deadline_us", load.deadline);
+    object.plain("shed", load.shed);
     object.end();
 }
 

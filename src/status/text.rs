@@ -4,6 +4,7 @@ use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
 use crate::error::turns_text;
+use crate::stats::HistogramSnapshot;
 use crate::time::Humane;
 
 /// Prints text of others in HTML: markup is escaped, and what could turn the direction of the page is left out.
@@ -94,10 +95,22 @@ impl Display for Roughly {
     }
 }
 
-/// Prints the bound of a bucket of durations.
-pub(super) fn millis(duration: Option<Duration>) -> String {
-    match duration {
-        Some(duration) => format!("≤ {} ms", duration.as_micros() as f64 / 1_000.0),
+/// Prints a duration in milliseconds.
+pub(super) fn millis(duration: Duration) -> String {
+    let micros = duration.as_micros();
+    let digits = match micros {
+        0..=9_999 => 2,
+        10_000..=99_999 => 1,
+        _ => 0,
+    };
+    format!("{:.digits$} ms", micros as f64 / 1_000.0)
+}
+
+/// Prints the bound of the bucket with a percentile, or a dash if the histogram has no durations.
+pub(super) fn bound(histogram: &HistogramSnapshot, percent: u8) -> String {
+    match histogram.percentile(percent) {
+        Some(bound) => format!("≤ {} ms", bound.as_micros() as f64 / 1_000.0),
+        None if histogram.count() == 0 => "–".to_owned(),
         None => "> 1,000 s".to_owned(),
     }
 }
@@ -110,6 +123,17 @@ mod tests {
     fn text_of_others_is_no_markup() {
         let shown = Text("<b a='1'>&\"\u{202e}\u{0}\u{1b}[2J\r\n").to_string();
         assert_eq!(shown, "&lt;b a=&#39;1&#39;&gt;&amp;&quot;\u{fffd}\u{fffd}\u{fffd}[2J\n");
+    }
+
+    #[test]
+    fn percentile_of_no_durations_is_a_dash() {
+        assert_eq!(bound(&HistogramSnapshot::default(), 99), "–");
+    }
+
+    #[test]
+    fn milliseconds_have_three_digits() {
+        let shown = [0, 4, 9_994, 12_345, 123_456].map(|us| millis(Duration::from_micros(us)));
+        assert_eq!(shown, ["0.00 ms", "0.00 ms", "9.99 ms", "12.3 ms", "123 ms"]);
     }
 
     #[test]

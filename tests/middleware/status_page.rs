@@ -1,6 +1,7 @@
 //! The status page: what it shows, and what it does for whom.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use axum::body::Body;
 use http::{HeaderName, Request, Response, StatusCode};
@@ -8,7 +9,7 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::ManualClock;
-use tower_ratelimit::limiter::StoreErrorKind;
+use tower_ratelimit::limiter::{StoreErrorKind, StoreLoad, StoreLoadReader};
 use tower_ratelimit::middleware::ModeSwitch;
 use tower_ratelimit::observe::{LimiterEvent, Observer, Stats, StatsBuilder, StatusPage};
 use tower_ratelimit::rules::Rules;
@@ -358,6 +359,56 @@ async fn error_of_checks_is_shown_until_they_recover() {
     world.stats.on_limiter_event(&LimiterEvent::StoreRecovered);
     assert!(!page().await.contains("replica"));
     assert!(json(&world.page).await["limiter"]["error"].is_null());
+}
+
+#[tokio::test]
+async fn server_that_was_never_reached_is_shown_with_its_error() {
+    let world = World::new();
+    world.stats.on_limiter_event(&LimiterEvent::store_down("cache:6379", "connection <refused>"));
+    let page = async || text(&world.page, Request::get("/").body(Body::empty()).unwrap()).await.1;
+    let html = page().await;
+    assert!(
+        html.contains("<b>cache:6379</b> does not answer, and is not asked.\nconnection &lt;refused&gt;"),
+        "{html}"
+    );
+    assert!(!html.contains("Checks of the store fail"), "{html}");
+    let limiter = &json(&world.page).await["limiter"];
+    assert_eq!(limiter["error"], "cache:6379 does not answer: connection <refused>");
+    let down = serde_json::json!([{"server": "cache:6379", "error": "connection <refused>"}]);
+    assert_eq!(limiter["servers_down"], down);
+    world.stats.on_limiter_event(&LimiterEvent::store_up("cache:6379"));
+    assert!(!page().await.contains("refused&gt;"));
+    assert!(json(&world.page).await["limiter"]["error"].is_null());
+}
+
+/// Makes the reader of a store's load with this smoothed time of a call.
+fn busy(call: Duration) -> StoreLoadReader {
+    StoreLoadReader::new(move || {
+        let mut load = StoreLoad::default();
+        (load.waiting, load.calls_in_flight, load.shed) = (70, 2, 5);
+        load.oldest_wait = Duration::from_millis(3);
+        (load.call_time, load.deadline) = (Some(call), Some(Duration::from_millis(50)));
+        Some(load)
+    })
+}
+
+#[tokio::test]
+async fn store_that_is_slow_is_shown_as_a_problem() {
+    for (call_ms, class) in [(12, "tile"), (26, "tile bad")] {
+        let world = World::new();
+        world.stats.on_store(&busy(Duration::from_millis(call_ms)));
+        let (_, html) = text(&world.page, Request::get("/").body(Body::empty()).unwrap()).await;
+        let tile = format!(
+            "<div class=\"{class}\"><b>{call_ms}.0 ms</b><span>for a call to the store, on average, of 50.0 ms until the deadline"
+        );
+        assert!(html.contains(&tile), "{html}");
+        let load = serde_json::json!({
+            "waiting": 70, "oldest_wait_us": 3_000, "calls_in_flight": 2, "call_us": call_ms * 1_000,
+            "deadline_us": 50_000, "shed": 5,
+        });
+        assert_eq!(json(&world.page).await["limiter"]["store_load"], load);
+    }
+    assert!(json(&World::new().page).await["limiter"]["store_load"].is_null());
 }
 
 #[tokio::test]

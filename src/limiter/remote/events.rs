@@ -232,6 +232,7 @@ impl Servers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store_load::StoreLoad;
 
     #[derive(Default)]
     struct Seen(Mutex<Vec<LimiterEvent>>);
@@ -263,6 +264,21 @@ mod tests {
         events.observe(&observer);
         let down = LimiterEvent::store_down("second".to_owned(), "away".to_owned());
         assert_eq!(*seen.0.lock().unwrap(), [down]);
+    }
+
+    #[test]
+    fn observer_gets_the_load_of_a_store_once() {
+        let [early, late] = [(); 2].map(|()| crate::stats::Stats::new());
+        let waiting = |stats: &crate::stats::Stats| stats.snapshot().store_load().map(|load| load.waiting);
+        let events = Events::new(&[Arc::new(early.clone())]);
+        events.observe(&(Arc::new(early.clone()) as Arc<dyn Observer>));
+        assert_eq!(waiting(&early), None);
+        let load = StoreLoad { waiting: 3, ..StoreLoad::default() };
+        events.offer_load(StoreLoadReader::new(move || Some(load.clone())));
+        for stats in [&late, &early, &late] {
+            events.observe(&(Arc::new(stats.clone()) as Arc<dyn Observer>));
+        }
+        assert_eq!([waiting(&early), waiting(&late)], [Some(3), Some(3)]);
     }
 
     #[test]

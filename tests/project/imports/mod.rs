@@ -60,6 +60,7 @@ const LAYERS: &[Layer] = &[
             "outcome.rs",
             "policy",
             "setup_warning.rs",
+            "store_load.rs",
             "stats/",
         ],
     ),
