@@ -56,6 +56,8 @@ pub async fn check_store<S: Store>(store: &S) -> Result<(), StoreFailures> {
         "keys that look alike are different: in case, blanks, signs of patterns, and the last of 320 bytes": alike,
         "of swaps at one time that expect the same version, one is made": rivals,
         "a swap whose future is dropped is made as a whole or not at all": dropped,
+        "of several swaps in one call, each is made or refused by itself, and answered in order": each,
+        "of several swaps in each of several calls at one time, one is made for each key": rivals_in_calls,
         "a call whose future is not polled for a while keeps no other call waiting": held,
         "the store's time does not step back": time,
     }
@@ -292,6 +294,124 @@ impl<S: Store> Bench<'_, S> {
             before = made.pop();
             let loaded = self.load(&["rivals"]).await?;
             ensure(loaded == [before.clone()], loaded)?;
+        }
+        Ok(())
+    }
+
+    /// Makes several swaps in as few calls as the store takes. Those that it skips are sent alone.
+    async fn swap_each(&self, swaps: &[Vec<Change>]) -> Result<Vec<Swapped>, String> {
+        let swaps: Vec<&[Change]> = swaps.iter().map(Vec::as_slice).collect();
+        let mut answers = Vec::new();
+        for swaps in swaps.chunks(self.store.max_swaps().max(1)) {
+            let swapped = self.store.swap_each(swaps).await;
+            ensure(swapped.len() == swaps.len(), &swapped)?;
+            for (changes, swapped) in swaps.iter().zip(swapped) {
+                let mut swapped = swapped.map_err(|error| failed(&error))?;
+                if swapped.is_skipped() {
+                    swapped = self.store.swap(changes).await.map_err(|error| failed(&error))?;
+                }
+                ensure(swapped.current().is_none_or(|current| current.len() == changes.len()), &swapped)?;
+                answers.push(swapped);
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn each(&self) -> Found {
+        let [one, two, new, stale] = [b"1", b"2", b"3", b"0"].map(|bytes| self.value(bytes));
+        self.must(&[("each1", None, put(&one)), ("each2", None, put(&two)), ("each3", None, put(&one))]).await?;
+        self.must(&[("each4", None, put(&one)), ("each5", None, put(&two))]).await?;
+        let is_timed = self.store.load(&[self.key("each1")]).await.map_err(|error| failed(&error))?.now().is_some();
+        // Replaced; refused; a set; a set that is refused; removed; new; new, but it is there; a set of new ones;
+        // a set with a key without a value; one that has no value, which is expected.
+        let swaps = [
+            self.changes(&[("each1", Some(&one), put(&new))]),
+            self.changes(&[("each2", Some(&stale), put(&new))]),
+            self.changes(&[("each6", None, put(&new)), ("each3", Some(&one), put(&new))]),
+            self.changes(&[("each8", None, put(&new)), ("each4", Some(&stale), put(&new))]),
+            self.changes(&[("each5", Some(&two), Then::Delete)]),
+            self.changes(&[("each9", None, put(&new))]),
+            self.changes(&[("each12", None, put(&new)), ("each13", None, put(&new)), ("each14", None, Then::Keep)]),
+            self.changes(&[("each15", Some(&stale), put(&new))]),
+        ];
+        let expected: [Option<&[Option<Value>]>; 8] =
+            [None, Some(&[Some(two.clone())]), None, Some(&[None, Some(one.clone())]), None, None, None, Some(&[None])];
+        let answers = self.swap_each(&swaps).await?;
+        for (at, (answer, expected)) in answers.iter().zip(expected).enumerate() {
+            ensure(answer.current() == expected && answer.is_done() == expected.is_none(), (at, answer))?;
+            ensure(answer.now().is_some() == is_timed, (at, answer))?;
+        }
+        let again = self.swap_each(&swaps).await?;
+        let made: Vec<bool> = again.iter().map(Swapped::is_done).collect();
+        ensure(made == [false; 8], (made, "a call that was sent again changes nothing"))?;
+        let names =
+            ["each1", "each2", "each3", "each4", "each5", "each6", "each8", "each9", "each12", "each13", "each14"];
+        let loaded = self.load(&names).await?;
+        let (new, two) = (Some(new), Some(two));
+        let current = [&new, &two, &new, &Some(one), &None, &new, &None, &new, &new, &new, &None];
+        ensure(loaded.iter().eq(current), (&loaded, "expected", current))?;
+        ensure(self.swap_each(&[]).await?.is_empty(), "no swaps have answers")?;
+        // Many values that are replaced, and one that has changed meanwhile.
+        let names: Vec<String> = (0..40).map(|number| format!("many{}", number * 7 % 40)).collect();
+        let [before, after] = [0, 1].map(|round| {
+            let value = |name: &String| self.value(format!("{name}-{round}").as_bytes());
+            names.iter().map(value).collect::<Vec<_>>()
+        });
+        let swaps = |from: Option<&[Value]>, to: &[Value]| -> Vec<Vec<Change>> {
+            let swap = |at: usize| self.changes(&[(&names[at], from.map(|from| &from[at]), put(&to[at]))]);
+            (0..names.len()).map(swap).collect()
+        };
+        let answers = self.swap_each(&swaps(None, &before)).await?;
+        ensure(answers.iter().all(Swapped::is_done), answers)?;
+        self.must(&[(&names[3], Some(&before[3]), put(&stale))]).await?;
+        let answers = self.swap_each(&swaps(Some(&before), &after)).await?;
+        for (at, answer) in answers.iter().enumerate() {
+            let expected = (at == 3).then(|| vec![Some(stale.clone())]);
+            ensure(answer.current() == expected.as_deref(), (at, answer))?;
+        }
+        Ok(())
+    }
+
+    async fn rivals_in_calls(&self) -> Found {
+        const KEYS: usize = 5;
+        let count = KEYS.min(self.store.max_swaps().max(1));
+        let names: Vec<String> = (0..count).map(|key| format!("calls{key}")).collect();
+        let mut before: Vec<Option<Value>> = vec![None; count];
+        for round in 0..ROUNDS {
+            let values: Vec<Vec<Value>> =
+                (0..RIVALS).map(|_| (0..count).map(|key| self.value(&[key as u8])).collect()).collect();
+            // Each names the keys in another order, and some of them two keys in one swap.
+            let calls = (0..RIVALS).map(|rival| {
+                let change = |at: usize| {
+                    let key = (at + rival) % count;
+                    (names[key].as_str(), before[key].as_ref(), put(&values[rival][key]))
+                };
+                let joint = if (rival + round) % 3 == 0 { count.min(2) } else { 1 };
+                let mut swaps = vec![self.changes(&(0..joint).map(change).collect::<Vec<_>>())];
+                swaps.extend((joint..count).map(|at| self.changes(&[change(at)])));
+                swaps
+            });
+            let calls: Vec<Vec<Vec<Change>>> = calls.collect();
+            let answers = together(calls.iter().map(|swaps| self.swap_each(swaps))).await;
+            let mut made: Vec<Vec<Value>> = vec![Vec::new(); count];
+            for (rival, (swaps, answers)) in calls.iter().zip(answers).enumerate() {
+                for (changes, _) in swaps.iter().zip(answers?).filter(|(_, answer)| answer.is_done()) {
+                    for change in changes {
+                        let key = names.iter().position(|name| self.key(name) == change.key).unwrap_or_default();
+                        made[key].push(values[rival][key].clone());
+                    }
+                }
+            }
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let loaded = self.load(&names).await?;
+            for (key, made) in made.iter().enumerate() {
+                // Two joint swaps may refuse each other by a key of a third one, so there may be none.
+                ensure(made.len() <= 1, format!("{} of {RIVALS} swaps of one key were made", made.len()))?;
+                let expected = made.first().or(before[key].as_ref());
+                ensure(loaded[key].as_ref() == expected, (&loaded[key], "expected", expected))?;
+            }
+            ensure(made.iter().any(|made| !made.is_empty()), "none of the rivals made a swap")?;
+            before = loaded;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
+use tower_ratelimit::Policy;
 use tower_ratelimit::limiter::store::postgres::{Connections, Durability, Rows, Statement};
 use tower_ratelimit::limiter::store::{StoreError, StoreLimiterBuilder};
 use tower_ratelimit::limiter::{Charge, Limiter, StoreErrorKind};
@@ -166,6 +167,57 @@ async fn locked_row_stops_its_key_only() {
     client.batch_execute("COMMIT").await.unwrap();
     assert!(take(&limiter, &policy, "a").await.unwrap().is_allowed());
     assert_eq!(left(&limiter, &policy, "a").await, 98, "the check that failed was not charged");
+}
+
+/// A key that another transaction is about to insert has no row to lock.
+#[tokio::test]
+async fn unfinished_insert_stops_its_key_only() {
+    let server = Server::start();
+    let store = creating(Durability::Unlogged).max_lock_wait(Duration::from_millis(10)).connect(&server.url()).await;
+    let limiter = patient().build(store.unwrap()).unwrap();
+    let (policy, other) = (daily(100), Policy::new("other", *daily(100).quota()).unwrap());
+    take(&limiter, &policy, "a").await.unwrap();
+    let client = server.client().await;
+    client.batch_execute("CREATE TABLE copy AS SELECT * FROM ratelimit; DELETE FROM ratelimit").await.unwrap();
+    take(&limiter, &policy, "b").await.unwrap();
+    client.batch_execute("BEGIN; INSERT INTO ratelimit SELECT * FROM copy").await.unwrap();
+    let a = key("a");
+    for charges in [&[Charge::new(&policy, &a)][..], &[Charge::new(&policy, &a), Charge::new(&other, &a)]] {
+        let error = limiter.take(charges).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error}");
+    }
+    take(&limiter, &policy, "c").await.expect("another key is not locked");
+    client.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(left(&limiter, &policy, "a").await, 99, "the checks that failed were not charged");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn default_isolation_of_the_server_fails_no_check() {
+    for isolation in ["repeatable read", "serializable"] {
+        let server = Server::with(&[&format!("default_transaction_isolation={isolation}")]);
+        let wanted = u64::from(super::support::cases(40).max(20));
+        let (policy, shared) = (daily(1_000), Policy::new("shared", *daily(100_000).quota()).unwrap());
+        let mut tasks = Vec::new();
+        for rival in 0..4 {
+            let limiter = limiter(&server.url()).await;
+            for task in 0..4 {
+                let (limiter, policy, shared) = (limiter.clone(), policy.clone(), shared.clone());
+                tasks.push(tokio::spawn(async move {
+                    for number in 0..wanted {
+                        let (hot, own) = (key("hot"), key(&format!("{rival}-{task}-{}", number % 10)));
+                        let charges = [Charge::new(&shared, &hot), Charge::new(&policy, &own)];
+                        let charges = if number % 3 == 0 { &charges[..] } else { &charges[..1] };
+                        limiter.take(charges).await.unwrap_or_else(|error| panic!("{isolation}: {error}"));
+                    }
+                }));
+            }
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+        let limiter = limiter(&server.url()).await;
+        assert_eq!(100_000 - left(&limiter, &shared, "hot").await, 16 * wanted);
+    }
 }
 
 #[tokio::test]

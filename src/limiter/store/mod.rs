@@ -52,6 +52,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
+
 use crate::time::Timestamp;
 
 pub use builder::StoreLimiterBuilder;
@@ -71,6 +73,9 @@ pub use limiter::{StoreFuture, StoreLimiter};
 /// * **Lost answers.** A swap that fails may have been made or not, and may even be made later. The limiter finds out
 ///   by itself, so a store must not repeat a swap.
 /// * **Cancel safety.** A future that is dropped may have swapped or not, but never in part.
+/// * **Several swaps in one call.** [`swap_each`](Self::swap_each) makes or refuses each swap as `swap` would make it
+///   alone. By default it calls `swap` for each. Implement it if one call costs the store less than many, as a
+///   transaction that waits for a disk does, and say in [`max_swaps`](Self::max_swaps) how many swaps a call takes.
 /// * **No waiting for each other.** A future may not be polled for a while after it has begun. No other call may wait
 ///   for it meanwhile. So a store holds no lock across an `await`, and has a connection for each call, or one that all
 ///   share.
@@ -128,6 +133,30 @@ pub trait Store: Send + Sync + 'static {
     /// Returns an error if the store did not answer. The limiter then sends the same changes again, unless the kind is
     /// [`Misconfigured`](crate::limiter::StoreErrorKind::Misconfigured).
     fn swap(&self, changes: &[Change]) -> impl Future<Output = Result<Swapped, StoreError>> + Send;
+
+    /// Makes or refuses several swaps, each of which is all or nothing by itself, and returns the answer to each, in
+    /// order. There are at most [`max_swaps`](Self::max_swaps), and no key is in two of them. A swap that would keep the
+    /// others waiting may be [skipped](Swapped::skipped): the limiter then sends it by [`swap`](Self::swap).
+    ///
+    /// By default each swap is a call of `swap`, all at one time.
+    ///
+    /// # Errors
+    /// The answers are those of [`swap`](Self::swap), each with its own error.
+    fn swap_each(&self, swaps: &[&[Change]]) -> impl Future<Output = Vec<Result<Swapped, StoreError>>> + Send {
+        join_all(swaps.iter().map(|changes| self.swap(changes)))
+    }
+
+    /// Returns how many swaps one call of [`swap_each`](Self::swap_each) takes. 1 by default: then only
+    /// [`swap`](Self::swap) is called.
+    fn max_swaps(&self) -> usize {
+        1
+    }
+
+    /// Returns how many calls the store carries at a time. Further ones would wait at the store for these, so the
+    /// limiter collects their swaps for the next call instead. Without a bound by default.
+    fn max_calls(&self) -> usize {
+        usize::MAX
+    }
 
     /// Returns the name of the store in events and errors, such as its host and port. By default `the store`.
     fn name(&self) -> String {
@@ -257,23 +286,38 @@ impl Loaded {
 /// The answer to a swap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Swapped {
-    /// The current values, if nothing was changed.
-    current: Option<Vec<Option<Value>>>,
+    result: Result<(), NotSwapped>,
     now: Option<Timestamp>,
+}
+
+/// Why nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum NotSwapped {
+    /// A value is not the expected one. These are the current values.
+    Conflict(Vec<Option<Value>>),
+    /// The swap was left out, and has to be sent alone.
+    Skipped,
 }
 
 impl Swapped {
     /// Makes the answer that all changes were made.
     #[must_use]
     pub fn done() -> Self {
-        Self { current: None, now: None }
+        Self { result: Ok(()), now: None }
     }
 
     /// Makes the answer that nothing was changed, because a value is not the expected one. `current` are the values of
     /// all keys, in the order of the changes.
     #[must_use]
     pub fn conflict(current: Vec<Option<Value>>) -> Self {
-        Self { current: Some(current), now: None }
+        Self { result: Err(NotSwapped::Conflict(current)), now: None }
+    }
+
+    /// Makes the answer that nothing was changed, because the swap would have kept the other swaps of its call waiting.
+    /// Only [`Store::swap_each`] may answer so.
+    #[must_use]
+    pub fn skipped() -> Self {
+        Self { result: Err(NotSwapped::Skipped), now: None }
     }
 
     /// Adds the store's time, as [`Loaded::at`] does.
@@ -291,12 +335,21 @@ impl Swapped {
     /// Returns whether the changes were made.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.current.is_none()
+        self.result.is_ok()
     }
 
-    /// Returns the current values if the changes were not made, in the order of the changes.
+    /// Returns whether the swap was left out, and is to be sent alone.
+    #[must_use]
+    pub fn is_skipped(&self) -> bool {
+        self.result == Err(NotSwapped::Skipped)
+    }
+
+    /// Returns the current values if a value was not the expected one, in the order of the changes.
     #[must_use]
     pub fn current(&self) -> Option<&[Option<Value>]> {
-        self.current.as_deref()
+        match &self.result {
+            Err(NotSwapped::Conflict(current)) => Some(current),
+            Ok(()) | Err(NotSwapped::Skipped) => None,
+        }
     }
 }

@@ -32,7 +32,7 @@ use super::known::Known;
 use super::store_time::{StoreTime, Trip};
 use super::value::Quotas;
 use super::working_copy::{Answer, Evidence, Verb, WorkingCopy, evidence};
-use super::{Change, Store, Value, Version};
+use super::{Change, NotSwapped, Store, Value, Version};
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{Breaker, Due, Events, hand_over};
 use crate::random;
@@ -271,8 +271,10 @@ impl<S: Store> Inner<S> {
             match self.call(self.store.swap(changes), if sends < SENDS { due.half() } else { due }).await {
                 Ok((swapped, trip)) => {
                     let is_away = self.time.record(trip, swapped.now, Some(decided));
-                    let Some(current) = swapped.current else {
-                        return Ok(Outcome::Made { is_away: is_away && sends == 1 });
+                    let current = match swapped.result {
+                        Ok(()) => return Ok(Outcome::Made { is_away: is_away && sends == 1 }),
+                        Err(NotSwapped::Conflict(current)) => current,
+                        Err(NotSwapped::Skipped) => return Err(self.miscounted(0, changes.len())),
                     };
                     if current.len() != changes.len() {
                         return Err(self.miscounted(current.len(), changes.len()));

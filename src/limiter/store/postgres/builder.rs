@@ -49,7 +49,7 @@ impl PostgresStoreBuilder {
         Self {
             table: "ratelimit".to_owned(),
             created: None,
-            max_connections: 4,
+            max_connections: 10,
             max_lock_wait: Duration::from_millis(25),
         }
     }
@@ -68,8 +68,9 @@ impl PostgresStoreBuilder {
         self
     }
 
-    /// Sets how many connections the store opens at most: 1 to 64, and 4 by default. A connection is opened when all
-    /// others are busy, and stays open. If all are busy, statements wait in line at the server.
+    /// Sets how many connections the store uses at a time: 1 to 64, and 10 by default. A connection is opened when all
+    /// others are busy, and stays open. If all are busy, checks wait, and up to 64 go together in the next statement.
+    /// So a few connections carry many checks.
     pub fn max_connections(mut self, connections: usize) -> Self {
         self.max_connections = connections;
         self
@@ -130,12 +131,7 @@ impl PostgresStoreBuilder {
         T::TlsConnect: Send,
         <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
     {
-        if !(1..=CONNECTIONS_MAX).contains(&self.max_connections) {
-            let connections = self.max_connections;
-            return misconfigured(format!(
-                "max_connections of {connections} is not possible: use 1 to {CONNECTIONS_MAX}"
-            ));
-        }
+        self.checked_table()?;
         let name = name_of(&config);
         let mut config = config;
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
@@ -149,7 +145,7 @@ impl PostgresStoreBuilder {
         self.build_named(connections, name).await
     }
 
-    /// Makes a store over the connections that the application has. `max_connections` is not used.
+    /// Makes a store over the connections that the application has, of which it uses up to `max_connections` at a time.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -159,7 +155,7 @@ impl PostgresStoreBuilder {
 
     async fn build_named<C: Connections>(self, connections: C, name: String) -> Result<PostgresStore<C>, StoreError> {
         let table = self.checked_table()?;
-        let store = PostgresStore::new(connections, table, name, runtime()?);
+        let store = PostgresStore::new(connections, table, name, self.max_connections, runtime()?);
         if let Some(durability) = self.created {
             store.create_table(durability).await?;
         }
@@ -169,10 +165,17 @@ impl PostgresStoreBuilder {
         }
     }
 
+    /// Checks all settings.
     fn checked_table(&self) -> Result<Table, StoreError> {
         if !(Duration::from_millis(1)..=Duration::from_secs(60)).contains(&self.max_lock_wait) {
             let wait = self.max_lock_wait;
             return misconfigured(format!("a max_lock_wait of {wait:?} is not possible: use 1 ms to 60 s"));
+        }
+        if !(1..=CONNECTIONS_MAX).contains(&self.max_connections) {
+            let connections = self.max_connections;
+            return misconfigured(format!(
+                "max_connections of {connections} is not possible: use 1 to {CONNECTIONS_MAX}"
+            ));
         }
         Table::new(&self.table, self.max_lock_wait)
     }

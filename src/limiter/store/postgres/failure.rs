@@ -28,6 +28,18 @@ pub(super) fn is_conflict(error: &BoxError) -> bool {
     code_of(&**error) == Some(&SqlState::UNIQUE_VIOLATION)
 }
 
+/// Returns whether the server undid the statement because of other ones that ran at the same time. It changed nothing.
+pub(super) fn is_undone(error: &BoxError) -> bool {
+    let undone = [&SqlState::T_R_SERIALIZATION_FAILURE, &SqlState::T_R_DEADLOCK_DETECTED];
+    code_of(&**error).is_some_and(|code| undone.contains(&code))
+}
+
+/// Returns whether a statement of several swaps changed nothing because of one that inserts keys.
+pub(super) fn is_of_an_insert(error: &BoxError) -> bool {
+    let by_insert = [&SqlState::DIVISION_BY_ZERO, &SqlState::LOCK_NOT_AVAILABLE];
+    code_of(&**error).is_some_and(|code| by_insert.contains(&code))
+}
+
 /// Returns whether the connection is of no use any more, although it is open.
 pub(super) fn is_at_wrong_server(error: &(dyn Error + 'static)) -> bool {
     code_of(error) == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
@@ -56,7 +68,7 @@ pub(super) fn store_error(error: BoxError, name: &str, create: &str) -> StoreErr
 }
 
 fn of_code(code: &SqlState, name: &str, create: &str) -> (StoreErrorKind, String) {
-    use StoreErrorKind::{Misconfigured, Timeout, Unavailable};
+    use StoreErrorKind::{Contended, Misconfigured, Timeout, Unavailable};
     let is_of = |class: &str| code.code().starts_with(class);
     if *code == SqlState::UNDEFINED_TABLE || *code == SqlState::INVALID_SCHEMA_NAME {
         let how = "create it with this statement, or have PostgresStoreBuilder::create_table do it";
@@ -72,6 +84,8 @@ fn of_code(code: &SqlState, name: &str, create: &str) -> (StoreErrorKind, String
         (Misconfigured, format!("{name} does not take the statement, so the table has another form: {how}"))
     } else if *code == SqlState::LOCK_NOT_AVAILABLE {
         (Timeout, format!("another transaction at {name} holds the row for longer than max_lock_wait"))
+    } else if *code == SqlState::T_R_SERIALIZATION_FAILURE || *code == SqlState::T_R_DEADLOCK_DETECTED {
+        (Contended, format!("{name} undid the statement each time, because others changed the same rows"))
     } else if *code == SqlState::QUERY_CANCELED {
         (Timeout, format!("{name} took too long, and the statement was cancelled"))
     } else {

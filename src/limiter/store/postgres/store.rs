@@ -6,17 +6,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::connections::{Connections, OwnConnections};
-use super::failure::{is_conflict, is_there, store_error};
-use super::statement::{Rows, Statement, Uuid, parameter, time_of, value_of};
+use super::failure::{is_conflict, is_of_an_insert, is_there, is_undone, store_error};
+use super::statement::{Parameter, Rows, Statement, Uuid, parameter, time_of, value_of};
 use super::table::{Durability, SWEPT, Table};
 use crate::error::BoxError;
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::Due;
 use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped, Then};
+use crate::random;
 use crate::sync::{Mutex, lock};
+use crate::time::Timestamp;
 
 /// A sweep begins after this many values were inserted. It looks at twice as many rows, so the rows whose time is over
 /// are fewer than the others.
@@ -24,6 +27,15 @@ const INSERTS: u64 = SWEPT as u64 / 2;
 
 /// The longest time that a sweep takes.
 const SWEEPS: Duration = Duration::from_secs(5);
+
+/// The most swaps of one statement. The server needs some 10 µs for each.
+const SWAPS: usize = 64;
+
+/// How often a statement is run that the server undoes because of others.
+const RUNS: u32 = 20;
+
+/// The longest pause before such a statement is run again.
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// The longest time to live, which is 300 years. PostgreSQL's times end later.
 const LIVES_MAX: u64 = 300 * 366 * 24 * 3_600;
@@ -56,7 +68,10 @@ struct Inner<C> {
     table: Table,
     name: String,
     runtime: Handle,
+    max_connections: usize,
     inserted: AtomicU64,
+    /// How often the server has undone a statement.
+    undone: AtomicU64,
     sweep: Sweep,
 }
 
@@ -78,9 +93,9 @@ impl Drop for Ends<'_> {
 }
 
 impl<C: Connections> PostgresStore<C> {
-    pub(super) fn new(connections: C, table: Table, name: String, runtime: Handle) -> Self {
-        let (inserted, sweep) = (AtomicU64::new(0), Sweep::default());
-        Self(Arc::new(Inner { connections, table, name, runtime, inserted, sweep }))
+    pub(super) fn new(connections: C, table: Table, name: String, max_connections: usize, runtime: Handle) -> Self {
+        let (inserted, undone, sweep) = (AtomicU64::new(0), AtomicU64::new(0), Sweep::default());
+        Self(Arc::new(Inner { connections, table, name, runtime, max_connections, inserted, undone, sweep }))
     }
 
     pub(super) async fn create_table(&self, durability: Durability) -> Result<(), StoreError> {
@@ -120,7 +135,7 @@ impl<C: Connections> Store for PostgresStore<C> {
                 }
                 None => Statement::new(&inner.table.insert, [key].into_iter().chain(put).collect::<Vec<_>>()),
             };
-            let Rows(rows) = inner.connections.run(&statement).await.map_err(|error| inner.failed(error))?;
+            let rows = inner.run(&statement).await.map_err(|error| inner.failed(error))?;
             let Some(row) = rows.first() else { return inner.conflict(changes).await };
             let now = inner.read(time_of(row))?;
             if expect.is_some() {
@@ -135,8 +150,8 @@ impl<C: Connections> Store for PostgresStore<C> {
                 None => inner.conflict(changes).await, // it came after the statement began
             };
         }
-        let rows = match inner.connections.run(&inner.swap_statement(changes)).await {
-            Ok(Rows(rows)) => rows,
+        let rows = match inner.run(&inner.swap_statement(changes)).await {
+            Ok(rows) => rows,
             Err(error) if is_conflict(&error) => return inner.conflict(changes).await,
             Err(error) => return Err(inner.failed(error)),
         };
@@ -150,6 +165,28 @@ impl<C: Connections> Store for PostgresStore<C> {
         Ok(Swapped::conflict(current.collect::<Result<_, _>>()?).at(now))
     }
 
+    async fn swap_each(&self, swaps: &[&[Change]]) -> Vec<Result<Swapped, StoreError>> {
+        let inner = &self.0;
+        if let [changes] = swaps {
+            return vec![self.swap(changes).await];
+        }
+        let is_replacement =
+            |changes: &&[Change]| matches!(changes, [Change { expect: Some(_), then: Then::Put(..), .. }]);
+        let answers = match swaps.iter().all(is_replacement) {
+            true => inner.replace_each(&swaps.concat()).await,
+            false => inner.swap_each(swaps).await,
+        };
+        answers.unwrap_or_else(|error| vec![Err(error); swaps.len()])
+    }
+
+    fn max_swaps(&self) -> usize {
+        SWAPS
+    }
+
+    fn max_calls(&self) -> usize {
+        self.0.max_connections
+    }
+
     fn name(&self) -> String {
         self.0.name.clone()
     }
@@ -158,7 +195,7 @@ impl<C: Connections> Store for PostgresStore<C> {
 impl<C: Connections> Inner<C> {
     async fn load(&self, keys: Vec<String>) -> Result<Loaded, StoreError> {
         let statement = Statement::new(&self.table.load, [parameter(keys, Type::TEXT_ARRAY)]);
-        let Rows(rows) = self.connections.run(&statement).await.map_err(|error| self.failed(error))?;
+        let rows = self.run(&statement).await.map_err(|error| self.failed(error))?;
         let now = rows.last().map(time_of).transpose();
         let values: Result<_, _> = rows.iter().map(value_of).collect();
         let loaded = Loaded::new(self.read(values)?);
@@ -172,39 +209,103 @@ impl<C: Connections> Inner<C> {
     /// waited for another transaction does not see what that has written.
     async fn conflict(&self, changes: &[Change]) -> Result<Swapped, StoreError> {
         let loaded = self.load(changes.iter().map(|change| change.key.to_string()).collect()).await?;
-        let conflict = Swapped::conflict(loaded.values().to_vec());
-        Ok(match loaded.now() {
-            Some(now) => conflict.at(now),
-            None => conflict,
-        })
+        Ok(timed(Swapped::conflict(loaded.values().to_vec()), loaded.now()))
     }
 
     fn swap_statement(&self, changes: &[Change]) -> Statement {
-        fn column<'a, T: Send + Sync + 'static>(
-            changes: &'a [Change],
-            of: impl Fn(&'a Change) -> Option<T>,
-        ) -> Vec<Option<T>> {
-            changes.iter().map(of).collect()
+        let Columns { keys, expected, is_put, versions, values, lives } = Columns::of(changes.iter());
+        Statement::new(&self.table.swap, [keys, expected, is_put, versions, values, lives])
+    }
+
+    /// Replaces one value for each swap.
+    async fn replace_each(&self, changes: &[Change]) -> Result<Vec<Result<Swapped, StoreError>>, StoreError> {
+        let Columns { keys, expected, versions, values, lives, .. } = Columns::of(changes.iter());
+        let statement = Statement::new(&self.table.replace_each, [keys, expected, versions, values, lives]);
+        let rows = self.run(&statement).await.map_err(|error| self.failed(error))?;
+        let mut made: Vec<Option<Timestamp>> = vec![None; changes.len()];
+        for row in &rows {
+            let (now, place) = (self.read(time_of(row))?, self.read(row.try_get::<_, i64>(1))?);
+            if let Some(made) = usize::try_from(place - 1).ok().and_then(|place| made.get_mut(place)) {
+                *made = Some(now);
+            }
         }
-        let put = |change: &'_ Change| match &change.then {
-            Then::Put(value, lives) => Some((Uuid::from(value.version), value.bytes.to_vec(), seconds(*lives))),
-            Then::Keep | Then::Delete => None,
+        let others: Vec<&Change> =
+            changes.iter().zip(&made).filter(|(_, made)| made.is_none()).map(|of| of.0).collect();
+        let loaded = match others.is_empty() {
+            true => Ok(Loaded::new(Vec::new())),
+            false => self.load(others.iter().map(|change| change.key.to_string()).collect()).await,
         };
-        let keys: Vec<String> = changes.iter().map(|change| change.key.to_string()).collect();
-        let is_put = |change: &Change| match &change.then {
-            Then::Keep => None,
-            Then::Put(..) => Some(true),
-            Then::Delete => Some(false),
+        let mut current = loaded.iter().flat_map(|loaded| loaded.values().iter().cloned());
+        let answers = changes.iter().zip(&made).map(|(change, made)| match (made, &loaded) {
+            (Some(now), _) => Ok(Swapped::done().at(*now)),
+            (None, Err(error)) => Err(error.clone()),
+            (None, Ok(loaded)) => Ok(match current.next().flatten() {
+                // Another transaction has locked the row, or has changed it between the two statements.
+                value if change.expects(value.as_ref()) => Swapped::skipped(),
+                value => timed(Swapped::conflict(vec![value]), loaded.now()),
+            }),
+        });
+        Ok(answers.collect())
+    }
+
+    async fn swap_each(self: &Arc<Self>, swaps: &[&[Change]]) -> Result<Vec<Result<Swapped, StoreError>>, StoreError> {
+        let rows = match self.run(&self.swap_each_statement(swaps.iter().copied())).await {
+            Ok(rows) => rows,
+            Err(error) if is_of_an_insert(&error) => {
+                let others: Vec<&[Change]> = swaps.iter().filter(|changes| !inserts(changes)).copied().collect();
+                if others.len() == swaps.len() {
+                    return Err(self.failed(error));
+                }
+                let others = self.swap_each_statement(others.into_iter());
+                self.run(&others).await.map_err(|error| self.failed(error))?
+            }
+            Err(error) => return Err(self.failed(error)),
         };
-        let parameters = [
-            parameter(keys, Type::TEXT_ARRAY),
-            parameter(column(changes, |change| change.expect.map(Uuid::from)), Type::UUID_ARRAY),
-            parameter(column(changes, is_put), Type::BOOL_ARRAY),
-            parameter(column(changes, |change| put(change).map(|put| put.0)), Type::UUID_ARRAY),
-            parameter(column(changes, |change| put(change).map(|put| put.1)), Type::BYTEA_ARRAY),
-            parameter(column(changes, |change| put(change).map(|put| put.2)), Type::FLOAT8_ARRAY),
-        ];
-        Statement::new(&self.table.swap, parameters)
+        let mut rows = rows.iter();
+        let is_complete = rows.len() == swaps.iter().map(|changes| changes.len()).sum::<usize>();
+        let answers = swaps.iter().map(|changes| {
+            if !is_complete && inserts(changes) {
+                return Ok(Swapped::skipped());
+            }
+            let rows: Vec<&Row> = rows.by_ref().take(changes.len()).collect();
+            let Some(row) = rows.first() else { return Ok(Swapped::done()) };
+            let now = self.read(time_of(row))?;
+            match self.read(row.try_get(3))? {
+                Some(true) => {
+                    self.note_inserted(changes);
+                    Ok(Swapped::done().at(now))
+                }
+                None => Ok(Swapped::skipped()),
+                Some(false) => {
+                    let current = rows.iter().map(|row| self.read(value_of(row)));
+                    Ok(Swapped::conflict(current.collect::<Result<_, _>>()?).at(now))
+                }
+            }
+        });
+        Ok(answers.collect())
+    }
+
+    fn swap_each_statement<'a>(&self, swaps: impl Iterator<Item = &'a [Change]> + Clone) -> Statement {
+        let numbers = swaps.clone().zip(0..).flat_map(|(changes, number)| changes.iter().map(move |_| number));
+        let numbers = parameter(numbers.collect::<Vec<i32>>(), Type::INT4_ARRAY);
+        let Columns { keys, expected, is_put, versions, values, lives } = Columns::of(swaps.flatten());
+        Statement::new(&self.table.swap_each, [keys, numbers, expected, is_put, versions, values, lives])
+    }
+
+    /// Runs a statement. If the server undoes it because of others that run at the same time, it is run again: it has
+    /// changed nothing.
+    async fn run(&self, statement: &Statement) -> Result<Vec<Row>, BoxError> {
+        for runs in 1.. {
+            match self.connections.run(statement).await {
+                Err(error) if runs < RUNS && is_undone(&error) => {
+                    let pause = PAUSE.mul_f64(f64::from(runs - 1) / f64::from(RUNS));
+                    let part = random::mixed(self.undone.fetch_add(1, Ordering::Relaxed)) % 1_024;
+                    Due::after(pause * (part as u32) / 1_024).wait().await; // below 1,024
+                }
+                answer => return answer.map(|Rows(rows)| rows),
+            }
+        }
+        Err("the statement was run too often".into())
     }
 
     /// Counts inserted values, and sweeps if there were enough.
@@ -241,6 +342,57 @@ impl<C: Connections> Inner<C> {
             let message = format!("{} returned a row of another form", self.name);
             StoreError::new(StoreErrorKind::Foreign, message).caused_by(error)
         })
+    }
+}
+
+/// The changes as parameters of a statement.
+struct Columns {
+    keys: Parameter,
+    expected: Parameter,
+    /// Null if the value is kept, and false if it is removed.
+    is_put: Parameter,
+    versions: Parameter,
+    values: Parameter,
+    lives: Parameter,
+}
+
+impl Columns {
+    fn of<'a>(changes: impl Iterator<Item = &'a Change>) -> Self {
+        let (mut keys, mut expected, mut is_put) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut versions, mut values, mut lives) = (Vec::new(), Vec::new(), Vec::new());
+        for change in changes {
+            keys.push(change.key.to_string());
+            expected.push(change.expect.map(Uuid::from));
+            let put = match &change.then {
+                Then::Put(value, lives) => Some((value, lives)),
+                Then::Keep | Then::Delete => None,
+            };
+            is_put.push((change.then != Then::Keep).then_some(put.is_some()));
+            versions.push(put.map(|(value, _)| Uuid::from(value.version)));
+            values.push(put.map(|(value, _)| value.bytes.to_vec()));
+            lives.push(put.map(|(_, lives)| seconds(*lives)));
+        }
+        Self {
+            keys: parameter(keys, Type::TEXT_ARRAY),
+            expected: parameter(expected, Type::UUID_ARRAY),
+            is_put: parameter(is_put, Type::BOOL_ARRAY),
+            versions: parameter(versions, Type::UUID_ARRAY),
+            values: parameter(values, Type::BYTEA_ARRAY),
+            lives: parameter(lives, Type::FLOAT8_ARRAY),
+        }
+    }
+}
+
+/// Returns whether one of the changes inserts a value.
+fn inserts(changes: &[Change]) -> bool {
+    changes.iter().any(|change| change.expect.is_none() && matches!(change.then, Then::Put(..)))
+}
+
+/// Adds the store's time to an answer, if it is known.
+fn timed(swapped: Swapped, now: Option<Timestamp>) -> Swapped {
+    match now {
+        Some(now) => swapped.at(now),
+        None => swapped,
     }
 }
 
@@ -282,7 +434,7 @@ mod tests {
     async fn sweep_that_panics_or_hangs_is_not_the_last_one() {
         for panics in [true, false] {
             let table = Table::new("limits", Duration::from_millis(25)).unwrap();
-            let store = PostgresStore::new(Bad { panics }, table, "the server".to_owned(), Handle::current());
+            let store = PostgresStore::new(Bad { panics }, table, "the server".to_owned(), 1, Handle::current());
             let value = Value::new(Version::from_bytes([1; 16]), vec![1]);
             let insert = Change::new("key", None, Then::Put(value, Duration::from_secs(1)));
             for _ in 0..3 {

@@ -9,6 +9,12 @@
 //! * A set is one statement. Its rows are locked before they are compared, and everything is written or nothing. A row
 //!   that came after the statement began is not seen, and inserting it fails as a unique violation, which undoes the
 //!   whole statement.
+//! * Several swaps are one statement, which is one transaction and waits once for the disk. It skips rows that another
+//!   transaction has locked, so one such row keeps no other key waiting, and two processes never wait for each other's
+//!   rows. A skipped row looks like a missing one, so missing rows are looked for once more without a lock: a swap that
+//!   has one is sent alone. A key that came after the statement began is not inserted, and its swap is sent alone too.
+//!   If a swap of several new keys could insert only some of them, the division by zero undoes the whole statement, and
+//!   the swaps that insert are sent alone.
 //! * `lock_timeout` ends with the statement, since each statement is a transaction of its own. A setting of the
 //!   connection would be one of other applications behind PgBouncer.
 
@@ -53,6 +59,11 @@ pub(super) struct Table {
     pub(super) insert: Arc<str>,
     /// Makes any changes.
     pub(super) swap: Arc<str>,
+    /// Replaces those of several values that are the expected ones, and returns their places.
+    pub(super) replace_each: Arc<str>,
+    /// Makes any changes of several swaps. It returns for each change whether its swap was made, or null if that swap
+    /// has to be sent alone.
+    pub(super) swap_each: Arc<str>,
     /// Removes values whose time is over.
     pub(super) sweep: Arc<str>,
 }
@@ -77,7 +88,8 @@ impl Table {
         }
         // In quotes, since a name may be a word of SQL.
         let name = parts.iter().map(|part| format!("\"{part}\"")).collect::<Vec<_>>().join(".");
-        let wait = format!("set_config('lock_timeout', '{}', true) IS NOT NULL", max_lock_wait.as_millis());
+        // Evaluated once, and also if no row is there yet.
+        let wait = format!("(SELECT set_config('lock_timeout', '{}', true)) IS NOT NULL", max_lock_wait.as_millis());
         Ok(Self {
             load: format!(
                 "SELECT clock_timestamp(), stored.version, stored.value \
@@ -102,7 +114,7 @@ impl Table {
             swap: format!(
                 "WITH wanted AS MATERIALIZED (\
                  SELECT * FROM unnest($1, $2, $3, $4, $5, $6) WITH ORDINALITY \
-                 AS wanted(key, expected, is_put, version, value, lives, place)), \
+                 AS wanted(key, expected, is_put, version, value, lives, place) WHERE {wait}), \
                  present AS MATERIALIZED (\
                  SELECT key, version, value FROM {name} WHERE key = ANY($1) AND {wait} ORDER BY key FOR UPDATE), \
                  verdict AS MATERIALIZED (\
@@ -121,6 +133,53 @@ impl Table {
                  WHERE holds AND NOT is_put AND stored.key = wanted.key) \
                  SELECT now, present.version, present.value, holds \
                  FROM verdict CROSS JOIN wanted LEFT JOIN present USING (key) ORDER BY place"
+            )
+            .into(),
+            replace_each: format!(
+                "WITH wanted AS MATERIALIZED (\
+                 SELECT stored.key, wanted.version, wanted.value, lives, place \
+                 FROM unnest($1, $2, $3, $4, $5) WITH ORDINALITY AS wanted(key, expected, version, value, lives, place) \
+                 JOIN {name} AS stored ON stored.key = wanted.key AND stored.version = expected \
+                 WHERE {wait} FOR UPDATE OF stored SKIP LOCKED) \
+                 UPDATE {name} AS stored SET version = wanted.version, value = wanted.value, \
+                 expires = clock_timestamp() + lives * interval '1 second' FROM wanted WHERE stored.key = wanted.key \
+                 RETURNING clock_timestamp(), place"
+            )
+            .into(),
+            swap_each: format!(
+                "WITH wanted AS MATERIALIZED (\
+                 SELECT * FROM unnest($1, $2, $3, $4, $5, $6, $7) WITH ORDINALITY \
+                 AS wanted(key, swap, expected, is_put, version, value, lives, place) WHERE {wait}), \
+                 present AS MATERIALIZED (\
+                 SELECT key, version, value FROM {name} WHERE key = ANY($1) FOR UPDATE SKIP LOCKED), \
+                 compared AS MATERIALIZED (\
+                 SELECT wanted.*, present.version AS current, present.value AS stored, present.key IS NULL \
+                 AND EXISTS (SELECT FROM {name} AS hidden WHERE hidden.key = wanted.key) AS is_hidden \
+                 FROM wanted LEFT JOIN present USING (key)), \
+                 verdict AS MATERIALIZED (\
+                 SELECT swap, CASE WHEN NOT bool_or(is_hidden) \
+                 THEN bool_and(current IS NOT DISTINCT FROM expected) END AS holds, \
+                 count(*) FILTER (WHERE is_put AND expected IS NULL) AS inserts FROM compared GROUP BY swap), \
+                 inserted AS (\
+                 INSERT INTO {name} (key, version, value, expires) \
+                 SELECT key, version, value, clock_timestamp() + lives * interval '1 second' \
+                 FROM compared JOIN verdict USING (swap) WHERE holds AND is_put AND expected IS NULL ORDER BY key \
+                 ON CONFLICT DO NOTHING RETURNING key), \
+                 made AS MATERIALIZED (\
+                 SELECT swap, CASE WHEN count(inserted.key) = inserts THEN true \
+                 WHEN count(inserted.key) > 0 THEN 1 / (inserts - inserts) = 1 END AS is_made \
+                 FROM compared JOIN verdict USING (swap) LEFT JOIN inserted USING (key) \
+                 WHERE holds GROUP BY swap, inserts), \
+                 updated AS (\
+                 UPDATE {name} AS stored SET version = compared.version, value = compared.value, \
+                 expires = clock_timestamp() + lives * interval '1 second' FROM compared JOIN made USING (swap) \
+                 WHERE is_made AND is_put AND expected IS NOT NULL AND stored.key = compared.key), \
+                 deleted AS (\
+                 DELETE FROM {name} AS stored USING compared JOIN made USING (swap) \
+                 WHERE is_made AND NOT is_put AND stored.key = compared.key) \
+                 SELECT clock_timestamp(), CASE WHEN NOT holds THEN current END, CASE WHEN NOT holds THEN stored END, \
+                 CASE WHEN holds THEN is_made ELSE holds END \
+                 FROM compared JOIN verdict USING (swap) LEFT JOIN made USING (swap) ORDER BY place"
             )
             .into(),
             sweep: format!(
