@@ -158,7 +158,7 @@ pub use middleware::layer::RateLimitLayer;
 pub use middleware::rule::definition::{MissingKey, Rule};
 pub use middleware::settings::OnError;
 pub use mode::Mode;
-pub use policy::Policy;
+pub use policy::{Part, Policy};
 pub use quota::builder::Quota;
 pub use refusal::Refusals;
 pub use wait::Wait;

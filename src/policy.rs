@@ -26,7 +26,8 @@ pub(crate) const CONTENT_BYTES: &str = "content-bytes";
 ///
 /// A layer makes the policies of its rules; see [`RateLimitLayer::policies`]. Make one yourself only
 /// to ask a [limiter](crate::limiter::Limiter) directly. Policies with equal names and quotas share
-/// their states in a limiter. A policy is cheap to clone.
+/// their states in a limiter, except for a quota without a name in a rule of
+/// [several](crate::Rule::all_of), which is stored by its place. A policy is cheap to clone.
 ///
 /// ```
 /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
@@ -147,21 +148,40 @@ impl Policy {
         Ok(Self(Arc::new(Inner { unit: Some(unit.into()), item: OnceLock::new(), ..(*self.0).clone() })))
     }
 
-    /// Makes one policy for each quota, named after `name` and the quota's words:
-    /// `api-60-per-minute`.
-    pub(crate) fn each(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, QuotaError> {
-        let quotas: Box<[Quota]> = quotas.into_iter().collect();
+    /// Makes one policy for each part of a rule.
+    ///
+    /// A part with a name is `api-burst`, in headers and in the store. A part without is listed by the quota's words,
+    /// `api-60-per-minute`, and stored by its place, `api` and then `api-quota-2`. So a quota that changes keeps what
+    /// was used.
+    pub(crate) fn each<P: Into<Part>>(name: &str, parts: impl IntoIterator<Item = P>) -> Result<Vec<Self>, QuotaError> {
+        let parts: Vec<Part> = parts.into_iter().map(Into::into).collect();
+        let quotas: Vec<Quota> = parts.iter().map(|part| part.quota).collect();
         one_unit(name, &quotas)?;
         for (at, quota) in quotas.iter().enumerate() {
             if let Some(other) = quotas[..at].iter().find(|other| other.counts_alike(quota)) {
                 return Err(twice(name, quota, other));
             }
         }
-        let each = quotas.iter().map(|quota| {
-            let room = NAME_MAX.saturating_sub(name.len() + 1);
-            Self::new(format!("{name}-{}", shortened(words(quota), room)), *quota)
-        });
-        at_least_one(name, each)
+        let mut each: Vec<Self> = Vec::with_capacity(parts.len());
+        for (at, part) in parts.iter().enumerate() {
+            let policy = match &part.name {
+                Some(own) => Self::new(format!("{name}-{own}"), part.quota)?,
+                None => {
+                    let room = NAME_MAX.saturating_sub(name.len() + 1);
+                    let listed = Self::new(format!("{name}-{}", shortened(words(&part.quota), room)), part.quota)?;
+                    listed.stored_as(&if at == 0 { name.to_owned() } else { format!("{name}-quota-{}", at + 1) })?
+                }
+            };
+            let is_taken = |other: &Self| other.name() == policy.name() || other.stored_name() == policy.stored_name();
+            if each.iter().any(is_taken) {
+                return Err(QuotaError::new(
+                    QuotaErrorKind::Duplicate,
+                    format!("{name:?} has two quotas with the name {:?}: give each its own", policy.name()),
+                ));
+            }
+            each.push(policy);
+        }
+        if each.is_empty() { Err(QuotaError::no_quota(name)) } else { Ok(each) }
     }
 
     /// Makes one policy of this name for each quota. Each can hold what was used under any other,
@@ -200,9 +220,15 @@ impl Policy {
         at_least_one(name, plans)
     }
 
-    /// Returns the policy under another name.
-    pub(crate) fn with_name(&self, name: String) -> Option<Self> {
-        Some(self.rebuilt(checked(name).ok()?, self.0.quota, self.0.origin))
+    /// Returns the policy under another name, in headers and in the store.
+    pub(crate) fn with_names(&self, name: String, stored: Option<String>) -> Option<Self> {
+        let stored = stored.map(checked).transpose().ok()?.map(String::into_boxed_str);
+        Some(Self::build(checked(name).ok()?, self.0.quota, self.0.unit.clone(), stored, self.0.origin))
+    }
+
+    /// Returns the name that the policy's states are stored under, if it is not the policy's own.
+    pub(crate) fn stored_apart(&self) -> Option<&str> {
+        self.0.stored.as_deref()
     }
 
     /// Returns the identity of an unnamed quota, which only its clones share. Returns `None` for a
@@ -235,7 +261,6 @@ impl Policy {
     ///
     /// # Errors
     /// Returns an error if the name is invalid; see [`Policy::new`].
-    #[cfg(feature = "rules")]
     pub(crate) fn stored_as(&self, name: &str) -> Result<Self, QuotaError> {
         let stored = Some(checked(name.to_owned())?.into_boxed_str());
         let Inner { name, quota, unit, origin, .. } = &*self.0;
@@ -297,6 +322,39 @@ impl Policy {
             item,
             origin,
         }))
+    }
+}
+
+/// A quota of a [rule of several](crate::Rule::all_of): alone, or in a pair with the name that it has there.
+///
+/// ```
+/// use tower_ratelimit::{Quota, Rule};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let unnamed = Rule::all_of("api", [Quota::per_second(10), Quota::per_day(10_000)])?;
+/// let named = Rule::all_of("api", [("burst", Quota::per_second(10)), ("day", Quota::per_day(10_000))])?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    name: Option<Box<str>>,
+    quota: Quota,
+}
+
+impl From<Quota> for Part {
+    fn from(quota: Quota) -> Self {
+        Self { name: None, quota }
+    }
+}
+
+impl From<(&str, Quota)> for Part {
+    fn from((name, quota): (&str, Quota)) -> Self {
+        Self { name: Some(name.into()), quota }
+    }
+}
+
+impl From<(String, Quota)> for Part {
+    fn from((name, quota): (String, Quota)) -> Self {
+        Self { name: Some(name.into()), quota }
     }
 }
 

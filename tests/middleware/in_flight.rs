@@ -718,13 +718,13 @@ fn settings_without_effect_are_reported() {
 async fn correction_after_the_response_changes_no_place() {
     let limiter = memory(&ManualClock::new());
     let rate = |name: &str| limiter.peek_one(&Policy::new(name, Quota::per_hour(100)).unwrap(), &Key::global(), 0);
-    let rule = Rule::all_of("api", [Quota::per_hour(100), Quota::concurrent(5)]).unwrap();
+    let rule = Rule::all_of("api", [("rate", Quota::per_hour(100)), ("places", Quota::concurrent(5))]).unwrap();
     let service = limited(&limiter, rule.refund_when(|_| true));
     let response = send(&service, "").await;
-    assert_eq!(rate("api-100-per-hour").remaining(), 100, "the head refunds the rate");
-    assert_eq!(free(&limiter, "api-5-at-once", 5), 4, "and not the place");
+    assert_eq!(rate("api-rate").remaining(), 100, "the head refunds the rate");
+    assert_eq!(free(&limiter, "api-places", 5), 4, "and not the place");
     drop(response);
-    assert_eq!(free(&limiter, "api-5-at-once", 5), 5);
+    assert_eq!(free(&limiter, "api-places", 5), 5);
     let settled = layer(&limiter, exports(5).settle_by_usage().cost(|_| 2)).layer(service_fn(|request: Request<()>| {
         if let Some(usage) = request.extensions().get::<Usage>() {
             usage.set(1);

@@ -169,6 +169,54 @@ fn impossible_set_of_quotas_is_refused_with_the_reason() {
     assert!(error(&format!("{long}n"), &[Quota::per_minute(60)]).contains("1 to 128"));
 }
 
+#[tokio::test]
+async fn changed_quota_of_several_keeps_what_was_used() {
+    let (clock, hour) = (ManualClock::new(), Quota::per_hour(100));
+    let day = |limit| Quota::per_day(limit);
+    let unnamed = |limit| Rule::all_of("client", [day(limit), hour]).unwrap();
+    let named = |limit| Rule::all_of("client", [("day", day(limit)), ("hour", hour)]).unwrap();
+    let turned = |limit| Rule::all_of("client", [("hour", hour), ("day", day(limit))]).unwrap();
+    let rules: [(&dyn Fn(u64) -> Rule, &dyn Fn(u64) -> Rule); 3] =
+        [(&unnamed, &unnamed), (&named, &named), (&named, &turned)];
+    for (before, after) in rules {
+        let limiter = memory(&clock);
+        let layer = |rule: Rule| RateLimitLayer::new(limiter.clone(), rule, key::global());
+        let (old, new) = (layer(before(10)), layer(after(6)));
+        let mut passed = 0;
+        // A roll-out: both are asked in turn, and count together.
+        for _ in 0..6 {
+            for layer in [&old, &new] {
+                passed += u64::from(send(layer, get()).await.status() == StatusCode::OK);
+            }
+        }
+        assert!((6..=10).contains(&passed), "{passed} of 12 passed, 6 in the new quota and 10 in the old");
+        // Raised later, it counts all of them.
+        assert!(left(&send(&layer(after(100)), get()).await).iter().all(|(_, left)| *left == 99 - passed));
+    }
+}
+
+#[tokio::test]
+async fn rules_of_several_with_one_name_count_apart() {
+    let several = |first| Rule::all_of("client", [Quota::per_minute(first), Quota::per_hour(50)]).unwrap();
+    let one = Rule::new("client", Quota::per_day(40)).unwrap();
+    for (first, second) in [(several(5), several(7)), (one.clone(), several(7)), (several(5), one)] {
+        let layer = RateLimitLayer::new(memory(&ManualClock::new()), first, key::global()).and(second, key::global());
+        let each = layer.policies().iter().map(|policy| policy.quota().capacity() - 1).collect::<Vec<_>>();
+        let response = send(&layer, get()).await;
+        assert_eq!(left(&response).into_iter().map(|(_, left)| left).collect::<Vec<_>>(), each);
+    }
+}
+
+#[test]
+fn quotas_of_one_rule_have_names_of_their_own() {
+    let rule = |parts: [(&str, Quota); 2]| Rule::all_of("api", parts);
+    let named = rule([("burst", Quota::per_second(10)), ("day", Quota::per_day(900))]).unwrap();
+    assert_eq!(named.policies().iter().map(Policy::name).collect::<Vec<_>>(), ["api-burst", "api-day"]);
+    let twice = rule([("day", Quota::per_second(10)), ("day", Quota::per_day(900))]).unwrap_err();
+    assert_eq!(twice.to_string(), "\"api\" has two quotas with the name \"api-day\": give each its own");
+    assert!(rule([("", Quota::per_second(10)), ("ü", Quota::per_day(900))]).is_err());
+}
+
 /// Returns three plans, chosen by a header of the request.
 fn plans() -> Rule {
     let quotas = [Quota::per_hour(2), Quota::per_hour(10), Quota::per_hour(100)];

@@ -195,7 +195,7 @@ fn errors_name_their_kind_and_take_one_line() {
     is("100 per nothing".parse::<Quota>(), QuotaError::kind, QuotaErrorKind::Syntax);
     is(MemoryLimiter::builder().max_keys(0).build(), MemoryLimiterError::kind, MemoryLimiterErrorKind::MaxKeys);
     is(Policy::new("", quota), QuotaError::kind, QuotaErrorKind::Name);
-    is(Rule::all_of("a", []), QuotaError::kind, QuotaErrorKind::NoQuota);
+    is(Rule::all_of("a", [] as [Quota; 0]), QuotaError::kind, QuotaErrorKind::NoQuota);
     is(Rule::all_of("a", [quota, quota]), QuotaError::kind, QuotaErrorKind::Duplicate);
     let meter = Quota::meter(5, Duration::from_secs(60)).unwrap();
     let named = |quota| Rule::new("a", quota);

@@ -122,6 +122,23 @@ async fn reset_ends_a_remembered_denial_although_its_caller_goes() {
 }
 
 #[tokio::test]
+async fn changed_quota_of_several_keeps_its_count() {
+    let (server, a) = (Server::start(), key("a"));
+    let limiter = connected(patient().max_denials(0), &server.url()).await;
+    let rule = |limit| Rule::all_of("client", [lasting(limit), Quota::per_day(900)]).unwrap();
+    let (old, new) = (rule(10), rule(6));
+    let mut passed = 0;
+    for _ in 0..6 {
+        for rule in [&old, &new] {
+            let all: Vec<_> = rule.policies().iter().map(|policy| Charge::new(policy, &a)).collect();
+            passed += u64::from(limiter.take(&all).await.unwrap().is_allowed());
+        }
+    }
+    assert!((6..=10).contains(&passed), "{passed} of 12 passed, 6 in the new quota and 10 in the old");
+    assert_eq!(keys(&server).len(), 2, "both versions of the rule have the same keys");
+}
+
+#[tokio::test]
 async fn quotas_of_one_rule_each_keep_their_own_count() {
     let (server, clock) = (Server::start(), ManualClock::new());
     let quotas = [lasting(5), Quota::sliding_window(7, 40 * 24 * 60 * MINUTE).unwrap(), Quota::per_day(9)];

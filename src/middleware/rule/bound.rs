@@ -89,7 +89,8 @@ impl BoundRule {
         for at in 0..self.policies().len() {
             if let (Some(renamed), Some(policy)) = (self.renamed(at, others), self.rule.policies.get_mut(at)) {
                 // Equal quotas without names are two allowances on purpose: by address and by user.
-                if self.numbered.is_none() && policy.unnamed().is_none() {
+                let has_new_name = policy.name() != renamed.name();
+                if has_new_name && self.numbered.is_none() && policy.unnamed().is_none() {
                     self.numbered = Some([policy.name().into(), renamed.name().into()]);
                 }
                 *policy = renamed;
@@ -99,7 +100,10 @@ impl BoundRule {
             let taken = others.iter().flat_map(Self::names).chain(self.policies().iter().map(Policy::name));
             let taken: Vec<&str> = taken.collect();
             let free = free_name(linked.policy.name(), &taken);
-            let renamed = free.and_then(|name| linked.policy.with_name(name));
+            let renamed = free.and_then(|name| {
+                let stored = linked.policy.stored_apart().map(str::to_owned);
+                linked.policy.with_names(name, stored)
+            });
             if let (Some(renamed), Some(linked)) = (renamed, self.rule.linked.as_mut()) {
                 linked.policy = renamed;
             }
@@ -117,14 +121,20 @@ impl BoundRule {
         policies.flat_map(|policy| [policy.name(), policy.stored_name()])
     }
 
-    /// The policy with another name, if its name is taken.
+    /// The policy with another name, and stored under another, if its own is taken.
     fn renamed(&self, at: usize, others: &[Self]) -> Option<Policy> {
         let policy = self.policies().get(at)?;
         let theirs = others.iter().flat_map(Self::names);
         // Plans have their name in common.
         let own = self.policies().iter().filter(|own| self.rule.choose.is_none() && *own != policy);
         let taken: Vec<&str> = theirs.chain(own.map(Policy::name)).collect();
-        policy.with_name(free_name(policy.name(), &taken)?)
+        let name = free_name(policy.name(), &taken);
+        let stored = policy.stored_apart().map(|stored| free_name(stored, &taken).ok_or(stored));
+        if name.is_none() && !matches!(stored, Some(Ok(_))) {
+            return None;
+        }
+        let stored = stored.map(|stored| stored.unwrap_or_else(str::to_owned));
+        policy.with_names(name.unwrap_or_else(|| policy.name().to_owned()), stored)
     }
 
     /// The policies that a request is charged to, among those of the layer.

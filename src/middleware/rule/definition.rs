@@ -7,7 +7,7 @@ use crate::error::labelled;
 use crate::explanation::NotCharged;
 use crate::head::Head;
 use crate::mode::ModeSwitch;
-use crate::policy::{CONTENT_BYTES, Policy};
+use crate::policy::{CONTENT_BYTES, Part, Policy};
 use crate::quota::{Quota, QuotaError};
 
 use super::path::PathPattern;
@@ -125,25 +125,36 @@ impl Rule {
     /// per hour and 10,000 per day.
     ///
     /// The quotas share the key, the cost, the condition and the other settings of the rule. A
-    /// request is charged to all of them or to none. Each quota is a policy of its own, named after
-    /// `name` and its words, so that headers, refusals and metrics distinguish them.
+    /// request is charged to all of them or to none. Each quota is a policy of its own, so that headers,
+    /// refusals and metrics distinguish them.
+    ///
+    /// A quota in a pair with a name is called `client-burst`. A quota without a name is listed by its
+    /// words, `client-10-per-second`. Give names if clients, dashboards or alerts depend on them,
+    /// because the words change with the quota.
+    ///
+    /// When a quota changes, its usage is kept: a quota with a name by that name, a quota without one
+    /// by its place in the list. So append to a list without names, or give names before you change the
+    /// order. The first place without a name keeps the usage of [`Rule::new`](Self::new) with this name.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let quotas = [Quota::per_minute(60), Quota::per_hour(1_000), Quota::per_day(10_000)];
+    /// let quotas = [("burst", Quota::per_second(10)), ("month", "10000 per 30 days".parse()?)];
     /// let client = Rule::all_of("client", quotas)?;
-    /// assert_eq!(client.policies()[1].name(), "client-1000-per-hour");
+    /// assert_eq!(client.policies()[1].name(), "client-month");
     ///
     /// let layer = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip());
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// Returns an error if there is no quota, if two quotas count alike, or if a policy's name
-    /// would be invalid; see [`new`](Self::new). The words of a usual quota add about 15 characters to
-    /// the name.
-    pub fn all_of(name: impl AsRef<str>, quotas: impl IntoIterator<Item = Quota>) -> Result<Self, QuotaError> {
+    /// Returns an error if there is no quota, if two quotas count alike or have one name, or if a
+    /// policy's name would be invalid; see [`new`](Self::new). The words of a usual quota add about 15
+    /// characters to the name.
+    pub fn all_of<P: Into<Part>>(
+        name: impl AsRef<str>,
+        quotas: impl IntoIterator<Item = P>,
+    ) -> Result<Self, QuotaError> {
         Policy::each(name.as_ref(), quotas).map(Self::of)
     }
 
