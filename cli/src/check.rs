@@ -121,7 +121,10 @@ impl Checked {
         let (misspelt, unknown) = names.into_iter().partition(|name| name.problem().suggestion().is_some());
         (checked.misspelt, checked.unknown) = (misspelt, unknown);
         let is_note = |warning: &RulesWarning| {
-            matches!(warning.kind(), RulesWarningKind::Disabled | RulesWarningKind::RefusesAll)
+            matches!(
+                warning.kind(),
+                RulesWarningKind::Disabled | RulesWarningKind::ObservesOnly | RulesWarningKind::RefusesAll
+            )
         };
         (checked.notes, checked.warnings) = warnings.into_iter().partition(is_note);
         let report = files::builder().ok().and_then(|builder| builder.check(&text).ok());

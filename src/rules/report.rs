@@ -59,12 +59,16 @@ labelled! {
     as_str {
         /// `enabled: false` keeps a rule from being applied. That is meant, so a tool notes it and does not fail.
         Disabled = "disabled",
+        /// `allow` has every IPv4 or every IPv6 address, so the rules limit none of these clients.
+        ExemptsAll = "exempts-all",
         /// The quota of a rule never refuses a request, because another rule applies to all of its requests and allows
         /// no more. Only what is certain is reported: the quotas have the same algorithm and period, and each value of
         /// one `match` is in one of the other. In a file with very many rules not all of them are compared.
         NeverBinds = "never-binds",
-        /// A quota of 0 refuses each request of its rule. That may be meant, so a tool notes it and does not fail.
-        /// Plans and rules that do not enforce are not reported.
+        /// Every limit of the file is in shadow mode. That is meant at first, so a tool notes it and does not fail.
+        ObservesOnly = "observes-only",
+        /// A quota of 0 refuses each request of its rule, or `deny` has every IPv4 or every IPv6 address. That may be
+        /// meant, so a tool notes it and does not fail. Plans and rules that do not enforce are not reported.
         RefusesAll = "refuses-all",
         /// No rule uses a template.
         UnusedTemplate = "unused-template",

@@ -1,9 +1,11 @@
 //! Finds what is probably not meant in rules that are right.
 
+use ipnet::IpNet;
+
 use super::contained::never_binding;
 use super::problem::Quoted;
 use super::report::{Noticed, RulesWarningKind};
-use super::spec::{FileSpec, Name, QuotaSpec, RuleSpec};
+use super::spec::{AccessSpec, At, DescriptorSpec, DomainSpec, FileSpec, LimitSpec, Name, QuotaSpec, RuleSpec};
 use crate::mode::Mode;
 
 /// Returns the warnings of a file.
@@ -11,7 +13,99 @@ pub(super) fn warnings(file: &FileSpec) -> Vec<Noticed> {
     let disabled = file.rules.iter().filter(|rule| !rule.is_enabled).map(disabled_rule);
     let unused = file.unused.iter().map(unused_template);
     let closed = file.rules.iter().filter_map(closed_rule);
-    disabled.chain(closed).chain(unused).chain(never_binding(&file.rules)).collect()
+    let listed = whole_families(&file.access);
+    let observing = observing_rules(&file.rules);
+    let limits = file.domain.iter().flat_map(limits_of_domain);
+    disabled
+        .chain(closed)
+        .chain(listed)
+        .chain(observing)
+        .chain(limits)
+        .chain(unused)
+        .chain(never_binding(&file.rules))
+        .collect()
+}
+
+/// Returns a warning for each kind of address that `allow` exempts as a whole, and a note for each that `deny` refuses.
+/// The most specific network of both lists counts, so an exception in the other list does not change what is meant.
+fn whole_families(access: &AccessSpec) -> Vec<Noticed> {
+    let mut found = Vec::new();
+    for (family, bits) in [("IPv4", 32), ("IPv6", 128)] {
+        if let Some(largest) = covering(&access.allow, bits) {
+            let message = format!(
+                "`allow` has every {family} address, so no rule limits these clients: list only networks that you trust"
+            );
+            found.push(Noticed { kind: RulesWarningKind::ExemptsAll, position: largest.position, message });
+        }
+        if let Some(largest) = covering(&access.deny, bits) {
+            let message = format!(
+                "`deny` has every {family} address, so each of these clients is refused with 403, except those in a network of \
+                 `allow`"
+            );
+            found.push(Noticed { kind: RulesWarningKind::RefusesAll, position: largest.position, message });
+        }
+    }
+    found
+}
+
+/// Returns the largest of the networks if they have all addresses of as many bits together.
+fn covering(networks: &[At<IpNet>], bits: u8) -> Option<&At<IpNet>> {
+    let own = || networks.iter().filter(|network| network.max_prefix_len() == bits);
+    // The first and the last address of each network, from the top of 128 bits down.
+    let mut ranges: Vec<(u128, u128)> = own()
+        .map(|network| {
+            let first = match network.network() {
+                std::net::IpAddr::V4(address) => u128::from(address.to_bits()) << 96,
+                std::net::IpAddr::V6(address) => address.to_bits(),
+            };
+            (first, first | u128::MAX.checked_shr(network.prefix_len().into()).unwrap_or(0))
+        })
+        .collect();
+    ranges.sort_unstable();
+    let mut next = Some(0);
+    for (first, last) in ranges {
+        // `None` is behind the last address.
+        let Some(end) = next.filter(|next| first <= *next) else { break };
+        next = last.max(end.saturating_sub(1)).checked_add(1);
+    }
+    if next.is_some() { None } else { own().min_by_key(|network| network.prefix_len()) }
+}
+
+/// Returns a note if no rule refuses a request, because all of them are in shadow mode.
+fn observing_rules(rules: &[RuleSpec]) -> Option<Noticed> {
+    let mut applied = rules.iter().filter(|rule| rule.is_enabled);
+    let first = applied.next()?;
+    let all = first.mode == Mode::Shadow && applied.all(|rule| rule.mode == Mode::Shadow);
+    all.then(|| observing(first.name.position))
+}
+
+fn observing(position: super::problem::Position) -> Noticed {
+    let message = "every limit of the file is in shadow mode, so none refuses a request".to_owned();
+    Noticed { kind: RulesWarningKind::ObservesOnly, position, message }
+}
+
+/// Returns the notes of a file in Envoy's form: limits of 0, and that all are in shadow mode.
+fn limits_of_domain(domain: &DomainSpec) -> Vec<Noticed> {
+    fn collect<'s>(specs: &'s [DescriptorSpec], limits: &mut Vec<(&'s DescriptorSpec, &'s LimitSpec)>) {
+        for spec in specs {
+            limits.extend(spec.limit.iter().map(|limit| (spec, limit)));
+            collect(&spec.descriptors, limits);
+        }
+    }
+    let mut limits = Vec::new();
+    collect(&domain.descriptors, &mut limits);
+    let limited = || limits.iter().filter_map(|(spec, limit)| Some((spec, limit.mode, limit.quota.as_ref()?)));
+    let closed = limited().filter(|(_, mode, quota)| *mode == Mode::Enforce && quota.limit() == 0);
+    let mut found: Vec<Noticed> = closed
+        .map(|(spec, _, quota)| {
+            let message =
+                format!("the limit of the key {} is 0, so each request with it is refused", Quoted(&spec.key));
+            Noticed { kind: RulesWarningKind::RefusesAll, position: quota.position, message }
+        })
+        .collect();
+    let first = limited().next().filter(|_| limited().all(|(_, mode, _)| mode == Mode::Shadow));
+    found.extend(first.map(|(spec, ..)| observing(spec.position)));
+    found
 }
 
 fn unused_template(name: &Name) -> Noticed {
@@ -35,4 +129,59 @@ fn closed_rule(rule: &RuleSpec) -> Option<Noticed> {
         Quoted(&rule.name)
     );
     Some(Noticed { kind: RulesWarningKind::RefusesAll, position: quota.position, message })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Rules;
+
+    /// Returns the kinds of the warnings of a file, each with its line.
+    fn warnings(text: &str) -> Vec<(&'static str, usize)> {
+        let report = Rules::builder().check(text).expect(text);
+        report.warnings().iter().map(|warning| (warning.kind().as_str(), warning.problem().line())).collect()
+    }
+
+    #[test]
+    fn access_list_of_everybody_is_noticed() {
+        let access =
+            |allow: &str, deny: &str| warnings(&format!("rules: []\naccess:\n  allow: [{allow}]\n  deny: [{deny}]\n"));
+        let all = [("exempts-all", 3), ("exempts-all", 3)];
+        assert_eq!(access("0.0.0.0/0, '::/0'", ""), all);
+        assert_eq!(access("10.0.0.0/8, 128.0.0.0/1, 0.0.0.0/1, '8000::/1', '::/1'", ""), all);
+        assert_eq!(access("128.0.0.0/2, 192.0.0.0/2, 0.0.0.0/1", "192.0.2.0/24"), [("exempts-all", 3)]);
+        assert_eq!(access("192.0.2.1", "0.0.0.0/0, '::/0'"), [("refuses-all", 4), ("refuses-all", 4)]);
+        for allow in [
+            "",
+            "10.0.0.0/8, 192.168.0.0/16",
+            "0.0.0.0/1, 128.0.0.0/2",
+            "'::/1', 'c000::/2'",
+            "0.0.0.0/32, 255.255.255.255/32",
+        ] {
+            assert_eq!(access(allow, ""), [], "{allow}");
+        }
+    }
+
+    #[test]
+    fn file_that_only_observes_is_noticed() {
+        let rules = |modes: [&str; 2]| {
+            let rule = |name: &str, rest: &str| {
+                format!("  - {{name: {name}, quota: 5 per hour, key: peer-ip, match: {{path: /{name}}}, {rest}}}\n")
+            };
+            warnings(&format!("rules:\n{}{}", rule("a", modes[0]), rule("b", modes[1])))
+        };
+        assert_eq!(rules(["mode: shadow", "mode: shadow"]), [("observes-only", 2)]);
+        assert_eq!(rules(["mode: shadow", "enabled: false"]), [("observes-only", 2), ("disabled", 3)]);
+        assert_eq!(rules(["mode: shadow", "mode: enforce"]), []);
+        assert_eq!(rules(["mode: shadow", "mode: degrade"]), []);
+        let domain = |first: &str, second: &str| {
+            warnings(&format!(
+                "domain: d\ndescriptors:\n- {{key: a, {first}, descriptors: [{{key: b, {second}}}]}}\n- {{key: c, rate_limit: {{unlimited: true}}}}"
+            ))
+        };
+        let limit =
+            |requests: u32, more: &str| format!("rate_limit: {{unit: hour, requests_per_unit: {requests}}}, {more}");
+        assert_eq!(domain(&limit(5, "shadow_mode: true"), &limit(0, "shadow_mode: true")), [("observes-only", 3)]);
+        assert_eq!(domain(&limit(5, "shadow_mode: true"), &limit(5, "shadow_mode: false")), []);
+        assert_eq!(domain(&limit(5, "value: x"), &limit(0, "value: y")), [("refuses-all", 3)]);
+    }
 }
