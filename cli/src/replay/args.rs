@@ -17,8 +17,11 @@ use tower_ratelimit::key::TrustedProxies;
 ///
 /// Files are read in the order of their times, and gunzipped if need be. The files of several servers are merged.
 ///
-/// The exit code is 0 if the log was replayed, whatever was refused. It is 2 if the log could not be replayed, or if
-/// more than a tenth of its lines had to be left out: then there is no report. Nothing leaves this machine.
+/// Lines may have the prefixes of syslog, journald, Docker, compose, Kubernetes and Heroku.
+///
+/// The exit code is 0 if the log was replayed, whatever was refused. It is 2 if the log could not be replayed: then
+/// there is no report. So it is if more than a tenth of its lines had to be left out, if more than a tenth of its
+/// requests has no client, or if two programs logged the same requests. Nothing leaves this machine.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Log files in any order, also compressed by gzip; `-` is the standard input
@@ -39,9 +42,9 @@ pub(crate) struct Options {
     /// Take the client from X-Forwarded-For, behind this many proxies
     #[arg(long, value_name = "N", value_parser = proxies)]
     pub(super) trusted_proxies: Option<TrustedProxies>,
-    /// COMBINED, COMMON, VCOMBINED, NGINXMAIN, CADDY, TRAEFIK, TRAEFIKCLF, ENVOY, ENVOYJSON, ISTIO, HAPROXY, GCP, ALB,
-    /// ELB, CLOUDFRONT, W3C (also IIS), SQUID, JSON, or the text of an nginx log_format; by default the first 100 lines
-    /// decide
+    /// COMBINED, COMMON, VCOMBINED, COMBINEDPLUS, NGINXMAIN, NGINXJSON, INGRESSNGINX, CADDY, TRAEFIK, TRAEFIKCLF, ENVOY,
+    /// ENVOYJSON, ISTIO, HAPROXY, KONG, HEROKU, CLOUDFLARE, FASTLY, GCP, AZURE, ALB, ELB, APIGATEWAY, CLOUDFRONT, W3C
+    /// (also IIS), SQUID, JSON, or the text of an nginx log_format; by default the first lines decide
     #[arg(long)]
     pub(super) format: Option<String>,
     /// The path of a field in a JSON log, such as client=request.client_ip; may be repeated

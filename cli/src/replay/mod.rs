@@ -34,7 +34,7 @@ pub(crate) use self::read::date;
 use self::read::format::Format;
 use self::read::log::Log;
 use self::read::request::{Keep, is_of_host};
-use self::report::{Counted, FileRead, Paste, Report};
+use self::report::{ByClient, Counted, FileRead, Paste, Report};
 use self::tally::{Addresses, Hosts, Tally};
 use crate::exit;
 use crate::output::Output;
@@ -128,6 +128,15 @@ fn replay(options: &Options) -> Result<Report, String> {
         ..replay.counted
     };
     report::check_left_out(&counted, options.show_addresses)?;
+    report::check_logged_twice(&log.files, options.show_addresses)?;
+    report::check_clients(
+        &counted,
+        match options.through()? {
+            Through::Quota { key: KeyWord::Client, .. } => ByClient::Yes,
+            Through::Quota { .. } => ByClient::No,
+            Through::Rules { .. } => ByClient::Perhaps,
+        },
+    )?;
     report::check_durations(&counted)?;
     Ok(Report::new(&counted, options.show_addresses, &paste(&options.through()?, options.trusted_proxies.is_some())))
 }

@@ -1,5 +1,6 @@
 //! `tower-ratelimit replay`, seen from its user.
 
+mod forms;
 mod log;
 
 mod rotated;

@@ -11,6 +11,10 @@ pub(crate) struct Stamp {
 
 const SECOND: u64 = 1_000_000;
 
+/// The names of the months in logs.
+pub(crate) const MONTHS: [&[u8]; 12] =
+    [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
+
 /// Reads a date in one of the forms that logs use: `17/May/2015:10:05:03 +0000`, `2015-05-17T10:05:03.123Z`, or a
 /// number of seconds, milliseconds, microseconds or nanoseconds since the epoch. Dates before 1970 and after 2149 are
 /// not read.
@@ -28,22 +32,9 @@ pub(crate) fn parse(text: &[u8]) -> Option<Stamp> {
 fn common(text: &[u8]) -> Option<Stamp> {
     let (date, rest) = text.split_at_checked(12)?;
     let (time, rest) = rest.split_at_checked(8)?;
-    let [d1, d2, b'/', month @ .., b'/', y1, y2, y3, y4, b':'] = date else { return None };
-    let month = match month {
-        b"Jan" => 1,
-        b"Feb" => 2,
-        b"Mar" => 3,
-        b"Apr" => 4,
-        b"May" => 5,
-        b"Jun" => 6,
-        b"Jul" => 7,
-        b"Aug" => 8,
-        b"Sep" => 9,
-        b"Oct" => 10,
-        b"Nov" => 11,
-        b"Dec" => 12,
-        _ => return None,
-    };
+    // Python's server writes a space before the time.
+    let [d1, d2, b'/', month @ .., b'/', y1, y2, y3, y4, b':' | b' '] = date else { return None };
+    let month = MONTHS.iter().position(|known| *known == month)? as u64 + 1;
     let days = days(number(&[*y1, *y2, *y3, *y4])?, month, number(&[*d1, *d2])?)?;
     stamp(days, time, rest)
 }
@@ -198,6 +189,7 @@ mod tests {
             ("[17/May/2015:12:05:03 +0200]", 0, true),
             ("17/May/2015:05:35:03 -0430", 0, true),
             ("17/May/2015:10:05:03.123", 123_000, false),
+            ("17/May/2015 10:05:03", 0, true),
             ("2015-05-17T10:05:03Z", 0, true),
             ("2015-05-17 10:05:03", 0, true),
             ("2015-05-17T10:05:03.5Z", 500_000, false),

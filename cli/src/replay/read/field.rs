@@ -1,7 +1,9 @@
 //! The meanings of a log line's fields, and the fields of one line.
 
 use std::borrow::Cow;
+use std::hash::{BuildHasher, Hash, Hasher};
 
+use foldhash::quality::FixedState;
 use http::HeaderName;
 use smallvec::SmallVec;
 
@@ -21,6 +23,8 @@ pub(crate) enum Field {
     /// A path with its query, or a URL.
     Target,
     Host,
+    /// The name of a virtual host, which may have a port.
+    VirtualHost,
     Status,
     /// The time at which the response was complete.
     End,
@@ -31,6 +35,8 @@ pub(crate) enum Field {
     Header(usize),
     /// A number of bytes. Only its digits are looked at, because other formats have more fields behind it.
     Size,
+    /// The name of the logger that wrote the line. Those of access logs have names of their own.
+    Logger,
     /// Skipped.
     Other,
 }
@@ -80,7 +86,22 @@ impl<'a> Fields<'a> {
     }
 
     pub(crate) fn get(&self, field: Field) -> Option<&[u8]> {
-        self.0.iter().find(|(of, _)| *of == field).map(|(_, value)| &**value)
+        self.all(field).next()
+    }
+
+    /// Returns all values of a field. JSON may have several, under different names.
+    pub(crate) fn all(&self, field: Field) -> impl Iterator<Item = &[u8]> {
+        self.0.iter().filter(move |(of, _)| *of == field).map(|(_, value)| &**value)
+    }
+
+    /// Returns a hash of all values but the logger's name, which is that of the same request in another logger.
+    pub(crate) fn hash(&self) -> u64 {
+        let mut hasher = FixedState::default().build_hasher();
+        for (field, value) in self.0.iter().filter(|(field, _)| *field != Field::Logger) {
+            std::mem::discriminant(field).hash(&mut hasher);
+            value.hash(&mut hasher);
+        }
+        hasher.finish()
     }
 
     /// Returns the request's duration in microseconds, rounded down. Some servers write it in parts. One of more than a

@@ -3,9 +3,12 @@
 use http::HeaderName;
 
 use super::columns::Columns;
+use super::envelope::{LAYERS_MAX, Opened};
 use super::field::{Field, Fields, HeaderNames, Unit};
 use super::json::Paths;
-use super::request::{Keep, Request};
+use super::pairs;
+use super::request::{Keep, Request, address, hash, host_name, request_line};
+use super::sources::{Sources, is_of_access_log, is_of_other_logger};
 use super::text::Pattern;
 
 /// A format that reads lines.
@@ -13,12 +16,17 @@ use super::text::Pattern;
 pub(crate) struct Format {
     pub(crate) name: String,
     lines: Lines,
+    /// Whether it is one of the named formats, whose lines have fields of a known form. The user's own have not.
+    is_named: bool,
 }
 
 #[derive(Clone, Debug)]
 enum Lines {
-    Text(Pattern),
+    /// Ways to write a line, of which the first that fits is taken.
+    Text(Vec<Pattern>),
     Json(Paths),
+    /// Names and values. The time is that of the prefix.
+    Pairs(Paths),
     Columns {
         /// The columns of a file without a directive.
         columns: Columns,
@@ -33,10 +41,12 @@ type Named = (&'static [&'static str], Written);
 
 #[derive(Clone, Copy)]
 enum Written {
-    /// As in nginx's `log_format`. `$time_start` is the time of arrival.
+    /// As in nginx's `log_format`. `$time_start` is the time of arrival. Each line is one way to write it.
     Text(&'static str),
     /// Paths of JSON and what they mean.
     Json(&'static [(&'static str, Meaning)]),
+    /// Names of values and what they mean.
+    Pairs(&'static [(&'static str, Meaning)]),
     /// The first columns, and the column that a directive `#Fields` of this format has, if the format has directives.
     Columns(&'static str, Option<&'static str>),
 }
@@ -56,9 +66,11 @@ const fn is(field: Field) -> Meaning {
 /// All named formats. If several read as many lines of a log, the first is taken.
 ///
 /// Sources: the documentation of Apache's mod_log_config, nginx's ngx_http_log_module and its default nginx.conf,
-/// Caddy's access logs, Traefik's access log fields, Envoy's and Istio's default format strings, HAProxy's HTTP log
-/// format, the access logs of AWS' classic and application load balancers and of CloudFront, GCP's HttpRequest, W3C's
-/// working draft of the extended log file format with the fields of IIS, and Squid's logformat.
+/// ingress-nginx's log format, Caddy's access logs, Traefik's access log fields, Envoy's and Istio's default format
+/// strings, HAProxy's HTTP and HTTPS log formats, the access logs of AWS' classic and application load balancers, of
+/// its API Gateway and of CloudFront, GCP's HttpRequest, Azure's Application Gateway and Front Door, Cloudflare's
+/// Logpush fields of HTTP requests, Fastly's log format in JSON, Kong's serializer, Heroku's router, W3C's working
+/// draft of the extended log file format with the fields of IIS, and Squid's logformat.
 const FORMATS: &[Named] = &[
     (
         &["COMBINED", "NGINX", "APACHE"],
@@ -70,12 +82,12 @@ const FORMATS: &[Named] = &[
     (
         &["VCOMBINED", "VHOSTCOMBINED"],
         Written::Text(
-            r#"$host:$port $remote_addr $ident $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent""#,
+            r#"$vhost $remote_addr $ident $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent""#,
         ),
     ),
     (
         &["VCOMMON", "VHOSTCOMMON"],
-        Written::Text(r#"$host:$port $remote_addr $ident $remote_user [$time_local] "$request" $status $size"#),
+        Written::Text(r#"$vhost $remote_addr $ident $remote_user [$time_local] "$request" $status $size"#),
     ),
     (
         &["NGINXMAIN", "MAIN"],
@@ -90,8 +102,22 @@ const FORMATS: &[Named] = &[
         ),
     ),
     (
+        &["INGRESSNGINX", "INGRESS"],
+        Written::Text(
+            r#"$remote_addr - $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent" $size $request_time [$upstream] $rest"#,
+        ),
+    ),
+    // Fields that a server's administrator added behind those of the combined format.
+    (
+        &["COMBINEDPLUS"],
+        Written::Text(
+            r#"$remote_addr $ident $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent" $rest"#,
+        ),
+    ),
+    (
         &["CADDY"],
         Written::Json(&[
+            ("logger", is(Field::Logger)),
             ("ts", is(Field::End)),
             ("duration", is(Field::Duration(Unit::Seconds))),
             ("status", is(Field::Status)),
@@ -135,6 +161,85 @@ const FORMATS: &[Named] = &[
             ("httpRequest.referer", Header("referer")),
         ]),
     ),
+    (
+        &["CLOUDFLARE"],
+        Written::Json(&[
+            ("EdgeStartTimestamp", is(Field::Start)),
+            ("EdgeEndTimestamp", is(Field::End)),
+            ("EdgeResponseStatus", is(Field::Status)),
+            ("ClientIP", is(Field::Client)),
+            ("ClientRequestMethod", is(Field::Method)),
+            ("ClientRequestHost", is(Field::Host)),
+            ("ClientRequestURI", is(Field::Target)),
+            ("ClientRequestUserAgent", Header("user-agent")),
+            ("ClientRequestReferer", Header("referer")),
+        ]),
+    ),
+    (
+        &["AZURE", "APPGATEWAY", "FRONTDOOR"],
+        Written::Json(&[
+            ("timeStamp", is(Field::End)),
+            ("time", is(Field::End)),
+            ("properties.timeTaken", is(Field::Duration(Unit::Seconds))),
+            ("properties.httpStatus", is(Field::Status)),
+            ("properties.httpStatusCode", is(Field::Status)),
+            ("properties.clientIP", is(Field::Client)),
+            ("properties.clientIp", is(Field::Client)),
+            ("properties.httpMethod", is(Field::Method)),
+            ("properties.originalHost", is(Field::Host)),
+            ("properties.host", is(Field::Host)),
+            ("properties.hostName", is(Field::Host)),
+            ("properties.originalRequestUriWithArgs", is(Field::Target)),
+            ("properties.requestUri", is(Field::Target)),
+            ("properties.userAgent", Header("user-agent")),
+            ("properties.referer", Header("referer")),
+        ]),
+    ),
+    (
+        &["FASTLY"],
+        Written::Json(&[
+            ("timestamp", is(Field::End)),
+            ("response_status", is(Field::Status)),
+            ("client_ip", is(Field::Client)),
+            ("request_method", is(Field::Method)),
+            ("host", is(Field::Host)),
+            ("url", is(Field::Target)),
+            ("request_user_agent", Header("user-agent")),
+            ("request_referer", Header("referer")),
+        ]),
+    ),
+    (
+        &["APIGATEWAY", "AWSAPIGATEWAY"],
+        Written::Json(&[
+            ("requestTime", is(Field::End)),
+            ("requestTimeEpoch", is(Field::End)),
+            ("status", is(Field::Status)),
+            ("ip", is(Field::Client)),
+            ("sourceIp", is(Field::Client)),
+            ("user", is(Field::User)),
+            ("httpMethod", is(Field::Method)),
+            ("domainName", is(Field::Host)),
+            ("path", is(Field::Target)),
+            ("resourcePath", is(Field::Target)),
+            ("userAgent", Header("user-agent")),
+        ]),
+    ),
+    (
+        &["KONG"],
+        Written::Json(&[
+            ("started_at", is(Field::Start)),
+            ("latencies.request", is(Field::Duration(Unit::Millis))),
+            ("response.status", is(Field::Status)),
+            ("client_ip", is(Field::Client)),
+            ("consumer.username", is(Field::User)),
+            ("request.method", is(Field::Method)),
+            ("request.uri", is(Field::Target)),
+            ("request.headers.host", is(Field::Host)),
+            ("request.headers.user-agent", Header("user-agent")),
+            ("request.headers.referer", Header("referer")),
+            ("request.headers.x-forwarded-for", Header("x-forwarded-for")),
+        ]),
+    ),
     // Operators choose these names; those of Istio are the usual ones.
     (
         &["ENVOYJSON", "ISTIOJSON"],
@@ -148,6 +253,62 @@ const FORMATS: &[Named] = &[
             ("path", is(Field::Target)),
             ("user_agent", Header("user-agent")),
             ("x_forwarded_for", Header("x-forwarded-for")),
+            // Those of Envoy Gateway and of newer versions of Envoy.
+            (":authority", is(Field::Host)),
+            ("x-envoy-origin-path", is(Field::Target)),
+            ("user-agent", Header("user-agent")),
+            ("x-forwarded-for", Header("x-forwarded-for")),
+        ]),
+    ),
+    // Those of nginx's variables, and the usual ones for them.
+    (
+        &["NGINXJSON"],
+        Written::Json(&[
+            ("time_local", is(Field::End)),
+            ("time_iso8601", is(Field::End)),
+            ("msec", is(Field::End)),
+            ("time", is(Field::End)),
+            ("@timestamp", is(Field::End)),
+            ("timestamp", is(Field::End)),
+            ("request_time", is(Field::Duration(Unit::Seconds))),
+            ("status", is(Field::Status)),
+            ("response", is(Field::Status)),
+            ("remote_addr", is(Field::Client)),
+            ("remote_ip", is(Field::Client)),
+            ("client_ip", is(Field::Client)),
+            ("clientip", is(Field::Client)),
+            ("remote_user", is(Field::User)),
+            ("request", is(Field::RequestLine)),
+            ("request_method", is(Field::Method)),
+            ("method", is(Field::Method)),
+            ("request_uri", is(Field::Target)),
+            ("uri", is(Field::Target)),
+            ("path", is(Field::Target)),
+            ("http_host", is(Field::Host)),
+            ("host", is(Field::Host)),
+            ("server_name", is(Field::Host)),
+            ("vhost", is(Field::Host)),
+            ("http_user_agent", Header("user-agent")),
+            ("user_agent", Header("user-agent")),
+            ("agent", Header("user-agent")),
+            ("http_referer", Header("referer")),
+            ("http_referrer", Header("referer")),
+            ("referer", Header("referer")),
+            ("referrer", Header("referer")),
+            ("http_x_forwarded_for", Header("x-forwarded-for")),
+            ("x_forwarded_for", Header("x-forwarded-for")),
+        ]),
+    ),
+    (
+        &["HEROKU"],
+        Written::Pairs(&[
+            ("method", is(Field::Method)),
+            ("path", is(Field::Target)),
+            ("host", is(Field::Host)),
+            ("fwd", Header("x-forwarded-for")),
+            ("connect", is(Field::Duration(Unit::Millis))),
+            ("service", is(Field::Duration(Unit::Millis))),
+            ("status", is(Field::Status)),
         ]),
     ),
     (
@@ -163,16 +324,12 @@ const FORMATS: &[Named] = &[
         ),
     ),
     (
-        &["HAPROXY"],
-        Written::Text(
-            r#"$syslog]: $remote_addr [$time_start] $frontend $backend $duration_ms $status $bytes $cookie $set_cookie $end $connections $queues "$request""#,
-        ),
-    ),
-    (
-        &["HAPROXYRAW"],
-        Written::Text(
+        &["HAPROXY", "HAPROXYRAW", "HAPROXYHTTPS"],
+        Written::Text(concat!(
             r#"$remote_addr [$time_start] $frontend $backend $duration_ms $status $bytes $cookie $set_cookie $end $connections $queues "$request""#,
-        ),
+            "\n",
+            r#"$remote_addr [$time_start] $frontend $backend $duration_ms $status $bytes $cookie $set_cookie $end $connections $queues "$request" $tls"#,
+        )),
     ),
     (
         &["AWSALB", "ALB"],
@@ -217,8 +374,8 @@ impl Format {
     /// Returns the format that a text names or describes. `fields` are those of the option `--field`.
     pub(crate) fn named(text: &str, fields: &[(String, String)]) -> Result<Self, String> {
         if text.contains('$') {
-            let lines = Pattern::parse(text).map(Lines::Text)?;
-            return Ok(Self { name: "log_format".to_owned(), lines });
+            let lines = Lines::Text(vec![Pattern::parse(text)?]);
+            return Ok(Self { name: "log_format".to_owned(), lines, is_named: false });
         }
         let name: String =
             text.chars().filter(|c| !matches!(c, '-' | '_' | ' ')).collect::<String>().to_ascii_uppercase();
@@ -239,19 +396,16 @@ impl Format {
         }
     }
 
-    /// Returns the format that reads most of these lines, or `None` if none reads any. A line counts twice if a
-    /// client's address is where the format has it: formats with other fields in front would be read, too. A name
-    /// there may be a virtual host.
+    /// Returns the format that reads most of these lines, or `None` if none reads any. A line in which each field has its
+    /// form counts twice: a request that a scanner sent has another form in each format.
     pub(crate) fn detect<'l>(lines: &(impl Iterator<Item = &'l [u8]> + Clone)) -> Option<Self> {
-        let worth = |request: &Request| if request.client.is_some() && request.host.is_none() { 2 } else { 1 };
         let mut best = None;
         for named in FORMATS {
             let mut format = Self::of(named);
             let mut reader = Reader::default();
-            let requests = lines.clone().filter_map(|line| reader.read(&mut format, line, Keep::Nothing));
-            let count = requests.map(|request| worth(&request)).sum::<usize>();
-            if count > best.as_ref().map_or(0, |(most, _)| *most) {
-                best = Some((count, format));
+            let worth = lines.clone().map(|line| reader.worth(&mut format, line)).sum::<u32>();
+            if worth > best.as_ref().map_or(0, |(most, _)| *most) {
+                best = Some((worth, format));
             }
         }
         best.map(|(_, format)| format)
@@ -259,20 +413,21 @@ impl Format {
 
     /// Returns a format that reads nothing.
     pub(crate) fn nothing() -> Self {
-        Self { name: String::new(), lines: Lines::Json(Paths::default()) }
+        Self { name: String::new(), lines: Lines::Json(Paths::default()), is_named: true }
     }
 
     fn of((names, written): &Named) -> Self {
         let name = names.first().copied().unwrap_or_default().to_owned();
         let lines = match written {
-            Written::Text(text) => Pattern::parse(text).map(Lines::Text).unwrap_or(Lines::Json(Paths::default())),
+            Written::Text(text) => Lines::Text(text.lines().filter_map(|way| Pattern::parse(way).ok()).collect()),
             Written::Json(known) => Lines::Json(paths(known)),
+            Written::Pairs(known) => Lines::Pairs(paths(known)),
             Written::Columns(names, sign) => {
                 let mut headers = HeaderNames::default();
                 Lines::Columns { columns: Columns::open(names, &mut headers), headers, sign: *sign }
             }
         };
-        Self { name, lines }
+        Self { name, lines, is_named: true }
     }
 
     fn json(name: &str, known: &[(&str, Meaning)], fields: &[(String, String)]) -> Result<Self, String> {
@@ -301,50 +456,218 @@ impl Format {
         if !paths.has(&[Field::Start, Field::End]) {
             return Err("the log's time is missing: give --field time=PATH, or --field start=PATH".to_owned());
         }
-        Ok(Self { name: name.to_owned(), lines: Lines::Json(paths) })
+        Ok(Self { name: name.to_owned(), lines: Lines::Json(paths), is_named: false })
+    }
+
+    /// Returns whether the time of a line is that of its prefix.
+    fn has_no_time(&self) -> bool {
+        matches!(self.lines, Lines::Pairs(_))
     }
 
     /// Returns the names of the headers that the log has.
     pub(crate) fn headers(&self) -> &[HeaderName] {
         match &self.lines {
-            Lines::Text(pattern) => &pattern.headers.0,
-            Lines::Json(paths) => &paths.headers.0,
+            Lines::Text(ways) => ways.first().map_or(&[], |pattern| &pattern.headers.0),
+            Lines::Json(paths) | Lines::Pairs(paths) => &paths.headers.0,
             Lines::Columns { headers, .. } => &headers.0,
         }
     }
 
-    /// Returns the request of a line, or `None` if the line is not of this format or has no time. `declared` are the
-    /// columns that a directive before the line names.
-    fn read(&self, line: &[u8], declared: Option<&Columns>, keep: Keep) -> Option<Request> {
+    /// Returns the fields of a line, or `None` if the line is not of this format. `declared` are the columns that a
+    /// directive before the line names.
+    fn fields<'l>(&self, line: &'l [u8], declared: Option<&Columns>) -> Option<Fields<'l>> {
         let mut fields = Fields::default();
         match &self.lines {
-            Lines::Text(pattern) => pattern.read(line, &mut fields)?,
+            Lines::Text(ways) => {
+                let mut ways = ways.iter();
+                while ways.next()?.read(line, &mut fields).is_none() {
+                    fields = Fields::default();
+                }
+            }
             Lines::Json(paths) => paths.read(line, &mut fields)?,
+            Lines::Pairs(paths) => pairs::read(line, paths, &mut fields)?,
             Lines::Columns { columns, .. } => declared.unwrap_or(columns).read(line, &mut fields)?,
         }
-        Request::new(&fields, self.headers(), keep)
+        (!self.is_named || self.has_its_form(&fields)).then_some(fields)
     }
+
+    /// Returns whether the fields of a line have the forms that they have in each line of the format. Others' lines have
+    /// something else in these places: the month of a date where the client is, or no status.
+    fn has_its_form(&self, fields: &Fields<'_>) -> bool {
+        let has_status = match fields.get(Field::Status) {
+            Some(status) => status.len() <= 3 && status.iter().all(|byte| byte.is_ascii_digit() || *byte == b'-'),
+            None => matches!(self.lines, Lines::Text(_) | Lines::Columns { .. }),
+        };
+        has_status
+            && has_client_form(fields)
+            && (!matches!(self.lines, Lines::Json(_) | Lines::Pairs(_)) || has_request(fields))
+    }
+
+    /// Returns 2 if each field of a line has the form that it has in a request that a server understood, and 1 if only
+    /// the client's address has, or only the others.
+    fn worth(&self, fields: &Fields<'_>) -> u32 {
+        let is_word = |text: &[u8]| !text.is_empty() && text.iter().all(u8::is_ascii_alphabetic);
+        let line = fields.get(Field::RequestLine).and_then(request_line).map(|(method, _)| method);
+        let has_method = fields.get(Field::Method).or(line).is_some_and(is_word);
+        let has_status = fields.get(Field::Status).is_some_and(|status| status.len() == 3 && status != b"000");
+        let (client, peer) = (fields.get(Field::Client), fields.get(Field::Peer));
+        let is_address = |text: Option<&[u8]>| text.is_some_and(|text| address(text).is_some());
+        let is_host = || client.is_some_and(|name| host_name(name).is_some() && name.contains(&b'.'));
+        let has_client = is_address(client) || is_address(peer) || client.is_none() && peer.is_none() || is_host();
+        let is_request = has_method && has_status;
+        if is_request && has_client { 2 } else { u32::from(is_request || is_address(client) || is_address(peer)) }
+    }
+}
+
+/// Returns whether an address is where the client is, or what servers write in its place: a name, or that there is none.
+/// The field after it is no address then: that line has another field in front.
+fn has_client_form(fields: &Fields<'_>) -> bool {
+    let Some(client) = fields.get(Field::Client) else { return true };
+    if fields.get(Field::Ident).is_some_and(|ident| address(ident).is_some()) {
+        return false;
+    }
+    let is_name = || host_name(client).is_some() && !fields.get(Field::User).is_some_and(|user| user.contains(&b' '));
+    address(client).is_some() || is_name() || matches!(client, b"unix:" | b"@" | b"unknown" | b"(null)")
+}
+
+/// Returns whether JSON has a request beside the status.
+fn has_request(fields: &Fields<'_>) -> bool {
+    let has = |field| fields.get(field).is_some();
+    let has_target = has(Field::Method) || has(Field::RequestLine) || has(Field::Target);
+    has_target && !fields.get(Field::Logger).is_some_and(is_other_logger)
+}
+
+/// Returns whether the name of a logger of Caddy's is not that of access logs.
+fn is_other_logger(name: &[u8]) -> bool {
+    !name.starts_with(b"http.log.access")
 }
 
 /// Reads the lines of one file in their order: a directive says which columns the lines after it have.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
     declared: Option<Columns>,
+    pub(crate) sources: Sources,
+}
+
+/// A line, as a reader found it.
+#[derive(Debug)]
+pub(crate) enum Read {
+    Request(Request),
+    /// A line of a program that logs no requests.
+    Other,
+    /// A line that this source may write beside requests. Whether it does is known in the end.
+    Unknown(u64),
+    Unreadable,
 }
 
 impl Reader {
     /// Returns the request of a line. Returns `None` for a directive, and for a line that is not of this format or has
     /// no time. A directive may add headers to the format.
     pub(crate) fn read(&mut self, format: &mut Format, line: &[u8], keep: Keep) -> Option<Request> {
-        let Some(directive) = directive(line) else { return format.read(line, self.declared.as_ref(), keep) };
+        match self.look(format, line, keep) {
+            Read::Request(request) => Some(request),
+            _ => None,
+        }
+    }
+
+    /// Returns the request of a line, or what the line is.
+    pub(crate) fn look(&mut self, format: &mut Format, line: &[u8], keep: Keep) -> Read {
+        if self.take_directive(format, line) {
+            return Read::Other;
+        }
+        let found = self.find(format, line, |fields, opened| {
+            let request = Request::new(fields, format.headers(), opened.at.filter(|_| format.has_no_time()), keep)?;
+            let logger = fields.get(Field::Logger).map(hash);
+            let source = opened.source.into_iter().chain(logger).reduce(|a, b| a ^ b.rotate_left(1));
+            let compared = source.map(|source| (source, fields.hash(), of_request(fields, &request)));
+            Some((request, compared))
+        });
+        match found {
+            Some((request, Some((source, whole, of_request)))) => {
+                match self.sources.repeats(source, whole, &request, of_request, line) {
+                    true => Read::Other,
+                    false => Read::Request(request),
+                }
+            }
+            Some((request, None)) => Read::Request(request),
+            None => self.unread(format, line),
+        }
+    }
+
+    /// Says what a line is that is no request.
+    fn unread(&mut self, format: &Format, line: &[u8]) -> Read {
+        let plain = Opened::plain(line);
+        let opened = Opened::without_prefixes(line).unwrap_or(plain);
+        let inner = if matches!(format.lines, Lines::Json(_)) { None } else { opened.within() };
+        let Opened { text, source, .. } = inner.as_ref().unwrap_or(&opened);
+        let is_of_caddy = || {
+            let Lines::Json(paths) = &format.lines else { return false };
+            let mut fields = Fields::default();
+            let is_json = paths.read(text, &mut fields).is_some();
+            is_json && fields.get(Field::Logger).is_some_and(is_other_logger)
+        };
+        if is_of_other_logger(text) || is_of_caddy() {
+            return Read::Other;
+        }
+        // What a program writes behind Heroku's router is no request, or one that the router has logged.
+        if matches!(format.lines, Lines::Pairs(_)) && source.is_some() && !text.starts_with(b"at=") {
+            return Read::Other;
+        }
+        match source {
+            Some(source) if !is_of_access_log(text) && self.sources.note_other(*source) => Read::Unknown(*source),
+            _ => Read::Unreadable,
+        }
+    }
+
+    /// Returns how sure it is that a line is of a format.
+    fn worth(&mut self, format: &mut Format, line: &[u8]) -> u32 {
+        if self.take_directive(format, line) {
+            return 0;
+        }
+        let worth = self.find(format, line, |fields, opened| {
+            let at = opened.at.filter(|_| format.has_no_time());
+            Request::new(fields, &[], at, Keep::Nothing).map(|_| format.worth(fields))
+        });
+        worth.unwrap_or(0)
+    }
+
+    /// Finds the fields of a line: in what other programs put around it, or in the line itself.
+    fn find<T>(&self, format: &Format, line: &[u8], take: impl Fn(&Fields<'_>, &Opened<'_>) -> Option<T>) -> Option<T> {
+        let read = |opened: &Opened<'_>| take(&format.fields(&opened.text, self.declared.as_ref())?, opened);
+        let plain = Opened::plain(line);
+        let opened = match Opened::without_prefixes(line) {
+            // The user's own format may begin with what looks like a prefix.
+            Some(opened) if format.is_named => opened,
+            Some(opened) => match read(&plain) {
+                Some(found) => return Some(found),
+                None => opened,
+            },
+            None => plain,
+        };
+        let mut layers = std::iter::successors(Some(opened), Opened::within).take(LAYERS_MAX);
+        layers.find_map(|opened| read(&opened))
+    }
+
+    /// Takes the columns of a directive. Returns whether the line is one.
+    fn take_directive(&mut self, format: &mut Format, line: &[u8]) -> bool {
+        let Some(directive) = directive(line) else { return false };
         if let Lines::Columns { headers, sign: Some(sign), .. } = &mut format.lines {
             let names = String::from_utf8_lossy(directive);
             let is_own = names.split_ascii_whitespace().any(|name| name.eq_ignore_ascii_case(sign));
             let names = if is_own { &*names } else { "" }; // without names, no line is read
             self.declared = Some(Columns::declared(names, headers));
         }
-        None
+        true
     }
+}
+
+/// Returns a hash of what two programs that log the same request agree about.
+fn of_request(fields: &Fields<'_>, request: &Request) -> u64 {
+    let line = fields.get(Field::RequestLine).and_then(request_line).unwrap_or_default();
+    let method = fields.get(Field::Method).unwrap_or(line.0);
+    let target = fields.get(Field::Target).unwrap_or(line.1);
+    let agent = request.agent.to_ne_bytes();
+    hash(&[method, b" ", target, b" ", &request.status.to_ne_bytes(), &agent].concat())
 }
 
 /// Returns the names of the columns if a line is a directive `#Fields`.
@@ -488,15 +811,6 @@ pub(crate) const FACTS: &[Facts] = &[
     },
     Facts {
         format: "HAPROXY",
-        line: r#"Feb  6 12:14:14 localhost haproxy[14389]: 192.0.2.1:33317 [06/Feb/2009:12:14:14.655] http-in static/srv1 10/0/30/69/109 200 2750 - - ---- 1/1/1/1/0 0/0 {1wt.eu} {} "GET /index.html HTTP/1.1""#,
-        at_us: 1_233_922_454_655_000,
-        client: "192.0.2.1",
-        status: 200,
-        texts: ["GET", "/index.html", "", ""],
-        agent: "",
-    },
-    Facts {
-        format: "HAPROXYRAW",
         line: r#"2001:db8::1:33317 [06/Feb/2009:12:14:14.655] https~ static/srv1 10/0/30/69/109 503 +2750 - - SC-- 1/1/1/1/0 0/0 "GET / HTTP/2.0""#,
         at_us: 1_233_922_454_655_000,
         client: "2001:db8::1",
@@ -549,6 +863,87 @@ pub(crate) const FACTS: &[Facts] = &[
         texts: ["GET", "http://e.org/a?b", "", "ann"],
         agent: "",
     },
+    Facts {
+        format: "INGRESSNGINX",
+        line: r#"192.0.2.1 - - [01/Mar/2024:10:00:00 +0000] "GET /a HTTP/2.0" 200 45 "-" "curl/8" 35 0.002 [shop-web-80] [] 10.8.0.4:8080, 10.8.0.5:8080 0, 45 0.001, 0.001 502, 200 60f2d1e6c5b8a4930d7f1e2c3b4a5968"#,
+        at_us: 1_709_287_200_000_000 - 2_000,
+        client: "192.0.2.1",
+        status: 200,
+        texts: ["GET", "/a", "", ""],
+        agent: "curl/8",
+    },
+    Facts {
+        format: "COMBINEDPLUS",
+        line: r#"192.0.2.1 - - [01/Mar/2024:10:00:00 +0000] "GET /a HTTP/1.1" 200 45 "-" "curl/8" rt=0.002 uct="0.000""#,
+        at_us: 1_709_287_200_000_000,
+        client: "192.0.2.1",
+        status: 200,
+        texts: ["GET", "/a", "", ""],
+        agent: "curl/8",
+    },
+    Facts {
+        format: "CLOUDFLARE",
+        line: r#"{"ClientIP":"192.0.2.1","ClientRequestHost":"e.org","ClientRequestMethod":"GET","ClientRequestURI":"/a?b","ClientRequestUserAgent":"curl/8","EdgeEndTimestamp":1709287200750000000,"EdgeResponseStatus":403,"EdgeStartTimestamp":1709287200500000000,"RayID":"3a6050bcbe121a87"}"#,
+        at_us: 1_709_287_200_500_000,
+        client: "192.0.2.1",
+        status: 403,
+        texts: ["GET", "/a?b", "e.org", ""],
+        agent: "curl/8",
+    },
+    Facts {
+        format: "AZURE",
+        line: r#"{"resourceId":"/SUBSCRIPTIONS/X","operationName":"ApplicationGatewayAccess","timeStamp":"2024-03-01T10:00:00.509Z","category":"ApplicationGatewayAccessLog","properties":{"instanceId":"appgw_1","clientIP":"192.0.2.1","clientPort":45057,"httpMethod":"GET","requestUri":"/a","requestQuery":"b=c","userAgent":"curl/8","httpStatus":200,"httpVersion":"HTTP/1.1","timeTaken":0.009,"host":"e.org"}}"#,
+        at_us: 1_709_287_200_500_000,
+        client: "192.0.2.1",
+        status: 200,
+        texts: ["GET", "/a", "e.org", ""],
+        agent: "curl/8",
+    },
+    Facts {
+        format: "FASTLY",
+        line: r#"{"timestamp":"2024-03-01T10:00:00+0000","client_ip":"192.0.2.1","geo_country":"france","host":"e.org","url":"/a?b","request_method":"GET","request_protocol":"HTTP/2","request_referer":"","request_user_agent":"curl/8","response_state":"HIT","response_status":200,"fastly_server":"cache-cdg"}"#,
+        at_us: 1_709_287_200_000_000,
+        client: "192.0.2.1",
+        status: 200,
+        texts: ["GET", "/a?b", "e.org", ""],
+        agent: "curl/8",
+    },
+    Facts {
+        format: "APIGATEWAY",
+        line: r#"{"requestId":"c6af9ac6-7b61","ip":"192.0.2.1","caller":"-","user":"-","requestTime":"01/Mar/2024:10:00:00 +0000","httpMethod":"GET","resourcePath":"/{proxy+}","status":"429","protocol":"HTTP/1.1","responseLength":"29"}"#,
+        at_us: 1_709_287_200_000_000,
+        client: "192.0.2.1",
+        status: 429,
+        texts: ["GET", "/{proxy+}", "", ""],
+        agent: "",
+    },
+    Facts {
+        format: "KONG",
+        line: r#"{"service":{"name":"api"},"client_ip":"192.0.2.1","started_at":1709287200500,"latencies":{"kong":5,"proxy":12,"request":17},"request":{"method":"GET","uri":"/a?b","size":77,"headers":{"host":"e.org","user-agent":"curl/8"}},"response":{"status":200,"size":300},"consumer":{"username":"ann"}}"#,
+        at_us: 1_709_287_200_500_000,
+        client: "192.0.2.1",
+        status: 200,
+        texts: ["GET", "/a?b", "e.org", "ann"],
+        agent: "curl/8",
+    },
+    Facts {
+        format: "NGINXJSON",
+        line: r#"{"time_local":"01/Mar/2024:10:00:00 +0000","remote_addr":"192.0.2.1","remote_user":"","request":"GET /a HTTP/1.1","status":"200","body_bytes_sent":"45","request_time":"0.004","http_referrer":"","http_user_agent":"curl/8"}"#,
+        at_us: 1_709_287_200_000_000 - 4_000,
+        client: "192.0.2.1",
+        status: 200,
+        texts: ["GET", "/a", "", ""],
+        agent: "curl/8",
+    },
+    Facts {
+        format: "HEROKU",
+        line: r#"2024-03-01T10:00:00.500000+00:00 heroku[router]: at=info method=GET path="/a?b=c" host=e.herokuapp.com request_id=8601b555-6a83 fwd="192.0.2.1" dyno=web.1 connect=1ms service=45ms status=200 bytes=13 protocol=https"#,
+        at_us: 1_709_287_200_454_000,
+        client: "192.0.2.1",
+        status: 200,
+        texts: ["GET", "/a?b=c", "e.herokuapp.com", ""],
+        agent: "",
+    },
 ];
 
 #[cfg(test)]
@@ -560,8 +955,9 @@ mod tests {
         for facts in FACTS {
             let detected = Format::detect(&std::iter::once(facts.line.as_bytes())).expect("a format reads it");
             assert_eq!(detected.name, facts.format);
-            let format = Format::named(&facts.format.to_lowercase(), &[]).expect("it is a format's name");
-            let request = format.read(facts.line.as_bytes(), None, Keep::All).expect("it reads its own line");
+            let mut format = Format::named(&facts.format.to_lowercase(), &[]).expect("it is a format's name");
+            let request = Reader::default().read(&mut format, facts.line.as_bytes(), Keep::All);
+            let request = request.expect("it reads its own line");
             assert_eq!(request.at_us, facts.at_us, "{}", facts.format);
             assert_eq!(request.client, Some(facts.client.parse().unwrap()), "{}", facts.format);
             assert_eq!(request.status, facts.status, "{}", facts.format);
@@ -575,11 +971,81 @@ mod tests {
         assert_eq!(FACTS.len(), FORMATS.len(), "each format has its facts");
     }
 
+    /// Returns a line as other programs pass it on, each with a name for messages.
+    fn passed_on(line: &str) -> Vec<(&'static str, String)> {
+        let json = serde_json::Value::from(format!("{line}\n"));
+        let iso = "2024-03-01T10:00:00.123456789Z";
+        vec![
+            ("syslog", format!("Mar  1 10:00:00 web1 nginx: {line}")),
+            ("syslog of a process", format!("Mar 01 10:00:00 web1 nginx[17]: {line}")),
+            ("syslog without a host", format!("<190>Mar  1 10:00:00 nginx: {line}")),
+            ("syslog on the wire", format!("<190>Mar  1 10:00:00 web1 nginx: {line}")),
+            ("syslog by RFC 5424", format!("<190>1 {iso} web1 nginx 17 - - {line}")),
+            ("syslog with data", format!("<190>1 {iso} web1 nginx 17 ID [a@1 b=\"c]\\\"\"][d] \u{feff}{line}")),
+            ("syslog with a long time", format!("2024-03-01T10:00:00.123456+01:00 web1 nginx[17]: {line}")),
+            ("syslog over TCP", format!("{} <190>Mar  1 10:00:00 web1 nginx: {line}", line.len() + 33)),
+            ("journald", format!("Mar 01 10:00:00 web1 docker/web[17]: {line}")),
+            ("journald, short-full", format!("Fri 2024-03-01 10:00:00 UTC web1 nginx[17]: {line}")),
+            ("journald, short-unix", format!("1709287200.123456 web1 nginx[17]: {line}")),
+            ("journald, JSON", format!(r#"{{"__REALTIME_TIMESTAMP":"1709287200123456","MESSAGE":{json},"_PID":"1"}}"#)),
+            ("CRI", format!("{iso} stdout F {line}")),
+            ("Docker's files", format!(r#"{{"log":{json},"stream":"stdout","time":"{iso}"}}"#)),
+            ("docker logs -t", format!("{iso} {line}")),
+            ("compose", format!("web-1  | {line}")),
+            ("compose, version 1", format!("shop_web_1   | {line}")),
+            ("compose, coloured", format!("\u{1b}[36mweb-1  |\u{1b}[0m {line}")),
+            ("compose with times", format!("web-1  | {iso} {line}")),
+            ("kubectl", format!("[pod/web-6d4b75cb6d-hk2zv/nginx] {line}")),
+            ("kubectl with times", format!("[pod/web-6d4b75cb6d-hk2zv/nginx] {iso} {line}")),
+            ("aws logs tail", format!("{iso} ecs/web/0123 {line}")),
+            ("Filebeat", format!(r#"{{"@timestamp":"{iso}","message":{json},"host":{{"name":"web1"}}}}"#)),
+            ("GCP", format!(r#"{{"insertId":"a","textPayload":{json},"timestamp":"{iso}"}}"#)),
+            ("CRI in JSON", format!(r#"{{"message":{}}}"#, serde_json::Value::from(format!("{iso} stdout F {line}")))),
+        ]
+    }
+
+    #[test]
+    fn line_that_was_passed_on_is_the_same_request() {
+        for facts in FACTS {
+            for (by, line) in passed_on(facts.line) {
+                let what = format!("{} by {by}", facts.format);
+                let detected = Format::detect(&std::iter::once(line.as_bytes())).expect(&what);
+                assert_eq!(detected.name, facts.format, "{what}");
+                let request = Reader::default().read(&mut detected.clone(), line.as_bytes(), Keep::All).expect(&what);
+                assert_eq!((request.at_us, request.status), (facts.at_us, facts.status), "{what}");
+                assert_eq!(request.client, Some(facts.client.parse().unwrap()), "{what}");
+                assert_eq!(request.texts.unwrap().target(), facts.texts[1].as_bytes(), "{what}");
+            }
+        }
+    }
+
+    /// Each was taken for a log of requests, with a client that is none.
+    #[test]
+    fn line_of_no_access_log_is_of_no_format() {
+        for line in [
+            "Nov 28 10:00:00 web1 192.0.2.1 - - [28/Nov/2025:10:00:00 +0000] \"GET / HTTP/1.1\" 200 1 \"-\" \"curl\"",
+            "10.0.0.9 192.0.2.1 - - [28/Nov/2025:10:00:00 +0000] \"GET / HTTP/1.1\" 200 1 - \"curl\"",
+            "192.0.2.1, 10.0.0.9 - - [28/Nov/2025:10:00:00 +0000] \"GET / HTTP/1.1\" 200 1 \"-\" \"curl\"",
+            r#"{"timestamp":"2024-03-01T10:00:00Z","level":"info","message":"started"}"#,
+            r#"{"timestamp":"2024-03-01T10:00:00Z","user":"ann","action":"login","status":200}"#,
+            r#"{"ts":1709287200.5,"level":"info","logger":"tls","msg":"certificate obtained","status":200}"#,
+            r#"{"ts":1709287200.5,"caller":"main.go:17","msg":"listening"}"#,
+            r#"{"start_time":"2024-03-01T10:00:00Z","job":"backup","duration":12}"#,
+            "2024-03-01T10:00:00Z stdout F listening on :8080",
+            "2024/03/01 10:00:00 [error] 29#29: *1 open() failed, client: 192.0.2.1, request: \"GET / HTTP/1.1\"",
+            "2024-03-01 10:00:00,123 INFO main: 192.0.2.1 GET / 200",
+            "name,quota\nann,200",
+        ] {
+            let detected = Format::detect(&std::iter::once(line.as_bytes()));
+            assert!(detected.is_none(), "{line}: {}", detected.unwrap().name);
+        }
+    }
+
     #[test]
     fn duration_is_read_if_a_format_has_one() {
         let micros = |facts: &Facts| {
-            let format = Format::named(facts.format, &[]).unwrap();
-            format.read(facts.line.as_bytes(), None, Keep::Nothing).unwrap().duration_us
+            let mut format = Format::named(facts.format, &[]).unwrap();
+            Reader::default().read(&mut format, facts.line.as_bytes(), Keep::Nothing).unwrap().duration_us
         };
         let read = FACTS.iter().filter_map(|facts| Some((facts.format, micros(facts)?))).collect::<Vec<_>>();
         let of = |name: &str| read.iter().find(|(format, _)| *format == name).map(|(_, micros)| *micros);
@@ -592,6 +1058,12 @@ mod tests {
             ("ENVOY", Some(226_000)),
             ("ISTIO", Some(3_000)),
             ("HAPROXY", Some(109_000)),
+            ("INGRESSNGINX", Some(2_000)),
+            ("HEROKU", Some(46_000)),
+            ("KONG", Some(17_000)),
+            ("CLOUDFLARE", Some(250_000)),
+            ("AZURE", Some(9_000)),
+            ("NGINXJSON", Some(4_000)),
             ("AWSALB", Some(11_822_641)),
             ("AWSELB", Some(1_178)),
             ("SQUID", Some(198_000)),
@@ -614,10 +1086,9 @@ mod tests {
         let field = |name: &str, path: &str| (name.to_owned(), path.to_owned());
         let fields =
             [field("time", "at"), field("client", "from.ip"), field("duration-ms", "took"), field("x-api-key", "k")];
-        let format = Format::named("json", &fields).unwrap();
-        let request = format
-            .read(br#"{"at":1646861401250,"from":{"ip":"192.0.2.1"},"took":250,"k":"v"}"#, None, Keep::All)
-            .unwrap();
+        let mut format = Format::named("json", &fields).unwrap();
+        let line = br#"{"at":1646861401250,"from":{"ip":"192.0.2.1"},"took":250,"k":"v"}"#;
+        let request = Reader::default().read(&mut format, line, Keep::All).unwrap();
         assert_eq!(request.at_us, 1_646_861_401_000_000);
         assert_eq!(request.texts.unwrap().header(0), b"v");
         assert!(Format::named("json", &fields[1..]).unwrap_err().contains("time"));

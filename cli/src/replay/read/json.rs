@@ -44,6 +44,11 @@ impl Paths {
         has(&self.root, wanted)
     }
 
+    /// Returns the field of a name, for lines without a tree.
+    pub(crate) fn named(&self, name: &str) -> Option<Field> {
+        self.root.children.iter().find(|(known, _)| known == name)?.1.field
+    }
+
     /// Adds the fields of a line. Returns `None` if the line is not one JSON object.
     pub(crate) fn read<'a>(&self, line: &'a [u8], fields: &mut Fields<'a>) -> Option<()> {
         if !line.trim_ascii_start().starts_with(b"{") {
@@ -53,6 +58,25 @@ impl Paths {
         Value { node: &self.root, fields }.deserialize(&mut json).ok()?;
         json.end().ok()
     }
+}
+
+/// The most names that a message lists.
+const NAMES_MAX: usize = 12;
+
+/// Returns the paths of the values of a line, for a message. It is empty if the line is not one JSON object.
+pub(super) fn names_in_json(line: &[u8]) -> String {
+    let Ok(serde_json::Value::Object(object)) = serde_json::from_slice(line) else { return String::new() };
+    let mut names = Vec::new();
+    for (name, value) in &object {
+        match value {
+            serde_json::Value::Object(inner) => names.extend(inner.keys().map(|inner| format!("{name}.{inner}"))),
+            _ => names.push(name.clone()),
+        }
+    }
+    let short = |name: &String| name.chars().take(40).collect::<String>();
+    let shown: Vec<String> = names.iter().take(NAMES_MAX).map(short).collect();
+    let more = if names.len() > NAMES_MAX { " and others" } else { "" };
+    format!("{}{more}", shown.join(", "))
 }
 
 /// Reads one value: the part of the tree below its name says what is wanted of it.

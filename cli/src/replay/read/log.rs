@@ -4,15 +4,25 @@ use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 
 use super::super::report::Shown;
-use super::format::{Format, Reader, directive};
+use super::format::{Format, Read, Reader, directive};
 use super::input::{self, Bytes, Input};
+use super::json::names_in_json;
 use super::lines::{Line, Lines};
 use super::request::{Keep, Request, hash};
 
 /// The number of lines of a file that are looked at before it is read.
 const LOOKED_AT: usize = 100;
 
+/// The number of lines that are looked at, and of their bytes, if none of the first is of a known format: a container
+/// may say much before its first request.
+const LOOKED_AT_MAX: usize = 2_000;
+
+const LOOKED_AT_BYTES: usize = 4 << 20;
+
 const SAMPLES: usize = 3;
+
+/// The most lines that are kept until it is known whether their sources log requests.
+const UNKNOWN_MAX: usize = 30;
 
 /// A line that is this much later than all before it is believed if [`ROW`] such lines come in a row.
 pub(crate) const JUMP_US: u64 = 8 * 86_400_000_000;
@@ -25,6 +35,8 @@ pub(crate) struct Reading {
     /// All lines but empty ones and comments.
     pub(crate) lines: u64,
     pub(crate) unreadable: u64,
+    /// Lines of programs that log no requests, and requests that two programs logged.
+    pub(crate) other: u64,
     /// The unreadable lines that are longer than [`LINE_MAX`](super::lines::LINE_MAX).
     pub(crate) too_long: u64,
     /// The first unreadable lines, cut.
@@ -46,6 +58,8 @@ pub(crate) struct LogFile {
     reader: Reader,
     input: Input,
     lines: Option<Lines<Bytes>>,
+    /// The first lines of which it is not known whether their source logs requests.
+    unknown: Vec<(u64, Vec<u8>)>,
     /// Lines of a pipe that were looked at, and whether they are whole.
     ahead: VecDeque<(Vec<u8>, bool)>,
 }
@@ -101,9 +115,10 @@ impl Log {
     /// Returns the counts of all files.
     pub(crate) fn reading(&self) -> Reading {
         let mut all = Reading::default();
-        for Reading { lines, unreadable, too_long, samples } in self.files.iter().map(|file| &file.reading) {
+        for Reading { lines, unreadable, other, too_long, samples } in self.files.iter().map(|file| &file.reading) {
             all.lines += lines;
             all.unreadable += unreadable;
+            all.other += other;
             all.too_long += too_long;
             all.samples.extend(samples.iter().take(SAMPLES - all.samples.len()).cloned());
         }
@@ -113,25 +128,45 @@ impl Log {
 
 /// Finds the format by the first lines of the first files that have any of a known format.
 fn detect(files: &mut [LogFile]) -> Result<Format, String> {
-    let (mut looked_at, mut is_empty) = (Vec::new(), true);
-    let last = files.len().saturating_sub(1);
-    for (at, file) in files.iter_mut().enumerate() {
-        looked_at.extend(file.head(LOOKED_AT - looked_at.len())?);
-        is_empty &= looked_at.iter().all(|(line, _)| directive(line).is_some());
-        if looked_at.len() < LOOKED_AT && at < last {
-            continue;
+    let (mut is_empty, mut first) = (true, None);
+    for most in [LOOKED_AT, LOOKED_AT_MAX] {
+        let mut looked_at = Vec::new();
+        let last = files.len().saturating_sub(1);
+        for (at, file) in files.iter_mut().enumerate() {
+            looked_at.extend(file.head(most - looked_at.len())?);
+            is_empty &= looked_at.iter().all(|(line, _)| directive(line).is_some());
+            if looked_at.len() < most && at < last {
+                continue;
+            }
+            let whole = looked_at.iter().filter(|(_, is_whole)| *is_whole).map(|(line, _)| line.as_slice());
+            if let Some(format) = Format::detect(&whole) {
+                return Ok(format);
+            }
+            first = first.or_else(|| looked_at.first().map(|(line, _)| line.clone()));
+            looked_at.clear();
         }
-        let whole = looked_at.iter().filter(|(_, is_whole)| *is_whole).map(|(line, _)| line.as_slice());
-        if let Some(format) = Format::detect(&whole) {
-            return Ok(format);
-        }
-        looked_at.clear();
     }
     if is_empty {
         return Ok(Format::nothing()); // there is nothing to read
     }
-    Err("no known format reads any of the first lines: name the format by --format, with nginx's log_format if it is your own"
-        .to_owned())
+    Err(unknown(first.as_deref().unwrap_or_default()))
+}
+
+/// Says that no format reads a log that begins with this line, and what to do.
+fn unknown(line: &[u8]) -> String {
+    let none = "no known format reads any of the first lines";
+    let names = names_in_json(line);
+    match line.trim_ascii() {
+        [b'{', ..] if !names.is_empty() => format!(
+            "{none}. They are JSON with the fields {names}: name those of a request, as in --format JSON --field time=PATH \
+             --field client=PATH --field status=PATH --field method=PATH --field path=PATH"
+        ),
+        [b'{' | b'[', ..] => format!(
+            "{none}. If the file is one JSON document, write each request on its own line, such as by `jq -c '.[]' FILE`, and \
+             name the fields by --format JSON --field"
+        ),
+        _ => format!("{none}: name the format by --format, with nginx's log_format if it is your own"),
+    }
 }
 
 /// Returns when a file begins, by its first lines. A few dates that are long before the others are absurd.
@@ -157,13 +192,24 @@ impl LogFile {
         let name = input::name(path);
         let input = Input::open(path).map_err(|error| format!("{name}: {error}"))?;
         let (reading, reader) = (Reading::default(), Reader::default());
-        Ok(Self { name, first_us: None, reading, reader, input, lines: None, ahead: VecDeque::new() })
+        Ok(Self {
+            name,
+            first_us: None,
+            reading,
+            reader,
+            input,
+            lines: None,
+            unknown: Vec::new(),
+            ahead: VecDeque::new(),
+        })
     }
 
     /// Returns the file's first lines, and whether they are whole. They are read again later.
     fn head(&mut self, most: usize) -> Result<Vec<(Vec<u8>, bool)>, String> {
-        while self.ahead.len() < most {
+        let mut bytes = 0;
+        while self.ahead.len() < most && (self.ahead.len() < LOOKED_AT || bytes < LOOKED_AT_BYTES) {
             let Some((line, is_whole)) = self.line()? else { break };
+            bytes += line.len();
             let line = (line.to_vec(), is_whole);
             self.ahead.push_back(line);
         }
@@ -187,24 +233,52 @@ impl LogFile {
                     Some(line) => line,
                     None => {
                         self.lines = None;
+                        self.end();
                         return Ok(None);
                     }
                 },
             };
-            let request = self.reader.read(format, line, keep).filter(|_| is_whole);
+            let found = if is_whole { self.reader.look(format, line, keep) } else { Read::Unreadable };
             if directive(line).is_some() {
                 continue;
             }
             self.reading.lines += 1;
-            if request.is_some() {
-                return Ok(request);
-            }
-            self.reading.unreadable += 1;
-            self.reading.too_long += u64::from(!is_whole);
-            if self.reading.samples.len() < SAMPLES {
-                self.reading.samples.push(line.get(..300).unwrap_or(line).to_vec());
+            let sample = || line.get(..300).unwrap_or(line).to_vec();
+            match found {
+                Read::Request(request) => return Ok(Some(request)),
+                Read::Other => self.reading.other += 1,
+                Read::Unknown(source) => {
+                    if self.unknown.iter().filter(|(of, _)| *of == source).count() < SAMPLES
+                        && self.unknown.len() < UNKNOWN_MAX
+                    {
+                        self.unknown.push((source, sample()));
+                    }
+                }
+                Read::Unreadable => {
+                    self.reading.unreadable += 1;
+                    self.reading.too_long += u64::from(!is_whole);
+                    if self.reading.samples.len() < SAMPLES {
+                        self.reading.samples.push(sample());
+                    }
+                }
             }
         }
+    }
+
+    /// Decides at the end of a file about the lines of sources that may log requests.
+    fn end(&mut self) {
+        let (other, unreadable) = self.reader.sources.others();
+        self.reading.other += other;
+        self.reading.unreadable += unreadable;
+        let unknown = std::mem::take(&mut self.unknown);
+        let samples = unknown.into_iter().filter(|(source, _)| !self.reader.sources.has_no_request(*source));
+        self.reading.samples.extend(samples.map(|(_, line)| line));
+        self.reading.samples.truncate(SAMPLES);
+    }
+
+    /// Returns how a source begins that logs the requests of another source again.
+    pub(crate) fn logged_twice(&self) -> Option<&[u8]> {
+        self.reader.sources.logged_twice()
     }
 
     fn line(&mut self) -> Result<Option<(&[u8], bool)>, String> {

@@ -7,7 +7,7 @@ use foldhash::quality::FixedState;
 use http::HeaderName;
 use http::header::USER_AGENT;
 
-use super::date;
+use super::date::{self, Stamp};
 use super::field::{Field, Fields};
 
 /// A request of the log.
@@ -98,9 +98,11 @@ impl Texts {
 }
 
 impl Request {
-    /// Makes a request of the fields of a line. Returns `None` without a time.
-    pub(crate) fn new(fields: &Fields<'_>, headers: &[HeaderName], keep: Keep) -> Option<Self> {
-        let [start, end] = [Field::Start, Field::End].map(|field| fields.get(field).and_then(date::parse));
+    /// Makes a request of the fields of a line. `at` is for a line without a time of its own. Returns `None` without
+    /// a time.
+    pub(crate) fn new(fields: &Fields<'_>, headers: &[HeaderName], at: Option<Stamp>, keep: Keep) -> Option<Self> {
+        let [start, end] = [Field::Start, Field::End].map(|field| fields.all(field).find_map(date::parse));
+        let end = if start.is_none() { end.or(at) } else { end };
         let took = fields.duration();
         let (stamp, before, duration_us) = match (start, end) {
             (Some(start), Some(end)) => (start, 0, took.or_else(|| end.us.checked_sub(start.us))),
@@ -109,7 +111,7 @@ impl Request {
         };
         let header = |at: usize| fields.get(Field::Header(at)).unwrap_or_default();
         let named = |name: &str| headers.iter().position(|known| known == name).map(header).unwrap_or_default();
-        let address = |field| fields.get(field).and_then(address);
+        let address = |field| fields.all(field).find_map(address);
         // A proxy appends the address that it sees to the list.
         let forwarded = || named("x-forwarded-for").rsplit(|byte| *byte == b',').next().and_then(self::address);
         let client = address(Field::Client).or_else(|| address(Field::Peer)).or_else(forwarded);
@@ -169,7 +171,7 @@ pub(crate) fn hash(bytes: &[u8]) -> u64 {
 }
 
 /// Reads an address with or without a port.
-fn address(text: &[u8]) -> Option<IpAddr> {
+pub(crate) fn address(text: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(text).ok()?.trim();
     let plain = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     let with_port = || text.parse::<SocketAddr>().ok().map(|address| address.ip());
@@ -179,7 +181,7 @@ fn address(text: &[u8]) -> Option<IpAddr> {
 }
 
 /// Reads the name of a host. Apache writes it in place of the address, if it looks names up.
-fn host_name(text: &[u8]) -> Option<Box<str>> {
+pub(crate) fn host_name(text: &[u8]) -> Option<Box<str>> {
     let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
     let is_name = text.len() <= 253
         && text.first().is_some_and(u8::is_ascii_alphanumeric)
@@ -202,7 +204,7 @@ pub(crate) fn is_of_host(address: IpAddr) -> bool {
 }
 
 /// Splits a request line into its method and its target.
-fn request_line(line: &[u8]) -> Option<(&[u8], &[u8])> {
+pub(crate) fn request_line(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut words = line.splitn(2, |byte| *byte == b' ');
     let (method, rest) = (words.next()?, words.next()?);
     if method.is_empty() || !method.iter().all(u8::is_ascii_alphabetic) {
@@ -242,20 +244,23 @@ mod tests {
         let format = super::super::format::Format::named("combined", &[]).unwrap();
         let read = |client: &str| {
             let line = format!("{client} - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 20 \"-\" \"curl/8\"");
-            let request = Reader::default().read(&mut format.clone(), line.as_bytes(), Keep::Nothing).unwrap();
+            let request = Reader::default().read(&mut format.clone(), line.as_bytes(), Keep::Nothing)?;
             assert_eq!(request.host.is_some(), request.client.is_some_and(is_of_host));
-            (request.host.map(String::from), request.client)
+            Some((request.host.map(String::from), request.client))
         };
-        let (name, address) = read("Host-1.Example.org -");
+        let (name, address) = read("Host-1.Example.org -").unwrap();
         assert_eq!(name.as_deref(), Some("host-1.example.org"));
-        assert_eq!(read("host-1.example.org -").1, address);
-        assert_ne!(read("host-2.example.org -").1, address);
+        assert_eq!(read("host-1.example.org -").unwrap().1, address);
+        assert_ne!(read("host-2.example.org -").unwrap().1, address);
         assert_eq!(Prefixes::default().group(address.unwrap()), address.unwrap());
-        // A name, and the client's address behind it: this is a format with a virtual host.
-        for text in ["shop.example 192.0.2.1", "shop.example:443 -", "unknown -", "unix: -", "-a -", "17 -"] {
-            assert_eq!(read(text), (None, None), "{text}");
+        for text in ["unknown -", "unix: -"] {
+            assert_eq!(read(text), Some((None, None)), "{text}");
         }
-        assert_eq!(read("192.0.2.1 ann").1, Some("192.0.2.1".parse().unwrap()));
+        // A name, and the client's address behind it: this is a format with a virtual host.
+        for text in ["shop.example 192.0.2.1", "shop.example:443 -", "-a -", "17 -"] {
+            assert_eq!(read(text), None, "{text}");
+        }
+        assert_eq!(read("192.0.2.1 ann").unwrap().1, Some("192.0.2.1".parse().unwrap()));
     }
 
     #[test]

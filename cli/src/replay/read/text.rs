@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use memchr::{memchr, memchr2};
 
 use super::field::{Field, Fields, HeaderNames, Unit};
+use super::request::host_name;
 
 /// A format, ready to read lines.
 #[derive(Clone, Debug)]
@@ -50,12 +51,27 @@ impl Pattern {
                 Field::Other => {}
                 Field::Size if value.iter().all(|byte| byte.is_ascii_digit() || *byte == b'-') => {}
                 Field::Size => return None,
+                // An address without a port is that of another client, such as of a proxy.
+                Field::VirtualHost => {
+                    let name = without_port(value);
+                    if name.len() == value.len() && host_name(name).is_none() {
+                        return None;
+                    }
+                    fields.add(Field::Host, Cow::Borrowed(name));
+                }
                 _ => fields.add(*field, unescaped(value)),
             }
             rest = after;
         }
         rest.is_empty().then_some(())
     }
+}
+
+/// Returns the name of a virtual host without its port.
+fn without_port(value: &[u8]) -> &[u8] {
+    let digits = value.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+    let name = value.get(..value.len() - digits).and_then(|name| name.strip_suffix(b":"));
+    name.filter(|_| digits > 0).unwrap_or(value)
 }
 
 /// Splits a text at the first place where `end` stands. A byte after a backslash is part of the value. The last
@@ -171,6 +187,7 @@ fn field_of(name: &str, headers: &mut HeaderNames) -> Field {
         "status" => Field::Status,
         "request_time" => Field::Duration(Unit::Seconds),
         "host" | "server_name" => Field::Host,
+        "vhost" => Field::VirtualHost,
         "http_host" => Field::Host,
         name => {
             let header = name.strip_prefix("http_").map(|name| name.replace('_', "-"));

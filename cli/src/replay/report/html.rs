@@ -65,6 +65,7 @@ impl Report {
                 ("addresses", format!("{more}{}", count(read.addresses)), String::new()),
                 ("lines", count(read.lines), format!("read as {}", read.format)),
                 ("not read", count(read.unreadable), share(read.unreadable, read.lines)),
+                ("no requests, or twice", count(read.other), share(read.other, read.lines)),
             ],
         );
         if !self.warnings.is_empty() {

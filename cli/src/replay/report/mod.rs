@@ -73,6 +73,8 @@ pub(crate) struct FileRead {
     pub(crate) lines: u64,
     pub(crate) requests: u64,
     pub(crate) unreadable: u64,
+    /// Lines that are no requests, or those of others.
+    pub(crate) other: u64,
     pub(crate) late: u64,
     pub(crate) ahead: u64,
     /// The first and the last time of its requests.
@@ -86,6 +88,7 @@ impl FileRead {
             lines: file.reading.lines,
             requests: order.requests,
             unreadable: file.reading.unreadable,
+            other: file.reading.other,
             late: order.late,
             ahead: order.ahead,
             span_us: order.span_us,
@@ -97,15 +100,61 @@ impl FileRead {
     }
 }
 
+/// Fails if two programs of a log logged the same requests.
+pub(crate) fn check_logged_twice(files: &[LogFile], show_addresses: bool) -> Result<(), String> {
+    let Some((file, sample)) = files.iter().find_map(|file| Some((file, file.logged_twice()?))) else { return Ok(()) };
+    Err(format!(
+        "{}: two programs logged the same requests, such as a proxy and the server behind it, so each would count twice. Leave the \
+         lines of one of them out, such as by grep. One begins so: {}",
+        file.name,
+        Shown::sample(sample, show_addresses)
+    ))
+}
+
+/// Fails if a limit counts by the client, and more than a tenth of the requests have none.
+pub(crate) fn check_clients(all: &Counted, by_client: ByClient) -> Result<(), String> {
+    let is_by_client = match by_client {
+        ByClient::Yes => true,
+        ByClient::No => false,
+        ByClient::Perhaps => all.tallies.iter().any(|tally| {
+            tally.requests == 0 || tally.clients.iter().any(|client| matches!(client.who, Who::Address(_)))
+        }),
+    };
+    if !is_by_client || all.without_address * LEFT_OUT_MAX <= all.requests {
+        return Ok(());
+    }
+    Err(format!(
+        "{} of {} ({}) have no client's address where the format {} has it, so there is no report. Log the client's address, or name \
+         the right format by --format, or the field by --field client=PATH; behind proxies log X-Forwarded-For and give \
+         --trusted-proxies. A limit that counts by something else needs no address: --key path",
+        count(all.without_address),
+        counted(all.requests, "request"),
+        share(all.without_address, all.requests),
+        all.format
+    ))
+}
+
+/// Whether limits count by the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ByClient {
+    Yes,
+    No,
+    /// Some rule of a file may.
+    Perhaps,
+}
+
 /// Fails if too many lines were left out, or all lines of a file.
 pub(crate) fn check_left_out(all: &Counted, show_addresses: bool) -> Result<(), String> {
-    let Reading { lines, unreadable, samples, .. } = &all.reading;
+    let Reading { lines, unreadable, other, samples, .. } = &all.reading;
     let sample = samples.first().map(|line| Shown::sample(line, show_addresses).0).unwrap_or_default();
     let format = &all.format;
+    if all.requests == 0 && sample.is_empty() {
+        return Err(format!("none of {} is a request in the format {format}", counted(*lines, "line")));
+    }
     if all.requests == 0 {
         return Err(format!("no line of {} could be read as {format}; the first is: {sample}", count(*lines)));
     }
-    let empty = |file: &&FileRead| file.lines > 0 && file.unreadable == file.lines;
+    let empty = |file: &&FileRead| file.lines > 0 && file.unreadable + file.other == file.lines;
     if let Some(FileRead { name, lines, .. }) = all.files.iter().find(empty) {
         return Err(format!(
             "{name}: none of its {} could be read as {format}: leave the file out, or replay it by itself",
@@ -114,14 +163,15 @@ pub(crate) fn check_left_out(all: &Counted, show_addresses: bool) -> Result<(), 
     }
     let sum = |of: fn(&FileRead) -> u64| all.files.iter().map(of).sum::<u64>();
     let (left_out, late, ahead) = (sum(FileRead::left_out), sum(|file| file.late), sum(|file| file.ahead));
-    if left_out * LEFT_OUT_MAX <= *lines {
+    let own = lines - other;
+    if left_out * LEFT_OUT_MAX <= own {
         return Ok(());
     }
     let mut error = format!(
         "{} of {} ({}) had to be left out, so there is no report",
         count(left_out),
-        counted(*lines, "line"),
-        share(left_out, *lines)
+        counted(own, "line"),
+        share(left_out, own)
     );
     if late > 0 {
         let window = numbers::duration(all.window_us);
@@ -180,6 +230,7 @@ pub(crate) struct Read {
     pub(crate) lines: u64,
     pub(crate) requests: u64,
     pub(crate) unreadable: u64,
+    pub(crate) other: u64,
     pub(crate) too_long: u64,
     pub(crate) samples: Vec<Shown>,
     pub(crate) late: u64,
@@ -346,6 +397,7 @@ impl Report {
             lines: all.reading.lines,
             requests: all.requests,
             unreadable: all.reading.unreadable,
+            other: all.reading.other,
             too_long: all.reading.too_long,
             samples: all.reading.samples.iter().map(|line| Shown::sample(line, show_addresses)).collect(),
             late: all.files.iter().map(|file| file.late).sum(),

@@ -22,6 +22,10 @@ impl fmt::Display for Report {
         writeln!(f, "\nWhat was read")?;
         writeln!(f, "  format     {}", read.format)?;
         writeln!(f, "  lines      {}, of which {} could not be read", count(read.lines), count(read.unreadable))?;
+        if read.other > 0 {
+            let lines = counted(read.other, "line");
+            writeln!(f, "  left out   {lines} of other loggers, or of requests that two programs logged")?;
+        }
         if read.files.len() > 1 {
             writeln!(f, "  files      {}, in the order of their times", count(read.files.len() as u64))?;
             for file in read.files.iter().filter(|file| file.left_out() > 0) {
