@@ -33,6 +33,12 @@ pub(crate) struct Item<'a> {
     /// `qu`, in its quotes.
     #[cfg_attr(not(feature = "client"), expect(dead_code, reason = "only clients read it"))]
     pub(crate) unit: Option<&'a [u8]>,
+    /// `tower-r`: the units that can pass at this instant, if `r` is more.
+    #[cfg_attr(not(feature = "client"), expect(dead_code, reason = "only clients read it"))]
+    pub(crate) units_now: Option<u64>,
+    /// `tower-ms`: `t` in milliseconds.
+    #[cfg_attr(not(feature = "client"), expect(dead_code, reason = "only clients read it"))]
+    pub(crate) millis: Option<u64>,
     /// `pk`, in base64 between its colons.
     #[cfg_attr(not(feature = "client"), expect(dead_code, reason = "only clients read it"))]
     pub(crate) partition: Option<&'a [u8]>,
@@ -160,6 +166,7 @@ fn item<'a>(rest: &mut Cursor<'a>, list: List) -> Option<Item<'a>> {
     };
     let start = rest.0;
     let (mut units, mut seconds, mut unit, mut partition) = (None, None, None, None);
+    let (mut units_now, mut millis) = (None, None);
     if list == List::Nameless {
         units = Some(rest.integer()?);
     } else {
@@ -179,6 +186,10 @@ fn item<'a>(rest: &mut Cursor<'a>, list: List) -> Option<Item<'a>> {
             unit = Some(value(rest, |rest| rest.text(string))?);
         } else if key == b"pk" && list != List::Nameless {
             partition = Some(value(rest, |rest| rest.text(bytes))?);
+        } else if key == b"tower-r" && list == List::Limits {
+            units_now = value(rest, Cursor::integer)?;
+        } else if key == b"tower-ms" && list == List::Limits {
+            millis = value(rest, Cursor::integer)?;
         } else if rest.next_is(b'=') {
             bare_item(rest)?;
         }
@@ -187,7 +198,7 @@ fn item<'a>(rest: &mut Cursor<'a>, list: List) -> Option<Item<'a>> {
     let name = if list == List::Nameless { raw } else { name };
     // A parameter may be absent, but of no other type.
     let (seconds, unit, partition) = (typed(seconds)?, typed(unit)?, typed(partition)?);
-    Some(Item { raw, name, units: units?, seconds, unit, partition })
+    Some(Item { raw, name, units: units?, seconds, unit, units_now, millis, partition })
 }
 
 /// Parses a parameter's value. Returns `Some(None)` if it is of another type.

@@ -67,6 +67,11 @@ pub(crate) const ANTHROPIC: [(&str, [&str; 3]); 4] = [
     ),
 ];
 
+/// The headers by which a refusal over gRPC says what it is. It is a response of headers only, so over gRPC-Web a
+/// browser shows them to scripts only if they are exposed.
+pub(crate) const GRPC_STATUS: [&str; 4] =
+    ["grpc-status", "grpc-message", "grpc-status-details-bin", "grpc-retry-pushback-ms"];
+
 /// The wait in milliseconds, beside `Retry-After`.
 pub(crate) const RETRY_AFTER_MS: &str = "retry-after-ms";
 

@@ -192,7 +192,11 @@ impl PolicyAdvice {
     fn add(&mut self, list: List, item: &Item<'_>) {
         let seconds = item.seconds.map(Duration::from_secs).filter(|time| *time <= LONGEST);
         if list == List::Limits {
-            (self.remaining, self.until_reset) = (Some(item.units), seconds);
+            // A proxy may have made `r` and `t` stricter, and left the parameters that it does not know.
+            let rounded = |millis: &u64| Some(millis.div_ceil(1_000).max(1)) == item.seconds;
+            let millis = item.millis.filter(rounded).map(Duration::from_millis);
+            self.remaining = Some(item.units_now.map_or(item.units, |now| now.min(item.units)));
+            self.until_reset = millis.or(seconds);
         } else {
             (self.limit, self.window) = (Some(item.units), seconds);
         }

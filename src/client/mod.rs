@@ -24,7 +24,7 @@
 //!
 //! | header | read as |
 //! |---|---|
-//! | `RateLimit-Policy` and `RateLimit` of drafts 08 to 11 | a policy for each item; the two lists are joined by name and partition key |
+//! | `RateLimit-Policy` and `RateLimit` of drafts 08 to 11 | a policy for each item; the two lists are joined by name and partition key. `tower-r` and `tower-ms` are a smaller `r` and `t` in milliseconds |
 //! | `RateLimit: limit=…, remaining=…, reset=…` of draft 07, also with semicolons (Zendesk) | one policy |
 //! | `RateLimit-Limit`, `-Remaining`, `-Reset` of drafts 00 to 06 | one policy; further quotas in `RateLimit-Limit` or `RateLimit-Policy` (`100;w=60`) are policies of their own, unless they have its limit |
 //! | `X-RateLimit-…`, `X-Rate-Limit-…`, `Vendor-RateLimit-…` | the same words with any prefix |

@@ -11,8 +11,8 @@ use http::header::RETRY_AFTER;
 use crate::clock::Clock;
 use crate::fields::List;
 use crate::header_names::{
-    ANTHROPIC, DRAFT_LIMIT, DRAFT_REMAINING, DRAFT_RESET, OPENAI, RATE_LIMIT, RATE_LIMIT_POLICY, RETRY_AFTER_MS,
-    X_LIMIT, X_REMAINING, X_RESET, X_RESOURCE, X_USED, are_of_one_family,
+    ANTHROPIC, DRAFT_LIMIT, DRAFT_REMAINING, DRAFT_RESET, GRPC_STATUS, OPENAI, RATE_LIMIT, RATE_LIMIT_POLICY,
+    RETRY_AFTER_MS, X_LIMIT, X_REMAINING, X_RESET, X_RESOURCE, X_USED, are_of_one_family,
 };
 use crate::key::Key;
 use crate::policy::{CONCURRENT_REQUESTS, Policy};
@@ -34,7 +34,7 @@ use super::wait::{Jitter, Waits};
 /// let headers = Headers::draft_11()
 ///     .and(Headers::x_rate_limit(ResetEncoding::EpochSeconds))
 ///     .send(When::NearExhaustion { percent: 20 });
-/// # assert_eq!(headers.names().len(), 6);
+/// # assert_eq!(headers.names().len(), 10);
 /// ```
 ///
 /// # How quotas are reported
@@ -100,6 +100,16 @@ impl Headers {
     ///   its burst.
     /// * `t` is the effective window: at most `r` may be used within it. It is not the time until
     ///   the quota is full.
+    /// * A capacity that refills within less than a second is reported as what passes in one second:
+    ///   50 per second with burst 10 is `q=50;w=1`.
+    /// * If it refills within less than half a second, `r` is what passes within the next second too, if the
+    ///   requests are spread: `r=49;t=1` after a request to `Quota::gcra` of 50 per second. Sent at once, most of
+    ///   them are refused. An `r` of 0 would stop an obedient client for a second each time, which
+    ///   is 49 of 50 requests.
+    /// * Two parameters of this crate say exactly what whole seconds cannot: `tower-ms` is `t` in
+    ///   milliseconds, and `tower-r` is what can pass at this instant, if `r` is more. They are sent if
+    ///   nothing remains for less than 20 seconds that are not whole, and if the capacity refills within less than
+    ///   half a second. `client::ObeyLayer` reads them, and others ignore them, as the draft says.
     /// * For a policy that refused, `t` is the wait, like `Retry-After`. It is absent if no wait
     ///   helps.
     ///
@@ -397,11 +407,15 @@ impl Headers {
     }
 
     /// Returns the names of all headers that may be sent, for `Access-Control-Expose-Headers`.
+    ///
+    /// Among them are those by which a refusal over gRPC says what it is, such as `grpc-status`: a client of gRPC-Web
+    /// that a browser does not show them takes the refusal for a failure without a reason.
     #[must_use]
     pub fn names(&self) -> Vec<HeaderName> {
         let sent = self.formats.iter().filter(|format| format.when != When::Never);
         let names = sent.flat_map(|format| &format.headers).map(|header| header.name.clone());
-        names.chain(self.waits().map(|header| header.name)).collect()
+        let waits = self.waits().map(|header| header.name);
+        names.chain(waits).chain(GRPC_STATUS.map(HeaderName::from_static)).collect()
     }
 
     fn with(headers: Vec<Header>) -> Self {

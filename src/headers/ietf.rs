@@ -25,9 +25,9 @@ impl Advertised {
     /// Returns the capacity, and the time in which it is restored, in whole seconds. A bucket with
     /// burst 20 at 100 per minute is 20 per 12 s.
     ///
-    /// The window is at least one second. A quota with a shorter period, whose capacity is its
-    /// limit, is scaled to one second and rounded down (10 per 100 ms is 100 per 1 s). Another
-    /// capacity is reported per 1 s, which is cautious. A concurrency limit has no window.
+    /// The window is at least one second. A capacity that is restored sooner is scaled to what
+    /// passes in one second, rounded down: 10 per 100 ms is 100 per 1 s, and 50 per second with
+    /// burst 10 is 50 per 1 s. A concurrency limit has no window.
     pub(crate) fn new(quota: &Quota) -> Self {
         let (capacity, period_us) = (quota.capacity(), quota.spec().period_us);
         let seconds = |us| Some(seconds_ceil(us).max(1));
@@ -37,12 +37,60 @@ impl Advertised {
         if capacity == 0 {
             return Self { quota: 0, window: seconds(period_us) };
         }
-        if capacity == quota.limit() && period_us < SECOND_US {
-            let scaled = u128::from(capacity) * u128::from(SECOND_US) / u128::from(period_us.max(1));
-            return Self { quota: u64::try_from(scaled).unwrap_or(u64::MAX).min(UNITS_MAX), window: Some(1) };
+        let refill_us = micros_ceil(quota.refill_time());
+        if refill_us < SECOND_US {
+            return Self { quota: units_within(quota, SECOND_US).max(capacity), window: Some(1) };
         }
-        Self { quota: capacity, window: seconds(micros_ceil(quota.refill_time())) }
+        Self { quota: capacity, window: seconds(refill_us) }
     }
+}
+
+/// Returns the units that a quota lets pass in this time once its capacity is used up, rounded down.
+fn units_within(quota: &Quota, time_us: u64) -> u64 {
+    let units = u128::from(quota.limit()) * u128::from(time_us) / u128::from(quota.spec().period_us.max(1));
+    u64::try_from(units).unwrap_or(u64::MAX).min(UNITS_MAX)
+}
+
+/// The units that remain, and the effective window, if they are known more exactly than `r` and `t` say. The
+/// parameters `tower-r` and `tower-ms` carry them, because those of the drafts are whole seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Precise {
+    /// The units that can pass at this instant, if `r` is more.
+    pub(super) remaining: Option<u64>,
+    pub(super) window_us: u64,
+}
+
+/// If a capacity is restored within this time, `r` is what passes within the next second, and not what can pass at this
+/// instant. A client that waits for a whole second whenever nothing remains would get less than half of such a quota.
+const SHORT_REFILL_US: u64 = SECOND_US / 2;
+
+/// A window of at least this time is reported in whole seconds only, which lengthens it by less than a twentieth.
+const LONG_WINDOW_US: u64 = 20 * SECOND_US;
+
+/// Returns `r` of an allowed charge whose effective window is short or after which nothing remains, and what is known
+/// more exactly.
+#[cold]
+pub(super) fn precisely(quota: &Quota, remaining: u64, window_us: u64) -> (u64, Option<Precise>) {
+    if micros_ceil(quota.refill_time()) < SHORT_REFILL_US {
+        let (limit, period_us) = (u128::from(quota.limit()), u128::from(quota.spec().period_us.max(1)));
+        let later = limit * u128::from(SECOND_US.saturating_sub(window_us));
+        // If nothing remains, a unit comes back at the end of the window, so the part of a unit counts as one.
+        let later = if remaining == 0 { later.div_ceil(period_us) } else { later / period_us };
+        let within = u64::try_from(later).unwrap_or(u64::MAX).saturating_add(remaining).min(UNITS_MAX);
+        return (within, Some(Precise { remaining: (within > remaining).then_some(remaining), window_us }));
+    }
+    let is_rounded = remaining == 0 && window_us < LONG_WINDOW_US && window_us % SECOND_US > 0;
+    (remaining, is_rounded.then_some(Precise { remaining: None, window_us }))
+}
+
+/// Writes `;tower-r=9;tower-ms=180`, or without the first if it is what `r` says.
+pub(super) fn push_precise(text: &mut Text, precise: Precise) {
+    if let Some(remaining) = precise.remaining {
+        text.push(b";tower-r=");
+        text.push_integer(remaining);
+    }
+    text.push(b";tower-ms=");
+    text.push_integer(precise.window_us.div_ceil(1_000));
 }
 
 /// Writes a policy as `"default";q=100;w=60` or `"default";q=100;qu="tokens";w=60`, or for a
@@ -144,7 +192,10 @@ mod tests {
     fn advertised_window_is_at_least_one_second() {
         let tenth = Duration::from_millis(100);
         assert_eq!(advertised(Quota::new(10, tenth).unwrap()), (100, 1));
-        assert_eq!(advertised(Quota::new(10, tenth).unwrap().burst(5).unwrap()), (5, 1));
+        assert_eq!(advertised(Quota::new(10, tenth).unwrap().burst(5).unwrap()), (100, 1));
+        assert_eq!(advertised(Quota::new(10, tenth).unwrap().burst(200).unwrap()), (200, 2));
+        assert_eq!(advertised(Quota::per_second(50).burst(10).unwrap()), (50, 1));
+        assert_eq!(advertised(Quota::gcra(1_000, Duration::from_secs(1)).unwrap()), (1_000, 1));
         assert_eq!(advertised(Quota::fixed_window(10, Duration::from_millis(700)).unwrap()), (14, 1));
         assert_eq!(advertised(Quota::new(UNITS_MAX, Duration::from_micros(1)).unwrap()), (UNITS_MAX, 1));
     }

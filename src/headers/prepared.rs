@@ -18,10 +18,12 @@ use crate::wait::Wait;
 
 use super::content::{Content, Header, Single};
 use super::definition::{Format, Headers, PartitionKey, When};
-use super::ietf::{item_parts, item_start, push_dictionary, push_partition, push_policy};
+use super::ietf::{
+    Precise, item_parts, item_start, precisely, push_dictionary, push_partition, push_policy, push_precise,
+};
 use super::text::{Text, integer};
 use super::view::{PolicyView, binding, longest_wait_us};
-use super::wait::{Waits, seconds_ceil};
+use super::wait::{SECOND_US, Waits, seconds_ceil};
 
 /// [`Headers`] compiled for the policies of one layer, with every constant text rendered.
 #[derive(Debug)]
@@ -155,16 +157,19 @@ impl PreparedHeaders {
         let mut text = Text::new();
         for view in views {
             let start = header.item(view)?.as_bytes();
-            let (remaining, window) = self.limit_of(view, seed);
+            let (remaining, window, precise) = self.limit_of(view, seed);
             let mut digits = [itoa::Buffer::new(); 2];
             let parts = item_parts(start, remaining, window, &mut digits);
-            if views.len() == 1 && self.partition.is_none() {
+            if views.len() == 1 && self.partition.is_none() && precise.is_none() {
                 // Written once, because the copy of a text just written stalls on store forwarding (bench "layer,
                 // allowed, header fields").
                 return HeaderValue::from_maybe_shared(Bytes::from(parts.concat())).ok();
             }
             text.push_separator();
             parts.into_iter().for_each(|part| text.push(part));
+            if let Some(precise) = precise {
+                push_precise(&mut text, precise);
+            }
             if let Some(key) = self.partition.as_ref().and_then(|partition| (partition.0)(view.policy, view.key?)) {
                 push_partition(&mut text, &key);
             }
@@ -172,18 +177,21 @@ impl PreparedHeaders {
         text.to_value()
     }
 
-    /// Returns draft 11's `r` and `t`.
-    fn limit_of(&self, view: &PolicyView<'_>, seed: u64) -> (u64, Option<u64>) {
+    /// Returns draft 11's `r` and `t`, and what is known more exactly than they say.
+    fn limit_of(&self, view: &PolicyView<'_>, seed: u64) -> (u64, Option<u64>, Option<Precise>) {
         let (remaining, window_us) = (view.decision.remaining(), view.decision.window_us);
         if view.refuses {
-            return (0, view.wait_us().map(|wait_us| self.waits.reported_seconds(wait_us, seed)));
+            return (0, view.wait_us().map(|wait_us| self.waits.reported_seconds(wait_us, seed)), None);
         }
-        let window = match (window_us, remaining) {
-            (0, _) => None,
-            (_, 0) => Some(seconds_ceil(self.waits.capped_us(window_us)).max(1)),
-            _ => Some(seconds_ceil(window_us)),
-        };
-        (remaining, window)
+        match (window_us, remaining) {
+            (0, _) => (remaining, None, None),
+            (1..SECOND_US, _) | (_, 0) => {
+                let window_us = if remaining == 0 { self.waits.capped_us(window_us).max(1) } else { window_us };
+                let (remaining, precise) = precisely(view.policy.quota(), remaining, window_us);
+                (remaining, Some(seconds_ceil(window_us)), precise)
+            }
+            _ => (remaining, Some(seconds_ceil(window_us)), None),
+        }
     }
 
     /// Returns the `reset` of drafts 06 and 07, which should agree with `Retry-After`. Returns `None` if it is not

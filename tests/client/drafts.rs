@@ -20,6 +20,20 @@ fn draft_11_lists_are_joined_by_name() {
     );
 }
 
+/// This crate's servers say more than whole seconds can.
+#[test]
+fn precise_parameters_are_read_beside_those_of_the_draft() {
+    let reads = |item: &str, expected: &str, wait| means(&format!("RateLimit: {item}"), &[expected], wait);
+    reads(r#""p";r=49;t=1;tower-r=0;tower-ms=20"#, "p: 0/?, reset 20ms", Some(0.02));
+    reads(r#""p";r=50;t=1;tower-r=9;tower-ms=180"#, "p: 9/?, reset 180ms", None);
+    reads(r#""p";r=0;t=2;tower-ms=1050"#, "p: 0/?, reset 1.05s", Some(1.05));
+    // A proxy made the draft's parameters stricter.
+    reads(r#""p";r=3;t=1;tower-r=9;tower-ms=180"#, "p: 3/?, reset 180ms", None);
+    reads(r#""p";r=0;t=5;tower-ms=20"#, "p: 0/?, reset 5s", Some(5.0));
+    // Values of another type are those of another server's parameters.
+    reads(r#""p";r=0;t=5;tower-ms="soon";tower-r"#, "p: 0/?, reset 5s", Some(5.0));
+}
+
 #[test]
 fn retry_after_takes_precedence_over_resets() {
     means("Retry-After: 5\nRateLimit: \"daily\";r=0;t=9000", &["daily: 0/?, reset 9000s"], Some(5.0));

@@ -8,6 +8,7 @@ mod obey;
 mod pair;
 mod retry;
 mod round_trip;
+mod shares;
 mod vendors;
 
 #[path = "../support/mod.rs"]

@@ -17,6 +17,8 @@ pub(in crate::client) struct Heard {
     /// The microseconds between two requests that spread those evenly, if there are few: less than
     /// 20 % of the limit. Otherwise zero.
     pub(super) spacing_us: u64,
+    /// The microseconds from the sending of the request to the response. The maximum if they are not known.
+    pub(super) took_us: u64,
 }
 
 impl Heard {
@@ -37,6 +39,7 @@ impl Heard {
             wait_us: wait.map(micros_ceil),
             left: requests().filter_map(PolicyAdvice::remaining).min(),
             spacing_us: requests().filter_map(spacing_us).max().unwrap_or(0),
+            took_us: u64::MAX,
         }
     }
 }

@@ -29,6 +29,11 @@ const FOREMOST: usize = 8;
 /// hangs does not stop the others. In microseconds.
 const PATIENCE_US: u64 = 10_000_000;
 
+const SECOND_US: u64 = 1_000_000;
+
+/// The number of round trips after which the shortest is known: the first ones open connections.
+const ROUND_TRIPS: u8 = 4;
+
 /// Wakers that were taken out of a line. They run the application's code, so they are woken and
 /// dropped after the lock is released.
 #[derive(Default)]
@@ -112,6 +117,10 @@ pub(super) struct KeyLine {
     /// The turn of the request that asks.
     asking: Option<u64>,
     used_us: u64,
+    /// The shortest time from the sending of a request to the head of its response.
+    shortest_us: u64,
+    /// The number of round trips that were measured, up to [`ROUND_TRIPS`].
+    round_trips: u8,
 }
 
 impl KeyLine {
@@ -137,6 +146,8 @@ impl KeyLine {
             asks,
             asking: None,
             used_us: 0,
+            shortest_us: u64::MAX,
+            round_trips: 0,
         }
     }
 
@@ -273,6 +284,7 @@ impl KeyLine {
         wakers: &mut Wakers,
     ) {
         self.count_off(number);
+        self.measure(heard.took_us);
         let is_news = self.is_news(number);
         match self.rate.as_mut().filter(|_| is_news) {
             Some(rate) if !heard.is_refusal => rate.grow(now_us),
@@ -282,7 +294,9 @@ impl KeyLine {
         match heard.wait_us {
             Some(wait_us) => {
                 self.silent_refusals = 0;
-                self.pause(now_us, lengthen(wait_us));
+                // Jitter keeps refused clients apart. A short pause after a success would only lose quota by it.
+                let is_short = !heard.is_refusal && wait_us < SECOND_US;
+                self.pause(now_us, if is_short { self.without_travel(wait_us) } else { lengthen(wait_us) });
             }
             None if !is_news => {}
             None if heard.is_refusal => {
@@ -306,6 +320,17 @@ impl KeyLine {
     pub(super) fn halt(&mut self, now_us: u64, wait_us: u64, wakers: &mut Wakers) {
         self.pause(now_us, wait_us);
         self.dismiss(wakers);
+    }
+
+    fn measure(&mut self, took_us: u64) {
+        self.shortest_us = self.shortest_us.min(took_us);
+        self.round_trips = self.round_trips.saturating_add(1).min(ROUND_TRIPS);
+    }
+
+    /// Shortens a wait by the time that passes on the way of the response that named it, and of the next request. The
+    /// server began to count before the response left, and the next request arrives later than it is sent.
+    fn without_travel(&self, wait_us: u64) -> u64 {
+        if self.round_trips < ROUND_TRIPS { wait_us } else { wait_us.saturating_sub(self.shortest_us) }
     }
 
     /// Takes what a response says about the requests that are left.

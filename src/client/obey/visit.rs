@@ -27,8 +27,8 @@ enum Stage {
     Waits,
     /// It may go, with this number.
     MayGo(u64),
-    /// The service was called.
-    OnItsWay(u64),
+    /// The service was called at this instant.
+    OnItsWay(u64, u64),
     Over,
 }
 
@@ -211,7 +211,7 @@ impl Visit {
             }
             goes
         });
-        self.stage = if goes { Stage::OnItsWay(number) } else { Stage::Waits };
+        self.stage = if goes { Stage::OnItsWay(number, now_us) } else { Stage::Waits };
         if goes {
             self.receipts.clear(); // used up
         }
@@ -220,13 +220,14 @@ impl Visit {
 
     /// Notes the head of the response.
     pub(super) fn hear<R>(mut self, response: &Response<R>) {
-        debug_assert!(matches!(self.stage, Stage::OnItsWay(_)), "the service was called before it answers");
-        let Stage::OnItsWay(number) = self.stage else { return };
+        debug_assert!(matches!(self.stage, Stage::OnItsWay(..)), "the service was called before it answers");
+        let Stage::OnItsWay(number, sent_us) = self.stage else { return };
         let settings = Arc::clone(&self.settings);
         let (now_us, wall) = (settings.now_us(), settings.clock.now().into());
         let advice = Advice::read(response.headers(), wall);
         let mut heard = Heard::new(response.status(), response.headers(), &advice);
         heard.spacing_us = if settings.paces { heard.spacing_us.min(settings.max_wait_us()) } else { 0 };
+        heard.took_us = now_us.saturating_sub(sent_us);
         self.stage = Stage::Over;
         let lengthen = |wait_us| settings.jitter.lengthen(wait_us);
         change(&self.line, |line, wakers| line.hear(number, now_us, &heard, lengthen, wakers));
@@ -239,7 +240,7 @@ impl Drop for Visit {
         match self.stage {
             Stage::Waits => change(&self.line, |line, wakers| line.leave(turn, wakers)),
             Stage::MayGo(number) => change(&self.line, |line, wakers| line.withdraw(turn, number, wakers)),
-            Stage::OnItsWay(number) => change(&self.line, |line, wakers| line.lose(number, wakers)),
+            Stage::OnItsWay(number, _) => change(&self.line, |line, wakers| line.lose(number, wakers)),
             Stage::Over => {}
         }
         self.refund();

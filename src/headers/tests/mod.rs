@@ -159,7 +159,41 @@ fn passed_request_gets_what_remains_in_its_effective_window() {
     let headers = Case::one(Headers::draft_11(), Quota::per_minute(100), allowed(100, 50, secs(30)));
     assert_eq!(headers["ratelimit"], "\"default\";r=50;t=30");
     let headers = Case::one(Headers::draft_11(), Quota::per_minute(100), allowed(100, 0, Duration::from_millis(600)));
-    assert_eq!(headers["ratelimit"], "\"default\";r=0;t=1");
+    assert_eq!(headers["ratelimit"], "\"default\";r=0;t=1;tower-ms=600");
+}
+
+#[test]
+fn window_below_a_second_is_reported_in_milliseconds_too() {
+    let (second, tenth) = (secs(1), Duration::from_millis(100));
+    let [ten, five] = [10, 5].map(|burst| Quota::per_second(50).burst(burst).unwrap());
+    let strict = Quota::gcra(50, second).unwrap();
+    for (quota, remaining, millis, expected) in [
+        // Nothing remains, for a time that is rounded up by a twentieth or more.
+        (Quota::per_second(50), 0, 20, "r=0;t=1;tower-ms=20"),
+        (Quota::per_second(50), 10, 200, "r=10;t=1"),
+        (*hundred().quota(), 0, 600, "r=0;t=1;tower-ms=600"),
+        (*hundred().quota(), 0, 1_000, "r=0;t=1"),
+        (Quota::sliding_log(50, second).unwrap(), 0, 1_050, "r=0;t=2;tower-ms=1050"),
+        (Quota::per_hour(1), 0, 20_500, "r=0;t=21"),
+        (Quota::per_second(50).burst(25).unwrap(), 0, 20, "r=0;t=1;tower-ms=20"),
+        // The capacity refills within less than half a second.
+        (ten, 9, 180, "r=50;t=1;tower-r=9;tower-ms=180"),
+        (five, 0, 20, "r=49;t=1;tower-r=0;tower-ms=20"),
+        (strict, 0, 20, "r=49;t=1;tower-r=0;tower-ms=20"),
+        (Quota::gcra(3, second).unwrap(), 0, 334, "r=2;t=1;tower-r=0;tower-ms=334"),
+        (Quota::fixed_window(5, tenth).unwrap(), 2, 40, "r=50;t=1;tower-r=2;tower-ms=40"),
+    ] {
+        let decision = allowed(quota.capacity(), remaining, Duration::from_millis(millis));
+        let headers = Case::one(Headers::draft_11(), quota, decision);
+        assert_eq!(headers["ratelimit"], format!("\"default\";{expected}"), "{quota}");
+    }
+    // A refusal has `Retry-After`, which a client obeys first. Its whole second keeps many clients of one key apart.
+    let refused = denied(1, Duration::from_millis(20));
+    let headers = Case::one(Headers::draft_11(), Quota::gcra(50, second).unwrap(), refused);
+    assert_lines(
+        &headers,
+        &["ratelimit-policy: \"default\";q=50;w=1", "ratelimit: \"default\";r=0;t=1", "retry-after: 1"],
+    );
 }
 
 #[test]
@@ -409,10 +443,11 @@ fn header_of_two_formats_has_the_value_of_the_first() {
         ],
     );
     let names = format.names();
-    assert_eq!(names.len(), 6);
+    assert_eq!(names.len(), 10);
     assert!(headers.keys().all(|name| names.contains(name)) && names.contains(&RETRY_AFTER));
-    assert!(Headers::none().names().is_empty());
-    assert_eq!(Headers::draft_11().retry_after(false).names(), ["ratelimit-policy", "ratelimit"]);
+    let grpc = ["grpc-status", "grpc-message", "grpc-status-details-bin", "grpc-retry-pushback-ms"];
+    assert_eq!(Headers::none().names(), grpc);
+    assert_eq!(Headers::draft_11().retry_after(false).names()[..2], ["ratelimit-policy", "ratelimit"]);
     assert!(Headers::none().and(Headers::draft_11()).names().contains(&RETRY_AFTER));
 }
 
