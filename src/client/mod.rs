@@ -24,7 +24,7 @@
 //!
 //! | header | read as |
 //! |---|---|
-//! | `RateLimit-Policy` and `RateLimit` of drafts 08 to 11 | a policy for each item; the two lists are joined by name and partition key. `tower-r` and `tower-ms` are a smaller `r` and `t` in milliseconds |
+//! | `RateLimit-Policy` and `RateLimit` of drafts 08 to 11 | a policy for each item; the two lists are joined by name and partition key |
 //! | `RateLimit: limit=…, remaining=…, reset=…` of draft 07, also with semicolons (Zendesk) | one policy |
 //! | `RateLimit-Limit`, `-Remaining`, `-Reset` of drafts 00 to 06 | one policy; further quotas in `RateLimit-Limit` or `RateLimit-Policy` (`100;w=60`) are policies of their own, unless they have its limit |
 //! | `X-RateLimit-…`, `X-Rate-Limit-…`, `Vendor-RateLimit-…` | the same words with any prefix |
@@ -37,6 +37,8 @@
 //! | `Retry-After`, `…-RateLimit-Retry-After`, `Retry-After-Ms`, `X-Ms-Retry-After-Ms`, `grpc-retry-pushback-ms`, `RetryInfo` in `grpc-status-details-bin` | [`Advice::retry_after`]: the longest of them |
 //!
 //! * Each format that a response has is read. So a quota may be there twice.
+//! * In `RateLimit` of drafts 08 to 11, this crate's own parameter `tower-r` is a smaller `r`, and
+//!   `tower-ms` is `t` in milliseconds.
 //! * If a single-valued header comes twice, the stricter value counts: the smallest limit and
 //!   remainder, and the latest reset. A list of numbers counts as its first.
 //! * A `Retry-After` that is the wait of `Retry-After-Ms` rounded up to a second does not count beside it.

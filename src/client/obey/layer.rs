@@ -80,8 +80,9 @@ use crate::time::{PERIOD_US_MAX, micros_ceil};
 /// * Each wait is lengthened by 0 to 10 percent at random, so that clients do not return together. A wait of
 ///   less than a second that is no refusal's is not lengthened. It is shortened by the shortest round trip that was
 ///   seen, because the server began to count before its response left.
-/// * While nothing remains, one request is on its way at a time. So a quota that refills within less than a round trip is not
-///   used up: GCRA with 1,000 per second passes 50 a second over a round trip of 20 ms.
+/// * While nothing remains, one request is on its way at a time. So a quota that refills within less than
+///   a round trip is not used up: GCRA with 1,000 per second passes 50 a second over a round trip of
+///   20 ms.
 /// * Requests leave in the order in which they came. After a pause one request probes. If its
 ///   response says what remains, as many follow at once. Otherwise each success lets one more be on
 ///   its way, so their number doubles with each round trip. If a response does not come for ten
