@@ -6,6 +6,7 @@ mod callers;
 mod clients;
 mod cluster;
 mod companions;
+mod connections;
 mod credentials;
 mod descriptors;
 mod hostile;

@@ -3,13 +3,16 @@
 
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
 
 /// A proxy between its own port and another port of this machine.
 pub(crate) struct Proxy {
@@ -20,6 +23,8 @@ pub(crate) struct Proxy {
 
 #[derive(Default)]
 struct Orders {
+    /// The port of the server to which new connections lead.
+    to: AtomicU16,
     /// Bytes are held back, and connections stay open.
     hold: AtomicBool,
     /// The bytes of answers after which a connection is cut. 0: it is not cut.
@@ -27,8 +32,17 @@ struct Orders {
     cuts: AtomicUsize,
     /// The faults of the next answers, one after the other.
     faults: Mutex<VecDeque<Fault>>,
-    /// The number of open connections.
+    /// The number of open connections, and of all that came.
     open: AtomicUsize,
+    came: AtomicUsize,
+    /// The number of the first connection that is not forgotten: nothing comes through one that is.
+    remembered: AtomicUsize,
+    /// Notified when all connections are reset.
+    reset: Notify,
+    /// Commands with this word are refused, as by a proxy that does not know them.
+    unknown: Mutex<Option<&'static str>>,
+    /// The time that bytes of new connections take, one way.
+    delay_us: AtomicU64,
 }
 
 /// A fault of an answer or of its connection.
@@ -61,14 +75,19 @@ impl Proxy {
         listener.set_nonblocking(true).unwrap();
         let port = listener.local_addr().unwrap().port();
         let listener = TcpListener::from_std(listener).unwrap();
-        let orders = Arc::new(Orders::default());
+        let orders = Arc::new(Orders { to: AtomicU16::new(to), ..Orders::default() });
         let shared = Arc::clone(&orders);
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let orders = Arc::clone(&shared);
                 tokio::spawn(async move {
                     orders.open.fetch_add(1, Ordering::Relaxed);
-                    pass(client, to, Arc::clone(&orders)).await;
+                    let number = orders.came.fetch_add(1, Ordering::Relaxed);
+                    let delay = Duration::from_micros(orders.delay_us.load(Ordering::Relaxed));
+                    tokio::select! {
+                        () = pass(client, delay, number, &orders) => {}
+                        () = orders.reset.notified() => {}
+                    }
                     orders.open.fetch_sub(1, Ordering::Relaxed);
                 });
             }
@@ -78,6 +97,36 @@ impl Proxy {
 
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Leads new connections to another port of this machine. The others stay where they are.
+    pub(crate) fn lead_to(&self, port: u16) {
+        self.orders.to.store(port, Ordering::Relaxed);
+    }
+
+    /// Forgets all connections, as a firewall does: nothing comes through any more, and they are not closed.
+    pub(crate) fn forget(&self) {
+        self.orders.remembered.store(self.orders.came.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Cuts all connections.
+    pub(crate) fn reset(&self) {
+        self.orders.reset.notify_waiters();
+    }
+
+    /// Refuses commands with this word.
+    pub(crate) fn does_not_know(&self, word: &'static str) {
+        *self.orders.unknown.lock().unwrap() = Some(word);
+    }
+
+    /// Delays the bytes of new connections: there and back takes this time.
+    pub(crate) fn delay(&self, round_trip: Duration) {
+        self.orders.delay_us.store(u64::try_from(round_trip.as_micros()).unwrap() / 2, Ordering::Relaxed);
+    }
+
+    /// Returns how many connections came so far.
+    pub(crate) fn came(&self) -> usize {
+        self.orders.came.load(Ordering::Relaxed)
     }
 
     /// Holds all bytes back, or passes them on again.
@@ -122,10 +171,19 @@ impl Drop for Proxy {
     }
 }
 
-async fn pass(mut client: TcpStream, to: u16, orders: Arc<Orders>) {
+async fn pass(mut client: TcpStream, delay: Duration, number: usize, orders: &Orders) {
+    let to = orders.to.load(Ordering::Relaxed);
     let Ok(mut server) = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).await else { return };
     // Without it small answers sometimes wait for 40 ms.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    if !delay.is_zero() {
+        let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
+        tokio::select! {
+            () = carry(from_client, to_server, delay) => {}
+            () = carry(from_server, to_client, delay) => {}
+        }
+        return;
+    }
     let (mut asked, mut answered) = ([0; 4_096], [0; 4_096]);
     let mut passed = 0;
     loop {
@@ -138,6 +196,20 @@ async fn pass(mut client: TcpStream, to: u16, orders: Arc<Orders>) {
                     while orders.hold.load(Ordering::Relaxed) {
                         tokio::time::sleep(Duration::from_millis(5)).await;
                     }
+                    if number < orders.remembered.load(Ordering::Relaxed) {
+                        continue;
+                    }
+                    let unknown = *orders.unknown.lock().unwrap();
+                    let has = |word: &str| asked[..read].windows(word.len()).any(|bytes| bytes == word.as_bytes());
+                    if let Some(word) = unknown.filter(|word| has(word)) {
+                        // A command begins with the number of its parts.
+                        let commands = asked[..read].iter().filter(|byte| **byte == b'*').count();
+                        let refusal = format!("-ERR unknown command '{word}'\r\n").repeat(commands);
+                        if client.write_all(refusal.as_bytes()).await.is_err() {
+                            return;
+                        }
+                        continue;
+                    }
                     if server.write_all(&asked[..read]).await.is_err() {
                         return;
                     }
@@ -148,6 +220,9 @@ async fn pass(mut client: TcpStream, to: u16, orders: Arc<Orders>) {
                 Ok(read) if read > 0 => {
                     while orders.hold.load(Ordering::Relaxed) {
                         tokio::time::sleep(Duration::from_millis(5)).await;
+                    }
+                    if number < orders.remembered.load(Ordering::Relaxed) {
+                        continue;
                     }
                     let most = orders.cut_after.load(Ordering::Relaxed);
                     if most > 0 && passed + read > most {
@@ -193,4 +268,26 @@ async fn pass(mut client: TcpStream, to: u16, orders: Arc<Orders>) {
             },
         }
     }
+}
+
+/// Carries bytes one way, each with this delay, and as many as come.
+async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: Duration) {
+    let (sender, mut carried) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
+    let take = async move {
+        let mut bytes = [0; 65_536];
+        while let Ok(read) = from.read(&mut bytes).await {
+            if read == 0 || sender.send((Instant::now() + delay, bytes[..read].to_vec())).is_err() {
+                break;
+            }
+        }
+    };
+    let give = async move {
+        while let Some((at, bytes)) = carried.recv().await {
+            sleep_until(at).await;
+            if to.write_all(&bytes).await.is_err() {
+                break;
+            }
+        }
+    };
+    tokio::join!(take, give);
 }

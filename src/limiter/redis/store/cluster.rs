@@ -12,14 +12,14 @@ use futures_util::stream::{self, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::address::{Address, TargetKind};
 use super::error_class::{Cause, Failure, misconfigured};
-use super::link::{Failover, Link};
-use super::reconnect::jitter;
+use super::link::Link;
+use super::pause::jitter;
 use super::server::Server;
-use super::settings::{CONNECT_TIMEOUT, Settings};
+use super::settings::Settings;
 use super::slots::{MASTERS, SLOTS, Slots};
 use super::target::Target;
 use super::transport::{Reply, SlotState};
@@ -226,10 +226,10 @@ impl Shared {
     }
 
     fn start(&self, address: &Address) -> Result<Arc<Server>, RedisError> {
-        let (events, failover) = (Arc::clone(&self.events), Failover::Cluster(Arc::clone(&self.refresh)));
+        let (events, refresh) = (Arc::clone(&self.events), Some(Arc::clone(&self.refresh)));
         let transport = self.target.transport(address, Some(address), &self.settings)?;
         let (runtime, address) = (&self.runtime, address.clone());
-        Ok(Arc::new(Server::start(runtime, address, transport, failover, &self.settings, events)))
+        Ok(Arc::new(Server::start(runtime, address, transport, refresh, &self.settings, events)))
     }
 
     /// Returns the server that another server has named. `owns` is the slot that it has, if it is
@@ -303,7 +303,7 @@ impl Shared {
                 let count = servers.len();
                 servers.rotate_left(turn % count);
             }
-            servers.sort_by_key(|server| server.link.fails_at_once() || !server.link.transport.is_connected());
+            servers.sort_by_key(|server| server.link.fails_at_once() || !server.link.is_connected());
             let others = map.others.iter().filter(|other| map.find(other).is_none()).cloned();
             (servers, others.collect::<Vec<_>>())
         };
@@ -326,10 +326,8 @@ impl Shared {
     }
 
     async fn slots_of(&self, link: &Link) -> Result<Slots, RedisError> {
-        let until = Instant::now() + CONNECT_TIMEOUT;
-        if !link.transport.is_connected() {
-            let _ = timeout_at(until, link.transport.wait_for_connection()).await;
-        }
+        let until = Instant::now() + self.settings.connect_timeout();
+        link.until_connected(until).await;
         let answer = link.send_keyless("CLUSTER", &["SLOTS"], until).await;
         let answer = answer.map_err(|failure| link.explain(failure))?;
         Slots::parse(&answer, &link.address).ok_or_else(|| {
@@ -366,7 +364,6 @@ mod tests {
 
     use super::*;
     use crate::event::LimiterEvent;
-    use crate::limiter::redis::store::transport::Connections;
     use crate::outcome::Observer;
 
     /// Notes whether a server is down, and whether a check could be made when it has left the map.
@@ -398,7 +395,7 @@ mod tests {
         let [gone, stays] = [1, 2].map(|port| Address::new("127.0.0.1", port));
         let link = Arc::clone(&shared.at(&gone, Some(0)).unwrap().link);
         let fail = || {
-            link.record_connection_failure(Failure::lost(StoreErrorKind::Unavailable, "it is not there"));
+            link.record_end(Some(Failure::lost(StoreErrorKind::Unavailable, "it is not there")));
             looks.is_down.load(Ordering::Relaxed)
         };
         assert!(fail());

@@ -16,8 +16,12 @@ pub(super) struct Failure {
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
-    /// No answer came. Only this counts against the server.
+    /// The connection ended before the answer came, or was not made. The call may have run.
     Lost,
+    /// There is no connection, so the call was not sent.
+    NotConnected,
+    /// The server was silent for so long while the call waited that it is believed dead. The call may have run.
+    Silent,
     /// This process had no time to send the call, or to read the answer. Nothing is known about the
     /// server.
     NoTime,
@@ -29,7 +33,8 @@ pub(super) enum Cause {
     Ask(Address),
     /// The keys are on two servers: the script did not run.
     TryAgain,
-    /// The server is no master any more, or sees too few other servers.
+    /// The server is no master any more, loads its data, or sees too few other servers. Another server may be behind
+    /// its address by now.
     Demoted,
     /// Any other answer.
     Answer,
@@ -39,6 +44,11 @@ impl Cause {
     /// Whether the script did not run, and is sent again: to this server or to another one.
     pub(super) fn is_sent_again(&self) -> bool {
         matches!(self, Self::NoScript | Self::Moved(_) | Self::Ask(_) | Self::TryAgain)
+    }
+
+    /// Whether the server has said nothing.
+    pub(super) fn is_unanswered(&self) -> bool {
+        matches!(self, Self::Lost | Self::NotConnected | Self::Silent | Self::NoTime)
     }
 }
 
@@ -53,6 +63,12 @@ impl Failure {
 
     pub(super) fn unavailable(message: impl Into<String>) -> Self {
         Self { cause: Cause::Answer, error: RedisError::new(StoreErrorKind::Unavailable, message) }
+    }
+
+    /// The failure of a call that was not sent, because there is no connection.
+    pub(super) fn not_connected(server: &Address) -> Self {
+        let message = format!("there is no connection to Redis at {server}");
+        Self { cause: Cause::NotConnected, error: RedisError::new(StoreErrorKind::Unavailable, message) }
     }
 
     /// The failure of a call or a connection that ended because of this error.
@@ -125,9 +141,7 @@ pub(super) fn answer(text: &str, server: &Address) -> Failure {
         ("MOVED", Some(target)) => (Cause::Moved(target), (StoreErrorKind::Unavailable, "does not have the slot")),
         ("ASK", Some(target)) => (Cause::Ask(target), (StoreErrorKind::Unavailable, "is giving the slot away")),
         ("TRYAGAIN", _) => (Cause::TryAgain, (StoreErrorKind::Unavailable, "is giving the slot away")),
-        _ if ["READONLY", "MASTERDOWN", "CLUSTERDOWN"].iter().any(has) => {
-            (Cause::Demoted, (StoreErrorKind::Unavailable, "cannot write now"))
-        }
+        _ if DEMOTED.iter().any(has) => (Cause::Demoted, (StoreErrorKind::Unavailable, "cannot write now")),
         _ => (Cause::Answer, meaning(text, has)),
     };
     Failure { cause, error: RedisError::new(kind, format!("Redis at {server} {said}: {text}")) }
@@ -143,6 +157,10 @@ fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (StoreErrorKind, &'static
     known.map_or((StoreErrorKind::Unavailable, "cannot serve now"), |(_, kind, said)| (*kind, said))
 }
 
+/// Codes of a server that is no master any more, or may not be the one: a master that was cut off sees too few replicas,
+/// and one that was replaced loads the data of the new one.
+const DEMOTED: [&str; 5] = ["READONLY", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "LOADING"];
+
 /// Codes, or other words of errors, and what they mean. The first that fits counts.
 const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
     (&["NOAUTH", "WRONGPASS"], StoreErrorKind::Misconfigured, "wants another user or password"),
@@ -153,11 +171,7 @@ const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
         "gives its user too few rights; what is needed is ACL SETUSER <user> +eval +evalsha +time +get +set +psetex +del \
          +lrange +lindex +llen +lset +ltrim +rpush +rpop +pexpire ~<prefix>:* and, in a cluster, +cluster|slots +asking",
     ),
-    (
-        &["LOADING", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "UNKILLABLE"],
-        StoreErrorKind::Unavailable,
-        "cannot serve now",
-    ),
+    (&["BUSY", "OOM", "MISCONF", "UNKILLABLE"], StoreErrorKind::Unavailable, "cannot serve now"),
     (&["WRONGTYPE"], StoreErrorKind::Foreign, "has something else under a key"),
     (
         &["unknown command", "Unknown Redis command", "Error compiling script"],

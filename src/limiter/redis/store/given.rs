@@ -3,7 +3,6 @@
 use redis::Value;
 use redis::aio::ConnectionLike;
 use tokio::sync::OnceCell;
-use tokio::time::{Instant, timeout_at};
 
 use super::address::Address;
 use super::error_class::Failure;
@@ -48,7 +47,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Given<C> {
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Transport for Given<C> {
     /// The connection is the application's to make, to make anew and to end.
-    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, ()> {
+    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, Failure> {
         Box::pin(async {
             heard.record_connection();
             std::future::pending().await
@@ -56,20 +55,12 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Transport for Given<C> {
     }
 
     /// The server is of no cluster, so no slot is being moved.
-    fn send<'a>(&'a self, command: Command<'a>, until: Instant, _: SlotState) -> BoxFuture<'a, Result<Reply, Failure>> {
-        Box::pin(async move {
-            let answer = timeout_at(until, self.call(command)).await;
-            let late = || Failure::timeout(format!("no answer from Redis over {} in time", self.address));
-            answer.unwrap_or_else(|_| Err(late()))
-        })
+    fn send<'a>(&'a self, command: Command<'a>, _: SlotState) -> BoxFuture<'a, Result<Reply, Failure>> {
+        Box::pin(self.call(command))
     }
 
-    fn is_connected(&self) -> bool {
+    fn is_given(&self) -> bool {
         true
-    }
-
-    fn wait_for_connection(&self) -> BoxFuture<'_, Result<(), Failure>> {
-        Box::pin(async { Ok(()) })
     }
 
     fn uses_tls(&self) -> bool {

@@ -1,27 +1,38 @@
 //! The calls to one server, and its state.
+//!
+//! A call is listened to beyond the time for which its caller waits, until its answer comes, its connection ends, or the
+//! server was silent for so long that it is believed dead. So a server that is slow is not taken for a dead one.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::address::Address;
 use super::error_class::{self, Cause, Failure};
+use super::pause::Restarts;
+use super::settings::Settings;
 use super::transport::{Command, Connections, Reply, SlotState, Transport};
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::credentials::RedisCredentials;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::script::{Call, Script};
 use crate::limiter::remote::{Breaker, Due, Events};
+use crate::sync::{Mutex, lock};
 
-/// The time that a client gets beyond a call's own to report that it is over. After it the call ends without the
-/// client.
-const CLIENT_GRACE: Duration = Duration::from_millis(20);
-
-/// The least time for which a call is sent. For some clients, no time at all means no limit.
+/// The least time for which a call is sent.
 const MIN_CALL: Duration = Duration::from_millis(1);
+
+/// The time that a process gets to read answers after it had no time at all.
+const CATCH_UP: Duration = Duration::from_millis(50);
+
+/// How many times the allowed silence a call is listened to at most. Answers come in the order of the calls, so one that
+/// does not come although others do is lost.
+const LONGEST_LISTENING: u32 = 8;
 
 /// The least time between two restarts of a connection.
 const MIN_RESTART_GAP: Duration = Duration::from_secs(1);
@@ -33,14 +44,28 @@ const MIN_GARBLED_RESTART_GAP: Duration = Duration::from_millis(100);
 pub(super) struct Link {
     pub(super) address: Address,
     pub(super) transport: Box<dyn Transport>,
-    failover: Failover,
+    /// Notifies the task that fetches the cluster's map, if the server is of a cluster.
+    cluster: Option<Arc<Notify>>,
+    /// The time that a check may take.
+    deadline: Duration,
+    /// The time for which the server may be silent while calls wait.
+    silence: Duration,
     pub(super) breaker: Breaker,
     /// Notified when the breaker opens.
     pub(super) breaker_opened: Notify,
     /// Notified when there is a new connection to a server that is believed dead.
     pub(super) reconnected: Notify,
-    /// There was a connection to the server.
-    was_connected: AtomicBool,
+    /// The number of connections that were made, and of those that have ended. So it is odd while there is one.
+    connection: AtomicU64,
+    /// Notified when there is another connection or none, or checks begin to fail at once.
+    changed: Notify,
+    /// When the connection was made, or when the last one ended.
+    changed_at: Mutex<Instant>,
+    began: Instant,
+    /// When something was heard from the server, in microseconds after `began`.
+    heard_us: AtomicU64,
+    /// The duration of the last call whose answer came too late, in microseconds.
+    late_us: AtomicU64,
     /// The server was reported as down, and not as up since.
     is_reported_down: AtomicBool,
     /// Nothing watches over the server any more.
@@ -50,41 +75,42 @@ pub(super) struct Link {
     /// Notifies the task that keeps the connection: it is to begin a new one.
     pub(super) restart: Notify,
     restarted: Mutex<Option<Instant>>,
+    demotions: Mutex<Restarts>,
     is_closed: AtomicBool,
     events: Arc<Events>,
 }
 
-/// How another server is found when this one is gone or no master any more.
-pub(super) enum Failover {
-    /// It is not: the URL names one server.
-    None,
-    /// The sentinels are asked for each new connection.
-    Sentinel,
-    /// This notifies the task that fetches the cluster's map.
-    Cluster(Arc<Notify>),
-}
-
 impl Link {
+    /// `cluster` notifies the task that fetches the cluster's map, if the server is of a cluster.
     pub(super) fn new(
         address: Address,
         transport: Box<dyn Transport>,
-        failover: Failover,
-        max_failures: u32,
+        cluster: Option<Arc<Notify>>,
+        settings: &Settings,
         events: Arc<Events>,
     ) -> Self {
+        let now = Instant::now();
         Self {
             address,
             transport,
-            failover,
-            breaker: Breaker::new(max_failures),
+            cluster,
+            deadline: settings.deadline,
+            silence: settings.silence(),
+            breaker: Breaker::new(settings.failures),
             breaker_opened: Notify::new(),
             reconnected: Notify::new(),
-            was_connected: AtomicBool::new(false),
+            connection: AtomicU64::new(0),
+            changed: Notify::new(),
+            changed_at: Mutex::new(now),
+            began: now,
+            heard_us: AtomicU64::new(0),
+            late_us: AtomicU64::new(0),
             is_reported_down: AtomicBool::new(false),
             is_retired: AtomicBool::new(false),
             down_because: Mutex::new(None),
             restart: Notify::new(),
             restarted: Mutex::new(None),
+            demotions: Mutex::new(Restarts::new()),
             is_closed: AtomicBool::new(false),
             events,
         }
@@ -93,6 +119,7 @@ impl Link {
     /// Lets all later calls fail.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
+        self.changed.notify_waiters();
     }
 
     /// Returns whether a call fails without being sent: the server is believed dead, or the link was closed.
@@ -117,12 +144,24 @@ impl Link {
         }
     }
 
-    /// Runs a check's script by its name, and by its text if the server does not know it. `until` is when
-    /// its time is over.
+    /// Returns whether there is a connection.
+    pub(super) fn is_connected(&self) -> bool {
+        self.connection_number().is_some()
+    }
+
+    /// Returns the number of the connection, if there is one.
+    fn connection_number(&self) -> Option<u64> {
+        Some(self.connection.load(Ordering::Acquire)).filter(|number| number % 2 == 1)
+    }
+
+    /// Returns whether there was a connection, or is one.
+    fn was_connected(&self) -> bool {
+        self.connection.load(Ordering::Acquire) > 0
+    }
+
+    /// Runs a check's script by its name, and by its text if the server does not know it. `until` is when the last
+    /// caller stops waiting. The answer may come later.
     pub(super) async fn run_script(&self, call: &Call, until: Instant, slot: SlotState) -> Result<Reply, Failure> {
-        if self.fails_at_once() {
-            return Err(self.failure_at_once());
-        }
         match self.evaluate("EVALSHA", &call.script.sha, call, until, slot).await {
             Err(Failure { cause: Cause::NoScript, .. }) => {
                 self.evaluate("EVAL", call.script.text, call, until, slot).await
@@ -131,7 +170,8 @@ impl Link {
         }
     }
 
-    /// Sends a check's script, and records how the call ends.
+    /// Sends a check's script, and records how the call ends. If there is no connection any more, the next one is waited
+    /// for.
     async fn evaluate(
         &self,
         command: &'static str,
@@ -140,28 +180,141 @@ impl Link {
         until: Instant,
         slot: SlotState,
     ) -> Result<Reply, Failure> {
-        match self.send(Command::script(command, script, call), until, slot).await {
-            Ok(value) => {
-                self.breaker.record_answer();
-                Ok(value)
+        if self.fails_at_once() {
+            return Err(self.failure_at_once());
+        }
+        if !self.was_connected() {
+            // Checks do not wait for a server that was never there.
+            return Err(self.record_failure(self.not_connected()));
+        }
+        let mut ended = 0;
+        loop {
+            let number = self.wait_for_other_connection(ended, until).await?;
+            let sent = Instant::now();
+            if until.saturating_duration_since(sent) < MIN_CALL {
+                return Err(self.record_failure(self.no_time()));
             }
-            Err(failure) => Err(self.record_failure(failure)),
+            let mut answer = pin!(self.exchange(Command::script(command, script, call), slot, number));
+            let answer = match timeout_at(until, answer.as_mut()).await {
+                Ok(answer) => answer,
+                Err(_) => {
+                    self.report_lateness(until);
+                    self.listen(answer, sent).await
+                }
+            };
+            match answer {
+                Ok(value) => {
+                    self.breaker.record_answer();
+                    return Ok(value);
+                }
+                // The connection has ended. It was not sent, so it is sent over the next one.
+                Err(Failure { cause: Cause::NotConnected, .. }) => ended = number,
+                Err(failure) => return Err(self.record_failure(failure)),
+            }
         }
     }
 
-    /// Sends a command without keys. How it ends is not recorded.
+    /// Goes on waiting for an answer that nobody waits for any more, until the server was silent for too long.
+    async fn listen(
+        &self,
+        mut answer: Pin<&mut impl Future<Output = Result<Reply, Failure>>>,
+        sent: Instant,
+    ) -> Result<Reply, Failure> {
+        let longest = sent + LONGEST_LISTENING * self.silence;
+        let mut due = sent + self.silence;
+        loop {
+            if let Ok(answer) = timeout_at(due, answer.as_mut()).await {
+                self.late_us.store(micros(sent.elapsed()), Ordering::Relaxed);
+                return answer;
+            }
+            let now = Instant::now();
+            let silent_at = self.heard_at().max(sent) + self.silence;
+            if now >= longest {
+                self.restart_garbled_connection();
+                let message = format!("Redis at {} answered later calls and not this one", self.address);
+                return Err(Failure { cause: Cause::NoTime, ..Failure::timeout(message) });
+            }
+            due = match silent_at > now {
+                true => silent_at.min(longest),
+                // The process had no time, and answers may be there, unread.
+                false if Due::at(due).is_late() => now + CATCH_UP,
+                false => {
+                    let message = format!("Redis at {} was silent for {:?}", self.address, self.silence);
+                    return Err(Failure { cause: Cause::Silent, ..Failure::timeout(message) });
+                }
+            };
+        }
+    }
+
+    /// Sends a command over the connection of this number, and waits for its answer until the connection ends.
+    async fn exchange(&self, command: Command<'_>, slot: SlotState, number: u64) -> Result<Reply, Failure> {
+        let ended = async {
+            loop {
+                let changed = self.changed.notified();
+                if self.connection.load(Ordering::Acquire) != number {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        let answer = tokio::select! {
+            biased;
+            answer = self.transport.send(command, slot) => answer,
+            () = ended => Err(self.lost()),
+        };
+        if answer.as_ref().err().is_none_or(|failure| !failure.cause.is_unanswered()) {
+            self.record_hearing();
+        }
+        answer
+    }
+
+    /// Sends a command without keys, and waits for its answer until then. How it ends is not recorded.
     pub(super) async fn send_keyless(
         &self,
         command: &'static str,
         args: &[&'static str],
         until: Instant,
     ) -> Result<Reply, Failure> {
-        self.send(Command::keyless(command, args), until, SlotState::Owned).await
+        self.send(Command::keyless(command, args), until).await
+    }
+
+    async fn send(&self, command: Command<'_>, until: Instant) -> Result<Reply, Failure> {
+        if until.saturating_duration_since(Instant::now()) < MIN_CALL {
+            return Err(self.no_time());
+        }
+        let Some(number) = self.connection_number() else { return Err(self.not_connected()) };
+        match timeout_at(until, self.exchange(command, SlotState::Owned, number)).await {
+            Ok(answer) => answer,
+            Err(_) if Due::at(until).is_late() => {
+                let error = RedisError::too_busy(&format!("no answer from Redis at {} was read in time", self.address));
+                Err(Failure { cause: Cause::NoTime, error })
+            }
+            Err(_) => Err(Failure::timeout(format!("no answer from Redis at {} in time", self.address))),
+        }
+    }
+
+    fn no_time(&self) -> Failure {
+        let message = format!("no time was left for a call to Redis at {}", self.address);
+        Failure { cause: Cause::NoTime, ..Failure::timeout(message) }
+    }
+
+    /// Returns the failure of a call that was not sent, with the reason why there is no connection.
+    fn not_connected(&self) -> Failure {
+        Failure { cause: Cause::NotConnected, ..self.lost() }
+    }
+
+    /// Returns the failure of a call whose connection has ended, with the reason.
+    fn lost(&self) -> Failure {
+        let none = || {
+            let message = format!("there is no connection to Redis at {}", self.address);
+            RedisError::new(StoreErrorKind::Unavailable, message)
+        };
+        Failure { cause: Cause::Lost, error: self.down_because().unwrap_or_else(none) }
     }
 
     /// Gives the connection newer credentials. How it ends is not recorded.
     pub(super) async fn log_in(&self, credentials: &RedisCredentials, until: Instant) -> Result<(), Failure> {
-        self.send(Command::login(credentials), until, SlotState::Owned).await.map(drop)
+        self.send(Command::login(credentials), until).await.map(drop)
     }
 
     /// Reports why the connection did not get newer credentials. It may still serve with those that it has.
@@ -184,7 +337,7 @@ impl Link {
     /// the command `ASKING`, because the lack of that right would otherwise show only when a slot moves.
     pub(super) async fn verify(&self, until: Instant) -> Result<(), RedisError> {
         let mut answer = self.probe(until).await;
-        if answer.is_ok() && matches!(self.failover, Failover::Cluster(_)) {
+        if answer.is_ok() && self.cluster.is_some() {
             answer = self.send_keyless("ASKING", &[], until).await.map(drop);
         }
         answer.map_err(|failure| self.explain(failure))
@@ -197,67 +350,68 @@ impl Link {
         self.down_because().unwrap_or(failure.error)
     }
 
-    async fn send(&self, command: Command<'_>, until: Instant, slot: SlotState) -> Result<Reply, Failure> {
-        let left = until.saturating_duration_since(Instant::now());
-        if left < MIN_CALL {
-            return Err(Failure {
-                cause: Cause::NoTime,
-                ..Failure::timeout(format!("no time was left for a call to Redis at {}", self.address))
-            });
-        }
-        let answer = tokio::time::timeout(left + CLIENT_GRACE, self.transport.send(command, until, slot));
-        let (failure, due) = match answer.await {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(failure)) => (failure, until),
-            Err(_) => {
-                let failure = Failure::timeout(format!("no answer from Redis at {} in time", self.address));
-                (failure, until + CLIENT_GRACE)
-            }
-        };
-        if failure.error.kind() == StoreErrorKind::Timeout && Due::at(due).is_late() {
-            let error = RedisError::too_busy(&format!("no answer from Redis at {} was read in time", self.address));
-            return Err(Failure { cause: Cause::NoTime, error });
-        }
-        Err(failure)
-    }
-
-    /// Waits for a connection that is being made, unless calls fail at once.
+    /// Waits for a connection that is being made, unless calls fail at once. Records why there is none.
     pub(super) async fn wait_for_connection(&self, until: Instant) -> Result<(), Failure> {
-        if self.fails_at_once() || self.transport.is_connected() {
-            return Ok(());
-        }
-        let failure = match tokio::time::timeout_at(until, self.transport.wait_for_connection()).await {
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(failure)) => failure,
-            Err(_) => Failure::timeout(format!("no connection to Redis at {} in time", self.address)),
-        };
-        Err(self.record_failure(failure))
+        self.wait_for_other_connection(0, until).await.map(drop)
     }
 
-    /// Records how a check failed: reports it, counts a lost answer against the server, and has another server found
-    /// if this one is no master any more. Returns the failure with the error that says most.
-    fn record_failure(&self, mut failure: Failure) -> Failure {
-        if failure.cause == Cause::Lost && failure.error.kind() == StoreErrorKind::Unavailable {
-            // The reason why there is no connection says more than that there is none.
-            failure.error = self.down_because().unwrap_or(failure.error);
+    /// Waits for a connection other than that of this number, which has ended. Returns its number.
+    async fn wait_for_other_connection(&self, ended: u64, until: Instant) -> Result<u64, Failure> {
+        loop {
+            let changed = self.changed.notified();
+            if self.fails_at_once() {
+                return Err(self.failure_at_once());
+            }
+            if let Some(number) = self.connection_number().filter(|number| *number != ended) {
+                return Ok(number);
+            }
+            if timeout_at(until, changed).await.is_err() {
+                return Err(self.record_failure(self.not_connected()));
+            }
         }
+    }
+
+    /// Waits for a connection until then, also to a server that is believed dead.
+    pub(super) async fn until_connected(&self, until: Instant) {
+        loop {
+            let changed = self.changed.notified();
+            if self.is_connected() || timeout_at(until, changed).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Records how a check failed: reports it, counts silence against the server, and makes a new connection if another
+    /// server may be behind the address. Returns the failure with the error that says most.
+    fn record_failure(&self, failure: Failure) -> Failure {
         // The check has not failed yet if its script is sent again.
         if !failure.cause.is_sent_again() {
             failure.error.report_to(&self.events);
         }
         match failure.cause {
             Cause::NoTime => {}
+            // The calls that are lost with a connection say nothing about the next one.
+            Cause::Lost if !self.transport.is_given() => {}
             Cause::Lost => {
                 if self.breaker.record_silence() {
                     self.report_dead(&failure.error);
                 }
             }
+            Cause::NotConnected => {
+                // Nothing was heard from a server that is being connected to.
+                if self.was_connected() && lock(&self.changed_at).elapsed() >= self.silence && self.breaker.open() {
+                    self.report_dead(&failure.error);
+                }
+            }
+            Cause::Silent => {
+                if self.breaker.open() {
+                    self.report_dead(&failure.error);
+                }
+                self.restart_connection();
+            }
             Cause::Demoted => {
                 self.breaker.record_answer();
-                self.refresh_cluster();
-                if matches!(self.failover, Failover::Sentinel) {
-                    self.restart_connection();
-                }
+                self.leave_demoted_server();
             }
             _ => self.breaker.record_answer(),
         }
@@ -271,13 +425,35 @@ impl Link {
 
     /// Records that the server answered a probe.
     pub(super) fn record_recovery(&self) {
-        *self.lock_down_because() = None;
+        *lock(&self.down_because) = None;
         self.breaker.close();
+    }
+
+    /// Reports a call whose caller stops waiting now, unless this process had no time to read an answer.
+    fn report_lateness(&self, until: Instant) {
+        if Due::at(until).is_late() {
+            return;
+        }
+        let late = match Duration::from_micros(self.late_us.load(Ordering::Relaxed)) {
+            Duration::ZERO => String::new(),
+            late => format!(": the last late answer took {late:.0?}"),
+        };
+        let message = format!("no answer from Redis at {} within {:?}{late}", self.address, self.deadline);
+        RedisError::new(StoreErrorKind::Timeout, message).report_to(&self.events);
+    }
+
+    /// Returns when something was heard from the server.
+    pub(super) fn heard_at(&self) -> Instant {
+        self.began + Duration::from_micros(self.heard_us.load(Ordering::Relaxed))
+    }
+
+    fn record_hearing(&self) {
+        self.heard_us.store(micros(self.began.elapsed()), Ordering::Relaxed);
     }
 
     /// Reports that the server is believed dead, to observers and to the tasks that look for it and for others.
     fn report_dead(&self, error: &RedisError) {
-        self.lock_down_because().get_or_insert_with(|| error.clone());
+        lock(&self.down_because).get_or_insert_with(|| error.clone());
         // Calls that were under way when the server left still fail. Nothing would report the end of that.
         if !self.is_retired.load(Ordering::SeqCst) && !self.is_reported_down.swap(true, Ordering::SeqCst) {
             self.events.report_down(&self.address, error);
@@ -286,6 +462,7 @@ impl Link {
             }
         }
         self.breaker_opened.notify_one();
+        self.changed.notify_waiters();
         self.refresh_cluster();
     }
 
@@ -315,8 +492,17 @@ impl Link {
 
     /// Has the cluster's map fetched, if the server is of a cluster.
     fn refresh_cluster(&self) {
-        if let Failover::Cluster(refresh) = &self.failover {
+        if let Some(refresh) = &self.cluster {
             refresh.notify_one();
+        }
+    }
+
+    /// Connects anew, now or after a pause, because another server may be behind the address: a name or a proxy can
+    /// lead to the new master.
+    fn leave_demoted_server(&self) {
+        self.refresh_cluster();
+        if lock(&self.demotions).is_due(Instant::now()) {
+            self.restart.notify_waiters();
         }
     }
 
@@ -332,7 +518,7 @@ impl Link {
     }
 
     fn restart_connection_unless_within(&self, gap: Duration) {
-        let mut restarted = self.restarted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut restarted = lock(&self.restarted);
         let now = Instant::now();
         if restarted.is_some_and(|last| now.duration_since(last) < gap) {
             return;
@@ -342,18 +528,28 @@ impl Link {
         self.restart.notify_waiters();
     }
 
-    fn down_because(&self) -> Option<RedisError> {
-        self.lock_down_because().clone()
+    /// Records that an attempt to connect failed, or that the connection has ended, for this reason. It is `None` if
+    /// the connection is made anew. Returns how long it lasted, if there was one.
+    pub(super) fn record_end(&self, reason: Option<Failure>) -> Option<Duration> {
+        let was_connected = self.is_connected();
+        let lasted = was_connected.then(|| {
+            let mut changed_at = lock(&self.changed_at);
+            let lasted = changed_at.elapsed();
+            *changed_at = Instant::now();
+            lasted
+        });
+        if let Some(reason) = reason {
+            self.record_reason(reason, was_connected);
+        }
+        if was_connected {
+            self.connection.fetch_add(1, Ordering::AcqRel);
+            self.changed.notify_waiters();
+        }
+        lasted
     }
 
-    fn lock_down_because(&self) -> MutexGuard<'_, Option<RedisError>> {
-        self.down_because.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Connections for Link {
-    /// Records why there is no connection, and reports it if it is a misconfiguration.
-    fn record_connection_failure(&self, mut failure: Failure) {
+    /// Records why there is no connection. A failed attempt counts against the server.
+    fn record_reason(&self, mut failure: Failure, had_ended: bool) {
         if failure.error.kind() == StoreErrorKind::Timeout {
             // No check waited for this. The checks that come now fail at once, and this is why.
             let is_tls = self.transport.uses_tls();
@@ -367,23 +563,45 @@ impl Connections for Link {
             // caller does not hear why.
             self.refresh_cluster();
         }
-        *self.lock_down_because() = Some(failure.error.clone());
+        *lock(&self.down_because) = Some(failure.error.clone());
+        if had_ended {
+            return;
+        }
         // Checks do not wait for a server that was never there.
-        let was_never_there = failure.cause == Cause::Lost && !self.was_connected.load(Ordering::Relaxed);
-        if was_never_there && self.breaker.open() {
+        let is_dead = match failure.cause {
+            Cause::Lost if !self.was_connected() => self.breaker.open(),
+            _ => self.breaker.record_silence(),
+        };
+        if is_dead {
             self.report_dead(&failure.error);
         }
     }
 
+    fn down_because(&self) -> Option<RedisError> {
+        lock(&self.down_because).clone()
+    }
+}
+
+impl Connections for Link {
     /// Records that there is a connection. A server that is believed dead is then probed, since it
     /// may still run no scripts.
     fn record_connection(&self) {
-        self.was_connected.store(true, Ordering::Relaxed);
+        debug_assert!(!self.is_connected(), "a connection is made after the last one has ended");
+        self.record_hearing();
+        *lock(&self.changed_at) = Instant::now();
+        self.breaker.record_answer();
+        if !self.breaker.is_open() {
+            *lock(&self.down_because) = None;
+        }
+        self.connection.fetch_add(1, Ordering::AcqRel);
         self.events.record_connection();
+        self.changed.notify_waiters();
         if self.breaker.is_open() {
             self.reconnected.notify_one();
-        } else {
-            *self.lock_down_because() = None;
         }
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

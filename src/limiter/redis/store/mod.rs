@@ -2,6 +2,7 @@
 
 mod address;
 mod cluster;
+mod current;
 mod error_class;
 #[cfg(feature = "redis-rs")]
 mod given;
@@ -10,6 +11,7 @@ mod link;
 mod on_fred;
 #[cfg(feature = "redis-rs")]
 mod on_redis_rs;
+mod pause;
 mod reconnect;
 mod renewal;
 mod server;
@@ -31,7 +33,7 @@ use tokio::time::Instant;
 use self::address::TargetKind;
 use self::cluster::Cluster;
 use self::error_class::{Cause, misconfigured};
-use self::link::{Failover, Link};
+use self::link::Link;
 use self::server::Server;
 pub(super) use self::settings::Settings;
 pub(super) use self::slots::slot_of;
@@ -68,16 +70,15 @@ impl RedisStore {
         let (settings, runtime) = (settings.bounded(), runtime()?);
         let target = Target::parse(url, &settings)?;
         let events = Arc::new(Events::new(&settings.observers));
-        let (address, failover) = match &target.kind {
+        let address = match &target.kind {
             TargetKind::Cluster(_) => {
                 let cluster = Cluster::start(&runtime, target, settings.clone(), Arc::clone(&events))?;
                 return Ok(Self(Arc::new(Inner { settings, reach: Reach::Cluster(cluster), events })));
             }
-            TargetKind::One(address) => (address.clone(), Failover::None),
-            TargetKind::Sentinel(address) => (address.clone(), Failover::Sentinel),
+            TargetKind::One(address) | TargetKind::Sentinel(address) => address.clone(),
         };
         let transport = target.transport(&address, None, &settings)?;
-        let server = Server::start(&runtime, address, transport, failover, &settings, Arc::clone(&events));
+        let server = Server::start(&runtime, address, transport, None, &settings, Arc::clone(&events));
         Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), events })))
     }
 
@@ -95,7 +96,7 @@ impl RedisStore {
         let events = Arc::new(Events::new(&settings.observers));
         let address = address::Address::new("the application's connection", 0);
         let transport = Box::new(given::Given::new(connection, &address));
-        let server = Server::start(&runtime, address, transport, Failover::None, &settings, Arc::clone(&events));
+        let server = Server::start(&runtime, address, transport, None, &settings, Arc::clone(&events));
         Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), events })))
     }
 
@@ -106,7 +107,7 @@ impl RedisStore {
         let events = Arc::new(Events::new(&settings.observers));
         let address = address::Address::new("simulated", 1);
         let transport = Box::new(tests::simulated::Simulated { wire, address: address.clone() });
-        let server = Server::start(&runtime, address, transport, Failover::None, &settings, Arc::clone(&events));
+        let server = Server::start(&runtime, address, transport, None, &settings, Arc::clone(&events));
         Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), events })))
     }
 
@@ -117,6 +118,10 @@ impl RedisStore {
 
     /// Runs a script on the server that has the slot, within a tokio runtime. It runs at most once. A
     /// future that is dropped may have run it.
+    ///
+    /// `until` is when the last caller stops waiting. The answer may come later: the server is listened to until it
+    /// answers, its connection ends, or it was silent for so long that it is believed dead. If its connection was lost
+    /// before, the next one is waited for until then.
     ///
     /// Returns `None` if its keys are on two servers while their slot is moved: it did not run. A
     /// call for one of them would.

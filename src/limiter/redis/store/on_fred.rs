@@ -7,18 +7,16 @@ use std::time::Duration;
 use fred::clients::Client;
 use fred::error::{Error, ErrorKind};
 use fred::interfaces::{ClientLike, EventInterface};
-use fred::types::config::{
-    Config, CredentialProvider, Options, ReconnectPolicy, Server, ServerConfig, TcpConfig, UnresponsiveConfig,
-};
+use fred::socket2::TcpKeepalive;
+use fred::types::config::{Config, CredentialProvider, Options, Server, ServerConfig, TcpConfig};
 use fred::types::{Builder, ClusterHash, CustomCommand, Value};
-use tokio::sync::broadcast::error::{RecvError, TryRecvError};
-use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use tokio::task::{AbortHandle, JoinError, JoinHandle};
 
 use super::address::{Address, TargetKind};
-use super::error_class::{self, Failure, misconfigured};
+use super::current::Current;
+use super::error_class::{self, Cause, Failure, misconfigured};
 use super::renewal::Renewal;
-use super::settings::{CONNECT_TIMEOUT, Settings};
+use super::settings::{KEEPALIVE, Settings};
 use super::transport::{Argument, BoxFuture, Command, Connections, DEPTH_MAX, Reply, SlotState, Transport};
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::credentials::ASK_TIMEOUT;
@@ -27,11 +25,13 @@ use crate::limiter::redis::error::RedisError;
 /// A URL, as fred reads it.
 pub(super) struct FredTarget(Config);
 
-/// A connection to one server.
+/// A connection to one server. Each has a client of its own, so that nothing is left of the one before.
 pub(super) struct Fred {
-    client: Client,
+    builder: Builder,
     address: Address,
     renewal: Option<Arc<Renewal>>,
+    uses_tls: bool,
+    current: Current<(Client, AbortHandle)>,
 }
 
 /// Asks for credentials when fred makes a connection. Failed ones come back as an error with these first words.
@@ -103,39 +103,39 @@ impl FredTarget {
         settings: &Settings,
     ) -> Result<Fred, RedisError> {
         let mut config = self.0.clone();
-        // This is about the first connection only: reconnect.rs tries again, and hears the reason.
+        // fred does not connect again by itself: reconnect.rs does, with a new client, and hears the reason.
         config.fail_fast = true;
+        let uses_tls = config.uses_tls();
         if let Some(address) = only {
             config.server = ServerConfig::new_centralized(&*address.host, address.port);
         }
         let renewal = Renewal::new(settings).map(Arc::new);
         config.credential_provider = renewal.clone().map(|it| Arc::new(Provider(it)) as Arc<dyn CredentialProvider>);
         // fred asks for credentials while the greeting's time runs.
-        let greeting = CONNECT_TIMEOUT + if renewal.is_some() { ASK_TIMEOUT } else { Duration::ZERO };
-        // The first attempt comes soon, because until its end calls wait and do not fail at once.
-        let mut policy = ReconnectPolicy::new_exponential(0, 20, 250, 2);
-        policy.set_jitter(20);
+        let greeting = settings.connect_timeout() + if renewal.is_some() { ASK_TIMEOUT } else { Duration::ZERO };
+        let connect_timeout = settings.connect_timeout();
         let mut builder = Builder::from_config(config);
-        builder.set_policy(policy);
-        builder.with_performance_config(|performance| performance.default_command_timeout = settings.deadline);
+        // A call's time is bounded by who sends it.
+        builder.with_performance_config(|performance| performance.default_command_timeout = Duration::ZERO);
         builder.with_connection_config(|connection| {
-            connection.connection_timeout = CONNECT_TIMEOUT;
+            connection.connection_timeout = connect_timeout;
             connection.internal_command_timeout = greeting;
             // A script that was sent is never sent again.
             connection.max_command_attempts = 1;
-            connection.unresponsive =
-                UnresponsiveConfig { max_timeout: Some(settings.patience()), interval: Duration::from_millis(50) };
             connection.reconnect_on_auth_error = true;
             connection.disable_cluster_health_check = true;
-            connection.tcp = TcpConfig { nodelay: Some(true), ..TcpConfig::default() };
-            // If it were bounded, fred's own request to reconnect could find no room, and fred
-            // would never reconnect.
+            connection.tcp = TcpConfig { nodelay: Some(true), keepalive: Some(keepalive()), ..TcpConfig::default() };
             connection.max_command_buffer_len = 0;
         });
-        let client =
-            builder.build().map_err(|error| misconfigured("fred does not take these settings").caused_by(error))?;
-        Ok(Fred { client, address: name.clone(), renewal })
+        let fred = Fred { builder, address: name.clone(), renewal, uses_tls, current: Current::none() };
+        fred.client().map_err(|failure| failure.error)?; // wrong settings are an error here
+        Ok(fred)
     }
+}
+
+/// Returns when the system looks whether a connection without traffic is alive.
+fn keepalive() -> TcpKeepalive {
+    TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE)
 }
 
 /// Ends fred's task when it is dropped.
@@ -148,50 +148,58 @@ impl Drop for Task {
 }
 
 impl Fred {
-    async fn keep_connection(&self, heard: &dyn Connections) {
-        let failed = |error: &Error| heard.record_connection_failure(failure(error, &self.address));
-        let mut task = Task(self.client.connect());
-        // fred makes new channels when a client is connected anew.
-        let (mut up, mut errors) = (self.client.reconnect_rx(), self.client.error_rx());
-        // A connection that was made before shows in the client's state.
-        if self.client.is_connected() {
-            heard.record_connection();
-        }
-        loop {
-            tokio::select! {
-                // An error comes before the connection that was made because of it, so it must be heard
-                // first.
-                biased;
-                error = errors.recv() => match error {
-                    Ok((error, _)) => failed(&error),
-                    Err(RecvError::Lagged(_)) => {}
-                    Err(RecvError::Closed) => break,
-                },
-                made = up.recv() => match made {
-                    Ok(Server { .. }) | Err(RecvError::Lagged(_)) => heard.record_connection(),
-                    Err(RecvError::Closed) => break,
-                },
-                ended = &mut task.0 => {
-                    loop {
-                        match errors.try_recv() {
-                            Ok((error, _)) => failed(&error),
-                            Err(TryRecvError::Lagged(_)) => {}
-                            Err(TryRecvError::Empty | TryRecvError::Closed) => break,
-                        }
-                    }
-                    if let Ok(Err(error)) = ended {
-                        failed(&error);
-                    }
-                    return;
+    /// Makes a client of one connection.
+    fn client(&self) -> Result<Client, Failure> {
+        let refused = |error| misconfigured("fred does not take these settings").caused_by(error);
+        self.builder.build().map_err(|error| Failure { cause: Cause::Answer, error: refused(error) })
+    }
+
+    async fn keep_connection(&self, heard: &dyn Connections) -> Failure {
+        let client = match self.client() {
+            Ok(client) => client,
+            Err(failure) => return failure,
+        };
+        let mut task = Task(client.connect());
+        let made = async {
+            let mut up = client.reconnect_rx();
+            if !client.is_connected() {
+                tokio::select! {
+                    _ = client.wait_for_connect() => {}
+                    _ = up.recv() => {}
                 }
             }
+            // One of them comes a moment before the client takes calls.
+            while !client.is_connected() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            ended = &mut task.0 => return self.reason(ended),
+            () = made => {}
         }
-        if let Ok(Err(error)) = (&mut task.0).await {
-            failed(&error);
+        let _in_use = self.current.set((client, task.0.abort_handle()));
+        heard.record_connection();
+        let ended = (&mut task.0).await;
+        self.reason(ended)
+    }
+
+    /// Returns why a connection has ended, or was not made.
+    fn reason(&self, ended: Result<Result<(), Error>, JoinError>) -> Failure {
+        match ended {
+            Ok(Err(error)) => failure(&error, &self.address),
+            Ok(Ok(())) | Err(_) => Failure::lost(
+                StoreErrorKind::Unavailable,
+                format!("the connection to Redis at {} has ended", self.address),
+            ),
         }
     }
 
-    async fn call(&self, command: Command<'_>, until: Instant, slot: SlotState) -> Result<Reply, Failure> {
+    async fn call(&self, command: Command<'_>, slot: SlotState) -> Result<Reply, Failure> {
+        // A client whose task has ended takes calls and does nothing.
+        let Some((client, _)) = self.current.get().filter(|(_, task)| !task.is_finished()) else {
+            return Err(Failure::not_connected(&self.address));
+        };
         let mut arguments = Vec::with_capacity(command.count());
         arguments.extend(command.arguments().map(|argument| match argument {
             Argument::Text(text) => Value::from_static_str(text),
@@ -201,14 +209,13 @@ impl Fred {
         }));
         // fred ignores options for its own commands for scripts.
         let command = CustomCommand::new_static(command.name, ClusterHash::FirstKey, false);
-        let timeout = Some(until.saturating_duration_since(Instant::now()));
-        let options = Options { timeout, fail_fast: true, max_attempts: Some(1), ..Options::default() };
+        let options = Options { fail_fast: true, max_attempts: Some(1), ..Options::default() };
         let answer = async {
             match slot {
-                SlotState::Owned => self.client.with_options(&options).custom(command, arguments).await,
+                SlotState::Owned => client.with_options(&options).custom(command, arguments).await,
                 SlotState::Importing => {
                     // A pipeline's commands are written one after another, with nothing between them.
-                    let pipeline = self.client.pipeline();
+                    let pipeline = client.pipeline();
                     let with_options = pipeline.with_options(&options);
                     let asking = CustomCommand::new_static("ASKING", ClusterHash::FirstKey, false);
                     let _: Value = with_options.custom(asking, Vec::<Value>::new()).await?;
@@ -224,29 +231,16 @@ impl Fred {
 }
 
 impl Transport for Fred {
-    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, ()> {
+    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, Failure> {
         Box::pin(self.keep_connection(heard))
     }
 
-    fn send<'a>(
-        &'a self,
-        command: Command<'a>,
-        until: Instant,
-        slot: SlotState,
-    ) -> BoxFuture<'a, Result<Reply, Failure>> {
-        Box::pin(self.call(command, until, slot))
-    }
-
-    fn is_connected(&self) -> bool {
-        self.client.is_connected()
-    }
-
-    fn wait_for_connection(&self) -> BoxFuture<'_, Result<(), Failure>> {
-        Box::pin(async { self.client.wait_for_connect().await.map_err(|error| failure(&error, &self.address)) })
+    fn send<'a>(&'a self, command: Command<'a>, slot: SlotState) -> BoxFuture<'a, Result<Reply, Failure>> {
+        Box::pin(self.call(command, slot))
     }
 
     fn uses_tls(&self) -> bool {
-        self.client.client_config().uses_tls()
+        self.uses_tls
     }
 
     fn renewal(&self) -> Option<&Renewal> {
@@ -255,12 +249,16 @@ impl Transport for Fred {
 
     #[cfg(test)]
     fn queued(&self) -> usize {
-        fred::interfaces::MetricsInterface::command_queue_len(&self.client)
+        self.current.get().map_or(0, |(client, _)| fred::interfaces::MetricsInterface::command_queue_len(&client))
     }
 
     #[cfg(test)]
     fn quit(&self) -> BoxFuture<'_, ()> {
-        Box::pin(async { drop(self.client.quit().await) }) // a busy machine answers too late
+        Box::pin(async {
+            if let Some((client, _)) = self.current.get() {
+                drop(client.quit().await); // a busy machine answers too late
+            }
+        })
     }
 }
 
@@ -285,10 +283,8 @@ fn failure(error: &Error, server: &Address) -> Failure {
     match error.kind() {
         ErrorKind::Timeout => Failure::timeout(format!("no answer from Redis at {server} in time")),
         _ if is_answer(error) => error_class::answer(error.details(), server),
-        // The reason, if there is one, comes by another way.
-        ErrorKind::Canceled => {
-            Failure::lost(StoreErrorKind::Unavailable, format!("there is no connection to Redis at {server}"))
-        }
+        // The call was not written. fred has another error for those that were.
+        ErrorKind::Canceled => Failure::not_connected(server),
         ErrorKind::Config | ErrorKind::Url | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand => {
             Failure::unusable(server, error.details())
         }
@@ -326,7 +322,7 @@ mod tests {
     fn client_error_is_held_against_the_server() {
         for (kind, text) in [
             (ErrorKind::IO, "ConnectionReset"),
-            (ErrorKind::Canceled, "Connection closed unexpectedly."),
+            (ErrorKind::Unknown, "channel closed"),
             (ErrorKind::Unknown, "Failed to route command."),
             (ErrorKind::Unknown, "Client is not initialized."),
             (ErrorKind::Routing, "Failed to route command."),
@@ -334,6 +330,8 @@ mod tests {
         ] {
             assert_eq!(kind_of(kind, text), (StoreErrorKind::Unavailable, Cause::Lost), "{text}");
         }
+        let unsent = kind_of(ErrorKind::Canceled, "Canceled.");
+        assert_eq!(unsent, (StoreErrorKind::Unavailable, Cause::NotConnected));
         assert_eq!(kind_of(ErrorKind::Timeout, "Request timed out."), (StoreErrorKind::Timeout, Cause::Lost));
     }
 

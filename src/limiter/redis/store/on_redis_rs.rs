@@ -10,17 +10,19 @@ use std::time::Duration;
 use bytes::Bytes;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
+use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ErrorKind, IntoConnectionInfo, Pipeline, ProtocolVersion,
     PushInfo, PushKind, RedisConnectionInfo, RedisError as ClientError, Value,
 };
-use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use super::address::{Address, TargetKind};
+use super::current::Current;
 use super::error_class::{self, Failure, misconfigured};
 use super::renewal::Renewal;
-use super::settings::{CONNECT_TIMEOUT, Settings};
+use super::settings::{KEEPALIVE, Settings};
 #[cfg(any(feature = "redis-rs-rustls", feature = "redis-rs-rustls-ring"))]
 use super::tls::Pem;
 use super::transport::{Argument, BoxFuture, Command, Connections, DEPTH_MAX, Reply, SlotState, Transport};
@@ -51,11 +53,9 @@ pub(super) struct RedisRs {
     renewal: Option<Renewal>,
     /// Whether a connection begins with a password.
     logs_in: bool,
-    /// The time for which a connection may owe an answer before it is closed.
-    patience: Duration,
-    current: watch::Sender<Option<Connection>>,
-    /// Notified when a call had no answer in time.
-    silent: Notify,
+    /// The time that a connection may take, and again its greeting.
+    connect_timeout: Duration,
+    current: Current<Connection>,
 }
 
 /// How the server is found.
@@ -137,9 +137,8 @@ impl RedisRsTarget {
             way,
             logs_in: renewal.is_some() || url.login.password.is_some(),
             renewal,
-            patience: settings.patience(),
-            current: watch::Sender::new(None),
-            silent: Notify::new(),
+            connect_timeout: settings.connect_timeout(),
+            current: Current::none(),
         })
     }
 }
@@ -166,9 +165,9 @@ impl Dial {
         if let Some(password) = &login.password {
             login_info = login_info.set_password(password);
         }
-        let info = address
-            .into_connection_info()
-            .map(|info| info.set_redis_settings(login_info).set_tcp_settings(TcpSettings::default().set_nodelay(true)));
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+        let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+        let info = address.into_connection_info().map(|info| info.set_redis_settings(login_info).set_tcp_settings(tcp));
         info.and_then(Client::open).map_err(refused)
     }
 }
@@ -178,42 +177,21 @@ fn refused(error: ClientError) -> RedisError {
 }
 
 impl RedisRs {
-    async fn keep_connection(&self, heard: &dyn Connections) {
+    async fn keep_connection(&self, heard: &dyn Connections) -> Failure {
         let connection = match self.dial().await {
             Ok(connection) => connection,
-            Err(failure) => return heard.record_connection_failure(failure),
+            Err(failure) => return failure,
         };
         let ended = Arc::clone(&connection.ended);
-        let _current = Current::set(&self.current, connection.clone());
+        let _in_use = self.current.set(connection);
         heard.record_connection();
-        loop {
-            tokio::select! {
-                () = ended.wait() => break,
-                () = self.silent.notified() => {}
-            }
-            // Answers come in the order of calls. So a connection that still owes an older one does not answer this.
-            let mut redis = connection.redis.clone();
-            let ping = redis::cmd("PING");
-            let answer = timeout(self.patience, redis.send_packed_command(&ping));
-            tokio::select! {
-                () = ended.wait() => break,
-                answer = answer => match answer {
-                    Ok(Ok(_)) => {}
-                    Ok(Err(error)) => ended.end(Some(error)),
-                    Err(_) => {
-                        let message = format!("Redis at {} left calls without an answer", self.address);
-                        return heard.record_connection_failure(Failure::lost(StoreErrorKind::Unavailable, message));
-                    }
-                },
-            }
-        }
-        let failure = match ended.reason() {
+        ended.wait().await;
+        match ended.reason() {
             Some(error) => failure(&error, &self.address),
             None => {
                 Failure::lost(StoreErrorKind::Unavailable, format!("Redis at {} closed the connection", self.address))
             }
-        };
-        heard.record_connection_failure(failure);
+        }
     }
 
     /// Makes a connection.
@@ -256,7 +234,7 @@ impl RedisRs {
             Ok(())
         };
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(2 * CONNECT_TIMEOUT))
+            .set_connection_timeout(Some(2 * self.connect_timeout))
             .set_response_timeout(None)
             .set_pipeline_buffer_size(BUFFER)
             .set_push_sender(hear);
@@ -269,7 +247,7 @@ impl RedisRs {
         let mut connection = self.open(sentinel).await?.redis;
         let mut ask = redis::cmd("SENTINEL");
         ask.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
-        let answer = timeout(CONNECT_TIMEOUT, connection.send_packed_command(&ask)).await;
+        let answer = timeout(self.connect_timeout, connection.send_packed_command(&ask)).await;
         let answer = answer.map_err(|_| Failure::timeout(format!("no answer from {} in time", self.address)))?;
         let reply = answer.map_err(|error| failure(&error, &self.address)).and_then(|it| reply(it, &self.address))?;
         let address = match &reply {
@@ -290,30 +268,24 @@ impl RedisRs {
         dial.client(&address, &url.login, url.database).map_err(Failure::refused)
     }
 
-    async fn call(&self, command: Command<'_>, until: Instant, slot: SlotState) -> Result<Reply, Failure> {
-        let connection = self.current.borrow().clone();
-        let Some(Connection { mut redis, ended }) = connection else { return Err(self.not_connected()) };
+    async fn call(&self, command: Command<'_>, slot: SlotState) -> Result<Reply, Failure> {
+        let Some(Connection { mut redis, ended }) = self.current.get().filter(|it| !it.ended.has_ended()) else {
+            return Err(Failure::not_connected(&self.address));
+        };
         let command = packed(command);
-        let answer = async {
-            match slot {
-                SlotState::Owned => redis.send_packed_command(&command).await,
-                SlotState::Importing => {
-                    // A pipeline's commands are written one after another, with nothing between them.
-                    let mut pipeline = Pipeline::with_capacity(2);
-                    pipeline.add_command(redis::cmd("ASKING")).add_command(command);
-                    let answers = redis.send_packed_commands(&pipeline, 0, 2).await?;
-                    // If the first is refused, that is the reason for the answer to the second.
-                    Ok(answers.into_iter().last().unwrap_or(Value::Nil))
-                }
+        let answer = match slot {
+            SlotState::Owned => redis.send_packed_command(&command).await,
+            SlotState::Importing => {
+                // A pipeline's commands are written one after another, with nothing between them.
+                let mut pipeline = Pipeline::with_capacity(2);
+                pipeline.add_command(redis::cmd("ASKING")).add_command(command);
+                let answers = redis.send_packed_commands(&pipeline, 0, 2).await;
+                // If the first is refused, that is the reason for the answer to the second.
+                answers.map(|answers| answers.into_iter().last().unwrap_or(Value::Nil))
             }
         };
-        let answer = tokio::select! {
-            biased;
-            answer = timeout_at(until, answer) => answer,
-            () = ended.wait() => return Err(self.not_connected()),
-        };
         match answer {
-            Ok(Ok(value)) => {
+            Ok(value) => {
                 match &value {
                     // A proxy sent the call over a connection of its own, on which this client has not logged in.
                     Value::ServerError(error) if self.logs_in && error.code() == "NOAUTH" => {
@@ -323,50 +295,23 @@ impl RedisRs {
                 }
                 reply(value, &self.address)
             }
-            Ok(Err(error)) => {
+            Err(error) => {
                 if error.is_unrecoverable_error() {
                     ended.end(Some(error.clone()));
                 }
                 Err(failure(&error, &self.address))
             }
-            Err(_) => {
-                self.silent.notify_one();
-                Err(Failure::timeout(format!("no answer from Redis at {} in time", self.address)))
-            }
         }
-    }
-
-    /// Returns the failure of a call for which there is no connection. The reason comes by another way.
-    fn not_connected(&self) -> Failure {
-        let message = format!("there is no connection to Redis at {}", self.address);
-        Failure::lost(StoreErrorKind::Unavailable, message)
     }
 }
 
 impl Transport for RedisRs {
-    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, ()> {
+    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, Failure> {
         Box::pin(self.keep_connection(heard))
     }
 
-    fn send<'a>(
-        &'a self,
-        command: Command<'a>,
-        until: Instant,
-        slot: SlotState,
-    ) -> BoxFuture<'a, Result<Reply, Failure>> {
-        Box::pin(self.call(command, until, slot))
-    }
-
-    fn is_connected(&self) -> bool {
-        self.current.borrow().is_some()
-    }
-
-    fn wait_for_connection(&self) -> BoxFuture<'_, Result<(), Failure>> {
-        Box::pin(async {
-            let mut current = self.current.subscribe();
-            let made = current.wait_for(Option::is_some).await;
-            made.map(drop).map_err(|_| self.not_connected())
-        })
+    fn send<'a>(&'a self, command: Command<'a>, slot: SlotState) -> BoxFuture<'a, Result<Reply, Failure>> {
+        Box::pin(self.call(command, slot))
     }
 
     fn uses_tls(&self) -> bool {
@@ -380,28 +325,10 @@ impl Transport for RedisRs {
     #[cfg(test)]
     fn quit(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
-            if let Some(connection) = &*self.current.borrow() {
+            if let Some(connection) = self.current.get() {
                 connection.ended.end(None);
             }
         })
-    }
-}
-
-/// The connection that calls use, until this is dropped.
-struct Current<'a>(&'a watch::Sender<Option<Connection>>, Arc<Ended>);
-
-impl<'a> Current<'a> {
-    fn set(current: &'a watch::Sender<Option<Connection>>, connection: Connection) -> Self {
-        let ended = Arc::clone(&connection.ended);
-        current.send_replace(Some(connection));
-        Self(current, ended)
-    }
-}
-
-impl Drop for Current<'_> {
-    fn drop(&mut self) {
-        self.0.send_replace(None);
-        self.1.end(None);
     }
 }
 
@@ -415,9 +342,13 @@ impl Ended {
         self.notify.notify_waiters();
     }
 
+    fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+
     async fn wait(&self) {
         let notified = self.notify.notified();
-        if !self.has_ended.load(Ordering::Acquire) {
+        if !self.has_ended() {
             notified.await;
         }
     }

@@ -10,15 +10,16 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::error_class::{Cause, Failure};
 use super::link::Link;
+use super::pause::{Pauses, jitter};
 use super::renewal::RETRY;
-use super::settings::{CONNECT_TIMEOUT, Settings};
-use crate::random;
+use super::settings::Settings;
 
-/// The first and the longest pause between attempts to connect. Each is twice the one before.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
+/// The time without a call after which a connection is probed. Devices on the way forget connections without traffic
+/// after some minutes, and say so to nobody.
+const IDLE: Duration = Duration::from_secs(5);
 
-/// A connection that ended sooner counts as a failed attempt.
-const LASTED: Duration = Duration::from_secs(1);
+/// The interval at which a server that is believed dead is probed, unless the deadline is long.
+const PROBE_EVERY: Duration = Duration::from_millis(250);
 
 /// The time for which a server may be believed dead before it gets a new connection, in case only the old one
 /// is dead. The time is shorter if it is connected: once an answer was lost, each call is given the
@@ -36,32 +37,54 @@ pub(super) async fn keep(link: Arc<Link>, settings: Settings) {
     tokio::join!(
         through_panics(|| connect(&link)),
         through_panics(|| probe(&link, &settings)),
-        through_panics(|| renew(&link))
+        through_panics(|| probe_if_idle(&link, &settings)),
+        through_panics(|| renew(&link, &settings))
     );
 }
 
 /// Begins anew after a panic. The connection and the closure for credentials may be the application's code.
 async fn through_panics<F: Future<Output = ()>>(run: impl Fn() -> F) {
     while AssertUnwindSafe(run()).catch_unwind().await.is_err() {
-        sleep(jitter(PAUSES.1)).await;
+        sleep(Pauses::longest()).await;
     }
 }
 
 /// Connects, and connects again whenever the connection has ended.
 async fn connect(link: &Link) {
-    let mut pause = PAUSES.0;
+    let mut pauses = Pauses::new();
+    link.record_end(None); // after a panic
     loop {
         let began = Instant::now();
-        tokio::select! {
+        let reason = tokio::select! {
             biased;
-            () = link.transport.connect(link) => {}
-            () = link.restart.notified() => {}
+            reason = link.transport.connect(link) => Some(reason),
+            () = link.restart.notified() => None,
+        };
+        let lasted = link.record_end(reason);
+        sleep_until(pauses.next_attempt(began, lasted)).await;
+    }
+}
+
+/// Probes a connection over which nothing comes, so that no check has to find out that it is dead. That also keeps it
+/// alive on its way.
+async fn probe_if_idle(link: &Link, settings: &Settings) {
+    if link.transport.is_given() {
+        return; // it is the application's to keep
+    }
+    loop {
+        let idle_at = link.heard_at() + jitter(IDLE);
+        if Instant::now() < idle_at {
+            sleep_until(idle_at).await;
+            continue;
         }
-        if began.elapsed() >= LASTED {
-            pause = PAUSES.0;
+        // A server that is believed dead is probed anyway.
+        if link.is_connected() && !link.breaker.is_open() {
+            let answer = link.probe(Instant::now() + settings.silence()).await;
+            if let Err(Failure { cause: Cause::Lost, .. }) = answer {
+                link.restart_connection();
+            }
         }
-        sleep(jitter(pause)).await;
-        pause = (pause * 2).min(PAUSES.1);
+        sleep(PROBE_EVERY).await;
     }
 }
 
@@ -95,8 +118,8 @@ async fn until_it_answers(link: &Link, settings: &Settings) {
     let mut since = Instant::now();
     loop {
         // The answer is waited for until the next probe, because it comes when the server wakes.
-        let next = Instant::now() + jitter(settings.probe_every());
-        if !matches!(link.probe(next).await, Err(Failure { cause: Cause::Lost | Cause::NoTime, .. })) {
+        let next = Instant::now() + jitter(PROBE_EVERY.max(settings.silence()));
+        if !link.probe(next).await.is_err_and(|failure| failure.cause.is_unanswered()) {
             return;
         }
         tokio::select! {
@@ -104,7 +127,7 @@ async fn until_it_answers(link: &Link, settings: &Settings) {
             () = sleep_until(next) => {}
             () = link.reconnected.notified() => continue,
         }
-        let patience = if link.transport.is_connected() { PATIENCE_IF_CONNECTED } else { PATIENCE };
+        let patience = if link.is_connected() { PATIENCE_IF_CONNECTED } else { PATIENCE };
         if since.elapsed() >= patience {
             link.restart_connection();
             since = Instant::now();
@@ -114,16 +137,16 @@ async fn until_it_answers(link: &Link, settings: &Settings) {
 
 /// Gives the connection newer credentials when they are due. Until the server has accepted them, the connection keeps
 /// those that it has.
-async fn renew(link: &Link) {
+async fn renew(link: &Link, settings: &Settings) {
     let Some(renewal) = link.transport.renewal() else { return };
     loop {
         renewal.wait_until_due().await;
-        if !link.transport.is_connected() {
+        if !link.is_connected() {
             sleep(RETRY).await; // the next connection asks by itself
             continue;
         }
         let failure = match renewal.ask().await {
-            Ok(credentials) => link.log_in(&credentials, Instant::now() + CONNECT_TIMEOUT).await.err(),
+            Ok(credentials) => link.log_in(&credentials, Instant::now() + settings.connect_timeout()).await.err(),
             Err(why) => Some(Failure::without_credentials(&link.address, &why)),
         };
         if let Some(failure) = failure {
@@ -131,10 +154,4 @@ async fn renew(link: &Link) {
             link.report_failed_renewal(&failure.error);
         }
     }
-}
-
-/// Returns a time that is up to a tenth longer, so that many processes do not come at once.
-pub(super) fn jitter(time: Duration) -> Duration {
-    let part = random::secret() % 100;
-    time + time * u32::try_from(part).unwrap_or(0) / 1_000
 }

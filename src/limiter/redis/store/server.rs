@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::address::Address;
-use super::link::{Failover, Link};
+use super::link::Link;
 use super::reconnect;
 use super::settings::Settings;
 use super::transport::Transport;
@@ -19,16 +20,16 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts to connect a transport.
+    /// Starts to connect a transport. `cluster` notifies the task that fetches the cluster's map, if there is one.
     pub(super) fn start(
         runtime: &Handle,
         address: Address,
         transport: Box<dyn Transport>,
-        failover: Failover,
+        cluster: Option<Arc<Notify>>,
         settings: &Settings,
         events: Arc<Events>,
     ) -> Self {
-        let link = Arc::new(Link::new(address, transport, failover, settings.failures, events));
+        let link = Arc::new(Link::new(address, transport, cluster, settings, events));
         let reconnect = runtime.spawn(reconnect::keep(Arc::clone(&link), settings.clone())).abort_handle();
         Self { link, reconnect }
     }

@@ -1,5 +1,6 @@
 //! The settings of a store.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,11 +9,15 @@ use crate::limiter::redis::client::RedisClient;
 use crate::limiter::redis::credentials::CredentialSource;
 use crate::outcome::Observer;
 
-/// The time that a connection may take, and again its greeting.
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+/// The least time that a connection may take, and again its greeting, and the longest that it may take.
+const CONNECT: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(15);
 
-/// The interval at which a server that is believed dead is probed, unless the deadline is long.
-const PROBE_EVERY: Duration = Duration::from_millis(250);
+/// The time beyond the deadline for which a server may be silent.
+const SILENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(5);
+
+/// The time without traffic after which the system looks whether a connection is alive, and again the time between its
+/// attempts. Connections are probed more often than that; this is for the time in which this process does not run.
+pub(super) const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// The settings of a store.
 #[derive(Clone)]
@@ -24,7 +29,8 @@ pub(in crate::limiter::redis) struct Settings {
     pub(in crate::limiter::redis) pem: Pem,
     /// The time that a call may take: from 2 ms, because timers are no finer, to a minute.
     pub(in crate::limiter::redis) deadline: Duration,
-    /// The number of calls in a row without an answer after which a server is believed dead.
+    /// The number of failed attempts to connect in a row after which a server is believed dead. Over a connection that
+    /// the application has, it is that of failed calls.
     pub(in crate::limiter::redis) failures: u32,
     /// The observers, which get the events of servers.
     pub(in crate::limiter::redis) observers: Vec<Arc<dyn Observer>>,
@@ -34,7 +40,7 @@ impl Default for Settings {
     fn default() -> Self {
         let deadline = Duration::from_millis(50);
         let (client, observers) = (RedisClient::default(), Vec::new());
-        Self { client, credentials: None, pem: Pem::default(), deadline, failures: 5, observers }
+        Self { client, credentials: None, pem: Pem::default(), deadline, failures: 3, observers }
     }
 }
 
@@ -45,14 +51,16 @@ impl Settings {
         self
     }
 
-    /// The time for which a connection may owe an answer before it is closed.
-    pub(super) fn patience(&self) -> Duration {
-        (self.deadline * 3).max(Duration::from_millis(150))
+    /// Returns the time for which a server may be silent while calls wait: then it is believed dead. A call is listened
+    /// to for that long, although nobody waits for it after the deadline: a late answer says that the server lives, and
+    /// what it charged is refunded.
+    pub(super) fn silence(&self) -> Duration {
+        self.deadline + self.deadline.clamp(*SILENCE.start(), *SILENCE.end())
     }
 
-    /// Returns the time between two probes. A client may begin its patience anew with each
-    /// write, so probes come less often than that.
-    pub(super) fn probe_every(&self) -> Duration {
-        PROBE_EVERY.max(self.patience() + Duration::from_millis(50))
+    /// Returns the time that a connection may take, and again its greeting, which is up to five round trips. A round
+    /// trip may take the deadline.
+    pub(super) fn connect_timeout(&self) -> Duration {
+        (5 * self.deadline).clamp(*CONNECT.start(), *CONNECT.end())
     }
 }

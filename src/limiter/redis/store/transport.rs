@@ -4,7 +4,6 @@ use std::future::Future;
 use std::pin::Pin;
 
 use bytes::Bytes;
-use tokio::time::Instant;
 
 use super::error_class::Failure;
 use super::renewal::Renewal;
@@ -19,25 +18,20 @@ pub(super) const DEPTH_MAX: usize = 8;
 
 /// A connection to one server, by a client library. There is a file for each library.
 pub(super) trait Transport: Send + Sync + 'static {
-    /// Connects, and keeps the connection. Ends when the connection has ended, or was not made. If the future is
-    /// dropped, the connection ends as well.
-    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, ()>;
+    /// Connects, says so to `heard`, and keeps the connection. Returns why it has ended, or was not made. A host's name
+    /// is resolved anew each time. If the future is dropped, the connection ends as well.
+    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, Failure>;
 
-    /// Sends a command to a server that has the keys' slot in this state. It runs at most once. Fails if there is no
-    /// connection, and when the time is over.
-    fn send<'a>(
-        &'a self,
-        command: Command<'a>,
-        until: Instant,
-        slot: SlotState,
-    ) -> BoxFuture<'a, Result<Reply, Failure>>;
-
-    fn is_connected(&self) -> bool;
-
-    /// Waits for a connection. The caller bounds the time.
-    fn wait_for_connection(&self) -> BoxFuture<'_, Result<(), Failure>>;
+    /// Sends a command to a server that has the keys' slot in this state, and waits for the answer. It runs at most
+    /// once. The caller bounds the time: the future may wait for ever, also after the connection has ended.
+    fn send<'a>(&'a self, command: Command<'a>, slot: SlotState) -> BoxFuture<'a, Result<Reply, Failure>>;
 
     fn uses_tls(&self) -> bool;
+
+    /// Whether the application makes the connection, so that nothing is heard of its end.
+    fn is_given(&self) -> bool {
+        false
+    }
 
     /// Returns where each connection's credentials come from, unless the URL has them.
     fn renewal(&self) -> Option<&Renewal> {
@@ -57,11 +51,8 @@ pub(super) trait Transport: Send + Sync + 'static {
 
 /// Hears of a transport's connections.
 pub(super) trait Connections: Send + Sync {
-    /// A connection was made.
+    /// A connection was made: the server has answered its greeting.
     fn record_connection(&self);
-
-    /// A connection ended, or was not made.
-    fn record_connection_failure(&self, failure: Failure);
 }
 
 /// Whether a server has the slot of a call's keys.

@@ -84,7 +84,7 @@ async fn paused_for_writes_is_one_outage() {
     sleep(1_000 * MS).await;
     let samples = load.end().await;
     let report = samples.check("CLIENT PAUSE 2000 WRITE");
-    assert!(report.waited < 400, "{} calls waited after the breaker should have opened", report.waited);
+    assert!(report.waited < 700, "{} calls waited after the breaker should have opened", report.waited);
     eventually("it is up again", || heard.downs() == heard.ups()).await;
     // A machine that stops for longer than the deadline is an outage of its own.
     let is_one = if samples.lost < samples.deadline { heard.downs() == 1 } else { heard.downs() > 0 };

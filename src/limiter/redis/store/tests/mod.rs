@@ -61,8 +61,17 @@ fn slot(key: &str) -> u16 {
     slot_of(key.as_bytes())
 }
 
+/// Makes a call, and waits for its answer within the deadline, as checks do. The call goes on after that.
 async fn run(store: &RedisStore, key: &str) -> Result<Reply, RedisError> {
-    store.reply(&increment(key), slot(key), store.until()).await.map(Option::unwrap)
+    let (store, key, until) = (store.clone(), key.to_owned(), store.until());
+    let call = tokio::spawn(async move { listen(&store, &key, until).await });
+    let late = || RedisError::new(StoreErrorKind::Timeout, "nobody waits any more");
+    tokio::time::timeout_at(until + 5 * MS, call).await.map_or_else(|_| Err(late()), Result::unwrap)
+}
+
+/// Makes a call whose caller stops waiting then, and returns how it ends in the end.
+async fn listen(store: &RedisStore, key: &str, until: Instant) -> Result<Reply, RedisError> {
+    store.reply(&increment(key), slot(key), until).await.map(Option::unwrap)
 }
 
 /// Settings of stores whose deadline is not tested: a busy machine keeps it.

@@ -1,7 +1,5 @@
 //! A transport over the simulated network.
 
-use tokio::time::{Instant, timeout_at};
-
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::store::address::Address;
 use crate::limiter::redis::store::error_class::{self, Failure};
@@ -42,45 +40,32 @@ fn sent(command: Command<'_>) -> Sent {
 }
 
 impl Transport for Simulated {
-    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, ()> {
+    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, Failure> {
         Box::pin(async {
-            let ended = || Failure::lost(StoreErrorKind::Unavailable, format!("no connection to {}", self.address));
+            let ended = Failure::lost(StoreErrorKind::Unavailable, format!("no connection to {}", self.address));
             let _connection = Connection(&self.wire);
             if self.wire.connect().await {
                 heard.record_connection();
                 self.wire.until_cut().await;
             }
-            heard.record_connection_failure(ended());
+            ended
         })
     }
 
-    fn send<'a>(&'a self, command: Command<'a>, until: Instant, _: SlotState) -> BoxFuture<'a, Result<Reply, Failure>> {
+    fn send<'a>(&'a self, command: Command<'a>, _: SlotState) -> BoxFuture<'a, Result<Reply, Failure>> {
         Box::pin(async move {
-            let Ok(ended) = timeout_at(until, self.wire.send(sent(command))).await else {
-                return Err(Failure::timeout(format!("no answer from Redis at {} in time", self.address)));
-            };
-            match ended {
+            match self.wire.send(sent(command)).await {
                 Ended::Answered(bytes) => Ok(Reply::Bytes(bytes)),
                 Ended::Number(number) => Ok(Reply::Integer(number)),
                 Ended::Refused(words) => Err(error_class::answer(&words, &self.address)),
                 #[cfg(feature = "store")]
                 Ended::Loaded(_) | Ended::Swapped(_) => panic!("a script has no such answer"),
-                Ended::NotConnected | Ended::Disconnected => {
+                Ended::NotConnected => Err(Failure::not_connected(&self.address)),
+                Ended::Disconnected => {
                     let message = format!("there is no connection to Redis at {}", self.address);
                     Err(Failure::lost(StoreErrorKind::Unavailable, message))
                 }
             }
-        })
-    }
-
-    fn is_connected(&self) -> bool {
-        self.wire.is_connected()
-    }
-
-    fn wait_for_connection(&self) -> BoxFuture<'_, Result<(), Failure>> {
-        Box::pin(async {
-            self.wire.until_connected().await;
-            Ok(())
         })
     }
 

@@ -477,21 +477,6 @@ impl Wire {
         }
     }
 
-    /// Waits until there is a connection.
-    pub(in crate::limiter::redis) async fn until_connected(&self) {
-        loop {
-            let changed = {
-                let state = self.network.lock();
-                let link = &state.links[self.process];
-                if link.connection.is_some() {
-                    return;
-                }
-                Arc::clone(&link.changed).notified_owned()
-            };
-            changed.await;
-        }
-    }
-
     /// Ends the connection, as the client does.
     pub(in crate::limiter::redis) fn disconnect(&self) {
         self.network.lock().cut(self.process);

@@ -1,0 +1,32 @@
+//! The connection that calls use.
+
+use crate::sync::{Mutex, lock};
+
+/// The connection that calls use, if there is one.
+pub(super) struct Current<C>(Mutex<Option<C>>);
+
+/// Takes the connection from the calls when it is dropped.
+pub(super) struct InUse<'a, C>(&'a Current<C>);
+
+impl<C: Clone> Current<C> {
+    pub(super) fn none() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// Gives a connection to the calls.
+    pub(super) fn set(&self, connection: C) -> InUse<'_, C> {
+        *lock(&self.0) = Some(connection);
+        InUse(self)
+    }
+
+    pub(super) fn get(&self) -> Option<C> {
+        lock(&self.0).clone()
+    }
+}
+
+impl<C> Drop for InUse<'_, C> {
+    fn drop(&mut self) {
+        let ended = lock(&self.0.0).take();
+        drop(ended); // not while the lock is held
+    }
+}
