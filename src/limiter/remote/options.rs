@@ -116,8 +116,9 @@ macro_rules! shared_options {
 
             /// Sets how long a check may take, from 1 ms to 60 s; 50 ms by default. A check that takes longer fails at
             /// most 20 ms later. Its charge may or may not have been taken. A refund or a settlement waits for the
-            /// calls that are under way first, so it can take twice this time, and longer if very many wait. A check of
-            /// concurrency limits whose keys were reset is sent again, once for each of these keys.
+            /// calls that are under way first, and then for the store's answer, even a late one. So it can take twice
+            /// this time, and longer if very many wait or the store is silent. A check of concurrency limits
+            /// whose keys were reset is sent again, once for each of these keys.
             pub fn deadline(mut self, deadline: std::time::Duration) -> Self {
                 self.shared.deadline = deadline;
                 self

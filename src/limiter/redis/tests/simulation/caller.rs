@@ -15,6 +15,9 @@ use crate::limiter::{Charge, Effect, Refund};
 use crate::policy::Policy;
 use crate::wait::Wait;
 
+/// The time beyond the deadline for which Redis may be silent, with deadlines as short as here.
+const SILENCE: Duration = Duration::from_millis(200);
+
 /// The time after its deadline within which a check ends.
 const GRACE: Duration = Duration::from_millis(21);
 
@@ -45,10 +48,11 @@ impl<S: Subject> Caller<S> {
         self.network.goes_on(self.process).await;
         let sent = self.network.lock().now();
         let answer = self.answered(self.limiter.settle(&self.charges())).await;
-        // It waits behind checks in flight, each for its deadline. Over a store, checks with the same keys may have
-        // waited for those before it came, and go first.
-        let flights = if S::IS_SERVER_KNOWN { 2 } else { 3 };
-        drop(self.record(sent, flights * self.deadline, answer));
+        // It waits behind checks in flight. To Redis each call is listened to until the server was silent for too long.
+        // Over a store, each has its deadline, and checks with the same keys may have waited for those before it came,
+        // and go first.
+        let longest = if S::IS_SERVER_KNOWN { 2 * (self.deadline + SILENCE) } else { 3 * self.deadline };
+        drop(self.record(sent, longest, answer));
     }
 
     /// Takes a place, and returns it after a while.
