@@ -76,17 +76,16 @@ async fn charges_are_taken_once_while_connections_are_cut() {
     assert!(least > 0, "some checks succeed");
 }
 
-/// Takes a unit, while a fault befalls the answer, and returns what it costs.
 #[tokio::test]
-async fn lost_answers_are_cleared_up() {
+async fn answers_that_were_cut_are_cleared_up() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let url = proxy.url().replace("redis://", "postgres://postgres@") + "/postgres";
-    let limiter = patient().deadline(Duration::from_secs(2)).build(super::store(&url).await).unwrap();
+    let limiter = patient().build(super::store(&url).await).unwrap();
     let policy = daily(1_000);
     take(&limiter, &policy, "a").await.unwrap();
     let mut expected = 1;
-    for fault in [Fault::Reset, Fault::Cut(0), Fault::Cut(1), Fault::Cut(20), Fault::Lose, Fault::HalfClose] {
+    for fault in [Fault::Reset, Fault::Cut(0), Fault::Cut(1), Fault::Cut(20)] {
         proxy.fault(fault.clone());
         let answer = take(&limiter, &policy, "a").await;
         expected += 1;
@@ -94,6 +93,26 @@ async fn lost_answers_are_cleared_up() {
         assert_eq!(is_allowed, Ok(true), "{fault:?}");
         assert_eq!(1_000 - left(&limiter, &policy, "a").await, expected, "{fault:?}");
         proxy.behave();
+    }
+}
+
+/// A swap is not sent again because time passes: a store that is slow would do all work twice.
+#[tokio::test]
+async fn answer_that_is_lost_without_a_cut_fails_its_check_only() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let url = proxy.url().replace("redis://", "postgres://postgres@") + "/postgres";
+    let [slow, patient] = [Duration::from_secs(2), LONG].map(|deadline| patient().deadline(deadline));
+    let store = super::store(&url).await;
+    let (limiter, reader) = (slow.build(store.clone()).unwrap(), patient.build(store).unwrap());
+    let policy = daily(1_000);
+    take(&limiter, &policy, "a").await.unwrap();
+    for (taken, fault) in [(2, Fault::Lose), (3, Fault::HalfClose)] {
+        proxy.fault(fault.clone());
+        let error = take(&limiter, &policy, "a").await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Timeout, "{fault:?}: {error}");
+        proxy.behave();
+        assert_eq!(1_000 - left(&reader, &policy, "a").await, taken, "{fault:?}: it was taken once");
     }
 }
 
@@ -162,7 +181,7 @@ async fn locked_row_stops_its_key_only() {
     let client = server.client().await;
     client.batch_execute("BEGIN; SELECT * FROM ratelimit FOR UPDATE").await.unwrap();
     let error = take(&limiter, &policy, "a").await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error}");
+    assert_eq!(error.kind(), StoreErrorKind::Contended, "{error}");
     take(&limiter, &policy, "b").await.expect("another key is not locked");
     client.batch_execute("COMMIT").await.unwrap();
     assert!(take(&limiter, &policy, "a").await.unwrap().is_allowed());
@@ -184,7 +203,7 @@ async fn unfinished_insert_stops_its_key_only() {
     let a = key("a");
     for charges in [&[Charge::new(&policy, &a)][..], &[Charge::new(&policy, &a), Charge::new(&other, &a)]] {
         let error = limiter.take(charges).await.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error}");
+        assert_eq!(error.kind(), StoreErrorKind::Contended, "{error}");
     }
     take(&limiter, &policy, "c").await.expect("another key is not locked");
     client.batch_execute("COMMIT").await.unwrap();
@@ -259,7 +278,8 @@ async fn server_that_becomes_read_only_is_an_error_until_it_is_not() {
             Ok(_) => assert!(began.elapsed() < LONG, "it becomes read-only"),
         }
     };
-    assert!(error.kind() == StoreErrorKind::Misconfigured && error.to_string().contains("read-only"), "{error}");
+    // It passes by itself, as in a failover. Only `connect` takes it for a misconfiguration.
+    assert!(error.kind() == StoreErrorKind::Unavailable && error.to_string().contains("read-only"), "{error}");
     let sql = "SET default_transaction_read_only = off; ALTER SYSTEM RESET default_transaction_read_only";
     let client = server.client().await;
     for statement in sql.split(';') {

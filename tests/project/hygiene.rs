@@ -92,6 +92,7 @@ fn time_is_read_by_the_clocks_only() {
             "limiter/redis/dispatch/mod.rs",
             "limiter/remote/due.rs",
             "limiter/remote/events.rs",
+            "limiter/store/silence.rs",
         ])
         .collect();
     never("", &["Instant", "quanta"], &except);

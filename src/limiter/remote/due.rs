@@ -37,10 +37,9 @@ impl Due {
         tokio::time::sleep_until(self.0.min(Instant::now() + time)).await;
     }
 
-    /// Returns an end that is half as far away.
-    pub(crate) fn half(self) -> Self {
-        let now = Instant::now();
-        Self(now + self.0.saturating_duration_since(now) / 2)
+    /// Returns the time until then.
+    pub(crate) fn left(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
     }
 
     /// Whether the time is over.

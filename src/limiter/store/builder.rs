@@ -14,6 +14,7 @@ use super::store_time::StoreTime;
 use super::swapper::Swapper;
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{Checks, Events, Options, shared_options};
+use crate::random;
 
 /// Sets up a [`StoreLimiter`].
 #[must_use]
@@ -68,7 +69,7 @@ impl StoreLimiterBuilder {
             return Err(misconfigured("a limiter over a store must be made within a tokio runtime".to_owned()));
         };
         let before = format!("{prefix}:1:").into_boxed_str();
-        let probe = format!("{before}probe").into();
+        let probe = format!("{before}probe:{:016x}", random::secret()).into();
         let events = Events::new(&observers);
         let swapper = Swapper::new(
             store,

@@ -44,8 +44,9 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 /// off is made again, unless another process has written its keys since, or an answer was lost. If the store reports no
 /// time, decisions are made at the process's, and then a clock that is ahead by a second refills a second earlier.
 ///
-/// A call that has no answer after half of the time that is left is sent again. So the [deadline] has to be longer than
-/// three round trips, and longer still if other processes write the same keys.
+/// A call is sent again only if its connection was cut, and never because time passes. So the [deadline] has to be longer
+/// than two round trips, and longer still if other processes write the same keys. If an answer comes after the deadline,
+/// what was charged is refunded.
 ///
 /// If other processes change a key so often that no swap succeeds before the deadline, the check fails as
 /// [`Contended`](StoreErrorKind::Contended).

@@ -40,6 +40,7 @@ mod known;
 mod limiter;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+mod silence;
 mod store_time;
 mod swapper;
 #[cfg(test)]
@@ -70,8 +71,9 @@ pub use limiter::{StoreFuture, StoreLimiter};
 /// * **Current.** A load that begins after a swap has returned sees what it wrote, from each process. So does the
 ///   answer to a swap that changed nothing.
 /// * **Expiry.** A value may be forgotten once its time to live is over, and not before.
-/// * **Lost answers.** A swap that fails may have been made or not, and may even be made later. The limiter finds out
-///   by itself, so a store must not repeat a swap.
+/// * **Lost answers.** A swap that fails may have been made or not, and may even be made later. If it fails as
+///   [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), because its connection was cut or there is none, the
+///   limiter sends it again and finds out by itself. A store must not repeat a swap that may have been made.
 /// * **Cancel safety.** A future that is dropped may have swapped or not, but never in part.
 /// * **Several swaps in one call.** [`swap_each`](Self::swap_each) makes or refuses each swap as `swap` would make it
 ///   alone. By default it calls `swap` for each. Implement it if one call costs the store less than many, as a
@@ -79,7 +81,9 @@ pub use limiter::{StoreFuture, StoreLimiter};
 /// * **No waiting for each other.** A future may not be polled for a while after it has begun. No other call may wait
 ///   for it meanwhile. So a store holds no lock across an `await`, and has a connection for each call, or one that all
 ///   share.
-/// * **Time.** The limiter drops a call that has no answer by the deadline. So a store needs no timeout of its own.
+/// * **Time.** A call that has no answer by the deadline fails its checks. The limiter waits for the answer for up to
+///   five seconds more, so that it knows that the store is there and can refund what was charged, and then drops the
+///   call. So a store needs no timeout of its own.
 /// * The keys of a call are all different.
 ///
 /// `conformance::check_store` checks this (feature `conformance`).
@@ -130,8 +134,9 @@ pub trait Store: Send + Sync + 'static {
     /// changes, unless one request has more charges.
     ///
     /// # Errors
-    /// Returns an error if the store did not answer. The limiter then sends the same changes again, unless the kind is
-    /// [`Misconfigured`](crate::limiter::StoreErrorKind::Misconfigured).
+    /// Returns an error if the store did not answer. If its kind is
+    /// [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), the limiter sends the same changes again within the
+    /// deadline. No call is sent again because time passes.
     fn swap(&self, changes: &[Change]) -> impl Future<Output = Result<Swapped, StoreError>> + Send;
 
     /// Makes or refuses several swaps, each of which is all or nothing by itself, and returns the answer to each, in

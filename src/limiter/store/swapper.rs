@@ -1,11 +1,14 @@
-//! Takes the requests of a flight to the store: decides them on a copy, swaps, and decides again after a conflict.
+//! Takes the requests of a flight to the store: decides them on copies, swaps, and decides again after conflicts.
+//!
+//! Requests of a flight that are joined by keys are a party. Each party is decided by itself, and is one swap. The swaps
+//! of all parties go to the store together, as far as the store takes several. A conflict repeats its own party only.
 //!
 //! # Lost answers
 //!
-//! If a swap has no answer, the same swap is sent again. If the current value is the expected one, it is made now. If
-//! it is the limiter's own, the first one was made. Otherwise the value names the versions before it: if the own one is
-//! among them, the swap was made; if the expected one is, followed by another one, it was not. If neither is, nothing
-//! is known, and the requests fail as a timeout.
+//! A call that was cut has no answer, and the same swap is sent again. If the current value is the expected one, it is
+//! made now. If it is the limiter's own, the first one was made. Otherwise the value names the versions before it: if
+//! the own one is among them, the swap was made; if the expected one is, followed by another one, it was not. If neither
+//! is, nothing is known, and the requests fail as a timeout.
 //!
 //! If a value names all versions since the key had none, and neither is among them, the swap was not made, or the value
 //! was removed since. A swap that only removes values has had its effect in both cases, if the values that were only
@@ -14,7 +17,15 @@
 //!
 //! A swap that expects a version is made at most once. One of a key that has no value can be made late once more, when
 //! the key has none again. Its charge then counts although no request has it, until it drains or its row lapses.
+//!
+//! # Late answers
+//!
+//! A call without an answer is never sent again because time passes: the store would do the same work twice, at a time
+//! when it has too much of it. When the time of a flight is over, the flight ends, so that the next one can decide its
+//! keys, and a task listens for the answer for [`LISTENS`]. If the swap was made, the callers have gone, and their
+//! charges are refunded. An answer shows that the store is there, however late it is.
 
+use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::future::Future;
 use std::hash::BuildHasher;
@@ -24,15 +35,17 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, join, join_all};
 use tokio::runtime::Handle;
 
 use super::error::StoreError;
 use super::groups::{Fly, Waiting};
 use super::known::Known;
-use super::store_time::{StoreTime, Trip};
+use super::silence::{Mark, Silence};
+use super::store_time::{Recorded, StoreTime, Trip};
 use super::value::Quotas;
 use super::working_copy::{Answer, Evidence, Verb, WorkingCopy, evidence};
-use super::{Change, NotSwapped, Store, Value, Version};
+use super::{Change, Loaded, NotSwapped, Store, Swapped, Then, Value, Version};
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{Breaker, Due, Events, hand_over};
 use crate::random;
@@ -50,8 +63,19 @@ const REST: Duration = Duration::from_millis(2);
 /// The first and the longest pause before a store that is believed dead is asked again.
 const PROBE: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
-/// The failures in a row after which the store is believed dead.
+/// The time to live of the value that a probe writes.
+const PROBED: Duration = Duration::from_secs(60);
+
+/// The calls in a row without a connection after which the store is believed dead.
 const FAILURES: u32 = 5;
+
+/// The time for which a late answer is listened for.
+const LISTENS: Duration = Duration::from_secs(5);
+
+/// The first answer tells the store's time to half of its trip. If that took longer than this, it is asked again, up to
+/// this many times.
+const CLOSE: Duration = Duration::from_millis(2);
+const NARROWS: u32 = 2;
 
 pub(super) struct Swapper<S: Store>(Arc<Inner<S>>);
 
@@ -62,14 +86,53 @@ struct Inner<S: Store> {
     known: Known,
     quotas: Quotas,
     breaker: Breaker,
+    silence: Silence,
     events: Events,
     deadline: Duration,
     answered: AtomicU64,
     random: Random,
-    /// A key that has no value, for probes.
+    /// A key of this process, for probes.
     probe: Arc<str>,
     runtime: Handle,
 }
+
+/// Requests of a flight that are joined by keys.
+struct Party<'a> {
+    riders: Vec<Waiting>,
+    copy: WorkingCopy<'a>,
+    /// Whether the values are the store's own, and no guess.
+    is_current: bool,
+    /// The conflicts with other processes.
+    conflicts: u32,
+    /// Whether a swap was undone, because its time was too far away from the store's.
+    has_undone: bool,
+    next: Option<Step>,
+}
+
+/// What a party needs from the store.
+enum Step {
+    /// The current values.
+    Load,
+    Swap(Decided),
+    /// Nothing: these are the answers.
+    Answer(Answers),
+}
+
+type Answers = Vec<Result<Answer, StoreError>>;
+
+/// A decision that is to be swapped in.
+struct Decided {
+    changes: Vec<Change>,
+    at: Timestamp,
+    answers: Answers,
+    /// Whether the changes give nothing back.
+    only_takes: bool,
+    /// How often the swap was sent.
+    sends: u32,
+}
+
+/// A party and its swap.
+type Swapping<'a> = (Party<'a>, Decided);
 
 /// The result of a swap.
 enum Outcome {
@@ -77,6 +140,33 @@ enum Outcome {
     Made { is_away: bool },
     /// Nothing was changed, and these are the current values.
     Conflict(Vec<Option<Value>>),
+    /// Nothing was changed: the swap is to be sent alone.
+    Skipped,
+}
+
+/// The answers to some swaps, which are returned with them.
+type Called = (Vec<Vec<Change>>, Vec<Result<Swapped, StoreError>>);
+
+/// An answer of the store, or an error of its own.
+struct Answered<T> {
+    answer: T,
+    trip: Trip,
+    took: Duration,
+    sent: Sent,
+}
+
+/// An answer that has not come in time.
+struct Late<T> {
+    call: BoxFuture<'static, T>,
+    sent: Sent,
+    error: StoreError,
+}
+
+/// When a call was sent, by the own clock and by the runtime.
+#[derive(Clone, Copy)]
+struct Sent {
+    at: Timestamp,
+    mark: Mark,
 }
 
 impl<S: Store> Swapper<S> {
@@ -95,6 +185,7 @@ impl<S: Store> Swapper<S> {
             known: Known::new(),
             quotas: Quotas::default(),
             breaker: Breaker::new(FAILURES),
+            silence: Silence::new(deadline),
             events,
             deadline,
             answered: AtomicU64::new(0),
@@ -125,14 +216,15 @@ impl<S: Store> Fly for Swapper<S> {
                 None => riders.push(rider),
             }
         }
-        match inner.decide(&mut riders).await {
-            Ok(conflicts) => inner.rest(conflicts),
-            Err(error) => {
-                inner.events.report_failure(error.kind(), &error);
-                riders.into_iter().for_each(|rider| hand_over(rider.receiver, Err(error.clone())));
-                Duration::ZERO
-            }
+        if riders.is_empty() {
+            return Duration::ZERO;
         }
+        if inner.breaker.is_open() {
+            inner.fail(riders, &inner.unavailable());
+            return Duration::ZERO;
+        }
+        let conflicts = inner.take(riders, Due::after(inner.deadline)).await;
+        inner.rest(conflicts)
     }
 
     fn answered(&self) -> u64 {
@@ -141,167 +233,305 @@ impl<S: Store> Fly for Swapper<S> {
 }
 
 impl<S: Store> Inner<S> {
-    /// Decides the requests, and answers them. Returns the number of conflicts with other processes.
-    ///
-    /// # Errors
-    /// Why the store did not decide. No request was answered then.
-    async fn decide(self: &Arc<Self>, riders: &mut Vec<Waiting>) -> Result<u32, StoreError> {
-        if riders.is_empty() {
-            return Ok(0);
+    /// Takes requests to the store, and answers them. Returns the number of conflicts with other processes, if the
+    /// requests are one party.
+    async fn take(self: &Arc<Self>, riders: Vec<Waiting>, due: Due) -> u32 {
+        let mut parties = self.parties(riders);
+        if parties.len() == 1 {
+            return self.drive(parties, due).await;
         }
-        if self.breaker.is_open() {
-            return Err(self.unavailable());
+        // A party that needs a load first keeps no other one waiting.
+        let mut loads = Vec::new();
+        for party in &mut parties {
+            party.next = Some(self.step(party));
         }
-        let due = Due::after(self.deadline);
-        let mut copy = WorkingCopy::new(riders.iter().map(|rider| &rider.request), &self.quotas, &self.known);
-        let looks = riders.iter().all(|rider| rider.request.verb == Verb::Peek);
-        // Whether the values are the store's own, and no guess.
-        let mut is_current = false;
-        let (mut conflicts, mut has_undone) = (0, false);
-        loop {
-            let now = match self.time.now() {
-                Some(now) if is_current || !looks => now,
-                _ => {
-                    self.load(&mut copy, due).await?;
-                    is_current = true;
-                    continue;
+        parties = parties
+            .into_iter()
+            .filter_map(|party| match party.next {
+                Some(Step::Load) => {
+                    loads.push(party);
+                    None
+                }
+                _ => Some(party),
+            })
+            .collect();
+        join(self.drive(loads, due), self.drive(parties, due)).await;
+        0
+    }
+
+    /// Returns the parties of a flight, each with its requests in their order.
+    fn parties(&self, riders: Vec<Waiting>) -> Vec<Party<'_>> {
+        let is_one = self.store.max_swaps() < 2 || riders.len() == 1;
+        let groups = if is_one { vec![riders] } else { joined(riders) };
+        let party = |riders: Vec<Waiting>| Party {
+            copy: WorkingCopy::new(riders.iter().map(|rider| &rider.request), &self.quotas, &self.known),
+            riders,
+            is_current: false,
+            conflicts: 0,
+            has_undone: false,
+            next: None,
+        };
+        groups.into_iter().map(party).collect()
+    }
+
+    /// Decides and swaps until each request of these parties is answered. Returns the most conflicts of a party.
+    async fn drive(self: &Arc<Self>, mut parties: Vec<Party<'_>>, due: Due) -> u32 {
+        let mut most = 0;
+        let mut alone = Vec::new();
+        while !parties.is_empty() {
+            let (mut loads, mut swaps) = (Vec::new(), Vec::new());
+            for mut party in parties {
+                most = most.max(party.conflicts);
+                match party.next.take().unwrap_or_else(|| self.step(&mut party)) {
+                    Step::Load => loads.push(party),
+                    Step::Swap(decided) => swaps.push((party, decided)),
+                    Step::Answer(answers) => self.answer(party.riders, answers),
+                }
+            }
+            (parties, alone) = match (loads.is_empty(), swaps.is_empty()) {
+                (true, true) => (Vec::new(), alone),
+                (false, true) => (self.load(loads, due).await, alone),
+                (true, false) => self.swap(swaps, alone, due).await,
+                (false, false) => {
+                    let (mut loaded, (swapped, alone)) =
+                        join(self.load(loads, due), self.swap(swaps, alone, due)).await;
+                    loaded.extend(swapped);
+                    (loaded, alone)
                 }
             };
-            let answers = copy.decide(riders.iter().map(|rider| &rider.request), now.as_micros());
-            if !copy.has_changes() {
-                if is_current {
-                    self.answer(riders, answers);
-                    return Ok(conflicts);
-                }
-                self.load(&mut copy, due).await?;
-                is_current = true;
-                continue;
+            for party in &mut parties {
+                party.riders.retain(|rider| !rider.receiver.is_gone());
             }
-            let changes = copy.changes(now.as_micros(), || self.random.version());
-            let only_takes = riders.iter().all(|rider| matches!(rider.request.verb, Verb::Take | Verb::Peek));
-            match self.swap(&changes, now, due, only_takes).await? {
-                Outcome::Made { is_away } => {
-                    // The time of the decision was too far away from the store's: it is made again, once.
-                    if is_away && !has_undone && self.undo(&mut copy, &changes, due).await? {
-                        (has_undone, is_current) = (true, true);
-                        continue;
-                    }
-                    if !is_away || has_undone {
-                        copy.note_done(&changes, &self.known);
-                    }
-                    self.answer(riders, answers);
-                    return Ok(conflicts);
-                }
-                Outcome::Conflict(current) => {
-                    // It is tried again at once, because these values are current now. Those who win rest.
-                    copy.set_used(&current, &self.known);
-                    is_current = true;
-                    conflicts += 1;
-                    if due.is_over() {
-                        let message = format!(
-                            "other processes changed the keys {conflicts} times within {:?}: use a longer deadline, or \
-                             fewer processes for such hot keys",
-                            self.deadline
-                        );
-                        return Err(StoreError::new(StoreErrorKind::Contended, message));
-                    }
-                    if conflicts > 1 {
-                        tokio::task::yield_now().await; // a store in memory answers at once, and would keep the thread
-                    }
-                }
-            }
-            riders.retain(|rider| !rider.receiver.is_gone());
-            if riders.is_empty() {
-                return Ok(conflicts);
+            parties.retain(|party| !party.riders.is_empty());
+            // A store in memory answers at once, and would keep the thread.
+            if parties.iter().any(|party| party.conflicts > 1) {
+                tokio::task::yield_now().await;
             }
         }
+        let alone = join_all(alone.into_iter().map(|swapping| Box::pin(self.drive_alone(swapping, due)))).await;
+        alone.into_iter().max().unwrap_or_default().max(most)
+    }
+
+    /// Sends a swap that was skipped, by itself.
+    async fn drive_alone(self: &Arc<Self>, swapping: Swapping<'_>, due: Due) -> u32 {
+        let (parties, _) = self.swap(vec![swapping], Vec::new(), due).await;
+        if parties.is_empty() { 0 } else { Box::pin(self.drive(parties, due)).await }
+    }
+
+    /// Decides the requests of a party on its values.
+    fn step(&self, party: &mut Party<'_>) -> Step {
+        let is_look = |rider: &Waiting| rider.request.verb == Verb::Peek;
+        let is_sure = party.is_current || !party.riders.iter().all(is_look);
+        let Some(now) = self.time.now().filter(|_| is_sure) else { return Step::Load };
+        let answers = party.copy.decide(party.riders.iter().map(|rider| &rider.request), now.as_micros());
+        if !party.copy.has_changes() {
+            return if party.is_current { Step::Answer(answers) } else { Step::Load };
+        }
+        let changes = party.copy.changes(now.as_micros(), || self.random.version());
+        let only_takes = party.riders.iter().all(|rider| matches!(rider.request.verb, Verb::Take | Verb::Peek));
+        Step::Swap(Decided { changes, at: now, answers, only_takes, sends: 0 })
     }
 
     /// Hands the answers out. Those of callers that have gone come last and in reverse order: their charges are
     /// refunded, and a queue accepts the refund of its newest slot only.
-    fn answer(&self, riders: &mut Vec<Waiting>, answers: Vec<Result<Answer, StoreError>>) {
+    fn answer(&self, riders: Vec<Waiting>, answers: Answers) {
         debug_assert!(answers.len() == riders.len(), "each request was decided");
         self.answered.fetch_add(1, Ordering::Relaxed);
         match answers.iter().find_map(|answer| answer.as_ref().err()) {
             Some(error) => self.events.report_failure(error.kind(), error),
             None => self.events.record_success(),
         }
-        let mut gone = Vec::new();
-        for (rider, answer) in riders.drain(..).zip(answers) {
-            match rider.receiver.is_gone() {
-                true => gone.push((rider, answer)),
-                false => hand_over(rider.receiver, answer),
-            }
-        }
-        gone.into_iter().rev().for_each(|(rider, answer)| hand_over(rider.receiver, answer));
+        hand_out(riders, answers);
     }
 
-    /// Loads the current values.
-    async fn load(self: &Arc<Self>, copy: &mut WorkingCopy<'_>, due: Due) -> Result<(), StoreError> {
-        let keys = copy.keys();
-        for sends in 1.. {
-            match self.call(self.store.load(&keys), if sends < SENDS { due.half() } else { due }).await {
-                Ok((loaded, trip)) => {
+    fn fail(&self, riders: Vec<Waiting>, error: &StoreError) {
+        self.events.report_failure(error.kind(), error);
+        riders.into_iter().for_each(|rider| hand_over(rider.receiver, Err(error.clone())));
+    }
+
+    /// Loads the current values of these parties. Returns those that go on.
+    async fn load<'a>(self: &Arc<Self>, mut parties: Vec<Party<'a>>, due: Due) -> Vec<Party<'a>> {
+        let keys: Arc<[Arc<str>]> = parties.iter().flat_map(|party| party.copy.keys()).collect();
+        let loaded = match self.load_keys(&keys, due).await {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                parties.into_iter().for_each(|party| self.fail(party.riders, &error));
+                return Vec::new();
+            }
+        };
+        let mut values = &loaded.values[..];
+        for party in &mut parties {
+            let (own, others) = values.split_at_checked(party.copy.len()).unwrap_or((values, &[]));
+            party.copy.set_all(own, &self.known);
+            party.is_current = true;
+            values = others;
+        }
+        parties
+    }
+
+    async fn load_keys(self: &Arc<Self>, keys: &Arc<[Arc<str>]>, due: Due) -> Result<Loaded, StoreError> {
+        let (mut sends, mut narrows) = (0, 0);
+        loop {
+            sends += 1;
+            let load = {
+                let (inner, keys) = (Arc::clone(self), Arc::clone(keys));
+                async move { inner.store.load(&keys).await }
+            };
+            match self.call(load, due).await {
+                Ok(Answered { answer: Ok(loaded), trip, took, .. }) => {
                     if loaded.values.len() != keys.len() {
                         return Err(self.miscounted(loaded.values.len(), keys.len()));
                     }
-                    self.time.record(trip, loaded.now, None);
-                    copy.set_all(&loaded.values, &self.known);
-                    return Ok(());
+                    let is_first = self.time.record(trip, loaded.now, None) == Recorded::First;
+                    // Decisions would step back when a later answer tells the time better.
+                    narrows += u32::from(is_first || narrows > 0);
+                    let is_close = loaded.now.is_none() || trip.answered.saturating_since(trip.sent) <= CLOSE;
+                    if narrows == 0 || narrows > NARROWS || is_close || took.saturating_mul(4) > due.left() {
+                        return Ok(loaded);
+                    }
                 }
-                Err(error) if !may_succeed(&error) || sends >= SENDS || due.is_over() => {
-                    return Err(self.record_failure(error));
+                Ok(Answered { answer: Err(error), .. }) if is_cut(&error) && sends < SENDS && !due.is_over() => {
+                    self.pause(sends, due).await;
                 }
-                Err(_) => self.pause(sends, due).await,
+                Ok(Answered { answer: Err(error), sent, .. }) => return Err(self.record_failure(error, sent)),
+                Err(late) => {
+                    let (inner, error) = (Arc::clone(self), late.error.clone());
+                    self.listen(late, move |answered| {
+                        if let Some(Answered { answer: Ok(loaded), trip, .. }) = answered {
+                            inner.time.record(trip, loaded.now, None);
+                        }
+                    });
+                    return Err(error);
+                }
             }
         }
-        Err(self.unavailable())
     }
 
-    /// Swaps, and finds out whether it was made if the answer is lost. `only_takes` says that the changes give nothing
-    /// back.
-    async fn swap(
+    /// Makes the swaps of some parties in one call. Returns the parties that go on, and adds those whose swap was
+    /// skipped to `alone`.
+    async fn swap<'a>(
         self: &Arc<Self>,
-        changes: &[Change],
-        decided: Timestamp,
+        mut swaps: Vec<Swapping<'a>>,
+        mut alone: Vec<Swapping<'a>>,
         due: Due,
-        only_takes: bool,
-    ) -> Result<Outcome, StoreError> {
-        for sends in 1.. {
-            match self.call(self.store.swap(changes), if sends < SENDS { due.half() } else { due }).await {
-                Ok((swapped, trip)) => {
-                    let is_away = self.time.record(trip, swapped.now, Some(decided));
-                    let current = match swapped.result {
-                        Ok(()) => return Ok(Outcome::Made { is_away: is_away && sends == 1 }),
-                        Err(NotSwapped::Conflict(current)) => current,
-                        Err(NotSwapped::Skipped) => return Err(self.miscounted(0, changes.len())),
-                    };
-                    if current.len() != changes.len() {
-                        return Err(self.miscounted(current.len(), changes.len()));
+    ) -> (Vec<Party<'a>>, Vec<Swapping<'a>>) {
+        let mut going_on = Vec::new();
+        while !swaps.is_empty() {
+            let is_alone = swaps.len() == 1;
+            let changes = swaps.iter_mut().map(|(_, decided)| std::mem::take(&mut decided.changes)).collect();
+            let Answered { answer, trip, took, sent } = match self.call(self.swap_call(changes), due).await {
+                Ok(answered) => answered,
+                Err(late) => {
+                    self.listen_for_swaps(late, swaps);
+                    return (going_on, alone);
+                }
+            };
+            let (changes, mut answers) = answer;
+            if answers.len() != swaps.len() {
+                let error = self.miscounted(answers.len(), swaps.len());
+                answers = changes.iter().map(|_| Err(error.clone())).collect();
+            }
+            let mut again = Vec::new();
+            for (((mut party, mut decided), changes), answer) in swaps.into_iter().zip(changes).zip(answers) {
+                decided.changes = changes;
+                decided.sends += 1;
+                match answer.and_then(|swapped| self.outcome(&decided, swapped, trip)) {
+                    Ok(Outcome::Made { is_away }) => going_on.extend(self.made(party, decided, is_away, due).await),
+                    Ok(Outcome::Conflict(current)) => {
+                        // It is tried again at once, because these values are current now. Those who win rest.
+                        party.copy.set_used(&current, &self.known);
+                        party.is_current = true;
+                        party.conflicts += 1;
+                        // An answer would come too late.
+                        match due.is_over() || due.left() < took {
+                            true => self.fail(party.riders, &self.contended(party.conflicts)),
+                            false => going_on.push(party),
+                        }
                     }
-                    return match if sends == 1 { Evidence::NotMade } else { evidence(changes, &current) } {
-                        Evidence::Made => Ok(Outcome::Made { is_away: false }),
-                        Evidence::NotMade => Ok(Outcome::Conflict(current)),
-                        Evidence::Gone if only_takes => Ok(Outcome::Conflict(current)),
-                        Evidence::Gone | Evidence::None => Err(StoreError::new(
-                            StoreErrorKind::Timeout,
-                            format!(
-                                "an answer of {} was lost, and what became of the charge is not known: others have \
-                                 written since",
-                                self.name
-                            ),
-                        )),
-                    };
+                    Ok(Outcome::Skipped) if !is_alone => alone.push((party, decided)),
+                    Ok(Outcome::Skipped) => self.fail(party.riders, &self.miscounted(0, decided.changes.len())),
+                    Err(error) if is_cut(&error) && decided.sends < SENDS && !due.is_over() => {
+                        again.push((party, decided));
+                    }
+                    Err(error) => self.fail(party.riders, &self.record_failure(error, sent)),
                 }
-                Err(error) if !may_succeed(&error) || sends >= SENDS || due.is_over() => {
-                    return Err(self.record_failure(error));
-                }
-                // At once, before others have written more often than a value remembers.
-                Err(_) if sends == 1 => {}
-                Err(_) => self.pause(sends, due).await,
+            }
+            swaps = again;
+            // The first time at once, before others have written more often than a value remembers.
+            if let Some(sends) = swaps.iter().map(|(_, decided)| decided.sends).max().filter(|sends| *sends > 1) {
+                self.pause(sends, due).await;
             }
         }
-        Err(self.unavailable())
+        (going_on, alone)
+    }
+
+    /// Returns the call that makes these swaps.
+    fn swap_call(self: &Arc<Self>, changes: Vec<Vec<Change>>) -> impl Future<Output = Called> + Send + 'static {
+        let inner = Arc::clone(self);
+        async move {
+            let answers = match &changes[..] {
+                [only] => vec![inner.store.swap(only).await],
+                several => {
+                    let several: Vec<&[Change]> = several.iter().map(Vec::as_slice).collect();
+                    inner.store.swap_each(&several).await
+                }
+            };
+            (changes, answers)
+        }
+    }
+
+    /// Finds out whether a swap was made.
+    fn outcome(&self, decided: &Decided, swapped: Swapped, trip: Trip) -> Result<Outcome, StoreError> {
+        let is_away = self.time.record(trip, swapped.now, Some(decided.at)) == Recorded::Away;
+        let current = match swapped.result {
+            Ok(()) => return Ok(Outcome::Made { is_away: is_away && decided.sends == 1 }),
+            Err(NotSwapped::Conflict(current)) => current,
+            Err(NotSwapped::Skipped) => return Ok(Outcome::Skipped),
+        };
+        if current.len() != decided.changes.len() {
+            return Err(self.miscounted(current.len(), decided.changes.len()));
+        }
+        match if decided.sends == 1 { Evidence::NotMade } else { evidence(&decided.changes, &current) } {
+            Evidence::Made => Ok(Outcome::Made { is_away: false }),
+            Evidence::NotMade => Ok(Outcome::Conflict(current)),
+            Evidence::Gone if decided.only_takes => Ok(Outcome::Conflict(current)),
+            Evidence::Gone | Evidence::None => Err(StoreError::new(
+                StoreErrorKind::Timeout,
+                format!(
+                    "an answer of {} was lost, and what became of the charge is not known: others have written since",
+                    self.name
+                ),
+            )),
+        }
+    }
+
+    /// Answers the requests of a party whose swap was made. If it was decided at a time too far away from the store's,
+    /// the swap is undone, once, and the party goes on.
+    async fn made<'a>(
+        self: &Arc<Self>,
+        mut party: Party<'a>,
+        decided: Decided,
+        is_away: bool,
+        due: Due,
+    ) -> Option<Party<'a>> {
+        if is_away && !party.has_undone {
+            match Box::pin(self.undo(&mut party.copy, &decided.changes, due)).await {
+                Ok(true) => {
+                    (party.has_undone, party.is_current) = (true, true);
+                    return Some(party);
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    self.fail(party.riders, &error);
+                    return None;
+                }
+            }
+        }
+        if !is_away || party.has_undone {
+            party.copy.note_done(&decided.changes, &self.known);
+        }
+        self.answer(party.riders, decided.answers);
+        None
     }
 
     /// Undoes changes that were made. Returns whether they are undone: not if another process has written since.
@@ -309,47 +539,125 @@ impl<S: Store> Inner<S> {
     /// # Errors
     /// It is not known. The requests must not be admitted then, because what they took may be free again.
     async fn undo(self: &Arc<Self>, copy: &mut WorkingCopy<'_>, made: &[Change], due: Due) -> Result<bool, StoreError> {
-        let now = self.time.now().unwrap_or_default();
-        let changes = copy.undoing(made, now.as_micros(), || self.random.version());
+        let at = self.time.now().unwrap_or_default();
+        let changes = copy.undoing(made, at.as_micros(), || self.random.version());
         if changes.is_empty() {
             return Ok(false);
         }
-        match self.swap(&changes, now, due, false).await? {
-            Outcome::Made { .. } => {
-                copy.note_done(&changes, &self.known);
-                Ok(true)
+        let mut undoing = Decided { changes, at, answers: Vec::new(), only_takes: false, sends: 0 };
+        loop {
+            undoing.sends += 1;
+            let (answer, trip, sent) = match self.call(self.swap_call(vec![undoing.changes.clone()]), due).await {
+                Ok(Answered { answer: (_, answers), trip, sent, .. }) => (answers.into_iter().next(), trip, sent),
+                Err(late) => {
+                    let error = late.error.clone();
+                    self.listen(late, |_| {});
+                    return Err(error);
+                }
+            };
+            let answer = answer.unwrap_or_else(|| Err(self.miscounted(0, 1)));
+            match answer.and_then(|swapped| self.outcome(&undoing, swapped, trip)) {
+                Ok(Outcome::Made { .. }) => {
+                    copy.note_done(&undoing.changes, &self.known);
+                    return Ok(true);
+                }
+                Ok(Outcome::Conflict(_)) => return Ok(false),
+                Ok(Outcome::Skipped) => return Err(self.miscounted(0, undoing.changes.len())),
+                Err(error) if is_cut(&error) && undoing.sends < SENDS && !due.is_over() => {
+                    if undoing.sends > 1 {
+                        self.pause(undoing.sends, due).await;
+                    }
+                }
+                Err(error) => return Err(self.record_failure(error, sent)),
             }
-            Outcome::Conflict(_) => Ok(false),
         }
     }
 
     /// Waits for an answer of the store until then.
-    async fn call<T>(
+    ///
+    /// # Errors
+    /// The answer has not come in time. [`listen`](Self::listen) goes on waiting for it.
+    async fn call<T: Heard + Send + 'static>(
         self: &Arc<Self>,
-        answer: impl Future<Output = Result<T, StoreError>> + Send,
+        call: impl Future<Output = T> + Send + 'static,
         due: Due,
-    ) -> Result<(T, Trip), StoreError> {
-        let sent = self.time.own();
-        let error = match due.timeout(answer).await {
-            Some(Ok(answer)) => {
-                self.breaker.record_answer();
-                return Ok((answer, Trip { sent, answered: self.time.own() }));
-            }
-            Some(Err(error)) => error,
-            None if due.is_late() => {
-                let message = format!("no answer of {} was read in time: this process is too busy", self.name);
-                return Err(StoreError::new(StoreErrorKind::Overloaded, message));
-            }
-            None => StoreError::new(StoreErrorKind::Timeout, format!("no answer of {} in time", self.name)),
+    ) -> Result<Answered<T>, Late<T>> {
+        let sent = Sent { at: self.time.own(), mark: Mark::now() };
+        let mut call = call.boxed();
+        if let Some(answer) = due.timeout(&mut call).await {
+            return Ok(self.hear(answer, sent));
+        }
+        let error = if due.is_late() {
+            let message = format!("no answer of {} was read in time: this process is too busy", self.name);
+            StoreError::new(StoreErrorKind::Overloaded, message)
+        } else {
+            let message = format!("no answer of {} in time", self.name);
+            self.record_failure(StoreError::new(StoreErrorKind::Timeout, message), sent)
         };
-        Err(error)
+        Err(Late { call, sent, error })
     }
 
-    /// Records that the store did not decide, however often it was asked.
-    fn record_failure(self: &Arc<Self>, error: StoreError) -> StoreError {
-        if !is_sent_again(&error) {
+    /// Records that the store has answered.
+    fn hear<T: Heard>(&self, answer: T, sent: Sent) -> Answered<T> {
+        if answer.is_heard() {
+            self.silence.end(sent.mark);
             self.breaker.record_answer();
-        } else if self.breaker.record_silence() {
+        }
+        let trip = Trip { sent: sent.at, answered: self.time.own() };
+        Answered { answer, trip, took: sent.mark.took(), sent }
+    }
+
+    /// Listens for a late answer, and hands it to a function, or that there is none.
+    fn listen<T: Heard + Send + 'static>(
+        self: &Arc<Self>,
+        late: Late<T>,
+        then: impl FnOnce(Option<Answered<T>>) + Send + 'static,
+    ) {
+        let inner = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let answer = Due::after(LISTENS).timeout(late.call).await;
+            let answered = answer.map(|answer| inner.hear(answer, late.sent));
+            drop(inner);
+            then(answered);
+        });
+    }
+
+    /// Listens for the answers to swaps. The callers have gone when it comes, so what was charged is refunded.
+    fn listen_for_swaps(self: &Arc<Self>, late: Late<Called>, swaps: Vec<Swapping<'_>>) {
+        let error = late.error.clone();
+        self.events.report_failure(error.kind(), &error);
+        let of_riders = swaps.into_iter().map(|(party, decided)| (party.riders, decided));
+        let waiting: Vec<(Vec<Waiting>, Decided)> = of_riders.collect();
+        let inner = Arc::downgrade(self);
+        self.listen(late, move |answered| {
+            let trip = answered.as_ref().map(|answered| answered.trip);
+            let (changes, answers) = answered.map(|answered| answered.answer).unwrap_or_default();
+            let (mut changes, mut answers) = (changes.into_iter(), answers.into_iter());
+            for (riders, mut decided) in waiting {
+                decided.sends += 1;
+                decided.changes = changes.next().unwrap_or_default();
+                let outcome =
+                    inner.upgrade().zip(trip).zip(answers.next()).map(|((inner, trip), answer)| {
+                        answer.and_then(|swapped| inner.outcome(&decided, swapped, trip))
+                    });
+                match outcome {
+                    Some(Ok(Outcome::Made { .. })) => hand_out(riders, decided.answers),
+                    Some(Ok(Outcome::Conflict(_) | Outcome::Skipped) | Err(_)) | None => {
+                        riders.into_iter().for_each(|rider| hand_over(rider.receiver, Err(error.clone())));
+                    }
+                }
+            }
+        });
+    }
+
+    /// Records that the store did not decide.
+    fn record_failure(self: &Arc<Self>, error: StoreError, sent: Sent) -> StoreError {
+        let is_dead = match error.kind() {
+            StoreErrorKind::Unavailable => self.breaker.record_silence(),
+            StoreErrorKind::Timeout => self.silence.is_missed(sent.mark) && self.breaker.open(),
+            _ => false,
+        };
+        if is_dead {
             self.events.report_down(&self.name, &error);
             self.runtime.spawn(probe(Arc::downgrade(self)));
         }
@@ -371,6 +679,15 @@ impl<S: Store> Inner<S> {
         most * (self.random.next() % 1_024) as u32 / 1_024 // below 1,024
     }
 
+    fn contended(&self, conflicts: u32) -> StoreError {
+        let message = format!(
+            "other processes changed the keys {conflicts} times within {:?}: use a longer deadline, or fewer processes \
+             for such hot keys",
+            self.deadline
+        );
+        StoreError::new(StoreErrorKind::Contended, message)
+    }
+
     fn unavailable(&self) -> StoreError {
         let message = format!("{} does not answer, and is asked again by and by", self.name);
         StoreError::new(StoreErrorKind::Unavailable, message)
@@ -390,33 +707,100 @@ impl<S: Store> Drop for Inner<S> {
     }
 }
 
-/// Returns whether the store may answer if it is asked again at once.
-fn is_sent_again(error: &StoreError) -> bool {
-    matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout)
+/// Returns whether the call was cut, so that nothing is known about it and no answer will come.
+fn is_cut(error: &StoreError) -> bool {
+    error.kind() == StoreErrorKind::Unavailable
 }
 
-/// Returns whether the same call may succeed in the time that is left: the store may answer, or this process read the
-/// answer in time.
-fn may_succeed(error: &StoreError) -> bool {
-    is_sent_again(error) || error.kind() == StoreErrorKind::Overloaded
+/// An answer of the store, or what stands in for it.
+trait Heard {
+    /// Whether the store has said anything.
+    fn is_heard(&self) -> bool;
 }
 
-/// Asks a store that is believed dead until it answers, or the limiter is dropped.
+impl<T> Heard for Result<T, StoreError> {
+    fn is_heard(&self) -> bool {
+        let is_silent =
+            |error: &StoreError| matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout);
+        !self.as_ref().is_err_and(is_silent)
+    }
+}
+
+impl Heard for Called {
+    fn is_heard(&self) -> bool {
+        self.1.iter().any(Heard::is_heard)
+    }
+}
+
+/// Returns the requests by the keys that join them, each group in its order.
+fn joined(riders: Vec<Waiting>) -> Vec<Vec<Waiting>> {
+    let mut of_keys: HashMap<u64, usize, foldhash::fast::RandomState> = HashMap::default();
+    // The group into which each one was merged, or itself.
+    let mut merged: Vec<usize> = Vec::new();
+    let find = |merged: &[usize], mut group: usize| {
+        while merged[group] != group {
+            group = merged[group];
+        }
+        group
+    };
+    let mut groups = Vec::with_capacity(riders.len());
+    for rider in &riders {
+        let new = merged.len();
+        merged.push(new);
+        let mut own = new;
+        for charge in &rider.request.charges {
+            let other = find(&merged, *of_keys.entry(charge.hash).or_insert(own));
+            let (first, last) = (own.min(other), own.max(other));
+            (merged[last], own) = (first, first);
+        }
+        groups.push(own);
+    }
+    let mut together: Vec<Vec<Waiting>> = merged.iter().map(|_| Vec::new()).collect();
+    for (rider, group) in riders.into_iter().zip(groups) {
+        together[find(&merged, group)].push(rider);
+    }
+    together.retain(|riders| !riders.is_empty());
+    together
+}
+
+/// Hands answers to requests. Callers that have gone come last and in reverse order.
+fn hand_out(riders: Vec<Waiting>, answers: Answers) {
+    let mut gone = Vec::new();
+    for (rider, answer) in riders.into_iter().zip(answers) {
+        match rider.receiver.is_gone() {
+            true => gone.push((rider, answer)),
+            false => hand_over(rider.receiver, answer),
+        }
+    }
+    gone.into_iter().rev().for_each(|(rider, answer)| hand_over(rider.receiver, answer));
+}
+
+/// Asks a store that is believed dead until it answers, or the limiter is dropped. It writes as checks do, because a
+/// store whose disk hangs still answers to those who only read.
 async fn probe<S: Store>(inner: Weak<Inner<S>>) {
     let mut pause = PROBE[0];
+    let mut last = None;
     loop {
         Due::after(pause).wait().await;
         let Some(inner) = inner.upgrade() else { return };
-        let keys = [Arc::clone(&inner.probe)];
+        let value = Value::new(inner.random.version(), Vec::new());
+        let mark = Mark::now();
+        let changes = [Change::new(Arc::clone(&inner.probe), last, Then::Put(value, PROBED))];
         // A store that panics is asked again, as one that fails.
-        let load = AssertUnwindSafe(async { inner.store.load(&keys).await }).catch_unwind();
-        let answer = Due::after(inner.deadline.max(PROBE[1])).timeout(load).await;
-        if matches!(answer, Some(Ok(Ok(_)))) {
-            inner.breaker.close();
-            inner.events.report_up(&inner.name);
-            return;
+        let swap = AssertUnwindSafe(async { inner.store.swap(&changes).await }).catch_unwind();
+        match Due::after(inner.deadline.max(PROBE[1])).timeout(swap).await {
+            Some(Ok(Ok(swapped))) if swapped.is_done() => {
+                inner.silence.end(mark);
+                inner.breaker.close();
+                inner.events.report_up(&inner.name);
+                return;
+            }
+            // An earlier probe was made after all.
+            Some(Ok(Ok(swapped))) => {
+                last = swapped.current().and_then(|current| Some(current.first()?.as_ref()?.version));
+            }
+            _ => pause = (pause * 2).min(PROBE[1]),
         }
-        pause = (pause * 2).min(PROBE[1]);
     }
 }
 

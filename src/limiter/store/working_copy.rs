@@ -127,6 +127,11 @@ impl<'a> WorkingCopy<'a> {
         Self { quotas, cells }
     }
 
+    /// Returns how many keys there are.
+    pub(super) fn len(&self) -> usize {
+        self.cells.len()
+    }
+
     /// Returns the keys.
     pub(super) fn keys(&self) -> Vec<Arc<str>> {
         self.cells.iter().map(|cell| Arc::clone(&cell.key)).collect()

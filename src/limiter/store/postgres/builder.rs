@@ -7,7 +7,7 @@ use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Config, NoTls, Socket};
 
-use super::connections::{Connections, OwnConnections};
+use super::connections::{Connections, OwnConnections, PING};
 use super::store::PostgresStore;
 use super::table::{Durability, Table};
 use crate::event::StoreErrorKind;
@@ -15,6 +15,16 @@ use crate::limiter::store::StoreError;
 
 /// The bounds of `max_connections`.
 const CONNECTIONS_MAX: usize = 64;
+
+/// The time without traffic after which TCP asks whether a connection is still there, how often it asks again, and the
+/// longest time that the server may leave what it was sent unconfirmed. Otherwise a connection that a firewall has
+/// dropped would seem open for hours.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+const KEEPALIVE_AGAIN: (Duration, u32) = (Duration::from_secs(10), 3);
+const UNCONFIRMED: Duration = Duration::from_secs(30);
+
+/// The time after which TCP asks by default. It is no setting of the application.
+const KEEPALIVE_UNSET: Duration = Duration::from_secs(2 * 3_600);
 
 /// The longest time for reaching one of several hosts, unless the configuration says another.
 const REACH: Duration = Duration::from_secs(2);
@@ -27,6 +37,7 @@ pub struct PostgresStoreBuilder {
     created: Option<Durability>,
     max_connections: usize,
     max_lock_wait: Duration,
+    ping_after: Duration,
 }
 
 impl PostgresStore {
@@ -51,6 +62,7 @@ impl PostgresStoreBuilder {
             created: None,
             max_connections: 10,
             max_lock_wait: Duration::from_millis(25),
+            ping_after: PING,
         }
     }
 
@@ -78,9 +90,16 @@ impl PostgresStoreBuilder {
 
     /// Sets how long a statement waits for a row that another transaction has locked: 1 ms to 60 s, and 25 ms by
     /// default, which is half of the default deadline of a limiter. After that the statement fails as
-    /// [`Timeout`](StoreErrorKind::Timeout), and its connection is free for others.
+    /// [`Contended`](StoreErrorKind::Contended), and its connection is free for others.
     pub fn max_lock_wait(mut self, time: Duration) -> Self {
         self.max_lock_wait = time;
+        self
+    }
+
+    /// Sets when idle connections are asked whether they are still there.
+    #[cfg(test)]
+    pub(super) fn ping_after(mut self, time: Duration) -> Self {
+        self.ping_after = time;
         self
     }
 
@@ -138,10 +157,19 @@ impl PostgresStoreBuilder {
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(REACH);
         }
+        if config.get_keepalives_idle() == KEEPALIVE_UNSET {
+            config.keepalives_idle(KEEPALIVE);
+        }
+        if config.get_keepalives_interval().is_none() && config.get_keepalives_retries().is_none() {
+            config.keepalives_interval(KEEPALIVE_AGAIN.0).keepalives_retries(KEEPALIVE_AGAIN.1);
+        }
+        if config.get_tcp_user_timeout().is_none() {
+            config.tcp_user_timeout(UNCONFIRMED);
+        }
         if config.get_application_name().is_none() {
             config.application_name("tower-ratelimit");
         }
-        let connections = OwnConnections::new(config, tls, self.max_connections, runtime()?);
+        let connections = OwnConnections::new(config, tls, self.max_connections, self.ping_after, runtime()?);
         self.build_named(connections, name).await
     }
 

@@ -7,6 +7,10 @@
 //! A connection without an answer for [`LATE`] is used only if no other one is open. One without an answer for
 //! [`SILENT`] is given up: its statement is cancelled, and it is closed. So a server that hangs, or another transaction
 //! that has locked the table, does not hold more than a bounded number of connections.
+//!
+//! A connection that was idle for [`PING`] is asked whether it is still there. If it is not, it is closed, and if it was
+//! the last one, another one is opened. So a connection that a firewall has dropped without a word costs no check its
+//! deadline.
 
 use std::fmt;
 use std::future::Future;
@@ -34,6 +38,13 @@ const LATE: Duration = Duration::from_millis(20);
 
 /// A connection without an answer for this time is given up.
 const SILENT: Duration = Duration::from_secs(5);
+
+/// An idle connection is asked after this time whether it is still there. Firewalls forget connections that are idle
+/// for minutes.
+pub(super) const PING: Duration = Duration::from_secs(30);
+
+/// The longest time that a ping takes.
+const PINGS: Duration = Duration::from_secs(2);
 
 /// The longest time for opening a connection, and for a request to cancel a statement.
 const OPEN: Duration = Duration::from_secs(5);
@@ -97,6 +108,7 @@ pub struct OwnConnections(Arc<Inner>);
 struct Inner {
     opener: Box<dyn Opener>,
     most: usize,
+    ping_after: Duration,
     state: Mutex<State>,
     runtime: Handle,
 }
@@ -123,6 +135,8 @@ struct Open {
     calls: usize,
     /// Since the first of them was sent, or the last answer came.
     quiet: Option<Quiet>,
+    /// When it is to be asked whether it is still there.
+    ping: Due,
 }
 
 struct Quiet {
@@ -143,14 +157,17 @@ enum Choice {
 }
 
 impl OwnConnections {
-    pub(super) fn new<T>(config: Config, tls: T, most: usize, runtime: Handle) -> Self
+    pub(super) fn new<T>(config: Config, tls: T, most: usize, ping_after: Duration, runtime: Handle) -> Self
     where
         T: MakeTlsConnect<Socket> + Clone + Send + Sync + 'static,
         T::Stream: Send,
         T::TlsConnect: Send,
         <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
     {
-        Self(Arc::new(Inner { opener: Box::new(WithTls { config, tls }), most, state: Mutex::default(), runtime }))
+        let opener = Box::new(WithTls { config, tls });
+        let inner = Arc::new(Inner { opener, most, ping_after, state: Mutex::default(), runtime });
+        inner.runtime.spawn(ping_idle(Arc::downgrade(&inner), ping_after));
+        Self(inner)
     }
 }
 
@@ -259,7 +276,42 @@ impl Inner {
         if let Some(open) = state.open.iter_mut().find(|open| open.number == number) {
             open.calls = open.calls.saturating_sub(1);
             open.quiet = (open.calls > 0).then(Quiet::now);
+            open.ping = Due::after(self.ping_after);
         }
+    }
+
+    /// Returns the connections that were idle for too long, which then have a call under way.
+    fn idle(&self) -> Vec<(u64, Arc<Client>)> {
+        let mut state = lock(&self.state);
+        state.open.retain(|open| !open.client.is_closed());
+        let idle = state.open.iter_mut().filter(|open| open.calls == 0 && open.ping.is_over());
+        idle.map(|open| {
+            open.calls += 1;
+            open.quiet = Some(Quiet::now());
+            (open.number, Arc::clone(&open.client))
+        })
+        .collect()
+    }
+
+    /// Closes a connection over which no answer came.
+    fn close(&self, number: u64) {
+        let mut state = lock(&self.state);
+        let Some(place) = state.open.iter().position(|open| open.number == number) else { return };
+        let gone = state.open.swap_remove(place);
+        drop(state);
+        self.give_up(gone);
+    }
+
+    /// Opens a connection if there was one and there is none now.
+    fn open_again(self: &Arc<Self>) {
+        let mut state = lock(&self.state);
+        if state.next == 0 || !state.open.is_empty() || state.attempt.is_some() {
+            return;
+        }
+        let (sender, attempt) = oneshot::channel();
+        state.attempt = Some(attempt.shared());
+        drop(state);
+        self.runtime.spawn(open_one(Arc::downgrade(self), sender));
     }
 
     /// Cancels the statement of a connection and closes it.
@@ -290,10 +342,32 @@ async fn open_one(inner: Weak<Inner>, done: oneshot::Sender<Result<(), SharedErr
             let number = state.next;
             state.next += 1;
             let driver = inner.runtime.spawn(driver);
-            state.open.push(Open { number, client: Arc::new(client), driver, calls: 0, quiet: None });
+            let ping = Due::after(inner.ping_after);
+            state.open.push(Open { number, client: Arc::new(client), driver, calls: 0, quiet: None, ping });
         })
     };
     let _ = done.send(result.map_err(|error: BoxError| error.into())); // the callers may have gone
+}
+
+/// Asks idle connections whether they are still there, until the store is dropped.
+async fn ping_idle(inner: Weak<Inner>, after: Duration) {
+    loop {
+        Due::after(after / 2).wait().await;
+        let Some(inner) = inner.upgrade() else { return };
+        for (number, client) in inner.idle() {
+            let pinging = Arc::clone(&inner);
+            inner.runtime.spawn(async move {
+                match Due::after(PINGS).timeout(client.simple_query("")).await {
+                    Some(answer) => pinging.note_answer(number, answer.as_ref().err()),
+                    None => {
+                        pinging.close(number);
+                        pinging.open_again();
+                    }
+                }
+            });
+        }
+        inner.open_again();
+    }
 }
 
 /// Opens connections with an implementation of TLS.
@@ -359,7 +433,7 @@ mod tests {
         let mut config = Config::new();
         config.host("127.0.0.1").port(listener.local_addr().unwrap().port());
         let tls = Broken::default();
-        let connections = OwnConnections::new(config, tls.clone(), 1, Handle::current());
+        let connections = OwnConnections::new(config, tls.clone(), 1, PING, Handle::current());
         let statement = Statement::new(&"SELECT".into(), Vec::new());
         for tries in 1..=3 {
             let error = connections.run(&statement).await.map(drop).unwrap_err();

@@ -51,12 +51,22 @@ pub(super) fn is_there(error: &BoxError) -> bool {
     code_of(&**error).is_some_and(|code| there.contains(&code))
 }
 
+/// When an error happened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// When the store was made.
+    Setup,
+    /// Later. What worked before may come back by itself: during a failover all servers are read-only for a while, and
+    /// a server that stops ends a TLS handshake.
+    Service,
+}
+
 /// Returns the error of a statement or a connection, as the limiter reports it.
-pub(super) fn store_error(error: BoxError, name: &str, create: &str) -> StoreError {
+pub(super) fn store_error(error: BoxError, name: &str, create: &str, phase: Phase) -> StoreError {
     let (kind, message) = match code_of(&*error) {
-        Some(code) => of_code(code, name, create),
-        None if is_read_only(&*error) => read_only(name),
-        None if is_setup(&*error) => {
+        Some(code) => of_code(code, name, create, phase),
+        None if is_read_only(&*error) => read_only(name, phase),
+        None if is_of(&*error, &SETUP) || (phase == Phase::Setup && is_of(&*error, &[HANDSHAKE])) => {
             let message = format!(
                 "the connection to {name} is not configured rightly: check the address, and use connect_with for TLS"
             );
@@ -67,14 +77,14 @@ pub(super) fn store_error(error: BoxError, name: &str, create: &str) -> StoreErr
     StoreError::new(kind, message).caused_by(SharedError::from(error))
 }
 
-fn of_code(code: &SqlState, name: &str, create: &str) -> (StoreErrorKind, String) {
+fn of_code(code: &SqlState, name: &str, create: &str, phase: Phase) -> (StoreErrorKind, String) {
     use StoreErrorKind::{Contended, Misconfigured, Timeout, Unavailable};
     let is_of = |class: &str| code.code().starts_with(class);
     if *code == SqlState::UNDEFINED_TABLE || *code == SqlState::INVALID_SCHEMA_NAME {
         let how = "create it with this statement, or have PostgresStoreBuilder::create_table do it";
         (Misconfigured, format!("{name} has no table for the limits: {how}: {create};"))
     } else if *code == SqlState::READ_ONLY_SQL_TRANSACTION {
-        read_only(name)
+        read_only(name, phase)
     } else if *code == SqlState::INSUFFICIENT_PRIVILEGE {
         (Misconfigured, format!("a right is missing at {name}: grant SELECT, INSERT, UPDATE and DELETE on the table"))
     } else if is_of("28") || is_of("3D") {
@@ -83,7 +93,7 @@ fn of_code(code: &SqlState, name: &str, create: &str) -> (StoreErrorKind, String
         let how = "compare it with what PostgresStoreBuilder::create_sql returns";
         (Misconfigured, format!("{name} does not take the statement, so the table has another form: {how}"))
     } else if *code == SqlState::LOCK_NOT_AVAILABLE {
-        (Timeout, format!("another transaction at {name} holds the row for longer than max_lock_wait"))
+        (Contended, format!("another transaction at {name} holds the row for longer than max_lock_wait"))
     } else if *code == SqlState::T_R_SERIALIZATION_FAILURE || *code == SqlState::T_R_DEADLOCK_DETECTED {
         (Contended, format!("{name} undid the statement each time, because others changed the same rows"))
     } else if *code == SqlState::QUERY_CANCELED {
@@ -93,8 +103,17 @@ fn of_code(code: &SqlState, name: &str, create: &str) -> (StoreErrorKind, String
     }
 }
 
-fn read_only(name: &str) -> (StoreErrorKind, String) {
-    (StoreErrorKind::Misconfigured, format!("{name} is read-only: connect to the primary server, not to a standby"))
+fn read_only(name: &str, phase: Phase) -> (StoreErrorKind, String) {
+    match phase {
+        Phase::Setup => {
+            let message = format!("{name} is read-only: connect to the primary server, not to a standby");
+            (StoreErrorKind::Misconfigured, message)
+        }
+        Phase::Service => {
+            let message = format!("{name} is read-only: it fails over, or was made a standby or read-only");
+            (StoreErrorKind::Unavailable, message)
+        }
+    }
 }
 
 /// Returns whether the server was left because it takes no writes.
@@ -103,9 +122,13 @@ fn is_read_only(error: &(dyn Error + 'static)) -> bool {
     levels_of(error).any(|error| error.is::<std::io::Error>() && error.to_string() == "database does not allow writes")
 }
 
-/// Returns whether the settings of a connection are wrong, whatever the server does.
-fn is_setup(error: &(dyn Error + 'static)) -> bool {
-    let texts = ["invalid configuration", "invalid connection string", "error performing TLS handshake"];
+/// The errors of a connection whose settings are wrong, whatever the server does.
+const SETUP: [&str; 2] = ["invalid configuration", "invalid connection string"];
+
+const HANDSHAKE: &str = "error performing TLS handshake";
+
+/// Returns whether an error of the client library has one of these texts: it has no other name.
+fn is_of(error: &(dyn Error + 'static), texts: &[&str]) -> bool {
     let is_of_them = |error: &tokio_postgres::Error| texts.contains(&error.to_string().as_str());
     levels_of(error).any(|error| error.downcast_ref::<tokio_postgres::Error>().is_some_and(is_of_them))
 }

@@ -10,7 +10,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::connections::{Connections, OwnConnections};
-use super::failure::{is_conflict, is_of_an_insert, is_there, is_undone, store_error};
+use super::failure::{Phase, is_conflict, is_of_an_insert, is_there, is_undone, store_error};
 use super::statement::{Parameter, Rows, Statement, Uuid, parameter, time_of, value_of};
 use super::table::{Durability, SWEPT, Table};
 use crate::error::BoxError;
@@ -102,7 +102,7 @@ impl<C: Connections> PostgresStore<C> {
         let statement = Statement::new(&self.0.table.create(durability).into(), []);
         match self.0.connections.run(&statement).await {
             // Another process has created it at the same time.
-            Err(error) if !is_there(&error) => Err(self.0.failed(error)),
+            Err(error) if !is_there(&error) => Err(self.0.failed_at(error, Phase::Setup)),
             Ok(_) | Err(_) => Ok(()),
         }
     }
@@ -110,7 +110,7 @@ impl<C: Connections> PostgresStore<C> {
     /// Checks that the table is there, has the right form, and that all rights on it are there.
     pub(super) async fn check(&self) -> Result<(), StoreError> {
         let statement = self.0.swap_statement(&[]);
-        self.0.connections.run(&statement).await.map(drop).map_err(|error| self.0.failed(error))
+        self.0.connections.run(&statement).await.map(drop).map_err(|error| self.0.failed_at(error, Phase::Setup))
     }
 }
 
@@ -334,7 +334,11 @@ impl<C: Connections> Inner<C> {
     }
 
     fn failed(&self, error: BoxError) -> StoreError {
-        store_error(error, &self.name, &self.table.create(Durability::Logged))
+        self.failed_at(error, Phase::Service)
+    }
+
+    fn failed_at(&self, error: BoxError, phase: Phase) -> StoreError {
+        store_error(error, &self.name, &self.table.create(Durability::Logged), phase)
     }
 
     fn read<T>(&self, read: Result<T, tokio_postgres::Error>) -> Result<T, StoreError> {

@@ -226,7 +226,7 @@ async fn stalled_key_delays_no_other_key() {
     let (lab, policy) = (Lab::with(|lab| lab.trip = MS), hourly(10));
     let limiter = StoreLimiterBuilder::new().build(lab.clone()).unwrap();
     take(&limiter, &policy, "warm").await;
-    lab.next(&[Fate::Silent, Fate::Silent, Fate::Silent]);
+    lab.next(&[Fate::Silent]);
     let stalled = tokio::spawn({
         let (limiter, policy) = (limiter.clone(), policy.clone());
         async move { limiter.take(&[Charge::new(&policy, &key("stalled"))]).await }
@@ -236,9 +236,57 @@ async fn stalled_key_delays_no_other_key() {
     let began = tokio::time::Instant::now();
     take(&limiter, &policy, "other").await;
     assert!(began.elapsed() <= 2 * MS);
-    // The stalled swap is sent again, and its own first one is found.
-    assert!(stalled.await.unwrap().unwrap().is_allowed());
-    assert_eq!(left(&limiter, &policy, "stalled").await, 9);
+    assert_eq!(stalled.await.unwrap().unwrap_err().kind(), StoreErrorKind::Timeout);
+    assert!(began.elapsed() <= 60 * MS, "its next check does not wait longer");
+    assert!(take(&limiter, &policy, "stalled").await.is_allowed());
+    // The last one was a conflict with the stalled one.
+    assert_eq!(lab.calls(), (1, 5), "nothing is sent again because time passes");
+}
+
+/// It is sent once, and what it charged comes back. The store is there, so it is not believed dead.
+#[tokio::test(start_paused = true)]
+async fn check_whose_answer_is_late_fails_and_is_refunded() {
+    let (lab, policy, seen) = (Lab::default(), hourly(100), Seen::default());
+    let limiter = StoreLimiterBuilder::new().max_denials(0).observer(seen.clone()).build(lab.clone()).unwrap();
+    take(&limiter, &policy, "a").await;
+    lab.calls();
+    for number in 1..=20 {
+        lab.next(&[Fate::Slow(120 * MS)]);
+        let began = tokio::time::Instant::now();
+        let error = limiter.take(&[Charge::new(&policy, &key("a"))]).await.unwrap_err();
+        assert!(error.kind() == StoreErrorKind::Timeout && began.elapsed() <= 60 * MS, "{error}");
+        assert_eq!(lab.calls(), (0, 1), "number {number}");
+        tokio::time::sleep(100 * MS).await;
+        assert_eq!((left(&limiter, &policy, "a").await, limiter.waiting()), (99, 0), "number {number}");
+        lab.calls();
+    }
+    assert!(!lock(&seen.0).iter().any(|event| matches!(event, LimiterEvent::StoreDown { .. })));
+}
+
+/// Not one call is in time. The limiter says so each time, and sends each check once.
+#[tokio::test(start_paused = true)]
+async fn store_that_is_always_late_is_not_believed_dead() {
+    for late in [60 * MS, 400 * MS, 2_000 * MS] {
+        let (lab, policy, seen) = (Lab::default(), hourly(1_000), Seen::default());
+        let limiter = StoreLimiterBuilder::new().observer(seen.clone()).build(lab.clone()).unwrap();
+        take(&limiter, &policy, "warm").await;
+        lab.next(&[Fate::Slow(late)]);
+        limiter.take(&[Charge::new(&policy, &key("first"))]).await.unwrap_err();
+        tokio::time::sleep(late).await;
+        *lock(&lab.0.random) = vec![Fate::Slow(late)];
+        let calls = (0..200).map(|number| {
+            let (limiter, policy) = (limiter.clone(), policy.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(11 * MS * number).await;
+                limiter.take(&[Charge::new(&policy, &key(&number.to_string()))]).await.map(drop)
+            })
+        });
+        for call in calls.collect::<Vec<_>>() {
+            let kind = call.await.unwrap().unwrap_err().kind();
+            assert!(matches!(kind, StoreErrorKind::Timeout | StoreErrorKind::Overloaded), "{kind}");
+        }
+        assert!(!lock(&seen.0).iter().any(|event| matches!(event, LimiterEvent::StoreDown { .. })), "{late:?}");
+    }
 }
 
 /// Each of the later requests joins the group to a flight that began after the first one came.
@@ -473,7 +521,6 @@ async fn store_that_reports_whole_seconds_admits_the_quota() {
     assert_eq!(admitted, 20);
 }
 
-/// A call that has no answer after half of the time that is left is sent again.
 #[tokio::test(start_paused = true)]
 async fn round_trip_of_a_third_of_the_deadline_is_in_time() {
     let (lab, policy) = (Lab::with(|lab| lab.trip = 16 * MS), hourly(10));

@@ -21,8 +21,10 @@ pub(super) enum Fate {
     AnswerLost,
     /// The store made it, and never answers.
     Silent,
-    /// The store makes it after this time, whether or not anybody waits.
+    /// The store makes it after this time, whether or not anybody waits, and the connection is cut.
     Late(Duration),
+    /// The store makes it at once, and answers after this time.
+    Slow(Duration),
     /// Another process writes the same state again, with a version of its own, right before.
     Overtaken,
     /// Others write this many times after it, and the answer is lost.
@@ -146,7 +148,7 @@ impl Store for Lab {
                 return Err(Self::away());
             }
             Fate::Silent => std::future::pending().await,
-            Fate::Late(time) => tokio::time::sleep(time).await,
+            Fate::Late(time) | Fate::Slow(time) => tokio::time::sleep(time).await,
             Fate::Answered | Fate::Overtaken | Fate::Old => {}
         }
         let values = lock(if fate == Fate::Old { &self.0.old } else { &self.0.values });
@@ -182,6 +184,7 @@ impl Store for Lab {
         match fate {
             Fate::AnswerLost => return Err(Self::away()),
             Fate::Silent => std::future::pending().await,
+            Fate::Slow(time) => tokio::time::sleep(time).await,
             Fate::LostThenOverwritten(times) => {
                 (0..times).for_each(|_| self.overwrite(keys()));
                 return Err(Self::away());

@@ -2,12 +2,19 @@
 
 #[path = "../../../../../tests/support/postgres.rs"]
 mod postgres;
+#[path = "../../../../../tests/support/proxy.rs"]
+mod proxy;
+
+use std::time::Duration;
 
 use postgres::Server;
+use proxy::{Fault, Proxy};
+use tokio::time::{Instant, sleep};
 
 use super::{Durability, PostgresStore};
 use crate::algorithm::properties::for_each_algorithm;
 use crate::limiter::redis_server;
+use crate::limiter::store::Store;
 use crate::limiter::store::tests::parity::play;
 use crate::quota::{Algorithm, Anchor};
 
@@ -31,3 +38,35 @@ macro_rules! parity {
 }
 
 for_each_algorithm!(parity);
+
+/// The time that anything may take on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn idle_connection_that_fell_silent_costs_no_check() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let url = proxy.url().replace("redis://", "postgres://postgres@") + "/postgres";
+    let builder = PostgresStore::builder().create_table(Durability::Unlogged).ping_after(Duration::from_millis(100));
+    let store = builder.connect(&url).await.unwrap();
+    let connections = "SELECT pid FROM pg_stat_activity WHERE application_name = 'tower-ratelimit'";
+    let mut before = server.query(connections).await;
+    assert_eq!(before.len(), 1);
+    // The answer to a ping is lost, and then its connection.
+    for fault in [Fault::Lose, Fault::HalfClose] {
+        proxy.fault(fault.clone());
+        let began = Instant::now();
+        before = loop {
+            let now = server.query(connections).await;
+            if now.len() == 1 && now != before {
+                break now;
+            }
+            assert!(began.elapsed() < LONG, "{fault:?}: no other connection is opened: {now:?}");
+            sleep(Duration::from_millis(20)).await;
+        };
+    }
+    let began = Instant::now();
+    store.load(&["key".into()]).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(2), "the silent connection was not used: {:?}", began.elapsed());
+    assert_eq!(server.query(connections).await, before);
+}

@@ -1,0 +1,133 @@
+//! Whether the store has fallen silent: calls wait, and nothing is heard of it.
+//!
+//! A late answer is an answer. So a store that is slow is not believed dead, however many calls miss their deadline.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::sync::{Mutex, lock};
+
+/// The calls without an answer, since the store was last heard, after which it may be dead.
+const CALLS: u32 = 5;
+
+/// The store is silent after this many times the deadline, or the longest call of late.
+const TIMES: u32 = 2;
+
+/// The longest time without a word that is not yet silence.
+const LONGEST: Duration = Duration::from_secs(5);
+
+pub(super) struct Silence {
+    deadline: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// When the store was last heard.
+    heard: Option<Instant>,
+    /// The longest call of late. It fades with each answer.
+    longest: Duration,
+    /// The calls that were sent since then and missed their deadline, and when the first of them was sent.
+    missed: u32,
+    since: Option<Instant>,
+}
+
+/// When a call was sent.
+#[derive(Clone, Copy)]
+pub(super) struct Mark(Instant);
+
+impl Mark {
+    pub(super) fn now() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Returns the time since then.
+    pub(super) fn took(self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+impl Silence {
+    pub(super) fn new(deadline: Duration) -> Self {
+        Self { deadline, state: Mutex::default() }
+    }
+
+    /// Records an answer to a call that was sent then.
+    pub(super) fn end(&self, sent: Mark) {
+        let took = sent.took();
+        let mut state = lock(&self.state);
+        let longest = took.max(state.longest - state.longest / 8);
+        *state = State { heard: Some(Instant::now()), longest, missed: 0, since: None };
+    }
+
+    /// Records that a call that was sent then has missed its deadline. Returns whether the store is silent.
+    pub(super) fn is_missed(&self, sent: Mark) -> bool {
+        let mut state = lock(&self.state);
+        if state.heard.is_some_and(|heard| heard > sent.0) {
+            return false;
+        }
+        state.missed = state.missed.saturating_add(1);
+        let since = state.since.map_or(sent.0, |since| since.min(sent.0));
+        state.since = Some(since);
+        let longest = self.deadline.max(state.longest).saturating_mul(TIMES).min(LONGEST.max(self.deadline));
+        state.missed >= CALLS && since.elapsed() >= longest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_millis(50);
+
+    async fn pass(milliseconds: u64) {
+        tokio::time::advance(Duration::from_millis(milliseconds)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_takes_five_calls_and_two_deadlines() {
+        let silence = Silence::new(DEADLINE);
+        let sent = Mark::now();
+        pass(50).await;
+        assert!((0..20).all(|_| !silence.is_missed(sent)), "many calls within one deadline are no silence");
+        pass(50).await;
+        assert!(silence.is_missed(sent));
+        let silence = Silence::new(DEADLINE);
+        for missed in 1..=5 {
+            let sent = Mark::now();
+            pass(51).await;
+            assert_eq!(silence.is_missed(sent), missed == 5);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn late_answer_ends_the_silence() {
+        let silence = Silence::new(DEADLINE);
+        for _ in 0..100 {
+            let sent = Mark::now();
+            pass(60).await;
+            assert!(!silence.is_missed(sent));
+            silence.end(sent);
+            assert!(!silence.is_missed(sent), "the store was heard since");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn store_that_was_slow_is_waited_for_longer() {
+        let silence = Silence::new(DEADLINE);
+        let slow = Mark::now();
+        pass(500).await;
+        silence.end(slow);
+        let sent = Mark::now();
+        pass(990).await;
+        assert!((0..20).all(|_| !silence.is_missed(sent)));
+        pass(20).await;
+        assert!(silence.is_missed(sent));
+        // Quick answers let that fade.
+        (0..40).for_each(|_| silence.end(Mark::now()));
+        let sent = Mark::now();
+        pass(100).await;
+        (0..5).for_each(|missed| assert_eq!(silence.is_missed(sent), missed == 4));
+    }
+}
