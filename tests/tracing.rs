@@ -64,9 +64,9 @@ fn never_passes(name: &str) -> RateLimitLayer<MemoryLimiter> {
 }
 
 async fn serve(layer: &RateLimitLayer<MemoryLimiter>, requests: u32) {
-    let answer = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::empty())));
+    let answer = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(Body::empty())));
     for _ in 0..requests {
-        layer.layer(answer).oneshot(Request::new(())).await.unwrap();
+        layer.layer(answer).oneshot(Request::new(String::new())).await.unwrap();
     }
 }
 
@@ -87,9 +87,9 @@ async fn setup_warning_without_observer_goes_to_tracing() {
 }
 
 async fn ask(layer: &RateLimitLayer<MemoryLimiter>, keys: &[&str]) {
-    let answer = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::empty())));
+    let answer = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(Body::empty())));
     for key in keys {
-        let request = Request::builder().header("key", *key).body(()).unwrap();
+        let request = Request::builder().header("key", *key).body(String::new()).unwrap();
         layer.layer(answer).oneshot(request).await.unwrap();
     }
 }
@@ -187,8 +187,8 @@ mod store {
     }
 
     async fn ask(layer: &RateLimitLayer<StoreLimiter<Switched>>) {
-        let answer = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::empty())));
-        layer.layer(answer).oneshot(Request::new(())).await.unwrap();
+        let answer = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(Body::empty())));
+        layer.layer(answer).oneshot(Request::new(String::new())).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
@@ -235,7 +235,7 @@ fn refused_rules_are_a_warning_whatever_observes_them() {
     let _guard = tracing::subscriber::set_default(events.clone());
     let rules = Rules::from_text(text("5 per hour")).unwrap();
     let layers = [rules.layer(MemoryLimiter::new()).unwrap(), rules.layer(MemoryLimiter::new()).unwrap()];
-    let answer = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::empty())));
+    let answer = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(Body::empty())));
     let _services = layers.map(|layer| layer.observer(Stats::new()).layer(answer));
     rules.replace(text("many")).unwrap_err();
     rules.replace(text("6 per hour")).unwrap();

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 #[cfg(feature = "tokio")]
 pub use self::timer::TokioTimer;
+pub(crate) use self::timer::default_timer;
 pub use self::timer::{Sleep, Timer};
 #[cfg(feature = "tokio")]
 pub use self::tokio::TokioClock;

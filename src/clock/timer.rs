@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A timer with which requests wait for their departure: `TokioTimer` (feature `tokio`), or your own for another
@@ -18,6 +19,14 @@ pub trait Timer: fmt::Debug + Send + Sync {
 
 /// The future of [`Timer::sleep_until`].
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
+
+/// Returns the timer of a layer that was given none.
+pub(crate) fn default_timer() -> Option<Arc<dyn Timer>> {
+    #[cfg(feature = "tokio")]
+    return Some(Arc::new(TokioTimer::new()));
+    #[cfg(not(feature = "tokio"))]
+    None
+}
 
 /// Tokio's timer. Its tick is a millisecond: requests depart up to one millisecond late, never early.
 ///

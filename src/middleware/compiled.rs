@@ -2,10 +2,12 @@
 
 use std::sync::{Arc, Weak};
 
-use super::decide::delay::{Delays, MOST_WAITING};
+use super::decide::delay::Delays;
 use super::diagnostics::Diagnostics;
+use super::discard::Discard;
 use super::rule::{BoundRule, Cached, LinkedRole, PathIndex, PolicyCache, Rule, Settlement};
 use super::settings::Settings;
+use crate::clock::default_timer;
 use crate::decision::ChargeDecision;
 use crate::error::WithSources;
 use crate::event::LimiterEvent;
@@ -37,6 +39,8 @@ pub(super) struct Compiled<L> {
     pub(super) layout: Option<RefusalLayout>,
     /// The room in which requests wait, if the layer has a timer.
     pub(super) delays: Option<Arc<Delays>>,
+    /// Reads the bodies of refused requests, if they are read.
+    pub(super) discard: Option<Arc<Discard>>,
     /// Whether every request is charged to one policy, which is always enforced and never makes a request wait. The
     /// quota is the layer's.
     is_plain: bool,
@@ -128,10 +132,12 @@ impl<L: Limiter> Compiled<L> {
             Some((policies.len() - 1, linked.role))
         });
         let links = links.collect();
-        let delays = settings
+        let delays = settings.timer.clone().map(|timer| Arc::new(Delays::new(timer, settings.wait_bounds())));
+        let discard = settings
             .timer
             .clone()
-            .map(|timer| Arc::new(Delays::new(timer, settings.max_waiting.unwrap_or(MOST_WAITING))));
+            .or_else(default_timer)
+            .and_then(|timer| Discard::new(settings.discard.unwrap_or_default(), timer));
         let caches: Box<[Option<PolicyCache>]> = rules()
             .map(|(_, rule)| {
                 let of_requests = rule.policies.first().filter(|_| rule.quota_from.is_some())?;
@@ -188,6 +194,7 @@ impl<L: Limiter> Compiled<L> {
             links,
             caches,
             delays,
+            discard,
             settles,
             expects_usage: terms.iter().any(|terms| terms.settlement.by_usage),
             paths,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use http::{Request, Response};
+use http_body::Body;
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
@@ -15,6 +16,7 @@ use super::compiled::Compiled;
 use super::decide::delay::{Counted, Delayed, InLine};
 use super::decide::fate::Fate;
 use super::decide::overflow::{NoOverflow, Overflow};
+use super::discard::Discarding;
 use super::settle::in_flight::InFlight;
 use super::settle::nested::NestedToken;
 use super::settle::pending::{AnyTicket, OpenTicket, SettledBody};
@@ -61,6 +63,8 @@ pin_project! {
         // Until it departs.
         Delayed { delayed: Box<Delayed<S, B, L>> },
         Overflowing { #[pin] response: O::Future, ticket: Box<OpenTicket<L>> },
+        // A refusal that is returned when the rest of its request was read.
+        Discarding { discarding: Pin<Box<Discarding<B, S::Response>>> },
         // A refusal, or the error of an overflow that is broken. `None` once the response was returned.
         Refused { response: Option<Result<S::Response, S::Error>> },
     }
@@ -114,6 +118,7 @@ impl<S, L, B, C, O> State<S, L, B, O>
 where
     S: Service<Request<B>, Response = Response<C>> + Clone,
     L: Limiter,
+    B: Body,
     C: ResponseBody,
     O: Overflow<S, B>,
 {
@@ -181,9 +186,13 @@ where
             _ => Poll::Pending,
         };
         let Poll::Ready(ready) = ready else {
-            let (mut parts, _) = request.into_parts();
+            let discard = layer.discard.as_ref().filter(|discard| discard.reads(&request));
+            let (mut parts, body) = request.into_parts();
             let response = ticket.refuse(layer, &mut parts, C::from_body);
-            return Self::Refused { response: Some(Ok(response)) };
+            return match discard {
+                Some(discard) => Self::Discarding { discarding: Discarding::new(discard, body, response) },
+                None => Self::Refused { response: Some(Ok(response)) },
+            };
         };
         ticket.kind = OutcomeKind::Overflowed;
         if let Some(outcome) = ticket.report(layer, &Head::from(&request)) {
@@ -290,6 +299,7 @@ impl<S, L, B, C, O> Future for ResponseFuture<S, L, B, O>
 where
     S: Service<Request<B>, Response = Response<C>> + Clone,
     L: Limiter,
+    B: Body,
     C: ResponseBody,
     O: Overflow<S, B>,
 {
@@ -318,6 +328,7 @@ impl<S, L, B, C, O> ResponseFuture<S, L, B, O>
 where
     S: Service<Request<B>, Response = Response<C>> + Clone,
     L: Limiter,
+    B: Body,
     C: ResponseBody,
     O: Overflow<S, B>,
 {
@@ -388,6 +399,10 @@ where
                     ticket.ticket.finish_overflow(&ticket.layer, &mut response);
                     return Poll::Ready(Ok(response.map(C::from_body)));
                 }
+                StateProjection::Discarding { discarding } => {
+                    let response = ready!(discarding.as_mut().poll_response(cx));
+                    return response.map_or_else(polled_again, |response| Poll::Ready(Ok(response)));
+                }
                 StateProjection::Refused { response } => {
                     return response.take().map_or_else(polled_again, Poll::Ready);
                 }
@@ -409,6 +424,7 @@ where
             State::InLine { .. } => "in line",
             State::Delayed { .. } => "delayed",
             State::Overflowing { .. } => "overflowing",
+            State::Discarding { .. } => "discarding",
             State::Refused { .. } => "refused",
         };
         f.debug_struct("ResponseFuture").field("state", &state).finish_non_exhaustive()
@@ -419,11 +435,27 @@ where
 mod tests {
     use super::*;
     use crate::limiter::memory::limiter::MemoryLimiter;
+    use http_body::Frame;
 
     #[derive(Clone)]
     struct Inner;
 
-    impl Service<Request<[u8; 4_096]>> for Inner {
+    #[expect(dead_code, reason = "only its size matters")]
+    struct Large([u8; 4_096]);
+
+    impl Body for Large {
+        type Data = bytes::Bytes;
+        type Error = std::convert::Infallible;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+            Poll::Ready(None)
+        }
+    }
+
+    impl Service<Request<Large>> for Inner {
         type Response = Response<()>;
         type Error = std::convert::Infallible;
         type Future = std::future::Ready<Result<Response<()>, Self::Error>>;
@@ -432,15 +464,15 @@ mod tests {
             Poll::Ready(Ok(()))
         }
 
-        fn call(&mut self, _: Request<[u8; 4_096]>) -> Self::Future {
+        fn call(&mut self, _: Request<Large>) -> Self::Future {
             std::future::ready(Ok(Response::new(())))
         }
     }
 
     #[test]
     fn future_holds_no_request_and_no_charge() {
-        let own = size_of::<ResponseFuture<Inner, MemoryLimiter, [u8; 4_096]>>();
-        let inner = size_of::<<Inner as Service<Request<[u8; 4_096]>>>::Future>();
+        let own = size_of::<ResponseFuture<Inner, MemoryLimiter, Large>>();
+        let inner = size_of::<<Inner as Service<Request<Large>>>::Future>();
         assert!(own <= inner + 128, "{own} bytes around an inner future of {inner}");
     }
 }

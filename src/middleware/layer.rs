@@ -3,12 +3,14 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tower_layer::Layer;
 
 use super::charge::access::{AccessList, BoundList};
 use super::compiled::{Compiled, Live};
 use super::decide::overflow::{NoOverflow, OverflowTo};
+use super::discard::DiscardBounds;
 use super::live;
 use super::rule::{BoundRule, IntoRule};
 use super::service::RateLimit;
@@ -323,7 +325,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   there is one, and not the wait.
     /// * It is refused when it has waited for as long as the quota of its line says, from the time when it came. If its
     ///   limit is changed while it waits, it asks for units of the new one.
-    /// * If it is dropped, it leaves its line at once.
+    /// * If it is dropped, it leaves its line at once. Over HTTP/1 a server does [not
+    ///   always](crate::guide::requests_in_flight#when-a-client-has-gone) drop the request of a client that has gone.
+    /// * At most 100 requests wait in line for one key; see [`max_in_line`](Self::max_in_line).
     ///
     /// Requests in leaky queues:
     ///
@@ -369,6 +373,56 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// [warning](crate::observe::SetupWarningKind::NoEffect).
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.change(|settings| settings.max_waiting = Some(max_waiting))
+    }
+
+    /// Sets how many requests may wait in line for the units of one key. The default is 100.
+    ///
+    /// At the bound, a request that would have to wait is refused as over the limit. The bound counts
+    /// the requests of the key in all layers of the limiter in this process. So a client whose requests
+    /// stay in line, because it has gone
+    /// [unnoticed](crate::guide::requests_in_flight#when-a-client-has-gone) or on purpose, leaves room
+    /// for others. If all clients share a key, such as [`key::global`](crate::key::global), raise it up
+    /// to [`max_waiting`](Self::max_waiting). A [leaky queue](crate::Quota::leaky_queue) has its own
+    /// bound for each key. Without a [timer](Self::delay) the setting has no effect, and
+    /// [`check`](Self::check) returns a [warning](crate::observe::SetupWarningKind::NoEffect).
+    pub fn max_in_line(self, max_in_line: usize) -> Self {
+        self.change(|settings| settings.max_in_line = Some(max_in_line))
+    }
+
+    /// Sets how much of a refused request's body the layer reads, and discards, before it answers. The default is
+    /// 2 MiB in 2 seconds.
+    ///
+    /// A client that is still sending while the server answers and closes the connection often sees a
+    /// broken connection in place of the refusal and its `Retry-After`, and a proxy answers 502. So the
+    /// layer reads the rest of the request first. The
+    /// [guide](crate::guide::what_clients_are_told#refused-uploads) has the measurements.
+    ///
+    /// * The layer answers when the body has ended, or at the first of the two bounds. `max_time`
+    ///   counts from the decision.
+    /// * It answers at once if the request has no body, and if it has `Expect`, because the client
+    ///   then waits until it is told to send. It also answers a gRPC call over HTTP/2 at once, whose
+    ///   client reads the status while it sends. If `max_bytes` or `max_time` is 0, it answers every
+    ///   request at once.
+    /// * What is read is dropped at once, so memory stays flat. A refused request takes as much
+    ///   bandwidth as `max_bytes` allows. For up to `max_time` it holds its connection, and its units of
+    ///   limits *outside* of this layer. It holds no unit of this layer's rules and no inner service.
+    /// * A request that goes to the [overflow](Self::overflow) is not read here. If its service leaves a
+    ///   body unread, the client may not see the answer.
+    /// * Time is that of the layer's [timer](Self::delay), or of `TokioTimer` if the layer has none and
+    ///   the feature `tokio` is enabled, which `axum` and `tonic` enable. Without a timer, or outside of
+    ///   a runtime, nothing is read. The runtime needs its time driver.
+    /// * In a client the body is yet to be sent. Set `discard_body(0, Duration::ZERO)` there.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+    ///
+    /// // Photos of up to 20 MB, and clients that upload 2 MB a second.
+    /// let uploads = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(10), key::peer_ip())
+    ///     .discard_body(20_000_000, Duration::from_secs(10));
+    /// ```
+    pub fn discard_body(self, max_bytes: u64, max_time: Duration) -> Self {
+        self.change(|settings| settings.discard = Some(DiscardBounds { max_bytes, max_time }))
     }
 
     /// Returns the number of requests that wait now, in queues and in line, in this layer and its services.

@@ -82,6 +82,8 @@
 //! | a request is aborted | it costs at least its reservation | [`Rule::on_aborted`](crate::Rule::on_aborted) |
 //! | the cost is settled later | at least one unit is reserved, so no request passes in debt | - |
 //! | requests wait in queues and in line | at most 1,000 in a layer, over all keys; others are refused | [`max_waiting`](crate::RateLimitLayer::max_waiting) |
+//! | requests of one key wait in line | at most 100; others are refused | [`max_in_line`](crate::RateLimitLayer::max_in_line) |
+//! | a request is refused while its body is sent | up to 2 MiB are read and discarded, for up to 2 seconds | [`discard_body`](crate::RateLimitLayer::discard_body) |
 //! | a request says who it is from | no header is believed; the client is the peer of the connection | [`key::client_ip`](crate::key::client_ip) with [`TrustedProxies`](crate::key::TrustedProxies) |
 //! | an IPv6 address | its /64 is one client | [`Prefixes`](crate::key::Prefixes) |
 //! | an access list, and an unknown address | the list does not allow it | - |
@@ -112,6 +114,7 @@ pub(crate) mod charge;
 mod compiled;
 mod decide;
 mod diagnostics;
+mod discard;
 mod explain;
 mod future;
 pub(crate) mod layer;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use http::{Request, Response};
+use http_body::Body;
 use tower_service::Service;
 
 use super::body::ResponseBody;
@@ -25,6 +26,10 @@ use crate::limiter::memory::limiter::MemoryLimiter;
 /// (feature `axum`) and tonic's (feature `tonic`) are. For every other body, end the layer with
 /// [`.wrap_body()`](crate::RateLimitLayer::wrap_body). That is also the fix if the compiler finds no
 /// method `call`, `ready` or `oneshot`.
+///
+/// The request's body may be any [`http_body::Body`](Body), because the layer [discards the
+/// rest](crate::RateLimitLayer::discard_body) of refused requests. For a test, `String` is one, and
+/// `()` is not.
 ///
 /// * Its readiness is the inner service's own, and the inner service that was made ready is the one that is called. A
 ///   refused request releases that readiness, for example the permit that an inner concurrency limit reserved.
@@ -67,6 +72,7 @@ impl<S, L, B, C, O> Service<Request<B>> for RateLimit<S, L, O>
 where
     S: Service<Request<B>, Response = Response<C>> + Clone,
     L: Limiter,
+    B: Body,
     C: ResponseBody,
     O: Overflow<S, B>,
 {
@@ -93,6 +99,7 @@ impl<S, L, O> RateLimit<S, L, O> {
     where
         S: Service<Request<B>, Response = Response<C>> + Clone,
         L: Limiter,
+        B: Body,
         C: ResponseBody,
         O: Overflow<S, B>,
     {

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use super::charge::access::BoundList;
+use super::decide::delay::WaitBounds;
+use super::discard::DiscardBounds;
 use super::rule::BoundRule;
 use super::source::{FindRules, RuleSource};
 use crate::clock::Timer;
@@ -29,6 +31,9 @@ pub(super) struct Settings {
     pub(super) mode: Option<ModeSwitch>,
     pub(super) timer: Option<Arc<dyn Timer>>,
     pub(super) max_waiting: Option<usize>,
+    pub(super) max_in_line: Option<usize>,
+    /// How much of a refused request is read, if that was set.
+    pub(super) discard: Option<DiscardBounds>,
     /// Whether the layer has an overflow.
     pub(super) overflows: bool,
 }
@@ -41,6 +46,14 @@ impl Settings {
         let mut settings = Self { source, ..Self::default() };
         settings.follow_source();
         settings
+    }
+
+    pub(super) fn wait_bounds(&self) -> WaitBounds {
+        let default = WaitBounds::default();
+        WaitBounds {
+            in_all: self.max_waiting.unwrap_or(default.in_all),
+            in_line: self.max_in_line.unwrap_or(default.in_line),
+        }
     }
 
     /// Whether the rules or their quotas can change while requests are served.

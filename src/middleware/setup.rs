@@ -214,7 +214,8 @@ impl<L: Limiter> Compiled<L> {
         let queue = self.policies.iter().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue);
         let line = self.policies.iter().find(|policy| !policy.quota().wait_in_line().is_zero());
         let brings_quotas = self.settings.rules.iter().any(|bound| bound.quota_from().is_some());
-        if queue.or(line).is_none() && self.delays.is_some() && !brings_quotas {
+        // The timer may also be for the bodies of refused requests.
+        if queue.or(line).is_none() && self.delays.is_some() && !brings_quotas && self.settings.discard.is_none() {
             self.diagnostics.notice(SetupWarningKind::NoQueue, || {
                 "the layer has a timer (RateLimitLayer::delay), but no quota lets requests wait, so requests over a quota \
                  are refused at once: give a rule a Quota::leaky_queue or a Quota::concurrent with max_wait, or leave the \
@@ -228,10 +229,19 @@ impl<L: Limiter> Compiled<L> {
         if let Some(policy) = queue.filter(|_| self.delays.is_none()) {
             self.timer_is_missing(policy);
         }
-        if self.settings.max_waiting.is_some() && self.delays.is_none() {
+        let bounds = [("max_waiting", self.settings.max_waiting), ("max_in_line", self.settings.max_in_line)];
+        for (name, _) in bounds.iter().filter(|(_, bound)| bound.is_some() && self.delays.is_none()) {
             self.diagnostics.notice(SetupWarningKind::NoEffect, || {
-                "the layer has max_waiting and no timer, so no request waits: set a timer by RateLimitLayer::delay, or leave \
-                 max_waiting out"
+                format!(
+                    "the layer has {name} and no timer, so no request waits: set a timer by RateLimitLayer::delay, or leave \
+                     {name} out"
+                )
+            });
+        }
+        if self.settings.discard.is_some_and(|bounds| !bounds.is_off()) && self.discard.is_none() {
+            self.diagnostics.notice(SetupWarningKind::NoEffect, || {
+                "the layer has discard_body and no timer, so no body is read: enable the feature `tokio`, set a timer by \
+                 RateLimitLayer::delay, or leave discard_body out"
                     .to_owned()
             });
         }

@@ -28,7 +28,8 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    pub(super) fn of(head: &Head<'_>) -> Self {
+    /// Returns the protocol of a request.
+    pub(crate) fn of(head: &Head<'_>) -> Self {
         if head.method != Method::POST {
             return Self::Http;
         }

@@ -18,7 +18,7 @@ use crate::sampling::explore;
 #[derive(Clone)]
 struct Answers;
 
-impl Service<Request<()>> for Answers {
+impl Service<Request<String>> for Answers {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = std::future::Ready<Result<Response<Body>, Infallible>>;
@@ -27,7 +27,7 @@ impl Service<Request<()>> for Answers {
         std::task::Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _: Request<()>) -> Self::Future {
+    fn call(&mut self, _: Request<String>) -> Self::Future {
         std::future::ready(Ok(Response::new(Body::empty())))
     }
 }
@@ -54,7 +54,7 @@ fn layers_end_with_the_last_rules_whoever_replaces_them() {
             let mut service = layer.layer(Answers);
             thread::spawn(move || {
                 let passed = (0..4).filter(|_| {
-                    let response = block_on(service.call(Request::new(()))).expect("nothing fails");
+                    let response = block_on(service.call(Request::new(String::new()))).expect("nothing fails");
                     response.status().is_success()
                 });
                 passed.count()

@@ -335,7 +335,7 @@ impl Timer for Departures {
 #[derive(Clone, Default)]
 struct Gate(Arc<AtomicBool>);
 
-fn serve(mut request: Request<()>) -> Answer {
+fn serve(mut request: Request<String>) -> Answer {
     let script: Script = request.extensions_mut().remove().unwrap();
     let (gate, usage): (Gate, Option<Usage>) =
         (request.extensions_mut().remove().unwrap(), request.extensions_mut().remove());
@@ -392,7 +392,7 @@ struct World {
     timer: Departures,
     quotas: Vec<QuotaSwitch>,
     modes: Vec<ModeSwitch>,
-    service: RefCell<Box<dyn FnMut(Request<()>) -> Answer>>,
+    service: RefCell<Box<dyn FnMut(Request<String>) -> Answer>>,
     account: Account,
     open: Vec<Open>,
 }
@@ -416,7 +416,7 @@ impl World {
         }
         let mut service = layer(0).refund_nested(refunds_nested).layer(inner.layer(service_fn(serve)));
         let service = RefCell::new(Box::new(move |request| -> Answer { Box::pin(service.call(request)) })
-            as Box<dyn FnMut(Request<()>) -> Answer>);
+            as Box<dyn FnMut(Request<String>) -> Answer>);
         let account = Account {
             capacities,
             modes: vec![Mode::Enforce; terms.len()],
@@ -465,7 +465,7 @@ impl World {
 
     fn begin(&mut self, script: Script) {
         let gate = Gate::default();
-        let mut request = Request::new(());
+        let mut request = Request::new(String::new());
         request.extensions_mut().insert(script.clone());
         request.extensions_mut().insert(gate.clone());
         self.timer.stands.store(script.leaves_queue, Ordering::Relaxed);

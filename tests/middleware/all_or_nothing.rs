@@ -77,7 +77,7 @@ fn layer<L: Limiter + Clone>(limiter: &L, policies: &[Policy]) -> RateLimitLayer
 
 async fn send<L: Limiter + Clone>(layer: &RateLimitLayer<L>, costs: [u64; 4]) -> (StatusCode, Outcome) {
     let service = service_fn(|_| async { Ok::<_, Infallible>(Response::new(axum::body::Body::empty())) });
-    let mut request = Request::new(());
+    let mut request = Request::new(String::new());
     request.extensions_mut().insert(costs);
     let response = layer.layer(service).oneshot(request).await.expect("nothing fails");
     (response.status(), response.extensions().get::<Outcome>().expect("it is exposed").clone())
@@ -184,7 +184,7 @@ fn charges_of_64_tasks_in_memory_are_what_passed() {
 /// Returns the status of a request. Every third request is dropped before it is polled.
 async fn begin(layer: &RateLimitLayer<MemoryLimiter>, number: usize, costs: [u64; 4]) -> Option<StatusCode> {
     let service = service_fn(|_| async { Ok::<_, Infallible>(Response::new(axum::body::Body::empty())) });
-    let mut request = Request::new(());
+    let mut request = Request::new(String::new());
     request.extensions_mut().insert(costs);
     let response = layer.layer(service).call(request);
     if number % 3 == 2 {

@@ -271,12 +271,12 @@ impl http_body::Body for Own {
 #[tokio::test]
 async fn users_own_body_is_kept() {
     let limit1 = limit();
-    let own = service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(Own::Text("home"))) });
+    let own = service_fn(|_: Request<String>| async { Ok::<_, Infallible>(Response::new(Own::Text("home"))) });
     is_limited::<_, _, Own>(&limit1, limit1.layer(own)).await;
 
     type Unsync = UnsyncBoxBody<Bytes, BoxError>;
     let limit2 = limit();
-    let boxed = service_fn(|_: Request<()>| async {
+    let boxed = service_fn(|_: Request<String>| async {
         Ok::<_, Infallible>(Response::new(Unsync::from_body(Full::from("home"))))
     });
     is_limited::<_, _, Unsync>(&limit2, limit2.layer(boxed)).await;

@@ -1,11 +1,9 @@
 //! A shared cache in front of an application never answers one client with another client's
 //! refusal.
 //!
-//! The test needs nginx and is never skipped. It runs nginx as the test's own user, in a directory
-//! of its own.
+//! The test needs nginx and is never skipped.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::time::Duration;
 
 use axum::Router;
@@ -14,7 +12,6 @@ use axum::routing::any;
 use http::{Request, Response, StatusCode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixStream};
-use tokio::time::{Instant, sleep};
 use tower::service_fn;
 use tower_ratelimit::middleware::RefusalBody;
 use tower_ratelimit::{
@@ -25,75 +22,17 @@ use tower_ratelimit::{
 };
 
 use crate::support::Scripted;
+use crate::support::nginx::Nginx;
 
 const HOUR: Duration = Duration::from_secs(3_600);
-const INSTALL: &str = "nginx is missing. Install it, on Debian with: apt-get install nginx-light";
 
 // nginx ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-/// An nginx with two servers in front of one application, each on a socket in its directory.
-/// Dropping it kills it.
-struct Nginx {
-    child: Child,
-    directory: PathBuf,
-}
 
 /// A cache as it is often set up, and one that also stores answers to `POST`, looks at `HEAD` by
 /// itself and hands on `TE`.
 const FRONTS: [&str; 2] = ["usual", "careless"];
 
-impl Nginx {
-    async fn start(app: u16) -> Self {
-        let directory = std::env::temp_dir().join(format!("tower-ratelimit-nginx-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&directory); // of an earlier run that was killed
-        std::fs::create_dir_all(&directory).expect("the temporary directory can be written to");
-        std::fs::write(directory.join("nginx.conf"), config(&directory, app)).expect("it was just made");
-        let program = std::env::var("NGINX").unwrap_or_else(|_| "nginx".to_owned());
-        // On Debian only root's path has it.
-        let path = format!("{}:/usr/sbin", std::env::var("PATH").unwrap_or_default());
-        let child = Command::new(program)
-            .env("PATH", path)
-            .arg("-p")
-            .arg(&directory)
-            .args(["-c", "nginx.conf", "-e", "error.log"])
-            .stdin(Stdio::null())
-            .stderr(std::fs::File::create(directory.join("stderr.log")).expect("it was just made"))
-            .spawn()
-            .unwrap_or_else(|error| panic!("{error}\n{INSTALL}"));
-        let mut nginx = Self { child, directory };
-        let deadline = Instant::now() + Duration::from_secs(30);
-        for front in FRONTS {
-            while UnixStream::connect(nginx.socket(front)).await.is_err() {
-                let ended = nginx.child.try_wait().expect("it is a child");
-                assert!(ended.is_none() && Instant::now() < deadline, "nginx did not start: {}", nginx.errors());
-                sleep(Duration::from_millis(10)).await;
-            }
-        }
-        nginx
-    }
-
-    fn socket(&self, front: &str) -> PathBuf {
-        self.directory.join(front)
-    }
-
-    fn errors(&self) -> String {
-        ["stderr.log", "error.log"]
-            .map(|log| std::fs::read_to_string(self.directory.join(log)).unwrap_or_default())
-            .concat()
-    }
-}
-
-impl Drop for Nginx {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(&self.directory);
-    }
-}
-
-fn config(directory: &Path, app: u16) -> String {
-    let temporary =
-        ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"].map(|of| format!("{of}_temp_path temp;\n")).concat();
+fn servers(directory: &Path, app: u16) -> String {
     let directory = directory.display();
     let server = |front, more| {
         format!(
@@ -113,17 +52,12 @@ fn config(directory: &Path, app: u16) -> String {
         )
     };
     let [usual, careless] = FRONTS;
-    let servers = server(usual, "")
+    server(usual, "")
         + &server(
             careless,
             "proxy_set_header te $http_te; proxy_set_header connection \"te\";
              proxy_cache_methods GET HEAD POST; proxy_cache_convert_head off;",
-        );
-    format!(
-        "daemon off; master_process off; pid pid; error_log error.log;
-         events {{}}
-         http {{ access_log off; {temporary} {servers} }}\n"
-    )
+        )
 }
 
 // The application ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -282,7 +216,8 @@ fn harmless() -> [Shape; 4] {
 #[tokio::test(flavor = "multi_thread")]
 async fn cache_gives_no_client_the_refusal_of_another() {
     let failing = Scripted::new();
-    let nginx = Nginx::start(serve(failing.clone()).await).await;
+    let app = serve(failing.clone()).await;
+    let nginx = Nginx::start("cache", &FRONTS, |directory| servers(directory, app)).await;
     for front in FRONTS {
         let socket = nginx.socket(front);
         for (way, passing) in WAYS {

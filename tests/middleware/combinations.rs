@@ -26,7 +26,7 @@ use crate::support::waiting::Skipping;
 #[cfg(feature = "_redis")]
 use crate::support::{redis_limiter, redis_server::Server};
 
-type Stack = BoxCloneService<Request<()>, Response<Answer>, Infallible>;
+type Stack = BoxCloneService<Request<String>, Response<Answer>, Infallible>;
 type Answer = http_body_util::combinators::UnsyncBoxBody<Bytes, tower::BoxError>;
 
 /// A row of the table: its rules, the outermost first if each has its own layer, and what the
@@ -202,7 +202,7 @@ struct Backend {
 }
 
 fn service(status: u16, cost: Option<u64>) -> Stack {
-    service_fn(move |request: Request<()>| async move {
+    service_fn(move |request: Request<String>| async move {
         if let (Some(bill), Some(cost)) = (request.extensions().get::<Usage>(), cost) {
             bill.set(cost);
         }
@@ -238,7 +238,7 @@ fn stack(limiter: &BoxLimiter, case: &Case, apart: bool, on_error: OnError) -> S
 }
 
 async fn ask(stack: &Stack) -> Response<()> {
-    let (parts, body) = stack.clone().oneshot(Request::new(())).await.unwrap().into_parts();
+    let (parts, body) = stack.clone().oneshot(Request::new(String::new())).await.unwrap().into_parts();
     body.collect().await.unwrap();
     Response::from_parts(parts, ())
 }

@@ -393,7 +393,7 @@ async fn strike_outlives_a_refund_of_its_request() {
     // In shadow, the rule is over its quota from the second request on, and each is a strike.
     let login = rule("login", Quota::per_hour(1)).block(block().name(), *block().quota()).unwrap().mode(Mode::Shadow);
     let layer = RateLimitLayer::new(limiter.clone(), login, key::header("x-user"));
-    let mut head = Request::new(()).into_parts().0;
+    let mut head = Request::new(String::new()).into_parts().0;
     head.headers.insert("x-user", HeaderValue::from_static("alice"));
     for _ in 0..4 {
         let admission = layer.admit(&head).await;

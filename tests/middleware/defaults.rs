@@ -24,7 +24,7 @@ use tower_ratelimit::{
 use crate::support::Scripted;
 
 /// The first cell of each row of the table, and the name of its test.
-const ROWS: [(&str, &str); 15] = [
+const ROWS: [(&str, &str); 17] = [
     ("a request over its quota", "request_over_its_quota_is_refused"),
     ("a request without a key", "request_without_a_key_is_refused"),
     ("the limiter fails", "request_is_refused_when_the_limiter_fails"),
@@ -32,6 +32,8 @@ const ROWS: [(&str, &str); 15] = [
     ("a request is aborted", "aborted_request_stays_charged"),
     ("the cost is settled later", "cost_above_a_reservation_of_zero_becomes_debt"),
     ("requests wait in queues and in line", "waiting_requests_are_at_most_a_thousand"),
+    ("requests of one key wait in line", "requests_in_line_for_a_key_are_at_most_a_hundred"),
+    ("a request is refused while its body is sent", "refused_upload_is_read_within_two_bounds"),
     ("a request says who it is from", "forwarding_headers_are_not_believed"),
     ("an IPv6 address", "ipv6_addresses_of_one_subscriber_share_a_key"),
     ("an access list, and an unknown address", "unknown_address_is_on_no_list"),
@@ -268,6 +270,46 @@ async fn waiting_requests_are_at_most_a_thousand() {
         }
     }
     assert_eq!((waiting.len(), layer.waiting()), (1_000, 1_000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_in_line_for_a_key_are_at_most_a_hundred() {
+    let quota = Quota::concurrent(1).max_wait(Duration::from_secs(60)).unwrap();
+    let layer = RateLimitLayer::new(memory(), Rule::new("exports", quota).unwrap(), key::peer_ip());
+    let layer = layer.delay(TokioTimer::new());
+    let service = layer.layer(service_fn(async |_: Request<Body>| {
+        std::future::pending::<()>().await;
+        Ok::<_, Infallible>(Response::new(Body::default()))
+    }));
+    let mut begun = Vec::new();
+    for client in ["192.0.2.1", "192.0.2.2"] {
+        for request in 0..102 {
+            let mut answer = Box::pin(service.clone().oneshot(from(client)));
+            match at_once(&mut answer).await {
+                None => begun.push(answer),
+                Some(response) => assert_eq!((request, response.status().as_u16()), (101, 429)),
+            }
+        }
+    }
+    assert_eq!((begun.len(), layer.waiting()), (202, 200));
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_upload_is_read_within_two_bounds() {
+    let layer = RateLimitLayer::new(memory(), Quota::per_hour(1), key::header("x-never"));
+    let read = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&read);
+    let endless = tokio_stream::iter(std::iter::repeat_with(move || {
+        count.fetch_add(1, Ordering::Relaxed);
+        Ok::<_, Infallible>(vec![0; 4_096])
+    }));
+    let silent = tokio_stream::pending::<Result<Vec<u8>, Infallible>>();
+    let began = tokio::time::Instant::now();
+    assert_eq!(statuses(&layer, [Request::new(Body::from_stream(endless))]).await, [400]);
+    assert_eq!((read.load(Ordering::Relaxed), began.elapsed()), ((2 << 20) / 4_096, Duration::ZERO));
+    assert_eq!(statuses(&layer, [Request::new(Body::from_stream(silent))]).await, [400]);
+    let took = began.elapsed();
+    assert!(took >= Duration::from_secs(2) && took < Duration::from_millis(2_010), "{took:?}");
 }
 
 /// Returns the response if it is ready at once.

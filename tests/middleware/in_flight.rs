@@ -57,8 +57,9 @@ fn body(fails: bool) -> Body {
 }
 
 /// Does what the request's header `fate` says.
-fn handler() -> impl Service<Request<()>, Response = Response<Body>, Error = BoxError, Future = Answer> + Clone + Send {
-    service_fn(|request: Request<()>| -> Answer {
+fn handler()
+-> impl Service<Request<String>, Response = Response<Body>, Error = BoxError, Future = Answer> + Clone + Send {
+    service_fn(|request: Request<String>| -> Answer {
         let text = |name| request.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
         let (fate, status) = (text("fate"), text("status").parse::<u16>().unwrap_or(200));
         if fate == "panic in call" {
@@ -81,8 +82,8 @@ fn handler() -> impl Service<Request<()>, Response = Response<Body>, Error = Box
     })
 }
 
-fn request(fate: &str) -> Request<()> {
-    Request::builder().header("fate", HeaderValue::from_str(fate).unwrap()).body(()).unwrap()
+fn request(fate: &str) -> Request<String> {
+    Request::builder().header("fate", HeaderValue::from_str(fate).unwrap()).body(String::new()).unwrap()
 }
 
 fn layer(limiter: &MemoryLimiter, rule: Rule) -> Layered {
@@ -92,13 +93,13 @@ fn layer(limiter: &MemoryLimiter, rule: Rule) -> Layered {
 fn limited(
     limiter: &MemoryLimiter,
     rule: Rule,
-) -> impl Service<Request<()>, Response = Response<Body>, Error = BoxError, Future: Send> + Clone {
+) -> impl Service<Request<String>, Response = Response<Body>, Error = BoxError, Future: Send> + Clone {
     layer(limiter, rule).layer(handler())
 }
 
 async fn send<S>(service: &S, fate: &str) -> Response<Body>
 where
-    S: Service<Request<()>, Response = Response<Body>, Error = BoxError> + Clone,
+    S: Service<Request<String>, Response = Response<Body>, Error = BoxError> + Clone,
 {
     service.clone().oneshot(request(fate)).await.unwrap()
 }
@@ -139,7 +140,7 @@ async fn request_holds_its_place_until_its_body_has_ended() {
 #[tokio::test]
 async fn client_that_has_all_bytes_is_no_longer_in_flight() {
     let limiter = memory(&ManualClock::new());
-    let full = service_fn(|_: Request<()>| async {
+    let full = service_fn(|_: Request<String>| async {
         let body: Body = http_body_util::Full::new(Bytes::from_static(b"all")).map_err(BoxError::from).boxed_unsync();
         Ok::<_, BoxError>(Response::new(body))
     });
@@ -181,7 +182,7 @@ const ENDS: [End; 10] = [
 /// Sends a request that ends so. `held` checks what is held before it ends.
 async fn end<S>(service: &S, end: End, held: impl Fn(&str))
 where
-    S: Service<Request<()>, Response = Response<Body>, Error = BoxError, Future: Send> + Clone,
+    S: Service<Request<String>, Response = Response<Body>, Error = BoxError, Future: Send> + Clone,
 {
     let mut service = service.clone();
     let fate = match end {
@@ -296,7 +297,7 @@ async fn service_that_fails_is_over_though_its_future_is_kept() {
 #[derive(Clone)]
 struct FailsLater(Arc<AtomicBool>);
 
-impl Service<Request<()>> for FailsLater {
+impl Service<Request<String>> for FailsLater {
     type Response = Response<Body>;
     type Error = BoxError;
     type Future = Answer;
@@ -305,7 +306,7 @@ impl Service<Request<()>> for FailsLater {
         Poll::Ready(if self.0.load(Ordering::Relaxed) { Err("the service fails".into()) } else { Ok(()) })
     }
 
-    fn call(&mut self, _: Request<()>) -> Answer {
+    fn call(&mut self, _: Request<String>) -> Answer {
         Box::pin(pending())
     }
 }
@@ -377,7 +378,7 @@ async fn all_of_a_rules_quotas_are_held_or_taken() {
 #[tokio::test]
 async fn overflow_holds_no_place() {
     let limiter = memory(&ManualClock::new());
-    let later = service_fn(|_: Request<()>| async {
+    let later = service_fn(|_: Request<String>| async {
         let body = http_body_util::Full::new(Bytes::from_static(b"later"));
         Ok::<_, BoxError>(Response::new(body))
     });
@@ -542,7 +543,7 @@ async fn grpc_client_gets_no_time_to_wait() {
     let held = send(&service, "").await;
     let call = Request::post("/shop.Shop/Export").version(http::Version::HTTP_2);
     let call = call.header("content-type", "application/grpc").header("te", "trailers").header("fate", "");
-    let refused = service.clone().oneshot(call.body(()).unwrap()).await.unwrap();
+    let refused = service.clone().oneshot(call.body(String::new()).unwrap()).await.unwrap();
     assert_eq!(header(refused.headers(), "grpc-retry-pushback-ms"), None);
     let status = tonic::Status::from_header_map(refused.headers()).unwrap();
     assert_eq!(status.code(), tonic::Code::ResourceExhausted);
@@ -573,9 +574,9 @@ async fn place_until_the_head_is_free_while_the_body_is_sent() {
 fn keeps(
     kept: &Arc<Mutex<Vec<Option<Place>>>>,
     status: u16,
-) -> impl Service<Request<()>, Response = Response<Body>, Error = BoxError, Future: Send> + Clone + Send + use<> {
+) -> impl Service<Request<String>, Response = Response<Body>, Error = BoxError, Future: Send> + Clone + Send + use<> {
     let kept = Arc::clone(kept);
-    service_fn(move |request: Request<()>| {
+    service_fn(move |request: Request<String>| {
         let in_flight = request.extensions().get::<InFlight>().expect("each request has it");
         kept.lock().unwrap().push(in_flight.hold());
         let mut response = Response::new(body(false));
@@ -608,7 +609,7 @@ async fn handle_of_a_request_holds_nothing_by_itself() {
     let limiter = memory(&ManualClock::new());
     let handles: Arc<Mutex<Vec<InFlight>>> = Arc::default();
     let seen = Arc::clone(&handles);
-    let service = layer(&limiter, exports(1)).layer(service_fn(move |request: Request<()>| {
+    let service = layer(&limiter, exports(1)).layer(service_fn(move |request: Request<String>| {
         seen.lock().unwrap().push(request.extensions().get::<InFlight>().unwrap().clone());
         async { Ok::<_, BoxError>(Response::new(body(false))) }
     }));
@@ -710,8 +711,10 @@ fn settings_without_effect_are_reported() {
         let kind = warned(rule.clone());
         assert_eq!(kind, expected.then_some(SetupWarningKind::NoEffect), "{rule:?}");
     }
-    let bounded = layer(&limiter, Rule::from(Quota::per_hour(1))).max_waiting(5);
-    assert_eq!(bounded.check().unwrap_err().kind(), SetupWarningKind::NoEffect);
+    for bounded in [RateLimitLayer::max_waiting, RateLimitLayer::max_in_line] {
+        let bounded = bounded(layer(&limiter, Rule::from(Quota::per_hour(1))), 5);
+        assert_eq!(bounded.check().unwrap_err().kind(), SetupWarningKind::NoEffect);
+    }
 }
 
 #[tokio::test]
@@ -725,12 +728,13 @@ async fn correction_after_the_response_changes_no_place() {
     assert_eq!(free(&limiter, "api-places", 5), 4, "and not the place");
     drop(response);
     assert_eq!(free(&limiter, "api-places", 5), 5);
-    let settled = layer(&limiter, exports(5).settle_by_usage().cost(|_| 2)).layer(service_fn(|request: Request<()>| {
-        if let Some(usage) = request.extensions().get::<Usage>() {
-            usage.set(1);
-        }
-        async { Ok::<_, BoxError>(Response::new(body(false))) }
-    }));
+    let settled =
+        layer(&limiter, exports(5).settle_by_usage().cost(|_| 2)).layer(service_fn(|request: Request<String>| {
+            if let Some(usage) = request.extensions().get::<Usage>() {
+                usage.set(1);
+            }
+            async { Ok::<_, BoxError>(Response::new(body(false))) }
+        }));
     let response = settled.oneshot(request("")).await.unwrap();
     assert_eq!(free(&limiter, "exports", 5), 3);
     drop(response);
@@ -808,7 +812,7 @@ async fn request_that_may_not_wait_holds_no_place() {
 async fn admission_holds_its_place_until_it_ends() {
     let limiter = memory(&ManualClock::new());
     let layer = layer(&limiter, exports(2));
-    let (head, ()) = request("").into_parts();
+    let (head, _) = request("").into_parts();
     let [kept, refunded] = [layer.admit(&head).await.unwrap(), layer.admit(&head).await.unwrap()];
     let refused = layer.admit(&head).await.unwrap_err();
     assert_eq!(refused.outcome().wait(), Wait::Unknown);
@@ -823,7 +827,7 @@ async fn admission_holds_its_place_until_it_ends() {
     assert_eq!(free(&limiter, "exports", 2), 2);
     drop(layer.admit(&head).await.unwrap());
     assert_eq!(free(&limiter, "exports", 2), 2);
-    let call = tonic::Request::new(());
+    let call = tonic::Request::new(String::new());
     let admission = layer.admit_call(&call).await.unwrap();
     assert_eq!(free(&limiter, "exports", 2), 1);
     drop(admission);

@@ -84,11 +84,11 @@ impl Office {
     /// Sends a request, and returns its number.
     fn send<L: Limiter>(&mut self, layer: &Layered<L>) -> usize {
         let (started, number) = (Arc::clone(&self.started), self.world.done.len());
-        let service = service_fn(move |request: Request<()>| {
+        let service = service_fn(move |request: Request<String>| {
             started.lock().unwrap().push(request.extensions().get::<Number>().unwrap().0);
             std::future::ready(Ok::<_, BoxError>(done()))
         });
-        let request = Request::builder().extension(Number(number)).body(()).unwrap();
+        let request = Request::builder().extension(Number(number)).body(String::new()).unwrap();
         let service = layer.clone().layer(service);
         self.world.spawn(async move { service.oneshot(request).await.unwrap() })
     }
@@ -249,11 +249,11 @@ fn request_waits_for_no_limit_without_a_wait() {
 #[test]
 fn request_goes_to_the_overflow_after_its_wait() {
     let mut office = Office::new();
-    let overflow = service_fn(|_: Request<()>| std::future::ready(Ok::<_, BoxError>(done())));
+    let overflow = service_fn(|_: Request<String>| std::future::ready(Ok::<_, BoxError>(done())));
     let layer = office.layer(exports(1));
     let held = office.send(&layer);
     let service = layer.clone().overflow(overflow).layer(overflow);
-    let waiting = office.world.spawn(async move { service.oneshot(Request::new(())).await.unwrap() });
+    let waiting = office.world.spawn(async move { service.oneshot(Request::new(String::new())).await.unwrap() });
     office.world.pass(10 * SECOND - 1);
     assert_eq!(office.status(waiting), None);
     office.world.pass(1);
@@ -344,6 +344,7 @@ fn explanation_says_that_a_request_would_wait_in_line() {
     );
     assert!(waits.to_json().contains("\"line_wait_us\":10000000"), "{}", waits.to_json());
     assert_eq!((explain(&layer.clone().max_waiting(0)).wait_in_line(), office.waiting()), (None, 0));
+    assert_eq!(explain(&layer.clone().max_in_line(0)).wait_in_line(), None);
     office.finish(held);
 }
 
@@ -463,10 +464,12 @@ async fn ten_thousand_requests_of_a_key_keep_their_order() {
     let limiter = MemoryLimiter::builder().max_keys(100).build().unwrap();
     let started: Arc<Mutex<Vec<usize>>> = Arc::default();
     let rule = Rule::new("exports", Quota::concurrent(3).max_wait(Duration::from_secs(3_600)).unwrap()).unwrap();
-    let layer =
-        RateLimitLayer::new(limiter.clone(), rule, key::global()).delay(TokioTimer::new()).max_waiting(REQUESTS);
+    let layer = RateLimitLayer::new(limiter.clone(), rule, key::global())
+        .delay(TokioTimer::new())
+        .max_waiting(REQUESTS)
+        .max_in_line(REQUESTS);
     let log = Arc::clone(&started);
-    let handler = service_fn(move |request: Request<()>| {
+    let handler = service_fn(move |request: Request<String>| {
         log.lock().unwrap().push(request.extensions().get::<Number>().unwrap().0);
         async {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -476,7 +479,7 @@ async fn ten_thousand_requests_of_a_key_keep_their_order() {
     let service = BoxCloneService::new(layer.clone().layer(handler));
     let mut tasks = tokio::task::JoinSet::new();
     for number in 0..REQUESTS {
-        let request = Request::builder().extension(Number(number)).body(()).unwrap();
+        let request = Request::builder().extension(Number(number)).body(String::new()).unwrap();
         let service = service.clone();
         tasks.spawn(async move { service.oneshot(request).await.map(|response| response.status()) });
         tokio::task::yield_now().await;

@@ -13,6 +13,7 @@ mod companions;
 mod defaults;
 mod delay;
 mod delay_changes;
+mod departed;
 mod envoy_file;
 mod envoy_service;
 mod explain;
@@ -46,6 +47,8 @@ mod stats;
 mod status_page;
 mod switch;
 mod tiers;
+mod uploads;
+mod uploads_served;
 
 #[path = "../support/in_flight.rs"]
 mod in_flight_over_tcp;

@@ -28,10 +28,10 @@ type Answer = Response<Body>;
 #[derive(Clone)]
 struct Again(u32);
 
-impl<B> Retries<Request<()>, Response<B>, Infallible> for Again {
+impl<B> Retries<Request<String>, Response<B>, Infallible> for Again {
     type Future = Ready<()>;
 
-    fn retry(&mut self, _: &mut Request<()>, answer: &mut Result<Response<B>, Infallible>) -> Option<Ready<()>> {
+    fn retry(&mut self, _: &mut Request<String>, answer: &mut Result<Response<B>, Infallible>) -> Option<Ready<()>> {
         let served = answer.as_ref().is_ok_and(|response| response.status().is_success());
         if served || self.0 == 0 {
             return None;
@@ -40,8 +40,8 @@ impl<B> Retries<Request<()>, Response<B>, Infallible> for Again {
         Some(ready(()))
     }
 
-    fn clone_request(&mut self, request: &Request<()>) -> Option<Request<()>> {
-        let mut copy = Request::new(());
+    fn clone_request(&mut self, request: &Request<String>) -> Option<Request<String>> {
+        let mut copy = Request::new(String::new());
         copy.extensions_mut().clone_from(request.extensions());
         Some(copy)
     }
@@ -50,10 +50,10 @@ impl<B> Retries<Request<()>, Response<B>, Infallible> for Again {
 /// A service that fails this many times before it serves.
 fn failing(
     times: u64,
-) -> impl Service<Request<()>, Response = Answer, Error = Infallible, Future = Ready<Result<Answer, Infallible>>> + Clone
+) -> impl Service<Request<String>, Response = Answer, Error = Infallible, Future = Ready<Result<Answer, Infallible>>> + Clone
 {
     let left = Arc::new(AtomicU64::new(times));
-    service_fn(move |_: Request<()>| {
+    service_fn(move |_: Request<String>| {
         let mut response = Response::new(Body::empty());
         if left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
             *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
@@ -100,13 +100,13 @@ fn used(limiter: &MemoryLimiter, policy: &Policy) -> u64 {
 /// Sends a request that is retried around the layer, to a service that fails this many times.
 async fn around(layer: RateLimitLayer<MemoryLimiter>, attempts: u32, failures: u64) -> Answer {
     let stack = ServiceBuilder::new().layer(RetryLayer::new(Again(attempts - 1))).layer(layer);
-    stack.service(failing(failures)).oneshot(Request::new(())).await.unwrap()
+    stack.service(failing(failures)).oneshot(Request::new(String::new())).await.unwrap()
 }
 
 /// Sends a request that is retried inside the layer, to a service that fails this many times.
 async fn within(layer: RateLimitLayer<MemoryLimiter>, attempts: u32, failures: u64) -> Answer {
     let again = RetryLayer::new(Again(attempts - 1)).layer(failing(failures));
-    layer.layer(again).oneshot(Request::new(())).await.unwrap()
+    layer.layer(again).oneshot(Request::new(String::new())).await.unwrap()
 }
 
 fn kind(answer: &Answer) -> OutcomeKind {
@@ -195,9 +195,9 @@ async fn outer_layer_keeps_its_charge_whatever_attempts_do() {
         let stack = ServiceBuilder::new().layer(outer).layer(RetryLayer::new(Again(2))).layer(inner);
         // The first request uses up the outer quota, so the second one is metered.
         let service = stack.service(failing(if room == 0 { 1 } else { 0 }));
-        assert_eq!(service.clone().oneshot(Request::new(())).await.unwrap().status(), StatusCode::OK);
+        assert_eq!(service.clone().oneshot(Request::new(String::new())).await.unwrap().status(), StatusCode::OK);
         let meters = Meters::new(limiter, meter()).unwrap();
-        let answer = service.clone().oneshot(Request::new(())).await.unwrap();
+        let answer = service.clone().oneshot(Request::new(String::new())).await.unwrap();
         assert_eq!(answer.status() == StatusCode::OK, room == 1);
         assert_eq!(meters.usage(&Key::global()).await.unwrap(), 1);
     }

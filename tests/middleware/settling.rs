@@ -27,7 +27,7 @@ use crate::support::{Scripted, config, every_algorithm, memory, of_each_algorith
 
 type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
-type Boxed = tower::util::BoxCloneService<Request<()>, Response<Body>, BoxError>;
+type Boxed = tower::util::BoxCloneService<Request<String>, Response<Body>, BoxError>;
 
 fn rule(name: &str, quota: Quota) -> Rule {
     Rule::new(name, quota).unwrap()
@@ -44,9 +44,10 @@ struct Told {
 /// might.
 fn handler(
     bills: &Arc<Mutex<Option<Usage>>>,
-) -> impl Service<Request<()>, Response = Response<Body>, Error = BoxError, Future = Answer> + Clone + Send + 'static {
+) -> impl Service<Request<String>, Response = Response<Body>, Error = BoxError, Future = Answer> + Clone + Send + 'static
+{
     let bills = Arc::clone(bills);
-    service_fn(move |request: Request<()>| -> Answer {
+    service_fn(move |request: Request<String>| -> Answer {
         let text = |name| request.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
         let number = |name| text(name).parse::<u64>().ok();
         let told = Told {
@@ -173,7 +174,7 @@ async fn uncharged_request_that_passes_has_a_usage() {
     let service = layer.on_error(tower_ratelimit::OnError::Allow).layer(handler(&bills));
     for (path, failing, reserved) in [("/", false, 5), ("/free", false, 0), ("/", true, 0)] {
         limiter.fail(failing);
-        let request = Request::builder().uri(path).body(()).unwrap();
+        let request = Request::builder().uri(path).body(String::new()).unwrap();
         let response = service.clone().oneshot(request).await.unwrap();
         let bill = bills.lock().unwrap().take().expect("each request has one");
         assert_eq!((bill.reserved(), bill.set(7)), (reserved, reserved > 0), "{path}");
@@ -189,16 +190,16 @@ trait BoxCloned {
 
 impl<S> BoxCloned for S
 where
-    S: Service<Request<()>, Response = Response<Body>, Error = BoxError> + Clone + Send + 'static,
+    S: Service<Request<String>, Response = Response<Body>, Error = BoxError> + Clone + Send + 'static,
     S::Future: Send,
 {
     fn boxed_clone(self) -> Boxed {
-        ServiceExt::<Request<()>>::boxed_clone(self)
+        ServiceExt::<Request<String>>::boxed_clone(self)
     }
 }
 
-fn request(fields: &[(&'static str, &'static str)]) -> Request<()> {
-    let mut request = Request::new(());
+fn request(fields: &[(&'static str, &'static str)]) -> Request<String> {
+    let mut request = Request::new(String::new());
     for (name, value) in fields {
         request.headers_mut().insert(*name, HeaderValue::from_static(value));
     }
@@ -302,13 +303,13 @@ async fn call_that_fails_at_once_is_judged_by_its_grpc_status() {
     let calls = rule("calls", Quota::per_hour(5))
         .refund_when(|response| response.headers.get("grpc-status").is_some_and(|status| status == "14"));
     let layer = RateLimitLayer::new(memory(&ManualClock::new()), calls, key::global());
-    let service = layer.layer(service_fn(|status: Request<&'static str>| async move {
+    let service = layer.layer(service_fn(|status: Request<String>| async move {
         let mut response = Response::new(axum::body::Body::empty());
-        response.headers_mut().insert("grpc-status", HeaderValue::from_static(status.into_body()));
+        response.headers_mut().insert("grpc-status", status.into_body().parse().unwrap());
         Ok::<_, Infallible>(response)
     }));
     for (status, left) in [("14", "r=5"), ("0", "r=4"), ("14", "r=4")] {
-        let response = service.clone().oneshot(Request::new(status)).await.unwrap();
+        let response = service.clone().oneshot(Request::new(status.to_owned())).await.unwrap();
         assert!(field(&response, "ratelimit").contains(left), "{status}");
     }
 }
@@ -659,14 +660,14 @@ async fn rules_and_layers_have_one_bill_and_each_its_own_by_name() {
     let service = ServiceBuilder::new()
         .layer(RateLimitLayer::new(limiter.clone(), outer, key::global()))
         .layer(inner.and(rows, key::global()))
-        .service(service_fn(|request: Request<()>| async move {
+        .service(service_fn(|request: Request<String>| async move {
             let bill: &Usage = request.extensions().get().unwrap();
             bill.set(10);
             assert!(bill.of("tokens").unwrap().set(20));
             assert!(bill.of("requests").is_none());
             Ok::<_, Infallible>(Response::new(axum::body::Body::empty()))
         }));
-    service.oneshot(Request::new(())).await.unwrap();
+    service.oneshot(Request::new(String::new())).await.unwrap();
     let used = ["tokens", "rows", "outer", "requests"].map(|name| {
         1_000 - limiter.peek_one(&rule(name, Quota::per_hour(1_000)).policies()[0], &Key::global(), 0).remaining()
     });
@@ -725,10 +726,10 @@ async fn remote_limiter_is_settled_without_a_wait() {
 async fn settled_body_looks_like_the_services_own() {
     let bench = Bench::new(tokens());
     let layer = RateLimitLayer::new(bench.limiter.clone(), tokens(), key::global());
-    let service = layer.layer(service_fn(|_: Request<()>| async {
+    let service = layer.layer(service_fn(|_: Request<String>| async {
         Ok::<_, Infallible>(Response::new(axum::body::Body::from("hello")))
     }));
-    let mut body = service.oneshot(Request::new(())).await.unwrap().into_body();
+    let mut body = service.oneshot(Request::new(String::new())).await.unwrap().into_body();
     assert_eq!((body.size_hint().exact(), body.is_end_stream()), (Some(5), false));
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "hello");
     assert!(body.is_end_stream());
@@ -770,8 +771,8 @@ fn fate() -> impl Strategy<Value = Fate> {
 }
 
 impl Fate {
-    fn request(&self) -> Request<()> {
-        let mut request = Request::new(());
+    fn request(&self) -> Request<String> {
+        let mut request = Request::new(String::new());
         let mut put = |name: &'static str, value: String| {
             request.headers_mut().insert(name, HeaderValue::from_str(&value).unwrap());
         };
@@ -954,7 +955,7 @@ async fn right_logins_at_once_leave_a_block_open() {
             // The service has all five before it answers the first one.
             let entered = Arc::new(tokio::sync::Barrier::new(5));
             let layer = RateLimitLayer::new(bench.limiter.clone(), bench.rule.clone(), key::global());
-            let service = layer.layer(service_fn(move |_: Request<()>| {
+            let service = layer.layer(service_fn(move |_: Request<String>| {
                 let entered = Arc::clone(&entered);
                 async move {
                     entered.wait().await;

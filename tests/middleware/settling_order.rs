@@ -174,7 +174,7 @@ proptest! {
         let (bodies, bills) = (Arc::clone(&held), Arc::clone(&bill));
         let mut service = RateLimitLayer::new(limiter.clone(), rule, key::global())
             .wrap_body()
-            .layer(service_fn(move |request: Request<()>| {
+            .layer(service_fn(move |request: Request<String>| {
                 *bills.lock().unwrap() = request.extensions().get::<Usage>().cloned();
                 std::future::ready(Ok::<_, Infallible>(Response::new(bodies.lock().unwrap().clone())))
             }));
@@ -184,7 +184,7 @@ proptest! {
             match step {
                 Step::Begin { cost, polled } => {
                     *held.lock().unwrap() = Held::default();
-                    let mut response = Box::pin(service.call(Request::builder().extension(cost).body(()).unwrap()));
+                    let mut response = Box::pin(service.call(Request::builder().extension(cost).body(String::new()).unwrap()));
                     if polled {
                         let Poll::Ready(Ok(response)) = response.as_mut().poll(&mut context) else { unreachable!() };
                         if response.status() == StatusCode::OK {

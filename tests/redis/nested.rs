@@ -25,7 +25,7 @@ use crate::support::redis_server::Server;
 use crate::support::{config, every_algorithm, refuses_dear};
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
-type Boxed = tower::util::BoxCloneService<Request<()>, Response<Body>, Infallible>;
+type Boxed = tower::util::BoxCloneService<Request<String>, Response<Body>, Infallible>;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -40,14 +40,14 @@ enum Act {
     Panic,
 }
 
-fn act(request: &Request<()>) -> Act {
+fn act(request: &Request<String>) -> Act {
     request.extensions().get().copied().unwrap_or(Act::Answer)
 }
 
 /// Middleware that builds another response of the same status.
 fn between<S, B>(inner: S) -> Boxed
 where
-    S: Service<Request<()>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<String>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
     B: Send + 'static,
 {
@@ -56,12 +56,12 @@ where
         *answer.status_mut() = response.status();
         answer
     };
-    ServiceExt::<Request<()>>::boxed_clone(inner.map_response(rebuild))
+    ServiceExt::<Request<String>>::boxed_clone(inner.map_response(rebuild))
 }
 
 /// Counts the requests that reach it, and does what they say.
 fn handler(reached: Arc<AtomicU64>) -> Boxed {
-    ServiceExt::<Request<()>>::boxed_clone(service_fn(move |request: Request<()>| -> Answer {
+    ServiceExt::<Request<String>>::boxed_clone(service_fn(move |request: Request<String>| -> Answer {
         let (reached, act) = (Arc::clone(&reached), act(&request));
         Box::pin(async move {
             reached.fetch_add(1, Ordering::Relaxed);
@@ -75,7 +75,7 @@ fn handler(reached: Arc<AtomicU64>) -> Boxed {
 }
 
 /// Serves a request. If the handler neither answers nor panics, the client disconnects.
-async fn serve(stack: &Boxed, request: Request<()>, reached: &AtomicU64) {
+async fn serve(stack: &Boxed, request: Request<String>, reached: &AtomicU64) {
     let before = reached.load(Ordering::Relaxed);
     let lingers = act(&request) == Act::Linger;
     let mut response = pin!(stack.clone().oneshot(request));
@@ -121,7 +121,7 @@ fn sum_of_charges_on_redis_is_what_each_layer_keeps() {
                 .service(handler(Arc::clone(&reached)));
             let mut expected = [0; 3];
             for (refused_by, act) in fates {
-                let mut request = Request::new(());
+                let mut request = Request::new(String::new());
                 request.headers_mut().insert("dear", HeaderValue::from_static(LAYERS[refused_by]));
                 request.extensions_mut().insert(act);
                 serve(&stack, request, &reached).await;

@@ -25,13 +25,13 @@ fn layer(limiter: RedisLimiter) -> RateLimitLayer<RedisLimiter> {
     RateLimitLayer::new(limiter, Rule::quota_from("customer", own).unwrap(), key::header("customer"))
 }
 
-fn answer(_: Request<()>) -> Ready<Result<Response<Body>, Infallible>> {
+fn answer(_: Request<String>) -> Ready<Result<Response<Body>, Infallible>> {
     ready(Ok(Response::new(Body::from("not over while it is not read"))))
 }
 
 /// Sends a customer's request, whose quota is in its extensions.
 async fn send(layer: &RateLimitLayer<RedisLimiter>, customer: &'static str, quota: Option<Quota>) -> Response<Body> {
-    let mut request = Request::builder().header("customer", customer).body(()).unwrap();
+    let mut request = Request::builder().header("customer", customer).body(String::new()).unwrap();
     if let Some(quota) = quota {
         request.extensions_mut().insert(quota);
     }

@@ -213,8 +213,8 @@ async fn places_that_are_held_do_not_lapse_and_every_key_ends() {
     let limiter = connected(quick(), &server.url()).await;
     let policy = places(2);
     let layer = RateLimitLayer::new(limiter.clone(), Rule::from(policy.clone()), extract::header("user"));
-    let streams = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::from("it goes on"))));
-    let request = Request::builder().header("user", "alice").body(()).unwrap();
+    let streams = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(Body::from("it goes on"))));
+    let request = Request::builder().header("user", "alice").body(String::new()).unwrap();
     let stream = layer.layer(streams).oneshot(request).await.unwrap();
     assert_eq!(stream.status(), StatusCode::OK);
     let mut connection = server.connection();
@@ -381,9 +381,9 @@ async fn response_holds_its_place_on_redis_until_its_body_ends() {
     let server = Server::start();
     let limiter = connected(quick(), &server.url()).await;
     let layer = RateLimitLayer::new(limiter.clone(), Quota::concurrent(1), extract::global());
-    let answer = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::from("a"))));
+    let answer = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(Body::from("a"))));
     let service = layer.layer(answer);
-    let ask = async || service.clone().oneshot(Request::new(())).await.unwrap();
+    let ask = async || service.clone().oneshot(Request::new(String::new())).await.unwrap();
     let first = ask().await;
     assert_eq!((first.status(), ask().await.status()), (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS));
     drop(first);

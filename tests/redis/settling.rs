@@ -94,7 +94,7 @@ async fn settled_rule_refuses_in_debt_also_if_it_reserves_nothing() {
                 _ => rule.settle_by_body(),
             };
             let layer = RateLimitLayer::new(limiter.clone(), rule, |_: &_| key("all"));
-            let service = layer.layer(service_fn(|request: Request<()>| async move {
+            let service = layer.layer(service_fn(|request: Request<String>| async move {
                 if let Some(bill) = request.extensions().get::<Usage>() {
                     bill.set(25);
                 }
@@ -102,7 +102,7 @@ async fn settled_rule_refuses_in_debt_also_if_it_reserves_nothing() {
             }));
             let mut statuses = Vec::new();
             for _ in 0..5 {
-                let response = service.clone().oneshot(Request::new(())).await.unwrap();
+                let response = service.clone().oneshot(Request::new(String::new())).await.unwrap();
                 statuses.push(response.status().as_u16());
                 response.into_body().collect().await.unwrap();
             }

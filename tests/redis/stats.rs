@@ -17,9 +17,9 @@ use crate::support::Events;
 use crate::support::redis_server::Server;
 
 async fn send<L: Limiter>(layer: &RateLimitLayer<L>, requests: usize) {
-    let answer = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::empty())));
+    let answer = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(Body::empty())));
     for _ in 0..requests {
-        layer.layer(answer).oneshot(Request::new(())).await.unwrap();
+        layer.layer(answer).oneshot(Request::new(String::new())).await.unwrap();
     }
 }
 
@@ -44,8 +44,8 @@ async fn places_on_redis_are_counted_until_they_are_returned() {
     let (server, stats) = (Server::start(), Stats::new());
     let exports = Rule::from(policy("exports", Quota::concurrent(2)));
     let layer = RateLimitLayer::new(connect(&server).await, exports, extract::global()).observer(stats.clone());
-    let answer = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::from("slow"))));
-    let send = async || layer.layer(answer).oneshot(Request::new(())).await.unwrap();
+    let answer = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(Body::from("slow"))));
+    let send = async || layer.layer(answer).oneshot(Request::new(String::new())).await.unwrap();
     let held = [send().await, send().await, send().await];
     assert_eq!(held.each_ref().map(|response| response.status().as_u16()), [200, 200, 429]);
     let exports = || {

@@ -3,6 +3,7 @@
 
 mod algorithms;
 mod events;
+pub(crate) mod nginx;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 pub(crate) mod proxy;

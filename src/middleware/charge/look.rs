@@ -42,8 +42,12 @@ impl Ticket {
             self.refuse_to_wait(|ticket| ticket.look_untaken(layer, &Vec::from_iter(0..ticket.charges.len())));
         }
         let line = self.line_to_join(layer).filter(|_| layer.has_lines);
-        let line = line.filter(|_| layer.delays.as_ref().is_some_and(|delays| !delays.is_full()));
-        let line_wait = line.and_then(|at| self.charges.get(at)?.policy_in(layer)).map(|it| it.quota().wait_in_line());
+        let line_wait = line.and_then(|at| {
+            let (charged, delays) = (self.charges.get(at)?, layer.delays.as_ref()?);
+            let policy = charged.policy_in(layer)?;
+            let has_room = delays.has_room_in_line(layer.limiter.place_lines()?, policy, &charged.key);
+            has_room.then(|| policy.quota().wait_in_line())
+        });
         if self.kind == OutcomeKind::Limited && layer.settings.overflows {
             self.kind = OutcomeKind::Overflowed;
         }

@@ -37,6 +37,7 @@ const LAYERS: &[Layer] = &[
             "middleware/decide/delay/line.rs",
             "middleware/decide/delay/mod.rs",
             "middleware/diagnostics.rs",
+            "middleware/discard.rs",
             "middleware/rule/",
             "middleware/settings.rs",
             "middleware/source.rs",

@@ -31,7 +31,7 @@ const QUOTAS: [&str; 8] = [
 #[derive(Clone)]
 struct Hello;
 
-impl Service<Request<()>> for Hello {
+impl Service<Request<String>> for Hello {
     type Response = Response<Empty<Bytes>>;
     type Error = Infallible;
     type Future = Ready<Result<Self::Response, Infallible>>;
@@ -40,7 +40,7 @@ impl Service<Request<()>> for Hello {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, _: Request<()>) -> Self::Future {
+    fn call(&mut self, _: Request<String>) -> Self::Future {
         ready(Ok(Response::new(Empty::new())))
     }
 }
@@ -62,7 +62,7 @@ pub fn report() -> String {
         let mut service = RateLimitLayer::new(limiter, quota, key::header("x-client")).wrap_body().layer(Hello);
         for step in 0..60_u64 {
             let client = ["a", "b", "c"][(step * step % 7 % 3) as usize];
-            let request = Request::builder().header("x-client", client).body(()).expect("the request is right");
+            let request = Request::builder().header("x-client", client).body(String::new()).expect("the request is right");
             let Poll::Ready(response) = pin!(service.call(request)).poll(&mut Context::from_waker(Waker::noop()))
             else {
                 panic!("the limiter in memory answers at once");

@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use super::line::WaitingLines;
 use crate::clock::Timer;
+use crate::key::Key;
+use crate::limiter::PlaceLines;
+use crate::policy::Policy;
 use crate::time::micros_floor;
 
 /// The waiting room of a layer: its timer, and the lines of waiting requests.
@@ -14,12 +17,25 @@ pub(crate) struct Delays {
     pub(super) timer: Arc<dyn Timer>,
     pub(super) lines: WaitingLines,
     waiting: AtomicUsize,
-    /// The most requests that wait at a time.
-    most: usize,
+    bounds: WaitBounds,
 }
 
-/// The default of the most requests of a layer that wait at a time.
-pub(crate) const MOST_WAITING: usize = 1_000;
+/// How many requests wait at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitBounds {
+    /// The most in the layer, in queues and in line.
+    pub(crate) in_all: usize,
+    /// The most in line for the units of one key.
+    pub(crate) in_line: usize,
+}
+
+impl Default for WaitBounds {
+    /// Over HTTP/1 a server often does not notice that a client has gone, so a client can leave many
+    /// requests in line. At most a tenth of all wait for one key.
+    fn default() -> Self {
+        Self { in_all: 1_000, in_line: 100 }
+    }
+}
 
 /// Counts one request as waiting, until it is dropped.
 pub(crate) struct Counted(pub(super) Arc<Delays>);
@@ -31,20 +47,25 @@ impl Drop for Counted {
 }
 
 impl Delays {
-    pub(crate) fn new(timer: Arc<dyn Timer>, most: usize) -> Self {
-        Self { timer, lines: WaitingLines::default(), waiting: AtomicUsize::new(0), most }
+    pub(crate) fn new(timer: Arc<dyn Timer>, bounds: WaitBounds) -> Self {
+        Self { timer, lines: WaitingLines::default(), waiting: AtomicUsize::new(0), bounds }
     }
 
     /// Counts one more request as waiting. Returns `None` if the most wait already.
     pub(super) fn count(self: &Arc<Self>) -> Option<Counted> {
-        let one_more = |waiting: usize| (waiting < self.most).then_some(waiting + 1);
+        let one_more = |waiting: usize| (waiting < self.bounds.in_all).then_some(waiting + 1);
         let counted = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
         counted.is_ok().then(|| Counted(Arc::clone(self)))
     }
 
     /// Returns whether the most requests wait already.
     pub(crate) fn is_full(&self) -> bool {
-        self.waiting() >= self.most
+        self.waiting() >= self.bounds.in_all
+    }
+
+    /// Returns whether a request that does not wait yet may join the line for units of a key.
+    pub(crate) fn has_room_in_line(&self, lines: &PlaceLines, policy: &Policy, key: &Key) -> bool {
+        !self.is_full() && lines.waiting(policy, key) < self.bounds.in_line
     }
 
     /// Returns the number of requests that wait.

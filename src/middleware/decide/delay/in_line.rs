@@ -284,6 +284,9 @@ impl<B, L: Limiter> InLine<B, L> {
             return false;
         };
         if self.counted.is_none() {
+            if !delays.has_room_in_line(lines, policy, &charged.key) {
+                return false;
+            }
             let Some(counted) = delays.count() else { return false };
             self.counted = Some(counted);
         }

@@ -5,6 +5,6 @@ mod in_line;
 mod line;
 mod wait;
 
-pub(crate) use delays::{Counted, Delays, MOST_WAITING};
+pub(crate) use delays::{Counted, Delays, WaitBounds};
 pub(crate) use in_line::InLine;
 pub(crate) use wait::Delayed;
