@@ -91,6 +91,11 @@ fn time_is_read_by_the_clocks_only() {
             "clock/tokio.rs",
             "limiter/redis/dispatch/mod.rs",
             "limiter/remote/due.rs",
+            "limiter/remote/flights/fly.rs",
+            "limiter/remote/flights/groups.rs",
+            "limiter/remote/flights/mod.rs",
+            "limiter/remote/flights/queue.rs",
+            "limiter/store/swapper.rs",
             "limiter/remote/events.rs",
             "limiter/store/silence.rs",
         ])

@@ -9,14 +9,15 @@ use super::keys::{KeySpace, Stored};
 use super::wire::{Answer, Request, Verb};
 use crate::event::StoreErrorKind;
 use crate::key::Key;
-use crate::limiter::remote::{Backend, Batcher, Claim, Events, HeldKey, Intent, Receiver, Return};
+use crate::limiter::remote::{Backend, Claim, Events, Flights, HeldKey, Intent, Receiver, Return};
 use crate::limiter::{Charge, Effect, Refund};
 use crate::policy::Policy;
 use crate::quota::Algorithm;
+use crate::store_load::StoreLoad;
 
 /// The Redis of a limiter.
 pub(super) struct RedisBackend {
-    pub(super) batcher: Batcher<Dispatcher>,
+    pub(super) flights: Flights<Dispatcher>,
     pub(super) space: KeySpace,
     /// Whether it is a cluster, where charges of one set can be in different slots.
     pub(super) in_slots: bool,
@@ -50,7 +51,7 @@ impl Backend for RedisBackend {
     }
 
     fn error_at_once(&self, lane: u16) -> Option<RedisError> {
-        self.batcher.dispatch().store.error_at_once(lane)
+        self.flights.fly().store.error_at_once(lane)
     }
 
     fn stored(&self, policy: &Policy, key: &Key) -> Stored {
@@ -90,7 +91,7 @@ impl Backend for RedisBackend {
         request: Request,
         receiver: impl FnOnce(oneshot::Sender<T>) -> R + Send,
     ) -> Result<T, RedisError> {
-        self.batcher.ask(self.lane_of_slot(request.slot()), request, receiver).await
+        self.flights.ask(self.lane_of_slot(request.slot()), request, receiver).await
     }
 
     fn send(
@@ -98,23 +99,27 @@ impl Backend for RedisBackend {
         request: Request,
         then: impl FnOnce(Result<Answer, RedisError>) + Send + 'static,
     ) -> Result<(), RedisError> {
-        self.batcher.send(self.lane_of_slot(request.slot()), request, then)
+        self.flights.send(self.lane_of_slot(request.slot()), request, then)
     }
 
     fn waiting(&self) -> usize {
-        self.batcher.len()
+        self.flights.len()
+    }
+
+    fn load(&self) -> StoreLoad {
+        self.flights.load()
     }
 
     fn events(&self) -> &Events {
-        self.batcher.dispatch().store.events()
+        self.flights.fly().store.events()
     }
 
     fn runtime(&self) -> &Handle {
-        self.batcher.runtime()
+        self.flights.runtime()
     }
 
     fn close(&self) {
-        self.batcher.dispatch().store.close();
+        self.flights.fly().store.close();
     }
 
     fn held_key(&self, policy: &Policy, stored: &Stored) -> Option<HeldKey> {

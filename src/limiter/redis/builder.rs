@@ -17,7 +17,7 @@ use super::keys::{CallerKeys, KeySpace, SLOTS};
 use super::limiter::RedisLimiter;
 use super::store::{Identity, Pem, RedisStore, Settings};
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::{Batcher, Checks, Options, shared_options};
+use crate::limiter::remote::{Checks, Flights, Options, shared_options};
 
 /// The time that `connect` waits for the first connection, and then for the answer which rights the user
 /// has.
@@ -242,7 +242,7 @@ impl RedisLimiterBuilder {
         self.shared.own_clock = std::sync::Arc::new(clock);
         let store = RedisStore::simulated(wire, self.settings()?)?;
         let limiter = self.build(store)?;
-        limiter.0.backend().batcher.dispatch().calls.store(number, std::sync::atomic::Ordering::Relaxed);
+        limiter.0.backend().flights.fly().calls.store(number, std::sync::atomic::Ordering::Relaxed);
         Ok(limiter)
     }
 
@@ -291,8 +291,8 @@ impl RedisLimiterBuilder {
             splits: Default::default(),
         };
         let lanes = if in_slots { SLOTS } else { 1 }; // each slot of a cluster is a lane
-        let batcher = Batcher::new(dispatcher, lanes, max_in_flight, deadline, runtime()?);
-        let backend = RedisBackend { batcher, space, in_slots };
+        let flights = Flights::new(dispatcher, lanes, max_in_flight, deadline, runtime()?);
+        let backend = RedisBackend { flights, space, in_slots };
         Ok(RedisLimiter(Checks::new(backend, max_denials, self.lease_units, places_lapse_after, own_clock)))
     }
 }

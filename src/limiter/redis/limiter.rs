@@ -31,7 +31,8 @@ pub type RedisFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisError>> + S
 /// A limiter whose states are in Redis: one limit for any number of processes.
 ///
 /// Clones are one limiter. One script call decides a request's whole set of charges, at the
-/// server's time. While calls are in flight, new checks wait, and go together in the next call.
+/// server's time. While calls are in flight, new checks wait, and go together in the next call. A check that would be
+/// answered too late is [not sent](crate::guide::redis_and_failures#when-redis-is-slow).
 ///
 /// **The connection has to be trusted, or encrypted with `rediss://`.** An attacker who runs the
 /// server, or can put bytes into a connection without TLS, decides the answer to every check.
@@ -54,7 +55,7 @@ impl RedisLimiter {
         debug_assert!(policy.is_ok(), "the name is valid");
         let Ok(policy) = policy else { return Ok(()) };
         let key = self.0.backend().space.key(&policy, &Key::global());
-        self.0.backend().batcher.dispatch().check_rights(&key, within).await
+        self.0.backend().flights.fly().check_rights(&key, within).await
     }
 
     /// Returns how many checks wait for an answer.

@@ -5,8 +5,8 @@ use std::future::Future;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::batcher::Receiver;
 use super::events::Events;
+use super::flights::Receiver;
 use super::holdings::{Claim, HeldKey, Return, Row};
 use super::unanswered::Unanswered;
 use crate::decision::Decision;
@@ -75,9 +75,7 @@ pub(crate) trait Backend: Sized + Send + Sync + 'static {
     fn waiting(&self) -> usize;
 
     /// Returns the load of the store. The checks count those that are shed.
-    fn load(&self) -> StoreLoad {
-        StoreLoad { waiting: self.waiting(), ..StoreLoad::default() }
-    }
+    fn load(&self) -> StoreLoad;
 
     fn events(&self) -> &Events;
 

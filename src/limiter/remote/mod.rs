@@ -2,13 +2,13 @@
 //! another store can use them as they are.
 
 mod backend;
-mod batcher;
 mod breaker;
 mod caller_hash;
 mod checks;
 mod denial_cache;
 mod due;
 mod events;
+mod flights;
 mod holdings;
 mod leases;
 mod options;
@@ -21,8 +21,6 @@ mod tag;
 mod unanswered;
 
 pub(super) use backend::{Answer, Backend, Intent, ROW_MISSING, RemoteError};
-pub(super) use batcher::ride::{Driven, Ride};
-pub(super) use batcher::{Batcher, Dispatch, GRACE, Receiver, Then, hand_over};
 pub(super) use breaker::Breaker;
 pub(super) use caller_hash::{CallerHash, Hash};
 pub(super) use checks::{CHARGES_MAX, Checks};
@@ -30,10 +28,14 @@ pub(super) use checks::{CHARGES_MAX, Checks};
 pub(super) use denial_cache::LONGEST;
 pub(super) use due::Due;
 pub(super) use events::Events;
+#[cfg(feature = "_redis")]
+pub(super) use flights::Queue;
+pub(super) use flights::{Calls, Flights, Fly, Landing, Most, Receiver, Rider, hand_out};
+#[cfg(feature = "store")]
+pub(super) use flights::{Groups, Keyed};
 pub(super) use holdings::{Claim, HeldKey, Return, Row};
 #[cfg(test)]
 pub(super) use leases::HELD;
 pub(super) use options::{Options, shared_options};
-pub(super) use permits::{Permit, Permits};
 pub(super) use rows::{HOLDERS_MAX, HeldRow, InLine, LINE_MAX, Rows};
 pub(super) use unanswered::Unanswered;

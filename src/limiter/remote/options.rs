@@ -39,7 +39,7 @@ impl Options {
             prefix: "ratelimit".to_owned(),
             key_secret: [0; 16],
             deadline: Duration::from_millis(50),
-            max_in_flight: 1_024,
+            max_in_flight: 8_192,
             max_denials: 4_096,
             places_lapse_after: Duration::from_secs(30),
             clock: None,
@@ -124,7 +124,7 @@ macro_rules! shared_options {
                 self
             }
 
-            /// Sets how many checks may wait for an answer at a time: at least 1, and 1,024 by default. A further check
+            /// Sets how many checks may wait for an answer at a time: at least 1, and 8,192 by default. A further check
             /// fails at once as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded). As many refunds may
             /// wait, or 64 if that is more. A further refund is not sent: its units return as they drain.
             pub fn max_in_flight(mut self, checks: usize) -> Self {

@@ -11,6 +11,12 @@ pub(crate) enum Unanswered {
     NoRuntime,
     /// This many requests wait already. The request was not sent.
     TooMany(usize),
+    /// With those before it, the request would have been answered too late. It was not sent.
+    Shed(Shed),
+    /// A call takes this time even if no other one is under way, and the deadline is shorter. The request was not sent.
+    TooFar { call: Duration, deadline: Duration },
+    /// Nothing was heard for this time, although calls were under way. The request was not sent.
+    Silent(Duration),
     /// Earlier requests took longer than this deadline. The request was not sent.
     NotSent(Duration),
     /// This process had no time to read an answer within this deadline.
@@ -33,6 +39,37 @@ pub(crate) enum Unanswered {
     RefundNotSent,
 }
 
+/// Why a request would have been answered too late.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shed {
+    /// The requests that wait.
+    pub(crate) waiting: usize,
+    /// The requests that may be in flight.
+    pub(crate) carries: u32,
+    /// The time of a call.
+    pub(crate) call: Duration,
+    pub(crate) deadline: Duration,
+}
+
+impl Shed {
+    fn message(self) -> String {
+        let Self { waiting, carries, call, deadline } = self;
+        let rate = u128::from(carries) * 1_000_000 / call.as_micros().max(1);
+        format!(
+            "the store answers about {rate} checks of this process a second, {waiting} wait, a call takes {}, and the \
+             deadline is {deadline:?}: this check was not sent, because its answer would come too late",
+            rounded(call)
+        )
+    }
+}
+
+/// Returns a time with three digits or so.
+fn rounded(time: Duration) -> String {
+    let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    let digits = if micros < 10_000 { micros } else { micros / 100 * 100 };
+    format!("{:?}", Duration::from_micros(digits))
+}
+
 impl Unanswered {
     /// Returns the kind and the text of a limiter's error.
     pub(crate) fn kind_and_message(self) -> (StoreErrorKind, String) {
@@ -44,6 +81,19 @@ impl Unanswered {
             Self::TooMany(waiting) => (
                 StoreErrorKind::Overloaded,
                 format!("{waiting} checks wait for the store already: this one was not sent"),
+            ),
+            Self::Shed(shed) => (StoreErrorKind::Overloaded, shed.message()),
+            Self::TooFar { call, deadline } => (
+                StoreErrorKind::Timeout,
+                format!(
+                    "a call to the store takes about {}, and the deadline is {deadline:?}: this check was not sent; use a longer \
+                     deadline, or a store that is nearer",
+                    rounded(call)
+                ),
+            ),
+            Self::Silent(time) => (
+                StoreErrorKind::Timeout,
+                format!("the store has answered nothing for {}: this check was not sent", rounded(time)),
             ),
             Self::NotSent(deadline) => (
                 StoreErrorKind::Overloaded,

@@ -9,22 +9,22 @@ use tokio::sync::oneshot;
 
 use super::Store;
 use super::error::StoreError;
-use super::groups::Groups;
 use super::swapper::Swapper;
 use super::value::{STATE_MAX, state_bytes_max};
 use super::working_copy::{Answer, KeyedCharge, Request, Verb};
 use crate::algorithm::Pair;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
-use crate::limiter::remote::{Backend, CallerHash, Claim, Events, HeldKey, Intent, Receiver, Return};
+use crate::limiter::remote::{Backend, CallerHash, Claim, Events, Flights, HeldKey, Intent, Receiver, Return};
 use crate::limiter::{Charge, Effect, Refund, UnsupportedQuota, UnsupportedQuotaKind};
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::random::{self, Hasher};
+use crate::store_load::StoreLoad;
 
 /// The store of a limiter.
 pub(super) struct Swaps<S: Store> {
-    groups: Groups<Swapper<S>>,
+    flights: Flights<Swapper<S>>,
     /// The beginning of all stored keys.
     before: Box<str>,
     callers: CallerHash,
@@ -38,8 +38,8 @@ pub(super) struct Stored {
 }
 
 impl<S: Store> Swaps<S> {
-    pub(super) fn new(groups: Groups<Swapper<S>>, before: Box<str>, secret: [u8; 16]) -> Self {
-        Self { groups, before, callers: CallerHash::new(secret), hash: random::hasher() }
+    pub(super) fn new(flights: Flights<Swapper<S>>, before: Box<str>, secret: [u8; 16]) -> Self {
+        Self { flights, before, callers: CallerHash::new(secret), hash: random::hasher() }
     }
 
     pub(super) fn before(&self) -> &str {
@@ -49,7 +49,7 @@ impl<S: Store> Swaps<S> {
     /// Returns how many keys have requests that wait or are in flight.
     #[cfg(test)]
     pub(super) fn keys_under_way(&self) -> usize {
-        self.groups.keys()
+        self.flights.in_line(crate::limiter::remote::Groups::keys)
     }
 
     fn keyed(&self, policy: &Policy, key: &Key) -> KeyedCharge {
@@ -72,7 +72,7 @@ impl<S: Store> Backend for Swaps<S> {
     }
 
     fn error_at_once(&self, _lane: u16) -> Option<StoreError> {
-        self.groups.fly().error_at_once()
+        self.flights.fly().error_at_once()
     }
 
     fn stored(&self, policy: &Policy, key: &Key) -> Stored {
@@ -127,7 +127,7 @@ impl<S: Store> Backend for Swaps<S> {
         request: Request,
         receiver: impl FnOnce(oneshot::Sender<T>) -> R + Send,
     ) -> Result<T, StoreError> {
-        self.groups.ask(request, receiver).await
+        self.flights.ask(0, request, receiver).await
     }
 
     fn send(
@@ -135,19 +135,23 @@ impl<S: Store> Backend for Swaps<S> {
         request: Request,
         then: impl FnOnce(Result<Answer, StoreError>) + Send + 'static,
     ) -> Result<(), StoreError> {
-        self.groups.send(request, then)
+        self.flights.send(0, request, then)
     }
 
     fn waiting(&self) -> usize {
-        self.groups.len()
+        self.flights.len()
+    }
+
+    fn load(&self) -> StoreLoad {
+        self.flights.load()
     }
 
     fn events(&self) -> &Events {
-        self.groups.fly().events()
+        self.flights.fly().events()
     }
 
     fn runtime(&self) -> &Handle {
-        self.groups.runtime()
+        self.flights.runtime()
     }
 
     fn held_key(&self, policy: &Policy, stored: &Stored) -> Option<HeldKey> {

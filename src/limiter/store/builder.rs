@@ -8,12 +8,11 @@ use tokio::runtime::Handle;
 use super::Store;
 use super::backend::Swaps;
 use super::error::StoreError;
-use super::groups::Groups;
 use super::limiter::StoreLimiter;
 use super::store_time::StoreTime;
 use super::swapper::Swapper;
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::{Checks, Events, Options, shared_options};
+use crate::limiter::remote::{Checks, Events, Flights, Options, shared_options};
 use crate::random;
 
 /// Sets up a [`StoreLimiter`].
@@ -79,8 +78,8 @@ impl StoreLimiterBuilder {
             probe,
             runtime.clone(),
         );
-        let groups = Groups::new(swapper, max_in_flight, deadline, runtime);
-        let swaps = Swaps::new(groups, before, key_secret);
+        let flights = Flights::new(swapper, 1, max_in_flight, deadline, runtime);
+        let swaps = Swaps::new(flights, before, key_secret);
         Ok(StoreLimiter(Checks::new(swaps, max_denials, 0, places_lapse_after, own_clock)))
     }
 }

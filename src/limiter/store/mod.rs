@@ -35,7 +35,6 @@
 mod backend;
 mod builder;
 mod error;
-mod groups;
 mod known;
 mod limiter;
 #[cfg(feature = "postgres")]

@@ -37,17 +37,17 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join, join_all};
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use super::error::StoreError;
-use super::groups::{Fly, Waiting};
 use super::known::Known;
 use super::silence::{Mark, Silence};
 use super::store_time::{Recorded, StoreTime, Trip};
 use super::value::Quotas;
-use super::working_copy::{Answer, Evidence, Verb, WorkingCopy, evidence};
+use super::working_copy::{Answer, Evidence, Request, Verb, WorkingCopy, evidence};
 use super::{Change, Loaded, NotSwapped, Store, Swapped, Then, Value, Version};
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::{Breaker, Due, Events, hand_over};
+use crate::limiter::remote::{Breaker, Calls, Due, Events, Fly, Groups, Landing, Most, Rider, hand_out};
 use crate::random;
 use crate::time::Timestamp;
 
@@ -89,7 +89,6 @@ struct Inner<S: Store> {
     silence: Silence,
     events: Events,
     deadline: Duration,
-    answered: AtomicU64,
     random: Random,
     /// A key of this process, for probes.
     probe: Arc<str>,
@@ -97,8 +96,8 @@ struct Inner<S: Store> {
 }
 
 /// Requests of a flight that are joined by keys.
-struct Party<'a> {
-    riders: Vec<Waiting>,
+struct Party<'a, S: Store> {
+    riders: Vec<Rider<Swapper<S>>>,
     copy: WorkingCopy<'a>,
     /// Whether the values are the store's own, and no guess.
     is_current: bool,
@@ -132,7 +131,23 @@ struct Decided {
 }
 
 /// A party and its swap.
-type Swapping<'a> = (Party<'a>, Decided);
+type Swapping<'a, S> = (Party<'a, S>, Decided);
+
+/// What became of a flight.
+#[derive(Clone, Copy, Default)]
+struct Landed {
+    /// Whether the store has decided any of its requests.
+    is_answered: bool,
+    /// The most conflicts of a party with other processes.
+    conflicts: u32,
+}
+
+impl Landed {
+    fn add(&mut self, other: Self) {
+        self.is_answered |= other.is_answered;
+        self.conflicts = self.conflicts.max(other.conflicts);
+    }
+}
 
 /// The result of a swap.
 enum Outcome {
@@ -188,7 +203,6 @@ impl<S: Store> Swapper<S> {
             silence: Silence::new(deadline),
             events,
             deadline,
-            answered: AtomicU64::new(0),
             random: Random::new(),
             probe,
             runtime,
@@ -206,40 +220,43 @@ impl<S: Store> Swapper<S> {
 }
 
 impl<S: Store> Fly for Swapper<S> {
-    async fn fly(&self, batch: Vec<Waiting>) -> Duration {
+    type Request = Request;
+    type Answer = Answer;
+    type Error = StoreError;
+    type Line = Groups<Self>;
+
+    async fn fly(&self, riders: Vec<Rider<Self>>, until: Instant) -> Landing {
         let inner = &self.0;
-        let mut riders = Vec::with_capacity(batch.len());
-        // A call whose caller has gone is not sent, and must not be noted as sent.
-        for mut rider in batch.into_iter().filter(|rider| !rider.receiver.is_gone()) {
-            match rider.receiver.known() {
-                Some(answer) => hand_over(rider.receiver, Ok(answer)),
-                None => riders.push(rider),
-            }
-        }
-        if riders.is_empty() {
-            return Duration::ZERO;
-        }
         if inner.breaker.is_open() {
             inner.fail(riders, &inner.unavailable());
-            return Duration::ZERO;
+            return Landing::Failed;
         }
-        let conflicts = inner.take(riders, Due::after(inner.deadline)).await;
-        inner.rest(conflicts)
+        let (landed, parties) = inner.take(riders, Due::at(until)).await;
+        match landed.is_answered {
+            true if parties == 1 => Landing::Answered { rest: inner.rest(landed.conflicts) },
+            true => Landing::Answered { rest: Duration::ZERO }, // one party's rest would keep the others waiting
+            false => Landing::Failed,
+        }
     }
 
-    fn answered(&self) -> u64 {
-        self.0.answered.load(Ordering::Relaxed)
+    fn most(&self) -> Most {
+        let store = &self.0.store;
+        Most { units: store.max_swaps().max(1), calls: Calls::Separate(store.max_calls()) }
+    }
+
+    fn record_unsent(&self, error: &StoreError) {
+        self.0.events.report_failure(error.kind(), error);
     }
 }
 
 impl<S: Store> Inner<S> {
-    /// Takes requests to the store, and answers them. Returns the number of conflicts with other processes, if the
-    /// requests are one party.
-    async fn take(self: &Arc<Self>, riders: Vec<Waiting>, due: Due) -> u32 {
+    /// Takes requests to the store, and answers them. Returns the number of parties as well.
+    async fn take(self: &Arc<Self>, riders: Vec<Rider<Swapper<S>>>, due: Due) -> (Landed, usize) {
         let mut parties = self.parties(riders);
         if parties.len() == 1 {
-            return self.drive(parties, due).await;
+            return (self.drive(parties, due).await, 1);
         }
+        let count = parties.len();
         // A party that needs a load first keeps no other one waiting.
         let mut loads = Vec::new();
         for party in &mut parties {
@@ -255,15 +272,16 @@ impl<S: Store> Inner<S> {
                 _ => Some(party),
             })
             .collect();
-        join(self.drive(loads, due), self.drive(parties, due)).await;
-        0
+        let (mut landed, other) = join(self.drive(loads, due), self.drive(parties, due)).await;
+        landed.add(other);
+        (landed, count)
     }
 
     /// Returns the parties of a flight, each with its requests in their order.
-    fn parties(&self, riders: Vec<Waiting>) -> Vec<Party<'_>> {
+    fn parties(&self, riders: Vec<Rider<Swapper<S>>>) -> Vec<Party<'_, S>> {
         let is_one = self.store.max_swaps() < 2 || riders.len() == 1;
         let groups = if is_one { vec![riders] } else { joined(riders) };
-        let party = |riders: Vec<Waiting>| Party {
+        let party = |riders: Vec<Rider<Swapper<S>>>| Party {
             copy: WorkingCopy::new(riders.iter().map(|rider| &rider.request), &self.quotas, &self.known),
             riders,
             is_current: false,
@@ -274,27 +292,30 @@ impl<S: Store> Inner<S> {
         groups.into_iter().map(party).collect()
     }
 
-    /// Decides and swaps until each request of these parties is answered. Returns the most conflicts of a party.
-    async fn drive(self: &Arc<Self>, mut parties: Vec<Party<'_>>, due: Due) -> u32 {
-        let mut most = 0;
+    /// Decides and swaps until each request of these parties is answered.
+    async fn drive(self: &Arc<Self>, mut parties: Vec<Party<'_, S>>, due: Due) -> Landed {
+        let mut landed = Landed::default();
         let mut alone = Vec::new();
         while !parties.is_empty() {
             let (mut loads, mut swaps) = (Vec::new(), Vec::new());
             for mut party in parties {
-                most = most.max(party.conflicts);
+                landed.conflicts = landed.conflicts.max(party.conflicts);
                 match party.next.take().unwrap_or_else(|| self.step(&mut party)) {
                     Step::Load => loads.push(party),
                     Step::Swap(decided) => swaps.push((party, decided)),
-                    Step::Answer(answers) => self.answer(party.riders, answers),
+                    Step::Answer(answers) => {
+                        landed.is_answered = true;
+                        self.answer(party.riders, answers);
+                    }
                 }
             }
             (parties, alone) = match (loads.is_empty(), swaps.is_empty()) {
                 (true, true) => (Vec::new(), alone),
                 (false, true) => (self.load(loads, due).await, alone),
-                (true, false) => self.swap(swaps, alone, due).await,
+                (true, false) => self.swap(swaps, alone, &mut landed, due).await,
                 (false, false) => {
                     let (mut loaded, (swapped, alone)) =
-                        join(self.load(loads, due), self.swap(swaps, alone, due)).await;
+                        join(self.load(loads, due), self.swap(swaps, alone, &mut landed, due)).await;
                     loaded.extend(swapped);
                     (loaded, alone)
                 }
@@ -309,18 +330,23 @@ impl<S: Store> Inner<S> {
             }
         }
         let alone = join_all(alone.into_iter().map(|swapping| Box::pin(self.drive_alone(swapping, due)))).await;
-        alone.into_iter().max().unwrap_or_default().max(most)
+        alone.into_iter().for_each(|other| landed.add(other));
+        landed
     }
 
     /// Sends a swap that was skipped, by itself.
-    async fn drive_alone(self: &Arc<Self>, swapping: Swapping<'_>, due: Due) -> u32 {
-        let (parties, _) = self.swap(vec![swapping], Vec::new(), due).await;
-        if parties.is_empty() { 0 } else { Box::pin(self.drive(parties, due)).await }
+    async fn drive_alone(self: &Arc<Self>, swapping: Swapping<'_, S>, due: Due) -> Landed {
+        let mut landed = Landed::default();
+        let (parties, _) = self.swap(vec![swapping], Vec::new(), &mut landed, due).await;
+        if !parties.is_empty() {
+            landed.add(Box::pin(self.drive(parties, due)).await);
+        }
+        landed
     }
 
     /// Decides the requests of a party on its values.
-    fn step(&self, party: &mut Party<'_>) -> Step {
-        let is_look = |rider: &Waiting| rider.request.verb == Verb::Peek;
+    fn step(&self, party: &mut Party<'_, S>) -> Step {
+        let is_look = |rider: &Rider<Swapper<S>>| rider.request.verb == Verb::Peek;
         let is_sure = party.is_current || !party.riders.iter().all(is_look);
         let Some(now) = self.time.now().filter(|_| is_sure) else { return Step::Load };
         let answers = party.copy.decide(party.riders.iter().map(|rider| &rider.request), now.as_micros());
@@ -332,11 +358,8 @@ impl<S: Store> Inner<S> {
         Step::Swap(Decided { changes, at: now, answers, only_takes, sends: 0 })
     }
 
-    /// Hands the answers out. Those of callers that have gone come last and in reverse order: their charges are
-    /// refunded, and a queue accepts the refund of its newest slot only.
-    fn answer(&self, riders: Vec<Waiting>, answers: Answers) {
+    fn answer(&self, riders: Vec<Rider<Swapper<S>>>, answers: Answers) {
         debug_assert!(answers.len() == riders.len(), "each request was decided");
-        self.answered.fetch_add(1, Ordering::Relaxed);
         match answers.iter().find_map(|answer| answer.as_ref().err()) {
             Some(error) => self.events.report_failure(error.kind(), error),
             None => self.events.record_success(),
@@ -344,13 +367,13 @@ impl<S: Store> Inner<S> {
         hand_out(riders, answers);
     }
 
-    fn fail(&self, riders: Vec<Waiting>, error: &StoreError) {
+    fn fail(&self, riders: Vec<Rider<Swapper<S>>>, error: &StoreError) {
         self.events.report_failure(error.kind(), error);
-        riders.into_iter().for_each(|rider| hand_over(rider.receiver, Err(error.clone())));
+        riders.into_iter().for_each(|rider| rider.answer(Err(error.clone())));
     }
 
     /// Loads the current values of these parties. Returns those that go on.
-    async fn load<'a>(self: &Arc<Self>, mut parties: Vec<Party<'a>>, due: Due) -> Vec<Party<'a>> {
+    async fn load<'a>(self: &Arc<Self>, mut parties: Vec<Party<'a, S>>, due: Due) -> Vec<Party<'a, S>> {
         let keys: Arc<[Arc<str>]> = parties.iter().flat_map(|party| party.copy.keys()).collect();
         let loaded = match self.load_keys(&keys, due).await {
             Ok(loaded) => loaded,
@@ -411,10 +434,11 @@ impl<S: Store> Inner<S> {
     /// skipped to `alone`.
     async fn swap<'a>(
         self: &Arc<Self>,
-        mut swaps: Vec<Swapping<'a>>,
-        mut alone: Vec<Swapping<'a>>,
+        mut swaps: Vec<Swapping<'a, S>>,
+        mut alone: Vec<Swapping<'a, S>>,
+        landed: &mut Landed,
         due: Due,
-    ) -> (Vec<Party<'a>>, Vec<Swapping<'a>>) {
+    ) -> (Vec<Party<'a, S>>, Vec<Swapping<'a, S>>) {
         let mut going_on = Vec::new();
         while !swaps.is_empty() {
             let is_alone = swaps.len() == 1;
@@ -436,12 +460,16 @@ impl<S: Store> Inner<S> {
                 decided.changes = changes;
                 decided.sends += 1;
                 match answer.and_then(|swapped| self.outcome(&decided, swapped, trip)) {
-                    Ok(Outcome::Made { is_away }) => going_on.extend(self.made(party, decided, is_away, due).await),
+                    Ok(Outcome::Made { is_away }) => {
+                        landed.is_answered = true;
+                        going_on.extend(self.made(party, decided, is_away, due).await);
+                    }
                     Ok(Outcome::Conflict(current)) => {
                         // It is tried again at once, because these values are current now. Those who win rest.
                         party.copy.set_used(&current, &self.known);
                         party.is_current = true;
                         party.conflicts += 1;
+                        landed.is_answered = true;
                         // An answer would come too late.
                         match due.is_over() || due.left() < took {
                             true => self.fail(party.riders, &self.contended(party.conflicts)),
@@ -509,11 +537,11 @@ impl<S: Store> Inner<S> {
     /// the swap is undone, once, and the party goes on.
     async fn made<'a>(
         self: &Arc<Self>,
-        mut party: Party<'a>,
+        mut party: Party<'a, S>,
         decided: Decided,
         is_away: bool,
         due: Due,
-    ) -> Option<Party<'a>> {
+    ) -> Option<Party<'a, S>> {
         if is_away && !party.has_undone {
             match Box::pin(self.undo(&mut party.copy, &decided.changes, due)).await {
                 Ok(true) => {
@@ -623,11 +651,11 @@ impl<S: Store> Inner<S> {
     }
 
     /// Listens for the answers to swaps. The callers have gone when it comes, so what was charged is refunded.
-    fn listen_for_swaps(self: &Arc<Self>, late: Late<Called>, swaps: Vec<Swapping<'_>>) {
+    fn listen_for_swaps(self: &Arc<Self>, late: Late<Called>, swaps: Vec<Swapping<'_, S>>) {
         let error = late.error.clone();
         self.events.report_failure(error.kind(), &error);
         let of_riders = swaps.into_iter().map(|(party, decided)| (party.riders, decided));
-        let waiting: Vec<(Vec<Waiting>, Decided)> = of_riders.collect();
+        let waiting: Vec<(Vec<Rider<Swapper<S>>>, Decided)> = of_riders.collect();
         let inner = Arc::downgrade(self);
         self.listen(late, move |answered| {
             let trip = answered.as_ref().map(|answered| answered.trip);
@@ -643,7 +671,7 @@ impl<S: Store> Inner<S> {
                 match outcome {
                     Some(Ok(Outcome::Made { .. })) => hand_out(riders, decided.answers),
                     Some(Ok(Outcome::Conflict(_) | Outcome::Skipped) | Err(_)) | None => {
-                        riders.into_iter().for_each(|rider| hand_over(rider.receiver, Err(error.clone())));
+                        riders.into_iter().for_each(|rider| rider.answer(Err(error.clone())));
                     }
                 }
             }
@@ -733,7 +761,7 @@ impl Heard for Called {
 }
 
 /// Returns the requests by the keys that join them, each group in its order.
-fn joined(riders: Vec<Waiting>) -> Vec<Vec<Waiting>> {
+fn joined<S: Store>(riders: Vec<Rider<Swapper<S>>>) -> Vec<Vec<Rider<Swapper<S>>>> {
     let mut of_keys: HashMap<u64, usize, foldhash::fast::RandomState> = HashMap::default();
     // The group into which each one was merged, or itself.
     let mut merged: Vec<usize> = Vec::new();
@@ -755,24 +783,12 @@ fn joined(riders: Vec<Waiting>) -> Vec<Vec<Waiting>> {
         }
         groups.push(own);
     }
-    let mut together: Vec<Vec<Waiting>> = merged.iter().map(|_| Vec::new()).collect();
+    let mut together: Vec<Vec<Rider<Swapper<S>>>> = merged.iter().map(|_| Vec::new()).collect();
     for (rider, group) in riders.into_iter().zip(groups) {
         together[find(&merged, group)].push(rider);
     }
     together.retain(|riders| !riders.is_empty());
     together
-}
-
-/// Hands answers to requests. Callers that have gone come last and in reverse order.
-fn hand_out(riders: Vec<Waiting>, answers: Answers) {
-    let mut gone = Vec::new();
-    for (rider, answer) in riders.into_iter().zip(answers) {
-        match rider.receiver.is_gone() {
-            true => gone.push((rider, answer)),
-            false => hand_over(rider.receiver, answer),
-        }
-    }
-    gone.into_iter().rev().for_each(|(rider, answer)| hand_over(rider.receiver, answer));
 }
 
 /// Asks a store that is believed dead until it answers, or the limiter is dropped. It writes as checks do, because a

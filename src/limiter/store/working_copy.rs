@@ -13,7 +13,7 @@ use crate::algorithm::entry_log::{Edit, EntryLog, Listed};
 use crate::algorithm::{Decider, How, Next, Pair};
 use crate::decision::{ChargeDecision, Decision, Receipt, Several};
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::{self, Claim, Rows};
+use crate::limiter::remote::{self, Claim, Keyed, Rows};
 use crate::limiter::{Effect, Effective, binds, how, outlives_refusal, stands};
 use crate::policy::Policy;
 use crate::wait::Wait;
@@ -44,6 +44,12 @@ pub(super) struct Request {
 impl Request {
     pub(super) fn of(verb: Verb, charges: impl IntoIterator<Item = KeyedCharge>) -> Self {
         Self { verb, charges: charges.into_iter().collect() }
+    }
+}
+
+impl Keyed for Request {
+    fn keys(&self) -> impl Iterator<Item = u64> {
+        self.charges.iter().map(|charge| charge.hash)
     }
 }
 

@@ -17,8 +17,8 @@ use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
 
 use super::backend::{Answer, Backend, Intent, RemoteError};
-use super::batcher::Receiver;
 use super::denial_cache::DenialCache;
+use super::flights::Receiver;
 use super::holdings::{Bid, Claim, HeldKey, Holdings};
 use super::leases::Leases;
 use super::set::{Indices, Pending, Set};

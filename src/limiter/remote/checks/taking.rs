@@ -9,7 +9,7 @@ use super::{Checks, put_bids};
 use crate::decision::Decision;
 use crate::limiter::Charge;
 use crate::limiter::remote::backend::{Answer, Backend, Intent};
-use crate::limiter::remote::batcher::Receiver;
+use crate::limiter::remote::flights::Receiver;
 use crate::limiter::remote::set::{self, Indices, Pending, Set};
 use crate::limiter::remote::unanswered::Unanswered;
 use crate::time::Timestamp;

@@ -1,13 +1,16 @@
-//! The batcher with a dispatch that is held back.
+//! Flights that are held back.
 
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::Mutex;
 use std::task::Poll;
 
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use super::*;
+
+mod law;
 
 /// Why a check failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,12 @@ async fn waits(mut future: Pin<&mut impl Future>) -> bool {
 
 const DEADLINE: Duration = Duration::from_millis(50);
 
+const BATCH: usize = 64;
+
+const MOST: Most = Most { units: BATCH, calls: Calls::Pipelined };
+
+const ANSWERED: Landing = Landing::Answered { rest: Duration::ZERO };
+
 /// Doubles what it carries, when it is let. Clones are the same.
 #[derive(Clone)]
 struct Held {
@@ -38,27 +47,34 @@ struct Held {
     fails: Arc<Mutex<bool>>,
 }
 
-impl Dispatch for Held {
+impl Fly for Held {
     type Request = u32;
     type Answer = u32;
     type Error = Failure;
+    type Line = Queue<Self>;
 
-    async fn dispatch(&self, asks: Vec<u32>) -> Vec<Result<u32, Failure>> {
+    async fn fly(&self, riders: Vec<Rider<Self>>, _until: Instant) -> Landing {
+        let asks: Vec<_> = riders.iter().map(|rider| rider.request).collect();
         self.carried.lock().unwrap().push(asks.clone());
         self.lets.acquire().await.unwrap().forget();
-        if *self.fails.lock().unwrap() {
-            return asks.iter().map(|_| Err(Failure::Away)).collect();
-        }
-        asks.iter().map(|ask| Ok(ask * 2)).collect()
+        let fails = *self.fails.lock().unwrap();
+        hand_out(riders, asks.iter().map(|ask| if fails { Err(Failure::Away) } else { Ok(ask * 2) }));
+        if fails { Landing::Failed } else { ANSWERED }
     }
+
+    fn most(&self) -> Most {
+        MOST
+    }
+
+    fn record_unsent(&self, _error: &Failure) {}
 }
 
-fn queue(most: usize, lets: usize) -> (Held, Arc<Batcher<Held>>) {
+fn queue(most: usize, lets: usize) -> (Held, Arc<Flights<Held>>) {
     let held = Held { carried: Arc::default(), lets: Arc::new(Semaphore::new(lets)), fails: Arc::default() };
-    (held.clone(), Arc::new(Batcher::new(held, 1, most, DEADLINE, Handle::current())))
+    (held.clone(), Arc::new(Flights::new(held, 1, most, DEADLINE, Handle::current())))
 }
 
-impl Batcher<Held> {
+impl Flights<Held> {
     async fn double(&self, ask: u32) -> Result<u32, Failure> {
         self.ask(0, ask, |sender: oneshot::Sender<Result<u32, Failure>>| sender).await?
     }
@@ -71,7 +87,7 @@ impl Held {
 }
 
 /// Asks in a task of its own, and returns when the task has come as far as it can.
-async fn start(queue: &Arc<Batcher<Held>>, ask: u32) -> JoinHandle<Result<u32, Failure>> {
+async fn start(queue: &Arc<Flights<Held>>, ask: u32) -> JoinHandle<Result<u32, Failure>> {
     let queue = queue.clone();
     let task = tokio::spawn(async move { queue.double(ask).await });
     settle().await;
@@ -127,12 +143,12 @@ async fn lane_keeps_little_memory_of_a_burst() {
     for _ in 0..1_000 {
         queue.send(0, 1, drop).unwrap();
     }
-    let capacity = || queue.lanes.lock(0).waiting.capacity();
+    let capacity = || queue.in_line(Queue::capacity);
     assert!(capacity() >= 900);
     held.lets.add_permits(1_000);
     settle().await;
     assert_eq!(queue.len(), 0);
-    assert!(capacity() <= 2 * SPARE, "{}", capacity());
+    assert!(capacity() <= 2 * queue::SPARE, "{}", capacity());
 }
 
 #[tokio::test(start_paused = true)]
@@ -181,7 +197,7 @@ async fn checks_dropped_in_flight_are_answered_last_one_first() {
 #[tokio::test(start_paused = true)]
 async fn held_futures_delay_no_other_check() {
     let (held, queue) = queue(10, 0);
-    let mut futures: Vec<_> = (0..2 * FLIGHTS as u32).map(|ask| Box::pin(queue.double(ask))).collect();
+    let mut futures: Vec<_> = (0..4).map(|ask| Box::pin(queue.double(ask))).collect();
     for future in &mut futures {
         assert!(waits(future.as_mut()).await);
     }
@@ -259,16 +275,23 @@ async fn caller_of_a_flight_that_became_a_task_gets_its_answer() {
 #[tokio::test(start_paused = true)]
 async fn panic_in_a_lone_flight_fails_its_check_only() {
     struct Panics;
-    impl Dispatch for Panics {
+    impl Fly for Panics {
         type Request = ();
         type Answer = ();
         type Error = Failure;
+        type Line = Queue<Self>;
 
-        async fn dispatch(&self, _: Vec<()>) -> Vec<Result<(), Failure>> {
+        async fn fly(&self, _riders: Vec<Rider<Self>>, _until: Instant) -> Landing {
             std::panic::resume_unwind(Box::new("an observer panics"))
         }
+
+        fn most(&self) -> Most {
+            MOST
+        }
+
+        fn record_unsent(&self, _error: &Failure) {}
     }
-    let queue = Batcher::new(Panics, 1, 10, DEADLINE, Handle::current());
+    let queue = Flights::new(Panics, 1, 10, DEADLINE, Handle::current());
     for _ in 0..3 {
         let answer = queue.ask(0, (), |sender: oneshot::Sender<Result<(), Failure>>| sender).await;
         assert_eq!(why(answer), Some(Unanswered::RuntimeEnded));
@@ -470,7 +493,7 @@ fn sent_request_is_answered_when_its_flight_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_stays_of_a_dropped_batcher() {
+async fn nothing_stays_of_dropped_flights() {
     let (held, queue) = queue(10, 10);
     let clone = queue.clone();
     drop(queue);
@@ -493,7 +516,8 @@ async fn ten_thousand_at_once_are_each_answered_once_and_their_own() {
     for (ask, task) in (0..).zip(tasks) {
         let answer = task.await.unwrap();
         // A slow machine may let some of them wait for too long, or notice it too late; no answer is another's.
-        let is_late = matches!(why(answer), Some(Unanswered::TimedOut(_) | Unanswered::TooBusy(_)));
+        let is_late =
+            matches!(why(answer), Some(Unanswered::TimedOut(_) | Unanswered::TooBusy(_) | Unanswered::Shed(_)));
         assert!(is_late || answer == Ok(ask * 2), "{ask}: {answer:?}");
     }
     let mut carried = held.carried().concat();

@@ -1,0 +1,96 @@
+//! Requests of which any may fly together.
+
+use std::collections::VecDeque;
+
+use tokio::time::Instant;
+
+use super::fly::{Boarding, Fly, Line, Waiting};
+
+/// Requests of which any may fly together, in the order in which they came.
+pub(crate) struct Queue<F: Fly> {
+    checks: VecDeque<Waiting<F>>,
+    corrections: VecDeque<Waiting<F>>,
+}
+
+/// The most requests of each kind that a queue without flights has memory for.
+pub(super) const SPARE: usize = 16;
+
+/// Corrections get at most this part of a flight if checks wait for it.
+const SHARE: usize = 4;
+
+impl<F: Fly> Default for Queue<F> {
+    fn default() -> Self {
+        Self { checks: VecDeque::new(), corrections: VecDeque::new() }
+    }
+}
+
+#[cfg(test)]
+impl<F: Fly> Queue<F> {
+    pub(super) fn capacity(&self) -> usize {
+        self.checks.capacity() + self.corrections.capacity()
+    }
+}
+
+impl<F: Fly<Line = Self>> Line<F> for Queue<F> {
+    type Held = ();
+
+    fn push(&mut self, waiting: Waiting<F>) {
+        match waiting.until {
+            Some(_) => self.checks.push_back(waiting),
+            None => self.corrections.push_back(waiting),
+        }
+    }
+
+    fn ready(&self) -> usize {
+        self.checks.len() + self.corrections.len()
+    }
+
+    fn before_a_check(&self) -> usize {
+        let checks = self.checks.len();
+        checks + self.corrections.len().min(checks / (SHARE - 1) + 1)
+    }
+
+    fn board(&mut self, room: usize, boarding: &mut Boarding<F>) -> Option<((), usize)> {
+        boarding.riders.reserve_exact(room.min(self.ready()));
+        let mut share = room.saturating_sub(self.checks.len()).max(room / SHARE).max(1);
+        while boarding.riders.len() < room {
+            let corrects = match (self.checks.front(), self.corrections.front()) {
+                (Some(check), Some(correction)) => share > 0 && correction.number < check.number,
+                (None, Some(_)) => true,
+                (Some(_), None) => false,
+                (None, None) => break,
+            };
+            let next = if corrects { &mut self.corrections } else { &mut self.checks };
+            let Some(next) = next.pop_front() else { break };
+            share = share.saturating_sub(usize::from(corrects));
+            boarding.take(next, self.checks.is_empty());
+        }
+        let units = boarding.riders.len();
+        (units > 0).then_some(((), units))
+    }
+
+    fn land(&mut self, _held: (), _gone: &mut Vec<Waiting<F>>) {}
+
+    fn take_all(&mut self) -> Vec<Waiting<F>> {
+        let mut all: Vec<_> = self.checks.drain(..).chain(self.corrections.drain(..)).collect();
+        all.sort_unstable_by_key(|waiting| waiting.number);
+        all
+    }
+
+    fn has(&self, number: u64) -> bool {
+        let has = |queue: &VecDeque<Waiting<F>>| queue.binary_search_by_key(&number, |waiting| waiting.number).is_ok();
+        has(&self.checks) || has(&self.corrections)
+    }
+
+    fn oldest(&self) -> Option<Instant> {
+        self.checks.front().map(|waiting| waiting.since)
+    }
+
+    fn shrink(&mut self) {
+        for queue in [&mut self.checks, &mut self.corrections] {
+            if queue.capacity() > SPARE {
+                queue.shrink_to(SPARE);
+            }
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! The law of load: what is decided rises with what is offered up to what the store can carry within the deadline, and
+//! stays there.
+//!
+//! Times are ten times as long as in production, because tokio's timers count milliseconds: a deadline of 500 ms stands
+//! for the usual 50 ms.
+
+use std::sync::Weak;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+const DEADLINE: Duration = Duration::from_millis(500);
+
+/// A server with one queue, which limiters can share.
+#[derive(Clone)]
+struct Server(Arc<World>);
+
+#[derive(Default)]
+struct World {
+    way: Way,
+    /// When the server is free again.
+    free: Mutex<Option<Instant>>,
+    /// When it stands still.
+    stall: Mutex<Option<(Instant, Instant)>>,
+    /// The requests that it got.
+    work: AtomicU64,
+    corrections: AtomicU64,
+}
+
+/// What a call takes.
+#[derive(Clone, Copy, Default)]
+struct Way {
+    trip: Duration,
+    /// The server's time for each request.
+    each: Duration,
+    /// The time between two turns of a connection, if neighbours have others.
+    turn: Duration,
+}
+
+/// A check, or a correction.
+type Request = bool;
+
+impl Fly for Server {
+    type Request = Request;
+    type Answer = ();
+    type Error = Failure;
+    type Line = Queue<Self>;
+
+    async fn fly(&self, riders: Vec<Rider<Self>>, _until: Instant) -> Landing {
+        let Way { trip, each, turn } = self.0.way;
+        let mut at = Instant::now() + trip / 2;
+        if let Some((_, end)) = self.0.stall.lock().unwrap().filter(|(begin, end)| (*begin..*end).contains(&at)) {
+            at = end;
+        }
+        if !turn.is_zero() {
+            let since = at.duration_since(*EPOCH.get_or_init(Instant::now)).as_micros();
+            let into = since % turn.as_micros();
+            at += turn - Duration::from_micros(into as u64);
+        }
+        let answered = {
+            let mut free = self.0.free.lock().unwrap();
+            let end = free.unwrap_or(at).max(at) + each * riders.len() as u32;
+            *free = Some(end);
+            end + trip / 2
+        };
+        self.0.work.fetch_add(riders.len() as u64, Ordering::Relaxed);
+        let corrections = riders.iter().filter(|rider| !rider.request).count();
+        self.0.corrections.fetch_add(corrections as u64, Ordering::Relaxed);
+        tokio::time::sleep_until(answered).await;
+        let answers = vec![Ok(()); riders.len()];
+        hand_out(riders, answers);
+        ANSWERED
+    }
+
+    fn most(&self) -> Most {
+        MOST
+    }
+
+    fn record_unsent(&self, _error: &Failure) {}
+}
+
+static EPOCH: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+
+/// A caller whose charge is refunded if it has gone.
+struct Caller(oneshot::Sender<Result<(), Failure>>, Weak<Flights<Server>>);
+
+impl Receiver<(), Failure> for Caller {
+    fn is_gone(&self) -> bool {
+        self.0.is_closed()
+    }
+
+    fn answer(self: Box<Self>, answer: Result<(), Failure>) {
+        if answer.is_ok() && self.0.is_closed() {
+            let _ = self.1.upgrade().map(|flights| flights.send(0, false, |_| ()));
+        }
+        let _ = self.0.send(answer);
+    }
+}
+
+/// The ends of checks: when each came, how long it took, and how it ended.
+type Ends = Vec<(Duration, Duration, Option<Unanswered>)>;
+
+impl Server {
+    fn new(way: Way) -> Self {
+        Self(Arc::new(World { way, ..World::default() }))
+    }
+
+    fn limiter(&self) -> Arc<Flights<Self>> {
+        Arc::new(Flights::new(self.clone(), 1, 8_192, DEADLINE, Handle::current()))
+    }
+}
+
+/// Offers a number of checks a second for some time, whatever becomes of them.
+async fn offer(flights: &Arc<Flights<Server>>, rate: u64, time: Duration) -> Ends {
+    let (began, mut tasks) = (Instant::now(), Vec::new());
+    for number in 0..rate * time.as_millis() as u64 / 1_000 {
+        tokio::time::sleep_until(began + Duration::from_micros(number * 1_000_000 / rate)).await;
+        let flights = Arc::clone(flights);
+        tasks.push(tokio::spawn(async move {
+            let came = Instant::now();
+            let weak = Arc::downgrade(&flights);
+            let answer = flights.ask(0, true, |sender| Caller(sender, weak)).await;
+            let took = came.elapsed();
+            let end = match answer.and_then(|answer| answer) {
+                Ok(()) if took <= DEADLINE => None,
+                Ok(()) => Some(Unanswered::TimedOut(DEADLINE)),
+                Err(failure) => why::<()>(Err(failure)),
+            };
+            (came - began, took, end)
+        }));
+    }
+    let mut ends = Vec::new();
+    for task in tasks {
+        ends.push(task.await.unwrap());
+    }
+    ends
+}
+
+/// Returns how many checks a second were decided, of those that came from then on.
+fn decided(ends: &Ends, from: Duration, time: Duration) -> u64 {
+    let count = ends.iter().filter(|(came, _, end)| *came >= from && *came < from + time && end.is_none()).count();
+    count as u64 * 1_000 / time.as_millis() as u64
+}
+
+/// Returns the median time of those that were decided.
+fn median(ends: &Ends) -> Duration {
+    let mut took: Vec<_> = ends.iter().filter(|(.., end)| end.is_none()).map(|(_, took, _)| *took).collect();
+    took.sort_unstable();
+    took[took.len() / 2]
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn far_store_decides_all_that_is_offered() {
+    for trip in [10, 50, 200] {
+        for rate in [50, 400, 1_200, 3_000] {
+            let server = Server::new(Way { trip: trip * MS, each: Duration::from_micros(30), ..Way::default() });
+            let ends = offer(&server.limiter(), rate, 8 * SECOND).await;
+            let decided = decided(&ends, 3 * SECOND, 5 * SECOND);
+            assert!(decided * 100 >= rate * 97, "{trip} ms, {rate} offered, {decided} decided");
+            let median = median(&ends);
+            assert!(median <= trip * MS * 11 / 10 + 2 * MS, "{trip} ms, {rate} offered, median of {median:?}");
+            assert!(server.0.work.load(Ordering::Relaxed) <= ends.len() as u64);
+        }
+    }
+}
+
+/// It can decide 333 a second.
+#[tokio::test(start_paused = true)]
+async fn store_that_is_the_limit_decides_what_it_can() {
+    for trip in [2, 100] {
+        for rate in [300, 400, 660, 1_000] {
+            let server = Server::new(Way { trip: trip * MS, each: 3 * MS, ..Way::default() });
+            let ends = offer(&server.limiter(), rate, 20 * SECOND).await;
+            let (decided, possible) = (decided(&ends, 5 * SECOND, 15 * SECOND), rate.min(333));
+            assert!(decided * 10 >= possible * 9, "{trip} ms, {rate} offered, {decided} decided");
+            let (work, done) =
+                (server.0.work.load(Ordering::Relaxed), ends.iter().filter(|end| end.2.is_none()).count());
+            assert!(work * 10 <= done as u64 * 13, "{work} requests for {done} decided");
+        }
+    }
+}
+
+/// The others of a server have its time but for one moment of 330 ms.
+#[tokio::test(start_paused = true)]
+async fn store_that_is_busy_with_neighbours_decides_all() {
+    for rate in [50, 200, 400, 1_200] {
+        let way = Way { trip: MS, each: Duration::from_micros(30), turn: 330 * MS };
+        let ends = offer(&Server::new(way).limiter(), rate, 12 * SECOND).await;
+        let decided = decided(&ends, 4 * SECOND, 8 * SECOND);
+        assert!(decided * 100 >= rate * 95, "{rate} offered, {decided} decided");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn check_that_would_be_late_is_refused_at_once() {
+    let server = Server::new(Way { trip: 2 * MS, each: 3 * MS, ..Way::default() });
+    let ends = offer(&server.limiter(), 1_000, 15 * SECOND).await;
+    let refused: Vec<_> = ends.iter().filter(|(came, _, end)| *came > 5 * SECOND && end.is_some()).collect();
+    let at_once = refused.iter().filter(|(_, took, end)| *took <= MS && matches!(end, Some(Unanswered::Shed(_))));
+    let at_once = at_once.count();
+    assert!(at_once * 10 >= refused.len() * 8, "{at_once} of {} at once", refused.len());
+    let late = refused.iter().filter(|(.., end)| !matches!(end, Some(Unanswered::Shed(_)))).count();
+    assert!(late * 20 <= refused.len(), "{late} of {} late", refused.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_that_stood_still_is_used_again_within_a_second() {
+    for trip in [10, 200] {
+        let server = Server::new(Way { trip: trip * MS, each: Duration::from_micros(30), ..Way::default() });
+        let begin = Instant::now() + 5 * SECOND;
+        *server.0.stall.lock().unwrap() = Some((begin, begin + 10 * SECOND));
+        let ends = offer(&server.limiter(), 400, 32 * SECOND).await;
+        let decided = decided(&ends, 25 * SECOND, 5 * SECOND); // ten seconds stand for one
+        assert!(decided >= 390, "{trip} ms: {decided} decided");
+        let waited = ends.iter().filter(|(came, took, _)| (7 * SECOND..14 * SECOND).contains(came) && *took > MS);
+        assert!(waited.count() < 100, "while nothing is answered, checks fail at once");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn corrections_do_not_crowd_out_checks() {
+    let server = Server::new(Way { trip: 2 * MS, each: 3 * MS, ..Way::default() });
+    let limiter = server.limiter();
+    let sends = tokio::spawn({
+        let limiter = Arc::clone(&limiter);
+        async move {
+            for _ in 0..15_000 {
+                let _ = limiter.send(0, false, |_| ());
+                tokio::time::sleep(MS).await;
+            }
+        }
+    });
+    let ends = offer(&limiter, 200, 15 * SECOND).await;
+    sends.abort();
+    let (decided, corrections) =
+        (decided(&ends, 5 * SECOND, 10 * SECOND), server.0.corrections.load(Ordering::Relaxed));
+    assert!(decided >= 180, "{decided} decided");
+    assert!(corrections >= 1_000, "{corrections} corrections");
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_beyond_the_deadline_is_too_far_and_not_overloaded() {
+    let server = Server::new(Way { trip: 600 * MS, ..Way::default() });
+    let ends = offer(&server.limiter(), 100, 10 * SECOND).await;
+    assert!(ends.iter().all(|(.., end)| end.is_some()));
+    let overloaded = ends.iter().filter(|(.., end)| matches!(end, Some(Unanswered::Shed(_)))).count();
+    assert!(overloaded <= 50, "{overloaded} overloaded");
+    let sent = server.0.work.load(Ordering::Relaxed);
+    assert!(sent <= 200, "{sent} requests for answers that nobody waits for");
+}
+
+#[tokio::test(start_paused = true)]
+async fn limiters_that_share_a_store_share_what_it_carries() {
+    for number in [2, 8] {
+        let server = Server::new(Way { trip: 10 * MS, each: 3 * MS, ..Way::default() });
+        let limiters: Vec<_> = (0..number).map(|_| server.limiter()).collect();
+        let offers = limiters.iter().map(|limiter| offer(limiter, 900 / number, 40 * SECOND));
+        let ends = futures_util::future::join_all(offers).await;
+        let each: Vec<_> = ends.iter().map(|ends| decided(ends, 10 * SECOND, 30 * SECOND)).collect();
+        let all: u64 = each.iter().sum();
+        assert!(all >= 270, "{each:?}");
+        let fair = all / number;
+        assert!(each.iter().all(|own| *own * 4 >= fair && *own <= fair * 4), "{each:?}");
+    }
+}
