@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
 use crate::clock::{CalendarClock, Clock};
 use crate::fields::List;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, OutcomeKind};
 use crate::policy::Policy;
 use crate::time::micros_ceil;
 use crate::wait::Wait;
@@ -21,6 +21,7 @@ use super::definition::{Format, Headers, PartitionKey, When};
 use super::ietf::{
     Precise, item_parts, item_start, precisely, push_dictionary, push_partition, push_policy, push_precise,
 };
+use super::retry_after;
 use super::text::{Text, integer};
 use super::view::{PolicyView, binding, longest_wait_us};
 use super::wait::{SECOND_US, Waits, seconds_ceil};
@@ -114,8 +115,25 @@ impl PreparedHeaders {
     /// Returns the wait that is reported to a refused client, with its jitter and its cap.
     pub(crate) fn reported_wait(&self, outcome: &Outcome, seed: u64) -> Wait {
         match outcome.wait() {
+            _ if outcome.kind() == OutcomeKind::FailedClosed => {
+                Wait::After(Duration::from_micros(self.waits.after_failure_us(seed)))
+            }
             Wait::After(wait) => Wait::After(Duration::from_micros(self.waits.reported_us(micros_ceil(wait), seed))),
             wait => wait,
+        }
+    }
+
+    /// Adds a reported wait that is of no policy, by the headers for waits.
+    pub(crate) fn add_wait(&self, wait: Wait, headers: &mut HeaderMap) {
+        let Some(wait_us) = wait.duration().map(micros_ceil) else { return };
+        for header in &self.headers {
+            match header.content {
+                Content::RetryAfter => retry_after::write(headers, integer(seconds_ceil(wait_us)), &*self.clock),
+                Content::RetryAfterMs => {
+                    retry_after::write_millis(headers, integer(wait_us.div_ceil(1_000)), &*self.clock);
+                }
+                Content::List(_) | Content::Single(_) => {}
+            }
         }
     }
 

@@ -10,6 +10,10 @@ pub(super) const SECOND_US: u64 = 1_000_000;
 /// The default of the longest wait that is reported: one day.
 const MAX_WAIT_US: u64 = 86_400 * SECOND_US;
 
+/// The wait after a failure of the limiter: between the two, by the client's key. It is not known when the limiter
+/// recovers, and all clients come back at once unless their waits differ.
+const FAILURE_US: (u64, u64) = (SECOND_US, 5 * SECOND_US);
+
 /// Spreads the return of many refused clients by lengthening each reported wait by a different
 /// part.
 ///
@@ -91,6 +95,13 @@ impl Waits {
         self.capped_us(self.jittered_us(wait_us, seed)).max(1)
     }
 
+    /// Returns the wait after a failure of the limiter, capped, and above 0.
+    pub(super) fn after_failure_us(self, seed: u64) -> u64 {
+        let (least, most) = FAILURE_US;
+        let added = (u128::from(most - least) * u128::from(mixed(seed))) >> 64;
+        self.capped_us(least + u64::try_from(added).unwrap_or(0)).max(1)
+    }
+
     /// Returns [`reported_us`](Self::reported_us) in seconds, which is at least 1.
     pub(super) fn reported_seconds(self, wait_us: u64, seed: u64) -> u64 {
         seconds_ceil(self.reported_us(wait_us, seed))
@@ -125,6 +136,16 @@ mod tests {
             different.insert(reported);
         }
         assert!(different.len() > 900, "clients are spread");
+    }
+
+    #[test]
+    fn wait_after_a_failure_is_spread_and_capped() {
+        let mut waits = Waits::default();
+        let different: std::collections::BTreeSet<u64> = (0..1_000).map(|seed| waits.after_failure_us(seed)).collect();
+        assert!(different.len() > 900 && different.iter().all(|us| (1_000_000..=5_000_000).contains(us)));
+        assert_eq!(waits.after_failure_us(7), waits.after_failure_us(7), "a retry gets the same wait");
+        waits.limit_to(Duration::from_secs(2));
+        assert!((0..1_000).all(|seed| waits.after_failure_us(seed) <= 2_000_000));
     }
 
     #[test]

@@ -53,7 +53,8 @@ impl<'a> Refusal<'a> {
 
     /// Returns the wait until the same request may pass, with the
     /// [jitter](crate::Headers::jitter) and the [cap](crate::Headers::max_wait) of reported waits.
-    /// [`Wait::None`] if no quota refused.
+    /// If the limiter failed, it is 1 to 5 s, by the client's key, so that not all clients come back at once.
+    /// [`Wait::None`] if no quota refused otherwise.
     #[must_use]
     pub fn wait(&self) -> Wait {
         self.wait
@@ -95,7 +96,7 @@ impl fmt::Debug for Refusal<'_> {
 /// | a quota is exceeded | [`status`](Self::status), by default 429 | [`grpc_status`](Self::grpc_status), by default `RESOURCE_EXHAUSTED` (8) |
 /// | an access list denies the client | 403 | `PERMISSION_DENIED` (7) |
 /// | the key is missing | 400 | `INVALID_ARGUMENT` (3) |
-/// | the limiter failed | 503 | `UNAVAILABLE` (14), without pushback |
+/// | the limiter failed | 503, with a `Retry-After` of 1 to 5 s | `UNAVAILABLE` (14) |
 ///
 /// A body depends only on the policies that refused, on whether a wait can help, and on how much of a
 /// limit of requests in flight is held. Waits are in [`Headers`](crate::Headers). The format of the

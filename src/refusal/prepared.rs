@@ -116,7 +116,8 @@ impl PreparedRefusals {
         let mut response = Response::new(RefusalBody::whole(Bytes::new()));
         let headers = response.headers_mut();
         grpc::write_status(headers, refusal.protocol, code, message);
-        if reason == Reason::Limited && self.refusals.grpc_pushback {
+        let has_wait = matches!(reason, Reason::Limited | Reason::LimiterFailed);
+        if has_wait && self.refusals.grpc_pushback {
             grpc::write_pushback(headers, refusal.wait);
         }
         if reason == Reason::Limited && self.refusals.grpc_details {

@@ -14,7 +14,7 @@ use http::{HeaderName, Request, Response, StatusCode, header};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::{self, PeerAddr, Prefixes, TrustedProxies};
 use tower_ratelimit::{
-    MemoryLimiter, Mode, Quota, RateLimitLayer, Rule,
+    Headers, MemoryLimiter, Mode, Quota, RateLimitLayer, Rule,
     clock::TokioTimer,
     limiter::Limiter,
     middleware::{Access, AccessList, Usage},
@@ -123,6 +123,28 @@ async fn request_is_refused_when_the_limiter_fails() {
     limiter.fail(true);
     let layer = RateLimitLayer::new(limiter, one_per_hour("client"), key::global());
     assert_eq!(statuses(&layer, [from("192.0.2.1")]).await, [503]);
+}
+
+#[tokio::test]
+async fn refusal_of_a_failed_limiter_says_when_to_come_back() {
+    let limiter = Scripted::new();
+    limiter.fail(true);
+    let layer = RateLimitLayer::new(limiter, one_per_hour("client"), key::peer_ip());
+    let wait = async |layer: &RateLimitLayer<Scripted>, address: &str| {
+        let response = layer.layer(service_fn(served)).oneshot(from(address)).await.unwrap();
+        assert_eq!(response.status(), 503);
+        response.headers().get("retry-after").map(|wait| wait.to_str().unwrap().parse::<u64>().unwrap())
+    };
+    let mut waits = std::collections::BTreeSet::new();
+    for n in 0..100 {
+        let address = format!("192.0.2.{n}");
+        let first = wait(&layer, &address).await.unwrap();
+        assert_eq!(wait(&layer, &address).await, Some(first), "a retry gets the same wait");
+        waits.insert(first);
+    }
+    assert!(waits.len() > 2 && waits.iter().all(|wait| (1..=5).contains(wait)), "{waits:?}");
+    let silent = layer.clone().headers(Headers::none());
+    assert_eq!(wait(&silent, "192.0.2.1").await, None);
 }
 
 #[tokio::test]

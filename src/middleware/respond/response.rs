@@ -96,6 +96,9 @@ impl Ticket {
                 let wait = layer.headers.reported_wait(&outcome, seed);
                 let mut response = layer.refusals.respond(&Head::from(&*parts), &outcome, wait).map(into_body);
                 self.add_refusal_headers(layer, seed, &mut response);
+                if self.kind == OutcomeKind::FailedClosed {
+                    layer.headers.add_wait(wait, response.headers_mut());
+                }
                 response
             }
         };
@@ -164,11 +167,12 @@ impl Ticket {
     /// Returns the seed of a refusal's jitter. It is equal for all refusals of a key, so that a client cannot draw
     /// again.
     fn seed<L>(&self, layer: &Compiled<L>) -> u64 {
-        if !layer.headers.is_jittered() {
+        // Clients come back at different times after a failure, also if the waits of quotas have no jitter.
+        if !layer.headers.is_jittered() && self.kind != OutcomeKind::FailedClosed {
             return 0;
         }
         let hash = foldhash::fast::FixedState::default();
-        self.answered().first().map_or(0, |charged| hash.hash_one(&charged.key))
+        self.charges.first().map_or(0, |charged| hash.hash_one(&charged.key))
     }
 }
 
