@@ -22,7 +22,7 @@ pub struct StoreLoad {
     pub call_time: Option<Duration>,
     /// The time after which a check without an answer fails.
     pub deadline: Option<Duration>,
-    /// The checks that failed as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded) so far.
+    /// The checks and corrections that failed as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded) so far.
     pub shed: u64,
 }
 

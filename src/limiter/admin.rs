@@ -88,7 +88,8 @@ impl<L: Limiter> Blocks<L> {
         self.take(Charge::new(&policy, key).cost(strikes).effect(Effect::Force)).await
     }
 
-    /// Opens a key and forgets its strikes and earlier blocks.
+    /// Opens a key and forgets its strikes and earlier blocks. With Redis or another store, other processes remember
+    /// denials, and may go on refusing the key for about a second.
     ///
     /// The quotas beside the block keep what the key has used, so its next request may be refused again.
     /// [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) opens the blocks of a layer and resets

@@ -107,6 +107,7 @@ forwarded! {
         refund(refunds: Vec<Refund>) -> ();
         settle(charges: &[Charge<'_>]) -> Decision;
         reset(policy: &Policy, key: &Key) -> ();
+        probe() -> ();
     }
     values {
         try_take_one(policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision>;

@@ -262,6 +262,29 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         self.both(Some(self.first.reset(policy, key)), self.second.limiter.reset(&self.second.share(policy), key))
     }
 
+    /// Asks the second limiter if the first cannot decide.
+    fn probe(&self) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
+        let of_second = |reply| -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
+            match reply {
+                Reply::Now(answer) => Reply::Now(answer),
+                Reply::Later(answer) => Reply::Later(Box::pin(answer)),
+            }
+        };
+        match self.first.probe() {
+            Reply::Now(Ok(())) => Reply::Now(Ok(())),
+            Reply::Now(Err(_)) => of_second(self.second.limiter.probe()),
+            Reply::Later(first) => {
+                let second = self.second.limiter.clone();
+                Reply::Later(Box::pin(async move {
+                    match first.await {
+                        Ok(()) => Ok(()),
+                        Err(_) => of_second(second.probe()).await,
+                    }
+                }))
+            }
+        }
+    }
+
     /// Checks that both limiters support the quota, the second one with its share. Supports no concurrency limit for
     /// which requests [wait in line](Quota::max_wait).
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {

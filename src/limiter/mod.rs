@@ -170,7 +170,21 @@ pub trait Limiter: Send + Sync + 'static {
     }
 
     /// Forgets the state of a (policy, key) pair, so that its whole quota is available.
+    ///
+    /// A limiter with a store that remembers denials forgets them in this process at once. Other processes may go on
+    /// refusing the key as long as they remember: those with this crate's limiters for about a second.
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>>;
+
+    /// Asks whether the limiter can decide now, for a readiness probe. By default it can: nothing is asked.
+    ///
+    /// The limiters of this crate that have a store ask it to decide a check that takes nothing, at most once a second.
+    /// So the answer recovers without requests, once the store does. A process that asks for more than it can carry is
+    /// no error. A [`FallbackLimiter`] fails if both of its limiters do.
+    ///
+    /// The guide says [what to do with it](crate::guide::redis_and_failures#readiness).
+    fn probe(&self) -> Reply<(), Self::Error, Self::Future<()>> {
+        Reply::Now(Ok(()))
+    }
 
     /// Checks whether this limiter can keep the states of a quota. By default it can keep all except
     /// those of a [concurrency limit](Quota::concurrent), whose units come back only when they are

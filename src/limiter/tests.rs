@@ -72,6 +72,16 @@ impl Limiter for Probe {
         Reply::Later(ready(Ok(())))
     }
 
+    fn probe(&self) -> Reply<(), Never, Self::Future<()>> {
+        self.note("probe");
+        Reply::Now(Ok(()))
+    }
+
+    fn store_load(&self) -> Option<StoreLoad> {
+        self.note("store_load");
+        Some(StoreLoad::default())
+    }
+
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
         self.note("supports");
         Err(UnsupportedQuota::new(UnsupportedQuotaKind::Algorithm, quota, "it is a probe"))
@@ -120,6 +130,8 @@ async fn reached(probe: &Probe, limiter: impl Limiter) -> BTreeSet<&'static str>
     limiter.try_refund_one(&policy, &key, Receipt::new(1, 0, 0)).unwrap();
     assert!(limiter.settle(&charges).await.unwrap().is_allowed());
     limiter.reset(&policy, &key).await.unwrap();
+    limiter.probe().await.unwrap();
+    assert_eq!(limiter.store_load(), Some(StoreLoad::default()));
     assert_eq!(limiter.supports(policy.quota()).unwrap_err().kind(), UnsupportedQuotaKind::Algorithm);
     assert_eq!(limiter.atomicity(), Atomicity::Compensated);
     assert_eq!(limiter.policy_registry().map(PolicyRegistry::id), Some(probe.registry.id()));

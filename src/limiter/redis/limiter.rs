@@ -141,6 +141,12 @@ impl Limiter for RedisLimiter {
         self.0.reset(policy, key)
     }
 
+    /// Fails if Redis does not decide within the [deadline](crate::limiter::redis::RedisLimiterBuilder::deadline). In a
+    /// cluster it fails if no server decides.
+    fn probe(&self) -> Reply<(), RedisError, RedisFuture<()>> {
+        self.0.probe()
+    }
+
     /// Supports every quota.
     fn supports(&self, _quota: &Quota) -> Result<(), UnsupportedQuota> {
         Ok(())

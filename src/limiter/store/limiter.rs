@@ -165,6 +165,11 @@ impl<S: Store> Limiter for StoreLimiter<S> {
         self.0.reset(policy, key)
     }
 
+    /// Fails if the store does not decide within the [deadline](crate::limiter::store::StoreLimiterBuilder::deadline).
+    fn probe(&self) -> Reply<(), StoreError, StoreFuture<()>> {
+        self.0.probe()
+    }
+
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
         supports(quota)
     }

@@ -4,6 +4,7 @@
 mod corrections;
 mod leasing;
 mod places;
+mod probe;
 mod take;
 mod taking;
 
@@ -16,6 +17,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
 
+use self::probe::Probed;
 use super::backend::{Answer, Backend, Intent, RemoteError};
 use super::denial_cache::DenialCache;
 use super::flights::Receiver;
@@ -29,6 +31,7 @@ use crate::event::{LimiterEvent, StoreErrorKind};
 use crate::limiter::queue_refunds::QueueRefunds;
 use crate::limiter::{Charge, LeftLine, PlaceLines, PolicyRegistry, Reply};
 use crate::store_load::{StoreLoad, StoreLoadReader};
+use crate::sync::Mutex;
 
 /// The future of an answer. A request is sent when it is first polled, and needs no further poll.
 pub(crate) type AnswerFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
@@ -63,8 +66,9 @@ pub(crate) struct Checks<B: Backend> {
     is_closed: AtomicBool,
     queue_refunds: QueueRefunds<Tag, oneshot::Sender<Result<(), B::Error>>>,
     registry: PolicyRegistry,
-    /// The checks that failed as overloaded.
+    /// The requests that failed as overloaded.
     shed: AtomicU64,
+    probed: Mutex<Probed<B::Error>>,
 }
 
 impl<B: Backend> Checks<B> {
@@ -107,6 +111,7 @@ impl<B: Backend> Checks<B> {
             queue_refunds: QueueRefunds::new(),
             registry: PolicyRegistry::new(),
             shed: AtomicU64::new(0),
+            probed: Mutex::default(),
         }
     }
 
@@ -207,6 +212,9 @@ impl<B: Backend> Checks<B> {
     /// Reports to the observer that too many requests wait, or that one waited for too long. The backend does not see
     /// these errors.
     fn report(&self, error: &B::Error) {
+        if error.kind() == StoreErrorKind::Overloaded {
+            self.shed.fetch_add(1, Ordering::Relaxed);
+        }
         if matches!(error.kind(), StoreErrorKind::Overloaded | StoreErrorKind::Timeout) {
             self.backend.events().report_failure(error.kind(), error);
         }
@@ -215,9 +223,6 @@ impl<B: Backend> Checks<B> {
     /// Reports to the observer that a check has ended.
     fn report_checked(&self, duration: Duration, error: Option<&B::Error>) {
         let error = error.map(RemoteError::kind);
-        if error == Some(StoreErrorKind::Overloaded) {
-            self.shed.fetch_add(1, Ordering::Relaxed);
-        }
         self.backend.events().report(|| LimiterEvent::store_checked(duration, error));
     }
 

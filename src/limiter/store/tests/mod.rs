@@ -4,6 +4,7 @@ mod faults;
 mod lab;
 pub(super) mod parity;
 mod places;
+mod probe;
 mod values;
 
 use std::time::Duration;

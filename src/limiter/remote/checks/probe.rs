@@ -1,0 +1,81 @@
+//! Asks whether the store decides, for readiness probes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{CheckReply, Checks};
+use crate::event::StoreErrorKind;
+use crate::key::Key;
+use crate::limiter::remote::backend::{Backend, RemoteError};
+use crate::limiter::{Charge, Reply};
+use crate::policy::Policy;
+use crate::quota::Quota;
+use crate::random;
+use crate::sync::lock;
+use crate::time::Timestamp;
+
+/// The time in which the store is asked once.
+const ASKED_EACH: Duration = Duration::from_secs(1);
+
+/// The most keys that are tried to find a server that is not believed dead.
+const TRIES: u64 = 64;
+
+/// The last probe. Clients that can send probes cannot make more than one a second of them.
+pub(super) struct Probed<E> {
+    asked_at: Option<Timestamp>,
+    answer: Option<Result<(), E>>,
+}
+
+impl<E> Default for Probed<E> {
+    fn default() -> Self {
+        Self { asked_at: None, answer: None }
+    }
+}
+
+impl<B: Backend> Checks<B> {
+    /// Asks whether the store decides: by a check that takes nothing, unless it was asked within the last second.
+    pub(crate) fn probe(self: &Arc<Self>) -> CheckReply<(), B> {
+        let now = self.denials.now();
+        {
+            let mut probed = lock(&self.probed);
+            let is_recent = probed.asked_at.is_some_and(|at| at <= now && now < at.saturating_add(ASKED_EACH));
+            if let Some(answer) = probed.answer.as_ref().filter(|_| is_recent) {
+                return Reply::Now(answer.clone());
+            }
+            probed.asked_at = Some(now);
+        }
+        let Ok(policy) = Policy::new("probe", Quota::per_second(1)) else {
+            debug_assert!(false, "the name and the quota are valid");
+            return Reply::Now(Ok(()));
+        };
+        // In a cluster the keys are on different servers, and a process is useful while it reaches one of them.
+        let mut failed = None;
+        let mut reached = None;
+        for n in 0..TRIES {
+            let Some(key) = Key::of(random::mixed(now.as_micros().wrapping_add(n))) else { continue };
+            failed = self.backend.error_at_once(self.backend.lane(&self.backend.stored(&policy, &key)));
+            if failed.is_none() {
+                reached = Some(key);
+                break;
+            }
+        }
+        if let Some(error) = failed {
+            lock(&self.probed).answer = Some(Err(error.clone()));
+            return Reply::Now(Err(error));
+        }
+        let Some(key) = reached else {
+            debug_assert!(false, "a number is short enough for a key");
+            return Reply::Now(Ok(()));
+        };
+        let (checks, peeked) = (Arc::clone(self), self.peek(&[Charge::new(&policy, &key)]));
+        Reply::Later(Box::pin(async move {
+            let answer = match peeked.await {
+                // The store may well answer. A process that left for this would make the others carry more.
+                Err(error) if error.kind() == StoreErrorKind::Overloaded => Ok(()),
+                answer => answer.map(drop),
+            };
+            lock(&checks.probed).answer = Some(answer.clone());
+            answer
+        }))
+    }
+}

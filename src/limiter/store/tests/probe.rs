@@ -1,0 +1,58 @@
+//! Readiness: whether a limiter can decide now.
+
+use std::num::NonZeroU32;
+
+use super::lab::Fate;
+use super::*;
+use crate::MemoryLimiter;
+use crate::event::StoreErrorKind;
+use crate::limiter::{BoxLimiter, FallbackLimiter};
+use crate::sync::lock;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn probe_recovers_without_requests() {
+    let (lab, own) = (Lab::default(), ManualClock::new());
+    let limiter = StoreLimiterBuilder::new().own_clock(own.clone()).build(lab.clone()).unwrap();
+    limiter.probe().await.unwrap();
+    *lock(&lab.0.random) = vec![Fate::Silent];
+    // Until the store is believed dead, and after that.
+    for _ in 0..8 {
+        own.advance(SECOND);
+        let kind = limiter.probe().await.unwrap_err().kind();
+        assert!([StoreErrorKind::Timeout, StoreErrorKind::Unavailable].contains(&kind), "{kind}");
+    }
+    let boxed = BoxLimiter::new(limiter.clone());
+    assert!(boxed.probe().await.is_err());
+    let fallback = FallbackLimiter::new(limiter.clone(), MemoryLimiter::new(), NonZeroU32::MIN);
+    fallback.probe().await.unwrap();
+    let both = FallbackLimiter::new(limiter.clone(), limiter.clone(), NonZeroU32::MIN);
+    assert!(both.probe().await.is_err());
+
+    lock(&lab.0.random).clear();
+    tokio::time::sleep(3 * SECOND).await;
+    own.advance(SECOND);
+    limiter.probe().await.unwrap();
+    boxed.probe().await.unwrap();
+    limiter.close();
+    own.advance(SECOND);
+    assert!(limiter.probe().await.is_err(), "a process that drains is not ready");
+}
+
+#[tokio::test(start_paused = true)]
+async fn probe_asks_the_store_once_a_second() {
+    let (lab, own) = (Lab::default(), ManualClock::new());
+    let limiter = patient().own_clock(own.clone()).build(lab.clone()).unwrap();
+    limiter.probe().await.unwrap();
+    lab.calls();
+    for _ in 0..10 {
+        limiter.probe().await.unwrap();
+    }
+    assert_eq!(lab.calls(), (0, 0));
+    own.advance(SECOND);
+    for _ in 0..10 {
+        limiter.probe().await.unwrap();
+    }
+    assert_eq!(lab.calls(), (1, 0), "a probe writes nothing");
+}
