@@ -273,6 +273,8 @@ pub enum LayerEvent {
     WaitEnded {
         /// The policy of the event with which the wait began.
         policy: Policy,
+        /// How long the request waited, by the timer of the layer.
+        waited: Duration,
     },
 }
 
@@ -285,8 +287,8 @@ impl LayerEvent {
 
     /// Makes [`WaitEnded`](Self::WaitEnded).
     #[must_use]
-    pub fn wait_ended(policy: Policy) -> Self {
-        Self::WaitEnded { policy }
+    pub fn wait_ended(policy: Policy, waited: Duration) -> Self {
+        Self::WaitEnded { policy, waited }
     }
 }
 
@@ -329,9 +331,11 @@ impl RulesEvent {
         Self::Refused { error: error.into() }
     }
 
-    /// Writes the event to `tracing`.
+    /// Writes the event to `tracing`, with what changed in words.
     #[cfg(feature = "rules")]
-    pub(crate) fn log(&self) {
+    pub(crate) fn log(&self, changes: &str) {
+        #[cfg(not(feature = "tracing"))]
+        let _ = changes;
         #[cfg(feature = "tracing")]
         contained(|| match self {
             Self::Loaded { version, file, rules } => tracing::info!(
@@ -340,7 +344,8 @@ impl RulesEvent {
                 version,
                 file = file.as_deref().map(tracing::field::debug),
                 rules,
-                "version {version} of the rules is in force"
+                changes,
+                "version {version} of the rules is in force{}{changes}", if changes.is_empty() { "" } else { ": " }
             ),
             Self::Refused { error } => {
                 tracing::warn!(target: "tower_ratelimit", event = "rules-refused", "the rules stay as they were: {error}");

@@ -134,6 +134,7 @@ mod random;
 mod refusal;
 #[cfg(feature = "rules")]
 pub mod rules;
+mod rules_in_force;
 #[cfg(test)]
 mod sampling;
 #[cfg(feature = "serde")]

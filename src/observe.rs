@@ -5,6 +5,7 @@
 pub use crate::event::{LayerEvent, LimiterEvent, RulesEvent};
 pub use crate::explanation::{Explanation, NotCharged, RuleExplanation};
 pub use crate::outcome::{Observed, Observer, Outcome, OutcomeKind, PolicyStatus};
+pub use crate::rules_in_force::{RulesInForce, RulesReader};
 pub use crate::setup_warning::{SetupWarning, SetupWarningKind};
 pub use crate::stats::{
     EventCounts, HistogramSnapshot, PolicySnapshot, PolicyState, RateBucket, RecentRefusal, Stats, StatsBuilder,

@@ -12,6 +12,7 @@ use crate::head::Head;
 use crate::key::Key;
 use crate::mode::Mode;
 use crate::policy::Policy;
+use crate::rules_in_force::RulesReader;
 use crate::setup_warning::SetupWarning;
 use crate::store_load::StoreLoadReader;
 use crate::time::Timestamp;
@@ -31,8 +32,6 @@ use crate::wait::Wait;
 pub struct Outcome {
     kind: OutcomeKind,
     policies: SmallVec<[PolicyStatus; 2]>,
-    /// Whether the request waits for its departure.
-    waits: bool,
 }
 
 labelled! {
@@ -114,16 +113,7 @@ pub struct PolicyStatus {
 
 impl Outcome {
     pub(crate) fn new(kind: OutcomeKind, policies: SmallVec<[PolicyStatus; 2]>) -> Self {
-        Self { kind, policies, waits: false }
-    }
-
-    /// Notes whether the request waits for its departure.
-    pub(crate) fn waiting(self, waits: bool) -> Self {
-        Self { waits, ..self }
-    }
-
-    pub(crate) fn waits(&self) -> bool {
-        self.waits
+        Self { kind, policies }
     }
 
     /// Returns what the middleware did with the request.
@@ -339,6 +329,7 @@ impl fmt::Debug for Observed<'_> {
 /// | [`on_limiter_event`](Self::on_limiter_event) | what happens to a limiter and its store | the limiter | those of its builder and of the layers over it, each once |
 /// | [`on_store`](Self::on_store) | a store whose load can be read | the limiter | the same |
 /// | | a limiter's errors, as [`Failed`](LimiterEvent::Failed) | a layer | its own |
+/// | [`on_rules`](Self::on_rules) | rules of a file that a layer follows | a layer | its own |
 /// | [`on_rules_event`](Self::on_rules_event) | rules of a file that are loaded or refused | the rules | those of the layers that use the rules |
 ///
 /// A layer hands its observer on to its limiter when it is used first.
@@ -402,6 +393,12 @@ pub trait Observer: Send + Sync {
         let _ = load;
     }
 
+    /// Called when a layer with rules of a file begins to report to this observer. `rules` reads which rules are in
+    /// force, at any time. Layers of the same rules hand on the same reader.
+    fn on_rules(&self, rules: &RulesReader) {
+        let _ = rules;
+    }
+
     /// Called when rules of a file came into force, or were refused.
     fn on_rules_event(&self, event: &RulesEvent) {
         let _ = event;
@@ -449,6 +446,10 @@ impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
 
     fn on_store(&self, load: &StoreLoadReader) {
         (**self).on_store(load);
+    }
+
+    fn on_rules(&self, rules: &RulesReader) {
+        (**self).on_rules(rules);
     }
 
     fn on_rules_event(&self, event: &RulesEvent) {

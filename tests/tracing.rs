@@ -239,9 +239,87 @@ fn refused_rules_are_a_warning_whatever_observes_them() {
     let _services = layers.map(|layer| layer.observer(Stats::new()).layer(answer));
     rules.replace(text("many")).unwrap_err();
     rules.replace(text("6 per hour")).unwrap();
+    let others =
+        "rules: [{name: b, quota: 1/s, key: global}, {name: all, quota: 6 per hour, mode: shadow, key: global}]";
+    rules.replace(others).unwrap();
+    rules.replace(format!("# A comment.\n{others}")).unwrap();
+    rules.replace("rules: []").unwrap();
     let written = events.written.lock().unwrap();
-    let [refused, loaded] = &written[..] else { panic!("{written:?}") };
+    let [refused, loaded, then @ ..] = &written[..] else { panic!("{written:?}") };
     assert!(refused.starts_with("WARN message=the rules stay as they were: 1:"), "{refused}");
     assert!(refused.ends_with("event=\"rules-refused\";"), "{refused}");
-    assert_eq!(loaded, "INFO message=version 1 of the rules is in force;event=\"rules-loaded\";version=1;rules=1;");
+    let (words, now) = ("all: 5 per hour, token bucket -> 6 per hour, token bucket", "of the rules is in force");
+    let fields = format!("event=\"rules-loaded\";version=1;rules=1;changes=\"{words}\";");
+    assert_eq!(*loaded, format!("INFO message=version 1 {now}: {words};{fields}"));
+    let changes = [
+        "all: 6 per hour, token bucket -> 6 per hour, token bucket (shadow); b is new",
+        "no quota and no mode changed",
+        "all is gone; b is gone",
+    ];
+    for (event, changes) in then.iter().zip(changes) {
+        assert!(event.contains(&format!("{now}: {changes};")), "{event}");
+    }
+    assert_eq!(then.len(), changes.len());
+}
+
+/// Keeps the fields that are recorded in its only span, which a thread is in from the beginning.
+#[derive(Clone, Default)]
+struct OneSpan(Arc<Mutex<Vec<String>>>, Arc<std::sync::OnceLock<&'static Metadata<'static>>>);
+
+impl Subscriber for OneSpan {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_span()
+    }
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        self.1.get_or_init(|| span.metadata());
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, record: &Record<'_>) {
+        let mut written = Written(String::new());
+        record.record(&mut written);
+        self.0.lock().unwrap().push(written.0);
+    }
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+    fn current_span(&self) -> tracing_core::span::Current {
+        match self.1.get() {
+            Some(metadata) => tracing_core::span::Current::new(Id::from_u64(1), metadata),
+            None => tracing_core::span::Current::none(),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn span_gets_outcome_policy_wait_and_time_of_the_store() {
+    use tower_ratelimit::clock::{TokioClock, TokioTimer};
+    use tower_ratelimit::observe::LimiterEvent;
+    use tracing::field::Empty;
+    let spans = OneSpan::default();
+    let _guard = tracing::subscriber::set_default(spans.clone());
+    let span = tracing::info_span!(
+        "request",
+        ratelimit.outcome = Empty,
+        ratelimit.policy = Empty,
+        ratelimit.wait_ms = Empty,
+        ratelimit.store_ms = Empty
+    );
+    let _in_span = span.enter();
+    let stats = Stats::builder().fill_spans(true).build();
+    let queue = Rule::new("queue", Quota::leaky_queue(10, Duration::from_secs(1)).unwrap()).unwrap();
+    let limiter = MemoryLimiter::builder().clock(TokioClock::new()).build().unwrap();
+    let layer = RateLimitLayer::new(limiter, queue, key::global()).delay(TokioTimer::new()).observer(stats.clone());
+    let taken = || std::mem::take(&mut *spans.0.lock().unwrap());
+    ask(&layer, &["a"]).await;
+    assert_eq!(taken(), ["ratelimit.outcome=\"allowed\";", "ratelimit.policy=\"queue\";"]);
+    ask(&layer, &["a"]).await;
+    let recorded = taken();
+    let expected = ["ratelimit.outcome=\"delayed\";", "ratelimit.policy=\"queue\";", "ratelimit.wait_ms=100.0;"];
+    assert!(expected.iter().all(|field| recorded.iter().any(|own| own == field)), "{recorded:?}");
+    stats.on_limiter_event(&LimiterEvent::store_checked(Duration::from_micros(1_500), None));
+    assert_eq!(taken(), ["ratelimit.store_ms=1.5;"]);
+    let silent = Stats::new();
+    silent.on_limiter_event(&LimiterEvent::store_checked(Duration::from_micros(1_500), None));
+    assert_eq!(taken(), [""; 0]);
 }

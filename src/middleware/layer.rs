@@ -30,6 +30,7 @@ use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::refusal::Refusals;
+use crate::rules_in_force::RulesReader;
 use crate::setup_warning::SetupWarning;
 use crate::sync::OnceLock;
 
@@ -535,6 +536,11 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.compiled.get_or_init(|| {
             if let Some(observer) = &self.settings.observer {
                 self.limiter.observe(observer);
+                if let Some(sourced) = &self.settings.source {
+                    let source = Arc::downgrade(&sourced.source);
+                    let identity = source.as_ptr().cast::<()>().addr();
+                    observer.on_rules(&RulesReader::new(identity, move || Some(source.upgrade()?.in_force())));
+                }
             }
             let compiled = Arc::new(Compiled::new(Arc::clone(&self.limiter), Settings::clone(&self.settings)));
             let live = live::follow(&compiled);
@@ -635,6 +641,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///
     /// The key is reset under every policy, whatever the extractor of its rule is. So [`Key::global`] resets what all
     /// clients share. To reset one policy only, use [`Limiter::reset`].
+    ///
+    /// With Redis or another store, other processes remember denials, and may go on refusing the key for about a
+    /// second.
     ///
     /// ```
     /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule, key};

@@ -1,11 +1,16 @@
 //! The source of a layer's rules, if they can change as a whole while requests are served.
 
+#[cfg(feature = "rules")]
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use super::charge::access::BoundList;
 use super::rule::{BoundRule, Follow};
 use crate::head::Head;
 use crate::key::Key;
+#[cfg(feature = "rules")]
+use crate::mode::{Mode, ModeSwitch};
+use crate::rules_in_force::RulesInForce;
 
 /// One version of the rules of a source.
 pub(crate) struct SourcedRules {
@@ -15,6 +20,27 @@ pub(crate) struct SourcedRules {
     pub(crate) lists: Vec<BoundList>,
     /// Finds the rules of a request and their keys, instead of the rules' own conditions and extractors.
     pub(crate) finder: Option<Arc<dyn FindRules>>,
+}
+
+#[cfg(feature = "rules")]
+impl SourcedRules {
+    /// Returns the quotas and the mode of each rule in words, by name.
+    pub(crate) fn words(&self) -> BTreeMap<String, String> {
+        let mut words = BTreeMap::<String, String>::new();
+        for bound in &self.rules {
+            let mode = bound.rule().mode.as_ref().map_or(Mode::Enforce, ModeSwitch::get);
+            let linked = bound.rule().linked.iter().map(|linked| &linked.policy);
+            for policy in bound.policies().iter().chain(linked) {
+                let text = words.entry(policy.name().to_owned()).or_default();
+                let and = if text.is_empty() { "" } else { " and " };
+                text.push_str(&format!("{and}{}", policy.quota_words()));
+                if mode != Mode::Enforce {
+                    text.push_str(&format!(" ({mode})"));
+                }
+            }
+        }
+        words
+    }
 }
 
 /// The most charges of a request with rules that are found. A limiter's time grows with their square, and a client may
@@ -31,6 +57,9 @@ pub(crate) trait FindRules: Send + Sync {
 /// A source of rules. A layer takes its rules before those that the program adds.
 pub(crate) trait RuleSource: Send + Sync {
     fn current(&self) -> Arc<SourcedRules>;
+
+    /// Returns which rules are in force.
+    fn in_force(&self) -> RulesInForce;
 
     /// Makes the source know a layer, which follows when the rules change.
     fn enter(&self, layer: Weak<dyn Follow>);

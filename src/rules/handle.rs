@@ -20,6 +20,7 @@ use crate::head::Head;
 use crate::key::{IntoKey, TrustedProxies};
 use crate::limiter::{Limiter, supports_in_layer};
 use crate::middleware::layer::RateLimitLayer;
+use crate::rules_in_force::RulesInForce;
 
 /// Rules from a file, and the layers that follow them when the file changes. Clones share them.
 ///
@@ -130,6 +131,12 @@ impl Rules {
     #[must_use]
     pub fn version(&self) -> u64 {
         self.0.version()
+    }
+
+    /// Returns which rules are in force, and since when: to compare processes.
+    #[must_use]
+    pub fn in_force(&self) -> RulesInForce {
+        self.0.facts()
     }
 
     /// Returns the error of the last [`reload`](Self::reload) or [`replace`](Self::replace), unless it succeeded.

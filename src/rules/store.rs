@@ -1,6 +1,6 @@
 //! The rules in force: read, replaced as a whole, and followed by layers.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -16,6 +16,7 @@ use super::report::{NameKind, RulesReport};
 use super::spec::FileSpec;
 use super::tree::Tree;
 use super::warn::warnings;
+use crate::clock::{CalendarClock, Clock};
 use crate::error::WithSources;
 use crate::event::RulesEvent;
 use crate::head::Head;
@@ -23,7 +24,11 @@ use crate::limiter::UnsupportedQuota;
 use crate::middleware::rule::Follow;
 use crate::middleware::source::{FindRules, RuleSource, SourcedRules};
 use crate::quota::Quota;
+use crate::rules_in_force::RulesInForce;
 use crate::sync::{Mutex, MutexGuard, contained, lock};
+
+/// The most changes of rules that are logged.
+const CHANGES_MAX: usize = 10;
 
 /// The rules of a file, and the layers that follow them.
 pub(super) struct RuleStore {
@@ -57,6 +62,7 @@ struct InForce {
     /// The number of rules in the text.
     count: usize,
     rules: Arc<SourcedRules>,
+    facts: RulesInForce,
     tree: Option<Arc<Tree>>,
     quotas: Arc<[(Quota, Position)]>,
     /// The names of the policies and of their states, with the positions of their rules.
@@ -161,6 +167,7 @@ impl RuleStore {
                 Err(error) => return self.refuse(error.in_file(file), reading),
             };
             let loaded = next.event();
+            let mut changes = String::new();
             let layers = {
                 let mut state = self.state();
                 if state.is_outdated(reading) {
@@ -169,6 +176,7 @@ impl RuleStore {
                 if state.in_force.rules.version != before {
                     continue;
                 }
+                changes.push_str(&next.changes_since(&state.in_force));
                 (state.in_force, state.error) = (next, None);
                 if file.is_some() {
                     state.is_marked = has_end_mark(content);
@@ -176,7 +184,8 @@ impl RuleStore {
                 state.layers() // also those that have come meanwhile
             };
             each(&layers, |layer| layer.follow());
-            report(&layers, &loaded);
+            loaded.log(&changes);
+            each(&layers, |layer| layer.report(&loaded));
             return Ok(before + 1);
         }
     }
@@ -227,6 +236,11 @@ impl RuleStore {
         self.state().in_force.rules.version
     }
 
+    /// Returns which rules are in force.
+    pub(super) fn facts(&self) -> RulesInForce {
+        self.state().in_force.facts
+    }
+
     pub(super) fn error(&self) -> Option<RulesError> {
         self.state().error.clone()
     }
@@ -260,13 +274,31 @@ impl InForce {
         let finder = tree.clone().map(|tree| tree as Arc<dyn FindRules>);
         let rules = Arc::new(SourcedRules { version, rules, lists, finder });
         let (content, file) = (Arc::clone(content), file.map(Arc::clone));
-        Ok(Self { content, file, count, rules, tree, quotas: quotas.into(), names, history })
+        let facts = RulesInForce::of_text(version, &content, CalendarClock.now());
+        Ok(Self { content, file, count, rules, facts, tree, quotas: quotas.into(), names, history })
     }
 
     /// Returns the event that the rules are in force.
     fn event(&self) -> RulesEvent {
         let file = self.file.as_ref().map(|file| file.to_path_buf());
         RulesEvent::loaded(self.rules.version, file, self.count)
+    }
+
+    /// Returns what is different in the quotas and modes of rules, in words: at most some names of each kind.
+    fn changes_since(&self, before: &Self) -> String {
+        let (old, new) = (before.rules.words(), self.rules.words());
+        let is_in = |name: &str, words: &BTreeMap<String, String>| words.contains_key(name);
+        let added = new.keys().filter(|name| !is_in(name, &old)).map(|name| format!("{name} is new"));
+        let gone = old.keys().filter(|name| !is_in(name, &new)).map(|name| format!("{name} is gone"));
+        let changed = new.iter().filter_map(|(name, now)| {
+            let then = old.get(name).filter(|then| *then != now)?;
+            Some(format!("{name}: {then} -> {now}"))
+        });
+        let all: Vec<String> = changed.chain(added).chain(gone).collect();
+        let Some(more) = all.len().checked_sub(CHANGES_MAX).filter(|more| *more > 0) else {
+            return if all.is_empty() { "no quota and no mode changed".to_owned() } else { all.join("; ") };
+        };
+        format!("{}; and {more} more", all.get(..CHANGES_MAX).unwrap_or_default().join("; "))
     }
 
     /// Returns the domain of a file in Envoy's form.
@@ -309,7 +341,7 @@ impl InForce {
 
 /// Reports an event to each layer's observer, and to `tracing` once.
 fn report(layers: &[Arc<dyn Follow>], event: &RulesEvent) {
-    event.log();
+    event.log("");
     each(layers, |layer| layer.report(event));
 }
 
@@ -393,6 +425,10 @@ fn read_file(path: &Path) -> Reading {
 impl RuleSource for RuleStore {
     fn current(&self) -> Arc<SourcedRules> {
         Arc::clone(&self.state().in_force.rules)
+    }
+
+    fn in_force(&self) -> RulesInForce {
+        self.facts()
     }
 
     fn enter(&self, layer: Weak<dyn Follow>) {

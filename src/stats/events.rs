@@ -37,7 +37,6 @@ pub(super) struct EventCells {
     waits_ended: AtomicU64,
     rules_loaded: AtomicU64,
     rules_refused: AtomicU64,
-    rules_version: AtomicU64,
     rules_error: Mutex<Option<Box<str>>>,
     /// The servers that are down, with their errors.
     down: Mutex<BTreeMap<Box<str>, Box<str>>>,
@@ -53,9 +52,8 @@ impl EventCells {
 
     pub(super) fn count_of_rules(&self, event: &RulesEvent) {
         match event {
-            RulesEvent::Loaded { version, .. } => {
+            RulesEvent::Loaded { .. } => {
                 add(&self.rules_loaded);
-                self.rules_version.store(*version, Ordering::Relaxed);
                 *lock(&self.rules_error) = None;
             }
             RulesEvent::Refused { error } => {
@@ -128,7 +126,6 @@ impl EventCells {
             waiting: read(&self.waits_begun).saturating_sub(ended),
             rules_loaded: read(&self.rules_loaded),
             rules_refused: read(&self.rules_refused),
-            rules_version: read(&self.rules_version),
             rules_error: lock(&self.rules_error).clone(),
             servers_down,
         }
@@ -162,7 +159,6 @@ pub struct EventCounts {
     waiting: u64,
     rules_loaded: u64,
     rules_refused: u64,
-    rules_version: u64,
     rules_error: Option<Box<str>>,
     servers_down: Vec<(Box<str>, Box<str>)>,
 }
@@ -272,12 +268,6 @@ impl EventCounts {
         self.rules_refused
     }
 
-    /// Returns the version of the rules that came into force last; 0 if they were not replaced yet.
-    #[must_use]
-    pub fn rules_version(&self) -> u64 {
-        self.rules_version
-    }
-
     /// Returns why the rules were refused, unless rules came into force after that: at most 4 KiB of text.
     #[must_use]
     pub fn rules_error(&self) -> Option<&str> {
@@ -325,7 +315,7 @@ mod tests {
         events.iter().for_each(|event| cells.count_of_limiter(event));
         let queue = Policy::new("queue", Quota::per_second(1)).unwrap();
         let [first, second] = [(); 2].map(|()| LayerEvent::wait_began(queue.clone()));
-        let waits = [first, second, LayerEvent::wait_ended(queue)];
+        let waits = [first, second, LayerEvent::wait_ended(queue, Duration::ZERO)];
         waits.iter().for_each(|event| cells.count_of_layer(event));
         cells.count_of_rules(&RulesEvent::refused(text()));
         let counts = cells.snapshot();
@@ -355,7 +345,7 @@ mod tests {
         let counts = cells.snapshot();
         assert_eq!(counts.store_error(), None);
         assert_eq!(counts.servers_down().count(), 0);
-        assert_eq!((counts.rules_loaded(), counts.rules_version(), counts.rules_error()), (1, 3, None));
+        assert_eq!((counts.rules_loaded(), counts.rules_error()), (1, None));
     }
 
     #[test]

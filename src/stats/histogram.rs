@@ -126,6 +126,12 @@ mod tests {
     }
 
     #[test]
+    fn bounds_are_those_that_recorders_are_given() {
+        let bounds = BOUNDS.map(|(us, text)| (us as f64 / 1e6, text.parse::<f64>().unwrap()));
+        assert_eq!(bounds, crate::stats::Stats::BUCKET_SECONDS.map(|bound| (bound, bound)));
+    }
+
+    #[test]
     fn percentile_is_the_bound_of_its_bucket() {
         let histogram = Histogram::default();
         assert_eq!(histogram.snapshot().percentile(50), None);

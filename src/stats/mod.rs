@@ -5,6 +5,7 @@
 //! * `stores.rs` reads how busy stores are.
 //! * `recent.rs` holds the last refusals, `holders.rs` the keys that hold units of concurrency limits. `names.rs` makes
 //!   what stands for a key.
+//! * `log.rs` and `span.rs` write to `tracing`, by choice.
 //! * `snapshot.rs` is what a reader gets. `series.rs` makes metrics of it, for `prometheus.rs` and `recorder.rs`.
 
 mod cells;
@@ -23,6 +24,8 @@ mod recorder;
 mod series;
 mod sketch;
 mod snapshot;
+#[cfg(feature = "tracing")]
+mod span;
 mod state;
 #[expect(clippy::module_inception, reason = "the file of the type that the folder is named after")]
 mod stats;

@@ -23,7 +23,8 @@ const SLOTS: usize = 512;
 pub(super) struct Entry {
     pub(super) name: Arc<str>,
     pub(super) cells: Cells,
-    pub(super) delay: Histogram,
+    /// How long requests waited for it.
+    pub(super) waited: Histogram,
     /// The units of a concurrency limit that requests hold now.
     pub(super) held: AtomicU64,
     /// How long requests held them.
@@ -33,6 +34,8 @@ pub(super) struct Entry {
     pub(super) waits_ended: AtomicU64,
     /// 0 if it refused no request.
     pub(super) last_refused_us: AtomicU64,
+    /// Whether it is a block, which refuses while it works.
+    pub(super) is_block: AtomicBool,
     pub(super) rates: Mutex<Rates>,
     /// The keys that use most of it, if they are counted.
     pub(super) used: Option<Sketch>,
@@ -45,12 +48,13 @@ impl Entry {
         Self {
             name: name.into(),
             cells: Cells::default(),
-            delay: Histogram::default(),
+            waited: Histogram::default(),
             held: AtomicU64::new(0),
             held_for: Histogram::default(),
             waits_begun: AtomicU64::new(0),
             waits_ended: AtomicU64::new(0),
             last_refused_us: AtomicU64::new(0),
+            is_block: AtomicBool::new(false),
             rates: Mutex::new(Rates::new(period)),
             used: used_sets.map(Sketch::new),
             #[cfg(feature = "tracing")]

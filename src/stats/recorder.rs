@@ -1,57 +1,123 @@
 //! The recorder of the crate `metrics`.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
-use metrics::{Label, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, SharedString, Unit};
 
 use super::histogram::HistogramSnapshot;
 use super::series::{Kind, Sink, write_all};
 use super::snapshot::StatsSnapshot;
 
-/// The histograms as the recorder got them before. It takes durations, not totals.
-pub(super) type Recorded = BTreeMap<(&'static str, Option<Box<str>>), HistogramSnapshot>;
+/// What the recorder got before.
+///
+/// A series is registered once, and its handle is kept: behind a handle some recorders keep what it got last, and count
+/// from zero again with a new one.
+#[derive(Default)]
+pub(super) struct Recorded {
+    /// The address of the recorder that the handles are of. Another one gets handles of its own: an application may
+    /// install its recorder after the first call.
+    recorder: Option<usize>,
+    handles: BTreeMap<Series, Handle>,
+    /// Durations, which the recorder takes one by one, and not as totals.
+    durations: BTreeMap<Series, HistogramSnapshot>,
+}
+
+/// The name of a metric, and the values of its labels.
+type Series = (&'static str, Vec<Box<str>>);
+
+enum Handle {
+    Counter(Counter),
+    Gauge(Gauge),
+    Histogram(Histogram),
+}
 
 /// Hands all metrics to the recorder.
 pub(super) fn record(stats: &StatsSnapshot, recorded: &mut Recorded) {
-    write_all(&mut Recorder { name: "", kind: Kind::Counter, recorded }, stats);
+    metrics::with_recorder(|recorder| {
+        let address = Some(std::ptr::from_ref(recorder).cast::<()>().addr());
+        let is_new = recorded.recorder != address;
+        if is_new {
+            recorded.handles.clear();
+            recorded.recorder = address;
+        }
+        write_all(&mut Recorder { recorder, is_new, name: "", kind: Kind::Counter, recorded }, stats);
+    });
 }
 
 struct Recorder<'a> {
+    recorder: &'a dyn metrics::Recorder,
+    /// Whether it knows no metric yet.
+    is_new: bool,
     name: &'static str,
     kind: Kind,
     recorded: &'a mut Recorded,
 }
 
+impl Recorder<'_> {
+    /// Returns the handle of a series, which is registered first if it is new.
+    fn handle(&mut self, labels: &[(&'static str, &str)]) -> &Handle {
+        let series = series(self.name, labels);
+        self.recorded.handles.entry(series).or_insert_with(|| {
+            let labels: Vec<Label> =
+                labels.iter().map(|(name, value)| Label::new(*name, (*value).to_owned())).collect();
+            let (key, of) = (Key::from_parts(self.name, labels), Metadata::new("tower_ratelimit", Level::INFO, None));
+            match self.kind {
+                Kind::Counter => Handle::Counter(self.recorder.register_counter(&key, &of)),
+                Kind::Gauge => Handle::Gauge(self.recorder.register_gauge(&key, &of)),
+                Kind::Histogram => Handle::Histogram(self.recorder.register_histogram(&key, &of)),
+            }
+        })
+    }
+}
+
 impl Sink for Recorder<'_> {
     fn begin(&mut self, name: &'static str, kind: Kind, help: &'static str) {
         (self.name, self.kind) = (name, kind);
+        if !self.is_new {
+            return;
+        }
+        let unit = Some(if name.ends_with("_seconds") { Unit::Seconds } else { Unit::Count });
+        let (name, help) = (KeyName::from_const_str(name), SharedString::const_str(help));
         match kind {
-            Kind::Counter => describe_counter!(name, help),
-            Kind::Gauge => describe_gauge!(name, help),
-            Kind::Histogram => describe_histogram!(name, help),
+            Kind::Counter => self.recorder.describe_counter(name, unit, help),
+            Kind::Gauge => self.recorder.describe_gauge(name, unit, help),
+            Kind::Histogram => self.recorder.describe_histogram(name, unit, help),
         }
     }
 
     fn sample(&mut self, labels: &[(&'static str, &str)], value: u64) {
-        let labels: Vec<Label> = labels.iter().map(|(name, value)| Label::new(*name, (*value).to_owned())).collect();
-        match self.kind {
-            Kind::Gauge => gauge!(self.name, labels).set(value as f64), // exact up to 2^53
-            _ => counter!(self.name, labels).absolute(value),
+        match self.handle(labels) {
+            Handle::Counter(counter) => counter.absolute(value),
+            Handle::Gauge(gauge) => gauge.set(value as f64), // exact up to 2^53
+            Handle::Histogram(_) => debug_assert!(false, "a histogram has no samples"),
         }
     }
 
     fn seconds(&mut self, time: Duration) {
-        gauge!(self.name).set(time.as_secs_f64());
+        if let Handle::Gauge(gauge) = self.handle(&[]) {
+            gauge.set(time.as_secs_f64());
+        }
     }
 
     fn histogram(&mut self, policy: Option<&str>, now: &HistogramSnapshot) {
-        let labels: Vec<Label> = policy.iter().map(|policy| Label::new("policy", (*policy).to_owned())).collect();
-        let recorder = histogram!(self.name, labels);
-        let before = self.recorded.entry((self.name, policy.map(Into::into))).or_default();
-        for (duration, count) in now.since(before) {
-            recorder.record_many(duration, usize::try_from(count).unwrap_or(usize::MAX));
+        let label = policy.map(|policy| ("policy", policy));
+        let before = self.recorded.durations.insert(series(self.name, label.as_slice()), now.clone());
+        if let Handle::Histogram(histogram) = self.handle(label.as_slice()) {
+            for (duration, count) in now.since(&before.unwrap_or_default()) {
+                histogram.record_many(duration, usize::try_from(count).unwrap_or(usize::MAX));
+            }
         }
-        *before = now.clone();
+    }
+}
+
+fn series(name: &'static str, labels: &[(&'static str, &str)]) -> Series {
+    (name, labels.iter().map(|(_, value)| (*value).into()).collect())
+}
+
+impl fmt::Debug for Recorded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorded").field("handles", &self.handles.len()).finish_non_exhaustive()
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::histogram::HistogramSnapshot;
 use super::snapshot::{PolicySnapshot, StatsSnapshot};
 use crate::outcome::OutcomeKind;
+use crate::rules_in_force::RulesInForce;
 use crate::store_load::StoreLoad;
 
 /// Takes the metrics: a text, or a recorder.
@@ -51,7 +52,10 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     }
 
     to.begin("ratelimit_policy_refused_total", Kind::Counter, "Requests that a policy refused.");
-    each(to, policies, PolicySnapshot::refused);
+    for policy in policies {
+        let block = if policy.is_block() { "true" } else { "false" };
+        to.sample(&[("policy", policy.name()), ("block", block)], policy.refused());
+    }
 
     to.begin(
         "ratelimit_policy_units_total",
@@ -60,9 +64,13 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     );
     each(to, policies, PolicySnapshot::units);
 
-    to.begin("ratelimit_delay_seconds", Kind::Histogram, "Waits that a leaky queue gave to requests.");
-    for policy in policies.iter().filter(|policy| policy.delay().count() > 0) {
-        to.histogram(Some(policy.name()), policy.delay());
+    to.begin(
+        "ratelimit_wait_seconds",
+        Kind::Histogram,
+        "How long requests waited because of a policy: for its leaky queue, or in line for its places.",
+    );
+    for policy in policies.iter().filter(|policy| policy.has_waits()) {
+        to.histogram(Some(policy.name()), policy.waited());
     }
 
     to.begin(
@@ -151,8 +159,17 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     to.begin("ratelimit_rules_refused", Kind::Gauge, "1 while the rules that were read last are refused.");
     to.sample(&[], u64::from(events.rules_error().is_some()));
 
-    to.begin("ratelimit_rules_version", Kind::Gauge, "Version of the rules in force.");
-    to.sample(&[], events.rules_version());
+    let rules: [(_, _, fn(RulesInForce) -> u64); 3] = [
+        ("ratelimit_rules_version", "Times that the rules were replaced in this process.", |rules| rules.version),
+        ("ratelimit_rules_hash", "Hash of the rules in force, the same in all processes.", |rules| rules.hash),
+        ("ratelimit_rules_loaded_timestamp_seconds", "When the rules in force were loaded.", |rules| {
+            rules.loaded_at.as_micros() / 1_000_000
+        }),
+    ];
+    for (name, help, value) in rules {
+        to.begin(name, Kind::Gauge, help);
+        stats.rules().into_iter().for_each(|rules| to.sample(&[], value(rules)));
+    }
 
     to.begin(
         "ratelimit_setup_warnings_total",

@@ -11,6 +11,7 @@ use super::sketch::TopKey;
 use super::state::PolicyState;
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
+use crate::rules_in_force::RulesInForce;
 use crate::setup_warning::SetupWarningKind;
 use crate::store_load::StoreLoad;
 use crate::time::Timestamp;
@@ -30,6 +31,7 @@ pub struct StatsSnapshot {
     pub(super) recent_refusals: Option<Vec<RecentRefusal>>,
     pub(super) events: EventCounts,
     pub(super) store_load: Option<StoreLoad>,
+    pub(super) rules: Option<RulesInForce>,
     pub(super) setup_warnings: Vec<(SetupWarningKind, u64)>,
 }
 
@@ -101,6 +103,13 @@ impl StatsSnapshot {
         self.store_load.as_ref()
     }
 
+    /// Returns which rules of a file are in force in the observed layers. Of several files it is the one that came into
+    /// force last. Returns `None` if no layer has rules of a file.
+    #[must_use]
+    pub fn rules(&self) -> Option<RulesInForce> {
+        self.rules
+    }
+
     /// Iterates over the kinds of [setup warnings](crate::observe::SetupWarning) that were reported, and how often.
     pub fn setup_warnings(&self) -> impl Iterator<Item = (SetupWarningKind, u64)> {
         self.setup_warnings.iter().copied()
@@ -112,7 +121,8 @@ impl StatsSnapshot {
 pub struct PolicySnapshot {
     pub(super) name: Arc<str>,
     pub(super) totals: Totals,
-    pub(super) delay: HistogramSnapshot,
+    pub(super) waited: HistogramSnapshot,
+    pub(super) is_block: bool,
     pub(super) held: u64,
     pub(super) held_for: HistogramSnapshot,
     /// `None` if no request ever waited for it.
@@ -152,16 +162,24 @@ impl PolicySnapshot {
         self.totals.refused
     }
 
+    /// Returns whether the policy is a [block](crate::Quota::block): it refuses keys for a time after strikes, so many
+    /// refusals are what it is for.
+    #[must_use]
+    pub fn is_block(&self) -> bool {
+        self.is_block
+    }
+
     /// Returns the units that were taken when requests passed. Later refunds and settlements do not change it.
     #[must_use]
     pub fn units(&self) -> u64 {
         self.totals.units
     }
 
-    /// Returns the waits that the policy's leaky queue gave to requests that passed.
+    /// Returns how long requests waited because of this policy: for their departure from its leaky queue, or in line
+    /// for units of its concurrency limit. It has a duration for each wait that has ended, however it ended.
     #[must_use]
-    pub fn delay(&self) -> &HistogramSnapshot {
-        &self.delay
+    pub fn waited(&self) -> &HistogramSnapshot {
+        &self.waited
     }
 
     /// Returns the units of the policy's [concurrency limit](crate::Quota::concurrent) that requests in flight hold

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use http::HeaderName;
 
@@ -21,6 +20,8 @@ use super::recent::{self, Recent};
 use super::recorder;
 use super::sketch::{HALVED_EACH_US, REFUSED_SETS, Sketch, USED_SETS};
 use super::snapshot::{PolicySnapshot, StatsSnapshot};
+#[cfg(feature = "tracing")]
+use super::span;
 use super::state::PolicyState;
 use super::stores::Stores;
 use crate::clock::{Clock, MonotonicClock};
@@ -29,6 +30,8 @@ use crate::key::Key;
 use crate::mode::Mode;
 use crate::outcome::{Observed, Observer, OutcomeKind};
 use crate::policy::Policy;
+use crate::quota::Algorithm;
+use crate::rules_in_force::{RulesInForce, RulesReader};
 use crate::setup_warning::{SetupWarning, SetupWarningKind};
 use crate::store_load::StoreLoadReader;
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
@@ -83,14 +86,20 @@ struct Inner {
     recent: Option<Recent>,
     events: EventCells,
     stores: Stores,
+    rules: Mutex<Vec<RulesReader>>,
     setup_warnings: [AtomicU64; SetupWarningKind::ALL.len()],
     /// Held by the thread that begins the next bucket: how often the sketch's time to halve has passed since the epoch.
     halves: Mutex<u64>,
     #[cfg(feature = "tracing")]
     logs_refusals: bool,
+    #[cfg(feature = "tracing")]
+    fills_spans: bool,
     #[cfg(feature = "metrics")]
     recorded: Mutex<recorder::Recorded>,
 }
+
+/// The most files of rules that are remembered.
+const RULES_MAX: usize = 32;
 
 /// Sets up [`Stats`].
 #[must_use]
@@ -102,6 +111,8 @@ pub struct StatsBuilder {
     counts_use: bool,
     #[cfg(feature = "tracing")]
     logs_refusals: bool,
+    #[cfg(feature = "tracing")]
+    fills_spans: bool,
 }
 
 impl StatsBuilder {
@@ -212,6 +223,25 @@ impl StatsBuilder {
         self
     }
 
+    /// Records what happens to a request in the current span of `tracing`, in those of these fields that the span
+    /// declares. By default `false`.
+    ///
+    /// | field | value |
+    /// |---|---|
+    /// | `ratelimit.outcome` | the label of the [outcome](crate::observe::OutcomeKind) |
+    /// | `ratelimit.policy` | the policy that [binds](crate::observe::Outcome::binding) |
+    /// | `ratelimit.wait_ms` | how long the request waited for a leaky queue, or in line |
+    /// | `ratelimit.store_ms` | how long the check of Redis or another store took |
+    ///
+    /// A span declares them as empty: `info_span!("request", ratelimit.outcome = Empty, …)`. If a request passes
+    /// several layers, the last one to record stays. A span that declares none of them is looked up for each request.
+    #[cfg(feature = "tracing")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tracing")))]
+    pub fn fill_spans(mut self, fill_spans: bool) -> Self {
+        self.fills_spans = fill_spans;
+        self
+    }
+
     /// Makes the statistics, which begin at zero.
     #[must_use]
     pub fn build(self) -> Stats {
@@ -230,10 +260,13 @@ impl StatsBuilder {
             recent: Recent::new(self.recent),
             events: EventCells::default(),
             stores: Stores::default(),
+            rules: Mutex::default(),
             setup_warnings: Default::default(),
             halves: Mutex::new(now_us / HALVED_EACH_US),
             #[cfg(feature = "tracing")]
             logs_refusals: self.logs_refusals,
+            #[cfg(feature = "tracing")]
+            fills_spans: self.fills_spans,
             #[cfg(feature = "metrics")]
             recorded: Mutex::default(),
             clock,
@@ -244,6 +277,10 @@ impl StatsBuilder {
 impl Stats {
     /// The content type of [`to_prometheus`](Self::to_prometheus).
     pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+    /// The upper bounds of the buckets of all histograms, in seconds.
+    pub const BUCKET_SECONDS: [f64; 15] =
+        [0.000_1, 0.000_3, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0];
 
     /// Makes statistics that begin at zero.
     #[must_use]
@@ -280,7 +317,8 @@ impl Stats {
             PolicySnapshot {
                 name: Arc::clone(&entry.name),
                 totals: entry.cells.totals(),
-                delay: entry.delay.snapshot(),
+                waited: entry.waited.snapshot(),
+                is_block: entry.is_block.load(Ordering::Relaxed),
                 held: entry.held.load(Ordering::Relaxed),
                 held_for: entry.held_for.snapshot(),
                 waiting: entry.waiting(),
@@ -311,6 +349,7 @@ impl Stats {
             recent_refusals: None,
             events: inner.events.snapshot(),
             store_load: inner.stores.load(),
+            rules: inner.rules_in_force(),
             setup_warnings: warnings.filter(|(_, count)| *count > 0).collect(),
         }
     }
@@ -352,7 +391,11 @@ impl Stats {
     ///
     /// The recorder gets totals of counters and gauges. It gets durations since the last call, each as the bound of its
     /// [bucket](super::HistogramSnapshot::buckets), and those above 1,000 s as 1,000 s. So use one `Stats` for one
-    /// recorder. A call while another one is under way does nothing.
+    /// recorder, and give the recorder the bounds of [`BUCKET_SECONDS`](Self::BUCKET_SECONDS): default bounds are often
+    /// made for milliseconds, and put nearly all durations into one bucket. A call while another one is under way does
+    /// nothing.
+    ///
+    /// All metrics are described with their units. Each series is registered once, when it is first recorded.
     pub fn record_metrics(&self) {
         // The recorder is the application's code, and may call this method.
         let Some(mut recorded) = try_lock(&self.0.recorded) else { return };
@@ -385,6 +428,21 @@ impl Inner {
             // Not under the lock: the subscriber is the application's code.
             self.policies.iter().filter_map(|entry| entry.log.take(&entry.name)).for_each(|summary| summary.write());
         }
+    }
+
+    /// Adds rules of a file. Rules that were dropped make room.
+    fn add_rules(&self, rules: &RulesReader) {
+        let mut known = lock(&self.rules);
+        known.retain(|known| known.read().is_some() && !known.is_of_same(rules));
+        if known.len() < RULES_MAX {
+            known.push(rules.clone());
+        }
+    }
+
+    /// Returns the rules that came into force last, if there are rules of several files.
+    fn rules_in_force(&self) -> Option<RulesInForce> {
+        let known = lock(&self.rules).clone();
+        known.iter().filter_map(RulesReader::read).max_by_key(|rules| rules.loaded_at)
     }
 
     /// Returns the time in microseconds. Begins the next bucket if it is time, unless another thread does so.
@@ -448,7 +506,11 @@ impl Inner {
         let entry = |policy: &Policy| self.policies.find(policy.name(), || self.now_us() / SHORT_US);
         match event {
             LayerEvent::WaitBegan { policy } => entry(policy).waits_begun.fetch_add(1, Ordering::Relaxed),
-            LayerEvent::WaitEnded { policy } => entry(policy).waits_ended.fetch_add(1, Ordering::Relaxed),
+            LayerEvent::WaitEnded { policy, waited } => {
+                let entry = entry(policy);
+                entry.waited.record(*waited);
+                entry.waits_ended.fetch_add(1, Ordering::Relaxed)
+            }
         };
     }
 
@@ -468,6 +530,9 @@ impl Inner {
                 () => PolicyState::Within,
             };
             entry.cells.count_state(stripe, status.mode(), state);
+            if status.policy().quota().algorithm() == Algorithm::Block && !entry.is_block.load(Ordering::Relaxed) {
+                entry.is_block.store(true, Ordering::Relaxed);
+            }
             if status.refuses() {
                 entry.cells.count_refused(stripe);
                 entry.last_refused_us.store(now_us, Ordering::Relaxed);
@@ -489,10 +554,6 @@ impl Inner {
                 {
                     used.count(&self.names, &entry.name, self.names.fingerprint(key), key, taken);
                 }
-                let delay = status.decision().delay();
-                if outcome.waits() && status.mode() == Mode::Enforce && delay > Duration::ZERO {
-                    entry.delay.record(delay);
-                }
             }
         }
         self.outcomes.count(stripe, outcome.kind());
@@ -504,10 +565,18 @@ impl Inner {
 
 impl Observer for Stats {
     fn on_outcome(&self, observed: &Observed<'_>) {
+        #[cfg(feature = "tracing")]
+        if self.0.fills_spans {
+            span::record_outcome(observed.outcome());
+        }
         self.0.count(observed);
     }
 
     fn on_allowed(&self, policy: &Policy, key: &Key, taken: u64, is_near: bool) -> bool {
+        #[cfg(feature = "tracing")]
+        if self.0.fills_spans {
+            span::record_allowed(policy);
+        }
         self.0.count_allowed(policy, key, taken, is_near);
         true
     }
@@ -526,15 +595,27 @@ impl Observer for Stats {
     }
 
     fn on_layer_event(&self, event: &LayerEvent) {
+        #[cfg(feature = "tracing")]
+        if self.0.fills_spans {
+            span::record_wait(event);
+        }
         self.0.count_wait(event);
     }
 
     fn on_limiter_event(&self, event: &LimiterEvent) {
+        #[cfg(feature = "tracing")]
+        if self.0.fills_spans {
+            span::record_check(event);
+        }
         self.0.events.count_of_limiter(event);
     }
 
     fn on_store(&self, load: &StoreLoadReader) {
         self.0.stores.add(load);
+    }
+
+    fn on_rules(&self, rules: &RulesReader) {
+        self.0.add_rules(rules);
     }
 
     fn on_rules_event(&self, event: &RulesEvent) {

@@ -128,7 +128,7 @@ async fn requests_are_counted_by_outcome_and_policy() {
     let requests = |outcome| value(&text, "ratelimit_requests_total", &[("outcome", outcome)]);
     let outcomes = ["allowed", "shadow_limited", "limited", "blocked"].map(requests);
     assert_eq!(outcomes, [1.0, 2.0, 2.0, 0.0].map(Some), "an alert sees the first one of each");
-    let refused = |policy| value(&text, "ratelimit_policy_refused_total", &[("policy", policy)]);
+    let refused = |policy| value(&text, "ratelimit_policy_refused_total", &[("policy", policy), ("block", "false")]);
     assert_eq!((refused("client"), refused("trial")), (Some(2.0), Some(0.0)));
     let over = [("policy", "trial"), ("mode", "shadow"), ("state", "over")];
     assert_eq!(value(&text, "ratelimit_policy_requests_total", &over), Some(4.0));
@@ -203,6 +203,21 @@ fn counts_of_64_threads_are_exact_through_a_layer() {
 }
 
 #[tokio::test]
+async fn refusals_of_a_block_are_told_apart() {
+    let hour = Duration::from_secs(3_600);
+    let stats = Stats::new();
+    let login = rule("login", 1).block("login-block", Quota::block(1, hour, hour).unwrap()).unwrap();
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), login, key::header("key")).observer(stats.clone());
+    send(&layer, &["a"; 4]).await;
+    let text = stats.to_prometheus();
+    let refused = |policy, block| {
+        value(&text, "ratelimit_policy_refused_total", &[("policy", policy), ("block", block)]).unwrap()
+    };
+    assert!(refused("login-block", "true") > 0.0 && refused("login", "false") > 0.0, "{text}");
+    assert!(of(&stats.snapshot(), "login-block").is_block());
+}
+
+#[tokio::test]
 async fn hostile_names_and_keys_do_not_break_the_text() {
     let stats = Stats::builder()
         .reveal(|key| Some(format!("{}\n}}\"\\<script>ü", String::from_utf8_lossy(key.as_bytes()))))
@@ -213,7 +228,7 @@ async fn hostile_names_and_keys_do_not_break_the_text() {
     let keys = ["\"", "\\", "} 1", "ratelimit_requests_total", "a\tb", "ü", "<b>"];
     send(&layer, &keys.repeat(5)).await;
     let text = stats.to_prometheus();
-    assert_eq!(value(&text, "ratelimit_policy_refused_total", &[("policy", name)]), Some(28.0));
+    assert_eq!(value(&text, "ratelimit_policy_refused_total", &[("policy", name), ("block", "false")]), Some(28.0));
     assert!(!text.contains("script>ü"), "revealed names are in no metric");
     let snapshot = stats.snapshot();
     assert_eq!(snapshot.most_limited().len(), keys.len());
@@ -476,7 +491,7 @@ async fn key_that_is_refused_most_is_that_which_was_refused() {
 }
 
 #[tokio::test]
-async fn delays_are_those_of_requests_that_wait() {
+async fn requests_of_a_layer_without_a_timer_do_not_wait() {
     let stats = Stats::new();
     let shadow = rule("shadow", 0).mode(Mode::Shadow);
     let layer = RateLimitLayer::new(memory(&ManualClock::new()), Rule::new("queue", queue(3)).unwrap(), key::global())
@@ -485,7 +500,7 @@ async fn delays_are_those_of_requests_that_wait() {
     send(&layer, &[""; 3]).await;
     let snapshot = stats.snapshot();
     assert_eq!(snapshot.requests(OutcomeKind::ShadowLimited), 3);
-    assert_eq!(of(&snapshot, "queue").delay().count(), 0, "the layer has no timer");
+    assert_eq!(of(&snapshot, "queue").waited().count(), 0, "the layer has no timer");
 }
 
 /// Returns how many requests wait in all, and because of each policy.
@@ -510,7 +525,8 @@ fn waiting_requests_are_counted_until_they_depart_or_leave() {
     assert_eq!(value(&stats.to_prometheus(), "ratelimit_waiting", &[("policy", "queue")]), Some(0.0));
     let [queue] = snapshot.policies() else { panic!("{snapshot:?}") };
     assert_eq!((snapshot.requests(OutcomeKind::Delayed), snapshot.requests(OutcomeKind::Abandoned)), (2, 1));
-    assert_eq!((queue.delay().count(), queue.delay().sum()), (2, Duration::from_millis(30)));
+    // 10, 20 and 0 ms: that of the request that left counts too.
+    assert_eq!((queue.waited().count(), queue.waited().sum()), (3, Duration::from_millis(30)));
     assert_eq!(queue.units(), 3, "the units of a request that left are refunded");
 }
 
@@ -657,7 +673,9 @@ async fn rules_of_a_file_are_counted() {
     assert!(rules.replace(text("nonsense")).is_err());
     let snapshot = stats.snapshot();
     let events = snapshot.events();
-    assert_eq!((events.rules_loaded(), events.rules_refused(), events.rules_version()), (1, 1, 1));
+    assert_eq!((events.rules_loaded(), events.rules_refused()), (1, 1));
+    assert_eq!(snapshot.rules(), Some(rules.in_force()));
+    assert_eq!(rules.in_force().version, 1);
     assert!(events.rules_error().is_some_and(|error| error.contains("nonsense")), "{events:?}");
     let text = stats.to_prometheus();
     assert_eq!(value(&text, "ratelimit_rules_loads_total", &[("result", "refused")]), Some(1.0));
@@ -700,7 +718,18 @@ mod recorder {
     #[derive(Clone, Default)]
     struct Recorder {
         values: Arc<Mutex<BTreeMap<Series, Vec<f64>>>>,
+        /// How often each series was registered.
+        registered: Arc<Mutex<BTreeMap<Series, u32>>>,
+        /// The unit of each metric.
+        units: Arc<Mutex<BTreeMap<String, Option<Unit>>>>,
         records: Option<Stats>,
+    }
+
+    impl Recorder {
+        fn describe(&self, name: &KeyName, unit: Option<Unit>) {
+            let known = self.units.lock().unwrap().insert(name.as_str().to_owned(), unit);
+            assert!(known.is_none(), "{} is described twice", name.as_str());
+        }
     }
 
     struct Handle(Recorder, Series);
@@ -708,7 +737,9 @@ mod recorder {
     impl Handle {
         fn of(recorder: &Recorder, key: &Key) -> Arc<Self> {
             let labels = key.labels().map(|label| (label.key().to_owned(), label.value().to_owned())).collect();
-            Arc::new(Self(recorder.clone(), (key.name().to_owned(), labels)))
+            let series = (key.name().to_owned(), labels);
+            *recorder.registered.lock().unwrap().entry(series.clone()).or_default() += 1;
+            Arc::new(Self(recorder.clone(), series))
         }
 
         fn push(&self, value: f64) {
@@ -744,9 +775,15 @@ mod recorder {
     }
 
     impl metrics::Recorder for Recorder {
-        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_counter(&self, name: KeyName, unit: Option<Unit>, _: SharedString) {
+            self.describe(&name, unit);
+        }
+        fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, _: SharedString) {
+            self.describe(&name, unit);
+        }
+        fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, _: SharedString) {
+            self.describe(&name, unit);
+        }
         fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
             Counter::from_arc(Handle::of(self, key))
         }
@@ -781,9 +818,27 @@ mod recorder {
         }
         let delays: Vec<_> = recorded.iter().filter(|(series, _)| !text.contains_key(*series)).collect();
         let [((name, labels), delays)] = delays[..] else { panic!("{delays:?}") };
-        assert_eq!((name.as_str(), labels.len()), ("ratelimit_delay_seconds", 1));
+        assert_eq!((name.as_str(), labels.len()), ("ratelimit_wait_seconds", 1));
         // 10, 20 and 30 ms as the bounds of their buckets, and once only.
         assert_eq!(*delays, [0.01, 0.03, 0.03]);
+    }
+
+    #[test]
+    fn recorder_registers_each_series_once_and_knows_its_unit() {
+        let (stats, first, second) = (Stats::new(), Recorder::default(), Recorder::default());
+        stats.record_metrics(); // before a recorder is installed
+        for recorder in [&first, &second] {
+            metrics::with_local_recorder(recorder, || (0..3).for_each(|_| stats.record_metrics()));
+            let registered = recorder.registered.lock().unwrap();
+            assert!(registered.len() > 20 && registered.values().all(|times| *times == 1), "{registered:?}");
+            let units = recorder.units.lock().unwrap();
+            let unit = |name: &str| units[name].unwrap();
+            assert_eq!(
+                [unit("ratelimit_wait_seconds"), unit("ratelimit_requests_total")],
+                [Unit::Seconds, Unit::Count]
+            );
+            assert!(units.values().all(Option::is_some));
+        }
     }
 
     #[test]

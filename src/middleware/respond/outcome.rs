@@ -22,8 +22,7 @@ impl Ticket {
                 decision: charged.decision.clone(),
             })
         });
-        let waits = layer.delays.is_some() && self.kind != OutcomeKind::Overflowed && self.waits();
-        Outcome::new(self.kind, statuses.collect()).waiting(waits)
+        Outcome::new(self.kind, statuses.collect())
     }
 
     /// Reports the outcome to the observer. Returns it if the request has to carry it to the service.

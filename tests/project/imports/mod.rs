@@ -60,6 +60,7 @@ const LAYERS: &[Layer] = &[
             "mode.rs",
             "outcome.rs",
             "policy",
+            "rules_in_force.rs",
             "setup_warning.rs",
             "store_load.rs",
             "stats/",

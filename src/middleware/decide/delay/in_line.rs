@@ -21,7 +21,7 @@ use http::Request;
 use smallvec::SmallVec;
 
 use super::delays::Counted;
-use super::wait::{report_began, report_ended};
+use super::wait::{ReportedWait, report_began, report_ended};
 use crate::decision::Decision;
 use crate::head::Head;
 use crate::limiter::{BoundedTurn, Charge, Effect, FAILED_POLLS_MAX, Limiter, Next, Reply, ReplyFuture};
@@ -99,8 +99,8 @@ pub(crate) struct InLine<B, L: Limiter> {
     /// The number by which it stands in line.
     number: Option<u64>,
     counted: Option<Counted>,
-    /// The policy in whose line it was reported to wait.
-    waits_for: Option<Policy>,
+    /// The wait in a line that was reported.
+    reported: Option<ReportedWait>,
     /// How many calls in a row have failed.
     failures: u32,
 }
@@ -142,7 +142,7 @@ impl<B, L: Limiter> InLine<B, L> {
             turn: None,
             number: None,
             counted: None,
-            waits_for: None,
+            reported: None,
             failures: 0,
         });
         if is_to_be_tried {
@@ -291,9 +291,8 @@ impl<B, L: Limiter> InLine<B, L> {
             self.counted = Some(counted);
         }
         // Before the request stands in a line, because the observer is the application's code and may panic.
-        report_ended(layer, self.waits_for.take());
-        report_began(layer, Some(policy));
-        self.waits_for = Some(policy.clone());
+        report_ended(layer, self.reported.take());
+        self.reported = report_began(layer, Some(policy));
         let turn = BoundedTurn::join(lines, (policy, &charged.key), self.number, Arc::clone(&delays.timer), until);
         self.number = Some(turn.number());
         self.turn = Some((turn, at)); // an earlier turn ends now
@@ -321,7 +320,7 @@ impl<B, L: Limiter> InLine<B, L> {
 
     fn end_wait(&mut self) {
         self.counted = None;
-        report_ended(&self.layer, self.waits_for.take());
+        report_ended(&self.layer, self.reported.take());
     }
 }
 

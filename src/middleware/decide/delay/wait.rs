@@ -126,21 +126,29 @@ pub(crate) struct Delayed<S, B, L: Limiter> {
     /// The instant of the timer until which the request sleeps, in microseconds.
     sleep: Option<(u64, Sleep)>,
     counted: Option<Counted>,
-    /// The policy for which it was reported to wait.
-    waits_for: Option<Policy>,
+    /// The wait that was reported.
+    reported: Option<ReportedWait>,
+}
+
+/// A wait that was reported.
+pub(super) struct ReportedWait {
+    policy: Policy,
+    /// When it began, on the layer's timer.
+    began: Duration,
 }
 
 /// Reports that a request begins to wait for a policy.
-pub(super) fn report_began<L>(layer: &Compiled<L>, policy: Option<&Policy>) {
-    if let (Some(observer), Some(policy)) = (&layer.settings.observer, policy) {
-        observer.on_layer_event(&LayerEvent::wait_began(policy.clone()));
-    }
+pub(super) fn report_began<L>(layer: &Compiled<L>, policy: Option<&Policy>) -> Option<ReportedWait> {
+    let (observer, policy) = (layer.settings.observer.as_ref()?, policy?);
+    observer.on_layer_event(&LayerEvent::wait_began(policy.clone()));
+    Some(ReportedWait { policy: policy.clone(), began: layer.delays.as_ref()?.now() })
 }
 
 /// Reports that a request does not wait for a policy any more, if it did.
-pub(super) fn report_ended<L>(layer: &Compiled<L>, policy: Option<Policy>) {
-    if let (Some(observer), Some(policy)) = (&layer.settings.observer, policy) {
-        observer.on_layer_event(&LayerEvent::wait_ended(policy));
+pub(super) fn report_ended<L>(layer: &Compiled<L>, wait: Option<ReportedWait>) {
+    if let (Some(observer), Some(delays), Some(wait)) = (&layer.settings.observer, &layer.delays, wait) {
+        let waited = delays.now().saturating_sub(wait.began);
+        observer.on_layer_event(&LayerEvent::wait_ended(wait.policy, waited));
     }
 }
 
@@ -156,9 +164,9 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
     ) -> Box<Self> {
         let waiting = ticket.charges.iter().filter(|charged| makes_wait(charged));
         let longest = waiting.max_by_key(|charged| charged.decision.delay());
-        let waits_for = longest.and_then(|charged| charged.policy_in(layer)).cloned();
+        let waits_for = longest.and_then(|charged| charged.policy_in(layer));
         // Before anything is held, because the observer is the application's code and may panic.
-        report_began(layer, waits_for.as_ref());
+        let reported = report_began(layer, waits_for);
         let mut turns = SmallVec::new();
         let Counted(delays) = &counted;
         let now_us = delays.now_us();
@@ -167,13 +175,13 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
             turns.push((at, delays.lines.join(line_key, departs_us, charged.decision.take_receipt())));
         }
         let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
-        Box::new(Self { service, layer, held, turns, sleep: None, counted: Some(counted), waits_for })
+        Box::new(Self { service, layer, held, turns, sleep: None, counted: Some(counted), reported })
     }
 
     /// Holds a request that does not wait any more, until its service is ready.
     pub(crate) fn admitted(service: S, layer: &Arc<Compiled<L>>, request: Request<B>, ticket: Ticket) -> Box<Self> {
         let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
-        Box::new(Self { service, layer, held, turns: SmallVec::new(), sleep: None, counted: None, waits_for: None })
+        Box::new(Self { service, layer, held, turns: SmallVec::new(), sleep: None, counted: None, reported: None })
     }
 
     /// Is ready when all departures have come.
@@ -203,7 +211,7 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
             now_us = delays.now_us().max(until_us);
         }
         self.counted = None;
-        report_ended(&self.layer, self.waits_for.take());
+        report_ended(&self.layer, self.reported.take());
         Poll::Ready(())
     }
 
@@ -230,7 +238,7 @@ impl<S, B, L: Limiter> Drop for Delayed<S, B, L> {
         ticket.kind = OutcomeKind::Abandoned;
         let outcome = ticket.outcome(&self.layer);
         contained(|| ticket.refund(&self.layer));
-        contained(|| report_ended(&self.layer, self.waits_for.take()));
+        contained(|| report_ended(&self.layer, self.reported.take()));
         contained(|| ticket.observe(&self.layer, &Head::from(&request), &outcome));
     }
 }

@@ -1,0 +1,80 @@
+//! Which rules of a file are in force, for operators.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::time::Timestamp;
+
+/// Which [rules](crate#features) are in force in this process. Two processes have the same rules if the
+/// [`hash`](Self::hash) is the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RulesInForce {
+    /// The number of times that the rules were replaced in this process.
+    pub version: u64,
+    /// A hash of the text, of 48 bits, so that a metric holds it exactly.
+    pub hash: u64,
+    /// When the rules came into force, by the calendar.
+    pub loaded_at: Timestamp,
+}
+
+impl RulesInForce {
+    /// Makes the facts of a text that comes into force.
+    #[cfg(feature = "rules")]
+    pub(crate) fn of_text(version: u64, text: &[u8], loaded_at: Timestamp) -> Self {
+        Self { version, hash: hash(text), loaded_at }
+    }
+}
+
+/// Reads which rules are in force at any time. A layer with rules of a file hands it to its observer by
+/// [`Observer::on_rules`](crate::observe::Observer::on_rules).
+#[derive(Clone)]
+pub struct RulesReader {
+    /// The address of the rules.
+    identity: usize,
+    read: Arc<dyn Fn() -> Option<RulesInForce> + Send + Sync>,
+}
+
+impl RulesReader {
+    pub(crate) fn new(identity: usize, read: impl Fn() -> Option<RulesInForce> + Send + Sync + 'static) -> Self {
+        Self { identity, read: Arc::new(read) }
+    }
+
+    /// Returns the rules in force now. Returns `None` if the rules and all their layers were dropped.
+    #[must_use]
+    pub fn read(&self) -> Option<RulesInForce> {
+        (self.read)()
+    }
+
+    /// Returns whether both read the same rules.
+    pub(crate) fn is_of_same(&self, other: &Self) -> bool {
+        self.identity == other.identity
+    }
+}
+
+impl fmt::Debug for RulesReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RulesReader").field(&self.read()).finish()
+    }
+}
+
+/// Hashes a text: FNV-1a of 64 bits, folded to 48. It is the same in every process and version.
+#[cfg(any(feature = "rules", test))]
+fn hash(text: &[u8]) -> u64 {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    let hash = text.iter().fold(0xcbf2_9ce4_8422_2325, step);
+    (hash >> 48) ^ (hash & ((1 << 48) - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hash_of_a_text_is_the_same_everywhere() {
+        // FNV-1a of 64 bits: cbf29ce484222325 for nothing, af63dc4c8601ec8c for "a".
+        assert_eq!(hash(b""), 0x9ce4_8422_2325 ^ 0xcbf2);
+        assert_eq!(hash(b"a"), 0xdc4c_8601_ec8c ^ 0xaf63);
+        assert!(hash(&[7; 1_000]) < 1 << 48);
+    }
+}
