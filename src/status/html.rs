@@ -4,19 +4,21 @@ use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
 use super::request::{EXTENSION, ExplainForm};
-use super::text::{About, Count, Rate, Roughly, Share, Text, bound, millis};
+use super::text::{About, Count, Rate, Roughly, Share, Text, bound, hash, millis};
 use super::view::{Row, Sums, View};
 use super::{chart, keys, states};
 use crate::limiter::Occupancy;
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
+use crate::rules_in_force::RulesInForce;
 use crate::stats::{PolicySnapshot, StatsSnapshot};
 use crate::store_load::StoreLoad;
+use crate::time::Utc;
 
 const STYLE: &str = include_str!("style.css");
 
 /// The policy of the page's content: its own style, by the hash of that, and nothing else.
-pub(super) const CONTENT_POLICY: &str = "default-src 'none'; style-src 'sha256-WNG9bjCyXcdOB3DufIzdHLh8oQ3NnyH8Y6OLc6U6mjM='; \
+pub(super) const CONTENT_POLICY: &str = "default-src 'none'; style-src 'sha256-qbU9Gf/xIu9wA3jEorREx/Uat2laDvoLbPFZaB7kQjk='; \
                                          img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
 /// The hatching of requests over a limit, which all charts use.
@@ -186,9 +188,10 @@ fn tiles(html: &mut String, view: &View) -> fmt::Result {
         tile(html, Count(held), "places held by requests in flight", false)?;
     }
     if let Some(rules) = &view.rules {
-        let label =
-            if rules.error.is_some() { "version of the rules; the file was refused" } else { "version of the rules" };
-        tile(html, rules.version, label, rules.error.is_some())?;
+        let RulesInForce { version, loaded_at, .. } = rules.in_force;
+        let refused = if rules.error.is_some() { "; a later file was refused" } else { "" };
+        let label = format!("rules in force, version {version} since {}{refused}", Utc(loaded_at));
+        tile(html, hash(rules.in_force), label, rules.error.is_some())?;
     }
     html.push_str("</div>");
     Ok(())

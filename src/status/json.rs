@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::action::OperatorAction;
 use super::target::{State, is_block};
+use super::text::hash;
 use super::view::{Row, Sums, View};
 use crate::decision::ChargeDecision;
 use crate::explanation::Explanation;
@@ -83,7 +84,9 @@ pub(super) fn render(view: &View) -> String {
     }
     if let Some(rules) = &view.rules {
         let mut object = Object::begin(object.field("rules"));
-        object.plain("version", rules.version);
+        object.plain("version", rules.in_force.version);
+        object.text("hash", &hash(rules.in_force));
+        object.text("loaded_at", &Utc(rules.in_force.loaded_at).to_string());
         object.text_or_null("error", rules.error.as_deref());
         object.end();
     }

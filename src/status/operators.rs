@@ -190,7 +190,7 @@ mod tests {
         let long = || format!("/{}", "a".repeat(15_000));
         let layer =
             RateLimitLayer::new(limiter, Quota::per_hour(5), key::path()).and(Quota::per_minute(5), key::peer_ip());
-        let source: Arc<dyn Source> = Arc::new(layer);
+        let source: Arc<dyn Source> = Arc::new(crate::status::source::LayerSource::new(layer));
         let stats = Stats::builder().clock(clock).build();
         let explain = async |path: String| -> Explanation {
             let mut request = http::Request::get(path).body(()).unwrap().into_parts().0;

@@ -18,9 +18,10 @@ use tower_service::Service;
 use super::action::{Act, Done, OWN, OperatorAction};
 use super::operators::Operators;
 use super::request::{
-    Asked, ExplainForm, ExtensionField, FORM_MAX, Wrong, refuse_other_sites, wants_json, wants_page, wrong,
+    Asked, ExplainForm, ExtensionField, FORM_MAX, Wrong, refuse_other_names, refuse_other_sites, refuse_unlisted_names,
+    wants_json, wants_page, wrong,
 };
-use super::source::Source;
+use super::source::{LayerSource, Source};
 use super::target::{Held, ListedKey, Target};
 use super::view::{ExplainedLayer, View};
 use super::{html, json};
@@ -90,11 +91,12 @@ use crate::stats::Stats;
 /// * A described request has a peer address, headers, and the extensions that the operator
 ///   [states](Self::extension). A rule that reads another extension is explained as for a request without it.
 /// * A form that a browser sends for another site is refused (`Sec-Fetch-Site`, else `Origin` against `Host`). A site
-///   may point its own name at this server (DNS rebinding), and a browser then takes both for one site. A login keeps
-///   it out, and so does a proxy that checks `Host`.
+///   may point its own name at this server (DNS rebinding), and a browser then takes both for one site. So a browser
+///   acts only under an address, `localhost`, or a name that the program [lists](Self::hosts).
 /// * It has no scripts, answers with `Cache-Control: no-store`, and cannot be framed. Names of policies and keys are
 ///   shown as text.
-/// * A page takes some microseconds for each policy, and a millisecond for each million keys of a limiter in memory.
+/// * A page takes some microseconds for each policy, and some milliseconds for each million keys of a limiter in memory.
+///   A limiter with room for more than 100,000 keys is counted once a second at most.
 #[derive(Clone)]
 pub struct StatusPage(Arc<Shown>);
 
@@ -106,6 +108,8 @@ struct Shown {
     extensions: Vec<ExtensionField>,
     switches: Vec<(String, ModeSwitch)>,
     operators: Option<Arc<Operators>>,
+    /// The names under which browsers may reach the page.
+    hosts: Vec<String>,
     own: Vec<OwnAction>,
     #[cfg(feature = "rules")]
     rules: Option<crate::rules::Rules>,
@@ -131,6 +135,7 @@ impl StatusPage {
             extensions: Vec::new(),
             switches: Vec::new(),
             operators: None,
+            hosts: Vec::new(),
             own: Vec::new(),
             #[cfg(feature = "rules")]
             rules: None,
@@ -144,7 +149,7 @@ impl StatusPage {
     where
         O: Clone + Send + Sync + 'static,
     {
-        Arc::make_mut(&mut self.0).sources.push((title.into(), Arc::new(layer.clone())));
+        Arc::make_mut(&mut self.0).sources.push((title.into(), Arc::new(LayerSource::new(layer.clone()))));
         self
     }
 
@@ -274,6 +279,9 @@ impl StatusPage {
     /// * *Unblock* opens blocks. What the keys have used of their quotas stays used.
     /// * *Reset* forgets what the keys have used, and opens blocks. Meters are kept, because they are billed.
     ///
+    /// Both hold in this process at once. With Redis or another store, other processes remember denials, and may go on
+    /// refusing the keys for about a second.
+    ///
     /// A token holds for one action within five minutes, in this process, for the operator who explained. So another
     /// site cannot make a browser act, and a form that is sent twice acts once.
     ///
@@ -294,6 +302,27 @@ impl StatusPage {
         let shown = Arc::make_mut(&mut self.0);
         shown.stats.keep_keys();
         shown.operators = Some(Arc::new(Operators::new(who, audit)));
+        self
+    }
+}
+
+impl StatusPage {
+    /// Lists the names under which browsers reach the page, such as `limits.example.com`, without a port. Then requests
+    /// to other names are refused with 421, whoever sends them.
+    ///
+    /// By default the page is shown under every name, but a browser acts only under an address or `localhost`. Another
+    /// site can point its own name at this server. Its scripts then reach the page through the operator's browser, from
+    /// within the operator's network. An address and `localhost` can be no such name, so they are always allowed.
+    /// Programs such as `curl`, which send no `Origin`, act under every name that a list does not exclude.
+    ///
+    /// A proxy that replaces `Host` has to check the name by itself.
+    #[must_use]
+    pub fn hosts<I>(mut self, hosts: I) -> Self
+    where
+        I: IntoIterator,
+        I::Item: Into<String>,
+    {
+        Arc::make_mut(&mut self.0).hosts = hosts.into_iter().map(Into::into).collect();
         self
     }
 }
@@ -326,11 +355,17 @@ impl Shown {
         #[cfg(feature = "rules")]
         if let Some(rules) = &self.rules {
             let error = rules.error().map(|error| WithSources(&error).to_string());
-            view.rules = Some(super::view::RulesView { version: rules.version(), error });
+            view.rules = Some(super::view::RulesView { in_force: rules.in_force(), error });
         }
         view.extensions = self.extensions.iter().map(|field| field.name.clone()).collect();
         view.switches = self.switches.iter().map(|(name, switch)| (name.clone(), switch.get())).collect();
-        view.operator = self.operators.as_ref().and_then(|operators| operators.who(parts));
+        match self.acting(parts) {
+            Ok((_, operator)) => view.operator = Some(operator),
+            Err((_, message)) if self.operators.as_ref().is_some_and(|operators| operators.who(parts).is_some()) => {
+                view.wrong = Some(message.into_owned());
+            }
+            Err(_) => {}
+        }
         view.done = self.operators.as_ref().map(|operators| operators.done());
         view
     }
@@ -346,6 +381,7 @@ impl Shown {
                 "you may not act here: `StatusPage::operators` of the program names no operator for this request";
             return Err((StatusCode::FORBIDDEN, message.into()));
         };
+        refuse_other_names(parts, &self.hosts)?;
         Ok((operators, name))
     }
 
@@ -355,6 +391,9 @@ impl Shown {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let is_json = wants_json(&parts.headers);
+        if let Err((status, message)) = refuse_unlisted_names(parts, &self.hosts) {
+            return plain(status, message.into_owned());
+        }
         match parts.method {
             Method::GET | Method::HEAD => self.page(parts, StatusCode::OK, is_json, &self.view(parts)),
             Method::POST => match self.act(parts, body, is_json).await {

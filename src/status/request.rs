@@ -68,6 +68,54 @@ pub(super) fn refuse_other_sites(parts: &Parts) -> Result<(), Wrong> {
     if is_own { Ok(()) } else { Err((StatusCode::FORBIDDEN, "the form comes from another site".into())) }
 }
 
+/// Refuses an action that a browser sends to a name which the program does not list. Another site may point its own
+/// name at this server, and the browser then takes both for one site. An address and `localhost` can be no such name.
+///
+/// A program that is no browser sends neither `Sec-Fetch-Site` nor `Origin`, and acts for itself only.
+pub(super) fn refuse_other_names(parts: &Parts, hosts: &[String]) -> Result<(), Wrong> {
+    let is_browser =
+        [HeaderName::from_static("sec-fetch-site"), ORIGIN].iter().any(|name| parts.headers.contains_key(name));
+    match host_name(parts).filter(|_| is_browser) {
+        Some(name) if !is_known(name, hosts) => {
+            let message = format!(
+                "this page acts under no name that its program does not list, because a foreign site may have given \
+                 this server the name {}: list it by `StatusPage::hosts`",
+                printable(name)
+            );
+            Err((StatusCode::FORBIDDEN, message.into()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a request to a name that is not listed, if the program lists any.
+pub(super) fn refuse_unlisted_names(parts: &Parts, hosts: &[String]) -> Result<(), Wrong> {
+    let is_refused = |name: &str| !hosts.is_empty() && !is_known(name, hosts);
+    if host_name(parts).is_some_and(is_refused) {
+        return Err((StatusCode::MISDIRECTED_REQUEST, "this page has another name".into()));
+    }
+    Ok(())
+}
+
+fn is_known(name: &str, hosts: &[String]) -> bool {
+    let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    let is_local = |name: &str| name.eq_ignore_ascii_case("localhost");
+    bare.parse::<IpAddr>().is_ok() || is_local(name) || hosts.iter().any(|host| host.eq_ignore_ascii_case(name))
+}
+
+/// Returns the name that a request was sent to, without a port and a trailing dot. Returns `None` if it says none.
+fn host_name(parts: &Parts) -> Option<&str> {
+    let host = parts.uri.authority().map(|authority| authority.as_str());
+    // A name that is no text is no listed one.
+    let host = host.or_else(|| Some(parts.headers.get(HOST)?.to_str().unwrap_or("?")))?;
+    let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    Some(name.strip_suffix('.').unwrap_or(name))
+}
+
 /// The action of a form.
 #[derive(Debug)]
 pub(super) enum Asked {
@@ -283,6 +331,35 @@ mod tests {
             request = request.header(*name, *value);
         }
         request.body(()).unwrap().into_parts().0
+    }
+
+    #[test]
+    fn browser_acts_under_addresses_and_listed_names_only() {
+        let hosts = ["limits.example".to_owned()];
+        let acts = |host: &str| {
+            let parts = parts(&[("host", host), ("sec-fetch-site", "same-origin")]);
+            refuse_other_names(&parts, &hosts).is_ok()
+        };
+        for host in ["127.0.0.1:3001", "[::1]:3001", "10.2.3.4", "localhost", "LocalHost.:80", "Limits.example:8443"] {
+            assert!(acts(host), "{host}");
+        }
+        for host in
+            ["attacker.example", "127.0.0.1.attacker.example:3001", "limits.example.attacker.example", "", "a@b"]
+        {
+            assert!(!acts(host), "{host}");
+        }
+        let old_browser = parts(&[("host", "attacker.example"), ("origin", "http://attacker.example")]);
+        assert!(refuse_other_names(&old_browser, &hosts).is_err());
+        let program = parts(&[("host", "limits.internal")]);
+        assert!(refuse_other_names(&program, &[]).is_ok(), "a program sends no Origin");
+    }
+
+    #[test]
+    fn unlisted_name_is_refused_if_names_are_listed() {
+        let program = parts(&[("host", "limits.internal")]);
+        assert!(refuse_unlisted_names(&program, &[]).is_ok());
+        assert!(refuse_unlisted_names(&program, &["limits.internal".to_owned()]).is_ok());
+        assert!(refuse_unlisted_names(&program, &["limits.example".to_owned()]).is_err());
     }
 
     #[derive(Clone, Debug, PartialEq)]

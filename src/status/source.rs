@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 
 use http::request::Parts;
 
@@ -14,13 +15,16 @@ use crate::middleware::layer::{RateLimitLayer, reset_under};
 use crate::mode::Mode;
 use crate::policy::Policy;
 use crate::setup_warning::SetupWarning;
+use crate::sync::{Mutex, lock};
+use crate::time::Timestamp;
 
 /// A layer whose limiter's type is erased.
 pub(super) trait Source: Send + Sync {
     /// The policies of each rule, with those that go with them, and the rule's mode.
     fn rules(&self) -> Vec<(Vec<Policy>, Mode)>;
     fn warning(&self) -> Option<SetupWarning>;
-    fn occupancy(&self) -> Option<Occupancy>;
+    /// Returns how full the limiter is. That of a large one is up to a second old.
+    fn occupancy(&self, now: Timestamp) -> Option<Occupancy>;
     fn explain<'a>(&'a self, request: &'a Parts) -> Answer<'a, Explanation>;
     /// Asks the limiter what it would answer to a charge of this cost. Its error is a text, with its causes.
     fn peek<'a>(&'a self, policy: &'a Policy, key: &'a Key, cost: u64) -> Answer<'a, Result<ChargeDecision, String>>;
@@ -31,21 +35,49 @@ pub(super) trait Source: Send + Sync {
 /// An answer that comes now or later.
 pub(super) type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-impl<L: Limiter, O: Send + Sync> Source for RateLimitLayer<L, O> {
+/// A layer, and how full its limiter was.
+pub(super) struct LayerSource<L, O> {
+    layer: RateLimitLayer<L, O>,
+    counted: Mutex<Option<(Timestamp, Occupancy)>>,
+}
+
+/// A limiter with room for at most this number of keys is counted each time. One with more takes milliseconds.
+const SMALL: usize = 100_000;
+
+/// The time for which the count of a large limiter is shown.
+const COUNT_LASTS: Duration = Duration::from_secs(1);
+
+impl<L: Limiter, O> LayerSource<L, O> {
+    pub(super) fn new(layer: RateLimitLayer<L, O>) -> Self {
+        Self { layer, counted: Mutex::default() }
+    }
+
+    fn limiter(&self) -> &L {
+        self.layer.limiter()
+    }
+}
+
+impl<L: Limiter, O: Send + Sync> Source for LayerSource<L, O> {
     fn rules(&self) -> Vec<(Vec<Policy>, Mode)> {
-        self.rules_in_force()
+        self.layer.rules_in_force()
     }
 
     fn warning(&self) -> Option<SetupWarning> {
-        self.check().err()
+        self.layer.check().err()
     }
 
-    fn occupancy(&self) -> Option<Occupancy> {
-        self.limiter().occupancy()
+    fn occupancy(&self, now: Timestamp) -> Option<Occupancy> {
+        let is_recent = |(at, _): &(Timestamp, Occupancy)| *at <= now && now < at.saturating_add(COUNT_LASTS);
+        if let Some((_, occupancy)) = lock(&self.counted).filter(is_recent) {
+            return Some(occupancy);
+        }
+        let occupancy = self.limiter().occupancy()?;
+        *lock(&self.counted) = (occupancy.capacity() > SMALL).then_some((now, occupancy));
+        Some(occupancy)
     }
 
     fn explain<'a>(&'a self, request: &'a Parts) -> Answer<'a, Explanation> {
-        Box::pin(Self::explain(self, request))
+        Box::pin(self.layer.explain(request))
     }
 
     fn peek<'a>(&'a self, policy: &'a Policy, key: &'a Key, cost: u64) -> Answer<'a, Result<ChargeDecision, String>> {

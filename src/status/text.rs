@@ -4,6 +4,7 @@ use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
 use crate::error::turns_text;
+use crate::rules_in_force::RulesInForce;
 use crate::stats::HistogramSnapshot;
 use crate::time::Humane;
 
@@ -93,6 +94,11 @@ impl Display for Roughly {
         let seconds = u64::try_from(self.0.as_nanos().div_ceil(1_000_000_000)).unwrap_or(u64::MAX);
         if seconds > 10 { Humane(Duration::from_secs(seconds)).fmt(f) } else { Humane(self.0).fmt(f) }
     }
+}
+
+/// Prints the hash of rules.
+pub(super) fn hash(rules: RulesInForce) -> String {
+    format!("{:012x}", rules.hash)
 }
 
 /// Prints a duration in milliseconds.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::explanation::Explanation;
 use crate::limiter::Occupancy;
 use crate::mode::Mode;
+use crate::rules_in_force::RulesInForce;
 use crate::setup_warning::SetupWarning;
 use crate::stats::{PolicySnapshot, RateBucket, RecentRefusal, StatsSnapshot};
 
@@ -71,7 +72,7 @@ pub(super) struct LayerView {
 
 /// The rules of a file.
 pub(super) struct RulesView {
-    pub(super) version: u64,
+    pub(super) in_force: RulesInForce,
     pub(super) error: Option<String>,
 }
 
@@ -184,7 +185,7 @@ impl View {
         rows.truncate(ROWS_MAX);
         let layers = sources.iter().map(|(title, source)| LayerView {
             title: title.clone(),
-            occupancy: source.occupancy(),
+            occupancy: source.occupancy(stats.taken_at()),
             warning: source.warning(),
         });
         let layers = layers.collect();

@@ -378,6 +378,39 @@ async fn other_sites_and_other_methods_do_not_act() {
 }
 
 #[tokio::test]
+async fn site_that_points_its_name_here_does_not_act() {
+    let world = World::new();
+    let listed = world.page.clone().hosts(["limits.example"]);
+    let sent = async |page: &StatusPage, host: &str| {
+        let mut request = form("alice", "action=switch&name=client&mode=shadow");
+        request.headers_mut().insert("host", host.parse().unwrap());
+        request.headers_mut().insert("sec-fetch-site", "same-origin".parse().unwrap());
+        text(page, request).await
+    };
+    for page in [&world.page, &listed] {
+        let (status, answer) = sent(page, "attacker.example:3001").await;
+        assert!([403, 421].contains(&status.as_u16()), "{status} {answer}");
+        assert_eq!(world.mode.get(), Mode::Enforce);
+    }
+    let (status, answer) = sent(&world.page, "limits.example").await;
+    assert_eq!((status, answer.contains("`StatusPage::hosts`")), (StatusCode::FORBIDDEN, true), "{answer}");
+    // A person sees why the page offers nothing.
+    let request = Request::get("/").header("host", "limits.example").header("sec-fetch-site", "none");
+    let request = request.header("operator", "alice").header("accept", "text/html").body(Body::empty()).unwrap();
+    let (status, page) = text(&world.page, request).await;
+    assert!(status == StatusCode::OK && page.contains("`StatusPage::hosts`") && !page.contains("you act as"), "{page}");
+    for (page, host) in [(&world.page, "127.0.0.1:3001"), (&world.page, "localhost"), (&listed, "limits.example:8443")]
+    {
+        world.mode.set(Mode::Enforce);
+        let (status, answer) = sent(page, host).await;
+        assert!(status.is_success() || status.is_redirection(), "{host}: {status} {answer}");
+        assert_eq!(world.mode.get(), Mode::Shadow, "{host}");
+    }
+    let reads = Request::get("/").header("host", "attacker.example").body(Body::empty()).unwrap();
+    assert_eq!(text(&listed, reads).await.0, StatusCode::MISDIRECTED_REQUEST);
+}
+
+#[tokio::test]
 async fn action_that_fails_says_so() {
     let world = World::new();
     world.send(6).await;

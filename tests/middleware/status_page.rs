@@ -344,7 +344,11 @@ async fn rules_of_a_file_are_shown_with_their_version_and_error() {
     let shown = json(&page).await;
     assert_eq!((&shown["rules"]["version"], &shown["policies"][0]["name"]), (&1.into(), &"b".into()));
     assert!(shown["rules"]["error"].as_str().unwrap().starts_with("1:"), "{shown}");
+    let hash = format!("{:012x}", rules.in_force().hash);
+    assert_eq!(shown["rules"]["hash"], hash.as_str());
+    assert!(shown["rules"]["loaded_at"].as_str().unwrap().ends_with('Z'), "{shown}");
     let (_, html) = text(&page, Request::get("/").body(Body::empty()).unwrap()).await;
+    assert!(html.contains(&format!("<b>{hash}</b><span>rules in force, version 1 since ")), "{html}");
     assert!(html.contains("The file of rules was refused.") && html.contains("&lt;b&gt;"), "{html}");
 }
 
@@ -453,6 +457,24 @@ async fn page_of_fifty_layers_begins_with_the_policies() {
     let (refuse, pass) = html.split_once("<summary>49 layers that do not refuse it</summary>").unwrap();
     assert!(refuse.contains("<b>api</b> refused") && !refuse.contains("<b>layer-0</b>"), "{refuse}");
     assert!(pass.contains("<b>layer-0</b> passes"));
+}
+
+#[tokio::test]
+async fn keys_of_a_large_limiter_are_counted_once_a_second() {
+    let clock = ManualClock::new();
+    let stats = Stats::builder().clock(clock.clone()).build();
+    let limiter = MemoryLimiter::builder().max_keys(200_000).clock(clock.clone()).build().unwrap();
+    let rule = Rule::new("client", Quota::per_hour(4)).unwrap();
+    let layer = RateLimitLayer::new(limiter, rule, key::header("key")).observer(stats.clone());
+    let page = StatusPage::new(stats).layer("api", &layer);
+    let keys = async || json(&page).await["layers"][0]["keys"].as_u64().unwrap();
+    let answer = |_: Request<Body>| std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(Body::empty())));
+    for (key, waits_ms, shown) in [("a", 0, 1), ("b", 999, 1), ("c", 1, 3)] {
+        let request = Request::get("/").header("key", key).body(Body::empty()).unwrap();
+        layer.layer(service_fn(answer)).oneshot(request).await.unwrap();
+        clock.advance(Duration::from_millis(waits_ms));
+        assert_eq!(keys().await, shown, "{key}");
+    }
 }
 
 #[tokio::test]
