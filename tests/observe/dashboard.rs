@@ -13,7 +13,7 @@ use tower_ratelimit::{Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, R
 
 use crate::prometheus::{Prometheus, Sample, of_totals};
 use crate::redis_server::Server;
-use crate::{behind, metrics, send, serve};
+use crate::{behind, metrics, send, serve, slow_store};
 
 const DASHBOARD: &str = include_str!("../../examples/observe/grafana.json");
 
@@ -104,6 +104,7 @@ fn every_query_of_the_dashboard_counts_to_the_unit() {
     let port = serve(&runtime, app);
     let prometheus = Prometheus::start(&[("shop".to_owned(), port, "/metrics".to_owned())]);
 
+    stats.on_store(&slow_store());
     let exports = Policy::new("exports", Quota::concurrent(3)).unwrap();
     // Twice, with a scrape between: Prometheus sees no rate in a counter that was never smaller.
     let half = |first: bool| {
@@ -152,9 +153,13 @@ fn every_query_of_the_dashboard_counts_to_the_unit() {
         // Requests 90 to 98 leave 10 to 2 of `client`, and find 2 when `rare` refuses.
         (("Near the limit", "A"), vec![row("client", 11.0)]),
         (("Over a quota that is not enforced", "A"), vec![row("shadow trial", 90.0)]),
-        (("Delay", "A"), vec![row("", 0.0065)]),
-        (("Delay", "B"), vec![row("", 0.00993)]),
-        (("Delay", "C"), vec![]),
+        (("Waits", "C"), vec![]),
+        (("How busy the store is", "A"), vec![row("", 0.026)]),
+        (("How busy the store is", "B"), vec![row("", 0.003)]),
+        (("How busy the store is", "C"), vec![row("", 0.05)]),
+        (("Checks that wait for the store", "A"), vec![row("", 70.0)]),
+        (("Checks that wait for the store", "B"), vec![row("", 2.0)]),
+        (("Checks that wait for the store", "C"), vec![]),
         (("Checks of Redis", "C"), vec![row("timeout", 2.0)]),
         (("When the limiter fails", "A"), vec![]),
         (("When the limiter fails", "B"), vec![]),
@@ -177,8 +182,8 @@ fn every_query_of_the_dashboard_counts_to_the_unit() {
         let samples = prometheus.query(&filled_in(&query));
         assert!(!samples.is_empty(), "{title} {name} has no data: {query}");
         let totals = table(&prometheus.query(&filled_in(&of_totals(&query))));
-        // The time of checks of Redis is what it is.
-        if title == "Checks of Redis" && name != "C" {
+        // The time of checks of Redis is what it is, and so is that of requests in a queue.
+        if ["Checks of Redis", "Waits"].contains(&title.as_str()) && name != "C" {
             assert!(totals[""] > 0.0 && totals[""] < 10.0, "{title} {name}: {totals:?}");
             continue;
         }
@@ -193,6 +198,8 @@ fn every_query_of_the_dashboard_counts_to_the_unit() {
     }
     assert_eq!(seen.len(), expected.len(), "each expectation has a query");
     assert_eq!(prometheus.value("sum(ratelimit_limiter_duration_seconds_count)"), 20.0);
+    assert_eq!(prometheus.value("sum(ratelimit_wait_seconds_count)"), 2.0);
+    assert!(prometheus.value("sum(ratelimit_wait_seconds_sum)") >= 0.02, "each waits for 10 ms");
     assert_eq!(prometheus.value("sum(ratelimit_policy_units_total{policy=\"client\"})"), 98.0);
     // What `limited` says by outcome cannot be divided by policy, because the series has no such label.
     assert!(prometheus.query("ratelimit_requests_total{policy!=\"\"}").is_empty());

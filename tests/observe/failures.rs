@@ -11,7 +11,7 @@ use tower_ratelimit::{Key, MemoryLimiter, OnError, Policy, Quota, RateLimitLayer
 
 use crate::prometheus::Prometheus;
 use crate::redis_server::{Server, free_port};
-use crate::{behind, metrics, send, serve};
+use crate::{behind, metrics, send, serve, slow_store};
 
 /// An observer that looks on at the limiter.
 struct Log;
@@ -59,16 +59,24 @@ fn alerts_see_every_failure_of_redis() {
     }
     // One that refuses a quarter of its requests, one whose requests have no key, one whose rules are refused, one that
     // loses corrections, and one that forgets keys, whose place is never returned, and for which a request waits.
-    let [refuses, keyless, rules, loses, forgets] = [(); 5].map(|()| Stats::new());
-    let policy = Rule::new("client", Quota::per_hour(15)).unwrap();
+    // And one whose store takes more than half of the deadline.
+    let [refuses, keyless, rules, loses, forgets, slow] = [(); 6].map(|()| Stats::new());
+    slow.on_store(&slow_store());
+    let policy = Rule::new("client", Quota::per_hour(60)).unwrap();
     let layer = RateLimitLayer::new(memory(), policy, key::global()).observer(refuses.clone());
     let file = Rules::from_text("version: 1\nrules:\n  - {name: client, key: global, quota: 9/s}\n").unwrap();
     let ruled = file.layer(memory()).unwrap().observer(rules.clone());
     app = app.merge(behind("/refuses", layer)).merge(behind("/rules", ruled));
     let layer = RateLimitLayer::new(memory(), Quota::per_hour(1_000), key::header("absent"));
     app = app.merge(behind("/keyless", layer.observer(keyless.clone())));
-    let others =
-        [("refuses", &refuses), ("keyless", &keyless), ("rules", &rules), ("loses", &loses), ("forgets", &forgets)];
+    let others = [
+        ("refuses", &refuses),
+        ("keyless", &keyless),
+        ("rules", &rules),
+        ("loses", &loses),
+        ("forgets", &forgets),
+        ("slow", &slow),
+    ];
     for (job, stats) in others {
         app = app.merge(metrics(&format!("/{job}/metrics"), stats));
         jobs.push(job.to_owned());
@@ -90,7 +98,7 @@ fn alerts_see_every_failure_of_redis() {
                 assert_eq!(statuses, [if passes { 200 } else { 503 }; 10], "{server} {answer}");
             }
         }
-        send(port, "/refuses", 0..10);
+        send(port, "/refuses", 0..40);
         send(port, "/keyless", 0..1);
         send(port, "/rules", 0..1);
         prometheus.scrape();
@@ -135,6 +143,7 @@ fn alerts_see_every_failure_of_redis() {
         ("RateLimitFailsClosed", of(&["dead-deny", "full-deny", "replica-deny"])),
         ("RateLimitFallsBack", of(&["dead-fallback", "full-fallback", "replica-fallback"])),
         ("RateLimitServerDown", of(&["dead-allow", "dead-deny", "dead-fallback"])),
+        ("RateLimitStoreSlow", of(&["slow"])),
         ("RateLimitCorrectionsLost", of(&["loses"])),
         ("RateLimitPlacesForgotten", of(&["loses"])),
         ("RateLimitPlacesStuck", of(&["forgets"])),

@@ -16,6 +16,7 @@ use axum::Router;
 use axum::routing::get;
 use http::{Request, Response};
 use tower::{Layer, Service};
+use tower_ratelimit::limiter::{StoreLoad, StoreLoadReader};
 use tower_ratelimit::observe::Stats;
 
 /// The time that anything may take on a busy machine.
@@ -48,6 +49,17 @@ where
 fn metrics(path: &str, stats: &Stats) -> Router {
     let stats = stats.clone();
     Router::new().route(path, get(async move || ([("content-type", Stats::CONTENT_TYPE)], stats.to_prometheus())))
+}
+
+/// Returns the load of a store whose calls take more than half of the deadline.
+fn slow_store() -> StoreLoadReader {
+    StoreLoadReader::new(|| {
+        let mut load = StoreLoad::default();
+        (load.waiting, load.calls_in_flight) = (70, 2);
+        load.oldest_wait = Duration::from_millis(3);
+        (load.call_time, load.deadline) = (Some(Duration::from_millis(26)), Some(Duration::from_millis(50)));
+        Some(load)
+    })
 }
 
 /// Sends a request over TCP. Returns the status and the body of the response.
