@@ -37,6 +37,11 @@ pub(super) fn never_binding(rules: &[RuleSpec]) -> Vec<Noticed> {
     found
 }
 
+/// Returns whether all requests that meet the inner conditions meet the outer ones, as far as that is certain.
+pub(super) fn covers(outer: &MatchSpec, inner: &MatchSpec) -> bool {
+    Finder { steps: 0 }.covers(outer, inner)
+}
+
 fn warning(rule: &RuleSpec, outer: &RuleSpec) -> Noticed {
     let (name, line) = (Quoted(&outer.name), outer.name.position.line);
     let message = format!(
@@ -165,7 +170,7 @@ fn times(of: &MatchSpec) -> Times {
 }
 
 /// Returns whether no request costs more in the first way than in the second.
-fn is_cost_within(inner: Option<&At<CostSpec>>, outer: Option<&At<CostSpec>>) -> bool {
+pub(super) fn is_cost_within(inner: Option<&At<CostSpec>>, outer: Option<&At<CostSpec>>) -> bool {
     use CostSpec::{ContentLength, Header, Units};
     let cost = |spec: Option<&At<CostSpec>>| spec.map_or(Units(1), |spec| spec.value.clone());
     match (cost(inner), cost(outer)) {

@@ -187,7 +187,12 @@ impl Rule {
             let Some(value) = &spec.value else { continue };
             let field = match_field(&spec.key, value).filter(|(name, _)| !rule.has_condition(name));
             match field {
-                Some((name, value)) => rule.matches.push(format!("{name}: {value}")),
+                Some((name, value)) => {
+                    if name != "client" {
+                        rule.note_meaning(&spec.key, name);
+                    }
+                    rule.matches.push(format!("{name}: {value}"));
+                }
                 None => action.push(format!("{}={}", encoded(&spec.key), encoded(value))),
             }
         }
@@ -203,6 +208,19 @@ impl Rule {
         self.matches.iter().any(|field| field.starts_with(&format!("{name}:")))
     }
 
+    /// Says what a key means here that can mean anything in Envoy's form.
+    fn note_meaning(&mut self, key: &str, ready: &str) {
+        let what = match ready {
+            "path" => "the request's path without its query",
+            "method" => "the request's method",
+            _ => "the request's host without its port",
+        };
+        let note = format!("In Envoy's form a route says what {key} is. Here it is {what}.");
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
     fn add_key(&mut self, key: &str) {
         let ready = match key {
             "remote_address" => Some(CLIENT_IP),
@@ -216,6 +234,9 @@ impl Rule {
             "host" | ":authority" => Some("host"),
             _ => None,
         };
+        if let Some(ready) = ready.filter(|ready| *ready != CLIENT_IP) {
+            self.note_meaning(key, ready);
+        }
         let part = ready.map_or_else(
             || {
                 let name = encoded(key).to_string();
@@ -313,10 +334,12 @@ descriptors:
         let expected = r#"# Made of the domain `shop` in Envoy's form. Here all rules that match a request count.
 # In Envoy's form each IPv6 address counts by itself. Here its /64 does.
 rules:
+  # In Envoy's form a route says what path is. Here it is the request's path without its query.
   - name: "shop:path=/search/*,remote_address"
     quota: "6 per minute, fixed window"
     key: client-ip
     match: {path: ["/search/", "/search/{*rest}"]}
+  # In Envoy's form a route says what method is. Here it is the request's method.
   - name: "shop:method=POST"
     quota: "0 per day, fixed window"
     key: global
@@ -339,6 +362,7 @@ rules:
     key: "tenant"
     match: {action: "tenant=a*"}
     missing-key: exempt
+  # In Envoy's form a route says what host is. Here it is the request's host without its port.
   - name: "shop:remote_address=10.1.2.3,host"
     quota: "7 per second, fixed window"
     key: host

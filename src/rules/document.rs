@@ -183,43 +183,37 @@ enum OpenValue<'a> {
     },
 }
 
+/// The tree of a text, as far as it could be read.
+pub(crate) struct Parsed<'a> {
+    /// The tree of the first document, if that could be read.
+    pub(crate) first: Option<Rc<Node<'a>>>,
+    /// Whether the first document is all of the text.
+    is_whole: bool,
+}
+
+impl<'a> Parsed<'a> {
+    /// Returns the tree, if it is that of the whole text.
+    pub(crate) fn whole(self) -> Option<Rc<Node<'a>>> {
+        self.first.filter(|_| self.is_whole)
+    }
+}
+
 /// Reads the tree of a text. If there is none, adds the problems that prevent it.
-pub(crate) fn parse<'a>(text: &'a str, problems: &mut Problems<'_>) -> Option<Rc<Node<'a>>> {
+pub(crate) fn parse<'a>(text: &'a str, problems: &mut Problems<'_>) -> Parsed<'a> {
     let separators = text.bytes().filter(|byte| b"[]{},?:".contains(byte)).count();
     if separators > SEPARATORS_MAX {
         let message = format!("the file has more than {SEPARATORS_MAX} brackets, braces, commas and colons");
         problems.add(RulesErrorKind::TooLarge, Position::START, message);
-        return None;
+        return Parsed { first: None, is_whole: false };
     }
     let mut builder =
         Builder { problems, open: Vec::new(), anchored: HashMap::new(), root: None, size: Size::default() };
-    for event in Parser::new_from_str(text) {
-        match event {
-            Ok((event, span)) => builder.event(event, span)?,
-            Err(error) => {
-                let position = position(error.marker());
-                let hint = match error.info() {
-                    info if info.contains("did not find expected ','") => {
-                        ": here a text with a brace, a bracket, a comma, or a colon and a space in it needs quotes (a \
-                         key is written without a colon, as `header x-api-key`)"
-                    }
-                    info if info.contains("mapping values are not allowed") => {
-                        ": the line is indented wrongly, or a text with a colon and a space in it has no quotes (a key is \
-                         written without a colon, as `header x-api-key`)"
-                    }
-                    _ => "",
-                };
-                let message = format!("this is not YAML: {}{hint}", error.info());
-                builder.problems.add(RulesErrorKind::Syntax, position, message);
-                return None;
-            }
-        }
-    }
-    if builder.root.is_none() {
+    let is_whole = builder.events(text).is_some();
+    if builder.root.is_none() && is_whole {
         let message = "the file is empty: if there shall be no rules, write `rules: []`";
         builder.problems.add(RulesErrorKind::Syntax, Position::START, message);
     }
-    builder.root
+    Parsed { first: builder.root, is_whole }
 }
 
 struct Builder<'a, 'p, 't> {
@@ -232,12 +226,39 @@ struct Builder<'a, 'p, 't> {
 }
 
 impl<'a> Builder<'a, '_, '_> {
+    /// Takes the events of a text. Returns `None` if the text has a problem that prevents a tree.
+    fn events(&mut self, text: &'a str) -> Option<()> {
+        for event in Parser::new_from_str(text) {
+            match event {
+                Ok((event, span)) => self.event(event, span)?,
+                Err(error) => {
+                    let position = position(error.marker());
+                    let hint = match error.info() {
+                        info if info.contains("did not find expected ','") => {
+                            ": here a text with a brace, a bracket, a comma, or a colon and a space in it needs quotes \
+                             (a key is written without a colon, as `header x-api-key`)"
+                        }
+                        info if info.contains("mapping values are not allowed") => {
+                            ": the line is indented wrongly, or a text with a colon and a space in it has no quotes (a \
+                             key is written without a colon, as `header x-api-key`)"
+                        }
+                        _ => "",
+                    };
+                    let message = format!("this is not YAML: {}{hint}", error.info());
+                    return self.stop(RulesErrorKind::Syntax, position, message);
+                }
+            }
+        }
+        Some(())
+    }
+
     /// Takes an event. Returns `None` if the rest of the file must not be read.
     fn event(&mut self, event: Event<'a>, span: Span) -> Option<()> {
         let position = position(&span.start);
         match event {
             Event::DocumentStart(_) if self.root.is_some() => {
-                let message = "the file has a second document: write all rules into one";
+                let message = "the file has a second document: write all rules into one; in Envoy's form each domain has a \
+                               file of its own";
                 self.stop(RulesErrorKind::Syntax, position, message)
             }
             Event::Scalar(text, style, anchor, tag) => {

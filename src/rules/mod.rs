@@ -10,10 +10,11 @@
 //! * `tree` finds the limits of descriptors, in files of Envoy's form.
 //! * `bind` makes a layer's rules of it, with the names that the program registered.
 //! * `descriptors` decides about descriptors without an HTTP request.
-//! * `convert` rewrites a file in Envoy's form.
+//! * `convert` rewrites a file in Envoy's form, and `compare` says what another file would change.
 //! * `store` has the rules in force, and `watch` looks for new ones.
 
 mod bind;
+mod compare;
 mod contained;
 mod convert;
 mod descriptors;
@@ -36,6 +37,7 @@ mod tree;
 mod warn;
 mod watch;
 
+pub use compare::{RuleChange, RuleChangeKind, compare};
 pub use convert::convert_envoy;
 pub use descriptors::{DescriptorAnswer, DescriptorLimits, DescriptorRequest, DescriptorStatus};
 pub use error::RulesError;
@@ -43,3 +45,8 @@ pub use handle::{Rules, RulesBuilder};
 pub use problem::{Problem, RulesErrorKind};
 pub use report::{NameKind, RulesReport, RulesWarning, RulesWarningKind, UnregisteredName};
 pub use tree::Descriptor;
+
+/// The JSON Schema of files of rules, for editors and other tools.
+///
+/// It knows what can be said without reading quotas and names. [`RulesBuilder::check`] says everything.
+pub const SCHEMA: &str = include_str!("schema.json");

@@ -2,6 +2,7 @@
 
 pub(super) mod condition;
 pub(super) mod envoy;
+mod foreign;
 pub(super) mod key;
 mod path;
 pub(super) mod quota;
@@ -50,8 +51,14 @@ pub(crate) fn read_and_look<T>(
         Err(problems) => return Err(problems.into_error()),
     };
     let mut problems = Problems::new(text);
-    let file =
-        parse(text, &mut problems).map(|root| Reader { problems: &mut problems, names, patterns: 0 }.file(&root));
+    let parsed = parse(text, &mut problems);
+    if let Some((position, message)) = parsed.first.as_ref().and_then(|first| foreign::recognised(first)) {
+        problems = Problems::new(text);
+        problems.add(RulesErrorKind::Value, position, message);
+        return Err(problems.into_error());
+    }
+    let root = parsed.whole();
+    let file = root.map(|root| Reader { problems: &mut problems, names, patterns: 0 }.file(&root));
     if let Some(file) = &file {
         look(file, &problems);
     }

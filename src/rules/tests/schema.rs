@@ -6,14 +6,14 @@ use serde_json::{Map, Value as Json, json};
 
 use super::super::document::{Node, Type, Value, decode, parse};
 use super::super::error::Problems;
-use super::super::{Rules, read};
+use super::super::{Rules, SCHEMA, read};
 use super::{accepted, refused};
 use crate::key::TrustedProxies;
 use crate::sampling::stride;
 use crate::{MissingKey, Mode};
 
 fn schema() -> Json {
-    serde_json::from_str(include_str!("../schema.json")).unwrap()
+    serde_json::from_str(SCHEMA).unwrap()
 }
 
 /// Returns the file as JSON, or `None` if it is not YAML.
@@ -34,7 +34,7 @@ fn json_of(text: &str) -> Option<Json> {
         }
     }
     let text = decode(text.as_bytes()).ok()?;
-    parse(text, &mut Problems::new(text)).map(|root| convert(&root))
+    parse(text, &mut Problems::new(text)).whole().map(|root| convert(&root))
 }
 
 fn has_type(value: &Json, name: &str) -> bool {
