@@ -4,11 +4,14 @@
 //! could not do what it should. To add a command, add a variant to `Command` and an arm to `main`.
 
 mod check;
+mod completions;
 mod convert;
+mod diff;
 mod explain;
 mod files;
 mod output;
 mod replay;
+mod schema;
 
 use std::process::ExitCode;
 
@@ -30,14 +33,17 @@ enum Command {
     Check(check::Options),
     Explain(Box<explain::Options>),
     Convert(convert::Options),
+    Diff(diff::Options),
     Replay(Box<replay::Options>),
+    Schema(schema::Options),
+    Completions(completions::Options),
 }
 
 /// The exit codes of all commands.
 mod exit {
     /// The command did what it should, and found nothing wrong.
     pub(crate) const FINE: u8 = 0;
-    /// A file has problems.
+    /// A file has problems, or two files differ.
     pub(crate) const PROBLEMS: u8 = 1;
     /// The command could not do what it should: an option is wrong, or a file cannot be read.
     pub(crate) const TROUBLE: u8 = 2;
@@ -56,7 +62,10 @@ fn main() -> ExitCode {
         Command::Check(options) => check::run(&options, &mut output),
         Command::Explain(options) => explain::run(&options, &mut output),
         Command::Convert(options) => convert::run(&options, &mut output),
+        Command::Diff(options) => diff::run(&options, &mut output),
         Command::Replay(options) => replay::run(&options, &mut output),
+        Command::Schema(schema::Options {}) => Ok(schema::run(&mut output)),
+        Command::Completions(options) => Ok(completions::run(&options, &mut output)),
     };
     let code = code.unwrap_or_else(|trouble| {
         output.trouble(trouble);

@@ -32,6 +32,11 @@ impl Output {
         self.results.push('\n');
     }
 
+    /// Adds a program for a shell to the standard output. Nothing in it is of a file.
+    pub(crate) fn script(&mut self, text: &str) {
+        self.results.push_str(text);
+    }
+
     /// Adds a line to the standard error: why the command could not do what it should.
     pub(crate) fn trouble(&mut self, text: impl Display) {
         self.troubles.push_str(&printable(&text.to_string()));

@@ -42,7 +42,8 @@ pub(crate) struct Options {
     /// Take the client from X-Forwarded-For, behind this many proxies
     #[arg(long, value_name = "N", value_parser = proxies)]
     pub(super) trusted_proxies: Option<TrustedProxies>,
-    /// COMBINED, COMMON, VCOMBINED, COMBINEDPLUS, NGINXMAIN, NGINXJSON, INGRESSNGINX, CADDY, TRAEFIK, TRAEFIKCLF, ENVOY,
+    /// COMBINED, COMMON, VCOMBINED, COMBINEDPLUS, COMBINEDXFF, NGINXMAIN, NGINXJSON, INGRESSNGINX,
+    /// NGINXPROXYMANAGER, UVICORN, CADDY, TRAEFIK, TRAEFIKCLF, ENVOY,
     /// ENVOYJSON, ISTIO, HAPROXY, KONG, HEROKU, CLOUDFLARE, FASTLY, GCP, AZURE, ALB, ELB, APIGATEWAY, CLOUDFRONT, W3C
     /// (also IIS), SQUID, JSON, or the text of an nginx log_format; by default the first lines decide
     #[arg(long)]

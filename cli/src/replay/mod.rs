@@ -18,7 +18,8 @@ mod tally;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::io::{self, IsTerminal};
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,9 +52,18 @@ pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> 
     if let Some(file) = options.html.as_ref().filter(|file| is_read(file, options)) {
         return Err(format!("error: {}: --html would overwrite this file, which is read", file.display()));
     }
-    let report = replay(options).map_err(|trouble| format!("error: {trouble}"))?;
-    if let Some(file) = &options.html {
-        std::fs::write(file, report.html()).map_err(|error| format!("error: {}: {error}", file.display()))?;
+    let page = options.html.as_deref().map(Page::open).transpose()?;
+    let report = match replay(options) {
+        Ok(report) => report,
+        Err(trouble) => {
+            if let Some(page) = page {
+                page.leave();
+            }
+            return Err(format!("error: {trouble}"));
+        }
+    };
+    if let Some(page) = page {
+        page.write(&report.html())?;
     }
     if options.json {
         output.json(format_args!("{:#}", report.json()));
@@ -61,6 +71,38 @@ pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> 
         output.line(report.to_string().trim_end());
     }
     Ok(exit::FINE)
+}
+
+/// The file of the report in HTML. It is opened before the log is read, which may take long.
+struct Page<'o> {
+    path: &'o Path,
+    file: File,
+    is_new: bool,
+}
+
+impl<'o> Page<'o> {
+    fn open(path: &'o Path) -> Result<Self, String> {
+        let is_new = !path.exists();
+        // An older report stays until there is a new one.
+        let file = File::options().write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|error| format!("error: {}: {error}", path.display()))?;
+        Ok(Self { path, file, is_new })
+    }
+
+    fn write(mut self, html: &str) -> Result<(), String> {
+        // What is no regular file, such as a pipe, has no length.
+        let is_regular = self.file.metadata().is_ok_and(|data| data.is_file());
+        let emptied = if is_regular { self.file.set_len(0) } else { Ok(()) };
+        let written = emptied.and_then(|()| self.file.write_all(html.as_bytes()));
+        written.map_err(|error| format!("error: {}: {error}", self.path.display()))
+    }
+
+    /// Removes the file if it was made for a report that there is not.
+    fn leave(self) {
+        if self.is_new {
+            let _ = std::fs::remove_file(self.path); // the trouble with the log is what is reported
+        }
+    }
 }
 
 fn is_read(file: &Path, options: &Options) -> bool {
@@ -105,7 +147,8 @@ fn replay(options: &Options) -> Result<Report, String> {
         replay.check_span()?;
         lines += 1;
         if progress && lines % (1 << 17) == 0 {
-            eprint!("\r{} requests ", report::numbers::count(lines));
+            let part = log.part_read().map_or(String::new(), |percent| format!(", {percent}% of the bytes"));
+            eprint!("\r{} requests{part} ", report::numbers::count(lines));
         }
     }
     order.finish(&mut |timed| replay.take(&timed));
@@ -161,6 +204,8 @@ fn paste(through: &Through<'_>, has_proxies: bool) -> Paste {
 struct Replay {
     keep: Keep,
     max_clients: usize,
+    /// Whether the client is that of a header.
+    has_proxies: bool,
     head: Head,
     /// The layer that sees the requests of a second spread over it, and the one that sees them at once.
     spread: Limits,
@@ -190,6 +235,7 @@ impl Replay {
         Ok(Self {
             keep,
             max_clients,
+            has_proxies: proxies.is_some(),
             head: Head::new(keep, proxies),
             spread,
             burst,
@@ -210,6 +256,7 @@ impl Replay {
                 last_us: 0,
                 without_address: 0,
                 limited_before: 0,
+                forwarded: 0,
                 addresses: Addresses::default(),
                 hosts: Hosts::default(),
                 outcomes: Vec::new(),
@@ -246,6 +293,7 @@ impl Replay {
         counted.first_us = counted.first_us.min(*spread_us);
         counted.last_us = counted.last_us.max(*spread_us);
         counted.limited_before += u64::from(request.status == 429);
+        counted.forwarded += u64::from(request.is_forwarded && !self.has_proxies);
         match self.head.client() {
             Some(client) => {
                 counted.addresses.count(client, self.max_clients);

@@ -254,6 +254,7 @@ mod tests {
             is_coarse,
             client: None,
             host: None,
+            is_forwarded: false,
             status: 200,
             agent: 0,
             texts: None,

@@ -240,7 +240,7 @@ fn help_and_version_are_printed() {
     }
     for (wrong, expected) in [
         (&[][..], "Usage: tower-ratelimit <COMMAND>"),
-        (&["chek"], "a similar subcommand exists: 'check'"),
+        (&["chek"], "similar subcommands exist: 'schema', 'check'"),
         (&["check"], "<FILE>..."),
         (&["check", "--jsn", "-"], "a similar argument exists: '--json'"),
     ] {

@@ -2,6 +2,8 @@
 
 mod check;
 mod convert;
+mod diff;
 mod explain;
+mod help;
 mod hostile;
 mod program;

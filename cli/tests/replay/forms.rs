@@ -447,6 +447,41 @@ fn direct_log() -> String {
     rows().iter().map(line).collect()
 }
 
+/// Proxies of many addresses, of which none sends most requests.
+#[test]
+fn clients_behind_several_proxies_are_noticed() {
+    let folder = Folder::new("proxies");
+    let of = |line: &dyn Fn(&Row, u64) -> String| -> String {
+        rows().iter().enumerate().map(|(n, row)| line(row, n as u64 % 7) + "\n").collect()
+    };
+    let proxied = |row: &Row, n: u64| Row { client: format!("10.0.0.{n}"), path: row.path.clone(), ..*row };
+    for (format, log) in [
+        (
+            "COMBINEDPLUS",
+            of(&|row, n| format!("{} \"-\" 0.1 \"6.6.6.6, {}\" .", proxied(row, n).combined(), row.client)),
+        ),
+        ("NGINXMAIN", of(&|row, n| format!("{} \"{}\"", proxied(row, n).combined(), row.client))),
+        (
+            "COMBINEDXFF",
+            of(&|row, n| proxied(row, n).combined().replacen(" - -", &format!(" ({}) - -", row.client), 1)),
+        ),
+    ] {
+        let file = folder.file("access.log", log);
+        let args = ["--json", "--quota", "20 per day", &file];
+        let report: Value = serde_json::from_str(&run(&args)).unwrap();
+        let (format_read, addresses) = (&report["read"]["format"], &report["read"]["addresses"]);
+        assert_eq!((format_read, addresses), (&format.into(), &7.into()));
+        assert!(
+            report["warnings"].to_string().contains("400 of 400 requests came through a proxy"),
+            "{}",
+            report["warnings"]
+        );
+        let report: Value = serde_json::from_str(&run(&[&args[..], &["--trusted-proxies", "1"]].concat())).unwrap();
+        assert_eq!(report["read"]["addresses"], 18, "{format}");
+        assert!(!report["warnings"].to_string().contains("proxy"), "{format}: {}", report["warnings"]);
+    }
+}
+
 /// Replicas behind a load balancer log different requests, however alike they are.
 #[test]
 fn requests_of_replicas_all_count() {

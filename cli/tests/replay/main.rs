@@ -298,6 +298,38 @@ fn standard_input_is_read_as_a_file() {
     assert_eq!(String::from_utf8(output.stdout).unwrap(), run(&["--quota", "30 per minute", &file]));
 }
 
+/// The log may take long to read.
+#[test]
+fn page_that_cannot_be_written_ends_the_program_at_once() {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_tower-ratelimit"))
+        .args(["replay", "--quota", "5/s", "--html", "/no/such/folder/report.html", "-"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let log = program.stdin.take(); // it stays open, and nothing comes
+    let output = program.wait_with_output().unwrap();
+    drop(log);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("/no/such/folder"));
+}
+
+#[test]
+fn page_of_a_log_without_a_report_is_not_touched() {
+    let folder = Folder::new("untouched");
+    let (older, new) = (folder.file("older.html", "older"), folder.0.join("new.html"));
+    for page in [&*older, new.to_str().unwrap()] {
+        error(&["--quota", "5/s", "--html", page, "-"], b"what is this?\n");
+    }
+    assert_eq!(fs::read_to_string(&older).unwrap(), "older");
+    assert!(!new.exists());
+    let log = folder.file("access.log", log::shop());
+    fs::write(&older, "older and much longer".repeat(100_000)).unwrap();
+    run(&["--quota", "5/s", "--html", &older, &log]);
+    let page = fs::read_to_string(&older).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"), "{}", &page[..100]);
+}
+
 #[test]
 fn trouble_is_reported_with_a_way_out() {
     let folder = Folder::new("trouble");

@@ -59,7 +59,9 @@ fn stamp(days: u64, time: &[u8], rest: &[u8]) -> Option<Stamp> {
         zone => (0, zone, true),
     };
     let zone = zone.strip_prefix(b" ").unwrap_or(zone);
-    let offset = if matches!(zone, b"Z" | b"z" | b"" | b"UTC") { 0 } else { offset(zone)? };
+    // The name of a zone does not say its offset, so it counts as UTC.
+    let is_name = zone.len() <= 5 && zone.iter().all(u8::is_ascii_uppercase);
+    let offset = if is_name || zone == b"z" { 0 } else { offset(zone)? };
     Some(Stamp { us: shifted(days, clock(time)?, fraction, offset)?, is_coarse })
 }
 
@@ -190,6 +192,7 @@ mod tests {
             ("17/May/2015:05:35:03 -0430", 0, true),
             ("17/May/2015:10:05:03.123", 123_000, false),
             ("17/May/2015 10:05:03", 0, true),
+            ("17/May/2015:10:05:03 CDT", 0, true),
             ("2015-05-17T10:05:03Z", 0, true),
             ("2015-05-17 10:05:03", 0, true),
             ("2015-05-17T10:05:03.5Z", 500_000, false),

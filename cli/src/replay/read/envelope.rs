@@ -10,6 +10,7 @@ use memchr::{memchr, memmem};
 use serde_core::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::date::{self, Stamp};
+use super::request::address;
 
 /// The most layers around a line.
 pub(crate) const LAYERS_MAX: usize = 6;
@@ -23,6 +24,8 @@ pub(crate) struct Opened<'l> {
     pub(crate) text: Cow<'l, [u8]>,
     /// The time that the innermost layer has, for lines without one of their own.
     pub(crate) at: Option<Stamp>,
+    /// Whether the server itself wrote that time before the line.
+    pub(crate) has_own_time: bool,
     /// A hash of the names of all layers: of the container, program or stream that wrote the line.
     pub(crate) source: Option<u64>,
 }
@@ -61,10 +64,11 @@ impl<'l> Opened<'l> {
     }
 
     pub(crate) fn plain(line: &'l [u8]) -> Self {
-        Self { text: Cow::Borrowed(line), at: None, source: None }
+        Self { text: Cow::Borrowed(line), at: None, has_own_time: false, source: None }
     }
 
     fn next_layer(&self, find: impl Fn(&[u8]) -> Option<Layer<'_>>) -> Option<Self> {
+        let has_own_time = self.has_own_time || is_console_of_caddy(&self.text);
         let (text, at, source) = match &self.text {
             Cow::Borrowed(text) => {
                 let layer = find(text)?;
@@ -85,7 +89,7 @@ impl<'l> Opened<'l> {
                 (Cow::Owned(text), layer.at, source)
             }
         };
-        Some(Self { text, at: at.or(self.at), source: source.or(self.source) })
+        Some(Self { text, at: at.or(self.at), has_own_time, source: source.or(self.source) })
     }
 
     fn source_within(&self, name: &[u8]) -> u64 {
@@ -100,9 +104,11 @@ fn layer(line: &[u8]) -> Option<Layer<'_>> {
         b'[' => kubectl(line),
         0x1b => coloured(line),
         b'@' => rest(line.strip_prefix(b"@cee:")?.trim_ascii_start()),
-        digit if digit.is_ascii_digit() => {
-            octets(line).or_else(|| container_runtime(line)).or_else(|| iso_syslog(line)).or_else(|| compose(line))
-        }
+        digit if digit.is_ascii_digit() => console_of_caddy(line)
+            .or_else(|| octets(line))
+            .or_else(|| container_runtime(line))
+            .or_else(|| iso_syslog(line))
+            .or_else(|| compose(line)),
         letter if letter.is_ascii_alphabetic() => bsd_syslog(line).or_else(|| compose(line)),
         _ => None,
     }
@@ -160,6 +166,19 @@ fn container_runtime(line: &[u8]) -> Option<Layer<'_>> {
     let is_stream = matches!(stream, b"stdout" | b"stderr");
     let at = date::parse(time).filter(|_| is_iso(time) && is_stream)?;
     Some(Layer { content: Content::Rest(content), at: Some(at), name: Some(Cow::Borrowed(stream)) })
+}
+
+/// `2024/03/01 10:00:00.123`, a level, a logger and a message, by which Caddy writes to a terminal. Tabs separate them.
+fn console_of_caddy(line: &[u8]) -> Option<Layer<'_>> {
+    let mut parts = line.splitn(5, |byte| *byte == b'\t');
+    let (time, _, logger, _, content) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let iso: Vec<u8> = time.iter().map(|byte| if *byte == b'/' { b'-' } else { *byte }).collect();
+    let at = date::parse(&iso).filter(|_| logger.starts_with(b"http.log.access") && content.starts_with(b"{"))?;
+    Some(Layer { content: Content::Rest(content), at: Some(at), name: None })
+}
+
+fn is_console_of_caddy(line: &[u8]) -> bool {
+    line.get(4) == Some(&b'/') && console_of_caddy(line).is_some()
 }
 
 /// The length of a message, before messages that syslog sends over TCP.
@@ -221,12 +240,17 @@ fn bsd_syslog(line: &[u8]) -> Option<Layer<'_>> {
     if let Some(behind) = weekday(line) {
         return full_date(behind);
     }
+    tagged(behind_bsd_time(line)?, None)
+}
+
+/// Returns what stands behind `Nov 28 10:00:00 `.
+fn behind_bsd_time(line: &[u8]) -> Option<&[u8]> {
     let (month, behind) = line.split_at_checked(3)?;
     let is_month = date::MONTHS.contains(&month);
     let [b' ', d1, d2, b' ', behind @ ..] = behind else { return None };
     let is_day = d2.is_ascii_digit() && (d1.is_ascii_digit() || *d1 == b' ');
     let (time, behind) = word(behind)?;
-    if is_month && is_day && is_time(time) { tagged(behind, None) } else { None }
+    (is_month && is_day && is_time(time)).then_some(behind)
 }
 
 fn weekday(line: &[u8]) -> Option<&[u8]> {
@@ -275,6 +299,11 @@ fn tagged(text: &[u8], at: Option<Stamp>) -> Option<Layer<'_>> {
 
 /// A time alone, and the path of a stream behind it.
 fn bare_time(line: &[u8]) -> Option<Layer<'_>> {
+    if let Some(behind) = behind_bsd_time(line) {
+        // Without a program's name only a client can stand here: a host would be taken for a virtual host.
+        let behind = behind.trim_ascii_start();
+        return rest(behind).filter(|_| word(behind).is_some_and(|(client, _)| address(client).is_some()));
+    }
     let (time, behind) = word(line)?;
     let at = date::parse(time).filter(|_| is_iso(time))?;
     let (content, name) = match word(behind) {

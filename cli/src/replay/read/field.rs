@@ -35,6 +35,8 @@ pub(crate) enum Field {
     Header(usize),
     /// A number of bytes. Only its digits are looked at, because other formats have more fields behind it.
     Size,
+    /// Fields that nobody named. If one is a list of addresses in quotes, it is the header of this index.
+    Unnamed(usize),
     /// The name of the logger that wrote the line. Those of access logs have names of their own.
     Logger,
     /// Skipped.

@@ -18,6 +18,8 @@ pub(crate) struct Format {
     lines: Lines,
     /// Whether it is one of the named formats, whose lines have fields of a known form. The user's own have not.
     is_named: bool,
+    /// Whether the time of a line is that of its prefix.
+    has_no_time: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -43,6 +45,8 @@ type Named = (&'static [&'static str], Written);
 enum Written {
     /// As in nginx's `log_format`. `$time_start` is the time of arrival. Each line is one way to write it.
     Text(&'static str),
+    /// The same without a time, which is that of the prefix.
+    Timeless(&'static str),
     /// Paths of JSON and what they mean.
     Json(&'static [(&'static str, Meaning)]),
     /// Names of values and what they mean.
@@ -66,11 +70,12 @@ const fn is(field: Field) -> Meaning {
 /// All named formats. If several read as many lines of a log, the first is taken.
 ///
 /// Sources: the documentation of Apache's mod_log_config, nginx's ngx_http_log_module and its default nginx.conf,
-/// ingress-nginx's log format, Caddy's access logs, Traefik's access log fields, Envoy's and Istio's default format
-/// strings, HAProxy's HTTP and HTTPS log formats, the access logs of AWS' classic and application load balancers, of
-/// its API Gateway and of CloudFront, GCP's HttpRequest, Azure's Application Gateway and Front Door, Cloudflare's
-/// Logpush fields of HTTP requests, Fastly's log format in JSON, Kong's serializer, Heroku's router, W3C's working
-/// draft of the extended log file format with the fields of IIS, and Squid's logformat.
+/// ingress-nginx's and Nginx Proxy Manager's log formats, Uvicorn's, Caddy's access logs, Traefik's access log
+/// fields, Envoy's and Istio's default format strings, HAProxy's HTTP and HTTPS log formats, the access logs of
+/// AWS' classic and application load balancers, of its API Gateway and of CloudFront, GCP's HttpRequest, Azure's
+/// Application Gateway and Front Door, Cloudflare's Logpush fields of HTTP requests, Fastly's log format in JSON,
+/// Kong's serializer, Heroku's router, W3C's working draft of the extended log file format with the fields of IIS,
+/// and Squid's logformat.
 const FORMATS: &[Named] = &[
     (
         &["COMBINED", "NGINX", "APACHE"],
@@ -81,9 +86,11 @@ const FORMATS: &[Named] = &[
     (&["COMMON", "CLF"], Written::Text(r#"$remote_addr $ident $remote_user [$time_local] "$request" $status $size"#)),
     (
         &["VCOMBINED", "VHOSTCOMBINED"],
-        Written::Text(
+        Written::Text(concat!(
             r#"$vhost $remote_addr $ident $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent""#,
-        ),
+            "\n",
+            r#"$vhost $remote_addr $ident $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent" $rest"#,
+        )),
     ),
     (
         &["VCOMMON", "VHOSTCOMMON"],
@@ -104,8 +111,23 @@ const FORMATS: &[Named] = &[
     (
         &["INGRESSNGINX", "INGRESS"],
         Written::Text(
-            r#"$remote_addr - $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent" $size $request_time [$upstream] $rest"#,
+            r#"$remote_addr - $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent" $size $request_time [$upstream] $more"#,
         ),
+    ),
+    // As AWS Elastic Beanstalk configures Apache.
+    (
+        &["COMBINEDXFF", "BEANSTALK"],
+        Written::Text(
+            r#"$remote_addr ($http_x_forwarded_for) $ident $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent""#,
+        ),
+    ),
+    (
+        &["NGINXPROXYMANAGER", "NPM"],
+        Written::Text(concat!(
+            r#"[$time_local] $cache $upstream $status - $request_method $scheme $vhost "$request_uri" [Client $remote_addr] [Length $size] [Gzip $gzip] [Sent-to $server] "$http_user_agent" "$http_referer""#,
+            "\n",
+            r#"[$time_local] $status - $request_method $scheme $vhost "$request_uri" [Client $remote_addr] [Length $size] [Gzip $gzip] "$http_user_agent" "$http_referer""#,
+        )),
     ),
     // Fields that a server's administrator added behind those of the combined format.
     (
@@ -124,6 +146,7 @@ const FORMATS: &[Named] = &[
             ("user_id", is(Field::User)),
             ("request.client_ip", is(Field::Client)),
             ("request.remote_ip", is(Field::Peer)),
+            ("request.remote_addr", is(Field::Peer)), // before version 2.5
             ("request.method", is(Field::Method)),
             ("request.host", is(Field::Host)),
             ("request.uri", is(Field::Target)),
@@ -136,6 +159,7 @@ const FORMATS: &[Named] = &[
         &["TRAEFIK", "TRAEFIKJSON"],
         Written::Json(&[
             ("StartUTC", is(Field::Start)),
+            ("time", is(Field::End)),
             ("Duration", is(Field::Duration(Unit::Nanos))),
             ("DownstreamStatus", is(Field::Status)),
             ("ClientHost", is(Field::Client)),
@@ -300,6 +324,14 @@ const FORMATS: &[Named] = &[
         ]),
     ),
     (
+        &["UVICORN"],
+        Written::Timeless(concat!(
+            r#"INFO:     $remote_addr - "$request" $status $reason"#,
+            "\n",
+            r#"$remote_addr - "$request" $status"#,
+        )),
+    ),
+    (
         &["HEROKU"],
         Written::Pairs(&[
             ("method", is(Field::Method)),
@@ -334,7 +366,7 @@ const FORMATS: &[Named] = &[
     (
         &["AWSALB", "ALB"],
         Written::Text(
-            r#"$type $time_end $elb $remote_addr $target $t1 $t2 $t3 $status $target_status $received $sent "$request" "$http_user_agent" $cipher $protocol $group "$trace" "$domain" "$certificate" $priority $time_start "$rest"#,
+            r#"$type $time_end $elb $remote_addr $target $t1 $t2 $t3 $status $target_status $received $sent "$request" "$http_user_agent" $cipher $protocol $group "$trace" "$domain" "$certificate" $priority $time_start "$more"#,
         ),
     ),
     (
@@ -375,7 +407,7 @@ impl Format {
     pub(crate) fn named(text: &str, fields: &[(String, String)]) -> Result<Self, String> {
         if text.contains('$') {
             let lines = Lines::Text(vec![Pattern::parse(text)?]);
-            return Ok(Self { name: "log_format".to_owned(), lines, is_named: false });
+            return Ok(Self { name: "log_format".to_owned(), lines, is_named: false, has_no_time: false });
         }
         let name: String =
             text.chars().filter(|c| !matches!(c, '-' | '_' | ' ')).collect::<String>().to_ascii_uppercase();
@@ -396,8 +428,8 @@ impl Format {
         }
     }
 
-    /// Returns the format that reads most of these lines, or `None` if none reads any. A line in which each field has its
-    /// form counts twice: a request that a scanner sent has another form in each format.
+    /// Returns the format that reads most of these lines, or `None` if none reads any. A line in which each field has
+    /// its form counts twice: a request that a scanner sent has another form in each format.
     pub(crate) fn detect<'l>(lines: &(impl Iterator<Item = &'l [u8]> + Clone)) -> Option<Self> {
         let mut best = None;
         for named in FORMATS {
@@ -413,13 +445,16 @@ impl Format {
 
     /// Returns a format that reads nothing.
     pub(crate) fn nothing() -> Self {
-        Self { name: String::new(), lines: Lines::Json(Paths::default()), is_named: true }
+        Self { name: String::new(), lines: Lines::Json(Paths::default()), is_named: true, has_no_time: false }
     }
 
     fn of((names, written): &Named) -> Self {
         let name = names.first().copied().unwrap_or_default().to_owned();
         let lines = match written {
             Written::Text(text) => Lines::Text(text.lines().filter_map(|way| Pattern::parse(way).ok()).collect()),
+            Written::Timeless(text) => {
+                Lines::Text(text.lines().filter_map(|way| Pattern::timeless(way).ok()).collect())
+            }
             Written::Json(known) => Lines::Json(paths(known)),
             Written::Pairs(known) => Lines::Pairs(paths(known)),
             Written::Columns(names, sign) => {
@@ -427,7 +462,8 @@ impl Format {
                 Lines::Columns { columns: Columns::open(names, &mut headers), headers, sign: *sign }
             }
         };
-        Self { name, lines, is_named: true }
+        let has_no_time = matches!(written, Written::Timeless(_) | Written::Pairs(_));
+        Self { name, lines, is_named: true, has_no_time }
     }
 
     fn json(name: &str, known: &[(&str, Meaning)], fields: &[(String, String)]) -> Result<Self, String> {
@@ -456,18 +492,17 @@ impl Format {
         if !paths.has(&[Field::Start, Field::End]) {
             return Err("the log's time is missing: give --field time=PATH, or --field start=PATH".to_owned());
         }
-        Ok(Self { name: name.to_owned(), lines: Lines::Json(paths), is_named: false })
-    }
-
-    /// Returns whether the time of a line is that of its prefix.
-    fn has_no_time(&self) -> bool {
-        matches!(self.lines, Lines::Pairs(_))
+        Ok(Self { name: name.to_owned(), lines: Lines::Json(paths), is_named: false, has_no_time: false })
     }
 
     /// Returns the names of the headers that the log has.
     pub(crate) fn headers(&self) -> &[HeaderName] {
         match &self.lines {
-            Lines::Text(ways) => ways.first().map_or(&[], |pattern| &pattern.headers.0),
+            // The ways of a format have their first headers in common.
+            Lines::Text(ways) => {
+                let most = ways.iter().max_by_key(|pattern| pattern.headers.0.len());
+                most.map_or(&[], |pattern| &pattern.headers.0)
+            }
             Lines::Json(paths) | Lines::Pairs(paths) => &paths.headers.0,
             Lines::Columns { headers, .. } => &headers.0,
         }
@@ -491,8 +526,8 @@ impl Format {
         (!self.is_named || self.has_its_form(&fields)).then_some(fields)
     }
 
-    /// Returns whether the fields of a line have the forms that they have in each line of the format. Others' lines have
-    /// something else in these places: the month of a date where the client is, or no status.
+    /// Returns whether the fields of a line have the forms that they have in each line of the format. Others' lines
+    /// have something else in these places: the month of a date where the client is, or no status.
     fn has_its_form(&self, fields: &Fields<'_>) -> bool {
         let has_status = match fields.get(Field::Status) {
             Some(status) => status.len() <= 3 && status.iter().all(|byte| byte.is_ascii_digit() || *byte == b'-'),
@@ -519,11 +554,16 @@ impl Format {
     }
 }
 
-/// Returns whether an address is where the client is, or what servers write in its place: a name, or that there is none.
-/// The field after it is no address then: that line has another field in front.
+/// Returns whether an address is where the client is, or what servers write in its place: a name, or that there is
+/// none. The field after it is no address then: that line has another field in front.
 fn has_client_form(fields: &Fields<'_>) -> bool {
+    let is_ident = |ident: &[u8]| ident.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_.@-\\".contains(byte));
+    if fields.get(Field::Ident).is_some_and(|ident| address(ident).is_some() || !is_ident(ident)) {
+        return false;
+    }
     let Some(client) = fields.get(Field::Client) else { return true };
-    if fields.get(Field::Ident).is_some_and(|ident| address(ident).is_some()) {
+    // Another field stands before a user of this form.
+    if fields.get(Field::User).is_some_and(|user| user.starts_with(b"- ")) {
         return false;
     }
     let is_name = || host_name(client).is_some() && !fields.get(Field::User).is_some_and(|user| user.contains(&b' '));
@@ -576,20 +616,25 @@ impl Reader {
             return Read::Other;
         }
         let found = self.find(format, line, |fields, opened| {
-            let request = Request::new(fields, format.headers(), opened.at.filter(|_| format.has_no_time()), keep)?;
-            let logger = fields.get(Field::Logger).map(hash);
-            let source = opened.source.into_iter().chain(logger).reduce(|a, b| a ^ b.rotate_left(1));
-            let compared = source.map(|source| (source, fields.hash(), of_request(fields, &request)));
-            Some((request, compared))
+            let request = Request::new(
+                fields,
+                format.headers(),
+                opened.at.filter(|_| format.has_no_time || opened.has_own_time),
+                keep,
+            )?;
+            let compared = opened.source.map(|source| (source, fields.hash(), of_request(fields, &request)));
+            Some((request, compared, fields.get(Field::Logger).map(|_| fields.hash())))
         });
         match found {
-            Some((request, Some((source, whole, of_request)))) => {
+            // Caddy can log a request by several loggers, or several times by one.
+            Some((_, _, Some(whole))) if self.sources.has_line(whole) => Read::Other,
+            Some((request, Some((source, whole, of_request)), _)) => {
                 match self.sources.repeats(source, whole, &request, of_request, line) {
                     true => Read::Other,
                     false => Read::Request(request),
                 }
             }
-            Some((request, None)) => Read::Request(request),
+            Some((request, None, _)) => Read::Request(request),
             None => self.unread(format, line),
         }
     }
@@ -625,7 +670,7 @@ impl Reader {
             return 0;
         }
         let worth = self.find(format, line, |fields, opened| {
-            let at = opened.at.filter(|_| format.has_no_time());
+            let at = opened.at.filter(|_| format.has_no_time || opened.has_own_time);
             Request::new(fields, &[], at, Keep::Nothing).map(|_| format.worth(fields))
         });
         worth.unwrap_or(0)
@@ -936,6 +981,33 @@ pub(crate) const FACTS: &[Facts] = &[
         agent: "curl/8",
     },
     Facts {
+        format: "COMBINEDXFF",
+        line: r#"10.0.2.100 (198.51.100.7, 203.0.113.7) - - [01/Mar/2024:10:00:00 +0000] "GET /a HTTP/1.1" 200 24917 "-" "curl/8""#,
+        at_us: 1_709_287_200_000_000,
+        client: "10.0.2.100",
+        status: 200,
+        texts: ["GET", "/a", "", ""],
+        agent: "curl/8",
+    },
+    Facts {
+        format: "NGINXPROXYMANAGER",
+        line: r#"[01/Mar/2024:10:00:00 +0000] - 200 404 - GET https e.org "/a?b" [Client 192.0.2.1] [Length 45] [Gzip 2.1] [Sent-to web] "curl/8" "-""#,
+        at_us: 1_709_287_200_000_000,
+        client: "192.0.2.1",
+        status: 404,
+        texts: ["GET", "/a?b", "e.org", ""],
+        agent: "curl/8",
+    },
+    Facts {
+        format: "UVICORN",
+        line: r#"2024-03-01T10:00:00.500000000Z stdout F INFO:     192.0.2.1:52345 - "GET /a HTTP/1.1" 307 Temporary Redirect"#,
+        at_us: 1_709_287_200_500_000,
+        client: "192.0.2.1",
+        status: 307,
+        texts: ["GET", "/a", "", ""],
+        agent: "",
+    },
+    Facts {
         format: "HEROKU",
         line: r#"2024-03-01T10:00:00.500000+00:00 heroku[router]: at=info method=GET path="/a?b=c" host=e.herokuapp.com request_id=8601b555-6a83 fwd="192.0.2.1" dyno=web.1 connect=1ms service=45ms status=200 bytes=13 protocol=https"#,
         at_us: 1_709_287_200_454_000,
@@ -1019,11 +1091,68 @@ mod tests {
         }
     }
 
+    /// Lines of public reports, with other addresses, and the figures of each: format, client, status, target.
+    #[test]
+    fn lines_of_public_reports_are_read() {
+        for (line, expected) in [
+            (
+                r#"[01/Mar/2024:10:00:00 -0500] 444 - GET http e.org "/a" [Client 192.0.2.1] [Length 0] [Gzip -] "curl" "-""#,
+                ("NGINXPROXYMANAGER", "192.0.2.1", 444, "/a"),
+            ),
+            (
+                r#"shop.example 192.0.2.1 - - [01/Mar/2024:10:00:00 +0000] "GET /a HTTP/1.1" 200 5 "-" "curl" "2.13""#,
+                ("VCOMBINED", "192.0.2.1", 200, "/a"),
+            ),
+            (
+                r#"192.0.2.1 - - [01/Mar/2024:10:00:00 CDT] "GET /a HTTP/1.1" 200 139 "-" "python" 0 - 9582 0.009582"#,
+                ("COMBINEDPLUS", "192.0.2.1", 200, "/a"),
+            ),
+            (
+                r#"2024-03-01T10:00:00.511485+00:00 app[web.1]: 192.0.2.1 - - [01/Mar/2024 10:00:00] "GET /a HTTP/1.1" 200 -"#,
+                ("COMMON", "192.0.2.1", 200, "/a"),
+            ),
+            (
+                "2024/03/01 10:00:00.541\tinfo\thttp.log.access.log0\thandled request\t{\"request\": {\"remote_addr\": \"192.0.2.1:63746\", \"method\": \"GET\", \"uri\": \"/a\"}, \"duration\": 0.04, \"status\": 200}",
+                ("CADDY", "192.0.2.1", 200, "/a"),
+            ),
+            (
+                "2024/03/01 10:00:00.541\t\u{1b}[34mINFO\u{1b}[0m\thttp.log.access\thandled request\t{\"request\": {\"remote_ip\": \"192.0.2.1\", \"method\": \"GET\", \"uri\": \"/a\"}, \"status\": 200}",
+                ("CADDY", "192.0.2.1", 200, "/a"),
+            ),
+            (
+                r#"<134>1 2024-03-01T10:00:00+00:00 lb ingress 44 - - 192.0.2.1:48548 [01/Mar/2024:10:00:00.165] front~ back/10.2.0.1:80 0/0/1/593/595 404 9085 - - ---- 4/2/1/1/0 0/0 "GET /a HTTP/1.1""#,
+                ("HAPROXY", "192.0.2.1", 404, "/a"),
+            ),
+            (
+                r#"Mar  1 10:00:00 192.0.2.1:33317 [01/Mar/2024:10:00:00.655] http-in static/srv1 10/0/30/69/109 200 2750 - - ---- 1/1/1/1/0 0/0 "GET /a HTTP/1.1""#,
+                ("HAPROXY", "192.0.2.1", 200, "/a"),
+            ),
+            (
+                r#"{"timestamp":"2024-03-01T10:00:00+00:00","remote_addr":"192.0.2.1","msec":"1709287200.500","request":"GET /a HTTP/1.1","status":"200","request_method":"GET","request_uri":"/a","http_user_agent":"curl"}"#,
+                ("NGINXJSON", "192.0.2.1", 200, "/a"),
+            ),
+            (r#"2024-03-01T10:00:00.5Z 192.0.2.1:62618 - "GET /a HTTP/1.1" 200"#, ("UVICORN", "192.0.2.1", 200, "/a")),
+        ] {
+            let mut format = Format::detect(&std::iter::once(line.as_bytes())).expect(line);
+            let request = Reader::default().read(&mut format, line.as_bytes(), Keep::All).expect(line);
+            let texts = request.texts.as_ref().unwrap();
+            let client = request.client.unwrap().to_string();
+            let target = std::str::from_utf8(texts.target()).unwrap();
+            assert_eq!((&*format.name, &*client, request.status, target), expected, "{line}");
+            assert!(request.at_us.abs_diff(1_709_287_200_000_000) < 6 * 3_600_000_000, "{line}");
+        }
+    }
+
     /// Each was taken for a log of requests, with a client that is none.
     #[test]
     fn line_of_no_access_log_is_of_no_format() {
         for line in [
             "Nov 28 10:00:00 web1 192.0.2.1 - - [28/Nov/2025:10:00:00 +0000] \"GET / HTTP/1.1\" 200 1 \"-\" \"curl\"",
+            "192.0.2.1 - - 0.011 [28/Nov/2025:10:00:00 +0000] \"GET / HTTP/1.1\" 200 1 \"-\" \"curl\" \"-\"",
+            "192.0.2.1 - - [28/Nov/2025:10:00:00 +0000] [0.003] [PORT 80] \"GET / HTTP/1.1\" 200 1 \"-\" \"curl\"",
+            "192.0.2.1 - - [28/Nov/2025:10:00:00 +0000] \"GET / HTTP/2.0\" to: 10.0.0.2:80 422 35 \"-\" \"curl\" \"-\"",
+            "INFO:     127.0.0.1:0 - \"GET /api HTTP/1.0\" 200 OK",
+            "lb.example:80  192.0.2.1 - - [28/Nov/2025:10:00:00 +0000] \"GET / HTTP/1.1\" 200 1 \"-\" \"curl\"",
             "10.0.0.9 192.0.2.1 - - [28/Nov/2025:10:00:00 +0000] \"GET / HTTP/1.1\" 200 1 - \"curl\"",
             "192.0.2.1, 10.0.0.9 - - [28/Nov/2025:10:00:00 +0000] \"GET / HTTP/1.1\" 200 1 \"-\" \"curl\"",
             r#"{"timestamp":"2024-03-01T10:00:00Z","level":"info","message":"started"}"#,

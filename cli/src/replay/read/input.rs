@@ -45,6 +45,13 @@ impl Input {
         Ok(Self { file: Some(file), is_repeatable: data.is_file() })
     }
 
+    /// Returns how many of a file's bytes were read, and how many there are. Compressed ones count as they are.
+    pub(crate) fn progress(&mut self) -> Option<(u64, u64)> {
+        let file = self.file.as_mut().filter(|_| self.is_repeatable)?;
+        let size = file.metadata().ok()?.len();
+        Some((file.stream_position().ok()?.min(size), size))
+    }
+
     /// Returns the log's bytes: a file's from its beginning, and those of a pipe that were not read yet.
     pub(crate) fn read(&mut self) -> io::Result<Bytes> {
         let Some(file) = &mut self.file else { return plain(io::stdin()) };

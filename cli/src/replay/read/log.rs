@@ -112,6 +112,17 @@ impl Log {
         }
     }
 
+    /// Returns how many percent of the bytes of all files were read. `None` if the size of one is not known.
+    pub(crate) fn part_read(&mut self) -> Option<u64> {
+        let (mut read, mut size) = (0, 0);
+        for file in &mut self.files {
+            let (own, of) = file.input.progress()?;
+            read += if file.lines.is_some() || file.reading.lines > 0 { own } else { 0 };
+            size += of;
+        }
+        (read * 100).checked_div(size)
+    }
+
     /// Returns the counts of all files.
     pub(crate) fn reading(&self) -> Reading {
         let mut all = Reading::default();

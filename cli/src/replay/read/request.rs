@@ -27,6 +27,8 @@ pub(crate) struct Request {
     pub(crate) host: Option<Box<str>>,
     /// 0 if the log does not say.
     pub(crate) status: u16,
+    /// Whether a proxy said that the client has another address.
+    pub(crate) is_forwarded: bool,
     /// A hash of the user agent, or 0.
     pub(crate) agent: u64,
     /// The texts, unless nothing reads them.
@@ -114,7 +116,9 @@ impl Request {
         let address = |field| fields.all(field).find_map(address);
         // A proxy appends the address that it sees to the list.
         let forwarded = || named("x-forwarded-for").rsplit(|byte| *byte == b',').next().and_then(self::address);
-        let client = address(Field::Client).or_else(|| address(Field::Peer)).or_else(forwarded);
+        let peer = address(Field::Client).or_else(|| address(Field::Peer));
+        let is_forwarded = peer.is_some_and(|peer| forwarded().is_some_and(|client| client != peer));
+        let client = peer.or_else(forwarded);
         let named_client = || fields.get(Field::Client).and_then(host_name).filter(|_| address(Field::Ident).is_none());
         let host = if client.is_none() { named_client() } else { None };
         let status = fields.get(Field::Status).and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
@@ -141,6 +145,7 @@ impl Request {
             client: client.or_else(|| host.as_deref().map(host_address)),
             host,
             status: status.unwrap_or(0),
+            is_forwarded,
             agent: if agent.is_empty() { 0 } else { hash(agent) | 1 },
             texts,
         })

@@ -13,6 +13,9 @@ const SOURCES_MAX: usize = 256;
 /// The requests that later ones are compared with.
 const RECENT_MAX: usize = 256;
 
+/// The lines of Caddy's loggers that later ones are compared with.
+const LINES_MAX: usize = 16;
+
 /// Two programs log one request within this time.
 const APART_US: u64 = 2_000_000;
 
@@ -24,6 +27,8 @@ const TWICE_MIN: u64 = 10;
 pub(crate) struct Sources {
     all: HashMap<u64, Source>,
     recent: VecDeque<Recent>,
+    /// Hashes of the last lines of loggers that may repeat each other's.
+    lines: VecDeque<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -98,6 +103,18 @@ impl Sources {
         false
     }
 
+    /// Returns whether one of the last lines has this hash, and keeps the hash.
+    pub(crate) fn has_line(&mut self, line: u64) -> bool {
+        if self.lines.contains(&line) {
+            return true;
+        }
+        if self.lines.len() == LINES_MAX {
+            self.lines.pop_front();
+        }
+        self.lines.push_back(line);
+        false
+    }
+
     /// Counts a line that is no request. Returns whether it could be counted.
     pub(crate) fn note_other(&mut self, source: u64) -> bool {
         self.source(source).map(|source| source.other += 1).is_some()
@@ -162,9 +179,27 @@ pub(crate) fn is_of_other_logger(line: &[u8]) -> bool {
         _ if is_error_of_nginx(line) => true,
         _ => {
             // Entrypoints of containers, HAProxy's reports of its servers, and programs that log names and values.
-            let begins = ["/docker-entrypoint.sh:", "time=", "level=", "ts=", "Server ", "Proxy ", "Health check "];
+            let begins = [
+                "/docker-entrypoint.sh:",
+                "time=",
+                "level=",
+                "ts=",
+                "Server ",
+                "Proxy ",
+                "Health check ",
+                "Connect from ",
+                "[NOTICE]",
+                "[WARNING]",
+                "[ALERT]",
+            ];
+            // Levels, as Traefik, Uvicorn and many others write them.
+            let levels =
+                ["TRC", "DBG", "INF", "WRN", "ERR", "FTL", "TRACE", "DEBUG", "INFO", "WARN", "WARNING", "ERROR"];
             let first = line.split(|byte| *byte == b' ').next().unwrap_or_default();
-            begins.iter().any(|word| line.starts_with(word.as_bytes())) || first.ends_with(b".sh:")
+            let level = first.strip_suffix(b":").unwrap_or(first);
+            begins.iter().any(|word| line.starts_with(word.as_bytes()))
+                || first.ends_with(b".sh:")
+                || levels.iter().any(|known| known.as_bytes() == level)
         }
     }
 }

@@ -20,6 +20,15 @@ pub(crate) struct Pattern {
 impl Pattern {
     /// Reads a format, such as `$remote_addr [$time_local] "$request" $status`, or a whole `log_format` directive.
     pub(crate) fn parse(format: &str) -> Result<Self, String> {
+        let pattern = Self::timeless(format)?;
+        if !pattern.steps.iter().any(|(field, _)| matches!(field, Field::Start | Field::End)) {
+            return Err("the format has no time: $time_local, $time_iso8601 or $msec".to_owned());
+        }
+        Ok(pattern)
+    }
+
+    /// Reads a format whose lines have no time.
+    pub(crate) fn timeless(format: &str) -> Result<Self, String> {
         let format = of_directive(format)?;
         let mut headers = HeaderNames::default();
         let mut parts = format.split('$');
@@ -35,10 +44,6 @@ impl Pattern {
             }
             steps.push((field_of(name, &mut headers), behind.as_bytes().into()));
         }
-        let has = |wanted: &[Field]| steps.iter().any(|(field, _)| wanted.contains(field));
-        if !has(&[Field::Start, Field::End]) {
-            return Err("the format has no time: $time_local, $time_iso8601 or $msec".to_owned());
-        }
         Ok(Self { start: start.as_bytes().into(), steps, headers })
     }
 
@@ -51,6 +56,11 @@ impl Pattern {
                 Field::Other => {}
                 Field::Size if value.iter().all(|byte| byte.is_ascii_digit() || *byte == b'-') => {}
                 Field::Size => return None,
+                Field::Unnamed(header) => {
+                    if let Some(addresses) = quoted_addresses(value) {
+                        fields.add(Field::Header(*header), Cow::Borrowed(addresses));
+                    }
+                }
                 // An address without a port is that of another client, such as of a proxy.
                 Field::VirtualHost => {
                     let name = without_port(value);
@@ -65,6 +75,16 @@ impl Pattern {
         }
         rest.is_empty().then_some(())
     }
+}
+
+/// Returns the first text in quotes that is a list of addresses, as `X-Forwarded-For` is.
+fn quoted_addresses(fields: &[u8]) -> Option<&[u8]> {
+    let is_address = |part: &[u8]| {
+        let text = std::str::from_utf8(part).map(str::trim);
+        text.is_ok_and(|text| text.parse::<std::net::IpAddr>().is_ok())
+    };
+    let mut quoted = fields.split(|byte| *byte == b'"').skip(1).step_by(2);
+    quoted.find(|text| text.split(|byte| *byte == b',').all(is_address))
 }
 
 /// Returns the name of a virtual host without its port.
@@ -188,6 +208,10 @@ fn field_of(name: &str, headers: &mut HeaderNames) -> Field {
         "request_time" => Field::Duration(Unit::Seconds),
         "host" | "server_name" => Field::Host,
         "vhost" => Field::VirtualHost,
+        "rest" => match headers.field("x-forwarded-for") {
+            Some(Field::Header(at)) => Field::Unnamed(at),
+            _ => Field::Other,
+        },
         "http_host" => Field::Host,
         name => {
             let header = name.strip_prefix("http_").map(|name| name.replace('_', "-"));

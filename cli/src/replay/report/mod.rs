@@ -49,6 +49,8 @@ pub(crate) struct Counted {
     pub(crate) last_us: u64,
     pub(crate) without_address: u64,
     pub(crate) limited_before: u64,
+    /// Requests whose `X-Forwarded-For` names another client than the one that counts.
+    pub(crate) forwarded: u64,
     pub(crate) addresses: Addresses,
     pub(crate) hosts: Hosts,
     /// The kinds of outcomes and how often they were.
@@ -438,6 +440,14 @@ fn warnings(all: &Counted, read: &Read, names: &Names<'_>) -> Vec<String> {
              the clients': log the client's address, or use --trusted-proxies.",
             names.address(*address).0,
             share(u64::from(*requests), read.requests)
+        ));
+    }
+    if all.forwarded * 2 > read.requests {
+        warnings.push(format!(
+            "{} of {} came through a proxy, by their X-Forwarded-For, and the proxy's address counts as the client. If the proxies are \
+             yours, use --trusted-proxies.",
+            count(all.forwarded),
+            counted(read.requests, "request")
         ));
     }
     if read.unreadable > 0 {
