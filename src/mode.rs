@@ -1,10 +1,11 @@
 //! Modes: what a rule does with a request that is over its quota.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
 
 use crate::error::labelled;
+use crate::sync::{Mutex, contained, lock};
 
 labelled! {
     /// Says how a rule treats a request that is over its quota, or that has no key where it needs one.
@@ -60,7 +61,9 @@ impl Mode {
 /// A [`Mode`] that can be switched while requests are served, by any clone. No state is lost,
 /// because every mode charges alike.
 ///
-/// A request that is being decided while the mode is switched may still use the previous mode.
+/// A request that is being decided while the mode is switched may still use the previous mode. A request that waits in
+/// line for units of a [concurrency limit](crate::Quota::concurrent) uses the new one if that is milder: it passes at
+/// once.
 ///
 /// ```
 /// use tower_ratelimit::{key, middleware::ModeSwitch, MemoryLimiter, Mode, Quota, RateLimitLayer, Rule};
@@ -74,27 +77,52 @@ impl Mode {
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Default)]
-pub struct ModeSwitch(Arc<AtomicU8>);
+pub struct ModeSwitch(Arc<Switch>);
+
+#[derive(Default)]
+struct Switch {
+    /// The mode as a number.
+    mode: AtomicU8,
+    followers: Mutex<Vec<Weak<dyn FollowMode>>>,
+}
+
+/// Follows the changes of a mode. A switch does not keep it alive.
+pub(crate) trait FollowMode: Send + Sync {
+    /// Is called after the mode was changed, without a lock.
+    fn mode_has_changed(&self);
+}
 
 impl ModeSwitch {
     /// Makes a switch that is set to `mode`.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
-        Self(Arc::new(AtomicU8::new(mode as u8)))
+        Self(Arc::new(Switch { mode: AtomicU8::new(mode as u8), followers: Mutex::default() }))
     }
 
     /// Returns the mode.
     #[must_use]
     pub fn get(&self) -> Mode {
         // Relaxed: no other data is published with the mode.
-        let number = self.0.load(Ordering::Relaxed);
+        let number = self.0.mode.load(Ordering::Relaxed);
         Mode::of_number(number)
     }
 
     /// Sets the mode and returns the previous one.
     pub fn set(&self, mode: Mode) -> Mode {
-        let number = self.0.swap(mode as u8, Ordering::Relaxed);
-        Mode::of_number(number)
+        let before = Mode::of_number(self.0.mode.swap(mode as u8, Ordering::Relaxed));
+        if before != mode {
+            let followers: Vec<_> = lock(&self.0.followers).iter().filter_map(Weak::upgrade).collect();
+            // They wake tasks, whose wakers are the application's code.
+            followers.iter().for_each(|follower| contained(|| follower.mode_has_changed()));
+        }
+        before
+    }
+
+    /// Adds a follower, for as long as it lives.
+    pub(crate) fn enter(&self, follower: Weak<dyn FollowMode>) {
+        let mut followers = lock(&self.0.followers);
+        followers.retain(|other| other.strong_count() > 0);
+        followers.push(follower);
     }
 }
 

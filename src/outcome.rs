@@ -32,6 +32,8 @@ use crate::wait::Wait;
 pub struct Outcome {
     kind: OutcomeKind,
     policies: SmallVec<[PolicyStatus; 2]>,
+    /// Whether the key is missing because the server does not say which address the request came from.
+    lacks_peer: bool,
 }
 
 labelled! {
@@ -68,7 +70,8 @@ labelled! {
         Exempt = "exempt",
         /// An access list denied the client, and the request was refused.
         Denied = "denied",
-        /// The request had no key and was refused.
+        /// The request had no key and was refused: with 400, or with 500 if its rule counts by the address of the
+        /// client and the server does not provide it, which no client can change.
         KeyMissing = "key_missing",
         /// The limiter failed, and the request passed.
         FailedOpen = "failed_open",
@@ -113,7 +116,16 @@ pub struct PolicyStatus {
 
 impl Outcome {
     pub(crate) fn new(kind: OutcomeKind, policies: SmallVec<[PolicyStatus; 2]>) -> Self {
-        Self { kind, policies }
+        Self { kind, policies, lacks_peer: false }
+    }
+
+    /// Notes whether the key is missing because the peer's address is.
+    pub(crate) fn lacking_peer(self, lacks_peer: bool) -> Self {
+        Self { lacks_peer, ..self }
+    }
+
+    pub(crate) fn lacks_peer(&self) -> bool {
+        self.lacks_peer
     }
 
     /// Returns what the middleware did with the request.

@@ -11,7 +11,7 @@ use crate::error::{debug_as_text, labelled};
 /// has no observer, or one without
 /// [`on_setup_warning`](crate::outcome::Observer::on_setup_warning), the warning is one line on
 /// stderr, in every build. With the feature `tracing` it is a `WARN` event of the target
-/// `tower_ratelimit` instead. [`Stats`](crate::observe::Stats) counts the warning and does the same.
+/// `tower_ratelimit` instead, once the program has set a subscriber. [`Stats`](crate::observe::Stats) counts the warning and does the same.
 ///
 /// A warning does not change how requests are decided, except for an
 /// [unsupported quota](SetupWarningKind::UnsupportedQuota).
@@ -54,7 +54,8 @@ labelled! {
         /// support](crate::limiter::Limiter::supports). Requests that the rule applies to are decided
         /// as if the limiter had failed: see [`OnError`](crate::OnError).
         UnsupportedQuota = "unsupported-quota",
-        /// A rule counts by the address of the peer, and the server does not provide it.
+        /// A rule or an access list needs the address of the peer, and the server does not provide it: to look it up,
+        /// or to compare it with the networks of trusted proxies.
         PeerUnknown = "peer-unknown",
         /// A rule's condition held for none of the first 1,000 requests.
         NeverApplies = "never-applies",
@@ -107,13 +108,13 @@ impl SetupWarning {
     /// Reports the warning without an observer.
     pub(crate) fn report(&self) {
         #[cfg(feature = "tracing")]
-        tracing::warn!(target: "tower_ratelimit", kind = self.kind.as_str(), "{}", self.text);
-        #[cfg(not(feature = "tracing"))]
-        {
-            use std::io::Write as _;
-            // `eprintln!` would panic if stderr is closed.
-            let _ = writeln!(std::io::stderr(), "tower-ratelimit: {self}");
+        if tracing::dispatcher::has_been_set() {
+            tracing::warn!(target: "tower_ratelimit", kind = self.kind.as_str(), "{}", self.text);
+            return;
         }
+        use std::io::Write as _;
+        // `eprintln!` would panic if stderr is closed.
+        let _ = writeln!(std::io::stderr(), "tower-ratelimit: {self}");
     }
 
     /// Returns the kind of the warning.

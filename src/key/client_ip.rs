@@ -7,7 +7,7 @@ use http::header::{self, HeaderName, HeaderValue};
 
 use crate::head::Head;
 
-use super::forwarded::{Split, forwarded_for, node, one_entry, plain_entries, quoted_entries};
+use super::forwarded::{Split, forwarded_for, node, node_with_port, one_entry, plain_entries, quoted_entries};
 use super::peer::peer_address;
 use super::prefixes::Prefixes;
 use super::proxies::{ENTRIES_MAX, Field, Trust, TrustedProxies};
@@ -15,6 +15,7 @@ use super::value::{IntoKey, Key, Kind};
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 static FORWARDED: HeaderName = header::FORWARDED;
+static CLOUDFRONT_VIEWER_ADDRESS: HeaderName = HeaderName::from_static("cloudfront-viewer-address");
 
 /// Returns an extractor of the client's address as trusted proxies report it. IPv6 addresses count
 /// by their /64; see [`TrustedProxies`] and [`Prefixes`].
@@ -182,7 +183,12 @@ fn entries<'a>(
         Field::Forwarded => quoted_entries,
         Field::Single(_) => one_entry,
     };
-    let address = if *field == Field::Forwarded { forwarded_for } else { node };
+    let address = match field {
+        Field::XForwardedFor => node,
+        Field::Forwarded => forwarded_for,
+        Field::Single(name) if *name == CLOUDFRONT_VIEWER_ADDRESS => node_with_port,
+        Field::Single(_) => node,
+    };
     let is_single = matches!(field, Field::Single(_));
     let last = lines.next_back();
     let is_twice = is_single && lines.next_back().is_some();

@@ -103,6 +103,17 @@ pub(super) fn node(text: &[u8]) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
+/// An address with a port behind its last colon, as CloudFront writes it: `192.0.2.1:46532`, `2001:db8::1:46532`.
+/// Without a port it is an address as elsewhere.
+pub(super) fn node_with_port(text: &[u8]) -> Option<IpAddr> {
+    let bare = || {
+        let (address, port) = std::str::from_utf8(text).ok()?.rsplit_once(':').filter(|(_, port)| is_port(port))?;
+        debug_assert!(!port.is_empty(), "a port has digits");
+        Some(IpAddr::V6(ipv6(address)?).to_canonical())
+    };
+    bare().or_else(|| node(text))
+}
+
 fn ipv6(text: &str) -> Option<Ipv6Addr> {
     let (address, zone) = text.split_once('%').map_or((text, None), |(address, zone)| (address, Some(zone)));
     if zone.is_some_and(str::is_empty) {

@@ -51,7 +51,7 @@
 //! | [`header`] | spaces around the value | anything; also the case of letters, if the service ignores case |
 //! | [`bearer_token`] | case and spaces of the scheme | anything that the service accepts; a signed token often verifies in several spellings, so use [`extension`] with the verified user |
 //! | [`cookie`] | percent-encoding, quotes, spaces | anything that the service accepts |
-//! | [`path`], [`original_path`] | none | anything: `/%61`, `/A`, `//a`, `/a/` and `/./a` are other keys than `/a`; use [`extension`] with the matched route |
+//! | [`path`], [`original_path`] | none | anything: `/%61`, `/A`, `//a`, `/a/` and `/./a` are other keys than `/a`; use `matched_route` |
 //! | [`query`] | percent-encoding, the order of parameters | anything that the service accepts |
 //! | [`host`] | case, port, a dot at the end | any name |
 //! | [`method`] | none | any name |
@@ -75,6 +75,8 @@ pub(crate) mod value;
 pub use address_error::{AddressError, AddressErrorKind};
 pub use client_ip::{client_address, client_ip, client_network};
 pub use fields::{bearer_token, both, cookie, extension, global, header, host, method};
+#[cfg(feature = "axum")]
+pub use paths::matched_route;
 pub use paths::{original_path, original_uri, path};
 pub use peer::{PeerAddr, peer_address, peer_ip, peer_network};
 pub use prefixes::Prefixes;

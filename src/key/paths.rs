@@ -9,8 +9,7 @@ use super::value::{IntoKey, Key};
 /// Returns an extractor of the path of the request's URI, with its percent-encoding.
 ///
 /// A client can send any path. If it is the only part of the key, each new path is a fresh
-/// allowance. For the route that matched, use axum's:
-/// `key::extension(|path: &MatchedPath| Key::of(path.as_str()))`, in a `route_layer`.
+/// allowance. For the route that matched, take `key::matched_route`.
 ///
 /// Inside axum's `Router::nest` the path lacks the prefix; see [`original_path`].
 pub fn path() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
@@ -21,6 +20,31 @@ pub fn path() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'stat
 /// [`original_uri`].
 pub fn original_path() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     |head| original_uri(head).path().into_key()
+}
+
+/// Returns an extractor of the route that axum matched, such as `/users/{id}` (feature `axum`).
+///
+/// In a `Router::route_layer` each request has a route. In a `Router::layer`, requests for unknown
+/// paths have none: they share one key, and the router answers them with 404 until it is used up. A
+/// layer around the whole router runs before a route is matched, so all its requests share that key;
+/// the layer reports that as `key-never-found`.
+///
+/// ```
+/// # #[cfg(feature = "axum")] {
+/// use axum::{Router, routing::get};
+/// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+///
+/// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_second(50), key::matched_route());
+/// let app: Router = Router::new().route("/users/{id}", get(|| async { "a user" })).layer(limit);
+/// # drop(app);
+/// # }
+/// ```
+#[cfg(feature = "axum")]
+pub fn matched_route() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
+    |head| match head.extensions.get::<axum::extract::MatchedPath>() {
+        Some(route) => route.as_str().into_key(),
+        None => Some(Key::keyless()),
+    }
 }
 
 /// Returns the URI as the client sent it, for conditions and closures.

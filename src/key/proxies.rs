@@ -118,7 +118,11 @@ impl TrustedProxies {
 
     /// Reads a header of one address, which the last proxy sets: `cf-connecting-ip`,
     /// `true-client-ip`, `x-real-ip`, `fly-client-ip`. The proxy must replace what a client sends.
-    /// If the header comes twice, the client is unknown.
+    /// If the header comes twice, the client is unknown. The guide
+    /// [lists](crate::guide::who_is_the_client#cdns-and-clouds) what CDNs and clouds send.
+    ///
+    /// `cloudfront-viewer-address` is an address and a port. CloudFront writes no brackets around an
+    /// IPv6 address, so this header, and no other, is split at its last colon.
     ///
     /// # Errors
     /// Returns an error if `name` is not a valid header name, or if the count of proxies is not 1,

@@ -37,6 +37,13 @@ use crate::random::mixed;
 use crate::sync::{AtomicU64, Mutex, Ordering, contained, lock};
 use crate::time::Timestamp;
 
+/// The number of counters that requests in line are spread over.
+const BUCKETS: usize = 64;
+
+/// Spreads the bits of a byte over a hash. An attacker that finds colliding keys only makes their charges look into the
+/// map.
+const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
+
 /// A map with more capacity than this is shrunk when it has few lines.
 const SPARE: usize = 64;
 
@@ -58,6 +65,8 @@ pub struct PlaceLines(Arc<Shared>);
 struct Shared {
     /// The number of requests that wait in all lines.
     waiting: AtomicU64,
+    /// The same by a hash of the line, so that the lines of other keys cost a charge no lock.
+    buckets: [AtomicU64; BUCKETS],
     lines: Mutex<Lines>,
     /// How the first requests ask by themselves, if they do.
     polls: Option<Polls>,
@@ -173,7 +182,21 @@ impl PlaceLines {
     }
 
     fn with(polls: Option<Polls>) -> Self {
-        Self(Arc::new(Shared { waiting: AtomicU64::new(0), lines: Mutex::new(Lines::default()), polls }))
+        let buckets = std::array::from_fn(|_| AtomicU64::new(0));
+        Self(Arc::new(Shared { waiting: AtomicU64::new(0), buckets, lines: Mutex::new(Lines::default()), polls }))
+    }
+
+    /// Returns the counter of the requests that wait for a key, and maybe for others.
+    fn bucket(&self, policy: u64, key: &Key) -> &AtomicU64 {
+        let hash = key.as_bytes().iter().fold(policy, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(FNV_PRIME));
+        let [first, ..] = &self.0.buckets;
+        self.0.buckets.get((hash >> 58) as usize).unwrap_or(first) // 6 bits
+    }
+
+    /// Returns whether no request waits for a key. See [`is_empty`](Self::is_empty).
+    #[inline]
+    pub(crate) fn has_no_line(&self, policy: &Policy, key: &Key) -> bool {
+        self.is_empty() || self.bucket(policy.name_fingerprint(), key).load(Ordering::Relaxed) == 0
     }
 
     /// Returns whether no request waits in any line. A limiter that asks this instead of
@@ -190,7 +213,7 @@ impl PlaceLines {
     /// is [forced](super::Effect::Force).
     #[must_use]
     pub fn holds_back(&self, charge: &Charge<'_>) -> bool {
-        if self.is_empty() {
+        if self.has_no_line(charge.policy, charge.key) {
             return false;
         }
         let line = LineKey::of(charge.policy, charge.key);
@@ -221,7 +244,7 @@ impl PlaceLines {
     /// a waker is the application's code.
     #[inline]
     pub fn wake_first(&self, policy: &Policy, key: &Key) {
-        if !self.is_empty() {
+        if !self.has_no_line(policy, key) {
             self.wake_first_of(policy, key);
         }
     }
@@ -266,6 +289,7 @@ impl PlaceLines {
         let waiter = Waiter { waker: None, limit, wait, is_called: true, joined, polls: 0 };
         lines.lines.entry(line.clone()).or_default().insert(number, waiter);
         self.0.waiting.fetch_add(1, Ordering::Relaxed);
+        self.bucket(line.policy, key).fetch_add(1, Ordering::Relaxed);
         drop(lines);
         #[cfg(any(feature = "_redis", feature = "store"))]
         let policy = self.0.polls.is_some().then(|| policy.clone());
@@ -420,6 +444,7 @@ impl Drop for Turn {
             }
         }
         self.lines.0.waiting.fetch_sub(u64::from(left.is_some()), Ordering::Relaxed);
+        self.lines.bucket(self.line.policy, &self.line.key).fetch_sub(u64::from(left.is_some()), Ordering::Relaxed);
         drop(lines);
         #[cfg(any(feature = "_redis", feature = "store"))]
         if let (Some(polls), Some(policy)) = (&self.lines.0.polls, self.policy.take()) {

@@ -401,6 +401,7 @@ impl From<Refused> for tonic::Status {
         Self::from_header_map(&head.headers).unwrap_or_else(|| {
             let code = match outcome.kind() {
                 OutcomeKind::Denied => tonic::Code::PermissionDenied,
+                OutcomeKind::KeyMissing if outcome.lacks_peer() => tonic::Code::Internal,
                 OutcomeKind::KeyMissing => tonic::Code::InvalidArgument,
                 OutcomeKind::FailedClosed => tonic::Code::Unavailable,
                 _ => tonic::Code::ResourceExhausted,

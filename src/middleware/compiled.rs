@@ -13,8 +13,10 @@ use crate::error::WithSources;
 use crate::event::LimiterEvent;
 use crate::headers::{PreparedHeaders, RefusalLayout};
 use crate::key::Key;
-use crate::limiter::{Charge, Effect, Entered, Limiter, Refund, Reply, UnsupportedQuota, supports_in_layer};
-use crate::mode::{Mode, ModeSwitch};
+use crate::limiter::{
+    Charge, Effect, Entered, Limiter, PlaceLines, Refund, Reply, UnsupportedQuota, supports_in_layer,
+};
+use crate::mode::{FollowMode, Mode, ModeSwitch};
 use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -66,6 +68,8 @@ pub(super) struct Compiled<L> {
     pub(super) has_fixed_places: bool,
     /// Whether requests may wait in line for units of a concurrency limit.
     pub(super) has_lines: bool,
+    /// Wakes those requests when a mode is switched, if there may be any.
+    _line_waker: Option<Arc<LineWaker>>,
     /// Whether requests bring quotas of their own.
     pub(super) brings_quotas: bool,
     /// Whether any rule is settled by a `Usage`.
@@ -99,6 +103,18 @@ pub(super) struct Live<L> {
 impl<L> Live<L> {
     pub(super) fn current(&self) -> Arc<Compiled<L>> {
         Arc::clone(&lock(&self.current))
+    }
+}
+
+/// Wakes the requests that wait in line for units of these policies.
+struct LineWaker {
+    lines: PlaceLines,
+    policies: Vec<Policy>,
+}
+
+impl FollowMode for LineWaker {
+    fn mode_has_changed(&self) {
+        self.policies.iter().filter(|policy| policy.limits_in_flight()).for_each(|policy| self.lines.wake_all(policy));
     }
 }
 
@@ -169,6 +185,15 @@ impl<L: Limiter> Compiled<L> {
         };
         let is_alone = policies.len() == 1;
         let prepares = settings.observer.is_some() || keeps_tickets || has_fixed_places;
+        let has_lines = delays.is_some()
+            && limiter.place_lines().is_some()
+            && (brings_quotas || policies.iter().any(|policy| !policy.quota().wait_in_line().is_zero()));
+        let line_waker = limiter.place_lines().filter(|_| has_lines).map(|lines| {
+            let waker = Arc::new(LineWaker { lines: lines.clone(), policies: policies.clone() });
+            let switches = rules().filter_map(|(_, rule)| rule.mode.as_ref()).chain(&settings.mode);
+            switches.for_each(|switch| switch.enter(Arc::downgrade(&waker) as Weak<dyn FollowMode>));
+            waker
+        });
         let has_fixed_quotas = !brings_quotas && !policies.iter().any(|policy| policy.quota().is_unlimited());
         Self {
             is_plain: is_plain && is_alone && has_fixed_quotas,
@@ -182,9 +207,8 @@ impl<L: Limiter> Compiled<L> {
             has_places,
             has_fixed_places,
             brings_quotas,
-            has_lines: delays.is_some()
-                && limiter.place_lines().is_some()
-                && (brings_quotas || policies.iter().any(|policy| !policy.quota().wait_in_line().is_zero())),
+            has_lines,
+            _line_waker: line_waker,
             keeps_tickets,
             keeps_charges: keeps_tickets || has_fixed_places,
             most_charges: rules().skip(found).map(|(_, rule)| charges(rule)).sum(),
@@ -312,6 +336,19 @@ impl<L> Compiled<L> {
         let plans_before = self.policies.iter().take(at).filter(is_it).count();
         let now = live.as_ref().and_then(|live| live.policies.iter().filter(is_it).nth(plans_before));
         Some(now.filter(|now| now.limits_in_flight()).unwrap_or(own).clone())
+    }
+
+    /// Returns the mode in which a request that waits in line is charged to a policy now: that of the policy's rule, or
+    /// of the rule that replaced it. It is found like [`policy_in_line`](Self::policy_in_line).
+    pub(super) fn mode_in_line(&self, at: usize) -> Option<Mode> {
+        let mode_in = |layer: &Self, at| Some(layer.mode_of(layer.settings.rules.get(layer.rule_of(at))?));
+        let own = self.policy(at)?;
+        let live = self.live.get().and_then(Weak::upgrade).map(|live| live.current());
+        let Some(live) = live.filter(|live| live.version != self.version) else { return mode_in(self, at) };
+        let is_it = |policy: &Policy| policy.name_fingerprint() == own.name_fingerprint();
+        let plans_before = self.policies.iter().take(at).filter(|policy| is_it(policy)).count();
+        let now = live.policies.iter().enumerate().filter(|(_, policy)| is_it(policy)).nth(plans_before);
+        now.and_then(|(at, _)| mode_in(&live, at)).or_else(|| mode_in(self, at))
     }
 
     /// Returns the largest quota of a policy's name that is in force, if it has more room than the policy's own.

@@ -10,7 +10,7 @@ use super::charge::access::BoundList;
 use super::rule::{BoundRule, MissingKey};
 use super::settings::Settings;
 use crate::head::Head;
-use crate::key::{Key, Prefixes, peer_address};
+use crate::key::{AddressSource, Key, Prefixes, peer_address};
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::setup_warning::{SetupWarning, SetupWarningKind};
@@ -205,7 +205,8 @@ impl Diagnostics {
             format!(
                 "{user}, and a request has no peer address: pass it on (axum: serve \
                  into_make_service_with_connect_info::<SocketAddr>() and enable the feature `axum`; tonic: enable the feature \
-                 `tonic`; others: insert a key::PeerAddr into the request's extensions)"
+                 `tonic`; others: insert a key::PeerAddr into the request's extensions); on a Unix socket no client has an \
+                 address, so let the proxy in front report it and take key::client_ip(TrustedProxies::count(1)?)"
             )
         });
     }
@@ -233,6 +234,12 @@ impl Diagnostics {
         let Some(rule) = self.rules.get(at).filter(|rule| !rule.known.load(Ordering::Relaxed)) else {
             return;
         };
+        // Behind trusted networks nobody is known without the peer's address. A rule by a count of proxies has a key.
+        if bound.is_by_proxies() && applies && key.is_none_or(|key| *key == Key::keyless()) {
+            self.peer_is_unknown("a rule counts by key::client_ip behind the networks of trusted proxies");
+            self.is_known_now(rule);
+            return;
+        }
         let is_unreported = bound.is_by_proxies() && key.is_some_and(Key::is_unnamed);
         let has_key = !is_unreported && key.is_some_and(|key| *key != Key::keyless());
         let asked = rule.asked.fetch_add(1, Ordering::Relaxed).saturating_add(1);
@@ -279,11 +286,16 @@ impl Diagnostics {
                     MissingKey::Shared => "share one allowance",
                     MissingKey::Exempt => "are not limited",
                 };
+                let peer = match peer_address(head) {
+                    None => "if the extractor reads the peer's address, no request has one, so pass it on; ",
+                    Some(_) => "",
+                };
                 format!(
                     "none of the first {applied} requests that the policy {name:?} applies to had a key, and requests \
-                     without one {fate}: if another layer puts the key into requests (authentication), place that layer \
-                     outside of this one; if the extractor reads a header or a cookie, check its name; if no client sent \
-                     one yet, there is nothing to do"
+                     without one {fate}: {peer}if another layer puts the key into requests (authentication), place that \
+                     layer outside of this one; if the extractor reads a header or a cookie, check its name; if it reads \
+                     axum's matched route, take Router::route_layer or key::matched_route; if no client sent one yet, \
+                     there is nothing to do"
                 )
             }),
             None => {}
@@ -310,7 +322,10 @@ impl Diagnostics {
 
     /// Watches whether a request has the key of a list.
     #[cold]
-    pub(super) fn look_at_list(&self, at: usize, key: Option<&Key>) {
+    pub(super) fn look_at_list(&self, at: usize, by: AddressSource, key: Option<&Key>) {
+        if by == AddressSource::Proxies && key.is_none() {
+            self.peer_is_unknown("an access list looks up key::client_ip behind the networks of trusted proxies");
+        }
         let has_key = key.is_some_and(|key| !key.is_unnamed());
         let Some(list) = self.lists.get(at).filter(|list| !list.known.load(Ordering::Relaxed)) else {
             return;

@@ -1,5 +1,6 @@
 //! Warnings about the setup of a layer: by its configuration, by other layers, and by its first requests.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use http::Extensions;
@@ -15,10 +16,10 @@ use crate::setup_warning::SetupWarningKind;
 
 /// The charges of outer layers, in the extensions of one of their first requests.
 #[derive(Clone)]
-struct Earlier(Arc<Vec<ChargedTo>>);
+struct Earlier(Arc<HashSet<ChargedTo>>);
 
 /// A limiter, the name of a policy, and a key.
-#[derive(Clone, PartialEq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct ChargedTo {
     limiter: usize,
     policy: u64,
@@ -303,11 +304,11 @@ impl Ticket {
     #[cold]
     pub(super) fn look_for_double_charge<L: Limiter>(&self, layer: &Compiled<L>, extensions: &mut Extensions) {
         let Some(limiter) = layer.limiter.policy_registry().map(|registry| registry.id()) else { return };
-        let mut all = extensions.get().map_or_else(Vec::new, |Earlier(outer)| Vec::clone(outer));
+        let mut all = extensions.get().map_or_else(HashSet::new, |Earlier(outer)| HashSet::clone(outer));
         for Charged { policy, key, .. } in &self.charges {
             let Some(policy) = layer.policy(*policy) else { continue };
             let own = ChargedTo { limiter, policy: policy.name_fingerprint(), key: key.clone() };
-            if all.contains(&own) {
+            if !all.insert(own) {
                 layer.diagnostics.notice(SetupWarningKind::ChargedTwice, || {
                     format!(
                         "a request was charged for the policy {:?} and the same key by this layer and by an outer one, over \
@@ -316,7 +317,6 @@ impl Ticket {
                     )
                 });
             }
-            all.push(own);
         }
         extensions.insert(Earlier(Arc::new(all)));
     }

@@ -104,6 +104,8 @@ pub(super) struct Ticket {
     pub(super) is_left_to_line: bool,
     /// The mode of a rule that found no key, if there is one. None of these rules enforces.
     pub(super) keyless: Option<Mode>,
+    /// Whether the request is refused because the server does not say which address it came from.
+    pub(super) lacks_peer: bool,
     /// The units of concurrency limits that the request holds. They are returned if this is dropped.
     pub(super) places: Option<Arc<dyn AnyPlaces>>,
 }
@@ -118,6 +120,7 @@ impl Ticket {
             is_answered: false,
             is_left_to_line: false,
             keyless: None,
+            lacks_peer: false,
             places: None,
         }
     }

@@ -162,7 +162,8 @@ mod tests {
     /// gRPC's HTTP/2 mapping percent-encodes other bytes of `grpc-message`.
     #[test]
     fn messages_need_no_percent_encoding() {
-        for reason in [Reason::Limited, Reason::Denied, Reason::KeyMissing, Reason::LimiterFailed] {
+        for reason in [Reason::Limited, Reason::Denied, Reason::KeyMissing, Reason::PeerUnknown, Reason::LimiterFailed]
+        {
             assert!(reason.message().bytes().all(|byte| (0x20..0x7f).contains(&byte) && byte != b'%'));
         }
     }

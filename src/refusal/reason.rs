@@ -16,6 +16,8 @@ pub(super) enum Reason {
     Limited,
     Denied,
     KeyMissing,
+    /// The server does not know which address the request came from.
+    PeerUnknown,
     LimiterFailed,
 }
 
@@ -23,6 +25,7 @@ impl Reason {
     pub(super) fn of(outcome: &Outcome) -> Self {
         match outcome.kind() {
             OutcomeKind::Denied => Self::Denied,
+            OutcomeKind::KeyMissing if outcome.lacks_peer() => Self::PeerUnknown,
             OutcomeKind::KeyMissing => Self::KeyMissing,
             OutcomeKind::FailedClosed => Self::LimiterFailed,
             OutcomeKind::Limited | OutcomeKind::Blocked => Self::Limited,
@@ -45,6 +48,7 @@ impl Reason {
             Self::Limited => limited,
             Self::Denied => StatusCode::FORBIDDEN,
             Self::KeyMissing => StatusCode::BAD_REQUEST,
+            Self::PeerUnknown => StatusCode::INTERNAL_SERVER_ERROR,
             Self::LimiterFailed => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -56,6 +60,7 @@ impl Reason {
             (Self::Limited, GrpcCode::Unavailable) | (Self::LimiterFailed, _) => 14,
             (Self::Denied, _) => 7,
             (Self::KeyMissing, _) => 3,
+            (Self::PeerUnknown, _) => 13,
         }
     }
 
@@ -66,6 +71,7 @@ impl Reason {
             Self::Limited => "rate limit exceeded",
             Self::Denied => "This client may not use this service.",
             Self::KeyMissing => "The request lacks what this service identifies clients by, such as an API key.",
+            Self::PeerUnknown => "The service cannot tell which client sent this request.",
             Self::LimiterFailed => "The service cannot accept this request at the moment.",
         }
     }

@@ -909,7 +909,7 @@ fn occupancy_counts_the_states_that_live() {
     let clock = ManualClock::new();
     let limiter = MemoryLimiter::builder().max_keys(1_000).clock(clock.clone()).build().unwrap();
     let seen = || limiter.occupancy().map(|occupancy| (occupancy.keys(), occupancy.capacity()));
-    assert_eq!(seen(), Some((0, 1_000)));
+    assert_eq!(seen(), Some((0, 2_500)));
     let (short, long) = (Policy::from(Quota::per_second(1)), Policy::from(Quota::per_hour(1)));
     for number in 0..100_u64 {
         let key = Key::of(number).unwrap();
@@ -918,7 +918,45 @@ fn occupancy_counts_the_states_that_live() {
             assert!(limiter.take_one(&long, &key, 1).is_allowed());
         }
     }
-    assert_eq!(seen(), Some((150, 1_000)));
+    assert_eq!(seen(), Some((150, 2_500)));
     clock.advance(Duration::from_secs(2));
-    assert_eq!(seen(), Some((50, 1_000)));
+    assert_eq!(seen(), Some((50, 2_500)));
+}
+
+/// The time of a set grows with its charges, and not with their square: also while the table grows for fresh keys.
+#[test]
+fn large_set_takes_time_in_proportion() {
+    let policy = Policy::new("hourly", Quota::per_hour(5)).unwrap();
+    let time = |count: u64| {
+        let limiter = MemoryLimiter::new();
+        let keys: Vec<Key> = (0..count).map(|key| Key::of(key).unwrap()).collect();
+        let charges: Vec<Charge<'_>> = keys.iter().map(|key| Charge::new(&policy, key)).collect();
+        let began = std::time::Instant::now();
+        assert!(limiter.take_now(&charges).is_allowed());
+        began.elapsed()
+    };
+    // The quickest of several tries: a busy machine makes some slower.
+    let quickest = |count| (0..3).map(|_| time(count)).min().unwrap();
+    let (few, many) = (quickest(2_000), quickest(16_000));
+    println!("2,000 fresh keys: {few:?}, 16,000: {many:?}");
+    // Eight times as many. By the square it would be 64 times as long.
+    assert!(many < 32 * few, "{few:?} {many:?}");
+}
+
+/// A set of many charges decides as one of few: each key that occurs twice is denied for good.
+#[test]
+fn key_that_a_large_set_has_twice_is_denied() {
+    let policy = Policy::new("hourly", Quota::per_hour(5)).unwrap();
+    for count in [3, 33, 400] {
+        let limiter = MemoryLimiter::new();
+        let keys: Vec<Key> = (0..count).map(|key| Key::of(key).unwrap()).collect();
+        let mut charges: Vec<Charge<'_>> = keys.iter().map(|key| Charge::new(&policy, key)).collect();
+        let decision = limiter.take_now(&charges);
+        assert!(decision.is_allowed() && decision.charges().iter().all(|charge| charge.remaining() == 4), "{count}");
+        charges.push(Charge::new(&policy, &keys[1]));
+        let decision = limiter.take_now(&charges);
+        assert!(!decision.is_allowed() && decision.charges()[keys.len()].wait() == Wait::Never, "{count}");
+        let left = limiter.take_now(&charges[..keys.len()]);
+        assert!(left.charges().iter().all(|charge| charge.remaining() == 3), "{count}: the refused set took nothing");
+    }
 }

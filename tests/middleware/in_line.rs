@@ -23,7 +23,7 @@ use tower_ratelimit::{
         BoxLimiter, Charge, ChargeDecision, Decision, FallbackLimiter, Limiter, Place, PlaceLines, Refund, Reply,
         UnsupportedQuota,
     },
-    middleware::QuotaSwitch,
+    middleware::{ModeSwitch, QuotaSwitch},
     observe::{OutcomeKind, SetupWarningKind},
     rules::Rules,
 };
@@ -234,6 +234,63 @@ fn request_in_shadow_waits_for_nothing() {
     let layer = office.layer(exports(1).mode(Mode::Shadow));
     let [first, second] = office.send_many(&layer);
     assert_eq!(office.started(), [first, second]);
+}
+
+/// Shadow is how an operator stops harm. All that wait pass at once, not only the first, and no place is taken.
+#[test]
+fn requests_in_line_pass_when_their_rule_goes_to_shadow() {
+    for mode in [Mode::Shadow, Mode::Degrade] {
+        for of_layer in [false, true] {
+            let mut office = Office::new();
+            let switch = ModeSwitch::default();
+            let layer = match of_layer {
+                true => office.layer(exports(1)).mode(&switch),
+                false => office.layer(exports(1).mode(&switch)),
+            };
+            let [held, second, third] = office.send_many(&layer);
+            assert_eq!((office.started(), office.waiting()), (vec![held], 2));
+            switch.set(mode);
+            office.world.pass(0);
+            assert_eq!((office.started(), office.waiting()), (vec![held, second, third], 0), "{mode:?}");
+            let kind = if mode == Mode::Shadow { OutcomeKind::ShadowLimited } else { OutcomeKind::Degraded };
+            assert_eq!(office.kinds()[1..], [kind, kind]);
+            office.finish(held);
+            assert_eq!(office.free(1), 1);
+            // Back again, the next ones wait.
+            switch.set(Mode::Enforce);
+            let [_, waits] = office.send_many(&layer);
+            assert_eq!((office.status(waits), office.waiting()), (None, 1));
+        }
+    }
+}
+
+/// Another rule that enforces still refuses them.
+#[test]
+fn requests_in_line_wait_while_another_rule_enforces() {
+    let mut office = Office::new();
+    let switch = ModeSwitch::default();
+    let others = Rule::new("others", Quota::concurrent(1).max_wait(Duration::from_secs(10)).unwrap()).unwrap();
+    let layer = office.layer(exports(1).mode(&switch)).and(others, key::global());
+    let [held, waits] = office.send_many(&layer);
+    switch.set(Mode::Shadow);
+    office.world.pass(0);
+    assert_eq!(office.status(waits), None);
+    office.finish(held);
+    assert_eq!(office.status(waits), Some(200));
+}
+
+#[test]
+fn requests_in_line_pass_when_a_file_puts_their_rule_in_shadow() {
+    let mut office = Office::new();
+    let text =
+        |mode| format!("rules: [{{name: exports, quota: '1 at once, wait 10 seconds', key: global, mode: {mode}}}]");
+    let rules = Rules::from_text(text("enforce")).unwrap();
+    let layer = rules.layer(office.limiter.clone()).unwrap().delay(office.world.timer.clone());
+    let [_, waits, last] = office.send_many(&layer);
+    assert_eq!(office.status(waits), None);
+    rules.replace(text("shadow")).unwrap();
+    office.world.pass(0);
+    assert_eq!((office.status(waits), office.status(last)), (Some(200), Some(200)));
 }
 
 #[test]

@@ -97,6 +97,20 @@ async fn request_charged_twice_by_two_layers_is_reported_once() {
     assert_eq!(nested([own.clone(), own], ["api", "api"], [7, 7]).await, [vec![], vec![]]);
 }
 
+/// The second of two layers refuses each request, because the first one holds the only place.
+#[tokio::test]
+async fn place_taken_twice_is_reported_though_no_request_passes() {
+    let limiter = MemoryLimiter::new();
+    let logs = [Log::default(), Log::default()];
+    let [outer, inner] = logs.clone().map(|log| {
+        let rule = Rule::new("at-once", Quota::concurrent(1)).unwrap();
+        RateLimitLayer::new(limiter.clone(), rule, key::global()).observer(log)
+    });
+    let stack = ServiceBuilder::new().layer(outer).layer(inner).service(service_fn(answer));
+    assert_eq!(stack.clone().oneshot(request(&[], false)).await.unwrap().status(), 429);
+    assert_eq!(logs.map(|log| log.kinds()), [vec![], vec![SetupWarningKind::ChargedTwice]]);
+}
+
 #[tokio::test]
 async fn forwarded_request_is_reported_if_no_proxy_is_trusted() {
     for (fields, expected) in [
@@ -469,8 +483,81 @@ async fn optional_key_is_looked_for_in_more_requests() {
     // If only the peer's address can be missing, the warning says so.
     let proxies = TrustedProxies::networks(["10.0.0.0/8"]).unwrap();
     let layer = RateLimitLayer::new(MemoryLimiter::new(), named("client", 9), key::client_ip(proxies));
+    serve(&layer, [request(&["x-forwarded-for"], false)]).await;
+    assert_eq!(layer.check().unwrap_err().kind(), SetupWarningKind::PeerUnknown, "at the first request");
+    assert!(layer.check().unwrap_err().to_string().contains("Unix socket"));
+    // A count of proxies needs no peer.
+    let one = key::client_ip(TrustedProxies::count(1).unwrap());
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), named("client", 99), one);
     serve(&layer, (0..40).map(|_| request(&["x-forwarded-for"], false))).await;
+    assert_eq!(layer.check(), Ok(()));
+}
+
+/// Whatever needs the peer's address: a rule that shares or exempts requests without a key, or an access list.
+#[tokio::test]
+async fn missing_peer_is_reported_at_the_first_request() {
+    let proxies = || TrustedProxies::networks(["10.0.0.0/8"]).unwrap();
+    for missing in [MissingKey::Reject, MissingKey::Shared, MissingKey::Exempt] {
+        for by_peer in [false, true] {
+            let rule = named("client", 9).missing_key(missing);
+            let layer = match by_peer {
+                true => RateLimitLayer::new(MemoryLimiter::new(), rule, key::peer_ip()),
+                false => RateLimitLayer::new(MemoryLimiter::new(), rule, key::client_ip(proxies())),
+            };
+            serve(&layer, [request(&["x-forwarded-for"], false)]).await;
+            assert_eq!(layer.check().unwrap_err().kind(), SetupWarningKind::PeerUnknown, "{missing:?}");
+        }
+    }
+    let list = AccessList::new();
+    list.set("192.0.2.0/24", Access::Deny).unwrap();
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), named("all", 9), key::global())
+        .access(&list, key::client_network(proxies(), Prefixes::exact()));
+    serve(&layer, [request(&["x-forwarded-for"], false)]).await;
     assert_eq!(layer.check().unwrap_err().kind(), SetupWarningKind::PeerUnknown);
+}
+
+/// No client can change that its server does not know its address.
+#[tokio::test]
+async fn missing_peer_is_the_servers_error() {
+    let networks = key::client_ip(TrustedProxies::networks(["10.0.0.0/8"]).unwrap());
+    let status = async |layer: RateLimitLayer, content: &'static str| {
+        let mut request = request(&[], false);
+        *request.method_mut() = http::Method::POST;
+        request.headers_mut().insert("content-type", HeaderValue::from_static(content));
+        let response = layer.layer(service_fn(answer)).oneshot(request).await.unwrap();
+        let code = response.headers().get("grpc-status").map(|code| code.to_str().unwrap().to_owned());
+        (response.status().as_u16(), code)
+    };
+    let by_peer = || RateLimitLayer::new(MemoryLimiter::new(), named("client", 9), key::peer_ip());
+    let several = || by_peer().and(named("all", 9), key::global());
+    let behind = || RateLimitLayer::new(MemoryLimiter::new(), named("client", 9), networks.clone());
+    let by_header = || RateLimitLayer::new(MemoryLimiter::new(), named("client", 9), key::header("x-api-key"));
+    for layer in [by_peer(), several(), behind(), by_peer().observer(Log::default())] {
+        assert_eq!(status(layer.clone(), "text/plain").await, (500, None));
+        assert_eq!(status(layer, "application/grpc").await, (200, Some("13".into())));
+    }
+    assert_eq!(status(by_header(), "text/plain").await, (400, None));
+    assert_eq!(status(by_header(), "application/grpc").await, (200, Some("3".into())));
+}
+
+/// In a `Router::layer`, requests for unknown paths have no matched route.
+#[tokio::test]
+async fn unknown_paths_share_an_allowance_and_get_the_routers_404() {
+    let limit = || RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(2), key::matched_route());
+    let get = |path: &'static str| Request::get(path).body(Body::empty()).unwrap();
+    let router = || axum::Router::new().route("/a/{id}", axum::routing::get(async || "a"));
+    let layered = router().layer(limit());
+    let mut statuses = Vec::new();
+    for path in ["/a/1", "/a/2", "/a/3", "/x", "/y", "/z"] {
+        statuses.push(layered.clone().oneshot(get(path)).await.unwrap().status().as_u16());
+    }
+    assert_eq!(statuses, [200, 200, 429, 404, 404, 429]);
+    let inside = router().route_layer(limit());
+    assert_eq!(inside.oneshot(get("/x")).await.unwrap().status(), 404);
+    // Around the router no route is matched yet.
+    let around = limit();
+    serve(&around, (0..32).map(|_| get("/a/1"))).await;
+    assert_eq!(around.check().unwrap_err().kind(), SetupWarningKind::KeyNeverFound);
 }
 
 /// A list whose key is set by an inner layer denies no request.

@@ -55,6 +55,63 @@ fn ways() -> [TrustedProxies; 2] {
     [TrustedProxies::count(1).unwrap(), TrustedProxies::networks(["10.0.0.0/8"]).unwrap()]
 }
 
+/// What CDNs and clouds send, and how the guide says to read it: the header's lines, and the client that they mean. The
+/// first entries are a client's own claims.
+#[test]
+fn headers_of_cdns_and_clouds_name_the_client() {
+    let count = |count| TrustedProxies::count(count).unwrap();
+    let single = |name| TrustedProxies::networks(["10.0.0.0/8"]).unwrap().single_header(name).unwrap();
+    let (v4, v6) = ("203.0.113.9", "2001:db8:1:2:3:4:5:6");
+    let cloudfront = "cloudfront-viewer-address";
+    let rows: [(&str, &'static str, TrustedProxies, &[&str], Option<&str>); 36] = [
+        ("AWS", "x-forwarded-for", count(1), &["6.6.6.6, 203.0.113.9"], Some(v4)),
+        ("AWS", "x-forwarded-for", count(1), &["6.6.6.6", "2001:db8:1:2:3:4:5:6"], Some(v6)),
+        ("AWS, with ports", "x-forwarded-for", count(1), &["6.6.6.6:1, 203.0.113.9:46532"], Some(v4)),
+        ("AWS, with ports", "x-forwarded-for", count(1), &["[2001:db8:1:2:3:4:5:6]:46532"], Some(v6)),
+        ("CloudFront", cloudfront, single(cloudfront), &["203.0.113.9:46532"], Some(v4)),
+        ("CloudFront", cloudfront, single(cloudfront), &["2001:db8:1:2:3:4:5:6:46532"], Some(v6)),
+        ("CloudFront", cloudfront, single(cloudfront), &["[2001:db8:1:2:3:4:5:6]:46532"], Some(v6)),
+        ("CloudFront", cloudfront, single(cloudfront), &["2001:db8::9:46532"], Some("2001:db8::9")),
+        ("CloudFront", cloudfront, single(cloudfront), &["2001:db8::9:1"], Some("2001:db8::9")),
+        ("CloudFront", cloudfront, single(cloudfront), &["::ffff:203.0.113.9:46532"], Some(v4)),
+        ("CloudFront, no port", cloudfront, single(cloudfront), &["2001:db8:1:2:3:4:5:6"], Some(v6)),
+        ("CloudFront, no port", cloudfront, single(cloudfront), &["203.0.113.9"], Some(v4)),
+        ("CloudFront, forged", cloudfront, single(cloudfront), &["6.6.6.6:1", "203.0.113.9:46532"], None),
+        ("CloudFront, forged", cloudfront, single(cloudfront), &["6.6.6.6:1, 203.0.113.9:46532"], None),
+        ("CloudFront, text", cloudfront, single(cloudfront), &["2001:db8::9:port"], None),
+        ("CloudFront and AWS", "x-forwarded-for", count(2), &["6.6.6.6, 203.0.113.9, 130.176.0.1"], Some(v4)),
+        ("CloudFront and AWS", "x-forwarded-for", count(2), &["2001:db8:1:2:3:4:5:6, 130.176.0.1"], Some(v6)),
+        ("Cloudflare", "cf-connecting-ip", single("cf-connecting-ip"), &["203.0.113.9"], Some(v4)),
+        ("Cloudflare", "cf-connecting-ip", single("cf-connecting-ip"), &["2001:db8:1:2:3:4:5:6"], Some(v6)),
+        ("Cloudflare, forged", "cf-connecting-ip", single("cf-connecting-ip"), &["6.6.6.6", "203.0.113.9"], None),
+        ("Fly", "fly-client-ip", single("fly-client-ip"), &["203.0.113.9"], Some(v4)),
+        ("Fly", "fly-client-ip", single("fly-client-ip"), &["2001:db8:1:2:3:4:5:6"], Some(v6)),
+        ("Akamai", "true-client-ip", single("true-client-ip"), &["203.0.113.9"], Some(v4)),
+        ("Akamai", "true-client-ip", single("true-client-ip"), &["2001:db8:1:2:3:4:5:6"], Some(v6)),
+        ("Azure Front Door", "x-azure-socketip", single("x-azure-socketip"), &["203.0.113.9"], Some(v4)),
+        ("Azure Front Door", "x-azure-socketip", single("x-azure-socketip"), &["2001:db8:1:2:3:4:5:6"], Some(v6)),
+        ("Azure gateway", "x-forwarded-for", count(1), &["6.6.6.6, 203.0.113.9:50123"], Some(v4)),
+        ("Azure gateway", "x-forwarded-for", count(1), &["6.6.6.6, [2001:db8:1:2:3:4:5:6]:50123"], Some(v6)),
+        ("Google", "x-forwarded-for", count(2), &["6.6.6.6, 203.0.113.9,34.120.0.1"], Some(v4)),
+        ("Google", "x-forwarded-for", count(2), &["6.6.6.6,2001:db8:1:2:3:4:5:6,2600:1901::1"], Some(v6)),
+        ("Google and nginx", "x-forwarded-for", count(3), &["203.0.113.9,34.120.0.1, 35.191.0.1"], Some(v4)),
+        ("Google, too short", "x-forwarded-for", count(2), &["203.0.113.9"], None),
+        ("Fastly", "fastly-client-ip", single("fastly-client-ip"), &["203.0.113.9"], Some(v4)),
+        ("Fastly", "fastly-client-ip", single("fastly-client-ip"), &["2001:db8:1:2:3:4:5:6"], Some(v6)),
+        ("Heroku", "x-forwarded-for", count(1), &["6.6.6.6,203.0.113.9"], Some(v4)),
+        ("Heroku", "x-forwarded-for", count(1), &["6.6.6.6,2001:db8:1:2:3:4:5:6"], Some(v6)),
+    ];
+    for (cdn, name, proxies, lines, expected) in rows {
+        let lines: Vec<Vec<u8>> = lines.iter().map(|line| line.as_bytes().to_vec()).collect();
+        let found = key::client_address(&proxies, &Head::from(&parts(name, &lines)));
+        assert_eq!(found, expected.map(|address| address.parse().unwrap()), "{cdn}: {lines:?}");
+    }
+    // No other header is split at its last colon: this is an address.
+    let plain = parts("x-real-ip", &[b"2001:db8::9:46532".to_vec()]);
+    let whole = key::client_address(&single("x-real-ip"), &Head::from(&plain));
+    assert_eq!(whole, "2001:db8::9:46532".parse().ok());
+}
+
 /// Returns a client's headers as a trusted proxy sends them on: it appends to the last line, or adds a line.
 fn forwarded_by_proxy(claims: &[Vec<u8>], told: &str, own_line: bool) -> Vec<Vec<u8>> {
     let mut lines = claims.to_vec();

@@ -1,5 +1,7 @@
 //! The one step that locks, reads, decides and writes: charges of any number and of any states.
 
+use std::collections::HashSet;
+
 use smallvec::SmallVec;
 
 use crate::algorithm::carry::NewState;
@@ -14,7 +16,7 @@ use crate::time::Timestamp;
 use crate::wait::Wait;
 
 use super::events::Events;
-use super::locked::{INLINE, LockedSet};
+use super::locked::{INLINE, LockedSet, MANY};
 use super::slot_table::Fingerprint;
 use super::state::Hold;
 use super::store::Store;
@@ -85,7 +87,12 @@ impl Store {
         loop {
             match self.try_charge_all(charges, decisions, takes, &mut events) {
                 Ok(allowed) => return allowed,
-                Err(NoRoom(key)) => self.grow_for(key),
+                Err(NoRoom(key)) => {
+                    self.grow_for(key);
+                    // All charges are tried again, so as many lines may be split first. Otherwise a large set of fresh
+                    // keys would be tried again for each few of them.
+                    self.grow_for_set(charges.len());
+                }
             }
         }
     }
@@ -100,9 +107,14 @@ impl Store {
     ) -> Result<bool, NoRoom> {
         decisions.clear();
         let mut holds: SmallVec<[Hold<'_>; INLINE]> = SmallVec::new();
+        let mut keys: HashSet<Fingerprint> = HashSet::new();
+        let has_many = charges.len() > MANY;
         for charge in charges {
             let mut hold = self.hold(charge.policy, charge.key);
-            hold.is_twice = holds.iter().any(|other| other.key == hold.key);
+            hold.is_twice = match has_many {
+                true => !keys.insert(hold.key),
+                false => holds.iter().any(|other| other.key == hold.key),
+            };
             holds.push(hold);
         }
         let set = LockedSet::lock(self, holds.as_mut_slice());

@@ -60,6 +60,17 @@ impl Store {
         self.split_lines(next, if first || second { LINES_PER_CALL } else { LINES_FOR_ROOM });
     }
 
+    /// Splits about as many lines as a set has charges, while the table is growing. The caller must hold no lock.
+    #[cold]
+    pub(super) fn grow_for_set(&self, charges: usize) {
+        for _ in 0..charges / LINES_FOR_ROOM {
+            if self.table.growth() == Growth::Settled {
+                return;
+            }
+            self.split_lines(lock(&self.growth), LINES_FOR_ROOM);
+        }
+    }
+
     /// Splits lines that were not split in order yet.
     fn split_lines(&self, mut next: MutexGuard<'_, usize>, count: usize) {
         if self.table.growth() == Growth::Settled {

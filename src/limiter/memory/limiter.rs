@@ -307,7 +307,7 @@ impl Limiter for MemoryLimiter {
     }
 
     fn occupancy(&self) -> Option<Occupancy> {
-        Some(Occupancy { keys: self.0.keys(), capacity: self.0.setup.capacity })
+        Some(Occupancy { keys: self.0.keys(), capacity: self.0.table.len() })
     }
 
     fn policy_registry(&self) -> Option<&PolicyRegistry> {

@@ -110,13 +110,14 @@ impl Store {
             report_untaken(charges, planned, decisions, now);
             return Some(false);
         }
-        self.write_set(planned, run).then_some(true)
+        self.write_set(charges, planned, run).then_some(true)
     }
 
     /// Writes all words as planned, or none if one of the states has changed, even one that is not written. With a
-    /// number of `run`, also none if a key was reset since that was read, or if a request waits in line.
+    /// number of `run`, also none if a key was reset since that was read, or if a request waits in line for
+    /// one of the charges.
     #[inline(always)]
-    fn write_set(&self, planned: &[Option<(Seen<'_>, u64)>], run: Option<u64>) -> bool {
+    fn write_set(&self, charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], run: Option<u64>) -> bool {
         let written = || planned.iter().flatten().filter(|(seen, word)| seen.word != *word);
         let unlock = |count| written().take(count).for_each(|(seen, _)| seen.place.set_word(seen.word));
         for (at, (seen, _)) in written().enumerate() {
@@ -130,7 +131,7 @@ impl Store {
         // be of this instant as well.
         let is_as_read = |(seen, word): &(Seen<'_>, u64)| seen.word != *word || seen.is_unchanged();
         let are_as_read = planned.iter().flatten().all(is_as_read);
-        if !are_as_read || run.is_some_and(|run| !self.is_run_without_lines(run)) {
+        if !are_as_read || run.is_some_and(|run| !self.is_run_without_lines(run, charges)) {
             unlock(planned.len());
             return false;
         }

@@ -17,6 +17,9 @@ use crate::sync::MutexGuard;
 /// States of a request that need no memory of their own.
 pub(super) const INLINE: usize = 4;
 
+/// A set of more states than this is sorted. For fewer, looking for the next one is faster.
+pub(super) const MANY: usize = 32;
+
 /// Locked states. Dropped, it unlocks those that were not written, as they were.
 pub(super) struct LockedSet<'a, H: AsMut<[Hold<'a>]>> {
     store: &'a Store,
@@ -72,6 +75,9 @@ impl<'a, H: AsMut<[Hold<'a>]>> LockedSet<'a, H> {
     /// Locks the slots that were found, in their order, if each still is its key's.
     #[inline(always)]
     fn lock_found(&mut self) -> bool {
+        if self.holds.as_mut().len() > MANY {
+            return self.lock_found_of_many();
+        }
         let order = |hold: &Hold<'_>| hold.place.map(Place::address);
         let mut last = None;
         while let Some(hold) =
@@ -85,6 +91,25 @@ impl<'a, H: AsMut<[Hold<'a>]>> LockedSet<'a, H> {
         }
         // Two keys were found in one slot if it changed hands in between. Then one of them is not locked.
         self.holds.as_mut().iter().all(|hold| hold.place.is_none() || hold.slot.is_some())
+    }
+
+    /// As [`lock_found`](Self::lock_found), in time that grows with the logarithm of the number of holds for each.
+    #[inline(never)]
+    fn lock_found_of_many(&mut self) -> bool {
+        let holds = self.holds.as_mut();
+        let placed = |(at, hold): (usize, &Hold<'_>)| Some((hold.place?.address(), at));
+        let mut order: Vec<(usize, usize)> = holds.iter().enumerate().filter_map(placed).collect();
+        order.sort_unstable();
+        let mut last = None;
+        for (address, at) in order {
+            let Some(hold) = holds.get_mut(at).filter(|_| last != Some(address)) else { return false };
+            last = Some(address);
+            hold.slot = hold.place.and_then(|place| place.lock_key(hold.key));
+            if hold.slot.is_none() {
+                return false;
+            }
+        }
+        true
     }
 
     fn put_back(&mut self) {

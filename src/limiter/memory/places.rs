@@ -15,7 +15,7 @@
 //!
 //! # Lines
 //!
-//! While requests wait in line, the long way decides: see [`Hold::is_held_back`]. Whether any waits is read under the
+//! While requests wait in line for a key, the long way decides: see [`Hold::is_held_back`]. Whether any waits is read under the
 //! slot's lock, and a request that waits asks in the long way. So no release is missed, see
 //! [`PlaceLines`](crate::limiter::PlaceLines).
 //!
@@ -46,14 +46,14 @@ impl Store {
     pub(super) fn take_places(&self, rules: Places, charge: Charge<'_>) -> Option<ChargeDecision> {
         let run = self.run();
         let plan = self.plan_places(rules, charge, run)?;
-        let is_taken = plan.word == plan.seen.word || self.replace_places(plan.seen, plan.word, run);
+        let is_taken = plan.word == plan.seen.word || self.replace_places(plan.seen, plan.word, run, &charge);
         is_taken.then(|| rules.describe(plan.verdict, plan.run))
     }
 
     /// Decides about units, if the key has its slot. `run` was read before.
     #[inline(always)]
     pub(super) fn plan_places(&self, rules: Places, charge: Charge<'_>, run: u64) -> Option<PlacesPlan<'_>> {
-        if !self.place_lines.is_empty() {
+        if !self.place_lines.has_no_line(charge.policy, charge.key) {
             return None;
         }
         let how = match charge.effect {
@@ -100,20 +100,20 @@ impl Store {
 
     /// Replaces what was seen, if it is still the same, and if nothing has come between, see `is_run_without_lines`.
     #[inline]
-    fn replace_places(&self, seen: Seen<'_>, word: u64, run: u64) -> bool {
+    fn replace_places(&self, seen: Seen<'_>, word: u64, run: u64, charge: &Charge<'_>) -> bool {
         if !seen.try_lock() {
             return false;
         }
-        let is_same = self.is_run_without_lines(run);
+        let is_same = self.is_run_without_lines(run, std::slice::from_ref(charge));
         seen.place.set_word(if is_same { word } else { seen.word });
         is_same
     }
 
-    /// Returns whether no key was reset since the number of `run` was read, and no request waits in line. The slot must
-    /// be locked.
+    /// Returns whether no key was reset since the number of `run` was read, and no request waits in the lines of these
+    /// charges. The slots must be locked.
     #[inline]
-    pub(super) fn is_run_without_lines(&self, run: u64) -> bool {
-        self.run() == run && self.place_lines.is_empty()
+    pub(super) fn is_run_without_lines(&self, run: u64, charges: &[Charge<'_>]) -> bool {
+        self.run() == run && charges.iter().all(|charge| self.place_lines.has_no_line(charge.policy, charge.key))
     }
 }
 

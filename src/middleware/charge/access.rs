@@ -304,11 +304,11 @@ impl BoundList {
 pub(crate) fn ask<'a>(
     lists: &'a [BoundList],
     head: &Head<'_>,
-    looked_up: impl Fn(usize, Option<&Key>),
+    looked_up: impl Fn(usize, AddressSource, Option<&Key>),
 ) -> Option<(Access, &'a BoundList)> {
     lists.iter().enumerate().find_map(|(at, bound)| {
         let key = (bound.extract)(head);
-        looked_up(at, key.as_ref());
+        looked_up(at, bound.by, key.as_ref());
         Some((bound.list.of_key(&key?)?, bound))
     })
 }

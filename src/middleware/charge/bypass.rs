@@ -4,7 +4,7 @@ use http::{Method, header};
 
 use super::access::{self, Access, BoundList};
 use crate::head::Head;
-use crate::key::Key;
+use crate::key::{AddressSource, Key};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::settings::Settings;
 use crate::outcome::OutcomeKind;
@@ -27,9 +27,9 @@ fn bypassed<L>(layer: &Compiled<L>, head: &Head<'_>) -> Option<OutcomeKind> {
         diagnostics.look_at_request(settings, head);
     }
     let looks_for_keys = diagnostics.looks_for_keys();
-    let looked_up = |at, key: Option<&Key>| {
+    let looked_up = |at, by, key: Option<&Key>| {
         if looks_for_keys {
-            diagnostics.look_at_list(at, key);
+            diagnostics.look_at_list(at, by, key);
         }
     };
     let bypass = Bypass::of(settings, head, looked_up)?;
@@ -49,7 +49,11 @@ pub(super) enum Bypass<'a> {
 impl<'a> Bypass<'a> {
     /// Returns the reason if there is one. `looked_up` gets the index of each access list that was asked, and its
     /// key.
-    pub(super) fn of(settings: &'a Settings, head: &Head<'_>, looked_up: impl Fn(usize, Option<&Key>)) -> Option<Self> {
+    pub(super) fn of(
+        settings: &'a Settings,
+        head: &Head<'_>,
+        looked_up: impl Fn(usize, AddressSource, Option<&Key>),
+    ) -> Option<Self> {
         match access::ask(&settings.access, head, looked_up) {
             Some((Access::Allow, list)) => Some(Self::Allowed(list)),
             Some((Access::Deny, _)) => Some(Self::Denied),

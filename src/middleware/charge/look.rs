@@ -71,7 +71,7 @@ impl Ticket {
     /// Collects the charges, and what each rule makes of the request, with its place. A rule that is charged under
     /// several keys comes once for each.
     fn look_at_rules<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Vec<(usize, RuleExplanation)> {
-        let bypass = Bypass::of(&layer.settings, head, |_, _| ());
+        let bypass = Bypass::of(&layer.settings, head, |_, _, _| ());
         let unasked = match &bypass {
             Some(Bypass::Allowed(_) | Bypass::Denied) => NotCharged::AccessList,
             Some(Bypass::Preflight) => NotCharged::Preflight,

@@ -97,7 +97,7 @@ impl Ticket {
                     Some(key) => keys.push(key),
                     None if bound.exempts_keyless() => continue,
                     None => {
-                        self.kind = OutcomeKind::KeyMissing;
+                        (self.kind, self.lacks_peer) = (OutcomeKind::KeyMissing, bound.needs_peer());
                         return Charging::Decided;
                     }
                 }
@@ -157,7 +157,7 @@ impl Ticket {
         let found = bound.key(head);
         let Some(key) = &found else {
             if !bound.exempts_keyless() {
-                self.kind = OutcomeKind::KeyMissing;
+                (self.kind, self.lacks_peer) = (OutcomeKind::KeyMissing, bound.needs_peer());
             }
             return Charging::Decided;
         };
@@ -279,6 +279,7 @@ impl Ticket {
                 }
                 None if mode == Mode::Enforce => {
                     self.charges.clear();
+                    self.lacks_peer = bound.needs_peer();
                     return Some(OutcomeKind::KeyMissing);
                 }
                 None if self.keyless != Some(Mode::Degrade) => self.keyless = Some(mode),

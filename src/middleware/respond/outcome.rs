@@ -22,7 +22,7 @@ impl Ticket {
                 decision: charged.decision.clone(),
             })
         });
-        Outcome::new(self.kind, statuses.collect())
+        Outcome::new(self.kind, statuses.collect()).lacking_peer(self.lacks_peer)
     }
 
     /// Reports the outcome to the observer. Returns it if the request has to carry it to the service.

@@ -81,6 +81,7 @@ impl Ticket {
         let outcome = self.outcome(layer);
         self.observe(layer, &Head::from(&*parts), &outcome);
         if layer.diagnostics.looks() {
+            self.look_for_double_charge(layer, &mut parts.extensions);
             self.look_for_never(layer);
         }
         let seed = self.seed(layer);

@@ -27,7 +27,7 @@ use crate::head::Head;
 use crate::limiter::{BoundedTurn, Charge, Effect, FAILED_POLLS_MAX, Limiter, Next, Reply, ReplyFuture};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::linked;
-use crate::middleware::ticket::{Charged, Ticket, is_strike};
+use crate::middleware::ticket::{Charged, Ticket, effect_of, is_strike};
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
@@ -202,8 +202,28 @@ impl<B, L: Limiter> InLine<B, L> {
         self.held.take()
     }
 
+    /// Charges the request by the modes that its rules have now, if they are milder: it was made to wait by those of
+    /// before.
+    fn follow_modes(&mut self) {
+        let (layer, Some((_, ticket))) = (&self.layer, &mut self.held) else { return };
+        for at in 0..ticket.charges.len() {
+            let Some(charged) = ticket.charges.get(at) else { return };
+            // What a meter counts waits for nothing.
+            let is_plain = charged.effect == effect_of(charged.mode);
+            if !is_plain && !is_strike(layer, charged) {
+                continue;
+            }
+            let mode = layer.mode_in_line(charged.policy).map_or(charged.mode, |now| charged.mode.milder(now));
+            if let Some(charged) = ticket.charges.get_mut(at).filter(|charged| charged.mode != mode) {
+                charged.mode = mode;
+                charged.effect = if is_plain { effect_of(mode) } else { charged.effect };
+            }
+        }
+    }
+
     /// Asks the limiter for the request's charges. If it is refused, it may wait.
     fn try_again(&mut self) {
+        self.follow_modes();
         let counts =
             |(_, ticket): &(_, Ticket)| ticket.charges.iter().any(|charged| counts_denied(&self.layer, charged));
         self.step = match self.held.as_ref().is_some_and(counts) {
