@@ -15,8 +15,8 @@
 //!
 //! # Lines
 //!
-//! While requests wait in line for a key, the long way decides: see [`Hold::is_held_back`]. Whether any waits is read under the
-//! slot's lock, and a request that waits asks in the long way. So no release is missed, see
+//! While requests wait in line for a key, the long way decides: see [`Hold::is_held_back`]. Whether any waits is read
+//! under the slot's lock, and a request that waits asks in the long way. So no release is missed, see
 //! [`PlaceLines`](crate::limiter::PlaceLines).
 //!
 //! [`Hold::is_held_back`]: super::state::Hold::is_held_back
