@@ -85,7 +85,7 @@ async fn answers_that_were_cut_are_cleared_up() {
     let policy = daily(1_000);
     take(&limiter, &policy, "a").await.unwrap();
     let mut expected = 1;
-    for fault in [Fault::Reset, Fault::Cut(0), Fault::Cut(1), Fault::Cut(20)] {
+    for fault in [Fault::Reset, Fault::Cut(0), Fault::Cut(1), Fault::Cut(20), Fault::HalfClose] {
         proxy.fault(fault.clone());
         let answer = take(&limiter, &policy, "a").await;
         expected += 1;
@@ -107,12 +107,13 @@ async fn answer_that_is_lost_without_a_cut_fails_its_check_only() {
     let (limiter, reader) = (slow.build(store.clone()).unwrap(), patient.build(store).unwrap());
     let policy = daily(1_000);
     take(&limiter, &policy, "a").await.unwrap();
-    for (taken, fault) in [(2, Fault::Lose), (3, Fault::HalfClose)] {
-        proxy.fault(fault.clone());
+    for taken in 2..4 {
+        proxy.fault(Fault::Lose);
         let error = take(&limiter, &policy, "a").await.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Timeout, "{fault:?}: {error}");
+        assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error}");
         proxy.behave();
-        assert_eq!(1_000 - left(&reader, &policy, "a").await, taken, "{fault:?}: it was taken once");
+        // Another connection is used.
+        assert_eq!(1_000 - left(&reader, &policy, "a").await, taken, "it was taken once");
     }
 }
 

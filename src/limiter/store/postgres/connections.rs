@@ -4,7 +4,7 @@
 //! busy. A statement is sent over a busy connection if no more may be opened; the server answers in order, so no answer
 //! can be taken for another one's. A statement is answered even if its caller has stopped waiting.
 //!
-//! A connection without an answer for [`LATE`] is used only if no other one is open. One without an answer for
+//! A connection without an answer for [`LATE`] is used only if no other one is open or can be opened. One without an answer for
 //! [`SILENT`] is given up: its statement is cancelled, and it is closed. So a server that hangs, or another transaction
 //! that has locked the table, does not hold more than a bounded number of connections.
 //!
@@ -234,17 +234,15 @@ impl Inner {
         let (silent, open): (Vec<Open>, Vec<Open>) = std::mem::take(&mut state.open).into_iter().partition(is_silent);
         state.open = open;
         let is_late = |open: &Open| open.quiet.as_ref().is_some_and(|quiet| quiet.late.is_over());
+        let may_open = state.open.is_empty() || (state.open.len() < self.most && state.pause.is_none_or(Due::is_over));
         let best = state.open.iter_mut().min_by_key(|open| (is_late(open), open.calls));
         let is_busy = best.as_ref().is_none_or(|open| open.calls > 0);
-        let chosen = best.map(|open| {
+        // If each one is late, they may be dead: another one is waited for, if it can be opened.
+        let chosen = best.filter(|open| !is_late(open) || !may_open).map(|open| {
             open.calls += 1;
             open.quiet.get_or_insert_with(Quiet::now);
             (open.number, Arc::clone(&open.client))
         });
-        let may_open = match chosen {
-            None => true,
-            Some(_) => state.open.len() < self.most && state.pause.is_none_or(Due::is_over),
-        };
         let mut done = None;
         if is_busy && may_open && state.attempt.is_none() {
             let (sender, attempt) = oneshot::channel();
