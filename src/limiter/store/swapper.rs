@@ -101,6 +101,8 @@ struct Party<'a, S: Store> {
     copy: WorkingCopy<'a>,
     /// Whether the values are the store's own, and no guess.
     is_current: bool,
+    /// Whether guesses are not swapped: the answer to a call of many parties takes long, and a load does not.
+    loads_first: bool,
     /// The conflicts with other processes.
     conflicts: u32,
     /// Whether a swap was undone, because its time was too far away from the store's.
@@ -260,6 +262,7 @@ impl<S: Store> Inner<S> {
         // A party that needs a load first keeps no other one waiting.
         let mut loads = Vec::new();
         for party in &mut parties {
+            party.loads_first = true;
             party.next = Some(self.step(party));
         }
         parties = parties
@@ -285,6 +288,7 @@ impl<S: Store> Inner<S> {
             copy: WorkingCopy::new(riders.iter().map(|rider| &rider.request), &self.quotas, &self.known),
             riders,
             is_current: false,
+            loads_first: false,
             conflicts: 0,
             has_undone: false,
             next: None,
@@ -347,7 +351,8 @@ impl<S: Store> Inner<S> {
     /// Decides the requests of a party on its values.
     fn step(&self, party: &mut Party<'_, S>) -> Step {
         let is_look = |rider: &Rider<Swapper<S>>| rider.request.verb == Verb::Peek;
-        let is_sure = party.is_current || !party.riders.iter().all(is_look);
+        let is_guess = party.riders.iter().all(is_look) || (party.loads_first && party.copy.has_unknown());
+        let is_sure = party.is_current || !is_guess;
         let Some(now) = self.time.now().filter(|_| is_sure) else { return Step::Load };
         let answers = party.copy.decide(party.riders.iter().map(|rider| &rider.request), now.as_micros());
         if !party.copy.has_changes() {

@@ -133,6 +133,11 @@ impl<'a> WorkingCopy<'a> {
         Self { quotas, cells }
     }
 
+    /// Returns whether a key has no value, or none that this process knows.
+    pub(super) fn has_unknown(&self) -> bool {
+        self.cells.iter().any(|cell| cell.value.is_none())
+    }
+
     /// Returns how many keys there are.
     pub(super) fn len(&self) -> usize {
         self.cells.len()

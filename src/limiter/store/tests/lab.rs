@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
+
 use crate::clock::{Clock, ManualClock};
 use crate::event::StoreErrorKind;
 use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped, Then, Value};
@@ -51,6 +53,12 @@ pub(super) struct Inner {
     pub(super) random: Mutex<Vec<Fate>>,
     /// The time of a round trip.
     pub(super) trip: Duration,
+    /// The swaps that one call takes, if it takes several. Then there is one call at a time.
+    pub(super) joint: Option<usize>,
+    /// The keys of swaps that are left out of a call of several.
+    pub(super) skipped: Mutex<Vec<Arc<str>>>,
+    /// The calls of several swaps.
+    pub(super) joint_calls: AtomicU64,
     pub(super) loads: AtomicU64,
     pub(super) swaps: AtomicU64,
     versions: AtomicU64,
@@ -203,6 +211,24 @@ impl Store for Lab {
             Some(clock) => swapped.at(clock.now()),
             None => swapped,
         })
+    }
+
+    async fn swap_each(&self, swaps: &[&[Change]]) -> Vec<Result<Swapped, StoreError>> {
+        self.0.joint_calls.fetch_add(1, Ordering::Relaxed);
+        let is_skipped = |changes: &[Change]| lock(&self.0.skipped).contains(&changes[0].key);
+        let answers = swaps.iter().map(async |changes| match is_skipped(changes) {
+            true => Ok(Swapped::skipped()),
+            false => self.swap(changes).await,
+        });
+        join_all(answers).await
+    }
+
+    fn max_swaps(&self) -> usize {
+        self.0.joint.unwrap_or(1)
+    }
+
+    fn max_calls(&self) -> usize {
+        if self.0.joint.is_some() { 1 } else { usize::MAX }
     }
 
     fn name(&self) -> String {

@@ -1,6 +1,7 @@
 //! Limiters over a store in memory that fails as tests ask for.
 
 mod faults;
+mod joint;
 mod lab;
 pub(super) mod parity;
 mod places;
