@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::limits::Head;
 use super::order::Order;
-use super::read::format::{FACTS, Format, Reader};
+use super::read::format::{FACTS, Format, Reader, passed_on};
 use super::read::request::Keep;
 use super::report::Shown;
 
@@ -86,8 +86,12 @@ fn mutated_lines_are_read_or_refused() {
         let mut head = Head::new(Keep::All, None);
         head.note_headers(own.headers());
         let mut order = Order::new(60_000_000, [facts.at_us]);
+        let passed_on = passed_on(facts.line);
         for n in 0..3_000 {
-            let line = mutated(facts.line.as_bytes(), &mut random);
+            // Every second line is one that another program passed on.
+            let whole =
+                passed_on.get(n / 2 % passed_on.len()).filter(|_| n % 2 == 1).map_or(facts.line, |(_, line)| line);
+            let line = mutated(whole.as_bytes(), &mut random);
             let shown = Shown::sample(&line, false).0;
             assert!(!shown.chars().any(char::is_control), "{shown}");
             if n % 50 == 0 {

@@ -14,11 +14,14 @@ use read::request::{Keep, path};
 mod read {
     pub(crate) mod columns;
     pub(crate) mod date;
+    pub(crate) mod envelope;
     pub(crate) mod field;
     pub(crate) mod format;
     pub(crate) mod json;
     pub(crate) mod lines;
+    pub(crate) mod pairs;
     pub(crate) mod request;
+    pub(crate) mod sources;
     pub(crate) mod text;
 }
 

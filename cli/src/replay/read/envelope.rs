@@ -285,8 +285,9 @@ fn tagged(text: &[u8], at: Option<Stamp>) -> Option<Layer<'_>> {
     };
     let (tag, content) = found;
     // The number of a process changes when it starts again. `heroku[router]` is a name.
-    let program = match tag.strip_suffix(b"]").and_then(|tag| tag.rsplit(|byte| *byte == b'[').next()) {
-        Some(process) if process.iter().all(u8::is_ascii_digit) => tag.get(..tag.len() - process.len() - 2)?,
+    let opening = tag.strip_suffix(b"]").and_then(|tag| tag.iter().rposition(|byte| *byte == b'['));
+    let program = match opening.and_then(|at| tag.split_at_checked(at)) {
+        Some((name, [b'[', process @ .., b']'])) if process.iter().all(u8::is_ascii_digit) => name,
         _ => tag,
     };
     let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.-/[]()@".contains(byte);

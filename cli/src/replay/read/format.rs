@@ -1018,6 +1018,40 @@ pub(crate) const FACTS: &[Facts] = &[
     },
 ];
 
+/// Returns a line as other programs pass it on, each with a name for messages.
+#[cfg(test)]
+pub(crate) fn passed_on(line: &str) -> Vec<(&'static str, String)> {
+    let json = serde_json::Value::from(format!("{line}\n"));
+    let iso = "2024-03-01T10:00:00.123456789Z";
+    vec![
+        ("syslog", format!("Mar  1 10:00:00 web1 nginx: {line}")),
+        ("syslog of a process", format!("Mar 01 10:00:00 web1 nginx[17]: {line}")),
+        ("syslog without a host", format!("<190>Mar  1 10:00:00 nginx: {line}")),
+        ("syslog on the wire", format!("<190>Mar  1 10:00:00 web1 nginx: {line}")),
+        ("syslog by RFC 5424", format!("<190>1 {iso} web1 nginx 17 - - {line}")),
+        ("syslog with data", format!("<190>1 {iso} web1 nginx 17 ID [a@1 b=\"c]\\\"\"][d] \u{feff}{line}")),
+        ("syslog with a long time", format!("2024-03-01T10:00:00.123456+01:00 web1 nginx[17]: {line}")),
+        ("syslog over TCP", format!("{} <190>Mar  1 10:00:00 web1 nginx: {line}", line.len() + 33)),
+        ("journald", format!("Mar 01 10:00:00 web1 docker/web[17]: {line}")),
+        ("journald, short-full", format!("Fri 2024-03-01 10:00:00 UTC web1 nginx[17]: {line}")),
+        ("journald, short-unix", format!("1709287200.123456 web1 nginx[17]: {line}")),
+        ("journald, JSON", format!(r#"{{"__REALTIME_TIMESTAMP":"1709287200123456","MESSAGE":{json},"_PID":"1"}}"#)),
+        ("CRI", format!("{iso} stdout F {line}")),
+        ("Docker's files", format!(r#"{{"log":{json},"stream":"stdout","time":"{iso}"}}"#)),
+        ("docker logs -t", format!("{iso} {line}")),
+        ("compose", format!("web-1  | {line}")),
+        ("compose, version 1", format!("shop_web_1   | {line}")),
+        ("compose, coloured", format!("\u{1b}[36mweb-1  |\u{1b}[0m {line}")),
+        ("compose with times", format!("web-1  | {iso} {line}")),
+        ("kubectl", format!("[pod/web-6d4b75cb6d-hk2zv/nginx] {line}")),
+        ("kubectl with times", format!("[pod/web-6d4b75cb6d-hk2zv/nginx] {iso} {line}")),
+        ("aws logs tail", format!("{iso} ecs/web/0123 {line}")),
+        ("Filebeat", format!(r#"{{"@timestamp":"{iso}","message":{json},"host":{{"name":"web1"}}}}"#)),
+        ("GCP", format!(r#"{{"insertId":"a","textPayload":{json},"timestamp":"{iso}"}}"#)),
+        ("CRI in JSON", format!(r#"{{"message":{}}}"#, serde_json::Value::from(format!("{iso} stdout F {line}")))),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -1041,39 +1075,6 @@ mod tests {
             assert_eq!(agent, facts.agent.as_bytes(), "{}", facts.format);
         }
         assert_eq!(FACTS.len(), FORMATS.len(), "each format has its facts");
-    }
-
-    /// Returns a line as other programs pass it on, each with a name for messages.
-    fn passed_on(line: &str) -> Vec<(&'static str, String)> {
-        let json = serde_json::Value::from(format!("{line}\n"));
-        let iso = "2024-03-01T10:00:00.123456789Z";
-        vec![
-            ("syslog", format!("Mar  1 10:00:00 web1 nginx: {line}")),
-            ("syslog of a process", format!("Mar 01 10:00:00 web1 nginx[17]: {line}")),
-            ("syslog without a host", format!("<190>Mar  1 10:00:00 nginx: {line}")),
-            ("syslog on the wire", format!("<190>Mar  1 10:00:00 web1 nginx: {line}")),
-            ("syslog by RFC 5424", format!("<190>1 {iso} web1 nginx 17 - - {line}")),
-            ("syslog with data", format!("<190>1 {iso} web1 nginx 17 ID [a@1 b=\"c]\\\"\"][d] \u{feff}{line}")),
-            ("syslog with a long time", format!("2024-03-01T10:00:00.123456+01:00 web1 nginx[17]: {line}")),
-            ("syslog over TCP", format!("{} <190>Mar  1 10:00:00 web1 nginx: {line}", line.len() + 33)),
-            ("journald", format!("Mar 01 10:00:00 web1 docker/web[17]: {line}")),
-            ("journald, short-full", format!("Fri 2024-03-01 10:00:00 UTC web1 nginx[17]: {line}")),
-            ("journald, short-unix", format!("1709287200.123456 web1 nginx[17]: {line}")),
-            ("journald, JSON", format!(r#"{{"__REALTIME_TIMESTAMP":"1709287200123456","MESSAGE":{json},"_PID":"1"}}"#)),
-            ("CRI", format!("{iso} stdout F {line}")),
-            ("Docker's files", format!(r#"{{"log":{json},"stream":"stdout","time":"{iso}"}}"#)),
-            ("docker logs -t", format!("{iso} {line}")),
-            ("compose", format!("web-1  | {line}")),
-            ("compose, version 1", format!("shop_web_1   | {line}")),
-            ("compose, coloured", format!("\u{1b}[36mweb-1  |\u{1b}[0m {line}")),
-            ("compose with times", format!("web-1  | {iso} {line}")),
-            ("kubectl", format!("[pod/web-6d4b75cb6d-hk2zv/nginx] {line}")),
-            ("kubectl with times", format!("[pod/web-6d4b75cb6d-hk2zv/nginx] {iso} {line}")),
-            ("aws logs tail", format!("{iso} ecs/web/0123 {line}")),
-            ("Filebeat", format!(r#"{{"@timestamp":"{iso}","message":{json},"host":{{"name":"web1"}}}}"#)),
-            ("GCP", format!(r#"{{"insertId":"a","textPayload":{json},"timestamp":"{iso}"}}"#)),
-            ("CRI in JSON", format!(r#"{{"message":{}}}"#, serde_json::Value::from(format!("{iso} stdout F {line}")))),
-        ]
     }
 
     #[test]
