@@ -67,6 +67,7 @@ if grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release; then
 fi
 need 'Prometheus' 'command -v "${PROMETHEUS:-prometheus}" && command -v "${PROMTOOL:-promtool}"' prometheus
 need 'OpenSSL' 'command -v openssl' openssl
+need 'curl' 'command -v curl' curl
 need 'valgrind' 'valgrind --version' valgrind
 # Debian keeps it where only root's shell looks by itself.
 need 'nginx' 'PATH="$PATH:/usr/sbin"; command -v "${NGINX:-nginx}"' nginx-light

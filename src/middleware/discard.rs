@@ -75,11 +75,11 @@ impl Discard {
     #[cold]
     fn waits_for_the_rest(&self, head: &Head<'_>) -> bool {
         // The client sends its body after `100 Continue`, which servers send when the body is polled.
-        !head.headers.contains_key(EXPECT)
-            // Its clients read the status while they send, and a stream of messages may have no end before the answer.
-            && !(head.version >= Version::HTTP_2 && Protocol::of(head) == Protocol::Grpc)
-            && !self.has_no_timer.load(Ordering::Relaxed)
-            && self.timer.now() < Duration::MAX
+        let waits_for_100 = head.headers.contains_key(EXPECT);
+        // Its client reads the status while it sends. A stream of messages may not end before the answer.
+        let is_call = head.version >= Version::HTTP_2 && Protocol::of(head) == Protocol::Grpc;
+        let can_sleep = !self.has_no_timer.load(Ordering::Relaxed) && self.timer.now() < Duration::MAX;
+        can_sleep && !waits_for_100 && !is_call
     }
 }
 

@@ -7,8 +7,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use axum::Router;
+use http::uri::PathAndQuery;
 use tokio::net::TcpListener;
 use tokio::process::Command;
+use tonic::Code;
+use tonic::transport::Endpoint;
+use tonic_prost::ProstCodec;
 use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
 
 use crate::support::nginx::Nginx;
@@ -117,6 +121,21 @@ async fn curl_gets_the_refusal_of_an_upload() {
         for _ in 0..10 {
             is_refusal(&curl(&url, options).await);
         }
+    }
+}
+
+/// The layer reads nothing of a call: its client reads the status while it sends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grpc_client_gets_the_status_of_an_upload() {
+    let url = format!("http://{}", serve().await);
+    for _ in 0..10 {
+        let channel = Endpoint::from_shared(url.clone()).unwrap().connect().await.unwrap();
+        let mut client = tonic::client::Grpc::new(channel);
+        client.ready().await.unwrap();
+        let (request, path) = (tonic::Request::new("x".repeat(3 * MEGABYTE)), PathAndQuery::from_static("/a.A/Upload"));
+        let answer = client.unary(request, path, ProstCodec::<String, String>::default()).await;
+        let status = answer.expect_err("it is refused");
+        assert_eq!((status.code(), status.metadata().contains_key("retry-after")), (Code::ResourceExhausted, true));
     }
 }
 
