@@ -105,7 +105,7 @@ fn post(body: impl http_body::Body<Data = Bytes, Error = Infallible> + Send + 's
 
 // Layers ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-fn stack<L: Limiter>(layer: RateLimitLayer<L>) -> Stack {
+fn stack<L: Limiter>(layer: &RateLimitLayer<L>) -> Stack {
     let served = service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
     BoxCloneSyncService::new(layer.layer(served))
 }
@@ -122,7 +122,7 @@ async fn status(stack: &Stack, request: Request<Body>) -> StatusCode {
 /// Sends a request through a layer that refuses it. Returns how long the layer took to answer.
 async fn time_to_refuse(layer: RateLimitLayer, request: Request<Body>) -> Duration {
     let began = Instant::now();
-    assert_eq!(status(&stack(layer), request).await, StatusCode::BAD_REQUEST);
+    assert_eq!(status(&stack(&layer), request).await, StatusCode::BAD_REQUEST);
     began.elapsed()
 }
 
@@ -134,14 +134,14 @@ async fn refusal_of_every_kind_reads_the_upload() {
     failing.fail(true);
     let quota = Quota::per_hour(1);
     let stacks = [
-        (stack(RateLimitLayer::new(MemoryLimiter::new(), quota, key::global())), StatusCode::TOO_MANY_REQUESTS),
-        (stack(RateLimitLayer::new(later, quota, key::global())), StatusCode::TOO_MANY_REQUESTS),
-        (stack(RateLimitLayer::new(failing, quota, key::global())), StatusCode::SERVICE_UNAVAILABLE),
+        (stack(&RateLimitLayer::new(MemoryLimiter::new(), quota, key::global())), StatusCode::TOO_MANY_REQUESTS),
+        (stack(&RateLimitLayer::new(later, quota, key::global())), StatusCode::TOO_MANY_REQUESTS),
+        (stack(&RateLimitLayer::new(failing, quota, key::global())), StatusCode::SERVICE_UNAVAILABLE),
         (
-            stack(RateLimitLayer::new(MemoryLimiter::new(), quota, key::global()).access(&denying, key::global())),
+            stack(&RateLimitLayer::new(MemoryLimiter::new(), quota, key::global()).access(&denying, key::global())),
             StatusCode::FORBIDDEN,
         ),
-        (stack(refusing()), StatusCode::BAD_REQUEST),
+        (stack(&refusing()), StatusCode::BAD_REQUEST),
     ];
     for (stack, expected) in stacks {
         let _ = status(&stack, Request::default()).await; // the one that passes where the limit refuses the second
@@ -157,7 +157,7 @@ async fn grpc_web_refusal_reads_the_upload() {
     let (upload, seen) = Upload::new(100, 1_000);
     let mut request = post(upload);
     request.headers_mut().insert("content-type", "application/grpc-web+proto".parse().unwrap());
-    assert_eq!(stack(refusing()).oneshot(request).await.unwrap().headers()["grpc-status"], "3");
+    assert_eq!(stack(&refusing()).oneshot(request).await.unwrap().headers()["grpc-status"], "3");
     assert_eq!(seen.bytes(), 100_000);
 }
 
@@ -230,7 +230,7 @@ async fn grpc_stream_is_answered_at_once() {
     request.headers_mut().insert("content-type", "application/grpc".parse().unwrap());
     request.headers_mut().insert("te", "trailers".parse().unwrap());
     let began = Instant::now();
-    assert_eq!(stack(refusing()).oneshot(request).await.unwrap().headers()["grpc-status"], "3");
+    assert_eq!(stack(&refusing()).oneshot(request).await.unwrap().headers()["grpc-status"], "3");
     assert_eq!(began.elapsed(), Duration::ZERO);
 }
 
@@ -263,7 +263,7 @@ async fn upload_is_not_read_without_a_timer() {
 #[test]
 fn upload_is_refused_in_a_runtime_without_a_timer() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let stack = stack(refusing());
+    let stack = stack(&refusing());
     for _ in 0..2 {
         assert_eq!(runtime.block_on(status(&stack, post(Silent))), StatusCode::BAD_REQUEST);
     }
@@ -271,7 +271,7 @@ fn upload_is_refused_in_a_runtime_without_a_timer() {
 
 #[test]
 fn upload_is_refused_outside_of_a_runtime() {
-    let mut answer = std::pin::pin!(stack(refusing()).oneshot(post(Silent)));
+    let mut answer = std::pin::pin!(stack(&refusing()).oneshot(post(Silent)));
     let mut cx = Context::from_waker(std::task::Waker::noop());
     let Poll::Ready(answer) = answer.as_mut().poll(&mut cx) else { panic!("it waits for what does not come") };
     assert_eq!(answer.unwrap().status(), StatusCode::BAD_REQUEST);
@@ -281,6 +281,6 @@ fn upload_is_refused_outside_of_a_runtime() {
 async fn upload_that_passes_is_left_to_the_service() {
     let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(1), key::global());
     let (upload, seen) = Upload::new(10, 1_000);
-    assert_eq!(status(&stack(layer), post(upload)).await, StatusCode::OK);
+    assert_eq!(status(&stack(&layer), post(upload)).await, StatusCode::OK);
     assert_eq!(seen.bytes(), 0);
 }

@@ -44,26 +44,27 @@ async fn final_cost_is_refunded_or_charged() {
         .and(Rule::from(requests.clone()).charge_when(|response| response.status == StatusCode::OK), |_: &_| {
             key("all")
         });
-        let service = layer.layer(service_fn(|request: Request<u64>| async move {
+        let service = layer.layer(service_fn(|request: Request<String>| async move {
+            let cost = request.body().parse().unwrap();
             let bill: &Usage = request.extensions().get().unwrap();
-            assert!(bill.set(*request.body()));
+            assert!(bill.set(cost));
             let mut response = Response::new(axum::body::Body::from("hello"));
-            if *request.body() == 0 {
+            if cost == 0 {
                 *response.status_mut() = StatusCode::BAD_GATEWAY;
             }
             Ok::<_, Infallible>(response)
         }));
         for (cost, expected) in [(30, (30, 1)), (300, (330, 2)), (0, (330, 2)), (100, (430, 3))] {
-            let response = service.clone().oneshot(Request::new(cost)).await.unwrap();
+            let response = service.clone().oneshot(Request::new(cost.to_string())).await.unwrap();
             response.into_body().collect().await.unwrap();
             assert_eq!((used(&limiter, &tokens).await, used(&limiter, &requests).await), expected, "{quota}, {cost}");
         }
         // The cost exceeds what is left. The rest is owed, and no request passes until it has
         // drained.
-        let response = service.clone().oneshot(Request::new(1_200)).await.unwrap();
+        let response = service.clone().oneshot(Request::new("1200".to_owned())).await.unwrap();
         drop(response);
         assert_eq!(used(&limiter, &tokens).await, 1_000, "{quota}");
-        let refused = service.clone().oneshot(Request::new(1)).await.unwrap();
+        let refused = service.clone().oneshot(Request::new("1".to_owned())).await.unwrap();
         assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     }
 }
@@ -122,22 +123,22 @@ async fn right_logins_leave_a_block_open() {
         let rule = Rule::from(failed.clone()).charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
         let entered = std::sync::Arc::new(tokio::sync::Barrier::new(5));
         let service = RateLimitLayer::new(limiter.clone(), rule, |_: &_| key("all")).layer(service_fn(
-            move |request: Request<&'static str>| {
+            move |request: Request<String>| {
                 let entered = entered.clone();
                 async move {
-                    if *request.body() == "at once" {
+                    if request.body() == "at once" {
                         entered.wait().await; // all five are charged before the first is answered
                     }
                     let mut response = Response::new(axum::body::Body::empty());
-                    if *request.body() == "wrong" {
+                    if request.body() == "wrong" {
                         *response.status_mut() = StatusCode::UNAUTHORIZED;
                     }
                     Ok::<_, Infallible>(response)
                 }
             },
         ));
-        let ask = async |how| service.clone().oneshot(Request::new(how)).await.unwrap();
-        let five = (0..5).map(|_| tokio::spawn(service.clone().oneshot(Request::new("at once"))));
+        let ask = async |how: &str| service.clone().oneshot(Request::new(how.to_owned())).await.unwrap();
+        let five = (0..5).map(|_| tokio::spawn(service.clone().oneshot(Request::new("at once".to_owned()))));
         for response in five.collect::<Vec<_>>() {
             assert_eq!(response.await.unwrap().unwrap().status(), StatusCode::OK);
         }
