@@ -324,6 +324,12 @@ impl ChargeDecision {
         Self { receipt: std::mem::replace(&mut self.receipt, Receipt::NONE), ..*self }
     }
 
+    /// Makes the wait of a denied charge unknown.
+    pub(crate) fn forget_wait(&mut self) {
+        debug_assert!(self.retry_us > 0, "an allowed charge has no wait");
+        (self.retry_us, self.window_us) = (UNKNOWN, 0);
+    }
+
     pub(crate) fn put_receipt(&mut self, receipt: Receipt) {
         self.receipt = receipt;
     }

@@ -7,6 +7,7 @@ use super::diagnostics::Diagnostics;
 use super::discard::Discard;
 use super::rule::{BoundRule, Cached, LinkedRole, PathIndex, PolicyCache, Rule, Settlement};
 use super::settings::Settings;
+use super::unsettled::{Strikes, Unsettled};
 use crate::clock::default_timer;
 use crate::decision::ChargeDecision;
 use crate::error::WithSources;
@@ -77,6 +78,8 @@ pub(super) struct Compiled<L> {
     /// The policies whose quotas the limiter does not support.
     pub(super) unsupported: Vec<(usize, UnsupportedQuota)>,
     pub(super) diagnostics: Arc<Diagnostics>,
+    /// The strikes of requests under way, if responses may return strikes.
+    pub(super) unsettled: Option<Arc<Unsettled>>,
     /// The number of configurations of the layer before this one.
     pub(super) version: u64,
     /// Holds the configuration that replaces this one, if quotas follow switches.
@@ -224,6 +227,11 @@ impl<L: Limiter> Compiled<L> {
             paths,
             unsupported,
             diagnostics: Arc::new(Diagnostics::new(&settings)),
+            unsettled: policies
+                .iter()
+                .zip(&terms)
+                .any(|(policy, terms)| Unsettled::concerns(policy, &terms.settlement))
+                .then(Arc::default),
             version: 0,
             live: OnceLock::new(),
             entered: OnceLock::new(),
@@ -243,6 +251,7 @@ impl<L: Limiter> Compiled<L> {
         Self {
             delays: self.delays.clone(),
             diagnostics: Arc::clone(diagnostics),
+            unsettled: self.unsettled.clone().filter(|_| next.unsettled.is_some()).or_else(|| next.unsettled.clone()),
             version: self.version + 1,
             live: self.live.clone(),
             ..next
@@ -423,6 +432,13 @@ impl<L> Compiled<L> {
     pub(super) fn link(&self, rule: usize) -> Option<(usize, LinkedRole)> {
         debug_assert!(rule < self.links.len(), "a charge is of a rule that its layer does not have");
         self.links.get(rule).copied().flatten()
+    }
+
+    /// Returns the strikes of a charge that its request's response may return.
+    pub(super) fn strikes_to_settle(&self, policy: usize, key: &Key) -> Option<Strikes> {
+        let found = self.policy(policy)?;
+        let concerns = Unsettled::concerns(found, self.settlement(policy)?);
+        concerns.then(|| (found.name_fingerprint(), key.clone()))
     }
 
     /// Returns the mode of a rule now: the milder of its own and the layer's.

@@ -128,6 +128,7 @@ mod setup;
 #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only files of rules are a source"))]
 pub(crate) mod source;
 mod ticket;
+mod unsettled;
 mod wrap_body;
 
 pub use admit::{Admission, Refused};

@@ -1013,3 +1013,62 @@ async fn wrong_logins_over_many_accounts_close_the_address() {
     }
     assert_eq!(refused, 35);
 }
+
+/// A block counts a strike when a login comes, and returns it if the login is right. So logins under way may close the
+/// key, and the next one passes when they end well. A client that was told the block's length would stay away.
+#[tokio::test]
+async fn block_by_logins_under_way_promises_no_wait() {
+    let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
+    let block = Quota::block(2, 10 * minute, hour).unwrap();
+    let rule = rule("failed-logins", block).charge_when(|response| response.status == 401);
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::global());
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let service = layer.layer(service_fn({
+        let gate = Arc::clone(&gate);
+        move |request: Request<String>| {
+            let gate = Arc::clone(&gate);
+            async move {
+                gate.acquire().await.unwrap().forget();
+                let response = Response::builder().status(request.body().parse::<u16>().unwrap());
+                Ok::<_, Infallible>(response.body(axum::body::Body::empty()).unwrap())
+            }
+        }
+    }));
+    let send = |status: u16| {
+        let service = service.clone();
+        tokio::spawn(async move {
+            let response = service.oneshot(Request::new(status.to_string())).await.unwrap();
+            let wait = response.headers().get("retry-after").map(|wait| wait.to_str().unwrap().to_owned());
+            (response.status().as_u16(), wait)
+        })
+    };
+    // Two right logins are under way, and the third is refused for no time that is known.
+    let under_way = [send(200), send(200)];
+    tokio::task::yield_now().await;
+    assert_eq!(send(200).await.unwrap(), (429, None));
+    gate.add_permits(2);
+    for login in under_way {
+        assert_eq!(login.await.unwrap().0, 200);
+    }
+    gate.add_permits(1);
+    assert_eq!(send(200).await.unwrap(), (200, None));
+    // One has failed, and another one is under way: it may still end well.
+    gate.add_permits(1);
+    assert_eq!(send(401).await.unwrap().0, 401);
+    let under_way = send(401);
+    tokio::task::yield_now().await;
+    assert_eq!(send(200).await.unwrap(), (429, None));
+    gate.add_permits(1);
+    assert_eq!(under_way.await.unwrap().0, 401);
+    // Now both have failed.
+    assert_eq!(send(200).await.unwrap(), (429, Some("3600".into())));
+    // A login that is dropped keeps its strike, and is under way no more.
+    layer.reset(&Key::global()).await.unwrap();
+    let dropped = [send(200), send(200)];
+    tokio::task::yield_now().await;
+    for login in dropped {
+        login.abort();
+        assert!(login.await.unwrap_err().is_cancelled());
+    }
+    assert_eq!(send(200).await.unwrap(), (429, Some("3600".into())));
+}

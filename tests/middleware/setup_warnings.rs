@@ -522,7 +522,7 @@ async fn missing_peer_is_the_servers_error() {
     let networks = key::client_ip(TrustedProxies::networks(["10.0.0.0/8"]).unwrap());
     let status = async |layer: RateLimitLayer, content: &'static str| {
         let mut request = request(&[], false);
-        *request.method_mut() = http::Method::POST;
+        (*request.method_mut(), *request.version_mut()) = (http::Method::POST, http::Version::HTTP_2);
         request.headers_mut().insert("content-type", HeaderValue::from_static(content));
         let response = layer.layer(service_fn(answer)).oneshot(request).await.unwrap();
         let code = response.headers().get("grpc-status").map(|code| code.to_str().unwrap().to_owned());

@@ -407,6 +407,9 @@ impl Ticket {
     ) {
         self.is_answered = true;
         self.kind = if is_allowed { self.kind_of_taken(layer) } else { OutcomeKind::Limited };
+        if !is_allowed && layer.unsettled.is_some() {
+            self.doubt_waits(layer);
+        }
         if self.charges.len() > 1
             && self.charges.iter().any(|charged| matches!(charged.effect, Effect::OnRefusal { .. }))
         {
@@ -414,6 +417,19 @@ impl Ticket {
                 take_nothing(self, layer);
             }
             self.kind = linked::kind(layer, self.kind, &self.charges);
+        }
+    }
+
+    /// Forgets the waits of blocks that are closed by strikes of requests under way, among others: if these end well,
+    /// the next request passes at once.
+    #[cold]
+    pub(super) fn doubt_waits<L>(&mut self, layer: &Compiled<L>) {
+        let Some(unsettled) = &layer.unsettled else { return };
+        for charged in self.charges.iter_mut().filter(|charged| !charged.decision.is_allowed()) {
+            let strikes = layer.strikes_to_settle(charged.policy, &charged.key);
+            if strikes.is_some_and(|strikes| unsettled.has(&strikes)) {
+                charged.decision.forget_wait();
+            }
         }
     }
 

@@ -15,6 +15,9 @@ impl Rule {
     /// * The charge is taken before the service is called. So requests that run at the same time
     ///   cannot slip through while their outcome is unknown: with a quota of 5, at most 5 are in
     ///   flight.
+    /// * While such requests of a key are in flight in this process, a refusal by a
+    ///   [block](crate::Quota::block) promises no wait: if they are refunded, the next request passes at
+    ///   once.
     /// * The headers of the response report what is left after the refund. A remote limiter is not
     ///   asked again for that: `remaining` is calculated, and the window stays that of the charge.
     /// * If the request was counted by a [meter](Self::overage), the meter is refunded.

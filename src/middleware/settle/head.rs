@@ -66,6 +66,11 @@ impl<L: Limiter> OpenTicket<L> {
             }
             extensions.insert(usage);
         }
+        if let Some(unsettled) = &layer.unsettled {
+            let strikes = self.ticket.answered().iter().filter(|charged| charged.decision.is_allowed());
+            self.strikes = strikes.filter_map(|own| layer.strikes_to_settle(own.policy, &own.key)).collect();
+            self.strikes.iter().for_each(|strikes| unsettled.add(strikes.clone()));
+        }
         self.open = open;
     }
 
@@ -90,6 +95,9 @@ impl<L: Limiter> OpenTicket<L> {
                     self.settle(true);
                 }
             }
+        }
+        if self.open.is_empty() {
+            self.end_strikes();
         }
         self.release_by_head(response.status);
         self.response.is_whole = is_bodiless(&self.response.method, response.status);

@@ -19,6 +19,7 @@ use crate::middleware::compiled::Compiled;
 use crate::middleware::diagnostics::Diagnostics;
 use crate::middleware::rule::OnAborted;
 use crate::middleware::ticket::Ticket;
+use crate::middleware::unsettled::Strikes;
 use crate::policy::Policy;
 use crate::sync::contained;
 
@@ -36,6 +37,8 @@ pub(crate) struct OpenTicket<L: Limiter> {
     pub(crate) open: SmallVec<[Open; 1]>,
     /// The places of charges whose cost is known, in units, and not settled yet.
     due: SmallVec<[(usize, u64); 1]>,
+    /// The strikes that the response may return.
+    pub(super) strikes: Vec<Strikes>,
     pub(crate) response: Progress,
 }
 
@@ -69,6 +72,7 @@ impl<L: Limiter> OpenTicket<L> {
             copies: None,
             open: SmallVec::new(),
             due: SmallVec::new(),
+            strikes: Vec::new(),
             response: Progress::default(),
         })
     }
@@ -117,6 +121,13 @@ impl<L: Limiter> OpenTicket<L> {
         self.settle(false);
     }
 
+    /// Notes that nothing can return the strikes any more.
+    pub(super) fn end_strikes(&mut self) {
+        if let Some(unsettled) = &self.layer.unsettled {
+            self.strikes.drain(..).for_each(|strikes| unsettled.remove(&strikes));
+        }
+    }
+
     /// Notes that each of these charges costs `units`, if that is known. Otherwise they keep what they took.
     pub(super) fn owe(&mut self, charges: Range<usize>, units: Option<u64>) {
         if let Some(units) = units {
@@ -140,6 +151,8 @@ impl<L: Limiter> Drop for OpenTicket<L> {
         while self.copies.is_some() || !self.open.is_empty() || !self.due.is_empty() {
             contained(|| self.settle_rest());
         }
+        // After they are returned, or a refusal in between would promise a wait.
+        self.end_strikes();
     }
 }
 

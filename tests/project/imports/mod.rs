@@ -43,6 +43,7 @@ const LAYERS: &[Layer] = &[
             "middleware/source.rs",
             "middleware/settle/nested.rs",
             "middleware/settle/usage.rs",
+            "middleware/unsettled.rs",
         ],
     ),
     ("refusals", &["refusal/"]),

@@ -1,0 +1,46 @@
+//! The strikes of requests that have no response yet, so that no refusal promises a wait that rests on them.
+//!
+//! A block counts a strike when a request comes, and returns it if the response is none of those that count. While
+//! requests are under way, their strikes may close a key that their responses open again. The limiter knows nothing of
+//! that, so the layer counts its own.
+
+use std::collections::HashMap;
+
+use super::rule::Settlement;
+use crate::key::Key;
+use crate::policy::Policy;
+use crate::quota::Algorithm;
+use crate::sync::{Mutex, lock};
+
+/// The number of requests of each policy and key whose strikes are not settled.
+#[derive(Default)]
+pub(super) struct Unsettled(Mutex<HashMap<Strikes, usize>>);
+
+/// The name of a policy, as a number, and a key.
+pub(super) type Strikes = (u64, Key);
+
+impl Unsettled {
+    /// Returns whether the strikes of a policy may be returned by the response.
+    pub(super) fn concerns(policy: &Policy, settlement: &Settlement) -> bool {
+        policy.quota().algorithm() == Algorithm::Block && !settlement.is_none()
+    }
+
+    pub(super) fn add(&self, strikes: Strikes) {
+        *lock(&self.0).entry(strikes).or_default() += 1;
+    }
+
+    pub(super) fn remove(&self, strikes: &Strikes) {
+        let mut all = lock(&self.0);
+        match all.get_mut(strikes) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(all.remove(strikes)),
+        }
+        if all.is_empty() && all.capacity() > 64 {
+            all.shrink_to_fit();
+        }
+    }
+
+    pub(super) fn has(&self, strikes: &Strikes) -> bool {
+        lock(&self.0).contains_key(strikes)
+    }
+}
