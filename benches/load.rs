@@ -36,7 +36,7 @@
 //! `--from=FILE` reads them from there instead of measuring, and `--svg=FILE` draws them. Words without dashes pick
 //! cases by name. The chart of the guide:
 //!
-//! `cargo bench --bench load --features redis,redis-rs,postgres -- --rounds=3 --svg=src/guide/load.svg`
+//! `cargo bench --bench load --features redis,redis-rs,postgres -- --rounds=3 --json=FILE --svg=src/guide/load.svg`
 //!
 //! A flush of PostgreSQL's log takes longer by `commit_delay`, for which the server waits with the lock of the log's
 //! writer. Commits that come meanwhile are flushed with it, where a disk would flush them next.
@@ -63,7 +63,7 @@ use std::time::{Duration, Instant};
 use delay_line::DelayLine;
 use redis::aio::MultiplexedConnection;
 use serde_json::{Value, json};
-use support::{Numbers, is_smoke, is_wanted, median};
+use support::{FIVE_LINES, Numbers, is_smoke, is_wanted, median};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -82,15 +82,7 @@ const POOL: usize = 16;
 /// The connections of a pool that is large for PostgreSQL.
 const LARGE: usize = 20;
 
-/// GCRA, as anybody writes it: the cost and the burst in microseconds.
-const FIVE_LINES: &str = "\
-local t = redis.call('TIME')
-local now = t[1] * 1000000 + t[2]
-local room = now + ARGV[2] - math.max(now, tonumber(redis.call('GET', KEYS[1]) or 0)) - ARGV[1]
-if room >= 0 then redis.call('PSETEX', KEYS[1], math.ceil((ARGV[2] - room) / 1000), string.format('%.0f', now + ARGV[2] - room)) end
-return math.floor(room)";
-
-/// The same as one statement.
+/// [`FIVE_LINES`] as one statement.
 const UPSERT: &str = "\
 INSERT INTO by_hand AS old (key, drained) VALUES ($1, clock_timestamp() + interval '1 microsecond')
 ON CONFLICT (key) DO UPDATE SET drained = greatest(old.drained, clock_timestamp()) + interval '1 microsecond'
@@ -352,11 +344,13 @@ impl Bench<'_> {
         }
         let setting = Setting { case: "", deadline, capacity: f64::NAN, trip: f64::NAN };
         let mut most: f64 = 0.0;
+        // Some checks fail at any load if other connections keep the server busy. More decided checks are a success.
         let mut holds = |rate: f64| {
             let (_, point) = self.offer(&setting, "", client, rate);
+            let holds = point.decided >= 0.95 * point.offered || point.decided >= 1.2 * most;
             most = most.max(point.decided);
             std::thread::sleep(2 * deadline); // late answers come
-            point.decided >= 0.95 * point.offered
+            holds
         };
         let (mut good, mut bad) = (first / 2.0, first);
         while bad <= self.options.cap && holds(bad) {
@@ -506,9 +500,9 @@ const WARM: u32 = 20;
 fn warm(runtime: &Runtime, client: &Client) {
     let (began, mut decided) = (Instant::now(), 0);
     for key in (0..KEYS).cycle() {
-        assert!(began.elapsed() < Duration::from_secs(60), "no check succeeds");
         decided += u32::from(runtime.block_on(client.check(key)).is_ok());
-        if decided == if is_smoke() { 2 } else { WARM } {
+        // If almost all fail, the load shows it.
+        if decided == if is_smoke() { 2 } else { WARM } || began.elapsed() > Duration::from_secs(10) {
             return;
         }
     }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use crate::Point;
 
-const WIDTH: f64 = 330.0;
+const WIDTH: f64 = 345.0;
 const HEIGHT: f64 = 230.0;
 /// The room that the lines have, within a chart.
 const PLOT: (f64, f64) = (250.0, 130.0);
@@ -85,7 +85,7 @@ fn chart(case: &str, points: &[&Point]) -> String {
             .collect();
         let colour = colour(client);
         let _ = writeln!(svg, "<path d=\"M{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>", path.join("L"));
-        let (x, y) = (left + 140.0 * (at % 2) as f64, bottom + 32.0 + 14.0 * (at / 2) as f64);
+        let (x, y) = (left + 150.0 * (at % 2) as f64, bottom + 32.0 + 14.0 * (at / 2) as f64);
         let _ = writeln!(svg, "<rect x=\"{x}\" y=\"{}\" width=\"12\" height=\"3\" fill=\"{colour}\"/>", y - 5.0);
         let _ = writeln!(svg, "<text x=\"{}\" y=\"{y}\">{client}</text>", x + 16.0);
     }
