@@ -7,9 +7,9 @@
 //! | case | the store |
 //! |---|---|
 //! | `redis-0.1ms` | Redis on this machine, with nothing between |
-//! | `redis-5ms`, `redis-20ms`, `redis-40ms` | Redis behind a proxy that holds each byte, so that a round trip takes this time |
+//! | `redis-5ms`, `redis-20ms`, `redis-40ms` | Redis behind a proxy, so that a round trip takes this time |
 //! | `redis-neighbours` | eight other connections run scripts of 4 ms, one after the other |
-//! | `redis-slow` | each key of a script call holds the server for 300 µs: no client decides more than 3,333 a second |
+//! | `redis-slow` | each key of a script call holds the server for 300 µs: no client gets more than 3,333 |
 //! | `postgres-0.1ms`, `postgres-3ms`, `postgres-8ms` | a logged table, and a flush of the log takes this time |
 //!
 //! Deadlines are 50 ms, and 100 ms for 40 ms. Beside `RedisLimiter` through both client libraries are two clients that

@@ -23,9 +23,13 @@ impl CallerHash {
     }
 
     /// Returns a hash as text.
-    pub(crate) fn digits(hash: Hash) -> impl Iterator<Item = u8> {
+    pub(crate) fn digits(hash: Hash) -> [u8; 33] {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        let digits = hash.into_iter().flat_map(|byte| [byte >> 4, byte & 15]);
-        std::iter::once(b'h').chain(digits.map(|digit| DIGITS[usize::from(digit)])) // below 16
+        let mut text = [b'h'; 33];
+        for (pair, byte) in text[1..].chunks_exact_mut(2).zip(hash) {
+            let digits = [byte >> 4, byte & 15].map(|digit| DIGITS[usize::from(digit)]); // below 16
+            pair.copy_from_slice(&digits);
+        }
+        text
     }
 }

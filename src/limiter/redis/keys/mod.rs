@@ -85,7 +85,7 @@ impl KeySpace {
             }
         };
         match grouped {
-            Some(group) => bytes.extend_from_slice(group.to_string().as_bytes()),
+            Some(group) => bytes.extend_from_slice(itoa::Buffer::new().format(*group).as_bytes()),
             None => write_caller(&mut bytes, caller, hash),
         }
         let slot = store::slot_of(&bytes[tag..]);
@@ -93,7 +93,7 @@ impl KeySpace {
         if policy.limits_in_flight() {
             bytes.push(b'p');
         }
-        bytes.extend_from_slice(name.len().to_string().as_bytes());
+        bytes.extend_from_slice(itoa::Buffer::new().format(name.len()).as_bytes());
         bytes.push(b':');
         bytes.extend_from_slice(name);
         if grouped.is_some() {
@@ -143,7 +143,7 @@ pub(super) fn shown(stored: &[u8]) -> String {
 /// Writes a caller's key, or its hash.
 fn write_caller(bytes: &mut Vec<u8>, caller: &[u8], hash: Option<Hash>) {
     match hash {
-        Some(hash) => bytes.extend(CallerHash::digits(hash)),
+        Some(hash) => bytes.extend_from_slice(&CallerHash::digits(hash)),
         None => {
             bytes.push(b'k');
             bytes.extend_from_slice(caller);

@@ -1,6 +1,6 @@
 -- The requests of a call, in their order.
-local program, place, first = ARGV[1], 1, 0
-local reply, answers = ARGV[2] .. pack('<d', now), nil
+local program, place, first = ARGV[1], 9, 0
+local reply, answers = pack('<c8d', program, now), nil
 while place <= #program do
   local verb, count, width, length, from = unpack('<BI2I2I4', program, place)
   local kind, layout, head, size, mode, a, b, c, d, e, f, g, h, i, j, extra, after

@@ -78,10 +78,13 @@ impl Kind {
     }
 }
 
+/// The longest has 61 bytes.
+pub(super) type Head = SmallVec<[u8; 64]>;
+
 /// Returns the head of a value of this quota: its kind, and the numbers of the quota that give the
 /// state its meaning, so that it can be read when the quota has changed.
-pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
-    let mut head = vec![VERSION | kind as u8];
+pub(super) fn head(kind: Kind, spec: &Spec) -> Head {
+    let mut head = Head::from_iter([VERSION | kind as u8]);
     let mut number = |mut number: u64| {
         while number >= 0x80 {
             head.push(number as u8 | 0x80); // the lowest seven bits
@@ -197,16 +200,21 @@ fn write(form: &mut Vec<u8>, quota: &Quota, mode: Mode, numbers: &[f64; 10], ext
     let (layout, size) = kind.layout();
     // A value has the head in front of the state. A list has it in an element of its own.
     let in_front = if kind.is_list() { 0 } else { head.len() };
-    let layout = if in_front > 0 { format!("<c{in_front}{layout}") } else { format!("<{layout}") };
-    form.extend([kind as u8, layout.len() as u8]);
-    form.extend(layout.as_bytes());
+    let mut text: SmallVec<[u8; 16]> = SmallVec::from_slice(b"<");
+    if in_front > 0 {
+        text.push(b'c');
+        text.extend_from_slice(itoa::Buffer::new().format(in_front).as_bytes());
+    }
+    text.extend_from_slice(layout.as_bytes());
+    form.extend_from_slice(&[kind as u8, text.len() as u8]);
+    form.extend_from_slice(&text);
     form.push(head.len() as u8); // at most 61
-    form.extend(&head);
-    form.extend([(in_front + size) as u8, mode as u8]); // at most 85
-    numbers.iter().for_each(|number| form.extend(number.to_le_bytes()));
-    form.extend((1 + extra.len() as u16).to_le_bytes());
+    form.extend_from_slice(&head);
+    form.extend_from_slice(&[(in_front + size) as u8, mode as u8]); // at most 85
+    form.extend_from_slice(numbers.map(f64::to_le_bytes).as_flattened());
+    form.extend_from_slice(&(1 + extra.len() as u16).to_le_bytes());
     form.push(u8::from(quota.spec().proportional));
-    form.extend(extra);
+    form.extend_from_slice(extra);
 }
 
 /// Returns the numbers for the algorithm's Lua twin.

@@ -3,9 +3,8 @@
 //! # The program
 //!
 //! One script does all requests of a call, in their order and at one instant. Its `KEYS` are the
-//! keys of the requests, `ARGV[1]` is a program, and `ARGV[2]` is the number of the call, in eight
-//! bytes. `ARGV[3]` is the time, if the limiter has a clock of its own. All numbers are
-//! little-endian.
+//! keys of the requests. `ARGV[1]` is the number of the call, in eight bytes, and a program.
+//! `ARGV[2]` is the time, if the limiter has a clock of its own. All numbers are little-endian.
 //!
 //! A program is a list of runs. A run is for requests that are alike:
 //!
@@ -111,15 +110,15 @@ pub(super) type Answer = remote::Answer<RedisError>;
 pub(super) fn call(requests: &[&Request], number: u64, clock: Option<Timestamp>) -> Call {
     let keys = requests.iter().flat_map(|request| &request.charges).map(|charge| charge.key.clone()).collect();
     let clock = clock.map(|now| Bytes::from(now.as_micros().to_string()));
-    let number = Bytes::copy_from_slice(&number.to_le_bytes());
-    Call { script: script::requests(), keys, args: [program(requests), number].into_iter().chain(clock).collect() }
+    Call { script: script::requests(), keys, args: std::iter::once(program(requests, number)).chain(clock).collect() }
 }
 
-fn program(requests: &[&Request]) -> Bytes {
-    if let [request] = requests {
-        return request.run.clone();
-    }
-    let mut program = Vec::new();
+/// Returns the number of the call, and the program.
+fn program(requests: &[&Request], number: u64) -> Bytes {
+    // Requests of one call are usually alike.
+    let run = requests.first().map_or(0, |request| request.run.len());
+    let mut program = Vec::with_capacity(size_of::<u64>() + run);
+    program.extend_from_slice(&number.to_le_bytes());
     let mut last: Option<(usize, u16, &Bytes)> = None;
     for request in requests {
         match &mut last {

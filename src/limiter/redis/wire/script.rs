@@ -19,9 +19,22 @@ macro_rules! part {
 
 /// Redis makes each function anew with each call. So the functions that a usual charge does not need
 /// stand in branches of `twin`: an algorithm's in that of its kind, and those for refunds and for
-/// values of other quotas in that of kind 0.
+/// values of other quotas in that of kind 0. The most usual call, a lone charge of a bucket, a
+/// fixed window or a sliding window, is decided before all of them, by the same twins.
 const TEXT: &str = concat!(
     part!("clock"),
+    "do\n",
+    part!("lone"),
+    "if lone then\nlocal decide\nif lone <= 2 then\n",
+    twin!("gcra"),
+    "decide = gcra\nelseif lone == 4 then\n",
+    twin!("fixed_window"),
+    "decide = fixed_window\nelse\n",
+    part!("muldiv"),
+    twin!("sliding_window"),
+    "decide = sliding_window\nend\n",
+    part!("lone_take"),
+    "end\nend\n",
     "local function twin(kind)\n",
     "if kind == 0 then\n",
     "return function(try, pack, unpack, now, longer, twin, key, f, found, at, n, m, other)\n",

@@ -306,8 +306,8 @@ fn outcome(ended: &Ended) -> String {
 #[allow(irrefutable_let_patterns, reason = "without the feature store there are only scripts")]
 fn number_of(sent: &Sent) -> Option<u64> {
     let Sent::Script { args, .. } = sent else { return None };
-    let number = args.get(1)?;
-    Some(u64::from_le_bytes(number.as_ref().try_into().ok()?))
+    // It precedes the program.
+    Some(u64::from_le_bytes(*args.first()?.first_chunk()?))
 }
 
 impl Network {

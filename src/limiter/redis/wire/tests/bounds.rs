@@ -36,7 +36,7 @@ fn runs_of_more_than_65535_requests_become_two() {
     let stored = Stored { bytes: "x".into(), slot: 0 };
     let request = Request::charge(Verb::Take, [(&Charge::new(&policy, &key), &stored)].into_iter());
     for (count, runs) in [(1, 1), (65_535, 1), (65_536, 2), (65_537, 2)] {
-        let program = &call(&vec![&request; count], NUMBER, None).args[0];
+        let program = &call(&vec![&request; count], NUMBER, None).args[0][8..];
         assert_eq!(program.len(), runs * request.run.len(), "{count} requests");
         let counts = program.chunks(request.run.len()).map(|run| usize::from(u16::from_le_bytes([run[1], run[2]])));
         assert_eq!(counts.sum::<usize>(), count);
