@@ -15,8 +15,6 @@ pub(crate) enum Unanswered {
     Shed(Shed),
     /// A call takes this time even if no other one is under way, and the deadline is shorter. The request was not sent.
     TooFar { call: Duration, deadline: Duration },
-    /// Nothing was heard for this time, although calls were under way. The request was not sent.
-    Silent(Duration),
     /// Earlier requests took longer than this deadline. The request was not sent.
     NotSent(Duration),
     /// This process had no time to read an answer within this deadline.
@@ -90,10 +88,6 @@ impl Unanswered {
                      deadline, or a store that is nearer",
                     rounded(call)
                 ),
-            ),
-            Self::Silent(time) => (
-                StoreErrorKind::Timeout,
-                format!("the store has answered nothing for {}: this check was not sent", rounded(time)),
             ),
             Self::NotSent(deadline) => (
                 StoreErrorKind::Overloaded,

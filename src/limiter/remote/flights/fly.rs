@@ -45,6 +45,17 @@ pub(crate) struct Most {
     pub(crate) calls: Calls,
 }
 
+impl Most {
+    /// Returns what a flight with this many units counts in the window. A call of a connection of its own counts as one,
+    /// because its time follows from its trip and the store's disk, and hardly from its units.
+    pub(super) fn counted(self, units: usize) -> u64 {
+        match self.calls {
+            Calls::Pipelined => units as u64,
+            Calls::Separate(_) => 1,
+        }
+    }
+}
+
 /// The calls of a lane at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Calls {

@@ -62,7 +62,7 @@ struct Lane<F: Fly> {
     line: F::Line,
     pace: Pace,
     flights: usize,
-    /// The units in flight.
+    /// What is in flight, as the window counts it.
     units: u64,
     /// A flight has begun that has taken no request yet.
     boarding: bool,
@@ -72,8 +72,6 @@ struct Lane<F: Fly> {
     answered: u64,
     /// How many requests the last flight took.
     boarded: usize,
-    /// When a flight came back last, or began while no other one was under way.
-    heard: Option<Instant>,
     /// The flights that callers drive, each with the number of the request that began it.
     rides: Vec<(u64, Arc<Ride>)>,
 }
@@ -197,7 +195,7 @@ impl<F: Fly> Lanes<F> {
         let most = self.fly.most();
         let mut lane = self.lock(number);
         if waiting.until.is_some() {
-            if let Some(why) = lane.refuses(waiting.since, self.deadline, most) {
+            if let Some(why) = lane.refuses(self.deadline, most) {
                 drop(lane);
                 return Err(why); // without the lock: the receiver may be the application's code
             }
@@ -245,19 +243,20 @@ impl<F: Fly> Lanes<F> {
         lane.boarding = false;
         let is_idle = lane.flights == 1;
         let mut boarding = Boarding::new(now, lane.pace.needed(self.deadline), is_idle);
-        let room = lane.pace.room(lane.units, most.units as u64) as usize; // no more than `most.units`
+        let room = match most.calls {
+            Calls::Pipelined => lane.pace.room(lane.units, most.units as u64) as usize, // no more than `most.units`
+            Calls::Separate(_) => most.units.max(1),
+        };
         let before = lane.line.before_a_check();
         let boarded = lane.line.board(room, &mut boarding);
         lane.boarded = boarding.riders.len();
         if let Some((held, units)) = boarded {
-            if is_idle {
-                lane.heard = Some(now);
-            }
-            lane.units += units as u64;
-            let sent = Sent { units: units as u64, in_flight: lane.units, flights: lane.flights };
+            let units = most.counted(units);
+            lane.units += units;
+            let sent = Sent { units, in_flight: lane.units, flights: lane.flights };
             flight.state = State::Flying { held, sent, at: now };
         }
-        if lane.line.ready() > 0 && room < most.units {
+        if lane.line.ready() > 0 && room < most.units.max(1) {
             lane.pace.record_limit();
         }
         let why = (!boarding.late.is_empty()).then(|| lane.shed(self.deadline, most, before));
@@ -307,32 +306,23 @@ impl<F: Fly> Lane<F> {
             came: 0,
             answered: 0,
             boarded: 0,
-            heard: None,
             rides: Vec::new(),
         }
     }
 
     /// Returns why a check that comes now is not sent: with those before it, its answer would come too late.
-    fn refuses(&mut self, now: Instant, deadline: Duration, most: Most) -> Option<Unanswered> {
+    fn refuses(&mut self, deadline: Duration, most: Most) -> Option<Unanswered> {
         if self.flights == 0 {
             return None; // an idle lane always sends
         }
-        // A call that has not come back takes at least as long as nothing was heard.
-        let silence = self.heard.map_or(Duration::ZERO, |heard| now.saturating_duration_since(heard));
-        let needed = self.pace.needed(deadline).max(silence);
-        if needed < deadline {
-            let waiting = self.line.before_a_check();
-            let call = self.pace.call().unwrap_or_default();
-            let before = call.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX)) / self.carries(most);
-            if before + needed <= deadline {
-                return None;
-            }
+        let waiting = self.line.before_a_check();
+        let call = self.pace.call().unwrap_or_default();
+        let before = call.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX)) / self.carries(most);
+        if before.saturating_add(self.pace.needed(deadline)) <= deadline {
+            return None;
         }
         self.pace.record_limit();
-        if silence >= deadline {
-            return Some(Unanswered::Silent(silence));
-        }
-        Some(self.shed(deadline, most, self.line.before_a_check()))
+        Some(self.shed(deadline, most, waiting))
     }
 
     /// Returns why checks are not sent.
@@ -346,8 +336,12 @@ impl<F: Fly> Lane<F> {
 
     /// Returns how many units can be in flight, at least one.
     fn carries(&self, most: Most) -> u32 {
-        let calls = self.calls(most).saturating_mul(most.units as u64);
-        u32::try_from(self.pace.window().min(calls)).unwrap_or(u32::MAX).max(1)
+        let (window, units) = (self.pace.window(), most.units as u64);
+        let carries = match most.calls {
+            Calls::Pipelined => window.min(self.calls(most) * units),
+            Calls::Separate(_) => window.min(self.calls(most)).saturating_mul(units),
+        };
+        u32::try_from(carries).unwrap_or(u32::MAX).max(1)
     }
 
     /// Returns the most calls at a time.
@@ -377,7 +371,11 @@ impl<F: Fly> Lane<F> {
         if flights >= calls {
             return false;
         }
-        if !self.pace.has_room(self.units, waiting, most.units as u64) {
+        let has_room = match most.calls {
+            Calls::Pipelined => self.pace.has_room(self.units, waiting, most.units as u64),
+            Calls::Separate(_) => self.pace.has_room(self.units, 1, 1),
+        };
+        if !has_room {
             self.pace.record_limit();
             return false;
         }
@@ -439,7 +437,6 @@ impl<F: Fly> Flight<F> {
         let mut lane = self.lanes.lock(self.number);
         if let State::Flying { held, sent, at } = std::mem::replace(&mut self.state, State::Landed) {
             lane.units -= sent.units;
-            lane.heard = Some(now);
             let deadline = self.lanes.deadline;
             match landing {
                 Landing::Answered { .. } => lane.pace.record(now.saturating_duration_since(at), sent, deadline),

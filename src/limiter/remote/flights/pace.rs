@@ -4,7 +4,7 @@
 //!
 //! * A request is not sent if its answer would come too late. So the store does no work for answers that no caller
 //!   waits for, which is what makes an overload collapse.
-//! * The window bounds the requests in flight. It grows while requests wait for it and calls take less than seven
+//! * The window bounds the requests in flight, or the calls if each has a connection of its own. It grows while requests wait for it and calls take less than seven
 //!   tenths of the deadline, and shrinks when they take longer. Limiters that share a store get about the same
 //!   window, because each adds the same small step.
 //! * Calls are few while they are short, because one call of many requests costs less. They are many while they are

@@ -216,8 +216,6 @@ async fn store_that_stood_still_is_used_again_within_a_second() {
         let ends = offer(&server.limiter(), 400, 32 * SECOND).await;
         let decided = decided(&ends, 25 * SECOND, 5 * SECOND); // ten seconds stand for one
         assert!(decided >= 390, "{trip} ms: {decided} decided");
-        let waited = ends.iter().filter(|(came, took, _)| (7 * SECOND..14 * SECOND).contains(came) && *took > MS);
-        assert!(waited.count() < 100, "while nothing is answered, checks fail at once");
     }
 }
 

@@ -516,9 +516,7 @@ async fn ten_thousand_at_once_are_each_answered_once_and_their_own() {
     for (ask, task) in (0..).zip(tasks) {
         let answer = task.await.unwrap();
         // A slow machine may let some of them wait for too long, or notice it too late; no answer is another's.
-        let is_late =
-            matches!(why(answer), Some(Unanswered::TimedOut(_) | Unanswered::TooBusy(_) | Unanswered::Shed(_)));
-        assert!(is_late || answer == Ok(ask * 2), "{ask}: {answer:?}");
+        assert!(why(answer).is_some() || answer == Ok(ask * 2), "{ask}: {answer:?}");
     }
     let mut carried = held.carried().concat();
     carried.sort_unstable();
