@@ -32,8 +32,8 @@ const ENVOY: &str = "Envoy's own configuration, and its limits are in the file o
 /// Says what an object of Kubernetes is.
 fn of_kubernetes(root: &Node<'_>) -> Option<String> {
     field(root, "apiVersion")?;
-    let kind = text(field(root, "kind")?)?;
-    Some(match kind {
+    let items = field(root, "items").map(|_| "List");
+    Some(match field(root, "kind").and_then(text).or(items)? {
         "ConfigMap" => {
             let names = match field(root, "data").map(|data| &data.value) {
                 Some(Value::Map(entries)) => entries.iter().map(|entry| &*entry.name).collect(),
@@ -62,6 +62,7 @@ fn of_kubernetes(root: &Node<'_>) -> Option<String> {
              `counters` as `key`, and `when` as `match`"
                 .to_owned()
         }
+        "List" => "the file is a list of objects of Kubernetes, and no file of rules".to_owned(),
         kind => format!("the file is an object of Kubernetes of the kind {}, and no file of rules", Quoted(kind)),
     })
 }
