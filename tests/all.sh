@@ -134,6 +134,11 @@ check_code() {
     run cargo fmt --check --manifest-path examples/frameworks/Cargo.toml
     run cargo test --locked --manifest-path examples/frameworks/Cargo.toml
 
+    step 'the metrics by OTLP, at a sink that receives them'
+    run cargo fmt --check --manifest-path examples/opentelemetry/Cargo.toml
+    run cargo clippy --locked --manifest-path examples/opentelemetry/Cargo.toml --all-targets -- -D warnings
+    run cargo test --locked --manifest-path examples/opentelemetry/Cargo.toml
+
     step 'instructions of a check and of a request, beside their baseline'
     run cargo run --locked --profile bench --config profile.bench.debug=false --package instructions
 

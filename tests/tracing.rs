@@ -12,6 +12,9 @@ use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::limiter::Limiter;
+#[cfg(feature = "store")]
+use tower_ratelimit::limiter::store::{Change, Loaded, Store, StoreError, StoreLimiterBuilder, Swapped};
 use tower_ratelimit::observe::{Observer, SetupWarning, Stats};
 use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule, key};
 use tracing::field::{Field, Visit};
@@ -86,7 +89,7 @@ async fn setup_warning_without_observer_goes_to_tracing() {
     );
 }
 
-async fn ask(layer: &RateLimitLayer<MemoryLimiter>, keys: &[&str]) {
+async fn ask<L: Limiter>(layer: &RateLimitLayer<L>, keys: &[&str]) {
     let answer = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(Body::empty())));
     for key in keys {
         let request = Request::builder().header("key", *key).body(String::new()).unwrap();
@@ -291,6 +294,21 @@ impl Subscriber for OneSpan {
     }
 }
 
+/// A store that is always empty.
+#[cfg(feature = "store")]
+struct Agrees;
+
+#[cfg(feature = "store")]
+impl Store for Agrees {
+    async fn load(&self, keys: &[Arc<str>]) -> Result<Loaded, StoreError> {
+        Ok(Loaded::new(vec![None; keys.len()]))
+    }
+
+    async fn swap(&self, _: &[Change]) -> Result<Swapped, StoreError> {
+        Ok(Swapped::done())
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn span_gets_outcome_policy_wait_and_time_of_the_store() {
     use tower_ratelimit::clock::{TokioClock, TokioTimer};
@@ -319,6 +337,14 @@ async fn span_gets_outcome_policy_wait_and_time_of_the_store() {
     assert!(expected.iter().all(|field| recorded.iter().any(|own| own == field)), "{recorded:?}");
     stats.on_limiter_event(&LimiterEvent::store_checked(Duration::from_micros(1_500), None));
     assert_eq!(taken(), ["ratelimit.store_ms=1.5;"]);
+    #[cfg(feature = "store")]
+    {
+        let limiter = StoreLimiterBuilder::new().build(Agrees).unwrap();
+        let layer = RateLimitLayer::new(limiter, Quota::per_hour(5), key::global()).observer(stats.clone());
+        ask(&layer, &["a"]).await;
+        let recorded = taken();
+        assert!(recorded.iter().any(|field| field.starts_with("ratelimit.store_ms=")), "{recorded:?}");
+    }
     let silent = Stats::new();
     silent.on_limiter_event(&LimiterEvent::store_checked(Duration::from_micros(1_500), None));
     assert_eq!(taken(), [""; 0]);
