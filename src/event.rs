@@ -91,8 +91,8 @@ pub enum LimiterEvent {
     },
     /// The limiter answered a check without its store: it remembers that the key is denied, or it holds leased units.
     AnsweredLocally,
-    /// A check that a store, such as Redis, decides has ended. Reported for each check, while its request is polled: the
-    /// current span is that of the request.
+    /// A check that a store, such as Redis, decides has ended. Reported for each check, while its request is polled:
+    /// the current span is that of the request.
     #[non_exhaustive]
     StoreChecked {
         /// The duration of the check, with the time that it waited to be sent; zero if it was not sent, because its

@@ -9,7 +9,7 @@ use std::time::Duration;
 ///
 /// A store that is slow shows here before checks fail: [`oldest_wait`](Self::oldest_wait) and
 /// [`call_time`](Self::call_time) near the [`deadline`](Self::deadline).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreLoad {
     /// The checks and corrections that have no answer yet, sent or not.
@@ -98,7 +98,7 @@ mod tests {
             deadline: ms(5),
             shed: 6,
         };
-        assert_eq!(near.clone().with(far.clone()), both);
+        assert_eq!(near.with(far), both);
         assert_eq!(far.with(near), both);
     }
 

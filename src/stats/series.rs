@@ -30,6 +30,13 @@ pub(super) enum Kind {
     Histogram,
 }
 
+/// The name of a metric, its help, and what reads its value.
+type Metric<F> = (&'static str, &'static str, F);
+
+type OfRules = fn(RulesInForce) -> u64;
+
+type OfStore<T> = fn(&StoreLoad) -> T;
+
 /// Hands over every series of every metric.
 pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     let (policies, events) = (stats.policies(), stats.events());
@@ -159,7 +166,7 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     to.begin("ratelimit_rules_refused", Kind::Gauge, "1 while the rules that were read last are refused.");
     to.sample(&[], u64::from(events.rules_error().is_some()));
 
-    let rules: [(_, _, fn(RulesInForce) -> u64); 3] = [
+    let rules: [Metric<OfRules>; 3] = [
         ("ratelimit_rules_version", "Times that the rules were replaced in this process.", |rules| rules.version),
         ("ratelimit_rules_hash", "Hash of the rules in force, the same in all processes.", |rules| rules.hash),
         ("ratelimit_rules_loaded_timestamp_seconds", "When the rules in force were loaded.", |rules| {
@@ -183,7 +190,7 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
 
 /// Writes how busy the store is, if there is one. The checks that were shed are errors of the kind `overloaded`.
 fn store_load(to: &mut impl Sink, load: Option<&StoreLoad>) {
-    let counts: [(_, _, fn(&StoreLoad) -> usize); 2] = [
+    let counts: [Metric<OfStore<usize>>; 2] = [
         ("ratelimit_limiter_waiting", "Checks and corrections that wait for an answer of the store.", |load| {
             load.waiting
         }),
@@ -195,7 +202,7 @@ fn store_load(to: &mut impl Sink, load: Option<&StoreLoad>) {
         to.begin(name, Kind::Gauge, help);
         load.into_iter().for_each(|load| to.sample(&[], count(load) as u64));
     }
-    let times: [(_, _, fn(&StoreLoad) -> Option<Duration>); 3] = [
+    let times: [Metric<OfStore<Option<Duration>>>; 3] = [
         ("ratelimit_limiter_oldest_wait_seconds", "Age of the oldest check that is not sent yet.", |load| {
             Some(load.oldest_wait)
         }),

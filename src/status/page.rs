@@ -95,8 +95,8 @@ use crate::stats::Stats;
 ///   acts only under an address, `localhost`, or a name that the program [lists](Self::hosts).
 /// * It has no scripts, answers with `Cache-Control: no-store`, and cannot be framed. Names of policies and keys are
 ///   shown as text.
-/// * A page takes some microseconds for each policy, and some milliseconds for each million keys of a limiter in memory.
-///   A limiter with room for more than 100,000 keys is counted once a second at most.
+/// * A page takes some microseconds for each policy, and some milliseconds for each million keys of a limiter in
+///   memory. A limiter with room for more than 100,000 keys is counted once a second at most.
 #[derive(Clone)]
 pub struct StatusPage(Arc<Shown>);
 

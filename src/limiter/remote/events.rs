@@ -274,7 +274,7 @@ mod tests {
         events.observe(&(Arc::new(early.clone()) as Arc<dyn Observer>));
         assert_eq!(waiting(&early), None);
         let load = StoreLoad { waiting: 3, ..StoreLoad::default() };
-        events.offer_load(StoreLoadReader::new(move || Some(load.clone())));
+        events.offer_load(StoreLoadReader::new(move || Some(load)));
         for stats in [&late, &early, &late] {
             events.observe(&(Arc::new(stats.clone()) as Arc<dyn Observer>));
         }

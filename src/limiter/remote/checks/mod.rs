@@ -17,7 +17,6 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
 
-use self::probe::Probed;
 use super::backend::{Answer, Backend, Intent, RemoteError};
 use super::denial_cache::DenialCache;
 use super::flights::Receiver;
@@ -32,6 +31,7 @@ use crate::limiter::queue_refunds::QueueRefunds;
 use crate::limiter::{Charge, LeftLine, PlaceLines, PolicyRegistry, Reply};
 use crate::store_load::{StoreLoad, StoreLoadReader};
 use crate::sync::Mutex;
+use crate::time::Timestamp;
 
 /// The future of an answer. A request is sent when it is first polled, and needs no further poll.
 pub(crate) type AnswerFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
@@ -53,6 +53,18 @@ type Parts<B> = SmallVec<[Part<<B as Backend>::Request>; 1]>;
 
 /// The most lines that were left and of which the store is still to be told. It forgets the others by itself.
 const LEFT_LINES: usize = 1_024;
+
+/// The last probe. Clients that can send probes cannot make more than one a second of them.
+struct Probed<E> {
+    asked_at: Option<Timestamp>,
+    answer: Option<Result<(), E>>,
+}
+
+impl<E> Default for Probed<E> {
+    fn default() -> Self {
+        Self { asked_at: None, answer: None }
+    }
+}
 
 /// The parts that the clones of a limiter share.
 pub(crate) struct Checks<B: Backend> {

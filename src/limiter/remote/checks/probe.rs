@@ -12,25 +12,12 @@ use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::random;
 use crate::sync::lock;
-use crate::time::Timestamp;
 
 /// The time in which the store is asked once.
 const ASKED_EACH: Duration = Duration::from_secs(1);
 
 /// The most keys that are tried to find a server that is not believed dead.
 const TRIES: u64 = 64;
-
-/// The last probe. Clients that can send probes cannot make more than one a second of them.
-pub(super) struct Probed<E> {
-    asked_at: Option<Timestamp>,
-    answer: Option<Result<(), E>>,
-}
-
-impl<E> Default for Probed<E> {
-    fn default() -> Self {
-        Self { asked_at: None, answer: None }
-    }
-}
 
 impl<B: Backend> Checks<B> {
     /// Asks whether the store decides: by a check that takes nothing, unless it was asked within the last second.
