@@ -160,16 +160,18 @@ fn kubectl(line: &[u8]) -> Option<Layer<'_>> {
 
 /// `2024-03-01T10:00:00.123456789Z stdout F `, by which containerd and CRI-O keep lines. A line in parts (`P`) is none.
 fn container_runtime(line: &[u8]) -> Option<Layer<'_>> {
-    let (time, behind) = word(line)?;
-    let (stream, behind) = word(behind)?;
+    let (time, behind) = word(line).filter(|(time, _)| is_iso(time))?;
+    let (stream, behind) = word(behind).filter(|(stream, _)| matches!(*stream, b"stdout" | b"stderr"))?;
     let content = behind.strip_prefix(b"F ")?;
-    let is_stream = matches!(stream, b"stdout" | b"stderr");
-    let at = date::parse(time).filter(|_| is_iso(time) && is_stream)?;
+    let at = date::parse(time)?;
     Some(Layer { content: Content::Rest(content), at: Some(at), name: Some(Cow::Borrowed(stream)) })
 }
 
 /// `2024/03/01 10:00:00.123`, a level, a logger and a message, by which Caddy writes to a terminal. Tabs separate them.
 fn console_of_caddy(line: &[u8]) -> Option<Layer<'_>> {
+    if line.get(4) != Some(&b'/') {
+        return None; // most lines have no tab, and would be read to their end
+    }
     let mut parts = line.splitn(5, |byte| *byte == b'\t');
     let (time, _, logger, _, content) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?, parts.next()?);
     let iso: Vec<u8> = time.iter().map(|byte| if *byte == b'/' { b'-' } else { *byte }).collect();
@@ -178,7 +180,7 @@ fn console_of_caddy(line: &[u8]) -> Option<Layer<'_>> {
 }
 
 fn is_console_of_caddy(line: &[u8]) -> bool {
-    line.get(4) == Some(&b'/') && console_of_caddy(line).is_some()
+    console_of_caddy(line).is_some()
 }
 
 /// The length of a message, before messages that syslog sends over TCP.
@@ -270,7 +272,7 @@ fn full_date(behind: &[u8]) -> Option<Layer<'_>> {
 fn iso_syslog(line: &[u8]) -> Option<Layer<'_>> {
     let (time, behind) = word(line)?;
     let is_unix = time.len() == 17 && time.get(10) == Some(&b'.');
-    let at = date::parse(time).filter(|_| is_iso(time) || is_unix)?;
+    let at = if is_iso(time) || is_unix { date::parse(time)? } else { return None };
     tagged(behind, Some(at))
 }
 
