@@ -53,8 +53,8 @@ labelled! {
 /// ```
 ///
 /// With the feature `tracing`, the limiters of this crate also write changes as events of the target `tower_ratelimit`,
-/// with or without an observer: [`StoreDown`](Self::StoreDown), [`StoreFailed`](Self::StoreFailed) and
-/// [`TooManyQuotas`](Self::TooManyQuotas) at the level `WARN`, [`StoreUp`](Self::StoreUp),
+/// with or without an observer: [`StoreDown`](Self::StoreDown), [`StoreFar`](Self::StoreFar),
+/// [`StoreFailed`](Self::StoreFailed) and [`TooManyQuotas`](Self::TooManyQuotas) at the level `WARN`, [`StoreUp`](Self::StoreUp),
 /// [`StoreLeft`](Self::StoreLeft) and [`StoreRecovered`](Self::StoreRecovered) at `INFO`. Events that come for each
 /// check, request or key are not written. Without the feature nothing is printed.
 ///
@@ -121,6 +121,17 @@ pub enum LimiterEvent {
     StoreLeft {
         /// The server's host and port.
         server: String,
+    },
+    /// A server answers, but a round trip to it takes more than half of the time that a check has. Checks fail as soon
+    /// as a little more time is lost. Reported once for each server, when it was connected to for the first time.
+    #[non_exhaustive]
+    StoreFar {
+        /// The server's host and port.
+        server: String,
+        /// The shortest of some round trips.
+        round_trip: Duration,
+        /// The time that a check has.
+        deadline: Duration,
     },
     /// Checks fail at the store. Reported once a minute for each kind of error, and again after
     /// [`StoreRecovered`](Self::StoreRecovered) or when an observer is added.
@@ -197,6 +208,12 @@ impl LimiterEvent {
         Self::StoreLeft { server: server.into() }
     }
 
+    /// Makes [`StoreFar`](Self::StoreFar).
+    #[must_use]
+    pub fn store_far(server: impl Into<String>, round_trip: Duration, deadline: Duration) -> Self {
+        Self::StoreFar { server: server.into(), round_trip, deadline }
+    }
+
     /// Makes [`StoreFailed`](Self::StoreFailed).
     #[must_use]
     pub fn store_failed(kind: StoreErrorKind, error: impl Into<String>) -> Self {
@@ -230,6 +247,13 @@ impl LimiterEvent {
                 event = "store-left",
                 server,
                 "{server} did not answer, and is not waited for any more"
+            ),
+            Self::StoreFar { server, round_trip, deadline } => tracing::warn!(
+                target: "tower_ratelimit",
+                event = "store-far",
+                server,
+                "a round trip to {server} takes {round_trip:.0?}, and a check has {deadline:?}: use a nearer server, or a \
+                 longer deadline"
             ),
             Self::StoreFailed { kind, error } => tracing::warn!(
                 target: "tower_ratelimit",

@@ -93,8 +93,8 @@ impl EventCells {
             LimiterEvent::PlacesForgotten { units } => {
                 self.places_forgotten.fetch_add(*units, Ordering::Relaxed);
             }
-            // Failures are counted by outcome.
-            LimiterEvent::Failed { .. } => {}
+            // Failures are counted by outcome. The durations of checks say how far a server is.
+            LimiterEvent::Failed { .. } | LimiterEvent::StoreFar { .. } => {}
         }
     }
 

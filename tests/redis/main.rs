@@ -8,6 +8,7 @@ mod cluster;
 mod companions;
 mod connections;
 mod credentials;
+mod crowd_in_trouble;
 mod descriptors;
 mod hostile;
 mod in_flight_campaign;

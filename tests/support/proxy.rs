@@ -43,6 +43,8 @@ struct Orders {
     unknown: Mutex<Option<&'static str>>,
     /// The time that bytes of new connections take, one way.
     delay_us: AtomicU64,
+    /// The bytes a second that delayed connections carry, one way. 0 if they have no limit.
+    rate: AtomicU64,
 }
 
 /// A fault of an answer or of its connection.
@@ -71,7 +73,12 @@ pub(crate) enum Fault {
 impl Proxy {
     /// Starts a proxy. Needs a Tokio runtime.
     pub(crate) fn start(to: u16) -> Self {
-        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        Self::start_at((Ipv4Addr::LOCALHOST, 0), to)
+    }
+
+    /// Starts a proxy at an address of this machine.
+    pub(crate) fn start_at(at: (Ipv4Addr, u16), to: u16) -> Self {
+        let listener = std::net::TcpListener::bind(at).unwrap();
         listener.set_nonblocking(true).unwrap();
         let port = listener.local_addr().unwrap().port();
         let listener = TcpListener::from_std(listener).unwrap();
@@ -122,6 +129,11 @@ impl Proxy {
     /// Delays the bytes of new connections: there and back takes this time.
     pub(crate) fn delay(&self, round_trip: Duration) {
         self.orders.delay_us.store(u64::try_from(round_trip.as_micros()).unwrap() / 2, Ordering::Relaxed);
+    }
+
+    /// Limits the bytes a second that delayed connections carry, one way.
+    pub(crate) fn limit(&self, rate: u64) {
+        self.orders.rate.store(rate, Ordering::Relaxed);
     }
 
     /// Returns how many connections came so far.
@@ -179,8 +191,8 @@ async fn pass(mut client: TcpStream, delay: Duration, number: usize, orders: &Or
     if !delay.is_zero() {
         let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
         tokio::select! {
-            () = carry(from_client, to_server, delay) => {}
-            () = carry(from_server, to_client, delay) => {}
+            () = carry(from_client, to_server, delay, orders) => {}
+            () = carry(from_server, to_client, delay, orders) => {}
         }
         return;
     }
@@ -271,7 +283,7 @@ async fn pass(mut client: TcpStream, delay: Duration, number: usize, orders: &Or
 }
 
 /// Carries bytes one way, each with this delay, and as many as come.
-async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: Duration) {
+async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: Duration, orders: &Orders) {
     let (sender, mut carried) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
     let take = async move {
         let mut bytes = [0; 65_536];
@@ -287,6 +299,9 @@ async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: Duration)
             if to.write_all(&bytes).await.is_err() {
                 break;
             }
+            let rate = orders.rate.load(Ordering::Relaxed);
+            let took = (bytes.len() as u64 * 1_000_000).checked_div(rate).unwrap_or(0);
+            tokio::time::sleep(Duration::from_micros(took)).await;
         }
     };
     tokio::join!(take, give);

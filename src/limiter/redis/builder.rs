@@ -19,9 +19,12 @@ use super::store::{Identity, Pem, RedisStore, Settings};
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{Checks, Flights, Options, shared_options};
 
-/// The time that `connect` waits for the first connection, and then for the answer which rights the user
-/// has.
+/// The time that `connect` waits for the first connection to a server that refuses it.
 const FIRST: Duration = Duration::from_millis(500);
+
+/// The shortest and the longest time that `connect` waits for the first connection to a server that may be far, and then
+/// for the answer which rights the user has. Between them it is four deadlines.
+const FAR: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(5));
 
 /// Sets up a [`RedisLimiter`].
 #[must_use]
@@ -178,12 +181,18 @@ impl RedisLimiterBuilder {
     /// Connects to one server, to a cluster, or to the master that sentinels name. The guide says
     /// [what the URL can say](crate::guide::redis_and_failures#what-the-url-can-say).
     ///
-    /// It waits at most half a second for the first connection, and then at most half a second to check
-    /// that the server's user has the rights that the script needs. If Redis is not up yet, checks fail until it is.
+    /// It waits half a second for a server that refuses connections, and up to two seconds for one that may be far; with
+    /// a [deadline](Self::deadline) of more than half a second that is four deadlines, but no more than 5 s. Then it
+    /// checks that the server's user has the rights that the script needs. If Redis is not up yet, checks fail until it
+    /// is.
+    ///
+    /// If a round trip takes more than half of the deadline, observers get
+    /// [`StoreFar`](crate::observe::LimiterEvent::StoreFar).
     ///
     /// # Errors
     /// Returns an error if the URL or the setup is not valid, the server refuses the password, the
-    /// user lacks a right that checks need (the error names it), or there is no tokio runtime. A
+    /// user lacks a right that checks need (the error names it), no round trip in half a second is shorter than the
+    /// deadline, or there is no tokio runtime. A
     /// server that is away, is loading, or has as many clients as it may have is no error: checks
     /// fail until it can serve them.
     pub async fn connect(self, url: &str) -> Result<RedisLimiter, RedisError> {
@@ -247,10 +256,19 @@ impl RedisLimiterBuilder {
     }
 
     async fn start(self, store: RedisStore) -> Result<RedisLimiter, RedisError> {
-        let there = store.wait_until_ready(FIRST).await;
+        let longest = (4 * self.shared.deadline).clamp(FAR.0, FAR.1);
+        let mut there = store.wait_until_ready(FIRST).await;
+        let is_open = there.as_ref().is_err_and(|error| error.kind() != StoreErrorKind::Misconfigured);
+        if is_open && !store.is_dead() {
+            there = store.wait_until_ready(longest - FIRST).await;
+        }
+        let near = match there {
+            Ok(()) => store.check_distance().await,
+            Err(error) => Err(error),
+        };
         let limiter = self.build(store)?;
-        let looked = match there {
-            Ok(()) => limiter.check_rights(FIRST).await,
+        let looked = match near {
+            Ok(()) => limiter.check_rights(longest).await,
             Err(error) => Err(error),
         };
         match looked {

@@ -98,6 +98,11 @@ impl Events {
         self.change(Change::Down { server: server.to_string(), error: WithSources(error).to_string() });
     }
 
+    /// Reports that a server is far for checks with this deadline.
+    pub(crate) fn report_far(&self, server: &impl Display, round_trip: Duration, deadline: Duration) {
+        self.report_to_all(&LimiterEvent::store_far(server.to_string(), round_trip, deadline));
+    }
+
     pub(crate) fn report_up(&self, server: &impl Display) {
         self.change(Change::Up { server: server.to_string() });
     }

@@ -154,8 +154,8 @@ impl Cluster {
         Err(self.shared.unknown(slot))
     }
 
-    /// Finds out whether every slot has a server, and every such server answers.
-    pub(super) async fn verify(&self) -> Result<(), RedisError> {
+    /// Finds out whether every slot has a server, and every such server answers until then.
+    pub(super) async fn verify(&self, until: Instant) -> Result<(), RedisError> {
         let servers = {
             let map = self.shared.map();
             if let Some(slot) = map.owners.iter().position(|owner| *owner == NO_SERVER) {
@@ -166,9 +166,14 @@ impl Cluster {
             map.servers.clone()
         };
         for server in servers {
-            server.link.verify(Instant::now() + self.shared.settings.deadline).await?;
+            server.link.verify(until).await?;
         }
         Ok(())
+    }
+
+    /// Returns the known servers.
+    pub(super) fn servers(&self) -> Vec<Arc<Server>> {
+        self.shared.map().servers.clone()
     }
 
     pub(super) fn close(&self) {

@@ -176,7 +176,8 @@ const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
     (
         &["unknown command", "Unknown Redis command", "Error compiling script"],
         StoreErrorKind::Misconfigured,
-        "does not know a command or cannot compile the script; 6.2 or later is needed",
+        "does not know a command or cannot compile the script; Redis 6.2 or later is needed, and a proxy has to pass \
+         EVALSHA and EVAL on",
     ),
     (
         &["cluster support disabled"],
@@ -255,6 +256,23 @@ mod tests {
             let (is, cause) = kind_of(text);
             assert_eq!(is, kind, "{text}");
             assert_ne!(cause, Cause::Lost, "{text}");
+        }
+    }
+
+    #[test]
+    fn server_that_may_have_been_replaced_is_told_from_others() {
+        for (text, is_demoted) in [
+            ("READONLY You can't write against a read only replica.", true),
+            ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", true),
+            ("CLUSTERDOWN Hash slot not served", true),
+            ("NOREPLICAS Not enough good replicas to write.", true),
+            ("LOADING Redis is loading the dataset in memory", true),
+            ("ERR Error running script (call to f_1): @user_script:1: @user_script: 1: -READONLY You can't", true),
+            ("BUSY Redis is busy running a script.", false),
+            ("OOM command not allowed when used memory > 'maxmemory'.", false),
+            ("MISCONF Redis is configured to save RDB snapshots", false),
+        ] {
+            assert_eq!(kind_of(text).1 == Cause::Demoted, is_demoted, "{text}");
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OnceCell};
 use tokio::time::{Instant, timeout_at};
 
 use super::address::Address;
@@ -33,6 +33,10 @@ const CATCH_UP: Duration = Duration::from_millis(50);
 /// How many times the allowed silence a call is listened to at most. Answers come in the order of the calls, so one that
 /// does not come although others do is lost.
 const LONGEST_LISTENING: u32 = 8;
+
+/// The time in which round trips are measured if they are long, and the longest that is measured.
+const MEASURING: Duration = Duration::from_millis(500);
+const LONGEST_ROUND_TRIP: Duration = Duration::from_secs(5);
 
 /// The least time between two restarts of a connection.
 const MIN_RESTART_GAP: Duration = Duration::from_secs(1);
@@ -77,6 +81,8 @@ pub(super) struct Link {
     restarted: Mutex<Option<Instant>>,
     demotions: Mutex<Restarts>,
     is_closed: AtomicBool,
+    /// The shortest of some round trips, once it was measured.
+    round_trip: OnceCell<Duration>,
     events: Arc<Events>,
 }
 
@@ -112,6 +118,7 @@ impl Link {
             restarted: Mutex::new(None),
             demotions: Mutex::new(Restarts::new()),
             is_closed: AtomicBool::new(false),
+            round_trip: OnceCell::new(),
             events,
         }
     }
@@ -331,6 +338,31 @@ impl Link {
             answer => answer,
         };
         answer.map(drop)
+    }
+
+    /// Returns the shortest of some round trips to the server, or `None` if there is no connection. It is measured once.
+    /// If it takes more than half of a check's time, observers get an event.
+    pub(super) async fn round_trip(&self) -> Option<Duration> {
+        self.round_trip.get_or_try_init(|| self.measure_round_trip()).await.ok().copied()
+    }
+
+    async fn measure_round_trip(&self) -> Result<Duration, Failure> {
+        let began = Instant::now();
+        let mut shortest = Duration::MAX;
+        for probe in 1.. {
+            let sent = Instant::now();
+            self.probe(sent + LONGEST_ROUND_TRIP).await?;
+            shortest = shortest.min(sent.elapsed());
+            // A process that has just begun has little time, so it is given some.
+            let is_enough = began.elapsed() >= MEASURING || (shortest < self.deadline && probe >= 5);
+            if shortest <= self.deadline / 2 || (is_enough && probe >= 3) {
+                break;
+            }
+        }
+        if shortest > self.deadline / 2 {
+            self.events.report_far(&self.address, shortest, self.deadline);
+        }
+        Ok(shortest)
     }
 
     /// Finds out whether the server runs scripts, and reports a misconfiguration. A server of a cluster also gets

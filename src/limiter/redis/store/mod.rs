@@ -213,8 +213,8 @@ impl RedisStore {
         let until = Instant::now() + within;
         loop {
             let error = match &self.0.reach {
-                Reach::One(server) => server.link.verify(self.until()).await.err(),
-                Reach::Cluster(cluster) => cluster.verify().await.err(),
+                Reach::One(server) => server.link.verify(until).await.err(),
+                Reach::Cluster(cluster) => cluster.verify(until).await.err(),
             };
             match error {
                 None => return Ok(()),
@@ -224,6 +224,34 @@ impl RedisStore {
                 Some(_) => tokio::time::sleep(Duration::from_millis(5)).await,
             }
         }
+    }
+
+    /// Finds out whether checks can be answered in time.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured` if no round trip to a server was shorter than the deadline.
+    pub(super) async fn check_distance(&self) -> Result<(), RedisError> {
+        let deadline = self.0.settings.deadline;
+        let links: Vec<Arc<Link>> = match &self.0.reach {
+            Reach::One(server) => vec![Arc::clone(&server.link)],
+            Reach::Cluster(cluster) => cluster.servers().iter().map(|server| Arc::clone(&server.link)).collect(),
+        };
+        for link in links {
+            if let Some(round_trip) = link.round_trip().await.filter(|it| *it >= deadline) {
+                return Err(misconfigured(format!(
+                    "a round trip to Redis at {} takes {round_trip:.0?}, and a check has {deadline:?}, so none would be \
+                     answered in time: use a nearer Redis, or a longer deadline(…)",
+                    link.address
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether the server is believed dead.
+    pub(super) fn is_dead(&self) -> bool {
+        matches!(&self.0.reach, Reach::One(server) if server.link.fails_at_once())
     }
 
     /// Ends all connections. Calls fail from then on.

@@ -1,7 +1,8 @@
 //! The transport by the crate `redis`, which is also called redis-rs.
 //!
 //! The crate's connection ends when it is lost. [`RedisRs::connect`] makes one and keeps it until then. It speaks
-//! RESP3, because the crate reports the end of a connection only then.
+//! RESP3, because the crate reports the end of a connection only then. Some proxies know only RESP2. Behind them the next
+//! call or probe finds out that the connection has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,6 +57,8 @@ pub(super) struct RedisRs {
     /// The time that a connection may take, and again its greeting.
     connect_timeout: Duration,
     current: Current<Connection>,
+    /// Whether the server refused RESP3.
+    speaks_resp2: AtomicBool,
 }
 
 /// How the server is found.
@@ -139,6 +142,7 @@ impl RedisRsTarget {
             renewal,
             connect_timeout: settings.connect_timeout(),
             current: Current::none(),
+            speaks_resp2: AtomicBool::new(false),
         })
     }
 }
@@ -224,7 +228,20 @@ impl RedisRs {
         Ok(Login { username: Some(it.username().into()), password: Some(it.password().into()) })
     }
 
+    /// Makes a connection to a server, by RESP2 if it refuses RESP3.
     async fn open(&self, client: &Client) -> Result<Connection, Failure> {
+        if !self.speaks_resp2.load(Ordering::Relaxed) {
+            match self.open_by(ProtocolVersion::RESP3, client).await {
+                Err(error) if refuses_hello(&error) => {}
+                opened => return opened.map_err(|error| failure(&error, &self.address)),
+            }
+        }
+        let opened = self.open_by(ProtocolVersion::RESP2, client).await;
+        self.speaks_resp2.store(opened.is_ok(), Ordering::Relaxed);
+        opened.map_err(|error| failure(&error, &self.address))
+    }
+
+    async fn open_by(&self, protocol: ProtocolVersion, client: &Client) -> Result<Connection, ClientError> {
         let ended = Arc::new(Ended::default());
         let ends = Arc::clone(&ended);
         let hear = move |push: PushInfo| -> Result<(), ()> {
@@ -233,13 +250,18 @@ impl RedisRs {
             }
             Ok(())
         };
-        let config = AsyncConnectionConfig::new()
+        let mut config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(2 * self.connect_timeout))
             .set_response_timeout(None)
-            .set_pipeline_buffer_size(BUFFER)
-            .set_push_sender(hear);
-        let redis = client.get_multiplexed_async_connection_with_config(&config).await;
-        redis.map(|redis| Connection { redis, ended }).map_err(|error| failure(&error, &self.address))
+            .set_pipeline_buffer_size(BUFFER);
+        if protocol != ProtocolVersion::RESP2 {
+            config = config.set_push_sender(hear);
+        }
+        let info = client.get_connection_info().clone();
+        let login = info.redis_settings().clone().set_protocol(protocol);
+        let client = Client::open(info.set_redis_settings(login))?;
+        let redis = client.get_multiplexed_async_connection_with_config(&config).await?;
+        Ok(Connection { redis, ended })
     }
 
     /// Asks a sentinel for the master.
@@ -397,6 +419,12 @@ fn contents(value: Value, depth: usize) -> Reply {
         }
         _ => Reply::Other,
     }
+}
+
+/// Whether a server or a proxy does not know the command that begins RESP3.
+fn refuses_hello(error: &ClientError) -> bool {
+    let says = |words: &str| error.to_string().to_ascii_uppercase().contains(words);
+    error.kind() == ErrorKind::RESP3NotSupported || says("HELLO") || says("NOPROTO")
 }
 
 /// Classifies an error of a call to `server`, or of a connection to it.

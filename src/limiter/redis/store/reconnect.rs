@@ -66,10 +66,14 @@ async fn connect(link: &Link) {
 }
 
 /// Probes a connection over which nothing comes, so that no check has to find out that it is dead. That also keeps it
-/// alive on its way.
+/// alive on its way. Measures a round trip first.
 async fn probe_if_idle(link: &Link, settings: &Settings) {
     if link.transport.is_given() {
         return; // it is the application's to keep
+    }
+    while link.round_trip().await.is_none() {
+        link.until_connected(Instant::now() + IDLE).await;
+        sleep(PROBE_EVERY).await;
     }
     loop {
         let idle_at = link.heard_at() + jitter(IDLE);
