@@ -79,7 +79,7 @@ fn unsafe_is_written_in_one_function_only() {
 #[test]
 fn time_is_read_by_the_clocks_only() {
     // These files measure deadlines and departures by the runtime's timer, and no limiter's time.
-    let deadlines = ["cluster", "given", "link", "mod", "on_fred", "on_redis_rs", "reconnect", "renewal", "transport"]
+    let deadlines = ["cluster", "link", "mod", "pause", "reconnect", "renewal"]
         .map(|file| format!("limiter/redis/store/{file}.rs"));
     let except: Vec<&str> = deadlines
         .iter()

@@ -22,8 +22,8 @@ use crate::limiter::remote::{Checks, Flights, Options, shared_options};
 /// The time that `connect` waits for the first connection to a server that refuses it.
 const FIRST: Duration = Duration::from_millis(500);
 
-/// The shortest and the longest time that `connect` waits for the first connection to a server that may be far, and then
-/// for the answer which rights the user has. Between them it is four deadlines.
+/// The shortest and the longest time that `connect` waits for the first connection to a server that may be far, and
+/// then for the answer which rights the user has. Between them it is four deadlines.
 const FAR: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(5));
 
 /// Sets up a [`RedisLimiter`].
@@ -181,10 +181,10 @@ impl RedisLimiterBuilder {
     /// Connects to one server, to a cluster, or to the master that sentinels name. The guide says
     /// [what the URL can say](crate::guide::redis_and_failures#what-the-url-can-say).
     ///
-    /// It waits half a second for a server that refuses connections, and up to two seconds for one that may be far; with
-    /// a [deadline](Self::deadline) of more than half a second that is four deadlines, but no more than 5 s. Then it
-    /// checks that the server's user has the rights that the script needs. If Redis is not up yet, checks fail until it
-    /// is.
+    /// It waits half a second for a server that refuses connections, and up to two seconds for one that may be far;
+    /// with a [deadline](Self::deadline) of more than half a second that is four deadlines, but no more than 5 s. Then
+    /// it checks that the server's user has the rights that the script needs. If Redis is not up yet, checks fail
+    /// until it is.
     ///
     /// If a round trip takes more than half of the deadline, observers get
     /// [`StoreFar`](crate::observe::LimiterEvent::StoreFar).

@@ -157,8 +157,8 @@ fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (StoreErrorKind, &'static
     known.map_or((StoreErrorKind::Unavailable, "cannot serve now"), |(_, kind, said)| (*kind, said))
 }
 
-/// Codes of a server that is no master any more, or may not be the one: a master that was cut off sees too few replicas,
-/// and one that was replaced loads the data of the new one.
+/// Codes of a server that is no master any more, or may not be the one: a master that was cut off sees too few
+/// replicas, and one that was replaced loads the data of the new one.
 const DEMOTED: [&str; 5] = ["READONLY", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "LOADING"];
 
 /// Codes, or other words of errors, and what they mean. The first that fits counts.

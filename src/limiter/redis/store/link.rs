@@ -1,7 +1,7 @@
 //! The calls to one server, and its state.
 //!
-//! A call is listened to beyond the time for which its caller waits, until its answer comes, its connection ends, or the
-//! server was silent for so long that it is believed dead. So a server that is slow is not taken for a dead one.
+//! A call is listened to beyond the time for which its caller waits, until its answer comes, its connection ends, or
+//! the server was silent for so long that it is believed dead. So a server that is slow is not taken for a dead one.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -30,8 +30,8 @@ const MIN_CALL: Duration = Duration::from_millis(1);
 /// The time that a process gets to read answers after it had no time at all.
 const CATCH_UP: Duration = Duration::from_millis(50);
 
-/// How many times the allowed silence a call is listened to at most. Answers come in the order of the calls, so one that
-/// does not come although others do is lost.
+/// How many times the allowed silence a call is listened to at most. Answers come in the order of the calls, so one
+/// that does not come although others do is lost.
 const LONGEST_LISTENING: u32 = 8;
 
 /// The time in which round trips are measured if they are long, and the longest that is measured.
@@ -177,8 +177,8 @@ impl Link {
         }
     }
 
-    /// Sends a check's script, and records how the call ends. If there is no connection any more, the next one is waited
-    /// for.
+    /// Sends a check's script, and records how the call ends. If there is no connection any more, the next one is
+    /// waited for.
     async fn evaluate(
         &self,
         command: &'static str,
@@ -236,20 +236,18 @@ impl Link {
             }
             let now = Instant::now();
             let silent_at = self.heard_at().max(sent) + self.silence;
-            if now >= longest {
+            if Due::at(due).is_late() {
+                due = now + CATCH_UP; // the process had no time, and answers may be there, unread
+            } else if silent_at <= now {
+                let message = format!("Redis at {} was silent for {:?}", self.address, self.silence);
+                return Err(Failure { cause: Cause::Silent, ..Failure::timeout(message) });
+            } else if longest <= now {
                 self.restart_garbled_connection();
                 let message = format!("Redis at {} answered later calls and not this one", self.address);
                 return Err(Failure { cause: Cause::NoTime, ..Failure::timeout(message) });
+            } else {
+                due = silent_at.min(longest);
             }
-            due = match silent_at > now {
-                true => silent_at.min(longest),
-                // The process had no time, and answers may be there, unread.
-                false if Due::at(due).is_late() => now + CATCH_UP,
-                false => {
-                    let message = format!("Redis at {} was silent for {:?}", self.address, self.silence);
-                    return Err(Failure { cause: Cause::Silent, ..Failure::timeout(message) });
-                }
-            };
         }
     }
 
@@ -340,8 +338,8 @@ impl Link {
         answer.map(drop)
     }
 
-    /// Returns the shortest of some round trips to the server, or `None` if there is no connection. It is measured once.
-    /// If it takes more than half of a check's time, observers get an event.
+    /// Returns the shortest of some round trips to the server, or `None` if there is no connection. It is measured
+    /// once. If it takes more than half of a check's time, observers get an event.
     pub(super) async fn round_trip(&self) -> Option<Duration> {
         self.round_trip.get_or_try_init(|| self.measure_round_trip()).await.ok().copied()
     }
@@ -534,7 +532,7 @@ impl Link {
     fn leave_demoted_server(&self) {
         self.refresh_cluster();
         if lock(&self.demotions).is_due(Instant::now()) {
-            self.restart.notify_waiters();
+            self.restart();
         }
     }
 
@@ -557,7 +555,14 @@ impl Link {
         }
         *restarted = Some(now);
         drop(restarted);
-        self.restart.notify_waiters();
+        self.restart();
+    }
+
+    /// Begins a new connection, unless the connection is the application's.
+    fn restart(&self) {
+        if !self.transport.is_given() {
+            self.restart.notify_waiters();
+        }
     }
 
     /// Records that an attempt to connect failed, or that the connection has ended, for this reason. It is `None` if

@@ -1,8 +1,8 @@
 //! The transport by the crate `redis`, which is also called redis-rs.
 //!
 //! The crate's connection ends when it is lost. [`RedisRs::connect`] makes one and keeps it until then. It speaks
-//! RESP3, because the crate reports the end of a connection only then. Some proxies know only RESP2. Behind them the next
-//! call or probe finds out that the connection has ended.
+//! RESP3, because the crate reports the end of a connection only then. Some proxies know only RESP2. Behind them the
+//! next call or probe finds out that the connection has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -97,7 +97,7 @@ async fn script_error_is_reported_and_opens_no_breaker() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiting_for_a_connection_that_does_not_come_opens_the_breaker() {
+async fn waiting_in_vain_for_a_connection_opens_the_breaker() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let store = connected(&proxy.url(), Settings::default()).await;
