@@ -112,7 +112,8 @@ impl RedisStore {
     }
 
     /// Returns when a call that begins now has to end.
-    pub(super) fn until(&self) -> Instant {
+    #[cfg(test)]
+    fn until(&self) -> Instant {
         Instant::now() + self.0.settings.deadline
     }
 
