@@ -72,6 +72,9 @@ const FAILURES: u32 = 5;
 /// The time for which a late answer is listened for.
 const LISTENS: Duration = Duration::from_secs(5);
 
+/// The callers of a flight have gone this long after its time is over.
+const LEAVE: Duration = Duration::from_millis(10);
+
 /// The first answer tells the store's time to half of its trip. If that took longer than this, it is asked again, up to
 /// this many times.
 const CLOSE: Duration = Duration::from_millis(2);
@@ -150,6 +153,9 @@ impl Landed {
         self.conflicts = self.conflicts.max(other.conflicts);
     }
 }
+
+/// The requests of a swap that is late, with the answers that they get if it was made.
+type LateSwap<S> = (Vec<(Rider<Swapper<S>>, Result<Answer, StoreError>)>, Decided);
 
 /// The result of a swap.
 enum Outcome {
@@ -461,6 +467,7 @@ impl<S: Store> Inner<S> {
                 answers = changes.iter().map(|_| Err(error.clone())).collect();
             }
             let mut again = Vec::new();
+            let mut is_recorded = false; // one call is one failure, however many swaps it had
             for (((mut party, mut decided), changes), answer) in swaps.into_iter().zip(changes).zip(answers) {
                 decided.changes = changes;
                 decided.sends += 1;
@@ -486,6 +493,7 @@ impl<S: Store> Inner<S> {
                     Err(error) if is_cut(&error) && decided.sends < SENDS && !due.is_over() => {
                         again.push((party, decided));
                     }
+                    Err(error) if std::mem::replace(&mut is_recorded, true) => self.fail(party.riders, &error),
                     Err(error) => self.fail(party.riders, &self.record_failure(error, sent)),
                 }
             }
@@ -655,32 +663,53 @@ impl<S: Store> Inner<S> {
         });
     }
 
-    /// Listens for the answers to swaps. The callers have gone when it comes, so what was charged is refunded.
-    fn listen_for_swaps(self: &Arc<Self>, late: Late<Called>, swaps: Vec<Swapping<'_, S>>) {
+    /// Listens for the answers to swaps. The callers of checks have gone when it comes, so what was charged is refunded.
+    /// Corrections do not wait that long. Neither do charges of units that are held: the row of this process is what
+    /// they are corrected by.
+    fn listen_for_swaps(self: &Arc<Self>, mut late: Late<Called>, swaps: Vec<Swapping<'_, S>>) {
         let error = late.error.clone();
         self.events.report_failure(error.kind(), &error);
-        let of_riders = swaps.into_iter().map(|(party, decided)| (party.riders, decided));
-        let waiting: Vec<(Vec<Rider<Swapper<S>>>, Decided)> = of_riders.collect();
-        let inner = Arc::downgrade(self);
-        self.listen(late, move |answered| {
-            let trip = answered.as_ref().map(|answered| answered.trip);
-            let (changes, answers) = answered.map(|answered| answered.answer).unwrap_or_default();
-            let (mut changes, mut answers) = (changes.into_iter(), answers.into_iter());
-            for (riders, mut decided) in waiting {
+        let mut waiting: Vec<LateSwap<S>> = Vec::with_capacity(swaps.len());
+        for (party, mut decided) in swaps {
+            let riders = party.riders.into_iter().zip(std::mem::take(&mut decided.answers));
+            waiting.push((fail_some(riders, &error, |rider| rider.request.holds_units()), decided));
+        }
+        let inner = Arc::clone(self);
+        self.runtime.spawn(async move {
+            if let Some(answer) = Due::after(LEAVE).timeout(&mut late.call).await {
+                let answered = inner.hear(answer, late.sent);
+                inner.answer_late(waiting, Some(answered), &error);
+                return;
+            }
+            for (riders, _) in &mut waiting {
+                *riders = fail_some(std::mem::take(riders).into_iter(), &error, |rider| !rider.receiver.is_gone());
+            }
+            let listening = Arc::clone(&inner);
+            inner.listen(late, move |answered| listening.answer_late(waiting, answered, &error));
+        });
+    }
+
+    /// Hands out late answers to swaps.
+    fn answer_late(&self, waiting: Vec<LateSwap<S>>, answered: Option<Answered<Called>>, error: &StoreError) {
+        let trip = answered.as_ref().map(|answered| answered.trip);
+        let (changes, answers) = answered.map(|answered| answered.answer).unwrap_or_default();
+        let mut called = changes.into_iter().zip(answers);
+        for (riders, mut decided) in waiting {
+            let outcome = called.next().zip(trip).map(|((changes, answer), trip)| {
                 decided.sends += 1;
-                decided.changes = changes.next().unwrap_or_default();
-                let outcome =
-                    inner.upgrade().zip(trip).zip(answers.next()).map(|((inner, trip), answer)| {
-                        answer.and_then(|swapped| inner.outcome(&decided, swapped, trip))
-                    });
-                match outcome {
-                    Some(Ok(Outcome::Made { .. })) => hand_out(riders, decided.answers),
-                    Some(Ok(Outcome::Conflict(_) | Outcome::Skipped) | Err(_)) | None => {
-                        riders.into_iter().for_each(|rider| rider.answer(Err(error.clone())));
-                    }
+                decided.changes = changes;
+                answer.and_then(|swapped| self.outcome(&decided, swapped, trip))
+            });
+            match outcome {
+                Some(Ok(Outcome::Made { .. })) => {
+                    let (riders, answers): (Vec<_>, Vec<_>) = riders.into_iter().unzip();
+                    hand_out(riders, answers);
+                }
+                Some(Ok(Outcome::Conflict(_) | Outcome::Skipped) | Err(_)) | None => {
+                    riders.into_iter().for_each(|(rider, _)| rider.answer(Err(error.clone())));
                 }
             }
-        });
+        }
     }
 
     /// Records that the store did not decide.
@@ -794,6 +823,17 @@ fn joined<S: Store>(riders: Vec<Rider<Swapper<S>>>) -> Vec<Vec<Rider<Swapper<S>>
     }
     together.retain(|riders| !riders.is_empty());
     together
+}
+
+/// Fails some requests, and returns the others.
+fn fail_some<S: Store>(
+    riders: impl Iterator<Item = (Rider<Swapper<S>>, Result<Answer, StoreError>)>,
+    error: &StoreError,
+    fails: impl Fn(&Rider<Swapper<S>>) -> bool,
+) -> Vec<(Rider<Swapper<S>>, Result<Answer, StoreError>)> {
+    let (failed, others): (Vec<_>, Vec<_>) = riders.partition(|(rider, _)| fails(rider));
+    failed.into_iter().for_each(|(rider, _)| rider.answer(Err(error.clone())));
+    others
 }
 
 /// Asks a store that is believed dead until it answers, or the limiter is dropped. It writes as checks do, because a

@@ -45,6 +45,11 @@ impl Request {
     pub(super) fn of(verb: Verb, charges: impl IntoIterator<Item = KeyedCharge>) -> Self {
         Self { verb, charges: charges.into_iter().collect() }
     }
+
+    /// Returns whether a charge is one of units that are held.
+    pub(super) fn holds_units(&self) -> bool {
+        self.charges.iter().any(|charge| charge.policy.limits_in_flight())
+    }
 }
 
 impl Keyed for Request {

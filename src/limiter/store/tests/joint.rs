@@ -8,6 +8,7 @@ use tokio::task::JoinHandle;
 
 use super::lab::{Fate, Lab};
 use super::{hourly, key, left, patient, take};
+use crate::event::StoreErrorKind;
 use crate::limiter::store::{StoreError, StoreLimiter};
 use crate::limiter::{Charge, Limiter};
 use crate::policy::Policy;
@@ -112,6 +113,25 @@ async fn joint_call_that_was_cut_charges_each_key_once() {
             assert_eq!(left(&limiter, &policy, name).await, 98 - round as u64, "{name} in round {round}");
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn joint_call_that_fails_is_one_failure_of_the_store() {
+    let (lab, policy) = (lab(), hourly(100));
+    let limiter = patient().build(lab.clone()).unwrap();
+    let names: Vec<String> = (0..20).map(|number| number.to_string()).collect();
+    for name in std::iter::once("first").chain(names.iter().map(String::as_str)) {
+        take(&limiter, &policy, name).await;
+    }
+    let first = asks(&limiter, &[&policy], "first");
+    tokio::time::sleep(MS).await;
+    lab.next(&[Fate::NotSent; 80]); // each swap as often as it is sent
+    let others: Vec<_> = names.iter().map(|name| asks(&limiter, &[&policy], name)).collect();
+    assert!(first.await.unwrap().unwrap());
+    for other in others {
+        assert_eq!(other.await.unwrap().unwrap_err().kind(), StoreErrorKind::Unavailable);
+    }
+    assert!(take(&limiter, &policy, "1").await.is_allowed(), "the store is not believed dead");
 }
 
 /// Requests that share keys are one swap, and are decided in their order.
