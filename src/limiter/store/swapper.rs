@@ -78,7 +78,7 @@ const LEAVE: Duration = Duration::from_millis(10);
 /// The first answer tells the store's time to half of its trip. If that took longer than this, it is asked again, up to
 /// this many times.
 const CLOSE: Duration = Duration::from_millis(2);
-const NARROWS: u32 = 2;
+const NARROWS: u32 = 4;
 
 pub(super) struct Swapper<S: Store>(Arc<Inner<S>>);
 
@@ -844,8 +844,8 @@ async fn probe<S: Store>(inner: Weak<Inner<S>>) {
     loop {
         Due::after(pause).wait().await;
         let Some(inner) = inner.upgrade() else { return };
-        let value = Value::new(inner.random.version(), Vec::new());
-        let mark = Mark::now();
+        let (version, mark) = (inner.random.version(), Mark::now());
+        let value = Value::new(version, Vec::new());
         let changes = [Change::new(Arc::clone(&inner.probe), last, Then::Put(value, PROBED))];
         // A store that panics is asked again, as one that fails.
         let swap = AssertUnwindSafe(async { inner.store.swap(&changes).await }).catch_unwind();
@@ -854,6 +854,10 @@ async fn probe<S: Store>(inner: Weak<Inner<S>>) {
                 inner.silence.end(mark);
                 inner.breaker.close();
                 inner.events.report_up(&inner.name);
+                let [Change { key, .. }] = changes;
+                let gone = [Change::new(key, Some(version), Then::Delete)];
+                let removed = AssertUnwindSafe(inner.store.swap(&gone)).catch_unwind();
+                drop(Due::after(LISTENS).timeout(removed).await); // otherwise it expires
                 return;
             }
             // An earlier probe was made after all.

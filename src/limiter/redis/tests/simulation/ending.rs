@@ -14,6 +14,9 @@ use crate::limiter::Effect;
 /// No round trip takes as long while there are no faults.
 const QUIET_TRIP: Duration = Duration::from_millis(5);
 
+/// The time of decisions stands still for at most this time while it is corrected.
+const STANDS: Duration = Duration::from_millis(5);
+
 /// The time after the last fault in which every process recovers.
 const RECOVERY: Duration = Duration::from_secs(3);
 
@@ -70,8 +73,8 @@ impl<S: Subject> Story<S> {
                     if wait > PATIENCE || self.plan.rules[rule].len() > 1 {
                         continue;
                     }
-                    // The time of a store is known to a round trip.
-                    let error = if S::IS_SERVER_KNOWN { Duration::ZERO } else { QUIET_TRIP };
+                    // The time of a store is known to a round trip, and stands still while it is corrected.
+                    let error = if S::IS_SERVER_KNOWN { Duration::ZERO } else { QUIET_TRIP + STANDS };
                     sleep(wait + error).await;
                     if caller.ask_in_quiet().await.is_some() {
                         let words = format!("process {process} was told to wait for {wait:?}, waited, and was denied");
