@@ -86,6 +86,9 @@ labelled! {
         /// [unit](crate::Headers::for_unit) that they report, and another policy has no headers. Or two
         /// families of headers have a name in common.
         HeadersUnsent = "headers-unsent",
+        /// The headers of a response report so many policies that they have more than 8,192 bytes, which many proxies
+        /// and clients do not accept.
+        HeadersLong = "headers-long",
         /// A response switched protocols (101, or a success of `CONNECT`), and no handler had taken the
         /// [`Place`](crate::limiter::Place) of its request. So the connection does not count for the
         /// [concurrency limit](crate::Quota::concurrent).

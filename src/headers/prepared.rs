@@ -112,6 +112,18 @@ impl PreparedHeaders {
         self.waits.is_jittered()
     }
 
+    /// Returns about how many bytes the lists have that report all of these policies, given by their places.
+    pub(crate) fn bytes_of_lists(&self, places: &[usize]) -> usize {
+        /// `99;t=60` and a separator.
+        const NUMBERS: usize = 12;
+        let lists = self.headers.iter().filter(|header| matches!(header.content, Content::List(_)));
+        let of = |header: &PreparedHeader, place: &usize| match header.items.get(*place) {
+            Some(Some(item)) => item.len() + NUMBERS,
+            _ => 0,
+        };
+        lists.map(|header| places.iter().map(|place| of(header, place)).sum::<usize>()).sum()
+    }
+
     /// Returns the wait that is reported to a refused client, with its jitter and its cap.
     pub(crate) fn reported_wait(&self, outcome: &Outcome, seed: u64) -> Wait {
         match outcome.wait() {

@@ -45,8 +45,36 @@ impl<L: Limiter> Compiled<L> {
         if let Some(text) = self.settings.headers.unsent(&own.collect::<Vec<Policy>>()) {
             self.diagnostics.notice(SetupWarningKind::HeadersUnsent, || text);
         }
+        self.look_for_long_headers();
         self.look_for_contradiction();
         self.look_for_taken_name();
+    }
+
+    /// Warns about headers that many clients and proxies refuse to read, because they report so many policies.
+    fn look_for_long_headers(&self) {
+        /// What usual servers and proxies accept of all headers together, such as nginx and Node.js in older versions.
+        const USUAL_MAX: usize = 8_192;
+        let mut places = Vec::new();
+        for bound in &self.settings.rules {
+            let rule = bound.rule();
+            // Conditions and paths usually choose some of many rules, and plans choose one policy.
+            if rule.conditions.is_empty() && rule.paths.is_empty() && !rule.is_disabled() {
+                let count = if rule.choose.is_some() { 1 } else { bound.policies().len() };
+                let first = bound.end() - bound.policies().len();
+                places.extend(first..first + count);
+            }
+        }
+        let bytes = self.headers.bytes_of_lists(&places);
+        if bytes > USUAL_MAX {
+            self.diagnostics.notice(SetupWarningKind::HeadersLong, || {
+                format!(
+                    "{} policies apply to each request, and the headers that report them have about {bytes} bytes; many \
+                     proxies and clients accept no more than {USUAL_MAX} for all headers together: report some policies \
+                     only (Headers::for_policy, Headers::for_unit), or send the headers on refusals only (Headers::send)",
+                    places.len()
+                )
+            });
+        }
     }
 
     /// Warns about a quota that a request brought to a rule, as about a quota that a rule has. Other requests may bring

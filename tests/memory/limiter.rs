@@ -925,6 +925,7 @@ fn occupancy_counts_the_states_that_live() {
 
 /// The time of a set grows with its charges, and not with their square: also while the table grows for fresh keys.
 #[test]
+#[expect(clippy::disallowed_methods, reason = "it measures how long a call takes")]
 fn large_set_takes_time_in_proportion() {
     let policy = Policy::new("hourly", Quota::per_hour(5)).unwrap();
     let time = |count: u64| {

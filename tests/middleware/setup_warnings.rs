@@ -636,3 +636,21 @@ async fn headers_that_are_never_sent_are_reported() {
         );
     }
 }
+
+/// A thousand policies on each request would be tens of kilobytes. Conditions choose some of many rules.
+#[test]
+fn headers_that_few_clients_accept_are_reported() {
+    let layer = |count: usize, conditional: bool| {
+        let rule = |at: usize| {
+            let rule = named(&format!("policy-{at}"), 5);
+            if conditional { rule.when(|request| request.method == "GET") } else { rule }
+        };
+        let first = RateLimitLayer::new(MemoryLimiter::new(), rule(0), key::global());
+        (1..count).fold(first, |layer, at| layer.and(rule(at), key::global()))
+    };
+    assert_eq!(layer(50, false).check(), Ok(()));
+    let warning = layer(300, false).check().unwrap_err();
+    assert_eq!(warning.kind(), SetupWarningKind::HeadersLong, "{warning}");
+    assert_eq!(layer(300, true).check(), Ok(()));
+    assert_eq!(layer(300, false).headers(Headers::github()).check(), Ok(()));
+}

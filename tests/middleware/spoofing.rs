@@ -55,6 +55,9 @@ fn ways() -> [TrustedProxies; 2] {
     [TrustedProxies::count(1).unwrap(), TrustedProxies::networks(["10.0.0.0/8"]).unwrap()]
 }
 
+/// A CDN, its header, how to read it, the header's lines, and the client that they mean.
+type CdnRow<'a> = (&'a str, &'static str, TrustedProxies, &'a [&'a str], Option<&'a str>);
+
 /// What CDNs and clouds send, and how the guide says to read it: the header's lines, and the client that they mean. The
 /// first entries are a client's own claims.
 #[test]
@@ -63,7 +66,7 @@ fn headers_of_cdns_and_clouds_name_the_client() {
     let single = |name| TrustedProxies::networks(["10.0.0.0/8"]).unwrap().single_header(name).unwrap();
     let (v4, v6) = ("203.0.113.9", "2001:db8:1:2:3:4:5:6");
     let cloudfront = "cloudfront-viewer-address";
-    let rows: [(&str, &'static str, TrustedProxies, &[&str], Option<&str>); 36] = [
+    let rows: [CdnRow<'_>; 36] = [
         ("AWS", "x-forwarded-for", count(1), &["6.6.6.6, 203.0.113.9"], Some(v4)),
         ("AWS", "x-forwarded-for", count(1), &["6.6.6.6", "2001:db8:1:2:3:4:5:6"], Some(v6)),
         ("AWS, with ports", "x-forwarded-for", count(1), &["6.6.6.6:1, 203.0.113.9:46532"], Some(v4)),
