@@ -7,8 +7,8 @@ use crate::limiter::remote::{RemoteError, Unanswered};
 kind_and_message! {
     /// Why a store, or the limiter over it, did not decide. [`kind`](Self::kind) says what to do about it.
     ///
-    /// A store makes one of the kind [`Unavailable`](StoreErrorKind::Unavailable) if the connection was cut or it cannot
-    /// serve now, [`Timeout`](StoreErrorKind::Timeout) if it does not answer,
+    /// A store makes one of the kind [`Unavailable`](StoreErrorKind::Unavailable) if the connection was cut or it
+    /// cannot serve now, [`Timeout`](StoreErrorKind::Timeout) if it does not answer,
     /// [`Contended`](StoreErrorKind::Contended) if others held the key for too long and nothing was changed,
     /// [`Foreign`](StoreErrorKind::Foreign) if a value is not one that it wrote, and
     /// [`Misconfigured`](StoreErrorKind::Misconfigured) if a person has to fix something else and nothing was changed.
