@@ -54,9 +54,9 @@ labelled! {
 ///
 /// With the feature `tracing`, the limiters of this crate also write changes as events of the target `tower_ratelimit`,
 /// with or without an observer: [`StoreDown`](Self::StoreDown), [`StoreFar`](Self::StoreFar),
-/// [`StoreFailed`](Self::StoreFailed) and [`TooManyQuotas`](Self::TooManyQuotas) at the level `WARN`, [`StoreUp`](Self::StoreUp),
-/// [`StoreLeft`](Self::StoreLeft) and [`StoreRecovered`](Self::StoreRecovered) at `INFO`. Events that come for each
-/// check, request or key are not written. Without the feature nothing is printed.
+/// [`StoreFailed`](Self::StoreFailed) and [`TooManyQuotas`](Self::TooManyQuotas) at the level `WARN`,
+/// [`StoreUp`](Self::StoreUp), [`StoreLeft`](Self::StoreLeft) and [`StoreRecovered`](Self::StoreRecovered) at `INFO`.
+/// Events that come for each check, request or key are not written. Without the feature nothing is printed.
 ///
 /// The functions that are named like events make them, for limiters of your own and for tests of observers.
 #[derive(Clone, Debug, PartialEq, Eq)]
