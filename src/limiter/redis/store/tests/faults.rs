@@ -61,7 +61,7 @@ async fn killed_and_started_again() {
 async fn stopped_and_continued() {
     let fault = Fault::new("SIGSTOP, 1 s later SIGCONT", 5, 1_000 * MS);
     let report = fault.strike(&mut Server::start(), |server| server.pause(), |server| server.resume()).await;
-    assert!(report.waited < 1_000, "{} calls waited after the breaker should have opened", report.waited);
+    assert!(report.waited < 2_000, "{} calls waited after the breaker should have opened", report.waited);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -196,5 +196,5 @@ async fn a_black_hole() {
     sleep(1_000 * MS).await;
     let report = load.end().await.check("bytes vanish for 1 s");
     assert!(counted(&server, "key") <= report.calls, "a script ran twice");
-    assert!(report.waited < 500, "{} calls waited after the breaker should have opened", report.waited);
+    assert!(report.waited < 1_000, "{} calls waited after the breaker should have opened", report.waited);
 }

@@ -102,9 +102,9 @@ async fn waiting_in_vain_for_a_connection_opens_the_breaker() {
     let proxy = Proxy::start(server.port());
     let store = connected(&proxy.url(), Settings::default()).await;
     proxy.hold(true);
+    let (began, silence) = (Instant::now(), Settings::default().silence());
     link(&store).restart_connection();
     eventually("the connection ends", || !link(&store).is_connected()).await;
-    let (began, silence) = (Instant::now(), Settings::default().silence());
     while !store.fails_at_once(0) {
         let failure = link(&store).wait_for_connection(Instant::now() + 20 * MS).await.unwrap_err();
         assert_ne!(failure.error.kind(), StoreErrorKind::Misconfigured);
