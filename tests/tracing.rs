@@ -89,6 +89,26 @@ async fn setup_warning_without_observer_goes_to_tracing() {
     );
 }
 
+/// A program that sets no subscriber would lose the warning. The test runs itself as a child process, and reads its
+/// stderr.
+#[test]
+fn setup_warning_without_a_subscriber_goes_to_stderr() {
+    const CHILD: &str = "RATELIMIT_TRACING_CHILD";
+    if std::env::var_os(CHILD).is_some() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(serve(&never_passes("unheard"), 40));
+        return;
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "setup_warning_without_a_subscriber_goes_to_stderr", "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let written = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{written}");
+    assert_eq!(written.matches("tower-ratelimit: never-passes: ").count(), 1, "{written}");
+}
+
 async fn ask<L: Limiter>(layer: &RateLimitLayer<L>, keys: &[&str]) {
     let answer = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(Body::empty())));
     for key in keys {
