@@ -586,15 +586,13 @@ fn own_quotas_add_up() {
 fn own_quota_that_denies_returns_what_others_gave() {
     let (hour, slow) = (own("hour", Quota::per_hour(100)), own("slow", Quota::per_second(1)));
     for together in [false, true] {
-        let (mut scene, limiter) = if together {
-            scene_with(vec![Rule::all_of("a", [Quota::per_hour(100), Quota::per_second(1)]).unwrap()])
-        } else {
-            scene_with(vec![hour.clone(), slow.clone()])
-        };
+        let both = Rule::all_of("a", [Quota::per_hour(100), Quota::per_second(1)]).unwrap();
+        let (mut scene, limiter) =
+            if together { scene_with(vec![both.clone()]) } else { scene_with(vec![hour.clone(), slow.clone()]) };
         scene.send("/");
         let waiting = [scene.send("/"), scene.send("/")];
         assert_eq!(scene.seen().len(), 1);
-        let hourly = if together { own("a-100-per-hour", *hour.policies()[0].quota()) } else { hour.clone() };
+        let hourly = if together { &both } else { &hour };
         let key = Key::of("http://example.org:80").unwrap();
         let used = |limiter: &MemoryLimiter| 100 - limiter.peek_one(&hourly.policies()[0], &key, 0).remaining();
         assert_eq!(used(&limiter), 1, "requests that wait hold nothing");
