@@ -6,6 +6,7 @@ use bytes::Bytes;
 use tokio::time::{sleep, timeout};
 
 use super::ledger::{Claim, Seen};
+use super::load::Outcome;
 use super::network::Network;
 use super::plan::Then;
 use super::subject::Subject;
@@ -213,6 +214,8 @@ impl<S: Subject> Caller<S> {
             let took = ended - sent;
             state.ledger.problem(format!("a check took {took:?}, and its deadline is {deadline:?}"));
         }
+        let error = answer.as_ref().err().map(ToString::to_string);
+        state.outcomes.push(Outcome { sent, error });
         let mut decision = match answer {
             Ok(decision) => decision,
             Err(error) => {

@@ -8,6 +8,7 @@ mod caller;
 mod chance;
 mod ending;
 mod ledger;
+mod load;
 pub(in crate::limiter::redis) mod network;
 mod plan;
 pub(in crate::limiter::redis) mod server;
@@ -79,6 +80,17 @@ fn fallback_keeps_the_laws() {
 #[test]
 fn store_keeps_the_laws() {
     play("store", story::play_store);
+}
+
+#[test]
+fn load_on_redis_keeps_the_law() {
+    play("load_on_redis", story::play_load);
+}
+
+#[cfg(feature = "store")]
+#[test]
+fn load_on_a_store_keeps_the_law() {
+    play("load_on_a_store", story::play_store_load);
 }
 
 #[test]

@@ -31,6 +31,9 @@ pub(super) struct Faults {
     pub(super) delay_ms: u64,
     /// The longest unusual delay.
     pub(super) long_delay_ms: u64,
+    /// What a call, and each request of it, takes the server, which does one after the other.
+    pub(super) call_us: u64,
+    pub(super) request_us: u64,
     /// Calls of one connection may overtake each other, as they do behind a proxy.
     pub(super) reorders: bool,
 }
@@ -86,7 +89,10 @@ pub(super) struct State {
     /// Until when the server refuses connections.
     down_until: Instant,
     snapshot: Server,
-    calls: u64,
+    pub(super) calls: u64,
+    /// When the server is done with the calls that have come.
+    busy_until: Instant,
+    pub(super) outcomes: Vec<super::load::Outcome>,
     pub(super) trace: String,
 }
 
@@ -99,6 +105,8 @@ struct LinkState {
     /// The number of the connection, if there is one.
     connection: Option<u64>,
     connections: u64,
+    /// It leads to a server that is a replica now.
+    is_demoted: bool,
     /// Notified when any of these changes.
     changed: Arc<Notify>,
     /// When the last call of the connection arrives at the server, and the last answer at the process.
@@ -169,8 +177,33 @@ impl State {
         }
     }
 
+    /// Returns when the server is done with a call that has come now. It does one after the other.
+    fn turn(&mut self, sent: &Sent) -> Option<Instant> {
+        let requests = match sent {
+            Sent::Script { keys, .. } => keys.len(),
+            #[cfg(feature = "store")]
+            Sent::Load(keys) => keys.len(),
+            #[cfg(feature = "store")]
+            Sent::Swap(changes) => changes.len(),
+        };
+        let takes = Duration::from_micros(self.faults.call_us + self.faults.request_us * requests as u64);
+        self.busy_until = self.busy_until.max(Instant::now()) + takes;
+        (!takes.is_zero()).then_some(self.busy_until)
+    }
+
+    /// Makes the server a replica, which keeps its connections. New ones lead to the new master, which has its data.
+    pub(super) fn demote(&mut self) {
+        self.log(format_args!("server becomes a replica"));
+        for link in &mut self.links {
+            link.is_demoted = link.connection.is_some();
+        }
+    }
+
     /// Runs a call on the server. Returns what comes of it.
     fn execute(&mut self, process: usize, sent: &Sent) -> Ended {
+        if self.links[process].is_demoted {
+            return Ended::Refused("READONLY You can't write against a read only replica.".to_owned());
+        }
         let now_us = self.next_server_us();
         let (command, script, keys, args) = match sent {
             Sent::Script { command, script, keys, args } => (command, script, keys, args),
@@ -319,6 +352,7 @@ impl Network {
             pauses: Vec::new(),
             connection: None,
             connections: 0,
+            is_demoted: false,
             changed: Arc::new(Notify::new()),
             arrivals: [now; 2],
             pending: BTreeMap::new(),
@@ -337,6 +371,8 @@ impl Network {
             down_until: now,
             snapshot: Server::default(),
             calls: 0,
+            busy_until: now,
+            outcomes: Vec::new(),
             trace: String::new(),
         })))
     }
@@ -376,6 +412,10 @@ impl Network {
             state.arrival(process, 0)
         };
         sleep_until(arrives).await;
+        let turn = self.lock().turn(&sent);
+        if let Some(turn) = turn {
+            sleep_until(turn).await;
+        }
         let (reply, arrives) = {
             let mut state = self.lock();
             let faults = state.faults.clone();
@@ -454,6 +494,7 @@ impl Wire {
         let link = &mut state.links[self.process];
         link.connections += 1;
         link.connection = Some(link.connections);
+        link.is_demoted = false;
         link.arrivals = [Instant::now(); 2];
         link.changed.notify_waiters();
         let process = self.process;

@@ -22,6 +22,8 @@ pub(super) struct Plan {
     /// The time after which places lapse.
     pub(super) lapse: Duration,
     pub(super) faults: Faults,
+    /// What the server is offered, if that is what the story is about.
+    pub(super) load: Option<super::load::Load>,
     /// In their order, with the milliseconds since the beginning.
     pub(super) events: Vec<(u64, Event)>,
 }
@@ -67,6 +69,8 @@ pub(super) enum Event {
     },
     Replicate,
     FailOver,
+    /// The server becomes a replica, and keeps its connections. New ones lead to the new master.
+    Demote,
     Crash {
         ms: u64,
     },
@@ -126,7 +130,7 @@ impl Plan {
     /// Puts the events in order. If the server's clock steps by so much that rows lapse between two renewals, more
     /// places than the limit are granted, and the guide says so. So all steps of a story that holds places take less
     /// than half of that time.
-    fn finished(mut self) -> Self {
+    pub(super) fn finished(mut self) -> Self {
         let most = if self.rules[0][0].quota().algorithm() == Algorithm::Concurrency {
             self.lapse.as_micros() as i64 / 8 // there are at most three
         } else {
@@ -141,7 +145,7 @@ impl Plan {
         self
     }
 
-    fn empty(chance: &mut Chance) -> Self {
+    pub(super) fn empty(chance: &mut Chance) -> Self {
         Self {
             processes: chance.within(2..=3) as usize,
             rules: Vec::new(),
@@ -151,6 +155,7 @@ impl Plan {
             lease_units: 0,
             lapse: Duration::from_secs(3),
             faults: Faults { delay_ms: *chance.of(&[0, 1, 2, 5, 15]), ..Faults::default() },
+            load: None,
             events: Vec::new(),
         }
     }

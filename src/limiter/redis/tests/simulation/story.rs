@@ -39,6 +39,17 @@ pub(super) fn play(seed: u64) -> Ended {
     play_plan::<RedisLimiter>(seed, Plan::of(seed))
 }
 
+/// Plays the story of load of a seed with limiters on Redis.
+pub(super) fn play_load(seed: u64) -> Ended {
+    play_plan::<RedisLimiter>(seed, Plan::of_load(seed))
+}
+
+/// Plays the story of load of a seed with a limiter over a store.
+#[cfg(feature = "store")]
+pub(super) fn play_store_load(seed: u64) -> Ended {
+    play_plan::<StoreLimiter<Remote>>(seed, Plan::of_load_over_a_store(seed))
+}
+
 /// Plays the story of a seed with limiters on Redis that have a fallback.
 pub(super) fn play_fallback(seed: u64) -> Ended {
     play_plan::<WithFallback>(seed, Plan::of_fallback(seed))
@@ -98,12 +109,13 @@ impl<S: Subject> Story<S> {
     async fn play(mut self) -> Ended {
         sleep(Duration::from_millis(50)).await; // all connect
         self.network.lock().faults = self.plan.faults.clone();
-        let began = Instant::now();
+        let (began, since) = (Instant::now(), self.network.lock().now());
         for (at, event) in self.plan.events.clone() {
             sleep_until(began + Duration::from_millis(at)).await;
             self.happen(event).await;
         }
         sleep(Duration::from_millis(200)).await;
+        self.check_load(since);
         self.end().await;
         let mut state = self.network.lock();
         Ended {
@@ -156,6 +168,7 @@ impl<S: Subject> Story<S> {
             Event::Cut { process } => self.network.lock().cut(process),
             Event::Replicate => self.network.lock().replicate(),
             Event::FailOver => self.network.lock().fail_over(),
+            Event::Demote => self.network.lock().demote(),
             Event::Crash { ms } => self.network.lock().crash(Duration::from_millis(ms)),
             Event::Step { us } => self.network.lock().step_clock(us),
             Event::Kill { process } => {
