@@ -267,7 +267,7 @@ fn of_quotas(old: &QuotaSpec, new: &QuotaSpec) -> Option<RuleChangeKind> {
 
 fn of_plans(old: &PlansSpec, new: &PlansSpec) -> Option<RuleChangeKind> {
     let quotas = |plans: &PlansSpec| -> BTreeMap<Box<str>, Quota> {
-        plans.quotas.iter().map(|(name, quota)| (name.value.clone(), quota.value.clone())).collect()
+        plans.quotas.iter().map(|(name, quota)| (name.value.clone(), quota.value)).collect()
     };
     let otherwise = |plans: &PlansSpec| plans.quotas.get(plans.otherwise).map(|(name, _)| name.value.clone());
     let (before, now) = (quotas(old), quotas(new));
@@ -395,7 +395,7 @@ fn limits(old: Option<&DomainSpec>, new: Option<&DomainSpec>, changes: &mut Vec<
         found.into_iter().map(|(name, limit)| (name, limit.clone())).collect()
     };
     let (old, new) = (all(old), all(new));
-    let quota_of = |limit: &LimitSpec| limit.quota.as_ref().map_or_else(Quota::unlimited, |quota| quota.value.clone());
+    let quota_of = |limit: &LimitSpec| limit.quota.as_ref().map_or_else(Quota::unlimited, |quota| quota.value);
     let mut gone: BTreeMap<&str, &LimitSpec> = old.iter().map(|(name, limit)| (&**name, limit)).collect();
     for (name, limit) in &new {
         let quota = quota_of(limit);
@@ -438,7 +438,8 @@ mod tests {
         let rest = ["name: a", "quota: 10/min", "key: peer-ip"].into_iter().filter(|field| {
             let name = field.split(':').next().unwrap();
             let has = |name: &str| fields.starts_with(&format!("{name}:")) || fields.contains(&format!(", {name}:"));
-            !has(name) && !(name == "quota" && has("plans"))
+            let is_replaced = name == "quota" && has("plans");
+            !has(name) && !is_replaced
         });
         format!(
             "rules: [{{{}}}]",

@@ -176,12 +176,12 @@ async fn changed_quota_of_several_keeps_what_was_used() {
     let unnamed = |limit| Rule::all_of("client", [day(limit), hour]).unwrap();
     let named = |limit| Rule::all_of("client", [("day", day(limit)), ("hour", hour)]).unwrap();
     let turned = |limit| Rule::all_of("client", [("hour", hour), ("day", day(limit))]).unwrap();
-    let rules: [(&dyn Fn(u64) -> Rule, &dyn Fn(u64) -> Rule); 3] =
-        [(&unnamed, &unnamed), (&named, &named), (&named, &turned)];
-    for (before, after) in rules {
+    let three = |rule: &dyn Fn(u64) -> Rule| [rule(10), rule(6), rule(100)];
+    let [old, _, _] = three(&named);
+    for [old, new, raised] in [three(&unnamed), three(&named), [old, turned(6), turned(100)]] {
         let limiter = memory(&clock);
         let layer = |rule: Rule| RateLimitLayer::new(limiter.clone(), rule, key::global());
-        let (old, new) = (layer(before(10)), layer(after(6)));
+        let (old, new) = (layer(old), layer(new));
         let mut passed = 0;
         // A roll-out: both are asked in turn, and count together.
         for _ in 0..6 {
@@ -191,7 +191,7 @@ async fn changed_quota_of_several_keeps_what_was_used() {
         }
         assert!((6..=10).contains(&passed), "{passed} of 12 passed, 6 in the new quota and 10 in the old");
         // Raised later, it counts all of them.
-        assert!(left(&send(&layer(after(100)), get()).await).iter().all(|(_, left)| *left == 99 - passed));
+        assert!(left(&send(&layer(raised), get()).await).iter().all(|(_, left)| *left == 99 - passed));
     }
 }
 

@@ -825,12 +825,15 @@ fn joined<S: Store>(riders: Vec<Rider<Swapper<S>>>) -> Vec<Vec<Rider<Swapper<S>>
     together
 }
 
+/// A request with its answer.
+type RiderAnswer<S> = (Rider<Swapper<S>>, Result<Answer, StoreError>);
+
 /// Fails some requests, and returns the others.
 fn fail_some<S: Store>(
-    riders: impl Iterator<Item = (Rider<Swapper<S>>, Result<Answer, StoreError>)>,
+    riders: impl Iterator<Item = RiderAnswer<S>>,
     error: &StoreError,
     fails: impl Fn(&Rider<Swapper<S>>) -> bool,
-) -> Vec<(Rider<Swapper<S>>, Result<Answer, StoreError>)> {
+) -> Vec<RiderAnswer<S>> {
     let (failed, others): (Vec<_>, Vec<_>) = riders.partition(|(rider, _)| fails(rider));
     failed.into_iter().for_each(|(rider, _)| rider.answer(Err(error.clone())));
     others
