@@ -87,10 +87,14 @@ impl Pace {
     }
 
     /// Returns the time that a request needs for its answer if it is sent now. It is zero before the first call.
+    ///
+    /// It is less than the deadline, so a request that has just come may always be sent if the window has room. Without
+    /// that, an estimate that is too long would be kept: the refused callers come again at once and keep the process
+    /// busy, which then reads the few answers late.
     pub(super) fn needed(&self, deadline: Duration) -> Duration {
         match self.call {
             0 => Duration::ZERO,
-            call => Duration::from_nanos(call + self.spread) + deadline / 20,
+            call => (Duration::from_nanos(call + self.spread) + deadline / 20).min(deadline / 8 * 7),
         }
     }
 
@@ -131,7 +135,8 @@ impl Pace {
             (self.call, self.spread) = (took, took / 4);
         } else {
             self.spread = moved(self.spread, took.abs_diff(self.call), 8);
-            self.call = moved(self.call, took, 8).max(1);
+            // Good news is believed sooner: a store that was slow for a moment is used again at once.
+            self.call = moved(self.call, took, if took < self.call / 2 { 2 } else { 8 }).max(1);
         }
         if sent.flights <= 1 {
             self.alone = if self.alone == 0 { took } else { moved(self.alone, took, 4).max(1) };
