@@ -36,6 +36,9 @@ mod reply;
 #[cfg(feature = "store")]
 pub mod store;
 mod support;
+#[cfg(all(test, any(feature = "_redis", feature = "postgres")))]
+#[path = "../../tests/support/proxy.rs"]
+mod tcp_proxy;
 
 use std::future::Future;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Faults of one server under load.
 
-use super::proxy::Proxy;
 use super::*;
+use crate::limiter::tcp_proxy::Proxy;
 
 /// A fault of a server.
 struct Fault<'a> {

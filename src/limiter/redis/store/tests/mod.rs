@@ -6,8 +6,6 @@
 
 mod cluster;
 mod faults;
-#[path = "../../../../../tests/support/proxy.rs"]
-mod proxy;
 #[path = "../../../../../tests/support/redis_cluster.rs"]
 mod redis_cluster;
 mod sentinel;

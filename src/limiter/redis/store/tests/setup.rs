@@ -1,8 +1,8 @@
 //! Beginnings: URLs, passwords, rights, servers that come late.
 
-use super::proxy::Proxy;
 use super::*;
 use crate::error::WithSources;
+use crate::limiter::tcp_proxy::Proxy;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_script_that_the_server_does_not_know_is_run_all_the_same() {

@@ -1,7 +1,7 @@
 //! Behaviour of clients that the store has to prevent.
 
-use super::proxy::Proxy;
 use super::*;
+use crate::limiter::tcp_proxy::Proxy;
 
 fn link(store: &RedisStore) -> &Link {
     let Reach::One(server) = &store.0.reach else { panic!("a store of one server") };

@@ -2,13 +2,10 @@
 
 #[path = "../../../../../tests/support/postgres.rs"]
 mod postgres;
-#[path = "../../../../../tests/support/proxy.rs"]
-mod proxy;
 
 use std::time::Duration;
 
 use postgres::Server;
-use proxy::{Fault, Proxy};
 use tokio::time::{Instant, sleep};
 
 use super::{Durability, PostgresStore};
@@ -16,6 +13,7 @@ use crate::algorithm::properties::for_each_algorithm;
 use crate::limiter::redis_server;
 use crate::limiter::store::Store;
 use crate::limiter::store::tests::parity::play;
+use crate::limiter::tcp_proxy::{Fault, Proxy};
 use crate::quota::{Algorithm, Anchor};
 
 /// Steps of each algorithm. They are few, since a step takes a millisecond. `POSTGRES_PARITY_STEPS` asks for more.
