@@ -13,6 +13,7 @@ const SLEEPERS: &[(&str, &str)] = &[
     ("src/limiter/redis/tests/processes/mod.rs", "processes run side by side, and leases end by the server's time"),
     ("src/limiter/redis/tests/processes/places.rs", "places lapse by the server's time"),
     ("src/limiter/remote/flights/", "tokio's time is paused"),
+    ("src/limiter/store/postgres/tests/", "a real server opens connections by and by"),
     ("src/limiter/store/tests/", "tokio's time is paused, or a store in memory answers after a millisecond"),
     ("tests/memory/conformance.rs", "a limiter with a race needs time between its two steps"),
     ("tests/memory/random_clocks.rs", "threads run while another one holds a reading of the clock"),

@@ -35,18 +35,20 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 /// written by another process since. All algorithms are supported, except logs and sliding windows whose state can be
 /// larger than 16 kB.
 ///
-/// The value of a [concurrency limit](Quota::concurrent) has a row for each process. A process renews its rows, and a
-/// return is a swap of its own, after the response. At most 256 processes can hold units of one key, and 128 can be in
-/// line. So prefer Redis for keys that many processes use at once.
+/// The value of a [concurrency limit](Quota::concurrent) has a row for each process. A process
+/// renews its rows, and a return is a swap of its own, after the response. At most 256 processes
+/// can hold units of one key, and 128 can be in line. So prefer Redis for keys that many processes
+/// use at once.
 ///
-/// Decisions are made at the store's time, as far as this process knows it: to the length of a round trip. If the
-/// store's clock steps, the decisions under way can be off by 100 milliseconds and a round trip. One that is further
-/// off is made again, unless another process has written its keys since, or an answer was lost. If the store reports no
-/// time, decisions are made at the process's, and then a clock that is ahead by a second refills a second earlier.
+/// Decisions are made at the store's time, as far as this process knows it: to the length of a
+/// round trip. If the store's clock steps, the decisions under way can be off by 100 milliseconds
+/// and a round trip. One that is further off is made again, unless another process has written its
+/// keys since, or an answer was lost. If the store reports no time, decisions are made at the
+/// process's, and then a clock that is ahead by a second refills a second earlier.
 ///
-/// A call is sent again only if its connection was cut, and never because time passes. So the [deadline] has to be longer
-/// than two round trips, and longer still if other processes write the same keys. If an answer comes after the deadline,
-/// what was charged is refunded.
+/// A call is sent again only if its connection was cut, and never because time passes. So the
+/// [deadline] has to be longer than two round trips, and longer still if other processes write the
+/// same keys. If an answer comes after the deadline, what was charged is refunded.
 ///
 /// If other processes change a key so often that no swap succeeds before the deadline, the check fails as
 /// [`Contended`](StoreErrorKind::Contended).
@@ -131,8 +133,8 @@ impl<S: Store> StoreLimiter<S> {
 
     /// Returns the units that this process holds of [concurrency limits](Quota::concurrent). Later checks fail.
     ///
-    /// A task of the limiter's runtime returns the units, within a check's [deadline] for each 64 keys. If the runtime
-    /// ends before that, they [lapse].
+    /// A task of the limiter's runtime returns the units, within a check's [deadline] for each 64
+    /// keys. If the runtime ends before that, they [lapse].
     ///
     /// [deadline]: crate::limiter::store::StoreLimiterBuilder::deadline
     /// [lapse]: crate::limiter::store::StoreLimiterBuilder::places_lapse_after
@@ -165,7 +167,8 @@ impl<S: Store> Limiter for StoreLimiter<S> {
         self.0.reset(policy, key)
     }
 
-    /// Fails if the store does not decide within the [deadline](crate::limiter::store::StoreLimiterBuilder::deadline).
+    /// Fails if the store does not decide within the
+    /// [deadline](crate::limiter::store::StoreLimiterBuilder::deadline).
     fn probe(&self) -> Reply<(), StoreError, StoreFuture<()>> {
         self.0.probe()
     }

@@ -4,10 +4,11 @@
 //! flight, sets that are charged all or nothing, refunds, blocks, meters, settlements, and quotas that change at run
 //! time. The guide says [when to write a store, and when a limiter](crate::guide::writing_a_backend).
 //!
-//! A check is one [`swap`](Store::swap) when this process knows the current value, or when there is none. The swap
-//! names the version of each value that the decision was made on. If another process has written meanwhile, the store
-//! changes nothing and returns the current values, and the limiter decides again on these. Checks of one key that come
-//! while a swap of it is in flight go together in the next one.
+//! A check is one [`swap`](Store::swap) when this process knows the current value, or when there is
+//! none. The swap names the version of each value that the decision was made on. If another process
+//! has written meanwhile, the store changes nothing and returns the current values, and the limiter
+//! decides again on these. Checks of one key that come while a swap of it is in flight go together
+//! in the next one.
 //!
 //! # Stored values
 //!
@@ -24,10 +25,10 @@
 //! | ≤ 512 | the quota that the value was written under, as text |
 //! | the rest | the state: two numbers of 8 bytes, little-endian; or for logs and sliding windows entries, each of which is the microseconds since the entry before and its units, as numbers of 7 bits in a byte, the lowest first; or for concurrency limits rows |
 //!
-//! A row of a concurrency limit has 36 bytes: the process, its epoch, its units, the instant at which the row lapses,
-//! and how often it was reset. After these come rows of processes with a request in line: the process with the highest
-//! bit set, the instant since which the request waits, its cost, the instant at which the row lapses, and the request's
-//! number.
+//! A row of a concurrency limit has 36 bytes: the process, its epoch, its units, the instant at
+//! which the row lapses, and how often it was reset. After these come rows of processes with a
+//! request in line: the process with the highest bit set, the instant since which the request
+//! waits, its cost, the instant at which the row lapses, and the request's number.
 //!
 //! A value that is not of this form, or that its quota could not have written, is an error of kind
 //! [`Foreign`](crate::limiter::StoreErrorKind::Foreign). It stays in the store until the key is reset.
@@ -70,16 +71,17 @@ pub use limiter::{StoreFuture, StoreLimiter};
 /// * **Current.** A load that begins after a swap has returned sees what it wrote, from each process. So does the
 ///   answer to a swap that changed nothing.
 /// * **Expiry.** A value may be forgotten once its time to live is over, and not before.
-/// * **Lost answers.** A swap that fails may have been made or not, and may even be made later. If it fails as
-///   [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), because its connection was cut or there is none, the
-///   limiter sends it again and finds out by itself. A store must not repeat a swap that may have been made.
+/// * **Lost answers.** A swap that fails may have been made or not, and may even be made later. If
+///   it fails as [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), because its
+///   connection was cut or there is none, the limiter sends it again and finds out by itself. A
+///   store must not repeat a swap that may have been made.
 /// * **Cancel safety.** A future that is dropped may have swapped or not, but never in part.
 /// * **Several swaps in one call.** [`swap_each`](Self::swap_each) makes or refuses each swap as `swap` would make it
 ///   alone. By default it calls `swap` for each. Implement it if one call costs the store less than many, as a
 ///   transaction that waits for a disk does, and say in [`max_swaps`](Self::max_swaps) how many swaps a call takes.
-/// * **No waiting for each other.** A future may not be polled for a while after it has begun. No other call may wait
-///   for it meanwhile. So a store holds no lock across an `await`, and has a connection for each call, or one that all
-///   share.
+/// * **No waiting for each other.** A future may not be polled for a while after it has begun. No
+///   other call may wait for it meanwhile. So a store holds no lock across an `await`, and has a
+///   connection for each call, or one that all share.
 /// * **Time.** A call that has no answer by the deadline fails its checks. The limiter waits for the answer for up to
 ///   five seconds more, so that it knows that the store is there and can refund what was charged, and then drops the
 ///   call. So a store needs no timeout of its own.
@@ -129,8 +131,8 @@ pub trait Store: Send + Sync + 'static {
     /// Returns an error if the store did not answer. Its kind says what to do about it.
     fn load(&self, keys: &[Arc<str>]) -> impl Future<Output = Result<Loaded, StoreError>> + Send;
 
-    /// Makes all changes if each value is the [expected](Change::expects) one, and otherwise none. There are at most 64
-    /// changes, unless one request has more charges.
+    /// Makes all changes if each value is the [expected](Change::expects) one, and otherwise none.
+    /// There are at most 64 changes, unless one request has more charges.
     ///
     /// # Errors
     /// Returns an error if the store did not answer. If its kind is
@@ -138,9 +140,10 @@ pub trait Store: Send + Sync + 'static {
     /// deadline. No call is sent again because time passes.
     fn swap(&self, changes: &[Change]) -> impl Future<Output = Result<Swapped, StoreError>> + Send;
 
-    /// Makes or refuses several swaps, each of which is all or nothing by itself, and returns the answer to each, in
-    /// order. There are at most [`max_swaps`](Self::max_swaps), and no key is in two of them. A swap that would keep the
-    /// others waiting may be [skipped](Swapped::skipped): the limiter then sends it by [`swap`](Self::swap).
+    /// Makes or refuses several swaps, each of which is all or nothing by itself, and returns the
+    /// answer to each, in order. There are at most [`max_swaps`](Self::max_swaps), and no key is in
+    /// two of them. A swap that would keep the others waiting may be [skipped](Swapped::skipped):
+    /// the limiter then sends it by [`swap`](Self::swap).
     ///
     /// By default each swap is a call of `swap`, all at one time.
     ///
@@ -168,8 +171,8 @@ pub trait Store: Send + Sync + 'static {
     }
 }
 
-/// The version of a value: 128 random bits, new with each write. The limiter makes it, and the store keeps it with the
-/// value and compares it.
+/// The version of a value: 128 random bits, new with each write. The limiter makes it, and the
+/// store keeps it with the value and compares it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Version([u8; 16]);
 
@@ -266,9 +269,9 @@ impl Loaded {
 
     /// Adds the store's time, which then is the limiter's time. Without it the limiter uses the clock of its process.
     ///
-    /// Each answer of a store has a time, or none has, and all times are those of one clock. They should be exact to
-    /// some milliseconds: decisions are off by as much as they are, and if that is more than 100 milliseconds, a check
-    /// can take two swaps more.
+    /// Each answer of a store has a time, or none has, and all times are those of one clock. They
+    /// should be exact to some milliseconds: decisions are off by as much as they are, and if that
+    /// is more than 100 milliseconds, a check can take two swaps more.
     #[must_use]
     pub fn at(self, now: Timestamp) -> Self {
         Self { now: Some(now), ..self }
@@ -310,15 +313,15 @@ impl Swapped {
         Self { result: Ok(()), now: None }
     }
 
-    /// Makes the answer that nothing was changed, because a value is not the expected one. `current` are the values of
-    /// all keys, in the order of the changes.
+    /// Makes the answer that nothing was changed, because a value is not the expected one.
+    /// `current` are the values of all keys, in the order of the changes.
     #[must_use]
     pub fn conflict(current: Vec<Option<Value>>) -> Self {
         Self { result: Err(NotSwapped::Conflict(current)), now: None }
     }
 
-    /// Makes the answer that nothing was changed, because the swap would have kept the other swaps of its call waiting.
-    /// Only [`Store::swap_each`] may answer so.
+    /// Makes the answer that nothing was changed, because the swap would have kept the other swaps
+    /// of its call waiting. Only [`Store::swap_each`] may answer so.
     #[must_use]
     pub fn skipped() -> Self {
         Self { result: Err(NotSwapped::Skipped), now: None }

@@ -1,29 +1,34 @@
 //! Takes the requests of a flight to the store: decides them on copies, swaps, and decides again after conflicts.
 //!
-//! Requests of a flight that are joined by keys are a party. Each party is decided by itself, and is one swap. The swaps
-//! of all parties go to the store together, as far as the store takes several. A conflict repeats its own party only.
+//! Requests of a flight that are joined by keys are a party. Each party is decided by itself, and
+//! is one swap. The swaps of all parties go to the store together, as far as the store takes
+//! several. A conflict repeats its own party only.
 //!
 //! # Lost answers
 //!
-//! A call that was cut has no answer, and the same swap is sent again. If the current value is the expected one, it is
-//! made now. If it is the limiter's own, the first one was made. Otherwise the value names the versions before it: if
-//! the own one is among them, the swap was made; if the expected one is, followed by another one, it was not. If neither
-//! is, nothing is known, and the requests fail as a timeout.
+//! A call that was cut has no answer, and the same swap is sent again. If the current value is the
+//! expected one, it is made now. If it is the limiter's own, the first one was made. Otherwise the
+//! value names the versions before it: if the own one is among them, the swap was made; if the
+//! expected one is, followed by another one, it was not. If neither is, nothing is known, and the
+//! requests fail as a timeout.
 //!
-//! If a value names all versions since the key had none, and neither is among them, the swap was not made, or the value
-//! was removed since. A swap that only removes values has had its effect in both cases, if the values that were only
-//! looked at are still the expected ones. Charges are decided again: nothing is left of what they took before. Refunds
-//! and returns are not, because what they gave back is not known.
+//! If a value names all versions since the key had none, and neither is among them, the swap was
+//! not made, or the value was removed since. A swap that only removes values has had its effect in
+//! both cases, if the values that were only looked at are still the expected ones. Charges are
+//! decided again: nothing is left of what they took before. Refunds and returns are not, because
+//! what they gave back is not known.
 //!
-//! A swap that expects a version is made at most once. One of a key that has no value can be made late once more, when
-//! the key has none again. Its charge then counts although no request has it, until it drains or its row lapses.
+//! A swap that expects a version is made at most once. One of a key that has no value can be made
+//! late once more, when the key has none again. Its charge then counts although no request has it,
+//! until it drains or its row lapses.
 //!
 //! # Late answers
 //!
-//! A call without an answer is never sent again because time passes: the store would do the same work twice, at a time
-//! when it has too much of it. When the time of a flight is over, the flight ends, so that the next one can decide its
-//! keys, and a task listens for the answer for [`LISTENS`]. If the swap was made, the callers have gone, and their
-//! charges are refunded. An answer shows that the store is there, however late it is.
+//! A call without an answer is never sent again because time passes: the store would do the same
+//! work twice, at a time when it has too much of it. When the time of a flight is over, the flight
+//! ends, so that the next one can decide its keys, and a task listens for the answer for
+//! [`LISTENS`]. If the swap was made, the callers have gone, and their charges are refunded. An
+//! answer shows that the store is there, however late it is.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -75,8 +80,8 @@ const LISTENS: Duration = Duration::from_secs(5);
 /// The callers of a flight have gone this long after its time is over.
 const LEAVE: Duration = Duration::from_millis(10);
 
-/// The first answer tells the store's time to half of its trip. If that took longer than this, it is asked again, up to
-/// this many times.
+/// The first answer tells the store's time to half of its trip. If that took longer than this, it
+/// is asked again, up to this many times.
 const CLOSE: Duration = Duration::from_millis(2);
 const NARROWS: u32 = 4;
 
@@ -546,8 +551,8 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Answers the requests of a party whose swap was made. If it was decided at a time too far away from the store's,
-    /// the swap is undone, once, and the party goes on.
+    /// Answers the requests of a party whose swap was made. If it was decided at a time too far
+    /// away from the store's, the swap is undone, once, and the party goes on.
     async fn made<'a>(
         self: &Arc<Self>,
         mut party: Party<'a, S>,
@@ -663,9 +668,9 @@ impl<S: Store> Inner<S> {
         });
     }
 
-    /// Listens for the answers to swaps. The callers of checks have gone when it comes, so what was charged is refunded.
-    /// Corrections do not wait that long. Neither do charges of units that are held: the row of this process is what
-    /// they are corrected by.
+    /// Listens for the answers to swaps. The callers of checks have gone when it comes, so what was
+    /// charged is refunded. Corrections do not wait that long. Neither do charges of units that are
+    /// held: the row of this process is what they are corrected by.
     fn listen_for_swaps(self: &Arc<Self>, mut late: Late<Called>, swaps: Vec<Swapping<'_, S>>) {
         let error = late.error.clone();
         self.events.report_failure(error.kind(), &error);
@@ -733,9 +738,9 @@ impl<S: Store> Inner<S> {
         due.pause(most * (part as u32) / 1_024).await; // below 1,024
     }
 
-    /// Returns for how long the next flight waits, so that other processes get at the keys. The first conflict is only
-    /// about an old value. Further ones mean that others wait as well, and this process knows the current values now:
-    /// without a rest it would win again.
+    /// Returns for how long the next flight waits, so that other processes get at the keys. The
+    /// first conflict is only about an old value. Further ones mean that others wait as well, and
+    /// this process knows the current values now: without a rest it would win again.
     fn rest(&self, conflicts: u32) -> Duration {
         let most = REST.saturating_mul(conflicts.saturating_sub(1)).min(PAUSE[1]).min(self.deadline / 8);
         most * (self.random.next() % 1_024) as u32 / 1_024 // below 1,024

@@ -46,8 +46,9 @@ pub(crate) struct Most {
 }
 
 impl Most {
-    /// Returns what a flight with this many units counts in the window. A call of a connection of its own counts as one,
-    /// because its time follows from its trip and the store's disk, and hardly from its units.
+    /// Returns what a flight with this many units counts in the window. A call of a connection of
+    /// its own counts as one, because its time follows from its trip and the store's disk, and
+    /// hardly from its units.
     pub(super) fn counted(self, units: usize) -> u64 {
         match self.calls {
             Calls::Pipelined => units as u64,
@@ -78,8 +79,8 @@ pub(crate) trait Line<F: Fly<Line = Self>>: Default + Send + 'static {
     /// Returns how many units fly before a check that comes now.
     fn before_a_check(&self) -> usize;
 
-    /// Takes out requests of at most this many units. Returns what the flight holds, and how many units it has. `None`
-    /// if no request flies.
+    /// Takes out requests of at most this many units. Returns what the flight holds, and how many
+    /// units it has. `None` if no request flies.
     fn board(&mut self, room: usize, boarding: &mut Boarding<F>) -> Option<(Self::Held, usize)>;
 
     /// Ends what a flight held. Requests whose callers have gone are moved out, to be dropped without the lock.
@@ -130,8 +131,9 @@ impl<F: Fly> Boarding<F> {
         }
     }
 
-    /// Takes a request aboard, unless its caller has gone, its answer is known by now, or would come too late. The last
-    /// one of an idle lane is taken even then, because it measures how long a call takes now.
+    /// Takes a request aboard, unless its caller has gone, its answer is known by now, or would
+    /// come too late. The last one of an idle lane is taken even then, because it measures how long
+    /// a call takes now.
     pub(super) fn take(&mut self, mut waiting: Waiting<F>, is_last: bool) {
         if waiting.receiver.is_gone() {
             return self.gone.push(waiting);
@@ -238,7 +240,8 @@ impl<F: Fly> Rider<F> {
     }
 }
 
-/// Hands an answer over. The caller's waker may be the application's code, and may panic. The others get theirs anyway.
+/// Hands an answer over. The caller's waker may be the application's code, and may panic. The
+/// others get theirs anyway.
 pub(super) fn hand_over<A, E>(receiver: Box<dyn Receiver<A, E>>, answer: Result<A, E>) {
     contained(|| receiver.answer(answer));
 }

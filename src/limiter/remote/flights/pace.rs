@@ -4,9 +4,10 @@
 //!
 //! * A request is not sent if its answer would come too late. So the store does no work for answers that no caller
 //!   waits for, which is what makes an overload collapse.
-//! * The window bounds the requests in flight, or the calls if each has a connection of its own. It grows while requests wait for it and calls take less than seven
-//!   tenths of the deadline, and shrinks when they take longer. Limiters that share a store get about the same
-//!   window, because each adds the same small step.
+//! * The window bounds the requests in flight, or the calls if each has a connection of its own. It
+//!   grows while requests wait for it and calls take less than seven tenths of the deadline, and
+//!   shrinks when they take longer. Limiters that share a store get about the same window, because
+//!   each adds the same small step.
 //! * Calls are few while they are short, because one call of many requests costs less. They are many while they are
 //!   long: a call that waits costs nothing.
 //!
@@ -88,9 +89,9 @@ impl Pace {
 
     /// Returns the time that a request needs for its answer if it is sent now. It is zero before the first call.
     ///
-    /// It is less than the deadline, so a request that has just come may always be sent if the window has room. Without
-    /// that, an estimate that is too long would be kept: the refused callers come again at once and keep the process
-    /// busy, which then reads the few answers late.
+    /// It is less than the deadline, so a request that has just come may always be sent if the
+    /// window has room. Without that, an estimate that is too long would be kept: the refused
+    /// callers come again at once and keep the process busy, which then reads the few answers late.
     pub(super) fn needed(&self, deadline: Duration) -> Duration {
         match self.call {
             0 => Duration::ZERO,
@@ -143,8 +144,9 @@ impl Pace {
         }
         let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * 2 >= self.window();
         let target = self.target(deadline);
-        // In parts for each request, at most a quarter down and a half up: three tenths of how far the call is from the
-        // target. With more, the window would swing, because its effect is seen a call later.
+        // In parts for each request, at most a quarter down and a half up: three tenths of how far
+        // the call is from the target. With more, the window would swing, because its effect is
+        // seen a call later.
         let gain = (target as i128 - i128::from(took)) * i128::from(PART) * 3 / (10 * i128::from(took));
         let gain = gain.clamp(-(PART as i128) / 4, PART as i128 / 2) as i64; // far below the limits of `i64`
         if gain < 0 {
@@ -169,8 +171,8 @@ impl Pace {
         self.record(deadline + deadline / 4, sent, deadline);
     }
 
-    /// Returns how long a call may take: seven tenths of the deadline. If a call takes longer than that even alone, it
-    /// is half of what is left.
+    /// Returns how long a call may take: seven tenths of the deadline. If a call takes longer than
+    /// that even alone, it is half of what is left.
     fn target(&self, deadline: u64) -> u64 {
         let usual = deadline / 10 * 7;
         if self.alone < deadline { usual.max((self.alone + deadline) / 2) } else { usual }

@@ -1,16 +1,18 @@
 //! The connections to the server.
 //!
-//! [`OwnConnections`] opens the first connection for the first statement, and another one whenever each open one is
-//! busy. A statement is sent over a busy connection if no more may be opened; the server answers in order, so no answer
-//! can be taken for another one's. A statement is answered even if its caller has stopped waiting.
+//! [`OwnConnections`] opens the first connection for the first statement, and another one whenever
+//! each open one is busy. A statement is sent over a busy connection if no more may be opened; the
+//! server answers in order, so no answer can be taken for another one's. A statement is answered
+//! even if its caller has stopped waiting.
 //!
-//! A connection without an answer for [`LATE`] is used only if no other one is open or can be opened. One without an answer for
-//! [`SILENT`] is given up: its statement is cancelled, and it is closed. So a server that hangs, or another transaction
-//! that has locked the table, does not hold more than a bounded number of connections.
+//! A connection without an answer for [`LATE`] is used only if no other one is open or can be
+//! opened. One without an answer for [`SILENT`] is given up: its statement is cancelled, and it is
+//! closed. So a server that hangs, or another transaction that has locked the table, does not hold
+//! more than a bounded number of connections.
 //!
-//! A connection that was idle for [`PING`] is asked whether it is still there. If it is not, it is closed, and if it was
-//! the last one, another one is opened. So a connection that a firewall has dropped without a word costs no check its
-//! deadline.
+//! A connection that was idle for [`PING`] is asked whether it is still there. If it is not, it is
+//! closed, and if it was the last one, another one is opened. So a connection that a firewall has
+//! dropped without a word costs no check its deadline.
 
 use std::fmt;
 use std::future::Future;
@@ -191,8 +193,8 @@ impl Connections for OwnConnections {
     }
 }
 
-/// A statement under way. It is sent by the first poll. If its caller stops waiting, a task waits for the answer, until
-/// which the connection counts as busy.
+/// A statement under way. It is sent by the first poll. If its caller stops waiting, a task waits
+/// for the answer, until which the connection counts as busy.
 struct UnderWay {
     answer: Option<BoxFuture<'static, Result<Rows, tokio_postgres::Error>>>,
     runtime: Handle,
