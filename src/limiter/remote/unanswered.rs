@@ -84,8 +84,8 @@ impl Unanswered {
             Self::TooFar { call, deadline } => (
                 StoreErrorKind::Timeout,
                 format!(
-                    "a call to the store takes about {}, and the deadline is {deadline:?}: this check was not sent; use a longer \
-                     deadline, or a store that is nearer",
+                    "a call to the store takes about {}, and the deadline is {deadline:?}: this check was not sent; use a \
+                     longer deadline, or a store that is nearer",
                     rounded(call)
                 ),
             ),
@@ -120,5 +120,28 @@ impl Unanswered {
             ),
             Self::RefundNotSent => (StoreErrorKind::Unavailable, "the refund was not sent".to_owned()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn check_that_is_not_sent_says_what_the_store_carries() {
+        let (call, deadline) = (Duration::from_nanos(40_123_456), Duration::from_millis(100));
+        let (kind, message) = Unanswered::Shed(Shed { waiting: 900, carries: 512, call, deadline }).kind_and_message();
+        assert_eq!(kind, StoreErrorKind::Overloaded);
+        assert_eq!(
+            message,
+            "the store answers about 12760 checks of this process a second, 900 wait, a call takes 40.1ms, and the \
+             deadline is 100ms: this check was not sent, because its answer would come too late"
+        );
+        let (kind, message) = Unanswered::TooFar { call: 3 * call, deadline }.kind_and_message();
+        assert_eq!(kind, StoreErrorKind::Timeout);
+        assert!(
+            message.starts_with("a call to the store takes about 120.3ms, and the deadline is 100ms:"),
+            "{message}"
+        );
     }
 }

@@ -89,12 +89,18 @@ impl Pace {
 
     /// Returns the time that a request needs for its answer if it is sent now. It is zero before the first call.
     ///
-    /// It is less than the deadline, so a request that has just come may always be sent if the
-    /// window has room. Without that, an estimate that is too long would be kept: the refused
-    /// callers come again at once and keep the process busy, which then reads the few answers late.
+    /// If calls take about as long when they are alone, it is not this process that makes them long, and a
+    /// late answer costs others nothing. Then it is the time of a quick call.
+    ///
+    /// Otherwise it is less than the deadline, so a request that has just come may always be sent if the
+    /// window has room. Without that, an estimate that is too long would be kept: the refused callers come
+    /// again at once and keep the process busy, which then reads the few answers late.
     pub(super) fn needed(&self, deadline: Duration) -> Duration {
         match self.call {
             0 => Duration::ZERO,
+            call if call <= self.beyond_alone(nanos(deadline)) => {
+                Duration::from_nanos(call.saturating_sub(2 * self.spread))
+            }
             call => (Duration::from_nanos(call + self.spread) + deadline / 20).min(deadline / 8 * 7),
         }
     }
@@ -150,6 +156,10 @@ impl Pace {
         let gain = (target as i128 - i128::from(took)) * i128::from(PART) * 3 / (10 * i128::from(took));
         let gain = gain.clamp(-(PART as i128) / 4, PART as i128 / 2) as i64; // far below the limits of `i64`
         if gain < 0 {
+            // One long call says little, if calls wait for turns of the store.
+            if self.call < target.min(self.beyond_alone(deadline)) {
+                return;
+            }
             if self.course == Course::Grew {
                 (self.proven, self.course) = (self.window, Course::Shrank);
             }
@@ -171,11 +181,17 @@ impl Pace {
         self.record(deadline + deadline / 4, sent, deadline);
     }
 
-    /// Returns how long a call may take: seven tenths of the deadline. If a call takes longer than
-    /// that even alone, it is half of what is left.
+    /// Returns how long a call may take: seven tenths of the deadline. If a call takes longer than that even
+    /// alone, it is half of what is left, or a little more than it takes alone.
     fn target(&self, deadline: u64) -> u64 {
-        let usual = deadline / 10 * 7;
-        if self.alone < deadline { usual.max((self.alone + deadline) / 2) } else { usual }
+        let half = if self.alone < deadline { (self.alone + deadline) / 2 } else { 0 };
+        (deadline / 10 * 7).max(half).max(self.beyond_alone(deadline))
+    }
+
+    /// Returns the time from which a call takes longer because of others in flight. It is zero if that is not
+    /// known, and if a call alone is late: then no more than a few calls are worth it.
+    fn beyond_alone(&self, deadline: u64) -> u64 {
+        if self.alone < deadline / 8 * 9 { self.alone + self.alone / 20 * 3 } else { 0 }
     }
 }
 
@@ -186,4 +202,82 @@ fn moved(from: u64, to: u64, parts: u64) -> u64 {
 
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX / 4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    const DEADLINE: Duration = Duration::from_millis(50);
+
+    /// Plays calls of this time over a window that is full.
+    fn full(pace: &mut Pace, calls: usize, took: Duration) {
+        for _ in 0..calls {
+            let in_flight = pace.window();
+            let units = pace.room(0, 64);
+            pace.record_limit();
+            pace.record(took, Sent { units, in_flight, flights: 8 }, DEADLINE);
+        }
+    }
+
+    #[test]
+    fn calls_are_few_while_short_and_many_while_long() {
+        for (took, calls) in [(MS / 10, 2), (MS / 2, 2), (MS, 5), (5 * MS, 29), (40 * MS, 64)] {
+            let mut pace = Pace::new();
+            assert_eq!((pace.calls(), pace.needed(DEADLINE)), (2, Duration::ZERO));
+            full(&mut pace, 100, took);
+            assert_eq!(pace.calls(), calls, "{took:?}");
+        }
+    }
+
+    #[test]
+    fn window_grows_while_it_is_full_and_calls_come_in_time() {
+        let mut pace = Pace::new();
+        let before = pace.window();
+        pace.record(MS, Sent { units: 1, in_flight: 1, flights: 1 }, DEADLINE);
+        assert_eq!(pace.window(), before, "nothing waited for it");
+        full(&mut pace, 50, 20 * MS);
+        let grown = pace.window();
+        assert!(grown > 2 * before, "{grown}");
+        full(&mut pace, 400, 45 * MS);
+        assert!(pace.window() < grown / 2, "{}", pace.window());
+        full(&mut pace, 10_000, 60 * MS);
+        assert!((WINDOW_MIN..8).contains(&pace.window()), "{}", pace.window());
+        full(&mut pace, 100_000, MS);
+        assert_eq!(pace.window(), WINDOW_MAX);
+    }
+
+    #[test]
+    fn window_that_was_not_used_shrinks_to_what_was_in_flight() {
+        let mut pace = Pace::new();
+        pace.record(60 * MS, Sent { units: 3, in_flight: 3, flights: 2 }, DEADLINE);
+        assert!(pace.window() <= 3, "{}", pace.window());
+    }
+
+    /// Its round trip alone takes more than seven tenths of the deadline.
+    #[test]
+    fn far_store_has_a_window_as_well() {
+        let mut pace = Pace::new();
+        pace.record(44 * MS, Sent { units: 1, in_flight: 1, flights: 1 }, DEADLINE);
+        let before = pace.window();
+        full(&mut pace, 100, 44 * MS);
+        assert!(pace.window() > before, "{}", pace.window());
+    }
+
+    #[test]
+    fn extreme_calls_overflow_nothing() {
+        for took in [Duration::ZERO, Duration::MAX] {
+            for deadline in [MS, 60_000 * MS] {
+                let mut pace = Pace::new();
+                for number in 0..1_000 {
+                    let sent = Sent { units: number, in_flight: number, flights: number as usize };
+                    pace.record(if number % 3 == 0 { took } else { MS }, sent, deadline);
+                    assert!((WINDOW_MIN..=WINDOW_MAX).contains(&pace.window()));
+                    assert!(pace.needed(deadline) <= 5 * deadline);
+                }
+            }
+        }
+    }
 }

@@ -17,9 +17,9 @@ const DEADLINE: Duration = Duration::from_millis(500);
 #[derive(Clone)]
 struct Server(Arc<World>);
 
-#[derive(Default)]
 struct World {
     way: Way,
+    began: Instant,
     /// When the server is free again.
     free: Mutex<Option<Instant>>,
     /// When it stands still.
@@ -55,7 +55,7 @@ impl Fly for Server {
             at = end;
         }
         if !turn.is_zero() {
-            let since = at.duration_since(*EPOCH.get_or_init(Instant::now)).as_micros();
+            let since = at.duration_since(self.0.began).as_micros();
             let into = since % turn.as_micros();
             at += turn - Duration::from_micros(into as u64);
         }
@@ -81,8 +81,6 @@ impl Fly for Server {
     fn record_unsent(&self, _error: &Failure) {}
 }
 
-static EPOCH: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-
 /// A caller whose charge is refunded if it has gone.
 struct Caller(oneshot::Sender<Result<(), Failure>>, Weak<Flights<Server>>);
 
@@ -104,7 +102,8 @@ type Ends = Vec<(Duration, Duration, Option<Unanswered>)>;
 
 impl Server {
     fn new(way: Way) -> Self {
-        Self(Arc::new(World { way, ..World::default() }))
+        let (began, free, stall) = (Instant::now(), Mutex::default(), Mutex::default());
+        Self(Arc::new(World { way, began, free, stall, work: AtomicU64::new(0), corrections: AtomicU64::new(0) }))
     }
 
     fn limiter(&self) -> Arc<Flights<Self>> {
@@ -192,6 +191,17 @@ async fn store_that_is_busy_with_neighbours_decides_all() {
         let ends = offer(&Server::new(way).limiter(), rate, 12 * SECOND).await;
         let decided = decided(&ends, 4 * SECOND, 8 * SECOND);
         assert!(decided * 100 >= rate * 95, "{rate} offered, {decided} decided");
+    }
+}
+
+/// A lone call takes nearly the whole deadline, if it just missed its turn.
+#[tokio::test(start_paused = true)]
+async fn turns_near_the_deadline_are_used() {
+    for rate in [20, 50, 100, 200, 400] {
+        let way = Way { trip: MS, each: Duration::from_micros(30), turn: 460 * MS };
+        let ends = offer(&Server::new(way).limiter(), rate, 20 * SECOND).await;
+        let decided = decided(&ends, 5 * SECOND, 15 * SECOND);
+        assert!(decided * 100 >= rate * 80, "{rate} offered, {decided} decided");
     }
 }
 
