@@ -168,8 +168,7 @@ async fn burst(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn burst_passes_no_limit_although_failures_are_allowed() {
     for (requests, keys) in [(2_000, 50), (5_000, 1)] {
-        // More than that may not wait by default.
-        let (passed, failed, _) = burst(patient(), requests, keys, 1_024).await;
+        let (passed, failed, _) = burst(patient().max_in_flight(1_024), requests, keys, 1_024).await;
         assert!(passed.values().all(|passed| *passed == 10) && passed.len() == keys as usize, "{passed:?}");
         assert_eq!(failed, requests - 1_024);
     }

@@ -311,10 +311,16 @@ impl Link {
     /// Returns the failure of a call whose connection has ended, with the reason.
     fn lost(&self) -> Failure {
         let none = || {
-            let message = format!("there is no connection to Redis at {}", self.address);
+            let message = format!("there is no connection to Redis at {} yet{}", self.address, self.tls_hint());
             RedisError::new(StoreErrorKind::Unavailable, message)
         };
         Failure { cause: Cause::Lost, error: self.down_because().unwrap_or_else(none) }
+    }
+
+    /// Returns what may be wrong if a server with a URL of TLS does not answer. A server that does not speak TLS waits for
+    /// more.
+    fn tls_hint(&self) -> &'static str {
+        if self.transport.uses_tls() { "; if that port does not speak TLS, the URL begins with redis://" } else { "" }
     }
 
     /// Gives the connection newer credentials. How it ends is not recorded.
@@ -589,8 +595,7 @@ impl Link {
     fn record_reason(&self, mut failure: Failure, had_ended: bool) {
         if failure.error.kind() == StoreErrorKind::Timeout {
             // No check waited for this. The checks that come now fail at once, and this is why.
-            let is_tls = self.transport.uses_tls();
-            let hint = if is_tls { "; if that port does not speak TLS, the URL begins with redis://" } else { "" };
+            let hint = self.tls_hint();
             let message = format!("Redis at {} accepts connections and does not answer in time{hint}", self.address);
             failure = Failure::lost(StoreErrorKind::Unavailable, message);
         }

@@ -31,7 +31,7 @@ pub(super) struct Fred {
     address: Address,
     renewal: Option<Arc<Renewal>>,
     uses_tls: bool,
-    current: Current<(Client, AbortHandle)>,
+    current: Current<(Client, Arc<AbortHandle>)>,
 }
 
 /// Asks for credentials when fred makes a connection. Failed ones come back as an error with these first words.
@@ -178,7 +178,7 @@ impl Fred {
             ended = &mut task.0 => return self.reason(ended),
             () = made => {}
         }
-        let _in_use = self.current.set((client, task.0.abort_handle()));
+        let _in_use = self.current.set((client, Arc::new(task.0.abort_handle())));
         heard.record_connection();
         let ended = (&mut task.0).await;
         self.reason(ended)

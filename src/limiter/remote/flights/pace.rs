@@ -29,9 +29,10 @@ const PART: u64 = 1 << 10;
 const CALLS_MIN: u64 = 2;
 const CALLS_MAX: u64 = 64;
 
-/// The further calls for each millisecond that a call takes beyond `CALL_SHORT`.
+/// The further calls for each millisecond that a call takes beyond `CALL_SHORT`. A process that lacks processor time reads
+/// answers a millisecond late, and more calls would cost it more of that time.
 const CALLS_PER_MS: u64 = 6;
-const CALL_SHORT: u64 = 500_000;
+const CALL_SHORT: u64 = 2_000_000;
 
 /// A flight has at most this part of the window, so that a store that is the limit has several to work on.
 const FLIGHTS_MIN: u64 = 8;
@@ -42,6 +43,8 @@ pub(super) struct Pace {
     call: u64,
     /// How far calls are from that, smoothed.
     spread: u64,
+    /// The most calls at a time, if they share a connection.
+    calls: u64,
     /// The smoothed time of calls that were in flight alone. It is 0 before the first one.
     alone: u64,
     /// The most requests in flight, in parts.
@@ -74,7 +77,16 @@ pub(super) struct Sent {
 impl Pace {
     pub(super) fn new() -> Self {
         let window = WINDOW * PART;
-        Self { call: 0, spread: 0, alone: 0, window, proven: 0, course: Course::Grew, is_limiting: false }
+        Self {
+            call: 0,
+            spread: 0,
+            calls: CALLS_MIN,
+            alone: 0,
+            window,
+            proven: 0,
+            course: Course::Grew,
+            is_limiting: false,
+        }
     }
 
     /// Returns the smoothed time of a call. `None` before the first one.
@@ -112,8 +124,7 @@ impl Pace {
 
     /// Returns the most calls at a time, if they share a connection.
     pub(super) fn calls(&self) -> u64 {
-        let beyond = self.call.saturating_sub(CALL_SHORT);
-        (CALLS_MIN + beyond.saturating_mul(CALLS_PER_MS) / 1_000_000).min(CALLS_MAX)
+        self.calls
     }
 
     /// Returns the most requests of the next flight, if this many are in flight. At least one may fly.
@@ -145,6 +156,10 @@ impl Pace {
             // Good news is believed sooner: a store that was slow for a moment is used again at once.
             self.call = moved(self.call, took, if took < self.call / 2 { 2 } else { 8 }).max(1);
         }
+        // One more for each call that came back: a burst upon an idle lane finds out what its first calls say.
+        let beyond = self.call.saturating_sub(CALL_SHORT);
+        let wanted = CALLS_MIN + beyond.saturating_mul(CALLS_PER_MS) / 1_000_000;
+        self.calls = wanted.min(self.calls + 1).min(CALLS_MAX);
         if sent.flights <= 1 {
             self.alone = if self.alone == 0 { took } else { moved(self.alone, took, 4).max(1) };
         }
@@ -224,7 +239,7 @@ mod tests {
 
     #[test]
     fn calls_are_few_while_short_and_many_while_long() {
-        for (took, calls) in [(MS / 10, 2), (MS / 2, 2), (MS, 5), (5 * MS, 29), (40 * MS, 64)] {
+        for (took, calls) in [(MS / 10, 2), (MS, 2), (3 * MS, 8), (5 * MS, 20), (40 * MS, 64)] {
             let mut pace = Pace::new();
             assert_eq!((pace.calls(), pace.needed(DEADLINE)), (2, Duration::ZERO));
             full(&mut pace, 100, took);
