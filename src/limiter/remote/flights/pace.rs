@@ -29,8 +29,8 @@ const PART: u64 = 1 << 10;
 const CALLS_MIN: u64 = 2;
 const CALLS_MAX: u64 = 64;
 
-/// The further calls for each millisecond that a call takes beyond `CALL_SHORT`. A process that lacks processor time reads
-/// answers a millisecond late, and more calls would cost it more of that time.
+/// The further calls for each millisecond that a call takes beyond `CALL_SHORT`. A process that lacks
+/// processor time reads answers a millisecond late, and more calls would cost it more of that time.
 const CALLS_PER_MS: u64 = 6;
 const CALL_SHORT: u64 = 2_000_000;
 
