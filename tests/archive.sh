@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 features=${1:-axum,tonic,tokio,metrics,redis-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,rules,conformance}
 
 # Kilobytes of the compressed archives. Something that does not belong there is found by it: raise it for code only.
-limit_library=1000
+limit_library=1200
 limit_program=110
 
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)

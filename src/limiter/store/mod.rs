@@ -136,8 +136,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     /// Returns an error if the store did not answer. If its kind is
-    /// [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), the limiter sends the same changes again within the
-    /// deadline. No call is sent again because time passes.
+    /// [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), the limiter
+    /// sends the same changes again within the deadline. No call is sent again because time passes.
     fn swap(&self, changes: &[Change]) -> impl Future<Output = Result<Swapped, StoreError>> + Send;
 
     /// Makes or refuses several swaps, each of which is all or nothing by itself, and returns the
