@@ -158,7 +158,7 @@ fn measure(options: &Options) -> Vec<Point> {
     bench.points
 }
 
-/// What was measured of one client at one load.
+/// The measurements of one client at one load.
 #[derive(Clone)]
 struct Point {
     case: String,
@@ -189,7 +189,7 @@ impl Point {
 
     fn from_json(value: &Value) -> Self {
         let text = |name: &str| value[name].as_str().expect("it is a text").to_owned();
-        // What nobody decided has no latency, which is null in JSON.
+        // Without decided checks there is no latency, which is null in JSON.
         let number = |name: &str| value[name].as_f64().unwrap_or(f64::NAN);
         let failed = value["failed"].as_object().expect("it is an object").iter();
         Self {
@@ -243,7 +243,7 @@ fn read_points(file: &str) -> Vec<Point> {
 
 // Offering
 
-/// What became of a check.
+/// The end of a check.
 struct Answer {
     /// The time since the request arrived, and since the client was asked.
     waited: Duration,
@@ -284,7 +284,7 @@ struct Bench<'a> {
     points: Vec<Point>,
 }
 
-/// What is the same for all clients and loads of a case.
+/// The settings that all clients and loads of a case share.
 struct Setting<'a> {
     case: &'a str,
     deadline: Duration,

@@ -45,7 +45,7 @@
 //! | window of the epoch | 65,700 | 56,000 | 0.99 |
 //! | sliding window | 69,900 | 60,200 | 1.06 |
 //!
-//! Of these a script that does nothing takes 16,000, the time 9,100, and the write with its expiry 12,600.
+//! A script that does nothing takes 16,000 of these, the time 9,100, and the write with its expiry 12,600.
 //!
 //! The figures below are older, and of a script for each shape of request. Today one script decides all requests. Its instructions
 //! on the server, network included (callgrind, one key, the difference of two runs; a script that does nothing takes

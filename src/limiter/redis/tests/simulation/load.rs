@@ -29,7 +29,7 @@ pub(super) struct Load {
     found: Option<Duration>,
 }
 
-/// What became of a check.
+/// The end of a check.
 pub(super) struct Outcome {
     /// When it was sent, since the simulation began.
     pub(super) sent: Duration,
