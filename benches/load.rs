@@ -2,7 +2,7 @@
 //! busy or slow. Requests arrive by chance (a Poisson process) and do not wait for each other's answers, as those of
 //! many users do.
 //!
-//! `cargo bench --bench load --features redis,redis-rs,postgres`
+//! `cargo bench --bench load --features fred,redis-rs,postgres`
 //!
 //! | case | the store |
 //! |---|---|
@@ -36,7 +36,7 @@
 //! `--from=FILE` reads them from there instead of measuring, and `--svg=FILE` draws them. Words without dashes pick
 //! cases by name. The chart of the guide:
 //!
-//! `cargo bench --bench load --features redis,redis-rs,postgres -- --rounds=3 --json=FILE --svg=src/guide/load.svg`
+//! `cargo bench --bench load --features fred,redis-rs,postgres -- --rounds=3 --json=FILE --svg=src/guide/load.svg`
 //!
 //! A flush of PostgreSQL's log takes longer by `commit_delay`, for which the server waits with the lock of the log's
 //! writer. Commits that come meanwhile are flushed with it, where a disk would flush them next.

@@ -194,7 +194,7 @@ fn processor(runtime: &Runtime, server: &Server) {
             println!("  PostgreSQL, {durability} table, {tasks} in flight {used:>20.1} µs");
         }
     }
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "fred")]
     {
         let server = redis_server::Server::start();
         let builder = tower_ratelimit::RedisLimiter::builder().deadline(Duration::from_secs(20));

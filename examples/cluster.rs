@@ -2,7 +2,7 @@
 //! on different servers.
 //!
 //! ```sh
-//! REDIS_URL=redis-cluster://127.0.0.1:7000 cargo run --example cluster --features redis
+//! REDIS_URL=redis-cluster://127.0.0.1:7000 cargo run --example cluster --features fred
 //! curl -si -H 'x-api-key: alice' http://127.0.0.1:3000/
 //! ```
 //!

@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! redis-server --save "" &
-//! cargo run --example fallback --features redis &
+//! cargo run --example fallback --features fred &
 //! for i in $(seq 12); do curl -s -o /dev/null -w '%{http_code} ' http://127.0.0.1:3000/; done   # ten pass
 //! kill %1; sleep 2                          # stops Redis; a denial is remembered for up to a second
 //! for i in $(seq 12); do curl -s -o /dev/null -w '%{http_code} ' http://127.0.0.1:3000/; done   # five pass

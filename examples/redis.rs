@@ -2,8 +2,8 @@
 //!
 //! ```sh
 //! redis-server --save "" &
-//! cargo run --example redis --features redis -- 3000 &
-//! cargo run --example redis --features redis -- 3001 &
+//! cargo run --example redis --features fred -- 3000 &
+//! cargo run --example redis --features fred -- 3001 &
 //! for i in $(seq 6); do for port in 3000 3001; do curl -s -o /dev/null -w '%{http_code} ' http://127.0.0.1:$port/; done; done
 //! ```
 //!

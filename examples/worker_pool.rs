@@ -2,7 +2,7 @@
 //! `redis://127.0.0.1:6379`. Start it in two terminals: each gets about half of the quota.
 //!
 //! ```sh
-//! cargo run --example worker_pool --features redis -- http://127.0.0.1:3000/
+//! cargo run --example worker_pool --features fred -- http://127.0.0.1:3000/
 //! ```
 
 use http::Request;

@@ -79,11 +79,11 @@
 //! | `tokio` | `TokioTimer`, so that requests can wait; refusals [reach clients that still send](RateLimitLayer::discard_body); `TokioClock` for tests | tokio with its timer |
 //! | `tracing` | [logs](guide::observing#logs): outages of a store, refused rules, and each [`SetupWarning`](observe::SetupWarning) that no observer handles; `StatsBuilder::log_refusals` | tracing |
 //! | `metrics` | `Stats::record_metrics` hands the counts to the recorder of `metrics` | metrics |
-//! | `redis` | `RedisLimiter`: one limit for many processes | fred with `credential-provider` and `sentinel-auth` only, tokio, futures-util, sha1_smol, sha2 |
-//! | `redis-rs` | `RedisLimiter`, through another client library | redis with `tokio-comp` only, tokio, futures-util, sha1_smol, sha2 |
+//! | `fred` | `RedisLimiter`: one limit for many processes | fred with `credential-provider` and `sentinel-auth` only, tokio, futures-util, sha1_smol, sha2 |
+//! | `redis-rs` | `RedisLimiter`, through the crate `redis` (redis-rs) | redis with `tokio-comp` only, tokio, futures-util, sha1_smol, sha2 |
 //! | `store` | `StoreLimiter`: a limiter over [any store](guide::writing_a_backend#a-store) that can compare and swap | tokio, sha2, futures-util |
 //! | `postgres` | `PostgresStore`: such a store [in PostgreSQL](guide::no_redis_but_a_database) | those of `store`, and tokio-postgres without TLS |
-//! | `redis-rustls`, `redis-rustls-ring`, `redis-native-tls` | `rediss://`, by one of three TLS implementations | what fred needs for it, and rustls for the first two |
+//! | `fred-rustls`, `fred-rustls-ring`, `fred-native-tls` | `rediss://`, by one of three TLS implementations | what fred needs for it, and rustls for the first two |
 //! | `redis-rs-rustls`, `redis-rs-rustls-ring` | `rediss://` through redis-rs, by rustls with aws-lc-rs or ring | rustls, tokio-rustls, rustls-native-certs |
 //! | `client` | the module `client`: reads what a server's headers say about its limits, and waits as long | none |
 //! | `retry` | `client::RetryAfter`, a policy for `tower::retry` | tower with its retries |
@@ -151,7 +151,7 @@ pub use head::Head;
 pub use headers::Headers;
 pub use key::value::Key;
 pub use limiter::memory::limiter::MemoryLimiter;
-#[cfg(any(feature = "redis", feature = "redis-rs"))]
+#[cfg(any(feature = "fred", feature = "redis-rs"))]
 pub use limiter::redis::limiter::RedisLimiter;
 #[cfg(feature = "store")]
 pub use limiter::store::StoreLimiter;

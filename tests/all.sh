@@ -51,7 +51,7 @@ need() {
 
 # Every build of tests takes both packages and uses these features, so that dependencies are built once. The other two ways of TLS are
 # alternatives to this one. The feature tracing changes where warnings go, so it has a test of its own.
-features=axum,tonic,tokio,metrics,redis-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,rules,conformance
+features=axum,tonic,tokio,metrics,fred-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,rules,conformance
 
 step 'tools'
 need 'a C linker' 'command -v cc' gcc libc6-dev
@@ -163,8 +163,8 @@ on_redis=$(executable redis <<<"$made")
 vectors=$(executable vectors <<<"$made")
 
 step 'build: tests with Redis by the crate redis'
-# Without the feature redis, the limiter has the other client only. Its faults are in tests/campaigns.sh.
-on_redis_rs=$(cargo test --locked --package tower-ratelimit --features "${features/redis-rustls-ring,/}" --test redis \
+# Without the feature fred, the limiter has the other client only. Its faults are in tests/campaigns.sh.
+on_redis_rs=$(cargo test --locked --package tower-ratelimit --features "${features/fred-rustls-ring,/}" --test redis \
     --no-run --message-format json | executable redis)
 
 finished

@@ -2,7 +2,7 @@
 # The same tests as in tests/all.sh, with many more cases: for a night, or before a release. Each command also runs alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-features=axum,tonic,tokio,redis-rustls-ring,serde,rules,conformance
+features=axum,tonic,tokio,fred-rustls-ring,serde,rules,conformance
 # Optimised, the tests of the library take five minutes to build, and the simulation plays eight times as many seeds a second.
 # Assertions stay.
 export CARGO_PROFILE_TEST_OPT_LEVEL=2
@@ -31,10 +31,10 @@ shuttle=$(cargo rustc --locked --package tower-ratelimit --features "$features" 
 RATELIMIT_CAMPAIGN=100 "$shuttle" shuttle
 # Each algorithm beside its script in Redis, for two million steps.
 RATELIMIT_PARITY_STEPS=2000000 cargo test --locked --features "$features" --lib wire::tests::parity
-# Faults of Redis by the other client, the crate redis. Without the feature redis, the limiter has it only.
-cargo test --locked --package tower-ratelimit --features "${features/redis-rustls-ring/redis-rs-rustls-ring}" --lib -- redis::store \
+# Faults of Redis by the other client, the crate redis. Without the feature fred, the limiter has it only.
+cargo test --locked --package tower-ratelimit --features "${features/fred-rustls-ring/redis-rs-rustls-ring}" --lib -- redis::store \
     --test-threads 2
-cargo test --locked --package tower-ratelimit --features "${features/redis-rustls-ring/redis-rs-rustls-ring}" --test vectors
+cargo test --locked --package tower-ratelimit --features "${features/fred-rustls-ring/redis-rs-rustls-ring}" --test vectors
 # Requests in flight on Redis: half a million schedules of lost and late calls, four processes for a minute of which one is
 # killed, 2,000 failovers, and a proxy that loses answers. Prints the table in the guide.
 RATELIMIT_CAMPAIGN=25 PLACES_TABLE=1 cargo test --locked --features "$features" --lib places -- --nocapture
@@ -71,7 +71,7 @@ STOPPED_CLOCK_SECONDS=600 cargo test --locked --features "$features" --test memo
 # Floods that go on until every key is forgotten. Prints the table in the documentation of `limiter::memory`.
 FLOOD_TABLE=1 cargo test --locked --features "$features" --test memory floods -- --nocapture
 # The library without warnings, with each feature and each two of them: a quarter of an hour, and OpenSSL's headers for
-# redis-native-tls. Licences, duplicates and sources of all dependencies: seconds.
+# fred-native-tls. Licences, duplicates and sources of all dependencies: seconds.
 cargo install --locked cargo-hack cargo-deny
 cargo hack clippy --locked --package tower-ratelimit --lib --feature-powerset --depth 2 --exclude-features _redis -- -D warnings
 cargo deny --locked check licenses bans sources

@@ -86,7 +86,7 @@ pub mod requests_in_flight {}
 pub mod blocks_and_meters {}
 
 #[cfg_attr(feature = "_redis", doc = include_str!("redis_and_failures.md"))]
-#[cfg_attr(not(feature = "_redis"), doc = "Build the documentation with the feature `redis` to read this page.")]
+#[cfg_attr(not(feature = "_redis"), doc = "Build the documentation with the feature `fred` to read this page.")]
 pub mod redis_and_failures {}
 
 #[cfg_attr(feature = "postgres", doc = include_str!("no_redis_but_a_database.md"))]
@@ -94,7 +94,7 @@ pub mod redis_and_failures {}
 pub mod no_redis_but_a_database {}
 
 #[cfg_attr(feature = "_redis", doc = include_str!("observing.md"))]
-#[cfg_attr(not(feature = "_redis"), doc = "Build the documentation with the feature `redis` to read this page.")]
+#[cfg_attr(not(feature = "_redis"), doc = "Build the documentation with the feature `fred` to read this page.")]
 pub mod observing {}
 
 #[doc = include_str!("a_user_says.md")]

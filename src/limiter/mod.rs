@@ -21,7 +21,7 @@ mod place;
 mod place_lines;
 mod policy_registry;
 mod queue_refunds;
-#[cfg(any(feature = "redis", feature = "redis-rs"))]
+#[cfg(any(feature = "fred", feature = "redis-rs"))]
 pub mod redis;
 #[cfg(all(test, any(feature = "_redis", feature = "postgres")))]
 #[path = "../../tests/support/redis.rs"]

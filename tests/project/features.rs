@@ -68,7 +68,7 @@ fn rules_change_no_dependency_of_others() {
     fs::write(folder.join("src/lib.rs"), "").expect("a file can be written");
     fs::write(folder.join("Cargo.toml"), without).expect("a file can be written");
     fs::copy(root().join("Cargo.lock"), folder.join("Cargo.lock")).expect("a file can be copied");
-    for features in ["", "axum,tonic,tokio,serde,tracing", "redis"] {
+    for features in ["", "axum,tonic,tokio,serde,tracing", "fred"] {
         let packages_now = packages(root(), "tower-ratelimit", features);
         assert!(packages_now.len() > 15, "{packages_now:?}");
         assert_eq!(packages_now, packages(&folder, "tower-ratelimit", features), "with the features {features:?}");

@@ -123,7 +123,7 @@ fn postgres_client_is_named_by_its_store_only() {
     never("", &["tokio_postgres"], &store.collect::<Vec<_>>());
 }
 
-/// Code that both clients for Redis need has the feature `_redis`. With `redis` it would be missing in a build with
+/// Code that both clients for Redis need has the feature `_redis`. With `fred` it would be missing in a build with
 /// `redis-rs` alone.
 #[test]
 fn feature_of_one_redis_client_is_named_where_clients_are() {

@@ -91,7 +91,7 @@ async fn connection_of_the_application_is_its_to_log_in() {
     assert!(passes(&over, &policy, "a").await);
 }
 
-#[cfg(feature = "redis")]
+#[cfg(feature = "fred")]
 #[tokio::test]
 async fn builder_chooses_the_client() {
     use tower_ratelimit::limiter::redis::RedisClient;

@@ -113,7 +113,7 @@ fn hourly() -> Policy {
 /// Returns a builder for each client library.
 fn builders(builder: impl Fn() -> RedisLimiterBuilder) -> Vec<RedisLimiterBuilder> {
     vec![
-        #[cfg(feature = "redis")]
+        #[cfg(feature = "fred")]
         builder().client(RedisClient::Fred),
         #[cfg(feature = "redis-rs")]
         builder().client(RedisClient::RedisRs),

@@ -2,8 +2,8 @@
 //!
 //! Needs a `redis-server` that was built with TLS, and `openssl`.
 #![cfg(any(
-    feature = "redis-rustls",
-    feature = "redis-rustls-ring",
+    feature = "fred-rustls",
+    feature = "fred-rustls-ring",
     feature = "redis-rs-rustls",
     feature = "redis-rs-rustls-ring"
 ))]
@@ -179,7 +179,7 @@ fn port_without_tls_is_reported_as_such() {
 /// Returns a builder for each client library that has rustls.
 fn builders() -> Vec<RedisLimiterBuilder> {
     let clients = [
-        #[cfg(any(feature = "redis-rustls", feature = "redis-rustls-ring"))]
+        #[cfg(any(feature = "fred-rustls", feature = "fred-rustls-ring"))]
         RedisClient::Fred,
         #[cfg(any(feature = "redis-rs-rustls", feature = "redis-rs-rustls-ring"))]
         RedisClient::RedisRs,

@@ -68,7 +68,7 @@ impl RedisLimiterBuilder {
         }
     }
 
-    /// Sets the client library. By default it is fred if its feature, `redis`, is enabled. The guide says
+    /// Sets the client library. By default it is fred if the feature `fred` is enabled. The guide says
     /// [where the two differ](crate::guide::redis_and_failures#the-client-library).
     pub fn client(mut self, client: RedisClient) -> Self {
         self.client = client;
@@ -112,7 +112,7 @@ impl RedisLimiterBuilder {
 
     /// Sets the certificates of the authorities that are trusted with `rediss://`, as PEM. They replace those of the
     /// system. The certificate of the server must be of one of them, and for the host that the URL names. It needs TLS
-    /// by rustls: one of the features `redis-rustls`, `redis-rustls-ring`, `redis-rs-rustls`, `redis-rs-rustls-ring`.
+    /// by rustls: one of the features `fred-rustls`, `fred-rustls-ring`, `redis-rs-rustls`, `redis-rs-rustls-ring`.
     ///
     /// ```no_run
     /// use tower_ratelimit::RedisLimiter;

@@ -5,8 +5,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RedisClient {
-    /// The crate `fred`, with the feature `redis`. It is the default if both are enabled.
-    #[cfg(feature = "redis")]
+    /// The crate `fred`, with the feature `fred`. It is the default if both are enabled.
+    #[cfg(feature = "fred")]
     Fred,
     /// The crate `redis`, which is also called redis-rs, with the feature `redis-rs`.
     #[cfg(feature = "redis-rs")]
@@ -15,9 +15,9 @@ pub enum RedisClient {
 
 impl Default for RedisClient {
     fn default() -> Self {
-        #[cfg(feature = "redis")]
+        #[cfg(feature = "fred")]
         let client = Self::Fred;
-        #[cfg(not(feature = "redis"))]
+        #[cfg(not(feature = "fred"))]
         let client = Self::RedisRs;
         client
     }

@@ -7,7 +7,7 @@ mod error_class;
 #[cfg(feature = "redis-rs")]
 mod given;
 mod link;
-#[cfg(feature = "redis")]
+#[cfg(feature = "fred")]
 mod on_fred;
 #[cfg(feature = "redis-rs")]
 mod on_redis_rs;

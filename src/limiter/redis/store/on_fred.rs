@@ -85,7 +85,7 @@ impl FredTarget {
     }
 
     /// Uses TLS with these certificates.
-    #[cfg(any(feature = "redis-rustls", feature = "redis-rustls-ring"))]
+    #[cfg(any(feature = "fred-rustls", feature = "fred-rustls-ring"))]
     pub(super) fn use_certificates(&mut self, config: rustls::ClientConfig) {
         self.0.tls = Some(fred::types::config::TlsConnector::from(config).into());
     }

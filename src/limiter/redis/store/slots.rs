@@ -125,7 +125,7 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "fred")]
     #[test]
     fn slot_is_that_which_fred_computes() {
         for key in ["{}{foo}", "{foo", "foo}", "a{b}c{d}", "\u{ff}{\u{100}}"] {

@@ -2,7 +2,7 @@
 
 use super::address::{Address, TargetKind};
 use super::error_class::misconfigured;
-#[cfg(feature = "redis")]
+#[cfg(feature = "fred")]
 use super::on_fred::FredTarget;
 #[cfg(feature = "redis-rs")]
 use super::on_redis_rs::RedisRsTarget;
@@ -20,7 +20,7 @@ pub(super) struct Target {
 
 /// The URL, as a client library reads it.
 enum Library {
-    #[cfg(feature = "redis")]
+    #[cfg(feature = "fred")]
     Fred(FredTarget),
     #[cfg(feature = "redis-rs")]
     RedisRs(RedisRsTarget),
@@ -31,10 +31,10 @@ const SCHEMES: [&str; 6] = ["redis", "rediss", "redis-cluster", "rediss-cluster"
 /// Returns the features of which one gives a client TLS, and whether the build has one of them.
 fn tls_of(client: RedisClient) -> (&'static str, bool) {
     match client {
-        #[cfg(feature = "redis")]
+        #[cfg(feature = "fred")]
         RedisClient::Fred => (
-            "redis-rustls, redis-rustls-ring, redis-native-tls",
-            cfg!(any(feature = "redis-rustls", feature = "redis-rustls-ring", feature = "redis-native-tls")),
+            "fred-rustls, fred-rustls-ring, fred-native-tls",
+            cfg!(any(feature = "fred-rustls", feature = "fred-rustls-ring", feature = "fred-native-tls")),
         ),
         #[cfg(feature = "redis-rs")]
         RedisClient::RedisRs => (
@@ -74,9 +74,9 @@ fn check_rustls(scheme: &str, client: RedisClient) -> Result<(), RedisError> {
         return Err(misconfigured(format!("{scheme}:// does not use the certificates that are set; rediss:// does")));
     }
     let (features, has_rustls) = match client {
-        #[cfg(feature = "redis")]
+        #[cfg(feature = "fred")]
         RedisClient::Fred => {
-            ("redis-rustls, redis-rustls-ring", cfg!(any(feature = "redis-rustls", feature = "redis-rustls-ring")))
+            ("fred-rustls, fred-rustls-ring", cfg!(any(feature = "fred-rustls", feature = "fred-rustls-ring")))
         }
         #[cfg(feature = "redis-rs")]
         RedisClient::RedisRs => tls_of(client),
@@ -103,7 +103,7 @@ impl Target {
             tls::choose_provider();
         }
         let (client, kind) = match settings.client {
-            #[cfg(feature = "redis")]
+            #[cfg(feature = "fred")]
             RedisClient::Fred => {
                 let (target, kind) = FredTarget::parse(url)?;
                 (Library::Fred(target), kind)
@@ -130,7 +130,7 @@ impl Target {
     #[allow(unused_variables, clippy::needless_pass_by_ref_mut, reason = "certificates need a feature")]
     fn use_certificates(&mut self, pem: &Pem) -> Result<(), RedisError> {
         match &mut self.client {
-            #[cfg(any(feature = "redis-rustls", feature = "redis-rustls-ring"))]
+            #[cfg(any(feature = "fred-rustls", feature = "fred-rustls-ring"))]
             Library::Fred(target) => target.use_certificates(tls::read(pem)?),
             #[cfg(any(feature = "redis-rs-rustls", feature = "redis-rs-rustls-ring"))]
             Library::RedisRs(target) => {
@@ -146,7 +146,7 @@ impl Target {
     /// Returns an error if the URL is not one for which the application's closure is asked for credentials.
     fn check_credentials(&self) -> Result<(), RedisError> {
         let has_login = match &self.client {
-            #[cfg(feature = "redis")]
+            #[cfg(feature = "fred")]
             Library::Fred(target) => target.has_login(),
             #[cfg(feature = "redis-rs")]
             Library::RedisRs(target) => target.has_login(),
@@ -172,7 +172,7 @@ impl Target {
         settings: &Settings,
     ) -> Result<Box<dyn Transport>, RedisError> {
         Ok(match &self.client {
-            #[cfg(feature = "redis")]
+            #[cfg(feature = "fred")]
             Library::Fred(target) => Box::new(target.transport(name, only, settings)?),
             #[cfg(feature = "redis-rs")]
             Library::RedisRs(target) => Box::new(target.transport(name, only, settings)?),
@@ -187,10 +187,10 @@ mod tests {
     #[test]
     fn build_without_tls_refuses_schemes_that_need_it() {
         for scheme in SCHEMES {
-            assert_eq!(check_tls(scheme, ("redis-rustls", true)), Ok(()));
-            let refused = check_tls(scheme, ("redis-rustls", false)).err().map(|error| error.to_string());
+            assert_eq!(check_tls(scheme, ("fred-rustls", true)), Ok(()));
+            let refused = check_tls(scheme, ("fred-rustls", false)).err().map(|error| error.to_string());
             assert_eq!(refused.is_some(), scheme.starts_with("rediss"), "{scheme}");
-            assert!(refused.is_none_or(|error| error.starts_with(scheme) && error.contains("redis-rustls")));
+            assert!(refused.is_none_or(|error| error.starts_with(scheme) && error.contains("fred-rustls")));
         }
     }
 

@@ -12,8 +12,8 @@ pub(in crate::limiter::redis) struct Pem {
 #[derive(Clone)]
 #[cfg_attr(
     not(any(
-        feature = "redis-rustls",
-        feature = "redis-rustls-ring",
+        feature = "fred-rustls",
+        feature = "fred-rustls-ring",
         feature = "redis-rs-rustls",
         feature = "redis-rs-rustls-ring"
     )),
@@ -35,11 +35,11 @@ impl Pem {
 /// Makes the provider of the feature the process's, unless it has one. rustls does so itself, but panics if the
 /// application enabled both providers and chose none.
 pub(super) fn choose_provider() {
-    #[cfg(any(feature = "redis-rustls-ring", feature = "redis-rs-rustls-ring"))]
+    #[cfg(any(feature = "fred-rustls-ring", feature = "redis-rs-rustls-ring"))]
     let _ = rustls::crypto::ring::default_provider().install_default(); // the process has one
     #[cfg(all(
-        any(feature = "redis-rustls", feature = "redis-rs-rustls"),
-        not(any(feature = "redis-rustls-ring", feature = "redis-rs-rustls-ring"))
+        any(feature = "fred-rustls", feature = "redis-rs-rustls"),
+        not(any(feature = "fred-rustls-ring", feature = "redis-rs-rustls-ring"))
     ))]
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default(); // the process has one
 }
@@ -49,8 +49,8 @@ pub(super) fn choose_provider() {
 /// # Errors
 /// Which of them cannot be used. The errors have no part of them, because a key is a secret.
 #[cfg(any(
-    feature = "redis-rustls",
-    feature = "redis-rustls-ring",
+    feature = "fred-rustls",
+    feature = "fred-rustls-ring",
     feature = "redis-rs-rustls",
     feature = "redis-rs-rustls-ring"
 ))]
