@@ -1,12 +1,12 @@
 //! A client with `reqwest` that waits as its server says, and retries what was refused anyway. It calls
-//! the server of the example `quickstart`, or the URL that is its argument. After ten requests,
+//! the server of the package `quickstart`, or the URL that is its argument. After ten requests,
 //! `quickstart` lets one through every six seconds.
 //!
 //! Twelve requests go out at once. Those that the server refuses are retried after the time that it
 //! names. Meanwhile the layer inside holds back every other request to this server.
 //!
 //! ```sh
-//! cargo run --example quickstart &
+//! cargo run --package quickstart &
 //! cargo run --example reqwest_client
 //! ```
 

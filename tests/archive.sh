@@ -51,7 +51,7 @@ unpack() {
     [ "$size" -le "$limit" ] || fail "the archive of $name has $size kB, and at most $limit are meant"
 }
 
-unpack tower-ratelimit "$limit_library" CHANGELOG.md SECURITY.md src/lib.rs examples/quickstart.rs examples/rules.yaml
+unpack tower-ratelimit "$limit_library" CHANGELOG.md SECURITY.md src/lib.rs examples/client_ip.rs examples/rules.yaml
 members='"tower-ratelimit"'
 if [ "${#packed[@]}" -gt 2 ]; then
     unpack tower-ratelimit-cli "$limit_program" src/main.rs

@@ -1,32 +1,56 @@
-//! The guide: one page for each task, with examples that compile. Every user needs the first five.
+//! The guide: a page for each task, with examples that compile.
 //!
-//! | page | what it answers |
-//! |---|---|
-//! | [Quotas and rules](quotas_and_rules) | How do I state a limit, several limits, plans, and roll them out? |
-//! | [Who is the client](who_is_the_client) | How do I limit by address, proxy, API key or user? |
-//! | [What clients are told](what_clients_are_told) | Which headers, bodies and gRPC statuses are sent? How do I find out why a request was refused? |
-//! | [Testing your limits](testing_your_limits) | How do I test limits without waiting, and find misconfigurations? |
-//! | [Production checklist](production_checklist) | What should I check before the limit goes live? |
-//! | [Choosing an algorithm](choosing_an_algorithm) | Which algorithm fits, and what does it guarantee? |
-//! | [Choosing a limit](choosing_a_limit) | How large should a limit be, by the access logs that I have? |
-//! | [Rules in a file](rules_in_a_file) | How do I keep limits in a file, and change them while the service runs? |
-//! | [Settling costs](settling_costs) | How do I charge by the response: failed logins, tokens, bytes? |
-//! | [Delay and overflow](delay_and_overflow) | How do requests wait, or go elsewhere, instead of being refused? |
-//! | [Requests in flight](requests_in_flight) | How do I limit how many requests of a client run at once, and let others wait? |
-//! | [Blocks and meters](blocks_and_meters) | How do I shut out abusers, or bill the excess? |
-//! | [Redis and failures](redis_and_failures) | How do many processes share a limit, and what if Redis is away? |
-//! | [No Redis, but a database](no_redis_but_a_database) | How do many processes share a limit in PostgreSQL? |
-//! | [Observing](observing) | Which metrics are there, who is limited most, and what should alert me? |
-//! | [A user says](a_user_says) | A user reports a wrong 429, a limit too early or too late: where do I look, and what do I do? |
-//! | [Language models](language_models) | How do I build a gateway for language models: tokens, streams, several limits? |
-//! | [Being a client](being_a_client) | How do I read what other servers say about their limits, and obey it? |
-//! | [Without Tower](without_tower) | How do I limit in actix-web, poem, pingora, or a worker without HTTP? |
-//! | [Writing a backend](writing_a_backend) | How do I keep the states elsewhere? |
-//! | [Coming from](coming_from) | What are the settings of tower_governor, governor, axum-governor, actix-governor, Tower, a function of your own, axum 0.7, nginx and Envoy called here? |
-//! | [Upgrades](upgrades) | What may change in which release, and what does a new axum, tonic or tower mean? |
-//! | [How this is tested](how_this_is_tested) | What was tried to break it, how hard, and what was not tried? |
+//! # Read first
 //!
-//! The `examples` folder of the repository has complete programs.
+//! * [Quotas and rules](quotas_and_rules): how to state a limit, several limits and plans, and roll them out.
+//! * [Who is the client](who_is_the_client): how to limit by address, proxy, API key or user.
+//! * [What clients are told](what_clients_are_told): headers, bodies, gRPC statuses, and why a request was
+//!   refused.
+//! * [Testing your limits](testing_your_limits): without waiting, and misconfigurations.
+//! * [Production checklist](production_checklist): what to check before a limit goes live.
+//!
+//! # Index
+//!
+//! | you want | use | page |
+//! |---|---|---|
+//! | an algorithm, and to know what it guarantees | constructors of [`Quota`] | [algorithms](choosing_an_algorithm) |
+//! | several limits on a request, all or nothing | `RateLimitLayer::and`, `Rule::all_of` | [quotas and rules](quotas_and_rules) |
+//! | plans, a quota for each customer, quotas that change at run time | `Rule::plans`, `Rule::quota_from`, `middleware::{QuotaSwitch, Overrides}` | [quotas and rules](quotas_and_rules) |
+//! | to watch a limit before it refuses | `Mode::Shadow`, `middleware::ModeSwitch`, `Rule::warn_at_percent` | [quotas and rules](quotas_and_rules) |
+//! | a cost for each request: requests, tokens, bytes | `Rule::cost`, `Rule::unit` | [quotas and rules](quotas_and_rules) |
+//! | rules in a YAML file, reloaded at run time | `rules::Rules` (feature `rules`) | [rules in a file](rules_in_a_file) |
+//! | to check such a file, or convert one of Envoy's | `tower-ratelimit check`, `explain`, `convert` (package `tower-ratelimit-cli`) | [rules in a file](rules_in_a_file) |
+//! | to choose a limit by access logs | `tower-ratelimit replay` | [choosing a limit](choosing_a_limit) |
+//! | keys: addresses, proxies, API keys, users, closures | `key::*` | [who is the client](who_is_the_client) |
+//! | clients that always pass, or never | `middleware::AccessList` | [who is the client](who_is_the_client) |
+//! | other headers, bodies, gRPC codes | `Headers`, `Refusals` | [what clients are told](what_clients_are_told) |
+//! | to count only failed logins, or refund server errors | `Rule::charge_when`, `Rule::refund_when` | [settling costs](settling_costs) |
+//! | costs that are known afterwards | `Rule::settle_by_usage`, `settle_by_response`, `settle_by_body` | [settling costs](settling_costs) |
+//! | a key or cost that only the handler knows | `RateLimitLayer::admit`, `admit_call` | [settling costs](settling_costs) |
+//! | requests that wait for their turn | `Quota::leaky_queue`, `RateLimitLayer::delay` | [delay and overflow](delay_and_overflow) |
+//! | another answer than a refusal: 202, a cached page | `RateLimitLayer::overflow`, `Mode::Degrade` | [delay and overflow](delay_and_overflow) |
+//! | at most `n` requests at once, the next in line | `Quota::concurrent`, `Quota::max_wait` | [requests in flight](requests_in_flight) |
+//! | to shut out clients that are refused too often | `Rule::block` | [blocks and meters](blocks_and_meters) |
+//! | to let excess usage pass, and bill it | `Rule::overage` | [blocks and meters](blocks_and_meters) |
+//! | a gateway for language models | `Headers::openai`, `Headers::anthropic`, `middleware::Usage` | [language models](language_models) |
+//! | one limit for many processes, also while Redis is away | `RedisLimiter` (feature `fred`), `limiter::FallbackLimiter` | [Redis and failures](redis_and_failures) |
+//! | the same in PostgreSQL | `PostgresStore` (feature `postgres`) | [a database](no_redis_but_a_database) |
+//! | the same in a store of your own, or a limiter of your own | `StoreLimiter`, `limiter::Limiter`, `conformance::check` | [writing a backend](writing_a_backend) |
+//! | a limiter that a setting chooses | `limiter::BoxLimiter` | [Redis and failures](redis_and_failures) |
+//! | metrics, a status page, who is limited most | `observe::{Stats, StatusPage, Observer}` | [observing] |
+//! | why a request was refused, and to help | `RateLimitLayer::explain`, `limiter::Blocks` | [a user says](a_user_says) |
+//! | tests without waiting | `clock::{ManualClock, TokioClock}`, `RateLimitLayer::check` | [testing your limits](testing_your_limits) |
+//! | to obey other servers' limits | `client::{Advice, ObeyLayer, RetryAfter}` (features `client`, `retry`) | [being a client](being_a_client) |
+//! | actix-web, poem, pingora, or no HTTP at all | `RateLimitLayer::admit`, `MemoryLimiter::take_one` | [without Tower](without_tower) |
+//!
+//! [Coming from] lists what settings of tower_governor, governor, axum-governor, actix-governor, Tower, a
+//! function of your own, axum 0.7, nginx and Envoy are called here. [Upgrades] says what may change in which
+//! release. [How this is tested] says what was tried to break it, and what was not. The `examples` folder of
+//! the repository has complete programs.
+//!
+//! [Coming from]: coming_from
+//! [Upgrades]: upgrades
+//! [How this is tested]: how_this_is_tested
 
 // Some pages link to items of features, which exist in the documentation of all features only.
 #![cfg_attr(

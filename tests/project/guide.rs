@@ -1,5 +1,6 @@
 //! The guide's table of headers lists what is sent. Documents name only pages and paths that exist.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use axum::Router;
@@ -15,6 +16,9 @@ use tower_ratelimit::rules::{Descriptor, Rules, RulesWarningKind, convert_envoy}
 use tower_ratelimit::{Head, Headers, MemoryLimiter, Quota, RateLimitLayer, key, middleware::ResetEncoding};
 
 const README: &str = include_str!("../../README.md");
+const COMPARE: &str = include_str!("../../COMPARE.md");
+const INDEX: &str = include_str!("../../src/guide/mod.rs");
+const QUICKSTART: &str = include_str!("../../examples/quickstart/src/main.rs");
 const PAGE: &str = include_str!("../../src/guide/what_clients_are_told.md");
 const TESTING: &str = include_str!("../../src/guide/testing_your_limits.md");
 const ALGORITHMS: &str = include_str!("../../src/guide/choosing_an_algorithm.md");
@@ -84,26 +88,68 @@ fn guide_has_a_row_for_each_setup_warning() {
 }
 
 #[test]
-fn readme_counts_the_algorithms() {
+fn readme_and_comparison_count_the_algorithms() {
     const NUMBERS: [&str; 13] =
         ["Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve"];
     // Blocks and meters are no limits by themselves, and a concurrency limit is no rate.
     let count = Algorithm::ALL.len() - 3;
-    for words in
-        [format!("* {} algorithms, the same in memory", NUMBERS[count]), format!("| {count}, and blocks and meters |")]
-    {
-        assert!(README.contains(&words), "the README does not say: {words}");
+    for (name, text, words) in [
+        ("README.md", README, format!("* {} algorithms, the same in memory", NUMBERS[count])),
+        ("COMPARE.md", COMPARE, format!("| {count}, and blocks and meters |")),
+    ] {
+        assert!(text.contains(&words), "{name} does not say: {words}");
     }
 }
 
 #[test]
 fn readme_links_to_pages_of_the_guide() {
     let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide");
-    let pages: Vec<&str> =
-        README.split("/tower_ratelimit/guide/").skip(1).filter_map(|rest| rest.split('/').next()).collect();
-    assert!(pages.len() > 10, "the README has no links to the guide");
+    let links = README.lines().filter_map(|line| line.split_once("/tower_ratelimit/guide/"));
+    let pages: Vec<&str> = links.map(|(_, page)| page.trim_end_matches('/')).filter(|page| !page.is_empty()).collect();
+    assert!(pages.len() > 5, "the README has no links to the guide");
     for page in pages {
         assert!(guide.join(page).with_extension("md").exists() || guide.join(page).is_dir(), "there is no page {page}");
+    }
+}
+
+#[test]
+fn readme_shows_the_program_that_it_runs() {
+    let program = QUICKSTART.split_once("\n\n").map(|(_, code)| code).expect("it begins with its description");
+    assert!(README.contains(&format!("```rust,no_run\n{program}```\n")), "README.md shows another program");
+    let manifest = include_str!("../../examples/quickstart/Cargo.toml");
+    let needs = README.split("```toml\n[dependencies]\n").nth(1).and_then(|rest| rest.split("```").next());
+    for line in needs.expect("the README says what a program depends on").lines() {
+        let published = line.replace("version = \"0.1\"", "path = \"../..\"");
+        assert!(manifest.contains(&published), "examples/quickstart/Cargo.toml has no `{published}`");
+    }
+}
+
+/// A reader who has to choose reads a page. The index and the rest are in the guide.
+#[test]
+fn readme_is_short() {
+    let text = README.split("\n[docs]: ").next().unwrap_or(README);
+    let words = text.split_whitespace().filter(|word| word.contains(char::is_alphanumeric)).count();
+    assert!(words <= 900, "README.md has {words} words, and 900 are meant");
+    let is_api = |name: &&str| !name.is_empty() && (name.contains("::") || name.starts_with(char::is_uppercase));
+    let names: BTreeSet<&str> =
+        text.split(|c: char| !c.is_alphanumeric() && !"_:".contains(c)).filter(is_api).collect();
+    let items = include_str!("public_items.txt");
+    let is_ours = |name: &&&str| items.lines().any(|item| item.split(" (").next() == Some(name));
+    let names: Vec<_> = names.iter().filter(is_ours).collect();
+    assert!((10..=25).contains(&names.len()), "README.md names {} items of the API: {names:?}", names.len());
+}
+
+#[test]
+fn index_of_the_guide_names_each_page() {
+    let pages: Vec<&str> = INDEX.lines().filter_map(|line| line.strip_prefix("pub mod ")).collect();
+    assert!(pages.len() > 15, "the guide has no pages");
+    for page in pages.iter().filter_map(|page| page.split(' ').next()) {
+        assert!(
+            INDEX.contains(&format!("]({page})"))
+                || INDEX.contains(&format!("]: {page}\n"))
+                || INDEX.contains(&format!("[{page}] |")),
+            "no link to {page}"
+        );
     }
 }
 

@@ -130,7 +130,7 @@ fn feature_of_one_redis_client_is_named_where_clients_are() {
     let transports = ["mod", "slots", "target"].map(|file| format!("limiter/redis/store/{file}.rs"));
     let mut except = vec!["lib.rs", "limiter/mod.rs", "limiter/redis/client.rs"];
     except.extend(transports.iter().map(String::as_str));
-    never("", &["feature = \"redis\""], &except);
+    never("", &["feature = \"fred\""], &except);
 }
 
 #[test]

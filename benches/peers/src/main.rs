@@ -44,7 +44,7 @@ struct Arguments {
     /// Adds the ratios of this run to those of other runs, of which tables show medians. Also for some cases only.
     #[arg(long)]
     record: bool,
-    /// Runs nothing. Draws the charts and writes the tables of both READMEs anew, from the JSON that is there.
+    /// Runs nothing. Draws the charts and writes the tables of README.md anew, from the JSON that is there.
     #[arg(long)]
     report: bool,
     /// A process that a case starts, and what it has to do.
@@ -95,8 +95,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Ok(());
     }
     if arguments.report {
-        let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-        return report::report(&arguments.results, &[&package.join("README.md"), &package.join("../../README.md")]);
+        let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+        return report::report(&arguments.results, &document);
     }
     let is_wanted = |family| arguments.families.is_empty() || arguments.families.contains(&family);
     let plan = race::Plan::new(arguments.seconds, arguments.smoke, arguments.only);

@@ -223,7 +223,7 @@ impl Everything {
 }
 
 /// Draws all charts and writes all tables anew, from the figures that are there. Charts show the first profile.
-pub fn report(folder: &Path, documents: &[&Path]) -> Done {
+pub fn report(folder: &Path, document: &Path) -> Done {
     let all = Everything::read(folder)?;
     let (profile, _) = PROFILES[0];
     for ((of, family), results) in &all.results {
@@ -237,5 +237,5 @@ pub fn report(folder: &Path, documents: &[&Path]) -> Done {
         }
     }
     chart::draw(&folder.join("summary.svg"), &tables::summary(&all))?;
-    documents.iter().try_for_each(|document| document::rewrite(document, &|table| tables::table(&all, table)))
+    document::rewrite(document, &|table| tables::table(&all, table))
 }
