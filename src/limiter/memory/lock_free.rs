@@ -15,7 +15,7 @@ use crate::limiter::{Charge, Effect};
 
 use super::slot_table::{Fingerprint, Line, Seen};
 use super::store::Store;
-use super::word::{HeldUnits, NO_STATE, Now};
+use super::word::{HeldWord, NO_STATE, Now};
 
 /// The most charges of a set. A larger set is rare, and would need memory of its own.
 const SET_MAX: usize = 4;
@@ -223,7 +223,7 @@ fn report_untaken(charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], d
                 *decision = rules.decide(layout.unpack(seen.word, now), now.at, 0, false).decision;
             }
             Decider::Places(rules) => {
-                let held = HeldUnits::unpack(seen.word).map_or(0, |held| held.units);
+                let held = if let HeldWord::Units(held) = HeldWord::of(seen.word) { held.units } else { 0 };
                 *decision = rules.describe(rules.look(held, 0, How::IfAllowed), 0);
             }
             Decider::Pair(..) | Decider::EntryLog(_) => {}

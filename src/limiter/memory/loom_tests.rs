@@ -537,7 +537,10 @@ fn place_never_lands_on_the_key_that_took_its_slot() {
         model(2, move || {
             let limiter = held(1);
             let [one, other] = [limiter.clone(), limiter.clone()];
-            let theirs = (Fingerprint::of_held(9 << 40).tag(HELD_VERSION), HeldUnits { units: 1, run: 0 }.pack());
+            let theirs = (
+                Fingerprint::of_held(9 << 40).tag(HELD_VERSION),
+                HeldUnits { units: 1, run: 0 }.pack().expect("the first run fits"),
+            );
             let take_slot = move || {
                 let key = other.store.fingerprint_of_held(&other.policy, &other.key);
                 let seen = other.store.table.place_of(key).and_then(Place::read);

@@ -10,8 +10,8 @@
 //!
 //! The number of a run is the number of resets before it began. A reset raises that number before it locks the slot. A
 //! thread that begins a run reads it before the slot, and compares it again when it has locked the slot. So a run has
-//! another number than those that were reset before it. The numbers wrap after 4,194,304 resets: a receipt that old may
-//! return units of another request.
+//! another number than those that were reset before it. A slot's word has room for the first 4,194,303 numbers. The
+//! units of later runs are in the [arena](super::entry_arena), and take the long way.
 //!
 //! # Lines
 //!
@@ -31,14 +31,14 @@ use crate::sync::Ordering;
 
 use super::slot_table::{Fingerprint, HELD_VERSION, Seen};
 use super::store::Store;
-use super::word::HeldUnits;
+use super::word::{HeldUnits, HeldWord};
 
 impl Store {
     /// Returns the number of a run that begins now.
     #[inline]
     pub(super) fn run(&self) -> u64 {
         // Relaxed: the slot's lock orders it, see the module's documentation.
-        HeldUnits::run_after(self.resets.load(Ordering::Relaxed))
+        self.resets.load(Ordering::Relaxed)
     }
 
     /// Takes units, if the key has its slot and no other thread changes it.
@@ -61,9 +61,9 @@ impl Store {
             Effect::Force => How::Force,
             Effect::OnRefusal { .. } => return None,
         };
-        let seen = self.look_at_places(self.fingerprint_of_held(charge.policy, charge.key))?;
-        let (verdict, after) = look(rules, HeldUnits::unpack(seen.word), run, (charge.cost, how), false);
-        let word = if verdict.taken() == 0 { seen.word } else { after.pack() };
+        let (seen, held) = self.look_at_places(self.fingerprint_of_held(charge.policy, charge.key))?;
+        let (verdict, after) = look(rules, held, run, (charge.cost, how), false);
+        let word = if verdict.taken() == 0 { seen.word } else { after.pack()? };
         Some(PlacesPlan { seen, verdict, run: after.run, word })
     }
 
@@ -76,10 +76,10 @@ impl Store {
 
     #[inline(always)]
     fn release_units(&self, policy: &Policy, key: &Key, receipt: &Receipt) {
-        if let Some(seen) = self.look_at_places(self.fingerprint_of_held(policy, key)) {
-            let after = HeldUnits::unpack(seen.word).and_then(|held| without(held, receipt.units(), receipt.at_us()));
-            let word = after.map(|after| if after.units > 0 { after.pack() } else { self.returned_word() });
-            if word.is_none_or(|word| seen.replace(word)) {
+        if let Some((seen, held)) = self.look_at_places(self.fingerprint_of_held(policy, key)) {
+            let Some(after) = held.and_then(|held| without(held, receipt.units(), receipt.at_us())) else { return };
+            let word = if after.units > 0 { after.pack() } else { Some(self.returned_word()) };
+            if word.is_some_and(|word| seen.replace(word)) {
                 return;
             }
         }
@@ -92,10 +92,17 @@ impl Store {
         HeldUnits::returned(u64::from(self.claimed_s.load(Ordering::Relaxed)) * 1_000_000) // only a hint
     }
 
+    /// Returns the slot of a key, and what its word says is held. Returns `None` if there is no slot, or if the arena
+    /// has the units.
     #[inline(always)]
-    fn look_at_places(&self, key: Fingerprint) -> Option<Seen<'_>> {
+    fn look_at_places(&self, key: Fingerprint) -> Option<(Seen<'_>, Option<HeldUnits>)> {
         let line = self.table.prefetch(key)?;
-        self.table.look(&line, key, HELD_VERSION)
+        let seen = self.table.look(&line, key, HELD_VERSION)?;
+        match HeldWord::of(seen.word) {
+            HeldWord::Nothing => Some((seen, None)),
+            HeldWord::Units(held) => Some((seen, Some(held))),
+            HeldWord::InArena(_) => None,
+        }
     }
 
     /// Replaces what was seen, if it is still the same, and if nothing has come between, see `is_run_without_lines`.
@@ -149,4 +156,62 @@ pub(super) fn look(
 #[inline]
 pub(super) fn without(held: HeldUnits, units: u64, run: u64) -> Option<HeldUnits> {
     (held.run == run).then(|| HeldUnits { units: held.units.saturating_sub(units), ..held })
+}
+
+#[cfg(all(test, not(ratelimit_loom), not(ratelimit_shuttle)))]
+mod tests {
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::limiter::memory::word::RUN_BITS;
+    use crate::{MemoryLimiter, Quota};
+
+    fn bench(limit: u64) -> (MemoryLimiter, Policy, Key) {
+        let limiter = MemoryLimiter::builder().max_keys(100).clock(ManualClock::new()).build().unwrap();
+        (limiter, Policy::new("places", Quota::concurrent(limit)).unwrap(), Key::global())
+    }
+
+    #[test]
+    fn receipt_of_any_age_returns_nothing_of_a_later_run() {
+        for resets in [1, (1 << RUN_BITS) - 2, (1 << RUN_BITS) - 1, 1 << RUN_BITS, 3 << RUN_BITS, u64::MAX - 9] {
+            let (limiter, policy, key) = bench(5);
+            let left = || limiter.peek_one(&policy, &key, 0).remaining();
+            let hold = |cost| limiter.hold(&policy, &key, cost).unwrap();
+            let old = hold(5);
+            limiter.reset_now(&policy, &key);
+            limiter.0.resets.store(resets, Ordering::Relaxed);
+            let (two, one) = (hold(2), hold(1));
+            assert!(limiter.hold(&policy, &key, 3).is_err(), "after {resets} resets");
+            drop(old);
+            assert_eq!(left(), 2, "after {resets} resets");
+            let other = Key::of("other").unwrap();
+            limiter.reset_now(&policy, &other);
+            drop(two);
+            assert_eq!(left(), 4, "after {resets} resets and that of another key");
+            drop(one);
+            assert_eq!(left(), 5, "after {resets} resets");
+            let held = [hold(5)];
+            limiter.reset_now(&policy, &key);
+            let later = hold(3);
+            drop(held);
+            assert_eq!(left(), 2, "after {resets} resets and one more");
+            drop(later);
+            assert_eq!(left(), 5);
+        }
+    }
+
+    #[test]
+    fn late_runs_free_their_blocks_and_are_never_forgotten() {
+        let (limiter, policy, _) = bench(2);
+        limiter.0.resets.store(1 << 50, Ordering::Relaxed);
+        let keys: Vec<Key> = (0..40_u32).map(|key| Key::of(key).unwrap()).collect();
+        for round in 0..200 {
+            let held: Vec<_> = keys.iter().map(|key| limiter.hold(&policy, key, 2).expect("two are free")).collect();
+            assert!(keys.iter().all(|key| limiter.hold(&policy, key, 1).is_err()), "round {round}");
+            if round % 2 == 1 {
+                keys.iter().for_each(|key| limiter.reset_now(&policy, key));
+            }
+            drop(held);
+        }
+        assert!(keys.iter().all(|key| limiter.peek_one(&policy, key, 0).remaining() == 2));
+    }
 }

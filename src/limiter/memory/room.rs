@@ -13,7 +13,7 @@ use super::slot_table::{Claim, Fingerprint, Growth, HELD_VERSION, Place, SLOTS_P
 use super::state::State;
 use super::store::Store;
 use super::versions::{Known, UNNAMED, word_layout};
-use super::word::{HeldUnits, NO_STATE, Now, block_of, expiry_of, is_expired, is_returned_after};
+use super::word::{HeldWord, NO_STATE, Now, block_of, expiry_of, is_expired, is_returned_after};
 
 /// The number of times that a key's lines are searched again if another thread was quicker.
 const ATTEMPTS: usize = 16;
@@ -153,7 +153,7 @@ impl Store {
     /// Returns whether a state stays where it is while it counts. A key of which nothing is held any more has none.
     fn is_pinned(&self, seen: Seen<'_>) -> bool {
         match version_of(seen.tag) {
-            HELD_VERSION => HeldUnits::unpack(seen.word).is_some(),
+            HELD_VERSION => HeldWord::of(seen.word) != HeldWord::Nothing,
             version => self.versions.form(version).is_pinned(),
         }
     }

@@ -14,7 +14,7 @@ use super::places;
 use super::slot_table::{Claim, Fingerprint, HELD_VERSION, Place, Seen, version_of};
 use super::store::Store;
 use super::versions::{UNNAMED, word_layout};
-use super::word::{HeldUnits, NO_STATE, Now, block_of, block_word};
+use super::word::{HeldUnits, HeldWord, NO_STATE, Now, block_of, block_word};
 
 /// A key whose slot is locked, or that is known to have none.
 pub(super) struct Hold<'a> {
@@ -173,7 +173,7 @@ impl Store {
     #[inline]
     pub(super) fn unpack(&self, seen: Seen<'_>, rules: &Decider, now: Now) -> (Chain, State) {
         if let Decider::Places(_) = rules {
-            return (Chain::default(), HeldUnits::unpack(seen.word).map_or(State::Nothing, State::Held));
+            return self.unpack_places(seen);
         }
         if let Some(layout) = word_layout(rules, version_of(seen.tag)) {
             return (Chain::default(), layout.unpack(seen.word, now).map_or(State::Nothing, State::Pair));
@@ -191,6 +191,17 @@ impl Store {
             },
         };
         (chain, state)
+    }
+
+    fn unpack_places(&self, seen: Seen<'_>) -> (Chain, State) {
+        let block = match HeldWord::of(seen.word) {
+            HeldWord::Nothing => return (Chain::default(), State::Nothing),
+            HeldWord::Units(held) => return (Chain::default(), State::Held(held)),
+            HeldWord::InArena(block) => block,
+        };
+        let chain = self.arena().load(block);
+        let held = self.arena().pair(&chain).map(|Pair { at: run, n: units }| HeldUnits { units, run });
+        (chain, held.map_or(State::Nothing, State::Held))
     }
 
     /// Returns the blocks of a slot that is locked and whose state is in the arena.
@@ -304,7 +315,8 @@ impl Store {
     pub(super) fn make_room<'a>(&'a self, hold: &mut Hold<'a>, now: Now, events: &mut Events<'_>) -> bool {
         // A change that only removes units needs no block: neither the key itself nor another may suffer for it.
         let adds = match hold.change {
-            Change::Nothing | Change::Clear | Change::Held(_) => false,
+            Change::Nothing | Change::Clear => false,
+            Change::Held(held) => held.units > 0 && held.pack().is_none(),
             Change::Remove(..) => !matches!(hold.state, State::Entries),
             Change::Pair(_) | Change::Entries(_) => true,
         };
@@ -373,8 +385,15 @@ impl Store {
                     self.store_chain(*key, chain, Some(pair.at.saturating_add(1)), now)
                 }
             },
-            (Change::Held(held), _) if held.units > 0 => held.pack(),
-            (Change::Held(_), _) => HeldUnits::returned(now.relative),
+            (Change::Held(held), _) if held.units > 0 => held.pack().unwrap_or_else(|| {
+                self.arena().set_pair(*key, chain, Pair { at: held.run, n: held.units });
+                self.arena().store(*key, chain);
+                HeldUnits::in_arena(chain.block())
+            }),
+            (Change::Held(_), _) => {
+                self.free_chain(*key, chain);
+                HeldUnits::returned(now.relative)
+            }
             (Change::Clear, _) => {
                 self.free_chain(*key, chain);
                 NO_STATE

@@ -30,8 +30,13 @@ const _: () = assert!(RELATIVE_US_MAX < HELD >> LOWER_BITS, "words of held units
 
 /// Bits of a word that hold the number of units that are held. Above them is the number of the run.
 const UNIT_BITS: u32 = 40;
-const RUN_BITS: u32 = u64::BITS - 2 - UNIT_BITS;
+pub(super) const RUN_BITS: u32 = u64::BITS - 2 - UNIT_BITS;
 const _: () = assert!(HELD_MAX < (1 << UNIT_BITS) - 1, "no word of held units is LOCKED");
+
+/// The number of a run in a word that names a block of the arena, which has the units and the number. No run has this
+/// number in a word.
+const RUN_IN_ARENA: u64 = (1 << RUN_BITS) - 1;
+const _: () = assert!((u32::MAX as u64) < (1 << UNIT_BITS) - 1, "no word of a block is LOCKED");
 
 /// The instant of a decision: in microseconds since the epoch, and since the limiter's base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,29 +114,30 @@ impl WordLayout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeldUnits {
     pub(super) units: u64,
-    /// The number of resets before the run began; see [`Self::run_after`].
+    /// The number of resets before the run began.
     pub(super) run: u64,
 }
 
+/// What a word says about a key's units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HeldWord {
+    Nothing,
+    Units(HeldUnits),
+    /// The block of the arena that has them.
+    InArena(u32),
+}
+
 impl HeldUnits {
-    /// Returns the number of a run that begins after this many resets.
+    /// Packs units, of which there is at least one. Returns `None` if the number of their run is too large for a word.
     #[inline]
-    pub(super) fn run_after(resets: u64) -> u64 {
-        resets & ((1 << RUN_BITS) - 1)
-    }
-
-    /// Returns what is held, or `None` if nothing is.
-    #[inline]
-    pub(super) fn unpack(word: u64) -> Option<Self> {
-        let held = Self { units: word & ((1 << UNIT_BITS) - 1), run: Self::run_after(word >> UNIT_BITS) };
-        (word >= HELD).then_some(held)
-    }
-
-    /// Packs units, of which there is at least one.
-    #[inline]
-    pub(super) fn pack(self) -> u64 {
+    pub(super) fn pack(self) -> Option<u64> {
         debug_assert!(self.units > 0, "what is held is a state");
-        HELD | self.run << UNIT_BITS | self.units
+        (self.run < RUN_IN_ARENA).then_some(HELD | self.run << UNIT_BITS | self.units)
+    }
+
+    /// Returns the word of units that are in a block of the arena.
+    pub(super) fn in_arena(block: u32) -> u64 {
+        HELD | RUN_IN_ARENA << UNIT_BITS | u64::from(block)
     }
 
     /// Returns the word of a key of which nothing is held from an instant on, in microseconds after the base. It is
@@ -139,6 +145,19 @@ impl HeldUnits {
     #[inline]
     pub(super) fn returned(relative_us: u64) -> u64 {
         relative_us << LOWER_BITS
+    }
+}
+
+impl HeldWord {
+    #[inline]
+    pub(super) fn of(word: u64) -> Self {
+        if word < HELD {
+            return Self::Nothing;
+        }
+        match word >> UNIT_BITS & RUN_IN_ARENA {
+            RUN_IN_ARENA => Self::InArena(block_of(word)),
+            run => Self::Units(HeldUnits { units: word & ((1 << UNIT_BITS) - 1), run }),
+        }
     }
 }
 
