@@ -366,7 +366,9 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
     fn is_behind(&self, state: Pair, now: u64, own: Pair) -> bool {
         let num = |pair: Pair| pair.n.min(self.l.get() - 1);
         let is_later = (own.at, num(own)) < (state.at, num(state));
-        self.queue.is_some() && own.at > now && is_later && !self.backlog(Some(state), now).1
+        // A slot may be over in a part of this microsecond.
+        let is_ahead = (own.at, num(own)) > (now, 0);
+        self.queue.is_some() && is_ahead && is_later && !self.backlog(Some(state), now).1
     }
 
     fn could_be(&self, state: Pair) -> bool {
@@ -516,6 +518,10 @@ mod tests {
         assert!(queue.is_behind(later, now, own));
         assert!(!queue.is_behind(own, now, own), "it is the last one");
         assert!(!queue.is_behind(later, 1_005, own), "it has departed");
+        let thirds = Quota::leaky_queue(3, Duration::from_micros(10)).expect("a valid quota");
+        let thirds = Gcra::<u64>::new(thirds.spec());
+        assert!(thirds.is_behind(later, 1_005, Pair { n: 1, ..own }), "it departs in this microsecond");
+        assert!(!thirds.is_behind(later, 1_005, own), "it has departed");
         assert!(!queue.is_behind(Pair { at: 2_000, n: 0 }, now, own), "the clock stepped back");
         assert!(!bucket.is_behind(later, now, own));
     }

@@ -247,6 +247,31 @@ fn slots_of_a_queue_refunded_in_any_order_are_all_free() {
 }
 
 #[test]
+fn slots_shorter_than_a_microsecond_are_all_free_again() {
+    const COUNT: usize = 5_022;
+    let second = Duration::from_secs(1);
+    for (limit, period) in
+        [(7_000_000, second), (3_000_000, second), (1_000_000, second), (999_999, second), (7, 3 * second)]
+    {
+        for step in [1, COUNT - 1, 5, 2_513] {
+            let limiter = limiter(100, &ManualClock::new());
+            let quota = Quota::leaky_queue(limit, period).and_then(|quota| quota.queue(COUNT as u64));
+            let policy = Policy::from(quota.expect("the quota is possible"));
+            let mut slots: Vec<_> = (0..COUNT)
+                .map(|_| limiter.take_one(&policy, &key(1), 1).take_receipt().expect("there is room"))
+                .map(Some)
+                .collect();
+            for turn in 0..COUNT {
+                let slot = slots[turn * step % COUNT].take().expect("each slot has its turn");
+                limiter.refund_now(&[Refund::new(policy.clone(), key(1), slot)]);
+            }
+            let left = limiter.peek_one(&policy, &key(1), 0).remaining();
+            assert_eq!(left, COUNT as u64 + 1, "{limit} in {period:?}, each {step}th");
+        }
+    }
+}
+
+#[test]
 fn set_is_charged_entirely_or_not_at_all() {
     for first in quotas() {
         for second in quotas() {

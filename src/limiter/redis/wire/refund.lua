@@ -24,9 +24,11 @@ local function refund_pair(kind, q, r, at, n, m)
     local r_num = r.num
     if r_num < 0 then -- of a queue: only if no other request has queued behind it
       local own = math.min(n, l - 1) -- without numerators, n means nothing
-      if at > now and (us ~= at - now or num ~= own) then return nil end
+      if at >= now and (us ~= at - now or num ~= own) then return nil end
       if at ~= r.at or own ~= r.n then
-        return nil, r.at > now and (at > r.at or at == r.at and own > math.min(r.n, l - 1))
+        local r_own = math.min(r.n, l - 1)
+        local is_ahead = r.at > now or r.at == now and r_own > 0
+        return nil, is_ahead and (at > r.at or at == r.at and own > r_own)
       end
       r_num = -1 - r_num
     end

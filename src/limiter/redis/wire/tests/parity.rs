@@ -425,3 +425,27 @@ fn queue_keeps_what_another_quota_took_as_in_memory() {
     ask(&mut life, &|life, policy, stored| life.refund_of(policy, stored, 0, 1));
     ask(&mut life, &|life, policy, stored| life.charge(policy, stored, 0, Effect::Enforce, true));
 }
+
+/// Several slots of a fast queue are over in one microsecond.
+#[test]
+fn queue_faster_than_a_microsecond_keeps_refunds_as_in_memory() {
+    let us = std::time::Duration::from_micros;
+    for (limit, period) in [(7, 1), (7, 3), (1, 1)] {
+        let mut bench = Bench::start();
+        for passes in [0, 1] {
+            let queue = Quota::leaky_queue(limit, us(period)).unwrap().queue(50).unwrap();
+            let mut life = Life::new(queue, 43_893, passes, Vec::new());
+            let policy = Policy::new("p", queue).unwrap();
+            let stored = bench.space.key(&policy, &life.key);
+            for _ in 0..9 {
+                let asked = life.charge(&policy, &stored, 1, Effect::Enforce, false);
+                bench.compare(&life, asked);
+            }
+            life.now += passes as u64;
+            while !life.receipts.is_empty() {
+                let asked = life.refund_of(&policy, &stored, 0, 1);
+                bench.compare(&life, asked);
+            }
+        }
+    }
+}
