@@ -2,7 +2,7 @@
 //! body has ended.
 
 use std::convert::Infallible;
-use std::future::{Future, pending};
+use std::future::{Future, pending, ready};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -10,9 +10,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body as _, Frame};
-use http_body_util::{BodyExt, StreamBody};
+use http_body_util::{BodyExt, Full, StreamBody};
 use proptest::prelude::*;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::{
@@ -86,7 +86,14 @@ fn handler(
                 }
                 Ok::<_, BoxError>(Frame::data(Bytes::from(vec![b'x'; usize::try_from(half).unwrap()])))
             });
-            let mut response = Response::new(StreamBody::new(tokio_stream::iter(frames)).boxed_body());
+            let body = match told.fate.as_str() {
+                "trailers alone" => Full::default()
+                    .map_err(BoxError::from)
+                    .with_trailers(ready(Some(Ok(HeaderMap::new()))))
+                    .boxed_body(),
+                _ => StreamBody::new(tokio_stream::iter(frames)).boxed_body(),
+            };
+            let mut response = Response::new(body);
             *response.status_mut() = StatusCode::from_u16(told.status.unwrap_or(200)).unwrap();
             if let Some(length) = length {
                 response.headers_mut().insert("content-length", HeaderValue::from(length));
@@ -429,8 +436,21 @@ fn endings() -> Vec<Ending> {
         ending("HEAD", Method::HEAD, &[], true, 0, bodiless, bodiless),
         ending("no content", get(), &[("status", "204")], true, 0, bodiless, bodiless),
         ending("not modified", get(), &[("status", "304")], true, 0, bodiless, bodiless),
+        ending("HEAD whose body is read", Method::HEAD, &[], true, 9, bodiless, bodiless),
+        ending("no content whose body is read", get(), &[("status", "204")], true, 9, bodiless, bodiless),
         ending("a WebSocket", get(), &[("status", "101")], true, 0, switched, switched),
+        ending("a WebSocket whose body is read", get(), &[("status", "101")], true, 9, switched, switched),
+        ending(
+            "a WebSocket with trailers alone",
+            get(),
+            &[("status", "101"), ("fate", "trailers alone")],
+            true,
+            9,
+            switched,
+            switched,
+        ),
         ending("a tunnel", Method::CONNECT, &[], true, 0, switched, switched),
+        ending("a tunnel whose body is read", Method::CONNECT, &[], true, 9, switched, switched),
         ending("a refused tunnel", Method::CONNECT, &[("status", "403")], true, 9, whole, whole),
     ]
 }

@@ -100,7 +100,8 @@ impl<L: Limiter> OpenTicket<L> {
             self.end_strikes();
         }
         self.release_by_head(response.status);
-        self.response.is_whole = is_bodiless(&self.response.method, response.status);
+        self.response.is_bodiless = is_bodiless(&self.response.method, response.status);
+        self.response.is_whole = self.response.is_bodiless;
     }
 
     /// Returns the units of concurrency limits that are held no longer than until the response's head.

@@ -61,6 +61,8 @@ pub(crate) struct Progress {
     /// Bytes of the whole body, as far as known.
     pub(crate) length: Option<u64>,
     pub(crate) is_whole: bool,
+    /// Whatever is read of the body, the client gets none of it.
+    pub(crate) is_bodiless: bool,
 }
 
 impl<L: Limiter> OpenTicket<L> {
@@ -219,8 +221,9 @@ impl<L: Limiter> AnyTicket for OpenTicket<L> {
     }
 
     fn count(&mut self, bytes: u64, is_last: bool) {
-        for open in &self.open {
-            if self.layer.settlement(open.policy).is_some_and(|settlement| settlement.by_body) {
+        if !self.response.is_bodiless {
+            let counts = |open: &&Open| self.layer.settlement(open.policy).is_some_and(|found| found.by_body);
+            for open in self.open.iter().filter(counts) {
                 open.usage.add(bytes);
             }
         }
