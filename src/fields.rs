@@ -6,7 +6,7 @@
 
 use smallvec::SmallVec;
 
-pub(crate) type Items<'a> = SmallVec<[Item<'a>; 2]>;
+pub(crate) type Items<'a> = SmallVec<[ListMember<'a>; 2]>;
 
 /// A list with an item for each policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(crate) enum List {
 
 /// A member of a list, with the parameters that the drafts define.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Item<'a> {
+pub(crate) struct ListMember<'a> {
     pub(crate) raw: &'a [u8],
     /// The policy's name in its quotes, which has only one spelling. For nameless items, the whole
     /// item.
@@ -52,7 +52,7 @@ pub(crate) struct Dictionary {
     pub(crate) reset: Option<u64>,
 }
 
-impl<'a> Item<'a> {
+impl<'a> ListMember<'a> {
     /// Returns whether this limit allows fewer units, or equally many in a longer time.
     pub(crate) fn is_stricter(&self, other: &Self) -> bool {
         let seconds = |item: &Self| item.seconds.unwrap_or(0);
@@ -75,7 +75,7 @@ pub(crate) fn items<'a>(lines: impl Iterator<Item = &'a [u8]>, list: List) -> It
 pub(crate) fn for_each_item<'a>(
     mut lines: impl Iterator<Item = &'a [u8]>,
     list: List,
-    mut each: impl FnMut(Item<'a>),
+    mut each: impl FnMut(ListMember<'a>),
 ) -> Option<()> {
     lines.try_for_each(|line| parse(line, list, &mut each))
 }
@@ -141,7 +141,7 @@ pub(crate) fn is_unacceptable(range: &[u8]) -> bool {
 }
 
 /// Parses one line and hands over its items. Returns `None` if it is not such a list.
-fn parse<'a>(line: &'a [u8], list: List, each: &mut impl FnMut(Item<'a>)) -> Option<()> {
+fn parse<'a>(line: &'a [u8], list: List, each: &mut impl FnMut(ListMember<'a>)) -> Option<()> {
     let mut rest = Cursor(line);
     rest.take(|byte| byte == b' ');
     if rest.0.is_empty() {
@@ -158,7 +158,7 @@ fn parse<'a>(line: &'a [u8], list: List, each: &mut impl FnMut(Item<'a>)) -> Opt
     }
 }
 
-fn item<'a>(rest: &mut Cursor<'a>, list: List) -> Option<Item<'a>> {
+fn item<'a>(rest: &mut Cursor<'a>, list: List) -> Option<ListMember<'a>> {
     let (units_key, seconds_key): (&[u8], &[u8]) = match list {
         List::Limits => (b"r", b"t"),
         List::Policies => (b"q", b"w"),
@@ -198,7 +198,7 @@ fn item<'a>(rest: &mut Cursor<'a>, list: List) -> Option<Item<'a>> {
     let name = if list == List::Nameless { raw } else { name };
     // A parameter may be absent, but of no other type.
     let (seconds, unit, partition) = (typed(seconds)?, typed(unit)?, typed(partition)?);
-    Some(Item { raw, name, units: units?, seconds, unit, units_now, millis, partition })
+    Some(ListMember { raw, name, units: units?, seconds, unit, units_now, millis, partition })
 }
 
 /// Parses a parameter's value. Returns `Some(None)` if it is of another type.

@@ -146,6 +146,7 @@ mod store_load;
 mod sync;
 mod time;
 mod wait;
+mod wakers;
 
 pub use head::Head;
 pub use headers::Headers;

@@ -264,7 +264,7 @@ test_servers() {
     step 'tests with Redis'
     run "$on_redis" --test-threads 4
     step 'faults of Redis, and the same limits by the crate redis'
-    beside faults "$units" redis::store::tests --test-threads 2
+    beside faults "$units" redis::connection::tests --test-threads 2
     beside redis-rs "$on_redis_rs" --test-threads 4
     wait_for_all
     step 'the same limits on Redis 6.2 and 7.0'
@@ -310,7 +310,7 @@ for package in json.load(sys.stdin)["packages"]:
         if target["test"] and kind in ("test", "example") and target["name"] not in ("redis", "tracing"):
             print("--%s=%s" % (kind, target["name"]))')
 run cargo test --locked --no-fail-fast --features "$features" --lib --bins "${others[@]}" -- \
-    --skip redis::store::tests 2>&1 | tee target/tests.log || passed=false
+    --skip redis::connection::tests 2>&1 | tee target/tests.log || passed=false
 
 step 'the rest of what runs beside'
 wait "$on_servers" || passed=false

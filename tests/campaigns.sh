@@ -32,7 +32,7 @@ RATELIMIT_CAMPAIGN=100 "$shuttle" shuttle
 # Each algorithm beside its script in Redis, for two million steps.
 RATELIMIT_PARITY_STEPS=2000000 cargo test --locked --features "$features" --lib wire::tests::parity
 # Faults of Redis by the other client, the crate redis. Without the feature fred, the limiter has it only.
-cargo test --locked --package tower-ratelimit --features "${features/fred-rustls-ring/redis-rs-rustls-ring}" --lib -- redis::store \
+cargo test --locked --package tower-ratelimit --features "${features/fred-rustls-ring/redis-rs-rustls-ring}" --lib -- redis::connection \
     --test-threads 2
 cargo test --locked --package tower-ratelimit --features "${features/fred-rustls-ring/redis-rs-rustls-ring}" --test vectors
 # Requests in flight on Redis: half a million schedules of lost and late calls, four processes for a minute of which one is

@@ -50,9 +50,9 @@ use crate::decision::ChargeDecision;
 use crate::quota::spec::{Lasting, Spec};
 use crate::time::PERIOD_US_MAX;
 
-use super::state::{Answer, How, Layout, Next, Pair, PairAlgorithm};
+use super::state::{Layout, Next, Pair, PairAlgorithm, TakeMode, Transition};
 #[cfg(feature = "_redis")]
-use super::state::{Numbers, numbers};
+use super::state::{LuaNumbers, numbers};
 use super::used::{Carried, Dated, Used};
 
 /// The most strikes.
@@ -68,20 +68,20 @@ const _: () = assert!(1 << (LEVEL_MAX - 1) > PERIOD_US_MAX, "the last two levels
 
 /// The parts of a state's number.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Parts {
+pub(crate) struct BlockParts {
     pub(crate) span_us: u64,
     /// Strikes, the flag, and how many blocks are remembered: below 2^19.
     pub(crate) counts: u64,
 }
 
 /// Packs the parts of a state's number.
-pub(crate) fn pack(parts: Parts) -> u64 {
+pub(crate) fn pack(parts: BlockParts) -> u64 {
     parts.counts << SPAN_BITS | parts.span_us
 }
 
 /// Unpacks the parts of a state's number.
-pub(crate) fn unpack(n: u64) -> Parts {
-    Parts { span_us: n & ((1 << SPAN_BITS) - 1), counts: n >> SPAN_BITS }
+pub(crate) fn unpack(n: u64) -> BlockParts {
+    BlockParts { span_us: n & ((1 << SPAN_BITS) - 1), counts: n >> SPAN_BITS }
 }
 
 /// Quotas that close.
@@ -95,8 +95,8 @@ pub(crate) struct Block {
 
 /// A state as it is now.
 #[derive(Clone, Copy, Debug)]
-struct View {
-    phase: Phase,
+struct BlockView {
+    phase: BlockPhase,
     /// Blocks that are remembered.
     level: u64,
     /// When they are forgotten; of no meaning while closed, when that is still to begin.
@@ -106,20 +106,20 @@ struct View {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Phase {
+enum BlockPhase {
     /// `by` are the strikes that closed it, if their refund opens it.
     Closed {
         until: u64,
         length_us: u64,
-        by: Option<Strikes>,
+        by: Option<CountedStrikes>,
     },
-    Counting(Strikes),
+    Counting(CountedStrikes),
     Quiet,
 }
 
 /// Strikes in the window that ends at `end`.
 #[derive(Clone, Copy, Debug)]
-struct Strikes {
+struct CountedStrikes {
     end: u64,
     count: u64,
 }
@@ -139,26 +139,26 @@ impl Block {
     pub(super) fn adopt(&self, other: &Self, state: Pair, now: u64) -> (Option<Pair>, bool) {
         let mut view = other.view(Some(state), now);
         let mut moved = view.moved;
-        let is_closed = matches!(view.phase, Phase::Closed { .. }); // then the memory is still to begin
+        let is_closed = matches!(view.phase, BlockPhase::Closed { .. }); // then the memory is still to begin
         if view.level > 0 && !is_closed && view.forget > now + self.lasting.memory_us {
             (view.forget, moved) = (now + self.lasting.memory_us, true);
         }
         if self.lasting.memory_us == 0 {
             view.level = 0;
         }
-        if let Phase::Counting(Strikes { end, count }) = view.phase {
+        if let BlockPhase::Counting(CountedStrikes { end, count }) = view.phase {
             moved |= end > now + self.period_us || count >= self.limit;
-            view = self.struck(view, now, Strikes { end: end.min(now + self.period_us), count });
+            view = self.struck(view, now, CountedStrikes { end: end.min(now + self.period_us), count });
         }
         (self.stored(view.kept_closed(), now), moved)
     }
 
     // Phases ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    fn view(&self, state: Option<Pair>, now: u64) -> View {
-        let quiet = View { phase: Phase::Quiet, level: 0, forget: 0, moved: false };
+    fn view(&self, state: Option<Pair>, now: u64) -> BlockView {
+        let quiet = BlockView { phase: BlockPhase::Quiet, level: 0, forget: 0, moved: false };
         let Some(state) = state.filter(|state| state.at > now) else { return quiet };
-        let Parts { span_us, counts } = unpack(state.n);
+        let BlockParts { span_us, counts } = unpack(state.n);
         let (count, level) = (counts & STRIKES_MAX, counts >> (STRIKE_BITS + 1));
         let is_later = counts >> STRIKE_BITS & 1 == 1;
         if count == 0 || count >= self.limit {
@@ -167,13 +167,13 @@ impl Block {
                 0 => (span_us, None),
                 _ => {
                     let end = if is_later { end + span_us } else { end.saturating_sub(span_us) };
-                    (self.grown_us(level.saturating_sub(1)), Some(Strikes { end, count }))
+                    (self.grown_us(level.saturating_sub(1)), Some(CountedStrikes { end, count }))
                 }
             };
             let moved = end > now + length_us;
             let until = if moved { now + length_us } else { end };
-            let phase = if until > now { Phase::Closed { until, length_us, by } } else { Phase::Quiet };
-            return View { phase, level, forget: until + self.lasting.memory_us, moved };
+            let phase = if until > now { BlockPhase::Closed { until, length_us, by } } else { BlockPhase::Quiet };
+            return BlockView { phase, level, forget: until + self.lasting.memory_us, moved };
         }
         let other = state.at.saturating_sub(span_us);
         let (end, forget) = match (level, is_later) {
@@ -185,33 +185,33 @@ impl Block {
         let moved = end > latest_end || forget > latest_forget;
         let (end, forget) = (end.min(latest_end), forget.min(latest_forget));
         let level = if forget > now { level } else { 0 };
-        View { phase: Strikes { end, count }.phase(now), level, forget, moved }
+        BlockView { phase: CountedStrikes { end, count }.phase(now), level, forget, moved }
     }
 
     /// Returns the view with these strikes.
-    fn struck(&self, view: View, now: u64, strikes: Strikes) -> View {
+    fn struck(&self, view: BlockView, now: u64, strikes: CountedStrikes) -> BlockView {
         if strikes.count < self.limit {
-            return View { phase: Phase::Counting(strikes), ..view };
+            return BlockView { phase: BlockPhase::Counting(strikes), ..view };
         }
         let level = if view.forget > now { view.level } else { 0 };
         let length_us = self.grown_us(level);
         let level = if self.lasting.memory_us > 0 { (level + 1).min(LEVEL_MAX) } else { 0 };
-        View { phase: Phase::Closed { until: now + length_us, length_us, by: Some(strikes) }, level, ..view }
+        BlockView { phase: BlockPhase::Closed { until: now + length_us, length_us, by: Some(strikes) }, level, ..view }
     }
 
     /// Returns the view with the length of a block that is made by hand, if it is one.
-    fn closed_by_hand(&self, view: View, now: u64) -> View {
+    fn closed_by_hand(&self, view: BlockView, now: u64) -> BlockView {
         match (view.phase, self.lasting.by_hand_us) {
-            (Phase::Closed { .. }, length_us) if length_us > 0 => {
-                View { phase: Phase::Closed { until: now + length_us, length_us, by: None }, ..view }
+            (BlockPhase::Closed { .. }, length_us) if length_us > 0 => {
+                BlockView { phase: BlockPhase::Closed { until: now + length_us, length_us, by: None }, ..view }
             }
             _ => view,
         }
     }
 
     /// Returns the strikes with `cost` more. No more of them matter than would close the key alone.
-    fn more(&self, strikes: Strikes, cost: u64) -> Strikes {
-        Strikes { count: strikes.count + cost.min(self.limit + 1), ..strikes }
+    fn more(&self, strikes: CountedStrikes, cost: u64) -> CountedStrikes {
+        CountedStrikes { count: strikes.count + cost.min(self.limit + 1), ..strikes }
     }
 
     /// Returns the length of a block when `level` blocks are remembered.
@@ -226,87 +226,90 @@ impl Block {
         length_us
     }
 
-    fn store(&self, view: View, now: u64) -> Next {
+    fn store(&self, view: BlockView, now: u64) -> Next {
         self.stored(view, now).map_or(Next::Clear, Next::Set)
     }
 
-    fn stored(&self, view: View, now: u64) -> Option<Pair> {
+    fn stored(&self, view: BlockView, now: u64) -> Option<Pair> {
         let remembered = view.level > 0 && view.forget > now;
         let (level, forget) = if remembered { (view.level, view.forget) } else { (0, 0) };
         let pair = |at, level: u64, later: bool, strikes, span_us| Pair {
             at,
-            n: pack(Parts { span_us, counts: level << (STRIKE_BITS + 1) | u64::from(later) << STRIKE_BITS | strikes }),
+            n: pack(BlockParts {
+                span_us,
+                counts: level << (STRIKE_BITS + 1) | u64::from(later) << STRIKE_BITS | strikes,
+            }),
         };
         match view.phase {
-            Phase::Closed { until, length_us, by } => {
+            BlockPhase::Closed { until, length_us, by } => {
                 let at = until + self.lasting.memory_us;
-                let fits = |by: &Strikes| by.count <= STRIKES_MAX && by.end.abs_diff(until) <= PERIOD_US_MAX;
+                let fits = |by: &CountedStrikes| by.count <= STRIKES_MAX && by.end.abs_diff(until) <= PERIOD_US_MAX;
                 Some(match by.filter(fits) {
                     Some(by) => pair(at, view.level, by.end > until, by.count, by.end.abs_diff(until)),
                     None => pair(at, view.level, false, 0, length_us),
                 })
             }
-            Phase::Counting(Strikes { end, count }) if level == 0 => Some(pair(end, 0, false, count, 0)),
-            Phase::Counting(Strikes { end, count }) if forget > end => {
+            BlockPhase::Counting(CountedStrikes { end, count }) if level == 0 => Some(pair(end, 0, false, count, 0)),
+            BlockPhase::Counting(CountedStrikes { end, count }) if forget > end => {
                 Some(pair(forget, level, true, count, forget - end))
             }
-            Phase::Counting(Strikes { end, count }) => Some(pair(end, level, false, count, end - forget)),
-            Phase::Quiet if remembered => Some(pair(forget, level, false, 0, 0)),
-            Phase::Quiet => None,
+            BlockPhase::Counting(CountedStrikes { end, count }) => Some(pair(end, level, false, count, end - forget)),
+            BlockPhase::Quiet if remembered => Some(pair(forget, level, false, 0, 0)),
+            BlockPhase::Quiet => None,
         }
     }
 
-    fn taken(&self, view: View) -> u64 {
+    fn taken(&self, view: BlockView) -> u64 {
         match view.phase {
-            Phase::Closed { .. } => self.limit,
-            Phase::Counting(strikes) => strikes.count,
-            Phase::Quiet => 0,
+            BlockPhase::Closed { .. } => self.limit,
+            BlockPhase::Counting(strikes) => strikes.count,
+            BlockPhase::Quiet => 0,
         }
     }
 
     /// Returns the number of a receipt for strikes in the window that ends at `end`: which blocks are remembered before
     /// them.
-    fn past(view: View, now: u64, end: u64) -> u64 {
+    fn past(view: BlockView, now: u64, end: u64) -> u64 {
         if view.level == 0 || view.forget <= now {
             return 0;
         }
         let counts = view.level << 1 | u64::from(view.forget > end);
-        pack(Parts { span_us: view.forget.abs_diff(end), counts })
+        pack(BlockParts { span_us: view.forget.abs_diff(end), counts })
     }
 
     /// Returns the view without the block that strikes with this receipt closed, of which these are left.
-    fn reopened(&self, now: u64, left: Strikes, own: Pair) -> View {
-        let Parts { span_us, counts } = unpack(own.n);
+    fn reopened(&self, now: u64, left: CountedStrikes, own: Pair) -> BlockView {
+        let BlockParts { span_us, counts } = unpack(own.n);
         let forget = if counts & 1 == 1 { own.at + span_us } else { own.at.saturating_sub(span_us) };
-        let left = Strikes { end: left.end.min(now + self.period_us), ..left };
+        let left = CountedStrikes { end: left.end.min(now + self.period_us), ..left };
         let forget = forget.min(now + self.lasting.memory_us);
-        View { phase: left.phase(now), level: counts >> 1, forget, moved: false }
+        BlockView { phase: left.phase(now), level: counts >> 1, forget, moved: false }
     }
 
-    fn describe(&self, view: View, now: u64, retry_us: Option<u64>) -> ChargeDecision {
+    fn describe(&self, view: BlockView, now: u64, retry_us: Option<u64>) -> ChargeDecision {
         let left_us = match view.phase {
-            Phase::Closed { until: end, .. } | Phase::Counting(Strikes { end, .. }) => end - now,
-            Phase::Quiet => 0,
+            BlockPhase::Closed { until: end, .. } | BlockPhase::Counting(CountedStrikes { end, .. }) => end - now,
+            BlockPhase::Quiet => 0,
         };
         let window_us = match (retry_us, view.phase) {
             (Some(wait), _) if wait > 0 => wait,
-            (_, Phase::Quiet) => self.period_us,
+            (_, BlockPhase::Quiet) => self.period_us,
             _ => left_us,
         };
         ChargeDecision::found(self.limit, self.limit - self.taken(view), left_us, window_us, retry_us)
     }
 }
 
-impl Strikes {
-    fn phase(self, now: u64) -> Phase {
-        if self.end > now && self.count > 0 { Phase::Counting(self) } else { Phase::Quiet }
+impl CountedStrikes {
+    fn phase(self, now: u64) -> BlockPhase {
+        if self.end > now && self.count > 0 { BlockPhase::Counting(self) } else { BlockPhase::Quiet }
     }
 }
 
-impl View {
+impl BlockView {
     /// Returns the view with a block that no refund opens.
     fn kept_closed(mut self) -> Self {
-        if let Phase::Closed { by, .. } = &mut self.phase {
+        if let BlockPhase::Closed { by, .. } = &mut self.phase {
             *by = None;
         }
         self
@@ -315,12 +318,12 @@ impl View {
 
 impl PairAlgorithm for Block {
     #[inline(never)]
-    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Transition {
         let view = self.view(state, now);
         let kept = if view.moved && cost > 0 { self.store(view, now) } else { Next::Keep };
         let fits_never = cost > self.limit && !force;
         let strikes = match view.phase {
-            Phase::Closed { until, length_us, by } => {
+            BlockPhase::Closed { until, length_us, by } => {
                 let is_renewed = self.count_denied && cost > 0;
                 let anew_us = match self.lasting.by_hand_us {
                     _ if !is_renewed => 0,
@@ -333,43 +336,43 @@ impl PairAlgorithm for Block {
                 let counts = is_renewed || force && cost > 0 && by.is_some();
                 let by = by.filter(|by| by.end > now && self.lasting.by_hand_us == 0);
                 let by = by.map(|by| self.more(by, cost)); // written only if it counts
-                let seen = View { phase: Phase::Closed { until, length_us, by }, ..view };
+                let seen = BlockView { phase: BlockPhase::Closed { until, length_us, by }, ..view };
                 let retry_us = (!fits_never).then_some(until - now);
                 let next = if counts { self.store(seen, now) } else { kept };
-                return Answer { decision: self.describe(seen, now, retry_us), next };
+                return Transition { decision: self.describe(seen, now, retry_us), next };
             }
-            Phase::Counting(strikes) => strikes,
-            Phase::Quiet => Strikes { end: now + self.period_us, count: 0 },
+            BlockPhase::Counting(strikes) => strikes,
+            BlockPhase::Quiet => CountedStrikes { end: now + self.period_us, count: 0 },
         };
         if cost == 0 {
-            return Answer { decision: self.describe(view, now, Some(0)), next: kept };
+            return Transition { decision: self.describe(view, now, Some(0)), next: kept };
         }
         let room = self.limit - strikes.count;
         let denied = cost > room && !force;
         if denied && !self.count_denied {
             let retry_us = (!fits_never).then_some(strikes.end - now);
-            return Answer { decision: self.describe(view, now, retry_us), next: kept };
+            return Transition { decision: self.describe(view, now, retry_us), next: kept };
         }
         let units = cost.min(room);
         let after = self.closed_by_hand(self.struck(view, now, self.more(strikes, cost)), now);
         let closed_us = match after.phase {
-            Phase::Closed { until, .. } if denied || force => until - now,
+            BlockPhase::Closed { until, .. } if denied || force => until - now,
             _ => 0,
         };
         let decision = self.describe(after, now, (!fits_never).then_some(closed_us));
         let decision =
             if denied { decision } else { decision.receipted(units, strikes.end, Self::past(view, now, strikes.end)) };
-        Answer { decision, next: self.store(after, now) }
+        Transition { decision, next: self.store(after, now) }
     }
 
     /// A charge on refusal is a strike if a charge that it belongs to was refused. Otherwise it looks, and so it does
     /// if the key is closed, unless denied requests count.
-    fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: How) -> Answer {
-        let How::OnRefusal { refused } = how else {
+    fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: TakeMode) -> Transition {
+        let TakeMode::OnRefusal { refused } = how else {
             let (cost, force) = how.plainly(cost);
             return self.decide(state, now, cost, force);
         };
-        let closed = matches!(self.view(state, now).phase, Phase::Closed { .. });
+        let closed = matches!(self.view(state, now).phase, BlockPhase::Closed { .. });
         let counts = if closed { self.count_denied } else { refused };
         self.decide(state, now, if counts { cost } else { 0 }, counts)
     }
@@ -377,25 +380,25 @@ impl PairAlgorithm for Block {
     /// Refunds strikes in the window that ends at `own`: while they count, and while the block lasts that they closed.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let view = self.view(Some(state), now);
-        let (Phase::Counting(strikes) | Phase::Closed { by: Some(strikes), .. }) = view.phase else {
+        let (BlockPhase::Counting(strikes) | BlockPhase::Closed { by: Some(strikes), .. }) = view.phase else {
             return Next::Keep;
         };
         if strikes.end != own.at || units == 0 {
             return Next::Keep;
         }
-        let left = Strikes { count: strikes.count.saturating_sub(units), ..strikes };
+        let left = CountedStrikes { count: strikes.count.saturating_sub(units), ..strikes };
         let after = match view.phase {
-            Phase::Closed { until, length_us, .. } if left.count >= self.limit => {
-                View { phase: Phase::Closed { until, length_us, by: Some(left) }, ..view }
+            BlockPhase::Closed { until, length_us, .. } if left.count >= self.limit => {
+                BlockView { phase: BlockPhase::Closed { until, length_us, by: Some(left) }, ..view }
             }
-            Phase::Closed { .. } => self.reopened(now, left, own),
-            _ => View { phase: left.phase(now), ..view },
+            BlockPhase::Closed { .. } => self.reopened(now, left, own),
+            _ => BlockView { phase: left.phase(now), ..view },
         };
         self.store(after, now)
     }
 
     #[cfg(feature = "_redis")]
-    fn numbers(&self, cost: u64, force: bool) -> Numbers {
+    fn numbers(&self, cost: u64, force: bool) -> LuaNumbers {
         let count_denied = u64::from(self.count_denied);
         numbers(&[
             cost.min(self.limit + 1),
@@ -415,20 +418,20 @@ impl PairAlgorithm for Block {
         let view = self.view(Some(state), now);
         let units = self.taken(view);
         let dated = match view.phase {
-            Phase::Closed { until, .. } => Some(Dated::new(None, until, units)),
-            Phase::Counting(Strikes { end, .. }) => {
+            BlockPhase::Closed { until, .. } => Some(Dated::new(None, until, units)),
+            BlockPhase::Counting(CountedStrikes { end, .. }) => {
                 Some(Dated::new(Some(end.saturating_sub(self.period_us)), end, units))
             }
-            Phase::Quiet => None,
+            BlockPhase::Quiet => None,
         };
         Carried::new(Used::units(units), dated)
     }
 
     fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
         let count = carried.used.units_ceil().min(self.limit);
-        let rest = View { phase: Phase::Quiet, level: 0, forget: 0, moved: false };
+        let rest = BlockView { phase: BlockPhase::Quiet, level: 0, forget: 0, moved: false };
         let end = carried.until(now, self.period_us);
-        let struck = if count == 0 { rest } else { self.struck(rest, now, Strikes { end, count }) };
+        let struck = if count == 0 { rest } else { self.struck(rest, now, CountedStrikes { end, count }) };
         self.stored(struck.kept_closed(), now)
     }
 
@@ -471,9 +474,9 @@ mod tests {
     }
 
     /// Two strikes until half a minute from now, and one block that is remembered for 1,000 s.
-    fn counting() -> View {
-        let strikes = Strikes { end: NOW + 30 * SECOND, count: 2 };
-        View { phase: Phase::Counting(strikes), level: 1, forget: NOW + 1_000 * SECOND, moved: false }
+    fn counting() -> BlockView {
+        let strikes = CountedStrikes { end: NOW + 30 * SECOND, count: 2 };
+        BlockView { phase: BlockPhase::Counting(strikes), level: 1, forget: NOW + 1_000 * SECOND, moved: false }
     }
 
     #[test]
@@ -489,11 +492,12 @@ mod tests {
             (29, 2_000, 29, 1_000, true),
         ] {
             let to = block(period_s, memory_s);
-            let strikes = Strikes { end: NOW + end_s * SECOND, count: 2 };
-            let view = View { phase: Phase::Counting(strikes), forget: NOW + forget_s * SECOND, ..counting() };
+            let strikes = CountedStrikes { end: NOW + end_s * SECOND, count: 2 };
+            let view =
+                BlockView { phase: BlockPhase::Counting(strikes), forget: NOW + forget_s * SECOND, ..counting() };
             assert_eq!(to.adopt(&from, state, NOW), (to.stored(view, NOW), moved), "{period_s} s, {memory_s} s");
         }
-        let (forgetful, forgotten) = (block(60, 0), View { level: 0, ..counting() });
+        let (forgetful, forgotten) = (block(60, 0), BlockView { level: 0, ..counting() });
         assert_eq!(forgetful.adopt(&from, state, NOW), (forgetful.stored(forgotten, NOW), true));
     }
 
@@ -501,19 +505,21 @@ mod tests {
     #[test]
     fn closed_key_is_not_moved_by_a_block_that_remembers_less() {
         let (from, to) = (block(60, 2_000), block(60, 0));
-        let closed = from.struck(counting(), NOW, Strikes { end: NOW + 30 * SECOND, count: 3 });
+        let closed = from.struck(counting(), NOW, CountedStrikes { end: NOW + 30 * SECOND, count: 3 });
         let state = from.stored(closed, NOW).expect("a state");
         let (adopted, moved) = to.adopt(&from, state, NOW);
         assert!(!moved);
-        let Phase::Closed { until, .. } = to.view(adopted, NOW).phase else { panic!("the key is open: {adopted:?}") };
+        let BlockPhase::Closed { until, .. } = to.view(adopted, NOW).phase else {
+            panic!("the key is open: {adopted:?}")
+        };
         assert_eq!(until, NOW + 1_200 * SECOND, "the second block is twice as long");
     }
 
     #[test]
     fn block_without_memory_is_no_earlier_block_to_another_quota() {
         let (from, to) = (block(60, 0), block(60, 2_000));
-        let quiet = View { phase: Phase::Quiet, level: 0, forget: 0, moved: false };
-        let closed = from.struck(quiet, NOW, Strikes { end: NOW + 30 * SECOND, count: 3 });
+        let quiet = BlockView { phase: BlockPhase::Quiet, level: 0, forget: 0, moved: false };
+        let closed = from.struck(quiet, NOW, CountedStrikes { end: NOW + 30 * SECOND, count: 3 });
         let (adopted, _) = to.adopt(&from, from.stored(closed, NOW).expect("a state"), NOW);
         assert_eq!(to.view(adopted, NOW).level, 0);
     }

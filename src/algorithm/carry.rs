@@ -1,6 +1,6 @@
 //! States of a key whose quota changed, read and rewritten under the new one.
 
-use super::entry_log::Entries;
+use super::entry_log::LogEntries;
 use super::state::Pair;
 use super::used::{Carried, Used};
 use super::{Decider, PairDecider};
@@ -34,7 +34,7 @@ impl Decider {
     /// Returns a state that another decider wrote as one of this decider's, and what may be written of it.
     ///
     /// `share` are the capacities of the two quotas, if the used share is kept and not the amount.
-    pub(crate) fn take_over<E: Entries>(
+    pub(crate) fn take_over<E: LogEntries>(
         &self,
         from: &Self,
         old: &OldState<'_, E>,

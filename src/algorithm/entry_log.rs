@@ -14,11 +14,11 @@ use crate::quota::spec::{Algorithm, Oldest, Spec};
 use super::divisor::Divisor;
 #[cfg(feature = "_redis")]
 use super::state::UNBOUNDED;
-use super::state::{Fullness, How};
+use super::state::{Fullness, TakeMode};
 use super::used::{Carried, Dated, Grid, Used};
 
 /// Entries in order of their start, all different, and the sum of their units.
-pub(crate) trait Entries {
+pub(crate) trait LogEntries {
     fn total(&self) -> u64;
 
     fn newest(&self) -> Option<(u64, u64)>;
@@ -35,7 +35,7 @@ pub(crate) trait Entries {
 /// Entries in a list.
 pub(crate) struct Listed<'a>(pub(crate) &'a [(u64, u64)]);
 
-impl Entries for Listed<'_> {
+impl LogEntries for Listed<'_> {
     fn total(&self) -> u64 {
         self.0.iter().map(|entry| entry.1).sum()
     }
@@ -85,7 +85,7 @@ pub(crate) struct EntryLog {
 }
 
 /// The units that still count.
-struct View {
+struct LogView {
     now: u64,
     /// The start of the entry that a request of now belongs to.
     start: u64,
@@ -150,7 +150,7 @@ impl EntryLog {
     /// change to write. It looks at the oldest entries that stopped to count or must before the wait is over, and at no
     /// others.
     #[inline]
-    pub(crate) fn decide(&self, entries: &impl Entries, now: u64, cost: u64, force: bool) -> EntryAnswer {
+    pub(crate) fn decide(&self, entries: &impl LogEntries, now: u64, cost: u64, force: bool) -> EntryAnswer {
         if let Some(one) = self.gathered(entries, now) {
             return self.decide_gathered(one, now, cost, force);
         }
@@ -166,7 +166,7 @@ impl EntryLog {
     }
 
     /// Returns the decision for a charge that is taken in this way, and the change to write.
-    pub(crate) fn decide_how(&self, entries: &impl Entries, now: u64, cost: u64, how: How) -> EntryAnswer {
+    pub(crate) fn decide_how(&self, entries: &impl LogEntries, now: u64, cost: u64, how: TakeMode) -> EntryAnswer {
         let (cost, force) = how.plainly(cost);
         self.decide(entries, now, cost, force)
     }
@@ -183,7 +183,7 @@ impl EntryLog {
     }
 
     #[inline(never)]
-    fn deny(&self, entries: &impl Entries, view: &View, cost: u64) -> EntryAnswer {
+    fn deny(&self, entries: &impl LogEntries, view: &LogView, cost: u64) -> EntryAnswer {
         let target = self.limit.checked_sub(cost);
         if !self.count_denied {
             let retry_us = target.map(|target| self.wait(entries, view, target));
@@ -203,7 +203,7 @@ impl EntryLog {
     }
 
     /// Returns the entry that starts at `own` and how many of `units` it still holds, while it counts.
-    pub(crate) fn refundable(&self, entries: &impl Entries, now: u64, units: u64, own: u64) -> Option<(u64, u64)> {
+    pub(crate) fn refundable(&self, entries: &impl LogEntries, now: u64, units: u64, own: u64) -> Option<(u64, u64)> {
         let held = entries.find(own)?;
         (own.saturating_add(self.life_us()) > now).then_some((own, units.min(held))).filter(|(_, units)| *units > 0)
     }
@@ -234,7 +234,7 @@ impl EntryLog {
     }
 
     /// Returns what is in use, for another quota to take over.
-    pub(super) fn carried(&self, entries: &impl Entries, now: u64) -> Carried {
+    pub(super) fn carried(&self, entries: &impl LogEntries, now: u64) -> Carried {
         if let Some(one) = self.gathered(entries, now) {
             return self.carried(&Listed(&one), now);
         }
@@ -336,13 +336,13 @@ impl EntryLog {
         self.log
     }
 
-    pub(crate) fn fullness(&self, entries: &impl Entries, now: u64) -> Fullness {
+    pub(crate) fn fullness(&self, entries: &impl LogEntries, now: u64) -> Fullness {
         Fullness::of(&self.decide(entries, now, 0, false).decision)
     }
 
     /// Returns all entries as one, if they are from further ahead than a period: the clock stepped back.
     #[inline]
-    pub(crate) fn gathered(&self, entries: &impl Entries, now: u64) -> Option<[(u64, u64); 1]> {
+    pub(crate) fn gathered(&self, entries: &impl LogEntries, now: u64) -> Option<[(u64, u64); 1]> {
         let (newest, _) = entries.newest()?;
         let is_ahead = newest > self.start_of(now) + self.period_us;
         is_ahead.then(|| [(now.next_multiple_of(self.grain_us()), entries.total().min(self.most()))])
@@ -350,7 +350,7 @@ impl EntryLog {
 
     /// Returns what still counts. The newest entry is at most a period ahead.
     #[inline]
-    fn view(&self, entries: &impl Entries, now: u64) -> View {
+    fn view(&self, entries: &impl LogEntries, now: u64) -> LogView {
         let start = self.start_of(now);
         // The clock stands still where it was ahead.
         let (start, at) = match entries.newest() {
@@ -358,7 +358,7 @@ impl EntryLog {
             _ => (start, now),
         };
         let total = entries.total();
-        let mut view = View { now, start, gone: 0, counted: total, used: total };
+        let mut view = LogView { now, start, gone: 0, counted: total, used: total };
         for (entry, units) in entries.iter() {
             let edge = entry + self.period_us;
             if at < edge {
@@ -392,7 +392,7 @@ impl EntryLog {
     }
 
     /// Returns the time until at most `target` units are in use, if nothing else comes.
-    fn wait(&self, entries: &impl Entries, view: &View, target: u64) -> u64 {
+    fn wait(&self, entries: &impl LogEntries, view: &LogView, target: u64) -> u64 {
         if view.used <= target {
             return 0;
         }
@@ -429,7 +429,7 @@ impl EntryLog {
     /// Returns the entries as they will be when those that count no longer are dropped and `added` units are counted
     /// now, and only the newest `keep` units stay.
     #[inline]
-    fn edited<'a, E: Entries>(&self, entries: &'a E, view: &View, added: u64, keep: u64) -> Edited<'a, E> {
+    fn edited<'a, E: LogEntries>(&self, entries: &'a E, view: &LogView, added: u64, keep: u64) -> Edited<'a, E> {
         let sum = view.counted + added;
         Edited {
             entries,
@@ -442,7 +442,7 @@ impl EntryLog {
 
     /// Describes the state after `added` more units.
     #[inline]
-    fn describe(&self, entries: &impl Entries, view: &View, added: u64, retry_us: Option<u64>) -> ChargeDecision {
+    fn describe(&self, entries: &impl LogEntries, view: &LogView, added: u64, retry_us: Option<u64>) -> ChargeDecision {
         let used = view.used + added;
         let remaining = self.limit.saturating_sub(used);
         let after = self.edited(entries, view, added, u64::MAX);
@@ -454,7 +454,7 @@ impl EntryLog {
             Some(wait) if wait > 0 => wait,
             _ if self.limit == 0 => 0,
             _ if remaining == 0 => {
-                self.wait(&after, &View { gone: 0, counted: after.total, used, ..*view }, self.limit - 1)
+                self.wait(&after, &LogView { gone: 0, counted: after.total, used, ..*view }, self.limit - 1)
             }
             _ if self.log => match after.iter().next() {
                 Some((oldest, _)) => (oldest + self.period_us).saturating_sub(view.now),
@@ -476,7 +476,7 @@ struct Edited<'a, E> {
     total: u64,
 }
 
-impl<E: Entries> Entries for Edited<'_, E> {
+impl<E: LogEntries> LogEntries for Edited<'_, E> {
     fn total(&self) -> u64 {
         self.total
     }

@@ -24,9 +24,9 @@ use crate::decision::ChargeDecision;
 use crate::quota::spec::{Anchor, Spec};
 
 use super::divisor::Divisor;
-use super::state::{Answer, Layout, Next, Pair, PairAlgorithm, bits};
+use super::state::{Layout, Next, Pair, PairAlgorithm, Transition, bits};
 #[cfg(feature = "_redis")]
-use super::state::{Numbers, UNBOUNDED, numbers};
+use super::state::{LuaNumbers, UNBOUNDED, numbers};
 use super::used::{Carried, Dated, Used};
 
 /// Quotas that count per window.
@@ -99,7 +99,7 @@ impl FixedWindow {
 
 impl PairAlgorithm for FixedWindow {
     #[inline(always)]
-    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Transition {
         let window = self.window(state, now);
         let kept = if window.moved && cost > 0 { self.store(window) } else { Next::Keep };
         let count = window.count.saturating_add(cost);
@@ -108,15 +108,15 @@ impl PairAlgorithm for FixedWindow {
             let counted = Window { count: window.count.max(count.min(self.limit)), ..window };
             let seen = if self.count_denied { counted } else { window };
             let next = if self.count_denied { self.store(counted) } else { kept };
-            return Answer { decision: self.describe(seen, now, retry_us), next };
+            return Transition { decision: self.describe(seen, now, retry_us), next };
         }
         let count = count.min((self.limit + self.debt).max(window.count));
         let after = Window { count, ..window };
         let decision = self.describe(after, now, Some(0));
         if count == window.count {
-            return Answer { decision, next: kept };
+            return Transition { decision, next: kept };
         }
-        Answer { decision: decision.receipted(count - window.count, window.end, 0), next: self.store(after) }
+        Transition { decision: decision.receipted(count - window.count, window.end, 0), next: self.store(after) }
     }
 
     /// Refunds `units` that were counted in the window that ends at `own`, while it lasts.
@@ -128,7 +128,7 @@ impl PairAlgorithm for FixedWindow {
     }
 
     #[cfg(feature = "_redis")]
-    fn numbers(&self, cost: u64, force: bool) -> Numbers {
+    fn numbers(&self, cost: u64, force: bool) -> LuaNumbers {
         let most = self.limit + self.debt;
         let bound = if force || cost == 0 || self.unlimited { UNBOUNDED } else { self.limit };
         let (epoch, count_denied) = (u64::from(self.anchor == Anchor::Epoch), u64::from(self.count_denied));

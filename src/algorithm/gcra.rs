@@ -38,9 +38,9 @@ use crate::decision::ChargeDecision;
 use crate::quota::spec::{Algorithm, Spec};
 
 use super::divisor::Divisor;
-use super::state::{Answer, Fullness, Layout, Next, Pair, PairAlgorithm, bits, share};
+use super::state::{Fullness, Layout, Next, Pair, PairAlgorithm, Transition, bits, share};
 #[cfg(feature = "_redis")]
-use super::state::{Numbers, UNBOUNDED, numbers};
+use super::state::{LuaNumbers, UNBOUNDED, numbers};
 use super::used::{Carried, Dated, Used};
 
 /// A span of time, counted in parts of `1/l` µs.
@@ -135,7 +135,7 @@ pub(crate) struct Gcra<N: Parts> {
 
 /// The result of a charge, before it is described.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Verdict<N> {
+pub(crate) enum GcraVerdict<N> {
     Admitted { met: Span<N>, after: Span<N>, units: u64 },
     Denied { met: Span<N>, retry_us: Option<u64> },
 }
@@ -183,21 +183,21 @@ impl<N: Parts> Gcra<N> {
     ///
     /// They are two functions so that a limiter first tries to write, and describes once.
     #[inline(always)]
-    pub(crate) fn look(&self, ahead: Ahead, cost: u64, force: bool) -> Option<Verdict<N>> {
+    pub(crate) fn look(&self, ahead: Ahead, cost: u64, force: bool) -> Option<GcraVerdict<N>> {
         Some(self.judge(self.met(ahead)?, cost, force))
     }
 
     #[inline(always)]
-    fn judge(&self, met: Span<N>, cost: u64, force: bool) -> Verdict<N> {
+    fn judge(&self, met: Span<N>, cost: u64, force: bool) -> GcraVerdict<N> {
         let fits = cost <= self.burst;
         if cost > 1 && !fits && !force {
-            return Verdict::Denied { met, retry_us: None };
+            return GcraVerdict::Denied { met, retry_us: None };
         }
         let mut units = if force { cost.min(self.most()) } else { cost };
         let mut after = self.plus(&met, units);
         if after.parts > self.capacity.parts {
             if cost > 0 && !force {
-                return Verdict::Denied { met, retry_us: fits.then(|| after.us_beyond(&self.capacity)) };
+                return GcraVerdict::Denied { met, retry_us: fits.then(|| after.us_beyond(&self.capacity)) };
             }
             if after.parts > self.ceiling.parts {
                 // Units beyond the allowed debt are not remembered, so they are not refunded either.
@@ -205,19 +205,19 @@ impl<N: Parts> Gcra<N> {
                 units = (after.parts - met.parts).floor(self.p);
             }
         }
-        Verdict::Admitted { met, after, units }
+        GcraVerdict::Admitted { met, after, units }
     }
 
     /// Returns the decision on a charge of `cost`.
     #[inline(always)]
-    pub(crate) fn describe(&self, verdict: &Verdict<N>, now: u64, cost: u64) -> ChargeDecision {
+    pub(crate) fn describe(&self, verdict: &GcraVerdict<N>, now: u64, cost: u64) -> ChargeDecision {
         match verdict {
             // Less than one unit is left.
-            Verdict::Denied { met, retry_us: Some(wait) } if cost == 1 => {
+            GcraVerdict::Denied { met, retry_us: Some(wait) } if cost == 1 => {
                 ChargeDecision::found(self.burst, 0, met.ceil_us(), *wait, Some(*wait))
             }
-            Verdict::Denied { met, retry_us } => self.standing(met, *retry_us),
-            Verdict::Admitted { met, after, units } => {
+            GcraVerdict::Denied { met, retry_us } => self.standing(met, *retry_us),
+            GcraVerdict::Admitted { met, after, units } => {
                 let Pair { at, n } = after.of(now);
                 let decision = self.standing(after, Some(0)).receipted(*units, at, n);
                 match self.queue {
@@ -335,16 +335,16 @@ impl<N: Parts> Gcra<N> {
 
 impl<N: Parts> PairAlgorithm for Gcra<N> {
     #[inline]
-    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Transition {
         let (met, is_clamped) = self.backlog(state, now);
         let verdict = self.judge(met, cost, force);
         let next = match verdict {
-            Verdict::Admitted { after, .. } if after.parts > met.parts => Next::Set(after.of(now)),
+            GcraVerdict::Admitted { after, .. } if after.parts > met.parts => Next::Set(after.of(now)),
             // A clamped state is written even if the charge is denied: otherwise it would stay ahead of the clock.
             _ if is_clamped && cost > 0 => Next::Set(met.of(now)),
             _ => Next::Keep,
         };
-        Answer { decision: self.describe(&verdict, now, cost), next }
+        Transition { decision: self.describe(&verdict, now, cost), next }
     }
 
     /// Refunds the part of the charge's units that has not drained. In a queue only if nothing was taken since: the
@@ -411,7 +411,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
     }
 
     #[cfg(feature = "_redis")]
-    fn numbers(&self, cost: u64, force: bool) -> Numbers {
+    fn numbers(&self, cost: u64, force: bool) -> LuaNumbers {
         // A cost of one more than could ever pass is denied like any above it. A forced one of a quota without units
         // costs something as well: the script asks whether it does.
         let most = if force { self.most().max(1) } else { self.burst + 1 };

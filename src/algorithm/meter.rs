@@ -20,9 +20,9 @@
 use crate::decision::ChargeDecision;
 use crate::quota::spec::Spec;
 
-use super::state::{Answer, How, Layout, Next, Pair, PairAlgorithm};
+use super::state::{Layout, Next, Pair, PairAlgorithm, TakeMode, Transition};
 #[cfg(feature = "_redis")]
-use super::state::{Numbers, UNBOUNDED, numbers};
+use super::state::{LuaNumbers, UNBOUNDED, numbers};
 use super::used::{Carried, Dated, Used};
 
 /// Quotas that only count.
@@ -60,27 +60,27 @@ impl Meter {
 
 impl PairAlgorithm for Meter {
     #[inline(never)]
-    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Transition {
         let (found, moved) = self.view(state, now);
         let kept = if moved && cost > 0 { Next::Set(found) } else { Next::Keep };
         let wanted = found.n.saturating_add(cost);
         if wanted > self.limit && !force && cost > 0 {
             let retry_us = (cost <= self.limit).then_some(found.at - now);
-            return Answer { decision: self.describe(found, now, retry_us), next: kept };
+            return Transition { decision: self.describe(found, now, retry_us), next: kept };
         }
         let count = wanted.min(self.limit.max(found.n));
         if count == found.n {
-            return Answer { decision: self.describe(found, now, Some(0)), next: kept };
+            return Transition { decision: self.describe(found, now, Some(0)), next: kept };
         }
         let after = Pair { at: now + self.retention_us, n: count };
         let decision = self.describe(after, now, Some(0)).receipted(count - found.n, after.at, 0);
-        Answer { decision, next: Next::Set(after) }
+        Transition { decision, next: Next::Set(after) }
     }
 
     /// A charge on refusal counts what the limit allows, and is denied beyond it.
-    fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: How) -> Answer {
+    fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: TakeMode) -> Transition {
         let (cost, _) = how.plainly(cost);
-        self.decide(state, now, cost, how == How::Force)
+        self.decide(state, now, cost, how == TakeMode::Force)
     }
 
     /// Refunds `units` that were counted when the count was to be kept until `own`, until then.
@@ -96,7 +96,7 @@ impl PairAlgorithm for Meter {
     }
 
     #[cfg(feature = "_redis")]
-    fn numbers(&self, cost: u64, force: bool) -> Numbers {
+    fn numbers(&self, cost: u64, force: bool) -> LuaNumbers {
         let bound = if force || cost == 0 { UNBOUNDED } else { self.limit };
         numbers(&[cost.min(self.limit + 1), bound, self.limit, self.retention_us])
     }

@@ -36,7 +36,7 @@ use sliding_window::TwoCounterWindow;
 use step_bucket::StepBucket;
 
 pub(crate) use state::{
-    Answer, Fullness, How, Layout, NUMBER_BITS, Next, Pair, PairAlgorithm, WORD_AHEAD_US, WordLayout,
+    Fullness, Layout, NUMBER_BITS, Next, Pair, PairAlgorithm, TakeMode, Transition, WORD_AHEAD_US, WordLayout,
 };
 #[cfg(test)]
 pub(crate) use used::Used;
@@ -132,13 +132,13 @@ impl PairDecider {
 
     /// See [`PairAlgorithm::decide`].
     #[inline]
-    pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+    pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Transition {
         by_type!(self, decider => decider.decide(state, now, cost, force))
     }
 
     /// See [`PairAlgorithm::decide_how`].
     #[inline]
-    pub(crate) fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: How) -> Answer {
+    pub(crate) fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: TakeMode) -> Transition {
         by_type!(self, decider => decider.decide_how(state, now, cost, how))
     }
 

@@ -20,7 +20,7 @@ use crate::decision::ChargeDecision;
 use crate::quota::spec::Spec;
 use crate::wait::Wait;
 
-use super::state::How;
+use super::state::TakeMode;
 
 /// The most units that can be held. Forced charges take no more.
 pub(crate) const HELD_MAX: u64 = (1 << 40) - 2;
@@ -29,7 +29,7 @@ const _: () = assert!(crate::quota::spec::PLACES_MAX <= HELD_MAX, "the largest l
 
 /// The result of a charge, before it is described.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum PlacesVerdict {
     Admitted {
         remaining: u64,
         taken: u64,
@@ -55,20 +55,20 @@ impl Places {
     /// Returns what becomes of a charge of `cost` while `held` units are held. [`describe`](Self::describe) makes the
     /// decision of it, for the same reason as in [`Gcra`](super::gcra::Gcra::look).
     #[inline]
-    pub(crate) fn look(self, held: u64, cost: u64, how: How) -> Verdict {
+    pub(crate) fn look(self, held: u64, cost: u64, how: TakeMode) -> PlacesVerdict {
         let (cost, force) = how.plainly(cost);
         let left = self.limit.saturating_sub(held);
         if cost > left && !force {
-            return Verdict::Denied { remaining: left, for_good: cost > self.limit };
+            return PlacesVerdict::Denied { remaining: left, for_good: cost > self.limit };
         }
         let taken = cost.min(HELD_MAX.saturating_sub(held));
-        Verdict::Admitted { remaining: left.saturating_sub(taken), taken }
+        PlacesVerdict::Admitted { remaining: left.saturating_sub(taken), taken }
     }
 
     /// Returns the decision about a charge that fits, if there is no room to note who holds its units: only a forced
     /// charge is admitted, and nothing is taken.
     #[cfg(any(feature = "_redis", feature = "store"))]
-    pub(crate) fn decide_without_room(self, held: u64, how: How) -> ChargeDecision {
+    pub(crate) fn decide_without_room(self, held: u64, how: TakeMode) -> ChargeDecision {
         let left = self.limit.saturating_sub(held);
         match how.plainly(0) {
             (_, true) => ChargeDecision::allowed(self.limit, left),
@@ -83,12 +83,12 @@ impl Places {
 
     /// Returns the decision on a charge, with a receipt of the run `run`.
     #[inline]
-    pub(crate) fn describe(self, verdict: Verdict, run: u64) -> ChargeDecision {
+    pub(crate) fn describe(self, verdict: PlacesVerdict, run: u64) -> ChargeDecision {
         match verdict {
-            Verdict::Admitted { remaining, taken } => {
+            PlacesVerdict::Admitted { remaining, taken } => {
                 ChargeDecision::allowed(self.limit, remaining).receipted(taken, run, 0)
             }
-            Verdict::Denied { remaining, for_good } => {
+            PlacesVerdict::Denied { remaining, for_good } => {
                 let wait = if for_good { Wait::Never } else { Wait::Unknown };
                 ChargeDecision::denied(self.limit, remaining, wait)
             }
@@ -97,15 +97,15 @@ impl Places {
 
     /// Returns what becomes of a charge while a request that came before waits in line: no units are left. Only a
     /// forced charge takes its units.
-    pub(crate) fn hold_back(self, held: u64, cost: u64, how: How) -> Verdict {
+    pub(crate) fn hold_back(self, held: u64, cost: u64, how: TakeMode) -> PlacesVerdict {
         match how.plainly(cost) {
             (_, true) => self.look(held, cost, how),
-            (cost, false) => self.look(held.max(self.limit), cost, How::IfAllowed),
+            (cost, false) => self.look(held.max(self.limit), cost, TakeMode::IfAllowed),
         }
     }
 }
 
-impl Verdict {
+impl PlacesVerdict {
     /// Returns how many units the charge takes.
     #[inline]
     pub(crate) fn taken(self) -> u64 {
@@ -128,14 +128,14 @@ mod tests {
         Places::new(Quota::concurrent(limit).spec())
     }
 
-    fn described(limit: u64, verdict: Verdict) -> (bool, u64, Wait, u64) {
+    fn described(limit: u64, verdict: PlacesVerdict) -> (bool, u64, Wait, u64) {
         let decision = places(limit).describe(verdict, 0);
         assert_eq!(decision.taken(), verdict.taken());
         (decision.is_allowed(), decision.remaining(), decision.wait(), decision.taken())
     }
 
     fn decide(limit: u64, held: u64, cost: u64) -> (bool, u64, Wait, u64) {
-        described(limit, places(limit).look(held, cost, How::IfAllowed))
+        described(limit, places(limit).look(held, cost, TakeMode::IfAllowed))
     }
 
     #[test]
@@ -159,10 +159,10 @@ mod tests {
     #[test]
     fn charge_that_is_held_back_finds_nothing_left() {
         for (held, cost, how, answer) in [
-            (0, 1, How::IfAllowed, (false, 0, Wait::Unknown, 0)),
-            (0, 4, How::IfAllowed, (false, 0, Wait::Never, 0)),
-            (0, 0, How::IfAllowed, (true, 0, Wait::None, 0)),
-            (1, 1, How::Force, (true, 1, Wait::None, 1)),
+            (0, 1, TakeMode::IfAllowed, (false, 0, Wait::Unknown, 0)),
+            (0, 4, TakeMode::IfAllowed, (false, 0, Wait::Never, 0)),
+            (0, 0, TakeMode::IfAllowed, (true, 0, Wait::None, 0)),
+            (1, 1, TakeMode::Force, (true, 1, Wait::None, 1)),
         ] {
             assert_eq!(described(3, places(3).hold_back(held, cost, how)), answer, "{cost} while {held} are held");
         }
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn forced_charge_holds_more_than_the_limit() {
         let forced = |held, cost| {
-            let (is_allowed, remaining, _, taken) = described(3, places(3).look(held, cost, How::Force));
+            let (is_allowed, remaining, _, taken) = described(3, places(3).look(held, cost, TakeMode::Force));
             (is_allowed, remaining, taken)
         };
         assert_eq!(forced(2, 2), (true, 0, 2));
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn concurrency_limit_reports_no_times() {
         for (held, cost) in [(0, 1), (3, 1), (0, 9)] {
-            let decision = places(3).describe(places(3).look(held, cost, How::IfAllowed), 0);
+            let decision = places(3).describe(places(3).look(held, cost, TakeMode::IfAllowed), 0);
             assert_eq!((decision.reset_after(), decision.effective_window()), (None, None), "{held} {cost}");
         }
     }

@@ -31,8 +31,8 @@ use crate::quota::spec::{Oldest, Spec};
 
 use super::entry_log::{Edit, EntryLog, Listed};
 #[cfg(feature = "_redis")]
-use super::state::Numbers;
-use super::state::{Answer, Layout, Next, Pair, PairAlgorithm, bits};
+use super::state::LuaNumbers;
+use super::state::{Layout, Next, Pair, PairAlgorithm, Transition, bits};
 use super::used::Carried;
 
 /// A sliding window of one bucket, whose two counters fit a pair.
@@ -113,16 +113,19 @@ impl TwoCounterWindow {
 
     #[cold]
     #[inline(never)]
-    fn decide_as_log(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+    fn decide_as_log(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Transition {
         let counters = self.unpack(state);
         let answer = self.log.decide(&Listed(&counters), now, cost, force);
-        Answer { decision: answer.decision, next: answer.edit.map_or(Next::Keep, |edit| self.edited(counters, edit)) }
+        Transition {
+            decision: answer.decision,
+            next: answer.edit.map_or(Next::Keep, |edit| self.edited(counters, edit)),
+        }
     }
 }
 
 impl PairAlgorithm for TwoCounterWindow {
     #[inline(always)]
-    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Transition {
         let (period_us, start) = (self.period_us, self.log.start_of(now));
         let (at, counts) = state.map_or((0, (0, 0)), |state| (state.at, self.counts(state)));
         let (before, current) = match at {
@@ -140,7 +143,7 @@ impl PairAlgorithm for TwoCounterWindow {
         let current = current + cost;
         let reset_us = self.log.leaves(start, current, 0) - now;
         let decision = ChargeDecision::found(self.limit, self.limit - used, reset_us, start + period_us - now, Some(0));
-        Answer { decision: decision.receipted(cost, start, 0), next: Next::Set(self.state(start, before, current)) }
+        Transition { decision: decision.receipted(cost, start, 0), next: Next::Set(self.state(start, before, current)) }
     }
 
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
@@ -186,10 +189,10 @@ impl PairAlgorithm for TwoCounterWindow {
     }
 
     #[cfg(feature = "_redis")]
-    fn numbers(&self, cost: u64, force: bool) -> Numbers {
+    fn numbers(&self, cost: u64, force: bool) -> LuaNumbers {
         // The numbers of an entry log that a window of one bucket needs.
         let [cost, bound, limit, most, period, _, oldest, _, count_denied, _] = self.log.numbers(cost, force);
-        Numbers::from_slice(&[cost, bound, limit, most, period, oldest, count_denied])
+        LuaNumbers::from_slice(&[cost, bound, limit, most, period, oldest, count_denied])
     }
 }
 

@@ -32,14 +32,14 @@ impl Next {
 
 /// A decision, and the state to write if the charge is taken. A refusal may also write a state.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Transition {
     pub(crate) decision: ChargeDecision,
     pub(crate) next: Next,
 }
 
 /// The way in which a charge is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
+pub(crate) enum TakeMode {
     IfAllowed,
     Force,
     /// If one of the charges that it belongs to was refused. Otherwise it only looks.
@@ -48,7 +48,7 @@ pub(crate) enum How {
     },
 }
 
-impl How {
+impl TakeMode {
     /// Returns the cost, and whether it is forced, for an algorithm that treats refusals like any charge.
     #[inline]
     pub(crate) fn plainly(self, cost: u64) -> (u64, bool) {
@@ -65,11 +65,11 @@ impl How {
 /// All of it is pure. `now` is at most [`CLOCK_US_MAX`](crate::time::CLOCK_US_MAX).
 pub(crate) trait PairAlgorithm {
     /// Returns the decision for `cost` and the state to write. A forced charge is always admitted, into debt.
-    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer;
+    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Transition;
 
     /// Returns the decision for a charge that is taken in this way, and the state to write.
     #[inline(always)]
-    fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: How) -> Answer {
+    fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: TakeMode) -> Transition {
         let (cost, force) = how.plainly(cost);
         self.decide(state, now, cost, force)
     }
@@ -123,7 +123,7 @@ pub(crate) trait PairAlgorithm {
 
     /// Returns what the Lua twin needs to decide on a charge.
     #[cfg(feature = "_redis")]
-    fn numbers(&self, cost: u64, force: bool) -> Numbers;
+    fn numbers(&self, cost: u64, force: bool) -> LuaNumbers;
 
     /// Returns what a charge's receipt would hold without the charge's last units.
     #[cfg(any(feature = "_redis", feature = "store"))]
@@ -204,14 +204,14 @@ pub(crate) fn bits(most: u64) -> u32 {
 
 /// The numbers with which an algorithm's Lua twin decides a charge: whole numbers below 2^53, or [`UNBOUNDED`].
 #[cfg(feature = "_redis")]
-pub(crate) type Numbers = smallvec::SmallVec<[f64; 10]>;
+pub(crate) type LuaNumbers = smallvec::SmallVec<[f64; 10]>;
 
 /// In place of a bound when there is none.
 #[cfg(feature = "_redis")]
 pub(crate) const UNBOUNDED: u64 = 1 << 62;
 
 #[cfg(feature = "_redis")]
-pub(super) fn numbers(whole: &[u64]) -> Numbers {
+pub(super) fn numbers(whole: &[u64]) -> LuaNumbers {
     whole.iter().map(|number| *number as f64).collect()
 }
 
@@ -253,7 +253,7 @@ mod tests {
         let sliding = Quota::sliding_window(3, ten).and_then(|quota| quota.max_debt(0)).expect("valid");
         let closing = Quota::block(3, ten, ten).expect("valid");
         let counts = |before: u64, current: u64| before << 2 | current; // up to 3
-        let spanning = |span_us| block::pack(block::Parts { span_us, counts: 1 });
+        let spanning = |span_us| block::pack(block::BlockParts { span_us, counts: 1 });
         for (quota, at, n, could) in [
             (bucket, 7, 2, true),
             (bucket, 7, 3, false),

@@ -22,9 +22,9 @@
 use crate::decision::ChargeDecision;
 use crate::quota::spec::{Anchor, Spec};
 
-use super::state::{Answer, Layout, Next, Pair, PairAlgorithm, bits};
+use super::state::{Layout, Next, Pair, PairAlgorithm, Transition, bits};
 #[cfg(feature = "_redis")]
-use super::state::{Numbers, UNBOUNDED, numbers};
+use super::state::{LuaNumbers, UNBOUNDED, numbers};
 use super::used::{Carried, Dated, Used};
 
 /// Quotas whose tokens come in steps.
@@ -113,10 +113,10 @@ impl StepBucket {
 }
 
 impl PairAlgorithm for StepBucket {
-    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Transition {
         let level = self.level(state, now);
         let kept = if level.clamped && cost > 0 { self.store(level) } else { Next::Keep };
-        let deny = |retry_us| Answer { decision: self.describe(level, now, retry_us), next: kept };
+        let deny = |retry_us| Transition { decision: self.describe(level, now, retry_us), next: kept };
         if cost > self.burst && !force {
             return deny(None);
         }
@@ -130,14 +130,14 @@ impl PairAlgorithm for StepBucket {
         let after = Level { missing, ..level };
         let decision = self.describe(after, now, Some(0));
         if cost == 0 {
-            return Answer { decision, next: kept };
+            return Transition { decision, next: kept };
         }
         let next = self.store(after);
         let Next::Set(full) = next else {
-            return Answer { decision, next }; // a closed quota: nothing was taken
+            return Transition { decision, next }; // a closed quota: nothing was taken
         };
         // Units beyond the allowed debt are not remembered, so they are not refunded either.
-        Answer { decision: decision.receipted(missing - level.missing, full.at, full.n), next }
+        Transition { decision: decision.receipted(missing - level.missing, full.at, full.n), next }
     }
 
     /// Refunds those units of a charge that no tick has replaced yet. `own` is when the bucket was to be full after it.
@@ -157,7 +157,7 @@ impl PairAlgorithm for StepBucket {
     }
 
     #[cfg(feature = "_redis")]
-    fn numbers(&self, cost: u64, force: bool) -> Numbers {
+    fn numbers(&self, cost: u64, force: bool) -> LuaNumbers {
         let most = self.burst + self.debt;
         let bound = if force || cost == 0 { UNBOUNDED } else { self.burst };
         let epoch = u64::from(self.anchor == Anchor::Epoch);

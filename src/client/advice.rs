@@ -7,7 +7,7 @@ use http::HeaderMap;
 use http::header::{AGE, DATE, RETRY_AFTER};
 use smallvec::SmallVec;
 
-use crate::fields::{self, Dictionary, Item, List};
+use crate::fields::{self, Dictionary, List, ListMember};
 use crate::header_names::{Group, RETRY_AFTER_MS, Word, X_MS_RETRY_AFTER_MS, split};
 use crate::wait::Wait;
 
@@ -61,7 +61,7 @@ impl Advice {
     pub fn read(headers: &HeaderMap, now: SystemTime) -> Self {
         let date = headers.get(DATE).and_then(|date| httpdate::parse_http_date(date.to_str().ok()?).ok());
         let age = headers.get(AGE).and_then(|age| decimal(age.to_str().ok()?.trim()));
-        let mut reader = Reader {
+        let mut reader = AdviceReader {
             headers,
             now: date.unwrap_or(now),
             is_cached: age.is_some_and(|age| age > 0),
@@ -189,7 +189,7 @@ impl PolicyAdvice {
     }
 
     /// Adds what an item of the drafts' lists says.
-    fn add(&mut self, list: List, item: &Item<'_>) {
+    fn add(&mut self, list: List, item: &ListMember<'_>) {
         let seconds = item.seconds.map(Duration::from_secs).filter(|time| *time <= LONGEST);
         if list == List::Limits {
             // A proxy may have made `r` and `t` stricter, and left the parameters that it does not know.
@@ -213,32 +213,32 @@ impl PolicyAdvice {
 }
 
 /// An item of a list, with the prefix of its header's name.
-type Listed<'a> = SmallVec<[(&'a str, Item<'a>); 4]>;
+type PrefixedMember<'a> = SmallVec<[(&'a str, ListMember<'a>); 4]>;
 
 /// The lists of the drafts.
 #[derive(Default)]
 struct Lists<'a> {
-    limits: Listed<'a>,
-    policies: Listed<'a>,
-    nameless: Listed<'a>,
+    limits: PrefixedMember<'a>,
+    policies: PrefixedMember<'a>,
+    nameless: PrefixedMember<'a>,
 }
 
 /// The single-valued headers of one quota.
-struct Single<'a> {
+struct SingleHeaders<'a> {
     group: Group<'a>,
     policy: PolicyAdvice,
     used: Option<u64>,
     reset: Option<Duration>,
 }
 
-struct Reader<'a> {
+struct AdviceReader<'a> {
     headers: &'a HeaderMap,
     /// The server's time, if it is known.
     now: SystemTime,
     is_cached: bool,
     advice: Advice,
     lists: Lists<'a>,
-    groups: SmallVec<[Single<'a>; 2]>,
+    groups: SmallVec<[SingleHeaders<'a>; 2]>,
 }
 
 /// Returns the time that a value of `Retry-After` means. A proxy may have joined several values with commas: then it is
@@ -254,7 +254,7 @@ fn longest(value: &str, now: SystemTime) -> Option<Duration> {
     })
 }
 
-impl<'a> Reader<'a> {
+impl<'a> AdviceReader<'a> {
     fn header(&mut self, name: &'a str) {
         match name {
             _ if name == RETRY_AFTER => {
@@ -324,7 +324,7 @@ impl<'a> Reader<'a> {
 
     /// Reads a list. Returns whether the header is one.
     fn list(&mut self, list: List, name: &'a str, prefix: &'a str) -> bool {
-        let mut items = Listed::new();
+        let mut items = PrefixedMember::new();
         let each = |item| {
             if items.len() < POLICIES_MAX {
                 items.push((prefix, item));
@@ -354,7 +354,7 @@ impl<'a> Reader<'a> {
                 unit: group.unit().map(Into::into),
                 ..PolicyAdvice::default()
             };
-            self.groups.push(Single { group, policy, used: None, reset: None });
+            self.groups.push(SingleHeaders { group, policy, used: None, reset: None });
             return Some(self.groups.len() - 1);
         }
         known
@@ -415,7 +415,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-impl Single<'_> {
+impl SingleHeaders<'_> {
     /// Takes the value of a header. If a header comes twice, the stricter value counts.
     fn add(&mut self, word: Word, value: &str, now: SystemTime) {
         let policy = &mut self.policy;

@@ -34,35 +34,37 @@ pub(super) fn retry_delay(encoded: &[u8]) -> Option<Duration> {
     }
     let status = BASE64.decode(encoded).ok()?;
     // Status { repeated Any details = 3 }
-    let details = Message(&status).filter_map(|field| field.bytes(3));
+    let details = MessageRest(&status).filter_map(|field| field.bytes(3));
     // Any { string type_url = 1; bytes value = 2 }
     let info = details.filter_map(|any| {
-        let type_url = Message(any).filter_map(|field| field.bytes(1)).last()?;
-        type_url.ends_with(b"/google.rpc.RetryInfo").then(|| Message(any).filter_map(|field| field.bytes(2)).last())?
+        let type_url = MessageRest(any).filter_map(|field| field.bytes(1)).last()?;
+        type_url
+            .ends_with(b"/google.rpc.RetryInfo")
+            .then(|| MessageRest(any).filter_map(|field| field.bytes(2)).last())?
     });
     // RetryInfo { Duration retry_delay = 1 }
-    let delays = info.filter_map(|info| Message(info).filter_map(|field| field.bytes(1)).last());
+    let delays = info.filter_map(|info| MessageRest(info).filter_map(|field| field.bytes(1)).last());
     delays.filter_map(duration).max()
 }
 
 /// Parses `Duration { int64 seconds = 1; int32 nanos = 2 }`. Returns `None` if it is negative.
 fn duration(message: &[u8]) -> Option<Duration> {
-    let integer = |number| Message(message).filter_map(|field| field.integer(number)).last().unwrap_or(0);
+    let integer = |number| MessageRest(message).filter_map(|field| field.integer(number)).last().unwrap_or(0);
     let seconds = i64::try_from(integer(1)).ok()?; // a negative one has the highest bit
     let nanos = u32::try_from(integer(2)).ok().filter(|nanos| *nanos < 1_000_000_000)?;
     Some(Duration::new(u64::try_from(seconds).ok()?, nanos))
 }
 
 /// The rest of a Protocol Buffers message. It ends at the first field that cannot be read.
-struct Message<'a>(&'a [u8]);
+struct MessageRest<'a>(&'a [u8]);
 
 /// A field of a message.
 struct Field<'a> {
     number: u64,
-    value: Value<'a>,
+    value: FieldValue<'a>,
 }
 
-enum Value<'a> {
+enum FieldValue<'a> {
     Integer(u64),
     Bytes(&'a [u8]),
     /// A number of fixed width. None of these messages has one.
@@ -72,39 +74,39 @@ enum Value<'a> {
 impl<'a> Field<'a> {
     fn bytes(&self, number: u64) -> Option<&'a [u8]> {
         match self.value {
-            Value::Bytes(bytes) if self.number == number => Some(bytes),
+            FieldValue::Bytes(bytes) if self.number == number => Some(bytes),
             _ => None,
         }
     }
 
     fn integer(&self, number: u64) -> Option<u64> {
         match self.value {
-            Value::Integer(integer) if self.number == number => Some(integer),
+            FieldValue::Integer(integer) if self.number == number => Some(integer),
             _ => None,
         }
     }
 }
 
-impl<'a> Iterator for Message<'a> {
+impl<'a> Iterator for MessageRest<'a> {
     type Item = Field<'a>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let tag = self.varint()?;
         let value = match tag & 7 {
-            0 => Value::Integer(self.varint()?),
-            1 => self.take(8).map(|_| Value::Fixed)?,
+            0 => FieldValue::Integer(self.varint()?),
+            1 => self.take(8).map(|_| FieldValue::Fixed)?,
             2 => {
                 let length = usize::try_from(self.varint()?).ok()?;
-                Value::Bytes(self.take(length)?)
+                FieldValue::Bytes(self.take(length)?)
             }
-            5 => self.take(4).map(|_| Value::Fixed)?,
+            5 => self.take(4).map(|_| FieldValue::Fixed)?,
             _ => return None, // groups, which proto3 does not have
         };
         Some(Field { number: tag >> 3, value })
     }
 }
 
-impl<'a> Message<'a> {
+impl<'a> MessageRest<'a> {
     fn varint(&mut self) -> Option<u64> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {

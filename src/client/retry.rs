@@ -9,7 +9,7 @@ use tower::retry::Policy;
 use tower::retry::budget::{Budget, TpsBudget};
 
 use super::Advice;
-use super::obey::{Heard, Jitter, unnamed_wait_us};
+use super::obey::{Heard, WaitJitter, unnamed_wait_us};
 use crate::clock::{CalendarClock, Clock};
 use crate::clock::{Sleep, Timer};
 
@@ -94,7 +94,7 @@ use crate::clock::{Sleep, Timer};
 pub struct RetryAfter {
     timer: Arc<dyn Timer>,
     clock: Arc<dyn Clock>,
-    jitter: Arc<Jitter>,
+    jitter: Arc<WaitJitter>,
     budget: Arc<dyn Budget + Send + Sync>,
     max_wait: Duration,
     max_retries: u32,
@@ -110,7 +110,7 @@ impl RetryAfter {
         Self {
             timer: Arc::new(timer),
             clock: Arc::new(CalendarClock),
-            jitter: Arc::new(Jitter::random()),
+            jitter: Arc::new(WaitJitter::random()),
             budget: Arc::new(TpsBudget::default()),
             max_wait: Duration::from_secs(300),
             max_retries: 3,
@@ -162,7 +162,7 @@ impl RetryAfter {
     /// Sets the seed of the random part of waits, for tests. By default it is random.
     #[must_use]
     pub fn jitter_seed(mut self, seed: u64) -> Self {
-        self.jitter = Arc::new(Jitter::seeded(seed));
+        self.jitter = Arc::new(WaitJitter::seeded(seed));
         self
     }
 

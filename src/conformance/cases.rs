@@ -36,14 +36,14 @@ macro_rules! cases {
      $($(#[doc = $promise:literal])+ #[fix = $fix:literal] async fn $name:ident($bench:ident) $body:block)+) => {
         $(
             $(#[doc = $promise])+
-            async fn $name<S: Subject>($bench: &Bench<'_, S>) -> Result<(), String> $body
+            async fn $name<S: Subject>($bench: &LimiterBench<'_, S>) -> Result<(), String> $body
         )+
 
         $(#[doc = $about])+
         pub(super) async fn $run<S: Subject>(subject: &S, quota: Quota, failures: &mut Vec<Failure>) {
             $(
                 let (limiter, policy) = (subject.limiter().await, Policy::from(quota));
-                let bench = Bench { subject, limiter, policy, key: key("a") };
+                let bench = LimiterBench { subject, limiter, policy, key: key("a") };
                 if let Err(found) = $name(&bench).await {
                     let (case, promise) = (stringify!($name), concat!($($promise),+));
                     failures.push(Failure { case, promise, fix: $fix, quota, found });
@@ -54,7 +54,7 @@ macro_rules! cases {
 }
 
 /// The limiter of one case, and a policy and a key to charge.
-struct Bench<'a, S: Subject> {
+struct LimiterBench<'a, S: Subject> {
     subject: &'a S,
     limiter: S::Limiter,
     policy: Policy,
@@ -86,7 +86,7 @@ fn numbered(number: usize) -> Key {
     key(&number.to_string())
 }
 
-impl<S: Subject> Bench<'_, S> {
+impl<S: Subject> LimiterBench<'_, S> {
     /// Returns another policy of the quota.
     fn other(&self, name: &str) -> Result<Policy, String> {
         named(name, Ok(*self.policy.quota()))
@@ -151,7 +151,7 @@ fn only(decision: Decision) -> Result<ChargeDecision, String> {
 /// Takes one unit of each policy in one set, more often than the capacity, in concurrent tasks for
 /// several keys. Half of the tasks charge the policies in reverse order. Returns how many sets of
 /// each key passed.
-async fn passed_concurrently<S: Subject>(bench: &Bench<'_, S>, policies: &[Policy]) -> Result<Vec<u64>, String> {
+async fn passed_concurrently<S: Subject>(bench: &LimiterBench<'_, S>, policies: &[Policy]) -> Result<Vec<u64>, String> {
     let passed = together(bench.subject, TASKS, |task| {
         let (limiter, mut policies) = (bench.limiter.clone(), policies.to_vec());
         if task % 2 == 1 {

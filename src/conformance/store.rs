@@ -103,10 +103,10 @@ struct Bench<'a, S> {
     versions: AtomicU64,
 }
 
-type Found = Result<(), String>;
+type CaseResult = Result<(), String>;
 
 #[track_caller]
-fn ensure(kept: bool, found: impl fmt::Debug) -> Found {
+fn ensure(kept: bool, found: impl fmt::Debug) -> CaseResult {
     if kept { Ok(()) } else { Err(format!("{found:?} ({})", Location::caller())) }
 }
 
@@ -153,13 +153,13 @@ impl<S: Store> Bench<'_, S> {
     }
 
     /// Makes a swap that must succeed.
-    async fn must(&self, changes: &[(&str, Option<&Value>, Then)]) -> Found {
+    async fn must(&self, changes: &[(&str, Option<&Value>, Then)]) -> CaseResult {
         let swapped = self.swap(changes).await?;
         ensure(swapped.is_done(), swapped)
     }
 
     /// Makes a swap that must change nothing, and return these values.
-    async fn must_not(&self, changes: &[(&str, Option<&Value>, Then)], current: &[Option<&Value>]) -> Found {
+    async fn must_not(&self, changes: &[(&str, Option<&Value>, Then)], current: &[Option<&Value>]) -> CaseResult {
         let swapped = self.swap(changes).await?;
         let current: Vec<Option<Value>> = current.iter().map(|value| value.cloned()).collect();
         ensure(swapped.current() == Some(&current), (&swapped, "expected", &current))?;
@@ -168,7 +168,7 @@ impl<S: Store> Bench<'_, S> {
         ensure(loaded == current, (loaded, "expected", &current))
     }
 
-    async fn values_are_kept(&self) -> Found {
+    async fn values_are_kept(&self) -> CaseResult {
         let largest: Vec<u8> = (0..LARGEST).map(|at| (at % 251) as u8).collect();
         let all: Vec<u8> = (0..=255).collect();
         let values = [self.value(&[]), self.value(&all), self.value(&largest)];
@@ -183,7 +183,7 @@ impl<S: Store> Bench<'_, S> {
         Ok(())
     }
 
-    async fn conflicts(&self) -> Found {
+    async fn conflicts(&self) -> CaseResult {
         let [first, second, third] = [b"first", b"secnd", b"third"].map(|bytes| self.value(bytes));
         self.must_not(&[("conflicts", Some(&first), put(&second))], &[None]).await?;
         self.must(&[("conflicts", None, put(&first))]).await?;
@@ -192,7 +192,7 @@ impl<S: Store> Bench<'_, S> {
         self.must_not(&[("conflicts", Some(&first), put(&third))], &[Some(&second)]).await
     }
 
-    async fn all_or_nothing(&self) -> Found {
+    async fn all_or_nothing(&self) -> CaseResult {
         let [one, two, new] = [b"1", b"2", b"3"].map(|bytes| self.value(bytes));
         self.must(&[("set1", None, put(&one)), ("set2", None, put(&two))]).await?;
         let stale = self.value(b"0");
@@ -210,7 +210,7 @@ impl<S: Store> Bench<'_, S> {
         Ok(())
     }
 
-    async fn keep(&self) -> Found {
+    async fn keep(&self) -> CaseResult {
         let [one, two, new] = [b"1", b"2", b"3"].map(|bytes| self.value(bytes));
         self.must(&[("keep1", None, put(&one))]).await?;
         self.must(&[("keep1", Some(&one), Then::Keep), ("keep2", None, put(&two))]).await?;
@@ -226,7 +226,7 @@ impl<S: Store> Bench<'_, S> {
         ensure(self.load(&["keep3"]).await? == [None], "a key without a value that was kept has one")
     }
 
-    async fn delete(&self) -> Found {
+    async fn delete(&self) -> CaseResult {
         let [one, two] = [b"1", b"2"].map(|bytes| self.value(bytes));
         self.must(&[("gone", None, put(&one))]).await?;
         self.must_not(&[("gone", Some(&two), Then::Delete)], &[Some(&one)]).await?;
@@ -237,7 +237,7 @@ impl<S: Store> Bench<'_, S> {
         self.must_not(&[("gone", Some(&one), Then::Delete)], &[Some(&two)]).await
     }
 
-    async fn sent_again(&self) -> Found {
+    async fn sent_again(&self) -> CaseResult {
         let [one, two] = [b"1", b"2"].map(|bytes| self.value(bytes));
         self.must(&[("again", None, put(&one))]).await?;
         self.must_not(&[("again", None, put(&one))], &[Some(&one)]).await?;
@@ -245,7 +245,7 @@ impl<S: Store> Bench<'_, S> {
         self.must_not(&[("again", Some(&one), put(&two))], &[Some(&two)]).await
     }
 
-    async fn order(&self) -> Found {
+    async fn order(&self) -> CaseResult {
         let names: Vec<String> = (0..64).map(|number| format!("order{}", number * 37 % 64)).collect();
         let values: Vec<Value> = names.iter().map(|name| self.value(name.as_bytes())).collect();
         let changes: Vec<_> =
@@ -261,7 +261,7 @@ impl<S: Store> Bench<'_, S> {
         Ok(())
     }
 
-    async fn alike(&self) -> Found {
+    async fn alike(&self) -> CaseResult {
         let long = "k".repeat(320 - self.key("").len() - 1);
         let long = ["a", "b"].map(|last| format!("{long}{last}"));
         let short = ["a", "A", "a ", " a", "a_", "a%", "a*", "a?", "a'", "a\"", "a\\", "a{}", "a:", "aa"];
@@ -277,7 +277,7 @@ impl<S: Store> Bench<'_, S> {
         Ok(())
     }
 
-    async fn rivals(&self) -> Found {
+    async fn rivals(&self) -> CaseResult {
         let mut before: Option<Value> = None;
         for _ in 0..ROUNDS {
             let values: Vec<Value> = (0..RIVALS).map(|number| self.value(&[number as u8])).collect();
@@ -317,7 +317,7 @@ impl<S: Store> Bench<'_, S> {
         Ok(answers)
     }
 
-    async fn each(&self) -> Found {
+    async fn each(&self) -> CaseResult {
         let [one, two, new, stale] = [b"1", b"2", b"3", b"0"].map(|bytes| self.value(bytes));
         self.must(&[("each1", None, put(&one)), ("each2", None, put(&two)), ("each3", None, put(&one))]).await?;
         self.must(&[("each4", None, put(&one)), ("each5", None, put(&two))]).await?;
@@ -372,7 +372,7 @@ impl<S: Store> Bench<'_, S> {
         Ok(())
     }
 
-    async fn rivals_in_calls(&self) -> Found {
+    async fn rivals_in_calls(&self) -> CaseResult {
         const KEYS: usize = 5;
         let count = KEYS.min(self.store.max_swaps().max(1));
         let names: Vec<String> = (0..count).map(|key| format!("calls{key}")).collect();
@@ -416,7 +416,7 @@ impl<S: Store> Bench<'_, S> {
         Ok(())
     }
 
-    async fn dropped(&self) -> Found {
+    async fn dropped(&self) -> CaseResult {
         let mut before: [Option<Value>; 2] = [None, None];
         for polls in 0..ROUNDS {
             let values = [self.value(b"1"), self.value(b"2")];
@@ -454,7 +454,7 @@ impl<S: Store> Bench<'_, S> {
         Ok(())
     }
 
-    async fn held(&self) -> Found {
+    async fn held(&self) -> CaseResult {
         for polls in 1..4 {
             let (held, other) = (format!("held{polls}"), format!("other{polls}"));
             let [one, two] = [b"1", b"2"].map(|bytes| self.value(bytes));
@@ -487,7 +487,7 @@ impl<S: Store> Bench<'_, S> {
         Ok(())
     }
 
-    async fn time(&self) -> Found {
+    async fn time(&self) -> CaseResult {
         let mut last = None;
         for _ in 0..ROUNDS {
             let loaded = self.store.load(&[self.key("time")]).await.map_err(|error| failed(&error))?;

@@ -20,7 +20,7 @@ use crate::policy::{CONCURRENT_REQUESTS, Policy};
 use super::content::{Content, Header, Single};
 use super::legacy::{HeadersError, LegacyHeaders};
 use super::reset::{ResetEncoding, ResetMeaning};
-use super::scope::{Condition, Scope};
+use super::scope::{Scope, ScopeCondition};
 use super::wait::{Jitter, Waits};
 
 /// Chooses the headers that report quotas to clients, and when they are sent. The default is [draft
@@ -307,7 +307,7 @@ impl Headers {
     /// this name, [`check`](crate::RateLimitLayer::check) warns.
     #[must_use]
     pub fn for_policy(self, name: impl Into<String>) -> Self {
-        self.limited_to(&Condition::Policy(name.into()))
+        self.limited_to(&ScopeCondition::Policy(name.into()))
     }
 
     /// Makes the headers chosen so far report only policies of this [unit](crate::Rule::unit), such as
@@ -315,10 +315,10 @@ impl Headers {
     /// [`for_policy`](Self::for_policy). With both, headers report policies of this name and unit.
     #[must_use]
     pub fn for_unit(self, unit: impl Into<String>) -> Self {
-        self.limited_to(&Condition::Unit(unit.into()))
+        self.limited_to(&ScopeCondition::Unit(unit.into()))
     }
 
-    fn limited_to(mut self, condition: &Condition) -> Self {
+    fn limited_to(mut self, condition: &ScopeCondition) -> Self {
         for format in &mut self.formats {
             format.scope.add(condition.clone());
         }
@@ -431,7 +431,7 @@ impl Headers {
                 Header::single(remaining, Single::Remaining),
                 Header::single(reset, Single::Reset(encoding, ResetMeaning::Full)),
             ]);
-            format.scope.add(Condition::Unit((*unit).to_owned()));
+            format.scope.add(ScopeCondition::Unit((*unit).to_owned()));
             format
         };
         Self { formats: families.iter().map(format).collect(), retry_after: true, ..Self::none() }

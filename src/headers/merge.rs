@@ -6,13 +6,13 @@
 use http::{HeaderMap, HeaderValue};
 use smallvec::SmallVec;
 
-use crate::fields::{Item, Items, List, for_each_item, items};
+use crate::fields::{Items, List, ListMember, for_each_item, items};
 
 use super::prepared::PreparedHeader;
 use super::text::Text;
 
 /// Names of policies, as quoted strings.
-type Names<'a> = SmallVec<[&'a [u8]; 4]>;
+type PolicyNames<'a> = SmallVec<[&'a [u8]; 4]>;
 
 /// Merges our lists, each the last line of its header, with the lines before it.
 pub(super) fn merged<'a>(
@@ -52,7 +52,7 @@ fn joined(headers: &HeaderMap, header: &PreparedHeader, list: List) -> Option<Op
 
 /// Returns whether an item may be of a policy of the layer, whose constant text is `own`. A policy without one has the
 /// request's own quota.
-fn may_be_of(own: Option<&HeaderValue>, item: &Item<'_>) -> bool {
+fn may_be_of(own: Option<&HeaderValue>, item: &ListMember<'_>) -> bool {
     own.is_none_or(|own| own.as_bytes().starts_with(item.name))
 }
 
@@ -81,21 +81,21 @@ fn lines<'a>(headers: &'a HeaderMap, header: &PreparedHeader) -> (impl Iterator<
 }
 
 /// Returns the policies whose items of theirs stay, because theirs are at least as strict as ours.
-fn kept_policies<'a>(theirs: &[Item<'a>], ours: &[Item<'a>]) -> Names<'a> {
-    let is_kept = |own: &&Item<'a>| theirs.iter().any(|item| item.name == own.name && !own.is_stricter(item));
+fn kept_policies<'a>(theirs: &[ListMember<'a>], ours: &[ListMember<'a>]) -> PolicyNames<'a> {
+    let is_kept = |own: &&ListMember<'a>| theirs.iter().any(|item| item.name == own.name && !own.is_stricter(item));
     ours.iter().filter(is_kept).map(|own| own.name).collect()
 }
 
 /// Merges two lists. An item of ours replaces theirs of the same name in its place, unless `keep`
 /// names the policy: theirs stays then.
-fn merge(theirs: &[Item<'_>], ours: &[Item<'_>], keep: &[&[u8]]) -> Option<HeaderValue> {
+fn merge(theirs: &[ListMember<'_>], ours: &[ListMember<'_>], keep: &[&[u8]]) -> Option<HeaderValue> {
     let ours = || ours.iter().filter(|own| !keep.contains(&own.name));
     let mut text = Text::new();
-    let mut push = |item: &Item<'_>| {
+    let mut push = |item: &ListMember<'_>| {
         text.push_separator();
         text.push(item.raw);
     };
-    let mut replaced = Names::new();
+    let mut replaced = PolicyNames::new();
     for item in theirs {
         match ours().find(|own| own.name == item.name) {
             None => push(item),

@@ -6,11 +6,11 @@ use crate::policy::Policy;
 
 /// The policies that a family of headers reports: those that meet every condition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Scope(Vec<Condition>);
+pub(super) struct Scope(Vec<ScopeCondition>);
 
 /// A condition of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Condition {
+pub(super) enum ScopeCondition {
     /// It has this name.
     Policy(String),
     /// It has this unit.
@@ -18,7 +18,7 @@ pub(super) enum Condition {
 }
 
 impl Scope {
-    pub(super) fn add(&mut self, condition: Condition) {
+    pub(super) fn add(&mut self, condition: ScopeCondition) {
         if !self.0.contains(&condition) {
             self.0.push(condition);
         }
@@ -41,7 +41,7 @@ impl Scope {
     }
 }
 
-impl Condition {
+impl ScopeCondition {
     fn is_met(&self, policy: &Policy) -> bool {
         match self {
             Self::Policy(name) => policy.name() == name,
@@ -55,8 +55,8 @@ impl fmt::Display for Scope {
         for (at, condition) in self.0.iter().enumerate() {
             f.write_str(if at == 0 { "" } else { " and " })?;
             match condition {
-                Condition::Policy(name) => write!(f, "the name {name:?}")?,
-                Condition::Unit(unit) => write!(f, "the unit {unit:?}")?,
+                ScopeCondition::Policy(name) => write!(f, "the name {name:?}")?,
+                ScopeCondition::Unit(unit) => write!(f, "the unit {unit:?}")?,
             }
         }
         Ok(())

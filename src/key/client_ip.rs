@@ -7,11 +7,11 @@ use http::header::{self, HeaderName, HeaderValue};
 
 use crate::head::Head;
 
-use super::forwarded::{Split, forwarded_for, node, node_with_port, one_entry, plain_entries, quoted_entries};
+use super::forwarded::{ReverseSplit, forwarded_for, node, node_with_port, one_entry, plain_entries, quoted_entries};
 use super::peer::peer_address;
 use super::prefixes::Prefixes;
-use super::proxies::{ENTRIES_MAX, Field, Trust, TrustedProxies};
-use super::value::{IntoKey, Key, Kind};
+use super::proxies::{ENTRIES_MAX, ForwardingHeader, Trust, TrustedProxies};
+use super::value::{IntoKey, Key, PartKind};
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 static FORWARDED: HeaderName = header::FORWARDED;
@@ -85,9 +85,9 @@ impl TrustedProxies {
 
     fn header_name(&self) -> &HeaderName {
         match &self.field {
-            Field::XForwardedFor => &X_FORWARDED_FOR,
-            Field::Forwarded => &FORWARDED,
-            Field::Single(name) => name,
+            ForwardingHeader::XForwardedFor => &X_FORWARDED_FOR,
+            ForwardingHeader::Forwarded => &FORWARDED,
+            ForwardingHeader::Single(name) => name,
         }
     }
 }
@@ -120,8 +120,8 @@ impl Client {
     fn key(self, prefixes: Prefixes) -> Option<Key> {
         let (kind, proxy) = match self {
             Self::Known(address) => return prefixes.group(address).into_key(),
-            Self::Unnamed(proxy) => (Kind::Unnamed, proxy),
-            Self::Unreadable(proxy) => (Kind::Unreadable, proxy),
+            Self::Unnamed(proxy) => (PartKind::Unnamed, proxy),
+            Self::Unreadable(proxy) => (PartKind::Unreadable, proxy),
         };
         Some(Key::unknown_client(kind, proxy.map(|address| prefixes.group(address))))
     }
@@ -175,21 +175,21 @@ struct Unreadable;
 
 /// Returns the header's entries from the right, each as its address, or `None` if it is not one.
 fn entries<'a>(
-    field: &Field,
+    field: &ForwardingHeader,
     mut lines: impl DoubleEndedIterator<Item = &'a [u8]>,
 ) -> impl Iterator<Item = Result<Option<IpAddr>, Unreadable>> {
-    let split: fn(&[u8]) -> Split<'_> = match field {
-        Field::XForwardedFor => plain_entries,
-        Field::Forwarded => quoted_entries,
-        Field::Single(_) => one_entry,
+    let split: fn(&[u8]) -> ReverseSplit<'_> = match field {
+        ForwardingHeader::XForwardedFor => plain_entries,
+        ForwardingHeader::Forwarded => quoted_entries,
+        ForwardingHeader::Single(_) => one_entry,
     };
     let address = match field {
-        Field::XForwardedFor => node,
-        Field::Forwarded => forwarded_for,
-        Field::Single(name) if *name == CLOUDFRONT_VIEWER_ADDRESS => node_with_port,
-        Field::Single(_) => node,
+        ForwardingHeader::XForwardedFor => node,
+        ForwardingHeader::Forwarded => forwarded_for,
+        ForwardingHeader::Single(name) if *name == CLOUDFRONT_VIEWER_ADDRESS => node_with_port,
+        ForwardingHeader::Single(_) => node,
     };
-    let is_single = matches!(field, Field::Single(_));
+    let is_single = matches!(field, ForwardingHeader::Single(_));
     let last = lines.next_back();
     let is_twice = is_single && lines.next_back().is_some();
     let entries = last.into_iter().chain(lines.rev()).flat_map(split).enumerate();

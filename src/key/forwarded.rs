@@ -13,7 +13,7 @@ const PART_MAX: usize = 1_024;
 /// that a proxy appends.
 ///
 /// A part that is too long, or whose quotes do not match, is `None`, and the last one.
-pub(super) struct Split<'a> {
+pub(super) struct ReverseSplit<'a> {
     rest: Option<&'a [u8]>,
     separator: Option<u8>,
     /// Whether separators in quoted strings do not split.
@@ -21,21 +21,21 @@ pub(super) struct Split<'a> {
 }
 
 /// Splits a line of `X-Forwarded-For`, in which quotes have no meaning.
-pub(super) fn plain_entries(line: &[u8]) -> Split<'_> {
-    Split { rest: Some(line), separator: Some(b','), quoted: false }
+pub(super) fn plain_entries(line: &[u8]) -> ReverseSplit<'_> {
+    ReverseSplit { rest: Some(line), separator: Some(b','), quoted: false }
 }
 
 /// Splits a line of `Forwarded` (RFC 7239 section 4).
-pub(super) fn quoted_entries(line: &[u8]) -> Split<'_> {
-    Split { rest: Some(line), separator: Some(b','), quoted: true }
+pub(super) fn quoted_entries(line: &[u8]) -> ReverseSplit<'_> {
+    ReverseSplit { rest: Some(line), separator: Some(b','), quoted: true }
 }
 
 /// Leaves a line whole.
-pub(super) fn one_entry(line: &[u8]) -> Split<'_> {
-    Split { rest: Some(line), separator: None, quoted: false }
+pub(super) fn one_entry(line: &[u8]) -> ReverseSplit<'_> {
+    ReverseSplit { rest: Some(line), separator: None, quoted: false }
 }
 
-impl<'a> Iterator for Split<'a> {
+impl<'a> Iterator for ReverseSplit<'a> {
     type Item = Option<&'a [u8]>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -65,7 +65,7 @@ fn is_escaped(line: &[u8], at: usize) -> bool {
 /// address.
 pub(super) fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
-    for pair in (Split { separator: Some(b';'), ..quoted_entries(element) }) {
+    for pair in (ReverseSplit { separator: Some(b';'), ..quoted_entries(element) }) {
         let Some((name, value)) = split_once(pair?, b'=') else { continue };
         let is_for = name.trim_ascii().eq_ignore_ascii_case(b"for");
         if is_for && found.replace(value.trim_ascii()).is_some() {
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    fn entries(entries: Split<'_>) -> Vec<Option<&str>> {
+    fn entries(entries: ReverseSplit<'_>) -> Vec<Option<&str>> {
         entries.map(|entry| entry.map(|text| std::str::from_utf8(text).unwrap())).collect()
     }
 

@@ -91,4 +91,4 @@ pub(crate) use fields::host_of;
 pub(crate) use prefixes::translated_ipv4;
 pub(crate) use proxies::parse_network;
 #[cfg(feature = "rules")]
-pub(crate) use query::{Parameter, parameter};
+pub(crate) use query::{QueryParameter, parameter};

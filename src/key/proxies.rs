@@ -55,7 +55,7 @@ pub(super) const ENTRIES_MAX: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrustedProxies {
     pub(super) trust: Trust,
-    pub(super) field: Field,
+    pub(super) field: ForwardingHeader,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub(super) enum Trust {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Field {
+pub(super) enum ForwardingHeader {
     XForwardedFor,
     Forwarded,
     Single(HeaderName),
@@ -86,7 +86,7 @@ impl TrustedProxies {
                 ),
             ));
         }
-        Ok(Self { trust: Trust::Count(proxies), field: Field::XForwardedFor })
+        Ok(Self { trust: Trust::Count(proxies), field: ForwardingHeader::XForwardedFor })
     }
 
     /// Trusts proxies in these networks, each an address (`10.0.0.2`) or a network (`10.0.0.0/8`).
@@ -107,13 +107,13 @@ impl TrustedProxies {
                 "no trusted networks; without a proxy use `key::peer_ip()`",
             ));
         }
-        Ok(Self { trust: Trust::Networks(networks), field: Field::XForwardedFor })
+        Ok(Self { trust: Trust::Networks(networks), field: ForwardingHeader::XForwardedFor })
     }
 
     /// Reads the `for` parameters of the `Forwarded` header (RFC 7239).
     #[must_use]
     pub fn forwarded(self) -> Self {
-        Self { field: Field::Forwarded, ..self }
+        Self { field: ForwardingHeader::Forwarded, ..self }
     }
 
     /// Reads a header of one address, which the last proxy sets: `cf-connecting-ip`,
@@ -135,7 +135,7 @@ impl TrustedProxies {
             ));
         }
         match HeaderName::try_from(name) {
-            Ok(name) => Ok(Self { field: Field::Single(name), ..self }),
+            Ok(name) => Ok(Self { field: ForwardingHeader::Single(name), ..self }),
             Err(_) => Err(AddressError::new(
                 AddressErrorKind::Header,
                 format!("{name:?} cannot be a header's name: use letters, digits and `-`, such as `x-real-ip`"),

@@ -31,15 +31,15 @@ const PARAMETERS_MAX: usize = 256;
 pub fn query(name: impl Into<String>) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     let name = name.into();
     move |head| match parameter(head, &name) {
-        Parameter::Absent => None,
-        Parameter::Value(value) => (!value.is_empty()).then(|| value.into_key())?,
-        Parameter::Unclear => Some(Key::ambiguous()),
+        QueryParameter::Absent => None,
+        QueryParameter::Value(value) => (!value.is_empty()).then(|| value.into_key())?,
+        QueryParameter::Unclear => Some(Key::ambiguous()),
     }
 }
 
 /// A parameter of a request's query.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Parameter<'a> {
+pub(crate) enum QueryParameter<'a> {
     Absent,
     /// The decoded value.
     Value(Cow<'a, str>),
@@ -48,15 +48,15 @@ pub(crate) enum Parameter<'a> {
 }
 
 /// Finds a parameter, in time that is linear in the length of the query.
-pub(crate) fn parameter<'a>(head: &Head<'a>, name: &str) -> Parameter<'a> {
+pub(crate) fn parameter<'a>(head: &Head<'a>, name: &str) -> QueryParameter<'a> {
     let query = original_uri(head).query().unwrap_or_default();
     if query.len() > BYTES_MAX {
-        return Parameter::Unclear;
+        return QueryParameter::Unclear;
     }
     let mut found = None;
     for (count, pair) in query.split('&').enumerate() {
         if count == PARAMETERS_MAX {
-            return Parameter::Unclear;
+            return QueryParameter::Unclear;
         }
         let (other, value) = pair.split_once('=').unwrap_or((pair, ""));
         // It ends at the first byte that differs.
@@ -64,23 +64,23 @@ pub(crate) fn parameter<'a>(head: &Head<'a>, name: &str) -> Parameter<'a> {
         if name.bytes().all(|byte| rest.next() == Some(byte)) {
             match rest.next() {
                 None if found.is_none() => found = Some(value),
-                None | Some(b'[') => return Parameter::Unclear,
+                None | Some(b'[') => return QueryParameter::Unclear,
                 Some(_) => {}
             }
         }
     }
-    let Some(value) = found else { return Parameter::Absent };
+    let Some(value) = found else { return QueryParameter::Absent };
     let bytes = value.as_bytes();
     if !bytes.iter().any(|byte| matches!(byte, b'%' | b'+')) {
-        return Parameter::Value(Cow::Borrowed(value));
+        return QueryParameter::Value(Cow::Borrowed(value));
     }
     let escapes = bytes.split(|byte| *byte == b'%').skip(1);
     if !escapes.into_iter().all(|rest| matches!(rest, [a, b, ..] if a.is_ascii_hexdigit() && b.is_ascii_hexdigit())) {
-        return Parameter::Unclear;
+        return QueryParameter::Unclear;
     }
     match String::from_utf8(decoded(bytes).collect()) {
-        Ok(value) => Parameter::Value(Cow::Owned(value)),
-        Err(_) => Parameter::Unclear,
+        Ok(value) => QueryParameter::Value(Cow::Owned(value)),
+        Err(_) => QueryParameter::Unclear,
     }
 }
 
@@ -97,7 +97,7 @@ fn decoded(bytes: &[u8]) -> impl Iterator<Item = u8> {
 mod tests {
     use super::*;
 
-    fn found(query: &str, name: &str, check: impl FnOnce(Parameter<'_>)) {
+    fn found(query: &str, name: &str, check: impl FnOnce(QueryParameter<'_>)) {
         let (parts, ()) = http::Request::get(format!("/a?{query}")).body(()).unwrap().into_parts();
         check(parameter(&Head::from(&parts), name));
     }
@@ -118,10 +118,10 @@ mod tests {
             ("%zz=2&q=1", "q", "1"),
             ("a;q=2&q=1", "q", "1"),
         ] {
-            found(query, name, |found| assert_eq!(found, Parameter::Value(value.into()), "{query}"));
+            found(query, name, |found| assert_eq!(found, QueryParameter::Value(value.into()), "{query}"));
         }
         for query in ["", "a=q", "Q=1", "qq=1", "a;q=1", "%2571=1", "q%5Da=1"] {
-            found(query, "q", |found| assert_eq!(found, Parameter::Absent, "{query}"));
+            found(query, "q", |found| assert_eq!(found, QueryParameter::Absent, "{query}"));
         }
     }
 
@@ -130,14 +130,14 @@ mod tests {
         for query in
             ["q=1&q=2", "q=1&q=1", "q&%71=1", "q=1&q[]=2", "q%5B0%5D=2", "q=%", "q=%4", "q=%zz", "q=%ff", "q=%C3"]
         {
-            found(query, "q", |found| assert_eq!(found, Parameter::Unclear, "{query}"));
+            found(query, "q", |found| assert_eq!(found, QueryParameter::Unclear, "{query}"));
         }
         let many = |count: usize| format!("q=1{}", "&a=2".repeat(count - 1));
-        found(&many(PARAMETERS_MAX), "q", |found| assert_eq!(found, Parameter::Value("1".into())));
-        found(&many(PARAMETERS_MAX + 1), "q", |found| assert_eq!(found, Parameter::Unclear));
+        found(&many(PARAMETERS_MAX), "q", |found| assert_eq!(found, QueryParameter::Value("1".into())));
+        found(&many(PARAMETERS_MAX + 1), "q", |found| assert_eq!(found, QueryParameter::Unclear));
         let long = |bytes: usize| format!("q=1&a={}", "x".repeat(bytes - 6));
-        found(&long(BYTES_MAX), "q", |found| assert_eq!(found, Parameter::Value("1".into())));
-        found(&long(BYTES_MAX + 1), "q", |found| assert_eq!(found, Parameter::Unclear));
+        found(&long(BYTES_MAX), "q", |found| assert_eq!(found, QueryParameter::Value("1".into())));
+        found(&long(BYTES_MAX + 1), "q", |found| assert_eq!(found, QueryParameter::Unclear));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde_core::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAcces
 use serde_core::ser::{Serialize, SerializeMap, Serializer};
 
 use super::prefixes::Prefixes;
-use super::proxies::{Field, Trust, TrustedProxies};
+use super::proxies::{ForwardingHeader, Trust, TrustedProxies};
 
 const IPV4: &str = "ipv4";
 const IPV6: &str = "ipv6";
@@ -57,15 +57,16 @@ impl<'de> Visitor<'de> for PrefixesVisitor {
 /// Serializes trusted proxies with the fields that are read.
 impl Serialize for TrustedProxies {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(if self.field == Field::XForwardedFor { 1 } else { 2 }))?;
+        let mut map =
+            serializer.serialize_map(Some(if self.field == ForwardingHeader::XForwardedFor { 1 } else { 2 }))?;
         match &self.trust {
             Trust::Count(count) => map.serialize_entry(COUNT, count)?,
             Trust::Networks(networks) => map.serialize_entry(NETWORKS, &Networks(networks))?,
         }
         match &self.field {
-            Field::XForwardedFor => {}
-            Field::Forwarded => map.serialize_entry(FORWARDED, &true)?,
-            Field::Single(name) => map.serialize_entry(SINGLE_HEADER, name.as_str())?,
+            ForwardingHeader::XForwardedFor => {}
+            ForwardingHeader::Forwarded => map.serialize_entry(FORWARDED, &true)?,
+            ForwardingHeader::Single(name) => map.serialize_entry(SINGLE_HEADER, name.as_str())?,
         }
         map.end()
     }
@@ -123,7 +124,7 @@ impl<'de> Visitor<'de> for ProxiesVisitor {
                 COUNT => read_into::<usize, _>(&mut count, name, &mut map)?,
                 NETWORKS => read_into::<Texts, _>(&mut networks, name, &mut map)?,
                 FORWARDED => read_into::<bool, _>(&mut forwarded, name, &mut map)?,
-                _ => read_into::<Text, _>(&mut single_header, name, &mut map)?,
+                _ => read_into::<OwnedText, _>(&mut single_header, name, &mut map)?,
             }
         }
         let proxies = match (count, networks) {
@@ -138,7 +139,7 @@ impl<'de> Visitor<'de> for ProxiesVisitor {
         match (forwarded.unwrap_or(false), single_header) {
             (false, None) => Ok(proxies),
             (true, None) => Ok(proxies.forwarded()),
-            (false, Some(Text(name))) => proxies.single_header(&name).map_err(Error::custom),
+            (false, Some(OwnedText(name))) => proxies.single_header(&name).map_err(Error::custom),
             (true, Some(_)) => Err(Error::custom("`forwarded` and `single-header` exclude each other: leave one out")),
         }
     }
@@ -182,9 +183,9 @@ impl Visitor<'_> for OneOf {
 }
 
 /// A text. `String` implements `Deserialize` only with a feature of serde's.
-struct Text(String);
+struct OwnedText(String);
 
-impl<'de> Deserialize<'de> for Text {
+impl<'de> Deserialize<'de> for OwnedText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_str(TextVisitor)
     }
@@ -193,14 +194,14 @@ impl<'de> Deserialize<'de> for Text {
 struct TextVisitor;
 
 impl Visitor<'_> for TextVisitor {
-    type Value = Text;
+    type Value = OwnedText;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a text")
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Text, E> {
-        Ok(Text(text.to_owned()))
+    fn visit_str<E: Error>(self, text: &str) -> Result<OwnedText, E> {
+        Ok(OwnedText(text.to_owned()))
     }
 }
 
@@ -223,7 +224,7 @@ impl<'de> Visitor<'de> for TextsVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Texts, A::Error> {
         let mut texts = Vec::new();
-        while let Some(Text(text)) = list.next_element()? {
+        while let Some(OwnedText(text)) = list.next_element()? {
             texts.push(text);
         }
         Ok(Texts(texts))

@@ -55,7 +55,7 @@ struct Inline {
 /// The origin of a part of a key. It is written before the part's length.
 #[derive(Clone, Copy)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum PartKind {
     Bytes = 1,
     Text = 2,
     Unsigned = 3,
@@ -82,11 +82,11 @@ impl Key {
 
     /// Returns the key shared by all requests without a key. No [`IntoKey`] makes an equal one.
     pub(crate) fn keyless() -> Self {
-        single(Kind::Keyless, &[])
+        single(PartKind::Keyless, &[])
     }
 
     /// Returns the key shared by all clients of `proxy` whose addresses are unknown for one reason.
-    pub(super) fn unknown_client(kind: Kind, proxy: Option<IpAddr>) -> Self {
+    pub(super) fn unknown_client(kind: PartKind, proxy: Option<IpAddr>) -> Self {
         match proxy {
             None => single(kind, &[]),
             Some(IpAddr::V4(address)) => single(kind, &address.octets()),
@@ -95,22 +95,22 @@ impl Key {
     }
 
     pub(crate) fn ambiguous() -> Self {
-        single(Kind::Ambiguous, &[])
+        single(PartKind::Ambiguous, &[])
     }
 
     /// Returns whether a part of the key stands for an address that cannot be read.
     pub(crate) fn is_unreadable(&self) -> bool {
-        self.kinds().any(|kind| kind == Kind::Unreadable as u8)
+        self.kinds().any(|kind| kind == PartKind::Unreadable as u8)
     }
 
     /// Returns whether a part of the key stands for clients that their proxy did not report.
     pub(crate) fn is_unnamed(&self) -> bool {
-        self.kinds().any(|kind| kind == Kind::Unnamed as u8)
+        self.kinds().any(|kind| kind == PartKind::Unnamed as u8)
     }
 
     /// Returns whether a part of the key stands for several values.
     pub(crate) fn is_ambiguous(&self) -> bool {
-        self.kinds().any(|kind| kind == Kind::Ambiguous as u8)
+        self.kinds().any(|kind| kind == PartKind::Ambiguous as u8)
     }
 
     /// Iterates over the kinds of the key's parts.
@@ -181,8 +181,8 @@ impl Key {
     pub fn address(&self) -> Option<IpAddr> {
         let (head, part) = self.as_bytes().split_at_checked(2)?;
         match head[0] {
-            kind if kind == Kind::V4 as u8 => Some(IpAddr::from(<[u8; 4]>::try_from(part).ok()?)),
-            kind if kind == Kind::V6 as u8 => Some(IpAddr::from(<[u8; 16]>::try_from(part).ok()?)),
+            kind if kind == PartKind::V4 as u8 => Some(IpAddr::from(<[u8; 4]>::try_from(part).ok()?)),
+            kind if kind == PartKind::V6 as u8 => Some(IpAddr::from(<[u8; 16]>::try_from(part).ok()?)),
             _ => None,
         }
     }
@@ -263,26 +263,26 @@ fn part_text(kind: u8, part: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
         None => write!(f, "({what})"),
     };
     match kind {
-        kind if kind == Kind::V4 as u8 || kind == Kind::V6 as u8 => match address(part) {
+        kind if kind == PartKind::V4 as u8 || kind == PartKind::V6 as u8 => match address(part) {
             Some(address) => write!(f, "{address}"),
             None => Ok(()),
         },
-        kind if kind == Kind::Unsigned as u8 => {
+        kind if kind == PartKind::Unsigned as u8 => {
             let long = part.first_chunk().map(|long| u128::from_le_bytes(*long));
             let short = part.first_chunk().map(|short| u128::from(u64::from_le_bytes(*short)));
             write!(f, "{}", long.or(short).unwrap_or_default())
         }
-        kind if kind == Kind::Signed as u8 => {
+        kind if kind == PartKind::Signed as u8 => {
             let long = part.first_chunk().map(|long| i128::from_le_bytes(*long));
             let short = part.first_chunk().map(|short| i128::from(i64::from_le_bytes(*short)));
             write!(f, "{}", long.or(short).unwrap_or_default())
         }
-        kind if kind == Kind::Flag as u8 => write!(f, "{}", part.first() == Some(&1)),
-        kind if kind == Kind::Absent as u8 => f.write_str("(absent)"),
-        kind if kind == Kind::Keyless as u8 => f.write_str("(no key)"),
-        kind if kind == Kind::Unnamed as u8 => of_proxy("unknown client", f),
-        kind if kind == Kind::Unreadable as u8 => of_proxy("unreadable client", f),
-        kind if kind == Kind::Ambiguous as u8 => f.write_str("(several values)"),
+        kind if kind == PartKind::Flag as u8 => write!(f, "{}", part.first() == Some(&1)),
+        kind if kind == PartKind::Absent as u8 => f.write_str("(absent)"),
+        kind if kind == PartKind::Keyless as u8 => f.write_str("(no key)"),
+        kind if kind == PartKind::Unnamed as u8 => of_proxy("unknown client", f),
+        kind if kind == PartKind::Unreadable as u8 => of_proxy("unreadable client", f),
+        kind if kind == PartKind::Ambiguous as u8 => f.write_str("(several values)"),
         _ => match std::str::from_utf8(part) {
             Ok(text) if is_plain(text) => f.write_str(text),
             Ok(text) => write!(f, "{text:?}"),
@@ -341,7 +341,7 @@ pub trait IntoKey {
 /// Makes a key of one part. A short one is written in whole words: hashing reads it in words at once, and store
 /// forwarding would stall on bytes written in other pieces.
 #[inline(always)]
-fn single(kind: Kind, part: &[u8]) -> Key {
+fn single(kind: PartKind, part: &[u8]) -> Key {
     if part.len() > INLINE - 2 {
         return Key(Repr::Heap(long(kind, part)));
     }
@@ -366,7 +366,7 @@ fn word(part: &[u8], start: usize) -> u64 {
 }
 
 #[cold]
-fn long(kind: Kind, part: &[u8]) -> Box<[u8]> {
+fn long(kind: PartKind, part: &[u8]) -> Box<[u8]> {
     let length = (part.len() as u64).to_le_bytes();
     match u8::try_from(part.len()) {
         Ok(len) if len < u8::MAX => [&[kind as u8, len], part].concat().into(),
@@ -412,14 +412,14 @@ impl<T: IntoKey + Clone> IntoKey for &T {
 impl IntoKey for &str {
     #[inline(always)]
     fn into_key(self) -> Option<Key> {
-        Some(single(Kind::Text, self.as_bytes()))
+        Some(single(PartKind::Text, self.as_bytes()))
     }
 }
 
 impl IntoKey for &[u8] {
     #[inline(always)]
     fn into_key(self) -> Option<Key> {
-        Some(single(Kind::Bytes, self))
+        Some(single(PartKind::Bytes, self))
     }
 }
 
@@ -447,21 +447,21 @@ impl<const N: usize> IntoKey for [u8; N] {
 impl IntoKey for bool {
     #[inline]
     fn into_key(self) -> Option<Key> {
-        Some(single(Kind::Flag, &[u8::from(self)]))
+        Some(single(PartKind::Flag, &[u8::from(self)]))
     }
 }
 
 impl IntoKey for Ipv4Addr {
     #[inline(always)]
     fn into_key(self) -> Option<Key> {
-        Some(single(Kind::V4, &self.octets()))
+        Some(single(PartKind::V4, &self.octets()))
     }
 }
 
 impl IntoKey for Ipv6Addr {
     #[inline(always)]
     fn into_key(self) -> Option<Key> {
-        Some(single(Kind::V6, &self.octets()))
+        Some(single(PartKind::V6, &self.octets()))
     }
 }
 
@@ -478,8 +478,8 @@ impl IntoKey for IpAddr {
 #[inline]
 fn unsigned(number: u128) -> Key {
     match u64::try_from(number) {
-        Ok(short) => single(Kind::Unsigned, &short.to_le_bytes()),
-        Err(_) => single(Kind::Unsigned, &number.to_le_bytes()),
+        Ok(short) => single(PartKind::Unsigned, &short.to_le_bytes()),
+        Err(_) => single(PartKind::Unsigned, &number.to_le_bytes()),
     }
 }
 
@@ -487,8 +487,8 @@ fn unsigned(number: u128) -> Key {
 fn signed(number: i128) -> Key {
     match (u128::try_from(number), i64::try_from(number)) {
         (Ok(positive), _) => unsigned(positive),
-        (Err(_), Ok(short)) => single(Kind::Signed, &short.to_le_bytes()),
-        (Err(_), Err(_)) => single(Kind::Signed, &number.to_le_bytes()),
+        (Err(_), Ok(short)) => single(PartKind::Signed, &short.to_le_bytes()),
+        (Err(_), Err(_)) => single(PartKind::Signed, &number.to_le_bytes()),
     }
 }
 
@@ -526,7 +526,7 @@ pub struct OrAbsent<T>(
 impl<T: IntoKey> IntoKey for OrAbsent<T> {
     #[inline]
     fn into_key(self) -> Option<Key> {
-        self.0.into_key().or_else(|| Some(single(Kind::Absent, &[])))
+        self.0.into_key().or_else(|| Some(single(PartKind::Absent, &[])))
     }
 }
 
@@ -648,7 +648,7 @@ mod tests {
             prop_assert_eq!(key.kinds().count(), value.parts().len());
             prop_assert!(!key.is_unreadable() && !key.is_ambiguous());
             prop_assert!(Key::of((key.clone(), Key::ambiguous())).unwrap().is_ambiguous());
-            prop_assert!(Key::of((Key::unknown_client(Kind::Unreadable, None), key)).unwrap().is_unreadable());
+            prop_assert!(Key::of((Key::unknown_client(PartKind::Unreadable, None), key)).unwrap().is_unreadable());
         }
     }
 
@@ -676,9 +676,9 @@ mod tests {
             (Key::of(&b"\xffa"[..]), "b\"\\xffa\""),
             (Some(Key::keyless()), "(no key)"),
             (Some(Key::ambiguous()), "(several values)"),
-            (Some(Key::unknown_client(Kind::Unnamed, None)), "(unknown client)"),
+            (Some(Key::unknown_client(PartKind::Unnamed, None)), "(unknown client)"),
             (
-                Some(Key::unknown_client(Kind::Unreadable, Some(Ipv4Addr::LOCALHOST.into()))),
+                Some(Key::unknown_client(PartKind::Unreadable, Some(Ipv4Addr::LOCALHOST.into()))),
                 "(unreadable client of proxy 127.0.0.1)",
             ),
         ] {

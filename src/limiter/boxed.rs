@@ -3,7 +3,6 @@
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use super::{
@@ -11,12 +10,12 @@ use super::{
 };
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
+use crate::limiter::reply::BoxFuture;
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
 
-type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, LimiterError>> + Send>>;
-type BoxReply<T> = Reply<T, LimiterError, BoxFuture<T>>;
+type BoxReply<T> = Reply<T, LimiterError, BoxFuture<'static, Result<T, LimiterError>>>;
 
 /// Hides the type of a limiter, so that the backend can be chosen at run time. Answers that are
 /// known at once are not boxed.
@@ -68,7 +67,7 @@ macro_rules! forwarded {
         #[warn(clippy::missing_trait_methods, reason = "a method that is not forwarded falls back to its default")]
         impl Limiter for BoxLimiter {
             type Error = LimiterError;
-            type Future<T: Send + 'static> = BoxFuture<T>;
+            type Future<T: Send + 'static> = BoxFuture<'static, Result<T, LimiterError>>;
 
             fn is_overload(&self, error: &LimiterError) -> bool {
                 self.0.is_overload(error)

@@ -1,9 +1,7 @@
 //! A limiter that asks a second one while the first fails.
 
 use std::fmt;
-use std::future::Future;
 use std::num::NonZeroU32;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -17,6 +15,7 @@ use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::error::WithSources;
 use crate::event::LimiterEvent;
 use crate::key::Key;
+use crate::limiter::reply::BoxFuture;
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -71,7 +70,7 @@ struct OwnedCharge {
     arrival: Arrival,
 }
 
-type BoxFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
+type BoxAnswer<T, E> = BoxFuture<'static, Result<T, E>>;
 
 impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
     /// Makes a limiter that asks `second` when `first` fails. `processes` is the number of
@@ -103,10 +102,14 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
         &self.second.limiter
     }
 
-    fn ask(&self, charges: &[Charge<'_>], verb: Verb) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
-        match verb.ask(&self.first, charges) {
+    fn ask(
+        &self,
+        charges: &[Charge<'_>],
+        operation: LimiterCall,
+    ) -> Reply<Decision, S::Error, BoxAnswer<Decision, S::Error>> {
+        match operation.ask(&self.first, charges) {
             Reply::Now(Ok(decision)) => Reply::Now(Ok(noted(decision, false))),
-            Reply::Now(Err(error)) => self.second.fall_back(charges, verb, &error),
+            Reply::Now(Err(error)) => self.second.fall_back(charges, operation, &error),
             Reply::Later(answer) => {
                 let charges: SmallVec<[OwnedCharge; 2]> = charges.iter().map(OwnedCharge::of).collect();
                 let second = self.second.clone();
@@ -117,7 +120,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
                     };
                     let reply = {
                         let charges: SmallVec<[Charge<'_>; 2]> = charges.iter().map(OwnedCharge::borrow).collect();
-                        second.fall_back(&charges, verb, &error)
+                        second.fall_back(&charges, operation, &error)
                     };
                     reply.await
                 }))
@@ -127,13 +130,13 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
 }
 
 #[derive(Clone, Copy)]
-enum Verb {
+enum LimiterCall {
     Take,
     Peek,
     Settle,
 }
 
-impl Verb {
+impl LimiterCall {
     fn ask<L: Limiter>(self, limiter: &L, charges: &[Charge<'_>]) -> Reply<Decision, L::Error, L::Future<Decision>> {
         match self {
             Self::Take => limiter.take(charges),
@@ -147,17 +150,17 @@ impl<S: Limiter> Second<S> {
     fn fall_back(
         &self,
         charges: &[Charge<'_>],
-        verb: Verb,
+        operation: LimiterCall,
         error: &dyn std::error::Error,
-    ) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
-        match verb {
-            Verb::Take => self.report(|| LimiterEvent::fell_back(WithSources(&error).to_string())),
-            Verb::Peek | Verb::Settle => self.first_failed(error),
+    ) -> Reply<Decision, S::Error, BoxAnswer<Decision, S::Error>> {
+        match operation {
+            LimiterCall::Take => self.report(|| LimiterEvent::fell_back(WithSources(&error).to_string())),
+            LimiterCall::Peek | LimiterCall::Settle => self.first_failed(error),
         }
         let policies: SmallVec<[Policy; 4]> = charges.iter().map(|charge| self.share(charge.policy)).collect();
         let charges: SmallVec<[Charge<'_>; 4]> =
             charges.iter().zip(&policies).map(|(charge, policy)| Charge { policy, ..*charge }).collect();
-        match verb.ask(&self.limiter, &charges) {
+        match operation.ask(&self.limiter, &charges) {
             Reply::Now(answer) => Reply::Now(answer.map(|decision| noted(decision, true))),
             Reply::Later(answer) => {
                 Reply::Later(Box::pin(async move { answer.await.map(|decision| noted(decision, true)) }))
@@ -209,10 +212,10 @@ fn note(charge: &mut ChargeDecision, second: bool) {
 impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S> {
     /// The error of the second limiter. Errors of the first go to the observer.
     type Error = S::Error;
-    type Future<T: Send + 'static> = BoxFuture<T, S::Error>;
+    type Future<T: Send + 'static> = BoxAnswer<T, S::Error>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
-        self.ask(charges, Verb::Take)
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxAnswer<Decision, S::Error>> {
+        self.ask(charges, LimiterCall::Take)
     }
 
     /// Uses the first limiter's shortcut, if it has one and can answer.
@@ -232,18 +235,18 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         refunded.map_err(|receipt| receipt.noted(second))
     }
 
-    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
-        self.ask(charges, Verb::Peek)
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxAnswer<Decision, S::Error>> {
+        self.ask(charges, LimiterCall::Peek)
     }
 
     /// Asks the second limiter if the first fails, either at once or when its future is polled.
-    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
-        self.ask(charges, Verb::Settle)
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxAnswer<Decision, S::Error>> {
+        self.ask(charges, LimiterCall::Settle)
     }
 
     /// Sends each receipt to the limiter that it came from. A refund that the first limiter cannot
     /// take is reported to the observer as [`Failed`](LimiterEvent::Failed).
-    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), S::Error, BoxAnswer<(), S::Error>> {
         let (mut to_first, mut to_second) = (Vec::new(), Vec::new());
         for refund in refunds {
             let (receipt, second) = refund.receipt.unnoted();
@@ -258,13 +261,13 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         self.both(first, second.unwrap_or(Reply::Now(Ok(()))))
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), S::Error, BoxAnswer<(), S::Error>> {
         self.both(Some(self.first.reset(policy, key)), self.second.limiter.reset(&self.second.share(policy), key))
     }
 
     /// Asks the second limiter if the first cannot decide.
-    fn probe(&self) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
-        let of_second = |reply| -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
+    fn probe(&self) -> Reply<(), S::Error, BoxAnswer<(), S::Error>> {
+        let of_second = |reply| -> Reply<(), S::Error, BoxAnswer<(), S::Error>> {
             match reply {
                 Reply::Now(answer) => Reply::Now(answer),
                 Reply::Later(answer) => Reply::Later(Box::pin(answer)),
@@ -343,7 +346,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
         &self,
         first: Option<Reply<(), P::Error, P::Future<()>>>,
         second: Reply<(), S::Error, S::Future<()>>,
-    ) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
+    ) -> Reply<(), S::Error, BoxAnswer<(), S::Error>> {
         let first = match first {
             Some(Reply::Later(first)) => Some(first),
             Some(Reply::Now(answer)) => {

@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use super::{BoundedTurn, Charge, FAILED_POLLS_MAX, Limiter, Next, Place, PlaceLines, Refund};
+use super::{BoundedTurn, Charge, FAILED_POLLS_MAX, Limiter, LineStep, Place, PlaceLines, Refund};
 use crate::clock::Timer;
 use crate::decision::ChargeDecision;
 use crate::key::Key;
@@ -49,7 +49,7 @@ where
     loop {
         let next = poll_fn(|cx| turn.poll(cx)).await;
         let held = hold(limiter, charge.arrived(turn.number())).await;
-        if held.is_err() && failures < FAILED_POLLS_MAX && next == Next::Asks {
+        if held.is_err() && failures < FAILED_POLLS_MAX && next == LineStep::Asks {
             failures += 1;
             continue;
         }
@@ -59,7 +59,7 @@ where
                 turn.leave_admitted(remaining > 0, Some(policy.quota().limit()));
                 return Ok(Ok(place));
             }
-            Err(denied) if next == Next::GivesUp || !may_wait(&denied) => return Ok(Err(denied)),
+            Err(denied) if next == LineStep::GivesUp || !may_wait(&denied) => return Ok(Err(denied)),
             Err(_) => {}
         }
     }

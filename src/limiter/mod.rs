@@ -43,7 +43,7 @@ mod tcp_proxy;
 use std::future::Future;
 use std::sync::Arc;
 
-use crate::algorithm::How;
+use crate::algorithm::TakeMode;
 use crate::key::Key;
 use crate::outcome::Observer;
 use crate::policy::Policy;
@@ -62,11 +62,12 @@ pub use occupancy::Occupancy;
 pub use place::Place;
 pub(crate) use place::{AnyPlaces, HeldCharge, HeldPlaces, shared_place};
 pub use place_lines::PlaceLines;
-pub(crate) use place_lines::{BoundedTurn, FAILED_POLLS_MAX, Next};
+pub(crate) use place_lines::{BoundedTurn, FAILED_POLLS_MAX, LineStep};
 #[cfg(any(feature = "_redis", feature = "store"))]
 pub(crate) use place_lines::{FirstInLine, LeftLine, Standing};
 pub use policy_registry::PolicyRegistry;
 pub(crate) use policy_registry::{Contradiction, Entered};
+pub(crate) use reply::BoxFuture;
 pub use reply::{Reply, ReplyFuture};
 pub use support::{UnsupportedQuota, UnsupportedQuotaKind};
 pub(crate) use support::{supports_in_layer, supports_rates};
@@ -406,14 +407,14 @@ pub(crate) fn stands(charges: &[impl Effective], at: usize, denied: bool) -> boo
 
 /// Returns how the charge at index `at` is taken. `denied` says of each charge before it whether it
 /// was denied.
-pub(crate) fn how(charges: &[impl Effective], at: usize, denied: impl Fn(usize) -> bool) -> How {
+pub(crate) fn how(charges: &[impl Effective], at: usize, denied: impl Fn(usize) -> bool) -> TakeMode {
     debug_assert!(at < charges.len(), "a charge is asked about that is none of the set");
     match charges.get(at).map_or(Effect::Observe, Effective::effect) {
-        Effect::Enforce | Effect::Observe => How::IfAllowed,
-        Effect::Force => How::Force,
+        Effect::Enforce | Effect::Observe => TakeMode::IfAllowed,
+        Effect::Force => TakeMode::Force,
         Effect::OnRefusal { of } => {
             let first = at.saturating_sub(usize::from(of));
-            How::OnRefusal { refused: (first..at).any(denied) }
+            TakeMode::OnRefusal { refused: (first..at).any(denied) }
         }
     }
 }

@@ -60,9 +60,9 @@ const SPARE: usize = 64;
 /// The layers do the rest: they put requests into the lines, ask the limiter again when a request is
 /// woken, and take requests out that have waited for too long or were dropped.
 #[derive(Clone)]
-pub struct PlaceLines(Arc<Shared>);
+pub struct PlaceLines(Arc<SharedLines>);
 
-struct Shared {
+struct SharedLines {
     /// The number of requests that wait in all lines.
     waiting: AtomicU64,
     /// The same by a hash of the line, so that the lines of other keys cost a charge no lock.
@@ -74,18 +74,18 @@ struct Shared {
 
 #[derive(Default)]
 struct Lines {
-    lines: HashMap<LineKey, BTreeMap<u64, Waiter>>,
+    lines: HashMap<PlaceLineKey, BTreeMap<u64, LineWaiter>>,
     arrivals: u64,
 }
 
 /// The name of a policy, as a number, and the key that a line is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct LineKey {
+struct PlaceLineKey {
     policy: u64,
     key: Key,
 }
 
-struct Waiter {
+struct LineWaiter {
     waker: Option<Waker>,
     /// The limit of its quota when it joined the line.
     limit: u64,
@@ -183,7 +183,7 @@ impl PlaceLines {
 
     fn with(polls: Option<Polls>) -> Self {
         let buckets = std::array::from_fn(|_| AtomicU64::new(0));
-        Self(Arc::new(Shared { waiting: AtomicU64::new(0), buckets, lines: Mutex::new(Lines::default()), polls }))
+        Self(Arc::new(SharedLines { waiting: AtomicU64::new(0), buckets, lines: Mutex::new(Lines::default()), polls }))
     }
 
     /// Returns the counter of the requests that wait for a key, and maybe for others.
@@ -216,7 +216,7 @@ impl PlaceLines {
         if self.has_no_line(charge.policy, charge.key) {
             return false;
         }
-        let line = LineKey::of(charge.policy, charge.key);
+        let line = PlaceLineKey::of(charge.policy, charge.key);
         let lines = lock(&self.0.lines);
         let first = lines.lines.get(&line).and_then(|line| line.keys().next());
         first.is_some_and(|first| *first < charge.arrival.number())
@@ -226,7 +226,7 @@ impl PlaceLines {
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn standing(&self, charge: &Charge<'_>) -> Standing {
         let Some(polls) = self.0.polls.as_ref().filter(|_| !self.is_empty()) else { return Standing::Newcomer };
-        let line = LineKey::of(charge.policy, charge.key);
+        let line = PlaceLineKey::of(charge.policy, charge.key);
         let lines = lock(&self.0.lines);
         let first = lines.lines.get(&line).and_then(|line| line.first_key_value());
         match first {
@@ -251,7 +251,7 @@ impl PlaceLines {
 
     #[cold]
     fn wake_first_of(&self, policy: &Policy, key: &Key) {
-        let line = LineKey::of(policy, key);
+        let line = PlaceLineKey::of(policy, key);
         let waker = lock(&self.0.lines).call_first(&line);
         wake(waker);
     }
@@ -273,27 +273,27 @@ impl PlaceLines {
     /// Returns the number of requests that wait for units of a key.
     #[must_use]
     pub fn waiting(&self, policy: &Policy, key: &Key) -> usize {
-        lock(&self.0.lines).lines.get(&LineKey::of(policy, key)).map_or(0, BTreeMap::len)
+        lock(&self.0.lines).lines.get(&PlaceLineKey::of(policy, key)).map_or(0, BTreeMap::len)
     }
 
     /// Puts a request into the line for units of a key. It stands behind those that came before it: `arrival` is the
     /// number that it got when it joined its first line.
-    pub(crate) fn join(&self, policy: &Policy, key: &Key, arrival: Option<u64>) -> Turn {
-        let line = LineKey::of(policy, key);
+    pub(crate) fn join(&self, policy: &Policy, key: &Key, arrival: Option<u64>) -> PlaceTurn {
+        let line = PlaceLineKey::of(policy, key);
         let mut lines = lock(&self.0.lines);
         lines.arrivals += 1;
         let number = arrival.unwrap_or(lines.arrivals);
         // It asks once more as soon as it is the first: units may have come free before it joined.
         let joined = self.0.polls.as_ref().map(|polls| polls.clock.now()).unwrap_or_default();
         let (limit, wait) = (policy.quota().limit(), policy.quota().wait_in_line());
-        let waiter = Waiter { waker: None, limit, wait, is_called: true, joined, polls: 0 };
+        let waiter = LineWaiter { waker: None, limit, wait, is_called: true, joined, polls: 0 };
         lines.lines.entry(line.clone()).or_default().insert(number, waiter);
         self.0.waiting.fetch_add(1, Ordering::Relaxed);
         self.bucket(line.policy, key).fetch_add(1, Ordering::Relaxed);
         drop(lines);
         #[cfg(any(feature = "_redis", feature = "store"))]
         let policy = self.0.polls.is_some().then(|| policy.clone());
-        Turn {
+        PlaceTurn {
             lines: self.clone(),
             line,
             #[cfg(any(feature = "_redis", feature = "store"))]
@@ -316,20 +316,20 @@ impl fmt::Debug for PlaceLines {
     }
 }
 
-impl LineKey {
+impl PlaceLineKey {
     fn of(policy: &Policy, key: &Key) -> Self {
         Self { policy: policy.name_fingerprint(), key: key.clone() }
     }
 }
 
 impl Lines {
-    fn call_first(&mut self, line: &LineKey) -> Option<Waker> {
+    fn call_first(&mut self, line: &PlaceLineKey) -> Option<Waker> {
         self.lines.get_mut(line).and_then(call_first)
     }
 }
 
 /// Notes that the first request of a line has to ask again. Returns its waker.
-fn call_first(line: &mut BTreeMap<u64, Waiter>) -> Option<Waker> {
+fn call_first(line: &mut BTreeMap<u64, LineWaiter>) -> Option<Waker> {
     let first = line.values_mut().next()?;
     first.is_called = true;
     first.waker.take()
@@ -358,9 +358,9 @@ fn wake(waker: Option<Waker>) {
 }
 
 /// A request's turn in a line. It leaves the line when this is dropped, and the next request is woken.
-pub(crate) struct Turn {
+pub(crate) struct PlaceTurn {
     lines: PlaceLines,
-    line: LineKey,
+    line: PlaceLineKey,
     /// The policy of the line, if the store is told when the line is left.
     #[cfg(any(feature = "_redis", feature = "store"))]
     policy: Option<Policy>,
@@ -377,7 +377,7 @@ struct Admitted {
     own_limit: Option<u64>,
 }
 
-impl Turn {
+impl PlaceTurn {
     /// Is ready when the request is the first of its line and has to ask the limiter.
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut waker = Some(cx.waker().clone());
@@ -420,14 +420,14 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for PlaceTurn {
     fn drop(&mut self) {
         let mut lines = lock(&self.lines.0.lines);
         let Some(line) = lines.lines.get_mut(&self.line) else { return };
         let was_first = line.keys().next() == Some(&self.number);
         let left = line.remove(&self.number);
         let is_over = line.is_empty();
-        let leaves_more = |next: &Waiter| {
+        let leaves_more = |next: &LineWaiter| {
             let is_larger = |own: u64| next.limit > own;
             self.admitted.is_none_or(|own| own.has_more || own.own_limit.is_some_and(is_larger))
         };
@@ -459,7 +459,7 @@ impl Drop for Turn {
 
 /// A turn in a line for a bounded time.
 pub(crate) struct BoundedTurn {
-    turn: Turn,
+    turn: PlaceTurn,
     timer: Arc<dyn Timer>,
     until: Duration,
     sleep: Option<Sleep>,
@@ -469,7 +469,7 @@ pub(crate) struct BoundedTurn {
 
 /// The next step of a request that waits in line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum LineStep {
     /// It asks the limiter again.
     Asks,
     /// It has waited for as long as it may.
@@ -499,18 +499,18 @@ impl BoundedTurn {
     }
 
     /// Is ready when the request is the first of its line and units may have come free, or when it gives up.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LineStep> {
         // However often units come free that are not enough, or that forced charges take.
         if self.timer.now() >= self.until {
-            return Poll::Ready(Next::GivesUp);
+            return Poll::Ready(LineStep::GivesUp);
         }
         if self.turn.poll(cx).is_ready() {
             self.poll = None;
-            return Poll::Ready(Next::Asks);
+            return Poll::Ready(LineStep::Asks);
         }
         let sleep = self.sleep.get_or_insert_with(|| self.timer.sleep_until(self.until));
         if sleep.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Next::GivesUp);
+            return Poll::Ready(LineStep::GivesUp);
         }
         if self.poll.is_none() {
             let after = self.turn.poll_after();
@@ -518,12 +518,12 @@ impl BoundedTurn {
         }
         if self.poll.as_mut().is_some_and(|poll| poll.as_mut().poll(cx).is_ready()) {
             self.poll = None;
-            return Poll::Ready(Next::Asks);
+            return Poll::Ready(LineStep::Asks);
         }
         Poll::Pending
     }
 
-    /// Leaves the line as [`Turn::leave_admitted`] does.
+    /// Leaves the line as [`PlaceTurn::leave_admitted`] does.
     pub(crate) fn leave_admitted(self, has_more: bool, own_limit: Option<u64>) {
         self.turn.leave_admitted(has_more, own_limit);
     }
@@ -567,7 +567,7 @@ mod tests {
         clock.advance(3 * SECOND);
         let second = lines.join(&policy, &key, None);
         clock.advance(SECOND);
-        let standing = |turn: &Turn| lines.standing(&charge.arrived(turn.number));
+        let standing = |turn: &PlaceTurn| lines.standing(&charge.arrived(turn.number));
         let in_line = |number, waited| Standing::First(FirstInLine { number, waited, asks_within: SECOND });
         assert_eq!(standing(&first), in_line(1, 4 * SECOND));
         assert_eq!((standing(&second), lines.standing(&charge)), (Standing::HeldBack, Standing::HeldBack));
@@ -602,18 +602,18 @@ mod tests {
             BoundedTurn::join(&lines, (&policy, &key), None, Arc::new(timer), timer.now().saturating_add(wait))
         };
         let (mut first, mut second) = (join(3 * SECOND), join(SECOND));
-        assert_eq!(std::future::poll_fn(|cx| first.poll(cx)).await, Next::Asks, "once at the beginning");
+        assert_eq!(std::future::poll_fn(|cx| first.poll(cx)).await, LineStep::Asks, "once at the beginning");
         let mut waits = Vec::new();
         loop {
             let before = timer.now();
-            if std::future::poll_fn(|cx| first.poll(cx)).await == Next::GivesUp {
+            if std::future::poll_fn(|cx| first.poll(cx)).await == LineStep::GivesUp {
                 break;
             }
             waits.push((timer.now() - before).as_millis());
             if waits.len() == 3 {
                 lines.wake_first(&policy, &key);
                 let woken = std::future::poll_fn(|cx| first.poll(cx)).await;
-                assert_eq!((woken, timer.now() - before), (Next::Asks, Duration::from_millis(waits[2] as u64)));
+                assert_eq!((woken, timer.now() - before), (LineStep::Asks, Duration::from_millis(waits[2] as u64)));
             }
         }
         // Each with up to a quarter, and a millisecond of the timer.
@@ -622,7 +622,7 @@ mod tests {
         for (wait, nominal) in waits.iter().zip(nominal) {
             assert!((nominal..=nominal * 5 / 4 + 1).contains(wait), "{waits:?}");
         }
-        assert_eq!(std::future::poll_fn(|cx| second.poll(cx)).await, Next::GivesUp, "only the first one asks");
+        assert_eq!(std::future::poll_fn(|cx| second.poll(cx)).await, LineStep::GivesUp, "only the first one asks");
     }
 
     #[tokio::test(start_paused = true)]
@@ -635,12 +635,12 @@ mod tests {
             BoundedTurn::join(&lines, (&policy, &key), None, Arc::new(timer), until)
         };
         let (mut first, mut second) = (join(), join());
-        assert_eq!(std::future::poll_fn(|cx| first.poll(cx)).await, Next::Asks);
+        assert_eq!(std::future::poll_fn(|cx| first.poll(cx)).await, LineStep::Asks);
         let second = tokio::spawn(async move { std::future::poll_fn(|cx| second.poll(cx)).await });
         tokio::task::yield_now().await;
         first.leave_admitted(false, Some(1));
         let began = timer.now();
-        assert_eq!(second.await.unwrap(), Next::Asks, "another process may return units");
+        assert_eq!(second.await.unwrap(), LineStep::Asks, "another process may return units");
         assert_eq!(timer.now(), began);
     }
 
@@ -651,10 +651,10 @@ mod tests {
         let until = timer.now().saturating_add(SECOND);
         let mut turn = BoundedTurn::join(&lines, (&policy, &key), None, Arc::new(timer), until);
         for _ in 0..10 {
-            assert_eq!(std::future::poll_fn(|cx| turn.poll(cx)).await, Next::Asks);
+            assert_eq!(std::future::poll_fn(|cx| turn.poll(cx)).await, LineStep::Asks);
             lines.wake_first(&policy, &key); // while it asks
             tokio::time::advance(SECOND / 10).await;
         }
-        assert_eq!(std::future::poll_fn(|cx| turn.poll(cx)).await, Next::GivesUp);
+        assert_eq!(std::future::poll_fn(|cx| turn.poll(cx)).await, LineStep::GivesUp);
     }
 }

@@ -14,15 +14,15 @@ use crate::sync::{Mutex, lock};
 /// without a registry works, but some [setup warnings](crate::setup_warning::SetupWarningKind) are
 /// then not detected.
 #[derive(Default)]
-pub struct PolicyRegistry(Arc<Mutex<Names>>);
+pub struct PolicyRegistry(Arc<Mutex<SetupsByName>>);
 
 /// The setups of each policy name, by the name's fingerprint. There is one setup unless layers
 /// contradict each other.
-type Names = HashMap<u64, BTreeMap<Setup, Users>>;
+type SetupsByName = HashMap<u64, BTreeMap<PolicySetup, Users>>;
 
 /// A layer's setup of one policy name. Layers agree about a name if their setups are equal.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Setup {
+struct PolicySetup {
     /// The fingerprints of the policies of this name. Plans have several.
     quotas: Vec<u64>,
     /// The identity of an unnamed quota, which only its clones share.
@@ -37,8 +37,8 @@ struct Users {
 
 /// A layer's entry in a registry. The layer leaves when this is dropped.
 pub(crate) struct Entered {
-    registry: Arc<Mutex<Names>>,
-    setups: Vec<(u64, Setup)>,
+    registry: Arc<Mutex<SetupsByName>>,
+    setups: Vec<(u64, PolicySetup)>,
 }
 
 /// Two layers with different setups of one name.
@@ -73,7 +73,7 @@ impl PolicyRegistry {
         let mut names = lock(&self.0);
         let mut setups = Vec::with_capacity(own.len());
         for (name, policies) in own {
-            let setup = Setup::of(&policies);
+            let setup = PolicySetup::of(&policies);
             let users = names.entry(name).or_default().entry(setup.clone());
             let users = users.or_insert(Users { count: 0, policies: Vec::new() });
             users.count += 1;
@@ -84,7 +84,7 @@ impl PolicyRegistry {
     }
 }
 
-impl Setup {
+impl PolicySetup {
     fn of(policies: &[Policy]) -> Self {
         // Layers with one switch agree even while only some of them have followed it.
         let one = |policy: &Policy| policy.switch().map_or(policy.fingerprint(), |switch| switch as u64);

@@ -34,7 +34,7 @@ const LAST: Timestamp = Timestamp::from_micros(u64::MAX);
 pub(super) struct QueueRefunds<Q, C>(Mutex<Queues<Q, C>>);
 
 struct Queues<Q, C> {
-    queues: HashMap<Q, Queue<C>>,
+    queues: HashMap<Q, LeakyQueue<C>>,
     /// The number of refunds that are kept.
     kept: usize,
     /// No refund that is kept ends before this.
@@ -42,13 +42,13 @@ struct Queues<Q, C> {
 }
 
 /// A queue that has a refund under way, or refunds that are kept.
-struct Queue<C> {
+struct LeakyQueue<C> {
     /// Newest first.
-    waiting: VecDeque<Waiting<C>>,
+    waiting: VecDeque<QueuedRefund<C>>,
     is_refunding: bool,
 }
 
-struct Waiting<C> {
+struct QueuedRefund<C> {
     refund: Refund,
     callers: Vec<C>,
     /// If it found a later slot taken: when its slot is over.
@@ -69,14 +69,14 @@ impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
     pub(super) fn add(&self, queue: Q, refund: Refund, caller: C) -> bool {
         let mut queues = self.lock();
         let was_refunding = std::mem::replace(&mut queues.queues.entry(queue).or_default().is_refunding, true);
-        queues.insert(queue, Waiting { refund, callers: vec![caller], kept_until: None });
+        queues.insert(queue, QueuedRefund { refund, callers: vec![caller], kept_until: None });
         !was_refunding
     }
 
     /// Gives the oldest refund that waits up if too many do. Returns the callers that wait for its result.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(super) fn give_up_oldest(&self, queue: Q) -> Vec<C> {
-        let given_up = self.lock().queues.get_mut(&queue).and_then(Queue::take_one_too_many);
+        let given_up = self.lock().queues.get_mut(&queue).and_then(LeakyQueue::take_one_too_many);
         given_up.map(|given_up| given_up.callers).unwrap_or_default()
     }
 
@@ -86,7 +86,7 @@ impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
         let mut queues = self.lock();
         let own = queues.queues.get_mut(&queue)?;
         let next = own.waiting.iter().position(|waiting| waiting.kept_until.is_none());
-        if let Some(Waiting { refund, callers, .. }) = next.and_then(|next| own.waiting.remove(next)) {
+        if let Some(QueuedRefund { refund, callers, .. }) = next.and_then(|next| own.waiting.remove(next)) {
             return Some((refund, callers));
         }
         own.is_refunding = false;
@@ -103,7 +103,7 @@ impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
         }
         if queues.kept < KEPT_MAX {
             queues.none_ends_before = queues.none_ends_before.min(until);
-            queues.insert(queue, Waiting { refund, callers: Vec::new(), kept_until: Some(until) });
+            queues.insert(queue, QueuedRefund { refund, callers: Vec::new(), kept_until: Some(until) });
         }
     }
 
@@ -120,7 +120,7 @@ impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
 }
 
 impl<Q: Copy + Eq + Hash, C> Queues<Q, C> {
-    fn insert(&mut self, queue: Q, new: Waiting<C>) {
+    fn insert(&mut self, queue: Q, new: QueuedRefund<C>) {
         let queue = self.queues.entry(queue).or_default();
         self.kept += usize::from(new.kept_until.is_some());
         let at = queue.waiting.partition_point(|other| end(&other.refund) > end(&new.refund));
@@ -159,14 +159,14 @@ impl<Q: Copy + Eq + Hash, C> Queues<Q, C> {
     }
 }
 
-impl<C> Queue<C> {
+impl<C> LeakyQueue<C> {
     /// Takes out the oldest refund that waits, if too many do.
     #[cfg(any(feature = "_redis", feature = "store"))]
-    fn take_one_too_many(&mut self) -> Option<Waiting<C>> {
+    fn take_one_too_many(&mut self) -> Option<QueuedRefund<C>> {
         if self.waiting.len() <= WAITING_MAX {
             return None;
         }
-        let waits = |waiting: &Waiting<C>| waiting.kept_until.is_none();
+        let waits = |waiting: &QueuedRefund<C>| waiting.kept_until.is_none();
         let is_one_too_many = self.waiting.iter().filter(|waiting| waits(waiting)).count() > WAITING_MAX;
         let oldest = self.waiting.iter().rposition(waits).filter(|_| is_one_too_many)?;
         self.waiting.remove(oldest)
@@ -198,7 +198,7 @@ impl<C> Queue<C> {
     }
 }
 
-impl<C> Default for Queue<C> {
+impl<C> Default for LeakyQueue<C> {
     fn default() -> Self {
         Self { waiting: VecDeque::new(), is_refunding: false }
     }

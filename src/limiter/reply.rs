@@ -8,6 +8,9 @@ use pin_project_lite::pin_project;
 
 use crate::sync::polled_again;
 
+/// A future whose type is erased.
+pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
 /// A limiter's answer: known now, or coming with a future.
 ///
 /// `.await` returns the answer in both cases. If a reply is dropped, the limiter may have done
@@ -50,8 +53,8 @@ impl<T, E, F: Future<Output = Result<T, E>>> IntoFuture for Reply<T, E, F> {
 
     fn into_future(self) -> ReplyFuture<T, E, F> {
         match self {
-            Self::Now(answer) => ReplyFuture { state: State::Now { answer: Some(answer) } },
-            Self::Later(future) => ReplyFuture { state: State::Later { future } },
+            Self::Now(answer) => ReplyFuture { state: ReplyState::Now { answer: Some(answer) } },
+            Self::Later(future) => ReplyFuture { state: ReplyState::Later { future } },
         }
     }
 }
@@ -62,14 +65,14 @@ pin_project! {
     #[must_use = "futures do nothing unless polled"]
     pub struct ReplyFuture<T, E, F> {
         #[pin]
-        state: State<T, E, F>,
+        state: ReplyState<T, E, F>,
     }
 }
 
 pin_project! {
     #[project = StateProjection]
     #[derive(Debug)]
-    enum State<T, E, F> {
+    enum ReplyState<T, E, F> {
         Now { answer: Option<Result<T, E>> },
         Later { #[pin] future: F },
     }

@@ -57,7 +57,11 @@ impl fmt::Display for Quota {
         }
         if spec.algorithm == Algorithm::Concurrency {
             write!(f, "{} at once", Amount(spec.limit, spec))?;
-            return if spec.line_wait_us == 0 { Ok(()) } else { write!(f, ", wait {}", Span(spec.line_wait_us)) };
+            return if spec.line_wait_us == 0 {
+                Ok(())
+            } else {
+                write!(f, ", wait {}", PrintedSpan(spec.line_wait_us))
+            };
         }
         let plain = Spec::new(spec.limit, spec.period_us, spec.algorithm);
         write!(f, "{} per ", Amount(spec.limit, spec))?;
@@ -77,10 +81,10 @@ impl fmt::Display for Quota {
         }
         let lasting = spec.lasting;
         if spec.algorithm == Algorithm::Block {
-            write!(f, ", for {}", Span(lasting.length_us))?;
+            write!(f, ", for {}", PrintedSpan(lasting.length_us))?;
         }
         if lasting.memory_us > 0 {
-            let (longest, memory) = (Span(lasting.longest_us), Span(lasting.memory_us));
+            let (longest, memory) = (PrintedSpan(lasting.longest_us), PrintedSpan(lasting.memory_us));
             write!(f, ", times {} up to {longest} within {memory}", lasting.factor)?;
         }
         if spec.debt_is_chosen {
@@ -129,9 +133,9 @@ fn in_units(us: u64) -> (u64, &'static str) {
 }
 
 /// Makes a span of microseconds.
-struct Span(u64);
+struct PrintedSpan(u64);
 
-impl fmt::Display for Span {
+impl fmt::Display for PrintedSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (count, name) = in_units(self.0);
         write!(f, "{count} {name}{}", if count == 1 { "" } else { "s" })
@@ -164,7 +168,7 @@ impl FromStr for Quota {
         let spaced = text.replace('/', " per ").replace([',', ';'], " ");
         let lower = spaced.to_ascii_lowercase();
         let (words, written) = (lower.split_whitespace().collect(), spaced.split_whitespace().collect());
-        Reader { text, words, written, at: 0, in_bytes: false }.quota()
+        WordReader { text, words, written, at: 0, in_bytes: false }.quota()
     }
 }
 
@@ -186,9 +190,9 @@ const PHRASES: [Phrase; 6] = [
 ];
 
 /// Prints a word in quotes, and of a long one the beginning.
-struct Word<'a>(&'a str);
+struct QuotedWord<'a>(&'a str);
 
-impl fmt::Display for Word<'_> {
+impl fmt::Display for QuotedWord<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.char_indices().nth(40).and_then(|(end, _)| self.0.get(..end)) {
             Some(shown) => write!(f, "`{shown}…`"),
@@ -198,7 +202,7 @@ impl fmt::Display for Word<'_> {
 }
 
 /// The words of a quota. A word that was read is empty.
-struct Reader<'a> {
+struct WordReader<'a> {
     text: &'a str,
     /// In lower case.
     words: Vec<&'a str>,
@@ -210,7 +214,7 @@ struct Reader<'a> {
     in_bytes: bool,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> WordReader<'a> {
     /// Finds each option in turn, so that they may stand in any order.
     fn quota(mut self) -> Result<Quota, QuotaError> {
         let limit = self.limit()?;
@@ -250,12 +254,12 @@ impl<'a> Reader<'a> {
         }
         match self.words.iter().find(|word| !word.is_empty()) {
             Some(other) if is_named => {
-                let other = Word(other);
+                let other = QuotedWord(other);
                 Err(self.error(&format!("{other} is not an option of a {}, or is there twice", quota.algorithm())))
             }
             Some(other) => Err(self.error(&format!(
                 "{} is neither an algorithm ({}) nor an option of a {}, or is there twice",
-                Word(other),
+                QuotedWord(other),
                 Algorithm::timed().map(Algorithm::as_str).collect::<Vec<_>>().join(", "),
                 quota.algorithm()
             ))),
@@ -314,9 +318,10 @@ impl<'a> Reader<'a> {
         let units = UNITS.iter().map(|(length, _, names)| (length, *names));
         let units = units.chain(LONG_UNITS.iter().map(|(length, names)| (length, *names)));
         let Some((length, _)) = units.into_iter().find(|(_, names)| names.contains(&unit)) else {
-            return Err(
-                self.error(&format!("{} is not a unit of time: year, month, week, d, h, min, s, ms or µs", Word(unit)))
-            );
+            return Err(self.error(&format!(
+                "{} is not a unit of time: year, month, week, d, h, min, s, ms or µs",
+                QuotedWord(unit)
+            )));
         };
         let micros = count.checked_mul(*length).ok_or_else(|| self.error("the period is too long"))?;
         Ok(Duration::from_micros(micros))
@@ -332,7 +337,9 @@ impl<'a> Reader<'a> {
         for word in phrase.split(' ') {
             match self.next() {
                 Some(found) if found == word => {}
-                Some(found) => return Err(self.error(&format!("{} stands where `{phrase}` should be", Word(found)))),
+                Some(found) => {
+                    return Err(self.error(&format!("{} stands where `{phrase}` should be", QuotedWord(found))));
+                }
                 None => return Err(self.error(&format!("`{phrase}` is missing"))),
             }
         }
@@ -422,7 +429,7 @@ impl<'a> Reader<'a> {
         let digits = Some(word.replace('_', "")).filter(|digits| !digits.starts_with('+'));
         let number = digits.and_then(|digits| digits.parse().ok());
         let hint = if word.contains('.') { ": take a smaller unit" } else { "" };
-        number.ok_or_else(|| self.error(&format!("{} is not a whole number that fits{hint}", Word(word))))
+        number.ok_or_else(|| self.error(&format!("{} is not a whole number that fits{hint}", QuotedWord(word))))
     }
 
     fn error(&self, why: &str) -> QuotaError {

@@ -17,13 +17,13 @@ impl Serialize for Quota {
 /// Deserializes a quota from its text, as [`FromStr`](std::str::FromStr) reads it.
 impl<'de> Deserialize<'de> for Quota {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_str(Words)
+        deserializer.deserialize_str(QuotaVisitor)
     }
 }
 
-struct Words;
+struct QuotaVisitor;
 
-impl Visitor<'_> for Words {
+impl Visitor<'_> for QuotaVisitor {
     type Value = Quota;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -13,7 +13,7 @@ use crate::wait::Wait;
 use super::body::RefusalBody;
 use super::definition::{DefaultResponse, Refusal, Refusals};
 use super::grpc;
-use super::problem::Problem;
+use super::problem::ProblemDetails;
 use super::protocol::Protocol;
 use super::reason::{Reason, TOO_COSTLY, message};
 
@@ -150,7 +150,7 @@ impl Refusals {
             _ => QUOTA_EXCEEDED_TITLE,
         };
         let title = self.title.as_deref().unwrap_or(default_title);
-        let problem = Problem { kind, title, status: self.status, detail, policies: Some(policies) };
+        let problem = ProblemDetails { kind, title, status: self.status, detail, policies: Some(policies) };
         Bytes::from(self.format.render(&problem))
     }
 
@@ -158,7 +158,7 @@ impl Refusals {
     fn blank_body(&self, reason: Reason) -> Bytes {
         let status = reason.http_status(self.status);
         let detail = Some(reason.message());
-        let problem = Problem { kind: BLANK, title: phrase(status), status, detail, policies: None };
+        let problem = ProblemDetails { kind: BLANK, title: phrase(status), status, detail, policies: None };
         Bytes::from(self.format.render(&problem))
     }
 }

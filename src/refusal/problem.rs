@@ -17,7 +17,7 @@ pub(super) enum BodyFormat {
 
 /// The content of a body.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Problem<'a> {
+pub(super) struct ProblemDetails<'a> {
     pub(super) kind: &'a str,
     pub(super) title: &'a str,
     pub(super) status: StatusCode,
@@ -35,7 +35,7 @@ impl BodyFormat {
         })
     }
 
-    pub(super) fn render(self, problem: &Problem<'_>) -> String {
+    pub(super) fn render(self, problem: &ProblemDetails<'_>) -> String {
         match self {
             Self::ProblemJson | Self::Json => json(problem),
             Self::Text => text(problem),
@@ -43,7 +43,7 @@ impl BodyFormat {
     }
 }
 
-fn json(problem: &Problem<'_>) -> String {
+fn json(problem: &ProblemDetails<'_>) -> String {
     let mut body = String::from("{\"type\":");
     push_string(&mut body, problem.kind);
     body.push_str(",\"title\":");
@@ -68,7 +68,7 @@ fn json(problem: &Problem<'_>) -> String {
     body
 }
 
-fn text(problem: &Problem<'_>) -> String {
+fn text(problem: &ProblemDetails<'_>) -> String {
     let mut body = problem.title.to_owned();
     match (problem.detail, problem.policies) {
         (Some(detail), _) => {

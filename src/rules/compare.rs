@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use super::contained::{covers, is_cost_within};
 use super::error::RulesError;
 use super::problem::Quoted;
-use super::read::{Names, read};
+use super::read::{KnownNames, read};
 use super::spec::{
     At, DescriptorSpec, DomainSpec, FileSpec, KeySpec, LimitSpec, MatchSpec, PlansSpec, QuotaSpec, RuleSpec,
 };
@@ -95,7 +95,7 @@ fn plain(text: &str) -> String {
 /// # Errors
 /// Returns all problems of the old file, or else of the new one.
 pub fn compare(old: impl AsRef<[u8]>, new: impl AsRef<[u8]>) -> Result<Vec<RuleChange>, RulesError> {
-    let file = |text: &[u8]| read(text, Names::default(), |file, _| file);
+    let file = |text: &[u8]| read(text, KnownNames::default(), |file, _| file);
     let (old, new) = (file(old.as_ref())?, file(new.as_ref())?);
     let mut changes = Vec::new();
     rules(&old, &new, &mut changes);

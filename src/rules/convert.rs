@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::error::RulesError;
 use super::problem::{Position, Quoted, RulesErrorKind};
-use super::read::{METHODS, Names, can_be_registered, path_pattern, read};
+use super::read::{KnownNames, METHODS, can_be_registered, path_pattern, read};
 use super::spec::{DescriptorSpec, DomainSpec, LimitSpec};
 use super::tree::{encoded, policy_name};
 use crate::error;
@@ -37,7 +37,7 @@ use crate::mode::Mode;
 /// # Errors
 /// Returns all problems of the file, or that it does not have Envoy's form.
 pub fn convert_envoy(text: impl AsRef<[u8]>) -> Result<String, RulesError> {
-    read(text.as_ref(), Names::default(), |file, problems| match file.domain {
+    read(text.as_ref(), KnownNames::default(), |file, problems| match file.domain {
         Some(domain) => converted(&domain),
         None => {
             let message = "the file does not have Envoy's form, which begins with `domain`";
@@ -92,7 +92,7 @@ impl<'s> Writer<'s> {
             return;
         };
         self.is_empty = false;
-        let rule = Rule::new(path);
+        let rule = ConvertedRule::new(path);
         self.has_addresses |= rule.key.iter().any(|part| part == CLIENT_IP);
         for note in notes(limit, path, siblings).into_iter().chain(rule.notes) {
             self.note(&note);
@@ -167,7 +167,7 @@ const CLIENT_IP: &str = "client-ip";
 
 /// The key and the conditions of a rule.
 #[derive(Default)]
-struct Rule {
+struct ConvertedRule {
     key: Vec<String>,
     /// Fields of `match`.
     matches: Vec<String>,
@@ -175,7 +175,7 @@ struct Rule {
     is_registered: bool,
 }
 
-impl Rule {
+impl ConvertedRule {
     fn new(path: &[&DescriptorSpec]) -> Self {
         let mut rule = Self::default();
         let mut action: Vec<String> = Vec::new();
@@ -304,7 +304,7 @@ mod tests {
     /// Returns the converted file, which the reader accepts.
     fn native(text: &str) -> String {
         let native = convert_envoy(text).unwrap();
-        if let Err(error) = read(native.as_bytes(), Names::default(), |_, _| ()) {
+        if let Err(error) = read(native.as_bytes(), KnownNames::default(), |_, _| ()) {
             panic!("{native}\n{error}");
         }
         native

@@ -37,12 +37,12 @@ use crate::sync::contained;
 #[must_use = "a request does nothing until it is decided"]
 pub struct DescriptorRequest {
     domain: String,
-    parts: Vec<Part>,
+    parts: Vec<DescriptorCharge>,
 }
 
 /// A descriptor of a request, and whether it is charged or refunded.
 #[derive(Clone, Debug)]
-struct Part {
+struct DescriptorCharge {
     descriptor: Descriptor,
     /// The quota that the caller brings along.
     quota: Option<Box<Quota>>,
@@ -57,7 +57,7 @@ impl DescriptorRequest {
 
     /// Charges a descriptor to the limit of the file that it matches, or looks if it has no [hits](Descriptor::hits).
     pub fn charge(self, descriptor: Descriptor) -> Self {
-        self.and(Part { descriptor, quota: None, refunds: false })
+        self.and(DescriptorCharge { descriptor, quota: None, refunds: false })
     }
 
     /// Charges a descriptor to a quota that the caller brings along, instead of the limit of the file.
@@ -68,21 +68,21 @@ impl DescriptorRequest {
     /// A [concurrency limit](Quota::concurrent) is always over, because no call reports the end of the request.
     pub fn charge_under(self, descriptor: Descriptor, quota: Quota) -> Self {
         let quota = if quota.algorithm() == Algorithm::Concurrency { Quota::concurrent(0) } else { quota };
-        self.and(Part { descriptor, quota: Some(Box::new(quota)), refunds: false })
+        self.and(DescriptorCharge { descriptor, quota: Some(Box::new(quota)), refunds: false })
     }
 
     /// Refunds the hits of a descriptor to the limit of the file that it matches. No more is refunded than is used. A
     /// fixed window refunds what was used in it; a sliding window or a log only what was used in its newest part.
     pub fn refund(self, descriptor: Descriptor) -> Self {
-        self.and(Part { descriptor, quota: None, refunds: true })
+        self.and(DescriptorCharge { descriptor, quota: None, refunds: true })
     }
 
     /// Refunds the hits of a descriptor as [`refund`](Self::refund) does, to a quota that the caller brings along.
     pub fn refund_under(self, descriptor: Descriptor, quota: Quota) -> Self {
-        self.and(Part { descriptor, quota: Some(Box::new(quota)), refunds: true })
+        self.and(DescriptorCharge { descriptor, quota: Some(Box::new(quota)), refunds: true })
     }
 
-    fn and(mut self, part: Part) -> Self {
+    fn and(mut self, part: DescriptorCharge) -> Self {
         self.parts.push(part);
         self
     }
@@ -229,7 +229,7 @@ impl<L: Limiter> Core<L> {
         if !looks.is_empty() {
             let reply = self.limiter.peek(&plan.charges(&looks, Some(0)));
             plan.put(&looks, reply.await?);
-            let is_over = |at: &usize| plan.counters.get(*at).is_some_and(Counter::has_nothing_left);
+            let is_over = |at: &usize| plan.counters.get(*at).is_some_and(DescriptorCounter::has_nothing_left);
             let over: Vec<usize> = looks.into_iter().filter(is_over).collect();
             if !over.is_empty() {
                 let reply = self.limiter.peek(&plan.charges(&over, Some(1)));
@@ -257,14 +257,14 @@ impl<L: Limiter> Core<L> {
     /// This is a second call, which may come when a window has ended and the next one has begun. It is refunded to
     /// that.
     async fn use_up(&self, plan: &mut Plan, charges: &[usize]) -> Result<(), L::Error> {
-        let falls_short = |at: &&usize| plan.counters.get(**at).is_some_and(Counter::falls_short);
+        let falls_short = |at: &&usize| plan.counters.get(**at).is_some_and(DescriptorCounter::falls_short);
         let short: Vec<usize> = charges.iter().filter(falls_short).copied().collect();
         if short.is_empty() {
             return Ok(());
         }
         let reply = {
             let counters = short.iter().filter_map(|at| plan.counters.get(*at));
-            let charges: Vec<Charge<'_>> = counters.map(Counter::rest).collect();
+            let charges: Vec<Charge<'_>> = counters.map(DescriptorCounter::rest).collect();
             self.limiter.settle(&charges)
         };
         let mut settled = reply.await?;
@@ -284,11 +284,11 @@ impl<L: Limiter> Core<L> {
 
     /// Refunds without receipts: a forced unit has the newest one, and is refunded with it.
     async fn refund(&self, plan: &Plan) -> Result<(), L::Error> {
-        let refunded: Vec<&Counter> = plan.counters.iter().filter(|counter| counter.refunded > 0).collect();
+        let refunded: Vec<&DescriptorCounter> = plan.counters.iter().filter(|counter| counter.refunded > 0).collect();
         if refunded.is_empty() {
             return Ok(());
         }
-        let forced = |counter: &&Counter| -> (Policy, Key) { (counter.policy.clone(), counter.key.clone()) };
+        let forced = |counter: &&DescriptorCounter| -> (Policy, Key) { (counter.policy.clone(), counter.key.clone()) };
         let owned: Vec<(Policy, Key)> = refunded.iter().map(forced).collect();
         let units: Vec<u64> = refunded.iter().map(|counter| counter.refunded).collect();
         let reply = {
@@ -332,7 +332,7 @@ impl<L: Limiter> Follow for Core<L> {
 }
 
 /// A counter that descriptors of a request are charged to.
-struct Counter {
+struct DescriptorCounter {
     policy: Policy,
     key: Key,
     mode: Mode,
@@ -341,7 +341,7 @@ struct Counter {
     decision: ChargeDecision,
 }
 
-impl Counter {
+impl DescriptorCounter {
     fn charge(&self, cost: u64) -> Charge<'_> {
         let effect = if self.mode == Mode::Enforce { Effect::Enforce } else { Effect::Observe };
         Charge::new(&self.policy, &self.key).cost(cost).effect(effect)
@@ -381,7 +381,7 @@ impl Counter {
 }
 
 /// The result of looking up the limit of a descriptor.
-enum Slot {
+enum LimitLookup {
     NoLimit,
     Unlimited(Option<Box<str>>),
     Limit { counter: usize, name: Option<Box<str>> },
@@ -390,9 +390,9 @@ enum Slot {
 /// The counters of a request, and the answers to it.
 struct Plan {
     /// No two have a policy and a key in common.
-    counters: Vec<Counter>,
+    counters: Vec<DescriptorCounter>,
     /// One for each descriptor.
-    slots: Vec<Slot>,
+    slots: Vec<LimitLookup>,
     is_over: bool,
 }
 
@@ -400,7 +400,7 @@ impl Plan {
     fn new(tree: Option<&Tree>, request: &DescriptorRequest) -> Self {
         let mut plan = Self { counters: Vec::new(), slots: Vec::with_capacity(request.parts.len()), is_over: false };
         let Some(tree) = tree.filter(|tree| *tree.domain == *request.domain) else {
-            plan.slots.resize_with(request.parts.len(), || Slot::NoLimit);
+            plan.slots.resize_with(request.parts.len(), || LimitLookup::NoLimit);
             return plan;
         };
         let of_file = request.parts.iter().map(|part| Some(&part.descriptor).filter(|_| part.quota.is_none()));
@@ -411,16 +411,16 @@ impl Plan {
                     match override_policy(&tree.domain, **quota).zip(key_of(&part.descriptor)) {
                         Some((policy, key)) => {
                             let counter = plan.counter(&mut places, &policy, key, Mode::Enforce, part);
-                            Slot::Limit { counter, name: None }
+                            LimitLookup::Limit { counter, name: None }
                         }
-                        None => Slot::NoLimit, // a descriptor without entries
+                        None => LimitLookup::NoLimit, // a descriptor without entries
                     }
                 }
-                (None, None) => Slot::NoLimit,
-                (None, Some((Limit { quota: None, name, .. }, _))) => Slot::Unlimited(name.clone()),
+                (None, None) => LimitLookup::NoLimit,
+                (None, Some((Limit { quota: None, name, .. }, _))) => LimitLookup::Unlimited(name.clone()),
                 (None, Some((Limit { quota: Some(quota), name, .. }, key))) => {
                     let counter = plan.counter(&mut places, &quota.policy, key, quota.mode, part);
-                    Slot::Limit { counter, name: name.clone() }
+                    LimitLookup::Limit { counter, name: name.clone() }
                 }
             };
             plan.slots.push(slot);
@@ -435,12 +435,12 @@ impl Plan {
         policy: &Policy,
         key: Key,
         mode: Mode,
-        part: &Part,
+        part: &DescriptorCharge,
     ) -> usize {
         let counters = &mut self.counters;
         let at = *places.entry((policy.name_fingerprint(), key.clone())).or_insert_with(|| {
             let decision = ChargeDecision::unasked(policy.quota().capacity());
-            counters.push(Counter { policy: policy.clone(), key, mode, hits: 0, refunded: 0, decision });
+            counters.push(DescriptorCounter { policy: policy.clone(), key, mode, hits: 0, refunded: 0, decision });
             counters.len() - 1
         });
         if let Some(counter) = self.counters.get_mut(at) {
@@ -473,7 +473,7 @@ impl Plan {
             (.., true) => OutcomeKind::ShadowLimited,
             _ => OutcomeKind::Allowed,
         };
-        let status = |counter: &Counter| PolicyStatus {
+        let status = |counter: &DescriptorCounter| PolicyStatus {
             policy: counter.policy.clone(),
             cost: counter.hits,
             mode: counter.mode,
@@ -484,9 +484,9 @@ impl Plan {
         };
         let policies: SmallVec<[PolicyStatus; 2]> = self.counters.iter().map(status).collect();
         let statuses = self.slots.into_iter().map(|slot| match slot {
-            Slot::NoLimit => DescriptorStatus { limit: None, is_unlimited: false, name: None },
-            Slot::Unlimited(name) => DescriptorStatus { limit: None, is_unlimited: true, name },
-            Slot::Limit { counter, name } => {
+            LimitLookup::NoLimit => DescriptorStatus { limit: None, is_unlimited: false, name: None },
+            LimitLookup::Unlimited(name) => DescriptorStatus { limit: None, is_unlimited: true, name },
+            LimitLookup::Limit { counter, name } => {
                 DescriptorStatus { limit: policies.get(counter).cloned(), is_unlimited: false, name }
             }
         });

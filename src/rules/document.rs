@@ -30,7 +30,7 @@ const SEPARATORS_MAX: usize = 200_000;
 #[derive(Debug)]
 pub(crate) struct Node<'a> {
     pub(crate) position: Position,
-    pub(crate) value: Value<'a>,
+    pub(crate) value: NodeValue<'a>,
     pub(crate) size: Size,
     /// The number of levels in this value, 1 for a scalar.
     height: usize,
@@ -56,19 +56,19 @@ impl Size {
 }
 
 #[derive(Debug)]
-pub(crate) enum Value<'a> {
+pub(crate) enum NodeValue<'a> {
     /// A text that was written without quotes may be a number, a truth value or nothing.
     Scalar {
         text: Cow<'a, str>,
         is_plain: bool,
     },
     List(Vec<Rc<Node<'a>>>),
-    Map(Vec<Entry<'a>>),
+    Map(Vec<MapField<'a>>),
 }
 
 /// A field of a mapping.
 #[derive(Debug)]
-pub(crate) struct Entry<'a> {
+pub(crate) struct MapField<'a> {
     pub(crate) name: Cow<'a, str>,
     pub(crate) position: Position,
     pub(crate) node: Rc<Node<'a>>,
@@ -88,10 +88,10 @@ pub(crate) enum Type {
 impl Node<'_> {
     pub(crate) fn kind(&self) -> Type {
         match &self.value {
-            Value::Scalar { text, is_plain: true } => plain_type(text),
-            Value::Scalar { .. } => Type::Text,
-            Value::List(_) => Type::List,
-            Value::Map(_) => Type::Map,
+            NodeValue::Scalar { text, is_plain: true } => plain_type(text),
+            NodeValue::Scalar { .. } => Type::Text,
+            NodeValue::List(_) => Type::List,
+            NodeValue::Map(_) => Type::Map,
         }
     }
 }
@@ -164,7 +164,7 @@ pub(super) fn end_of(text: &str) -> Position {
 }
 
 /// A list or a mapping that is not read in full.
-struct Open<'a> {
+struct OpenNode<'a> {
     position: Position,
     anchor: usize,
     value: OpenValue<'a>,
@@ -175,7 +175,7 @@ struct Open<'a> {
 enum OpenValue<'a> {
     List(Vec<Rc<Node<'a>>>),
     Map {
-        entries: Vec<Entry<'a>>,
+        entries: Vec<MapField<'a>>,
         /// The lines of the fields' names.
         lines: HashMap<Cow<'a, str>, usize>,
         /// The name of a field whose value comes next.
@@ -218,7 +218,7 @@ pub(crate) fn parse<'a>(text: &'a str, problems: &mut Problems<'_>) -> Parsed<'a
 
 struct Builder<'a, 'p, 't> {
     problems: &'p mut Problems<'t>,
-    open: Vec<Open<'a>>,
+    open: Vec<OpenNode<'a>>,
     anchored: HashMap<usize, Rc<Node<'a>>>,
     root: Option<Rc<Node<'a>>>,
     /// The size of all values so far.
@@ -265,7 +265,7 @@ impl<'a> Builder<'a, '_, '_> {
                 self.refuse_tag(tag.is_some(), position)?;
                 let size = Size::of(&text);
                 self.count(size, position)?;
-                let value = Value::Scalar { text, is_plain: style == ScalarStyle::Plain };
+                let value = NodeValue::Scalar { text, is_plain: style == ScalarStyle::Plain };
                 self.node(Node { position, value, size, height: 1 }, anchor)
             }
             Event::SequenceStart(anchor, tag) => {
@@ -277,10 +277,10 @@ impl<'a> Builder<'a, '_, '_> {
                 self.begin(OpenValue::Map { entries: Vec::new(), lines: HashMap::new(), name: None }, position, anchor)
             }
             Event::SequenceEnd | Event::MappingEnd => {
-                let Open { position, anchor, value, size, height } = self.open.pop()?;
+                let OpenNode { position, anchor, value, size, height } = self.open.pop()?;
                 let value = match value {
-                    OpenValue::List(items) => Value::List(items),
-                    OpenValue::Map { entries, .. } => Value::Map(entries),
+                    OpenValue::List(items) => NodeValue::List(items),
+                    OpenValue::Map { entries, .. } => NodeValue::Map(entries),
                 };
                 self.node(Node { position, value, size, height }, anchor)
             }
@@ -336,7 +336,7 @@ impl<'a> Builder<'a, '_, '_> {
         }
         let size = Size::of("");
         self.count(size, position)?;
-        self.open.push(Open { position, anchor, value, size, height: 1 });
+        self.open.push(OpenNode { position, anchor, value, size, height: 1 });
         Some(())
     }
 
@@ -371,16 +371,16 @@ impl<'a> Builder<'a, '_, '_> {
                 let message = format!("{} is given twice; the first is in line {first}", Quoted(&name));
                 self.problems.add(RulesErrorKind::Field, position, message);
             } else {
-                entries.push(Entry { name, position, node });
+                entries.push(MapField { name, position, node });
             }
             return Some(());
         }
         match &node.value {
-            Value::Scalar { text, .. } => {
+            NodeValue::Scalar { text, .. } => {
                 *name = Some((text.clone(), position));
                 Some(())
             }
-            Value::List(_) | Value::Map(_) => self.stop(
+            NodeValue::List(_) | NodeValue::Map(_) => self.stop(
                 RulesErrorKind::Syntax,
                 position,
                 "a field's name must be text: is a quote missing around `{…}`?",

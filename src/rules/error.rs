@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::problem::{Found, Lines, Position, Problem, Quoted, RulesErrorKind, similar};
+use super::problem::{FoundProblem, Position, Problem, Quoted, RulesErrorKind, TextLines, similar};
 use super::report::{NameKind, Noticed, RulesWarning, UnregisteredName};
 use crate::error::{Source, debug_as_text, printable};
 
@@ -161,10 +161,10 @@ impl std::error::Error for RulesError {
 /// Collects the problems of a file.
 pub(crate) struct Problems<'a> {
     text: &'a str,
-    found: Vec<Found>,
+    found: Vec<FoundProblem>,
     more: usize,
     /// The names that are not registered and may be, with their first uses.
-    names: HashMap<(NameKind, Box<str>), Found>,
+    names: HashMap<(NameKind, Box<str>), FoundProblem>,
     /// The letters that may still be compared.
     comparable: usize,
 }
@@ -177,7 +177,7 @@ impl<'a> Problems<'a> {
 
     /// Adds a problem.
     pub(crate) fn add(&mut self, kind: RulesErrorKind, position: Position, message: impl Into<String>) {
-        self.push(Found { kind, position, message: message.into(), suggestion: None });
+        self.push(FoundProblem { kind, position, message: message.into(), suggestion: None });
     }
 
     /// Adds a problem with a word. If one of `known` is similar, the message suggests it; otherwise
@@ -193,7 +193,7 @@ impl<'a> Problems<'a> {
     ) -> Option<&'w str> {
         let is_full = self.found.len() >= PROBLEMS_MAX; // the message is not shown
         let suggestion = if is_full { None } else { self.similar(word, known) };
-        self.push(Found::of_word(kind, position, message, suggestion, otherwise));
+        self.push(FoundProblem::of_word(kind, position, message, suggestion, otherwise));
         suggestion
     }
 
@@ -211,7 +211,8 @@ impl<'a> Problems<'a> {
         if self.names.contains_key(&(kind, name.into())) {
             return;
         }
-        let found = Found::of_word(RulesErrorKind::Name, position, message, self.similar(name, known), otherwise);
+        let found =
+            FoundProblem::of_word(RulesErrorKind::Name, position, message, self.similar(name, known), otherwise);
         self.names.insert((kind, name.into()), found);
     }
 
@@ -228,7 +229,7 @@ impl<'a> Problems<'a> {
     pub(crate) fn take_names(&mut self) -> Vec<UnregisteredName> {
         let mut names: Vec<_> = self.names.drain().collect();
         names.sort_by_key(|(_, found)| found.position);
-        let mut lines = Lines::of(self.text);
+        let mut lines = TextLines::of(self.text);
         let names = names.into_iter();
         names.map(|((kind, name), found)| UnregisteredName { kind, name, problem: found.at(&mut lines) }).collect()
     }
@@ -236,17 +237,17 @@ impl<'a> Problems<'a> {
     /// Returns warnings with their lines, in the order of their positions.
     pub(super) fn located(&self, mut warnings: Vec<Noticed>) -> Vec<RulesWarning> {
         warnings.sort_by_key(|noticed| noticed.position);
-        let mut lines = Lines::of(self.text);
+        let mut lines = TextLines::of(self.text);
         let located = warnings.into_iter().map(|Noticed { kind, position, message }| {
-            let found = Found { kind: RulesErrorKind::Value, position, message, suggestion: None };
+            let found = FoundProblem { kind: RulesErrorKind::Value, position, message, suggestion: None };
             RulesWarning { kind, problem: found.at(&mut lines) }
         });
         located.collect()
     }
 
-    fn push(&mut self, found: Found) {
+    fn push(&mut self, found: FoundProblem) {
         // A value of a template may be wrong for each rule that uses it.
-        let is_same = |other: &Found| other.position == found.position && other.message == found.message;
+        let is_same = |other: &FoundProblem| other.position == found.position && other.message == found.message;
         if self.found.iter().any(is_same) {
             return;
         }
@@ -272,7 +273,7 @@ impl<'a> Problems<'a> {
     pub(crate) fn into_error(mut self) -> RulesError {
         let unregistered = self.take_names().into();
         self.found.sort_by_key(|found| found.position);
-        let mut lines = Lines::of(self.text);
+        let mut lines = TextLines::of(self.text);
         let problems = self.found.into_iter().map(|found| found.at(&mut lines));
         RulesError {
             problems: problems.collect(),

@@ -38,10 +38,10 @@ impl Names {
     }
 
     /// Calls `read` with the names. `are_all` says whether the program registers no others.
-    pub(super) fn known<T>(&self, are_all: bool, read: impl FnOnce(read::Names<'_>) -> T) -> T {
+    pub(super) fn known<T>(&self, are_all: bool, read: impl FnOnce(read::KnownNames<'_>) -> T) -> T {
         let keys: Vec<&str> = self.keys.keys().map(String::as_str).collect();
         let actions: Vec<&str> = self.actions.keys().map(String::as_str).collect();
-        read(read::Names { keys: &keys, actions: &actions, are_all })
+        read(read::KnownNames { keys: &keys, actions: &actions, are_all })
     }
 
     pub(super) fn action(&mut self, name: String, is_it: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) {

@@ -6,13 +6,13 @@ use std::collections::HashSet;
 /// The result of a comparison. A part of a request is unclear if it cannot be read, or if other programs may read it in
 /// another way. It meets `match`, and not `not`, so no client escapes a rule by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum MatchResult {
     Yes,
     No,
     Unclear,
 }
 
-impl From<bool> for Found {
+impl From<bool> for MatchResult {
     fn from(is_met: bool) -> Self {
         if is_met { Self::Yes } else { Self::No }
     }
@@ -79,10 +79,10 @@ impl AnyOf {
     }
 
     /// Returns whether one of them matches. The time is linear in the length of the text, for each pattern.
-    pub(super) fn find(&self, text: &[u8]) -> Found {
+    pub(super) fn find(&self, text: &[u8]) -> MatchResult {
         // A longer text is not compared, so no client makes the comparison slow.
         if text.len() > COMPARED_MAX {
-            return Found::Unclear;
+            return MatchResult::Unclear;
         }
         let text = self.characters(text);
         (self.exact.contains(&*text) || self.patterns.iter().any(|pattern| pattern.matches(&text))).into()
@@ -124,8 +124,8 @@ mod tests {
         for (text, yes, no) in PATTERNS {
             let (pattern, any) = (Pattern::new(text), AnyOf::new([*text], false));
             let both = |text: &str| (pattern.matches(text), any.find(text.as_bytes()));
-            yes.iter().for_each(|text| assert_eq!(both(text), (true, Found::Yes), "{text}"));
-            no.iter().for_each(|text| assert_eq!(both(text), (false, Found::No), "{text}"));
+            yes.iter().for_each(|text| assert_eq!(both(text), (true, MatchResult::Yes), "{text}"));
+            no.iter().for_each(|text| assert_eq!(both(text), (false, MatchResult::No), "{text}"));
         }
     }
 
@@ -133,13 +133,13 @@ mod tests {
     fn any_bytes_are_compared() {
         let any = AnyOf::new(["a", "*Bot*", "café"], true);
         for text in [&b"A"[..], b"GoogleBOT/2", b"\xffbot\xfe", "CAFé".as_bytes()] {
-            assert_eq!(any.find(text), Found::Yes, "{text:?}");
+            assert_eq!(any.find(text), MatchResult::Yes, "{text:?}");
         }
         for text in [&b""[..], b"aa", b"*", b"\xff", b"caf\xe9"] {
-            assert_eq!(any.find(text), Found::No, "{text:?}");
+            assert_eq!(any.find(text), MatchResult::No, "{text:?}");
         }
         let long = [b'x'; COMPARED_MAX + 1];
-        assert_eq!((any.find(&long), any.find(&long[1..])), (Found::Unclear, Found::No));
+        assert_eq!((any.find(&long), any.find(&long[1..])), (MatchResult::Unclear, MatchResult::No));
     }
 
     #[cfg(target_os = "linux")]
@@ -154,7 +154,8 @@ mod tests {
                 let (any, text) = (AnyOf::new([&*pattern(length / 2)], true), "a".repeat(length));
                 let (began, mut thousands) = (running_time(), 0);
                 while running_time() - began < 200_000_000 {
-                    (0..1_000).for_each(|_| assert_eq!(any.find(std::hint::black_box(text.as_bytes())), Found::No));
+                    (0..1_000)
+                        .for_each(|_| assert_eq!(any.find(std::hint::black_box(text.as_bytes())), MatchResult::No));
                     thousands += 1;
                 }
                 (running_time() - began) / thousands

@@ -111,14 +111,14 @@ impl fmt::Display for Problem {
 }
 
 /// A found problem, before its line is looked up.
-pub(super) struct Found {
+pub(super) struct FoundProblem {
     pub(super) kind: RulesErrorKind,
     pub(super) position: Position,
     pub(super) message: String,
     pub(super) suggestion: Option<String>,
 }
 
-impl Found {
+impl FoundProblem {
     /// Makes a problem with a word, for which `suggestion` was probably meant.
     pub(super) fn of_word(
         kind: RulesErrorKind,
@@ -135,7 +135,7 @@ impl Found {
     }
 
     /// Adds the line.
-    pub(super) fn at(self, lines: &mut Lines<'_>) -> Problem {
+    pub(super) fn at(self, lines: &mut TextLines<'_>) -> Problem {
         let Self { kind, position, message, suggestion } = self;
         let (excerpt, mark) = lines.excerpt(position);
         let message = message.chars().map(printable).collect();
@@ -145,14 +145,14 @@ impl Found {
 
 /// The rest of a text, from the beginning of a line. The breaks are those of YAML. Places must come in their order, so
 /// that each part of the text is passed once.
-pub(super) struct Lines<'a> {
+pub(super) struct TextLines<'a> {
     rest: &'a str,
     number: usize,
     /// A position in the rest that is in the line: the bytes before it, and the characters.
     passed: (usize, usize),
 }
 
-impl<'a> Lines<'a> {
+impl<'a> TextLines<'a> {
     pub(super) fn of(text: &'a str) -> Self {
         Self { rest: text, number: 1, passed: (0, 0) }
     }

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
-use super::bind::{Bound, History, bind};
+use super::bind::{Bound, RulesHistory, bind};
 use super::document::{BYTES_MAX, end_of};
 use super::error::{Problems, RulesError};
 use super::names::Names;
@@ -36,10 +36,10 @@ pub(super) struct RuleStore {
     path: Option<Arc<Path>>,
     /// Held while the file is read: the later reading has the later number.
     reads: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<RulesState>,
 }
 
-struct State {
+struct RulesState {
     /// The file as it was read last, whether its rules are in force or not.
     read: Reading,
     /// The number of that reading.
@@ -67,7 +67,7 @@ struct InForce {
     quotas: Arc<[(Quota, Position)]>,
     /// The names of the policies and of their states, with the positions of their rules.
     names: Vec<(Box<str>, Position)>,
-    history: History,
+    history: RulesHistory,
 }
 
 impl RuleStore {
@@ -85,10 +85,10 @@ impl RuleStore {
 
     fn new(names: Names, path: Option<Arc<Path>>, content: Arc<[u8]>) -> Result<Self, RulesError> {
         let names = Arc::new(names);
-        let in_force = InForce::new(&names, &content, path.as_ref(), History::default(), 0)
+        let in_force = InForce::new(&names, &content, path.as_ref(), RulesHistory::default(), 0)
             .map_err(|error| error.in_file(path.as_ref()))?;
         let is_marked = has_end_mark(&content);
-        let state = State { read: Ok(content), reading: 0, error: None, in_force, is_marked, layers: Vec::new() };
+        let state = RulesState { read: Ok(content), reading: 0, error: None, in_force, is_marked, layers: Vec::new() };
         Ok(Self { names, path, reads: Mutex::default(), state: Mutex::new(state) })
     }
 
@@ -245,12 +245,12 @@ impl RuleStore {
         self.state().error.clone()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RulesState> {
         lock(&self.state)
     }
 }
 
-impl State {
+impl RulesState {
     /// Returns whether the file was read again after this reading.
     fn is_outdated(&self, reading: Option<u64>) -> bool {
         reading.is_some_and(|reading| reading != self.reading)
@@ -266,7 +266,7 @@ impl InForce {
         names: &Arc<Names>,
         content: &Arc<[u8]>,
         file: Option<&Arc<Path>>,
-        history: History,
+        history: RulesHistory,
         version: u64,
     ) -> Result<Self, RulesError> {
         let Bound { rules, count, lists, tree, quotas, names, history } =
@@ -381,7 +381,7 @@ pub(super) fn check(names: &Names, content: &[u8]) -> Result<RulesReport, RulesE
                     NameKind::Action => names.action(name.name().to_owned(), |_| false),
                 }
             }
-            bind(&file, &Arc::new(names), History::default(), problems);
+            bind(&file, &Arc::new(names), RulesHistory::default(), problems);
         })
     });
     match checked {

@@ -52,14 +52,14 @@ pub(super) type Describe = Read<Vec<Descriptor>>;
 /// The limits of a domain.
 pub(super) struct Tree {
     pub(super) domain: Box<str>,
-    pub(super) root: Level,
+    pub(super) root: TreeLevel,
     /// Makes the descriptors of an HTTP request.
     pub(super) describe: Option<Describe>,
 }
 
 /// The entries that may come next in a descriptor.
 #[derive(Default)]
-pub(super) struct Level(HashMap<Box<str>, Values>);
+pub(super) struct TreeLevel(HashMap<Box<str>, Values>);
 
 /// The branches below one key, by value.
 #[derive(Default)]
@@ -75,7 +75,7 @@ pub(super) struct Branch {
     /// Whether each value has its own counter.
     is_apart: bool,
     limit: Option<Limit>,
-    next: Level,
+    next: TreeLevel,
 }
 
 /// A limit of the file.
@@ -93,7 +93,7 @@ pub(super) struct LimitQuota {
     pub(super) mode: Mode,
 }
 
-impl Level {
+impl TreeLevel {
     /// Adds an entry of the file. No entry has been added that is equal.
     pub(super) fn add(&mut self, spec: &DescriptorSpec, limit: Option<Limit>, next: Self) {
         let values = self.0.entry(spec.key.clone()).or_default();

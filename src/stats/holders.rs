@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::names::{Known, Names};
+use super::names::{KeyNames, KnownKey};
 use super::sketch::TopKey;
 use crate::key::Key;
 use crate::sync::{Mutex, lock};
@@ -26,13 +26,13 @@ struct Holder {
     policy: Arc<str>,
     units: u64,
     /// `None` until it is asked for.
-    known: Option<Known>,
+    known: Option<KnownKey>,
 }
 
 impl Holders {
     /// Notes that a key took units, given the key's fingerprint. A key is named, and kept if operators may act on it,
     /// when it takes units while it holds some.
-    pub(super) fn take(&self, names: &Names, policy: &Arc<str>, fingerprint: u64, key: &Key, units: u64) {
+    pub(super) fn take(&self, names: &KeyNames, policy: &Arc<str>, fingerprint: u64, key: &Key, units: u64) {
         let Some(part) = self.part(fingerprint) else { return };
         let mut holders = lock(part);
         let is_due = match holders.iter_mut().find(|holder| holder.is(fingerprint, policy)) {
@@ -98,7 +98,7 @@ impl Holder {
 mod tests {
     use super::*;
 
-    struct Named(Holders, Names);
+    struct Named(Holders, KeyNames);
 
     impl Named {
         fn take(&self, policy: &str, n: u64, units: u64) {
@@ -118,7 +118,7 @@ mod tests {
 
     fn named() -> Named {
         let reveal = |key: &Key| (*key != Key::of(2_u64).unwrap()).then(|| "one".to_owned());
-        Named(Holders::default(), Names::new(Some(Box::new(reveal))))
+        Named(Holders::default(), KeyNames::new(Some(Box::new(reveal))))
     }
 
     #[test]

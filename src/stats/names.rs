@@ -16,7 +16,7 @@ const KEY_MAX: usize = 512;
 /// Names a key, or says that it must not be named.
 pub(super) type Reveal = dyn Fn(&Key) -> Option<String> + Send + Sync;
 
-pub(super) struct Names {
+pub(super) struct KeyNames {
     /// The secret that fingerprints are made with: new in each process, so that an address cannot be found by trying
     /// all.
     secret: RandomState,
@@ -27,14 +27,14 @@ pub(super) struct Names {
 
 /// The part of a listed key that is kept.
 #[derive(Clone, Default)]
-pub(super) struct Known {
+pub(super) struct KnownKey {
     /// `None` if the key must not be named.
     pub(super) name: Option<Box<str>>,
     /// `None` if keys are not kept, or if this one is too long.
     pub(super) key: Option<Arc<Key>>,
 }
 
-impl Names {
+impl KeyNames {
     pub(super) fn new(reveal: Option<Box<Reveal>>) -> Self {
         Self { secret: RandomState::new(), reveal, keeps: AtomicBool::new(false) }
     }
@@ -55,9 +55,9 @@ impl Names {
     }
 
     /// Returns what is kept of a key. It calls the application's code: do not call it under a lock.
-    pub(super) fn known(&self, key: &Key) -> Known {
+    pub(super) fn known(&self, key: &Key) -> KnownKey {
         let is_kept = self.keeps.load(Ordering::Relaxed) && key.as_bytes().len() <= KEY_MAX;
-        Known { name: self.name(key), key: is_kept.then(|| Arc::new(key.clone())) }
+        KnownKey { name: self.name(key), key: is_kept.then(|| Arc::new(key.clone())) }
     }
 
     /// Returns the name that the application gives to a key, cut to its bound. It is the application's code: do not

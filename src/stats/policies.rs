@@ -20,7 +20,7 @@ pub(super) const OTHER: &str = "other";
 const SLOTS: usize = 512;
 
 /// The counts of one policy.
-pub(super) struct Entry {
+pub(super) struct PolicyCounts {
     pub(super) name: Arc<str>,
     pub(super) cells: Cells,
     /// How long requests waited for it.
@@ -43,7 +43,7 @@ pub(super) struct Entry {
     pub(super) log: super::log::RefusalLog,
 }
 
-impl Entry {
+impl PolicyCounts {
     fn new(name: &str, period: u64, used_sets: Option<usize>) -> Self {
         Self {
             name: name.into(),
@@ -63,7 +63,7 @@ impl Entry {
     }
 }
 
-impl Entry {
+impl PolicyCounts {
     /// Returns how many requests wait for it. `None` if none ever did.
     pub(super) fn waiting(&self) -> Option<u64> {
         // The ends first, so that a wait between the two readings is not an end without a beginning.
@@ -75,8 +75,8 @@ impl Entry {
 
 /// The policies, each with its counters. They are found without a lock. None is ever removed.
 pub(super) struct Policies {
-    other: Box<Entry>,
-    slots: Box<[OnceLock<Box<Entry>>]>,
+    other: Box<PolicyCounts>,
+    slots: Box<[OnceLock<Box<PolicyCounts>>]>,
     /// The number of policies. Held while one is added.
     known: Mutex<usize>,
     is_full: AtomicBool,
@@ -87,7 +87,7 @@ pub(super) struct Policies {
 impl Policies {
     pub(super) fn new(period: u64, used_sets: Option<usize>) -> Self {
         Self {
-            other: Box::new(Entry::new(OTHER, period, used_sets)),
+            other: Box::new(PolicyCounts::new(OTHER, period, used_sets)),
             slots: (0..SLOTS).map(|_| OnceLock::new()).collect(),
             known: Mutex::new(0),
             is_full: AtomicBool::new(false),
@@ -97,7 +97,7 @@ impl Policies {
 
     /// Returns the entry of a policy. A new one begins at `period`.
     #[inline]
-    pub(super) fn find(&self, name: &str, period: impl FnOnce() -> u64) -> &Entry {
+    pub(super) fn find(&self, name: &str, period: impl FnOnce() -> u64) -> &PolicyCounts {
         let hash = foldhash::fast::FixedState::default().hash_one(name);
         match self.look(hash, name) {
             Ok(entry) => entry,
@@ -107,7 +107,7 @@ impl Policies {
 
     /// Returns the entry of a policy, or the free slot for it.
     #[inline]
-    fn look(&self, hash: u64, name: &str) -> Result<&Entry, usize> {
+    fn look(&self, hash: u64, name: &str) -> Result<&PolicyCounts, usize> {
         let mut at = hash as usize % SLOTS; // any bits do
         // It ends: most slots stay free.
         loop {
@@ -120,7 +120,7 @@ impl Policies {
     }
 
     #[cold]
-    fn add(&self, hash: u64, name: &str, period: u64) -> &Entry {
+    fn add(&self, hash: u64, name: &str, period: u64) -> &PolicyCounts {
         // A policy of this name must not be a second one.
         if name == OTHER || self.is_full.load(Ordering::Relaxed) {
             return &self.other;
@@ -134,13 +134,13 @@ impl Policies {
             }
             Err(free) => {
                 *known += 1;
-                self.slots[free].get_or_init(|| Box::new(Entry::new(name, period, self.used_sets)))
+                self.slots[free].get_or_init(|| Box::new(PolicyCounts::new(name, period, self.used_sets)))
             }
         }
     }
 
     /// Iterates over all policies, the one of all others last.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &PolicyCounts> {
         self.slots.iter().filter_map(OnceLock::get).map(|entry| &**entry).chain([&*self.other])
     }
 }

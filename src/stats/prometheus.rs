@@ -6,28 +6,28 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::histogram::HistogramSnapshot;
-use super::series::{Kind, Sink, write_all};
+use super::series::{MetricKind, Sink, write_all};
 use super::snapshot::StatsSnapshot;
 
 /// Writes all metrics.
 pub(super) fn text(stats: &StatsSnapshot) -> String {
-    let mut text = Text { text: String::with_capacity(8_192), name: "" };
+    let mut text = Exposition { text: String::with_capacity(8_192), name: "" };
     write_all(&mut text, stats);
     text.text
 }
 
 /// The text, and the name of the metric that is being written.
-struct Text {
+struct Exposition {
     text: String,
     name: &'static str,
 }
 
-impl Sink for Text {
-    fn begin(&mut self, name: &'static str, kind: Kind, help: &'static str) {
+impl Sink for Exposition {
+    fn begin(&mut self, name: &'static str, kind: MetricKind, help: &'static str) {
         let kind = match kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
         };
         self.name = name;
         self.text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
@@ -54,7 +54,7 @@ impl Sink for Text {
     }
 }
 
-impl Text {
+impl Exposition {
     fn line(&mut self, suffix: &str, labels: &[(&str, &str)], value: fmt::Arguments<'_>) {
         let _ = self.try_line(suffix, labels, value); // writing to a string does not fail
     }
@@ -96,8 +96,8 @@ mod tests {
     use super::super::histogram::Histogram;
     use super::*;
 
-    fn text() -> Text {
-        Text { text: String::new(), name: "name" }
+    fn text() -> Exposition {
+        Exposition { text: String::new(), name: "name" }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use http::HeaderName;
 
-use super::names::{Known, Names, cut, short_fingerprint};
+use super::names::{KeyNames, KnownKey, cut, short_fingerprint};
 use crate::head::Head;
 use crate::key::{Key, original_uri};
 use crate::outcome::{Observed, OutcomeKind, PolicyStatus};
@@ -32,19 +32,19 @@ const ID_MAX: usize = 128;
 
 /// What is kept of refusals.
 #[derive(Default)]
-pub(super) struct Setup {
+pub(super) struct RecentSettings {
     pub(super) max: usize,
     pub(super) paths: bool,
     pub(super) request_id: Option<HeaderName>,
 }
 
 pub(super) struct Recent {
-    setup: Setup,
-    sets: Box<[Set]>,
+    setup: RecentSettings,
+    sets: Box<[RecentSet]>,
 }
 
 #[derive(Default)]
-struct Set {
+struct RecentSet {
     /// The number of refusals that were written: the next one goes to this place, modulo their number.
     written: AtomicUsize,
     places: [Mutex<Option<RecentRefusal>>; WAYS],
@@ -52,13 +52,13 @@ struct Set {
 
 impl Recent {
     /// Returns `None` if nothing is to be kept.
-    pub(super) fn new(setup: Setup) -> Option<Self> {
+    pub(super) fn new(setup: RecentSettings) -> Option<Self> {
         let sets = setup.max.min(REFUSALS_MAX).div_ceil(WAYS);
-        (sets > 0).then(|| Self { setup, sets: (0..sets).map(|_| Set::default()).collect() })
+        (sets > 0).then(|| Self { setup, sets: (0..sets).map(|_| RecentSet::default()).collect() })
     }
 
     /// Keeps a request, if it was refused.
-    pub(super) fn note(&self, names: &Names, at: Timestamp, observed: &Observed<'_>) {
+    pub(super) fn note(&self, names: &KeyNames, at: Timestamp, observed: &Observed<'_>) {
         let outcome = observed.outcome();
         let is_refused = match outcome.kind() {
             OutcomeKind::Abandoned => false,
@@ -137,7 +137,7 @@ pub struct RecentRefusal {
     outcome: OutcomeKind,
     status: Option<PolicyStatus>,
     fingerprint: Option<u64>,
-    known: Known,
+    known: KnownKey,
     request: Option<Box<str>>,
     request_id: Option<Box<str>>,
 }
@@ -230,7 +230,7 @@ mod tests {
     use crate::wait::Wait;
 
     fn recent(max: usize) -> Recent {
-        Recent::new(Setup { max, ..Setup::default() }).unwrap()
+        Recent::new(RecentSettings { max, ..RecentSettings::default() }).unwrap()
     }
 
     /// Refuses requests of numbered keys.
@@ -252,7 +252,7 @@ mod tests {
             Self(policy, Outcome::new(OutcomeKind::Limited, [status].into_iter().collect()))
         }
 
-        fn refuse(&self, recent: &Recent, names: &Names, at: u64, key: u64) {
+        fn refuse(&self, recent: &Recent, names: &KeyNames, at: u64, key: u64) {
             let (request, key) = (Request::new(()), Key::of(key).unwrap());
             let head = Head::from(&request);
             let observed = Observed::new(&self.1, &head, [(&self.0, &key)].into_iter());
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn million_refusals_are_bounded_and_allocate_nothing() {
-        let (refuser, recent, names) = (Refuser::new(), recent(100), Names::new(None));
+        let (refuser, recent, names) = (Refuser::new(), recent(100), KeyNames::new(None));
         let allocated = allocation_counter::measure(|| {
             (0..1_000_000).for_each(|n| refuser.refuse(&recent, &names, n, n));
         });
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn refusals_of_one_key_keep_those_of_other_keys() {
-        let (refuser, recent, names) = (Refuser::new(), recent(1_000), Names::new(None));
+        let (refuser, recent, names) = (Refuser::new(), recent(1_000), KeyNames::new(None));
         let set = |key| names.fingerprint(&Key::of(key).unwrap()) as usize % recent.sets.len();
         let quiet = (2..).find(|key| set(*key) != set(1)).unwrap();
         refuser.refuse(&recent, &names, 7, quiet);
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn refusals_are_kept_while_they_are_read() {
-        let (recent, names) = (recent(16), Names::new(None));
+        let (recent, names) = (recent(16), KeyNames::new(None));
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 let (recent, names) = (&recent, &names);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, SharedString, Unit};
 
 use super::histogram::HistogramSnapshot;
-use super::series::{Kind, Sink, write_all};
+use super::series::{MetricKind, Sink, write_all};
 use super::snapshot::StatsSnapshot;
 
 /// What the recorder got before.
@@ -42,7 +42,7 @@ pub(super) fn record(stats: &StatsSnapshot, recorded: &mut Recorded) {
             recorded.handles.clear();
             recorded.recorder = address;
         }
-        write_all(&mut Recorder { recorder, is_new, name: "", kind: Kind::Counter, recorded }, stats);
+        write_all(&mut Recorder { recorder, is_new, name: "", kind: MetricKind::Counter, recorded }, stats);
     });
 }
 
@@ -51,7 +51,7 @@ struct Recorder<'a> {
     /// Whether it knows no metric yet.
     is_new: bool,
     name: &'static str,
-    kind: Kind,
+    kind: MetricKind,
     recorded: &'a mut Recorded,
 }
 
@@ -64,16 +64,16 @@ impl Recorder<'_> {
                 labels.iter().map(|(name, value)| Label::new(*name, (*value).to_owned())).collect();
             let (key, of) = (Key::from_parts(self.name, labels), Metadata::new("tower_ratelimit", Level::INFO, None));
             match self.kind {
-                Kind::Counter => Handle::Counter(self.recorder.register_counter(&key, &of)),
-                Kind::Gauge => Handle::Gauge(self.recorder.register_gauge(&key, &of)),
-                Kind::Histogram => Handle::Histogram(self.recorder.register_histogram(&key, &of)),
+                MetricKind::Counter => Handle::Counter(self.recorder.register_counter(&key, &of)),
+                MetricKind::Gauge => Handle::Gauge(self.recorder.register_gauge(&key, &of)),
+                MetricKind::Histogram => Handle::Histogram(self.recorder.register_histogram(&key, &of)),
             }
         })
     }
 }
 
 impl Sink for Recorder<'_> {
-    fn begin(&mut self, name: &'static str, kind: Kind, help: &'static str) {
+    fn begin(&mut self, name: &'static str, kind: MetricKind, help: &'static str) {
         (self.name, self.kind) = (name, kind);
         if !self.is_new {
             return;
@@ -81,9 +81,9 @@ impl Sink for Recorder<'_> {
         let unit = Some(if name.ends_with("_seconds") { Unit::Seconds } else { Unit::Count });
         let (name, help) = (KeyName::from_const_str(name), SharedString::const_str(help));
         match kind {
-            Kind::Counter => self.recorder.describe_counter(name, unit, help),
-            Kind::Gauge => self.recorder.describe_gauge(name, unit, help),
-            Kind::Histogram => self.recorder.describe_histogram(name, unit, help),
+            MetricKind::Counter => self.recorder.describe_counter(name, unit, help),
+            MetricKind::Gauge => self.recorder.describe_gauge(name, unit, help),
+            MetricKind::Histogram => self.recorder.describe_histogram(name, unit, help),
         }
     }
 

@@ -11,7 +11,7 @@ use crate::store_load::StoreLoad;
 /// Takes the metrics: a text, or a recorder.
 pub(super) trait Sink {
     /// Begins a metric. The series that follow are its own.
-    fn begin(&mut self, name: &'static str, kind: Kind, help: &'static str);
+    fn begin(&mut self, name: &'static str, kind: MetricKind, help: &'static str);
 
     /// Takes a series of a counter or a gauge.
     fn sample(&mut self, labels: &[(&'static str, &str)], value: u64);
@@ -24,7 +24,7 @@ pub(super) trait Sink {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MetricKind {
     Counter,
     Gauge,
     Histogram,
@@ -42,14 +42,14 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     let (policies, events) = (stats.policies(), stats.events());
 
     // All from zero on: an alert sees the first one only if there was a zero before.
-    to.begin("ratelimit_requests_total", Kind::Counter, "Requests by outcome. Each layer counts a request once.");
+    to.begin("ratelimit_requests_total", MetricKind::Counter, "Requests by outcome. Each layer counts a request once.");
     for kind in OutcomeKind::ALL {
         to.sample(&[("outcome", kind.as_str())], stats.requests(*kind));
     }
 
     to.begin(
         "ratelimit_policy_requests_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Requests that a policy decided, by the policy's mode, and whether they were within, near or over its quota.",
     );
     for policy in policies {
@@ -58,7 +58,7 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
         }
     }
 
-    to.begin("ratelimit_policy_refused_total", Kind::Counter, "Requests that a policy refused.");
+    to.begin("ratelimit_policy_refused_total", MetricKind::Counter, "Requests that a policy refused.");
     for policy in policies {
         let block = if policy.is_block() { "true" } else { "false" };
         to.sample(&[("policy", policy.name()), ("block", block)], policy.refused());
@@ -66,14 +66,14 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
 
     to.begin(
         "ratelimit_policy_units_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Units that passing requests took, before refunds and settlements.",
     );
     each(to, policies, PolicySnapshot::units);
 
     to.begin(
         "ratelimit_wait_seconds",
-        Kind::Histogram,
+        MetricKind::Histogram,
         "How long requests waited because of a policy: for its leaky queue, or in line for its places.",
     );
     for policy in policies.iter().filter(|policy| policy.has_waits()) {
@@ -82,7 +82,7 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
 
     to.begin(
         "ratelimit_waiting",
-        Kind::Gauge,
+        MetricKind::Gauge,
         "Requests that wait because of a policy: in its leaky queue, or in line for its places.",
     );
     for policy in policies.iter().filter(|policy| policy.has_waits()) {
@@ -90,23 +90,27 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     }
 
     let places = || policies.iter().filter(|policy| policy.has_places());
-    to.begin("ratelimit_places_held", Kind::Gauge, "Units of a concurrency limit that requests in flight hold.");
+    to.begin("ratelimit_places_held", MetricKind::Gauge, "Units of a concurrency limit that requests in flight hold.");
     places().for_each(|policy| to.sample(&[("policy", policy.name())], policy.held()));
 
-    to.begin("ratelimit_place_held_seconds", Kind::Histogram, "How long requests held units of a concurrency limit.");
+    to.begin(
+        "ratelimit_place_held_seconds",
+        MetricKind::Histogram,
+        "How long requests held units of a concurrency limit.",
+    );
     places().for_each(|policy| to.histogram(Some(policy.name()), policy.held_for()));
 
-    to.begin("ratelimit_limiter_duration_seconds", Kind::Histogram, "Duration of checks that a store decided.");
+    to.begin("ratelimit_limiter_duration_seconds", MetricKind::Histogram, "Duration of checks that a store decided.");
     to.histogram(None, events.checks());
 
-    to.begin("ratelimit_limiter_errors_total", Kind::Counter, "Checks that a store did not decide.");
+    to.begin("ratelimit_limiter_errors_total", MetricKind::Counter, "Checks that a store did not decide.");
     for (kind, count) in events.errors() {
         to.sample(&[("error_type", kind.as_str())], count);
     }
 
     to.begin(
         "ratelimit_limiter_corrections_lost_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Charges whose refund or settlement did not reach the store.",
     );
     for (kind, count) in events.corrections_lost() {
@@ -132,38 +136,38 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
         ),
     ];
     for (name, help, count) in counts {
-        to.begin(name, Kind::Counter, help);
+        to.begin(name, MetricKind::Counter, help);
         to.sample(&[], count);
     }
 
-    to.begin("ratelimit_limiter_servers_down", Kind::Gauge, "Servers that do not answer and are not asked.");
+    to.begin("ratelimit_limiter_servers_down", MetricKind::Gauge, "Servers that do not answer and are not asked.");
     to.sample(&[], events.servers_down().count() as u64);
 
     store_load(to, stats.store_load());
 
-    to.begin("ratelimit_keys_evicted_total", Kind::Counter, "Keys forgotten in memory to make room.");
+    to.begin("ratelimit_keys_evicted_total", MetricKind::Counter, "Keys forgotten in memory to make room.");
     to.sample(&[("throttled", "false")], events.evicted() - events.evicted_throttled());
     to.sample(&[("throttled", "true")], events.evicted_throttled());
 
-    to.begin("ratelimit_keys_full_total", Kind::Counter, "New keys denied in memory because there was no room.");
+    to.begin("ratelimit_keys_full_total", MetricKind::Counter, "New keys denied in memory because there was no room.");
     to.sample(&[], events.full());
 
     to.begin(
         "ratelimit_too_many_quotas_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Reports of a limiter in memory that it has more quotas than it distinguishes.",
     );
     to.sample(&[], events.too_many_quotas());
 
     to.begin(
         "ratelimit_rules_loads_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Files of rules that were put in force or refused, by layer.",
     );
     to.sample(&[("result", "loaded")], events.rules_loaded());
     to.sample(&[("result", "refused")], events.rules_refused());
 
-    to.begin("ratelimit_rules_refused", Kind::Gauge, "1 while the rules that were read last are refused.");
+    to.begin("ratelimit_rules_refused", MetricKind::Gauge, "1 while the rules that were read last are refused.");
     to.sample(&[], u64::from(events.rules_error().is_some()));
 
     let rules: [Metric<OfRules>; 3] = [
@@ -174,13 +178,13 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
         }),
     ];
     for (name, help, value) in rules {
-        to.begin(name, Kind::Gauge, help);
+        to.begin(name, MetricKind::Gauge, help);
         stats.rules().into_iter().for_each(|rules| to.sample(&[], value(rules)));
     }
 
     to.begin(
         "ratelimit_setup_warnings_total",
-        Kind::Counter,
+        MetricKind::Counter,
         "Likely misconfigurations that layers detected, by kind.",
     );
     for (kind, count) in stats.setup_warnings() {
@@ -199,7 +203,7 @@ fn store_load(to: &mut impl Sink, load: Option<&StoreLoad>) {
         }),
     ];
     for (name, help, count) in counts {
-        to.begin(name, Kind::Gauge, help);
+        to.begin(name, MetricKind::Gauge, help);
         load.into_iter().for_each(|load| to.sample(&[], count(load) as u64));
     }
     let times: [Metric<OfStore<Option<Duration>>>; 3] = [
@@ -212,7 +216,7 @@ fn store_load(to: &mut impl Sink, load: Option<&StoreLoad>) {
         }),
     ];
     for (name, help, time) in times {
-        to.begin(name, Kind::Gauge, help);
+        to.begin(name, MetricKind::Gauge, help);
         load.and_then(time).into_iter().for_each(|time| to.seconds(time));
     }
 }

@@ -10,7 +10,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::names::{Known, Names, short_fingerprint};
+use super::names::{KeyNames, KnownKey, short_fingerprint};
 use crate::key::Key;
 use crate::sync::{Mutex, lock, try_lock};
 
@@ -26,18 +26,18 @@ const WAYS: usize = 8;
 pub(super) const HALVED_EACH_US: u64 = 300_000_000;
 
 #[derive(Default)]
-struct Slot {
+struct SketchSlot {
     fingerprint: u64,
     policy: Option<Arc<str>>,
     count: u64,
     error: u64,
     /// `None` until it is asked for.
-    known: Option<Known>,
+    known: Option<KnownKey>,
 }
 
 /// The sketch. It holds no keys, unless operators may act on them.
 pub(super) struct Sketch {
-    sets: Box<[Mutex<[Slot; WAYS]>]>,
+    sets: Box<[Mutex<[SketchSlot; WAYS]>]>,
 }
 
 impl Sketch {
@@ -48,16 +48,16 @@ impl Sketch {
     /// Counts a refusal of a key, or used units, given the key's fingerprint. If another thread holds the key's set, it
     /// is not counted: the sketch estimates anyway. A key is named, and kept if operators may act on it, when it is
     /// counted for the second time.
-    pub(super) fn count(&self, names: &Names, policy: &Arc<str>, fingerprint: u64, key: &Key, by: u64) {
+    pub(super) fn count(&self, names: &KeyNames, policy: &Arc<str>, fingerprint: u64, key: &Key, by: u64) {
         let Some(set) = self.sets.get(fingerprint as usize % self.sets.len().max(1)) else { return }; // any bits do
         let Some(mut slots) = try_lock(set) else { return };
-        let is_own = |slot: &Slot| slot.is(fingerprint, policy);
+        let is_own = |slot: &SketchSlot| slot.is(fingerprint, policy);
         let at = slots.iter().position(is_own).or_else(|| (0..WAYS).min_by_key(|at| slots[*at].count));
         let Some(slot) = at.and_then(|at| slots.get_mut(at)) else { return };
         let is_due = is_own(slot) && slot.known.is_none();
         if !is_own(slot) {
             let error = slot.count;
-            *slot = Slot { fingerprint, policy: Some(Arc::clone(policy)), count: error, error, known: None };
+            *slot = SketchSlot { fingerprint, policy: Some(Arc::clone(policy)), count: error, error, known: None };
         }
         slot.count = slot.count.saturating_add(by);
         drop(slots);
@@ -79,7 +79,7 @@ impl Sketch {
                 let halved = |count: u64| count.checked_shr(by).unwrap_or(0);
                 (slot.count, slot.error) = (halved(slot.count), halved(slot.error));
                 if slot.count == 0 {
-                    *slot = Slot::default();
+                    *slot = SketchSlot::default();
                 }
             }
         }
@@ -105,7 +105,7 @@ impl Sketch {
     }
 }
 
-impl Slot {
+impl SketchSlot {
     fn is(&self, fingerprint: u64, policy: &str) -> bool {
         self.fingerprint == fingerprint && self.policy.as_deref() == Some(policy)
     }
@@ -116,14 +116,14 @@ impl Slot {
 pub struct TopKey {
     policy: Arc<str>,
     fingerprint: u64,
-    known: Known,
+    known: KnownKey,
     count: u64,
     error: u64,
 }
 
 impl TopKey {
     /// Makes one whose count is exact.
-    pub(super) fn exact(policy: Arc<str>, fingerprint: u64, known: Known, count: u64) -> Self {
+    pub(super) fn exact(policy: Arc<str>, fingerprint: u64, known: KnownKey, count: u64) -> Self {
         Self { policy, fingerprint, known, count, error: 0 }
     }
 
@@ -199,15 +199,15 @@ mod tests {
     }
 
     /// A sketch with the names of its keys.
-    struct Named(Sketch, Names);
+    struct Named(Sketch, KeyNames);
 
     impl Named {
         fn new(reveal: impl Fn(&Key) -> Option<String> + Send + Sync + 'static) -> Self {
-            Self(Sketch::new(REFUSED_SETS), Names::new(Some(Box::new(reveal))))
+            Self(Sketch::new(REFUSED_SETS), KeyNames::new(Some(Box::new(reveal))))
         }
 
         fn nameless() -> Self {
-            Self(Sketch::new(REFUSED_SETS), Names::new(None))
+            Self(Sketch::new(REFUSED_SETS), KeyNames::new(None))
         }
 
         fn count(&self, policy: &Arc<str>, n: u64) {

@@ -11,8 +11,8 @@ use super::events::EventCells;
 use super::holders::Holders;
 #[cfg(feature = "tracing")]
 use super::log;
-use super::names::{Names, Reveal, short_fingerprint};
-use super::policies::{Entry, Policies};
+use super::names::{KeyNames, Reveal, short_fingerprint};
+use super::policies::{Policies, PolicyCounts};
 use super::prometheus;
 use super::rates::SHORT_US;
 use super::recent::{self, Recent};
@@ -67,8 +67,8 @@ use crate::time::Timestamp;
 /// * Keys, paths and addresses are in no metric. No key is kept, unless the
 ///   [operators](crate::observe::StatusPage::operators) of a status page may act on the keys that it lists.
 ///
-/// [Setup warnings](SetupWarning) are counted, and reported as without an observer. To see outcomes in another way as
-/// well, write an observer that calls the methods of a `Stats`.
+/// [Setup warnings](SetupWarning) are counted, and reported as without an observer. To see outcomes in another
+/// way as well, write an observer that calls the methods of a `Stats`.
 #[derive(Clone)]
 pub struct Stats(Arc<Inner>);
 
@@ -80,7 +80,7 @@ struct Inner {
     outcomes: OutcomeCells,
     policies: Policies,
     counts_use: bool,
-    names: Names,
+    names: KeyNames,
     sketch: Sketch,
     holders: Holders,
     recent: Option<Recent>,
@@ -107,7 +107,7 @@ const RULES_MAX: usize = 32;
 pub struct StatsBuilder {
     clock: Option<Arc<dyn Clock>>,
     reveal: Option<Box<Reveal>>,
-    recent: recent::Setup,
+    recent: recent::RecentSettings,
     counts_use: bool,
     #[cfg(feature = "tracing")]
     logs_refusals: bool,
@@ -254,7 +254,7 @@ impl StatsBuilder {
             outcomes: OutcomeCells::default(),
             policies: Policies::new(now_us / SHORT_US, self.counts_use.then_some(USED_SETS)),
             counts_use: self.counts_use,
-            names: Names::new(self.reveal),
+            names: KeyNames::new(self.reveal),
             sketch: Sketch::new(REFUSED_SETS),
             holders: Holders::default(),
             recent: Recent::new(self.recent),
@@ -474,7 +474,7 @@ impl Inner {
 
     /// Counts the units that a key took of a policy, if that is asked for.
     #[inline]
-    fn count_use(&self, entry: &Entry, key: &Key, taken: u64) {
+    fn count_use(&self, entry: &PolicyCounts, key: &Key, taken: u64) {
         if let Some(used) = entry.used.as_ref().filter(|_| taken > 0) {
             used.count(&self.names, &entry.name, self.names.fingerprint(key), key, taken);
         }

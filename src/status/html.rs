@@ -4,8 +4,8 @@ use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
 use super::request::{EXTENSION, ExplainForm};
-use super::text::{About, Count, Rate, Roughly, Share, Text, bound, hash, millis};
-use super::view::{Row, Sums, View};
+use super::text::{About, Count, HtmlText, PerSecond, Percent, Roughly, bound, hash, millis};
+use super::view::{PageView, PolicyRow, Sums};
 use super::{chart, keys, states};
 use crate::limiter::Occupancy;
 use crate::mode::Mode;
@@ -38,13 +38,13 @@ fn span(stats: &StatsSnapshot, most: Duration) -> Duration {
 }
 
 /// Writes the page. `refresh` says that it is to load itself anew.
-pub(super) fn render(view: &View, refresh: bool) -> String {
+pub(super) fn render(view: &PageView, refresh: bool) -> String {
     let mut html = String::with_capacity(32_768);
     let _ = write(&mut html, view, refresh); // writing into a String never fails
     html
 }
 
-fn write(html: &mut String, view: &View, refresh: bool) -> fmt::Result {
+fn write(html: &mut String, view: &PageView, refresh: bool) -> fmt::Result {
     html.push_str("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>Rate limits</title>");
     html.push_str("<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">");
     html.push_str("<link rel=\"icon\" href=\"data:,\">");
@@ -55,7 +55,7 @@ fn write(html: &mut String, view: &View, refresh: bool) -> fmt::Result {
     let counting = view.stats.taken_at().saturating_since(view.stats.started_at());
     write!(html, "<header><h1>Rate limits</h1><span class=\"soft\">counting for {}</span>", About(counting))?;
     if let Some(operator) = &view.operator {
-        write!(html, "<span class=\"soft\">you act as {}</span>", Text(operator))?;
+        write!(html, "<span class=\"soft\">you act as {}</span>", HtmlText(operator))?;
     }
     html.push_str(if refresh {
         "<a href=\"?\">stop refreshing</a></header>"
@@ -63,18 +63,18 @@ fn write(html: &mut String, view: &View, refresh: bool) -> fmt::Result {
         "<a href=\"?refresh\">refresh every 5 s</a></header>"
     });
     if let Some(wrong) = &view.wrong {
-        write!(html, "<pre class=\"bad\"><b>Not done.</b>\n{}</pre>", Text(wrong))?;
+        write!(html, "<pre class=\"bad\"><b>Not done.</b>\n{}</pre>", HtmlText(wrong))?;
     }
     if let Some((form, explained)) = &view.explained {
         match &form.key {
-            Some(key) => write!(html, "<h2>{}</h2>", Text(key))?,
-            None => write!(html, "<h2>{} {}</h2>", Text(form.method()), Text(form.uri()))?,
+            Some(key) => write!(html, "<h2>{}</h2>", HtmlText(key))?,
+            None => write!(html, "<h2>{} {}</h2>", HtmlText(form.method()), HtmlText(form.uri()))?,
         }
         match explained {
             Ok(explained) => {
                 states::explained(html, view, explained)?;
             }
-            Err(wrong) => write!(html, "<pre class=\"bad\"><b>Nothing was explained.</b>\n{}</pre>", Text(wrong))?,
+            Err(wrong) => write!(html, "<pre class=\"bad\"><b>Nothing was explained.</b>\n{}</pre>", HtmlText(wrong))?,
         }
     }
     states::done(html, view)?;
@@ -93,22 +93,27 @@ fn write(html: &mut String, view: &View, refresh: bool) -> fmt::Result {
 }
 
 /// Problems come first.
-fn problems(html: &mut String, view: &View) -> fmt::Result {
+fn problems(html: &mut String, view: &PageView) -> fmt::Result {
     for layer in &view.layers {
         if let Some(warning) = &layer.warning {
-            write!(html, "<pre class=\"bad\"><b>{}</b> {}</pre>", Text(&layer.title), Text(&warning.to_string()))?;
+            write!(
+                html,
+                "<pre class=\"bad\"><b>{}</b> {}</pre>",
+                HtmlText(&layer.title),
+                HtmlText(&warning.to_string())
+            )?;
         }
     }
     if let Some(error) = view.rules.as_ref().and_then(|rules| rules.error.as_ref()) {
-        write!(html, "<pre class=\"bad\"><b>The file of rules was refused.</b>\n{}</pre>", Text(error))?;
+        write!(html, "<pre class=\"bad\"><b>The file of rules was refused.</b>\n{}</pre>", HtmlText(error))?;
     }
     let events = view.stats.events();
     for (server, error) in events.servers_down() {
         write!(
             html,
             "<pre class=\"bad\"><b>{}</b> does not answer, and is not asked.\n{}</pre>",
-            Text(server),
-            Text(error)
+            HtmlText(server),
+            HtmlText(error)
         )?;
     }
     // That of a server that is down stands above.
@@ -116,7 +121,7 @@ fn problems(html: &mut String, view: &View) -> fmt::Result {
         write!(
             html,
             "<pre class=\"bad\"><b>Checks of the store fail, or failed a moment ago.</b>\n{}</pre>",
-            Text(error)
+            HtmlText(error)
         )?;
     }
     Ok(())
@@ -127,7 +132,7 @@ fn tile(html: &mut String, value: impl Display, label: impl Display, is_bad: boo
     write!(html, "<div class=\"{class}\"><b>{value}</b><span>{label}</span></div>")
 }
 
-fn tiles(html: &mut String, view: &View) -> fmt::Result {
+fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
     let (stats, events) = (&view.stats, view.stats.events());
     let requests: u64 = OutcomeKind::ALL.iter().map(|kind| stats.requests(*kind)).sum();
     let refused: u64 = OutcomeKind::ALL.iter().filter(|kind| !kind.passed()).map(|kind| stats.requests(*kind)).sum();
@@ -145,7 +150,7 @@ fn tiles(html: &mut String, view: &View) -> fmt::Result {
     };
     for (title, occupancy) in shown {
         let most = Count(occupancy.capacity() as u64);
-        let label = format!("keys of {} in memory, at most {most}{of_all}", Text(title));
+        let label = format!("keys of {} in memory, at most {most}{of_all}", HtmlText(title));
         tile(html, Count(occupancy.keys() as u64), label, occupancy.keys() >= occupancy.capacity())?;
     }
     if events.evicted() + events.full() > 0 {
@@ -211,7 +216,7 @@ fn store_load(html: &mut String, load: &StoreLoad) -> fmt::Result {
 }
 
 /// Returns the layers whose limiters are in memory.
-fn occupied(view: &View) -> Vec<(&str, Occupancy)> {
+fn occupied(view: &PageView) -> Vec<(&str, Occupancy)> {
     view.layers.iter().filter_map(|layer| Some((layer.title.as_str(), layer.occupancy?))).collect()
 }
 
@@ -220,7 +225,7 @@ fn per_mille_full(occupancy: Occupancy) -> u128 {
 }
 
 /// Lists the keys of many layers, which would crowd the tiles.
-fn keys_of_layers(html: &mut String, view: &View) -> fmt::Result {
+fn keys_of_layers(html: &mut String, view: &PageView) -> fmt::Result {
     let occupied = occupied(view);
     if occupied.len() <= LAYERS_MAX {
         return Ok(());
@@ -235,7 +240,7 @@ fn keys_of_layers(html: &mut String, view: &View) -> fmt::Result {
         write!(
             html,
             "<tr><td class=\"name\">{}</td><td class=\"num\" data-of=\"keys\">{}</td><td class=\"num\" data-of=\"at most\">{}</td></tr>",
-            Text(title),
+            HtmlText(title),
             Count(occupancy.keys() as u64),
             Count(occupancy.capacity() as u64)
         )?;
@@ -244,7 +249,7 @@ fn keys_of_layers(html: &mut String, view: &View) -> fmt::Result {
     Ok(())
 }
 
-fn policies(html: &mut String, view: &View) -> fmt::Result {
+fn policies(html: &mut String, view: &PageView) -> fmt::Result {
     html.push_str("<h2>Policies</h2>");
     if view.rows.is_empty() {
         html.push_str("<p class=\"soft\">No request has been decided yet.</p>");
@@ -255,8 +260,8 @@ fn policies(html: &mut String, view: &View) -> fmt::Result {
          <span><i class=\"b\"></i>near it</span> \
          <span><i class=\"c\"></i>over it</span></p>",
     );
-    let is_idle = |row: &&Row| Sums::of(row.hour()).all() == 0;
-    let (idle, busy): (Vec<&Row>, Vec<&Row>) = view.rows.iter().partition(is_idle);
+    let is_idle = |row: &&PolicyRow| Sums::of(row.hour()).all() == 0;
+    let (idle, busy): (Vec<&PolicyRow>, Vec<&PolicyRow>) = view.rows.iter().partition(is_idle);
     if view.rows.len() <= ROWS_OPEN || busy.is_empty() {
         rows(html, &view.rows.iter().collect::<Vec<_>>(), view)?;
     } else {
@@ -278,7 +283,7 @@ fn policies(html: &mut String, view: &View) -> fmt::Result {
     Ok(())
 }
 
-fn rows(html: &mut String, rows: &[&Row], view: &View) -> fmt::Result {
+fn rows(html: &mut String, rows: &[&PolicyRow], view: &PageView) -> fmt::Result {
     html.push_str(
         "<table><thead><tr><th>policy</th><th class=\"chart\">five minutes</th><th class=\"chart\">an hour</th>\
          <th class=\"num\">requests/s</th><th class=\"num\">near</th><th class=\"num\">over</th><th class=\"num\">refused</th>\
@@ -289,18 +294,18 @@ fn rows(html: &mut String, rows: &[&Row], view: &View) -> fmt::Result {
     Ok(())
 }
 
-fn policy(html: &mut String, row: &Row, view: &View) -> fmt::Result {
-    write!(html, "<tr><td><span class=\"name\">{}</span>", Text(&row.name))?;
+fn policy(html: &mut String, row: &PolicyRow, view: &PageView) -> fmt::Result {
+    write!(html, "<tr><td><span class=\"name\">{}</span>", HtmlText(&row.name))?;
     if let Some(mode) = row.mode.filter(|mode| *mode != Mode::Enforce) {
         write!(html, "<span class=\"mode\">{}</span>", mode.as_str())?;
     }
-    let quotas: Vec<String> = row.quotas.iter().map(|quota| Text(quota).to_string()).collect();
+    let quotas: Vec<String> = row.quotas.iter().map(|quota| HtmlText(quota).to_string()).collect();
     let several = if row.quotas.len() > 1 && row.layers.len() == 1 { "plans: " } else { "" };
     let mut layers = row.layers.get(..LAYERS_MAX).unwrap_or(&row.layers).join(", ");
     if let more @ 1.. = row.layers.len().saturating_sub(LAYERS_MAX) {
         layers += &format!(" and {more} more");
     }
-    let of = (view.layers.len() > 1 && !layers.is_empty()).then(|| format!(" · {}", Text(&layers)));
+    let of = (view.layers.len() > 1 && !layers.is_empty()).then(|| format!(" · {}", HtmlText(&layers)));
     write!(html, "<div class=\"quota\">{several}{}{}</div>", quotas.join(" · "), of.unwrap_or_default())?;
     if let Some(stats) = row.stats.as_ref().filter(|stats| stats.has_places()) {
         places(html, stats)?;
@@ -317,10 +322,10 @@ fn policy(html: &mut String, row: &Row, view: &View) -> fmt::Result {
         html.push_str("</td>");
     }
     let five_minutes = span(&view.stats, Duration::from_secs(300));
-    write!(html, "<td class=\"num\" data-of=\"requests/s\">{}</td>", Rate(recent.all(), five_minutes))?;
-    write!(html, "<td class=\"num\" data-of=\"near\">{}</td>", Share(recent.per_mille(recent.near)))?;
-    write!(html, "<td class=\"num\" data-of=\"over\">{}</td>", Share(recent.per_mille(recent.over)))?;
-    write!(html, "<td class=\"num\" data-of=\"refused\">{}</td>", Share(recent.per_mille(recent.refused)))?;
+    write!(html, "<td class=\"num\" data-of=\"requests/s\">{}</td>", PerSecond(recent.all(), five_minutes))?;
+    write!(html, "<td class=\"num\" data-of=\"near\">{}</td>", Percent(recent.per_mille(recent.near)))?;
+    write!(html, "<td class=\"num\" data-of=\"over\">{}</td>", Percent(recent.per_mille(recent.over)))?;
+    write!(html, "<td class=\"num\" data-of=\"refused\">{}</td>", Percent(recent.per_mille(recent.refused)))?;
     match row.refused_ago(&view.stats) {
         Some(ago) => write!(html, "<td class=\"num\" data-of=\"last refused\">{} ago</td></tr>", About(ago)),
         None => write!(html, "<td class=\"num\" data-of=\"last refused\">never</td></tr>"),
@@ -343,7 +348,7 @@ fn places(html: &mut String, stats: &PolicySnapshot) -> fmt::Result {
     Ok(())
 }
 
-fn switches(html: &mut String, view: &View) -> fmt::Result {
+fn switches(html: &mut String, view: &PageView) -> fmt::Result {
     if view.switches.is_empty() {
         return Ok(());
     }
@@ -353,7 +358,7 @@ fn switches(html: &mut String, view: &View) -> fmt::Result {
             html,
             "<form class=\"switch\" method=\"post\"><input type=\"hidden\" name=\"action\" value=\"switch\">\
              <input type=\"hidden\" name=\"name\" value=\"{0}\"><span class=\"name\">{0}</span>",
-            Text(name)
+            HtmlText(name)
         )?;
         if view.operator.is_none() {
             write!(html, "<span>{}</span>", now.as_str())?;
@@ -367,7 +372,7 @@ fn switches(html: &mut String, view: &View) -> fmt::Result {
     Ok(())
 }
 
-fn explain(html: &mut String, view: &View) -> fmt::Result {
+fn explain(html: &mut String, view: &PageView) -> fmt::Result {
     if view.layers.is_empty() {
         return Ok(());
     }
@@ -380,15 +385,20 @@ fn explain(html: &mut String, view: &View) -> fmt::Result {
          <label>method<input name=\"method\" value=\"{}\"></label>\
          <label>path<input name=\"uri\" value=\"{}\"></label>\
          <label>client<input name=\"client\" placeholder=\"192.0.2.1\" value=\"{}\"></label>",
-        Text(form.method()),
-        Text(form.uri()),
-        Text(&form.client)
+        HtmlText(form.method()),
+        HtmlText(form.uri()),
+        HtmlText(&form.client)
     )?;
     if !view.extensions.is_empty() {
         html.push_str("<div class=\"wide fields\">");
         for name in &view.extensions {
             let stated = form.extensions.iter().find(|(own, _)| own == name).map_or("", |(_, text)| text);
-            write!(html, "<label>{0}<input name=\"{EXTENSION}{0}\" value=\"{1}\"></label>", Text(name), Text(stated))?;
+            write!(
+                html,
+                "<label>{0}<input name=\"{EXTENSION}{0}\" value=\"{1}\"></label>",
+                HtmlText(name),
+                HtmlText(stated)
+            )?;
         }
         html.push_str("</div>");
     }
@@ -396,7 +406,7 @@ fn explain(html: &mut String, view: &View) -> fmt::Result {
         html,
         "<label class=\"wide\">headers, one in a line<textarea name=\"headers\" placeholder=\"x-api-key: abc\">\n{}</textarea></label>\
          <div class=\"wide\"><button>Explain</button></div></form>",
-        Text(&form.headers)
+        HtmlText(&form.headers)
     )
 }
 

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::action::OperatorAction;
-use super::target::{State, is_block};
+use super::target::{KeyState, is_block};
 use super::text::hash;
-use super::view::{Row, Sums, View};
+use super::view::{PageView, PolicyRow, Sums};
 use crate::decision::ChargeDecision;
 use crate::explanation::Explanation;
 use crate::json::{Object, push_string};
@@ -22,7 +22,7 @@ const USED_MAX: usize = 20;
 const HELD_MAX: usize = 100;
 
 /// Writes the page as a JSON object.
-pub(super) fn render(view: &View) -> String {
+pub(super) fn render(view: &PageView) -> String {
     let (stats, events) = (&view.stats, view.stats.events());
     let mut json = String::with_capacity(16_384);
     let mut object = Object::begin(&mut json);
@@ -105,7 +105,7 @@ pub(super) fn render(view: &View) -> String {
 }
 
 /// Writes the field with refusals of the recent past. It is `null` if none are kept.
-fn recent<'a>(object: &mut Object<'_>, view: &View, refusals: impl IntoIterator<Item = &'a RecentRefusal>) {
+fn recent<'a>(object: &mut Object<'_>, view: &PageView, refusals: impl IntoIterator<Item = &'a RecentRefusal>) {
     if !view.stats.keeps_refusals() {
         return object.plain("recent_refusals", "null");
     }
@@ -132,7 +132,7 @@ fn recent<'a>(object: &mut Object<'_>, view: &View, refusals: impl IntoIterator<
 }
 
 /// Writes what each layer explains, as a JSON list.
-pub(super) fn explanations(view: &View) -> String {
+pub(super) fn explanations(view: &PageView) -> String {
     let mut json = String::from("[");
     for (at, layer) in view.explained.iter().flat_map(|(_, all)| all).flatten().enumerate() {
         if at > 0 {
@@ -155,7 +155,7 @@ pub(super) fn explanations(view: &View) -> String {
 }
 
 /// Writes what is left to a key under a policy now.
-fn state(json: &mut String, state: &State) {
+fn state(json: &mut String, state: &KeyState) {
     let (policy, decision) = (&state.policy, &state.decision);
     let mut object = Object::begin(json);
     object.text("policy", policy.name());
@@ -182,7 +182,7 @@ pub(super) fn actions(actions: &[OperatorAction]) -> String {
     json
 }
 
-fn policy(json: &mut String, row: &Row, view: &View) {
+fn policy(json: &mut String, row: &PolicyRow, view: &PageView) {
     let mut object = Object::begin(json);
     object.text("name", &row.name);
     object.list("layers", &row.layers, |json, layer| push_string(json, layer));

@@ -2,8 +2,8 @@
 
 use std::fmt::{self, Write as _};
 
-use super::text::{About, Count, Roughly, Text};
-use super::view::{ExplainedLayer, View};
+use super::text::{About, Count, HtmlText, Roughly};
+use super::view::{ExplainedLayer, PageView};
 use crate::outcome::OutcomeKind;
 use crate::stats::{RecentRefusal, TopKey};
 use crate::time::Utc;
@@ -26,9 +26,9 @@ fn key_cell(html: &mut String, name: Option<&str>, fingerprint: &str, is_kept: b
     let text = name.map_or_else(|| format!("key {fingerprint}"), str::to_owned);
     html.push_str("<tr><td class=\"name\">");
     if is_kept {
-        write!(html, "<button name=\"fingerprint\" value=\"{fingerprint}\">{}</button></td>", Text(&text))
+        write!(html, "<button name=\"fingerprint\" value=\"{fingerprint}\">{}</button></td>", HtmlText(&text))
     } else {
-        write!(html, "{}</td>", Text(&text))
+        write!(html, "{}</td>", HtmlText(&text))
     }
 }
 
@@ -37,19 +37,19 @@ const EXPLAIN_KEY: &str =
     "<form class=\"keys\" method=\"post\"><input type=\"hidden\" name=\"action\" value=\"explain\">";
 
 /// Lists the keys that are refused most.
-pub(super) fn most_limited(html: &mut String, view: &View) -> fmt::Result {
+pub(super) fn most_limited(html: &mut String, view: &PageView) -> fmt::Result {
     top(html, "Refused most, of late", ("refusals", "about "), view.stats.most_limited().iter().take(KEYS_MAX))
 }
 
 /// Lists the keys that use most of each policy.
-pub(super) fn most_used(html: &mut String, view: &View) -> fmt::Result {
+pub(super) fn most_used(html: &mut String, view: &PageView) -> fmt::Result {
     let policies = view.rows.iter().filter_map(|row| row.stats.as_ref());
     let keys = policies.flat_map(|policy| policy.most_used().iter().take(USED_EACH_MAX));
     top(html, "Used most, of late, before settlements", ("units", "about "), keys.take(KEYS_MAX))
 }
 
 /// Lists the keys that hold most units of concurrency limits.
-pub(super) fn most_held(html: &mut String, view: &View) -> fmt::Result {
+pub(super) fn most_held(html: &mut String, view: &PageView) -> fmt::Result {
     top(html, "Hold most, now", ("places", ""), view.stats.most_held().iter().take(KEYS_MAX))
 }
 
@@ -74,7 +74,7 @@ fn top<'a>(
         write!(
             html,
             "<td data-of=\"policy\">{}</td><td class=\"num\" data-of=\"{counted}\">{about}{}{error}</td></tr>",
-            Text(key.policy()),
+            HtmlText(key.policy()),
             Count(key.count())
         )?;
     }
@@ -83,7 +83,7 @@ fn top<'a>(
 }
 
 /// Lists the refusals of the recent past.
-pub(super) fn recent(html: &mut String, view: &View) -> fmt::Result {
+pub(super) fn recent(html: &mut String, view: &PageView) -> fmt::Result {
     if !view.stats.keeps_refusals() {
         return Ok(());
     }
@@ -108,7 +108,7 @@ pub(super) fn recent(html: &mut String, view: &View) -> fmt::Result {
 }
 
 /// Lists those that are under the policies and keys of an explanation.
-pub(super) fn recent_of_explained(html: &mut String, view: &View, layer: &ExplainedLayer) -> fmt::Result {
+pub(super) fn recent_of_explained(html: &mut String, view: &PageView, layer: &ExplainedLayer) -> fmt::Result {
     if layer.recent.is_empty() {
         return Ok(());
     }
@@ -119,7 +119,7 @@ pub(super) fn recent_of_explained(html: &mut String, view: &View, layer: &Explai
     Ok(())
 }
 
-fn table<'a>(html: &mut String, view: &View, refusals: impl Iterator<Item = &'a RecentRefusal>) -> fmt::Result {
+fn table<'a>(html: &mut String, view: &PageView, refusals: impl Iterator<Item = &'a RecentRefusal>) -> fmt::Result {
     html.push_str(EXPLAIN_KEY);
     html.push_str(
         "<table><thead><tr><th>key</th><th>when</th><th>refused by</th><th>left</th><th>wait</th><th>request</th></tr></thead>\
@@ -132,7 +132,7 @@ fn table<'a>(html: &mut String, view: &View, refusals: impl Iterator<Item = &'a 
     Ok(())
 }
 
-fn row(html: &mut String, view: &View, refusal: &RecentRefusal) -> fmt::Result {
+fn row(html: &mut String, view: &PageView, refusal: &RecentRefusal) -> fmt::Result {
     match refusal.fingerprint() {
         Some(fingerprint) => key_cell(html, refusal.name(), &fingerprint, refusal.kept().is_some())?,
         None => html.push_str("<tr><td class=\"name\">–</td>"),
@@ -143,11 +143,11 @@ fn row(html: &mut String, view: &View, refusal: &RecentRefusal) -> fmt::Result {
     html.push_str("<td data-of=\"refused by\">");
     match refusal.status() {
         Some(status) => {
-            write!(html, "{}", Text(status.policy().name()))?;
+            write!(html, "{}", HtmlText(status.policy().name()))?;
             if outcome != OutcomeKind::Limited {
                 write!(html, "<span class=\"mode\">{outcome}</span>")?;
             }
-            write!(html, "<div class=\"quota\">{}</div></td>", Text(&status.policy().quota().to_string()))?;
+            write!(html, "<div class=\"quota\">{}</div></td>", HtmlText(&status.policy().quota().to_string()))?;
             let (decision, cost) = (status.decision(), status.cost());
             let (left, limit) = (Count(decision.remaining()), Count(decision.limit()));
             write!(html, "<td data-of=\"left\">{left} of {limit}<div class=\"quota\">cost {}</div></td>", Count(cost))?;
@@ -158,7 +158,7 @@ fn row(html: &mut String, view: &View, refusal: &RecentRefusal) -> fmt::Result {
         }
         None => write!(html, "no rule<span class=\"mode\">{outcome}</span></td><td></td><td></td>")?,
     }
-    let id = refusal.request_id().map(|id| format!("<div class=\"quota\">{}</div>", Text(id)));
-    let request = Text(refusal.request().unwrap_or_default());
+    let id = refusal.request_id().map(|id| format!("<div class=\"quota\">{}</div>", HtmlText(id)));
+    let request = HtmlText(refusal.request().unwrap_or_default());
     write!(html, "<td class=\"request\">{request}{}</td></tr>", id.unwrap_or_default())
 }

@@ -9,7 +9,7 @@ use http::request::Parts;
 
 use super::action::{Done, OperatorAction};
 use super::request::Wrong;
-use super::target::Target;
+use super::target::LayerKeys;
 use crate::head::Head;
 use crate::stats::{Stats, cut};
 use crate::sync::{Mutex, contained, lock};
@@ -57,7 +57,7 @@ struct Offer {
     token: u128,
     operator: Box<str>,
     until: Timestamp,
-    target: Target,
+    target: LayerKeys,
 }
 
 impl Operators {
@@ -82,7 +82,7 @@ impl Operators {
     }
 
     /// Lets an operator act on these keys once. Returns the token that they send for it.
-    pub(super) fn offer(&self, operator: &str, target: Target, now: Timestamp) -> String {
+    pub(super) fn offer(&self, operator: &str, target: LayerKeys, now: Timestamp) -> String {
         let mut offers = lock(&self.offers);
         offers.made = offers.made.wrapping_add(1);
         let half = |secret: &RandomState| u128::from(secret.hash_one(offers.made));
@@ -102,9 +102,9 @@ impl Operators {
         &self,
         operator: &str,
         token: &str,
-        narrow: impl FnOnce(&mut Target) -> Result<(), Wrong>,
+        narrow: impl FnOnce(&mut LayerKeys) -> Result<(), Wrong>,
         now: Timestamp,
-    ) -> Result<Target, Wrong> {
+    ) -> Result<LayerKeys, Wrong> {
         let token = u128::from_str_radix(token, 16).ok();
         let mut offers = lock(&self.offers);
         offers.open.retain(|offer| offer.until > now);
@@ -181,7 +181,7 @@ mod tests {
     use crate::middleware::layer::RateLimitLayer;
     use crate::quota::Quota;
     use crate::status::action::Act;
-    use crate::status::source::Source;
+    use crate::status::source::ErasedLayer;
 
     #[tokio::test]
     async fn offers_are_bounded() {
@@ -190,7 +190,7 @@ mod tests {
         let long = || format!("/{}", "a".repeat(15_000));
         let layer =
             RateLimitLayer::new(limiter, Quota::per_hour(5), key::path()).and(Quota::per_minute(5), key::peer_ip());
-        let source: Arc<dyn Source> = Arc::new(crate::status::source::LayerSource::new(layer));
+        let source: Arc<dyn ErasedLayer> = Arc::new(crate::status::source::LayerSource::new(layer));
         let stats = Stats::builder().clock(clock).build();
         let explain = async |path: String| -> Explanation {
             let mut request = http::Request::get(path).body(()).unwrap().into_parts().0;
@@ -198,7 +198,7 @@ mod tests {
             source.explain(&request).await
         };
         let (short, long) = (explain("/".to_owned()).await, explain(long()).await);
-        let target = |explanation| Target::of_explanation("api", &source, explanation, &stats);
+        let target = |explanation| LayerKeys::of_explanation("api", &source, explanation, &stats);
         let operators = Operators::new(|_| None, |_| {});
         let offer = |explanation| operators.offer("alice", target(explanation), stats.now());
         let take = |token: &str| {

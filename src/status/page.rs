@@ -18,12 +18,12 @@ use tower_service::Service;
 use super::action::{Act, Done, OWN, OperatorAction};
 use super::operators::Operators;
 use super::request::{
-    Asked, ExplainForm, ExtensionField, FORM_MAX, Wrong, refuse_other_names, refuse_other_sites, refuse_unlisted_names,
-    wants_json, wants_page, wrong,
+    ExplainForm, ExtensionField, FORM_MAX, FormAction, Wrong, refuse_other_names, refuse_other_sites,
+    refuse_unlisted_names, wants_json, wants_page, wrong,
 };
-use super::source::{LayerSource, Source};
-use super::target::{Held, ListedKey, Target};
-use super::view::{ExplainedLayer, View};
+use super::source::{ErasedLayer, LayerSource};
+use super::target::{Held, LayerKeys, ListedKey};
+use super::view::{ExplainedLayer, PageView};
 use super::{html, json};
 use crate::error::WithSources;
 use crate::explanation::Explanation;
@@ -98,13 +98,13 @@ use crate::stats::Stats;
 /// * A page takes some microseconds for each policy, and some milliseconds for each million keys of a limiter in
 ///   memory. A limiter with room for more than 100,000 keys is counted once a second at most.
 #[derive(Clone)]
-pub struct StatusPage(Arc<Shown>);
+pub struct StatusPage(Arc<PageContent>);
 
 /// The content of the page, and its sources.
 #[derive(Clone)]
-struct Shown {
+struct PageContent {
     stats: Stats,
-    sources: Vec<(String, Arc<dyn Source>)>,
+    sources: Vec<(String, Arc<dyn ErasedLayer>)>,
     extensions: Vec<ExtensionField>,
     switches: Vec<(String, ModeSwitch)>,
     operators: Option<Arc<Operators>>,
@@ -120,16 +120,16 @@ struct Shown {
 struct OwnAction {
     name: String,
     policy: String,
-    run: Arc<Run>,
+    run: Arc<ActionFn>,
 }
 
-type Run = dyn Fn(&Key) -> Result<(), String> + Send + Sync;
+type ActionFn = dyn Fn(&Key) -> Result<(), String> + Send + Sync;
 
 impl StatusPage {
     /// Makes a page of these statistics.
     #[must_use]
     pub fn new(stats: Stats) -> Self {
-        Self(Arc::new(Shown {
+        Self(Arc::new(PageContent {
             stats,
             sources: Vec::new(),
             extensions: Vec::new(),
@@ -327,7 +327,7 @@ impl StatusPage {
     }
 }
 
-impl Shown {
+impl PageContent {
     /// Returns the policies that an own action of this name is for.
     fn own_policies(&self, name: &str) -> Vec<&str> {
         self.own.iter().filter(|own| own.name == name).map(|own| own.policy.as_str()).collect()
@@ -344,14 +344,14 @@ impl Shown {
     }
 
     /// Acts on a key.
-    async fn act_on(&self, act: &Act, source: &dyn Source, held: &Held) -> Result<(), String> {
+    async fn act_on(&self, act: &Act, source: &dyn ErasedLayer, held: &Held) -> Result<(), String> {
         let Act::Own(name) = act else { return source.reset(&held.policy, &held.key).await };
         let mut own = self.own.iter().filter(|own| own.name == **name && own.policy == held.policy.name());
         own.try_for_each(|own| (own.run)(&held.key))
     }
 
-    fn view(&self, parts: &Parts) -> View {
-        let mut view = View::new(self.stats.snapshot(), &self.sources);
+    fn view(&self, parts: &Parts) -> PageView {
+        let mut view = PageView::new(self.stats.snapshot(), &self.sources);
         #[cfg(feature = "rules")]
         if let Some(rules) = &self.rules {
             let error = rules.error().map(|error| WithSources(&error).to_string());
@@ -413,7 +413,7 @@ impl Shown {
         }
     }
 
-    fn page(&self, parts: &Parts, status: StatusCode, is_json: bool, view: &View) -> Response<StatusBody> {
+    fn page(&self, parts: &Parts, status: StatusCode, is_json: bool, view: &PageView) -> Response<StatusBody> {
         let refresh = parts.method != Method::POST && parts.uri.query() == Some("refresh");
         let (kind, text) = match (is_json, &view.explained) {
             (true, None) => ("application/json", json::render(view)),
@@ -436,20 +436,20 @@ impl Shown {
             }
             Err(_) => return Err((StatusCode::BAD_REQUEST, "the form could not be received".into())),
         };
-        match Asked::read(parts, &form, &self.extensions)? {
-            Asked::Explain(described) => {
+        match FormAction::read(parts, &form, &self.extensions)? {
+            FormAction::Explain(described) => {
                 let mut explained = Vec::with_capacity(self.sources.len());
                 for (title, source) in &self.sources {
                     let explanation = source.explain(&described.request).await;
-                    let target = Target::of_explanation(title, source, &explanation, &self.stats);
+                    let target = LayerKeys::of_explanation(title, source, &explanation, &self.stats);
                     explained.push((target, Some(explanation)));
                 }
                 Ok(self.explained(parts, is_json, described.form, explained).await)
             }
-            Asked::ExplainKey(fingerprint) => {
+            FormAction::ExplainKey(fingerprint) => {
                 let listed = ListedKey::find(&self.stats.snapshot(), &fingerprint)?;
                 let targets = self.sources.iter();
-                let targets = targets.map(|(title, source)| Target::of_key(title, source, &listed, &self.stats));
+                let targets = targets.map(|(title, source)| LayerKeys::of_key(title, source, &listed, &self.stats));
                 let explained: Vec<_> = targets.filter(|target| !target.held.is_empty()).map(|of| (of, None)).collect();
                 if explained.is_empty() {
                     let message = "no layer of this page has a rule that this key is listed for: the program shows layers \
@@ -462,13 +462,15 @@ impl Shown {
                     ExplainForm { key: Some(format!("key {}{key}", shown.fingerprint)), ..ExplainForm::default() };
                 Ok(self.explained(parts, is_json, form, explained).await)
             }
-            Asked::Unclear(_, message) if !wants_page(&parts.headers) => Err((StatusCode::BAD_REQUEST, message.into())),
-            Asked::Unclear(form, message) => {
+            FormAction::Unclear(_, message) if !wants_page(&parts.headers) => {
+                Err((StatusCode::BAD_REQUEST, message.into()))
+            }
+            FormAction::Unclear(form, message) => {
                 let mut view = self.view(parts);
                 view.explained = Some((form, Err(message)));
                 Ok(self.page(parts, StatusCode::BAD_REQUEST, false, &view))
             }
-            Asked::Act { act, token, policies } => {
+            FormAction::Act { act, token, policies } => {
                 let (operators, operator) = self.acting(parts)?;
                 let own = if let Act::Own(name) = &act {
                     self.check_own(name)?;
@@ -476,7 +478,7 @@ impl Shown {
                 } else {
                     Vec::new()
                 };
-                let narrow = |target: &mut Target| target.narrow(&act, &own, &policies);
+                let narrow = |target: &mut LayerKeys| target.narrow(&act, &own, &policies);
                 let target = operators.take(&operator, &token, narrow, self.stats.now())?;
                 let mut actions = Vec::with_capacity(target.held.len());
                 for held in &target.held {
@@ -492,7 +494,7 @@ impl Shown {
                 }
                 Ok(self.answer_actions(parts, is_json, &actions))
             }
-            Asked::Switch(name, mode) => {
+            FormAction::Switch(name, mode) => {
                 let (operators, operator) = self.acting(parts)?;
                 let Some((_, switch)) = self.switches.iter().find(|(own, _)| *own == name) else {
                     return Err(wrong(&format!("there is no switch `{name}`")));
@@ -510,7 +512,7 @@ impl Shown {
         parts: &Parts,
         is_json: bool,
         form: ExplainForm,
-        explained: Vec<(Target, Option<Explanation>)>,
+        explained: Vec<(LayerKeys, Option<Explanation>)>,
     ) -> Response<StatusBody> {
         let acting = self.acting(parts).ok();
         let mut layers = Vec::with_capacity(explained.len());

@@ -118,7 +118,7 @@ fn host_name(parts: &Parts) -> Option<&str> {
 
 /// The action of a form.
 #[derive(Debug)]
-pub(super) enum Asked {
+pub(super) enum FormAction {
     Explain(Box<Described>),
     /// Explains the listed key with this fingerprint.
     ExplainKey(String),
@@ -168,7 +168,7 @@ impl ExtensionField {
     }
 }
 
-impl Asked {
+impl FormAction {
     /// Reads a form. `known` are the extensions that it may describe.
     pub(super) fn read(parts: &Parts, body: &[u8], known: &[ExtensionField]) -> Result<Self, Wrong> {
         let kind = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
@@ -369,10 +369,10 @@ mod tests {
         ExtensionField::new("user".to_owned(), |text| Some(User(text.parse().ok()?)))
     }
 
-    fn read(form: &str) -> Result<Asked, String> {
+    fn read(form: &str) -> Result<FormAction, String> {
         let parts = parts(&[("content-type", "application/x-www-form-urlencoded; charset=utf-8")]);
-        match Asked::read(&parts, form.as_bytes(), &[user()]) {
-            Ok(Asked::Unclear(_, message)) => Err(message),
+        match FormAction::read(&parts, form.as_bytes(), &[user()]) {
+            Ok(FormAction::Unclear(_, message)) => Err(message),
             read => read.map_err(|(_, message)| message.into_owned()),
         }
     }
@@ -418,14 +418,14 @@ mod tests {
     fn described_request_is_made_of_its_fields() {
         let form = "action=explain&method=POST&uri=%2Fposts%3Fa%3Db+c&client=2001%3Adb8%3A%3A1&headers=x-a%3A+1%0D%0A%0D%0Ax-a%3A2";
         assert_eq!(read(form).unwrap_err(), "`/posts?a=b c` is not a path or a URI: write it like `/posts?page=2`");
-        let Ok(Asked::Explain(described)) = read(&form.replace("b+c", "b%2520c")) else { panic!() };
+        let Ok(FormAction::Explain(described)) = read(&form.replace("b+c", "b%2520c")) else { panic!() };
         let Described { request, form } = *described;
         assert!(request.extensions.get::<User>().is_none());
         assert_eq!((request.method.as_str(), request.uri.to_string().as_str()), ("POST", "/posts?a=b%20c"));
         assert_eq!(request.headers.get_all("x-a").iter().collect::<Vec<_>>(), ["1", "2"]);
         assert_eq!(crate::key::peer_address(&(&request).into()), "2001:db8::1".parse().ok());
         assert_eq!(form.headers, "x-a: 1\r\n\r\nx-a:2");
-        let Ok(Asked::Explain(described)) = read("action=explain") else { panic!() };
+        let Ok(FormAction::Explain(described)) = read("action=explain") else { panic!() };
         let request = described.request;
         assert_eq!((request.method.as_str(), request.uri.path()), ("GET", "/"));
     }
@@ -433,7 +433,7 @@ mod tests {
     #[test]
     fn extension_is_made_of_its_field() {
         let user = |form: &str| match read(form) {
-            Ok(Asked::Explain(described)) => described.request.extensions.get::<User>().cloned(),
+            Ok(FormAction::Explain(described)) => described.request.extensions.get::<User>().cloned(),
             other => panic!("{other:?}"),
         };
         assert_eq!(user("action=explain&extension.user=+7"), Some(User(7)));
@@ -463,6 +463,9 @@ mod tests {
         }
         let headers = format!("action=explain&headers={}", "a:b%0A".repeat(HEADERS_MAX + 1));
         assert!(read(&headers).unwrap_err().contains("at most 64 headers"));
-        assert_eq!(Asked::read(&parts(&[]), b"action=explain", &[]).unwrap_err().0, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+        assert_eq!(
+            FormAction::read(&parts(&[]), b"action=explain", &[]).unwrap_err().0,
+            StatusCode::UNSUPPORTED_MEDIA_TYPE
+        );
     }
 }

@@ -1,7 +1,5 @@
 //! A layer as the page sees it, whatever its limiter.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::time::Duration;
 
 use http::request::Parts;
@@ -10,7 +8,7 @@ use crate::decision::ChargeDecision;
 use crate::error::WithSources;
 use crate::explanation::Explanation;
 use crate::key::Key;
-use crate::limiter::{Charge, Limiter, Occupancy};
+use crate::limiter::{BoxFuture, Charge, Limiter, Occupancy};
 use crate::middleware::layer::{RateLimitLayer, reset_under};
 use crate::mode::Mode;
 use crate::policy::Policy;
@@ -19,21 +17,19 @@ use crate::sync::{Mutex, lock};
 use crate::time::Timestamp;
 
 /// A layer whose limiter's type is erased.
-pub(super) trait Source: Send + Sync {
+pub(super) trait ErasedLayer: Send + Sync {
     /// The policies of each rule, with those that go with them, and the rule's mode.
     fn rules(&self) -> Vec<(Vec<Policy>, Mode)>;
     fn warning(&self) -> Option<SetupWarning>;
     /// Returns how full the limiter is. That of a large one is up to a second old.
     fn occupancy(&self, now: Timestamp) -> Option<Occupancy>;
-    fn explain<'a>(&'a self, request: &'a Parts) -> Answer<'a, Explanation>;
+    fn explain<'a>(&'a self, request: &'a Parts) -> BoxFuture<'a, Explanation>;
     /// Asks the limiter what it would answer to a charge of this cost. Its error is a text, with its causes.
-    fn peek<'a>(&'a self, policy: &'a Policy, key: &'a Key, cost: u64) -> Answer<'a, Result<ChargeDecision, String>>;
+    fn peek<'a>(&'a self, policy: &'a Policy, key: &'a Key, cost: u64)
+    -> BoxFuture<'a, Result<ChargeDecision, String>>;
     /// Forgets the state of a key under a policy.
-    fn reset<'a>(&'a self, policy: &'a Policy, key: &'a Key) -> Answer<'a, Result<(), String>>;
+    fn reset<'a>(&'a self, policy: &'a Policy, key: &'a Key) -> BoxFuture<'a, Result<(), String>>;
 }
-
-/// An answer that comes now or later.
-pub(super) type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A layer, and how full its limiter was.
 pub(super) struct LayerSource<L, O> {
@@ -57,7 +53,7 @@ impl<L: Limiter, O> LayerSource<L, O> {
     }
 }
 
-impl<L: Limiter, O: Send + Sync> Source for LayerSource<L, O> {
+impl<L: Limiter, O: Send + Sync> ErasedLayer for LayerSource<L, O> {
     fn rules(&self) -> Vec<(Vec<Policy>, Mode)> {
         self.layer.rules_in_force()
     }
@@ -76,11 +72,16 @@ impl<L: Limiter, O: Send + Sync> Source for LayerSource<L, O> {
         Some(occupancy)
     }
 
-    fn explain<'a>(&'a self, request: &'a Parts) -> Answer<'a, Explanation> {
+    fn explain<'a>(&'a self, request: &'a Parts) -> BoxFuture<'a, Explanation> {
         Box::pin(self.layer.explain(request))
     }
 
-    fn peek<'a>(&'a self, policy: &'a Policy, key: &'a Key, cost: u64) -> Answer<'a, Result<ChargeDecision, String>> {
+    fn peek<'a>(
+        &'a self,
+        policy: &'a Policy,
+        key: &'a Key,
+        cost: u64,
+    ) -> BoxFuture<'a, Result<ChargeDecision, String>> {
         Box::pin(async move {
             let decision = self.limiter().peek(&[Charge::new(policy, key).cost(cost)]).await;
             let decision = decision.map_err(|error| WithSources(&error).to_string())?;
@@ -88,7 +89,7 @@ impl<L: Limiter, O: Send + Sync> Source for LayerSource<L, O> {
         })
     }
 
-    fn reset<'a>(&'a self, policy: &'a Policy, key: &'a Key) -> Answer<'a, Result<(), String>> {
+    fn reset<'a>(&'a self, policy: &'a Policy, key: &'a Key) -> BoxFuture<'a, Result<(), String>> {
         Box::pin(async move {
             reset_under(self.limiter(), policy, key).await.map_err(|error| WithSources(&error).to_string())
         })

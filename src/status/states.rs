@@ -5,9 +5,9 @@ use std::fmt::{self, Write as _};
 
 use super::action::{OWN, OperatorAction};
 use super::keys::recent_of_explained;
-use super::target::{State, can_reset, is_block, is_meter};
-use super::text::{About, Count, Roughly, Text};
-use super::view::{ExplainedLayer, View};
+use super::target::{KeyState, can_reset, is_block, is_meter};
+use super::text::{About, Count, HtmlText, Roughly};
+use super::view::{ExplainedLayer, PageView};
 use crate::time::Utc;
 use crate::wait::Wait;
 
@@ -19,7 +19,7 @@ const DONE_SHOWN: usize = 20;
 const LAYERS_OPEN: usize = 4;
 
 /// Writes what each layer explains. Of many layers, those that refuse come first.
-pub(super) fn explained(html: &mut String, view: &View, layers: &[ExplainedLayer]) -> fmt::Result {
+pub(super) fn explained(html: &mut String, view: &PageView, layers: &[ExplainedLayer]) -> fmt::Result {
     if layers.len() <= LAYERS_OPEN {
         return layers.iter().try_for_each(|of_layer| layer(html, view, of_layer));
     }
@@ -34,12 +34,12 @@ pub(super) fn explained(html: &mut String, view: &View, layers: &[ExplainedLayer
     Ok(())
 }
 
-fn layer(html: &mut String, view: &View, layer: &ExplainedLayer) -> fmt::Result {
+fn layer(html: &mut String, view: &PageView, layer: &ExplainedLayer) -> fmt::Result {
     match &layer.explanation {
         Some(explanation) => {
-            write!(html, "<pre><b>{}</b> {}</pre>", Text(&layer.title), Text(&explanation.to_string()))?;
+            write!(html, "<pre><b>{}</b> {}</pre>", HtmlText(&layer.title), HtmlText(&explanation.to_string()))?;
         }
-        None => write!(html, "<h3>{}</h3>", Text(&layer.title))?,
+        None => write!(html, "<h3>{}</h3>", HtmlText(&layer.title))?,
     }
     states(html, layer)?;
     recent_of_explained(html, view, layer)
@@ -51,8 +51,8 @@ fn states(html: &mut String, layer: &ExplainedLayer) -> fmt::Result {
         write!(
             html,
             "<pre class=\"bad\"><b>{}</b> The limiter did not answer: {}</pre>",
-            Text(&layer.title),
-            Text(failure)
+            HtmlText(&layer.title),
+            HtmlText(failure)
         )?;
     }
     let states = &layer.states.states;
@@ -79,7 +79,7 @@ fn states(html: &mut String, layer: &ExplainedLayer) -> fmt::Result {
         }
         html.push_str(".</p>");
         for (name, policy) in &layer.own {
-            let (name, policy) = (Text(name), Text(policy));
+            let (name, policy) = (HtmlText(name), HtmlText(policy));
             write!(
                 html,
                 "<p class=\"acts\"><button name=\"action\" value=\"{OWN}{name}\">{name}</button> for {policy}, if it is chosen.</p>"
@@ -90,9 +90,9 @@ fn states(html: &mut String, layer: &ExplainedLayer) -> fmt::Result {
     Ok(())
 }
 
-fn row(html: &mut String, state: &State, is_chosen: bool) -> fmt::Result {
+fn row(html: &mut String, state: &KeyState, is_chosen: bool) -> fmt::Result {
     let (policy, decision) = (&state.policy, &state.decision);
-    let name = Text(policy.name());
+    let name = HtmlText(policy.name());
     html.push_str("<tr><td>");
     if is_chosen {
         write!(
@@ -102,11 +102,11 @@ fn row(html: &mut String, state: &State, is_chosen: bool) -> fmt::Result {
     } else {
         write!(html, "<span class=\"name\">{name}</span>")?;
     }
-    write!(html, "<div class=\"quota\">{}</div></td>", Text(&policy.quota_words()))?;
+    write!(html, "<div class=\"quota\">{}</div></td>", HtmlText(&policy.quota_words()))?;
     let fingerprint = &state.shown.fingerprint;
     match &state.shown.name {
         Some(name) => {
-            write!(html, "<td data-of=\"key\">{}<div class=\"quota\">key {fingerprint}</div></td>", Text(name))?;
+            write!(html, "<td data-of=\"key\">{}<div class=\"quota\">key {fingerprint}</div></td>", HtmlText(name))?;
         }
         None => write!(html, "<td data-of=\"key\">key {fingerprint}</td>")?,
     }
@@ -137,7 +137,7 @@ fn row(html: &mut String, state: &State, is_chosen: bool) -> fmt::Result {
 }
 
 /// Lists what operators did of late.
-pub(super) fn done(html: &mut String, view: &View) -> fmt::Result {
+pub(super) fn done(html: &mut String, view: &PageView) -> fmt::Result {
     let Some(actions) = view.done.as_ref().filter(|actions| !actions.is_empty()) else { return Ok(()) };
     html.push_str("<h2>Done by operators</h2>");
     let shown = actions.get(..DONE_SHOWN).unwrap_or(actions);
@@ -154,20 +154,20 @@ pub(super) fn done(html: &mut String, view: &View) -> fmt::Result {
     Ok(())
 }
 
-fn table_of_done(html: &mut String, view: &View, actions: &[OperatorAction]) -> fmt::Result {
+fn table_of_done(html: &mut String, view: &PageView, actions: &[OperatorAction]) -> fmt::Result {
     html.push_str("<table><thead><tr><th>what</th><th>when</th><th>who</th><th>result</th></tr></thead><tbody>");
     for action in actions {
         let ago = view.stats.taken_at().saturating_since(action.at());
         write!(
             html,
             "<tr><td>{}</td><td data-of=\"when\">{} ago<div class=\"quota\">{}</div></td><td data-of=\"who\">{}</td>",
-            Text(&action.done.to_string()),
+            HtmlText(&action.done.to_string()),
             About(ago),
             Utc(action.at()),
-            Text(action.operator())
+            HtmlText(action.operator())
         )?;
         match action.error() {
-            Some(error) => write!(html, "<td data-of=\"result\" class=\"bad\">failed: {}</td></tr>", Text(error))?,
+            Some(error) => write!(html, "<td data-of=\"result\" class=\"bad\">failed: {}</td></tr>", HtmlText(error))?,
             None => html.push_str("<td data-of=\"result\">done</td></tr>"),
         }
     }

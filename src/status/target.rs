@@ -7,7 +7,7 @@ use http::StatusCode;
 
 use super::action::Act;
 use super::request::{Wrong, wrong};
-use super::source::Source;
+use super::source::ErasedLayer;
 use crate::decision::ChargeDecision;
 use crate::explanation::Explanation;
 use crate::key::Key;
@@ -20,9 +20,9 @@ const HELD_MAX: usize = 100;
 
 /// Keys of one layer, with the policies that hold their states.
 #[derive(Clone)]
-pub(super) struct Target {
+pub(super) struct LayerKeys {
     pub(super) title: Arc<str>,
-    pub(super) source: Arc<dyn Source>,
+    pub(super) source: Arc<dyn ErasedLayer>,
     pub(super) held: Vec<Held>,
 }
 
@@ -32,12 +32,12 @@ pub(super) struct Held {
     pub(super) policy: Policy,
     pub(super) key: Arc<Key>,
     pub(super) fingerprint: u64,
-    pub(super) shown: Shown,
+    pub(super) shown: ShownKey,
 }
 
 /// The part of a key that the page shows.
 #[derive(Clone)]
-pub(super) struct Shown {
+pub(super) struct ShownKey {
     pub(super) fingerprint: String,
     pub(super) name: Option<Box<str>>,
 }
@@ -50,16 +50,16 @@ pub(super) struct ListedKey {
 }
 
 /// The states of keys now.
-pub(super) struct States {
-    pub(super) states: Vec<State>,
+pub(super) struct KeyStates {
+    pub(super) states: Vec<KeyState>,
     /// The limiter's error, if it did not answer. The states from there on are missing.
     pub(super) failure: Option<String>,
 }
 
 /// The state of a key under a policy.
-pub(super) struct State {
+pub(super) struct KeyState {
     pub(super) policy: Policy,
-    pub(super) shown: Shown,
+    pub(super) shown: ShownKey,
     pub(super) decision: ChargeDecision,
 }
 
@@ -94,27 +94,27 @@ impl ListedKey {
         Ok(listed)
     }
 
-    pub(super) fn shown(&self, stats: &Stats) -> Shown {
-        Shown::of(stats, &self.key)
+    pub(super) fn shown(&self, stats: &Stats) -> ShownKey {
+        ShownKey::of(stats, &self.key)
     }
 }
 
-impl Shown {
+impl ShownKey {
     fn of(stats: &Stats, key: &Key) -> Self {
         let (fingerprint, name) = stats.shown(key);
         Self { fingerprint, name }
     }
 }
 
-impl Target {
-    fn new(title: &str, source: &Arc<dyn Source>) -> Self {
+impl LayerKeys {
+    fn new(title: &str, source: &Arc<dyn ErasedLayer>) -> Self {
         Self { title: title.into(), source: Arc::clone(source), held: Vec::new() }
     }
 
     /// Collects the keys that a layer would charge a described request to.
     pub(super) fn of_explanation(
         title: &str,
-        source: &Arc<dyn Source>,
+        source: &Arc<dyn ErasedLayer>,
         explanation: &Explanation,
         stats: &Stats,
     ) -> Self {
@@ -134,7 +134,7 @@ impl Target {
     }
 
     /// Collects the rules of a layer that a listed key is listed for.
-    pub(super) fn of_key(title: &str, source: &Arc<dyn Source>, listed: &ListedKey, stats: &Stats) -> Self {
+    pub(super) fn of_key(title: &str, source: &Arc<dyn ErasedLayer>, listed: &ListedKey, stats: &Stats) -> Self {
         let mut target = Self::new(title, source);
         for (policies, _) in source.rules() {
             if policies.iter().any(|policy| listed.policies.contains(policy.name())) {
@@ -145,7 +145,7 @@ impl Target {
     }
 
     fn hold(&mut self, key: &Arc<Key>, stats: &Stats, policies: Vec<Policy>) {
-        let (fingerprint, shown) = (stats.fingerprint(key), Shown::of(stats, key));
+        let (fingerprint, shown) = (stats.fingerprint(key), ShownKey::of(stats, key));
         for policy in policies {
             let is_own = |held: &Held| held.fingerprint == fingerprint && held.policy == policy;
             if self.held.len() < HELD_MAX && !self.held.iter().any(is_own) {
@@ -209,20 +209,20 @@ impl Target {
     }
 
     /// Asks the layer's limiter for all states.
-    pub(super) async fn look(&self) -> States {
+    pub(super) async fn look(&self) -> KeyStates {
         let mut states = Vec::with_capacity(self.held.len());
         for Held { policy, key, shown, .. } in &self.held {
             match look_at(&*self.source, policy, key).await {
-                Ok(decision) => states.push(State { policy: policy.clone(), shown: shown.clone(), decision }),
-                Err(error) => return States { states, failure: Some(error) },
+                Ok(decision) => states.push(KeyState { policy: policy.clone(), shown: shown.clone(), decision }),
+                Err(error) => return KeyStates { states, failure: Some(error) },
             }
         }
-        States { states, failure: None }
+        KeyStates { states, failure: None }
     }
 }
 
 /// Returns what is left of a policy, and the wait of a request that costs 1 if nothing is left.
-async fn look_at(source: &dyn Source, policy: &Policy, key: &Key) -> Result<ChargeDecision, String> {
+async fn look_at(source: &dyn ErasedLayer, policy: &Policy, key: &Key) -> Result<ChargeDecision, String> {
     let decision = source.peek(policy, key, 0).await?;
     if decision.remaining() > 0 || is_block(policy) || is_meter(policy) {
         return Ok(decision);

@@ -9,9 +9,9 @@ use crate::stats::HistogramSnapshot;
 use crate::time::Humane;
 
 /// Prints text of others in HTML: markup is escaped, and what could turn the direction of the page is left out.
-pub(super) struct Text<'a>(pub(super) &'a str);
+pub(super) struct HtmlText<'a>(pub(super) &'a str);
 
-impl Display for Text<'_> {
+impl Display for HtmlText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for char in self.0.chars() {
             match char {
@@ -47,9 +47,9 @@ impl Display for Count {
 }
 
 /// Prints a number per second: requests of a span.
-pub(super) struct Rate(pub(super) u64, pub(super) Duration);
+pub(super) struct PerSecond(pub(super) u64, pub(super) Duration);
 
-impl Display for Rate {
+impl Display for PerSecond {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let micros = self.1.as_micros().max(1);
         let tenths = (u128::from(self.0) * 10_000_000 + micros / 2) / micros;
@@ -59,9 +59,9 @@ impl Display for Rate {
 }
 
 /// Prints a share in tenths of a percent.
-pub(super) struct Share(pub(super) Option<u64>);
+pub(super) struct Percent(pub(super) Option<u64>);
 
-impl Display for Share {
+impl Display for Percent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(0) => f.write_str("0 %"),
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn text_of_others_is_no_markup() {
-        let shown = Text("<b a='1'>&\"\u{202e}\u{0}\u{1b}[2J\r\n").to_string();
+        let shown = HtmlText("<b a='1'>&\"\u{202e}\u{0}\u{1b}[2J\r\n").to_string();
         assert_eq!(shown, "&lt;b a=&#39;1&#39;&gt;&amp;&quot;\u{fffd}\u{fffd}\u{fffd}[2J\n");
     }
 
@@ -148,11 +148,11 @@ mod tests {
         assert_eq!(Count(1_234_567).to_string(), "1\u{202f}234\u{202f}567");
         assert_eq!((Count(0).to_string(), Count(999).to_string()), ("0".into(), "999".into()));
         assert_eq!(
-            (Rate(1, seconds(3)).to_string(), Rate(1_500, seconds(1)).to_string()),
+            (PerSecond(1, seconds(3)).to_string(), PerSecond(1_500, seconds(1)).to_string()),
             ("0.3".into(), "1\u{202f}500".into())
         );
         assert_eq!(
-            (Share(Some(1)).to_string(), Share(Some(1_000)).to_string(), Share(None).to_string()),
+            (Percent(Some(1)).to_string(), Percent(Some(1_000)).to_string(), Percent(None).to_string()),
             ("0.1 %".into(), "100.0 %".into(), "–".into())
         );
         assert_eq!(

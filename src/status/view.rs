@@ -13,15 +13,15 @@ use crate::stats::{PolicySnapshot, RateBucket, RecentRefusal, StatsSnapshot};
 
 use super::action::OperatorAction;
 use super::request::ExplainForm;
-use super::source::Source;
-use super::target::{States, Target};
+use super::source::ErasedLayer;
+use super::target::{KeyStates, LayerKeys};
 
 /// The most policies that are shown. Those with the most requests over their limits come first.
 const ROWS_MAX: usize = 200;
 
-pub(super) struct View {
+pub(super) struct PageView {
     pub(super) stats: StatsSnapshot,
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<PolicyRow>,
     /// The policies that are not shown.
     pub(super) more: usize,
     pub(super) layers: Vec<LayerView>,
@@ -47,7 +47,7 @@ pub(super) struct ExplainedLayer {
     /// `None` if a key is explained.
     pub(super) explanation: Option<Explanation>,
     /// The states of the keys.
-    pub(super) states: States,
+    pub(super) states: KeyStates,
     /// The token that an operator sends to act on them.
     pub(super) token: Option<String>,
     /// The names and policies of the program's own actions on them.
@@ -77,7 +77,7 @@ pub(super) struct RulesView {
 }
 
 /// A policy.
-pub(super) struct Row {
+pub(super) struct PolicyRow {
     pub(super) name: String,
     /// The titles of the layers that have a policy of this name: the statistics count them together. Empty if only the
     /// statistics know the policy.
@@ -119,7 +119,7 @@ impl Sums {
     }
 }
 
-impl Row {
+impl PolicyRow {
     /// Returns the buckets of the last five minutes.
     pub(super) fn five_minutes(&self) -> &[RateBucket] {
         self.stats.as_ref().map_or(&[], PolicySnapshot::five_minutes)
@@ -136,9 +136,9 @@ impl Row {
     }
 }
 
-impl View {
-    pub(super) fn new(stats: StatsSnapshot, sources: &[(String, Arc<dyn Source>)]) -> Self {
-        let mut rows: Vec<Row> = Vec::new();
+impl PageView {
+    pub(super) fn new(stats: StatsSnapshot, sources: &[(String, Arc<dyn ErasedLayer>)]) -> Self {
+        let mut rows: Vec<PolicyRow> = Vec::new();
         let mut places: HashMap<String, usize> = HashMap::new();
         for (title, source) in sources {
             for (policies, mode) in source.rules() {
@@ -147,7 +147,7 @@ impl View {
                     // Plans have their name in common, and policies of several layers may.
                     let at = *places.entry(policy.name().to_owned()).or_insert_with(|| {
                         let (name, stats) = (policy.name().to_owned(), None);
-                        rows.push(Row { name, layers: Vec::new(), quotas: Vec::new(), mode: Some(mode), stats });
+                        rows.push(PolicyRow { name, layers: Vec::new(), quotas: Vec::new(), mode: Some(mode), stats });
                         rows.len() - 1
                     });
                     let Some(row) = rows.get_mut(at) else { continue };
@@ -173,7 +173,7 @@ impl View {
         // Policies of layers that the page does not know, of former rules, and those that are counted together.
         let mut unknown: Vec<&PolicySnapshot> = seen.into_values().collect();
         unknown.sort_by(|a, b| a.name().cmp(b.name()));
-        rows.extend(unknown.into_iter().map(|policy| Row {
+        rows.extend(unknown.into_iter().map(|policy| PolicyRow {
             name: policy.name().to_owned(),
             layers: Vec::new(),
             quotas: Vec::new(),
@@ -205,7 +205,7 @@ impl View {
     }
 
     /// Finds the refusals of the recent past under these policies and keys.
-    pub(super) fn find_recent(&self, target: &Target) -> Vec<usize> {
+    pub(super) fn find_recent(&self, target: &LayerKeys) -> Vec<usize> {
         let is_explained = |refusal: &RecentRefusal| {
             let name = refusal.status().map(|status| status.policy().name());
             let is_it = |name: &str| {

@@ -1,4 +1,4 @@
-//! Only the middleware names HTTP types, only the store names the client for Redis, and only clocks
+//! Only the middleware names HTTP types, only the connections name the client for Redis, and only clocks
 //! read the time.
 
 use std::fs;
@@ -80,7 +80,7 @@ fn unsafe_is_written_in_one_function_only() {
 fn time_is_read_by_the_clocks_only() {
     // These files measure deadlines and departures by the runtime's timer, and no limiter's time.
     let deadlines = ["cluster", "link", "mod", "pause", "reconnect", "renewal"]
-        .map(|file| format!("limiter/redis/store/{file}.rs"));
+        .map(|file| format!("limiter/redis/connection/{file}.rs"));
     let except: Vec<&str> = deadlines
         .iter()
         .map(String::as_str)
@@ -90,8 +90,8 @@ fn time_is_read_by_the_clocks_only() {
             "clock/timer.rs",
             "clock/tokio.rs",
             "limiter/redis/dispatch/mod.rs",
-            "limiter/remote/due.rs",
-            "limiter/remote/flights/fly.rs",
+            "limiter/remote/deadline.rs",
+            "limiter/remote/flights/batch.rs",
             "limiter/remote/flights/groups.rs",
             "limiter/remote/flights/mod.rs",
             "limiter/remote/flights/queue.rs",
@@ -105,13 +105,13 @@ fn time_is_read_by_the_clocks_only() {
 }
 
 #[test]
-fn redis_client_is_named_by_the_store_only() {
-    let store: Vec<String> = sources()
+fn redis_client_is_named_by_connections_only() {
+    let connection: Vec<String> = sources()
         .into_iter()
         .map(|source| source.path)
-        .filter(|path| path.starts_with("limiter/redis/store"))
+        .filter(|path| path.starts_with("limiter/redis/connection"))
         .collect();
-    let except: Vec<&str> = store.iter().map(String::as_str).collect();
+    let except: Vec<&str> = connection.iter().map(String::as_str).collect();
     never("", &["fred::", "use redis::"], &except);
 }
 
@@ -127,7 +127,7 @@ fn postgres_client_is_named_by_its_store_only() {
 /// `redis-rs` alone.
 #[test]
 fn feature_of_one_redis_client_is_named_where_clients_are() {
-    let transports = ["mod", "slots", "target"].map(|file| format!("limiter/redis/store/{file}.rs"));
+    let transports = ["mod", "slots", "target"].map(|file| format!("limiter/redis/connection/{file}.rs"));
     let mut except = vec!["lib.rs", "limiter/mod.rs", "limiter/redis/client.rs"];
     except.extend(transports.iter().map(String::as_str));
     never("", &["feature = \"fred\""], &except);

@@ -6,6 +6,7 @@ mod guide;
 mod hygiene;
 mod imports;
 mod msrv;
+mod names;
 mod observing;
 mod public_api;
 mod public_items;

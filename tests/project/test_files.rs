@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const SLEEPERS: &[(&str, &str)] = &[
     ("examples/frameworks/", "the server of another framework starts on threads of its own"),
     ("src/clock/tokio.rs", "tokio's time is paused"),
-    ("src/limiter/redis/store/tests/", "faults of real servers last for a while under load"),
+    ("src/limiter/redis/connection/tests/", "faults of real servers last for a while under load"),
     ("src/limiter/redis/tests/mod.rs", "the servers are processes, whose changes are waited for"),
     ("src/limiter/redis/tests/simulation/", "tokio's time is paused"),
     ("src/limiter/redis/tests/processes/mod.rs", "processes run side by side, and leases end by the server's time"),

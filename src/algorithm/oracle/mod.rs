@@ -8,7 +8,7 @@ mod closing;
 
 use crate::quota::spec::{Algorithm, Anchor, Oldest, Spec};
 
-use super::block::{Parts, STRIKES_MAX, unpack};
+use super::block::{BlockParts, STRIKES_MAX, unpack};
 use super::properties::key::State;
 use super::{PairAlgorithm, PairDecider};
 
@@ -199,7 +199,7 @@ impl Oracle {
             (Model::Window(_), State::Pair(_, Some(window))) => Model::Window(Some((window.at, window.n))),
             (Model::Meter(_), State::Pair(_, Some(meter))) => Model::Meter(Some((meter.at, meter.n))),
             (Model::Closing(_), State::Pair(_, Some(block))) => {
-                let Parts { span_us, counts } = unpack(block.n);
+                let BlockParts { span_us, counts } = unpack(block.n);
                 Model::Closing(match counts & STRIKES_MAX {
                     0 => Closing::closed(spec, block.at - spec.lasting.memory_us, span_us, block.at),
                     strikes => Closing::counting(block.at, strikes), // a quota that takes over remembers no blocks

@@ -1,8 +1,8 @@
 //! One key, kept outside the pure functions as a limiter keeps it.
 
 use crate::algorithm::carry::{Fit, NewState, OldState};
-use crate::algorithm::entry_log::{Edit, Entries, EntryLog, Listed};
-use crate::algorithm::{Decider, How, Layout, NUMBER_BITS, Next, Pair, PairDecider, Used, WORD_AHEAD_US};
+use crate::algorithm::entry_log::{Edit, EntryLog, Listed, LogEntries};
+use crate::algorithm::{Decider, Layout, NUMBER_BITS, Next, Pair, PairDecider, TakeMode, Used, WORD_AHEAD_US};
 use crate::decision::{ChargeDecision, Receipt};
 use crate::quota::Quota;
 
@@ -67,11 +67,11 @@ impl State {
 
     /// Does what [`decide_how`](Self::decide_how) does for a charge that belongs to no other.
     pub(crate) fn decide(&mut self, now: u64, cost: u64, force: bool) -> (ChargeDecision, bool) {
-        self.decide_how(now, cost, if force { How::Force } else { How::IfAllowed })
+        self.decide_how(now, cost, if force { TakeMode::Force } else { TakeMode::IfAllowed })
     }
 
     /// Answers, writes what is to be written, and says whether anything was.
-    fn decide_how(&mut self, now: u64, cost: u64, how: How) -> (ChargeDecision, bool) {
+    fn decide_how(&mut self, now: u64, cost: u64, how: TakeMode) -> (ChargeDecision, bool) {
         match self {
             Self::Pair(decider, state) => {
                 let answer = decider.decide_how(*state, now, cost, how);
@@ -220,12 +220,12 @@ impl Planned {
 
     /// Does what [`decide_how`](Self::decide_how) does for a charge that belongs to no other.
     pub(crate) fn decide(&mut self, quota: &Quota, now: u64, cost: u64, force: bool) -> (ChargeDecision, bool) {
-        self.decide_how(quota, now, cost, if force { How::Force } else { How::IfAllowed })
+        self.decide_how(quota, now, cost, if force { TakeMode::Force } else { TakeMode::IfAllowed })
     }
 
     /// Answers, and writes what is to be written: a quota that takes nothing writes only what it counts, or what is
     /// further ahead than it can put it; and nothing of what it could not keep.
-    pub(crate) fn decide_how(&mut self, quota: &Quota, now: u64, cost: u64, how: How) -> (ChargeDecision, bool) {
+    pub(crate) fn decide_how(&mut self, quota: &Quota, now: u64, cost: u64, how: TakeMode) -> (ChargeDecision, bool) {
         let (mut state, fit) = self.under(quota, now);
         let (decision, wrote) = state.decide_how(now, cost, how);
         let writes = fit != Fit::Over && (wrote || fit == Fit::Ahead && cost > 0);

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use crate::algorithm::Decider;
-use crate::algorithm::entry_log::{Entries, EntryLog, Listed};
+use crate::algorithm::entry_log::{EntryLog, Listed, LogEntries};
 use crate::decision::Receipt;
 use crate::quota::{Oldest, Quota};
 use crate::wait::Wait;
@@ -96,7 +96,7 @@ struct Counted<'a> {
     seen: &'a Cell<usize>,
 }
 
-impl Entries for Counted<'_> {
+impl LogEntries for Counted<'_> {
     fn total(&self) -> u64 {
         self.log.total() // a limiter keeps the sum
     }

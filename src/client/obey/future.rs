@@ -11,7 +11,7 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::error::ObeyError;
-use super::visit::{Answer, LaterAnswer, Visit};
+use super::visit::{LaterAnswer, OwnDecision, Visit};
 use crate::clock::Sleep;
 use crate::error::BoxError;
 use crate::limiter::Reply;
@@ -25,30 +25,30 @@ pin_project! {
         S: Service<Request<B>>,
     {
         #[pin]
-        state: State<S, B, S::Future>,
+        state: CallState<S, B, S::Future>,
     }
 }
 
 pin_project! {
     #[project = StateProjection]
-    enum State<S, B, F> {
+    enum CallState<S, B, F> {
         Failed { error: Option<ObeyError> },
-        Waiting { waiting: Box<Waiting<S, B>> },
+        Waiting { waiting: Box<WaitingRequest<S, B>> },
         Calling { #[pin] future: F, visit: Option<Visit> },
     }
 }
 
 impl<S: Service<Request<B>>, B> ObeyFuture<S, B> {
     pub(super) fn failed(error: ObeyError) -> Self {
-        Self { state: State::Failed { error: Some(error) } }
+        Self { state: CallState::Failed { error: Some(error) } }
     }
 
-    pub(super) fn waiting(waiting: Box<Waiting<S, B>>) -> Self {
-        Self { state: State::Waiting { waiting } }
+    pub(super) fn waiting(waiting: Box<WaitingRequest<S, B>>) -> Self {
+        Self { state: CallState::Waiting { waiting } }
     }
 
     pub(super) fn calling(future: S::Future, visit: Option<Visit>) -> Self {
-        Self { state: State::Calling { future, visit } }
+        Self { state: CallState::Calling { future, visit } }
     }
 }
 
@@ -66,10 +66,10 @@ where
                     return error.take().map_or_else(polled_again, |error| Poll::Ready(Err(error.into())));
                 }
                 StateProjection::Waiting { waiting } => match ready!(waiting.poll(cx)) {
-                    Ok(Some((future, visit))) => state.set(State::Calling { future, visit: Some(visit) }),
+                    Ok(Some((future, visit))) => state.set(CallState::Calling { future, visit: Some(visit) }),
                     Ok(None) => return polled_again(),
                     Err(error) => {
-                        state.set(State::Failed { error: None });
+                        state.set(CallState::Failed { error: None });
                         return Poll::Ready(Err(error));
                     }
                 },
@@ -96,7 +96,7 @@ impl<S: Service<Request<B>>, B> fmt::Debug for ObeyFuture<S, B> {
 type Gone<F> = Option<(F, Visit)>;
 
 /// The next step of a waiting request.
-pub(super) enum Step {
+pub(super) enum WaitStep {
     /// It waits in the line.
     Line,
     /// It waits for an answer of the client's own quotas.
@@ -105,7 +105,7 @@ pub(super) enum Step {
     Ready,
 }
 
-impl Step {
+impl WaitStep {
     /// Returns the step of a request that may go.
     pub(super) fn after_line(visit: &mut Visit, now_us: u64) -> Result<Self, ObeyError> {
         while let Some(reply) = visit.ask() {
@@ -122,26 +122,26 @@ impl Step {
     }
 
     /// Returns the step of a request after an answer of the client's own quotas.
-    fn after_own(visit: &mut Visit, answer: Answer, now_us: u64) -> Result<Self, ObeyError> {
+    fn after_own(visit: &mut Visit, answer: OwnDecision, now_us: u64) -> Result<Self, ObeyError> {
         if visit.answered(answer, now_us)? { Self::after_line(visit, now_us) } else { Ok(Self::Line) }
     }
 }
 
 /// A request that waits. It holds a service that is not ready, until the request may go.
-pub(super) struct Waiting<S, B> {
+pub(super) struct WaitingRequest<S, B> {
     service: S,
     /// Both are there until the request goes.
     held: Option<(Request<B>, Visit)>,
-    step: Step,
+    step: WaitStep,
     /// The instant until which it sleeps, in microseconds of the timer.
     sleep: Option<(u64, Sleep)>,
 }
 
-impl<S, B, R> Waiting<S, B>
+impl<S, B, R> WaitingRequest<S, B>
 where
     S: Service<Request<B>, Response = Response<R>, Error: Into<BoxError>> + Clone,
 {
-    pub(super) fn new(service: S, request: Request<B>, visit: Visit, step: Step) -> Box<Self> {
+    pub(super) fn new(service: S, request: Request<B>, visit: Visit, step: WaitStep) -> Box<Self> {
         Box::new(Self { service, held: Some((request, visit)), step, sleep: None })
     }
 
@@ -150,17 +150,17 @@ where
         loop {
             let Some((_, visit)) = &mut self.held else { return Poll::Ready(Ok(None)) };
             self.step = match &mut self.step {
-                Step::Line => {
+                WaitStep::Line => {
                     ready!(poll_line(visit, &mut self.sleep, cx))?;
                     let now_us = visit.settings().now_us();
-                    Step::after_line(visit, now_us)?
+                    WaitStep::after_line(visit, now_us)?
                 }
-                Step::Own(answer) => {
+                WaitStep::Own(answer) => {
                     let answer = ready!(answer.as_mut().poll(cx));
                     let now_us = visit.settings().now_us();
-                    Step::after_own(visit, answer, now_us)?
+                    WaitStep::after_own(visit, answer, now_us)?
                 }
-                Step::Ready => {
+                WaitStep::Ready => {
                     ready!(self.service.poll_ready(cx)).map_err(Into::into)?;
                     let now_us = visit.settings().now_us();
                     if visit.go(now_us) {
@@ -169,7 +169,7 @@ where
                     }
                     // The readiness goes back.
                     self.service = self.service.clone();
-                    Step::Line
+                    WaitStep::Line
                 }
             };
         }

@@ -8,8 +8,8 @@ use tower_layer::Layer;
 use super::error::{OwnQuotaError, OwnQuotaErrorKind};
 use super::origin::origin;
 use super::service::Obey;
-use super::settings::{Jitter, OwnQuota, Settings};
-use super::table::{Table, change};
+use super::settings::{ObeySettings, OwnQuota, WaitJitter};
+use super::table::{LineTable, change};
 use crate::clock::Timer;
 use crate::clock::{CalendarClock, Clock};
 use crate::head::Head;
@@ -105,7 +105,7 @@ use crate::time::{PERIOD_US_MAX, micros_ceil};
 /// each time if nearly all of them are in use or paused.
 #[derive(Clone, Debug)]
 pub struct ObeyLayer {
-    settings: Arc<Settings>,
+    settings: Arc<ObeySettings>,
 }
 
 impl ObeyLayer {
@@ -113,7 +113,7 @@ impl ObeyLayer {
     #[must_use]
     pub fn new(timer: impl Timer + 'static) -> Self {
         Self {
-            settings: Arc::new(Settings {
+            settings: Arc::new(ObeySettings {
                 timer: Arc::new(timer),
                 clock: Arc::new(CalendarClock),
                 key: Arc::new(origin),
@@ -123,8 +123,8 @@ impl ObeyLayer {
                 max_keys: 10_000,
                 paces: false,
                 adapts: false,
-                jitter: Arc::new(Jitter::random()),
-                table: Arc::new(Table::default()),
+                jitter: Arc::new(WaitJitter::random()),
+                table: Arc::new(LineTable::default()),
             }),
         }
     }
@@ -292,7 +292,7 @@ impl ObeyLayer {
     /// Sets the seed of the random part of waits, for tests. By default it is random.
     #[must_use]
     pub fn jitter_seed(mut self, seed: u64) -> Self {
-        self.set().jitter = Arc::new(Jitter::seeded(seed));
+        self.set().jitter = Arc::new(WaitJitter::seeded(seed));
         self
     }
 
@@ -340,7 +340,7 @@ impl ObeyLayer {
         self.settings.table.forget(key);
     }
 
-    fn set(&mut self) -> &mut Settings {
+    fn set(&mut self) -> &mut ObeySettings {
         Arc::make_mut(&mut self.settings)
     }
 }

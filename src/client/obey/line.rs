@@ -11,15 +11,12 @@
 //!
 //! So one request probes after a pause. If its response says what is left, as many requests follow.
 //! Otherwise the window grows by one for each success: two requests follow, then four, then eight.
-
 use std::collections::BTreeMap;
 use std::task::Waker;
 
-use smallvec::SmallVec;
-
 use super::heard::{Heard, unnamed_wait_us};
 use super::rate::Rate;
-use crate::sync::contained;
+use crate::wakers::Wakers;
 
 /// The number of foremost waiters whose timers are set to the instant at which the next is sent. If
 /// the task of the first does not run, the task of another one moves the line on.
@@ -33,22 +30,6 @@ const SECOND_US: u64 = 1_000_000;
 
 /// The number of round trips after which the shortest is known: the first ones open connections.
 const ROUND_TRIPS: u8 = 4;
-
-/// Wakers that were taken out of a line. They run the application's code, so they are woken and
-/// dropped after the lock is released.
-#[derive(Default)]
-pub(super) struct Wakers {
-    to_wake: SmallVec<[Waker; 2]>,
-    to_drop: SmallVec<[Waker; 2]>,
-}
-
-impl Wakers {
-    /// Each by itself: one that panics keeps no other waiting.
-    pub(super) fn release(self) {
-        self.to_wake.into_iter().for_each(|waker| contained(|| waker.wake()));
-        self.to_drop.into_iter().for_each(|waker| contained(|| drop(waker)));
-    }
-}
 
 /// Why a request cannot join the line. It would wait for at least this time, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +50,7 @@ pub(super) enum Polled {
 }
 
 #[derive(Debug)]
-struct Waiter {
+struct LineEntry {
     /// The latest instant at which it may be sent.
     deadline_us: u64,
     /// The instant that its timer is set to.
@@ -109,7 +90,7 @@ pub(super) struct KeyLine {
     /// The next turn.
     turns: u64,
     /// By turn.
-    waiters: BTreeMap<u64, Waiter>,
+    waiters: BTreeMap<u64, LineEntry>,
     /// The numbers of the requests that are sent and do not know it yet, by turn.
     granted: BTreeMap<u64, u64>,
     /// Whether requests ask the client's own quota before they are sent: one after the other.
@@ -191,7 +172,7 @@ impl KeyLine {
             return Err(CannotJoin::TooMany(wait_us));
         }
         let deadline_us = now_us.saturating_add(max_wait_us);
-        self.waiters.insert(turn, Waiter { deadline_us, armed_us: u64::MAX, waker: None });
+        self.waiters.insert(turn, LineEntry { deadline_us, armed_us: u64::MAX, waker: None });
         Ok((turn, None))
     }
 
@@ -251,7 +232,7 @@ impl KeyLine {
     ) {
         self.take_back(turn, number);
         self.own_us = self.own_us.max(not_before_us);
-        self.waiters.insert(turn, Waiter { deadline_us, armed_us: u64::MAX, waker: None });
+        self.waiters.insert(turn, LineEntry { deadline_us, armed_us: u64::MAX, waker: None });
         self.dismiss(wakers);
         self.wake_foremost(wakers);
     }

@@ -15,7 +15,7 @@ mod visit;
 #[cfg(feature = "retry")]
 pub(in crate::client) use heard::{Heard, unnamed_wait_us};
 #[cfg(feature = "retry")]
-pub(in crate::client) use settings::Jitter;
+pub(in crate::client) use settings::WaitJitter;
 
 pub use error::{ObeyError, ObeyErrorKind, OwnQuotaError, OwnQuotaErrorKind};
 pub use future::ObeyFuture;

@@ -6,8 +6,8 @@ use std::task::{Context, Poll};
 use http::{Request, Response};
 use tower_service::Service;
 
-use super::future::{ObeyFuture, Step, Waiting};
-use super::settings::Settings;
+use super::future::{ObeyFuture, WaitStep, WaitingRequest};
+use super::settings::ObeySettings;
 use super::visit::Visit;
 use crate::error::BoxError;
 use crate::head::Head;
@@ -25,11 +25,11 @@ use crate::head::Head;
 #[derive(Clone, Debug)]
 pub struct Obey<S> {
     inner: S,
-    settings: Arc<Settings>,
+    settings: Arc<ObeySettings>,
 }
 
 impl<S> Obey<S> {
-    pub(super) fn new(inner: S, settings: Arc<Settings>) -> Self {
+    pub(super) fn new(inner: S, settings: Arc<ObeySettings>) -> Self {
         Self { inner, settings }
     }
 
@@ -73,15 +73,15 @@ where
             return ObeyFuture::calling(self.inner.call(request), None);
         };
         let begun = Visit::begin(&self.settings, key, shares, now_us).and_then(|mut visit| {
-            let step = if visit.waits() { Step::Line } else { Step::after_line(&mut visit, now_us)? };
-            let goes = matches!(step, Step::Ready) && visit.go(now_us);
+            let step = if visit.waits() { WaitStep::Line } else { WaitStep::after_line(&mut visit, now_us)? };
+            let goes = matches!(step, WaitStep::Ready) && visit.go(now_us);
             Ok((visit, step, goes))
         });
         match begun {
             Ok((visit, _, true)) => ObeyFuture::calling(self.inner.call(request), Some(visit)),
             Ok((visit, step, false)) => {
                 self.release_readiness();
-                ObeyFuture::waiting(Waiting::new(self.inner.clone(), request, visit, step))
+                ObeyFuture::waiting(WaitingRequest::new(self.inner.clone(), request, visit, step))
             }
             Err(error) => {
                 self.release_readiness();

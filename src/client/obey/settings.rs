@@ -9,7 +9,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::line::KeyLine;
-use super::table::{SharedLine, Table};
+use super::table::{LineTable, SharedLine};
 use crate::clock::Clock;
 use crate::clock::Timer;
 use crate::head::Head;
@@ -56,7 +56,7 @@ impl OwnQuota {
 }
 
 #[derive(Clone)]
-pub(super) struct Settings {
+pub(super) struct ObeySettings {
     pub(super) timer: Arc<dyn Timer>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) key: Arc<KeyOf>,
@@ -66,11 +66,11 @@ pub(super) struct Settings {
     pub(super) max_keys: usize,
     pub(super) paces: bool,
     pub(super) adapts: bool,
-    pub(super) jitter: Arc<Jitter>,
-    pub(super) table: Arc<Table>,
+    pub(super) jitter: Arc<WaitJitter>,
+    pub(super) table: Arc<LineTable>,
 }
 
-impl Settings {
+impl ObeySettings {
     /// Returns the timer's time in microseconds. It is `u64::MAX` if the timer cannot sleep here.
     pub(super) fn now_us(&self) -> u64 {
         micros_floor(self.timer.now())
@@ -93,7 +93,7 @@ impl Settings {
     }
 }
 
-impl fmt::Debug for Settings {
+impl fmt::Debug for ObeySettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
             .field("own_quotas", &self.own.iter().map(|own| &own.rule).collect::<Vec<_>>())
@@ -108,9 +108,9 @@ impl fmt::Debug for Settings {
 
 /// Lengthens waits by 0 to 10 percent, so that clients that got the same time do not return at
 /// once.
-pub(in crate::client) struct Jitter(AtomicU64);
+pub(in crate::client) struct WaitJitter(AtomicU64);
 
-impl Jitter {
+impl WaitJitter {
     pub(in crate::client) fn seeded(seed: u64) -> Self {
         Self(AtomicU64::new(seed))
     }

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::line::{KeyLine, Wakers};
+use super::line::KeyLine;
 use crate::key::Key;
 use crate::sync::{Mutex, lock};
+use crate::wakers::Wakers;
 
 /// A line that requests share. A request that waits or is on its way holds it.
 pub(super) type SharedLine = Arc<Mutex<KeyLine>>;
@@ -19,9 +20,9 @@ pub(super) fn change<T>(line: &SharedLine, with: impl FnOnce(&mut KeyLine, &mut 
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Table(Mutex<HashMap<Key, SharedLine>>);
+pub(super) struct LineTable(Mutex<HashMap<Key, SharedLine>>);
 
-impl Table {
+impl LineTable {
     /// Returns the line of a key. Makes room for it if there are `most` lines. Returns `None` if no line
     /// can be forgotten.
     ///

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::error::ObeyError;
 use super::heard::{Heard, unnamed_wait_us};
 use super::line::{CannotJoin, Polled};
-use super::settings::{Settings, Share};
+use super::settings::{ObeySettings, Share};
 use super::table::{SharedLine, change};
 use crate::client::Advice;
 use crate::decision::{Decision, Receipt};
@@ -36,7 +36,7 @@ enum Stage {
 /// dropped, the request leaves the line, and what it took of the client's own quota is refunded
 /// unless the service was called.
 pub(super) struct Visit {
-    settings: Arc<Settings>,
+    settings: Arc<ObeySettings>,
     line: SharedLine,
     key: Key,
     turn: u64,
@@ -55,7 +55,7 @@ pub(super) struct Visit {
 }
 
 /// The answer of a limiter of the client's own quotas.
-pub(super) type Answer = Result<Decision, LimiterError>;
+pub(super) type OwnDecision = Result<Decision, LimiterError>;
 
 /// An answer that comes later.
 pub(super) type LaterAnswer = <BoxLimiter as Limiter>::Future<Decision>;
@@ -63,7 +63,7 @@ pub(super) type LaterAnswer = <BoxLimiter as Limiter>::Future<Decision>;
 impl Visit {
     /// Joins the line of the key.
     pub(super) fn begin(
-        settings: &Arc<Settings>,
+        settings: &Arc<ObeySettings>,
         key: Key,
         shares: Vec<Share>,
         now_us: u64,
@@ -84,7 +84,7 @@ impl Visit {
         Ok(Self { settings, line, key, turn, deadline_us, stage, shares, taken, receipts, departs_us, unknown_waits })
     }
 
-    pub(super) fn settings(&self) -> &Arc<Settings> {
+    pub(super) fn settings(&self) -> &Arc<ObeySettings> {
         &self.settings
     }
 
@@ -104,7 +104,7 @@ impl Visit {
 
     /// Takes the answer for a share. Returns `false` if the quota is used up: the request has returned what it took of
     /// the others, and waits in the line.
-    pub(super) fn answered(&mut self, answer: Answer, now_us: u64) -> Result<bool, ObeyError> {
+    pub(super) fn answered(&mut self, answer: OwnDecision, now_us: u64) -> Result<bool, ObeyError> {
         let at = self.taken;
         debug_assert!(at < self.shares.len(), "an answer is for a share that was asked for");
         let Some(share) = self.shares.get(at) else { return Ok(true) };

@@ -11,7 +11,7 @@ use super::error::{MemoryLimiterError, MemoryLimiterErrorKind};
 use super::limiter::MemoryLimiter;
 use super::setup::{AnyClock, OnFull, Setup};
 use super::snapshot::Snapshot;
-use super::store::Store;
+use super::states::States;
 
 /// The most keys, and the most entries that can be asked for. On a target of 32 bits, what holds them has to fit its
 /// addresses: 40 bytes for each key in the table, and 128 for each six entries or for each slot in the arena.
@@ -104,11 +104,11 @@ impl MemoryLimiterBuilder {
         let entries = usize::try_from(ENTRIES_MAX).map_or(setup.entries, |most| setup.entries.min(most));
         let snapshot = snapshot.as_deref().map(Snapshot::read).transpose()?;
         let seeds = snapshot.as_ref().map_or_else(random_seeds, |snapshot| snapshot.seeds);
-        let store = Store::new(Setup { entries, ..setup }, clock.unwrap_or_default(), seeds);
+        let states = States::new(Setup { entries, ..setup }, clock.unwrap_or_default(), seeds);
         if let Some(snapshot) = snapshot {
-            snapshot.fill(&store);
+            snapshot.fill(&states);
         }
-        Ok(MemoryLimiter(Arc::new(store)))
+        Ok(MemoryLimiter(Arc::new(states)))
     }
 }
 
@@ -121,7 +121,7 @@ impl MemoryLimiter {
     /// Makes a limiter for a million keys.
     #[must_use]
     pub fn new() -> Self {
-        Self(Arc::new(Store::new(Setup::default(), AnyClock::default(), random_seeds())))
+        Self(Arc::new(States::new(Setup::default(), AnyClock::default(), random_seeds())))
     }
 
     /// Sets up a limiter.

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use smallvec::SmallVec;
 
 use crate::algorithm::carry::NewState;
-use crate::algorithm::{Decider, How, Pair};
+use crate::algorithm::{Decider, Pair, TakeMode};
 use crate::decision::{ChargeDecision, Receipt, Several};
 use crate::key::Key;
 use crate::limiter::queue_refunds::is_queue;
@@ -15,24 +15,24 @@ use crate::sync::{Ordering, contained};
 use crate::time::Timestamp;
 use crate::wait::Wait;
 
-use super::events::Events;
+use super::events::PendingEvents;
 use super::locked::{INLINE, LockedSet, MANY};
+use super::locked_key::LockedKey;
 use super::slot_table::Fingerprint;
-use super::state::Hold;
-use super::store::Store;
+use super::states::States;
 use super::word::Now;
 
 /// The table has to grow for this key.
 struct NoRoom(Fingerprint);
 
-impl Store {
+impl States {
     /// Takes one charge.
     #[inline(never)]
     pub(super) fn charge_one(&self, charge: Charge<'_>) -> ChargeDecision {
         let how = how(&[charge], 0, |_| false);
-        let mut events = Events::of(self);
+        let mut events = PendingEvents::of(self);
         let hold = || self.hold(charge.policy, charge.key);
-        let decide = |hold: &mut Hold<'_>, now| {
+        let decide = |hold: &mut LockedKey<'_>, now| {
             self.look_for_line(hold, &charge);
             self.decide(hold, now, charge.cost, how)
         };
@@ -44,7 +44,7 @@ impl Store {
     /// Notes whether a request that came before waits for the units of this charge. The slot, or its stripe, must be
     /// locked.
     #[inline]
-    fn look_for_line(&self, hold: &mut Hold<'_>, charge: &Charge<'_>) {
+    fn look_for_line(&self, hold: &mut LockedKey<'_>, charge: &Charge<'_>) {
         hold.is_held_back = holds_units(charge) && self.place_lines.holds_back(charge);
     }
 
@@ -53,9 +53,9 @@ impl Store {
     #[inline(always)]
     fn update<'a, T>(
         &'a self,
-        hold: impl Fn() -> Hold<'a>,
-        events: &mut Events<'_>,
-        mut decide: impl FnMut(&mut Hold<'_>, Now) -> T,
+        hold: impl Fn() -> LockedKey<'a>,
+        events: &mut PendingEvents<'_>,
+        mut decide: impl FnMut(&mut LockedKey<'_>, Now) -> T,
     ) -> (T, bool) {
         self.go_on_growing();
         loop {
@@ -82,7 +82,7 @@ impl Store {
     #[inline(never)]
     pub(super) fn charge_all(&self, charges: &[Charge<'_>], decisions: &mut Several, takes: bool) -> bool {
         self.go_on_growing();
-        let mut events = Events::of(self);
+        let mut events = PendingEvents::of(self);
         events.is_contained = charges.iter().any(holds_units);
         loop {
             match self.try_charge_all(charges, decisions, takes, &mut events) {
@@ -103,10 +103,10 @@ impl Store {
         charges: &[Charge<'_>],
         decisions: &mut Several,
         takes: bool,
-        events: &mut Events<'_>,
+        events: &mut PendingEvents<'_>,
     ) -> Result<bool, NoRoom> {
         decisions.clear();
-        let mut holds: SmallVec<[Hold<'_>; INLINE]> = SmallVec::new();
+        let mut holds: SmallVec<[LockedKey<'_>; INLINE]> = SmallVec::new();
         let mut keys: HashSet<Fingerprint> = HashSet::new();
         let has_many = charges.len() > MANY;
         for charge in charges {
@@ -155,7 +155,7 @@ impl Store {
             debug_assert!(at < decisions.len(), "each charge was decided");
             let Some(decision) = decisions.get(at) else { continue };
             if !allowed && stands(charges, at, !decision.is_allowed()) {
-                decisions[at] = self.decide(hold, now, 0, How::IfAllowed);
+                decisions[at] = self.decide(hold, now, 0, TakeMode::IfAllowed);
             }
             if !allowed || !takes {
                 decisions[at].untaken();
@@ -198,8 +198,8 @@ impl Store {
     #[inline(never)]
     pub(super) fn refund_once(&self, policy: &Policy, key: &Key, receipt: &Receipt) -> bool {
         let own = Pair { at: receipt.at_us(), n: receipt.part() };
-        let decide = |hold: &mut Hold<'_>, now| self.decide_refund(hold, now, receipt.units(), own);
-        self.update(|| self.hold(policy, key), &mut Events::of(self), decide).0
+        let decide = |hold: &mut LockedKey<'_>, now| self.decide_refund(hold, now, receipt.units(), own);
+        self.update(|| self.hold(policy, key), &mut PendingEvents::of(self), decide).0
     }
 
     /// Forgets a key's state under a policy's name, whatever its quota was.
@@ -209,12 +209,17 @@ impl Store {
             self.resets.fetch_add(1, Ordering::Relaxed);
         }
         self.queue_refunds.forget(self.fingerprint(policy, key));
-        self.update(|| self.hold(policy, key), &mut Events::of(self), |hold, _| hold.clear());
+        self.update(|| self.hold(policy, key), &mut PendingEvents::of(self), |hold, _| hold.clear());
         self.place_lines.wake_first(policy, key);
     }
 
     /// Replaces the state of a key by one that was kept elsewhere. Returns whether there was room.
-    pub(super) fn replace<'a>(&'a self, hold: impl Fn() -> Hold<'a>, kept: &NewState, events: &mut Events<'_>) -> bool {
+    pub(super) fn replace<'a>(
+        &'a self,
+        hold: impl Fn() -> LockedKey<'a>,
+        kept: &NewState,
+        events: &mut PendingEvents<'_>,
+    ) -> bool {
         self.update(hold, events, |hold, _| hold.adopt(kept.clone())).1
     }
 }

@@ -13,7 +13,7 @@
 //! entries count for longer than they should, never for less time, and no key is forgotten.
 
 use crate::algorithm::Pair;
-use crate::algorithm::entry_log::{Edit, Entries};
+use crate::algorithm::entry_log::{Edit, LogEntries};
 use crate::quota::Quota;
 use crate::quota::spec::{SPEC_WORDS, Spec};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
@@ -526,9 +526,9 @@ impl EntryArena {
         ((draw ^ draw >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32 // shifted into range
     }
 
-    fn places<'a>(&'a self, chain: &Chain) -> Places<'a> {
+    fn places<'a>(&'a self, chain: &Chain) -> EntryPositions<'a> {
         let block = if chain.has_entry() { chain.first } else { NONE };
-        Places { arena: self, block, place: chain.skip, last: chain.last, filled: chain.filled }
+        EntryPositions { arena: self, block, place: chain.skip, last: chain.last, filled: chain.filled }
     }
 
     fn next(&self, block: u32) -> u32 {
@@ -577,7 +577,7 @@ fn list_of(owner: Fingerprint) -> usize {
 }
 
 /// The places of a chain's entries.
-struct Places<'a> {
+struct EntryPositions<'a> {
     arena: &'a EntryArena,
     block: u32,
     place: usize,
@@ -585,7 +585,7 @@ struct Places<'a> {
     filled: usize,
 }
 
-impl Iterator for Places<'_> {
+impl Iterator for EntryPositions<'_> {
     type Item = (u32, usize);
 
     fn next(&mut self) -> Option<(u32, usize)> {
@@ -609,7 +609,7 @@ pub(super) struct ChainView<'a> {
     chain: &'a Chain,
 }
 
-impl Entries for ChainView<'_> {
+impl LogEntries for ChainView<'_> {
     fn total(&self) -> u64 {
         self.chain.total
     }

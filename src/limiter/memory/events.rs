@@ -5,23 +5,23 @@ use crate::event::LimiterEvent;
 use crate::sync::contained;
 use crate::wait::Wait;
 
-use super::store::Store;
+use super::states::States;
 
 /// The wait that is reported for a key that found no room.
 const FULL_RETRY_US: u64 = 1_000_000;
 
 /// Events that are reported when this is dropped. It is made before any lock is taken, so it outlives them: an observer
 /// may ask the limiter or panic.
-pub(super) struct Events<'a> {
-    store: &'a Store,
+pub(super) struct PendingEvents<'a> {
+    states: &'a States,
     events: Vec<LimiterEvent>,
     /// Whether a panic of the observer would lose a receipt without which units stay held.
     pub(super) is_contained: bool,
 }
 
-impl<'a> Events<'a> {
-    pub(super) fn of(store: &'a Store) -> Self {
-        Self { store, events: Vec::new(), is_contained: false }
+impl<'a> PendingEvents<'a> {
+    pub(super) fn of(states: &'a States) -> Self {
+        Self { states, events: Vec::new(), is_contained: false }
     }
 
     /// Notes that a key was forgotten; `throttled` if it was out of allowance.
@@ -34,7 +34,7 @@ impl<'a> Events<'a> {
     #[cold]
     fn report(&self) {
         for event in &self.events {
-            let report = || self.store.setup.observers.report(event);
+            let report = || self.states.setup.observers.report(event);
             // A second panic that leaves a destructor would end the process.
             if self.is_contained || std::thread::panicking() { contained(report) } else { report() }
         }
@@ -50,7 +50,7 @@ impl<'a> Events<'a> {
     }
 }
 
-impl Drop for Events<'_> {
+impl Drop for PendingEvents<'_> {
     #[inline]
     fn drop(&mut self) {
         if !self.events.is_empty() {
@@ -82,9 +82,9 @@ mod tests {
     fn observer_that_panics_after_the_clock_ends_no_process() {
         let setup = Setup { capacity: 1, entries: 1, ..Setup::default() };
         setup.observers.add(&(Arc::new(Panics) as Arc<dyn Observer>));
-        let store = Store::new(setup, AnyClock::Other(Arc::new(ManualClock::new())), [1, 2]);
+        let states = States::new(setup, AnyClock::Other(Arc::new(ManualClock::new())), [1, 2]);
         let charge = || {
-            let mut events = Events::of(&store);
+            let mut events = PendingEvents::of(&states);
             events.evicted(true);
             resume_unwind(Box::new("the clock panics"));
         };

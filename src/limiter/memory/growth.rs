@@ -16,8 +16,8 @@
 //!
 //! The table never shrinks: expired states are free space, which costs nothing but the distance between the keys.
 
-use super::slot_table::{Fingerprint, Growth, Place};
-use super::store::Store;
+use super::slot_table::{Fingerprint, Growth, SlotRef};
+use super::states::States;
 use super::word::NO_STATE;
 use crate::sync::{MutexGuard, lock, try_lock};
 
@@ -27,7 +27,7 @@ const LINES_PER_CALL: usize = 4;
 /// Lines that a call splits that finds no room although its own lines are split.
 const LINES_FOR_ROOM: usize = 16;
 
-impl Store {
+impl States {
     /// Splits a few lines, if the table is growing and no other thread is splitting any. The caller must hold no lock.
     #[inline]
     pub(super) fn go_on_growing(&self) {
@@ -44,7 +44,7 @@ impl Store {
         }
     }
 
-    /// Makes room for a key that [found none](super::slot_table::Claim::AfterGrowth). The caller must hold no lock.
+    /// Makes room for a key that [found none](super::slot_table::SlotClaim::AfterGrowth). The caller must hold no lock.
     #[cold]
     pub(super) fn grow_for(&self, key: Fingerprint) {
         let mut next = lock(&self.growth);
@@ -86,7 +86,7 @@ impl Store {
     }
 
     /// Moves a key to its first line, in which the table has room now: a charge looks there first.
-    fn move_home(&self, place: Place<'_>) -> bool {
+    fn move_home(&self, place: SlotRef<'_>) -> bool {
         let moved = place.read().and_then(|seen| self.vacate(seen, self.free_until(self.now()), false));
         moved.inspect(|place| place.unlock(0, NO_STATE)).is_some()
     }
@@ -129,7 +129,7 @@ mod tests {
     use crate::sampling::cases;
 
     struct Keys {
-        store: Store,
+        states: States,
         clock: ManualClock,
         policy: Policy,
     }
@@ -139,7 +139,7 @@ mod tests {
             let clock = ManualClock::new();
             let shared = AnyClock::Other(std::sync::Arc::new(clock.clone()));
             Self {
-                store: Store::new(Setup::default(), shared, [1, 2]),
+                states: States::new(Setup::default(), shared, [1, 2]),
                 clock,
                 policy: Policy::from(Quota::per_second(100)),
             }
@@ -148,17 +148,17 @@ mod tests {
         fn charge(&self, keys: std::ops::Range<u64>) {
             for key in keys {
                 let key = Key::of(key).expect("it is short");
-                assert!(self.store.charge(Charge::new(&self.policy, &key)).is_allowed());
+                assert!(self.states.charge(Charge::new(&self.policy, &key)).is_allowed());
             }
         }
 
         /// How many of the keys are found on the short way.
         fn found_at_once(&self, keys: std::ops::Range<u64>) -> usize {
-            let store = &self.store;
+            let states = &self.states;
             let look = |key| {
-                let hold = store.hold(&self.policy, &Key::of(key).expect("it is short"));
+                let hold = states.hold(&self.policy, &Key::of(key).expect("it is short"));
                 let (key, version) = (hold.key, hold.version());
-                store.table.look(&store.table.prefetch(key)?, key, version)
+                states.table.look(&states.table.prefetch(key)?, key, version)
             };
             keys.filter_map(look).count()
         }
@@ -167,13 +167,13 @@ mod tests {
         fn visit(&self, keys: std::ops::Range<u64>) {
             for key in keys {
                 let key = Key::of(key).expect("it is short");
-                let receipt = self.store.charge(Charge::new(&self.policy, &key)).take_receipt().expect("one is free");
-                self.store.release(&self.policy, &key, &receipt);
+                let receipt = self.states.charge(Charge::new(&self.policy, &key)).take_receipt().expect("one is free");
+                self.states.release(&self.policy, &key, &receipt);
             }
         }
 
         fn slots_in_use(&self) -> usize {
-            self.store.table.in_use() * SLOTS_PER_LINE
+            self.states.table.in_use() * SLOTS_PER_LINE
         }
     }
 
@@ -197,7 +197,7 @@ mod tests {
         keys.charge(0..20_000);
         // Those that were still on their way were charged on the long way, which ends the growth.
         (0..20).for_each(|_| keys.charge(0..20_000));
-        assert!(keys.store.table.growth() == Growth::Settled);
+        assert!(keys.states.table.growth() == Growth::Settled);
         assert_eq!(keys.found_at_once(0..20_000), 20_000);
     }
 
@@ -206,13 +206,13 @@ mod tests {
     fn keys_return_to_their_first_lines_when_the_table_grows() {
         let keys = Keys::new();
         (0..20).for_each(|_| keys.charge(0..20_000));
-        let table = &keys.store.table;
+        let table = &keys.states.table;
         assert!(table.growth() == Growth::Settled);
         let first = |key| table.parents(key)[0]; // before it was split
         let is_away = |seen: &Seen<'_>| {
             seen.tag != 0 && table.line_of(seen.place) % (table.in_use() / 2) != first(Fingerprint::of_tag(seen.tag))
         };
-        let away = table.places().filter_map(Place::read).filter(is_away).count();
+        let away = table.places().filter_map(SlotRef::read).filter(is_away).count();
         assert!(away < 3_000, "{away} of 20,000 keys are in their second lines"); // twice as many if none returned
     }
 
@@ -265,10 +265,10 @@ mod tests {
             let policies = quotas.map(Policy::from);
             for key in 0..u64::from(cases(60_000)) {
                 keys.policy = policies[usize::from(key % others == 0)].clone();
-                let (lines, split) = (keys.store.table.in_use(), *lock(&keys.store.growth));
-                let was_settled = keys.store.table.growth() == Growth::Settled;
+                let (lines, split) = (keys.states.table.in_use(), *lock(&keys.states.growth));
+                let was_settled = keys.states.table.growth() == Growth::Settled;
                 keys.charge(key..key + 1);
-                let (more, now_split) = (keys.store.table.in_use(), *lock(&keys.store.growth));
+                let (more, now_split) = (keys.states.table.in_use(), *lock(&keys.states.growth));
                 let count = if more > lines { now_split } else { now_split - split };
                 assert!(more == lines || more == 2 * lines && was_settled, "{key}: {lines} lines, then {more}");
                 assert!(count <= 4 * LINES_FOR_ROOM, "{key}: {count} of {lines} lines");

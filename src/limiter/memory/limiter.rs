@@ -18,7 +18,7 @@ use crate::policy::Policy;
 use crate::quota::Quota;
 
 use super::snapshot::Snapshot;
-use super::store::Store;
+use super::states::States;
 
 /// A limiter in this process's memory, for every algorithm and any mix of quotas.
 ///
@@ -61,7 +61,7 @@ use super::store::Store;
 /// The limiter does not store keys. It stores fingerprints of 50 bits, made with a secret from the
 /// system's randomness, so an attacker cannot aim at another client's key.
 #[derive(Clone)]
-pub struct MemoryLimiter(pub(super) Arc<Store>);
+pub struct MemoryLimiter(pub(super) Arc<States>);
 
 impl MemoryLimiter {
     /// Takes `cost` units from what `policy` allows `key`. It is the shortest way to a single decision,

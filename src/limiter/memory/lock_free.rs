@@ -8,19 +8,19 @@
 //! It halves the instructions of a check and of a set (`benches/instructions`). Without it, threads that are denied
 //! the same key would take its cache line from each other (`benches/scaling.rs`).
 
-use crate::algorithm::gcra::{Gcra, Verdict};
-use crate::algorithm::{Answer, Decider, How, Layout, Next, PairAlgorithm, PairDecider, WordLayout, by_type};
+use crate::algorithm::gcra::{Gcra, GcraVerdict};
+use crate::algorithm::{Decider, Layout, Next, PairAlgorithm, PairDecider, TakeMode, Transition, WordLayout, by_type};
 use crate::decision::{ChargeDecision, Several};
 use crate::limiter::{Charge, Effect};
 
-use super::slot_table::{Fingerprint, Line, Seen};
-use super::store::Store;
+use super::slot_table::{Fingerprint, Seen, SlotLine};
+use super::states::States;
 use super::word::{HeldWord, NO_STATE, Now};
 
 /// The most charges of a set. A larger set is rare, and would need memory of its own.
 const SET_MAX: usize = 4;
 
-impl Store {
+impl States {
     /// Takes one charge.
     #[inline(always)]
     pub(super) fn charge(&self, charge: Charge<'_>) -> ChargeDecision {
@@ -152,7 +152,7 @@ impl Store {
 
     /// Returns the first line of a charge whose state is a word, with its key and its version.
     #[inline(always)]
-    fn line_of(&self, charge: Charge<'_>) -> Option<(Line<'_>, Fingerprint, u16)> {
+    fn line_of(&self, charge: Charge<'_>) -> Option<(SlotLine<'_>, Fingerprint, u16)> {
         let Decider::Pair(_, Layout::Word(_)) = charge.policy.quota().decider() else { return None };
         let version = self.version_with_number(charge.policy)?;
         let key = self.fingerprint(charge.policy, charge.key);
@@ -175,11 +175,11 @@ fn bucket_of_unit<'a>(charge: Charge<'a>) -> Option<&'a Gcra<u64>> {
 
 /// Decides about one unit of a bucket, and returns the word to write; `None` if `now` may be older than the state.
 #[inline(always)]
-fn take_unit(bucket: &Gcra<u64>, word: u64, now: Now) -> Option<(Verdict<u64>, u64)> {
+fn take_unit(bucket: &Gcra<u64>, word: u64, now: Now) -> Option<(GcraVerdict<u64>, u64)> {
     let verdict = bucket.look(WordLayout::unpack_ahead(word, now), 1, false)?;
     let next = match verdict {
-        Verdict::Admitted { after, .. } => WordLayout::pack_ahead(after.ahead(), now),
-        Verdict::Denied { .. } => word,
+        GcraVerdict::Admitted { after, .. } => WordLayout::pack_ahead(after.ahead(), now),
+        GcraVerdict::Denied { .. } => word,
     };
     Some((verdict, next))
 }
@@ -195,8 +195,8 @@ fn decide(
     now: Now,
 ) -> Option<(ChargeDecision, u64)> {
     let how = match charge.effect {
-        Effect::Enforce | Effect::Observe => How::IfAllowed,
-        Effect::Force => How::Force,
+        Effect::Enforce | Effect::Observe => TakeMode::IfAllowed,
+        Effect::Force => TakeMode::Force,
         Effect::OnRefusal { .. } => return None,
     };
     let state = layout.unpack(word, now);
@@ -204,7 +204,7 @@ fn decide(
     if is_clamped || word != NO_STATE && rules.counts_anew(state, now.at) {
         return None;
     }
-    let Answer { decision, next } = rules.decide_how(state, now.at, charge.cost, how);
+    let Transition { decision, next } = rules.decide_how(state, now.at, charge.cost, how);
     let next = match next {
         Next::Keep => word,
         Next::Set(state) => layout.pack(state, now),
@@ -224,7 +224,7 @@ fn report_untaken(charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], d
             }
             Decider::Places(rules) => {
                 let held = if let HeldWord::Units(held) = HeldWord::of(seen.word) { held.units } else { 0 };
-                *decision = rules.describe(rules.look(held, 0, How::IfAllowed), 0);
+                *decision = rules.describe(rules.look(held, 0, TakeMode::IfAllowed), 0);
             }
             Decider::Pair(..) | Decider::EntryLog(_) => {}
         }

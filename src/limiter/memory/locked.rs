@@ -9,9 +9,9 @@
 
 use smallvec::SmallVec;
 
-use super::slot_table::Place;
-use super::state::Hold;
-use super::store::{Store, stripe_of};
+use super::locked_key::LockedKey;
+use super::slot_table::SlotRef;
+use super::states::{States, stripe_of};
 use crate::sync::MutexGuard;
 
 /// States of a request that need no memory of their own.
@@ -21,18 +21,18 @@ pub(super) const INLINE: usize = 4;
 pub(super) const MANY: usize = 32;
 
 /// Locked states. Dropped, it unlocks those that were not written, as they were.
-pub(super) struct LockedSet<'a, H: AsMut<[Hold<'a>]>> {
-    store: &'a Store,
+pub(super) struct LockedSet<'a, H: AsMut<[LockedKey<'a>]>> {
+    states: &'a States,
     pub(super) holds: H,
     /// The stripes of the keys that have no slot: while they are locked, no other thread makes one.
     stripes: SmallVec<[MutexGuard<'a, ()>; INLINE]>,
 }
 
-impl<'a, H: AsMut<[Hold<'a>]>> LockedSet<'a, H> {
+impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
     /// Locks the states of these keys, each of which has its slot afterwards, or is known to have none.
     #[inline(always)]
-    pub(super) fn lock(store: &'a Store, holds: H) -> Self {
-        let mut set = Self { store, holds, stripes: SmallVec::new() };
+    pub(super) fn lock(states: &'a States, holds: H) -> Self {
+        let mut set = Self { states, holds, stripes: SmallVec::new() };
         loop {
             // Does each key have its slot, or is it certain that it has none?
             let is_known = set.find() || set.find_under_stripes();
@@ -53,11 +53,12 @@ impl<'a, H: AsMut<[Hold<'a>]>> LockedSet<'a, H> {
         let mut stripes: SmallVec<[usize; INLINE]> = missing.map(|hold| stripe_of(hold.key)).collect();
         stripes.sort_unstable();
         stripes.dedup();
-        self.stripes = stripes.iter().map(|stripe| self.store.lock_stripe(*stripe)).collect();
+        self.stripes = stripes.iter().map(|stripe| self.states.lock_stripe(*stripe)).collect();
         // A key that was made or moved meanwhile is found now. The others have no slot as long as this lasts, unless
         // another key lost its slot meanwhile.
         self.find();
-        let is_held = |hold: &Hold<'_>| hold.place.is_some() || hold.is_twice || stripes.contains(&stripe_of(hold.key));
+        let is_held =
+            |hold: &LockedKey<'_>| hold.place.is_some() || hold.is_twice || stripes.contains(&stripe_of(hold.key));
         self.holds.as_mut().iter().all(is_held)
     }
 
@@ -66,7 +67,7 @@ impl<'a, H: AsMut<[Hold<'a>]>> LockedSet<'a, H> {
     fn find(&mut self) -> bool {
         let mut is_found = true;
         for hold in self.holds.as_mut().iter_mut().filter(|hold| !hold.is_twice) {
-            hold.place = self.store.table.place_of(hold.key);
+            hold.place = self.states.table.place_of(hold.key);
             is_found &= hold.place.is_some();
         }
         is_found
@@ -78,7 +79,7 @@ impl<'a, H: AsMut<[Hold<'a>]>> LockedSet<'a, H> {
         if self.holds.as_mut().len() > MANY {
             return self.lock_found_of_many();
         }
-        let order = |hold: &Hold<'_>| hold.place.map(Place::address);
+        let order = |hold: &LockedKey<'_>| hold.place.map(SlotRef::address);
         let mut last = None;
         while let Some(hold) =
             self.holds.as_mut().iter_mut().filter(|hold| order(hold) > last).min_by_key(|hold| order(hold))
@@ -97,7 +98,7 @@ impl<'a, H: AsMut<[Hold<'a>]>> LockedSet<'a, H> {
     #[inline(never)]
     fn lock_found_of_many(&mut self) -> bool {
         let holds = self.holds.as_mut();
-        let placed = |(at, hold): (usize, &Hold<'_>)| Some((hold.place?.address(), at));
+        let placed = |(at, hold): (usize, &LockedKey<'_>)| Some((hold.place?.address(), at));
         let mut order: Vec<(usize, usize)> = holds.iter().enumerate().filter_map(placed).collect();
         order.sort_unstable();
         let mut last = None;
@@ -113,11 +114,11 @@ impl<'a, H: AsMut<[Hold<'a>]>> LockedSet<'a, H> {
     }
 
     fn put_back(&mut self) {
-        self.holds.as_mut().iter_mut().for_each(|hold| self.store.put_back(hold));
+        self.holds.as_mut().iter_mut().for_each(|hold| self.states.put_back(hold));
     }
 }
 
-impl<'a, H: AsMut<[Hold<'a>]>> Drop for LockedSet<'a, H> {
+impl<'a, H: AsMut<[LockedKey<'a>]>> Drop for LockedSet<'a, H> {
     fn drop(&mut self) {
         self.put_back();
     }
@@ -134,17 +135,17 @@ mod tests {
 
     #[test]
     fn two_keys_found_in_one_slot_are_not_both_locked() {
-        let store = Store::new(Setup { capacity: 1, ..Setup::default() }, AnyClock::default(), [1, 2]);
+        let states = States::new(Setup { capacity: 1, ..Setup::default() }, AnyClock::default(), [1, 2]);
         let policy = Policy::from(Quota::per_hour(5));
         let [there, gone] = ["there", "gone"].map(|key| Key::of(key).expect("it is short"));
-        assert!(store.charge(Charge::new(&policy, &there)).is_allowed());
+        assert!(states.charge(Charge::new(&policy, &there)).is_allowed());
         for keys in [[&there, &gone], [&gone, &there]] {
-            let mut holds = keys.map(|key| store.hold(&policy, key));
-            let place = store.table.place_of(store.fingerprint(&policy, &there));
+            let mut holds = keys.map(|key| states.hold(&policy, key));
+            let place = states.table.place_of(states.fingerprint(&policy, &there));
             holds.iter_mut().for_each(|hold| hold.place = place);
-            let mut set = LockedSet { store: &store, holds: &mut holds, stripes: SmallVec::new() };
+            let mut set = LockedSet { states: &states, holds: &mut holds, stripes: SmallVec::new() };
             assert!(!set.lock_found());
         }
-        assert_eq!(store.charge(Charge::new(&policy, &there).cost(0)).remaining(), 4, "nothing stays locked");
+        assert_eq!(states.charge(Charge::new(&policy, &there).cost(0)).remaining(), 4, "nothing stays locked");
     }
 }

@@ -8,10 +8,10 @@ use std::time::Duration;
 use loom::sync::Arc;
 use loom::thread;
 
-use super::events::Events;
+use super::events::PendingEvents;
 use super::setup::{AnyClock, OnFull, Setup};
-use super::slot_table::{Claim, Fingerprint, Growth, HELD_VERSION, Place, Seen, SlotTable, version_of};
-use super::store::{Store, stripe_of};
+use super::slot_table::{Fingerprint, Growth, HELD_VERSION, Seen, SlotClaim, SlotRef, SlotTable, version_of};
+use super::states::{States, stripe_of};
 use super::versions::PHASE_US;
 use super::word::{HeldUnits, NO_STATE, Now};
 use crate::algorithm::divisor::Divisor;
@@ -19,7 +19,7 @@ use crate::algorithm::{Decider, Pair, WordLayout};
 use crate::clock::{Clock, ManualClock, Sleep, Timer};
 use crate::decision::Receipt;
 use crate::key::Key;
-use crate::limiter::{BoundedTurn, Charge, Next};
+use crate::limiter::{BoundedTurn, Charge, LineStep};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
@@ -192,7 +192,7 @@ fn reader_sees_either_key_whole_while_one_replaces_another() {
             let [one, other] = [table.clone(), table.clone()];
             // Either key may be missed while it comes or goes, but no key is ever seen with the other's state.
             let read_both = move || {
-                for seen in [1, 2].map(|n| one.place_of(key(n)).and_then(Place::read)).into_iter().flatten() {
+                for seen in [1, 2].map(|n| one.place_of(key(n)).and_then(SlotRef::read)).into_iter().flatten() {
                     let expected = if Fingerprint::of_tag(seen.tag) == key(1) { (1, Some(11)) } else { (2, Some(22)) };
                     assert_eq!((version_of(seen.tag), number(seen.word)), expected);
                 }
@@ -212,7 +212,7 @@ fn charge_never_changes_a_key_that_left_and_came_back() {
             let table = table_with(11);
             let [one, other] = [table.clone(), table.clone()];
             let charge = move || {
-                let seen = one.place_of(key(1)).and_then(Place::read).filter(|seen| seen.tag == key(1).tag(1));
+                let seen = one.place_of(key(1)).and_then(SlotRef::read).filter(|seen| seen.tag == key(1).tag(1));
                 seen.is_some_and(|seen| seen.replace(live(number(seen.word).unwrap_or(0) + 1)))
             };
             let (charged, came_back) = at_once(is_swapped, charge, move || {
@@ -263,12 +263,12 @@ fn two_threads_never_get_the_same_free_slot() {
     });
 }
 
-// The store ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+// The states ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
 struct Limiter {
-    store: Store,
+    states: States,
     clock: ManualClock,
     policy: Policy,
     key: Key,
@@ -293,7 +293,7 @@ impl Limiter {
         let shared = AnyClock::Other(std::sync::Arc::new(clock.clone()));
         let policy = Policy::new("p", quota).expect("it is a name");
         Arc::new(Self {
-            store: Store::new(setup, shared, [1, 2]),
+            states: States::new(setup, shared, [1, 2]),
             clock,
             policy,
             key: Key::of(key).expect("it is short"),
@@ -301,43 +301,43 @@ impl Limiter {
     }
 
     fn take(&self) -> bool {
-        self.store.charge(Charge::new(&self.policy, &self.key)).is_allowed()
+        self.states.charge(Charge::new(&self.policy, &self.key)).is_allowed()
     }
 
     /// Takes one unit, and returns its receipt.
     fn take_receipt(&self) -> Option<Receipt> {
-        self.store.charge(Charge::new(&self.policy, &self.key)).take_receipt()
+        self.states.charge(Charge::new(&self.policy, &self.key)).take_receipt()
     }
 
     /// Returns what a receipt holds of a concurrency limit.
     fn release(&self, receipt: &Receipt) {
-        self.store.release(&self.policy, &self.key, receipt);
+        self.states.release(&self.policy, &self.key, receipt);
     }
 
     fn remaining(&self) -> u64 {
-        self.store.charge(Charge::new(&self.policy, &self.key).cost(0)).remaining()
+        self.states.charge(Charge::new(&self.policy, &self.key).cost(0)).remaining()
     }
 
     fn fingerprint(&self) -> Fingerprint {
         match self.policy.quota().decider() {
-            Decider::Places(_) => self.store.fingerprint_of_held(&self.policy, &self.key),
-            Decider::Pair(..) | Decider::EntryLog(_) => self.store.fingerprint(&self.policy, &self.key),
+            Decider::Places(_) => self.states.fingerprint_of_held(&self.policy, &self.key),
+            Decider::Pair(..) | Decider::EntryLog(_) => self.states.fingerprint(&self.policy, &self.key),
         }
     }
 
     /// The places of all live states.
     fn live(&self) -> Vec<usize> {
-        let seen = self.store.table.places().filter_map(Place::read);
+        let seen = self.states.table.places().filter_map(SlotRef::read);
         seen.filter(|seen| seen.tag != 0).map(|seen| seen.place.address()).collect()
     }
 
     /// Moves the key to its other line, if it is free to move. A thread that moves a key holds the stripe of the key
     /// that it makes room for.
     fn move_key(&self) {
-        let _stripe = self.store.lock_stripe(stripe_of(self.fingerprint()) + 1);
-        let place = self.store.table.place_of(self.fingerprint());
-        if let Some(seen) = place.and_then(Place::read).filter(|seen| seen.tag != 0) {
-            if let Some(place) = self.store.vacate(seen, self.store.now(), false) {
+        let _stripe = self.states.lock_stripe(stripe_of(self.fingerprint()) + 1);
+        let place = self.states.table.place_of(self.fingerprint());
+        if let Some(seen) = place.and_then(SlotRef::read).filter(|seen| seen.tag != 0) {
+            if let Some(place) = self.states.vacate(seen, self.states.now(), false) {
                 place.unlock(0, NO_STATE);
             }
         }
@@ -406,13 +406,13 @@ fn version_of_a_key_that_moves_is_not_used_again() {
             let limiter = Limiter::new(bucket());
             assert!(limiter.take());
             // In the phase that follows, no charge asks for the version, but its state lives.
-            assert!(limiter.store.free_versions());
+            assert!(limiter.states.free_versions());
             limiter.clock.advance(Duration::from_micros(PHASE_US));
             let [one, other] = [limiter.clone(), limiter.clone()];
-            let (is_done, ()) = at_once(is_swapped, move || one.store.free_versions(), move || other.move_key());
+            let (is_done, ()) = at_once(is_swapped, move || one.states.free_versions(), move || other.move_key());
             assert!(is_done);
             assert_eq!(limiter.live().len(), 1);
-            assert_eq!(limiter.store.versions.known().in_use(), 1, "a live state has it");
+            assert_eq!(limiter.states.versions.known().in_use(), 1, "a live state has it");
         });
     }
 }
@@ -423,10 +423,10 @@ fn version_is_not_used_again_while_a_charge_revives_its_state() {
         model(3, move || {
             let limiter = Limiter::new(bucket());
             assert!(limiter.take());
-            assert!(limiter.store.free_versions());
+            assert!(limiter.states.free_versions());
             limiter.clock.advance(2 * HOUR); // the state has expired
             let [one, other] = [limiter.clone(), limiter.clone()];
-            assert_eq!(at_once(is_swapped, move || one.store.free_versions(), move || other.take()), (true, true));
+            assert_eq!(at_once(is_swapped, move || one.states.free_versions(), move || other.take()), (true, true));
             // The charge has asked for the version, unless it did so before this phase.
             assert_eq!(limiter.remaining(), 9);
         });
@@ -440,7 +440,7 @@ fn state_of_an_unused_version_stays_when_the_clock_steps_back() {
         model(3, move || {
             let limiter = Limiter::new(bucket());
             assert!(limiter.take());
-            assert!(limiter.store.free_versions());
+            assert!(limiter.states.free_versions());
             let now = limiter.clock.now();
             limiter.clock.advance(2 * HOUR);
             let [one, other] = [limiter.clone(), limiter.clone()];
@@ -448,7 +448,7 @@ fn state_of_an_unused_version_stays_when_the_clock_steps_back() {
                 other.clock.set(now);
                 other.take()
             };
-            let (_, is_taken) = at_once(is_swapped, move || one.store.free_versions(), step_back_and_take);
+            let (_, is_taken) = at_once(is_swapped, move || one.states.free_versions(), step_back_and_take);
             assert!(is_taken);
             let taken = 10 - limiter.remaining();
             assert!(taken == 1 || taken == 2, "{taken} are taken"); // the first had expired, or is live again
@@ -467,11 +467,11 @@ fn set_and_single_charge_share_the_last_unit() {
             let charged = first.clone();
             let take_set = move || {
                 let charges = [Charge::new(&charged, &other.key), Charge::new(&other.policy, &other.key)];
-                other.store.charge_all(&charges, &mut smallvec::SmallVec::new(), true)
+                other.states.charge_all(&charges, &mut smallvec::SmallVec::new(), true)
             };
             let (single, set) = at_once(is_swapped, move || one.take(), take_set);
             assert!(set != single, "one unit, one of them got it");
-            let left = limiter.store.charge(Charge::new(&first, &limiter.key).cost(0)).remaining();
+            let left = limiter.states.charge(Charge::new(&first, &limiter.key).cost(0)).remaining();
             assert_eq!(left, 10 - u64::from(set), "all or nothing");
         });
     }
@@ -542,14 +542,14 @@ fn place_never_lands_on_the_key_that_took_its_slot() {
                 HeldUnits { units: 1, run: 0 }.pack().expect("the first run fits"),
             );
             let take_slot = move || {
-                let key = other.store.fingerprint_of_held(&other.policy, &other.key);
-                let seen = other.store.table.place_of(key).and_then(Place::read);
-                let seen = seen.filter(|seen| other.store.is_free(*seen, other.store.now()) && seen.try_lock());
+                let key = other.states.fingerprint_of_held(&other.policy, &other.key);
+                let seen = other.states.table.place_of(key).and_then(SlotRef::read);
+                let seen = seen.filter(|seen| other.states.is_free(*seen, other.states.now()) && seen.try_lock());
                 seen.inspect(|seen| seen.place.unlock(theirs.0, theirs.1)).is_some()
             };
             let (mine, is_taken) = at_once(is_swapped, move || one.take_receipt(), take_slot);
             assert!(mine.is_some(), "there is room for both");
-            let held = limiter.store.table.places().filter_map(Place::read);
+            let held = limiter.states.table.places().filter_map(SlotRef::read);
             assert_eq!(held.filter(|seen| (seen.tag, seen.word) == theirs).count(), usize::from(is_taken));
             assert_eq!(limiter.remaining(), 0);
         });
@@ -582,7 +582,7 @@ impl Timer for Never {
 }
 
 fn is_called(turn: &mut BoundedTurn) -> bool {
-    turn.poll(&mut Context::from_waker(Waker::noop())) == Poll::Ready(Next::Asks)
+    turn.poll(&mut Context::from_waker(Waker::noop())) == Poll::Ready(LineStep::Asks)
 }
 
 /// Either the request that joins its line finds what was returned, or it is woken, or a newcomer was quicker.
@@ -597,7 +597,7 @@ fn request_that_joins_its_line_misses_no_release() {
                 other.release(&old);
                 newcomer_comes && other.take_receipt().is_some()
             });
-            let lines = &limiter.store.place_lines;
+            let lines = &limiter.states.place_lines;
             let mut turn = BoundedTurn::join(
                 lines,
                 (&limiter.policy, &limiter.key),
@@ -607,12 +607,12 @@ fn request_that_joins_its_line_misses_no_release() {
             );
             let charge = Charge::new(&limiter.policy, &limiter.key).arrived(turn.number());
             assert!(is_called(&mut turn), "it asks when it has joined");
-            let has_found = limiter.store.charge(charge).is_allowed();
+            let has_found = limiter.states.charge(charge).is_allowed();
             let is_overtaken = thread.join().expect("the thread ends");
             assert!(!(has_found && is_overtaken), "one place is free");
             if !has_found && !is_overtaken {
                 assert!(is_called(&mut turn), "the release wakes it");
-                assert!(limiter.store.charge(charge).is_allowed());
+                assert!(limiter.states.charge(charge).is_allowed());
             }
             drop(turn);
             assert!(lines.is_empty());
@@ -628,7 +628,7 @@ fn place_of_before_a_reset_returns_nothing_of_after_it() {
             let limiter = held(1);
             let old = limiter.take_receipt().expect("none is held");
             let [one, other] = [limiter.clone(), limiter.clone()];
-            let reset = move || other.store.reset(&other.policy, &other.key);
+            let reset = move || other.states.reset(&other.policy, &other.key);
             let (new, ()) = at_once(is_swapped, move || one.take_receipt(), reset);
             // If it was taken after the reset, it is held; a reset after it cannot be, because the old one was held.
             limiter.release(&old);
@@ -645,7 +645,7 @@ fn run_that_begins_during_a_reset_is_not_taken_for_the_one_before() {
             let old = limiter.take_receipt().expect("none is held");
             let [one, other] = [limiter.clone(), limiter.clone()];
             let reset_and_take = move || {
-                other.store.reset(&other.policy, &other.key);
+                other.states.reset(&other.policy, &other.key);
                 other.take_receipt()
             };
             let (new, theirs) = at_once(is_swapped, move || one.take_receipt(), reset_and_take);
@@ -662,16 +662,16 @@ fn set_and_single_charge_share_the_last_place() {
         model(2, move || {
             let limiter = held(1);
             let first = Policy::new("first", bucket()).expect("it is a name");
-            assert!(limiter.store.charge(Charge::new(&first, &limiter.key)).is_allowed());
+            assert!(limiter.states.charge(Charge::new(&first, &limiter.key)).is_allowed());
             let [one, other] = [limiter.clone(), limiter.clone()];
             let charged = first.clone();
             let take_set = move || {
                 let charges = [Charge::new(&charged, &other.key), Charge::new(&other.policy, &other.key)];
-                other.store.charge_set(&charges, &mut smallvec::SmallVec::new())
+                other.states.charge_set(&charges, &mut smallvec::SmallVec::new())
             };
             let (single, set) = at_once(is_swapped, move || one.take(), take_set);
             assert!(set != single, "one place, one of them got it");
-            let left = limiter.store.charge(Charge::new(&first, &limiter.key).cost(0)).remaining();
+            let left = limiter.states.charge(Charge::new(&first, &limiter.key).cost(0)).remaining();
             assert_eq!(left, 9 - u64::from(set), "all or nothing");
         });
     }
@@ -684,14 +684,14 @@ fn set_that_begins_a_run_during_a_reset_is_not_taken_for_the_one_before() {
         model(2, move || {
             let limiter = held(1);
             let first = Policy::new("first", bucket()).expect("it is a name");
-            assert!(limiter.store.charge(Charge::new(&first, &limiter.key)).is_allowed());
+            assert!(limiter.states.charge(Charge::new(&first, &limiter.key)).is_allowed());
             let old = limiter.take_receipt().expect("none is held");
             let [one, other] = [limiter.clone(), limiter.clone()];
             let take_set = move || {
                 let charges = [Charge::new(&first, &other.key), Charge::new(&other.policy, &other.key)];
-                other.store.charge_set(&charges, &mut smallvec::SmallVec::new())
+                other.states.charge_set(&charges, &mut smallvec::SmallVec::new())
             };
-            let ((), set) = at_once(is_swapped, move || one.store.reset(&one.policy, &one.key), take_set);
+            let ((), set) = at_once(is_swapped, move || one.states.reset(&one.policy, &one.key), take_set);
             limiter.release(&old);
             assert_eq!(limiter.remaining(), u64::from(!set));
         });
@@ -701,11 +701,11 @@ fn set_that_begins_a_run_during_a_reset_is_not_taken_for_the_one_before() {
 /// A limiter whose table can double once, and a key that leaves its first line then.
 fn growing(quota: &Quota) -> Arc<Limiter> {
     let leaves = |limiter: &Arc<Limiter>| {
-        assert!(limiter.store.table.may_grow());
+        assert!(limiter.states.table.may_grow());
         let key = limiter.fingerprint();
-        let before = limiter.store.table.parents(key)[0];
-        limiter.store.grow_for(key);
-        limiter.store.table.leaves(before, key.tag(1))
+        let before = limiter.states.table.parents(key)[0];
+        limiter.states.grow_for(key);
+        limiter.states.table.leaves(before, key.tag(1))
     };
     let key = (0..).find(|key| leaves(&Limiter::of(quota.clone(), 7, *key))).expect("every other key does");
     Limiter::of(quota.clone(), 7, key)
@@ -719,7 +719,7 @@ fn charge_of_a_key_whose_line_is_split_is_counted_once() {
             assert!(limiter.take());
             let before = limiter.live();
             let [one, other] = [limiter.clone(), limiter.clone()];
-            let grow = move || other.store.grow_for(other.fingerprint());
+            let grow = move || other.states.grow_for(other.fingerprint());
             let (is_taken, ()) = at_once(is_swapped, move || one.take(), grow);
             assert!(is_taken);
             assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
@@ -735,7 +735,7 @@ fn charge_of_a_log_whose_line_is_split_is_counted_once() {
             let limiter = growing(&Quota::sliding_log(10, HOUR).expect("the quota is possible"));
             assert!(limiter.take());
             let [one, other] = [limiter.clone(), limiter.clone()];
-            let grow = move || other.store.grow_for(other.fingerprint());
+            let grow = move || other.states.grow_for(other.fingerprint());
             let (is_taken, ()) = at_once(is_swapped, move || one.take(), grow);
             assert!(is_taken);
             assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
@@ -756,7 +756,7 @@ fn place_that_is_returned_while_its_line_is_split_is_free_again() {
                 one.release(&first);
                 second
             };
-            let grow = move || other.store.grow_for(other.fingerprint());
+            let grow = move || other.states.grow_for(other.fingerprint());
             let (second, ()) = at_once(is_swapped, take_and_release, grow);
             assert_eq!((limiter.remaining(), limiter.live().len()), (1, 1));
             assert!(limiter.live() != before, "it left its line");
@@ -774,8 +774,8 @@ fn reset_forgets_a_key_whose_line_is_split() {
                 let limiter = growing(&quota);
                 assert!(limiter.take());
                 let [one, other] = [limiter.clone(), limiter.clone()];
-                let grow = move || other.store.grow_for(other.fingerprint());
-                at_once(is_swapped, move || one.store.reset(&one.policy, &one.key), grow);
+                let grow = move || other.states.grow_for(other.fingerprint());
+                at_once(is_swapped, move || one.states.reset(&one.policy, &one.key), grow);
                 assert_eq!(limiter.remaining(), 10);
                 assert!(limiter.take());
                 assert_eq!((limiter.remaining(), limiter.live().len()), (9, 1));
@@ -790,10 +790,10 @@ fn new_key_gets_one_slot_while_the_table_doubles() {
         model(2, move || {
             let limiter = growing(&bucket());
             let [one, other] = [limiter.clone(), limiter.clone()];
-            let grow = move || other.store.grow_for(other.fingerprint());
+            let grow = move || other.states.grow_for(other.fingerprint());
             let (is_taken, ()) = at_once(is_swapped, move || one.take(), grow);
             assert!(is_taken);
-            assert!(limiter.store.table.growth() == Growth::Settled);
+            assert!(limiter.states.table.growth() == Growth::Settled);
             assert_eq!((limiter.remaining(), limiter.live().len()), (9, 1));
         });
     }
@@ -802,10 +802,10 @@ fn new_key_gets_one_slot_while_the_table_doubles() {
 /// A key that has the same first line as the key of [`growing`] when the table has doubled.
 fn following(quota: &Quota) -> u64 {
     let limiter = growing(quota);
-    limiter.store.grow_for(limiter.fingerprint());
+    limiter.states.grow_for(limiter.fingerprint());
     let first_line = |key| {
-        let key = limiter.store.fingerprint(&limiter.policy, &key);
-        limiter.store.table.prefetch(key).map(|line| line.address())
+        let key = limiter.states.fingerprint(&limiter.policy, &key);
+        limiter.states.table.prefetch(key).map(|line| line.address())
     };
     let follows = |key: &u64| {
         let key = Key::of(*key).expect("it is short");
@@ -823,11 +823,11 @@ fn new_key_never_takes_the_place_of_a_key_whose_line_is_split() {
             assert!(limiter.take());
             let [one, other] = [limiter.clone(), limiter.clone()];
             let new = key.clone();
-            let take_new = move || one.store.charge(Charge::new(&one.policy, &new)).is_allowed();
-            let (is_taken, ()) = at_once(is_swapped, take_new, move || other.store.grow_for(other.fingerprint()));
+            let take_new = move || one.states.charge(Charge::new(&one.policy, &new)).is_allowed();
+            let (is_taken, ()) = at_once(is_swapped, take_new, move || other.states.grow_for(other.fingerprint()));
             assert!(is_taken);
             assert_eq!((limiter.remaining(), limiter.live().len()), (9, 2));
-            assert_eq!(limiter.store.charge(Charge::new(&limiter.policy, &key).cost(0)).remaining(), 9);
+            assert_eq!(limiter.states.charge(Charge::new(&limiter.policy, &key).cost(0)).remaining(), 9);
         });
     }
 }
@@ -836,14 +836,14 @@ fn new_key_never_takes_the_place_of_a_key_whose_line_is_split() {
 fn new_key_gets_an_expired_slot_while_the_growth_ends() {
     model(2, || {
         let limiter = Limiter::that(Setup { on_full: OnFull::Deny, ..setup(7) }, bucket(), 0);
-        let (table, now) = (&limiter.store.table, limiter.store.now());
+        let (table, now) = (&limiter.states.table, limiter.states.now());
         assert!(table.announce());
         table.begin_splitting();
         // Each slot has a key whose state expired a second ago, so it is kept as long as the table can grow.
         let expired = LAYOUT.pack(Pair { at: now.at - 1_000_000, n: 0 }, now);
-        let version = limiter.store.version(&limiter.policy);
+        let version = limiter.states.version(&limiter.policy);
         for n in 1_u64.. {
-            let key = limiter.store.fingerprint(&limiter.policy, &Key::of(n).expect("it is short"));
+            let key = limiter.states.fingerprint(&limiter.policy, &Key::of(n).expect("it is short"));
             let free = table.candidates(key).into_iter().find(|seen| seen.word == NO_STATE && seen.try_lock());
             free.inspect(|seen| seen.place.unlock(key.tag(version), expired));
             if table.places().all(|place| place.tag() != 0) {
@@ -851,13 +851,13 @@ fn new_key_gets_an_expired_slot_while_the_growth_ends() {
             }
         }
         let other = limiter.clone();
-        let thread = thread::spawn(move || other.store.table.settle());
-        let (key, mut events) = (limiter.fingerprint(), Events::of(&limiter.store));
-        let stripe = limiter.store.lock_stripe_of(key);
-        match limiter.store.claim(key, version, now, &mut events) {
-            Claim::Slot(place) => place.unlock(0, NO_STATE),
-            Claim::AfterGrowth => {} // which has ended then
-            Claim::Nothing => panic!("no slot is live"),
+        let thread = thread::spawn(move || other.states.table.settle());
+        let (key, mut events) = (limiter.fingerprint(), PendingEvents::of(&limiter.states));
+        let stripe = limiter.states.lock_stripe_of(key);
+        match limiter.states.claim(key, version, now, &mut events) {
+            SlotClaim::Slot(place) => place.unlock(0, NO_STATE),
+            SlotClaim::AfterGrowth => {} // which has ended then
+            SlotClaim::Nothing => panic!("no slot is live"),
         }
         drop(stripe);
         thread.join().expect("the thread ends");
@@ -873,7 +873,7 @@ fn walk_meets_a_key_whose_line_is_split() {
             let [one, other] = [limiter.clone(), limiter.clone()];
             let walk = move || {
                 let mut met = 0;
-                one.store.walk(
+                one.states.walk(
                     |_| false,
                     |seen| {
                         met += usize::from(seen.tag != 0);
@@ -882,7 +882,7 @@ fn walk_meets_a_key_whose_line_is_split() {
                 );
                 met
             };
-            let (met, ()) = at_once(is_swapped, walk, move || other.store.grow_for(other.fingerprint()));
+            let (met, ()) = at_once(is_swapped, walk, move || other.states.grow_for(other.fingerprint()));
             assert!(met == 1 || met == 2, "it is met {met} times");
         });
     }

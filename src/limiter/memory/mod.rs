@@ -52,6 +52,7 @@ mod growth;
 pub(crate) mod limiter;
 mod lock_free;
 mod locked;
+mod locked_key;
 #[cfg(all(test, ratelimit_loom))]
 mod loom_tests;
 mod places;
@@ -61,8 +62,7 @@ mod setup;
 mod shuttle_tests;
 mod slot_table;
 mod snapshot;
-mod state;
-mod store;
+mod states;
 mod versions;
 mod word;
 

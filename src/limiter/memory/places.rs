@@ -15,14 +15,14 @@
 //!
 //! # Lines
 //!
-//! While requests wait in line for a key, the long way decides: see [`Hold::is_held_back`]. Whether any waits is read
-//! under the slot's lock, and a request that waits asks in the long way. So no release is missed, see
+//! While requests wait in line for a key, the long way decides: see [`LockedKey::is_held_back`]. Whether any waits is
+//! read under the slot's lock, and a request that waits asks in the long way. So no release is missed, see
 //! [`PlaceLines`](crate::limiter::PlaceLines).
 //!
-//! [`Hold::is_held_back`]: super::state::Hold::is_held_back
+//! [`LockedKey::is_held_back`]: super::locked_key::LockedKey::is_held_back
 
-use crate::algorithm::How;
-use crate::algorithm::places::{Places, Verdict};
+use crate::algorithm::TakeMode;
+use crate::algorithm::places::{Places, PlacesVerdict};
 use crate::decision::{ChargeDecision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect};
@@ -30,10 +30,10 @@ use crate::policy::Policy;
 use crate::sync::Ordering;
 
 use super::slot_table::{Fingerprint, HELD_VERSION, Seen};
-use super::store::Store;
+use super::states::States;
 use super::word::{HeldUnits, HeldWord};
 
-impl Store {
+impl States {
     /// Returns the number of a run that begins now.
     #[inline]
     pub(super) fn run(&self) -> u64 {
@@ -57,8 +57,8 @@ impl Store {
             return None;
         }
         let how = match charge.effect {
-            Effect::Enforce | Effect::Observe => How::IfAllowed,
-            Effect::Force => How::Force,
+            Effect::Enforce | Effect::Observe => TakeMode::IfAllowed,
+            Effect::Force => TakeMode::Force,
             Effect::OnRefusal { .. } => return None,
         };
         let (seen, held) = self.look_at_places(self.fingerprint_of_held(charge.policy, charge.key))?;
@@ -127,7 +127,7 @@ impl Store {
 /// A charge of units that is decided on, and not written.
 pub(super) struct PlacesPlan<'a> {
     pub(super) seen: Seen<'a>,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: PlacesVerdict,
     /// The run that the units belong to.
     pub(super) run: u64,
     /// The word to write.
@@ -141,9 +141,9 @@ pub(super) fn look(
     rules: Places,
     held: Option<HeldUnits>,
     run: u64,
-    (cost, how): (u64, How),
+    (cost, how): (u64, TakeMode),
     is_held_back: bool,
-) -> (Verdict, HeldUnits) {
+) -> (PlacesVerdict, HeldUnits) {
     let held = held.unwrap_or(HeldUnits { units: 0, run });
     let verdict = match is_held_back {
         true => rules.hold_back(held.units, cost, how),

@@ -7,12 +7,12 @@ use crate::algorithm::{Decider, Fullness, PairDecider};
 use crate::sync::Ordering;
 
 use super::entry_arena::Chain;
-use super::events::Events;
+use super::events::PendingEvents;
+use super::locked_key::LoadedState;
 use super::setup::OnFull;
-use super::slot_table::{Claim, Fingerprint, Growth, HELD_VERSION, Place, SLOTS_PER_LINE, Seen, version_of};
-use super::state::State;
-use super::store::Store;
-use super::versions::{Known, UNNAMED, word_layout};
+use super::slot_table::{Fingerprint, Growth, HELD_VERSION, SLOTS_PER_LINE, Seen, SlotClaim, SlotRef, version_of};
+use super::states::States;
+use super::versions::{KnownPolicies, UNNAMED, word_layout};
 use super::word::{HeldWord, NO_STATE, Now, block_of, expiry_of, is_expired, is_returned_after};
 
 /// The number of times that a key's lines are searched again if another thread was quicker.
@@ -65,10 +65,16 @@ impl Worth {
     }
 }
 
-impl Store {
+impl States {
     /// Under the key's stripe: locks a slot for a key that has none, and empties it.
     #[cold]
-    pub(super) fn claim<'a>(&'a self, key: Fingerprint, version: u16, now: Now, events: &mut Events<'_>) -> Claim<'a> {
+    pub(super) fn claim<'a>(
+        &'a self,
+        key: Fingerprint,
+        version: u16,
+        now: Now,
+        events: &mut PendingEvents<'_>,
+    ) -> SlotClaim<'a> {
         let is_pinned = self.versions.form(version).is_pinned();
         self.note_claim(now);
         let mut read = now;
@@ -91,7 +97,7 @@ impl Store {
             if let Some(seen) = free.min_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) }) {
                 if let Some(place) = self.lock_free_slot(*seen) {
                     self.found_room(true);
-                    return Claim::Slot(place);
+                    return SlotClaim::Slot(place);
                 }
                 read = self.now_after(); // another thread was quicker, or the clock stepped back
                 continue;
@@ -102,23 +108,23 @@ impl Store {
                 self.found_room(moved.is_some());
             }
             if let Some(place) = moved {
-                return Claim::Slot(place);
+                return SlotClaim::Slot(place);
             }
             if may_grow {
-                return Claim::AfterGrowth;
+                return SlotClaim::AfterGrowth;
             }
             if self.setup.on_full == OnFull::Deny {
-                return Claim::Nothing;
+                return SlotClaim::Nothing;
             }
             let known = self.versions.known();
             let worth = |seen: Seen<'a>| Some((self.worth(seen, &known, now)?, seen));
             let least = slots.iter().copied().filter_map(worth).min_by_key(|(worth, _)| *worth);
             if let Some((worth, place)) = least.and_then(|(worth, seen)| Some((worth, self.lock_and_empty(seen)?))) {
                 events.evicted(worth.is_throttled());
-                return Claim::Slot(place);
+                return SlotClaim::Slot(place);
             }
         }
-        Claim::Nothing
+        SlotClaim::Nothing
     }
 
     /// Notes when a key got its slot.
@@ -132,7 +138,7 @@ impl Store {
     /// Returns the number of live states, without those that are being written.
     pub(super) fn keys(&self) -> usize {
         let now = self.now();
-        self.table.places().filter_map(Place::read).filter(|seen| seen.tag != 0 && !self.is_free(*seen, now)).count()
+        self.table.places().filter_map(SlotRef::read).filter(|seen| seen.tag != 0 && !self.is_free(*seen, now)).count()
     }
 
     /// Returns the instant until which a state has expired if its slot is to be used again.
@@ -169,12 +175,12 @@ impl Store {
 
     /// Locks and empties a slot whose state has expired. It reads the clock again, because the clock may have stepped
     /// back since it was read, and the state may have been written after that.
-    fn lock_free_slot<'a>(&self, seen: Seen<'a>) -> Option<Place<'a>> {
+    fn lock_free_slot<'a>(&self, seen: Seen<'a>) -> Option<SlotRef<'a>> {
         let is_free = seen.word == NO_STATE || self.is_free(seen, self.now_after());
         if is_free { self.lock_and_empty(seen) } else { None }
     }
 
-    fn lock_and_empty<'a>(&self, seen: Seen<'a>) -> Option<Place<'a>> {
+    fn lock_and_empty<'a>(&self, seen: Seen<'a>) -> Option<SlotRef<'a>> {
         if !seen.try_lock() {
             return None;
         }
@@ -188,7 +194,7 @@ impl Store {
     ///
     /// Each other line is a wait for memory. When many new keys in a row found no room in any, of the next ones each
     /// eighth looks into one line, until a key finds room. A flood of fresh keys costs a tenth of the time by that.
-    fn vacate_one<'a>(&self, key: Fingerprint, slots: &[Seen<'a>], now: Now) -> Option<Place<'a>> {
+    fn vacate_one<'a>(&self, key: Fingerprint, slots: &[Seen<'a>], now: Now) -> Option<SlotRef<'a>> {
         if self.crowding.load(Ordering::Relaxed) < CROWDED || self.setup.on_full == OnFull::Deny {
             let vacate = |deeper| slots.iter().find_map(|seen| self.vacate(*seen, now, deeper));
             return vacate(false).or_else(|| if self.table.may_grow() { None } else { vacate(true) });
@@ -208,7 +214,7 @@ impl Store {
 
     /// Moves the key of a slot to a free slot of its other line, if there is one, and returns the slot, locked and
     /// empty; `deeper` moves a key of that line further if need be. Pinned states stay where they are.
-    pub(super) fn vacate<'a>(&self, seen: Seen<'a>, now: Now, deeper: bool) -> Option<Place<'a>> {
+    pub(super) fn vacate<'a>(&self, seen: Seen<'a>, now: Now, deeper: bool) -> Option<SlotRef<'a>> {
         if self.is_pinned(seen) {
             return None;
         }
@@ -225,7 +231,7 @@ impl Store {
     ///
     /// It takes the moved key's stripe: a thread that misses the key because it is moving looks again under the stripe.
     /// While all slots are walked over no key moves, so that the walk meets each.
-    fn move_key<'a>(&self, seen: Seen<'a>, to: Place<'_>) -> Option<Place<'a>> {
+    fn move_key<'a>(&self, seen: Seen<'a>, to: SlotRef<'_>) -> Option<SlotRef<'a>> {
         let stripe = self.try_lock_stripe(Fingerprint::of_tag(seen.tag));
         // Relaxed: the stripe orders it, see `while_no_key_moves`.
         if stripe.is_none() || self.is_walked.load(Ordering::Relaxed) || !seen.try_lock() {
@@ -238,7 +244,7 @@ impl Store {
     }
 
     /// Returns what a state is worth; `None` if it may not be forgotten, or another thread holds it.
-    fn worth(&self, seen: Seen<'_>, known: &Known, now: Now) -> Option<Worth> {
+    fn worth(&self, seen: Seen<'_>, known: &KnownPolicies, now: Now) -> Option<Worth> {
         if self.is_pinned(seen) {
             return None;
         }
@@ -277,10 +283,10 @@ impl Store {
         Some(worth.unwrap_or(Worth { rank: Rank::Left, used: 0, expires }))
     }
 
-    fn fullness(&self, rules: &Decider, chain: &Chain, state: &State, now: Now) -> Fullness {
+    fn fullness(&self, rules: &Decider, chain: &Chain, state: &LoadedState, now: Now) -> Fullness {
         match (rules, state) {
-            (Decider::Pair(rules, _), State::Pair(pair)) => rules.get().fullness(*pair, now.at),
-            (Decider::EntryLog(rules), State::Entries) => rules.fullness(&self.arena().view(chain), now.at),
+            (Decider::Pair(rules, _), LoadedState::Pair(pair)) => rules.get().fullness(*pair, now.at),
+            (Decider::EntryLog(rules), LoadedState::Entries) => rules.fullness(&self.arena().view(chain), now.at),
             _ => Fullness { throttled: false, used: 0 }, // it has just expired
         }
     }
@@ -293,7 +299,7 @@ impl Store {
             return;
         }
         for owner in (0..DRAWS_MAX).filter_map(|_| arena.draw_owner()) {
-            let slot = self.table.place_of(owner).and_then(Place::read);
+            let slot = self.table.place_of(owner).and_then(SlotRef::read);
             let Some(seen) = slot.filter(|seen| Fingerprint::of_tag(seen.tag) == owner) else { continue };
             let form = self.versions.form(version_of(seen.tag));
             if !form.in_arena() || block_of(seen.word) == 0 || !seen.try_lock() {

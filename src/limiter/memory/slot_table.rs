@@ -13,7 +13,7 @@
 //! * A thread locks a slot by exchanging its word for [`LOCKED`], and then reads the tag: another key may have moved in
 //!   since the slot was found. Only the holder of a slot writes its tag, its word and its blocks in the arena.
 //! * A thread that waits for a slot holds no slot of a later place. So waiting threads never form a circle.
-//! * A key gets a slot only under its stripe (a mutex of the store), so that no key ever has two. A thread that finds
+//! * A key gets a slot only under its stripe (a mutex of `States`), so that no key ever has two. A thread that finds
 //!   no slot for a key looks again under the stripe.
 
 use smallvec::SmallVec;
@@ -34,7 +34,7 @@ pub(super) const HELD_VERSION: u16 = (1 << VERSION_BITS) - 1;
 pub(super) const SLOTS_PER_LINE: usize = 4;
 const LINE_BYTES: usize = 64;
 // The atomics of shuttle are larger.
-const _: () = assert!(cfg!(ratelimit_shuttle) || SLOTS_PER_LINE * size_of::<Slot>() == LINE_BYTES);
+const _: () = assert!(cfg!(ratelimit_shuttle) || SLOTS_PER_LINE * size_of::<SlotWords>() == LINE_BYTES);
 
 /// A key's fingerprint: the upper 50 bits of a keyed hash, and below them zeros, or [`HELD_VERSION`] if the state is of
 /// units that requests hold. Such a state is never mistaken for another one. Not all upper bits are zero.
@@ -82,35 +82,35 @@ pub(super) fn version_of(tag: u64) -> u16 {
 }
 
 /// A tag and a word.
-type Slot = [AtomicU64; 2];
+type SlotWords = [AtomicU64; 2];
 
 /// The place of a slot.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'a>(&'a Slot);
+pub(super) struct SlotRef<'a>(&'a SlotWords);
 
 /// A slot as it was read: the tag and the word belong together, unless the key left the slot and came back between two
 /// of the three loads. Then a denial may be that of the key that was there meanwhile. Nothing is written for it,
 /// because its word is no longer there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen<'a> {
-    pub(super) place: Place<'a>,
+    pub(super) place: SlotRef<'a>,
     pub(super) tag: u64,
     pub(super) word: u64,
 }
 
 /// What a key without a slot gets.
-pub(super) enum Claim<'a> {
+pub(super) enum SlotClaim<'a> {
     /// This slot, which is locked and empty.
-    Slot(Place<'a>),
+    Slot(SlotRef<'a>),
     /// One that there is when the table has grown.
     AfterGrowth,
     Nothing,
 }
 
 /// A line of the table.
-pub(super) struct Line<'a>(&'a [Slot; SLOTS_PER_LINE]);
+pub(super) struct SlotLine<'a>(&'a [SlotWords; SLOTS_PER_LINE]);
 
-impl<'a> Line<'a> {
+impl<'a> SlotLine<'a> {
     #[cfg(ratelimit_loom)]
     pub(super) fn address(&self) -> usize {
         std::ptr::from_ref(self.0).addr()
@@ -118,15 +118,15 @@ impl<'a> Line<'a> {
 
     /// Returns the slot of which the tag is it.
     #[inline(always)]
-    fn find(&self, is_it: &impl Fn(u64) -> bool) -> Option<Place<'a>> {
+    fn find(&self, is_it: &impl Fn(u64) -> bool) -> Option<SlotRef<'a>> {
         // All four tags at once: a branch for each would be mispredicted. Acquire: see `read_tagged`.
         let hit = |slot: usize| usize::from(is_it(self.0[slot][0].load(Ordering::Acquire))) << slot;
         let hits = hit(0) | hit(1) | hit(2) | hit(3);
-        if hits == 0 { None } else { Some(Place(&self.0[hits.trailing_zeros() as usize % SLOTS_PER_LINE])) }
+        if hits == 0 { None } else { Some(SlotRef(&self.0[hits.trailing_zeros() as usize % SLOTS_PER_LINE])) }
     }
 }
 
-impl<'a> Place<'a> {
+impl<'a> SlotRef<'a> {
     /// Returns the address, which is the order in which slots are locked.
     pub(super) fn address(self) -> usize {
         std::ptr::from_ref(self.0).addr()
@@ -256,7 +256,7 @@ pub(super) enum Growth {
 
 /// The table.
 pub(super) struct SlotTable {
-    slots: Box<[Slot]>,
+    slots: Box<[SlotWords]>,
     /// The index at which the first whole line of the allocation begins.
     start: usize,
     /// Lines of a part. The table uses one part, or two, or four, and so on.
@@ -276,7 +276,7 @@ impl SlotTable {
         let (part, parts_max) = (lines >> doublings, 1 << doublings);
         let slots = zeroed(((part << doublings) + 1) * SLOTS_PER_LINE);
         let misaligned = slots.as_ptr() as usize % LINE_BYTES;
-        let start = (LINE_BYTES - misaligned) % LINE_BYTES / size_of::<Slot>();
+        let start = (LINE_BYTES - misaligned) % LINE_BYTES / size_of::<SlotWords>();
         let (mask, growth) = (AtomicU64::new(0), AtomicU64::new(Growth::Settled as u64));
         Self { slots, start, part: part as u64, parts_max, mask, growth }
     }
@@ -295,7 +295,7 @@ impl SlotTable {
     /// Has the processor load the line in which a key most likely is, while the caller does something else, and returns
     /// the line. A check of a million keys takes two thirds of the time that it takes without (`benches/tables.rs`).
     #[inline(always)]
-    pub(super) fn prefetch(&self, key: Fingerprint) -> Option<Line<'_>> {
+    pub(super) fn prefetch(&self, key: Fingerprint) -> Option<SlotLine<'_>> {
         let line = self.line(self.first_line(key, self.mask()))?;
         prefetch(line.0);
         Some(line)
@@ -304,7 +304,7 @@ impl SlotTable {
     /// Reads the key's slot of this version, and waits for nothing. `None` if there is none, if it is locked or changes
     /// meanwhile, or if the key is not in a line of its own yet. `first` is the key's first line.
     #[inline(always)]
-    pub(super) fn look<'a>(&'a self, first: &Line<'a>, key: Fingerprint, version: u16) -> Option<Seen<'a>> {
+    pub(super) fn look<'a>(&'a self, first: &SlotLine<'a>, key: Fingerprint, version: u16) -> Option<Seen<'a>> {
         let tag = key.tag(version);
         let is_it = |other| other == tag;
         let place = match first.find(&is_it) {
@@ -317,7 +317,7 @@ impl SlotTable {
     /// Returns the place of the key's slot, whatever its version and state. The key may leave it at once. Under the
     /// key's stripe `None` is certain.
     #[inline]
-    pub(super) fn place_of(&self, key: Fingerprint) -> Option<Place<'_>> {
+    pub(super) fn place_of(&self, key: Fingerprint) -> Option<SlotRef<'_>> {
         let mask = self.mask_before_growth();
         let find = |line| self.line(line)?.find(&|tag| key.matches(tag));
         let [first, second] = self.lines(key, mask);
@@ -328,10 +328,10 @@ impl SlotTable {
     }
 
     #[inline(always)]
-    fn line(&self, number: usize) -> Option<Line<'_>> {
+    fn line(&self, number: usize) -> Option<SlotLine<'_>> {
         let first = self.start + number * SLOTS_PER_LINE;
         debug_assert!(first + SLOTS_PER_LINE <= self.slots.len(), "the table has no line {number}");
-        Some(Line(self.slots.get(first..)?.first_chunk()?))
+        Some(SlotLine(self.slots.get(first..)?.first_chunk()?))
     }
 
     /// Returns the slots that a key may take as they are now, except those that are locked.
@@ -351,21 +351,21 @@ impl SlotTable {
     #[inline]
     fn open_slots(&self, line: usize) -> impl Iterator<Item = Seen<'_>> {
         let line = if self.is_open(line) { self.line(line) } else { None };
-        line.into_iter().flat_map(|line| line.0).filter_map(|slot| Place(slot).read())
+        line.into_iter().flat_map(|line| line.0).filter_map(|slot| SlotRef(slot).read())
     }
 
     /// Returns the places of all slots in use, in order. Those that come into use meanwhile are among them.
-    pub(super) fn places(&self) -> impl Iterator<Item = Place<'_>> {
+    pub(super) fn places(&self) -> impl Iterator<Item = SlotRef<'_>> {
         let slots = self.slots.iter().skip(self.start).enumerate();
         // A key that was moved there was seen to have left its slot: then the new mask is seen too.
-        slots.take_while(|(at, _)| *at < self.in_use() * SLOTS_PER_LINE).map(|(_, slot)| Place(slot))
+        slots.take_while(|(at, _)| *at < self.in_use() * SLOTS_PER_LINE).map(|(_, slot)| SlotRef(slot))
     }
 
     // Lines ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Returns the number of a slot's line.
-    pub(super) fn line_of(&self, place: Place<'_>) -> usize {
-        let slot = (place.address() - self.slots.as_ptr().addr()) / size_of::<Slot>();
+    pub(super) fn line_of(&self, place: SlotRef<'_>) -> usize {
+        let slot = (place.address() - self.slots.as_ptr().addr()) / size_of::<SlotWords>();
         (slot - self.start) / SLOTS_PER_LINE
     }
 
@@ -458,9 +458,9 @@ impl SlotTable {
     }
 
     /// Returns the places of a line, and for each the place that its key gets when the line is split.
-    pub(super) fn splits(&self, parent: usize) -> impl Iterator<Item = (Place<'_>, Place<'_>)> {
+    pub(super) fn splits(&self, parent: usize) -> impl Iterator<Item = (SlotRef<'_>, SlotRef<'_>)> {
         let lines = self.line(parent).zip(self.line(parent + self.in_use() / 2));
-        lines.into_iter().flat_map(|(from, to)| from.0.iter().map(Place).zip(to.0.iter().map(Place)))
+        lines.into_iter().flat_map(|(from, to)| from.0.iter().map(SlotRef).zip(to.0.iter().map(SlotRef)))
     }
 
     /// Whether the tag is that of a key which has to leave this line when the line is split.

@@ -11,16 +11,16 @@ use std::collections::HashMap;
 use smallvec::{SmallVec, smallvec};
 
 use crate::algorithm::carry::NewState;
-use crate::algorithm::entry_log::{Entries, EntryLog, Listed};
+use crate::algorithm::entry_log::{EntryLog, Listed, LogEntries};
 use crate::algorithm::{Decider, Pair, PairDecider};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
 use super::error::{MemoryLimiterError, MemoryLimiterErrorKind};
-use super::events::Events;
+use super::events::PendingEvents;
+use super::locked_key::{LoadedState, LockedKey};
 use super::slot_table::{Fingerprint, Seen, version_of};
-use super::state::{self, Hold};
-use super::store::Store;
+use super::states::States;
 use super::versions::UNNAMED;
 use super::word::Now;
 
@@ -31,10 +31,10 @@ const VERSION: u8 = 1;
 pub(super) struct Snapshot {
     pub(super) seeds: [u64; 2],
     policies: Vec<Policy>,
-    states: Vec<State>,
+    states: Vec<SavedState>,
 }
 
-struct State {
+struct SavedState {
     key: Fingerprint,
     /// The place among the policies, from 0.
     policy: usize,
@@ -43,16 +43,16 @@ struct State {
 }
 
 impl Snapshot {
-    /// Copies the live states of a store: each that lives from the beginning to the end, as it was at an instant
+    /// Copies the live states of a limiter: each that lives from the beginning to the end, as it was at an instant
     /// between.
-    pub(super) fn of(store: &Store) -> Self {
-        let now = store.now(); // not under a lock: the clock may be anybody's
-        let mut snapshot = Self { seeds: store.seeds, policies: Vec::new(), states: Vec::new() };
+    pub(super) fn of(states: &States) -> Self {
+        let now = states.now(); // not under a lock: the clock may be anybody's
+        let mut snapshot = Self { seeds: states.seeds, policies: Vec::new(), states: Vec::new() };
         let mut places = HashMap::new();
-        store.walk(
+        states.walk(
             |_| false,
             |seen| {
-                let state = snapshot.state(store, seen, now, &mut places);
+                let state = snapshot.state(states, seen, now, &mut places);
                 snapshot.states.extend(state);
                 seen
             },
@@ -61,27 +61,33 @@ impl Snapshot {
     }
 
     /// Copies the state of a slot that is locked, if it lives. Policies are numbered anew: only those of live states.
-    fn state(&mut self, store: &Store, seen: Seen<'_>, now: Now, places: &mut HashMap<u16, usize>) -> Option<State> {
-        let (version, known) = (version_of(seen.tag), store.versions.known());
+    fn state(
+        &mut self,
+        states: &States,
+        seen: Seen<'_>,
+        now: Now,
+        places: &mut HashMap<u16, usize>,
+    ) -> Option<SavedState> {
+        let (version, known) = (version_of(seen.tag), states.versions.known());
         let policy = known.policy(version)?;
-        let entries = match store.unpack(seen, policy.quota().decider(), now) {
-            (_, state::State::Pair(pair)) => smallvec![(pair.at, pair.n)],
-            (chain, state::State::Entries) => store.arena().view(&chain).iter().collect(),
+        let entries = match states.unpack(seen, policy.quota().decider(), now) {
+            (_, LoadedState::Pair(pair)) => smallvec![(pair.at, pair.n)],
+            (chain, LoadedState::Entries) => states.arena().view(&chain).iter().collect(),
             _ => return None,
         };
         let policy = *places.entry(version).or_insert_with(|| {
             self.policies.push(policy.clone());
             self.policies.len() - 1 // at least one
         });
-        Some(State { key: Fingerprint::of_tag(seen.tag), policy, entries })
+        Some(SavedState { key: Fingerprint::of_tag(seen.tag), policy, entries })
     }
 
-    /// Puts the states into a new store. If a key was met twice, since it was forgotten and came back, the later state
-    /// holds.
-    pub(super) fn fill(&self, store: &Store) {
-        let now = store.now();
-        let mut events = Events::of(store);
-        let versions: Vec<u16> = self.policies.iter().map(|policy| store.version(policy)).collect();
+    /// Puts the states into a new limiter. If a key was met twice, since it was forgotten and came back, the later
+    /// state holds.
+    pub(super) fn fill(&self, states: &States) {
+        let now = states.now();
+        let mut events = PendingEvents::of(states);
+        let versions: Vec<u16> = self.policies.iter().map(|policy| states.version(policy)).collect();
         for state in &self.states {
             debug_assert!(state.policy < self.policies.len(), "the reader refuses a state without a policy");
             let (Some(policy), Some(version)) = (self.policies.get(state.policy), versions.get(state.policy)) else {
@@ -99,7 +105,7 @@ impl Snapshot {
                 _ => None,
             };
             let Some(kept) = kept.filter(|_| *version != UNNAMED) else { continue };
-            if !store.replace(|| Hold::new(state.key, *version, policy.quota()), &kept, &mut events) {
+            if !states.replace(|| LockedKey::new(state.key, *version, policy.quota()), &kept, &mut events) {
                 events.evicted(is_throttled(rules, &kept, now));
             }
         }
@@ -119,7 +125,7 @@ impl Snapshot {
             }
         }
         put(&mut out, self.states.len() as u64);
-        for State { key, policy, entries } in &self.states {
+        for SavedState { key, policy, entries } in &self.states {
             put(&mut out, key.bits() | *policy as u64);
             if is_log(&self.policies[*policy]) {
                 put(&mut out, entries.len() as u64);
@@ -244,7 +250,7 @@ impl<'a> Reader<'a> {
         Policy::new(name, quota).map_err(|error| self.damaged(&format!("{error}")))
     }
 
-    fn state(&mut self, policies: &[Policy]) -> Result<State, MemoryLimiterError> {
+    fn state(&mut self, policies: &[Policy]) -> Result<SavedState, MemoryLimiterError> {
         let tag = self.number()?;
         let policy = usize::from(version_of(tag));
         let Some(quota) = policies.get(policy) else {
@@ -252,7 +258,7 @@ impl<'a> Reader<'a> {
         };
         let count = if is_log(quota) { self.count(16)? } else { 1 };
         let entries = (0..count).map(|_| Ok((self.number()?, self.number()?))).collect::<Result<_, _>>()?;
-        Ok(State { key: Fingerprint::new(tag), policy, entries }) // no state in a snapshot is of units that are held
+        Ok(SavedState { key: Fingerprint::new(tag), policy, entries }) // no state in a snapshot is of units that are held
     }
 
     fn damaged(&self, why: &str) -> MemoryLimiterError {

@@ -34,9 +34,9 @@ pub(super) const PHASE_US: u64 = 10_000_000;
 
 /// The meaning of a slot's word, by its version: the shift of its instant, and two flags above.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Form(u8);
+pub(super) struct WordForm(u8);
 
-impl Form {
+impl WordForm {
     const PINNED: u8 = 1 << 6;
     const IN_ARENA: u8 = 1 << 7;
 
@@ -87,8 +87,8 @@ pub(super) struct Versions {
     /// The upper 50 bits of a version's fingerprint, and its number; at the place that the fingerprint's lower bits
     /// name.
     cache: Box<[AtomicU64; CACHED]>,
-    known: RwLock<Known>,
-    /// For each number its [`Form`].
+    known: RwLock<KnownPolicies>,
+    /// For each number its [`WordForm`].
     forms: Box<[AtomicU8]>,
     /// For each number the phase in which it was asked for last.
     asked: Box<[AtomicU32]>,
@@ -97,7 +97,7 @@ pub(super) struct Versions {
 }
 
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct KnownPolicies {
     /// Number 1 is at index 0.
     policies: Vec<Policy>,
     numbers: HashMap<u64, u16>,
@@ -106,7 +106,7 @@ pub(super) struct Known {
     phase: u32,
 }
 
-impl Known {
+impl KnownPolicies {
     /// Returns the policy and quota of a version.
     pub(super) fn policy(&self, version: u16) -> Option<&Policy> {
         self.policies.get(usize::from(version).checked_sub(1)?)
@@ -120,8 +120,8 @@ impl Known {
 impl Versions {
     pub(super) fn new() -> Self {
         let forms: Box<[AtomicU8]> = bytemuck::zeroed_slice_box(NUMBERS);
-        forms[usize::from(UNNAMED)].store(Form::UNNAMED.0, Ordering::Relaxed);
-        forms[usize::from(HELD_VERSION)].store(Form::HELD.0, Ordering::Relaxed);
+        forms[usize::from(UNNAMED)].store(WordForm::UNNAMED.0, Ordering::Relaxed);
+        forms[usize::from(HELD_VERSION)].store(WordForm::HELD.0, Ordering::Relaxed);
         Self {
             cache: bytemuck::zeroed_box(),
             known: RwLock::default(),
@@ -148,16 +148,16 @@ impl Versions {
 
     /// Returns what the word of a slot of this version means.
     #[inline]
-    pub(super) fn form(&self, version: u16) -> Form {
+    pub(super) fn form(&self, version: u16) -> WordForm {
         // Relaxed: a thread that has a version's number got it by an Acquire that ordered this, see `cached`.
-        Form(self.forms[usize::from(version)].load(Ordering::Relaxed))
+        WordForm(self.forms[usize::from(version)].load(Ordering::Relaxed))
     }
 
-    pub(super) fn known(&self) -> RwLockReadGuard<'_, Known> {
+    pub(super) fn known(&self) -> RwLockReadGuard<'_, KnownPolicies> {
         self.known.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn known_mut(&self) -> RwLockWriteGuard<'_, Known> {
+    fn known_mut(&self) -> RwLockWriteGuard<'_, KnownPolicies> {
         self.known.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -176,7 +176,7 @@ impl Versions {
     }
 
     /// Under the lock: notes that a number is needed, and where to find it.
-    fn hand_out(&self, number: u16, fingerprint: u64, known: &Known) {
+    fn hand_out(&self, number: u16, fingerprint: u64, known: &KnownPolicies) {
         self.asked[usize::from(number)].store(known.phase, Ordering::Relaxed); // read under the write lock
         let entry = fingerprint & !NUMBER_MASK | u64::from(number);
         self.cache[fingerprint as usize % CACHED].store(entry, Ordering::Release); // with the Acquire in `cached`
@@ -195,7 +195,7 @@ impl Versions {
                     None => return UNNAMED,
                 };
                 let at = usize::from(number);
-                self.forms[at].store(Form::of(policy.quota().decider()).0, Ordering::Relaxed);
+                self.forms[at].store(WordForm::of(policy.quota().decider()).0, Ordering::Relaxed);
                 match known.policies.get_mut(at - 1) {
                     Some(place) => *place = policy.clone(),
                     None => known.policies.push(policy.clone()),

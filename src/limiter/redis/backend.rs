@@ -5,8 +5,8 @@ use tokio::sync::oneshot;
 
 use super::dispatch::Dispatcher;
 use super::error::RedisError;
-use super::keys::{KeySpace, Stored};
-use super::wire::{Answer, Request, Verb};
+use super::keys::{KeySpace, StoredKey};
+use super::wire::{RedisAnswer, WireOperation, WireRequest};
 use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::remote::{Backend, Claim, Events, Flights, HeldKey, Intent, Receiver, Return};
@@ -30,9 +30,9 @@ impl RedisBackend {
 }
 
 impl Backend for RedisBackend {
-    type Request = Request;
+    type Request = WireRequest;
     type Error = RedisError;
-    type Stored = Stored;
+    type Stored = StoredKey;
 
     /// Returns why the script cannot decide a set: only blocks and meters can be charged on refusal.
     fn refuses(&self, charges: &[Charge<'_>]) -> Option<RedisError> {
@@ -51,44 +51,44 @@ impl Backend for RedisBackend {
     }
 
     fn error_at_once(&self, lane: u16) -> Option<RedisError> {
-        self.flights.fly().store.error_at_once(lane)
+        self.flights.store().store.error_at_once(lane)
     }
 
-    fn stored(&self, policy: &Policy, key: &Key) -> Stored {
+    fn stored(&self, policy: &Policy, key: &Key) -> StoredKey {
         self.space.key(policy, key)
     }
 
-    fn lane(&self, stored: &Stored) -> u16 {
+    fn lane(&self, stored: &StoredKey) -> u16 {
         self.lane_of_slot(stored.slot)
     }
 
     fn charge<'a>(
         &self,
         intent: Intent,
-        charges: impl Iterator<Item = (&'a Charge<'a>, &'a Stored, Claim)>,
-    ) -> Request {
-        let verb = match intent {
-            Intent::Take => Verb::Take,
-            Intent::Peek => Verb::Peek,
+        charges: impl Iterator<Item = (&'a Charge<'a>, &'a StoredKey, Claim)>,
+    ) -> WireRequest {
+        let operation = match intent {
+            Intent::Take => WireOperation::Take,
+            Intent::Peek => WireOperation::Peek,
         };
-        Request::claiming(verb, charges)
+        WireRequest::claiming(operation, charges)
     }
 
-    fn refund(&self, refund: &Refund) -> Request {
-        Request::refund(refund, &self.space.key(&refund.policy, &refund.key))
+    fn refund(&self, refund: &Refund) -> WireRequest {
+        WireRequest::refund(refund, &self.space.key(&refund.policy, &refund.key))
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> Request {
-        Request::reset(policy, &self.space.key(policy, key))
+    fn reset(&self, policy: &Policy, key: &Key) -> WireRequest {
+        WireRequest::reset(policy, &self.space.key(policy, key))
     }
 
-    fn keys(request: &Request) -> usize {
+    fn keys(request: &WireRequest) -> usize {
         request.keys()
     }
 
-    async fn ask<T: Send + 'static, R: Receiver<Answer, RedisError> + 'static>(
+    async fn ask<T: Send + 'static, R: Receiver<RedisAnswer, RedisError> + 'static>(
         &self,
-        request: Request,
+        request: WireRequest,
         receiver: impl FnOnce(oneshot::Sender<T>) -> R + Send,
     ) -> Result<T, RedisError> {
         self.flights.ask(self.lane_of_slot(request.slot()), request, receiver).await
@@ -96,8 +96,8 @@ impl Backend for RedisBackend {
 
     fn send(
         &self,
-        request: Request,
-        then: impl FnOnce(Result<Answer, RedisError>) + Send + 'static,
+        request: WireRequest,
+        then: impl FnOnce(Result<RedisAnswer, RedisError>) + Send + 'static,
     ) -> Result<(), RedisError> {
         self.flights.send(self.lane_of_slot(request.slot()), request, then)
     }
@@ -111,7 +111,7 @@ impl Backend for RedisBackend {
     }
 
     fn events(&self) -> &Events {
-        self.flights.fly().store.events()
+        self.flights.store().store.events()
     }
 
     fn runtime(&self) -> &Handle {
@@ -119,15 +119,15 @@ impl Backend for RedisBackend {
     }
 
     fn close(&self) {
-        self.flights.fly().store.close();
+        self.flights.store().store.close();
     }
 
-    fn held_key(&self, policy: &Policy, stored: &Stored) -> Option<HeldKey> {
+    fn held_key(&self, policy: &Policy, stored: &StoredKey) -> Option<HeldKey> {
         let held = || HeldKey { bytes: stored.bytes.clone(), slot: stored.slot, policy: policy.clone() };
         policy.limits_in_flight().then(held)
     }
 
-    fn return_units(&self, back: &Return) -> Request {
-        Request::return_units(back)
+    fn return_units(&self, back: &Return) -> WireRequest {
+        WireRequest::return_units(back)
     }
 }

@@ -10,12 +10,12 @@ use tokio::runtime::Handle;
 
 use super::backend::RedisBackend;
 use super::client::RedisClient;
+use super::connection::{ConnectionSettings, Identity, Pem, RedisConnections};
 use super::credentials::{CredentialSource, RedisCredentials};
 use super::dispatch::Dispatcher;
 use super::error::RedisError;
 use super::keys::{CallerKeys, KeySpace, SLOTS};
 use super::limiter::RedisLimiter;
-use super::store::{Identity, Pem, RedisStore, Settings};
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{Checks, Flights, Options, shared_options};
 
@@ -196,7 +196,7 @@ impl RedisLimiterBuilder {
     /// server that is away, is loading, or has as many clients as it may have is no error: checks
     /// fail until it can serve them.
     pub async fn connect(self, url: &str) -> Result<RedisLimiter, RedisError> {
-        let store = RedisStore::connect(url, self.settings()?)?;
+        let store = RedisConnections::connect(url, self.settings()?)?;
         self.start(store).await
     }
 
@@ -235,7 +235,7 @@ impl RedisLimiterBuilder {
                 "the connection is the application's, and so are its credentials and certificates",
             ));
         }
-        let store = RedisStore::over(connection, self.settings()?)?;
+        let store = RedisConnections::over(connection, self.settings()?)?;
         self.start(store).await
     }
 
@@ -249,13 +249,13 @@ impl RedisLimiterBuilder {
         number: u64,
     ) -> Result<RedisLimiter, RedisError> {
         self.shared.own_clock = std::sync::Arc::new(clock);
-        let store = RedisStore::simulated(wire, self.settings()?)?;
+        let store = RedisConnections::simulated(wire, self.settings()?)?;
         let limiter = self.build(store)?;
-        limiter.0.backend().flights.fly().calls.store(number, std::sync::atomic::Ordering::Relaxed);
+        limiter.0.backend().flights.store().calls.store(number, std::sync::atomic::Ordering::Relaxed);
         Ok(limiter)
     }
 
-    async fn start(self, store: RedisStore) -> Result<RedisLimiter, RedisError> {
+    async fn start(self, store: RedisConnections) -> Result<RedisLimiter, RedisError> {
         let longest = (4 * self.shared.deadline).clamp(FAR.0, FAR.1);
         let mut there = store.wait_until_ready(FIRST).await;
         let is_open = there.as_ref().is_err_and(|error| error.kind() != StoreErrorKind::Misconfigured);
@@ -277,15 +277,15 @@ impl RedisLimiterBuilder {
         }
     }
 
-    fn settings(&self) -> Result<Settings, RedisError> {
+    fn settings(&self) -> Result<ConnectionSettings, RedisError> {
         self.shared.check().map_err(misconfigured)?;
         runtime()?;
         let (deadline, observers) = (self.shared.deadline, self.shared.observers.clone());
         let (client, credentials, pem) = (self.client, self.credentials.clone(), self.pem.clone());
-        Ok(Settings { client, credentials, pem, deadline, observers, ..Settings::default() })
+        Ok(ConnectionSettings { client, credentials, pem, deadline, observers, ..ConnectionSettings::default() })
     }
 
-    fn build(self, store: RedisStore) -> Result<RedisLimiter, RedisError> {
+    fn build(self, store: RedisConnections) -> Result<RedisLimiter, RedisError> {
         let in_slots = store.is_cluster();
         let groups = if in_slots { self.slot_groups } else { None };
         let Options {

@@ -67,11 +67,11 @@ impl fmt::Debug for RedisCredentials {
 }
 
 /// A future of the application's closure.
-type Asked = Pin<Box<dyn Future<Output = Result<RedisCredentials, BoxError>> + Send>>;
+type CredentialsFuture = Pin<Box<dyn Future<Output = Result<RedisCredentials, BoxError>> + Send>>;
 
 /// The application's closure that returns credentials.
 #[derive(Clone)]
-pub(super) struct CredentialSource(Arc<dyn Fn() -> Asked + Send + Sync>);
+pub(super) struct CredentialSource(Arc<dyn Fn() -> CredentialsFuture + Send + Sync>);
 
 impl CredentialSource {
     pub(super) fn new<F, A, E>(ask: F) -> Self

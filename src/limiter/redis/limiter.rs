@@ -55,7 +55,7 @@ impl RedisLimiter {
         debug_assert!(policy.is_ok(), "the name is valid");
         let Ok(policy) = policy else { return Ok(()) };
         let key = self.0.backend().space.key(&policy, &Key::global());
-        self.0.backend().flights.fly().check_rights(&key, within).await
+        self.0.backend().flights.store().check_rights(&key, within).await
     }
 
     /// Returns how many checks wait for an answer.

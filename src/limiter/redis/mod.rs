@@ -4,13 +4,13 @@
 mod backend;
 mod builder;
 mod client;
+mod connection;
 mod credentials;
 mod dispatch;
 mod error;
 mod keys;
 pub(crate) mod limiter;
 mod script;
-mod store;
 #[cfg(test)]
 mod tests;
 mod wire;

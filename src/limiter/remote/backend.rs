@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::events::Events;
 use super::flights::Receiver;
-use super::holdings::{Claim, HeldKey, Return, Row};
+use super::holdings::{Claim, CurrentRow, HeldKey, Return};
 use super::unanswered::Unanswered;
 use crate::decision::Decision;
 use crate::event::StoreErrorKind;
@@ -127,7 +127,7 @@ pub(crate) enum Answer<E> {
     /// The keys are not all on one server. Nothing was done, and each key is asked about by itself.
     Elsewhere,
     /// The row of the charge at this place is of a later epoch. Nothing was done.
-    Refused(usize, Row),
+    Refused(usize, CurrentRow),
     /// The units were returned, or the row was renewed. There was no row before, although this process held units.
     Missing,
 }

@@ -37,13 +37,13 @@ const SETTLING: Duration = Duration::from_millis(200);
 /// Denials by (policy, key). The latest of those that share a slot is remembered. A key has one slot under all quotas
 /// of a policy, because a refund or a reset under one of them ends the denials under each.
 pub(crate) struct DenialCache {
-    slots: Box<[Mutex<Slot>]>,
+    slots: Box<[Mutex<CachedDenial>]>,
     tags: Tags,
     clock: Arc<dyn Clock>,
 }
 
 #[derive(Default)]
-struct Slot {
+struct CachedDenial {
     denial: Option<Denial>,
     /// Denials of calls that were sent before this are not remembered.
     from: Timestamp,
@@ -151,7 +151,7 @@ impl DenialCache {
         Some(if watch.can_fit { decision } else { decision.for_good() })
     }
 
-    fn slot(&self, tag: Tag) -> MutexGuard<'_, Slot> {
+    fn slot(&self, tag: Tag) -> MutexGuard<'_, CachedDenial> {
         lock(&self.slots[tag.slot(self.slots.len())])
     }
 }

@@ -28,7 +28,7 @@ pub(crate) struct Events {
     observers: Observers,
     /// Checks have failed, and have not recovered since.
     is_failing: AtomicBool,
-    failures: Mutex<Failures>,
+    failures: Mutex<FailureReports>,
     servers: Mutex<Servers>,
     connections: AtomicU64,
     /// Set once, when the limiter is made.
@@ -43,11 +43,11 @@ pub(crate) struct Events {
 struct Servers {
     /// With their errors.
     down: BTreeMap<String, String>,
-    changes: VecDeque<Change>,
+    changes: VecDeque<ServerChange>,
     is_reporting: bool,
 }
 
-enum Change {
+enum ServerChange {
     Down { server: String, error: String },
     Up { server: String },
     Left { server: String },
@@ -55,7 +55,7 @@ enum Change {
 }
 
 #[derive(Default)]
-struct Failures {
+struct FailureReports {
     /// When an error of each kind was last reported.
     reported: [Option<Instant>; StoreErrorKind::ALL.len()],
     /// When a check failed last.
@@ -95,7 +95,7 @@ impl Events {
     }
 
     pub(crate) fn report_down(&self, server: &impl Display, error: &dyn Error) {
-        self.change(Change::Down { server: server.to_string(), error: WithSources(error).to_string() });
+        self.change(ServerChange::Down { server: server.to_string(), error: WithSources(error).to_string() });
     }
 
     /// Reports that a server is far for checks with this deadline.
@@ -104,20 +104,20 @@ impl Events {
     }
 
     pub(crate) fn report_up(&self, server: &impl Display) {
-        self.change(Change::Up { server: server.to_string() });
+        self.change(ServerChange::Up { server: server.to_string() });
     }
 
     pub(crate) fn report_left(&self, server: &impl Display) {
-        self.change(Change::Left { server: server.to_string() });
+        self.change(ServerChange::Left { server: server.to_string() });
     }
 
     /// Adds an observer. A new one gets an event for each server that is down.
     pub(crate) fn observe(&self, observer: &Arc<dyn Observer>) {
-        self.change(Change::Observer(Arc::clone(observer)));
+        self.change(ServerChange::Observer(Arc::clone(observer)));
     }
 
     /// Reports changes until there is none, unless another thread does.
-    fn change(&self, change: Change) {
+    fn change(&self, change: ServerChange) {
         let mut servers = self.servers();
         servers.changes.push_back(change);
         if servers.is_reporting {
@@ -178,7 +178,7 @@ impl Events {
             let mut failures = self.failures();
             let is_quiet = failures.last.is_some_and(|last| last.elapsed() >= QUIET);
             if is_quiet {
-                *failures = Failures::default();
+                *failures = FailureReports::default();
                 self.is_failing.store(false, Ordering::Relaxed);
             }
             is_quiet
@@ -188,7 +188,7 @@ impl Events {
         }
     }
 
-    fn failures(&self) -> MutexGuard<'_, Failures> {
+    fn failures(&self) -> MutexGuard<'_, FailureReports> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -212,21 +212,21 @@ impl Events {
 
 impl Servers {
     /// Makes a change. Returns the events to report: to a new observer, if there is one, otherwise to all.
-    fn apply(&mut self, change: Change) -> (Option<Arc<dyn Observer>>, Vec<LimiterEvent>) {
+    fn apply(&mut self, change: ServerChange) -> (Option<Arc<dyn Observer>>, Vec<LimiterEvent>) {
         match change {
-            Change::Down { server, error } => {
+            ServerChange::Down { server, error } => {
                 self.down.insert(server.clone(), error.clone());
                 (None, vec![LimiterEvent::store_down(server, error)])
             }
-            Change::Up { server } => {
+            ServerChange::Up { server } => {
                 self.down.remove(&server);
                 (None, vec![LimiterEvent::store_up(server)])
             }
-            Change::Left { server } => {
+            ServerChange::Left { server } => {
                 self.down.remove(&server);
                 (None, vec![LimiterEvent::store_left(server)])
             }
-            Change::Observer(observer) => {
+            ServerChange::Observer(observer) => {
                 let down = self.down.iter().map(|(server, error)| (server.clone(), error.clone()));
                 (Some(observer), down.map(|(server, error)| LimiterEvent::store_down(server, error)).collect())
             }

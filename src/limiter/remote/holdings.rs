@@ -82,14 +82,14 @@ pub(crate) enum Returned {
     Done,
     /// There was no row, although the process held something.
     Missing,
-    Refused(Row),
+    Refused(CurrentRow),
     /// Whether it was done is not known.
     Lost,
 }
 
 /// The resets and the epoch of a row that refused a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct CurrentRow {
     pub(crate) resets: u32,
     pub(crate) epoch: u64,
 }
@@ -322,7 +322,7 @@ impl Holdings {
     }
 
     /// Learns from the row that refused a call.
-    fn learn(&self, holding: &mut Holding, row: Row) {
+    fn learn(&self, holding: &mut Holding, row: CurrentRow) {
         if row.resets > holding.resets {
             holding.resets = row.resets;
             (holding.run, holding.held, holding.under_way) = (self.next_run(), 0, 0);
@@ -369,7 +369,7 @@ pub(crate) struct Bid {
 
 /// The result of a take.
 #[derive(Debug)]
-pub(crate) struct Landed {
+pub(crate) struct RecordedTake {
     /// The run of the units that were taken.
     pub(crate) run: u64,
     /// Units of a new epoch's base that were not taken.
@@ -385,9 +385,9 @@ impl Bid {
     }
 
     /// Records that `taken` units were taken. `is_missing` says that the store had no row of this process before.
-    pub(crate) fn land(mut self, taken: u64, is_missing: bool) -> Landed {
+    pub(crate) fn land(mut self, taken: u64, is_missing: bool) -> RecordedTake {
         self.is_open = false;
-        let mut landed = Landed { run: self.run, surplus: None, forgotten: 0 };
+        let mut landed = RecordedTake { run: self.run, surplus: None, forgotten: 0 };
         let holdings = Arc::clone(&self.holdings);
         let mut part = holdings.part(&self.key.bytes);
         let Some(holding) = part.get_mut(&self.key.bytes) else { return landed }; // closed
@@ -411,7 +411,7 @@ impl Bid {
     }
 
     /// Records that the row refused the call, which did nothing.
-    pub(crate) fn refused(mut self, row: Row) -> Landed {
+    pub(crate) fn refused(mut self, row: CurrentRow) -> RecordedTake {
         if let Some(holding) = self.holdings.part(&self.key.bytes).get_mut(&self.key.bytes) {
             self.holdings.learn(holding, row);
         }
@@ -446,9 +446,9 @@ mod tests {
     use proptest::test_runner::TestCaseError;
 
     use super::super::backend::ROW_MISSING;
-    use super::super::rows::Rows;
+    use super::super::rows::KeyRows;
     use super::*;
-    use crate::algorithm::How;
+    use crate::algorithm::TakeMode;
     use crate::algorithm::places::Places;
     use crate::clock::ManualClock;
     use crate::quota::Quota;
@@ -461,19 +461,19 @@ mod tests {
     /// A store with one key.
     #[derive(Default)]
     struct Store {
-        rows: Rows,
+        rows: KeyRows,
         resets: u32,
     }
 
     impl Store {
         /// Returns the units that were taken, and whether the row was missing.
-        fn take(&mut self, claim: &Claim, units: u64, now: Timestamp) -> Result<(u64, bool), Row> {
+        fn take(&mut self, claim: &Claim, units: u64, now: Timestamp) -> Result<(u64, bool), CurrentRow> {
             let now = now.as_micros();
             if let Some(row) = self.rows.refuses(claim, now) {
                 return Err(row);
             }
             let places = Places::new(Quota::concurrent(LIMIT).spec());
-            let charged = self.rows.charge(places, claim, (units, How::IfAllowed), false, now);
+            let charged = self.rows.charge(places, claim, (units, TakeMode::IfAllowed), false, now);
             if let Some(rows) = charged.if_taken.or(charged.otherwise) {
                 self.rows = rows;
             }

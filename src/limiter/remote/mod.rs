@@ -5,8 +5,8 @@ mod backend;
 mod breaker;
 mod caller_hash;
 mod checks;
+mod deadline;
 mod denial_cache;
-mod due;
 mod events;
 mod flights;
 mod holdings;
@@ -24,18 +24,18 @@ pub(super) use backend::{Answer, Backend, Intent, ROW_MISSING, RemoteError};
 pub(super) use breaker::Breaker;
 pub(super) use caller_hash::{CallerHash, Hash};
 pub(super) use checks::{CHARGES_MAX, Checks};
+pub(super) use deadline::Deadline;
 #[cfg(all(test, feature = "_redis"))]
 pub(super) use denial_cache::LONGEST;
-pub(super) use due::Due;
 pub(super) use events::Events;
 #[cfg(feature = "_redis")]
 pub(super) use flights::Queue;
-pub(super) use flights::{Calls, Flights, Fly, Landing, Most, Receiver, Rider, hand_out};
+pub(super) use flights::{CallLimits, CallResult, Caller, Calls, Flights, Receiver, RemoteStore, hand_out};
 #[cfg(feature = "store")]
 pub(super) use flights::{Groups, Keyed};
-pub(super) use holdings::{Claim, HeldKey, Return, Row};
+pub(super) use holdings::{Claim, CurrentRow, HeldKey, Return};
 #[cfg(test)]
 pub(super) use leases::HELD;
 pub(super) use options::{Options, shared_options};
-pub(super) use rows::{HOLDERS_MAX, HeldRow, InLine, LINE_MAX, Rows};
+pub(super) use rows::{HOLDERS_MAX, HeldRow, HolderInLine, KeyRows, LINE_MAX};
 pub(super) use unanswered::Unanswered;

@@ -4,9 +4,9 @@
 //! The calls carry [claims](super::holdings).
 
 use super::backend::ROW_MISSING;
-use super::holdings::{Claim, Row};
+use super::holdings::{Claim, CurrentRow};
 use super::options::PLACES_LAPSE_MAX;
-use crate::algorithm::How;
+use crate::algorithm::TakeMode;
 use crate::algorithm::places::{HELD_MAX, Places};
 use crate::decision::{ChargeDecision, Receipt};
 use crate::limiter::{FirstInLine, Standing};
@@ -21,23 +21,23 @@ const LONGEST_US: u64 = PLACES_LAPSE_MAX.as_micros() as u64; // a day
 
 /// The rows of a key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Rows {
+pub(crate) struct KeyRows {
     pub(crate) held: Vec<HeldRow>,
-    pub(crate) line: Vec<InLine>,
+    pub(crate) line: Vec<HolderInLine>,
 }
 
 /// The units that a process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeldRow {
     pub(crate) holder: u64,
-    pub(crate) row: Row,
+    pub(crate) row: CurrentRow,
     pub(crate) units: u64,
     pub(crate) lapses: u64,
 }
 
 /// The first request of a process that waits in line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct InLine {
+pub(crate) struct HolderInLine {
     pub(crate) holder: u64,
     /// The number of the request in its process.
     pub(crate) number: u32,
@@ -48,13 +48,13 @@ pub(crate) struct InLine {
 }
 
 /// A charge that was decided.
-pub(crate) struct Charged {
+pub(crate) struct DecidedRows {
     /// Its receipt says whether the process had no row.
     pub(crate) decision: ChargeDecision,
     /// The rows to write if the units are taken.
-    pub(crate) if_taken: Option<Rows>,
+    pub(crate) if_taken: Option<KeyRows>,
     /// The rows to write if they are not.
-    pub(crate) otherwise: Option<Rows>,
+    pub(crate) otherwise: Option<KeyRows>,
 }
 
 /// The row of a process, as a claim finds it.
@@ -69,11 +69,11 @@ struct Met {
     is_moved: bool,
 }
 
-impl Rows {
+impl KeyRows {
     /// Returns the refusal of a call: the row is of a later epoch, or it was reset.
-    pub(crate) fn refuses(&self, claim: &Claim, now: u64) -> Option<Row> {
+    pub(crate) fn refuses(&self, claim: &Claim, now: u64) -> Option<CurrentRow> {
         let own = self.held.iter().find(|held| held.holder == claim.holder && held.lapses > now)?;
-        let known = Row { resets: claim.resets, epoch: claim.epoch };
+        let known = CurrentRow { resets: claim.resets, epoch: claim.epoch };
         ((own.row.resets, own.row.epoch) > (known.resets, known.epoch)).then_some(own.row)
     }
 
@@ -82,10 +82,10 @@ impl Rows {
         &self,
         places: Places,
         claim: &Claim,
-        (cost, how): (u64, How),
+        (cost, how): (u64, TakeMode),
         peeks: bool,
         now: u64,
-    ) -> Charged {
+    ) -> DecidedRows {
         let rows = self.at(now);
         let mut met = rows.meet(claim);
         if let (true, Some(at)) = (peeks, met.at) {
@@ -132,12 +132,12 @@ impl Rows {
             let mut others = without(left.clone());
             if others.line.len() < LINE_MAX {
                 let lapses = now.saturating_add(first.asks_within.as_millis() as u64 * 1_000); // at most some minutes
-                others.line.push(InLine { holder: claim.holder, number: first.number, since, cost, lapses });
+                others.line.push(HolderInLine { holder: claim.holder, number: first.number, since, cost, lapses });
                 (left, is_moved) = (others, true);
             }
         }
         let otherwise = is_moved.then(|| left.written(&met, claim, met.units, now));
-        Charged { decision, if_taken, otherwise }
+        DecidedRows { decision, if_taken, otherwise }
     }
 
     /// Returns units to the rows, or renews the row of the process. Returns the rows to write, and whether there was no
@@ -188,7 +188,7 @@ impl Rows {
         let own = at.map(|at| self.held[at]);
         let others = self.held.iter().filter(|held| held.holder != claim.holder);
         let others = others.fold(0_u64, |sum, held| sum.saturating_add(held.units));
-        let claimed = Row { resets: claim.resets, epoch: claim.epoch };
+        let claimed = CurrentRow { resets: claim.resets, epoch: claim.epoch };
         let is_moved = own.map_or(claim.base > 0 || claim.keeps_row, |own| own.row != claimed);
         let units = own.filter(|_| !is_moved).map_or(claim.base, |own| own.units);
         Met { at, units, others, is_moved }
@@ -203,7 +203,7 @@ impl Rows {
     /// Writes the row of a process. A row without units goes, unless it has to stay or its absence would say something
     /// else.
     fn written(mut self, met: &Met, claim: &Claim, units: u64, now: u64) -> Self {
-        let row = Row { resets: claim.resets, epoch: claim.epoch };
+        let row = CurrentRow { resets: claim.resets, epoch: claim.epoch };
         let new = HeldRow { holder: claim.holder, row, units, lapses: now.saturating_add(claim.lapse_us) };
         match (met.at, units > 0 || claim.keeps_row || claim.base > 0) {
             (Some(at), true) => self.held[at] = new,

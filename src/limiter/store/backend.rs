@@ -11,7 +11,7 @@ use super::Store;
 use super::error::StoreError;
 use super::swapper::Swapper;
 use super::value::{STATE_MAX, state_bytes_max};
-use super::working_copy::{Answer, KeyedCharge, Request, Verb};
+use super::working_copy::{StoreAnswer, StoreCharge, StoreOperation, StoreRequest};
 use crate::algorithm::Pair;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
@@ -32,7 +32,7 @@ pub(super) struct Swaps<S: Store> {
 }
 
 /// A stored key, and its hash.
-pub(super) struct Stored {
+pub(super) struct HashedKey {
     key: Arc<str>,
     hash: u64,
 }
@@ -49,18 +49,18 @@ impl<S: Store> Swaps<S> {
     /// Returns how many keys have requests that wait or are in flight.
     #[cfg(test)]
     pub(super) fn keys_under_way(&self) -> usize {
-        self.flights.in_line(crate::limiter::remote::Groups::keys)
+        self.flights.in_queue(crate::limiter::remote::Groups::keys)
     }
 
-    fn keyed(&self, policy: &Policy, key: &Key) -> KeyedCharge {
-        KeyedCharge::of(&self.stored(policy, key), policy)
+    fn keyed(&self, policy: &Policy, key: &Key) -> StoreCharge {
+        StoreCharge::of(&self.stored(policy, key), policy)
     }
 }
 
 impl<S: Store> Backend for Swaps<S> {
-    type Request = Request;
+    type Request = StoreRequest;
     type Error = StoreError;
-    type Stored = Stored;
+    type Stored = HashedKey;
 
     fn refuses(&self, charges: &[Charge<'_>]) -> Option<StoreError> {
         charges.iter().find_map(|charge| self.refuses_policy(charge.policy))
@@ -72,10 +72,10 @@ impl<S: Store> Backend for Swaps<S> {
     }
 
     fn error_at_once(&self, _lane: u16) -> Option<StoreError> {
-        self.flights.fly().error_at_once()
+        self.flights.store().error_at_once()
     }
 
-    fn stored(&self, policy: &Policy, key: &Key) -> Stored {
+    fn stored(&self, policy: &Policy, key: &Key) -> HashedKey {
         let name = policy.stored_name();
         let mut text = String::with_capacity(self.before.len() + name.len() + 40);
         text.push_str(&self.before);
@@ -88,43 +88,46 @@ impl<S: Store> Backend for Swaps<S> {
         text.push(':');
         text.push_str(name);
         let hash = self.hash.hash_one(&*text);
-        Stored { key: text.into(), hash }
+        HashedKey { key: text.into(), hash }
     }
 
     fn charge<'a>(
         &self,
         intent: Intent,
-        charges: impl Iterator<Item = (&'a Charge<'a>, &'a Stored, Claim)>,
-    ) -> Request {
-        let verb = match intent {
-            Intent::Take => Verb::Take,
-            Intent::Peek => Verb::Peek,
+        charges: impl Iterator<Item = (&'a Charge<'a>, &'a HashedKey, Claim)>,
+    ) -> StoreRequest {
+        let operation = match intent {
+            Intent::Take => StoreOperation::Take,
+            Intent::Peek => StoreOperation::Peek,
         };
-        let keyed = |(charge, stored, claim): (&Charge<'_>, &Stored, Claim)| KeyedCharge {
+        let keyed = |(charge, stored, claim): (&Charge<'_>, &HashedKey, Claim)| StoreCharge {
             cost: charge.cost,
             effect: charge.effect,
             claim,
-            ..KeyedCharge::of(stored, charge.policy)
+            ..StoreCharge::of(stored, charge.policy)
         };
-        Request::of(verb, charges.map(keyed))
+        StoreRequest::of(operation, charges.map(keyed))
     }
 
-    fn refund(&self, Refund { policy, key, receipt }: &Refund) -> Request {
+    fn refund(&self, Refund { policy, key, receipt }: &Refund) -> StoreRequest {
         let own = Pair { at: receipt.at_us(), n: receipt.part() };
-        Request::of(Verb::Refund, [KeyedCharge { cost: receipt.units(), own, ..self.keyed(policy, key) }])
+        StoreRequest::of(
+            StoreOperation::Refund,
+            [StoreCharge { cost: receipt.units(), own, ..self.keyed(policy, key) }],
+        )
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> Request {
-        Request::of(Verb::Reset, [self.keyed(policy, key)])
+    fn reset(&self, policy: &Policy, key: &Key) -> StoreRequest {
+        StoreRequest::of(StoreOperation::Reset, [self.keyed(policy, key)])
     }
 
-    fn keys(request: &Request) -> usize {
+    fn keys(request: &StoreRequest) -> usize {
         request.charges.len()
     }
 
-    async fn ask<T: Send + 'static, R: Receiver<Answer, StoreError> + 'static>(
+    async fn ask<T: Send + 'static, R: Receiver<StoreAnswer, StoreError> + 'static>(
         &self,
-        request: Request,
+        request: StoreRequest,
         receiver: impl FnOnce(oneshot::Sender<T>) -> R + Send,
     ) -> Result<T, StoreError> {
         self.flights.ask(0, request, receiver).await
@@ -132,8 +135,8 @@ impl<S: Store> Backend for Swaps<S> {
 
     fn send(
         &self,
-        request: Request,
-        then: impl FnOnce(Result<Answer, StoreError>) + Send + 'static,
+        request: StoreRequest,
+        then: impl FnOnce(Result<StoreAnswer, StoreError>) + Send + 'static,
     ) -> Result<(), StoreError> {
         self.flights.send(0, request, then)
     }
@@ -147,30 +150,30 @@ impl<S: Store> Backend for Swaps<S> {
     }
 
     fn events(&self) -> &Events {
-        self.flights.fly().events()
+        self.flights.store().events()
     }
 
     fn runtime(&self) -> &Handle {
         self.flights.runtime()
     }
 
-    fn held_key(&self, policy: &Policy, stored: &Stored) -> Option<HeldKey> {
+    fn held_key(&self, policy: &Policy, stored: &HashedKey) -> Option<HeldKey> {
         let bytes = || Bytes::copy_from_slice(stored.key.as_bytes());
         policy.limits_in_flight().then(|| HeldKey { bytes: bytes(), slot: 0, policy: policy.clone() })
     }
 
-    fn return_units(&self, back: &Return) -> Request {
+    fn return_units(&self, back: &Return) -> StoreRequest {
         let key: Arc<str> = String::from_utf8_lossy(&back.key.bytes).into(); // it was made of text
-        let stored = Stored { hash: self.hash.hash_one(&*key), key };
-        let charge = KeyedCharge { cost: back.units, claim: back.claim, ..KeyedCharge::of(&stored, &back.key.policy) };
-        Request::of(Verb::Return, [charge])
+        let stored = HashedKey { hash: self.hash.hash_one(&*key), key };
+        let charge = StoreCharge { cost: back.units, claim: back.claim, ..StoreCharge::of(&stored, &back.key.policy) };
+        StoreRequest::of(StoreOperation::Return, [charge])
     }
 }
 
-impl KeyedCharge {
+impl StoreCharge {
     /// A charge of no units.
-    fn of(stored: &Stored, policy: &Policy) -> Self {
-        let Stored { key, hash } = stored;
+    fn of(stored: &HashedKey, policy: &Policy) -> Self {
+        let HashedKey { key, hash } = stored;
         let (key, policy, own) = (Arc::clone(key), policy.clone(), Pair { at: 0, n: 0 });
         Self { key, hash: *hash, policy, cost: 0, effect: Effect::Enforce, own, claim: Claim::default() }
     }

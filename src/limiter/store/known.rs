@@ -21,11 +21,11 @@ const ENTRY_BYTES: usize = 208;
 
 /// The last values of some keys: those that were noted first go if there are too many. A key without one, or with one
 /// that is no longer the current one, costs a round trip, and no more.
-pub(super) struct Known(Box<[Mutex<Part>]>);
+pub(super) struct KnownValues(Box<[Mutex<Shard>]>);
 
 #[derive(Default)]
-struct Part {
-    values: HashMap<u64, Entry, foldhash::fast::RandomState>,
+struct Shard {
+    values: HashMap<u64, KnownValue, foldhash::fast::RandomState>,
     /// The hashes of the keys, by the numbers of their entries.
     order: BTreeMap<u64, u64>,
     /// How many values were noted.
@@ -33,14 +33,14 @@ struct Part {
     bytes: usize,
 }
 
-struct Entry {
+struct KnownValue {
     key: Arc<str>,
     value: Value,
     /// How many values were noted before it.
     number: u64,
 }
 
-impl Known {
+impl KnownValues {
     pub(super) fn new() -> Self {
         Self((0..PARTS).map(|_| Mutex::default()).collect())
     }
@@ -61,15 +61,15 @@ impl Known {
         part.trim();
     }
 
-    fn part(&self, hash: u64) -> &Mutex<Part> {
+    fn part(&self, hash: u64) -> &Mutex<Shard> {
         &self.0[(hash % PARTS) as usize] // below the number of parts
     }
 }
 
-impl Part {
+impl Shard {
     fn put(&mut self, hash: u64, key: &Arc<str>, value: &Value) {
         self.remove(hash);
-        let new = Entry { key: Arc::clone(key), value: value.clone(), number: self.noted };
+        let new = KnownValue { key: Arc::clone(key), value: value.clone(), number: self.noted };
         self.noted += 1;
         self.bytes += new.bytes();
         self.order.insert(new.number, hash);
@@ -92,7 +92,7 @@ impl Part {
     }
 }
 
-impl Entry {
+impl KnownValue {
     fn bytes(&self) -> usize {
         self.key.len() + self.value.bytes.len() + ENTRY_BYTES
     }
@@ -112,10 +112,10 @@ mod tests {
     }
 
     /// Returns the bytes that are counted, and whether the parts count what they have.
-    fn sum(known: &Known) -> usize {
+    fn sum(known: &KnownValues) -> usize {
         let parts = known.0.iter().map(|part| {
             let part = lock(part);
-            assert_eq!(part.bytes, part.values.values().map(Entry::bytes).sum::<usize>());
+            assert_eq!(part.bytes, part.values.values().map(KnownValue::bytes).sum::<usize>());
             assert!(part.bytes <= PART_BYTES && part.order.len() == part.values.len());
             part.bytes
         });
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn values_are_known_until_there_are_too_many() {
-        let known = Known::new();
+        let known = KnownValues::new();
         // Longer values than usual, so that the bytes decide and not the number.
         for number in 0..200_000 {
             known.put(&key(number), number, Some(&value(100 + number as usize % 400)));
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn value_that_was_replaced_or_removed_is_not_known() {
-        let known = Known::new();
+        let known = KnownValues::new();
         for round in 1..100_usize {
             known.put(&key(1), 1, Some(&value(round)));
             assert_eq!(known.get(&key(1), 1), Some(value(round)));
@@ -152,7 +152,7 @@ mod tests {
     /// Each request in flight adds a row to a value, and removes the value when it is over.
     #[test]
     fn key_that_comes_and_goes_leaves_other_keys_known() {
-        let known = Known::new();
+        let known = KnownValues::new();
         let others: Vec<u64> = (1..500).map(|number| number * PARTS).collect();
         others.iter().for_each(|number| known.put(&key(*number), *number, Some(&value(100))));
         for _ in 0..5_000 {

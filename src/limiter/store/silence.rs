@@ -21,11 +21,11 @@ const LONGEST: Duration = Duration::from_secs(5);
 
 pub(super) struct Silence {
     deadline: Duration,
-    state: Mutex<State>,
+    state: Mutex<SilenceState>,
 }
 
 #[derive(Default)]
-struct State {
+struct SilenceState {
     /// When the store was last heard.
     heard: Option<Instant>,
     /// The longest call of late. It fades with each answer.
@@ -60,7 +60,7 @@ impl Silence {
         let took = sent.took();
         let mut state = lock(&self.state);
         let longest = took.max(state.longest - state.longest / 8);
-        *state = State { heard: Some(Instant::now()), longest, missed: 0, since: None };
+        *state = SilenceState { heard: Some(Instant::now()), longest, missed: 0, since: None };
     }
 
     /// Records that a call that was sent then has missed its deadline. Returns whether the store is silent.

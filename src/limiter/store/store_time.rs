@@ -23,11 +23,11 @@ pub(super) struct StoreTime {
     /// The clock that decides instead of the store's.
     chosen: Option<Arc<dyn Clock>>,
     own: Arc<dyn Clock>,
-    known: Mutex<Known>,
+    known: Mutex<KnownTime>,
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownTime {
     /// The store's clock minus the own one, once the store has answered. It is zero if the store reports no time.
     ahead_us: Option<i64>,
     /// The latest time of a decision.
@@ -36,7 +36,7 @@ struct Known {
 
 /// What an answer has told about the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Recorded {
+pub(super) enum TimeUpdate {
     /// It is the first one that reports a time.
     First,
     /// The decision was made at a time near that of the store.
@@ -82,14 +82,14 @@ impl StoreTime {
     }
 
     /// Records the time that an answer reports. `decided` is the time of the decision that it answers.
-    pub(super) fn record(&self, trip: Trip, now: Option<Timestamp>, decided: Option<Timestamp>) -> Recorded {
+    pub(super) fn record(&self, trip: Trip, now: Option<Timestamp>, decided: Option<Timestamp>) -> TimeUpdate {
         if self.chosen.is_some() {
-            return Recorded::Near;
+            return TimeUpdate::Near;
         }
         let mut known = lock(&self.known);
         let Some(now) = now else {
             known.ahead_us = Some(0);
-            return Recorded::Near;
+            return TimeUpdate::Near;
         };
         let [least, most] = [trip.answered, trip.sent].map(|own| ahead_us(now, own));
         let middle = least + (most - least) / 2;
@@ -98,9 +98,9 @@ impl StoreTime {
         let away = AWAY + trip.answered.saturating_since(trip.sent);
         let is_away = |decided: Timestamp| decided.saturating_since(now).max(now.saturating_since(decided)) > away;
         match decided.is_some_and(is_away) {
-            true => Recorded::Away,
-            false if is_first => Recorded::First,
-            false => Recorded::Near,
+            true => TimeUpdate::Away,
+            false if is_first => TimeUpdate::First,
+            false => TimeUpdate::Near,
         }
     }
 }
@@ -127,7 +127,7 @@ mod tests {
     /// Records an answer to a decision at the store's own time.
     fn record(time: &StoreTime, trip: Trip, now: u64) -> Option<i64> {
         let now = Some(Timestamp::from_micros(now));
-        assert_ne!(time.record(trip, now, now), Recorded::Away);
+        assert_ne!(time.record(trip, now, now), TimeUpdate::Away);
         lock(&time.known).ahead_us
     }
 
@@ -182,7 +182,7 @@ mod tests {
         for (away_us, is_away) in [(103_000, false), (103_001, true)] {
             for decided in [now.as_micros() - away_us, now.as_micros() + away_us].map(Timestamp::from_micros) {
                 let recorded = time.record(trip(10_000_000, 10_003_000), Some(now), Some(decided));
-                assert_eq!(recorded == Recorded::Away, is_away);
+                assert_eq!(recorded == TimeUpdate::Away, is_away);
             }
         }
     }
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn store_without_a_clock_leaves_the_time_to_the_process() {
         let time = own();
-        assert_eq!(time.record(trip(0, 0), None, None), Recorded::Near);
+        assert_eq!(time.record(trip(0, 0), None, None), TimeUpdate::Near);
         let now = time.now().unwrap();
         assert!(now.saturating_since(time.own()) < AWAY && time.own().saturating_since(now) < 100 * AWAY);
     }

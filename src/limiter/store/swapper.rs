@@ -45,14 +45,16 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::error::StoreError;
-use super::known::Known;
+use super::known::KnownValues;
 use super::silence::{Mark, Silence};
-use super::store_time::{Recorded, StoreTime, Trip};
+use super::store_time::{StoreTime, TimeUpdate, Trip};
 use super::value::Quotas;
-use super::working_copy::{Answer, Evidence, Request, Verb, WorkingCopy, evidence};
+use super::working_copy::{Evidence, StoreAnswer, StoreOperation, StoreRequest, WorkingCopy, evidence};
 use super::{Change, Loaded, NotSwapped, Store, Swapped, Then, Value, Version};
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::{Breaker, Calls, Due, Events, Fly, Groups, Landing, Most, Rider, hand_out};
+use crate::limiter::remote::{
+    Breaker, CallLimits, CallResult, Caller, Calls, Deadline, Events, Groups, RemoteStore, hand_out,
+};
 use crate::random;
 use crate::time::Timestamp;
 
@@ -91,7 +93,7 @@ struct Inner<S: Store> {
     store: S,
     name: String,
     time: StoreTime,
-    known: Known,
+    known: KnownValues,
     quotas: Quotas,
     breaker: Breaker,
     silence: Silence,
@@ -105,7 +107,7 @@ struct Inner<S: Store> {
 
 /// Requests of a flight that are joined by keys.
 struct Party<'a, S: Store> {
-    riders: Vec<Rider<Swapper<S>>>,
+    callers: Vec<Caller<Swapper<S>>>,
     copy: WorkingCopy<'a>,
     /// Whether the values are the store's own, and no guess.
     is_current: bool,
@@ -115,25 +117,25 @@ struct Party<'a, S: Store> {
     conflicts: u32,
     /// Whether a swap was undone, because its time was too far away from the store's.
     has_undone: bool,
-    next: Option<Step>,
+    next: Option<PartyStep>,
 }
 
 /// What a party needs from the store.
-enum Step {
+enum PartyStep {
     /// The current values.
     Load,
     Swap(Decided),
     /// Nothing: these are the answers.
-    Answer(Answers),
+    Answer(StoreAnswers),
 }
 
-type Answers = Vec<Result<Answer, StoreError>>;
+type StoreAnswers = Vec<Result<StoreAnswer, StoreError>>;
 
 /// A decision that is to be swapped in.
 struct Decided {
     changes: Vec<Change>,
     at: Timestamp,
-    answers: Answers,
+    answers: StoreAnswers,
     /// Whether the changes give nothing back.
     only_takes: bool,
     /// How often the swap was sent.
@@ -145,14 +147,14 @@ type Swapping<'a, S> = (Party<'a, S>, Decided);
 
 /// What became of a flight.
 #[derive(Clone, Copy, Default)]
-struct Landed {
+struct FlightResult {
     /// Whether the store has decided any of its requests.
     is_answered: bool,
     /// The most conflicts of a party with other processes.
     conflicts: u32,
 }
 
-impl Landed {
+impl FlightResult {
     fn add(&mut self, other: Self) {
         self.is_answered |= other.is_answered;
         self.conflicts = self.conflicts.max(other.conflicts);
@@ -160,10 +162,10 @@ impl Landed {
 }
 
 /// The requests of a swap that is late, with the answers that they get if it was made.
-type LateSwap<S> = (Vec<(Rider<Swapper<S>>, Result<Answer, StoreError>)>, Decided);
+type LateSwap<S> = (Vec<(Caller<Swapper<S>>, Result<StoreAnswer, StoreError>)>, Decided);
 
 /// The result of a swap.
-enum Outcome {
+enum SwapResult {
     /// It was made. The current time is known unless its answer was lost.
     Made { is_away: bool },
     /// Nothing was changed, and these are the current values.
@@ -180,19 +182,19 @@ struct Answered<T> {
     answer: T,
     trip: Trip,
     took: Duration,
-    sent: Sent,
+    sent: SentAt,
 }
 
 /// An answer that has not come in time.
 struct Late<T> {
     call: BoxFuture<'static, T>,
-    sent: Sent,
+    sent: SentAt,
     error: StoreError,
 }
 
 /// When a call was sent, by the own clock and by the runtime.
 #[derive(Clone, Copy)]
-struct Sent {
+struct SentAt {
     at: Timestamp,
     mark: Mark,
 }
@@ -210,7 +212,7 @@ impl<S: Store> Swapper<S> {
             name: store.name(),
             store,
             time,
-            known: Known::new(),
+            known: KnownValues::new(),
             quotas: Quotas::default(),
             breaker: Breaker::new(FAILURES),
             silence: Silence::new(deadline),
@@ -232,29 +234,29 @@ impl<S: Store> Swapper<S> {
     }
 }
 
-impl<S: Store> Fly for Swapper<S> {
-    type Request = Request;
-    type Answer = Answer;
+impl<S: Store> RemoteStore for Swapper<S> {
+    type Request = StoreRequest;
+    type Answer = StoreAnswer;
     type Error = StoreError;
-    type Line = Groups<Self>;
+    type Queue = Groups<Self>;
 
-    async fn fly(&self, riders: Vec<Rider<Self>>, until: Instant) -> Landing {
+    async fn send_batch(&self, callers: Vec<Caller<Self>>, until: Instant) -> CallResult {
         let inner = &self.0;
         if inner.breaker.is_open() {
-            inner.fail(riders, &inner.unavailable());
-            return Landing::Failed;
+            inner.fail(callers, &inner.unavailable());
+            return CallResult::Failed;
         }
-        let (landed, parties) = inner.take(riders, Due::at(until)).await;
+        let (landed, parties) = inner.take(callers, Deadline::at(until)).await;
         match landed.is_answered {
-            true if parties == 1 => Landing::Answered { rest: inner.rest(landed.conflicts) },
-            true => Landing::Answered { rest: Duration::ZERO }, // one party's rest would keep the others waiting
-            false => Landing::Failed,
+            true if parties == 1 => CallResult::Answered { rest: inner.rest(landed.conflicts) },
+            true => CallResult::Answered { rest: Duration::ZERO }, // one party's rest would keep the others waiting
+            false => CallResult::Failed,
         }
     }
 
-    fn most(&self) -> Most {
+    fn limits(&self) -> CallLimits {
         let store = &self.0.store;
-        Most { units: store.max_swaps().max(1), calls: Calls::Separate(store.max_calls()) }
+        CallLimits { units: store.max_swaps().max(1), calls: Calls::Separate(store.max_calls()) }
     }
 
     fn record_unsent(&self, error: &StoreError) {
@@ -264,10 +266,10 @@ impl<S: Store> Fly for Swapper<S> {
 
 impl<S: Store> Inner<S> {
     /// Takes requests to the store, and answers them. Returns the number of parties as well.
-    async fn take(self: &Arc<Self>, riders: Vec<Rider<Swapper<S>>>, due: Due) -> (Landed, usize) {
-        let mut parties = self.parties(riders);
+    async fn take(self: &Arc<Self>, callers: Vec<Caller<Swapper<S>>>, deadline: Deadline) -> (FlightResult, usize) {
+        let mut parties = self.parties(callers);
         if parties.len() == 1 {
-            return (self.drive(parties, due).await, 1);
+            return (self.drive(parties, deadline).await, 1);
         }
         let count = parties.len();
         // A party that needs a load first keeps no other one waiting.
@@ -279,25 +281,25 @@ impl<S: Store> Inner<S> {
         parties = parties
             .into_iter()
             .filter_map(|party| match party.next {
-                Some(Step::Load) => {
+                Some(PartyStep::Load) => {
                     loads.push(party);
                     None
                 }
                 _ => Some(party),
             })
             .collect();
-        let (mut landed, other) = join(self.drive(loads, due), self.drive(parties, due)).await;
+        let (mut landed, other) = join(self.drive(loads, deadline), self.drive(parties, deadline)).await;
         landed.add(other);
         (landed, count)
     }
 
     /// Returns the parties of a flight, each with its requests in their order.
-    fn parties(&self, riders: Vec<Rider<Swapper<S>>>) -> Vec<Party<'_, S>> {
-        let is_one = self.store.max_swaps() < 2 || riders.len() == 1;
-        let groups = if is_one { vec![riders] } else { joined(riders) };
-        let party = |riders: Vec<Rider<Swapper<S>>>| Party {
-            copy: WorkingCopy::new(riders.iter().map(|rider| &rider.request), &self.quotas, &self.known),
-            riders,
+    fn parties(&self, callers: Vec<Caller<Swapper<S>>>) -> Vec<Party<'_, S>> {
+        let is_one = self.store.max_swaps() < 2 || callers.len() == 1;
+        let groups = if is_one { vec![callers] } else { joined(callers) };
+        let party = |callers: Vec<Caller<Swapper<S>>>| Party {
+            copy: WorkingCopy::new(callers.iter().map(|caller| &caller.request), &self.quotas, &self.known),
+            callers,
             is_current: false,
             loads_first: false,
             conflicts: 0,
@@ -308,93 +310,96 @@ impl<S: Store> Inner<S> {
     }
 
     /// Decides and swaps until each request of these parties is answered.
-    async fn drive(self: &Arc<Self>, mut parties: Vec<Party<'_, S>>, due: Due) -> Landed {
-        let mut landed = Landed::default();
+    async fn drive(self: &Arc<Self>, mut parties: Vec<Party<'_, S>>, deadline: Deadline) -> FlightResult {
+        let mut landed = FlightResult::default();
         let mut alone = Vec::new();
         while !parties.is_empty() {
             let (mut loads, mut swaps) = (Vec::new(), Vec::new());
             for mut party in parties {
                 landed.conflicts = landed.conflicts.max(party.conflicts);
                 match party.next.take().unwrap_or_else(|| self.step(&mut party)) {
-                    Step::Load => loads.push(party),
-                    Step::Swap(decided) => swaps.push((party, decided)),
-                    Step::Answer(answers) => {
+                    PartyStep::Load => loads.push(party),
+                    PartyStep::Swap(decided) => swaps.push((party, decided)),
+                    PartyStep::Answer(answers) => {
                         landed.is_answered = true;
-                        self.answer(party.riders, answers);
+                        self.answer(party.callers, answers);
                     }
                 }
             }
             (parties, alone) = match (loads.is_empty(), swaps.is_empty()) {
                 (true, true) => (Vec::new(), alone),
-                (false, true) => (self.load(loads, due).await, alone),
-                (true, false) => self.swap(swaps, alone, &mut landed, due).await,
+                (false, true) => (self.load(loads, deadline).await, alone),
+                (true, false) => self.swap(swaps, alone, &mut landed, deadline).await,
                 (false, false) => {
                     let (mut loaded, (swapped, alone)) =
-                        join(self.load(loads, due), self.swap(swaps, alone, &mut landed, due)).await;
+                        join(self.load(loads, deadline), self.swap(swaps, alone, &mut landed, deadline)).await;
                     loaded.extend(swapped);
                     (loaded, alone)
                 }
             };
             for party in &mut parties {
-                party.riders.retain(|rider| !rider.receiver.is_gone());
+                party.callers.retain(|caller| !caller.receiver.is_gone());
             }
-            parties.retain(|party| !party.riders.is_empty());
+            parties.retain(|party| !party.callers.is_empty());
             // A store in memory answers at once, and would keep the thread.
             if parties.iter().any(|party| party.conflicts > 1) {
                 tokio::task::yield_now().await;
             }
         }
-        let alone = join_all(alone.into_iter().map(|swapping| Box::pin(self.drive_alone(swapping, due)))).await;
+        let alone = join_all(alone.into_iter().map(|swapping| Box::pin(self.drive_alone(swapping, deadline)))).await;
         alone.into_iter().for_each(|other| landed.add(other));
         landed
     }
 
     /// Sends a swap that was skipped, by itself.
-    async fn drive_alone(self: &Arc<Self>, swapping: Swapping<'_, S>, due: Due) -> Landed {
-        let mut landed = Landed::default();
-        let (parties, _) = self.swap(vec![swapping], Vec::new(), &mut landed, due).await;
+    async fn drive_alone(self: &Arc<Self>, swapping: Swapping<'_, S>, deadline: Deadline) -> FlightResult {
+        let mut landed = FlightResult::default();
+        let (parties, _) = self.swap(vec![swapping], Vec::new(), &mut landed, deadline).await;
         if !parties.is_empty() {
-            landed.add(Box::pin(self.drive(parties, due)).await);
+            landed.add(Box::pin(self.drive(parties, deadline)).await);
         }
         landed
     }
 
     /// Decides the requests of a party on its values.
-    fn step(&self, party: &mut Party<'_, S>) -> Step {
-        let is_look = |rider: &Rider<Swapper<S>>| rider.request.verb == Verb::Peek;
-        let is_guess = party.riders.iter().all(is_look) || (party.loads_first && party.copy.has_unknown());
+    fn step(&self, party: &mut Party<'_, S>) -> PartyStep {
+        let is_look = |caller: &Caller<Swapper<S>>| caller.request.operation == StoreOperation::Peek;
+        let is_guess = party.callers.iter().all(is_look) || (party.loads_first && party.copy.has_unknown());
         let is_sure = party.is_current || !is_guess;
-        let Some(now) = self.time.now().filter(|_| is_sure) else { return Step::Load };
-        let answers = party.copy.decide(party.riders.iter().map(|rider| &rider.request), now.as_micros());
+        let Some(now) = self.time.now().filter(|_| is_sure) else { return PartyStep::Load };
+        let answers = party.copy.decide(party.callers.iter().map(|caller| &caller.request), now.as_micros());
         if !party.copy.has_changes() {
-            return if party.is_current { Step::Answer(answers) } else { Step::Load };
+            return if party.is_current { PartyStep::Answer(answers) } else { PartyStep::Load };
         }
         let changes = party.copy.changes(now.as_micros(), || self.random.version());
-        let only_takes = party.riders.iter().all(|rider| matches!(rider.request.verb, Verb::Take | Verb::Peek));
-        Step::Swap(Decided { changes, at: now, answers, only_takes, sends: 0 })
+        let only_takes = party
+            .callers
+            .iter()
+            .all(|caller| matches!(caller.request.operation, StoreOperation::Take | StoreOperation::Peek));
+        PartyStep::Swap(Decided { changes, at: now, answers, only_takes, sends: 0 })
     }
 
-    fn answer(&self, riders: Vec<Rider<Swapper<S>>>, answers: Answers) {
-        debug_assert!(answers.len() == riders.len(), "each request was decided");
+    fn answer(&self, callers: Vec<Caller<Swapper<S>>>, answers: StoreAnswers) {
+        debug_assert!(answers.len() == callers.len(), "each request was decided");
         match answers.iter().find_map(|answer| answer.as_ref().err()) {
             Some(error) => self.events.report_failure(error.kind(), error),
             None => self.events.record_success(),
         }
-        hand_out(riders, answers);
+        hand_out(callers, answers);
     }
 
-    fn fail(&self, riders: Vec<Rider<Swapper<S>>>, error: &StoreError) {
+    fn fail(&self, callers: Vec<Caller<Swapper<S>>>, error: &StoreError) {
         self.events.report_failure(error.kind(), error);
-        riders.into_iter().for_each(|rider| rider.answer(Err(error.clone())));
+        callers.into_iter().for_each(|caller| caller.answer(Err(error.clone())));
     }
 
     /// Loads the current values of these parties. Returns those that go on.
-    async fn load<'a>(self: &Arc<Self>, mut parties: Vec<Party<'a, S>>, due: Due) -> Vec<Party<'a, S>> {
+    async fn load<'a>(self: &Arc<Self>, mut parties: Vec<Party<'a, S>>, deadline: Deadline) -> Vec<Party<'a, S>> {
         let keys: Arc<[Arc<str>]> = parties.iter().flat_map(|party| party.copy.keys()).collect();
-        let loaded = match self.load_keys(&keys, due).await {
+        let loaded = match self.load_keys(&keys, deadline).await {
             Ok(loaded) => loaded,
             Err(error) => {
-                parties.into_iter().for_each(|party| self.fail(party.riders, &error));
+                parties.into_iter().for_each(|party| self.fail(party.callers, &error));
                 return Vec::new();
             }
         };
@@ -408,7 +413,7 @@ impl<S: Store> Inner<S> {
         parties
     }
 
-    async fn load_keys(self: &Arc<Self>, keys: &Arc<[Arc<str>]>, due: Due) -> Result<Loaded, StoreError> {
+    async fn load_keys(self: &Arc<Self>, keys: &Arc<[Arc<str>]>, deadline: Deadline) -> Result<Loaded, StoreError> {
         let (mut sends, mut narrows) = (0, 0);
         loop {
             sends += 1;
@@ -416,21 +421,21 @@ impl<S: Store> Inner<S> {
                 let (inner, keys) = (Arc::clone(self), Arc::clone(keys));
                 async move { inner.store.load(&keys).await }
             };
-            match self.call(load, due).await {
+            match self.call(load, deadline).await {
                 Ok(Answered { answer: Ok(loaded), trip, took, .. }) => {
                     if loaded.values.len() != keys.len() {
                         return Err(self.miscounted(loaded.values.len(), keys.len()));
                     }
-                    let is_first = self.time.record(trip, loaded.now, None) == Recorded::First;
+                    let is_first = self.time.record(trip, loaded.now, None) == TimeUpdate::First;
                     // Decisions would step back when a later answer tells the time better.
                     narrows += u32::from(is_first || narrows > 0);
                     let is_close = loaded.now.is_none() || trip.answered.saturating_since(trip.sent) <= CLOSE;
-                    if narrows == 0 || narrows > NARROWS || is_close || took.saturating_mul(4) > due.left() {
+                    if narrows == 0 || narrows > NARROWS || is_close || took.saturating_mul(4) > deadline.left() {
                         return Ok(loaded);
                     }
                 }
-                Ok(Answered { answer: Err(error), .. }) if is_cut(&error) && sends < SENDS && !due.is_over() => {
-                    self.pause(sends, due).await;
+                Ok(Answered { answer: Err(error), .. }) if is_cut(&error) && sends < SENDS && !deadline.is_over() => {
+                    self.pause(sends, deadline).await;
                 }
                 Ok(Answered { answer: Err(error), sent, .. }) => return Err(self.record_failure(error, sent)),
                 Err(late) => {
@@ -452,14 +457,14 @@ impl<S: Store> Inner<S> {
         self: &Arc<Self>,
         mut swaps: Vec<Swapping<'a, S>>,
         mut alone: Vec<Swapping<'a, S>>,
-        landed: &mut Landed,
-        due: Due,
+        landed: &mut FlightResult,
+        deadline: Deadline,
     ) -> (Vec<Party<'a, S>>, Vec<Swapping<'a, S>>) {
         let mut going_on = Vec::new();
         while !swaps.is_empty() {
             let is_alone = swaps.len() == 1;
             let changes = swaps.iter_mut().map(|(_, decided)| std::mem::take(&mut decided.changes)).collect();
-            let Answered { answer, trip, took, sent } = match self.call(self.swap_call(changes), due).await {
+            let Answered { answer, trip, took, sent } = match self.call(self.swap_call(changes), deadline).await {
                 Ok(answered) => answered,
                 Err(late) => {
                     self.listen_for_swaps(late, swaps);
@@ -477,35 +482,35 @@ impl<S: Store> Inner<S> {
                 decided.changes = changes;
                 decided.sends += 1;
                 match answer.and_then(|swapped| self.outcome(&decided, swapped, trip)) {
-                    Ok(Outcome::Made { is_away }) => {
+                    Ok(SwapResult::Made { is_away }) => {
                         landed.is_answered = true;
-                        going_on.extend(self.made(party, decided, is_away, due).await);
+                        going_on.extend(self.made(party, decided, is_away, deadline).await);
                     }
-                    Ok(Outcome::Conflict(current)) => {
+                    Ok(SwapResult::Conflict(current)) => {
                         // It is tried again at once, because these values are current now. Those who win rest.
                         party.copy.set_used(&current, &self.known);
                         party.is_current = true;
                         party.conflicts += 1;
                         landed.is_answered = true;
                         // An answer would come too late.
-                        match due.is_over() || due.left() < took {
-                            true => self.fail(party.riders, &self.contended(party.conflicts)),
+                        match deadline.is_over() || deadline.left() < took {
+                            true => self.fail(party.callers, &self.contended(party.conflicts)),
                             false => going_on.push(party),
                         }
                     }
-                    Ok(Outcome::Skipped) if !is_alone => alone.push((party, decided)),
-                    Ok(Outcome::Skipped) => self.fail(party.riders, &self.miscounted(0, decided.changes.len())),
-                    Err(error) if is_cut(&error) && decided.sends < SENDS && !due.is_over() => {
+                    Ok(SwapResult::Skipped) if !is_alone => alone.push((party, decided)),
+                    Ok(SwapResult::Skipped) => self.fail(party.callers, &self.miscounted(0, decided.changes.len())),
+                    Err(error) if is_cut(&error) && decided.sends < SENDS && !deadline.is_over() => {
                         again.push((party, decided));
                     }
-                    Err(error) if std::mem::replace(&mut is_recorded, true) => self.fail(party.riders, &error),
-                    Err(error) => self.fail(party.riders, &self.record_failure(error, sent)),
+                    Err(error) if std::mem::replace(&mut is_recorded, true) => self.fail(party.callers, &error),
+                    Err(error) => self.fail(party.callers, &self.record_failure(error, sent)),
                 }
             }
             swaps = again;
             // The first time at once, before others have written more often than a value remembers.
             if let Some(sends) = swaps.iter().map(|(_, decided)| decided.sends).max().filter(|sends| *sends > 1) {
-                self.pause(sends, due).await;
+                self.pause(sends, deadline).await;
             }
         }
         (going_on, alone)
@@ -527,20 +532,20 @@ impl<S: Store> Inner<S> {
     }
 
     /// Finds out whether a swap was made.
-    fn outcome(&self, decided: &Decided, swapped: Swapped, trip: Trip) -> Result<Outcome, StoreError> {
-        let is_away = self.time.record(trip, swapped.now, Some(decided.at)) == Recorded::Away;
+    fn outcome(&self, decided: &Decided, swapped: Swapped, trip: Trip) -> Result<SwapResult, StoreError> {
+        let is_away = self.time.record(trip, swapped.now, Some(decided.at)) == TimeUpdate::Away;
         let current = match swapped.result {
-            Ok(()) => return Ok(Outcome::Made { is_away: is_away && decided.sends == 1 }),
+            Ok(()) => return Ok(SwapResult::Made { is_away: is_away && decided.sends == 1 }),
             Err(NotSwapped::Conflict(current)) => current,
-            Err(NotSwapped::Skipped) => return Ok(Outcome::Skipped),
+            Err(NotSwapped::Skipped) => return Ok(SwapResult::Skipped),
         };
         if current.len() != decided.changes.len() {
             return Err(self.miscounted(current.len(), decided.changes.len()));
         }
         match if decided.sends == 1 { Evidence::NotMade } else { evidence(&decided.changes, &current) } {
-            Evidence::Made => Ok(Outcome::Made { is_away: false }),
-            Evidence::NotMade => Ok(Outcome::Conflict(current)),
-            Evidence::Gone if decided.only_takes => Ok(Outcome::Conflict(current)),
+            Evidence::Made => Ok(SwapResult::Made { is_away: false }),
+            Evidence::NotMade => Ok(SwapResult::Conflict(current)),
+            Evidence::Gone if decided.only_takes => Ok(SwapResult::Conflict(current)),
             Evidence::Gone | Evidence::None => Err(StoreError::new(
                 StoreErrorKind::Timeout,
                 format!(
@@ -558,17 +563,17 @@ impl<S: Store> Inner<S> {
         mut party: Party<'a, S>,
         decided: Decided,
         is_away: bool,
-        due: Due,
+        deadline: Deadline,
     ) -> Option<Party<'a, S>> {
         if is_away && !party.has_undone {
-            match Box::pin(self.undo(&mut party.copy, &decided.changes, due)).await {
+            match Box::pin(self.undo(&mut party.copy, &decided.changes, deadline)).await {
                 Ok(true) => {
                     (party.has_undone, party.is_current) = (true, true);
                     return Some(party);
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    self.fail(party.riders, &error);
+                    self.fail(party.callers, &error);
                     return None;
                 }
             }
@@ -576,7 +581,7 @@ impl<S: Store> Inner<S> {
         if !is_away || party.has_undone {
             party.copy.note_done(&decided.changes, &self.known);
         }
-        self.answer(party.riders, decided.answers);
+        self.answer(party.callers, decided.answers);
         None
     }
 
@@ -584,7 +589,12 @@ impl<S: Store> Inner<S> {
     ///
     /// # Errors
     /// It is not known. The requests must not be admitted then, because what they took may be free again.
-    async fn undo(self: &Arc<Self>, copy: &mut WorkingCopy<'_>, made: &[Change], due: Due) -> Result<bool, StoreError> {
+    async fn undo(
+        self: &Arc<Self>,
+        copy: &mut WorkingCopy<'_>,
+        made: &[Change],
+        deadline: Deadline,
+    ) -> Result<bool, StoreError> {
         let at = self.time.now().unwrap_or_default();
         let changes = copy.undoing(made, at.as_micros(), || self.random.version());
         if changes.is_empty() {
@@ -593,7 +603,7 @@ impl<S: Store> Inner<S> {
         let mut undoing = Decided { changes, at, answers: Vec::new(), only_takes: false, sends: 0 };
         loop {
             undoing.sends += 1;
-            let (answer, trip, sent) = match self.call(self.swap_call(vec![undoing.changes.clone()]), due).await {
+            let (answer, trip, sent) = match self.call(self.swap_call(vec![undoing.changes.clone()]), deadline).await {
                 Ok(Answered { answer: (_, answers), trip, sent, .. }) => (answers.into_iter().next(), trip, sent),
                 Err(late) => {
                     let error = late.error.clone();
@@ -603,15 +613,15 @@ impl<S: Store> Inner<S> {
             };
             let answer = answer.unwrap_or_else(|| Err(self.miscounted(0, 1)));
             match answer.and_then(|swapped| self.outcome(&undoing, swapped, trip)) {
-                Ok(Outcome::Made { .. }) => {
+                Ok(SwapResult::Made { .. }) => {
                     copy.note_done(&undoing.changes, &self.known);
                     return Ok(true);
                 }
-                Ok(Outcome::Conflict(_)) => return Ok(false),
-                Ok(Outcome::Skipped) => return Err(self.miscounted(0, undoing.changes.len())),
-                Err(error) if is_cut(&error) && undoing.sends < SENDS && !due.is_over() => {
+                Ok(SwapResult::Conflict(_)) => return Ok(false),
+                Ok(SwapResult::Skipped) => return Err(self.miscounted(0, undoing.changes.len())),
+                Err(error) if is_cut(&error) && undoing.sends < SENDS && !deadline.is_over() => {
                     if undoing.sends > 1 {
-                        self.pause(undoing.sends, due).await;
+                        self.pause(undoing.sends, deadline).await;
                     }
                 }
                 Err(error) => return Err(self.record_failure(error, sent)),
@@ -623,17 +633,17 @@ impl<S: Store> Inner<S> {
     ///
     /// # Errors
     /// The answer has not come in time. [`listen`](Self::listen) goes on waiting for it.
-    async fn call<T: Heard + Send + 'static>(
+    async fn call<T: FromStore + Send + 'static>(
         self: &Arc<Self>,
         call: impl Future<Output = T> + Send + 'static,
-        due: Due,
+        deadline: Deadline,
     ) -> Result<Answered<T>, Late<T>> {
-        let sent = Sent { at: self.time.own(), mark: Mark::now() };
+        let sent = SentAt { at: self.time.own(), mark: Mark::now() };
         let mut call = call.boxed();
-        if let Some(answer) = due.timeout(&mut call).await {
+        if let Some(answer) = deadline.timeout(&mut call).await {
             return Ok(self.hear(answer, sent));
         }
-        let error = if due.is_late() {
+        let error = if deadline.is_late() {
             let message = format!("no answer of {} was read in time: this process is too busy", self.name);
             StoreError::new(StoreErrorKind::Overloaded, message)
         } else {
@@ -644,7 +654,7 @@ impl<S: Store> Inner<S> {
     }
 
     /// Records that the store has answered.
-    fn hear<T: Heard>(&self, answer: T, sent: Sent) -> Answered<T> {
+    fn hear<T: FromStore>(&self, answer: T, sent: SentAt) -> Answered<T> {
         if answer.is_heard() {
             self.silence.end(sent.mark);
             self.breaker.record_answer();
@@ -654,14 +664,14 @@ impl<S: Store> Inner<S> {
     }
 
     /// Listens for a late answer, and hands it to a function, or that there is none.
-    fn listen<T: Heard + Send + 'static>(
+    fn listen<T: FromStore + Send + 'static>(
         self: &Arc<Self>,
         late: Late<T>,
         then: impl FnOnce(Option<Answered<T>>) + Send + 'static,
     ) {
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
-            let answer = Due::after(LISTENS).timeout(late.call).await;
+            let answer = Deadline::after(LISTENS).timeout(late.call).await;
             let answered = answer.map(|answer| inner.hear(answer, late.sent));
             drop(inner);
             then(answered);
@@ -676,18 +686,18 @@ impl<S: Store> Inner<S> {
         self.events.report_failure(error.kind(), &error);
         let mut waiting: Vec<LateSwap<S>> = Vec::with_capacity(swaps.len());
         for (party, mut decided) in swaps {
-            let riders = party.riders.into_iter().zip(std::mem::take(&mut decided.answers));
-            waiting.push((fail_some(riders, &error, |rider| rider.request.holds_units()), decided));
+            let callers = party.callers.into_iter().zip(std::mem::take(&mut decided.answers));
+            waiting.push((fail_some(callers, &error, |caller| caller.request.holds_units()), decided));
         }
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
-            if let Some(answer) = Due::after(LEAVE).timeout(&mut late.call).await {
+            if let Some(answer) = Deadline::after(LEAVE).timeout(&mut late.call).await {
                 let answered = inner.hear(answer, late.sent);
                 inner.answer_late(waiting, Some(answered), &error);
                 return;
             }
-            for (riders, _) in &mut waiting {
-                *riders = fail_some(std::mem::take(riders).into_iter(), &error, |rider| !rider.receiver.is_gone());
+            for (callers, _) in &mut waiting {
+                *callers = fail_some(std::mem::take(callers).into_iter(), &error, |caller| !caller.receiver.is_gone());
             }
             let listening = Arc::clone(&inner);
             inner.listen(late, move |answered| listening.answer_late(waiting, answered, &error));
@@ -699,26 +709,26 @@ impl<S: Store> Inner<S> {
         let trip = answered.as_ref().map(|answered| answered.trip);
         let (changes, answers) = answered.map(|answered| answered.answer).unwrap_or_default();
         let mut called = changes.into_iter().zip(answers);
-        for (riders, mut decided) in waiting {
+        for (callers, mut decided) in waiting {
             let outcome = called.next().zip(trip).map(|((changes, answer), trip)| {
                 decided.sends += 1;
                 decided.changes = changes;
                 answer.and_then(|swapped| self.outcome(&decided, swapped, trip))
             });
             match outcome {
-                Some(Ok(Outcome::Made { .. })) => {
-                    let (riders, answers): (Vec<_>, Vec<_>) = riders.into_iter().unzip();
-                    hand_out(riders, answers);
+                Some(Ok(SwapResult::Made { .. })) => {
+                    let (callers, answers): (Vec<_>, Vec<_>) = callers.into_iter().unzip();
+                    hand_out(callers, answers);
                 }
-                Some(Ok(Outcome::Conflict(_) | Outcome::Skipped) | Err(_)) | None => {
-                    riders.into_iter().for_each(|(rider, _)| rider.answer(Err(error.clone())));
+                Some(Ok(SwapResult::Conflict(_) | SwapResult::Skipped) | Err(_)) | None => {
+                    callers.into_iter().for_each(|(caller, _)| caller.answer(Err(error.clone())));
                 }
             }
         }
     }
 
     /// Records that the store did not decide.
-    fn record_failure(self: &Arc<Self>, error: StoreError, sent: Sent) -> StoreError {
+    fn record_failure(self: &Arc<Self>, error: StoreError, sent: SentAt) -> StoreError {
         let is_dead = match error.kind() {
             StoreErrorKind::Unavailable => self.breaker.record_silence(),
             StoreErrorKind::Timeout => self.silence.is_missed(sent.mark) && self.breaker.open(),
@@ -732,10 +742,10 @@ impl<S: Store> Inner<S> {
     }
 
     /// Waits a random time, which is longer each time.
-    async fn pause(&self, tries: u32, due: Due) {
+    async fn pause(&self, tries: u32, deadline: Deadline) {
         let most = PAUSE[0].saturating_mul(1 << tries.min(8)).min(PAUSE[1]);
         let part = self.random.next() % 1_024;
-        due.pause(most * (part as u32) / 1_024).await; // below 1,024
+        deadline.pause(most * (part as u32) / 1_024).await; // below 1,024
     }
 
     /// Returns for how long the next flight waits, so that other processes get at the keys. The
@@ -780,12 +790,12 @@ fn is_cut(error: &StoreError) -> bool {
 }
 
 /// An answer of the store, or what stands in for it.
-trait Heard {
+trait FromStore {
     /// Whether the store has said anything.
     fn is_heard(&self) -> bool;
 }
 
-impl<T> Heard for Result<T, StoreError> {
+impl<T> FromStore for Result<T, StoreError> {
     fn is_heard(&self) -> bool {
         let is_silent =
             |error: &StoreError| matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout);
@@ -793,14 +803,14 @@ impl<T> Heard for Result<T, StoreError> {
     }
 }
 
-impl Heard for Called {
+impl FromStore for Called {
     fn is_heard(&self) -> bool {
-        self.1.iter().any(Heard::is_heard)
+        self.1.iter().any(FromStore::is_heard)
     }
 }
 
 /// Returns the requests by the keys that join them, each group in its order.
-fn joined<S: Store>(riders: Vec<Rider<Swapper<S>>>) -> Vec<Vec<Rider<Swapper<S>>>> {
+fn joined<S: Store>(callers: Vec<Caller<Swapper<S>>>) -> Vec<Vec<Caller<Swapper<S>>>> {
     let mut of_keys: HashMap<u64, usize, foldhash::fast::RandomState> = HashMap::default();
     // The group into which each one was merged, or itself.
     let mut merged: Vec<usize> = Vec::new();
@@ -810,37 +820,37 @@ fn joined<S: Store>(riders: Vec<Rider<Swapper<S>>>) -> Vec<Vec<Rider<Swapper<S>>
         }
         group
     };
-    let mut groups = Vec::with_capacity(riders.len());
-    for rider in &riders {
+    let mut groups = Vec::with_capacity(callers.len());
+    for caller in &callers {
         let new = merged.len();
         merged.push(new);
         let mut own = new;
-        for charge in &rider.request.charges {
+        for charge in &caller.request.charges {
             let other = find(&merged, *of_keys.entry(charge.hash).or_insert(own));
             let (first, last) = (own.min(other), own.max(other));
             (merged[last], own) = (first, first);
         }
         groups.push(own);
     }
-    let mut together: Vec<Vec<Rider<Swapper<S>>>> = merged.iter().map(|_| Vec::new()).collect();
-    for (rider, group) in riders.into_iter().zip(groups) {
-        together[find(&merged, group)].push(rider);
+    let mut together: Vec<Vec<Caller<Swapper<S>>>> = merged.iter().map(|_| Vec::new()).collect();
+    for (caller, group) in callers.into_iter().zip(groups) {
+        together[find(&merged, group)].push(caller);
     }
-    together.retain(|riders| !riders.is_empty());
+    together.retain(|callers| !callers.is_empty());
     together
 }
 
 /// A request with its answer.
-type RiderAnswer<S> = (Rider<Swapper<S>>, Result<Answer, StoreError>);
+type CallerAnswer<S> = (Caller<Swapper<S>>, Result<StoreAnswer, StoreError>);
 
 /// Fails some requests, and returns the others.
 fn fail_some<S: Store>(
-    riders: impl Iterator<Item = RiderAnswer<S>>,
+    callers: impl Iterator<Item = CallerAnswer<S>>,
     error: &StoreError,
-    fails: impl Fn(&Rider<Swapper<S>>) -> bool,
-) -> Vec<RiderAnswer<S>> {
-    let (failed, others): (Vec<_>, Vec<_>) = riders.partition(|(rider, _)| fails(rider));
-    failed.into_iter().for_each(|(rider, _)| rider.answer(Err(error.clone())));
+    fails: impl Fn(&Caller<Swapper<S>>) -> bool,
+) -> Vec<CallerAnswer<S>> {
+    let (failed, others): (Vec<_>, Vec<_>) = callers.partition(|(caller, _)| fails(caller));
+    failed.into_iter().for_each(|(caller, _)| caller.answer(Err(error.clone())));
     others
 }
 
@@ -850,14 +860,14 @@ async fn probe<S: Store>(inner: Weak<Inner<S>>) {
     let mut pause = PROBE[0];
     let mut last = None;
     loop {
-        Due::after(pause).wait().await;
+        Deadline::after(pause).wait().await;
         let Some(inner) = inner.upgrade() else { return };
         let (version, mark) = (inner.random.version(), Mark::now());
         let value = Value::new(version, Vec::new());
         let changes = [Change::new(Arc::clone(&inner.probe), last, Then::Put(value, PROBED))];
         // A store that panics is asked again, as one that fails.
         let swap = AssertUnwindSafe(async { inner.store.swap(&changes).await }).catch_unwind();
-        match Due::after(inner.deadline.max(PROBE[1])).timeout(swap).await {
+        match Deadline::after(inner.deadline.max(PROBE[1])).timeout(swap).await {
             Some(Ok(Ok(swapped))) if swapped.is_done() => {
                 inner.silence.end(mark);
                 inner.breaker.close();
@@ -865,7 +875,7 @@ async fn probe<S: Store>(inner: Weak<Inner<S>>) {
                 let [Change { key, .. }] = changes;
                 let gone = [Change::new(key, Some(version), Then::Delete)];
                 let removed = AssertUnwindSafe(inner.store.swap(&gone)).catch_unwind();
-                drop(Due::after(LISTENS).timeout(removed).await); // otherwise it expires
+                drop(Deadline::after(LISTENS).timeout(removed).await); // otherwise it expires
                 return;
             }
             // An earlier probe was made after all.

@@ -13,7 +13,7 @@ use super::{Value, Version};
 use crate::algorithm::carry::{Fit, NewState, OldState};
 use crate::algorithm::entry_log::{EntryLog, Listed};
 use crate::algorithm::{Decider, Pair};
-use crate::limiter::remote::{HOLDERS_MAX, HeldRow, InLine, LINE_MAX, Row, Rows};
+use crate::limiter::remote::{CurrentRow, HOLDERS_MAX, HeldRow, HolderInLine, KeyRows, LINE_MAX};
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::sync::{Mutex, lock};
@@ -50,18 +50,18 @@ const QUOTAS_MAX: usize = 1_024;
 
 /// A state that was read.
 #[derive(Clone, Debug)]
-pub(super) struct State {
+pub(super) struct StoredState {
     pub(super) written: Arc<Written>,
-    pub(super) form: Form,
+    pub(super) form: StateForm,
 }
 
 /// A state without its quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum StateForm {
     Pair(Pair),
     Entries(Vec<(u64, u64)>),
     /// The units that are held. They do not depend on the quota.
-    Rows(Rows),
+    Rows(KeyRows),
 }
 
 /// A quota without what its states do not depend on, and its text.
@@ -105,29 +105,29 @@ impl History {
     }
 }
 
-impl State {
+impl StoredState {
     /// Returns the state under another quota, and what that one may write of it.
-    pub(super) fn under(&self, to: &Arc<Written>, quota: &Quota, now: u64) -> (Option<Form>, Fit) {
+    pub(super) fn under(&self, to: &Arc<Written>, quota: &Quota, now: u64) -> (Option<StateForm>, Fit) {
         if Arc::ptr_eq(&self.written, to) || self.written.text == to.text {
             return (Some(self.form.clone()), Fit::Fits);
         }
         let from = &self.written.quota;
-        if let (Form::Rows(_), Decider::Places(_)) = (&self.form, quota.decider()) {
+        if let (StateForm::Rows(_), Decider::Places(_)) = (&self.form, quota.decider()) {
             return (Some(self.form.clone()), Fit::Fits);
         }
         let share = quota.spec().proportional.then_some((from.capacity(), quota.capacity()));
         let (kept, fit) = match &self.form {
-            Form::Pair(pair) => {
+            StateForm::Pair(pair) => {
                 quota.decider().take_over::<Listed<'_>>(from.decider(), &OldState::Pair(*pair), now, share)
             }
-            Form::Entries(entries) => {
+            StateForm::Entries(entries) => {
                 quota.decider().take_over(from.decider(), &OldState::Entries(&Listed(entries)), now, share)
             }
-            Form::Rows(_) => (NewState::Pair(None), Fit::Fits),
+            StateForm::Rows(_) => (NewState::Pair(None), Fit::Fits),
         };
         let form = match kept {
-            NewState::Pair(pair) => pair.map(Form::Pair),
-            NewState::Entries(entries) => (!entries.is_empty()).then_some(Form::Entries(entries)),
+            NewState::Pair(pair) => pair.map(StateForm::Pair),
+            NewState::Entries(entries) => (!entries.is_empty()).then_some(StateForm::Entries(entries)),
         };
         (form, fit)
     }
@@ -136,12 +136,12 @@ impl State {
     pub(super) fn time_to_live(&self, now: u64) -> Duration {
         let until = match (&self.form, self.written.quota.decider()) {
             // Its number may count beyond its instant.
-            (Form::Pair(pair), _) => pair.at.saturating_add(1),
-            (Form::Entries(entries), Decider::EntryLog(log)) => {
+            (StateForm::Pair(pair), _) => pair.at.saturating_add(1),
+            (StateForm::Entries(entries), Decider::EntryLog(log)) => {
                 entries.last().map_or(0, |(start, _)| start.saturating_add(log.life_us()))
             }
-            (Form::Entries(_), _) => 0,
-            (Form::Rows(rows), _) => rows.lapse(),
+            (StateForm::Entries(_), _) => 0,
+            (StateForm::Rows(rows), _) => rows.lapse(),
         };
         // The clocks of the process and of the store differ a little.
         Duration::from_micros(until.saturating_sub(now)) + Duration::from_secs(1)
@@ -156,10 +156,10 @@ impl State {
         bytes.extend_from_slice(&(self.written.text.len() as u16).to_le_bytes()); // at most `TEXT_MAX`
         bytes.extend_from_slice(self.written.text.as_bytes());
         match &self.form {
-            Form::Pair(pair) => [pair.at, pair.n].iter().for_each(|number| {
+            StateForm::Pair(pair) => [pair.at, pair.n].iter().for_each(|number| {
                 bytes.extend_from_slice(&number.to_le_bytes());
             }),
-            Form::Entries(entries) => {
+            StateForm::Entries(entries) => {
                 let mut before = 0;
                 for (start, units) in entries {
                     write_number(&mut bytes, start - before);
@@ -167,7 +167,7 @@ impl State {
                     before = *start;
                 }
             }
-            Form::Rows(Rows { held, line }) => {
+            StateForm::Rows(KeyRows { held, line }) => {
                 let mut write = |numbers: [u64; 4], number: u32| {
                     numbers.iter().for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
                     bytes.extend_from_slice(&number.to_le_bytes());
@@ -227,7 +227,7 @@ impl Quotas {
     }
 
     /// Reads a value. If it was written under the quota that is `likely`, that one is not parsed.
-    pub(super) fn read(&self, value: &Value, likely: Option<&Arc<Written>>) -> Result<(History, State), Foreign> {
+    pub(super) fn read(&self, value: &Value, likely: Option<&Arc<Written>>) -> Result<(History, StoredState), Foreign> {
         if value.bytes.len() > STATE_MAX + TEXT_MAX + 2 * 16 * EARLIER {
             return Err(Foreign("it is too long"));
         }
@@ -244,12 +244,12 @@ impl Quotas {
                 if !reader.0.is_empty() || pair.at > INSTANT_US_MAX || !decider.get().could_be(pair) {
                     return Err(Foreign("its quota could not have written its state"));
                 }
-                Form::Pair(pair)
+                StateForm::Pair(pair)
             }
-            Decider::EntryLog(log) => Form::Entries(reader.entries(log)?),
-            Decider::Places(_) => Form::Rows(reader.rows()?),
+            Decider::EntryLog(log) => StateForm::Entries(reader.entries(log)?),
+            Decider::Places(_) => StateForm::Rows(reader.rows()?),
         };
-        Ok((history, State { written, form }))
+        Ok((history, StoredState { written, form }))
     }
 }
 
@@ -336,8 +336,8 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads the rows of units that are held, and then those of requests in line.
-    fn rows(&mut self) -> Result<Rows, Foreign> {
-        let mut rows = Rows::default();
+    fn rows(&mut self) -> Result<KeyRows, Foreign> {
+        let mut rows = KeyRows::default();
         while !self.0.is_empty() {
             let [holder, a, b, lapses] = [self.fixed()?, self.fixed()?, self.fixed()?, self.fixed()?];
             let number = u32::from_le_bytes(self.array()?);
@@ -355,8 +355,10 @@ impl<'a> Reader<'a> {
                 return Err(Foreign("no limit of requests in flight could have written its rows"));
             }
             match is_in_line {
-                true => rows.line.push(InLine { holder, number, since: a, cost: b, lapses }),
-                false => rows.held.push(HeldRow { holder, row: Row { resets: number, epoch: a }, units: b, lapses }),
+                true => rows.line.push(HolderInLine { holder, number, since: a, cost: b, lapses }),
+                false => {
+                    rows.held.push(HeldRow { holder, row: CurrentRow { resets: number, epoch: a }, units: b, lapses })
+                }
             }
         }
         if rows.is_empty() { Err(SHORT) } else { Ok(rows) }

@@ -5,22 +5,22 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::error::StoreError;
-use super::known::Known;
-use super::value::{Foreign, Form, History, Quotas, State, Written, read_history};
+use super::known::KnownValues;
+use super::value::{Foreign, History, Quotas, StateForm, StoredState, Written, read_history};
 use super::{Change, Then, Value, Version};
 use crate::algorithm::carry::Fit;
 use crate::algorithm::entry_log::{Edit, EntryLog, Listed};
-use crate::algorithm::{Decider, How, Next, Pair};
+use crate::algorithm::{Decider, Next, Pair, TakeMode};
 use crate::decision::{ChargeDecision, Decision, Receipt, Several};
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::{self, Claim, Keyed, Rows};
+use crate::limiter::remote::{self, Claim, KeyRows, Keyed};
 use crate::limiter::{Effect, Effective, binds, how, outlives_refusal, stands};
 use crate::policy::Policy;
 use crate::wait::Wait;
 
 /// The action of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
+pub(super) enum StoreOperation {
     /// Takes all charges or none.
     Take,
     /// Answers as `Take` would, and takes nothing.
@@ -32,18 +32,18 @@ pub(super) enum Verb {
 }
 
 /// The answer to a request.
-pub(super) type Answer = remote::Answer<StoreError>;
+pub(super) type StoreAnswer = remote::Answer<StoreError>;
 
 /// Charges of one set, a refund or a reset.
 #[derive(Debug)]
-pub(super) struct Request {
-    pub(super) verb: Verb,
-    pub(super) charges: Vec<KeyedCharge>,
+pub(super) struct StoreRequest {
+    pub(super) operation: StoreOperation,
+    pub(super) charges: Vec<StoreCharge>,
 }
 
-impl Request {
-    pub(super) fn of(verb: Verb, charges: impl IntoIterator<Item = KeyedCharge>) -> Self {
-        Self { verb, charges: charges.into_iter().collect() }
+impl StoreRequest {
+    pub(super) fn of(operation: StoreOperation, charges: impl IntoIterator<Item = StoreCharge>) -> Self {
+        Self { operation, charges: charges.into_iter().collect() }
     }
 
     /// Returns whether a charge is one of units that are held.
@@ -52,7 +52,7 @@ impl Request {
     }
 }
 
-impl Keyed for Request {
+impl Keyed for StoreRequest {
     fn keys(&self) -> impl Iterator<Item = u64> {
         self.charges.iter().map(|charge| charge.hash)
     }
@@ -60,7 +60,7 @@ impl Keyed for Request {
 
 /// A charge, a refund or a reset of a state, and the key of that state in the store.
 #[derive(Debug)]
-pub(super) struct KeyedCharge {
+pub(super) struct StoreCharge {
     pub(super) key: Arc<str>,
     /// The hash of the key.
     pub(super) hash: u64,
@@ -74,7 +74,7 @@ pub(super) struct KeyedCharge {
     pub(super) claim: Claim,
 }
 
-impl Effective for KeyedCharge {
+impl Effective for StoreCharge {
     fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -99,28 +99,32 @@ struct Cell {
     /// The history of that value.
     history: History,
     /// The value before and after the requests that are decided so far.
-    state: Result<Option<State>, Foreign>,
+    state: Result<Option<StoredState>, Foreign>,
     is_used: bool,
     is_changed: bool,
 }
 
 /// The state that a decision leaves.
 struct Left {
-    form: Option<Form>,
+    form: Option<StateForm>,
     is_written: bool,
     /// The rows to write if the charge is not taken.
-    otherwise: Option<Rows>,
+    otherwise: Option<KeyRows>,
 }
 
 impl Left {
-    fn of(form: Option<Form>, is_written: bool) -> Self {
+    fn of(form: Option<StateForm>, is_written: bool) -> Self {
         Self { form, is_written, otherwise: None }
     }
 }
 
 impl<'a> WorkingCopy<'a> {
     /// Makes the copy of the keys of these requests, with the values that this process saw last.
-    pub(super) fn new<'r>(requests: impl Iterator<Item = &'r Request>, quotas: &'a Quotas, known: &Known) -> Self {
+    pub(super) fn new<'r>(
+        requests: impl Iterator<Item = &'r StoreRequest>,
+        quotas: &'a Quotas,
+        known: &KnownValues,
+    ) -> Self {
         let mut cells: Vec<Cell> = Vec::with_capacity(1);
         for charge in requests.flat_map(|request| &request.charges) {
             if !cells.iter().any(|cell| cell.hash == charge.hash && cell.key == charge.key) {
@@ -154,12 +158,12 @@ impl<'a> WorkingCopy<'a> {
     }
 
     /// Replaces the values of all keys by the current ones.
-    pub(super) fn set_all(&mut self, values: &[Option<Value>], known: &Known) {
+    pub(super) fn set_all(&mut self, values: &[Option<Value>], known: &KnownValues) {
         self.cells.iter_mut().zip(values).for_each(|(cell, value)| cell.set_value(value, known));
     }
 
     /// Replaces the values of the keys that were used by the current ones.
-    pub(super) fn set_used(&mut self, values: &[Option<Value>], known: &Known) {
+    pub(super) fn set_used(&mut self, values: &[Option<Value>], known: &KnownValues) {
         let used = self.cells.iter_mut().filter(|cell| cell.is_used);
         used.zip(values).for_each(|(cell, value)| cell.set_value(value, known));
     }
@@ -167,9 +171,9 @@ impl<'a> WorkingCopy<'a> {
     /// Decides requests in their order, from the values on. Returns the answer to each.
     pub(super) fn decide<'r>(
         &mut self,
-        requests: impl Iterator<Item = &'r Request>,
+        requests: impl Iterator<Item = &'r StoreRequest>,
         now: u64,
-    ) -> Vec<Result<Answer, StoreError>> {
+    ) -> Vec<Result<StoreAnswer, StoreError>> {
         for cell in &mut self.cells {
             (cell.is_used, cell.is_changed) = (false, false);
         }
@@ -181,7 +185,7 @@ impl<'a> WorkingCopy<'a> {
         self.cells.iter().any(|cell| cell.is_changed)
     }
 
-    fn answer(&mut self, request: &Request, now: u64) -> Result<Answer, StoreError> {
+    fn answer(&mut self, request: &StoreRequest, now: u64) -> Result<StoreAnswer, StoreError> {
         let mut places: SmallVec<[usize; 2]> = SmallVec::new();
         for charge in &request.charges {
             let place = self.cells.iter().position(|cell| cell.hash == charge.hash && cell.key == charge.key);
@@ -191,7 +195,9 @@ impl<'a> WorkingCopy<'a> {
             self.read(place, &quota);
             places.push(place);
         }
-        for cell in places.iter().map(|place| &self.cells[*place]).filter(|_| request.verb != Verb::Reset) {
+        for cell in
+            places.iter().map(|place| &self.cells[*place]).filter(|_| request.operation != StoreOperation::Reset)
+        {
             if let Err(Foreign(why)) = cell.state {
                 let message = format!(
                     "the value of {:?} is not one of this limiter's: {why}. Reset the key, or use another prefix",
@@ -200,37 +206,37 @@ impl<'a> WorkingCopy<'a> {
                 return Err(StoreError::new(StoreErrorKind::Foreign, message));
             }
         }
-        if matches!(request.verb, Verb::Take | Verb::Return) {
+        if matches!(request.operation, StoreOperation::Take | StoreOperation::Return) {
             for (at, (charge, place)) in request.charges.iter().zip(&places).enumerate() {
                 let rows = self.rows(*place).filter(|_| charge.policy.limits_in_flight());
                 if let Some(row) = rows.and_then(|rows| rows.refuses(&charge.claim, now)) {
-                    return Ok(Answer::Refused(at, row));
+                    return Ok(StoreAnswer::Refused(at, row));
                 }
             }
         }
-        match request.verb {
-            Verb::Take | Verb::Peek => Ok(Answer::Decided(self.charge(request, &places, now))),
-            Verb::Return => {
+        match request.operation {
+            StoreOperation::Take | StoreOperation::Peek => Ok(StoreAnswer::Decided(self.charge(request, &places, now))),
+            StoreOperation::Return => {
                 let back = request.charges.first().zip(places.first().copied());
                 let is_missing = back.is_some_and(|(charge, place)| self.return_units(charge, place, now));
-                Ok(if is_missing { Answer::Missing } else { Answer::Done })
+                Ok(if is_missing { StoreAnswer::Missing } else { StoreAnswer::Done })
             }
-            Verb::Refund => {
+            StoreOperation::Refund => {
                 let refund = request.charges.first().zip(places.first().copied());
                 let is_behind = refund.is_some_and(|(charge, place)| self.refund(charge, place, now));
-                Ok(if is_behind { Answer::Behind } else { Answer::Done })
+                Ok(if is_behind { StoreAnswer::Behind } else { StoreAnswer::Done })
             }
-            Verb::Reset => {
+            StoreOperation::Reset => {
                 for (charge, place) in request.charges.iter().zip(&places) {
                     match &self.cells[*place].state {
-                        Ok(Some(State { form: Form::Rows(rows), .. })) => {
+                        Ok(Some(StoredState { form: StateForm::Rows(rows), .. })) => {
                             let rows = rows.reset(now);
                             self.set(*place, &charge.policy, form_of(rows));
                         }
                         _ => self.cells[*place].clear(),
                     }
                 }
-                Ok(Answer::Done)
+                Ok(StoreAnswer::Done)
             }
         }
     }
@@ -249,7 +255,7 @@ impl<'a> WorkingCopy<'a> {
     }
 
     /// Takes all charges or none.
-    fn charge(&mut self, request: &Request, places: &[usize], now: u64) -> Decision {
+    fn charge(&mut self, request: &StoreRequest, places: &[usize], now: u64) -> Decision {
         let charges = &request.charges;
         let mut changes: SmallVec<[Left; 2]> = SmallVec::new();
         let mut decisions = Several::new();
@@ -261,20 +267,20 @@ impl<'a> WorkingCopy<'a> {
                 continue;
             }
             let how = how(charges, at, |at| is_denied(&decisions, at));
-            let (decision, change) = self.look(request.verb, charge, *place, now, (charge.cost, how));
+            let (decision, change) = self.look(request.operation, charge, *place, now, (charge.cost, how));
             decisions.push(decision);
             changes.push(change);
         }
         let denies = |at: usize| binds(charges, at) && is_denied(&decisions, at);
         let allowed = !(0..charges.len()).any(denies);
-        let takes = request.verb == Verb::Take;
+        let takes = request.operation == StoreOperation::Take;
         let looks: SmallVec<[bool; 2]> =
             (0..charges.len()).map(|at| !allowed && stands(charges, at, is_denied(&decisions, at))).collect();
         let outlives: SmallVec<[bool; 2]> =
             (0..charges.len()).map(|at| outlives_refusal(charges, at, is_denied(&decisions, at))).collect();
         for (at, (charge, place)) in charges.iter().zip(places).enumerate() {
             if looks[at] {
-                decisions[at] = self.look(request.verb, charge, *place, now, (0, How::IfAllowed)).0;
+                decisions[at] = self.look(request.operation, charge, *place, now, (0, TakeMode::IfAllowed)).0;
             }
             if !allowed || !takes {
                 let missing = decisions[at].receipt().at_us();
@@ -299,31 +305,32 @@ impl<'a> WorkingCopy<'a> {
     /// Returns the decision about a charge, and the state that it leaves.
     fn look(
         &self,
-        verb: Verb,
-        charge: &KeyedCharge,
+        operation: StoreOperation,
+        charge: &StoreCharge,
         place: usize,
         now: u64,
-        (cost, how): (u64, How),
+        (cost, how): (u64, TakeMode),
     ) -> (ChargeDecision, Left) {
         let quota = charge.policy.quota();
         let (form, fit) = self.under(charge, place, now);
         let (decision, mut change) = match quota.decider() {
             Decider::Pair(decider, _) => {
-                let pair = if let Some(Form::Pair(pair)) = &form { Some(*pair) } else { None };
+                let pair = if let Some(StateForm::Pair(pair)) = &form { Some(*pair) } else { None };
                 let answer = decider.decide_how(pair, now, cost, how);
                 (answer.decision, after(answer.next, form))
             }
             Decider::EntryLog(log) => {
-                let mut entries = if let Some(Form::Entries(entries)) = form { entries } else { Vec::new() };
+                let mut entries = if let Some(StateForm::Entries(entries)) = form { entries } else { Vec::new() };
                 let answer = log.decide_how(&Listed(&entries), now, cost, how);
                 if let Some(edit) = answer.edit {
                     apply(&mut entries, &edit, log);
                 }
-                let form = (!entries.is_empty()).then_some(Form::Entries(entries));
+                let form = (!entries.is_empty()).then_some(StateForm::Entries(entries));
                 (answer.decision, Left::of(form, answer.edit.is_some()))
             }
             Decider::Places(places) => {
-                let charged = rows_of(form).charge(*places, &charge.claim, (cost, how), verb == Verb::Peek, now);
+                let charged =
+                    rows_of(form).charge(*places, &charge.claim, (cost, how), operation == StoreOperation::Peek, now);
                 let (is_written, otherwise) = (charged.if_taken.is_some(), charged.otherwise);
                 let form = charged.if_taken.and_then(form_of);
                 (charged.decision, Left { form, is_written, otherwise })
@@ -337,7 +344,7 @@ impl<'a> WorkingCopy<'a> {
         (decision, change)
     }
 
-    fn under(&self, charge: &KeyedCharge, place: usize, now: u64) -> (Option<Form>, Fit) {
+    fn under(&self, charge: &StoreCharge, place: usize, now: u64) -> (Option<StateForm>, Fit) {
         match &self.cells[place].state {
             Ok(Some(state)) => state.under(&self.quotas.of(&charge.policy), charge.policy.quota(), now),
             Ok(None) | Err(_) => (None, Fit::Fits),
@@ -346,21 +353,21 @@ impl<'a> WorkingCopy<'a> {
 
     /// Refunds what the state still holds of the charge. Returns whether that has no effect because a later slot of the
     /// queue is taken.
-    fn refund(&mut self, charge: &KeyedCharge, place: usize, now: u64) -> bool {
+    fn refund(&mut self, charge: &StoreCharge, place: usize, now: u64) -> bool {
         let (form, fit) = self.under(charge, place, now);
         let (change, is_behind) = match (form, charge.policy.quota().decider()) {
             _ if fit == Fit::Over => return false,
-            (Some(Form::Pair(pair)), Decider::Pair(decider, _)) => {
+            (Some(StateForm::Pair(pair)), Decider::Pair(decider, _)) => {
                 let decider = decider.get();
                 let next = decider.refund(pair, now, charge.cost, charge.own);
-                (after(next, Some(Form::Pair(pair))), decider.is_behind(pair, now, charge.own))
+                (after(next, Some(StateForm::Pair(pair))), decider.is_behind(pair, now, charge.own))
             }
-            (Some(Form::Entries(mut entries)), Decider::EntryLog(log)) => {
+            (Some(StateForm::Entries(mut entries)), Decider::EntryLog(log)) => {
                 let held = log.refundable(&Listed(&entries), now, charge.cost, charge.own.at);
                 let Some((start, units)) = held else { return false };
                 entries.iter_mut().filter(|entry| entry.0 == start).for_each(|entry| entry.1 -= units);
                 entries.retain(|entry| entry.1 > 0);
-                let form = (!entries.is_empty()).then_some(Form::Entries(entries));
+                let form = (!entries.is_empty()).then_some(StateForm::Entries(entries));
                 (Left::of(form, true), false)
             }
             _ => return false,
@@ -372,22 +379,22 @@ impl<'a> WorkingCopy<'a> {
     }
 
     /// Returns units of a charge, or renews its row. Returns whether there was no row although the process held units.
-    fn return_units(&mut self, charge: &KeyedCharge, place: usize, now: u64) -> bool {
+    fn return_units(&mut self, charge: &StoreCharge, place: usize, now: u64) -> bool {
         let rows = self.rows(place).cloned().unwrap_or_default();
         let (rows, is_missing) = rows.return_units(&charge.claim, charge.cost, now);
         self.set(place, &charge.policy, form_of(rows));
         is_missing
     }
 
-    fn rows(&self, place: usize) -> Option<&Rows> {
+    fn rows(&self, place: usize) -> Option<&KeyRows> {
         let state = self.cells[place].state.as_ref().ok()?.as_ref()?;
-        if let Form::Rows(rows) = &state.form { Some(rows) } else { None }
+        if let StateForm::Rows(rows) = &state.form { Some(rows) } else { None }
     }
 
-    fn set(&mut self, place: usize, policy: &Policy, form: Option<Form>) {
+    fn set(&mut self, place: usize, policy: &Policy, form: Option<StateForm>) {
         let written = self.quotas.of(policy);
         let cell = &mut self.cells[place];
-        cell.state = Ok(form.map(|form| State { written, form }));
+        cell.state = Ok(form.map(|form| StoredState { written, form }));
         cell.is_changed = true;
     }
 
@@ -435,7 +442,7 @@ impl<'a> WorkingCopy<'a> {
     }
 
     /// Notes that these changes, which are of the keys that were used, were made.
-    pub(super) fn note_done(&mut self, done: &[Change], known: &Known) {
+    pub(super) fn note_done(&mut self, done: &[Change], known: &KnownValues) {
         for change in done {
             let Some(cell) = self.cells.iter_mut().find(|cell| cell.key == change.key) else { continue };
             match &change.then {
@@ -449,7 +456,7 @@ impl<'a> WorkingCopy<'a> {
 }
 
 impl Cell {
-    fn set_value(&mut self, value: &Option<Value>, known: &Known) {
+    fn set_value(&mut self, value: &Option<Value>, known: &KnownValues) {
         known.put(&self.key, self.hash, value.as_ref());
         self.value.clone_from(value);
     }
@@ -518,23 +525,23 @@ pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidenc
 }
 
 /// Returns the rows of a state. Other states have none.
-fn rows_of(form: Option<Form>) -> Rows {
-    if let Some(Form::Rows(rows)) = form { rows } else { Rows::default() }
+fn rows_of(form: Option<StateForm>) -> KeyRows {
+    if let Some(StateForm::Rows(rows)) = form { rows } else { KeyRows::default() }
 }
 
-fn form_of(rows: Rows) -> Option<Form> {
-    (!rows.is_empty()).then_some(Form::Rows(rows))
+fn form_of(rows: KeyRows) -> Option<StateForm> {
+    (!rows.is_empty()).then_some(StateForm::Rows(rows))
 }
 
 fn is_denied(decisions: &[ChargeDecision], at: usize) -> bool {
     decisions.get(at).is_some_and(|decision| !decision.is_allowed())
 }
 
-fn after(next: Next, before: Option<Form>) -> Left {
+fn after(next: Next, before: Option<StateForm>) -> Left {
     match next {
         Next::Keep => Left::of(before, false),
         Next::Clear => Left::of(None, true),
-        Next::Set(pair) => Left::of(Some(Form::Pair(pair)), true),
+        Next::Set(pair) => Left::of(Some(StateForm::Pair(pair)), true),
     }
 }
 

@@ -68,10 +68,10 @@ pub enum Access {
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Default)]
-pub struct AccessList(Arc<RwLock<Table>>);
+pub struct AccessList(Arc<RwLock<AccessTable>>);
 
 #[derive(Clone, Default)]
-struct Table {
+struct AccessTable {
     networks: Entries<IpNet>,
     /// The number of networks of each prefix length.
     lengths: BTreeMap<u8, usize>,
@@ -107,7 +107,7 @@ impl<K: Eq + Hash> Entries<K> {
     }
 }
 
-impl Table {
+impl AccessTable {
     /// Sets or removes the entry of a network. Returns whether there was one.
     fn change_network(&mut self, network: IpNet, access: Option<Access>) -> bool {
         let had_one = self.networks.change(network, access).is_some();
@@ -244,11 +244,11 @@ impl AccessList {
         self.len() == 0
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Table> {
+    fn read(&self) -> RwLockReadGuard<'_, AccessTable> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+    fn write(&self) -> RwLockWriteGuard<'_, AccessTable> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

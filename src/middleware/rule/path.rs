@@ -43,7 +43,7 @@ impl fmt::Display for PathPattern {
 /// takes as long as the path has segments, and not longer with more rules that do not match.
 #[derive(Debug, Default)]
 pub(crate) struct PathIndex {
-    root: Node,
+    root: PathNode,
     /// The rules without a pattern.
     everywhere: Vec<usize>,
     /// The number of all rules.
@@ -52,7 +52,7 @@ pub(crate) struct PathIndex {
 
 /// The patterns that have one beginning.
 #[derive(Debug, Default)]
-struct Node {
+struct PathNode {
     literals: HashMap<Box<str>, Self, RandomState>,
     any: Option<Box<Self>>,
     /// The rules whose patterns end here.
@@ -93,7 +93,7 @@ impl PathIndex {
     }
 }
 
-impl Node {
+impl PathNode {
     fn add(&mut self, segments: &[Segment], rule: usize) {
         let mut node = self;
         for segment in segments {

@@ -16,11 +16,11 @@ const PLACES: usize = 1_024;
 pub(crate) struct PolicyCache {
     /// The policy that stands in for all of them.
     of_requests: Policy,
-    places: Box<[Place]>,
+    places: Box<[CacheEntry]>,
 }
 
 #[derive(Default)]
-struct Place {
+struct CacheEntry {
     first: OnceLock<Policy>,
     latest: Mutex<Option<Policy>>,
 }
@@ -50,7 +50,7 @@ impl Cached<'_> {
 
 impl PolicyCache {
     pub(crate) fn new(of_requests: Policy) -> Self {
-        Self { of_requests, places: (0..PLACES).map(|_| Place::default()).collect() }
+        Self { of_requests, places: (0..PLACES).map(|_| CacheEntry::default()).collect() }
     }
 
     /// Returns the policy of a quota, if it is kept.
@@ -80,12 +80,12 @@ impl PolicyCache {
     }
 
     #[inline]
-    fn place(&self, quota: &Quota) -> Option<&Place> {
+    fn place(&self, quota: &Quota) -> Option<&CacheEntry> {
         self.places.get(quota.fingerprint() as usize % PLACES) // any of its bits
     }
 }
 
-impl Place {
+impl CacheEntry {
     #[inline(never)]
     fn find_latest(&self, quota: &Quota) -> Option<Policy> {
         try_lock(&self.latest)?.as_ref().filter(|latest| is_of(latest, quota)).cloned()

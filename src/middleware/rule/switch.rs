@@ -39,9 +39,9 @@ use crate::sync::{Mutex, contained, lock};
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct QuotaSwitch(Arc<Mutex<State>>);
+pub struct QuotaSwitch(Arc<Mutex<SwitchState>>);
 
-struct State {
+struct SwitchState {
     quota: Quota,
     /// The largest capacity that the quota has had.
     largest: u64,
@@ -69,7 +69,7 @@ impl QuotaSwitch {
     /// Makes a switch that is set to `quota`.
     #[must_use]
     pub fn new(quota: Quota) -> Self {
-        Self(Arc::new(Mutex::new(State { quota, largest: quota.capacity_to_hold(), layers: Vec::new() })))
+        Self(Arc::new(Mutex::new(SwitchState { quota, largest: quota.capacity_to_hold(), layers: Vec::new() })))
     }
 
     /// Returns the quota.

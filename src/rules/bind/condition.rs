@@ -10,13 +10,13 @@ use http::header::USER_AGENT;
 use percent_encoding::percent_decode_str;
 
 use super::super::names::Names;
-use super::super::pattern::{AnyOf, Found};
+use super::super::pattern::{AnyOf, MatchResult};
 use super::super::spec::{MatchSpec, Wildcard};
 use super::super::times::Times;
 use crate::clock::Clock;
 use crate::explanation::NotCharged;
 use crate::head::Head;
-use crate::key::{self, Parameter};
+use crate::key::{self, QueryParameter};
 use crate::middleware::rule::{Condition, PathIndex, PathPattern, Read, Words};
 use crate::time::Humane;
 
@@ -26,7 +26,7 @@ pub(super) fn conditions(spec: &MatchSpec, names: &Names) -> Vec<Condition> {
     let wanted = comparisons(spec, names).into_iter().map(|Comparison { of, expected, find }| Condition {
         of,
         expected: Some(expected),
-        holds: Arc::new(move |head| find(head) != Found::No),
+        holds: Arc::new(move |head| find(head) != MatchResult::No),
     });
     let left_out = not.iter().map(|not| {
         let mut all = comparisons(not, names);
@@ -39,7 +39,7 @@ pub(super) fn conditions(spec: &MatchSpec, names: &Names) -> Vec<Condition> {
         Condition {
             of: NotCharged::LeftOut,
             expected: Some(Arc::new(words)),
-            holds: Arc::new(move |head| all.iter().any(|one| (one.find)(head) != Found::Yes)),
+            holds: Arc::new(move |head| all.iter().any(|one| (one.find)(head) != MatchResult::Yes)),
         }
     });
     wanted.chain(left_out).collect()
@@ -49,13 +49,13 @@ pub(super) fn conditions(spec: &MatchSpec, names: &Names) -> Vec<Condition> {
 struct Comparison {
     of: NotCharged,
     expected: Words,
-    find: Read<Found>,
+    find: Read<MatchResult>,
 }
 
 /// Makes the comparisons of `match` or of one `not`, but for the path's.
 fn comparisons(spec: &MatchSpec, names: &Names) -> Vec<Comparison> {
     let mut all: Vec<Comparison> = Vec::new();
-    let mut add = |of: NotCharged, expected: String, find: Read<Found>| {
+    let mut add = |of: NotCharged, expected: String, find: Read<MatchResult>| {
         all.push(Comparison { of, expected: words(expected), find });
     };
     let MatchSpec { method, path: _, host, header, query, client, user_agent, action, time, not: _ } = spec.clone();
@@ -68,7 +68,7 @@ fn comparisons(spec: &MatchSpec, names: &Names) -> Vec<Comparison> {
         let find = move |head: &Head<'_>| match key::host_of(head) {
             Ok(name) if is_plain_host(&name) => hosts.find(&name),
             // The request hides its host, or has several. Servers read `a.b:x` as `a.b`.
-            _ => Found::Unclear,
+            _ => MatchResult::Unclear,
         };
         add(NotCharged::Host, expected, Arc::new(find));
     }
@@ -81,9 +81,9 @@ fn comparisons(spec: &MatchSpec, names: &Names) -> Vec<Comparison> {
         let expected = format!("{name}={}", value.0);
         let values = AnyOf::new([&*value.0], false);
         let find = move |head: &Head<'_>| match key::parameter(head, &name) {
-            Parameter::Absent => Found::No,
-            Parameter::Value(value) => values.find(value.as_bytes()),
-            Parameter::Unclear => Found::Unclear,
+            QueryParameter::Absent => MatchResult::No,
+            QueryParameter::Value(value) => values.find(value.as_bytes()),
+            QueryParameter::Unclear => MatchResult::Unclear,
         };
         add(NotCharged::Query, expected, Arc::new(find));
     }
@@ -100,7 +100,7 @@ fn comparisons(spec: &MatchSpec, names: &Names) -> Vec<Comparison> {
                 None => key::peer_address(head),
             };
             // A client may hide its address.
-            address.map_or(Found::Unclear, |address| {
+            address.map_or(MatchResult::Unclear, |address| {
                 let address = address.to_canonical();
                 let translated = key::translated_ipv4(address).map(IpAddr::V4);
                 let mut addresses = iter::once(address).chain(translated);
@@ -149,9 +149,9 @@ fn words(text: String) -> Words {
 fn path_comparison(patterns: &[PathPattern]) -> Option<Comparison> {
     let index = PathIndex::new(iter::once(patterns))?;
     let find = move |head: &Head<'_>| match index.rules(head).is_empty() {
-        true => Found::No,
-        false if is_plain_path(key::original_uri(head).path()) => Found::Yes,
-        false => Found::Unclear,
+        true => MatchResult::No,
+        false if is_plain_path(key::original_uri(head).path()) => MatchResult::Yes,
+        false => MatchResult::Unclear,
     };
     Some(Comparison { of: NotCharged::Path, expected: words(either(patterns)), find: Arc::new(find) })
 }
@@ -209,8 +209,8 @@ fn is_plain_path(path: &str) -> bool {
 }
 
 /// Compares the values of a header. It is unclear which of several values counts for others.
-fn find_value(head: &Head<'_>, name: &HeaderName, values: &AnyOf) -> Found {
+fn find_value(head: &Head<'_>, name: &HeaderName, values: &AnyOf) -> MatchResult {
     let mut found = head.headers.get_all(name).iter().map(|value| values.find(value.as_bytes().trim_ascii()));
-    let Some(first) = found.next() else { return Found::No };
-    found.fold(first, |all, one| if all == one { all } else { Found::Unclear })
+    let Some(first) = found.next() else { return MatchResult::No };
+    found.fold(first, |all, one| if all == one { all } else { MatchResult::Unclear })
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 /// The facts about earlier files that the next one needs.
 #[derive(Clone, Default)]
-pub(in crate::rules) struct History {
+pub(in crate::rules) struct RulesHistory {
     /// For each stored name, the largest capacity that its quotas have had: what was used under it needs room in a
     /// smaller quota.
     largest: HashMap<Box<str>, u64>,
@@ -14,16 +14,16 @@ pub(in crate::rules) struct History {
 
 /// The stored names of one file.
 pub(super) struct StoredNames {
-    before: History,
-    history: History,
+    before: RulesHistory,
+    history: RulesHistory,
     /// For each name the line of the rule that has it.
     lines: HashMap<Box<str>, usize>,
 }
 
 impl StoredNames {
     /// Begins a file. `before` is the history of the files before.
-    pub(super) fn new(before: History) -> Self {
-        let history = History { largest: before.largest.clone(), first_names: HashMap::new() };
+    pub(super) fn new(before: RulesHistory) -> Self {
+        let history = RulesHistory { largest: before.largest.clone(), first_names: HashMap::new() };
         Self { before, history, lines: HashMap::new() }
     }
 
@@ -49,7 +49,7 @@ impl StoredNames {
     }
 
     /// Ends the file. Names that no rule has any more are forgotten, as their states expire.
-    pub(super) fn into_history(self) -> History {
+    pub(super) fn into_history(self) -> RulesHistory {
         let Self { mut history, lines, .. } = self;
         history.largest.retain(|name, _| lines.contains_key(name));
         history

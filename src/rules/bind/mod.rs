@@ -14,7 +14,7 @@ use super::problem::{Position, RulesErrorKind};
 use super::spec::{
     AccessSpec, At, DescriptorSpec, DomainSpec, FileSpec, LimitSpec, Name, PlansSpec, QuotaSpec, RuleSpec,
 };
-use super::tree::{self, Level, Limit, LimitQuota, Tree};
+use super::tree::{self, Limit, LimitQuota, Tree, TreeLevel};
 use crate::head::Head;
 use crate::key::{Key, Prefixes, client_network, peer_network};
 use crate::middleware::charge::access::{Access, AccessList, BoundList};
@@ -26,7 +26,7 @@ use crate::quota::{Quota, QuotaError};
 use history::StoredNames;
 use key::KeyError;
 
-pub(super) use history::History;
+pub(super) use history::RulesHistory;
 
 /// Rules that a layer can take.
 pub(super) struct Bound {
@@ -40,11 +40,11 @@ pub(super) struct Bound {
     pub(super) quotas: Vec<(Quota, Position)>,
     /// The names of the policies, and those that their states are stored under, with the positions of their rules.
     pub(super) names: Vec<(Box<str>, Position)>,
-    pub(super) history: History,
+    pub(super) history: RulesHistory,
 }
 
 /// Makes the rules of a file. `history` is that of the files before.
-pub(super) fn bind(file: &FileSpec, names: &Arc<Names>, history: History, problems: &mut Problems<'_>) -> Bound {
+pub(super) fn bind(file: &FileSpec, names: &Arc<Names>, history: RulesHistory, problems: &mut Problems<'_>) -> Bound {
     let mut binder = Binder {
         names,
         problems,
@@ -200,8 +200,13 @@ impl Binder<'_, '_> {
     }
 
     /// Makes the limits below a path.
-    fn level<'s>(&mut self, domain: &str, specs: &'s [DescriptorSpec], path: &mut Vec<&'s DescriptorSpec>) -> Level {
-        let mut level = Level::default();
+    fn level<'s>(
+        &mut self,
+        domain: &str,
+        specs: &'s [DescriptorSpec],
+        path: &mut Vec<&'s DescriptorSpec>,
+    ) -> TreeLevel {
+        let mut level = TreeLevel::default();
         for spec in specs {
             path.push(spec);
             let limit = spec.limit.as_ref().and_then(|limit| self.limit(domain, limit, path));
@@ -290,9 +295,9 @@ mod tests {
     use super::*;
 
     /// Returns the rules of a text, after others.
-    fn bound(text: &str, history: History) -> Bound {
+    fn bound(text: &str, history: RulesHistory) -> Bound {
         let names = Arc::new(Names::default());
-        let read = |known: read::Names<'_>| {
+        let read = |known: read::KnownNames<'_>| {
             read::read(text.as_bytes(), known, |file, problems| bind(&file, &names, history, problems))
         };
         names.known(true, read).expect("the file has no problem")
@@ -306,7 +311,7 @@ mod tests {
 
     #[test]
     fn quota_has_room_for_the_largest_that_its_rule_has_had() {
-        let mut history = History::default();
+        let mut history = RulesHistory::default();
         for limit in [10, 1_000, 20, 30] {
             let bound = bound(&format!("rules: [{{name: a, quota: {limit} per hour, key: peer-ip}}]"), history);
             let largest = if limit == 10 { 20 } else { 1_000 };
@@ -318,7 +323,7 @@ mod tests {
     #[test]
     fn quota_of_a_rule_that_was_gone_has_its_own_room_only() {
         let file = |name: &str, limit: u64| format!("rules: [{{name: {name}, quota: {limit} per hour, key: peer-ip}}]");
-        let first = bound(&file("a", 1_000), History::default());
+        let first = bound(&file("a", 1_000), RulesHistory::default());
         let between = bound(&file("b", 5), first.history);
         assert_eq!(room(&bound(&file("a", 10), between.history)), 20);
     }

@@ -7,13 +7,13 @@ use std::hash::Hash;
 use http::{HeaderName, Method};
 use ipnet::IpNet;
 
-use super::super::document::{Node, Value};
+use super::super::document::{Node, NodeValue};
 use super::super::problem::{Position, Quoted, RulesErrorKind, similar};
 use super::super::report::NameKind;
 use super::super::spec::{At, MatchSpec, Name, Wildcard};
 use super::super::times::Times;
 use super::path;
-use super::value::{Fields, PATTERNS_MAX, Reader};
+use super::value::{Fields, PATTERNS_MAX, ValueReader};
 pub(in crate::rules) use super::value::{MATCH, NOT};
 use crate::key::parse_network;
 
@@ -27,7 +27,7 @@ const NOT_MAX: usize = 32;
 pub(in crate::rules) const METHODS: &[&str] =
     &["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
 
-impl Reader<'_, '_, '_> {
+impl ValueReader<'_, '_, '_> {
     pub(super) fn matches(&mut self, node: &Node<'_>) -> Option<MatchSpec> {
         let fields = self.fields(node, "`match`", MATCH)?;
         if fields.entries.is_empty() {
@@ -44,7 +44,7 @@ impl Reader<'_, '_, '_> {
 
     /// Reads what a rule leaves out.
     fn exceptions(&mut self, node: &Node<'_>) -> Option<Vec<MatchSpec>> {
-        let count = if let Value::List(items) = &node.value { items.len() } else { 1 };
+        let count = if let NodeValue::List(items) = &node.value { items.len() } else { 1 };
         if count > NOT_MAX {
             let message = format!("`not` has at most {NOT_MAX} entries, not {count}");
             return self.refuse(RulesErrorKind::TooLarge, node.position, message);
@@ -187,11 +187,11 @@ impl Reader<'_, '_, '_> {
         mut read: impl FnMut(&mut Self, &str, At<&Node<'_>>) -> Option<(N, Wildcard)>,
     ) -> Option<Vec<(N, Wildcard)>> {
         let entries = match &node.value {
-            Value::Map(entries) if entries.len() > NAMES_MAX => {
+            NodeValue::Map(entries) if entries.len() > NAMES_MAX => {
                 let message = format!("`{field}` has at most {NAMES_MAX} names, not {}", entries.len());
                 return self.refuse(RulesErrorKind::TooLarge, node.position, message);
             }
-            Value::Map(entries) if !entries.is_empty() => entries,
+            NodeValue::Map(entries) if !entries.is_empty() => entries,
             _ => return self.wrong_type(node, &format!("`{field}`"), expected),
         };
         let mut lines = HashMap::new();

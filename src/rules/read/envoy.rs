@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::super::document::{Entry, Node, Type, Value};
+use super::super::document::{MapField, Node, NodeValue, Type};
 use super::super::problem::{Quoted, RulesErrorKind, listed};
 use super::super::spec::{At, DescriptorSpec, DomainSpec, LimitSpec};
 use super::quota::UNITS;
-use super::value::{Fields, RULES_MAX, Reader};
+use super::value::{Fields, RULES_MAX, ValueReader};
 use crate::mode::Mode;
 use crate::quota::Quota;
 
@@ -41,13 +41,13 @@ const TEXT_MAX: usize = 1_000;
 
 /// Returns whether a file has Envoy's form.
 pub(super) fn is_domain(root: &Node<'_>) -> bool {
-    let Value::Map(entries) = &root.value else { return false };
+    let NodeValue::Map(entries) = &root.value else { return false };
     let has = |name| entries.iter().any(|entry| entry.name == name);
     (has("domain") || has("descriptors")) && !has("rules")
 }
 
 /// A method that returns `None` has added a problem.
-impl Reader<'_, '_, '_> {
+impl ValueReader<'_, '_, '_> {
     pub(super) fn domain(&mut self, root: &Node<'_>) -> Option<DomainSpec> {
         let fields = self.fields(root, "a file in Envoy's form", DOMAIN)?;
         let name = self.needed(&fields, "domain", ", such as `domain: edge`");
@@ -253,11 +253,11 @@ impl Reader<'_, '_, '_> {
         let Some(node) = fields.get(field) else { return Some(None) };
         match (&node.value, node.kind()) {
             (_, Type::Nothing) => Some(None),
-            (Value::Scalar { text, .. }, _) if text.len() > TEXT_MAX => {
+            (NodeValue::Scalar { text, .. }, _) if text.len() > TEXT_MAX => {
                 let message = format!("`{field}` has {} bytes; the most is {TEXT_MAX}", text.len());
                 self.refuse(RulesErrorKind::TooLarge, node.position, message)
             }
-            (Value::Scalar { text, .. }, _) => Some((!text.is_empty()).then(|| text.as_ref().into())),
+            (NodeValue::Scalar { text, .. }, _) => Some((!text.is_empty()).then(|| text.as_ref().into())),
             _ => self.wrong_type(node, &format!("`{field}`"), "text"),
         }
     }
@@ -269,12 +269,12 @@ impl Reader<'_, '_, '_> {
 }
 
 /// Returns what is ours in `metadata`.
-fn ours<'n, 'a>(metadata: &'n Node<'a>) -> Option<&'n Entry<'a>> {
-    let Value::Map(entries) = &metadata.value else { return None };
+fn ours<'n, 'a>(metadata: &'n Node<'a>) -> Option<&'n MapField<'a>> {
+    let NodeValue::Map(entries) = &metadata.value else { return None };
     entries.iter().find(|entry| entry.name == OURS)
 }
 
 /// Returns a field that is there and not `null`.
-fn present<'n, 'a>(fields: &Fields<'n, 'a>, field: &str) -> Option<&'n Entry<'a>> {
+fn present<'n, 'a>(fields: &Fields<'n, 'a>, field: &str) -> Option<&'n MapField<'a>> {
     fields.entry(field).filter(|entry| entry.node.kind() != Type::Nothing)
 }

@@ -1,18 +1,18 @@
 //! Files of other programs that are taken for files of rules: what they are, and what to do.
 
-use super::super::document::{Node, Value};
+use super::super::document::{Node, NodeValue};
 use super::super::problem::{Position, Quoted};
 
 /// Says what a file is, if it is one of another program. The fields of such a file would all be wrong.
 pub(super) fn recognised(root: &Node<'_>) -> Option<(Position, String)> {
     let message = match &root.value {
-        Value::Map(_) => of_kubernetes(root).or_else(|| of_program(root))?,
-        Value::List(items) => {
+        NodeValue::Map(_) => of_kubernetes(root).or_else(|| of_program(root))?,
+        NodeValue::List(items) => {
             let first = items.first()?;
             let is_limitador = field(first, "namespace").is_some() && field(first, "max_value").is_some();
             is_limitador.then(|| LIMITADOR.to_owned())?
         }
-        Value::Scalar { text, .. } => {
+        NodeValue::Scalar { text, .. } => {
             let is_nginx = ["limit_req", "limit_conn", "http {", "server {"].iter().any(|word| text.starts_with(word));
             is_nginx.then(|| {
                 "the file is nginx's configuration, and no file of rules: the guide's page `coming_from::nginx` says how its limits are \
@@ -36,7 +36,7 @@ fn of_kubernetes(root: &Node<'_>) -> Option<String> {
     Some(match field(root, "kind").and_then(text).or(items)? {
         "ConfigMap" => {
             let names = match field(root, "data").map(|data| &data.value) {
-                Some(Value::Map(entries)) => entries.iter().map(|entry| &*entry.name).collect(),
+                Some(NodeValue::Map(entries)) => entries.iter().map(|entry| &*entry.name).collect(),
                 _ => Vec::new(),
             };
             let is_file = |name: &&&str| name.ends_with(".yaml") || name.ends_with(".yml") || name.ends_with(".json");
@@ -74,7 +74,7 @@ fn of_program(root: &Node<'_>) -> Option<String> {
         return None;
     }
     let limits = field(root, "limits").map(|limits| &limits.value);
-    if matches!(limits, Some(Value::List(items)) if items.first().is_some_and(|item| field(item, "max_value").is_some()))
+    if matches!(limits, Some(NodeValue::List(items)) if items.first().is_some_and(|item| field(item, "max_value").is_some()))
     {
         return Some(LIMITADOR.to_owned());
     }
@@ -95,10 +95,10 @@ fn of_program(root: &Node<'_>) -> Option<String> {
 
 /// Returns the value of a field of a mapping.
 fn field<'n, 'a>(node: &'n Node<'a>, name: &str) -> Option<&'n Node<'a>> {
-    let Value::Map(entries) = &node.value else { return None };
+    let NodeValue::Map(entries) = &node.value else { return None };
     entries.iter().find(|entry| entry.name == name).map(|entry| &*entry.node)
 }
 
 fn text<'n>(node: &'n Node<'_>) -> Option<&'n str> {
-    if let Value::Scalar { text, .. } = &node.value { Some(text) } else { None }
+    if let NodeValue::Scalar { text, .. } = &node.value { Some(text) } else { None }
 }

@@ -3,11 +3,11 @@
 use http::HeaderName;
 use percent_encoding::percent_decode_str;
 
-use super::super::document::{Entry, Node, Value};
+use super::super::document::{MapField, Node, NodeValue};
 use super::super::problem::{Position, Quoted, RulesErrorKind, listed};
 use super::super::report::NameKind;
 use super::super::spec::{At, KeySpec};
-use super::value::Reader;
+use super::value::ValueReader;
 
 /// The keys that need no registration, but for those that are followed by a name.
 pub(in crate::rules) const KEYS: &[(&str, KeySpec)] = &[
@@ -41,7 +41,7 @@ fn named(text: &str) -> Option<(&str, &str)> {
     (NAMED.contains(&kind) && !name.contains(char::is_whitespace)).then_some((kind, name))
 }
 
-impl Reader<'_, '_, '_> {
+impl ValueReader<'_, '_, '_> {
     pub(super) fn key(&mut self, node: &Node<'_>) -> Option<Vec<At<KeySpec>>> {
         self.one_or_more(node, "key", |reader, node| reader.key_part(node, "`key`"))
     }
@@ -152,10 +152,10 @@ impl Reader<'_, '_, '_> {
 
 /// Returns the only field of a mapping and its text, as of `{header: x}`.
 fn pair<'n>(node: &'n Node<'_>) -> Option<(&'n str, &'n str)> {
-    let Value::Map(entries) = &node.value else { return None };
-    let [Entry { name, node, .. }] = entries.as_slice() else { return None };
+    let NodeValue::Map(entries) = &node.value else { return None };
+    let [MapField { name, node, .. }] = entries.as_slice() else { return None };
     match &node.value {
-        Value::Scalar { text, .. } => Some((name, text)),
+        NodeValue::Scalar { text, .. } => Some((name, text)),
         _ => None,
     }
 }

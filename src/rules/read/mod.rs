@@ -12,17 +12,17 @@ mod value;
 
 use std::collections::HashMap;
 
-use super::document::{Node, Type, Value, decode, parse};
+use super::document::{Node, NodeValue, Type, decode, parse};
 use super::error::{Problems, RulesError};
 use super::problem::RulesErrorKind;
 use super::spec::{AccessSpec, At, FileSpec, RuleSpec};
 pub(super) use condition::METHODS;
 pub(crate) use key::can_be_registered;
 pub(super) use path::pattern as path_pattern;
-use rule::Taken;
-use shared::{Form, Shared};
-pub(crate) use value::Names;
-use value::{RULES_MAX, Reader};
+use rule::UsedNames;
+use shared::{RuleForm, SharedSettings};
+pub(crate) use value::KnownNames;
+use value::{RULES_MAX, ValueReader};
 
 pub(in crate::rules) const FILE: &[&str] = &["version", "defaults", "templates", "rules", "access"];
 pub(in crate::rules) const ACCESS: &[&str] = &["allow", "deny"];
@@ -33,7 +33,7 @@ pub(in crate::rules) const ACCESS: &[&str] = &["allow", "deny"];
 /// Returns all problems of the file.
 pub(crate) fn read<T>(
     bytes: &[u8],
-    names: Names<'_>,
+    names: KnownNames<'_>,
     build: impl FnOnce(FileSpec, &mut Problems<'_>) -> T,
 ) -> Result<T, RulesError> {
     read_and_look(bytes, names, |_, _| (), build)
@@ -42,7 +42,7 @@ pub(crate) fn read<T>(
 /// Reads a file as [`read`] does. `look` gets what could be read, even if the file has problems.
 pub(crate) fn read_and_look<T>(
     bytes: &[u8],
-    names: Names<'_>,
+    names: KnownNames<'_>,
     look: impl FnOnce(&FileSpec, &Problems<'_>),
     build: impl FnOnce(FileSpec, &mut Problems<'_>) -> T,
 ) -> Result<T, RulesError> {
@@ -58,7 +58,7 @@ pub(crate) fn read_and_look<T>(
         return Err(problems.into_error());
     }
     let root = parsed.whole();
-    let file = root.map(|root| Reader { problems: &mut problems, names, patterns: 0 }.file(&root));
+    let file = root.map(|root| ValueReader { problems: &mut problems, names, patterns: 0 }.file(&root));
     if let Some(file) = &file {
         look(file, &problems);
     }
@@ -70,11 +70,11 @@ pub(crate) fn read_and_look<T>(
 }
 
 /// A method that returns `None` has added a problem.
-impl Reader<'_, '_, '_> {
+impl ValueReader<'_, '_, '_> {
     fn file(&mut self, root: &Node<'_>) -> FileSpec {
         let mut file = FileSpec::default();
         match root.kind() {
-            Type::List => file.rules = self.rules(root, Form::Entry, &mut Shared::default()),
+            Type::List => file.rules = self.rules(root, RuleForm::Entry, &mut SharedSettings::default()),
             Type::Map if envoy::is_domain(root) => file.domain = self.domain(root),
             Type::Map => {
                 let Some(fields) = self.fields(root, "a file of rules", FILE) else { return file };
@@ -83,7 +83,7 @@ impl Reader<'_, '_, '_> {
                 }
                 let mut shared = self.shared(&fields);
                 if let Some(rules) = self.required(&fields, "rules", "; if there shall be none, write `rules: []`") {
-                    file.rules = self.rules(rules, Form::Rule, &mut shared);
+                    file.rules = self.rules(rules, RuleForm::Rule, &mut shared);
                 }
                 file.unused = shared.unused();
                 if let Some(access) = fields.get("access") {
@@ -108,7 +108,7 @@ impl Reader<'_, '_, '_> {
         for (name, networks) in [("allow", &mut access.allow), ("deny", &mut access.deny)] {
             let Some(node) = fields.get(name) else { continue };
             let nodes = match &node.value {
-                Value::List(items) => items.iter().map(|item| &**item).collect(),
+                NodeValue::List(items) => items.iter().map(|item| &**item).collect(),
                 _ => vec![node],
             };
             for node in nodes {
@@ -123,7 +123,7 @@ impl Reader<'_, '_, '_> {
         access
     }
 
-    fn rules(&mut self, node: &Node<'_>, form: Form, shared: &mut Shared) -> Vec<RuleSpec> {
+    fn rules(&mut self, node: &Node<'_>, form: RuleForm, shared: &mut SharedSettings) -> Vec<RuleSpec> {
         let nodes = self.items(node, "`rules`", "a list of rules");
         if let Some(beyond) = nodes.get(RULES_MAX) {
             let message = format!("the file has {} rules; the most is {RULES_MAX}", nodes.len());
@@ -131,7 +131,7 @@ impl Reader<'_, '_, '_> {
             return Vec::new();
         }
         // Names are compared even if the rest of their rules could not be read.
-        let mut taken = Taken::default();
+        let mut taken = UsedNames::default();
         let rules: Vec<RuleSpec> = nodes.iter().filter_map(|node| self.rule(node, form, shared, &mut taken)).collect();
         debug_assert!(rules.len() == nodes.len() || !self.problems.is_empty(), "a rule that is left out has a problem");
         taken.compare(self.problems);

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::super::document::{Node, Type, Value};
+use super::super::document::{Node, NodeValue, Type};
 use super::super::problem::{Position, Quoted, RulesErrorKind};
 use super::super::spec::{At, CostSpec, KeySpec, Name, PlansSpec, QuotaSpec};
-use super::value::{Fields, Reader, meant_by_bare};
+use super::value::{Fields, ValueReader, meant_by_bare};
 use crate::quota::{Algorithm, Quota, QuotaErrorKind};
 
 /// The most quotas that a request of one rule must meet.
@@ -33,7 +33,7 @@ pub(in crate::rules) const UNITS: &[(&str, u64)] = &[
     ("year", 365 * 86_400),
 ];
 
-impl Reader<'_, '_, '_> {
+impl ValueReader<'_, '_, '_> {
     pub(super) fn quotas_or_plans(&mut self, fields: &Fields<'_, '_>) -> Option<Option<QuotaSpec>> {
         match (fields.get("quota"), fields.entry("plans")) {
             (Some(_), Some(plans)) => {
@@ -47,7 +47,7 @@ impl Reader<'_, '_, '_> {
     }
 
     fn quotas(&mut self, node: &Node<'_>) -> Option<Vec<At<Quota>>> {
-        let Value::List(items) = &node.value else { return Some(vec![self.quota(node, "`quota`")?]) };
+        let NodeValue::List(items) = &node.value else { return Some(vec![self.quota(node, "`quota`")?]) };
         if items.is_empty() {
             return self.refuse(
                 RulesErrorKind::Value,
@@ -93,8 +93,8 @@ impl Reader<'_, '_, '_> {
 
     pub(super) fn quota(&mut self, node: &Node<'_>, what: &str) -> Option<At<Quota>> {
         match (&node.value, node.kind()) {
-            (Value::Scalar { text, .. }, Type::Text) => self.parsed(text, node.position),
-            (Value::Map(_), _) => {
+            (NodeValue::Scalar { text, .. }, Type::Text) => self.parsed(text, node.position),
+            (NodeValue::Map(_), _) => {
                 let fields = self.fields(node, "a quota", QUOTA)?;
                 self.quota_of_unit(&fields)
             }
@@ -136,7 +136,7 @@ impl Reader<'_, '_, '_> {
 
     pub(super) fn block(&mut self, node: &Node<'_>) -> Option<At<Quota>> {
         match (&node.value, node.kind()) {
-            (Value::Scalar { text, .. }, Type::Text) => {
+            (NodeValue::Scalar { text, .. }, Type::Text) => {
                 let says_block = text.split([' ', ',']).any(|word| word.eq_ignore_ascii_case("block"));
                 let words = if says_block { text.to_string() } else { format!("{text}, block") };
                 match words.parse::<Quota>() {
@@ -149,7 +149,7 @@ impl Reader<'_, '_, '_> {
                     Err(error) => self.refuse(RulesErrorKind::Value, node.position, error.to_string()),
                 }
             }
-            (Value::Map(_), _) => {
+            (NodeValue::Map(_), _) => {
                 let fields = self.fields(node, "`block`", BLOCK)?;
                 let after = self.required(&fields, "after", ", such as `after: 5 per 10 minutes`");
                 let after = after.and_then(|node| self.strikes(node));
@@ -202,7 +202,7 @@ impl Reader<'_, '_, '_> {
         let otherwise = otherwise.and_then(|node| Some((self.text(node, "otherwise")?, node.position)));
         let entries = match quotas.map(|node| (&node.value, node)) {
             None => return None,
-            Some((Value::Map(entries), _)) if !entries.is_empty() => entries,
+            Some((NodeValue::Map(entries), _)) if !entries.is_empty() => entries,
             Some((_, node)) => {
                 return self.wrong_type(node, "`quotas`", "a mapping of plans, such as `{free: 10/min}`");
             }
@@ -241,7 +241,7 @@ impl Reader<'_, '_, '_> {
     }
 
     pub(super) fn cost(&mut self, node: &Node<'_>) -> Option<At<CostSpec>> {
-        let value = if let Value::Map(_) = node.value {
+        let value = if let NodeValue::Map(_) = node.value {
             let fields = self.fields(node, "`cost`", COST)?;
             let name = self.required(&fields, "header", ", such as `header: x-cost`");
             let name = name.and_then(|node| {
@@ -251,7 +251,7 @@ impl Reader<'_, '_, '_> {
             let at_most = self.required(&fields, "at-most", ", or a client could say that it costs any number");
             let at_most = at_most.and_then(|node| self.units(node, "at-most"));
             CostSpec::Header { name: name?, at_most: at_most? }
-        } else if matches!(&node.value, Value::Scalar { text, .. } if *text == CONTENT_LENGTH) {
+        } else if matches!(&node.value, NodeValue::Scalar { text, .. } if *text == CONTENT_LENGTH) {
             CostSpec::ContentLength
         } else {
             CostSpec::Units(self.units(node, "cost")?)
@@ -266,7 +266,7 @@ impl Reader<'_, '_, '_> {
             _ => "a number of units, or bytes like `64 KiB`",
         };
         let units = match (&node.value, node.kind()) {
-            (Value::Scalar { text, .. }, Type::Text) => match bytes_of(text) {
+            (NodeValue::Scalar { text, .. }, Type::Text) => match bytes_of(text) {
                 Some(bytes) => bytes,
                 None => return self.wrong_type(node, &what, expected),
             },

@@ -6,8 +6,8 @@ use super::super::document::Node;
 use super::super::error::Problems;
 use super::super::problem::{Position, Quoted, RulesErrorKind};
 use super::super::spec::{At, KeySpec, MatchSpec, Name, QuotaSpec, RuleSpec};
-use super::shared::{Form, Settings, Shared};
-use super::value::{Fields, Reader};
+use super::shared::{RuleForm, RuleSettings, SharedSettings};
+use super::value::{Fields, ValueReader};
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::quota::error::NAME_MAX;
@@ -46,17 +46,17 @@ pub(in crate::rules) const ENTRY: &[&str] = &[
     "enabled",
 ];
 
-impl Reader<'_, '_, '_> {
+impl ValueReader<'_, '_, '_> {
     pub(super) fn rule(
         &mut self,
         node: &Node<'_>,
-        form: Form,
-        shared: &mut Shared,
-        taken: &mut Taken,
+        form: RuleForm,
+        shared: &mut SharedSettings,
+        taken: &mut UsedNames,
     ) -> Option<RuleSpec> {
         let (what, known, name) = match form {
-            Form::Rule => ("a rule", RULE, "name"),
-            Form::Entry => ("an entry of the list", ENTRY, "action"),
+            RuleForm::Rule => ("a rule", RULE, "name"),
+            RuleForm::Entry => ("an entry of the list", ENTRY, "action"),
         };
         let fields = self.fields(node, what, known)?;
         let name = self.required(&fields, name, "").and_then(|node| self.name(node, name));
@@ -64,19 +64,19 @@ impl Reader<'_, '_, '_> {
         let own = self.settings(&fields, form);
         let has_own_cost = !matches!(own.cost, Ok(None));
         let settings = self.with_shared(own, &fields, shared);
-        let is_helped = form == Form::Rule && shared.helps(&fields);
+        let is_helped = form == RuleForm::Rule && shared.helps(&fields);
         let quota = settings.quota.ok().and_then(|quota| quota.or_else(|| self.missing_quota(&fields, is_helped)));
         let key = settings.key.ok().and_then(|key| match (key, form) {
             (Some(key), _) => Some(key),
-            (None, Form::Rule) => self.missing_key(&fields, is_helped),
-            (None, Form::Entry) => Some(vec![At { value: KeySpec::ClientIp, position: fields.position }]),
+            (None, RuleForm::Rule) => self.missing_key(&fields, is_helped),
+            (None, RuleForm::Entry) => Some(vec![At { value: KeySpec::ClientIp, position: fields.position }]),
         });
         let matches = settings.matches.ok().and_then(|matches| match (matches, form) {
             (Some(matches), _) => Some(matches),
-            (None, Form::Rule) => Some(MatchSpec::default()),
-            (None, Form::Entry) => name.as_ref().and_then(|name| self.named_action(name)),
+            (None, RuleForm::Rule) => Some(MatchSpec::default()),
+            (None, RuleForm::Entry) => name.as_ref().and_then(|name| self.named_action(name)),
         });
-        let Settings { cost, mode, missing_key, warn_at, block, candidate, is_enabled, .. } = settings;
+        let RuleSettings { cost, mode, missing_key, warn_at, block, candidate, is_enabled, .. } = settings;
 
         if let Some(name) = &name {
             let block = matches!(block, Ok(Some(_)));
@@ -139,7 +139,7 @@ impl Reader<'_, '_, '_> {
     }
 
     /// Notes the names of the rule and of its policies.
-    fn take_names(&mut self, taken: &mut Taken, name: &Name, quotas: &[At<Quota>], block: bool, candidate: bool) {
+    fn take_names(&mut self, taken: &mut UsedNames, name: &Name, quotas: &[At<Quota>], block: bool, candidate: bool) {
         taken.names.push((name.value.to_string(), "", name.clone()));
         let mut linked = Vec::new();
         let mut is_too_long = false;
@@ -187,14 +187,14 @@ impl Reader<'_, '_, '_> {
 
 /// The names of a file's rules and policies.
 #[derive(Default)]
-pub(super) struct Taken {
+pub(super) struct UsedNames {
     /// The name, what it names if that is not the rule itself, and the rule.
     pub(super) names: Vec<(String, &'static str, Name)>,
     /// Rules that had another name.
     pub(super) renamed: Vec<(Name, Name)>,
 }
 
-impl Taken {
+impl UsedNames {
     /// Reports names that are taken twice.
     pub(super) fn compare(&self, problems: &mut Problems<'_>) {
         let mut first: HashMap<&str, (&'static str, &Name)> = HashMap::new();

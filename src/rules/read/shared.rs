@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::super::document::{Node, Size, TEXTS_MAX, Value};
+use super::super::document::{Node, NodeValue, Size, TEXTS_MAX};
 use super::super::problem::{Position, Quoted, RulesErrorKind};
 use super::super::spec::{At, CostSpec, KeySpec, MatchSpec, Name, QuotaSpec};
-use super::value::{Fields, PATTERNS_MAX, Reader};
+use super::value::{Fields, PATTERNS_MAX, ValueReader};
 use crate::middleware::rule::definition::MissingKey;
 use crate::mode::Mode;
 use crate::quota::Quota;
@@ -19,7 +19,7 @@ const VALUES_MAX: usize = 500_000;
 
 /// The two forms of a rule.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum RuleForm {
     Rule,
     /// An entry of the short list, whose action is its name.
     Entry,
@@ -30,7 +30,7 @@ type Setting<T> = Result<Option<T>, ()>;
 
 /// The fields of a rule that others can say for it.
 #[derive(Clone)]
-pub(super) struct Settings {
+pub(super) struct RuleSettings {
     pub(super) quota: Setting<QuotaSpec>,
     pub(super) key: Setting<Vec<At<KeySpec>>>,
     pub(super) matches: Setting<MatchSpec>,
@@ -43,7 +43,7 @@ pub(super) struct Settings {
     pub(super) is_enabled: Setting<bool>,
 }
 
-impl Settings {
+impl RuleSettings {
     /// Makes settings of which each is this one.
     fn all(absent: Result<(), ()>) -> Self {
         fn of<T>(absent: Result<(), ()>) -> Setting<T> {
@@ -87,8 +87,8 @@ impl Settings {
 }
 
 /// Settings that rules can take over.
-struct Source {
-    settings: Settings,
+struct SettingsSource {
+    settings: RuleSettings,
     size: Size,
     /// The patterns with `*` in them.
     patterns: usize,
@@ -97,26 +97,26 @@ struct Source {
 /// A template of the file.
 struct Template {
     position: Position,
-    source: Source,
+    source: SettingsSource,
     is_used: bool,
 }
 
 /// The settings that a file states once for many rules.
 #[derive(Default)]
-pub(super) struct Shared {
-    defaults: Option<Source>,
+pub(super) struct SharedSettings {
+    defaults: Option<SettingsSource>,
     templates: HashMap<Box<str>, Template>,
-    taken: Taken,
+    taken: InheritedSize,
 }
 
 /// The size of what rules have taken over so far.
 #[derive(Default)]
-struct Taken {
+struct InheritedSize {
     size: Size,
     is_too_large: bool,
 }
 
-impl Shared {
+impl SharedSettings {
     /// Returns whether a rule can have a field that it does not write itself.
     pub(super) fn helps(&self, fields: &Fields<'_, '_>) -> bool {
         self.defaults.is_some() || fields.get("use").is_some()
@@ -130,15 +130,15 @@ impl Shared {
 }
 
 /// A method that returns an error has added a problem.
-impl Reader<'_, '_, '_> {
+impl ValueReader<'_, '_, '_> {
     /// Reads `defaults` and `templates`.
-    pub(super) fn shared(&mut self, fields: &Fields<'_, '_>) -> Shared {
-        let mut shared = Shared::default();
+    pub(super) fn shared(&mut self, fields: &Fields<'_, '_>) -> SharedSettings {
+        let mut shared = SharedSettings::default();
         if let Some(node) = fields.get("defaults") {
             shared.defaults = Some(self.source(node, "`defaults`"));
         }
         let Some(node) = fields.get("templates") else { return shared };
-        let Value::Map(entries) = &node.value else {
+        let NodeValue::Map(entries) = &node.value else {
             let expected = "a mapping of templates, such as `{partner: {key: header x-partner}}`";
             self.wrong_type::<()>(node, "`templates`", expected);
             return shared;
@@ -151,25 +151,25 @@ impl Reader<'_, '_, '_> {
         shared
     }
 
-    fn source(&mut self, node: &Node<'_>, what: &'static str) -> Source {
+    fn source(&mut self, node: &Node<'_>, what: &'static str) -> SettingsSource {
         let before = self.patterns;
         let settings = match self.fields(node, what, SETTINGS) {
             Some(fields) if fields.entries.is_empty() => {
                 self.problems.add(RulesErrorKind::Value, node.position, format!("{what} has no field: leave it out"));
-                Settings::all(Err(()))
+                RuleSettings::all(Err(()))
             }
-            Some(fields) => self.settings(&fields, Form::Rule),
-            None => Settings::all(Err(())),
+            Some(fields) => self.settings(&fields, RuleForm::Rule),
+            None => RuleSettings::all(Err(())),
         };
-        Source { settings, size: node.size, patterns: self.patterns - before }
+        SettingsSource { settings, size: node.size, patterns: self.patterns - before }
     }
 
     /// Reads the fields of a mapping that others could say for it.
-    pub(super) fn settings(&mut self, fields: &Fields<'_, '_>, form: Form) -> Settings {
-        Settings {
+    pub(super) fn settings(&mut self, fields: &Fields<'_, '_>, form: RuleForm) -> RuleSettings {
+        RuleSettings {
             quota: match form {
-                Form::Rule => self.quotas_or_plans(fields),
-                Form::Entry => self.quota_of_unit(fields).map(|quota| Some(QuotaSpec::All(vec![quota]))),
+                RuleForm::Rule => self.quotas_or_plans(fields),
+                RuleForm::Entry => self.quota_of_unit(fields).map(|quota| Some(QuotaSpec::All(vec![quota]))),
             }
             .ok_or(()),
             key: self.setting(fields, "key", |reader, node, _| reader.key(node)),
@@ -195,15 +195,20 @@ impl Reader<'_, '_, '_> {
     }
 
     /// Adds what the rule's template and `defaults` say to its own settings.
-    pub(super) fn with_shared(&mut self, own: Settings, fields: &Fields<'_, '_>, shared: &mut Shared) -> Settings {
-        let Shared { defaults, templates, taken } = shared;
+    pub(super) fn with_shared(
+        &mut self,
+        own: RuleSettings,
+        fields: &Fields<'_, '_>,
+        shared: &mut SharedSettings,
+    ) -> RuleSettings {
+        let SharedSettings { defaults, templates, taken } = shared;
         let settings = match fields.get("use") {
             Some(node) => match self.template(node, templates) {
                 Some(template) => {
                     template.is_used = true;
                     self.taken_over(own, &template.source, fields.position, taken)
                 }
-                None => own.or(&Settings::all(Err(()))),
+                None => own.or(&RuleSettings::all(Err(()))),
             },
             None => own,
         };
@@ -230,7 +235,13 @@ impl Reader<'_, '_, '_> {
     }
 
     /// Adds the settings of a source to those of the rule at this position, within the bounds of the file.
-    fn taken_over(&mut self, own: Settings, source: &Source, position: Position, taken: &mut Taken) -> Settings {
+    fn taken_over(
+        &mut self,
+        own: RuleSettings,
+        source: &SettingsSource,
+        position: Position,
+        taken: &mut InheritedSize,
+    ) -> RuleSettings {
         taken.size = taken.size.and(source.size);
         if taken.size.nodes > VALUES_MAX || taken.size.texts > TEXTS_MAX {
             if !std::mem::replace(&mut taken.is_too_large, true) {
@@ -240,7 +251,7 @@ impl Reader<'_, '_, '_> {
                 );
                 self.problems.add(RulesErrorKind::TooLarge, position, message);
             }
-            return own.or(&Settings::all(Err(())));
+            return own.or(&RuleSettings::all(Err(())));
         }
         if matches!(own.matches, Ok(None)) {
             let before = self.patterns;

@@ -1,6 +1,6 @@
 //! Reading single values, and the fields of mappings.
 
-use super::super::document::{Entry, Node, Type, Value};
+use super::super::document::{MapField, Node, NodeValue, Type};
 use super::super::error::Problems;
 use super::super::problem::{Position, Quoted, RulesErrorKind, listed};
 use super::super::report::NameKind;
@@ -24,7 +24,7 @@ pub(in crate::rules) const NOT: &[&str] =
 
 /// The names that the program registered.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Names<'a> {
+pub(crate) struct KnownNames<'a> {
     pub(crate) keys: &'a [&'a str],
     pub(crate) actions: &'a [&'a str],
     /// Whether these are all. If not, other names are no problems, but noted.
@@ -35,13 +35,13 @@ pub(crate) struct Names<'a> {
 pub(super) struct Fields<'n, 'a> {
     pub(super) what: &'static str,
     pub(super) position: Position,
-    pub(super) entries: &'n [Entry<'a>],
+    pub(super) entries: &'n [MapField<'a>],
     /// The known fields that misspelt ones are similar to. They are not also reported as missing.
     pub(super) meant: Vec<&'static str>,
 }
 
 impl<'n, 'a> Fields<'n, 'a> {
-    pub(super) fn entry(&self, name: &str) -> Option<&'n Entry<'a>> {
+    pub(super) fn entry(&self, name: &str) -> Option<&'n MapField<'a>> {
         self.entries.iter().find(|entry| entry.name == name)
     }
 
@@ -52,16 +52,16 @@ impl<'n, 'a> Fields<'n, 'a> {
 
 /// Returns what was probably meant by a field that has no value: the end of a text with a comma, as in
 /// `{quota: 100 per minute, burst 20}`, or a field and its value without a space between them.
-pub(super) fn meant_by_bare(entries: &[Entry<'_>], at: usize, known: &[&str]) -> Option<String> {
+pub(super) fn meant_by_bare(entries: &[MapField<'_>], at: usize, known: &[&str]) -> Option<String> {
     let entry = entries.get(at)?;
-    if !matches!(&entry.node.value, Value::Scalar { text, is_plain: true } if text.is_empty()) {
+    if !matches!(&entry.node.value, NodeValue::Scalar { text, is_plain: true } if text.is_empty()) {
         return None;
     }
     if let Some((field, value)) = entry.name.split_once(':').filter(|(field, _)| known.contains(field)) {
         return Some(format!("; write a space after the colon: {}", Quoted(&format!("{field}: {value}"))));
     }
     let before = entries.get(at.checked_sub(1)?)?;
-    let Value::Scalar { text, is_plain: true } = &before.node.value else { return None };
+    let NodeValue::Scalar { text, is_plain: true } = &before.node.value else { return None };
     let is_torn = before.position.line == entry.position.line && before.node.kind() == Type::Text;
     is_torn.then(|| {
         let whole = format!("{}: \"{text}, {}\"", before.name, entry.name);
@@ -69,15 +69,15 @@ pub(super) fn meant_by_bare(entries: &[Entry<'_>], at: usize, known: &[&str]) ->
     })
 }
 
-pub(super) struct Reader<'p, 't, 'n> {
+pub(super) struct ValueReader<'p, 't, 'n> {
     pub(super) problems: &'p mut Problems<'t>,
-    pub(super) names: Names<'n>,
+    pub(super) names: KnownNames<'n>,
     /// The number of patterns so far.
     pub(super) patterns: usize,
 }
 
 /// A method that returns `None` has added a problem.
-impl Reader<'_, '_, '_> {
+impl ValueReader<'_, '_, '_> {
     /// Reads a field that may be absent.
     pub(super) fn optional<T>(
         &mut self,
@@ -110,7 +110,7 @@ impl Reader<'_, '_, '_> {
         field: &str,
         mut read: impl FnMut(&mut Self, &Node<'_>) -> Option<T>,
     ) -> Option<Vec<T>> {
-        let Value::List(items) = &node.value else { return Some(vec![read(self, node)?]) };
+        let NodeValue::List(items) = &node.value else { return Some(vec![read(self, node)?]) };
         if items.is_empty() {
             let message = format!("`{field}` is an empty list: give it at least one value");
             return self.refuse(RulesErrorKind::Value, node.position, message);
@@ -122,7 +122,7 @@ impl Reader<'_, '_, '_> {
     /// Returns the items of a list, or none if it is not a list.
     pub(super) fn items<'n, 'a>(&mut self, node: &'n Node<'a>, what: &str, expected: &str) -> Vec<&'n Node<'a>> {
         match &node.value {
-            Value::List(items) => items.iter().map(|item| &**item).collect(),
+            NodeValue::List(items) => items.iter().map(|item| &**item).collect(),
             _ => {
                 self.wrong_type::<()>(node, what, expected);
                 Vec::new()
@@ -137,7 +137,7 @@ impl Reader<'_, '_, '_> {
         what: &'static str,
         known: &[&'static str],
     ) -> Option<Fields<'n, 'a>> {
-        let Value::Map(entries) = &node.value else {
+        let NodeValue::Map(entries) = &node.value else {
             return self.wrong_type(
                 node,
                 what,
@@ -200,8 +200,8 @@ impl Reader<'_, '_, '_> {
 
     pub(super) fn text_of<'n>(&mut self, node: &'n Node<'_>, what: &str) -> Option<&'n str> {
         match (&node.value, node.kind()) {
-            (Value::Scalar { text, .. }, Type::Text) => Some(text),
-            (Value::Scalar { text, .. }, Type::Number | Type::Truth) => {
+            (NodeValue::Scalar { text, .. }, Type::Text) => Some(text),
+            (NodeValue::Scalar { text, .. }, Type::Number | Type::Truth) => {
                 let message = format!("{what} must be text: put quotes around {}", Quoted(text));
                 self.refuse(RulesErrorKind::Field, node.position, message)
             }
@@ -221,7 +221,7 @@ impl Reader<'_, '_, '_> {
 
     pub(super) fn number(&mut self, node: &Node<'_>, what: &str, expected: &str) -> Option<u64> {
         match (&node.value, node.kind()) {
-            (Value::Scalar { text, .. }, Type::Number) if has_leading_zero(text) => {
+            (NodeValue::Scalar { text, .. }, Type::Number) if has_leading_zero(text) => {
                 let digits = text.trim_start_matches('0');
                 let message = format!(
                     "{what} is written {}, which some readers of YAML take for an octal number: write {}",
@@ -230,7 +230,7 @@ impl Reader<'_, '_, '_> {
                 );
                 self.refuse(RulesErrorKind::Value, node.position, message)
             }
-            (Value::Scalar { text, .. }, Type::Number) => match text.parse() {
+            (NodeValue::Scalar { text, .. }, Type::Number) => match text.parse() {
                 Ok(number) => Some(number),
                 Err(_) => {
                     let message = format!("{what} must be {expected}, not {}", Quoted(text));
@@ -243,7 +243,7 @@ impl Reader<'_, '_, '_> {
 
     pub(super) fn truth(&mut self, node: &Node<'_>, field: &str) -> Option<bool> {
         match (&node.value, node.kind()) {
-            (Value::Scalar { text, .. }, Type::Truth) => Some(text.eq_ignore_ascii_case("true")),
+            (NodeValue::Scalar { text, .. }, Type::Truth) => Some(text.eq_ignore_ascii_case("true")),
             _ => self.wrong_type(node, &format!("`{field}`"), "`true` or `false`"),
         }
     }
@@ -251,12 +251,12 @@ impl Reader<'_, '_, '_> {
     pub(super) fn wrong_type<T>(&mut self, node: &Node<'_>, what: &str, expected: &str) -> Option<T> {
         let found = match (&node.value, node.kind()) {
             (_, Type::Nothing) => "nothing".to_owned(),
-            (Value::Scalar { text, is_plain: true }, _) => Quoted(text).to_string(),
-            (Value::Scalar { text, is_plain: false }, _) => format!("the text {}", Quoted(text)),
-            (Value::List(items), _) if items.is_empty() => "an empty list".to_owned(),
-            (Value::Map(entries), _) if entries.is_empty() => "an empty mapping".to_owned(),
-            (Value::List(_), _) => "a list".to_owned(),
-            (Value::Map(_), _) => "a mapping".to_owned(),
+            (NodeValue::Scalar { text, is_plain: true }, _) => Quoted(text).to_string(),
+            (NodeValue::Scalar { text, is_plain: false }, _) => format!("the text {}", Quoted(text)),
+            (NodeValue::List(items), _) if items.is_empty() => "an empty list".to_owned(),
+            (NodeValue::Map(entries), _) if entries.is_empty() => "an empty mapping".to_owned(),
+            (NodeValue::List(_), _) => "a list".to_owned(),
+            (NodeValue::Map(_), _) => "a mapping".to_owned(),
         };
         self.refuse(RulesErrorKind::Field, node.position, format!("{what} must be {expected}, not {found}"))
     }

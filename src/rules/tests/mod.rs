@@ -10,10 +10,11 @@ mod schema;
 use std::fmt::Write as _;
 
 use super::error::RulesError;
-use super::read::{Names, read};
+use super::read::{KnownNames, read};
 use super::spec::FileSpec;
 
-const NAMES: Names<'_> = Names { keys: &["tenant"], actions: &["create_account", "create_post"], are_all: true };
+const NAMES: KnownNames<'_> =
+    KnownNames { keys: &["tenant"], actions: &["create_account", "create_post"], are_all: true };
 
 /// Stands before the errors of a file.
 const ERRORS: &str = "-->\n";

@@ -8,7 +8,7 @@ use allocation_counter::measure;
 use super::super::convert::convert_envoy;
 use super::super::document::BYTES_MAX;
 use super::super::problem::RulesErrorKind;
-use super::super::read::{Names, read as read_any};
+use super::super::read::{KnownNames, read as read_any};
 use super::{accepted, refused, spec};
 use crate::sampling::{cases, stride};
 
@@ -178,7 +178,7 @@ fn mutated_files_are_read_or_refused() {
                             if file.domain.is_some() {
                                 // A file that is written anew can be read.
                                 let native = convert_envoy(&text).unwrap();
-                                read_any(native.as_bytes(), Names::default(), |_, _| ())
+                                read_any(native.as_bytes(), KnownNames::default(), |_, _| ())
                                     .unwrap_or_else(|error| panic!("{text}\n{native}\n{error}"));
                             }
                             read.fetch_add(1, Ordering::Relaxed)
@@ -360,7 +360,7 @@ fn files_beyond_the_bounds_are_refused() {
     assert!(spec(&nested(10_000)).unwrap().domain.is_some());
     assert!(spec(&nested(10_001)).unwrap_err().to_string().contains("10001 descriptors; the most is 10000"));
     for (name, is_right) in [("n".repeat(1_000), true), ("n".repeat(1_001), false)] {
-        let known = Names { are_all: false, ..Names::default() };
+        let known = KnownNames { are_all: false, ..KnownNames::default() };
         let read =
             |rest: &str| read_any(format!("rules: [{{name: a, quota: 5/s, {rest}}}]").as_bytes(), known, |_, _| ());
         assert_eq!(read(&format!("key: {name}")).is_ok(), is_right);

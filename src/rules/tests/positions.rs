@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::super::error::Problems;
 use super::super::problem::{Position, RulesErrorKind, similar};
-use super::super::read::{Names, can_be_registered, read};
+use super::super::read::{KnownNames, can_be_registered, read};
 use super::super::report::NameKind;
 use super::super::spec::{CostSpec, FileSpec, KeySpec, QuotaSpec};
 use super::{NAMES, accepted, spec};
@@ -117,7 +117,7 @@ fn names_that_may_be_registered_are_noted_once() {
     let text = "- {action: buy, unit: day, requests_per_unit: 5, key: [tenant, somebody]}\n\
                 - {action: sell, unit: day, requests_per_unit: 5, key: [somebody, clinet-ip]}\n";
     assert!(spec(text).is_err());
-    let names = Names { are_all: false, ..NAMES };
+    let names = KnownNames { are_all: false, ..NAMES };
     let noted = read(text.as_bytes(), names, |_, problems| problems.take_names()).unwrap();
     let noted: Vec<_> = noted.iter().map(|name| (name.kind(), name.name(), name.problem().line())).collect();
     let expected = [
@@ -230,7 +230,7 @@ fn excerpts_of_one_long_line_are_those_of_their_columns() {
 #[cfg(target_os = "linux")]
 #[test]
 fn problems_in_one_line_cost_as_little_as_in_many() {
-    let names = Names { are_all: false, ..NAMES };
+    let names = KnownNames { are_all: false, ..NAMES };
     // The error keeps the first hundred problems, and all names that are not registered.
     for (wrong, problems) in [(r#""quote": "5/s""#, 100), (r#""quota": "5/s", "key": "=N""#, 9_900)] {
         let of = |separator: &str| {

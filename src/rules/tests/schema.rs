@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value as Json, json};
 
-use super::super::document::{Node, Type, Value, decode, parse};
+use super::super::document::{Node, NodeValue, Type, decode, parse};
 use super::super::error::Problems;
 use super::super::{Rules, SCHEMA, read};
 use super::{accepted, refused};
@@ -21,14 +21,14 @@ fn json_of(text: &str) -> Option<Json> {
     fn convert(node: &Node<'_>) -> Json {
         match (&node.value, node.kind()) {
             (_, Type::Nothing) => Json::Null,
-            (Value::Scalar { text, .. }, Type::Truth) => json!(text.eq_ignore_ascii_case("true")),
-            (Value::Scalar { text, .. }, Type::Number) => match text.parse::<i64>() {
+            (NodeValue::Scalar { text, .. }, Type::Truth) => json!(text.eq_ignore_ascii_case("true")),
+            (NodeValue::Scalar { text, .. }, Type::Number) => match text.parse::<i64>() {
                 Ok(number) => json!(number),
                 Err(_) => json!(text.parse::<f64>().unwrap_or(0.5)),
             },
-            (Value::Scalar { text, .. }, _) => json!(text),
-            (Value::List(items), _) => items.iter().map(|item| convert(item)).collect(),
-            (Value::Map(entries), _) => {
+            (NodeValue::Scalar { text, .. }, _) => json!(text),
+            (NodeValue::List(items), _) => items.iter().map(|item| convert(item)).collect(),
+            (NodeValue::Map(entries), _) => {
                 entries.iter().map(|entry| (entry.name.to_string(), convert(&entry.node))).collect::<Map<_, _>>().into()
             }
         }

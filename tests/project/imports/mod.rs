@@ -84,6 +84,7 @@ const LAYERS: &[Layer] = &[
             "sync.rs",
             "time.rs",
             "wait.rs",
+            "wakers.rs",
         ],
     ),
 ];

@@ -13,20 +13,20 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+use super::connection::RedisConnections;
 use super::error::RedisError;
-use super::keys::Stored;
-use super::store::RedisStore;
-use super::wire::{self, Answer, Request, Split};
+use super::keys::StoredKey;
+use super::wire::{self, RedisAnswer, SplitAnswers, WireRequest};
 use crate::clock::Clock;
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::{Calls, Fly, Landing, Most, Queue, Rider, hand_out};
+use crate::limiter::remote::{CallLimits, CallResult, Caller, Calls, Queue, RemoteStore, hand_out};
 
 /// The most requests of one call. At 2 to 3 µs each they hold the server for no longer than 0.2 ms.
 const BATCH: usize = 64;
 
 /// The store, and the clock of the limiter, if the scripts do not use the server's.
 pub(super) struct Dispatcher {
-    pub(super) store: RedisStore,
+    pub(super) store: RedisConnections,
     pub(super) clock: Option<Arc<dyn Clock>>,
     /// The number of the next call.
     pub(super) calls: AtomicU64,
@@ -35,25 +35,25 @@ pub(super) struct Dispatcher {
     pub(super) splits: std::sync::atomic::AtomicBool,
 }
 
-type Answered = Result<Answer, RedisError>;
+type RequestResult = Result<RedisAnswer, RedisError>;
 
-impl Fly for Dispatcher {
-    type Request = Request;
-    type Answer = Answer;
+impl RemoteStore for Dispatcher {
+    type Request = WireRequest;
+    type Answer = RedisAnswer;
     type Error = RedisError;
-    type Line = Queue<Self>;
+    type Queue = Queue<Self>;
 
-    async fn fly(&self, riders: Vec<Rider<Self>>, until: Instant) -> Landing {
-        let requests: SmallVec<[&Request; 8]> = riders.iter().map(|rider| &rider.request).collect();
+    async fn send_batch(&self, callers: Vec<Caller<Self>>, until: Instant) -> CallResult {
+        let requests: SmallVec<[&WireRequest; 8]> = callers.iter().map(|caller| &caller.request).collect();
         let answers = self.take_to_store(&requests, until).await;
         let is_answered = answers.iter().any(Result::is_ok);
         drop(requests);
-        hand_out(riders, answers);
-        if is_answered { Landing::Answered { rest: Duration::ZERO } } else { Landing::Failed }
+        hand_out(callers, answers);
+        if is_answered { CallResult::Answered { rest: Duration::ZERO } } else { CallResult::Failed }
     }
 
-    fn most(&self) -> Most {
-        Most { units: BATCH, calls: Calls::Pipelined }
+    fn limits(&self) -> CallLimits {
+        CallLimits { units: BATCH, calls: Calls::Pipelined }
     }
 
     fn record_unsent(&self, error: &RedisError) {
@@ -63,9 +63,9 @@ impl Fly for Dispatcher {
 
 impl Dispatcher {
     /// Returns the answer to each request.
-    async fn take_to_store(&self, requests: &[&Request], until: Instant) -> Vec<Answered> {
+    async fn take_to_store(&self, requests: &[&WireRequest], until: Instant) -> Vec<RequestResult> {
         let mut answers = self.answers(requests, until).await;
-        let is_apart = |answer: &Answered| matches!(answer, Ok(Answer::Elsewhere));
+        let is_apart = |answer: &RequestResult| matches!(answer, Ok(RedisAnswer::Elsewhere));
         if answers.iter().any(is_apart) {
             let apart = answers.iter_mut().zip(requests).filter(|(answer, _)| is_apart(answer));
             let split = apart.map(|(answer, request)| async move { *answer = self.split(request, until).await });
@@ -75,12 +75,13 @@ impl Dispatcher {
     }
 
     /// Returns the answer to each request, in one call.
-    async fn answers(&self, requests: &[&Request], until: Instant) -> Vec<Answered> {
+    async fn answers(&self, requests: &[&WireRequest], until: Instant) -> Vec<RequestResult> {
         #[cfg(test)]
         if requests.iter().map(|request| request.keys()).sum::<usize>() > 1 && self.splits.load(Ordering::Relaxed) {
-            return requests.iter().map(|_| Ok(Answer::Elsewhere)).collect();
+            return requests.iter().map(|_| Ok(RedisAnswer::Elsewhere)).collect();
         }
-        let failed = |error: RedisError| -> Vec<Answered> { requests.iter().map(|_| Err(error.clone())).collect() };
+        let failed =
+            |error: RedisError| -> Vec<RequestResult> { requests.iter().map(|_| Err(error.clone())).collect() };
         let Some(slot) = requests.first().map(|request| request.slot()) else { return Vec::new() };
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
         let call = wire::call(requests, number, self.clock.as_ref().map(|clock| clock.now()));
@@ -88,7 +89,7 @@ impl Dispatcher {
         super::tests::simulation::note(number, requests);
         let reply = match self.store.run(&call, slot, until).await {
             Ok(Some(reply)) => reply,
-            Ok(None) => return requests.iter().map(|_| Ok(Answer::Elsewhere)).collect(),
+            Ok(None) => return requests.iter().map(|_| Ok(RedisAnswer::Elsewhere)).collect(),
             Err(error) => return failed(error),
         };
         let refused = |words: &str| self.store.record_refusal(slot, words);
@@ -106,11 +107,11 @@ impl Dispatcher {
     }
 
     /// Returns the answer to a request, with one call after the other for its keys.
-    async fn split(&self, request: &Request, until: Instant) -> Answered {
+    async fn split(&self, request: &WireRequest, until: Instant) -> RequestResult {
         if request.keys() == 1 {
             return self.lone(request, until).await;
         }
-        let mut split = Split::new(request);
+        let mut split = SplitAnswers::new(request);
         while let Some((at, request)) = split.next() {
             split.answer(at, self.lone(&request, until).await);
         }
@@ -119,9 +120,9 @@ impl Dispatcher {
 
     /// Returns the answer to a request of one key. The key cannot be on two servers, but it may
     /// have moved again.
-    async fn lone(&self, request: &Request, until: Instant) -> Answered {
+    async fn lone(&self, request: &WireRequest, until: Instant) -> RequestResult {
         match self.answers(&[request], until).await.pop() {
-            None | Some(Ok(Answer::Elsewhere)) => {
+            None | Some(Ok(RedisAnswer::Elsewhere)) => {
                 let message = "the key went to another server of the cluster while it was asked for";
                 Err(RedisError::new(StoreErrorKind::Unavailable, message))
             }
@@ -133,7 +134,7 @@ impl Dispatcher {
     ///
     /// # Errors
     /// `Misconfigured` if it has not, with the names of those that are missing.
-    pub(super) async fn check_rights(&self, key: &Stored, within: Duration) -> Result<(), RedisError> {
+    pub(super) async fn check_rights(&self, key: &StoredKey, within: Duration) -> Result<(), RedisError> {
         let call = wire::rights(key, self.clock.is_none());
         let reply = self.store.run(&call, key.slot, Instant::now() + within).await?;
         match reply.as_deref().map(std::str::from_utf8) {

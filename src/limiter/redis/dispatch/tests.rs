@@ -83,7 +83,7 @@ fn deciding_key_by_key_equals_deciding_in_one_step() {
     let (server, clock) = (Server::start(), ManualClock::new());
     let connect = || RedisLimiter::builder().deadline(Duration::from_secs(20)).max_denials(0).clock(clock.clone());
     let redis = runtime.block_on(connected(connect(), &server.url()));
-    redis.0.backend().flights.fly().splits.store(true, Ordering::Relaxed);
+    redis.0.backend().flights.store().splits.store(true, Ordering::Relaxed);
     let memory = MemoryLimiter::builder().clock(clock.clone()).build().unwrap();
     let keys = [Key::of("one").unwrap(), Key::of("two").unwrap()];
     let mut runner = TestRunner::new(config(300));

@@ -15,8 +15,8 @@
 
 use std::fmt;
 
+use super::connection;
 use super::error::RedisError;
-use super::store;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::remote::{CallerHash, Hash};
@@ -31,7 +31,7 @@ pub(super) const SLOTS: u16 = 16_384;
 
 /// A stored key, and its slot in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Stored {
+pub(super) struct StoredKey {
     pub(super) bytes: Bytes,
     pub(super) slot: u16,
 }
@@ -71,7 +71,7 @@ impl KeySpace {
     }
 
     /// Returns the stored key of a (policy, key).
-    pub(super) fn key(&self, policy: &Policy, key: &Key) -> Stored {
+    pub(super) fn key(&self, policy: &Policy, key: &Key) -> StoredKey {
         let (name, caller) = (policy.stored_name().as_bytes(), key.as_bytes());
         let hash = self.must_hash(caller).then(|| self.hash(caller));
         let mut bytes = Vec::with_capacity(self.before.len() + name.len() + caller.len().min(CLEAR_MAX) + 48);
@@ -88,7 +88,7 @@ impl KeySpace {
             Some(group) => bytes.extend_from_slice(itoa::Buffer::new().format(*group).as_bytes()),
             None => write_caller(&mut bytes, caller, hash),
         }
-        let slot = store::slot_of(&bytes[tag..]);
+        let slot = connection::slot_of(&bytes[tag..]);
         bytes.extend_from_slice(b"}:");
         if policy.limits_in_flight() {
             bytes.push(b'p');
@@ -100,7 +100,7 @@ impl KeySpace {
             bytes.push(b':');
             write_caller(&mut bytes, caller, hash);
         }
-        Stored { bytes: bytes.into(), slot }
+        StoredKey { bytes: bytes.into(), slot }
     }
 
     fn must_hash(&self, caller: &[u8]) -> bool {
@@ -157,7 +157,7 @@ fn spread(groups: u16) -> Box<[u32]> {
     let mut left = numbers.len();
     let mut candidate = 0_u32;
     while left > 0 && candidate < u32::MAX {
-        let slot = store::slot_of(candidate.to_string().as_bytes());
+        let slot = connection::slot_of(candidate.to_string().as_bytes());
         let group = usize::from(slot) * numbers.len() / usize::from(SLOTS);
         if let Some(number @ None) = numbers.get_mut(group) {
             *number = Some(candidate);

@@ -47,7 +47,7 @@ proptest! {
             let callers = secret.map_or(CallerKeys::Readable, CallerKeys::Hashed);
             let space = KeySpace::new(&prefix, callers, groups).unwrap();
             let stored = space.key(&policy(&name), &key(&caller));
-            prop_assert_eq!(stored.slot, store::slot_of(&stored.bytes), "the slot is the whole key's");
+            prop_assert_eq!(stored.slot, connection::slot_of(&stored.bytes), "the slot is the whole key's");
             prop_assert_eq!(stored.slot, space.key(&policy("other"), &key(&caller)).slot, "one caller, one slot");
             let own = (prefix, name, caller);
             let before = seen.insert(stored.bytes, own.clone());
@@ -71,7 +71,7 @@ fn long_keys_are_stored_as_their_hash() {
 #[test]
 fn keys_are_hashed_by_default_and_readable_by_choice() {
     let name = b"api-key-7";
-    let is_clear = |stored: &Stored| stored.bytes.windows(5).any(|part| part == b"api-k");
+    let is_clear = |stored: &StoredKey| stored.bytes.windows(5).any(|part| part == b"api-k");
     for groups in [None, Some(16)] {
         let stored =
             [hashed(0, groups), hashed(1, groups), hashed(2, groups)].map(|space| space.key(&policy("p"), &key(name)));
@@ -95,7 +95,7 @@ fn groups_are_spread_evenly_over_the_slots() {
     for groups in [1, 3, 16, 1_000, SLOTS] {
         let space = readable(Some(groups));
         let mut slots: Vec<u32> =
-            space.groups.iter().map(|group| u32::from(store::slot_of(group.to_string().as_bytes()))).collect();
+            space.groups.iter().map(|group| u32::from(connection::slot_of(group.to_string().as_bytes()))).collect();
         slots.sort_unstable();
         assert_eq!(slots.len(), usize::from(groups));
         for (at, slot) in slots.iter().enumerate() {

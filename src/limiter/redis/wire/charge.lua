@@ -17,7 +17,7 @@ local FORM = '<BBc0Bc0BBddddddddddI2c0'
 -- Returns the answer and whether the request is allowed; if it failed, nothing and the error.
 local function charge(
   charge, twin, try, pack, unpack, now, longer, FORM,
-  verb, number, last, denied, allowed, decide, more,
+  operation, number, last, denied, allowed, decide, more,
   kind, layout, head, size, mode, a, b, c, d, e, f, g, h, i, j, extra, place
 )
   local key, is_list = KEYS[number], kind == 6 or kind == 7
@@ -35,7 +35,7 @@ local function charge(
       return nil, string.find(value.err, 'WRONGTYPE', 1, true) and '\3' or value
     end
     ok, told, moved, before, after, line, without, rows, row, others, earliest, latest =
-      decide(pack, unpack, now, value, head, verb, a, b, c, d, e, f, g, i, extra)
+      decide(pack, unpack, now, value, head, operation, a, b, c, d, e, f, g, i, extra)
     if ok == nil then return nil, told and '\8' .. pack('<I2', #denied) .. told or '\3' end
   elseif is_list then
     local list = try('LRANGE', key, '0', '2')
@@ -60,7 +60,7 @@ local function charge(
     end
   end
   local form, other, whole, done
-  if kind ~= 10 and (not found or verb == 3) then form = {kind, layout, head, size, mode, a, b, c, d, e, f, g, h, i, j, extra} end
+  if kind ~= 10 and (not found or operation == 3) then form = {kind, layout, head, size, mode, a, b, c, d, e, f, g, h, i, j, extra} end
   if form and not found then
     done, other, found, at, n, m = pcall(twin(0), try, pack, unpack, now, longer, twin, key, form)
     if not done then return nil, other end
@@ -70,7 +70,7 @@ local function charge(
   local gone, cut, newest, units, counted, joins, gathered
   if kind == 10 then
     writes = true
-  elseif verb == 3 then
+  elseif operation == 3 then
     done, to, p, q = pcall(twin(0), try, pack, unpack, now, longer, twin, key, form, found, at, n, m, other)
     if not done then return nil, to end
     told, writes = not to and p and '\6' or '\5', to
@@ -100,11 +100,11 @@ local function charge(
   if other and other.over then writes = nil end
 
   local rest
-  if verb < 3 and not ok and (mode == 1 or mode > 3) then allowed = false end
+  if operation < 3 and not ok and (mode == 1 or mode > 3) then allowed = false end
   if number < last then
     rest, allowed = charge(
       charge, twin, try, pack, unpack, now, longer, FORM,
-      verb, number + 1, last, denied .. (ok and '0' or '1'), allowed, nil, nil, unpack(FORM, ARGV[1], place)
+      operation, number + 1, last, denied .. (ok and '0' or '1'), allowed, nil, nil, unpack(FORM, ARGV[1], place)
     )
     if not rest then return nil, allowed end
   end
@@ -117,7 +117,7 @@ local function charge(
   if kind == 10 then
     -- A refused charge still says what its holder had before.
     local takes = allowed and ok
-    if verb ~= 2 and (takes and after ~= before or moved) then
+    if operation ~= 2 and (takes and after ~= before or moved) then
       local failed = more(
         try, pack, now, longer, key, head, d, e, f, g, h, i, takes and after or before,
         takes and without or line, rows, row, others, earliest, latest
@@ -127,7 +127,7 @@ local function charge(
     return rest and told .. rest or told, allowed
   end
   -- A refused set writes only what counts refusals: denied requests, and strikes of a block.
-  if writes and verb ~= 2 and (allowed or mode == 1 and not ok or mode == 5) then
+  if writes and operation ~= 2 and (allowed or mode == 1 and not ok or mode == 5) then
     local failed
     if is_list then
       if other and not whole then -- another quota's entries, which stay where they are

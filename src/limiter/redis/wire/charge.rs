@@ -4,16 +4,16 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::algorithm::How;
+use crate::algorithm::TakeMode;
 use crate::decision::ChargeDecision;
-use crate::limiter::redis::keys::Stored;
+use crate::limiter::redis::keys::StoredKey;
 use crate::limiter::remote::Claim;
 use crate::limiter::{Charge, Effect, Effective};
 use crate::policy::Policy;
 
 /// A charge, a refund or a reset of a state, and the stored key of that state.
 #[derive(Clone, Debug)]
-pub(super) struct KeyedCharge {
+pub(super) struct WireCharge {
     pub(super) key: Bytes,
     pub(super) policy: Policy,
     pub(super) cost: u64,
@@ -37,7 +37,7 @@ pub(super) struct Partners {
     pub(super) outlives: bool,
 }
 
-impl Effective for KeyedCharge {
+impl Effective for WireCharge {
     fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -47,13 +47,13 @@ impl Effective for KeyedCharge {
     }
 }
 
-impl KeyedCharge {
-    pub(super) fn new(charge: &Charge<'_>, stored: &Stored, claim: Claim) -> Self {
+impl WireCharge {
+    pub(super) fn new(charge: &Charge<'_>, stored: &StoredKey, claim: Claim) -> Self {
         let Charge { policy, cost, effect, .. } = *charge;
         Self { key: stored.bytes.clone(), policy: policy.clone(), cost, effect, partners: None, claim }
     }
 
-    pub(super) fn idle(policy: Policy, stored: &Stored) -> Self {
+    pub(super) fn idle(policy: Policy, stored: &StoredKey) -> Self {
         let (key, claim) = (stored.bytes.clone(), Claim::default());
         Self { key, policy, cost: 0, effect: Effect::Enforce, partners: None, claim }
     }
@@ -69,11 +69,13 @@ impl KeyedCharge {
     }
 
     /// Returns how it is taken, given whether the charge at a place was denied.
-    pub(super) fn how(&self, denied: impl FnMut(usize) -> bool) -> How {
+    pub(super) fn how(&self, denied: impl FnMut(usize) -> bool) -> TakeMode {
         match (&self.partners, self.effect) {
-            (Some(partners), _) => How::OnRefusal { refused: partners.refused || partners.places.clone().any(denied) },
-            (None, Effect::Force) => How::Force,
-            _ => How::IfAllowed,
+            (Some(partners), _) => {
+                TakeMode::OnRefusal { refused: partners.refused || partners.places.clone().any(denied) }
+            }
+            (None, Effect::Force) => TakeMode::Force,
+            _ => TakeMode::IfAllowed,
         }
     }
 
@@ -81,8 +83,8 @@ impl KeyedCharge {
     /// denied. A forced charge in debt counts as nothing, because nothing was left before it.
     pub(super) fn taken(&self, decision: &ChargeDecision, denied: impl FnMut(usize) -> bool) -> u64 {
         match self.how(denied) {
-            How::OnRefusal { refused: false } => 0,
-            How::Force if decision.remaining() == 0 => 0,
+            TakeMode::OnRefusal { refused: false } => 0,
+            TakeMode::Force if decision.remaining() == 0 => 0,
             _ => self.cost,
         }
     }

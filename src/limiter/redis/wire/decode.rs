@@ -2,16 +2,16 @@
 
 use smallvec::SmallVec;
 
-use super::charge::KeyedCharge;
-use super::encode::Kind;
-use super::request::{Request, Verb};
-use super::{Answer, nonsense};
-use crate::algorithm::{Decider, How, Pair, PairDecider, block};
+use super::charge::WireCharge;
+use super::encode::StateKind;
+use super::request::{WireOperation, WireRequest};
+use super::{RedisAnswer, nonsense};
+use crate::algorithm::{Decider, Pair, PairDecider, TakeMode, block};
 use crate::decision::{ChargeDecision, Decision, Receipt, Several};
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::keys;
-use crate::limiter::remote::{ROW_MISSING, Row};
+use crate::limiter::remote::{CurrentRow, ROW_MISSING};
 
 /// The first byte of the script's answer for a key or a request.
 mod status {
@@ -50,11 +50,11 @@ const SHOWN: usize = 8;
 /// # Errors
 /// If the reply is not the script's to this call.
 pub(in crate::limiter::redis) fn answers(
-    requests: &[&Request],
+    requests: &[&WireRequest],
     number: u64,
     reply: &[u8],
     refused: &dyn Fn(&str) -> RedisError,
-) -> Result<Vec<Result<Answer, RedisError>>, RedisError> {
+) -> Result<Vec<Result<RedisAnswer, RedisError>>, RedisError> {
     let mut reader = Reader { left: reply, refused };
     let read = |reader: &mut Reader<'_>| {
         if u64::from_le_bytes(reader.take()?) != number {
@@ -73,7 +73,7 @@ struct Reader<'a> {
 }
 
 /// The state that the script found for a charge.
-enum Found {
+enum FoundState {
     /// The state before the charge. The algorithm repeats the script's decision from it.
     State(Option<Pair>),
     Told(ChargeDecision),
@@ -106,7 +106,7 @@ impl Reader<'_> {
     }
 
     /// Returns a request's answer, or `None` if the reply makes no sense.
-    fn answer(&mut self, request: &Request, now: u64) -> Option<Result<Answer, RedisError>> {
+    fn answer(&mut self, request: &WireRequest, now: u64) -> Option<Result<RedisAnswer, RedisError>> {
         let (status, rest) = self.left.split_first()?;
         match *status {
             status::FOREIGN => {
@@ -122,7 +122,7 @@ impl Reader<'_> {
                 // A key that was deleted just before, in a slot that is being moved, cannot be
                 // written here again.
                 Some(if words.contains(NOT_HERE) {
-                    Ok(Answer::Elsewhere)
+                    Ok(RedisAnswer::Elsewhere)
                 } else {
                     Err(naming_keys((self.refused)(&words), request))
                 })
@@ -130,37 +130,43 @@ impl Reader<'_> {
             status::REFUSED => {
                 self.left = rest;
                 let place = usize::from(u16::from_le_bytes(self.take()?));
-                let row = Row { resets: u32::from_le_bytes(self.take()?), epoch: self.whole()? };
-                Some(Ok(Answer::Refused(place, row)))
+                let row = CurrentRow { resets: u32::from_le_bytes(self.take()?), epoch: self.whole()? };
+                Some(Ok(RedisAnswer::Refused(place, row)))
             }
-            _ if matches!(request.verb, Verb::Refund | Verb::Reset | Verb::ResetPlaces) => match self.take()? {
-                [status::DONE] => Some(Ok(Answer::Done)),
-                [status::MISSING] if request.verb == Verb::Refund => Some(Ok(Answer::Missing)),
-                [status::BEHIND] if request.verb == Verb::Refund => Some(Ok(Answer::Behind)),
-                _ => None,
-            },
-            _ => Some(Ok(Answer::Decided(self.decision(request, now)?))),
+            _ if matches!(
+                request.operation,
+                WireOperation::Refund | WireOperation::Reset | WireOperation::ResetPlaces
+            ) =>
+            {
+                match self.take()? {
+                    [status::DONE] => Some(Ok(RedisAnswer::Done)),
+                    [status::MISSING] if request.operation == WireOperation::Refund => Some(Ok(RedisAnswer::Missing)),
+                    [status::BEHIND] if request.operation == WireOperation::Refund => Some(Ok(RedisAnswer::Behind)),
+                    _ => None,
+                }
+            }
+            _ => Some(Ok(RedisAnswer::Decided(self.decision(request, now)?))),
         }
     }
 
-    fn decision(&mut self, request: &Request, now: u64) -> Option<Decision> {
+    fn decision(&mut self, request: &WireRequest, now: u64) -> Option<Decision> {
         let charges = &request.charges;
-        let mut states: SmallVec<[Option<Found>; 2]> = SmallVec::new();
+        let mut states: SmallVec<[Option<FoundState>; 2]> = SmallVec::new();
         let mut decisions = Several::new();
         for charge in charges {
             let found = self.found(charge)?;
             let denied = |place: usize| decisions.get(place).is_some_and(|one: &ChargeDecision| !one.is_allowed());
             let how = charge.how(denied);
             let (found, decision) = match found {
-                Found::State(state) => (Some(found), decide(charge, state, charge.cost, now, how)),
-                Found::Held(held, notes) => (Some(found), decide_places(charge, held, notes, charge.cost, how)),
-                Found::Told(decision) => (None, decision),
+                FoundState::State(state) => (Some(found), decide(charge, state, charge.cost, now, how)),
+                FoundState::Held(held, notes) => (Some(found), decide_places(charge, held, notes, charge.cost, how)),
+                FoundState::Told(decision) => (None, decision),
             };
             states.push(found);
             decisions.push(decision);
         }
         let allowed = charges.iter().zip(&decisions).all(|(charge, decision)| !charge.binds() || decision.is_allowed());
-        if !allowed || request.verb == Verb::Peek {
+        if !allowed || request.operation == WireOperation::Peek {
             decisions.iter_mut().for_each(ChargeDecision::untaken);
         }
         if !allowed {
@@ -171,15 +177,17 @@ impl Reader<'_> {
                     continue;
                 }
                 match found {
-                    Some(Found::State(state)) => *decision = decide(charge, *state, 0, now, How::IfAllowed),
-                    Some(Found::Held(held, _)) => *decision = decide_places(charge, *held, 0, 0, How::IfAllowed),
-                    Some(Found::Told(_)) | None => {}
+                    Some(FoundState::State(state)) => *decision = decide(charge, *state, 0, now, TakeMode::IfAllowed),
+                    Some(FoundState::Held(held, _)) => {
+                        *decision = decide_places(charge, *held, 0, 0, TakeMode::IfAllowed)
+                    }
+                    Some(FoundState::Told(_)) | None => {}
                 }
             }
         }
         // The limiter puts its own numbers into these receipts.
         for (found, decision) in states.iter().zip(&mut decisions) {
-            if let Some(Found::Held(_, notes)) = found {
+            if let Some(FoundState::Held(_, notes)) = found {
                 let taken = decision.taken();
                 let row = if notes & notes::MISSING == 0 { 0 } else { ROW_MISSING };
                 decision.put_receipt(Receipt::new(taken, row, 0));
@@ -188,30 +196,30 @@ impl Reader<'_> {
         Some(Decision::new(allowed, decisions))
     }
 
-    fn found(&mut self, charge: &KeyedCharge) -> Option<Found> {
+    fn found(&mut self, charge: &WireCharge) -> Option<FoundState> {
         let quota = charge.policy.quota();
         let [status] = self.take()?;
         if let Decider::Places(_) = quota.decider() {
             let held = if status == status::HELD { self.whole()? } else { return None };
             let [notes] = self.take()?;
-            return Some(Found::Held(held, notes));
+            return Some(FoundState::Held(held, notes));
         }
         let Decider::Pair(decider, _) = quota.decider() else {
-            return if status == status::TOLD { self.told(charge).map(Found::Told) } else { None };
+            return if status == status::TOLD { self.told(charge).map(FoundState::Told) } else { None };
         };
         match status {
-            status::ABSENT => return Some(Found::State(None)),
+            status::ABSENT => return Some(FoundState::State(None)),
             status::FOUND => {}
             _ => return None,
         }
         let at = self.whole()?;
-        let state = match (Kind::of(quota), decider) {
-            (Kind::Whole, _) => Pair { at, n: 0 },
-            (Kind::Block, _) => {
+        let state = match (StateKind::of(quota), decider) {
+            (StateKind::Whole, _) => Pair { at, n: 0 },
+            (StateKind::Block, _) => {
                 let (span_us, counts) = (self.whole()?, self.whole()?);
                 // Numbers that no block has count as no state.
                 let is_ours = span_us < 1 << block::SPAN_BITS && counts < 1 << (64 - block::SPAN_BITS);
-                Pair { at, n: if is_ours { block::pack(block::Parts { span_us, counts }) } else { u64::MAX } }
+                Pair { at, n: if is_ours { block::pack(block::BlockParts { span_us, counts }) } else { u64::MAX } }
             }
             (_, PairDecider::TwoCounterWindow(counters)) => {
                 let before = u32::from_le_bytes(self.take()?);
@@ -220,11 +228,11 @@ impl Reader<'_> {
             _ => Pair { at, n: self.whole()? },
         };
         // The stored value may be anything.
-        Some(Found::State(Some(state).filter(|state| decider.get().could_be(*state))))
+        Some(FoundState::State(Some(state).filter(|state| decider.get().could_be(*state))))
     }
 
     /// Reads the decision about a list.
-    fn told(&mut self, charge: &KeyedCharge) -> Option<ChargeDecision> {
+    fn told(&mut self, charge: &WireCharge) -> Option<ChargeDecision> {
         let [ok] = self.take()?;
         let (remaining, reset_us, window_us) = (self.whole()?, self.whole()?, self.whole()?);
         let wait = self.float()?;
@@ -242,7 +250,7 @@ impl Reader<'_> {
 }
 
 /// Returns the decision about a charge of this state, which is also the script's.
-fn decide(charge: &KeyedCharge, state: Option<Pair>, cost: u64, now: u64, how: How) -> ChargeDecision {
+fn decide(charge: &WireCharge, state: Option<Pair>, cost: u64, now: u64, how: TakeMode) -> ChargeDecision {
     match charge.policy.quota().decider() {
         Decider::Pair(decider, _) => decider.decide_how(state, now, cost, how).decision,
         // The script decides about lists, and `decide_places` about places.
@@ -251,7 +259,7 @@ fn decide(charge: &KeyedCharge, state: Option<Pair>, cost: u64, now: u64, how: H
 }
 
 /// Returns the decision about a charge while these units are held, which is also the script's.
-fn decide_places(charge: &KeyedCharge, held: u64, notes: u8, cost: u64, how: How) -> ChargeDecision {
+fn decide_places(charge: &WireCharge, held: u64, notes: u8, cost: u64, how: TakeMode) -> ChargeDecision {
     let Decider::Places(places) = charge.policy.quota().decider() else { return ChargeDecision::blank() };
     let decision = places.describe(places.look(held, cost, how), 0);
     if notes & notes::NO_ROOM == 0 || !decision.is_allowed() {
@@ -260,7 +268,7 @@ fn decide_places(charge: &KeyedCharge, held: u64, notes: u8, cost: u64, how: How
     places.decide_without_room(held, how)
 }
 
-fn foreign(request: &Request) -> RedisError {
+fn foreign(request: &WireRequest) -> RedisError {
     let policy = request.charges.first().map_or("", |charge| charge.policy.name());
     let message = format!(
         "what is stored for the policy \"{policy}\" is not a state of this version's: something else uses such keys; \
@@ -271,7 +279,7 @@ fn foreign(request: &Request) -> RedisError {
 
 /// Names the stored keys in an error that is about a stored value. They are hashes: a caller's key
 /// may be a secret.
-fn naming_keys(error: RedisError, request: &Request) -> RedisError {
+fn naming_keys(error: RedisError, request: &WireRequest) -> RedisError {
     if error.kind() != StoreErrorKind::Foreign {
         return error;
     }

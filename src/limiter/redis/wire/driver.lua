@@ -2,23 +2,23 @@
 local program, place, first = ARGV[1], 9, 0
 local reply, answers = pack('<c8d', program, now), nil
 while place <= #program do
-  local verb, count, width, length, from = unpack('<BI2I2I4', program, place)
+  local operation, count, width, length, from = unpack('<BI2I2I4', program, place)
   local kind, layout, head, size, mode, a, b, c, d, e, f, g, h, i, j, extra, after
   local decide, more
-  if verb < 4 then
+  if operation < 4 then
     kind, layout, head, size, mode, a, b, c, d, e, f, g, h, i, j, extra, after = unpack(FORM, program, from)
     decide, more = twin(kind)
   end
   place = from + length
   for _ = 1, count do
     local answer, failed
-    if verb < 4 then
+    if operation < 4 then
       answer, failed = charge(
         charge, twin, try, pack, unpack, now, longer, FORM,
-        verb, first + 1, first + width, '', true, decide, more,
+        operation, first + 1, first + width, '', true, decide, more,
         kind, layout, head, size, mode, a, b, c, d, e, f, g, h, i, j, extra, after
       )
-    elseif verb == 4 then
+    elseif operation == 4 then
       failed = try('DEL', KEYS[first + 1])
       answer = type(failed) ~= 'table' and '\5'
     else

@@ -12,7 +12,7 @@ use crate::limiter::{Effect, FirstInLine, Standing};
 use crate::quota::spec::{Lasting, Spec};
 use crate::quota::{Algorithm, Anchor, Oldest, Quota};
 
-use super::charge::KeyedCharge;
+use super::charge::WireCharge;
 use crate::limiter::remote::Claim;
 use crate::time::micros_floor;
 
@@ -20,7 +20,7 @@ use crate::time::micros_floor;
 /// beginning of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum StateKind {
     /// An instant in whole microseconds.
     Whole = 1,
     /// An instant and a numerator.
@@ -42,7 +42,7 @@ pub(super) enum Kind {
 /// The format's version, in the upper half of a value's first byte.
 const VERSION: u8 = 0xa0;
 
-impl Kind {
+impl StateKind {
     pub(super) fn of(quota: &Quota) -> Self {
         match quota.decider() {
             Decider::Pair(PairDecider::Gcra(gcra), _) if gcra.is_whole() => Self::Whole,
@@ -79,12 +79,12 @@ impl Kind {
 }
 
 /// The longest has 61 bytes.
-pub(super) type Head = SmallVec<[u8; 64]>;
+pub(super) type ValueHead = SmallVec<[u8; 64]>;
 
 /// Returns the head of a value of this quota: its kind, and the numbers of the quota that give the
 /// state its meaning, so that it can be read when the quota has changed.
-pub(super) fn head(kind: Kind, spec: &Spec) -> Head {
-    let mut head = Head::from_iter([VERSION | kind as u8]);
+pub(super) fn head(kind: StateKind, spec: &Spec) -> ValueHead {
+    let mut head = ValueHead::from_iter([VERSION | kind as u8]);
     let mut number = |mut number: u64| {
         while number >= 0x80 {
             head.push(number as u8 | 0x80); // the lowest seven bits
@@ -93,24 +93,24 @@ pub(super) fn head(kind: Kind, spec: &Spec) -> Head {
         head.push(number as u8); // below 128
     };
     match kind {
-        Kind::StepBucket | Kind::FixedWindow => number(u64::from(spec.anchor == Anchor::Epoch)),
-        Kind::TwoCounters | Kind::Narrow | Kind::Wide => number(match spec.oldest {
+        StateKind::StepBucket | StateKind::FixedWindow => number(u64::from(spec.anchor == Anchor::Epoch)),
+        StateKind::TwoCounters | StateKind::Narrow | StateKind::Wide => number(match spec.oldest {
             _ if spec.algorithm == Algorithm::SlidingLog => 3,
             Oldest::Weighted => 0,
             Oldest::Dropped => 1,
             Oldest::Counted => 2,
         }),
-        Kind::Block => {
+        StateKind::Block => {
             let Lasting { length_us, factor, longest_us, memory_us, .. } = spec.lasting;
             [memory_us, length_us, factor, longest_us].into_iter().for_each(&mut number);
         }
-        Kind::Whole | Kind::Parts | Kind::Meter => {}
+        StateKind::Whole | StateKind::Parts | StateKind::Meter => {}
         // The held units do not depend on the quota.
-        Kind::Places => return head,
+        StateKind::Places => return head,
     }
     number(spec.limit);
     number(spec.period_us);
-    if matches!(kind, Kind::Whole | Kind::Parts | Kind::StepBucket) {
+    if matches!(kind, StateKind::Whole | StateKind::Parts | StateKind::StepBucket) {
         number(spec.burst);
     }
     number(spec.debt);
@@ -140,7 +140,7 @@ enum Mode {
 const REFUSED: u16 = 0;
 
 /// Writes the form of a charge.
-pub(super) fn charge(form: &mut Vec<u8>, charge: &KeyedCharge) {
+pub(super) fn charge(form: &mut Vec<u8>, charge: &WireCharge) {
     let (mode, partners) = match (&charge.partners, charge.effect) {
         (Some(partners), _) => {
             let mode = match partners {
@@ -156,8 +156,8 @@ pub(super) fn charge(form: &mut Vec<u8>, charge: &KeyedCharge) {
         (None, _) => (Mode::Yield, [1, 0]),
     };
     let quota = charge.policy.quota();
-    let numbers = match Kind::of(quota) {
-        Kind::Places => places(quota, charge.cost, charge.effect == Effect::Force, &charge.claim),
+    let numbers = match StateKind::of(quota) {
+        StateKind::Places => places(quota, charge.cost, charge.effect == Effect::Force, &charge.claim),
         _ => numbers(quota, charge.cost, charge.effect),
     };
     let mut extra: SmallVec<[u8; 20]> = SmallVec::from_slice(partners.map(u16::to_le_bytes).as_flattened());
@@ -195,7 +195,7 @@ pub(super) fn refund(form: &mut Vec<u8>, quota: &Quota, receipt: &Receipt) {
 }
 
 fn write(form: &mut Vec<u8>, quota: &Quota, mode: Mode, numbers: &[f64; 10], extra: &[u8]) {
-    let kind = Kind::of(quota);
+    let kind = StateKind::of(quota);
     let head = head(kind, quota.spec());
     let (layout, size) = kind.layout();
     // A value has the head in front of the state. A list has it in an element of its own.

@@ -4,13 +4,13 @@
 --
 -- `lone` is the kind of the state. It is nil if the call is another one, or if the value is not this
 -- quota's. The rest of the script then decides.
-local lone, verb, layout, head, value, at, n, m, a, b, c, d, e, f, g
+local lone, operation, layout, head, value, at, n, m, a, b, c, d, e, f, g
 if #ARGV[1] > 17 then
   local count, width, length, size, mode, place, own
-  verb, count, width, length, lone, layout, head, size, mode, a, b, c, place =
+  operation, count, width, length, lone, layout, head, size, mode, a, b, c, place =
     unpack('<BI2I2I4BBc0Bc0BBddd', ARGV[1], 9)
   -- A charge that depends on the refusal of another one has a mode above 2.
-  if lone > 5 or lone == 3 or verb > 2 or mode > 2 or count * width ~= 1 or length + 17 ~= #ARGV[1] then
+  if lone > 5 or lone == 3 or operation > 2 or mode > 2 or count * width ~= 1 or length + 17 ~= #ARGV[1] then
     lone = nil
   else
     value, d, e, f, g = try('GET', KEYS[1]), 1, 0, 0, 0

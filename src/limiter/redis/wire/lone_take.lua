@@ -2,7 +2,7 @@
 -- and the rest of the script tries again and reports the failure.
 local _, to, p, q = decide(now, at, n, m, a, b, c, d, e, f, g)
 local done = true
-if to and verb == 1 then
+if to and operation == 1 then
   if to == at and at > 0 then
     done = try('SET', KEYS[1], pack(layout, head, to, p, q), 'KEEPTTL').ok -- half as dear as setting the time again
   else

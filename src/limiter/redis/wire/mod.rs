@@ -10,17 +10,17 @@
 //!
 //! | bytes | meaning |
 //! |---|---|
-//! | 1 | the verb: 1 take, 2 peek, 3 refund, 4 reset, 5 reset of units that are held |
+//! | 1 | the operation: 1 take, 2 peek, 3 refund, 4 reset, 5 reset of units that are held |
 //! | 2 | the number of requests |
 //! | 2 | the number of keys of each |
 //! | 4 | the length of the forms |
-//! | | a form for each of these keys, unless the verb is a reset |
+//! | | a form for each of these keys, unless the operation is a reset |
 //!
 //! A form says how the key's value looks, and what the algorithm needs:
 //!
 //! | bytes | meaning |
 //! |---|---|
-//! | 1 | the kind of state (see [`Kind`](encode::Kind)) |
+//! | 1 | the kind of state (see [`StateKind`](encode::StateKind)) |
 //! | 1 + n | the layout of a value, or of a list's entry, for Lua's `struct.unpack` |
 //! | 1 + n | the head of a value, or a list's first element |
 //! | 1 | the size of a value, or of a list's entry |
@@ -92,29 +92,29 @@ mod tests;
 use bytes::Bytes;
 
 use super::error::RedisError;
-use super::keys::Stored;
+use super::keys::StoredKey;
 use super::script::Call;
 use crate::event::StoreErrorKind;
 use crate::limiter::remote;
 use crate::time::Timestamp;
 
 pub(super) use decode::answers;
-pub(super) use request::{Request, Verb};
-pub(super) use split::Split;
+pub(super) use request::{WireOperation, WireRequest};
+pub(super) use split::SplitAnswers;
 
 /// The answer to a request.
-pub(super) type Answer = remote::Answer<RedisError>;
+pub(super) type RedisAnswer = remote::Answer<RedisError>;
 
 /// Returns one script call for all requests, at the server's time unless a clock's is given. No two
 /// calls of a connection have one number.
-pub(super) fn call(requests: &[&Request], number: u64, clock: Option<Timestamp>) -> Call {
+pub(super) fn call(requests: &[&WireRequest], number: u64, clock: Option<Timestamp>) -> Call {
     let keys = requests.iter().flat_map(|request| &request.charges).map(|charge| charge.key.clone()).collect();
     let clock = clock.map(|now| Bytes::from(now.as_micros().to_string()));
     Call { script: script::requests(), keys, args: std::iter::once(program(requests, number)).chain(clock).collect() }
 }
 
 /// Returns the number of the call, and the program.
-fn program(requests: &[&Request], number: u64) -> Bytes {
+fn program(requests: &[&WireRequest], number: u64) -> Bytes {
     // Requests of one call are usually alike.
     let run = requests.first().map_or(0, |request| request.run.len());
     let mut program = Vec::with_capacity(size_of::<u64>() + run);
@@ -140,7 +140,7 @@ fn program(requests: &[&Request], number: u64) -> Bytes {
 /// Returns the call that finds out which rights the user lacks on this key, which has no state.
 /// `time` says that scripts use the server's time. The reply names the missing rights as
 /// `ACL SETUSER` does.
-pub(super) fn rights(stored: &Stored, time: bool) -> Call {
+pub(super) fn rights(stored: &StoredKey, time: bool) -> Call {
     let time = Bytes::from_static(if time { b"1" } else { b"" });
     Call { script: script::rights(), keys: vec![stored.bytes.clone()], args: vec![time] }
 }

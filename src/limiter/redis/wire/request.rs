@@ -3,11 +3,11 @@
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::charge::{KeyedCharge, Partners};
+use super::charge::{Partners, WireCharge};
 use super::encode;
 #[cfg(test)]
-use crate::algorithm::How;
-use crate::limiter::redis::keys::Stored;
+use crate::algorithm::TakeMode;
+use crate::limiter::redis::keys::StoredKey;
 use crate::limiter::remote::{CHARGES_MAX, Claim, Return};
 use crate::limiter::{Charge, Effect, Refund, binds, outlives_refusal};
 use crate::policy::Policy;
@@ -15,7 +15,7 @@ use crate::policy::Policy;
 /// The action of a request. The numbers stand in programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(in crate::limiter::redis) enum Verb {
+pub(in crate::limiter::redis) enum WireOperation {
     /// Takes all charges or none.
     Take = 1,
     /// Answers as `Take` would, and takes nothing.
@@ -33,35 +33,35 @@ const _: () = assert!(CHARGES_MAX <= u16::MAX as usize, "a run has the number of
 
 /// A request whose keys are all in one slot, or on one server.
 #[derive(Clone, Debug)]
-pub(in crate::limiter::redis) struct Request {
-    pub(super) verb: Verb,
+pub(in crate::limiter::redis) struct WireRequest {
+    pub(super) operation: WireOperation,
     pub(super) slot: u16,
-    pub(super) charges: SmallVec<[KeyedCharge; 1]>,
+    pub(super) charges: SmallVec<[WireCharge; 1]>,
     /// A run of this request alone.
     pub(super) run: Bytes,
 }
 
-impl Request {
+impl WireRequest {
     /// Does what [`claiming`](Self::claiming) does, for charges of units that are not held.
     #[cfg(test)]
     pub(in crate::limiter::redis) fn charge<'a>(
-        verb: Verb,
-        charges: impl Iterator<Item = (&'a Charge<'a>, &'a Stored)>,
+        operation: WireOperation,
+        charges: impl Iterator<Item = (&'a Charge<'a>, &'a StoredKey)>,
     ) -> Self {
-        Self::claiming(verb, charges.map(|(charge, stored)| (charge, stored, Claim::default())))
+        Self::claiming(operation, charges.map(|(charge, stored)| (charge, stored, Claim::default())))
     }
 
     /// Takes all of the charges or none, or looks whether it would. Each charge has the claim of this process on units
     /// that are held.
     pub(in crate::limiter::redis) fn claiming<'a>(
-        verb: Verb,
-        charges: impl Iterator<Item = (&'a Charge<'a>, &'a Stored, Claim)>,
+        operation: WireOperation,
+        charges: impl Iterator<Item = (&'a Charge<'a>, &'a StoredKey, Claim)>,
     ) -> Self {
         let mut slot = 0;
-        let mut keyed: SmallVec<[KeyedCharge; 1]> = SmallVec::new();
+        let mut keyed: SmallVec<[WireCharge; 1]> = SmallVec::new();
         for (charge, stored, claim) in charges {
             slot = stored.slot;
-            keyed.push(KeyedCharge::new(charge, stored, claim));
+            keyed.push(WireCharge::new(charge, stored, claim));
         }
         for at in 0..keyed.len() {
             let Effect::OnRefusal { of } = keyed[at].effect else { continue };
@@ -72,36 +72,37 @@ impl Request {
                 outlives: outlives_refusal(&keyed, at, true),
             });
         }
-        Self::of(verb, slot, keyed)
+        Self::of(operation, slot, keyed)
     }
 
     /// Charges these.
-    pub(super) fn of(verb: Verb, slot: u16, charges: SmallVec<[KeyedCharge; 1]>) -> Self {
-        let run = run(verb, charges.len(), |forms| charges.iter().for_each(|charge| encode::charge(forms, charge)));
-        Self { verb, slot, charges, run }
+    pub(super) fn of(operation: WireOperation, slot: u16, charges: SmallVec<[WireCharge; 1]>) -> Self {
+        let run =
+            run(operation, charges.len(), |forms| charges.iter().for_each(|charge| encode::charge(forms, charge)));
+        Self { operation, slot, charges, run }
     }
 
     /// Refunds the units that a receipt still holds.
-    pub(in crate::limiter::redis) fn refund(refund: &Refund, stored: &Stored) -> Self {
-        let run = run(Verb::Refund, 1, |form| encode::refund(form, refund.policy.quota(), &refund.receipt));
-        let charges = SmallVec::from_iter([KeyedCharge::idle(refund.policy.clone(), stored)]);
-        Self { verb: Verb::Refund, slot: stored.slot, charges, run }
+    pub(in crate::limiter::redis) fn refund(refund: &Refund, stored: &StoredKey) -> Self {
+        let run = run(WireOperation::Refund, 1, |form| encode::refund(form, refund.policy.quota(), &refund.receipt));
+        let charges = SmallVec::from_iter([WireCharge::idle(refund.policy.clone(), stored)]);
+        Self { operation: WireOperation::Refund, slot: stored.slot, charges, run }
     }
 
     /// Returns units that are held, or renews the row of this process.
     pub(in crate::limiter::redis) fn return_units(back: &Return) -> Self {
         let Return { key, units, claim } = back;
-        let run = run(Verb::Refund, 1, |form| encode::return_units(form, key.policy.quota(), *units, claim));
-        let stored = Stored { bytes: key.bytes.clone(), slot: key.slot };
-        let charges = SmallVec::from_iter([KeyedCharge::idle(key.policy.clone(), &stored)]);
-        Self { verb: Verb::Refund, slot: key.slot, charges, run }
+        let run = run(WireOperation::Refund, 1, |form| encode::return_units(form, key.policy.quota(), *units, claim));
+        let stored = StoredKey { bytes: key.bytes.clone(), slot: key.slot };
+        let charges = SmallVec::from_iter([WireCharge::idle(key.policy.clone(), &stored)]);
+        Self { operation: WireOperation::Refund, slot: key.slot, charges, run }
     }
 
     /// Forgets a state.
-    pub(in crate::limiter::redis) fn reset(policy: &Policy, stored: &Stored) -> Self {
-        let charges = SmallVec::from_iter([KeyedCharge::idle(policy.clone(), stored)]);
-        let verb = if policy.limits_in_flight() { Verb::ResetPlaces } else { Verb::Reset };
-        Self { verb, slot: stored.slot, charges, run: run(verb, 1, |_| {}) }
+    pub(in crate::limiter::redis) fn reset(policy: &Policy, stored: &StoredKey) -> Self {
+        let charges = SmallVec::from_iter([WireCharge::idle(policy.clone(), stored)]);
+        let operation = if policy.limits_in_flight() { WireOperation::ResetPlaces } else { WireOperation::Reset };
+        Self { operation, slot: stored.slot, charges, run: run(operation, 1, |_| {}) }
     }
 
     pub(in crate::limiter::redis) fn slot(&self) -> u16 {
@@ -114,8 +115,8 @@ impl Request {
     }
 
     #[cfg(test)]
-    pub(in crate::limiter::redis) fn verb(&self) -> Verb {
-        self.verb
+    pub(in crate::limiter::redis) fn operation(&self) -> WireOperation {
+        self.operation
     }
 
     /// The stored key, the policy, the cost and the effect of each charge.
@@ -126,7 +127,7 @@ impl Request {
 
     /// How a charge is taken, given whether the charge at a place was denied.
     #[cfg(test)]
-    pub(in crate::limiter::redis) fn how(&self, at: usize, denied: impl FnMut(usize) -> bool) -> How {
+    pub(in crate::limiter::redis) fn how(&self, at: usize, denied: impl FnMut(usize) -> bool) -> TakeMode {
         self.charges[at].how(denied)
     }
 
@@ -178,9 +179,9 @@ impl Request {
 }
 
 /// Returns the run of one request for this number of keys.
-fn run(verb: Verb, keys: usize, write_forms: impl FnOnce(&mut Vec<u8>)) -> Bytes {
+fn run(operation: WireOperation, keys: usize, write_forms: impl FnOnce(&mut Vec<u8>)) -> Bytes {
     let mut run = Vec::with_capacity(FORMS_AT + 136 * keys);
-    run.push(verb as u8);
+    run.push(operation as u8);
     run.extend([1, keys as u16].map(u16::to_le_bytes).as_flattened()); // at most `CHARGES_MAX`
     run.extend([0; 4]);
     write_forms(&mut run);

@@ -3,21 +3,21 @@
 
 use smallvec::smallvec;
 
-use super::Answer;
-use super::charge::KeyedCharge;
-use super::request::{Request, Verb};
+use super::RedisAnswer;
+use super::charge::WireCharge;
+use super::request::{WireOperation, WireRequest};
 use crate::decision::{ChargeDecision, Decision, Several};
 use crate::limiter::redis::error::RedisError;
 
 /// The answers to the charges of a request so far.
-pub(in crate::limiter::redis) struct Split<'a> {
-    whole: &'a Request,
+pub(in crate::limiter::redis) struct SplitAnswers<'a> {
+    whole: &'a WireRequest,
     decisions: Vec<Option<ChargeDecision>>,
     failed: Option<RedisError>,
 }
 
-impl<'a> Split<'a> {
-    pub(in crate::limiter::redis) fn new(whole: &'a Request) -> Self {
+impl<'a> SplitAnswers<'a> {
+    pub(in crate::limiter::redis) fn new(whole: &'a WireRequest) -> Self {
         Self { whole, decisions: whole.charges.iter().map(|_| None).collect(), failed: None }
     }
 
@@ -25,7 +25,7 @@ impl<'a> Split<'a> {
     ///
     /// A strike cannot be refunded. So the charges that may still refuse the request come first,
     /// and a strike of a refused request only looks.
-    pub(in crate::limiter::redis) fn next(&self) -> Option<(usize, Request)> {
+    pub(in crate::limiter::redis) fn next(&self) -> Option<(usize, WireRequest)> {
         let open = || (0..self.decisions.len()).filter(|at| self.decisions[*at].is_none());
         let partners = |at: usize| self.whole.charges[at].partners.as_ref();
         let may_refuse = |at: &usize| {
@@ -36,15 +36,15 @@ impl<'a> Split<'a> {
         let at = first.or_else(|| open().next()).filter(|_| self.failed.is_none())?;
         let mut charge = self.whole.charges[at].clone();
         let refused = self.whole.charges.iter().enumerate().any(|(at, charge)| charge.binds() && self.denied(at));
-        let mut verb = self.whole.verb;
+        let mut operation = self.whole.operation;
         if let Some(partners) = &mut charge.partners {
             partners.refused = partners.places.clone().any(|place| self.denied(place));
             partners.places = 0..0;
             if refused && !partners.outlives {
-                verb = Verb::Peek;
+                operation = WireOperation::Peek;
             }
         }
-        Some((at, Request::of(verb, self.whole.slot, smallvec![charge])))
+        Some((at, WireRequest::of(operation, self.whole.slot, smallvec![charge])))
     }
 
     /// Whether the charge is known to be denied.
@@ -52,9 +52,9 @@ impl<'a> Split<'a> {
         self.decisions[at].as_ref().is_some_and(|decision| !decision.is_allowed())
     }
 
-    pub(in crate::limiter::redis) fn answer(&mut self, at: usize, answer: Result<Answer, RedisError>) {
+    pub(in crate::limiter::redis) fn answer(&mut self, at: usize, answer: Result<RedisAnswer, RedisError>) {
         match answer {
-            Ok(Answer::Decided(decision)) => {
+            Ok(RedisAnswer::Decided(decision)) => {
                 debug_assert!(decision.charges().len() == 1, "a request of one key has one decision");
                 self.decisions[at] = decision.into_charges().next();
                 if self.decisions[at].is_none() {
@@ -68,8 +68,8 @@ impl<'a> Split<'a> {
 
     /// Returns the answer to the whole request. If that is refused, or has failed, its receipts are
     /// to be refunded.
-    pub(in crate::limiter::redis) fn together(mut self) -> Answer {
-        let binds = |(at, charge): (usize, &KeyedCharge)| {
+    pub(in crate::limiter::redis) fn together(mut self) -> RedisAnswer {
+        let binds = |(at, charge): (usize, &WireCharge)| {
             charge.binds() && !self.decisions[at].as_ref().is_some_and(ChargeDecision::is_allowed)
         };
         let allowed = self.failed.is_none() && !self.whole.charges.iter().enumerate().any(binds);
@@ -85,6 +85,6 @@ impl<'a> Split<'a> {
             }
             decisions.push(decision);
         }
-        Answer::Split(Decision::new(allowed, decisions), self.failed)
+        RedisAnswer::Split(Decision::new(allowed, decisions), self.failed)
     }
 }

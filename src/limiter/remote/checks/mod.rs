@@ -42,14 +42,14 @@ type CheckReply<T, B> = Reply<T, <B as Backend>::Error, AnswerFuture<T, <B as Ba
 pub(crate) const CHARGES_MAX: usize = 1_000;
 
 /// The request for those charges of a set that are in one lane.
-struct Part<R> {
+struct LaneRequest<R> {
     lane: u16,
     request: R,
     /// Its charges.
     indices: Indices,
 }
 
-type Parts<B> = SmallVec<[Part<<B as Backend>::Request>; 1]>;
+type LaneRequests<B> = SmallVec<[LaneRequest<<B as Backend>::Request>; 1]>;
 
 /// The most lines that were left and of which the store is still to be told. It forgets the others by itself.
 const LEFT_LINES: usize = 1_024;
@@ -176,7 +176,7 @@ impl<B: Backend> Checks<B> {
         charges: &[Charge<'_>],
         wanted: impl Fn(usize) -> bool,
         mut claim: impl FnMut(usize, HeldKey) -> Claim,
-    ) -> Parts<B> {
+    ) -> LaneRequests<B> {
         let backend = &self.backend;
         let stored: SmallVec<[_; 2]> = charges.iter().map(|charge| backend.stored(charge.policy, charge.key)).collect();
         let mut lanes: SmallVec<[(u16, Indices); 1]> = SmallVec::new();
@@ -193,7 +193,7 @@ impl<B: Backend> Checks<B> {
                 let held = backend.held_key(charge.policy, stored);
                 (charge, stored, held.map(|key| claim(*at, key)).unwrap_or_default())
             });
-            Part { lane, request: backend.charge(intent, charges), indices }
+            LaneRequest { lane, request: backend.charge(intent, charges), indices }
         };
         lanes.into_iter().map(part).collect()
     }

@@ -15,7 +15,7 @@ use crate::algorithm::places::HELD_MAX;
 use crate::decision::Receipt;
 use crate::event::LimiterEvent;
 use crate::limiter::remote::backend::{Answer, Backend, ROW_MISSING};
-use crate::limiter::remote::holdings::{Bid, Claim, HeldKey, Landed, Return, Returned};
+use crate::limiter::remote::holdings::{Bid, Claim, HeldKey, RecordedTake, Return, Returned};
 use crate::limiter::remote::set::Set;
 use crate::limiter::{Charge, Effect, LeftLine, Refund};
 
@@ -74,7 +74,7 @@ impl<B: Backend> Checks<B> {
         Ok(answered?)
     }
 
-    fn record_landed(self: &Arc<Self>, landed: Landed) {
+    fn record_landed(self: &Arc<Self>, landed: RecordedTake) {
         if let Some(surplus) = landed.surplus {
             drop(self.send_return(&surplus, |_| ())); // a loss is recorded
         }

@@ -7,8 +7,10 @@ use futures_util::future::join_all;
 use smallvec::{SmallVec, smallvec};
 
 use super::corrections::done;
-use super::taking::{NotTaken, Owed, Taken, Taking, Terms, put_decisions, put_together, take_out, tries};
-use super::{CheckReply, Checks, Parts, put_bids};
+use super::taking::{
+    AskOptions, NotTaken, PendingTake, TakeResult, UnsettledTake, put_decisions, put_together, take_out, tries,
+};
+use super::{CheckReply, Checks, LaneRequests, put_bids};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limiter::remote::backend::{Backend, Intent};
@@ -29,7 +31,7 @@ impl<B: Backend> Checks<B> {
             self.report_answered_locally();
             return Reply::Now(Ok(refusal));
         }
-        let mut owed = Owed { checks: Arc::clone(self), set: self.set(charges) };
+        let mut owed = UnsettledTake { checks: Arc::clone(self), set: self.set(charges) };
         for (charge, pending) in charges.iter().zip(&mut owed.set) {
             if let Some(leases) = self.leases.as_ref().filter(|_| !is_paired) {
                 let (granted, wanted) = leases.take(charge);
@@ -64,12 +66,12 @@ impl<B: Backend> Checks<B> {
 
     async fn taken(
         self: Arc<Self>,
-        mut parts: Parts<B>,
-        mut owed: Owed<B>,
+        mut parts: LaneRequests<B>,
+        mut owed: UnsettledTake<B>,
         repeats: bool,
     ) -> Result<Decision, B::Error> {
         let began = self.denials.now();
-        let terms = Terms { sent: began, repeats, is_alone: parts.len() == 1 };
+        let terms = AskOptions { sent: began, repeats, is_alone: parts.len() == 1 };
         let answers: SmallVec<[_; 1]> = match parts.pop() {
             Some(only) if terms.is_alone => {
                 let owed = owed.part(&only.indices);
@@ -86,7 +88,7 @@ impl<B: Backend> Checks<B> {
         let (mut is_repeated, mut failed) = (false, None);
         for answer in answers {
             let taken = answer.and_then(|taken| {
-                let Taken { owed: mut part, is_repeated: repeated, result } = taken;
+                let TakeResult { owed: mut part, is_repeated: repeated, result } = taken;
                 is_repeated |= repeated;
                 owed.set.append(&mut part.set);
                 result
@@ -110,18 +112,18 @@ impl<B: Backend> Checks<B> {
     async fn take_part(
         self: &Arc<Self>,
         mut request: B::Request,
-        mut owed: Owed<B>,
-        terms: Terms,
-    ) -> Result<Taken<B>, NotTaken<B::Error>> {
+        mut owed: UnsettledTake<B>,
+        terms: AskOptions,
+    ) -> Result<TakeResult<B>, NotTaken<B::Error>> {
         for _ in 1..tries(&owed.set) {
-            let taken = self.ask_for(request, |sender| Taking { sender, owed, terms }).await?;
+            let taken = self.ask_for(request, |sender| PendingTake { sender, owed, terms }).await?;
             if !matches!(taken.result, Err(NotTaken::Refused)) {
                 return Ok(taken);
             }
             owed = taken.owed;
             request = self.request_again(&mut owed.set)?;
         }
-        Ok(self.ask_for(request, |sender| Taking { sender, owed, terms }).await?)
+        Ok(self.ask_for(request, |sender| PendingTake { sender, owed, terms }).await?)
     }
 
     /// Returns what [`take`](Self::take) would, and takes nothing.

@@ -20,15 +20,15 @@ const TRIES: usize = 2;
 
 /// The receiver of the answer about some charges of a set. It is in the flight, so whatever becomes
 /// of the caller, the answer is noted.
-pub(super) struct Taking<B: Backend> {
-    pub(super) sender: oneshot::Sender<Taken<B>>,
-    pub(super) owed: Owed<B>,
-    pub(super) terms: Terms,
+pub(super) struct PendingTake<B: Backend> {
+    pub(super) sender: oneshot::Sender<TakeResult<B>>,
+    pub(super) owed: UnsettledTake<B>,
+    pub(super) terms: AskOptions,
 }
 
 /// How charges are asked about.
 #[derive(Clone, Copy)]
-pub(super) struct Terms {
+pub(super) struct AskOptions {
     /// When the request was sent.
     pub(super) sent: Timestamp,
     /// Whether a denial of another check may answer this one.
@@ -38,8 +38,8 @@ pub(super) struct Terms {
 }
 
 /// The answer. If the caller has gone, it is dropped, and what was taken is refunded.
-pub(super) struct Taken<B: Backend> {
-    pub(super) owed: Owed<B>,
+pub(super) struct TakeResult<B: Backend> {
+    pub(super) owed: UnsettledTake<B>,
     pub(super) is_repeated: bool,
     pub(super) result: Result<(), NotTaken<B::Error>>,
 }
@@ -66,7 +66,7 @@ impl<E> From<E> for NotTaken<E> {
     }
 }
 
-impl<B: Backend> Receiver<Answer<B::Error>, B::Error> for Taking<B> {
+impl<B: Backend> Receiver<Answer<B::Error>, B::Error> for PendingTake<B> {
     fn is_gone(&self) -> bool {
         self.sender.is_closed()
     }
@@ -84,9 +84,9 @@ impl<B: Backend> Receiver<Answer<B::Error>, B::Error> for Taking<B> {
     }
 
     fn answer(self: Box<Self>, answer: Result<Answer<B::Error>, B::Error>) {
-        let Self { sender, mut owed, terms: Terms { sent, is_alone, .. } } = *self;
+        let Self { sender, mut owed, terms: AskOptions { sent, is_alone, .. } } = *self;
         let is_repeated = matches!(answer, Ok(Answer::Repeated(_)));
-        let Owed { checks, set } = &mut owed;
+        let UnsettledTake { checks, set } = &mut owed;
         let answered = checks.put_answer(set, answer);
         // A denial that is compensated is not remembered: another caller's charge may be refunded
         // at any moment.
@@ -101,18 +101,18 @@ impl<B: Backend> Receiver<Answer<B::Error>, B::Error> for Taking<B> {
                 checks.denials.note(watch, sent, decision);
             }
         }
-        drop(sender.send(Taken { owed, is_repeated, result: answered.map(drop) }));
+        drop(sender.send(TakeResult { owed, is_repeated, result: answered.map(drop) }));
     }
 }
 
 /// A set whose requests are under way. If it is dropped before it is decided, the charges that it
 /// took are refunded.
-pub(super) struct Owed<B: Backend> {
+pub(super) struct UnsettledTake<B: Backend> {
     pub(super) checks: Arc<Checks<B>>,
     pub(super) set: Set,
 }
 
-impl<B: Backend> Owed<B> {
+impl<B: Backend> UnsettledTake<B> {
     /// Takes out the charges at these indices.
     pub(super) fn part(&mut self, indices: &Indices) -> Self {
         Self { checks: Arc::clone(&self.checks), set: take_out(&mut self.set, indices) }
@@ -125,7 +125,7 @@ impl<B: Backend> Owed<B> {
     }
 }
 
-impl<B: Backend> Drop for Owed<B> {
+impl<B: Backend> Drop for UnsettledTake<B> {
     fn drop(&mut self) {
         self.checks.send_refunds(set::undo(&mut self.set));
     }

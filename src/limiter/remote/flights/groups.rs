@@ -1,8 +1,8 @@
-//! Requests of which those with a key in common fly together.
+//! The queue of a lane in which requests with a key in common share a flight.
 //!
-//! Requests that are joined by keys are a group, and a key is in one flight at a time: requests that come meanwhile
-//! wait, and go together in the next one. When a flight is back, the requests that wait are grouped anew. Groups that
-//! share no key can ride in one flight.
+//! Requests that are joined by keys are a group, and a key is in one flight at a time: requests that
+//! come during that flight wait, and go together in the next one. When a flight has ended, the requests that wait are
+//! grouped anew. Groups that share no key can share a flight.
 //!
 //! A request can join groups whose flights are under way. A group that is ready to fly is closed before a later request
 //! would join it to such a flight. So no request waits for flights with other keys that began after it came.
@@ -12,7 +12,7 @@ use std::collections::{HashMap, VecDeque};
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
-use super::fly::{Boarding, Fly, Line, Waiting};
+use super::batch::{Batch, LaneQueue, QueuedRequest, RemoteStore};
 
 /// The most requests of one group. Decided at about a microsecond each, they hold their flight for a millisecond.
 const BATCH: usize = 1_024;
@@ -30,36 +30,36 @@ pub(crate) trait Keyed {
 }
 
 /// The requests that wait, by the groups of their keys.
-pub(crate) struct Groups<F: Fly> {
+pub(crate) struct Groups<F: RemoteStore> {
     /// The number of the group that a key is in, by the key's hash.
     of_keys: HashMap<u64, u64, foldhash::fast::RandomState>,
-    groups: HashMap<u64, Group<F>, foldhash::fast::RandomState>,
+    groups: HashMap<u64, KeyGroup<F>, foldhash::fast::RandomState>,
     /// The groups that may fly, in their order. Some may be of groups that have become part of others.
     ready: VecDeque<u64>,
     /// How many groups may fly.
     count: usize,
     /// Those that no further request joins, by their numbers.
-    closed: HashMap<u64, (Keys, Vec<Waiting<F>>), foldhash::fast::RandomState>,
+    closed: HashMap<u64, (Keys, Vec<QueuedRequest<F>>), foldhash::fast::RandomState>,
     next: u64,
 }
 
 /// Requests that are joined by keys.
-struct Group<F: Fly> {
+struct KeyGroup<F: RemoteStore> {
     keys: Vec<u64>,
-    waiting: VecDeque<Waiting<F>>,
+    waiting: VecDeque<QueuedRequest<F>>,
     /// The keys of each flight: more than one if groups became one while theirs were under way.
     flights: SmallVec<[Keys; 1]>,
     /// Its number is among those that may fly.
     is_ready: bool,
 }
 
-impl<F: Fly> Default for Group<F> {
+impl<F: RemoteStore> Default for KeyGroup<F> {
     fn default() -> Self {
         Self { keys: Vec::new(), waiting: VecDeque::new(), flights: SmallVec::new(), is_ready: false }
     }
 }
 
-impl<F: Fly> Default for Groups<F> {
+impl<F: RemoteStore> Default for Groups<F> {
     fn default() -> Self {
         Self {
             of_keys: HashMap::default(),
@@ -72,13 +72,13 @@ impl<F: Fly> Default for Groups<F> {
     }
 }
 
-impl<F: Fly<Line = Self>> Line<F> for Groups<F>
+impl<F: RemoteStore<Queue = Self>> LaneQueue<F> for Groups<F>
 where
     F::Request: Keyed,
 {
     type Held = SmallVec<[Keys; 1]>;
 
-    fn push(&mut self, waiting: Waiting<F>) {
+    fn push(&mut self, waiting: QueuedRequest<F>) {
         self.close_before(&waiting);
         self.join(waiting);
     }
@@ -92,31 +92,31 @@ where
     }
 
     /// A unit is a group: what a call costs a store follows from its keys.
-    fn board(&mut self, room: usize, boarding: &mut Boarding<F>) -> Option<(Self::Held, usize)> {
+    fn take_batch(&mut self, room: usize, batch: &mut Batch<F>) -> Option<(Self::Held, usize)> {
         let mut held = Self::Held::new();
         while held.len() < room {
             let Some(number) = self.ready.pop_front() else { break };
             let Some((keys, waiting)) = self.closed.remove(&number).or_else(|| self.close(number)) else { continue };
             self.count -= 1;
-            let (before, number_of) = (boarding.riders.len(), waiting.len());
+            let (before, number_of) = (batch.callers.len(), waiting.len());
             for (at, waiting) in waiting.into_iter().enumerate() {
-                boarding.take(waiting, at + 1 == number_of && self.count == 0);
+                batch.add(waiting, at + 1 == number_of && self.count == 0);
             }
-            if boarding.riders.len() > before {
+            if batch.callers.len() > before {
                 held.push(keys);
             } else {
-                self.end(&keys, &mut boarding.gone);
+                self.end(&keys, &mut batch.gone);
             }
         }
         let units = held.len();
         (units > 0).then_some((held, units))
     }
 
-    fn land(&mut self, held: Self::Held, gone: &mut Vec<Waiting<F>>) {
+    fn release(&mut self, held: Self::Held, gone: &mut Vec<QueuedRequest<F>>) {
         held.iter().for_each(|keys| self.end(keys, gone));
     }
 
-    fn take_all(&mut self) -> Vec<Waiting<F>> {
+    fn take_all(&mut self) -> Vec<QueuedRequest<F>> {
         let mut all = Vec::new();
         for (_, (_, waiting)) in self.closed.drain() {
             all.extend(waiting);
@@ -144,7 +144,7 @@ where
     }
 }
 
-impl<F: Fly<Line = Self>> Groups<F>
+impl<F: RemoteStore<Queue = Self>> Groups<F>
 where
     F::Request: Keyed,
 {
@@ -154,13 +154,13 @@ where
         self.of_keys.len()
     }
 
-    fn waiting(&self) -> impl Iterator<Item = &Waiting<F>> {
+    fn waiting(&self) -> impl Iterator<Item = &QueuedRequest<F>> {
         let closed = self.closed.values().flat_map(|(_, waiting)| waiting);
         closed.chain(self.groups.values().flat_map(|group| &group.waiting))
     }
 
     /// Adds a request to the group of its keys. Groups that it joins become one.
-    fn join(&mut self, waiting: Waiting<F>) {
+    fn join(&mut self, waiting: QueuedRequest<F>) {
         let mut joined: SmallVec<[u64; 4]> = SmallVec::new();
         for key in waiting.request.keys() {
             if let Some(number) = self.of_keys.get(&key).filter(|number| !joined.contains(number)) {
@@ -206,7 +206,7 @@ where
 
     /// Ends the flight of a group with these keys, and groups the requests anew that waited for it. Other flights of
     /// the group are groups of their own from now on.
-    fn end(&mut self, keys: &[u64], gone: &mut Vec<Waiting<F>>) {
+    fn end(&mut self, keys: &[u64], gone: &mut Vec<QueuedRequest<F>>) {
         let number = keys.first().and_then(|key| self.of_keys.get(key)).copied();
         let Some(group) = number.and_then(|number| self.groups.remove(&number)) else { return };
         debug_assert!(!group.is_ready, "a group with a flight is not ready");
@@ -216,7 +216,8 @@ where
         for flight in group.flights.into_iter().filter(|flight| flight.first() != keys.first()) {
             let number = self.number();
             self.of_keys.extend(flight.iter().map(|key| (*key, number)));
-            self.groups.insert(number, Group { keys: flight.to_vec(), flights: smallvec![flight], ..Group::default() });
+            self.groups
+                .insert(number, KeyGroup { keys: flight.to_vec(), flights: smallvec![flight], ..KeyGroup::default() });
         }
         for waiting in group.waiting {
             if waiting.receiver.is_gone() {
@@ -228,7 +229,7 @@ where
     }
 
     /// Closes each group that may fly and that the request would join to one with a flight.
-    fn close_before(&mut self, waiting: &Waiting<F>) {
+    fn close_before(&mut self, waiting: &QueuedRequest<F>) {
         let numbers: SmallVec<[u64; 4]> =
             waiting.request.keys().filter_map(|key| self.of_keys.get(&key)).copied().collect();
         let is_ready = |number: &u64| self.groups.get(number).is_some_and(|group| group.is_ready);
@@ -245,7 +246,7 @@ where
     }
 
     /// Takes the requests of a group that may fly out of it. Returns `None` if the group has become part of another.
-    fn close(&mut self, number: u64) -> Option<(Keys, Vec<Waiting<F>>)> {
+    fn close(&mut self, number: u64) -> Option<(Keys, Vec<QueuedRequest<F>>)> {
         let group = self.groups.get_mut(&number).filter(|group| group.is_ready)?;
         let (mut batch, mut keys) = (Vec::new(), Keys::new());
         while let Some(next) = group.waiting.pop_front() {
@@ -279,7 +280,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::super::Flights;
-    use super::super::fly::{Calls, Landing, Most, Rider};
+    use super::super::batch::{CallLimits, CallResult, Caller, Calls};
     use super::*;
     use crate::limiter::remote::Unanswered;
     use crate::sync::{Mutex, lock};
@@ -350,15 +351,15 @@ mod tests {
         }
     }
 
-    impl Fly for World {
+    impl RemoteStore for World {
         type Request = Request;
         type Answer = ();
         type Error = Unanswered;
-        type Line = Groups<Self>;
+        type Queue = Groups<Self>;
 
-        async fn fly(&self, batch: Vec<Rider<Self>>, _until: Instant) -> Landing {
+        async fn send_batch(&self, batch: Vec<Caller<Self>>, _until: Instant) -> CallResult {
             let mut keys = HashSet::new();
-            for Rider { request: Request(number, own), .. } in &batch {
+            for Caller { request: Request(number, own), .. } in &batch {
                 for key in own {
                     keys.insert(*key);
                     let before = lock(&self.0.last).insert(*key, *number);
@@ -377,13 +378,13 @@ mod tests {
             let random = if self.0.is_random { self.random() } else { 0 };
             tokio::time::sleep(if self.0.is_random { MS * (random % 30) as u32 } else { trip }).await;
             assert!(!panics && (!self.0.is_random || random >> 8 & 63 != 0), "a store that panics");
-            batch.into_iter().for_each(|rider| rider.answer(Ok(())));
+            batch.into_iter().for_each(|caller| caller.answer(Ok(())));
             let rests = self.0.is_random && random >> 16 & 3 == 0;
-            Landing::Answered { rest: if rests { 5 * MS } else { Duration::ZERO } }
+            CallResult::Answered { rest: if rests { 5 * MS } else { Duration::ZERO } }
         }
 
-        fn most(&self) -> Most {
-            Most { units: self.0.groups.max(1), calls: Calls::Separate(self.0.calls.unwrap_or(usize::MAX)) }
+        fn limits(&self) -> CallLimits {
+            CallLimits { units: self.0.groups.max(1), calls: Calls::Separate(self.0.calls.unwrap_or(usize::MAX)) }
         }
 
         fn record_unsent(&self, _error: &Unanswered) {}
@@ -399,7 +400,7 @@ mod tests {
     fn asks(groups: &Arc<Flights<World>>, hashes: &[u64]) -> Called {
         let (groups, keys) = (Arc::clone(groups), hashes.to_vec());
         tokio::spawn(async move {
-            let request = request(groups.fly(), &keys);
+            let request = request(groups.store(), &keys);
             let began = tokio::time::Instant::now();
             let answer = groups.ask(0, request, |sender: oneshot::Sender<_>| sender).await;
             assert!(matches!(answer, Ok(Ok(()))));
@@ -421,7 +422,7 @@ mod tests {
         for call in calls {
             assert!(call.await.unwrap() <= 2 * SLOW_TRIP);
         }
-        assert_eq!(*lock(&groups.fly().0.broken), [""; 0]);
+        assert_eq!(*lock(&groups.store().0.broken), [""; 0]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -436,8 +437,8 @@ mod tests {
                 assert_eq!(other.await.unwrap(), TRIP - MS + TRIP);
             }
         }
-        assert_eq!((groups.len(), groups.in_line(Groups::keys)), (0, 0));
-        assert_eq!(*lock(&groups.fly().0.broken), [""; 0]);
+        assert_eq!((groups.len(), groups.in_queue(Groups::keys)), (0, 0));
+        assert_eq!(*lock(&groups.store().0.broken), [""; 0]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -483,7 +484,7 @@ mod tests {
             } else {
                 let groups = Arc::clone(&groups);
                 asked.push(tokio::spawn(async move {
-                    let request = request(groups.fly(), &hashes); // it is numbered when it comes
+                    let request = request(groups.store(), &hashes); // it is numbered when it comes
                     groups.ask(0, request, |sender: oneshot::Sender<_>| sender).await.is_ok_and(|answer| answer.is_ok())
                 }));
             }
@@ -503,9 +504,9 @@ mod tests {
         tokio::time::sleep(6 * MS).await; // longer than a flight rests
         assert_eq!(answered.load(Ordering::Relaxed), sent);
         assert_eq!(
-            groups.in_line(|line| (line.keys(), line.groups.len(), line.ready(), line.closed.len())),
+            groups.in_queue(|line| (line.keys(), line.groups.len(), line.ready(), line.closed.len())),
             (0, 0, 0, 0)
         );
-        assert_eq!(*lock(&groups.fly().0.broken), [""; 0]);
+        assert_eq!(*lock(&groups.store().0.broken), [""; 0]);
     }
 }

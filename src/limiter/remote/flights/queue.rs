@@ -1,15 +1,15 @@
-//! Requests of which any may fly together.
+//! The queue of a lane in which any requests share a flight.
 
 use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
-use super::fly::{Boarding, Fly, Line, Waiting};
+use super::batch::{Batch, LaneQueue, QueuedRequest, RemoteStore};
 
 /// Requests of which any may fly together, in the order in which they came.
-pub(crate) struct Queue<F: Fly> {
-    checks: VecDeque<Waiting<F>>,
-    corrections: VecDeque<Waiting<F>>,
+pub(crate) struct Queue<F: RemoteStore> {
+    checks: VecDeque<QueuedRequest<F>>,
+    corrections: VecDeque<QueuedRequest<F>>,
 }
 
 /// The most requests of each kind that a queue without flights has memory for.
@@ -18,23 +18,23 @@ pub(super) const SPARE: usize = 16;
 /// Corrections get at most this part of a flight if checks wait for it.
 const SHARE: usize = 4;
 
-impl<F: Fly> Default for Queue<F> {
+impl<F: RemoteStore> Default for Queue<F> {
     fn default() -> Self {
         Self { checks: VecDeque::new(), corrections: VecDeque::new() }
     }
 }
 
 #[cfg(test)]
-impl<F: Fly> Queue<F> {
+impl<F: RemoteStore> Queue<F> {
     pub(super) fn capacity(&self) -> usize {
         self.checks.capacity() + self.corrections.capacity()
     }
 }
 
-impl<F: Fly<Line = Self>> Line<F> for Queue<F> {
+impl<F: RemoteStore<Queue = Self>> LaneQueue<F> for Queue<F> {
     type Held = ();
 
-    fn push(&mut self, waiting: Waiting<F>) {
+    fn push(&mut self, waiting: QueuedRequest<F>) {
         match waiting.until {
             Some(_) => self.checks.push_back(waiting),
             None => self.corrections.push_back(waiting),
@@ -50,10 +50,10 @@ impl<F: Fly<Line = Self>> Line<F> for Queue<F> {
         checks + self.corrections.len().min(checks / (SHARE - 1) + 1)
     }
 
-    fn board(&mut self, room: usize, boarding: &mut Boarding<F>) -> Option<((), usize)> {
-        boarding.riders.reserve_exact(room.min(self.ready()));
+    fn take_batch(&mut self, room: usize, batch: &mut Batch<F>) -> Option<((), usize)> {
+        batch.callers.reserve_exact(room.min(self.ready()));
         let mut share = room.saturating_sub(self.checks.len()).max(room / SHARE).max(1);
-        while boarding.riders.len() < room {
+        while batch.callers.len() < room {
             let corrects = match (self.checks.front(), self.corrections.front()) {
                 (Some(check), Some(correction)) => share > 0 && correction.number < check.number,
                 (None, Some(_)) => true,
@@ -63,22 +63,23 @@ impl<F: Fly<Line = Self>> Line<F> for Queue<F> {
             let next = if corrects { &mut self.corrections } else { &mut self.checks };
             let Some(next) = next.pop_front() else { break };
             share = share.saturating_sub(usize::from(corrects));
-            boarding.take(next, self.checks.is_empty());
+            batch.add(next, self.checks.is_empty());
         }
-        let units = boarding.riders.len();
+        let units = batch.callers.len();
         (units > 0).then_some(((), units))
     }
 
-    fn land(&mut self, _held: (), _gone: &mut Vec<Waiting<F>>) {}
+    fn release(&mut self, _held: (), _gone: &mut Vec<QueuedRequest<F>>) {}
 
-    fn take_all(&mut self) -> Vec<Waiting<F>> {
+    fn take_all(&mut self) -> Vec<QueuedRequest<F>> {
         let mut all: Vec<_> = self.checks.drain(..).chain(self.corrections.drain(..)).collect();
         all.sort_unstable_by_key(|waiting| waiting.number);
         all
     }
 
     fn has(&self, number: u64) -> bool {
-        let has = |queue: &VecDeque<Waiting<F>>| queue.binary_search_by_key(&number, |waiting| waiting.number).is_ok();
+        let has =
+            |queue: &VecDeque<QueuedRequest<F>>| queue.binary_search_by_key(&number, |waiting| waiting.number).is_ok();
         has(&self.checks) || has(&self.corrections)
     }
 

@@ -9,7 +9,7 @@ use tokio_postgres::{Config, NoTls, Socket};
 
 use super::connections::{Connections, OwnConnections, PING};
 use super::store::PostgresStore;
-use super::table::{Durability, Table};
+use super::table::{Durability, PostgresTable};
 use crate::event::StoreErrorKind;
 use crate::limiter::store::StoreError;
 
@@ -194,7 +194,7 @@ impl PostgresStoreBuilder {
     }
 
     /// Checks all settings.
-    fn checked_table(&self) -> Result<Table, StoreError> {
+    fn checked_table(&self) -> Result<PostgresTable, StoreError> {
         if !(Duration::from_millis(1)..=Duration::from_secs(60)).contains(&self.max_lock_wait) {
             let wait = self.max_lock_wait;
             return misconfigured(format!("a max_lock_wait of {wait:?} is not possible: use 1 ms to 60 s"));
@@ -205,7 +205,7 @@ impl PostgresStoreBuilder {
                 "max_connections of {connections} is not possible: use 1 to {CONNECTIONS_MAX}"
             ));
         }
-        Table::new(&self.table, self.max_lock_wait)
+        PostgresTable::new(&self.table, self.max_lock_wait)
     }
 }
 

@@ -32,7 +32,7 @@ use tokio_postgres::{CancelToken, Client, Config, Socket};
 use super::failure::{SharedError, is_at_wrong_server};
 use super::statement::{Rows, Statement};
 use crate::error::BoxError;
-use crate::limiter::remote::Due;
+use crate::limiter::remote::Deadline;
 use crate::sync::{Mutex, lock, polled_again};
 
 /// A connection without an answer for this time is avoided.
@@ -111,25 +111,25 @@ struct Inner {
     opener: Box<dyn Opener>,
     most: usize,
     ping_after: Duration,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     runtime: Handle,
 }
 
 #[derive(Default)]
-struct State {
-    open: Vec<Open>,
+struct PoolState {
+    open: Vec<OpenConnection>,
     /// The number of the next connection.
     next: u64,
     /// The attempt to open one that is under way.
     attempt: Option<Attempt>,
     /// No attempt is made before, while there is an open connection.
-    pause: Option<Due>,
+    pause: Option<Deadline>,
 }
 
 type Attempt = Shared<oneshot::Receiver<Result<(), SharedError>>>;
 
 /// An open connection.
-struct Open {
+struct OpenConnection {
     number: u64,
     client: Arc<Client>,
     driver: JoinHandle<()>,
@@ -138,17 +138,17 @@ struct Open {
     /// Since the first of them was sent, or the last answer came.
     quiet: Option<Quiet>,
     /// When it is to be asked whether it is still there.
-    ping: Due,
+    ping: Deadline,
 }
 
 struct Quiet {
-    late: Due,
-    silent: Due,
+    late: Deadline,
+    silent: Deadline,
 }
 
 impl Quiet {
     fn now() -> Self {
-        Self { late: Due::after(LATE), silent: Due::after(SILENT) }
+        Self { late: Deadline::after(LATE), silent: Deadline::after(SILENT) }
     }
 }
 
@@ -232,11 +232,13 @@ impl Inner {
     fn choose(self: &Arc<Self>) -> Choice {
         let mut state = lock(&self.state);
         state.open.retain(|open| !open.client.is_closed());
-        let is_silent = |open: &Open| open.quiet.as_ref().is_some_and(|quiet| quiet.silent.is_over());
-        let (silent, open): (Vec<Open>, Vec<Open>) = std::mem::take(&mut state.open).into_iter().partition(is_silent);
+        let is_silent = |open: &OpenConnection| open.quiet.as_ref().is_some_and(|quiet| quiet.silent.is_over());
+        let (silent, open): (Vec<OpenConnection>, Vec<OpenConnection>) =
+            std::mem::take(&mut state.open).into_iter().partition(is_silent);
         state.open = open;
-        let is_late = |open: &Open| open.quiet.as_ref().is_some_and(|quiet| quiet.late.is_over());
-        let may_open = state.open.is_empty() || (state.open.len() < self.most && state.pause.is_none_or(Due::is_over));
+        let is_late = |open: &OpenConnection| open.quiet.as_ref().is_some_and(|quiet| quiet.late.is_over());
+        let may_open =
+            state.open.is_empty() || (state.open.len() < self.most && state.pause.is_none_or(Deadline::is_over));
         let best = state.open.iter_mut().min_by_key(|open| (is_late(open), open.calls));
         let is_busy = best.as_ref().is_none_or(|open| open.calls > 0);
         // If each one is late, they may be dead: another one is waited for, if it can be opened.
@@ -276,7 +278,7 @@ impl Inner {
         if let Some(open) = state.open.iter_mut().find(|open| open.number == number) {
             open.calls = open.calls.saturating_sub(1);
             open.quiet = (open.calls > 0).then(Quiet::now);
-            open.ping = Due::after(self.ping_after);
+            open.ping = Deadline::after(self.ping_after);
         }
     }
 
@@ -315,10 +317,10 @@ impl Inner {
     }
 
     /// Cancels the statement of a connection and closes it.
-    fn give_up(&self, open: Open) {
+    fn give_up(&self, open: OpenConnection) {
         let cancel = self.opener.cancel(open.client.cancel_token());
         self.runtime.spawn(async move {
-            Due::after(OPEN).timeout(cancel).await;
+            Deadline::after(OPEN).timeout(cancel).await;
             open.driver.abort();
         });
     }
@@ -328,7 +330,7 @@ impl Inner {
 async fn open_one(inner: Weak<Inner>, done: oneshot::Sender<Result<(), SharedError>>) {
     let Some(opening) = inner.upgrade().map(|inner| inner.opener.open()) else { return };
     // A panic must not end the attempt without a result, or no other one would be made.
-    let opened = match Due::after(OPEN).timeout(AssertUnwindSafe(opening).catch_unwind()).await {
+    let opened = match Deadline::after(OPEN).timeout(AssertUnwindSafe(opening).catch_unwind()).await {
         Some(Ok(opened)) => opened.map_err(Into::into),
         Some(Err(_)) => Err("the TLS that the application gave panicked".into()),
         None => Err("the server did not answer within 5 s".into()),
@@ -337,13 +339,13 @@ async fn open_one(inner: Weak<Inner>, done: oneshot::Sender<Result<(), SharedErr
     let result = {
         let mut state = lock(&inner.state);
         state.attempt = None;
-        state.pause = opened.is_err().then(|| Due::after(PAUSE));
+        state.pause = opened.is_err().then(|| Deadline::after(PAUSE));
         opened.map(|(client, driver)| {
             let number = state.next;
             state.next += 1;
             let driver = inner.runtime.spawn(driver);
-            let ping = Due::after(inner.ping_after);
-            state.open.push(Open { number, client: Arc::new(client), driver, calls: 0, quiet: None, ping });
+            let ping = Deadline::after(inner.ping_after);
+            state.open.push(OpenConnection { number, client: Arc::new(client), driver, calls: 0, quiet: None, ping });
         })
     };
     let _ = done.send(result.map_err(|error: BoxError| error.into())); // the callers may have gone
@@ -352,12 +354,12 @@ async fn open_one(inner: Weak<Inner>, done: oneshot::Sender<Result<(), SharedErr
 /// Asks idle connections whether they are still there, until the store is dropped.
 async fn ping_idle(inner: Weak<Inner>, after: Duration) {
     loop {
-        Due::after(after / 2).wait().await;
+        Deadline::after(after / 2).wait().await;
         let Some(inner) = inner.upgrade() else { return };
         for (number, client) in inner.idle() {
             let pinging = Arc::clone(&inner);
             inner.runtime.spawn(async move {
-                match Due::after(PINGS).timeout(client.simple_query("")).await {
+                match Deadline::after(PINGS).timeout(client.simple_query("")).await {
                     Some(answer) => pinging.note_answer(number, answer.as_ref().err()),
                     None => {
                         pinging.close(number);

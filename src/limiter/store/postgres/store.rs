@@ -12,10 +12,10 @@ use tokio_postgres::types::Type;
 use super::connections::{Connections, OwnConnections};
 use super::failure::{Phase, is_conflict, is_of_an_insert, is_there, is_undone, store_error};
 use super::statement::{Parameter, Rows, Statement, Uuid, parameter, time_of, value_of};
-use super::table::{Durability, SWEPT, Table};
+use super::table::{Durability, PostgresTable, SWEPT};
 use crate::error::BoxError;
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::Due;
+use crate::limiter::remote::Deadline;
 use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped, Then};
 use crate::random;
 use crate::sync::{Mutex, lock};
@@ -65,7 +65,7 @@ pub struct PostgresStore<C: Connections = OwnConnections>(Arc<Inner<C>>);
 
 struct Inner<C> {
     connections: C,
-    table: Table,
+    table: PostgresTable,
     name: String,
     runtime: Handle,
     max_connections: usize,
@@ -93,7 +93,13 @@ impl Drop for Ends<'_> {
 }
 
 impl<C: Connections> PostgresStore<C> {
-    pub(super) fn new(connections: C, table: Table, name: String, max_connections: usize, runtime: Handle) -> Self {
+    pub(super) fn new(
+        connections: C,
+        table: PostgresTable,
+        name: String,
+        max_connections: usize,
+        runtime: Handle,
+    ) -> Self {
         let (inserted, undone, sweep) = (AtomicU64::new(0), AtomicU64::new(0), Sweep::default());
         Self(Arc::new(Inner { connections, table, name, runtime, max_connections, inserted, undone, sweep }))
     }
@@ -300,7 +306,7 @@ impl<C: Connections> Inner<C> {
                 Err(error) if runs < RUNS && is_undone(&error) => {
                     let pause = PAUSE.mul_f64(f64::from(runs - 1) / f64::from(RUNS));
                     let part = random::mixed(self.undone.fetch_add(1, Ordering::Relaxed)) % 1_024;
-                    Due::after(pause * (part as u32) / 1_024).wait().await; // below 1,024
+                    Deadline::after(pause * (part as u32) / 1_024).wait().await; // below 1,024
                 }
                 answer => return answer.map(|Rows(rows)| rows),
             }
@@ -326,7 +332,7 @@ impl<C: Connections> Inner<C> {
         let after = lock(&self.sweep.after).clone();
         let statement = Statement::new(&self.table.sweep, [parameter(after, Type::TEXT)]);
         // A failure concerns no check. The next sweep looks at the same rows.
-        if let Some(Ok(Rows(rows))) = Due::after(SWEEPS).timeout(self.connections.run(&statement)).await {
+        if let Some(Ok(Rows(rows))) = Deadline::after(SWEEPS).timeout(self.connections.run(&statement)).await {
             let last = rows.first().and_then(|row| row.try_get(0).ok());
             // At the end it begins again.
             *lock(&self.sweep.after) = last.unwrap_or_default();
@@ -437,14 +443,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn sweep_that_panics_or_hangs_is_not_the_last_one() {
         for panics in [true, false] {
-            let table = Table::new("limits", Duration::from_millis(25)).unwrap();
+            let table = PostgresTable::new("limits", Duration::from_millis(25)).unwrap();
             let store = PostgresStore::new(Bad { panics }, table, "the server".to_owned(), 1, Handle::current());
             let value = Value::new(Version::from_bytes([1; 16]), vec![1]);
             let insert = Change::new("key", None, Then::Put(value, Duration::from_secs(1)));
             for _ in 0..3 {
                 store.0.note_inserted(&vec![insert.clone(); INSERTS as usize]);
                 assert!(store.0.sweep.is_under_way.load(Ordering::Relaxed));
-                Due::after(2 * SWEEPS).wait().await;
+                Deadline::after(2 * SWEEPS).wait().await;
                 assert!(!store.0.sweep.is_under_way.load(Ordering::Relaxed));
             }
         }

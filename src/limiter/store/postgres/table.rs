@@ -48,7 +48,7 @@ labelled! {
 
 /// A table's name, and the statements for it.
 #[derive(Clone, Debug)]
-pub(super) struct Table {
+pub(super) struct PostgresTable {
     /// The name as it stands in SQL.
     name: String,
     /// Returns the values of keys.
@@ -68,7 +68,7 @@ pub(super) struct Table {
     pub(super) sweep: Arc<str>,
 }
 
-impl Table {
+impl PostgresTable {
     /// Makes the statements for a table: its name, or its schema and name with a dot between.
     pub(super) fn new(name: &str, max_lock_wait: Duration) -> Result<Self, StoreError> {
         let parts: Vec<&str> = name.split('.').collect();
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn names_of_tables_are_checked_and_quoted() {
-        let table = |name: &str| Table::new(name, Duration::from_millis(25));
+        let table = |name: &str| PostgresTable::new(name, Duration::from_millis(25));
         for name in ["ratelimit", "app.limits", "user", "_1", &"a".repeat(63)] {
             assert!(table(name).is_ok(), "{name}");
         }

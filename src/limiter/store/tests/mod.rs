@@ -151,8 +151,8 @@ mod conformance {
         passes(Stores { clock: ManualClock::new(), random: Vec::new() }).await;
     }
 
-    /// No other process writes. A value keeps four versions. If others write more of them after a change whose answer is
-    /// lost, the limiter cannot know whether the change was made: `lost_answer_that_nothing_explains_is_a_timeout`.
+    /// No other process writes. A value keeps four versions. If others write more of them after a change whose answer
+    /// is lost, the limiter cannot know whether the change was made: `lost_answer_that_nothing_explains_is_a_timeout`.
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn limiter_over_a_store_that_loses_answers_passes_the_suite() {
         let mut random = vec![Fate::Answered; 8];

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::lab::Lab;
 use super::{hourly, key, left, patient, take};
 use crate::event::StoreErrorKind;
-use crate::limiter::store::value::{Form, History, Quotas, STATE_MAX, State, state_bytes_max};
+use crate::limiter::store::value::{History, Quotas, STATE_MAX, StateForm, StoredState, state_bytes_max};
 use crate::limiter::store::{Value, Version};
 use crate::limiter::{Charge, Limiter};
 use crate::policy::Policy;
@@ -129,13 +129,13 @@ fn largest_state_of_a_supported_quota_fits() {
     let crate::algorithm::Decider::EntryLog(log) = quota.decider() else { panic!("it is a log") };
     let apart = 2 * 3_600_000_000 / log.most();
     let entries: Vec<_> = (1..=log.most()).map(|number| (1_800_000_000_000_000 + number * apart, 1)).collect();
-    let state = State { written: quotas.of(&policy), form: Form::Entries(entries.clone()) };
+    let state = StoredState { written: quotas.of(&policy), form: StateForm::Entries(entries.clone()) };
     let mut history = History::fresh();
     (0..9).for_each(|number| history = history.after(version(number)));
     let value = Value::new(version(9), state.write(&history));
     assert!(value.bytes.len() <= 17 * 1_024);
     let (read, state) = quotas.read(&value, None).unwrap();
-    assert_eq!((read, state.form), (history, Form::Entries(entries)));
+    assert_eq!((read, state.form), (history, StateForm::Entries(entries)));
 }
 
 /// Its sub-windows are as long as the entries of a log, but their units count in part, so more of them are kept.

@@ -24,7 +24,7 @@ use super::delays::Counted;
 use super::wait::{ReportedWait, report_began, report_ended};
 use crate::decision::Decision;
 use crate::head::Head;
-use crate::limiter::{BoundedTurn, Charge, Effect, FAILED_POLLS_MAX, Limiter, Next, Reply, ReplyFuture};
+use crate::limiter::{BoundedTurn, Charge, Effect, FAILED_POLLS_MAX, Limiter, LineStep, Reply, ReplyFuture};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::linked;
 use crate::middleware::ticket::{Charged, Ticket, effect_of, is_strike};
@@ -108,17 +108,17 @@ pub(crate) struct InLine<B, L: Limiter> {
 enum Step<L: Limiter> {
     Waits,
     /// The limiter says whether it would take all charges.
-    Peeks(Asked<L>),
+    Peeks(LineAnswer<L>),
     /// The limiter takes all charges, or none and counts no refusal.
-    Takes(Asked<L>),
+    Takes(LineAnswer<L>),
     /// The limiter decides at last.
-    Decides(Asked<L>),
+    Decides(LineAnswer<L>),
     /// It is decided.
     Over,
 }
 
 /// A limiter's answer, boxed: most requests do not wait, and their futures should not have room for it.
-type Asked<L> = Pin<Box<ReplyFuture<Decision, <L as Limiter>::Error, <L as Limiter>::Future<Decision>>>>;
+type LineAnswer<L> = Pin<Box<ReplyFuture<Decision, <L as Limiter>::Error, <L as Limiter>::Future<Decision>>>>;
 
 /// How the limiter is asked.
 #[derive(Clone, Copy, PartialEq)]
@@ -159,8 +159,8 @@ impl<B, L: Limiter> InLine<B, L> {
             match &mut self.step {
                 Step::Waits => match self.turn.as_mut().map(|(turn, _)| turn.poll(cx)) {
                     Some(Poll::Pending) => return Poll::Pending,
-                    Some(Poll::Ready(Next::Asks)) => self.try_again(),
-                    Some(Poll::Ready(Next::GivesUp)) | None => {
+                    Some(Poll::Ready(LineStep::Asks)) => self.try_again(),
+                    Some(Poll::Ready(LineStep::GivesUp)) | None => {
                         self.step = self.ask(How::AtLast).map_or(Step::Over, Step::Decides)
                     }
                 },
@@ -233,7 +233,7 @@ impl<B, L: Limiter> InLine<B, L> {
     }
 
     /// Asks the limiter for the request's charges. Returns `None` if there is no request any more.
-    fn ask(&self, how: How) -> Option<Asked<L>> {
+    fn ask(&self, how: How) -> Option<LineAnswer<L>> {
         let (_, ticket) = self.held.as_ref()?;
         let policies: SmallVec<[Option<Policy>; 4]> =
             ticket.charges.iter().map(|charged| charged.policy_in_line(&self.layer)).collect();

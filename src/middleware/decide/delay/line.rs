@@ -17,11 +17,10 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::task::Waker;
 
-use smallvec::SmallVec;
-
 use crate::decision::Receipt;
 use crate::key::Key;
 use crate::sync::{Mutex, contained, lock};
+use crate::wakers::Wakers;
 
 /// The number of foremost waiters, whose timers are set to the slots that they have now.
 const FOREMOST: usize = 8;
@@ -47,22 +46,6 @@ pub(super) struct WaitingLines(Mutex<Waiting>);
 struct Waiting {
     lines: HashMap<LineKey, WaitingLine>,
     turns: u64,
-}
-
-/// Wakers that were taken out of a line. Waking or dropping a waker runs the application's code, which may drop another
-/// waiting request and so lock the lines again. Both are therefore done after the lock is released.
-#[derive(Default)]
-struct Wakers {
-    to_wake: SmallVec<[Waker; 2]>,
-    to_drop: SmallVec<[Waker; 2]>,
-}
-
-impl Wakers {
-    /// Each by itself: one that panics keeps no other waiting.
-    fn release(self) {
-        self.to_wake.into_iter().for_each(|waker| contained(|| waker.wake()));
-        self.to_drop.into_iter().for_each(|waker| contained(|| drop(waker)));
-    }
 }
 
 #[derive(Debug, Default)]

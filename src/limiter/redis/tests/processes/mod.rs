@@ -18,7 +18,7 @@ use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::limiter::RedisLimiter;
 use crate::limiter::redis::redis_server::Server;
 use crate::limiter::redis::tests::connected;
-use crate::limiter::redis::wire::{Answer, Request};
+use crate::limiter::redis::wire::{RedisAnswer, WireRequest};
 use crate::limiter::remote::HELD;
 use crate::quota::{Anchor, Quota};
 use crate::{key::Key, policy::Policy};
@@ -197,14 +197,18 @@ fn eight_processes_charge_several_quotas_together_or_not_at_all() {
 }
 
 /// Remembers what a call answered, in a process that is one of the eight.
-pub(in crate::limiter::redis) fn log(reply: &[u8], requests: &[&Request], answers: &[Result<Answer, RedisError>]) {
+pub(in crate::limiter::redis) fn log(
+    reply: &[u8],
+    requests: &[&WireRequest],
+    answers: &[Result<RedisAnswer, RedisError>],
+) {
     let is_look = requests.iter().all(|request| request.cost() == 0);
     if is_look || std::env::var(URL).is_err() {
         return;
     }
     let now = f64::from_le_bytes(reply[8..16].try_into().unwrap()) as u64;
     let checks = requests.iter().zip(answers).filter_map(|(request, answer)| match answer {
-        Ok(Answer::Decided(decision)) => Some((request.cost(), decision.is_allowed())),
+        Ok(RedisAnswer::Decided(decision)) => Some((request.cost(), decision.is_allowed())),
         _ => None, // a refund
     });
     LOG.lock().unwrap().push((now, checks.collect()));

@@ -10,24 +10,24 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::algorithm::How;
+use crate::algorithm::TakeMode;
 use crate::algorithm::oracle::{Oracle, Own};
 use crate::algorithm::properties::key::Planned;
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::error::RedisError;
-use crate::limiter::redis::wire::{Answer, Request, Verb, answers};
+use crate::limiter::redis::wire::{RedisAnswer, WireOperation, WireRequest, answers};
 use crate::limiter::remote::LONGEST;
 use crate::quota::{Algorithm, Quota};
 use crate::wait::Wait;
 
 thread_local! {
     /// The requests of the calls so far, by their numbers, while a simulation runs in this thread.
-    static NOTED: RefCell<Option<BTreeMap<u64, Vec<Request>>>> = const { RefCell::new(None) };
+    static NOTED: RefCell<Option<BTreeMap<u64, Vec<WireRequest>>>> = const { RefCell::new(None) };
 }
 
 /// Notes the requests of a call that is sent, if it is one of a simulation.
-pub(super) fn note(number: u64, requests: &[&Request]) {
+pub(super) fn note(number: u64, requests: &[&WireRequest]) {
     NOTED.with_borrow_mut(|noted| {
         if let Some(noted) = noted {
             noted.insert(number, requests.iter().map(|request| (*request).clone()).collect());
@@ -60,8 +60,8 @@ pub(super) fn shown(command: &str, number: u64) -> String {
                 .charges()
                 .map(|(_, policy, cost, effect)| format!("{cost} of \"{}\" {effect:?}", policy.quota()))
                 .collect();
-            let refund = (request.verb() == Verb::Refund).then(|| request.refunded());
-            format!("{:?} {} {refund:?}", request.verb(), charges.join(", "))
+            let refund = (request.operation() == WireOperation::Refund).then(|| request.refunded());
+            format!("{:?} {} {refund:?}", request.operation(), charges.join(", "))
         });
         format!("{command} {number:x}: {}", requests.collect::<Vec<_>>().join("; "))
     })
@@ -130,8 +130,8 @@ impl Book {
 
     /// Returns the cost of a charge that is taken so, and whether it is forced. A closed block counts a strike only if
     /// it counts denied requests.
-    fn plainly(&self, quota: &Quota, now: u64, cost: u64, how: How) -> (u64, bool) {
-        let How::OnRefusal { refused } = how else { return (cost, how == How::Force) };
+    fn plainly(&self, quota: &Quota, now: u64, cost: u64, how: TakeMode) -> (u64, bool) {
+        let TakeMode::OnRefusal { refused } = how else { return (cost, how == TakeMode::Force) };
         let is_block = quota.algorithm() == Algorithm::Block;
         let is_closed = is_block && !self.planned.clone().decide(quota, now, 0, false).0.is_allowed();
         let counts = if is_closed { quota.counts_denied() } else { refused };
@@ -212,7 +212,7 @@ impl Ledger {
             return;
         };
         let refused = |words: &str| RedisError::new(StoreErrorKind::Unavailable, words);
-        let borrowed: Vec<&Request> = requests.iter().collect();
+        let borrowed: Vec<&WireRequest> = requests.iter().collect();
         let Ok(answers) = answers(&borrowed, number, reply, &refused) else {
             self.problem(format!("call {number:x} has a reply that is not understood"));
             return;
@@ -223,8 +223,8 @@ impl Ledger {
         }
         for (request, answer) in requests.iter().zip(answers) {
             match answer {
-                Ok(Answer::Decided(decision)) => self.record_decision(process, number, at, now, request, decision),
-                Ok(Answer::Done | Answer::Behind | Answer::Missing) => {
+                Ok(RedisAnswer::Decided(decision)) => self.record_decision(process, number, at, now, request, decision),
+                Ok(RedisAnswer::Done | RedisAnswer::Behind | RedisAnswer::Missing) => {
                     self.record_correction(request, process, at, now)
                 }
                 Ok(_) => {}
@@ -239,10 +239,10 @@ impl Ledger {
         call: u64,
         at: Duration,
         now: u64,
-        request: &Request,
+        request: &WireRequest,
         mut decision: Decision,
     ) {
-        let (is_allowed, is_peek) = (decision.is_allowed(), request.verb() == Verb::Peek);
+        let (is_allowed, is_peek) = (decision.is_allowed(), request.operation() == WireOperation::Peek);
         let mut met = Vec::new();
         for (place, ((key, policy, cost, _), told)) in request.charges().zip(decision.charges()).enumerate() {
             if policy.limits_in_flight() {
@@ -318,14 +318,14 @@ impl Ledger {
     }
 
     /// Records that the server made a refund or a reset.
-    fn record_correction(&mut self, request: &Request, process: usize, at: Duration, now: u64) {
+    fn record_correction(&mut self, request: &WireRequest, process: usize, at: Duration, now: u64) {
         let Some((key, policy, ..)) = request.charges().next() else { return };
-        match request.verb() {
-            Verb::Reset => {
+        match request.operation() {
+            WireOperation::Reset => {
                 self.books.remove(key);
                 return;
             }
-            Verb::ResetPlaces => {
+            WireOperation::ResetPlaces => {
                 self.empty(key.clone(), at);
                 return;
             }
@@ -634,7 +634,7 @@ impl Ledger {
             for (number, request) in
                 noted.iter().flatten().flat_map(|(number, all)| all.iter().map(move |one| (number, one)))
             {
-                let refunded = (request.verb() == Verb::Refund).then(|| request.refunded()).flatten();
+                let refunded = (request.operation() == WireOperation::Refund).then(|| request.refunded()).flatten();
                 let (Some(receipt), Some((key, policy, ..))) = (refunded, request.charges().next()) else { continue };
                 if policy.limits_in_flight() {
                     continue;

@@ -21,14 +21,14 @@ pub(in crate::limiter::redis) use network::Wire;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::super::wire::Request;
+use super::super::wire::WireRequest;
 use crate::sampling::cases;
 
 /// Seeds that are played by `tests/all.sh`.
 const SEEDS: u32 = 300;
 
 /// Notes the requests of a call that is sent, if it is one of a simulation.
-pub(in crate::limiter::redis) fn note(number: u64, requests: &[&Request]) {
+pub(in crate::limiter::redis) fn note(number: u64, requests: &[&WireRequest]) {
     ledger::note(number, requests);
 }
 

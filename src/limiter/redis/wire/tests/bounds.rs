@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Answer, Bench, NUMBER, Request, Verb, call};
+use super::{Bench, NUMBER, RedisAnswer, WireOperation, WireRequest, call};
 use crate::decision::Receipt;
 use crate::key::Key;
-use crate::limiter::redis::keys::Stored;
+use crate::limiter::redis::keys::StoredKey;
 use crate::limiter::remote::CHARGES_MAX;
 use crate::limiter::{Charge, Refund};
 use crate::policy::Policy;
@@ -20,11 +20,11 @@ fn requests_of_the_most_charges_are_decided() {
     for quota in [Quota::per_minute(5), Quota::sliding_log(5, Duration::from_secs(60)).unwrap()] {
         let key = Key::of("many").unwrap();
         let policies: Vec<Policy> = (0..CHARGES_MAX).map(|at| Policy::new(format!("p{at}"), quota).unwrap()).collect();
-        let stored: Vec<Stored> = policies.iter().map(|policy| bench.space.key(policy, &key)).collect();
+        let stored: Vec<StoredKey> = policies.iter().map(|policy| bench.space.key(policy, &key)).collect();
         let charges: Vec<Charge<'_>> = policies.iter().map(|policy| Charge::new(policy, &key)).collect();
-        let request = Request::charge(Verb::Take, charges.iter().zip(&stored));
+        let request = WireRequest::charge(WireOperation::Take, charges.iter().zip(&stored));
         let answer = bench.ask(&[(NOW, &request)]).remove(0);
-        let Ok(Answer::Decided(decision)) = answer else { panic!("{answer:?}") };
+        let Ok(RedisAnswer::Decided(decision)) = answer else { panic!("{answer:?}") };
         assert!(decision.is_allowed() && decision.charges().len() == CHARGES_MAX);
         let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
     }
@@ -33,8 +33,8 @@ fn requests_of_the_most_charges_are_decided() {
 #[test]
 fn runs_of_more_than_65535_requests_become_two() {
     let (policy, key) = (Policy::from(Quota::per_minute(5)), Key::of("x").unwrap());
-    let stored = Stored { bytes: "x".into(), slot: 0 };
-    let request = Request::charge(Verb::Take, [(&Charge::new(&policy, &key), &stored)].into_iter());
+    let stored = StoredKey { bytes: "x".into(), slot: 0 };
+    let request = WireRequest::charge(WireOperation::Take, [(&Charge::new(&policy, &key), &stored)].into_iter());
     for (count, runs) in [(1, 1), (65_535, 1), (65_536, 2), (65_537, 2)] {
         let program = &call(&vec![&request; count], NUMBER, None).args[0][8..];
         assert_eq!(program.len(), runs * request.run.len(), "{count} requests");
@@ -46,10 +46,10 @@ fn runs_of_more_than_65535_requests_become_two() {
 #[test]
 fn refunds_above_2_to_the_53_are_cut_there() {
     let policy = Policy::new("p", Quota::fixed_window(5, Duration::from_secs(60)).unwrap()).unwrap();
-    let stored = Stored { bytes: "x".into(), slot: 0 };
+    let stored = StoredKey { bytes: "x".into(), slot: 0 };
     let run = |units| {
         let receipt = Receipt::new(units, u64::MAX, 0);
-        Request::refund(&Refund::new(policy.clone(), Key::of("x").unwrap(), receipt), &stored).run
+        WireRequest::refund(&Refund::new(policy.clone(), Key::of("x").unwrap(), receipt), &stored).run
     };
     assert_eq!(run(u64::MAX), run(1 << 53));
     assert_ne!(run(1 << 53), run((1 << 53) - 1));
@@ -78,8 +78,8 @@ fn forms_of_the_largest_quotas_are_understood() {
         let quota = quota.max_debt(MOST).unwrap_or(quota);
         let (policy, key) = (Policy::new("p", quota).unwrap(), Key::of(number).unwrap());
         let stored = bench.space.key(&policy, &key);
-        let request = Request::charge(Verb::Take, [(&Charge::new(&policy, &key), &stored)].into_iter());
+        let request = WireRequest::charge(WireOperation::Take, [(&Charge::new(&policy, &key), &stored)].into_iter());
         let answer = bench.ask(&[(NOW, &request)]).remove(0);
-        assert!(matches!(&answer, Ok(Answer::Decided(decision)) if decision.is_allowed()), "{quota}: {answer:?}");
+        assert!(matches!(&answer, Ok(RedisAnswer::Decided(decision)) if decision.is_allowed()), "{quota}: {answer:?}");
     }
 }

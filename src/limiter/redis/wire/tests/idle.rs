@@ -4,10 +4,10 @@
 #[path = "../../../../../tests/support/idle.rs"]
 mod table;
 
-use super::{Answer, Bench, Request, Verb};
+use super::{Bench, RedisAnswer, WireOperation, WireRequest};
 use crate::decision::Receipt;
 use crate::key::Key;
-use crate::limiter::redis::keys::{CallerKeys, KeySpace, Stored};
+use crate::limiter::redis::keys::{CallerKeys, KeySpace, StoredKey};
 use crate::limiter::{Charge, Effect, Refund};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Anchor, Oldest, Quota};
@@ -18,15 +18,15 @@ use table::{ACTIONS, Write, counts_refusals, expected, kinds, plans};
 /// No state ends as late as this, so the thread that wrote it has ended it earlier.
 const LATE_MS: i64 = 40_000_000;
 
-fn value(bench: &mut Bench, stored: &Stored, what: &str) -> Vec<u8> {
+fn value(bench: &mut Bench, stored: &StoredKey, what: &str) -> Vec<u8> {
     let left: i64 = redis::cmd("PTTL").arg(&*stored.bytes).query(&mut bench.connection).unwrap();
     assert!(left > LATE_MS / 2, "{what} wrote: it ends in {left} ms");
     redis::cmd("DUMP").arg(&*stored.bytes).query(&mut bench.connection).unwrap()
 }
 
-fn request(space: &KeySpace, verb: Verb, charges: &[Charge<'_>]) -> Request {
-    let stored: Vec<Stored> = charges.iter().map(|charge| space.key(charge.policy, charge.key)).collect();
-    Request::charge(verb, charges.iter().zip(&stored))
+fn request(space: &KeySpace, operation: WireOperation, charges: &[Charge<'_>]) -> WireRequest {
+    let stored: Vec<StoredKey> = charges.iter().map(|charge| space.key(charge.policy, charge.key)).collect();
+    WireRequest::charge(operation, charges.iter().zip(&stored))
 }
 
 #[test]
@@ -43,25 +43,25 @@ fn charges_that_take_nothing_leave_the_value_as_it_is() {
             let key = Key::of(number).unwrap();
             let [before, after] = [from, to].map(|quota| Policy::new("p", quota).unwrap());
             let stored = space.key(&before, &key);
-            let ask = |policy, cost, effect, verb| {
-                request(&space, verb, &[Charge::new(policy, &key).cost(cost).effect(effect)])
+            let ask = |policy, cost, effect, operation| {
+                request(&space, operation, &[Charge::new(policy, &key).cost(cost).effect(effect)])
             };
-            let first = ask(&before, from.capacity().min(5), Effect::Enforce, Verb::Take);
+            let first = ask(&before, from.capacity().min(5), Effect::Enforce, WireOperation::Take);
             bench.ask(&[(now, &first)]);
             let _: () = redis::cmd("PEXPIRE").arg(&*stored.bytes).arg(LATE_MS).query(&mut bench.connection).unwrap();
             let kept = value(&mut bench, &stored, "");
             let refund = Refund::new(after.clone(), key.clone(), Receipt::new(3, 1, 0));
             for (what, idle) in [
-                ("a peek", ask(&after, 1, Effect::Enforce, Verb::Peek)),
-                ("a peek of too much", ask(&after, 99, Effect::Enforce, Verb::Peek)),
-                ("a look", ask(&after, 0, Effect::Enforce, Verb::Take)),
-                ("a forced look", ask(&after, 0, Effect::Force, Verb::Take)),
-                ("a denied take", ask(&after, 99, Effect::Enforce, Verb::Take)),
-                ("an observed denial", ask(&after, 99, Effect::Observe, Verb::Take)),
-                ("a refund of nothing", Request::refund(&refund, &space.key(&after, &key))),
+                ("a peek", ask(&after, 1, Effect::Enforce, WireOperation::Peek)),
+                ("a peek of too much", ask(&after, 99, Effect::Enforce, WireOperation::Peek)),
+                ("a look", ask(&after, 0, Effect::Enforce, WireOperation::Take)),
+                ("a forced look", ask(&after, 0, Effect::Force, WireOperation::Take)),
+                ("a denied take", ask(&after, 99, Effect::Enforce, WireOperation::Take)),
+                ("an observed denial", ask(&after, 99, Effect::Observe, WireOperation::Take)),
+                ("a refund of nothing", WireRequest::refund(&refund, &space.key(&after, &key))),
             ] {
                 let answer = bench.ask(&[(now, &idle)]).remove(0);
-                assert!(matches!(answer, Ok(Answer::Decided(_) | Answer::Done)), "{answer:?}");
+                assert!(matches!(answer, Ok(RedisAnswer::Decided(_) | RedisAnswer::Done)), "{answer:?}");
                 let what = format!("{what} of {to}, under {from},");
                 assert!(value(&mut bench, &stored, &what) == kept, "{what} wrote");
             }
@@ -91,7 +91,7 @@ fn actions_that_take_nothing_write_only_what_is_listed() {
             let stored = space.key(&policy, &key);
             let own = Charge::new(&policy, &key);
             let [full, free] = [&full, &free].map(|policy| Charge::new(policy, &key));
-            let first = request(&space, Verb::Take, &[own.cost(quota.capacity() - 1), full.cost(5)]);
+            let first = request(&space, WireOperation::Take, &[own.cost(quota.capacity() - 1), full.cost(5)]);
             bench.ask(&[(now, &first)]);
             let _: () = redis::cmd("PEXPIRE").arg(&*stored.bytes).arg(LATE_MS).query(&mut bench.connection).unwrap();
             let dump = |bench: &mut Bench| -> Vec<u8> {
@@ -101,11 +101,11 @@ fn actions_that_take_nothing_write_only_what_is_listed() {
             assert!(!before.is_empty());
             let refund = |units, at| {
                 let refund = Refund::new(policy.clone(), key.clone(), Receipt::new(units, at, 0));
-                Request::refund(&refund, &stored)
+                WireRequest::refund(&refund, &stored)
             };
             let (observed, on_refusal) = (own.cost(2).effect(Effect::Observe), own.effect(Effect::OnRefusal { of: 1 }));
-            let take = |charges: &[Charge<'_>]| request(&space, Verb::Take, charges);
-            let peek = |charges: &[Charge<'_>]| request(&space, Verb::Peek, charges);
+            let take = |charges: &[Charge<'_>]| request(&space, WireOperation::Take, charges);
+            let peek = |charges: &[Charge<'_>]| request(&space, WireOperation::Peek, charges);
             let (at, ask) = match action {
                 Peek => (now, peek(&[own])),
                 PeekOfTooMuch => (now, peek(&[own.cost(2)])),
@@ -126,7 +126,7 @@ fn actions_that_take_nothing_write_only_what_is_listed() {
                 OnRefusalOfRefused => (now, take(&[full, on_refusal])),
             };
             let answer = bench.ask(&[(at, &ask)]).remove(0);
-            assert!(matches!(answer, Ok(Answer::Decided(_) | Answer::Done)), "{answer:?}");
+            assert!(matches!(answer, Ok(RedisAnswer::Decided(_) | RedisAnswer::Done)), "{answer:?}");
             let left: i64 = redis::cmd("PTTL").arg(&*stored.bytes).query(&mut bench.connection).unwrap();
             let wrote = dump(&mut bench) != before || left < LATE_MS / 2;
             let expected = expected(&quota, action);

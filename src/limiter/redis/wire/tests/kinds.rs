@@ -10,7 +10,7 @@ use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::time::Timestamp;
 
-use super::{Bench, Request, Verb};
+use super::{Bench, WireOperation, WireRequest};
 
 /// Names at once each part of look.lua and refund.lua that lacks an algorithm. The parity tests check what the parts
 /// do.
@@ -26,10 +26,11 @@ fn script_knows_the_states_of_each_algorithm() {
             let key = Key::of(number).unwrap();
             let [before, after] = [from, to].map(|quota| Policy::new("p", quota).unwrap());
             let stored = bench.space.key(&after, &key);
-            let [first, second] = [&before, &after]
-                .map(|policy| Request::charge(Verb::Take, std::iter::once((&Charge::new(policy, &key), &stored))));
+            let [first, second] = [&before, &after].map(|policy| {
+                WireRequest::charge(WireOperation::Take, std::iter::once((&Charge::new(policy, &key), &stored)))
+            });
             let receipt = Receipt::new(1, now.as_micros(), 0);
-            let refund = Request::refund(&Refund::new(after.clone(), key.clone(), receipt), &stored);
+            let refund = WireRequest::refund(&Refund::new(after.clone(), key.clone(), receipt), &stored);
             let answers = bench.ask(&[(now, &first), (now, &second), (now, &refund)]);
             missing.extend(answers.into_iter().filter_map(Result::err).map(|error| error.to_string()));
         }

@@ -14,7 +14,7 @@ use std::collections::HashSet;
 
 use redis::{Connection, ConnectionLike};
 
-use super::{Answer, Request, Verb, answers, call, script};
+use super::{RedisAnswer, WireOperation, WireRequest, answers, call, script};
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::keys::{CallerKeys, KeySpace};
@@ -26,10 +26,10 @@ use crate::time::Timestamp;
 /// The number of every call.
 const NUMBER: u64 = 0x0102_0304_0506_0708;
 
-type Answered = Result<Answer, RedisError>;
+type Answered = Result<RedisAnswer, RedisError>;
 
 /// The answers in a reply.
-fn decoded(requests: &[&Request], reply: &[u8]) -> Vec<Answered> {
+fn decoded(requests: &[&WireRequest], reply: &[u8]) -> Vec<Answered> {
     answers(requests, NUMBER, reply, &refused).unwrap()
 }
 
@@ -104,7 +104,7 @@ impl Bench {
     }
 
     /// Returns the answers to requests that each go in a call of their own, at these instants.
-    fn ask(&mut self, requests: &[(Timestamp, &Request)]) -> Vec<Answered> {
+    fn ask(&mut self, requests: &[(Timestamp, &WireRequest)]) -> Vec<Answered> {
         let calls: Vec<Call> = requests.iter().map(|(now, request)| call(&[request], NUMBER, Some(*now))).collect();
         let replies = self.run(&calls);
         requests.iter().zip(replies).map(|((_, request), reply)| decoded(&[request], &reply).remove(0)).collect()

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use super::{Answer, Answered, Bench, Request, Verb};
+use super::{Answered, Bench, RedisAnswer, WireOperation, WireRequest};
 use crate::algorithm::properties::beginnings;
 use crate::algorithm::properties::for_each_algorithm;
 use crate::algorithm::properties::key::{Planned, State};
@@ -14,8 +14,8 @@ use crate::algorithm::properties::quotas::{any_algorithm, quota, shapes};
 use crate::algorithm::properties::run::{Step, steps};
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
-use crate::limiter::redis::keys::Stored;
-use crate::limiter::redis::wire::encode::{Kind, head};
+use crate::limiter::redis::keys::StoredKey;
+use crate::limiter::redis::wire::encode::{StateKind, head};
 use crate::limiter::{Charge, Effect, Refund};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Anchor, Quota};
@@ -52,7 +52,7 @@ enum Expected {
     Refunded { is_behind: bool },
 }
 
-type Asked = (Timestamp, Request, Expected);
+type Asked = (Timestamp, WireRequest, Expected);
 
 impl Life {
     fn new(quota: Quota, now: u64, number: usize, steps: Vec<Step>) -> Self {
@@ -74,7 +74,7 @@ impl Life {
 
     /// A script knows a quota by what gives its states their meaning.
     fn meet(&mut self) {
-        let head = |quota: &Quota| head(Kind::of(quota), quota.spec());
+        let head = |quota: &Quota| head(StateKind::of(quota), quota.spec());
         if head(&self.planned.written) == head(&self.quota) {
             self.planned.state = match (State::new(&self.quota), self.planned.state.clone()) {
                 (State::Pair(decider, _), State::Pair(_, state)) => State::Pair(decider, state),
@@ -114,14 +114,18 @@ impl Life {
     fn charge(
         &mut self,
         policy: &Policy,
-        stored: &Stored,
+        stored: &StoredKey,
         cost: u64,
         effect: Effect,
         peek: bool,
-    ) -> (Request, Expected) {
+    ) -> (WireRequest, Expected) {
         let charge = Charge::new(policy, &self.key).cost(cost).effect(effect);
         let charges = std::iter::once((&charge, stored));
-        let ask = if peek { Request::charge(Verb::Peek, charges) } else { Request::charge(Verb::Take, charges) };
+        let ask = if peek {
+            WireRequest::charge(WireOperation::Peek, charges)
+        } else {
+            WireRequest::charge(WireOperation::Take, charges)
+        };
         self.meet();
         let mut planned = self.planned.clone();
         let (mut decision, _) = planned.decide(&self.quota, self.now, cost, effect == Effect::Force);
@@ -139,14 +143,14 @@ impl Life {
         (ask, Expected::Decision(decision))
     }
 
-    fn refund(&mut self, policy: &Policy, stored: &Stored, step: &Step) -> (Request, Expected) {
+    fn refund(&mut self, policy: &Policy, stored: &StoredKey, step: &Step) -> (WireRequest, Expected) {
         let index = step.a as usize % self.receipts.len();
         let left = self.receipts[index].0;
         let units = if step.b % 2 == 0 { left } else { step.b / 2 % (left + 1) };
         self.refund_of(policy, stored, index, units)
     }
 
-    fn refund_of(&mut self, policy: &Policy, stored: &Stored, index: usize, units: u64) -> (Request, Expected) {
+    fn refund_of(&mut self, policy: &Policy, stored: &StoredKey, index: usize, units: u64) -> (WireRequest, Expected) {
         let (left, at, part) = self.receipts[index];
         self.receipts[index].0 -= units;
         if units == left {
@@ -155,7 +159,7 @@ impl Life {
         self.meet();
         let is_behind = self.planned.refund(&self.quota, self.now, &Receipt::new(units, at, part), units);
         let refund = Refund::new(policy.clone(), self.key.clone(), Receipt::new(units, at, part));
-        (Request::refund(&refund, stored), Expected::Refunded { is_behind })
+        (WireRequest::refund(&refund, stored), Expected::Refunded { is_behind })
     }
 
     fn change_quota(&mut self, step: &Step) {
@@ -188,7 +192,7 @@ impl Life {
 
 impl Bench {
     /// Sends a request, and compares the answer with the expected one.
-    fn compare(&mut self, life: &Life, (request, expected): (Request, Expected)) {
+    fn compare(&mut self, life: &Life, (request, expected): (WireRequest, Expected)) {
         let mut answer = self.ask(&[(Timestamp::from_micros(life.now), &request)]).remove(0);
         assert!(is_expected(&mut answer, &expected), "{answer:?}, not {expected:?}, of {} at {}", life.quota, life.now);
     }
@@ -196,9 +200,9 @@ impl Bench {
 
 fn is_expected(answer: &mut Answered, expected: &Expected) -> bool {
     match (answer, expected) {
-        (Ok(Answer::Decided(decision)), Expected::Decision(expected)) => is_same(decision, expected),
-        (Ok(Answer::Done), Expected::Refunded { is_behind }) => !is_behind,
-        (Ok(Answer::Behind), Expected::Refunded { is_behind }) => *is_behind,
+        (Ok(RedisAnswer::Decided(decision)), Expected::Decision(expected)) => is_same(decision, expected),
+        (Ok(RedisAnswer::Done), Expected::Refunded { is_behind }) => !is_behind,
+        (Ok(RedisAnswer::Behind), Expected::Refunded { is_behind }) => *is_behind,
         _ => false,
     }
 }
@@ -371,7 +375,7 @@ fn proportional_plans_are_reported_as_in_memory() {
             .collect();
         let asks: Vec<_> = expected.iter().map(|(now, (ask, _))| (Timestamp::from_micros(*now), ask)).collect();
         for (((_, (_, expected)), answer), (_, plans)) in expected.iter().zip(bench.ask(&asks)).zip(&lives) {
-            let (Ok(Answer::Decided(mut decision)), Expected::Decision(expected)) = (answer, expected) else {
+            let (Ok(RedisAnswer::Decided(mut decision)), Expected::Decision(expected)) = (answer, expected) else {
                 panic!("it was decided")
             };
             assert!(is_same(&mut decision, expected), "{decision:?}, not {expected:?}, in step {step} of {plans:?}");
@@ -414,7 +418,7 @@ fn queue_keeps_what_another_quota_took_as_in_memory() {
     let queue = Quota::leaky_queue(3, us(7)).unwrap().delay_after(1).unwrap().in_proportion().unwrap();
     let mut bench = Bench::start();
     let mut life = Life::new(gcra, 43_893, 1, Vec::new());
-    let mut ask = |life: &mut Life, asked: &dyn Fn(&mut Life, &Policy, &Stored) -> (Request, Expected)| {
+    let mut ask = |life: &mut Life, asked: &dyn Fn(&mut Life, &Policy, &StoredKey) -> (WireRequest, Expected)| {
         let policy = Policy::new("p", life.quota).unwrap();
         let stored = bench.space.key(&policy, &life.key);
         let asked = asked(life, &policy, &stored);

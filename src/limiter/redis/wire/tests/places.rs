@@ -7,11 +7,11 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::{Answer, Answered, Bench, Request, Verb};
+use super::{Answered, Bench, RedisAnswer, WireOperation, WireRequest};
 use crate::event::StoreErrorKind;
 use crate::key::Key;
-use crate::limiter::redis::keys::Stored;
-use crate::limiter::remote::{Claim, HeldKey, Return, Row};
+use crate::limiter::redis::keys::StoredKey;
+use crate::limiter::remote::{Claim, CurrentRow, HeldKey, Return};
 use crate::limiter::{Charge, Effect, FirstInLine, Standing};
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -45,7 +45,7 @@ pub(super) fn first(holder: u64, number: u32, waited: u64) -> Claim {
 pub(super) struct Rows {
     pub(super) bench: Bench,
     key: Key,
-    pub(super) stored: Stored,
+    pub(super) stored: StoredKey,
     pub(super) now: u64,
 }
 
@@ -66,41 +66,48 @@ impl Rows {
         Self { bench, key, stored, now: BEGIN }
     }
 
-    fn ask(&mut self, request: &Request) -> Answered {
+    fn ask(&mut self, request: &WireRequest) -> Answered {
         self.bench.ask(&[(Timestamp::from_micros(self.now), request)]).remove(0)
     }
 
-    pub(super) fn charge(&mut self, verb: Verb, limit: u64, cost: u64, effect: Effect, claim: Claim) -> Answered {
+    pub(super) fn charge(
+        &mut self,
+        operation: WireOperation,
+        limit: u64,
+        cost: u64,
+        effect: Effect,
+        claim: Claim,
+    ) -> Answered {
         let policy = policy(limit);
         let charge = Charge::new(&policy, &self.key).cost(cost).effect(effect);
-        let request = Request::claiming(verb, std::iter::once((&charge, &self.stored, claim)));
+        let request = WireRequest::claiming(operation, std::iter::once((&charge, &self.stored, claim)));
         self.ask(&request)
     }
 
     fn take(&mut self, limit: u64, claim: Claim) -> Answered {
-        self.charge(Verb::Take, limit, 1, Effect::Enforce, claim)
+        self.charge(WireOperation::Take, limit, 1, Effect::Enforce, claim)
     }
 
     pub(super) fn return_units(&mut self, units: u64, claim: Claim) -> Answered {
-        let Stored { bytes, slot } = self.stored.clone();
-        self.ask(&Request::return_units(&Return { key: HeldKey { bytes, slot, policy: policy(1) }, units, claim }))
+        let StoredKey { bytes, slot } = self.stored.clone();
+        self.ask(&WireRequest::return_units(&Return { key: HeldKey { bytes, slot, policy: policy(1) }, units, claim }))
     }
 
     pub(super) fn reset(&mut self) -> Answered {
-        self.ask(&Request::reset(&policy(1), &self.stored.clone()))
+        self.ask(&WireRequest::reset(&policy(1), &self.stored.clone()))
     }
 
     /// Returns how many units are held.
     fn held(&mut self) -> u64 {
         // As one that no request in line holds back.
-        let answer = self.charge(Verb::Peek, 1_000_000, 0, Effect::Enforce, first(0, 0, 1 << 40));
-        let Ok(Answer::Decided(decision)) = answer else { panic!("a peek is decided: {answer:?}") };
+        let answer = self.charge(WireOperation::Peek, 1_000_000, 0, Effect::Enforce, first(0, 0, 1 << 40));
+        let Ok(RedisAnswer::Decided(decision)) = answer else { panic!("a peek is decided: {answer:?}") };
         1_000_000 - decision.charges()[0].remaining()
     }
 }
 
 fn is_allowed(answer: &Answered) -> bool {
-    matches!(answer, Ok(Answer::Decided(decision)) if decision.is_allowed())
+    matches!(answer, Ok(RedisAnswer::Decided(decision)) if decision.is_allowed())
 }
 
 #[test]
@@ -111,7 +118,7 @@ fn call_of_an_earlier_epoch_is_refused() {
     assert!(is_allowed(&rows.take(3, claim(7, 2, 1))));
     assert_eq!(rows.held(), 2);
     for late in [rows.take(3, claim(7, 1, 0)), rows.return_units(1, claim(7, 1, 0))] {
-        assert!(matches!(late, Ok(Answer::Refused(0, Row { resets: 0, epoch: 2 }))), "{late:?}");
+        assert!(matches!(late, Ok(RedisAnswer::Refused(0, CurrentRow { resets: 0, epoch: 2 }))), "{late:?}");
     }
     assert_eq!(rows.held(), 2);
     assert!(is_allowed(&rows.take(3, claim(8, 1, 0))), "another process has epochs of its own");
@@ -129,7 +136,7 @@ fn first_call_of_an_epoch_sets_the_row_to_its_base() {
     assert!(!is_allowed(&rows.take(4, claim(7, 3, 4))));
     assert_eq!(rows.held(), 4, "a refused call reports what is held anyway");
     let missing = rows.return_units(0, claim(8, 1, 2));
-    assert!(matches!(missing, Ok(Answer::Missing)), "{missing:?}");
+    assert!(matches!(missing, Ok(RedisAnswer::Missing)), "{missing:?}");
     assert_eq!(rows.held(), 6, "it is taken by force");
 }
 
@@ -141,7 +148,7 @@ fn row_without_units_stays_if_its_absence_says_otherwise() {
     rows.return_units(0, claim(7, 2, 1)).unwrap();
     assert_eq!(rows.held(), 0, "the base counts once");
     rows.return_units(0, Claim { keeps_row: true, ..claim(7, 3, 0) }).unwrap();
-    assert!(matches!(rows.take(1, claim(7, 1, 0)), Ok(Answer::Refused(..))));
+    assert!(matches!(rows.take(1, claim(7, 1, 0)), Ok(RedisAnswer::Refused(..))));
     rows.return_units(0, claim(7, 4, 0)).unwrap();
     let exists: bool = redis::cmd("EXISTS").arg(&*rows.stored.bytes).query(&mut rows.bench.connection).unwrap();
     assert!(!exists);
@@ -159,7 +166,7 @@ fn rows_lapse_one_by_one_and_a_reset_is_counted_in_each() {
     rows.reset().unwrap();
     assert_eq!(rows.held(), 0);
     let late = rows.return_units(0, claim(2, 2, 1));
-    assert!(matches!(late, Ok(Answer::Refused(0, Row { resets: 1, epoch: 1 }))), "{late:?}");
+    assert!(matches!(late, Ok(RedisAnswer::Refused(0, CurrentRow { resets: 1, epoch: 1 }))), "{late:?}");
     assert!(is_allowed(&rows.take(3, Claim { resets: 1, ..claim(2, 2, 0) })));
     rows.now += 2 * LAPSE_US;
     assert_eq!(rows.held(), 0);
@@ -185,13 +192,13 @@ fn request_that_has_waited_for_longest_is_served_first() {
     // Only the first one gets it: no newcomer of any holder, and none that has waited for less.
     for later in [claim(7, 1, 0), claim(8, 1, 0), claim(9, 1, 0), first(9, 1, 100)] {
         let answer = rows.take(1, later);
-        let Ok(Answer::Decided(decision)) = &answer else { panic!("{answer:?}") };
+        let Ok(RedisAnswer::Decided(decision)) = &answer else { panic!("{answer:?}") };
         let status = &decision.charges()[0];
         assert_eq!((status.is_allowed(), status.remaining(), status.wait()), (false, 0, Wait::Unknown), "{later:?}");
     }
     let held_back = Claim { standing: Standing::HeldBack, ..claim(8, 1, 0) };
     assert!(!is_allowed(&rows.take(1, held_back)));
-    assert!(is_allowed(&rows.charge(Verb::Take, 1, 0, Effect::Enforce, claim(7, 1, 0))), "a cost of 0 looks");
+    assert!(is_allowed(&rows.charge(WireOperation::Take, 1, 0, Effect::Enforce, claim(7, 1, 0))), "a cost of 0 looks");
     pass(&mut rows, 100);
     assert!(is_allowed(&rows.take(1, first(8, 1, 100))), "its first word counts, whatever it says later");
     assert_eq!(rows.held(), 1);
@@ -201,7 +208,7 @@ fn request_that_has_waited_for_longest_is_served_first() {
     assert!(!is_allowed(&rows.take(1, first(8, 2, 50))));
     assert!(is_allowed(&rows.take(1, first(9, 1, 200))));
     assert!(
-        is_allowed(&rows.charge(Verb::Take, 1, 1, Effect::Force, claim(7, 1, 0))),
+        is_allowed(&rows.charge(WireOperation::Take, 1, 1, Effect::Force, claim(7, 1, 0))),
         "a forced charge waits for none"
     );
     rows.return_units(1, claim(9, 1, 0)).unwrap();
@@ -216,7 +223,8 @@ fn request_that_has_waited_for_longest_is_served_first() {
 #[test]
 fn units_are_kept_only_for_requests_that_came_before() {
     let mut rows = Rows::start("kept");
-    let ask = |rows: &mut Rows, cost, claim| is_allowed(&rows.charge(Verb::Take, 5, cost, Effect::Enforce, claim));
+    let ask =
+        |rows: &mut Rows, cost, claim| is_allowed(&rows.charge(WireOperation::Take, 5, cost, Effect::Enforce, claim));
     assert!(ask(&mut rows, 3, claim(7, 1, 0)));
     assert!(!ask(&mut rows, 3, first(8, 1, 100)));
     // Two are free, and the first in line needs three.
@@ -232,13 +240,13 @@ fn units_are_kept_only_for_requests_that_came_before() {
 fn peek_takes_no_turn_in_line() {
     let mut rows = Rows::start("peek in line");
     assert!(is_allowed(&rows.take(1, claim(7, 1, 0))));
-    assert!(!is_allowed(&rows.charge(Verb::Peek, 1, 1, Effect::Enforce, first(8, 1, 0))));
+    assert!(!is_allowed(&rows.charge(WireOperation::Peek, 1, 1, Effect::Enforce, first(8, 1, 0))));
     rows.return_units(1, claim(7, 1, 0)).unwrap();
     assert!(is_allowed(&rows.take(1, claim(7, 1, 0))), "nobody waits");
     assert!(!is_allowed(&rows.take(1, first(8, 1, 0))));
     rows.return_units(1, claim(7, 1, 0)).unwrap();
-    assert!(!is_allowed(&rows.charge(Verb::Peek, 1, 1, Effect::Enforce, claim(9, 1, 0))));
-    assert!(is_allowed(&rows.charge(Verb::Peek, 1, 1, Effect::Enforce, first(8, 1, 0))));
+    assert!(!is_allowed(&rows.charge(WireOperation::Peek, 1, 1, Effect::Enforce, claim(9, 1, 0))));
+    assert!(is_allowed(&rows.charge(WireOperation::Peek, 1, 1, Effect::Enforce, first(8, 1, 0))));
     assert!(is_allowed(&rows.take(1, first(8, 1, 0))));
 }
 
@@ -247,7 +255,7 @@ fn holder_that_leaves_the_line_is_forgotten_at_once() {
     let mut rows = Rows::start("leaves");
     assert!(is_allowed(&rows.take(2, claim(7, 1, 0))));
     for holder in [8, 9] {
-        assert!(!is_allowed(&rows.charge(Verb::Take, 2, 2, Effect::Enforce, first(holder, 1, 100))));
+        assert!(!is_allowed(&rows.charge(WireOperation::Take, 2, 2, Effect::Enforce, first(holder, 1, 100))));
     }
     let left = |holder| Claim { standing: Standing::Left, ..claim(holder, 1, 0) };
     rows.return_units(0, left(8)).unwrap();
@@ -311,10 +319,10 @@ fn queue(rows: &mut Rows, steps: Vec<(u8, u64, u32, u64, u64, u64)>) -> Result<(
         let before = line.iter().filter(|(other, (first, ..))| **other != holder && *first < since);
         let kept: u64 = before.map(|(_, (.., cost))| cost).sum();
         let passes = what != 8 && held.values().sum::<u64>() + kept + cost <= 3;
-        let verb = if what == 0 { Verb::Peek } else { Verb::Take };
-        let answer = rows.charge(verb, 3, cost, Effect::Enforce, claim);
+        let operation = if what == 0 { WireOperation::Peek } else { WireOperation::Take };
+        let answer = rows.charge(operation, 3, cost, Effect::Enforce, claim);
         prop_assert_eq!(is_allowed(&answer), passes, "{:?} {:?} {:?}", claim, line, answer);
-        if verb == Verb::Peek {
+        if operation == WireOperation::Peek {
             continue;
         }
         if passes {
@@ -385,7 +393,7 @@ fn play(rows: &mut Rows, steps: Vec<(u8, u64, u64, u64, u64, u64)>) -> Result<()
             let effect = if force { Effect::Force } else { Effect::Enforce };
             let fits = force || cost <= 5_u64.saturating_sub(others + before);
             let is_moved = row.map_or(base > 0 || claim.keeps_row, |row| (row.0, row.1) != (resets, epoch));
-            let answer = rows.charge(Verb::Take, 5, cost, effect, claim);
+            let answer = rows.charge(WireOperation::Take, 5, cost, effect, claim);
             if stale.is_none() {
                 prop_assert_eq!(is_allowed(&answer), fits, "{:?}", answer);
             }
@@ -394,7 +402,7 @@ fn play(rows: &mut Rows, steps: Vec<(u8, u64, u64, u64, u64, u64)>) -> Result<()
         };
         match stale {
             Some((resets, epoch, ..)) => {
-                let refused = matches!(answer, Ok(Answer::Refused(0, row)) if row == Row { resets, epoch });
+                let refused = matches!(answer, Ok(RedisAnswer::Refused(0, row)) if row == CurrentRow { resets, epoch });
                 prop_assert!(refused, "{:?}", answer);
             }
             None if !is_written => {}
@@ -423,7 +431,7 @@ fn cost_of_rows_is_measured() {
         let lines = info.lines().filter(|line| line.starts_with("used_cpu_user:") || line.starts_with("used_cpu_sys:"));
         lines.map(of).sum::<f64>() * 1e6
     };
-    let spent = |rows: &mut Rows, requests: &[Request]| {
+    let spent = |rows: &mut Rows, requests: &[WireRequest]| {
         let asks: Vec<_> = requests.iter().map(|request| super::call(&[request], super::NUMBER, None)).collect();
         rows.bench.run(&asks[..10.min(asks.len())]); // loads the script
         let before = used(rows);
@@ -433,8 +441,8 @@ fn cost_of_rows_is_measured() {
     let bucket = Policy::new("bucket", Quota::per_second(1_000_000)).unwrap();
     let key = Key::global();
     let stored = rows.bench.space.key(&bucket, &key);
-    let checks: Vec<Request> = (0..rounds)
-        .map(|_| Request::charge(Verb::Take, std::iter::once((&Charge::new(&bucket, &key), &stored))))
+    let checks: Vec<WireRequest> = (0..rounds)
+        .map(|_| WireRequest::charge(WireOperation::Take, std::iter::once((&Charge::new(&bucket, &key), &stored))))
         .collect();
     println!("token bucket: {:.1} us a check", spent(&mut rows, &checks));
     let name = |holder: u64| mixed(holder) >> 11; // as processes choose theirs
@@ -442,9 +450,9 @@ fn cost_of_rows_is_measured() {
     for processes in [1, 4, 50, 200, 256] {
         while holders < processes {
             holders += 1;
-            let Stored { bytes, slot } = rows.stored.clone();
+            let StoredKey { bytes, slot } = rows.stored.clone();
             let key = HeldKey { bytes, slot, policy: policy(1) };
-            let row = Request::return_units(&Return { key, units: 0, claim: claim(name(holders), 1, 1) });
+            let row = WireRequest::return_units(&Return { key, units: 0, claim: claim(name(holders), 1, 1) });
             // At the server's time, as those below.
             rows.bench.run(&[super::call(&[&row], super::NUMBER, None)]);
         }
@@ -453,10 +461,10 @@ fn cost_of_rows_is_measured() {
         for round in 0..rounds {
             let claim = claim(name(1 + round % processes), 1, 1);
             let charge = Charge::new(&policy, &rows.key);
-            takes.push(Request::claiming(Verb::Take, std::iter::once((&charge, &rows.stored, claim))));
-            let Stored { bytes, slot } = rows.stored.clone();
+            takes.push(WireRequest::claiming(WireOperation::Take, std::iter::once((&charge, &rows.stored, claim))));
+            let StoredKey { bytes, slot } = rows.stored.clone();
             let key = HeldKey { bytes, slot, policy: policy.clone() };
-            returns.push(Request::return_units(&Return { key, units: 1, claim }));
+            returns.push(WireRequest::return_units(&Return { key, units: 1, claim }));
         }
         let (take, back) = (spent(&mut rows, &takes), spent(&mut rows, &returns));
         let bytes: u64 = redis::cmd("STRLEN").arg(&*rows.stored.bytes).query(&mut rows.bench.connection).unwrap();

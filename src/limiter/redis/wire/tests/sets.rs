@@ -6,13 +6,13 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::{Answer, Answered, Bench, NUMBER, Request, Verb, call, decoded};
+use super::{Answered, Bench, NUMBER, RedisAnswer, WireOperation, WireRequest, call, decoded};
 use crate::MemoryLimiter;
 use crate::algorithm::properties::quotas::{quota, shapes};
 use crate::clock::{Clock, ManualClock};
 use crate::decision::Receipt;
 use crate::key::Key;
-use crate::limiter::redis::keys::{CallerKeys, KeySpace, Stored};
+use crate::limiter::redis::keys::{CallerKeys, KeySpace, StoredKey};
 use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Anchor};
@@ -28,7 +28,7 @@ const EFFECTS: [Effect; 8] = [
     Effect::OnRefusal { of: 3 },
 ];
 
-/// A request: its verb, how much later than the one before it comes, and its charges: a policy, a
+/// A request: its operation, how much later than the one before it comes, and its charges: a policy, a
 /// key, a cost and an effect.
 type Step = (u8, u64, Vec<(u8, u8, u64, u8)>);
 
@@ -101,17 +101,17 @@ fn charges<'a>(policies: &'a [Policy], keys: &'a [Key], wanted: &[(u8, u8, u64, 
     charges
 }
 
-fn ask(space: &KeySpace, how: u8, charges: &[Charge<'_>], refunds: &mut Vec<Refund>) -> Vec<Request> {
-    let stored: Vec<Stored> = charges.iter().map(|charge| space.key(charge.policy, charge.key)).collect();
+fn ask(space: &KeySpace, how: u8, charges: &[Charge<'_>], refunds: &mut Vec<Refund>) -> Vec<WireRequest> {
+    let stored: Vec<StoredKey> = charges.iter().map(|charge| space.key(charge.policy, charge.key)).collect();
     let refund = |one: Refund| {
         let stored = space.key(&one.policy, &one.key);
-        Request::refund(&one, &stored)
+        WireRequest::refund(&one, &stored)
     };
     match how {
-        0 => vec![Request::reset(charges[0].policy, &stored[0])],
+        0 => vec![WireRequest::reset(charges[0].policy, &stored[0])],
         1 => refunds.drain(..).map(refund).collect(),
-        2..=3 => vec![Request::charge(Verb::Peek, charges.iter().zip(&stored))],
-        _ => vec![Request::charge(Verb::Take, charges.iter().zip(&stored))],
+        2..=3 => vec![WireRequest::charge(WireOperation::Peek, charges.iter().zip(&stored))],
+        _ => vec![WireRequest::charge(WireOperation::Take, charges.iter().zip(&stored))],
     }
 }
 
@@ -148,7 +148,7 @@ where
 
 /// Returns the answer with its receipts as text.
 fn told(answer: &mut Answered) -> String {
-    if let Ok(Answer::Decided(decision)) = answer {
+    if let Ok(RedisAnswer::Decided(decision)) = answer {
         let receipts = decision.take_receipts();
         return format!("{decision:?} {receipts:?}");
     }
@@ -195,7 +195,7 @@ fn play_sets(policies: impl Strategy<Value = Vec<Policy>>) {
                 2..=3 => {
                     let mut decision = now(memory.peek(&charges));
                     let _ = decision.take_receipts();
-                    told(&mut Ok(Answer::Decided(decision)))
+                    told(&mut Ok(RedisAnswer::Decided(decision)))
                 }
                 _ => {
                     let mut decision = now(memory.take(&charges));
@@ -238,7 +238,7 @@ fn requests_of_one_call_are_answered_as_in_calls_of_their_own() {
             let alone = KeySpace::new(&format!("alone{number}"), CallerKeys::Hashed([0; 16]), None).unwrap();
             let at = crate::time::Timestamp::from_micros(1_790_000_000_123_456);
             let mut held = Vec::new();
-            let make = |space: &KeySpace, held: &mut Vec<Refund>| -> Vec<Request> {
+            let make = |space: &KeySpace, held: &mut Vec<Refund>| -> Vec<WireRequest> {
                 let asks = requests.iter().flat_map(|(how, _, wanted)| {
                     // Requests that are alike go in one run.
                     let policies = if alike { &vec![policies[0].clone(); 4] } else { &policies };
@@ -252,7 +252,7 @@ fn requests_of_one_call_are_answered_as_in_calls_of_their_own() {
             };
             let (together, alone) = (make(&space, &mut held), make(&alone, &mut held));
             let expected: Vec<String> = alone.iter().map(|ask| told(&mut bench.ask(&[(at, ask)]).remove(0))).collect();
-            let requests: Vec<&Request> = together.iter().collect();
+            let requests: Vec<&WireRequest> = together.iter().collect();
             let reply = bench.run(&[call(&requests, NUMBER, Some(at))]).remove(0);
             let answers: Vec<String> = decoded(&requests, &reply).iter_mut().map(told).collect();
             assert_eq!(answers, expected);

@@ -6,28 +6,28 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use super::places::{BEGIN, LAPSE_US, Rows, STAYS_US, claim, first};
-use super::{Answer, Answered, Verb};
-use crate::algorithm::How;
+use super::{Answered, RedisAnswer, WireOperation};
+use crate::algorithm::TakeMode;
 use crate::algorithm::places::Places;
 use crate::decision::ChargeDecision;
-use crate::limiter::remote::{self, Claim, Row};
+use crate::limiter::remote::{self, Claim, CurrentRow};
 use crate::limiter::{Effect, Standing};
 use crate::quota::Quota;
 use crate::sampling::config;
 
 /// Reads the rows out of the stored value.
-fn stored(rows: &mut Rows) -> remote::Rows {
+fn stored(rows: &mut Rows) -> remote::KeyRows {
     let value: Option<Vec<u8>> = redis::cmd("GET").arg(&*rows.stored.bytes).query(&mut rows.bench.connection).unwrap();
-    let mut read = remote::Rows::default();
+    let mut read = remote::KeyRows::default();
     for row in value.as_deref().and_then(|value| value.get(25..)).unwrap_or_default().chunks_exact(36) {
         let number = |at: usize| f64::from_le_bytes(row[8 * at..][..8].try_into().unwrap());
         let (holder, lapses) = (number(0), number(3) as u64);
         let last = u32::from_le_bytes(row[32..].try_into().unwrap());
         if holder < 0.0 {
             let (since, cost) = (number(1) as u64, number(2) as u64);
-            read.line.push(remote::InLine { holder: -holder as u64, number: last, since, cost, lapses });
+            read.line.push(remote::HolderInLine { holder: -holder as u64, number: last, since, cost, lapses });
         } else {
-            let row = Row { resets: last, epoch: number(1) as u64 };
+            let row = CurrentRow { resets: last, epoch: number(1) as u64 };
             read.held.push(remote::HeldRow { holder: holder as u64, row, units: number(2) as u64, lapses });
         }
     }
@@ -53,7 +53,7 @@ fn reset_after_the_clock_stepped_back_leaves_the_same_rows() {
 fn play_beside_store(rows: &mut Rows, steps: Vec<(u8, u64, u64, u64, u64, u64)>) -> Result<(), TestCaseError> {
     redis::cmd("FLUSHALL").exec(&mut rows.bench.connection).unwrap();
     rows.now = BEGIN;
-    let mut twin = remote::Rows::default();
+    let mut twin = remote::KeyRows::default();
     for (what, holder, epoch, base, cost, chance) in steps {
         rows.now = match chance >> 40 & 15 {
             0 => rows.now + LAPSE_US,
@@ -75,16 +75,16 @@ fn play_beside_store(rows: &mut Rows, steps: Vec<(u8, u64, u64, u64, u64, u64)>)
         match what {
             0 => {
                 let answer = rows.reset();
-                prop_assert!(matches!(answer, Ok(Answer::Done)), "{answer:?}");
+                prop_assert!(matches!(answer, Ok(RedisAnswer::Done)), "{answer:?}");
                 twin = twin.reset(now);
             }
             1..=6 => {
                 let answer = rows.return_units(cost, claim);
                 match (&answer, twin.refuses(&claim, now)) {
-                    (Ok(Answer::Refused(0, found)), Some(row)) => prop_assert_eq!(*found, row),
-                    (Ok(found @ (Answer::Done | Answer::Missing)), None) => {
+                    (Ok(RedisAnswer::Refused(0, found)), Some(row)) => prop_assert_eq!(*found, row),
+                    (Ok(found @ (RedisAnswer::Done | RedisAnswer::Missing)), None) => {
                         let (next, is_missing) = twin.return_units(&claim, cost, now);
-                        prop_assert_eq!(matches!(found, Answer::Missing), is_missing, "{:?}", claim);
+                        prop_assert_eq!(matches!(found, RedisAnswer::Missing), is_missing, "{:?}", claim);
                         twin = next;
                     }
                     _ => return Err(fail(&answer)),
@@ -93,30 +93,30 @@ fn play_beside_store(rows: &mut Rows, steps: Vec<(u8, u64, u64, u64, u64, u64)>)
             _ => {
                 let claim =
                     if standing == Standing::Left { Claim { standing: Standing::Newcomer, ..claim } } else { claim };
-                let verb = if what < 9 { Verb::Peek } else { Verb::Take };
+                let operation = if what < 9 { WireOperation::Peek } else { WireOperation::Take };
                 let (effect, how) = match what {
-                    9..=11 => (Effect::Force, How::Force),
-                    _ => (Effect::Enforce, How::IfAllowed),
+                    9..=11 => (Effect::Force, TakeMode::Force),
+                    _ => (Effect::Enforce, TakeMode::IfAllowed),
                 };
                 let limit = 1 + chance % 5;
-                let answer = rows.charge(verb, limit, cost, effect, claim);
-                let refusal = twin.refuses(&claim, now).filter(|_| verb == Verb::Take);
+                let answer = rows.charge(operation, limit, cost, effect, claim);
+                let refusal = twin.refuses(&claim, now).filter(|_| operation == WireOperation::Take);
                 let decision = match (&answer, refusal) {
-                    (Ok(Answer::Refused(0, found)), Some(row)) => {
+                    (Ok(RedisAnswer::Refused(0, found)), Some(row)) => {
                         prop_assert_eq!(*found, row);
                         continue;
                     }
-                    (Ok(Answer::Decided(decision)), None) => &decision.charges()[0],
+                    (Ok(RedisAnswer::Decided(decision)), None) => &decision.charges()[0],
                     _ => return Err(fail(&answer)),
                 };
                 let places = Places::new(Quota::concurrent(limit).spec());
-                let charged = twin.charge(places, &claim, (cost, how), verb == Verb::Peek, now);
+                let charged = twin.charge(places, &claim, (cost, how), operation == WireOperation::Peek, now);
                 let told = |decision: &ChargeDecision| (decision.is_allowed(), decision.remaining(), decision.wait());
                 prop_assert_eq!(told(decision), told(&charged.decision), "{:?} {} {:?}", claim, cost, twin);
-                let taken = if verb == Verb::Take { charged.decision.receipt().units() } else { 0 };
+                let taken = if operation == WireOperation::Take { charged.decision.receipt().units() } else { 0 };
                 let receipt = (taken, charged.decision.receipt().at_us());
                 prop_assert_eq!((decision.receipt().units(), decision.receipt().at_us()), receipt, "{:?}", claim);
-                if verb == Verb::Take {
+                if operation == WireOperation::Take {
                     let next = if decision.is_allowed() { charged.if_taken } else { charged.otherwise };
                     twin = next.unwrap_or(twin);
                 }

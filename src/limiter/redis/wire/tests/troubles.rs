@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use super::{Answer, Answered, Bench, NUMBER, Request, Verb, answers, call, decoded, refused, script};
+use super::{
+    Answered, Bench, NUMBER, RedisAnswer, WireOperation, WireRequest, answers, call, decoded, refused, script,
+};
 use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::Charge;
-use crate::limiter::redis::keys::Stored;
+use crate::limiter::redis::keys::StoredKey;
 use crate::policy::Policy;
 use crate::quota::Quota;
 
@@ -24,20 +26,20 @@ fn quotas() -> [Quota; 7] {
     ]
 }
 
-fn one(bench: &Bench, policy: &Policy, name: &str) -> (Request, Stored) {
+fn one(bench: &Bench, policy: &Policy, name: &str) -> (WireRequest, StoredKey) {
     let key = Key::of(name).unwrap();
     let stored = bench.space.key(policy, &key);
-    (Request::charge(Verb::Take, std::iter::once((&Charge::new(policy, &key), &stored))), stored)
+    (WireRequest::charge(WireOperation::Take, std::iter::once((&Charge::new(policy, &key), &stored))), stored)
 }
 
 /// At the server's own time, as a limiter does.
-fn take(bench: &mut Bench, requests: &[&Request]) -> Vec<Answered> {
+fn take(bench: &mut Bench, requests: &[&WireRequest]) -> Vec<Answered> {
     let reply = bench.run(&[call(requests, NUMBER, None)]).remove(0);
     decoded(requests, &reply)
 }
 
 fn is_taken(answer: &Answered, remaining: u64) -> bool {
-    matches!(answer, Ok(Answer::Decided(decision)) if decision.is_allowed() && decision.charges()[0].remaining() == remaining)
+    matches!(answer, Ok(RedisAnswer::Decided(decision)) if decision.is_allowed() && decision.charges()[0].remaining() == remaining)
 }
 
 #[test]
@@ -95,11 +97,11 @@ fn wide_sets_and_rules_of_many_quotas_are_decided() {
             let more: Vec<Quota> = (0..count).map(|more| Quota::sliding_window(5 + more, MINUTE).unwrap()).collect();
             for policies in [policies, Policy::each("client", more).unwrap()] {
                 let key = Key::of("wide").unwrap();
-                let stored: Vec<Stored> = policies.iter().map(|policy| bench.space.key(policy, &key)).collect();
+                let stored: Vec<StoredKey> = policies.iter().map(|policy| bench.space.key(policy, &key)).collect();
                 let charges: Vec<Charge<'_>> = policies.iter().map(|policy| Charge::new(policy, &key)).collect();
-                let ask = Request::charge(Verb::Take, charges.iter().zip(&stored));
+                let ask = WireRequest::charge(WireOperation::Take, charges.iter().zip(&stored));
                 let answers = take(&mut bench, &[&ask]);
-                let [Ok(Answer::Decided(decision))] = &answers[..] else { panic!("{answers:?}") };
+                let [Ok(RedisAnswer::Decided(decision))] = &answers[..] else { panic!("{answers:?}") };
                 assert!(decision.is_allowed() && decision.charges().len() == policies.len(), "{decision:?}");
                 for (policy, charge) in policies.iter().zip(decision.charges()) {
                     assert_eq!(charge.remaining(), policy.quota().capacity() - 1);
@@ -147,9 +149,9 @@ fn a_garbled_value_of_ours_is_overwritten() {
             }
             // A state far ahead reads as a clock that stepped back.
             let first = take(&mut bench, &[&ask]);
-            assert!(matches!(&first[..], [Ok(Answer::Decided(_))]), "{quota} {value:?}: {first:?}");
+            assert!(matches!(&first[..], [Ok(RedisAnswer::Decided(_))]), "{quota} {value:?}: {first:?}");
             let second = take(&mut bench, &[&ask]);
-            assert!(matches!(&second[..], [Ok(Answer::Decided(_))]), "{quota} {value:?}: {second:?}");
+            assert!(matches!(&second[..], [Ok(RedisAnswer::Decided(_))]), "{quota} {value:?}: {second:?}");
             assert_eq!(bench.check_ttls(), 1);
         }
         let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
@@ -157,9 +159,9 @@ fn a_garbled_value_of_ours_is_overwritten() {
 }
 
 fn state_size(quota: &Quota) -> usize {
-    match crate::limiter::redis::wire::encode::Kind::of(quota) {
-        crate::limiter::redis::wire::encode::Kind::Whole => 8,
-        crate::limiter::redis::wire::encode::Kind::Wide => 24,
+    match crate::limiter::redis::wire::encode::StateKind::of(quota) {
+        crate::limiter::redis::wire::encode::StateKind::Whole => 8,
+        crate::limiter::redis::wire::encode::StateKind::Wide => 24,
         _ => 16,
     }
 }
@@ -189,7 +191,7 @@ fn decision_that_a_server_tells_stays_within_its_quota() {
     let head = [NUMBER.to_le_bytes(), 1e15_f64.to_le_bytes()].concat();
     let told = [f64::INFINITY, 1e18, 1e18, 0.0, 1e18, 1e15].map(f64::to_le_bytes).concat();
     let answer = decoded(&[&ask], &[&head[..], &[2, 1], &told].concat()).remove(0);
-    let Ok(Answer::Decided(mut decision)) = answer else { panic!("{answer:?}") };
+    let Ok(RedisAnswer::Decided(mut decision)) = answer else { panic!("{answer:?}") };
     assert_eq!(decision.charges()[0].remaining(), 5);
     assert_eq!(decision.charge_mut(0).unwrap().receipt().units(), 1, "as many as were asked for");
 }

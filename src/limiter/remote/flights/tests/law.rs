@@ -42,13 +42,13 @@ struct Way {
 /// A check, or a correction.
 type Request = bool;
 
-impl Fly for Server {
+impl RemoteStore for Server {
     type Request = Request;
     type Answer = ();
     type Error = Failure;
-    type Line = Queue<Self>;
+    type Queue = Queue<Self>;
 
-    async fn fly(&self, riders: Vec<Rider<Self>>, _until: Instant) -> Landing {
+    async fn send_batch(&self, callers: Vec<Caller<Self>>, _until: Instant) -> CallResult {
         let Way { trip, each, turn } = self.0.way;
         let mut at = Instant::now() + trip / 2;
         if let Some((_, end)) = self.0.stall.lock().unwrap().filter(|(begin, end)| (*begin..*end).contains(&at)) {
@@ -61,20 +61,20 @@ impl Fly for Server {
         }
         let answered = {
             let mut free = self.0.free.lock().unwrap();
-            let end = free.unwrap_or(at).max(at) + each * riders.len() as u32;
+            let end = free.unwrap_or(at).max(at) + each * callers.len() as u32;
             *free = Some(end);
             end + trip / 2
         };
-        self.0.work.fetch_add(riders.len() as u64, Ordering::Relaxed);
-        let corrections = riders.iter().filter(|rider| !rider.request).count();
+        self.0.work.fetch_add(callers.len() as u64, Ordering::Relaxed);
+        let corrections = callers.iter().filter(|caller| !caller.request).count();
         self.0.corrections.fetch_add(corrections as u64, Ordering::Relaxed);
         tokio::time::sleep_until(answered).await;
-        let answers = vec![Ok(()); riders.len()];
-        hand_out(riders, answers);
+        let answers = vec![Ok(()); callers.len()];
+        hand_out(callers, answers);
         ANSWERED
     }
 
-    fn most(&self) -> Most {
+    fn limits(&self) -> CallLimits {
         MOST
     }
 
@@ -82,9 +82,9 @@ impl Fly for Server {
 }
 
 /// A caller whose charge is refunded if it has gone.
-struct Caller(oneshot::Sender<Result<(), Failure>>, Weak<Flights<Server>>);
+struct TestCaller(oneshot::Sender<Result<(), Failure>>, Weak<Flights<Server>>);
 
-impl Receiver<(), Failure> for Caller {
+impl Receiver<(), Failure> for TestCaller {
     fn is_gone(&self) -> bool {
         self.0.is_closed()
     }
@@ -120,7 +120,7 @@ async fn offer(flights: &Arc<Flights<Server>>, rate: u64, time: Duration) -> End
         tasks.push(tokio::spawn(async move {
             let came = Instant::now();
             let weak = Arc::downgrade(&flights);
-            let answer = flights.ask(0, true, |sender| Caller(sender, weak)).await;
+            let answer = flights.ask(0, true, |sender| TestCaller(sender, weak)).await;
             let took = came.elapsed();
             let end = match answer.and_then(|answer| answer) {
                 Ok(()) if took <= DEADLINE => None,

@@ -35,9 +35,9 @@ const DEADLINE: Duration = Duration::from_millis(50);
 
 const BATCH: usize = 64;
 
-const MOST: Most = Most { units: BATCH, calls: Calls::Pipelined };
+const MOST: CallLimits = CallLimits { units: BATCH, calls: Calls::Pipelined };
 
-const ANSWERED: Landing = Landing::Answered { rest: Duration::ZERO };
+const ANSWERED: CallResult = CallResult::Answered { rest: Duration::ZERO };
 
 /// Doubles what it carries, when it is let. Clones are the same.
 #[derive(Clone)]
@@ -47,22 +47,22 @@ struct Held {
     fails: Arc<Mutex<bool>>,
 }
 
-impl Fly for Held {
+impl RemoteStore for Held {
     type Request = u32;
     type Answer = u32;
     type Error = Failure;
-    type Line = Queue<Self>;
+    type Queue = Queue<Self>;
 
-    async fn fly(&self, riders: Vec<Rider<Self>>, _until: Instant) -> Landing {
-        let asks: Vec<_> = riders.iter().map(|rider| rider.request).collect();
+    async fn send_batch(&self, callers: Vec<Caller<Self>>, _until: Instant) -> CallResult {
+        let asks: Vec<_> = callers.iter().map(|caller| caller.request).collect();
         self.carried.lock().unwrap().push(asks.clone());
         self.lets.acquire().await.unwrap().forget();
         let fails = *self.fails.lock().unwrap();
-        hand_out(riders, asks.iter().map(|ask| if fails { Err(Failure::Away) } else { Ok(ask * 2) }));
-        if fails { Landing::Failed } else { ANSWERED }
+        hand_out(callers, asks.iter().map(|ask| if fails { Err(Failure::Away) } else { Ok(ask * 2) }));
+        if fails { CallResult::Failed } else { ANSWERED }
     }
 
-    fn most(&self) -> Most {
+    fn limits(&self) -> CallLimits {
         MOST
     }
 
@@ -143,7 +143,7 @@ async fn lane_keeps_little_memory_of_a_burst() {
     for _ in 0..1_000 {
         queue.send(0, 1, drop).unwrap();
     }
-    let capacity = || queue.in_line(Queue::capacity);
+    let capacity = || queue.in_queue(Queue::capacity);
     assert!(capacity() >= 900);
     held.lets.add_permits(1_000);
     settle().await;
@@ -275,17 +275,17 @@ async fn caller_of_a_flight_that_became_a_task_gets_its_answer() {
 #[tokio::test(start_paused = true)]
 async fn panic_in_a_lone_flight_fails_its_check_only() {
     struct Panics;
-    impl Fly for Panics {
+    impl RemoteStore for Panics {
         type Request = ();
         type Answer = ();
         type Error = Failure;
-        type Line = Queue<Self>;
+        type Queue = Queue<Self>;
 
-        async fn fly(&self, _riders: Vec<Rider<Self>>, _until: Instant) -> Landing {
+        async fn send_batch(&self, _riders: Vec<Caller<Self>>, _until: Instant) -> CallResult {
             std::panic::resume_unwind(Box::new("an observer panics"))
         }
 
-        fn most(&self) -> Most {
+        fn limits(&self) -> CallLimits {
             MOST
         }
 

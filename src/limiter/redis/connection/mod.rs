@@ -35,11 +35,11 @@ use self::cluster::Cluster;
 use self::error_class::{Cause, misconfigured};
 use self::link::Link;
 use self::server::Server;
-pub(super) use self::settings::Settings;
+pub(super) use self::settings::ConnectionSettings;
 pub(super) use self::slots::slot_of;
-use self::target::Target;
+use self::target::UrlTarget;
 pub(super) use self::tls::{Identity, Pem};
-use self::transport::{Reply, SlotState};
+use self::transport::{RedisReply, SlotState};
 use super::error::RedisError;
 use super::script::Call;
 use crate::event::StoreErrorKind;
@@ -47,10 +47,10 @@ use crate::limiter::remote::Events;
 
 /// Redis. Clones share its connections.
 #[derive(Clone)]
-pub(super) struct RedisStore(Arc<Inner>);
+pub(super) struct RedisConnections(Arc<Inner>);
 
 struct Inner {
-    settings: Settings,
+    settings: ConnectionSettings,
     reach: Reach,
     events: Arc<Events>,
 }
@@ -60,15 +60,15 @@ enum Reach {
     Cluster(Cluster),
 }
 
-impl RedisStore {
+impl RedisConnections {
     /// Starts to connect, and returns at once, whether or not Redis is there.
     ///
     /// # Errors
     ///
     /// `Misconfigured`: a URL that is not valid, TLS without a feature for it, or no tokio runtime.
-    pub(super) fn connect(url: &str, settings: Settings) -> Result<Self, RedisError> {
+    pub(super) fn connect(url: &str, settings: ConnectionSettings) -> Result<Self, RedisError> {
         let (settings, runtime) = (settings.bounded(), runtime()?);
-        let target = Target::parse(url, &settings)?;
+        let target = UrlTarget::parse(url, &settings)?;
         let events = Arc::new(Events::new(&settings.observers));
         let address = match &target.kind {
             TargetKind::Cluster(_) => {
@@ -88,7 +88,7 @@ impl RedisStore {
     ///
     /// `Misconfigured`: no tokio runtime.
     #[cfg(feature = "redis-rs")]
-    pub(super) fn over<C>(connection: C, settings: Settings) -> Result<Self, RedisError>
+    pub(super) fn over<C>(connection: C, settings: ConnectionSettings) -> Result<Self, RedisError>
     where
         C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
     {
@@ -102,7 +102,10 @@ impl RedisStore {
 
     /// Uses a process's end of a simulated network.
     #[cfg(test)]
-    pub(super) fn simulated(wire: super::tests::simulation::Wire, settings: Settings) -> Result<Self, RedisError> {
+    pub(super) fn simulated(
+        wire: super::tests::simulation::Wire,
+        settings: ConnectionSettings,
+    ) -> Result<Self, RedisError> {
         let (settings, runtime) = (settings.bounded(), runtime()?);
         let events = Arc::new(Events::new(&settings.observers));
         let address = address::Address::new("simulated", 1);
@@ -127,11 +130,11 @@ impl RedisStore {
     /// Returns `None` if its keys are on two servers while their slot is moved: it did not run. A
     /// call for one of them would.
     pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Bytes>, RedisError> {
-        let bytes = |reply| if let Reply::Bytes(bytes) = reply { bytes } else { Bytes::new() };
+        let bytes = |reply| if let RedisReply::Bytes(bytes) = reply { bytes } else { Bytes::new() };
         Ok(self.reply(call, slot, until).await?.map(bytes))
     }
 
-    async fn reply(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Reply>, RedisError> {
+    async fn reply(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<RedisReply>, RedisError> {
         let link = match &self.0.reach {
             Reach::Cluster(cluster) => return cluster.run(call, slot, until).await,
             Reach::One(server) => &server.link,

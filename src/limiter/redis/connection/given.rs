@@ -5,9 +5,10 @@ use redis::aio::ConnectionLike;
 use tokio::sync::OnceCell;
 
 use super::address::Address;
-use super::error_class::Failure;
+use super::error_class::CallFailure;
 use super::on_redis_rs::{failure, packed, reply};
-use super::transport::{BoxFuture, Command, Connections, Reply, SlotState, Transport};
+use super::transport::{Command, ConnectionObserver, RedisReply, SlotState, Transport};
+use crate::limiter::BoxFuture;
 
 /// A connection that the application made. Its clones are one connection.
 pub(super) struct Given<C> {
@@ -23,10 +24,10 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Given<C> {
         Self { connection, address: name.clone(), is_cluster: OnceCell::new() }
     }
 
-    async fn call(&self, command: Command<'_>) -> Result<Reply, Failure> {
+    async fn call(&self, command: Command<'_>) -> Result<RedisReply, CallFailure> {
         if *self.is_cluster.get_or_try_init(|| self.find_mode()).await? {
             let words = "it is of a cluster: connect with a URL that begins with redis-cluster:// or rediss-cluster://";
-            return Err(Failure::unusable(&self.address, words));
+            return Err(CallFailure::unusable(&self.address, words));
         }
         let answer = self.connection.clone().req_packed_command(&packed(command)).await;
         answer.map_err(|error| failure(&error, &self.address)).and_then(|value| reply(value, &self.address))
@@ -35,7 +36,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Given<C> {
     /// Returns whether the server is of a cluster. A cluster connection of the crate sends a command again after its
     /// connection was lost, so a check could be charged twice. A connection to one of the servers has a part of the
     /// slots.
-    async fn find_mode(&self) -> Result<bool, Failure> {
+    async fn find_mode(&self) -> Result<bool, CallFailure> {
         // Each user may send it.
         match self.connection.clone().req_packed_command(&redis::cmd("HELLO")).await {
             Ok(value) => Ok(has_cluster_mode(&value)),
@@ -47,7 +48,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Given<C> {
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Transport for Given<C> {
     /// The connection is the application's to make, to make anew and to end.
-    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, Failure> {
+    fn connect<'a>(&'a self, heard: &'a dyn ConnectionObserver) -> BoxFuture<'a, CallFailure> {
         Box::pin(async {
             heard.record_connection();
             std::future::pending().await
@@ -55,7 +56,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Transport for Given<C> {
     }
 
     /// The server is of no cluster, so no slot is being moved.
-    fn send<'a>(&'a self, command: Command<'a>, _: SlotState) -> BoxFuture<'a, Result<Reply, Failure>> {
+    fn send<'a>(&'a self, command: Command<'a>, _: SlotState) -> BoxFuture<'a, Result<RedisReply, CallFailure>> {
         Box::pin(self.call(command))
     }
 

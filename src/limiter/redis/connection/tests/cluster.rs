@@ -16,8 +16,8 @@ fn key_of(master: usize, name: &str) -> String {
     keys.find(|key| (first..=last).contains(&slot(key))).unwrap()
 }
 
-fn count(answer: Result<Reply, RedisError>) -> i64 {
-    let Reply::Integer(count) = answer.unwrap() else { panic!("a number") };
+fn count(answer: Result<RedisReply, RedisError>) -> i64 {
+    let RedisReply::Integer(count) = answer.unwrap() else { panic!("a number") };
     count
 }
 
@@ -32,10 +32,10 @@ async fn slots_and_masters_may_move_while_calls_come() {
     assert_eq!(*heard.0.lock().unwrap(), [], "a call that another server runs has not failed");
     servers_disagree(&servers).await;
     slot_without_a_server_is_found_again(&servers, &store).await;
-    a_replica_takes_over(&servers, &connected(&servers.url(), Settings::default()).await).await;
+    a_replica_takes_over(&servers, &connected(&servers.url(), ConnectionSettings::default()).await).await;
 }
 
-async fn a_slot_moves(servers: &Servers, store: &RedisStore) {
+async fn a_slot_moves(servers: &Servers, store: &RedisConnections) {
     let key = key_of(0, "moving");
     let load = Load::start(store, 1, &[&key]);
     for step in 0..4 {
@@ -54,7 +54,7 @@ async fn a_slot_moves(servers: &Servers, store: &RedisStore) {
 
 /// While only one of a call's keys has moved, neither server can run it, and the call fails at
 /// once.
-async fn keys_are_apart(servers: &Servers, store: &RedisStore) {
+async fn keys_are_apart(servers: &Servers, store: &RedisConnections) {
     static BOTH: LazyLock<Script> =
         LazyLock::new(|| Script::new("redis.call('INCR', KEYS[1]) return redis.call('INCR', KEYS[2])"));
     let tag = key_of(2, "apart");
@@ -97,7 +97,7 @@ async fn servers_disagree(servers: &Servers) {
     assert!(!store.fails_at_once(slot(&key)));
 }
 
-async fn slot_without_a_server_is_found_again(servers: &Servers, store: &RedisStore) {
+async fn slot_without_a_server_is_found_again(servers: &Servers, store: &RedisConnections) {
     let (lost, other) = (key_of(0, "lost"), key_of(0, "kept"));
     let number = slot(&lost).to_string();
     tokio::task::block_in_place(|| {
@@ -116,7 +116,7 @@ async fn slot_without_a_server_is_found_again(servers: &Servers, store: &RedisSt
     assert_eq!(count(run(store, &lost).await), 1);
 }
 
-async fn a_replica_takes_over(servers: &Servers, store: &RedisStore) {
+async fn a_replica_takes_over(servers: &Servers, store: &RedisConnections) {
     let keys = [key_of(0, "a"), key_of(1, "b"), key_of(2, "c")];
     let mut load = Load::start(store, 3, &[&keys[0], &keys[1], &keys[2]]);
     sleep(200 * MS).await;
@@ -177,7 +177,7 @@ async fn a_master_that_fails_costs_only_its_own_slots() {
 async fn taken_over(
     name: &str,
     servers: &mut Servers,
-    store: &RedisStore,
+    store: &RedisConnections,
     keys: &[&str],
     master: usize,
     fail: impl FnOnce(&mut Server),

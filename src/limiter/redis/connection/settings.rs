@@ -21,7 +21,7 @@ pub(super) const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// The settings of a store.
 #[derive(Clone)]
-pub(in crate::limiter::redis) struct Settings {
+pub(in crate::limiter::redis) struct ConnectionSettings {
     pub(in crate::limiter::redis) client: RedisClient,
     /// Asked for the user and the password of each connection, unless the URL has them.
     pub(in crate::limiter::redis) credentials: Option<CredentialSource>,
@@ -36,7 +36,7 @@ pub(in crate::limiter::redis) struct Settings {
     pub(in crate::limiter::redis) observers: Vec<Arc<dyn Observer>>,
 }
 
-impl Default for Settings {
+impl Default for ConnectionSettings {
     fn default() -> Self {
         let deadline = Duration::from_millis(50);
         let (client, observers) = (RedisClient::default(), Vec::new());
@@ -44,7 +44,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl ConnectionSettings {
     /// Moves the deadline into its range.
     pub(super) fn bounded(mut self) -> Self {
         self.deadline = self.deadline.clamp(Duration::from_millis(2), Duration::from_secs(60));

@@ -1,4 +1,4 @@
-//! A store as the flights see it, and the requests that it answers.
+//! A store as the flights see it, and the batches of requests that it gets.
 
 use std::future::Future;
 use std::marker::PhantomData;
@@ -11,41 +11,41 @@ use crate::limiter::remote::permits::Permit;
 use crate::limiter::remote::unanswered::Unanswered;
 use crate::sync::contained;
 
-/// Takes requests to the store.
-pub(crate) trait Fly: Send + Sync + Sized + 'static {
+/// A store that answers batches of requests.
+pub(crate) trait RemoteStore: Send + Sync + Sized + 'static {
     type Request: Send + 'static;
     type Answer: Send + 'static;
     type Error: From<Unanswered> + Send + 'static;
-    type Line: Line<Self>;
+    type Queue: LaneQueue<Self>;
 
     /// Sends requests of one lane in one call, and answers each. At `until` the last caller stops waiting.
-    fn fly(&self, riders: Vec<Rider<Self>>, until: Instant) -> impl Future<Output = Landing> + Send;
+    fn send_batch(&self, callers: Vec<Caller<Self>>, until: Instant) -> impl Future<Output = CallResult> + Send;
 
-    /// Returns what the store takes at a time.
-    fn most(&self) -> Most;
+    /// Returns the maximum load of the store.
+    fn limits(&self) -> CallLimits;
 
     /// Records that requests were not sent, because their answers would have come too late.
     fn record_unsent(&self, error: &Self::Error);
 }
 
-/// How a flight ended.
+/// The result of a call of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Landing {
+pub(crate) enum CallResult {
     /// The store answered. The next flight with the same keys waits for a while.
     Answered { rest: Duration },
     /// The store did not answer.
     Failed,
 }
 
-/// What a store takes at a time.
+/// The maximum load of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Most {
-    /// The units of one call.
+pub(crate) struct CallLimits {
+    /// The maximum number of units of one call.
     pub(crate) units: usize,
     pub(crate) calls: Calls,
 }
 
-impl Most {
+impl CallLimits {
     /// Returns what a flight with this many units counts in the window. A call of a connection of
     /// its own counts as one, because its time follows from its trip and the store's disk, and
     /// hardly from its units.
@@ -57,7 +57,7 @@ impl Most {
     }
 }
 
-/// The calls of a lane at a time.
+/// The maximum number of calls of a lane at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Calls {
     /// They share a connection. Their number follows from what a call takes.
@@ -66,28 +66,28 @@ pub(crate) enum Calls {
     Separate(usize),
 }
 
-/// Requests of a lane that wait for a flight. It says which may fly together.
-pub(crate) trait Line<F: Fly<Line = Self>>: Default + Send + 'static {
-    /// What a flight keeps from others until it has landed.
+/// The requests of a lane that wait for a flight. The queue decides which requests share a flight.
+pub(crate) trait LaneQueue<F: RemoteStore<Queue = Self>>: Default + Send + 'static {
+    /// What a flight keeps from other flights until it has ended.
     type Held: Send + 'static;
 
-    fn push(&mut self, waiting: Waiting<F>);
+    fn push(&mut self, waiting: QueuedRequest<F>);
 
-    /// Returns how many units may fly now. A unit is the work of one request, if no others share it.
+    /// Returns how many units may be sent now. A unit is the work of one request, if no others share it.
     fn ready(&self) -> usize;
 
-    /// Returns how many units fly before a check that comes now.
+    /// Returns how many units are sent before a check that comes now.
     fn before_a_check(&self) -> usize;
 
-    /// Takes out requests of at most this many units. Returns what the flight holds, and how many
-    /// units it has. `None` if no request flies.
-    fn board(&mut self, room: usize, boarding: &mut Boarding<F>) -> Option<(Self::Held, usize)>;
+    /// Moves requests of at most `room` units into the batch. Returns what the flight holds, and its number of units.
+    /// Returns `None` if the batch is empty.
+    fn take_batch(&mut self, room: usize, batch: &mut Batch<F>) -> Option<(Self::Held, usize)>;
 
-    /// Ends what a flight held. Requests whose callers have gone are moved out, to be dropped without the lock.
-    fn land(&mut self, held: Self::Held, gone: &mut Vec<Waiting<F>>);
+    /// Releases what a flight held. Requests whose callers have gone are moved out, to be dropped without the lock.
+    fn release(&mut self, held: Self::Held, gone: &mut Vec<QueuedRequest<F>>);
 
     /// Takes out all requests.
-    fn take_all(&mut self) -> Vec<Waiting<F>>;
+    fn take_all(&mut self) -> Vec<QueuedRequest<F>>;
 
     /// Returns whether the request with this number waits.
     fn has(&self, number: u64) -> bool;
@@ -99,30 +99,30 @@ pub(crate) trait Line<F: Fly<Line = Self>>: Default + Send + 'static {
     fn shrink(&mut self) {}
 }
 
-/// The requests that a flight takes, and those that do not fly.
-pub(crate) struct Boarding<F: Fly> {
+/// The requests that a flight sends, and those that it took out of the queue without sending them.
+pub(crate) struct Batch<F: RemoteStore> {
     now: Instant,
     /// The time that a request needs for its answer.
     needed: Duration,
-    /// No other flight is under way.
+    /// Whether no other flight is under way.
     is_idle: bool,
-    pub(super) riders: Vec<Rider<F>>,
-    /// When the time of the last of them is over. `None` if none of them has a time.
+    pub(super) callers: Vec<Caller<F>>,
+    /// The latest deadline of these requests. `None` if none of them has one.
     pub(super) until: Option<Instant>,
-    /// One of them has no time.
+    /// Whether one of these requests is a correction, which has no deadline.
     pub(super) has_corrections: bool,
-    pub(super) gone: Vec<Waiting<F>>,
-    pub(super) known: Vec<(Waiting<F>, F::Answer)>,
-    pub(super) late: Vec<Waiting<F>>,
+    pub(super) gone: Vec<QueuedRequest<F>>,
+    pub(super) known: Vec<(QueuedRequest<F>, F::Answer)>,
+    pub(super) late: Vec<QueuedRequest<F>>,
 }
 
-impl<F: Fly> Boarding<F> {
+impl<F: RemoteStore> Batch<F> {
     pub(super) fn new(now: Instant, needed: Duration, is_idle: bool) -> Self {
         Self {
             now,
             needed,
             is_idle,
-            riders: Vec::new(),
+            callers: Vec::new(),
             until: None,
             has_corrections: false,
             gone: Vec::new(),
@@ -131,16 +131,15 @@ impl<F: Fly> Boarding<F> {
         }
     }
 
-    /// Takes a request aboard, unless its caller has gone, its answer is known by now, or would
-    /// come too late. The last one of an idle lane is taken even then, because it measures how long
-    /// a call takes now.
-    pub(super) fn take(&mut self, mut waiting: Waiting<F>, is_last: bool) {
+    /// Adds a request, unless its caller has gone, or its answer is known by now or would come too late. The last
+    /// request of an idle lane is sent even if it is late, because it measures how long a call takes now.
+    pub(super) fn add(&mut self, mut waiting: QueuedRequest<F>, is_last: bool) {
         if waiting.receiver.is_gone() {
             return self.gone.push(waiting);
         }
         if let Some(until) = waiting.until {
             let left = until.saturating_duration_since(self.now);
-            let is_measured = self.is_idle && is_last && self.riders.is_empty();
+            let is_measured = self.is_idle && is_last && self.callers.is_empty();
             if left.is_zero() || (left < self.needed && !is_measured) {
                 return self.late.push(waiting);
             }
@@ -152,7 +151,7 @@ impl<F: Fly> Boarding<F> {
             Some(until) => self.until = self.until.max(Some(until)),
             None => self.has_corrections = true,
         }
-        self.riders.push(waiting.board());
+        self.callers.push(waiting.into_caller());
     }
 }
 
@@ -183,16 +182,17 @@ impl<A: Send, E: Send> Receiver<A, E> for oneshot::Sender<Result<A, E>> {
     }
 }
 
-/// A function. The request is sent in any case. The function is called even if the flight ends without an answer.
-pub(super) struct Then<A, E: From<Unanswered>, F: FnOnce(Result<A, E>)>(Option<F>, PhantomData<fn(A, E)>);
+/// A function that gets the answer. The request is sent in any case, and the function is called even if the flight ends
+/// without an answer.
+pub(super) struct AnswerFn<A, E: From<Unanswered>, F: FnOnce(Result<A, E>)>(Option<F>, PhantomData<fn(A, E)>);
 
-impl<A, E: From<Unanswered>, F: FnOnce(Result<A, E>)> Then<A, E, F> {
+impl<A, E: From<Unanswered>, F: FnOnce(Result<A, E>)> AnswerFn<A, E, F> {
     pub(super) fn new(then: F) -> Self {
         Self(Some(then), PhantomData)
     }
 }
 
-impl<A, E: From<Unanswered>, F: FnOnce(Result<A, E>) + Send> Receiver<A, E> for Then<A, E, F> {
+impl<A, E: From<Unanswered>, F: FnOnce(Result<A, E>) + Send> Receiver<A, E> for AnswerFn<A, E, F> {
     fn answer(mut self: Box<Self>, answer: Result<A, E>) {
         if let Some(then) = self.0.take() {
             then(answer);
@@ -200,7 +200,7 @@ impl<A, E: From<Unanswered>, F: FnOnce(Result<A, E>) + Send> Receiver<A, E> for 
     }
 }
 
-impl<A, E: From<Unanswered>, F: FnOnce(Result<A, E>)> Drop for Then<A, E, F> {
+impl<A, E: From<Unanswered>, F: FnOnce(Result<A, E>)> Drop for AnswerFn<A, E, F> {
     fn drop(&mut self) {
         if let Some(then) = self.0.take() {
             then(Err(Unanswered::RuntimeEnded.into()));
@@ -208,57 +208,57 @@ impl<A, E: From<Unanswered>, F: FnOnce(Result<A, E>)> Drop for Then<A, E, F> {
     }
 }
 
-/// A request that waits.
-pub(crate) struct Waiting<F: Fly> {
+/// A request that waits for a flight.
+pub(crate) struct QueuedRequest<F: RemoteStore> {
     pub(super) request: F::Request,
     pub(super) receiver: Box<dyn Receiver<F::Answer, F::Error>>,
     /// The number of requests of its lane that came before.
     pub(super) number: u64,
     pub(super) since: Instant,
-    /// When a check's time is over. `None` for a correction, which has no time.
+    /// A check's deadline. `None` for a correction, which has none.
     pub(super) until: Option<Instant>,
     pub(super) permit: Permit,
 }
 
-impl<F: Fly> Waiting<F> {
-    fn board(self) -> Rider<F> {
-        Rider { request: self.request, receiver: self.receiver, _permit: self.permit }
+impl<F: RemoteStore> QueuedRequest<F> {
+    fn into_caller(self) -> Caller<F> {
+        Caller { request: self.request, receiver: self.receiver, _permit: self.permit }
     }
 }
 
-/// A request in flight.
-pub(crate) struct Rider<F: Fly> {
+/// The caller of a request in flight.
+pub(crate) struct Caller<F: RemoteStore> {
     pub(crate) request: F::Request,
     pub(crate) receiver: Box<dyn Receiver<F::Answer, F::Error>>,
-    /// It is kept until the answer is there.
+    /// Counts the request as in flight until it is answered.
     _permit: Permit,
 }
 
-impl<F: Fly> Rider<F> {
+impl<F: RemoteStore> Caller<F> {
     pub(crate) fn answer(self, answer: Result<F::Answer, F::Error>) {
         hand_over(self.receiver, answer);
     }
 }
 
-/// Hands an answer over. The caller's waker may be the application's code, and may panic. The
-/// others get theirs anyway.
+/// Hands an answer over. The caller's waker may be the application's code. If it panics, the other callers still get
+/// their answers.
 pub(super) fn hand_over<A, E>(receiver: Box<dyn Receiver<A, E>>, answer: Result<A, E>) {
     contained(|| receiver.answer(answer));
 }
 
-/// Hands out the answers to riders, in their order. Those of callers that have gone come last and in reverse order:
-/// their charges are refunded, and a queue accepts the refund of its newest slot only.
-pub(crate) fn hand_out<F: Fly>(
-    riders: impl IntoIterator<Item = Rider<F>>,
+/// Hands out the answers to the callers, in their order. The answers of callers that have gone come last and in reverse
+/// order: their charges are refunded, and a queue accepts the refund of its newest slot only.
+pub(crate) fn hand_out<F: RemoteStore>(
+    callers: impl IntoIterator<Item = Caller<F>>,
     answers: impl IntoIterator<Item = Result<F::Answer, F::Error>>,
 ) {
     let (mut answers, mut gone) = (answers.into_iter(), Vec::new());
-    for rider in riders {
+    for caller in callers {
         let answer = answers.next().unwrap_or_else(|| Err(Unanswered::LeftOut.into()));
-        match rider.receiver.is_gone() {
-            true => gone.push((rider, answer)),
-            false => rider.answer(answer),
+        match caller.receiver.is_gone() {
+            true => gone.push((caller, answer)),
+            false => caller.answer(answer),
         }
     }
-    gone.into_iter().rev().for_each(|(rider, answer)| rider.answer(answer));
+    gone.into_iter().rev().for_each(|(caller, answer)| caller.answer(answer));
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::limiter::tcp_proxy::Proxy;
 
-fn link(store: &RedisStore) -> &Link {
+fn link(store: &RedisConnections) -> &Link {
     let Reach::One(server) = &store.0.reach else { panic!("a store of one server") };
     &server.link
 }
@@ -32,7 +32,7 @@ async fn a_stopped_server_gathers_no_calls() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_whose_task_has_ended_is_begun_anew() {
     let server = Server::start();
-    let store = connected(&server.url(), Settings::default()).await;
+    let store = connected(&server.url(), ConnectionSettings::default()).await;
     for end in ["quit", "abort"] {
         let mut load = Load::start(&store, 1, &["key"]);
         sleep(100 * MS).await;
@@ -49,7 +49,7 @@ async fn a_connection_whose_task_has_ended_is_begun_anew() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_is_dropped_leaves_nothing_behind() {
     let server = Server::start();
-    let store = connected(&server.url(), Settings { failures: u32::MAX, ..patient() }).await;
+    let store = connected(&server.url(), ConnectionSettings { failures: u32::MAX, ..patient() }).await;
     run(&store, "key").await.unwrap();
     server.pause();
     for _ in 0..1_000 {
@@ -57,7 +57,7 @@ async fn a_call_that_is_dropped_leaves_nothing_behind() {
     }
     server.resume();
     store.wait_until_ready(LONG).await.unwrap();
-    let Reply::Integer(count) = run(&store, "key").await.unwrap() else { panic!("a number") };
+    let RedisReply::Integer(count) = run(&store, "key").await.unwrap() else { panic!("a number") };
     assert!(count <= 1_002, "{count} of 1,002");
     eventually("nothing waits", || link(&store).transport.queued() == 0).await;
 }
@@ -66,7 +66,7 @@ async fn a_call_that_is_dropped_leaves_nothing_behind() {
 async fn a_call_with_no_time_left_is_not_sent() {
     let server = Server::start();
     // The client takes a timeout of zero for no timeout.
-    let store = connected(&server.url(), Settings::default()).await;
+    let store = connected(&server.url(), ConnectionSettings::default()).await;
     let failure = link(&store).run_script(&increment("key"), Instant::now(), SlotState::Owned).await.unwrap_err();
     assert_eq!(failure.error.kind(), StoreErrorKind::Timeout);
     assert_eq!(counted(&server, "key"), 0);
@@ -100,9 +100,9 @@ async fn script_error_is_reported_and_opens_no_breaker() {
 async fn waiting_in_vain_for_a_connection_opens_the_breaker() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let store = connected(&proxy.url(), Settings::default()).await;
+    let store = connected(&proxy.url(), ConnectionSettings::default()).await;
     proxy.hold(true);
-    let (began, silence) = (Instant::now(), Settings::default().silence());
+    let (began, silence) = (Instant::now(), ConnectionSettings::default().silence());
     link(&store).restart_connection();
     eventually("the connection ends", || !link(&store).is_connected()).await;
     while !store.fails_at_once(0) {
@@ -125,7 +125,7 @@ async fn an_observer_that_panics_does_not_keep_a_server_away() {
         }
     }
     let mut server = Server::start();
-    let settings = Settings { observers: vec![Arc::new(Panics)], ..Settings::default() };
+    let settings = ConnectionSettings { observers: vec![Arc::new(Panics)], ..ConnectionSettings::default() };
     let store = connected(&server.url(), settings).await;
     server.kill();
     while !store.fails_at_once(0) {
@@ -139,7 +139,7 @@ async fn an_observer_that_panics_does_not_keep_a_server_away() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shorter_deadline_is_kept_as_well() {
     let server = Server::start();
-    let settings = Settings { deadline: 10 * MS, failures: u32::MAX, ..Settings::default() };
+    let settings = ConnectionSettings { deadline: 10 * MS, failures: u32::MAX, ..ConnectionSettings::default() };
     let store = connected(&server.url(), settings).await;
     succeeds(&store, "key").await;
     server.pause();
@@ -159,7 +159,11 @@ async fn a_shorter_deadline_is_kept_as_well() {
 async fn no_setting_is_too_short_or_too_long() {
     let mut server = Server::start();
     for time in [Duration::ZERO, Duration::MAX] {
-        let store = connected(&server.url(), Settings { deadline: time, failures: 0, ..Settings::default() }).await;
+        let store = connected(
+            &server.url(),
+            ConnectionSettings { deadline: time, failures: 0, ..ConnectionSettings::default() },
+        )
+        .await;
         // With the least of times, a busy machine may be too slow at first.
         succeeds(&store, "key").await;
         server.kill();
@@ -176,7 +180,7 @@ async fn no_setting_is_too_short_or_too_long() {
 #[tokio::test]
 async fn a_connection_that_is_begun_anew_sends_a_lone_call_at_once() {
     let server = Server::start();
-    let store = connected(&server.url(), Settings { failures: u32::MAX, ..patient() }).await;
+    let store = connected(&server.url(), ConnectionSettings { failures: u32::MAX, ..patient() }).await;
     let mut calls: Vec<_> = (0..10).map(|_| Box::pin(listen(&store, "key", store.until()))).collect();
     std::future::poll_fn(|context| {
         // They wait in fred's queue when its task ends.
@@ -200,7 +204,7 @@ async fn a_connection_that_is_begun_anew_sends_a_lone_call_at_once() {
 #[tokio::test]
 async fn busy_process_counts_nothing_against_the_server() {
     let server = Server::start();
-    let settings = Settings { deadline: 100 * MS, ..Settings::default() };
+    let settings = ConnectionSettings { deadline: 100 * MS, ..ConnectionSettings::default() };
     let silence = settings.silence();
     let store = connected(&server.url(), settings).await;
     succeeds(&store, "key").await;
@@ -216,20 +220,20 @@ async fn busy_process_counts_nothing_against_the_server() {
         std::thread::sleep(50 * MS);
     };
     let (answer, ()) = tokio::join!(listen(&store, "key", until), busy);
-    assert!(matches!(answer, Ok(Reply::Integer(_))), "{answer:?}");
+    assert!(matches!(answer, Ok(RedisReply::Integer(_))), "{answer:?}");
     assert!(!store.fails_at_once(0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_answer_is_an_answer() {
     let server = Server::start();
-    let settings = Settings { deadline: LONG / 10, ..Settings::default() };
+    let settings = ConnectionSettings { deadline: LONG / 10, ..ConnectionSettings::default() };
     let store = connected(&server.url(), settings).await;
-    assert_eq!(run(&store, "key").await, Ok(Reply::Integer(1)), "the server knows the script");
+    assert_eq!(run(&store, "key").await, Ok(RedisReply::Integer(1)), "the server knows the script");
     let mut admin = server.connection();
     let () = redis::cmd("CLIENT").arg(&["PAUSE", "300"]).query(&mut admin).unwrap();
     let began = Instant::now();
-    assert_eq!(listen(&store, "key", began + 20 * MS).await, Ok(Reply::Integer(2)));
+    assert_eq!(listen(&store, "key", began + 20 * MS).await, Ok(RedisReply::Integer(2)));
     assert!(began.elapsed() >= 100 * MS, "it came late: {:?}", began.elapsed());
     assert!(!store.fails_at_once(0));
 }
@@ -246,7 +250,7 @@ async fn silent_server_is_believed_dead_well_within_a_second() {
     let took = began.elapsed();
     assert_eq!(error.kind(), StoreErrorKind::Timeout, "{error}");
     assert!(store.fails_at_once(0) && heard.downs() == 1, "one call is enough");
-    let silence = Settings::default().silence();
+    let silence = ConnectionSettings::default().silence();
     assert!(took >= silence && took < silence + SLACK + lost.time(), "{took:?}");
     server.resume();
     succeeds(&store, "key").await;
@@ -281,7 +285,7 @@ async fn events_have_the_words_of_the_checks_errors() {
     let mut server = Server::start();
     let heard = Heard::default();
     // Until so many calls have failed, the reason is known.
-    let store = connected(&server.url(), Settings { failures: 100, ..heard.settings() }).await;
+    let store = connected(&server.url(), ConnectionSettings { failures: 100, ..heard.settings() }).await;
     succeeds(&store, "key").await;
     server.kill();
     let mut errors = Vec::new();

@@ -60,7 +60,7 @@ fn slot(key: &str) -> u16 {
 }
 
 /// Makes a call, and waits for its answer within the deadline, as checks do. The call goes on after that.
-async fn run(store: &RedisStore, key: &str) -> Result<Reply, RedisError> {
+async fn run(store: &RedisConnections, key: &str) -> Result<RedisReply, RedisError> {
     let (store, key, until) = (store.clone(), key.to_owned(), store.until());
     let call = tokio::spawn(async move { listen(&store, &key, until).await });
     let late = || RedisError::new(StoreErrorKind::Timeout, "nobody waits any more");
@@ -68,17 +68,17 @@ async fn run(store: &RedisStore, key: &str) -> Result<Reply, RedisError> {
 }
 
 /// Makes a call whose caller stops waiting then, and returns how it ends in the end.
-async fn listen(store: &RedisStore, key: &str, until: Instant) -> Result<Reply, RedisError> {
+async fn listen(store: &RedisConnections, key: &str, until: Instant) -> Result<RedisReply, RedisError> {
     store.reply(&increment(key), slot(key), until).await.map(Option::unwrap)
 }
 
 /// Settings of stores whose deadline is not tested: a busy machine keeps it.
-fn patient() -> Settings {
-    Settings { deadline: Duration::from_secs(20), ..Settings::default() }
+fn patient() -> ConnectionSettings {
+    ConnectionSettings { deadline: Duration::from_secs(20), ..ConnectionSettings::default() }
 }
 
 /// Waits until a call succeeds.
-async fn succeeds(store: &RedisStore, key: &str) {
+async fn succeeds(store: &RedisConnections, key: &str) {
     let began = Instant::now();
     while let Err(error) = run(store, key).await {
         assert!(began.elapsed() < LONG, "no call succeeds: {error}");
@@ -132,12 +132,12 @@ impl Observer for Heard {
 }
 
 impl Heard {
-    fn settings(&self) -> Settings {
-        Settings { observers: vec![Arc::new(self.clone())], ..Settings::default() }
+    fn settings(&self) -> ConnectionSettings {
+        ConnectionSettings { observers: vec![Arc::new(self.clone())], ..ConnectionSettings::default() }
     }
 
-    fn patient(&self) -> Settings {
-        Settings { observers: vec![Arc::new(self.clone())], ..patient() }
+    fn patient(&self) -> ConnectionSettings {
+        ConnectionSettings { observers: vec![Arc::new(self.clone())], ..patient() }
     }
 
     fn count(&self, is: impl Fn(&LimiterEvent) -> bool) -> usize {
@@ -157,8 +157,8 @@ impl Heard {
     }
 }
 
-async fn connected(url: &str, settings: Settings) -> RedisStore {
-    let store = RedisStore::connect(url, settings).unwrap();
+async fn connected(url: &str, settings: ConnectionSettings) -> RedisConnections {
+    let store = RedisConnections::connect(url, settings).unwrap();
     store.wait_until_ready(LONG).await.unwrap();
     store
 }
@@ -179,7 +179,7 @@ struct Load {
     began: Instant,
     fixed: Option<Instant>,
     per_ms: usize,
-    store: RedisStore,
+    store: RedisConnections,
     key: String,
     sent: Arc<AtomicUsize>,
     lost: Lost,
@@ -192,7 +192,7 @@ struct Sample {
     answer: Result<(), RedisError>,
 }
 
-async fn sample(store: &RedisStore, key: usize, name: &str) -> Sample {
+async fn sample(store: &RedisConnections, key: usize, name: &str) -> Sample {
     let began = Instant::now();
     let answer = run(store, name).await.map(drop);
     Sample { key, began, took: began.elapsed(), answer }
@@ -211,7 +211,7 @@ struct Report {
 
 impl Load {
     /// Starts `per_ms` calls each millisecond, to these keys in turn.
-    fn start(store: &RedisStore, per_ms: usize, keys: &[&str]) -> Self {
+    fn start(store: &RedisConnections, per_ms: usize, keys: &[&str]) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (sent, lost) = (Arc::new(AtomicUsize::new(0)), Lost::measure());
         let (own, key, counter) = (store.clone(), (*keys[0]).to_owned(), Arc::clone(&sent));

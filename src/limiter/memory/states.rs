@@ -27,7 +27,7 @@ const BACK_US: u64 = 1 << 44;
 const STRIPES: usize = if cfg!(any(ratelimit_loom, ratelimit_shuttle)) { 2 } else { 1_024 };
 
 /// The states, and all that deciding needs.
-pub(super) struct Store {
+pub(super) struct States {
     pub(super) table: SlotTable,
     arena: OnceLock<EntryArena>,
     pub(super) versions: Versions,
@@ -60,7 +60,7 @@ pub(super) struct Store {
     pub(super) place_lines: PlaceLines,
 }
 
-impl Store {
+impl States {
     pub(super) fn new(setup: Setup, clock: AnyClock, seeds: [u64; 2]) -> Self {
         Self {
             table: SlotTable::new(setup.capacity),
@@ -310,25 +310,25 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3_600);
     const PHASE: Duration = Duration::from_micros(PHASE_US);
 
-    fn store(clock: &ManualClock) -> Store {
+    fn store(clock: &ManualClock) -> States {
         let setup = Setup { capacity: 1, entries: 1, ..Setup::default() };
-        Store::new(setup, AnyClock::Other(Arc::new(clock.clone())), [1, 2])
+        States::new(setup, AnyClock::Other(Arc::new(clock.clone())), [1, 2])
     }
 
     #[test]
     fn states_of_unused_versions_give_their_blocks_back() {
         let clock = ManualClock::at(Timestamp::from_micros(1_790_000_000_000_000));
-        let store = store(&clock);
-        let free = store.arena().free_blocks();
+        let states = store(&clock);
+        let free = states.arena().free_blocks();
         let policy = Policy::new("log", Quota::sliding_log(10, HOUR).expect("it is possible")).expect("it is a name");
-        assert!(store.charge(Charge::new(&policy, &Key::global())).is_allowed());
-        assert!(store.free_versions(), "a phase begins, in which no charge asks");
+        assert!(states.charge(Charge::new(&policy, &Key::global())).is_allowed());
+        assert!(states.free_versions(), "a phase begins, in which no charge asks");
         clock.advance(PHASE);
-        assert!(store.free_versions());
-        let in_use = || (store.versions.known().in_use(), store.arena().free_blocks());
+        assert!(states.free_versions());
+        let in_use = || (states.versions.known().in_use(), states.arena().free_blocks());
         assert_eq!(in_use(), (1, free - 1), "its state lives");
         clock.advance(2 * HOUR);
-        assert!(store.free_versions());
+        assert!(states.free_versions());
         assert_eq!(in_use(), (0, free));
     }
 
@@ -337,17 +337,17 @@ mod tests {
     fn walk_visits_what_is_held_and_not_skipped() {
         let clock = ManualClock::at(Timestamp::from_micros(1_790_000_000_000_000));
         let setup = Setup { capacity: 100, ..Setup::default() };
-        let store = Store::new(setup, AnyClock::Other(Arc::new(clock)), [1, 2]);
+        let states = States::new(setup, AnyClock::Other(Arc::new(clock)), [1, 2]);
         let policies = [1, 2].map(|limit| Policy::from(Quota::per_hour(limit)));
         for (policy, keys) in policies.iter().zip([0..5, 5..12]) {
             keys.for_each(|key| {
-                assert!(store.charge(Charge::new(policy, &Key::of(key).expect("it is short"))).is_allowed())
+                assert!(states.charge(Charge::new(policy, &Key::of(key).expect("it is short"))).is_allowed())
             });
         }
-        let other = store.version(&policies[1]);
+        let other = states.version(&policies[1]);
         let visited = |skips: bool| {
             let mut counts = [0, 0];
-            store.walk(
+            states.walk(
                 |seen| skips && version_of(seen.tag) == other,
                 |seen| {
                     counts[usize::from(version_of(seen.tag) == other)] += 1;
@@ -363,31 +363,31 @@ mod tests {
     #[test]
     fn state_of_an_unused_version_means_nothing_to_the_next_one() {
         let clock = ManualClock::at(Timestamp::from_micros(1_790_000_000_000_000));
-        let store = store(&clock);
+        let states = store(&clock);
         let of = |hours: u32| {
             let quota = Quota::sliding_log(10, hours * HOUR).expect("it is possible");
             Policy::new("log", quota).expect("it is a name")
         };
         let (short, long) = (of(1), of(100));
-        assert!(store.charge(Charge::new(&short, &Key::global())).is_allowed());
-        assert!(store.free_versions());
+        assert!(states.charge(Charge::new(&short, &Key::global())).is_allowed());
+        assert!(states.free_versions());
         clock.advance(2 * HOUR);
-        assert!(store.free_versions());
-        assert_eq!(store.versions.known().in_use(), 0);
-        assert_eq!(store.charge(Charge::new(&long, &Key::global()).cost(0)).remaining(), 10);
+        assert!(states.free_versions());
+        assert_eq!(states.versions.known().in_use(), 0);
+        assert_eq!(states.charge(Charge::new(&long, &Key::global()).cost(0)).remaining(), 10);
     }
 
     #[test]
     fn step_back_delays_the_look_for_versions_by_a_phase() {
         let now = Timestamp::from_micros(1_790_000_000_000_000);
         let clock = ManualClock::at(now);
-        let store = store(&clock);
-        assert!(store.free_versions() && !store.free_versions());
+        let states = store(&clock);
+        assert!(states.free_versions() && !states.free_versions());
         clock.set(Timestamp::from_micros(now.as_micros() - PHASE_US / 2));
-        assert!(store.free_versions(), "the step is longer than what was left of the phase");
+        assert!(states.free_versions(), "the step is longer than what was left of the phase");
         clock.set(Timestamp::from_micros(now.as_micros() - PHASE_US));
-        assert!(store.free_versions());
+        assert!(states.free_versions());
         clock.advance(PHASE);
-        assert!(store.free_versions());
+        assert!(states.free_versions());
     }
 }

@@ -6,14 +6,14 @@ use super::error_class::misconfigured;
 use super::on_fred::FredTarget;
 #[cfg(feature = "redis-rs")]
 use super::on_redis_rs::RedisRsTarget;
-use super::settings::Settings;
+use super::settings::ConnectionSettings;
 use super::tls::{self, Pem};
 use super::transport::Transport;
 use crate::limiter::redis::client::RedisClient;
 use crate::limiter::redis::error::RedisError;
 
 /// A parsed URL, for the client library that is used.
-pub(super) struct Target {
+pub(super) struct UrlTarget {
     client: Library,
     pub(super) kind: TargetKind,
 }
@@ -87,9 +87,9 @@ fn check_rustls(scheme: &str, client: RedisClient) -> Result<(), RedisError> {
     }
 }
 
-impl Target {
+impl UrlTarget {
     /// Parses a URL. Errors do not repeat it, because there may be a password in it.
-    pub(super) fn parse(url: &str, settings: &Settings) -> Result<Self, RedisError> {
+    pub(super) fn parse(url: &str, settings: &ConnectionSettings) -> Result<Self, RedisError> {
         let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
         if !SCHEMES.contains(&scheme) {
             return Err(misconfigured(format!(
@@ -169,7 +169,7 @@ impl Target {
         &self,
         name: &Address,
         only: Option<&Address>,
-        settings: &Settings,
+        settings: &ConnectionSettings,
     ) -> Result<Box<dyn Transport>, RedisError> {
         Ok(match &self.client {
             #[cfg(feature = "fred")]

@@ -21,14 +21,15 @@ use tokio::time::timeout;
 
 use super::address::{Address, TargetKind};
 use super::current::Current;
-use super::error_class::{self, Failure, misconfigured};
+use super::error_class::{self, CallFailure, misconfigured};
 use super::renewal::Renewal;
-use super::settings::{KEEPALIVE, Settings};
+use super::settings::{ConnectionSettings, KEEPALIVE};
 #[cfg(any(feature = "redis-rs-rustls", feature = "redis-rs-rustls-ring"))]
 use super::tls::Pem;
-use super::transport::{Argument, BoxFuture, Command, Connections, DEPTH_MAX, Reply, SlotState, Transport};
+use super::transport::{Argument, Command, ConnectionObserver, DEPTH_MAX, RedisReply, SlotState, Transport};
 use super::url::{Login, Url, UrlKind};
 use crate::event::StoreErrorKind;
+use crate::limiter::BoxFuture;
 use crate::limiter::redis::error::RedisError;
 use crate::sync::{Mutex, lock};
 
@@ -121,7 +122,7 @@ impl RedisRsTarget {
         &self,
         name: &Address,
         only: Option<&Address>,
-        settings: &Settings,
+        settings: &ConnectionSettings,
     ) -> Result<RedisRs, RedisError> {
         let (dial, renewal) = (&self.0, Renewal::new(settings));
         let url = &dial.url;
@@ -181,7 +182,7 @@ fn refused(error: ClientError) -> RedisError {
 }
 
 impl RedisRs {
-    async fn keep_connection(&self, heard: &dyn Connections) -> Failure {
+    async fn keep_connection(&self, heard: &dyn ConnectionObserver) -> CallFailure {
         let connection = match self.dial().await {
             Ok(connection) => connection,
             Err(failure) => return failure,
@@ -192,19 +193,20 @@ impl RedisRs {
         ended.wait().await;
         match ended.reason() {
             Some(error) => failure(&error, &self.address),
-            None => {
-                Failure::lost(StoreErrorKind::Unavailable, format!("Redis at {} closed the connection", self.address))
-            }
+            None => CallFailure::lost(
+                StoreErrorKind::Unavailable,
+                format!("Redis at {} closed the connection", self.address),
+            ),
         }
     }
 
     /// Makes a connection.
-    async fn dial(&self) -> Result<Connection, Failure> {
+    async fn dial(&self) -> Result<Connection, CallFailure> {
         match &self.way {
             Way::Direct(client) => self.open(client).await,
             Way::Renewed(address, dial) => {
                 let login = self.ask().await?;
-                self.open(&dial.client(address, &login, dial.url.database).map_err(Failure::refused)?).await
+                self.open(&dial.client(address, &login, dial.url.database).map_err(CallFailure::refused)?).await
             }
             Way::Sentinels(sentinels, service, dial) => {
                 let mut last = None;
@@ -214,22 +216,22 @@ impl RedisRs {
                         Err(failure) => last = Some(failure),
                     }
                 }
-                let none = || Failure::lost(StoreErrorKind::Unavailable, "the URL for Redis names no sentinel");
+                let none = || CallFailure::lost(StoreErrorKind::Unavailable, "the URL for Redis names no sentinel");
                 Err(last.unwrap_or_else(none))
             }
         }
     }
 
     /// Asks the application for the credentials of a connection.
-    async fn ask(&self) -> Result<Login, Failure> {
+    async fn ask(&self) -> Result<Login, CallFailure> {
         let Some(renewal) = &self.renewal else { return Ok(Login::default()) };
         let asked = renewal.ask().await;
-        let it = asked.map_err(|why| Failure::without_credentials(&self.address, &why))?;
+        let it = asked.map_err(|why| CallFailure::without_credentials(&self.address, &why))?;
         Ok(Login { username: Some(it.username().into()), password: Some(it.password().into()) })
     }
 
     /// Makes a connection to a server, by RESP2 if it refuses RESP3.
-    async fn open(&self, client: &Client) -> Result<Connection, Failure> {
+    async fn open(&self, client: &Client) -> Result<Connection, CallFailure> {
         if !self.speaks_resp2.load(Ordering::Relaxed) {
             match self.open_by(ProtocolVersion::RESP3, client).await {
                 Err(error) if refuses_hello(&error) => {}
@@ -265,16 +267,16 @@ impl RedisRs {
     }
 
     /// Asks a sentinel for the master.
-    async fn master_of(&self, sentinel: &Client, service: &str, dial: &Dial) -> Result<Client, Failure> {
+    async fn master_of(&self, sentinel: &Client, service: &str, dial: &Dial) -> Result<Client, CallFailure> {
         let mut connection = self.open(sentinel).await?.redis;
         let mut ask = redis::cmd("SENTINEL");
         ask.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
         let answer = timeout(self.connect_timeout, connection.send_packed_command(&ask)).await;
-        let answer = answer.map_err(|_| Failure::timeout(format!("no answer from {} in time", self.address)))?;
+        let answer = answer.map_err(|_| CallFailure::timeout(format!("no answer from {} in time", self.address)))?;
         let reply = answer.map_err(|error| failure(&error, &self.address)).and_then(|it| reply(it, &self.address))?;
         let address = match &reply {
-            Reply::Array(parts) => match &**parts {
-                [Reply::Bytes(host), Reply::Bytes(port)] => {
+            RedisReply::Array(parts) => match &**parts {
+                [RedisReply::Bytes(host), RedisReply::Bytes(port)] => {
                     let port = std::str::from_utf8(port).ok().and_then(|port| port.parse().ok());
                     std::str::from_utf8(host).ok().zip(port).map(|(host, port)| Address::new(host, port))
                 }
@@ -284,15 +286,15 @@ impl RedisRs {
         };
         let address = address.ok_or_else(|| {
             let message = format!("the sentinel knows no master of this name: {}", self.address);
-            Failure::lost(StoreErrorKind::Unavailable, message)
+            CallFailure::lost(StoreErrorKind::Unavailable, message)
         })?;
         let url = &dial.url;
-        dial.client(&address, &url.login, url.database).map_err(Failure::refused)
+        dial.client(&address, &url.login, url.database).map_err(CallFailure::refused)
     }
 
-    async fn call(&self, command: Command<'_>, slot: SlotState) -> Result<Reply, Failure> {
+    async fn call(&self, command: Command<'_>, slot: SlotState) -> Result<RedisReply, CallFailure> {
         let Some(Connection { mut redis, ended }) = self.current.get().filter(|it| !it.ended.has_ended()) else {
-            return Err(Failure::not_connected(&self.address));
+            return Err(CallFailure::not_connected(&self.address));
         };
         let command = packed(command);
         let answer = match slot {
@@ -328,11 +330,11 @@ impl RedisRs {
 }
 
 impl Transport for RedisRs {
-    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, Failure> {
+    fn connect<'a>(&'a self, heard: &'a dyn ConnectionObserver) -> BoxFuture<'a, CallFailure> {
         Box::pin(self.keep_connection(heard))
     }
 
-    fn send<'a>(&'a self, command: Command<'a>, slot: SlotState) -> BoxFuture<'a, Result<Reply, Failure>> {
+    fn send<'a>(&'a self, command: Command<'a>, slot: SlotState) -> BoxFuture<'a, Result<RedisReply, CallFailure>> {
         Box::pin(self.call(command, slot))
     }
 
@@ -398,7 +400,7 @@ pub(super) fn packed(command: Command<'_>) -> Cmd {
 }
 
 /// Returns what the server replied, or why it refused the command.
-pub(super) fn reply(value: Value, server: &Address) -> Result<Reply, Failure> {
+pub(super) fn reply(value: Value, server: &Address) -> Result<RedisReply, CallFailure> {
     match value {
         Value::ServerError(error) => {
             let text = format!("{} {}", error.code(), error.details().unwrap_or_default());
@@ -408,16 +410,16 @@ pub(super) fn reply(value: Value, server: &Address) -> Result<Reply, Failure> {
     }
 }
 
-fn contents(value: Value, depth: usize) -> Reply {
+fn contents(value: Value, depth: usize) -> RedisReply {
     match value {
-        Value::Int(number) => Reply::Integer(number),
-        Value::BulkString(bytes) => Reply::Bytes(bytes.into()),
-        Value::SimpleString(text) => Reply::Bytes(text.into()),
-        Value::Okay => Reply::Bytes(Bytes::from_static(b"OK")),
+        Value::Int(number) => RedisReply::Integer(number),
+        Value::BulkString(bytes) => RedisReply::Bytes(bytes.into()),
+        Value::SimpleString(text) => RedisReply::Bytes(text.into()),
+        Value::Okay => RedisReply::Bytes(Bytes::from_static(b"OK")),
         Value::Array(values) if depth < DEPTH_MAX => {
-            Reply::Array(values.into_iter().map(|value| contents(value, depth + 1)).collect())
+            RedisReply::Array(values.into_iter().map(|value| contents(value, depth + 1)).collect())
         }
-        _ => Reply::Other,
+        _ => RedisReply::Other,
     }
 }
 
@@ -428,24 +430,25 @@ fn refuses_hello(error: &ClientError) -> bool {
 }
 
 /// Classifies an error of a call to `server`, or of a connection to it.
-pub(super) fn failure(error: &ClientError, server: &Address) -> Failure {
+pub(super) fn failure(error: &ClientError, server: &Address) -> CallFailure {
     if error.is_timeout() {
-        return Failure::timeout(format!("no answer from Redis at {server} in time"));
+        return CallFailure::timeout(format!("no answer from Redis at {server} in time"));
     }
     if let Some(code) = error.code() {
         return error_class::answer(&format!("{code} {}", error.detail().unwrap_or_default()), server);
     }
     let text = error.to_string();
     match error.kind() {
-        ErrorKind::InvalidClientConfig | ErrorKind::RESP3NotSupported => Failure::unusable(server, &text),
-        _ => Failure::of_certificates(server, &text).unwrap_or_else(|| Failure::disconnected(server, error.clone())),
+        ErrorKind::InvalidClientConfig | ErrorKind::RESP3NotSupported => CallFailure::unusable(server, &text),
+        _ => CallFailure::of_certificates(server, &text)
+            .unwrap_or_else(|| CallFailure::disconnected(server, error.clone())),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::redis::store::error_class::Cause;
+    use crate::limiter::redis::connection::error_class::Cause;
 
     fn kind_of(error: &ClientError) -> (StoreErrorKind, Cause) {
         let failure = failure(error, &Address::new("here", 1));
@@ -476,10 +479,10 @@ mod tests {
         }
         let mut reply = contents(nested, 0);
         let mut depth = 0;
-        while let Reply::Array(mut values) = reply {
+        while let RedisReply::Array(mut values) = reply {
             reply = values.pop().unwrap();
             depth += 1;
         }
-        assert_eq!((reply, depth), (Reply::Other, DEPTH_MAX));
+        assert_eq!((reply, depth), (RedisReply::Other, DEPTH_MAX));
     }
 }

@@ -9,7 +9,7 @@ use tokio::task::AbortHandle;
 use super::address::Address;
 use super::link::Link;
 use super::reconnect;
-use super::settings::Settings;
+use super::settings::ConnectionSettings;
 use super::transport::Transport;
 use crate::limiter::remote::Events;
 
@@ -26,7 +26,7 @@ impl Server {
         address: Address,
         transport: Box<dyn Transport>,
         cluster: Option<Arc<Notify>>,
-        settings: &Settings,
+        settings: &ConnectionSettings,
         events: Arc<Events>,
     ) -> Self {
         let link = Arc::new(Link::new(address, transport, cluster, settings, events));

@@ -8,11 +8,11 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use super::error_class::{Cause, Failure};
+use super::error_class::{CallFailure, Cause};
 use super::link::Link;
 use super::pause::{Pauses, jitter};
 use super::renewal::RETRY;
-use super::settings::Settings;
+use super::settings::ConnectionSettings;
 
 /// The time without a call after which a connection is probed. Devices on the way forget connections without traffic
 /// after some minutes, and say so to nobody.
@@ -33,7 +33,7 @@ const FLAPS: Duration = Duration::from_secs(10);
 const STEADY: Duration = Duration::from_secs(1);
 
 /// Keeps a server's connection until the task is aborted.
-pub(super) async fn keep(link: Arc<Link>, settings: Settings) {
+pub(super) async fn keep(link: Arc<Link>, settings: ConnectionSettings) {
     tokio::join!(
         through_panics(|| connect(&link)),
         through_panics(|| probe(&link, &settings)),
@@ -67,7 +67,7 @@ async fn connect(link: &Link) {
 
 /// Probes a connection over which nothing comes, so that no check has to find out that it is dead. That also keeps it
 /// alive on its way. Measures a round trip first.
-async fn probe_if_idle(link: &Link, settings: &Settings) {
+async fn probe_if_idle(link: &Link, settings: &ConnectionSettings) {
     if link.transport.is_given() {
         return; // it is the application's to keep
     }
@@ -84,7 +84,7 @@ async fn probe_if_idle(link: &Link, settings: &Settings) {
         // A server that is believed dead is probed anyway.
         if link.is_connected() && !link.breaker.is_open() {
             let answer = link.probe(Instant::now() + settings.silence()).await;
-            if let Err(Failure { cause: Cause::Lost, .. }) = answer {
+            if let Err(CallFailure { cause: Cause::Lost, .. }) = answer {
                 link.restart_connection();
             }
         }
@@ -93,7 +93,7 @@ async fn probe_if_idle(link: &Link, settings: &Settings) {
 }
 
 /// Probes a server that is believed dead, so that no check has to.
-async fn probe(link: &Link, settings: &Settings) {
+async fn probe(link: &Link, settings: &ConnectionSettings) {
     let mut back: Option<Instant> = None;
     loop {
         while !link.breaker.is_open() {
@@ -118,7 +118,7 @@ async fn probe(link: &Link, settings: &Settings) {
     }
 }
 
-async fn until_it_answers(link: &Link, settings: &Settings) {
+async fn until_it_answers(link: &Link, settings: &ConnectionSettings) {
     let mut since = Instant::now();
     loop {
         // The answer is waited for until the next probe, because it comes when the server wakes.
@@ -141,7 +141,7 @@ async fn until_it_answers(link: &Link, settings: &Settings) {
 
 /// Gives the connection newer credentials when they are due. Until the server has accepted them, the connection keeps
 /// those that it has.
-async fn renew(link: &Link, settings: &Settings) {
+async fn renew(link: &Link, settings: &ConnectionSettings) {
     let Some(renewal) = link.transport.renewal() else { return };
     loop {
         renewal.wait_until_due().await;
@@ -151,7 +151,7 @@ async fn renew(link: &Link, settings: &Settings) {
         }
         let failure = match renewal.ask().await {
             Ok(credentials) => link.log_in(&credentials, Instant::now() + settings.connect_timeout()).await.err(),
-            Err(why) => Some(Failure::without_credentials(&link.address, &why)),
+            Err(why) => Some(CallFailure::without_credentials(&link.address, &why)),
         };
         if let Some(failure) = failure {
             renewal.retry();

@@ -1,7 +1,7 @@
 //! The map of a cluster: which server has which slot, by the answer to `CLUSTER SLOTS`. And the slots of keys.
 
 use super::address::Address;
-use super::transport::Reply;
+use super::transport::RedisReply;
 
 /// The number of slots of a cluster.
 pub(super) const SLOTS: usize = 16_384;
@@ -54,11 +54,11 @@ pub(super) struct Slots {
 
 impl Slots {
     /// Reads the answer of the server at the address `asked`. Returns `None` if it cannot be used.
-    pub(super) fn parse(answer: &Reply, asked: &Address) -> Option<Self> {
-        let Reply::Array(rows) = answer else { return None };
+    pub(super) fn parse(answer: &RedisReply, asked: &Address) -> Option<Self> {
+        let RedisReply::Array(rows) = answer else { return None };
         let mut slots = Self { ranges: Vec::new(), masters: Vec::new(), replicas: Vec::new() };
         for row in rows.iter().take(SLOTS) {
-            let Reply::Array(row) = row else { return None };
+            let RedisReply::Array(row) = row else { return None };
             let [first, last, master, replicas @ ..] = &**row else { return None };
             let (first, last) = (slot(first)?, slot(last)?);
             let master = address(master, asked)?;
@@ -82,17 +82,17 @@ impl Slots {
     }
 }
 
-fn slot(value: &Reply) -> Option<u16> {
-    let Reply::Integer(number) = value else { return None };
+fn slot(value: &RedisReply) -> Option<u16> {
+    let RedisReply::Integer(number) = value else { return None };
     u16::try_from(*number).ok().filter(|slot| usize::from(*slot) < SLOTS)
 }
 
 /// Reads an address. A server that does not know its own host has the host of the connection.
-fn address(value: &Reply, asked: &Address) -> Option<Address> {
-    let Reply::Array(parts) = value else { return None };
-    let [host, Reply::Integer(port), ..] = &**parts else { return None };
+fn address(value: &RedisReply, asked: &Address) -> Option<Address> {
+    let RedisReply::Array(parts) = value else { return None };
+    let [host, RedisReply::Integer(port), ..] = &**parts else { return None };
     let host = match host {
-        Reply::Bytes(host) if !host.is_empty() && **host != *b"?" => std::str::from_utf8(host).ok()?,
+        RedisReply::Bytes(host) if !host.is_empty() && **host != *b"?" => std::str::from_utf8(host).ok()?,
         _ => &asked.host,
     };
     Some(Address::new(host, u16::try_from(*port).ok().filter(|port| *port != 0)?))
@@ -102,17 +102,22 @@ fn address(value: &Reply, asked: &Address) -> Option<Address> {
 mod tests {
     use super::*;
 
-    fn server(host: &'static str, port: i64) -> Reply {
-        Reply::Array(vec![
-            Reply::Bytes(host.into()),
-            Reply::Integer(port),
-            Reply::Bytes("0123456789abcdef".into()),
-            Reply::Array(vec![]),
+    fn server(host: &'static str, port: i64) -> RedisReply {
+        RedisReply::Array(vec![
+            RedisReply::Bytes(host.into()),
+            RedisReply::Integer(port),
+            RedisReply::Bytes("0123456789abcdef".into()),
+            RedisReply::Array(vec![]),
         ])
     }
 
-    fn row(first: i64, last: i64, servers: &[Reply]) -> Reply {
-        Reply::Array([Reply::Integer(first), Reply::Integer(last)].into_iter().chain(servers.iter().cloned()).collect())
+    fn row(first: i64, last: i64, servers: &[RedisReply]) -> RedisReply {
+        RedisReply::Array(
+            [RedisReply::Integer(first), RedisReply::Integer(last)]
+                .into_iter()
+                .chain(servers.iter().cloned())
+                .collect(),
+        )
     }
 
     #[test]
@@ -135,7 +140,7 @@ mod tests {
 
     #[test]
     fn each_range_names_its_master_once() {
-        let answer = Reply::Array(vec![
+        let answer = RedisReply::Array(vec![
             row(0, 99, &[server("a", 1), server("b", 2)]),
             row(100, 16_383, &[server("c", 3)]),
             row(50, 50, &[server("a", 1), server("b", 2)]),
@@ -149,7 +154,7 @@ mod tests {
     #[test]
     fn a_server_without_a_host_is_where_it_was_asked() {
         for host in ["", "?"] {
-            let answer = Reply::Array(vec![row(0, 16_383, &[server(host, 7)])]);
+            let answer = RedisReply::Array(vec![row(0, 16_383, &[server(host, 7)])]);
             let slots = Slots::parse(&answer, &Address::new("asked", 9)).unwrap();
             assert_eq!(slots.masters, [Address::new("asked", 7)]);
         }
@@ -159,18 +164,18 @@ mod tests {
     fn an_answer_that_makes_no_sense_is_none() {
         let asked = Address::new("asked", 9);
         for answer in [
-            Reply::Other,
-            Reply::Array(vec![]),
-            Reply::Array(vec![Reply::Other]),
-            Reply::Array(vec![row(0, 16_384, &[server("a", 1)])]),
-            Reply::Array(vec![row(-1, 5, &[server("a", 1)])]),
-            Reply::Array(vec![row(0, 5, &[])]),
-            Reply::Array(vec![row(0, 5, &[server("a", 0)])]),
-            Reply::Array(vec![row(0, 5, &[server("a", 65_536)])]),
+            RedisReply::Other,
+            RedisReply::Array(vec![]),
+            RedisReply::Array(vec![RedisReply::Other]),
+            RedisReply::Array(vec![row(0, 16_384, &[server("a", 1)])]),
+            RedisReply::Array(vec![row(-1, 5, &[server("a", 1)])]),
+            RedisReply::Array(vec![row(0, 5, &[])]),
+            RedisReply::Array(vec![row(0, 5, &[server("a", 0)])]),
+            RedisReply::Array(vec![row(0, 5, &[server("a", 65_536)])]),
         ] {
             assert_eq!(Slots::parse(&answer, &asked), None, "{answer:?}");
         }
         let many = (1..=1_001).map(|port| row(0, 0, &[server("a", port)])).collect();
-        assert_eq!(Slots::parse(&Reply::Array(many), &asked), None, "more masters than there may be");
+        assert_eq!(Slots::parse(&RedisReply::Array(many), &asked), None, "more masters than there may be");
     }
 }

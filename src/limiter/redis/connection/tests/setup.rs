@@ -9,10 +9,10 @@ async fn a_script_that_the_server_does_not_know_is_run_all_the_same() {
     let server = Server::start();
     let store = connected(&server.url(), patient()).await;
     for count in 1..=3 {
-        assert_eq!(run(&store, "key").await, Ok(Reply::Integer(count)));
+        assert_eq!(run(&store, "key").await, Ok(RedisReply::Integer(count)));
     }
     let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut server.connection()).unwrap();
-    assert_eq!(run(&store, "key").await, Ok(Reply::Integer(4)));
+    assert_eq!(run(&store, "key").await, Ok(RedisReply::Integer(4)));
     assert!(!store.fails_at_once(0) && !store.is_cluster());
 }
 
@@ -32,7 +32,9 @@ async fn connect_reports_a_bad_url_without_its_password() {
         "redis-cluster://:hunter2@localhost:1?node=a",
         "redis-cluster://:hunter2@localhost:1?nodes=a:2",
     ] {
-        let error = RedisStore::connect(url, Settings::default()).err().unwrap_or_else(|| panic!("{url} is accepted"));
+        let error = RedisConnections::connect(url, ConnectionSettings::default())
+            .err()
+            .unwrap_or_else(|| panic!("{url} is accepted"));
         assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{url}: {error}");
         let text = WithSources(&error).to_string();
         assert!(!text.contains("hunter2"), "{text}");
@@ -44,7 +46,7 @@ async fn wrong_password_is_reported_once_until_it_is_right() {
     let server = Server::with(&["--requirepass", "secret"]);
     let heard = Heard::default();
     let url = format!("redis://:wrong@127.0.0.1:{}", server.port());
-    let store = RedisStore::connect(&url, heard.settings()).unwrap();
+    let store = RedisConnections::connect(&url, heard.settings()).unwrap();
     eventually("it is told", || heard.misconfigured() > 0).await;
     let began = Instant::now();
     while !store.fails_at_once(0) {
@@ -64,7 +66,7 @@ async fn wrong_password_is_reported_once_until_it_is_right() {
     let lost = Lost::measure();
     eventually("the breaker closes", || !store.fails_at_once(0)).await;
     succeeds(&store, "key").await;
-    if lost.time() < Settings::default().deadline {
+    if lost.time() < ConnectionSettings::default().deadline {
         eventually("its end is told, a moment after the breaker has closed", || heard.ups() == 1).await;
         assert_eq!(heard.downs(), 1);
     }
@@ -79,7 +81,7 @@ async fn missing_right_is_reported_and_opens_no_breaker() {
     acl(&["on", ">pass", "~*"]);
     let heard = Heard::default();
     let url = format!("redis://app:pass@127.0.0.1:{}", server.port());
-    let store = RedisStore::connect(&url, heard.patient()).unwrap();
+    let store = RedisConnections::connect(&url, heard.patient()).unwrap();
     let refused = store.wait_until_ready(LONG).await.unwrap_err();
     assert_eq!(refused.kind(), StoreErrorKind::Misconfigured, "{refused}");
     for rights in [&["+evalsha"][..], &["+eval"], &["+incrby"]] {
@@ -91,7 +93,7 @@ async fn missing_right_is_reported_and_opens_no_breaker() {
         assert!(!store.fails_at_once(0));
         acl(rights);
     }
-    assert_eq!(run(&store, "key").await, Ok(Reply::Integer(1)));
+    assert_eq!(run(&store, "key").await, Ok(RedisReply::Integer(1)));
     assert_eq!(heard.misconfigured(), 1);
 }
 
@@ -99,7 +101,7 @@ async fn missing_right_is_reported_and_opens_no_breaker() {
 async fn a_server_that_comes_after_the_store_is_found() {
     let mut server = Server::start();
     server.kill();
-    let store = RedisStore::connect(&server.url(), Settings::default()).unwrap();
+    let store = RedisConnections::connect(&server.url(), ConnectionSettings::default()).unwrap();
     let mut load = Load::start(&store, 1, &["key"]);
     sleep(500 * MS).await;
     server.restart();
@@ -113,7 +115,7 @@ async fn a_port_that_accepts_and_never_answers_costs_little() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     proxy.hold(true);
-    let store = RedisStore::connect(&proxy.url(), Settings::default()).unwrap();
+    let store = RedisConnections::connect(&proxy.url(), ConnectionSettings::default()).unwrap();
     let mut load = Load::start(&store, 1, &["key"]);
     sleep(1_500 * MS).await;
     proxy.hold(false);
@@ -148,7 +150,8 @@ async fn a_closed_store_answers_at_once_and_lets_go_of_the_server() {
 async fn cluster_url_and_single_url_are_not_interchangeable() {
     let server = Server::start();
     let heard = Heard::default();
-    let store = RedisStore::connect(&format!("redis-cluster://127.0.0.1:{}", server.port()), heard.patient()).unwrap();
+    let store =
+        RedisConnections::connect(&format!("redis-cluster://127.0.0.1:{}", server.port()), heard.patient()).unwrap();
     assert!(store.fails_at_once(0), "nothing is known yet");
     eventually("it is told", || heard.misconfigured() > 0).await;
     let error = store.wait_until_ready(LONG).await.unwrap_err();
@@ -191,11 +194,11 @@ impl redis::aio::ConnectionLike for Odd {
 #[cfg(feature = "redis-rs")]
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_panics_while_it_is_probed_is_probed_again() {
-    let store = RedisStore::over(Odd::default(), Settings::default()).unwrap();
+    let store = RedisConnections::over(Odd::default(), ConnectionSettings::default()).unwrap();
     for _ in 0..5 {
         assert_eq!(run(&store, "key").await.unwrap_err().kind(), StoreErrorKind::Unavailable);
     }
     assert!(store.fails_at_once(0), "it is believed dead");
     eventually("it is found to be back", || !store.fails_at_once(0)).await;
-    assert_eq!(run(&store, "key").await, Ok(Reply::Integer(1)));
+    assert_eq!(run(&store, "key").await, Ok(RedisReply::Integer(1)));
 }

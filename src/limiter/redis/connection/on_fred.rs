@@ -14,11 +14,12 @@ use tokio::task::{AbortHandle, JoinError, JoinHandle};
 
 use super::address::{Address, TargetKind};
 use super::current::Current;
-use super::error_class::{self, Cause, Failure, misconfigured};
+use super::error_class::{self, CallFailure, Cause, misconfigured};
 use super::renewal::Renewal;
-use super::settings::{KEEPALIVE, Settings};
-use super::transport::{Argument, BoxFuture, Command, Connections, DEPTH_MAX, Reply, SlotState, Transport};
+use super::settings::{ConnectionSettings, KEEPALIVE};
+use super::transport::{Argument, Command, ConnectionObserver, DEPTH_MAX, RedisReply, SlotState, Transport};
 use crate::event::StoreErrorKind;
+use crate::limiter::BoxFuture;
 use crate::limiter::redis::credentials::ASK_TIMEOUT;
 use crate::limiter::redis::error::RedisError;
 
@@ -100,7 +101,7 @@ impl FredTarget {
         &self,
         name: &Address,
         only: Option<&Address>,
-        settings: &Settings,
+        settings: &ConnectionSettings,
     ) -> Result<Fred, RedisError> {
         let mut config = self.0.clone();
         // fred does not connect again by itself: reconnect.rs does, with a new client, and hears the reason.
@@ -139,9 +140,9 @@ fn keepalive() -> TcpKeepalive {
 }
 
 /// Ends fred's task when it is dropped.
-struct Task(JoinHandle<Result<(), Error>>);
+struct FredTask(JoinHandle<Result<(), Error>>);
 
-impl Drop for Task {
+impl Drop for FredTask {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -149,17 +150,17 @@ impl Drop for Task {
 
 impl Fred {
     /// Makes a client of one connection.
-    fn client(&self) -> Result<Client, Failure> {
+    fn client(&self) -> Result<Client, CallFailure> {
         let refused = |error| misconfigured("fred does not take these settings").caused_by(error);
-        self.builder.build().map_err(|error| Failure { cause: Cause::Answer, error: refused(error) })
+        self.builder.build().map_err(|error| CallFailure { cause: Cause::Answer, error: refused(error) })
     }
 
-    async fn keep_connection(&self, heard: &dyn Connections) -> Failure {
+    async fn keep_connection(&self, heard: &dyn ConnectionObserver) -> CallFailure {
         let client = match self.client() {
             Ok(client) => client,
             Err(failure) => return failure,
         };
-        let mut task = Task(client.connect());
+        let mut task = FredTask(client.connect());
         let made = async {
             let mut up = client.reconnect_rx();
             if !client.is_connected() {
@@ -185,20 +186,20 @@ impl Fred {
     }
 
     /// Returns why a connection has ended, or was not made.
-    fn reason(&self, ended: Result<Result<(), Error>, JoinError>) -> Failure {
+    fn reason(&self, ended: Result<Result<(), Error>, JoinError>) -> CallFailure {
         match ended {
             Ok(Err(error)) => failure(&error, &self.address),
-            Ok(Ok(())) | Err(_) => Failure::lost(
+            Ok(Ok(())) | Err(_) => CallFailure::lost(
                 StoreErrorKind::Unavailable,
                 format!("the connection to Redis at {} has ended", self.address),
             ),
         }
     }
 
-    async fn call(&self, command: Command<'_>, slot: SlotState) -> Result<Reply, Failure> {
+    async fn call(&self, command: Command<'_>, slot: SlotState) -> Result<RedisReply, CallFailure> {
         // A client whose task has ended takes calls and does nothing.
         let Some((client, _)) = self.current.get().filter(|(_, task)| !task.is_finished()) else {
-            return Err(Failure::not_connected(&self.address));
+            return Err(CallFailure::not_connected(&self.address));
         };
         let mut arguments = Vec::with_capacity(command.count());
         arguments.extend(command.arguments().map(|argument| match argument {
@@ -231,11 +232,11 @@ impl Fred {
 }
 
 impl Transport for Fred {
-    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, Failure> {
+    fn connect<'a>(&'a self, heard: &'a dyn ConnectionObserver) -> BoxFuture<'a, CallFailure> {
         Box::pin(self.keep_connection(heard))
     }
 
-    fn send<'a>(&'a self, command: Command<'a>, slot: SlotState) -> BoxFuture<'a, Result<Reply, Failure>> {
+    fn send<'a>(&'a self, command: Command<'a>, slot: SlotState) -> BoxFuture<'a, Result<RedisReply, CallFailure>> {
         Box::pin(self.call(command, slot))
     }
 
@@ -262,34 +263,34 @@ impl Transport for Fred {
     }
 }
 
-fn reply(value: Value, depth: usize) -> Reply {
+fn reply(value: Value, depth: usize) -> RedisReply {
     match value {
-        Value::Integer(number) => Reply::Integer(number),
-        Value::Bytes(bytes) => Reply::Bytes(bytes),
-        Value::String(text) => Reply::Bytes(text.into_inner()),
+        Value::Integer(number) => RedisReply::Integer(number),
+        Value::Bytes(bytes) => RedisReply::Bytes(bytes),
+        Value::String(text) => RedisReply::Bytes(text.into_inner()),
         Value::Array(values) if depth < DEPTH_MAX => {
-            Reply::Array(values.into_iter().map(|value| reply(value, depth + 1)).collect())
+            RedisReply::Array(values.into_iter().map(|value| reply(value, depth + 1)).collect())
         }
-        _ => Reply::Other,
+        _ => RedisReply::Other,
     }
 }
 
 /// Classifies an error of a call to `server`. fred gives nearly all of the server's errors one kind, so they are
 /// classified by their text.
-fn failure(error: &Error, server: &Address) -> Failure {
+fn failure(error: &Error, server: &Address) -> CallFailure {
     if let Some(why) = error.details().strip_prefix(NO_CREDENTIALS) {
-        return Failure::without_credentials(server, why);
+        return CallFailure::without_credentials(server, why);
     }
     match error.kind() {
-        ErrorKind::Timeout => Failure::timeout(format!("no answer from Redis at {server} in time")),
+        ErrorKind::Timeout => CallFailure::timeout(format!("no answer from Redis at {server} in time")),
         _ if is_answer(error) => error_class::answer(error.details(), server),
         // The call was not written. fred has another error for those that were.
-        ErrorKind::Canceled => Failure::not_connected(server),
+        ErrorKind::Canceled => CallFailure::not_connected(server),
         ErrorKind::Config | ErrorKind::Url | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand => {
-            Failure::unusable(server, error.details())
+            CallFailure::unusable(server, error.details())
         }
-        _ => Failure::of_certificates(server, error.details())
-            .unwrap_or_else(|| Failure::disconnected(server, error.clone())),
+        _ => CallFailure::of_certificates(server, error.details())
+            .unwrap_or_else(|| CallFailure::disconnected(server, error.clone())),
     }
 }
 
@@ -311,7 +312,7 @@ fn is_answer(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::redis::store::error_class::Cause;
+    use crate::limiter::redis::connection::error_class::Cause;
 
     fn kind_of(kind: ErrorKind, text: &'static str) -> (StoreErrorKind, Cause) {
         let failure = failure(&Error::new(kind, text), &Address::new("here", 1));

@@ -1,23 +1,23 @@
 //! The state of a key while this thread has locked its slot: read, decide, write, for states of every size.
 
 use crate::algorithm::carry::{Fit, NewState, OldState};
-use crate::algorithm::entry_log::{Edit, Entries, EntryLog, Listed};
-use crate::algorithm::{Decider, How, Next, Pair};
+use crate::algorithm::entry_log::{Edit, EntryLog, Listed, LogEntries};
+use crate::algorithm::{Decider, Next, Pair, TakeMode};
 use crate::decision::ChargeDecision;
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::quota::Quota;
 
 use super::entry_arena::Chain;
-use super::events::Events;
+use super::events::PendingEvents;
 use super::places;
-use super::slot_table::{Claim, Fingerprint, HELD_VERSION, Place, Seen, version_of};
-use super::store::Store;
+use super::slot_table::{Fingerprint, HELD_VERSION, Seen, SlotClaim, SlotRef, version_of};
+use super::states::States;
 use super::versions::{UNNAMED, word_layout};
 use super::word::{HeldUnits, HeldWord, NO_STATE, Now, block_of, block_word};
 
 /// A key whose slot is locked, or that is known to have none.
-pub(super) struct Hold<'a> {
+pub(super) struct LockedKey<'a> {
     pub(super) key: Fingerprint,
     version: u16,
     quota: &'a Quota,
@@ -25,7 +25,7 @@ pub(super) struct Hold<'a> {
     /// An earlier key of the set is the same: the caller should have summed the charges.
     pub(super) is_twice: bool,
     /// The place at which the key was found.
-    pub(super) place: Option<Place<'a>>,
+    pub(super) place: Option<SlotRef<'a>>,
     /// The locked slot as it was; `None` if the key has none, or the slot is written.
     pub(super) slot: Option<Seen<'a>>,
     /// There is no room before the table has grown.
@@ -38,16 +38,16 @@ pub(super) struct Hold<'a> {
     is_begun: bool,
     /// A block for the first entry behind a head.
     spare: Option<u32>,
-    state: State,
+    state: LoadedState,
     /// If another quota wrote the state: what this one may write.
     fit: Fit,
-    change: Change,
+    change: StateChange,
 }
 
 /// A state as it is read. If another quota of the policy wrote it, it is converted, and the slot keeps the old state
 /// until this quota writes.
 #[derive(Debug)]
-pub(super) enum State {
+pub(super) enum LoadedState {
     /// No state, or one that has expired.
     Nothing,
     Pair(Pair),
@@ -61,7 +61,7 @@ pub(super) enum State {
 
 /// The word and the entries to write.
 #[derive(Debug)]
-enum Change {
+enum StateChange {
     Nothing,
     Pair(Pair),
     Clear,
@@ -71,7 +71,7 @@ enum Change {
     Held(HeldUnits),
 }
 
-impl<'a> Hold<'a> {
+impl<'a> LockedKey<'a> {
     pub(super) fn new(key: Fingerprint, version: u16, quota: &'a Quota) -> Self {
         Self {
             key,
@@ -86,9 +86,9 @@ impl<'a> Hold<'a> {
             chain: Chain::default(),
             is_begun: false,
             spare: None,
-            state: State::Nothing,
+            state: LoadedState::Nothing,
             fit: Fit::Fits,
-            change: Change::Nothing,
+            change: StateChange::Nothing,
         }
     }
 
@@ -98,13 +98,13 @@ impl<'a> Hold<'a> {
     }
 
     pub(super) fn change_nothing(&mut self) {
-        self.change = Change::Nothing;
+        self.change = StateChange::Nothing;
     }
 
     /// Makes the hold forget its state.
     pub(super) fn clear(&mut self) {
         if self.slot.is_some() {
-            self.change = Change::Clear;
+            self.change = StateChange::Clear;
         }
     }
 
@@ -115,19 +115,19 @@ impl<'a> Hold<'a> {
     }
 }
 
-impl State {
+impl LoadedState {
     /// Returns the change that writes the state as it was read.
-    fn as_it_is(&self) -> Change {
+    fn as_it_is(&self) -> StateChange {
         match self {
-            Self::Nothing => Change::Clear,
-            Self::Pair(pair) => Change::Pair(*pair),
-            Self::Held(held) => Change::Held(*held),
-            Self::Entries | Self::Listed(_) => Change::Entries(Edit::default()),
+            Self::Nothing => StateChange::Clear,
+            Self::Pair(pair) => StateChange::Pair(*pair),
+            Self::Held(held) => StateChange::Held(*held),
+            Self::Entries | Self::Listed(_) => StateChange::Entries(Edit::default()),
         }
     }
 }
 
-impl From<NewState> for State {
+impl From<NewState> for LoadedState {
     fn from(kept: NewState) -> Self {
         match kept {
             NewState::Pair(Some(pair)) => Self::Pair(pair),
@@ -137,23 +137,23 @@ impl From<NewState> for State {
     }
 }
 
-impl Store {
+impl States {
     /// Prepares to lock the state of a (policy, key). No lock may be held.
     #[inline(always)]
-    pub(super) fn hold<'a>(&'a self, policy: &'a Policy, key: &Key) -> Hold<'a> {
+    pub(super) fn hold<'a>(&'a self, policy: &'a Policy, key: &Key) -> LockedKey<'a> {
         let quota = policy.quota();
         if let Decider::Places(_) = quota.decider() {
-            return Hold::new(self.fingerprint_of_held(policy, key), HELD_VERSION, quota);
+            return LockedKey::new(self.fingerprint_of_held(policy, key), HELD_VERSION, quota);
         }
         let version = self.version(policy);
-        Hold::new(self.fingerprint(policy, key), version, quota)
+        LockedKey::new(self.fingerprint(policy, key), version, quota)
     }
 
     // Read ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Reads the state of a key that is locked. `now` was read after it was locked, so it is not older than the state.
     #[inline(always)]
-    pub(super) fn read(&self, hold: &mut Hold<'_>, now: Now) {
+    pub(super) fn read(&self, hold: &mut LockedKey<'_>, now: Now) {
         let Some(seen) = hold.slot else { return };
         let has_own_quota = match version_of(seen.tag) {
             UNNAMED => {
@@ -171,37 +171,37 @@ impl Store {
     /// Returns the blocks and the state of a slot that was written under these rules. If the state is not a word, the
     /// slot must be locked.
     #[inline]
-    pub(super) fn unpack(&self, seen: Seen<'_>, rules: &Decider, now: Now) -> (Chain, State) {
+    pub(super) fn unpack(&self, seen: Seen<'_>, rules: &Decider, now: Now) -> (Chain, LoadedState) {
         if let Decider::Places(_) = rules {
             return self.unpack_places(seen);
         }
         if let Some(layout) = word_layout(rules, version_of(seen.tag)) {
-            return (Chain::default(), layout.unpack(seen.word, now).map_or(State::Nothing, State::Pair));
+            return (Chain::default(), layout.unpack(seen.word, now).map_or(LoadedState::Nothing, LoadedState::Pair));
         }
         let chain = self.load_chain(seen);
         let state = match rules {
             Decider::Pair(..) => {
                 let live = self.arena().pair(&chain).filter(|pair| pair.at >= now.at);
-                live.map_or(State::Nothing, State::Pair)
+                live.map_or(LoadedState::Nothing, LoadedState::Pair)
             }
-            Decider::Places(_) => State::Nothing, // see above
+            Decider::Places(_) => LoadedState::Nothing, // see above
             Decider::EntryLog(rules) => match self.expiry(&chain, rules) {
-                Some(expires) if expires > now.at => State::Entries,
-                _ => State::Nothing,
+                Some(expires) if expires > now.at => LoadedState::Entries,
+                _ => LoadedState::Nothing,
             },
         };
         (chain, state)
     }
 
-    fn unpack_places(&self, seen: Seen<'_>) -> (Chain, State) {
+    fn unpack_places(&self, seen: Seen<'_>) -> (Chain, LoadedState) {
         let block = match HeldWord::of(seen.word) {
-            HeldWord::Nothing => return (Chain::default(), State::Nothing),
-            HeldWord::Units(held) => return (Chain::default(), State::Held(held)),
+            HeldWord::Nothing => return (Chain::default(), LoadedState::Nothing),
+            HeldWord::Units(held) => return (Chain::default(), LoadedState::Held(held)),
             HeldWord::InArena(block) => block,
         };
         let chain = self.arena().load(block);
         let held = self.arena().pair(&chain).map(|Pair { at: run, n: units }| HeldUnits { units, run });
-        (chain, held.map_or(State::Nothing, State::Held))
+        (chain, held.map_or(LoadedState::Nothing, LoadedState::Held))
     }
 
     /// Returns the blocks of a slot that is locked and whose state is in the arena.
@@ -218,7 +218,7 @@ impl Store {
 
     /// Reads a state of another version, as this version takes it over.
     #[cold]
-    fn take_over(&self, hold: &mut Hold<'_>, seen: Seen<'_>, now: Now) {
+    fn take_over(&self, hold: &mut LockedKey<'_>, seen: Seen<'_>, now: Now) {
         let from = match version_of(seen.tag) {
             // No state, if there is no block.
             UNNAMED => self.arena().quota(block_of(seen.word)),
@@ -233,9 +233,9 @@ impl Store {
         hold.chain = chain;
         let view = self.arena().view(&chain);
         let held = match state {
-            State::Pair(pair) => OldState::Pair(pair),
-            State::Entries => OldState::Entries(&view),
-            State::Nothing | State::Listed(_) | State::Held(_) => return,
+            LoadedState::Pair(pair) => OldState::Pair(pair),
+            LoadedState::Entries => OldState::Entries(&view),
+            LoadedState::Nothing | LoadedState::Listed(_) | LoadedState::Held(_) => return,
         };
         let share = to.spec().proportional.then_some((from.capacity(), to.capacity()));
         let (kept, fit) = to.decider().take_over(from.decider(), &held, now.at, share);
@@ -246,34 +246,34 @@ impl Store {
 
     /// Decides about a charge, and notes what it changes.
     #[inline(always)]
-    pub(super) fn decide(&self, hold: &mut Hold<'_>, now: Now, cost: u64, how: How) -> ChargeDecision {
+    pub(super) fn decide(&self, hold: &mut LockedKey<'_>, now: Now, cost: u64, how: TakeMode) -> ChargeDecision {
         let decision = match hold.rules {
             Decider::Pair(rules, _) => {
-                let pair = if let State::Pair(pair) = hold.state { Some(pair) } else { None };
+                let pair = if let LoadedState::Pair(pair) = hold.state { Some(pair) } else { None };
                 let answer = rules.decide_how(pair, now.at, cost, how);
                 hold.change = answer.next.into();
                 answer.decision
             }
             Decider::EntryLog(rules) => {
                 let answer = match &hold.state {
-                    State::Entries => rules.decide_how(&self.arena().view(&hold.chain), now.at, cost, how),
-                    State::Listed(entries) => rules.decide_how(&Listed(entries), now.at, cost, how),
-                    State::Nothing | State::Pair(_) | State::Held(_) => {
+                    LoadedState::Entries => rules.decide_how(&self.arena().view(&hold.chain), now.at, cost, how),
+                    LoadedState::Listed(entries) => rules.decide_how(&Listed(entries), now.at, cost, how),
+                    LoadedState::Nothing | LoadedState::Pair(_) | LoadedState::Held(_) => {
                         rules.decide_how(&Listed(&[]), now.at, cost, how)
                     }
                 };
-                hold.change = answer.edit.map_or(Change::Nothing, Change::Entries);
+                hold.change = answer.edit.map_or(StateChange::Nothing, StateChange::Entries);
                 answer.decision
             }
             Decider::Places(rules) => {
-                let held = if let State::Held(held) = hold.state { Some(held) } else { None };
+                let held = if let LoadedState::Held(held) = hold.state { Some(held) } else { None };
                 let (verdict, after) = places::look(*rules, held, self.run(), (cost, how), hold.is_held_back);
-                hold.change = if verdict.taken() > 0 { Change::Held(after) } else { Change::Nothing };
+                hold.change = if verdict.taken() > 0 { StateChange::Held(after) } else { StateChange::Nothing };
                 rules.describe(verdict, after.run)
             }
         };
         match (hold.fit, &hold.change) {
-            (Fit::Ahead, Change::Nothing) if cost > 0 => hold.change = hold.state.as_it_is(),
+            (Fit::Ahead, StateChange::Nothing) if cost > 0 => hold.change = hold.state.as_it_is(),
             (Fit::Over, _) => hold.change_nothing(),
             _ => {}
         }
@@ -282,28 +282,28 @@ impl Store {
 
     /// Notes what a refund changes: what the receipt `own` of `units` still holds. Returns whether it changes nothing
     /// because a later slot of the queue is taken.
-    pub(super) fn decide_refund(&self, hold: &mut Hold<'_>, now: Now, units: u64, own: Pair) -> bool {
+    pub(super) fn decide_refund(&self, hold: &mut LockedKey<'_>, now: Now, units: u64, own: Pair) -> bool {
         if hold.fit == Fit::Over {
             return false;
         }
         let held = match (&hold.state, hold.rules) {
-            (State::Held(held), _) => {
-                hold.change = places::without(*held, units, own.at).map_or(Change::Nothing, Change::Held);
+            (LoadedState::Held(held), _) => {
+                hold.change = places::without(*held, units, own.at).map_or(StateChange::Nothing, StateChange::Held);
                 return false;
             }
-            (State::Pair(pair), Decider::Pair(rules, _)) => {
+            (LoadedState::Pair(pair), Decider::Pair(rules, _)) => {
                 hold.change = rules.get().refund(*pair, now.at, units, own).into();
                 return rules.get().is_behind(*pair, now.at, own);
             }
-            (State::Entries, Decider::EntryLog(rules)) => {
+            (LoadedState::Entries, Decider::EntryLog(rules)) => {
                 rules.refundable(&self.arena().view(&hold.chain), now.at, units, own.at)
             }
-            (State::Listed(entries), Decider::EntryLog(rules)) => {
+            (LoadedState::Listed(entries), Decider::EntryLog(rules)) => {
                 rules.refundable(&Listed(entries), now.at, units, own.at)
             }
             _ => None,
         };
-        hold.change = held.map_or(Change::Nothing, |(start, units)| Change::Remove(start, units));
+        hold.change = held.map_or(StateChange::Nothing, |(start, units)| StateChange::Remove(start, units));
         false
     }
 
@@ -312,15 +312,15 @@ impl Store {
     /// Makes room for what a hold is to write: a slot if its key has none, and a block if its chain wants one. If there
     /// is no room, it returns `false`, and the hold changes nothing.
     #[inline(always)]
-    pub(super) fn make_room<'a>(&'a self, hold: &mut Hold<'a>, now: Now, events: &mut Events<'_>) -> bool {
+    pub(super) fn make_room<'a>(&'a self, hold: &mut LockedKey<'a>, now: Now, events: &mut PendingEvents<'_>) -> bool {
         // A change that only removes units needs no block: neither the key itself nor another may suffer for it.
         let adds = match hold.change {
-            Change::Nothing | Change::Clear => false,
-            Change::Held(held) => held.units > 0 && held.pack().is_none(),
-            Change::Remove(..) => !matches!(hold.state, State::Entries),
-            Change::Pair(_) | Change::Entries(_) => true,
+            StateChange::Nothing | StateChange::Clear => false,
+            StateChange::Held(held) => held.units > 0 && held.pack().is_none(),
+            StateChange::Remove(..) => !matches!(hold.state, LoadedState::Entries),
+            StateChange::Pair(_) | StateChange::Entries(_) => true,
         };
-        let has_room = matches!(hold.change, Change::Nothing)
+        let has_room = matches!(hold.change, StateChange::Nothing)
             || (hold.slot.is_some() || self.make_slot(hold, now, events))
                 && (!adds
                     || word_layout(hold.rules, hold.version).is_some()
@@ -331,21 +331,21 @@ impl Store {
         has_room
     }
 
-    fn make_slot<'a>(&'a self, hold: &mut Hold<'a>, now: Now, events: &mut Events<'_>) -> bool {
+    fn make_slot<'a>(&'a self, hold: &mut LockedKey<'a>, now: Now, events: &mut PendingEvents<'_>) -> bool {
         // A closed quota may leave nothing, and that needs no slot.
-        if matches!(hold.change, Change::Clear) {
+        if matches!(hold.change, StateChange::Clear) {
             hold.change_nothing();
             return true;
         }
         match self.claim(hold.key, hold.version, now, events) {
-            Claim::Slot(place) => hold.slot = Some(Seen { place, tag: 0, word: NO_STATE }),
-            Claim::AfterGrowth => hold.awaits_growth = true,
-            Claim::Nothing => {}
+            SlotClaim::Slot(place) => hold.slot = Some(Seen { place, tag: 0, word: NO_STATE }),
+            SlotClaim::AfterGrowth => hold.awaits_growth = true,
+            SlotClaim::Nothing => {}
         }
         hold.slot.is_some()
     }
 
-    fn make_block(&self, hold: &mut Hold<'_>) -> bool {
+    fn make_block(&self, hold: &mut LockedKey<'_>) -> bool {
         self.free_a_block();
         if !hold.chain.has_block() {
             let Some(chain) = self.arena().begin(hold.key) else { return false };
@@ -355,7 +355,7 @@ impl Store {
     }
 
     /// Makes room for the first entry behind a head.
-    fn make_spare(&self, hold: &mut Hold<'_>) -> bool {
+    fn make_spare(&self, hold: &mut LockedKey<'_>) -> bool {
         let is_needed = hold.version == UNNAMED && matches!(hold.rules, Decider::EntryLog(_));
         if is_needed && hold.spare.is_none() && hold.chain.wants_entries() {
             self.free_a_block();
@@ -367,11 +367,11 @@ impl Store {
 
     /// Writes what a hold changes, for which there is room, and unlocks its slot.
     #[inline]
-    pub(super) fn write(&self, hold: &mut Hold<'_>, now: Now) {
-        let Hold { key, version, quota, rules, chain, spare, state, change, .. } = hold;
+    pub(super) fn write(&self, hold: &mut LockedKey<'_>, now: Now) {
+        let LockedKey { key, version, quota, rules, chain, spare, state, change, .. } = hold;
         let spec = (*version == UNNAMED).then(|| quota.spec().of_states());
         let word = match (&mut *change, rules) {
-            (Change::Pair(pair), rules) => match word_layout(rules, *version) {
+            (StateChange::Pair(pair), rules) => match word_layout(rules, *version) {
                 Some(layout) => {
                     self.free_chain(*key, chain);
                     layout.pack(*pair, now)
@@ -385,45 +385,45 @@ impl Store {
                     self.store_chain(*key, chain, Some(pair.at.saturating_add(1)), now)
                 }
             },
-            (Change::Held(held), _) if held.units > 0 => held.pack().unwrap_or_else(|| {
+            (StateChange::Held(held), _) if held.units > 0 => held.pack().unwrap_or_else(|| {
                 self.arena().set_pair(*key, chain, Pair { at: held.run, n: held.units });
                 self.arena().store(*key, chain);
                 HeldUnits::in_arena(chain.block())
             }),
-            (Change::Held(_), _) => {
+            (StateChange::Held(_), _) => {
                 self.free_chain(*key, chain);
                 HeldUnits::returned(now.relative)
             }
-            (Change::Clear, _) => {
+            (StateChange::Clear, _) => {
                 self.free_chain(*key, chain);
                 NO_STATE
             }
-            (change @ (Change::Entries(_) | Change::Remove(..)), Decider::EntryLog(rules)) => {
+            (change @ (StateChange::Entries(_) | StateChange::Remove(..)), Decider::EntryLog(rules)) => {
                 let arena = self.arena();
-                if !matches!(state, State::Entries) {
+                if !matches!(state, LoadedState::Entries) {
                     // The entry has expired, or belongs to another quota.
                     match &spec {
                         Some(spec) => arena.empty_headed(*key, chain, spec, spare),
                         None => arena.empty_plain(*key, chain),
                     }
                 }
-                if let State::Listed(entries) = state {
+                if let LoadedState::Listed(entries) = state {
                     let gone = match change {
-                        Change::Entries(edit) if edit.move_to.is_none() => std::mem::take(&mut edit.drop),
+                        StateChange::Entries(edit) if edit.move_to.is_none() => std::mem::take(&mut edit.drop),
                         _ => 0,
                     };
                     entries.iter().skip(gone).for_each(|(start, units)| arena.push(*key, chain, *start, *units));
                 }
                 match change {
-                    Change::Remove(start, units) => arena.remove_units(*key, chain, *start, *units),
-                    Change::Entries(edit) => arena.apply(*key, chain, edit, rules.most()),
+                    StateChange::Remove(start, units) => arena.remove_units(*key, chain, *start, *units),
+                    StateChange::Entries(edit) => arena.apply(*key, chain, edit, rules.most()),
                     _ => {}
                 }
                 let expires = self.expiry(chain, rules);
                 self.store_chain(*key, chain, expires, now)
             }
-            (Change::Nothing, _) => return,
-            (Change::Entries(_) | Change::Remove(..), Decider::Pair(..) | Decider::Places(_)) => {
+            (StateChange::Nothing, _) => return,
+            (StateChange::Entries(_) | StateChange::Remove(..), Decider::Pair(..) | Decider::Places(_)) => {
                 debug_assert!(false, "a state that is a pair has no entries to change");
                 return;
             }
@@ -444,7 +444,7 @@ impl Store {
     }
 
     /// Unlocks a slot that was not written.
-    pub(super) fn put_back(&self, hold: &mut Hold<'_>) {
+    pub(super) fn put_back(&self, hold: &mut LockedKey<'_>) {
         if let Some(spare) = hold.spare.take() {
             self.arena().free_spare(hold.key, spare);
         }
@@ -474,7 +474,7 @@ impl Store {
     }
 }
 
-impl From<Next> for Change {
+impl From<Next> for StateChange {
     #[inline]
     fn from(next: Next) -> Self {
         match next {

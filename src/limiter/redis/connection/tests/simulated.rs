@@ -1,15 +1,18 @@
 //! A transport over the simulated network.
 
 use crate::event::StoreErrorKind;
-use crate::limiter::redis::store::address::Address;
-use crate::limiter::redis::store::error_class::{self, Failure};
-use crate::limiter::redis::store::transport::{Argument, BoxFuture, Command, Connections, Reply, SlotState, Transport};
+use crate::limiter::BoxFuture;
+use crate::limiter::redis::connection::address::Address;
+use crate::limiter::redis::connection::error_class::{self, CallFailure};
+use crate::limiter::redis::connection::transport::{
+    Argument, Command, ConnectionObserver, RedisReply, SlotState, Transport,
+};
 use crate::limiter::redis::tests::simulation::network::{Ended, Sent, Wire};
 
 /// A transport over the simulated network.
-pub(in crate::limiter::redis::store) struct Simulated {
-    pub(in crate::limiter::redis::store) wire: Wire,
-    pub(in crate::limiter::redis::store) address: Address,
+pub(in crate::limiter::redis::connection) struct Simulated {
+    pub(in crate::limiter::redis::connection) wire: Wire,
+    pub(in crate::limiter::redis::connection) address: Address,
 }
 
 /// Ends the connection when it is dropped.
@@ -40,9 +43,9 @@ fn sent(command: Command<'_>) -> Sent {
 }
 
 impl Transport for Simulated {
-    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, Failure> {
+    fn connect<'a>(&'a self, heard: &'a dyn ConnectionObserver) -> BoxFuture<'a, CallFailure> {
         Box::pin(async {
-            let ended = Failure::lost(StoreErrorKind::Unavailable, format!("no connection to {}", self.address));
+            let ended = CallFailure::lost(StoreErrorKind::Unavailable, format!("no connection to {}", self.address));
             let _connection = Connection(&self.wire);
             if self.wire.connect().await {
                 heard.record_connection();
@@ -52,18 +55,18 @@ impl Transport for Simulated {
         })
     }
 
-    fn send<'a>(&'a self, command: Command<'a>, _: SlotState) -> BoxFuture<'a, Result<Reply, Failure>> {
+    fn send<'a>(&'a self, command: Command<'a>, _: SlotState) -> BoxFuture<'a, Result<RedisReply, CallFailure>> {
         Box::pin(async move {
             match self.wire.send(sent(command)).await {
-                Ended::Answered(bytes) => Ok(Reply::Bytes(bytes)),
-                Ended::Number(number) => Ok(Reply::Integer(number)),
+                Ended::Answered(bytes) => Ok(RedisReply::Bytes(bytes)),
+                Ended::Number(number) => Ok(RedisReply::Integer(number)),
                 Ended::Refused(words) => Err(error_class::answer(&words, &self.address)),
                 #[cfg(feature = "store")]
                 Ended::Loaded(_) | Ended::Swapped(_) => panic!("a script has no such answer"),
-                Ended::NotConnected => Err(Failure::not_connected(&self.address)),
+                Ended::NotConnected => Err(CallFailure::not_connected(&self.address)),
                 Ended::Disconnected => {
                     let message = format!("there is no connection to Redis at {}", self.address);
-                    Err(Failure::lost(StoreErrorKind::Unavailable, message))
+                    Err(CallFailure::lost(StoreErrorKind::Unavailable, message))
                 }
             }
         })

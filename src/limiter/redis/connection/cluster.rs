@@ -15,14 +15,14 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::address::{Address, TargetKind};
-use super::error_class::{Cause, Failure, misconfigured};
+use super::error_class::{CallFailure, Cause, misconfigured};
 use super::link::Link;
 use super::pause::jitter;
 use super::server::Server;
-use super::settings::Settings;
+use super::settings::ConnectionSettings;
 use super::slots::{MASTERS, SLOTS, Slots};
-use super::target::Target;
-use super::transport::{Reply, SlotState};
+use super::target::UrlTarget;
+use super::transport::{RedisReply, SlotState};
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::script::Call;
@@ -50,14 +50,14 @@ const NO_SERVER: u16 = u16::MAX;
 
 /// A cluster. Its connections end when it is dropped.
 pub(super) struct Cluster {
-    shared: Arc<Shared>,
+    shared: Arc<ClusterState>,
     refresher: AbortHandle,
 }
 
-struct Shared {
+struct ClusterState {
     map: RwLock<Map>,
-    target: Target,
-    settings: Settings,
+    target: UrlTarget,
+    settings: ConnectionSettings,
     events: Arc<Events>,
     runtime: Handle,
     /// Notified when the map may be old.
@@ -78,8 +78,8 @@ struct Map {
 impl Cluster {
     pub(super) fn start(
         runtime: &Handle,
-        target: Target,
-        settings: Settings,
+        target: UrlTarget,
+        settings: ConnectionSettings,
         events: Arc<Events>,
     ) -> Result<Self, RedisError> {
         let TargetKind::Cluster(seeds) = &target.kind else { return Err(misconfigured("not the URL of a cluster")) };
@@ -95,15 +95,16 @@ impl Cluster {
         }
         let refresh = Arc::new(Notify::new());
         let (map, closed) = (RwLock::new(map), AtomicBool::new(false));
-        let shared = Arc::new(Shared { map, target, settings, events, runtime: runtime.clone(), refresh, closed });
+        let shared =
+            Arc::new(ClusterState { map, target, settings, events, runtime: runtime.clone(), refresh, closed });
         let refresher = runtime.spawn(keep_map(Arc::clone(&shared))).abort_handle();
         Ok(Self { shared, refresher })
     }
 
     /// Runs a script on the server that has the slot. Returns `None` if its keys are on two
     /// servers.
-    pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Reply>, RedisError> {
-        let give_up = |failure: Failure| {
+    pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<RedisReply>, RedisError> {
+        let give_up = |failure: CallFailure| {
             failure.error.report_to(&self.shared.events);
             Err(failure.error)
         };
@@ -210,7 +211,7 @@ impl Map {
     }
 }
 
-impl Shared {
+impl ClusterState {
     fn map(&self) -> RwLockReadGuard<'_, Map> {
         self.map.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -343,7 +344,7 @@ impl Shared {
 }
 
 /// The task that keeps the map up to date.
-async fn keep_map(shared: Arc<Shared>) {
+async fn keep_map(shared: Arc<ClusterState>) {
     for turn in 0_usize.. {
         let failed = match shared.learn(turn).await {
             Ok(()) => {
@@ -374,7 +375,7 @@ mod tests {
     /// Notes whether a server is down, and whether a check could be made when it has left the map.
     #[derive(Default)]
     struct Looks {
-        shared: OnceLock<Arc<Shared>>,
+        shared: OnceLock<Arc<ClusterState>>,
         seen: OnceLock<bool>,
         is_down: AtomicBool,
     }
@@ -391,8 +392,11 @@ mod tests {
     #[tokio::test]
     async fn observers_hear_of_a_server_that_has_left() {
         let looks = Arc::new(Looks::default());
-        let settings = Settings { observers: vec![Arc::clone(&looks) as Arc<dyn Observer>], ..Settings::default() };
-        let target = Target::parse("redis-cluster://127.0.0.1:1", &settings).unwrap();
+        let settings = ConnectionSettings {
+            observers: vec![Arc::clone(&looks) as Arc<dyn Observer>],
+            ..ConnectionSettings::default()
+        };
+        let target = UrlTarget::parse("redis-cluster://127.0.0.1:1", &settings).unwrap();
         let events = Arc::new(Events::new(&settings.observers));
         let cluster = Cluster::start(&Handle::current(), target, settings, events).unwrap();
         let shared = &cluster.shared;
@@ -400,7 +404,7 @@ mod tests {
         let [gone, stays] = [1, 2].map(|port| Address::new("127.0.0.1", port));
         let link = Arc::clone(&shared.at(&gone, Some(0)).unwrap().link);
         let fail = || {
-            link.record_end(Some(Failure::lost(StoreErrorKind::Unavailable, "it is not there")));
+            link.record_end(Some(CallFailure::lost(StoreErrorKind::Unavailable, "it is not there")));
             looks.is_down.load(Ordering::Relaxed)
         };
         assert!(fail());

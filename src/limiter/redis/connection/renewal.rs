@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::settings::Settings;
+use super::settings::ConnectionSettings;
 use crate::limiter::redis::credentials::{CredentialSource, RedisCredentials};
 
 /// The time after which credentials are asked for again if there were none, or if the server refused them.
@@ -20,7 +20,7 @@ pub(super) struct Renewal {
 
 impl Renewal {
     /// Returns `None` if the credentials are those of the URL.
-    pub(super) fn new(settings: &Settings) -> Option<Self> {
+    pub(super) fn new(settings: &ConnectionSettings) -> Option<Self> {
         let source = settings.credentials.clone()?;
         Some(Self { source, due: watch::Sender::new(None) })
     }

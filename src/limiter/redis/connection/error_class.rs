@@ -8,7 +8,7 @@ use crate::limiter::redis::error::RedisError;
 
 /// A failed call: the error, and what follows from it.
 #[derive(Clone, Debug)]
-pub(super) struct Failure {
+pub(super) struct CallFailure {
     pub(super) cause: Cause,
     pub(super) error: RedisError,
 }
@@ -52,7 +52,7 @@ impl Cause {
     }
 }
 
-impl Failure {
+impl CallFailure {
     pub(super) fn lost(kind: StoreErrorKind, message: impl Into<String>) -> Self {
         Self { cause: Cause::Lost, error: RedisError::new(kind, message) }
     }
@@ -126,7 +126,7 @@ impl Failure {
 }
 
 /// Classifies the text of an error that `server` returned, to a command or within a script.
-pub(super) fn answer(text: &str, server: &Address) -> Failure {
+pub(super) fn answer(text: &str, server: &Address) -> CallFailure {
     let text = text.trim_start_matches('-');
     let mut words = text.split_whitespace();
     let word = words.next().unwrap_or("");
@@ -144,7 +144,7 @@ pub(super) fn answer(text: &str, server: &Address) -> Failure {
         _ if DEMOTED.iter().any(has) => (Cause::Demoted, (StoreErrorKind::Unavailable, "cannot write now")),
         _ => (Cause::Answer, meaning(text, has)),
     };
-    Failure { cause, error: RedisError::new(kind, format!("Redis at {server} {said}: {text}")) }
+    CallFailure { cause, error: RedisError::new(kind, format!("Redis at {server} {said}: {text}")) }
 }
 
 /// Returns the kind of an error that has no consequences here, and what the server does, in words.

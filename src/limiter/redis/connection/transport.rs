@@ -1,17 +1,12 @@
 //! The trait of a client library: it sends commands over a connection to one server, and keeps that connection.
 
-use std::future::Future;
-use std::pin::Pin;
-
 use bytes::Bytes;
 
-use super::error_class::Failure;
+use super::error_class::CallFailure;
 use super::renewal::Renewal;
+use crate::limiter::BoxFuture;
 use crate::limiter::redis::credentials::RedisCredentials;
 use crate::limiter::redis::script::Call;
-
-/// A future of a transport.
-pub(super) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The most arrays within each other that are read of a reply. No reply to this crate's commands has as many.
 pub(super) const DEPTH_MAX: usize = 8;
@@ -20,11 +15,11 @@ pub(super) const DEPTH_MAX: usize = 8;
 pub(super) trait Transport: Send + Sync + 'static {
     /// Connects, says so to `heard`, and keeps the connection. Returns why it has ended, or was not made. A host's name
     /// is resolved anew each time. If the future is dropped, the connection ends as well.
-    fn connect<'a>(&'a self, heard: &'a dyn Connections) -> BoxFuture<'a, Failure>;
+    fn connect<'a>(&'a self, heard: &'a dyn ConnectionObserver) -> BoxFuture<'a, CallFailure>;
 
     /// Sends a command to a server that has the keys' slot in this state, and waits for the answer. It runs at most
     /// once. The caller bounds the time: the future may wait for ever, also after the connection has ended.
-    fn send<'a>(&'a self, command: Command<'a>, slot: SlotState) -> BoxFuture<'a, Result<Reply, Failure>>;
+    fn send<'a>(&'a self, command: Command<'a>, slot: SlotState) -> BoxFuture<'a, Result<RedisReply, CallFailure>>;
 
     fn uses_tls(&self) -> bool;
 
@@ -50,7 +45,7 @@ pub(super) trait Transport: Send + Sync + 'static {
 }
 
 /// Hears of a transport's connections.
-pub(super) trait Connections: Send + Sync {
+pub(super) trait ConnectionObserver: Send + Sync {
     /// A connection was made: the server has answered its greeting.
     fn record_connection(&self);
 }
@@ -129,7 +124,7 @@ impl<'a> Command<'a> {
 
 /// The reply to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Reply {
+pub(super) enum RedisReply {
     /// No value, or one of a type that no reply to this crate's commands has.
     Other,
     Integer(i64),

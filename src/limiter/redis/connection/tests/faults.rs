@@ -8,12 +8,12 @@ struct Fault<'a> {
     name: &'a str,
     per_ms: usize,
     lasts: Duration,
-    settings: Settings,
+    settings: ConnectionSettings,
 }
 
 impl<'a> Fault<'a> {
     fn new(name: &'a str, per_ms: usize, lasts: Duration) -> Self {
-        Self { name, per_ms, lasts, settings: Settings::default() }
+        Self { name, per_ms, lasts, settings: ConnectionSettings::default() }
     }
 
     /// Calls before, while and after `begin` and `end`. The script has run at most once for each.
@@ -168,7 +168,7 @@ fn tell_with(password: &str, server: &Server, command: &[&str]) {
 async fn cut_in_the_middle_of_answers() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let store = connected(&proxy.url(), Settings::default()).await;
+    let store = connected(&proxy.url(), ConnectionSettings::default()).await;
     let mut load = Load::start(&store, 10, &["key"]);
     sleep(200 * MS).await;
     // The greeting of a connection alone is thousands of bytes long.
@@ -186,7 +186,7 @@ async fn cut_in_the_middle_of_answers() {
 async fn a_black_hole() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let store = connected(&proxy.url(), Settings::default()).await;
+    let store = connected(&proxy.url(), ConnectionSettings::default()).await;
     let mut load = Load::start(&store, 2, &["key"]);
     sleep(200 * MS).await;
     proxy.hold(true);

@@ -13,15 +13,15 @@ use tokio::sync::{Notify, OnceCell};
 use tokio::time::{Instant, timeout_at};
 
 use super::address::Address;
-use super::error_class::{self, Cause, Failure};
+use super::error_class::{self, CallFailure, Cause};
 use super::pause::Restarts;
-use super::settings::Settings;
-use super::transport::{Command, Connections, Reply, SlotState, Transport};
+use super::settings::ConnectionSettings;
+use super::transport::{Command, ConnectionObserver, RedisReply, SlotState, Transport};
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::credentials::RedisCredentials;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::script::{Call, Script};
-use crate::limiter::remote::{Breaker, Due, Events};
+use crate::limiter::remote::{Breaker, Deadline, Events};
 use crate::sync::{Mutex, lock};
 
 /// The least time for which a call is sent.
@@ -92,7 +92,7 @@ impl Link {
         address: Address,
         transport: Box<dyn Transport>,
         cluster: Option<Arc<Notify>>,
-        settings: &Settings,
+        settings: &ConnectionSettings,
         events: Arc<Events>,
     ) -> Self {
         let now = Instant::now();
@@ -135,17 +135,18 @@ impl Link {
     }
 
     /// Returns why a call fails without being sent.
-    pub(super) fn failure_at_once(&self) -> Failure {
+    pub(super) fn failure_at_once(&self) -> CallFailure {
         if self.is_closed.load(Ordering::Relaxed) {
-            return Failure::unavailable("this store was closed");
+            return CallFailure::unavailable("this store was closed");
         }
         match self.down_because() {
-            Some(error) if error.kind() == StoreErrorKind::Misconfigured => Failure { cause: Cause::Answer, error },
+            Some(error) if error.kind() == StoreErrorKind::Misconfigured => CallFailure { cause: Cause::Answer, error },
             trouble => {
-                let Failure { cause, error } = Failure::unavailable(format!("Redis at {} is away", self.address));
+                let CallFailure { cause, error } =
+                    CallFailure::unavailable(format!("Redis at {} is away", self.address));
                 match trouble {
-                    Some(last) => Failure { cause, error: error.caused_by(last) },
-                    None => Failure { cause, error },
+                    Some(last) => CallFailure { cause, error: error.caused_by(last) },
+                    None => CallFailure { cause, error },
                 }
             }
         }
@@ -168,9 +169,14 @@ impl Link {
 
     /// Runs a check's script by its name, and by its text if the server does not know it. `until` is when the last
     /// caller stops waiting. The answer may come later.
-    pub(super) async fn run_script(&self, call: &Call, until: Instant, slot: SlotState) -> Result<Reply, Failure> {
+    pub(super) async fn run_script(
+        &self,
+        call: &Call,
+        until: Instant,
+        slot: SlotState,
+    ) -> Result<RedisReply, CallFailure> {
         match self.evaluate("EVALSHA", &call.script.sha, call, until, slot).await {
-            Err(Failure { cause: Cause::NoScript, .. }) => {
+            Err(CallFailure { cause: Cause::NoScript, .. }) => {
                 self.evaluate("EVAL", call.script.text, call, until, slot).await
             }
             answer => answer,
@@ -186,7 +192,7 @@ impl Link {
         call: &Call,
         until: Instant,
         slot: SlotState,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<RedisReply, CallFailure> {
         if self.fails_at_once() {
             return Err(self.failure_at_once());
         }
@@ -215,7 +221,7 @@ impl Link {
                     return Ok(value);
                 }
                 // The connection has ended. It was not sent, so it is sent over the next one.
-                Err(Failure { cause: Cause::NotConnected, .. }) => ended = number,
+                Err(CallFailure { cause: Cause::NotConnected, .. }) => ended = number,
                 Err(failure) => return Err(self.record_failure(failure)),
             }
         }
@@ -224,9 +230,9 @@ impl Link {
     /// Goes on waiting for an answer that nobody waits for any more, until the server was silent for too long.
     async fn listen(
         &self,
-        mut answer: Pin<&mut impl Future<Output = Result<Reply, Failure>>>,
+        mut answer: Pin<&mut impl Future<Output = Result<RedisReply, CallFailure>>>,
         sent: Instant,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<RedisReply, CallFailure> {
         let longest = sent + LONGEST_LISTENING * self.silence;
         let mut due = sent + self.silence;
         loop {
@@ -236,15 +242,15 @@ impl Link {
             }
             let now = Instant::now();
             let silent_at = self.heard_at().max(sent) + self.silence;
-            if Due::at(due).is_late() {
+            if Deadline::at(due).is_late() {
                 due = now + CATCH_UP; // the process had no time, and answers may be there, unread
             } else if silent_at <= now {
                 let message = format!("Redis at {} was silent for {:?}", self.address, self.silence);
-                return Err(Failure { cause: Cause::Silent, ..Failure::timeout(message) });
+                return Err(CallFailure { cause: Cause::Silent, ..CallFailure::timeout(message) });
             } else if longest <= now {
                 self.restart_garbled_connection();
                 let message = format!("Redis at {} answered later calls and not this one", self.address);
-                return Err(Failure { cause: Cause::NoTime, ..Failure::timeout(message) });
+                return Err(CallFailure { cause: Cause::NoTime, ..CallFailure::timeout(message) });
             } else {
                 due = silent_at.min(longest);
             }
@@ -252,7 +258,7 @@ impl Link {
     }
 
     /// Sends a command over the connection of this number, and waits for its answer until the connection ends.
-    async fn exchange(&self, command: Command<'_>, slot: SlotState, number: u64) -> Result<Reply, Failure> {
+    async fn exchange(&self, command: Command<'_>, slot: SlotState, number: u64) -> Result<RedisReply, CallFailure> {
         let ended = async {
             loop {
                 let changed = self.changed.notified();
@@ -279,42 +285,42 @@ impl Link {
         command: &'static str,
         args: &[&'static str],
         until: Instant,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<RedisReply, CallFailure> {
         self.send(Command::keyless(command, args), until).await
     }
 
-    async fn send(&self, command: Command<'_>, until: Instant) -> Result<Reply, Failure> {
+    async fn send(&self, command: Command<'_>, until: Instant) -> Result<RedisReply, CallFailure> {
         if until.saturating_duration_since(Instant::now()) < MIN_CALL {
             return Err(self.no_time());
         }
         let Some(number) = self.connection_number() else { return Err(self.not_connected()) };
         match timeout_at(until, self.exchange(command, SlotState::Owned, number)).await {
             Ok(answer) => answer,
-            Err(_) if Due::at(until).is_late() => {
+            Err(_) if Deadline::at(until).is_late() => {
                 let error = RedisError::too_busy(&format!("no answer from Redis at {} was read in time", self.address));
-                Err(Failure { cause: Cause::NoTime, error })
+                Err(CallFailure { cause: Cause::NoTime, error })
             }
-            Err(_) => Err(Failure::timeout(format!("no answer from Redis at {} in time", self.address))),
+            Err(_) => Err(CallFailure::timeout(format!("no answer from Redis at {} in time", self.address))),
         }
     }
 
-    fn no_time(&self) -> Failure {
+    fn no_time(&self) -> CallFailure {
         let message = format!("no time was left for a call to Redis at {}", self.address);
-        Failure { cause: Cause::NoTime, ..Failure::timeout(message) }
+        CallFailure { cause: Cause::NoTime, ..CallFailure::timeout(message) }
     }
 
     /// Returns the failure of a call that was not sent, with the reason why there is no connection.
-    fn not_connected(&self) -> Failure {
-        Failure { cause: Cause::NotConnected, ..self.lost() }
+    fn not_connected(&self) -> CallFailure {
+        CallFailure { cause: Cause::NotConnected, ..self.lost() }
     }
 
     /// Returns the failure of a call whose connection has ended, with the reason.
-    fn lost(&self) -> Failure {
+    fn lost(&self) -> CallFailure {
         let none = || {
             let message = format!("there is no connection to Redis at {} yet{}", self.address, self.tls_hint());
             RedisError::new(StoreErrorKind::Unavailable, message)
         };
-        Failure { cause: Cause::Lost, error: self.down_because().unwrap_or_else(none) }
+        CallFailure { cause: Cause::Lost, error: self.down_because().unwrap_or_else(none) }
     }
 
     /// Returns what may be wrong if a server with a URL of TLS does not answer. A server that does
@@ -324,7 +330,7 @@ impl Link {
     }
 
     /// Gives the connection newer credentials. How it ends is not recorded.
-    pub(super) async fn log_in(&self, credentials: &RedisCredentials, until: Instant) -> Result<(), Failure> {
+    pub(super) async fn log_in(&self, credentials: &RedisCredentials, until: Instant) -> Result<(), CallFailure> {
         self.send(Command::login(credentials), until).await.map(drop)
     }
 
@@ -335,10 +341,12 @@ impl Link {
 
     /// Runs a script that does nothing, as checks run theirs: a server may answer other commands
     /// and yet run no scripts.
-    pub(super) async fn probe(&self, until: Instant) -> Result<(), Failure> {
+    pub(super) async fn probe(&self, until: Instant) -> Result<(), CallFailure> {
         static NOTHING: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
         let answer = match self.send_keyless("EVALSHA", &[&NOTHING.sha, "0"], until).await {
-            Err(Failure { cause: Cause::NoScript, .. }) => self.send_keyless("EVAL", &[NOTHING.text, "0"], until).await,
+            Err(CallFailure { cause: Cause::NoScript, .. }) => {
+                self.send_keyless("EVAL", &[NOTHING.text, "0"], until).await
+            }
             answer => answer,
         };
         answer.map(drop)
@@ -350,7 +358,7 @@ impl Link {
         self.round_trip.get_or_try_init(|| self.measure_round_trip()).await.ok().copied()
     }
 
-    async fn measure_round_trip(&self) -> Result<Duration, Failure> {
+    async fn measure_round_trip(&self) -> Result<Duration, CallFailure> {
         let began = Instant::now();
         let mut shortest = Duration::MAX;
         for probe in 1.. {
@@ -381,18 +389,18 @@ impl Link {
 
     /// Reports the failure of a call that is no check's, if it is a misconfiguration. Returns its error, or why there
     /// is no connection, which says more.
-    pub(super) fn explain(&self, failure: Failure) -> RedisError {
+    pub(super) fn explain(&self, failure: CallFailure) -> RedisError {
         self.report_misconfiguration(&failure.error);
         self.down_because().unwrap_or(failure.error)
     }
 
     /// Waits for a connection that is being made, unless calls fail at once. Records why there is none.
-    pub(super) async fn wait_for_connection(&self, until: Instant) -> Result<(), Failure> {
+    pub(super) async fn wait_for_connection(&self, until: Instant) -> Result<(), CallFailure> {
         self.wait_for_other_connection(0, until).await.map(drop)
     }
 
     /// Waits for a connection other than that of this number, which has ended. Returns its number.
-    async fn wait_for_other_connection(&self, ended: u64, until: Instant) -> Result<u64, Failure> {
+    async fn wait_for_other_connection(&self, ended: u64, until: Instant) -> Result<u64, CallFailure> {
         loop {
             let changed = self.changed.notified();
             if self.fails_at_once() {
@@ -419,7 +427,7 @@ impl Link {
 
     /// Records how a check failed: reports it, counts silence against the server, and makes a new connection if another
     /// server may be behind the address. Returns the failure with the error that says most.
-    fn record_failure(&self, failure: Failure) -> Failure {
+    fn record_failure(&self, failure: CallFailure) -> CallFailure {
         // The check has not failed yet if its script is sent again.
         if !failure.cause.is_sent_again() {
             failure.error.report_to(&self.events);
@@ -467,7 +475,7 @@ impl Link {
 
     /// Reports a call whose caller stops waiting now, unless this process had no time to read an answer.
     fn report_lateness(&self, until: Instant) {
-        if Due::at(until).is_late() {
+        if Deadline::at(until).is_late() {
             return;
         }
         let late = match Duration::from_micros(self.late_us.load(Ordering::Relaxed)) {
@@ -573,7 +581,7 @@ impl Link {
 
     /// Records that an attempt to connect failed, or that the connection has ended, for this reason. It is `None` if
     /// the connection is made anew. Returns how long it lasted, if there was one.
-    pub(super) fn record_end(&self, reason: Option<Failure>) -> Option<Duration> {
+    pub(super) fn record_end(&self, reason: Option<CallFailure>) -> Option<Duration> {
         let was_connected = self.is_connected();
         let lasted = was_connected.then(|| {
             let mut changed_at = lock(&self.changed_at);
@@ -592,12 +600,12 @@ impl Link {
     }
 
     /// Records why there is no connection. A failed attempt counts against the server.
-    fn record_reason(&self, mut failure: Failure, had_ended: bool) {
+    fn record_reason(&self, mut failure: CallFailure, had_ended: bool) {
         if failure.error.kind() == StoreErrorKind::Timeout {
             // No check waited for this. The checks that come now fail at once, and this is why.
             let hint = self.tls_hint();
             let message = format!("Redis at {} accepts connections and does not answer in time{hint}", self.address);
-            failure = Failure::lost(StoreErrorKind::Unavailable, message);
+            failure = CallFailure::lost(StoreErrorKind::Unavailable, message);
         }
         self.report_misconfiguration(&failure.error);
         if failure.cause == Cause::Demoted {
@@ -624,7 +632,7 @@ impl Link {
     }
 }
 
-impl Connections for Link {
+impl ConnectionObserver for Link {
     /// Records that there is a connection. A server that is believed dead is then probed, since it
     /// may still run no scripts.
     fn record_connection(&self) {

@@ -6,7 +6,7 @@ use super::*;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_master_that_sentinels_name_is_used() {
     let mut servers = tokio::task::block_in_place(Sentinel::start);
-    let store = connected(&servers.url(), Settings::default()).await;
+    let store = connected(&servers.url(), ConnectionSettings::default()).await;
     let mut load = Load::start(&store, 1, &["key"]);
     sleep(200 * MS).await;
     tokio::task::block_in_place(|| {
@@ -30,7 +30,8 @@ async fn sentinels_get_their_own_password_and_not_the_servers() {
             (master, sentinel)
         });
         let servers = format!("redis-sentinel://:secret@127.0.0.1:{}", sentinel.port());
-        let store = connected(&format!("{servers}?sentinelServiceName=tested{login}"), Settings::default()).await;
-        assert_eq!(run(&store, "key").await, Ok(Reply::Integer(1)));
+        let store =
+            connected(&format!("{servers}?sentinelServiceName=tested{login}"), ConnectionSettings::default()).await;
+        assert_eq!(run(&store, "key").await, Ok(RedisReply::Integer(1)));
     }
 }

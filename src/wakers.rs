@@ -1,0 +1,23 @@
+//! Wakers that are woken after a lock is released.
+
+use std::task::Waker;
+
+use smallvec::SmallVec;
+
+use crate::sync::contained;
+
+/// Wakers that were taken out of a line. Waking or dropping a waker runs the application's code, which may drop another
+/// waiting request and so lock the line again. Both are therefore done after the lock is released.
+#[derive(Default)]
+pub(crate) struct Wakers {
+    pub(crate) to_wake: SmallVec<[Waker; 2]>,
+    pub(crate) to_drop: SmallVec<[Waker; 2]>,
+}
+
+impl Wakers {
+    /// Wakes and drops each waker. A waker that panics does not keep the others from being woken.
+    pub(crate) fn release(self) {
+        self.to_wake.into_iter().for_each(|waker| contained(|| waker.wake()));
+        self.to_drop.into_iter().for_each(|waker| contained(|| drop(waker)));
+    }
+}
