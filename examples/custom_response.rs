@@ -7,9 +7,9 @@
 
 use std::error::Error;
 
+use axum::Router;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Extension, Router};
 use http::{StatusCode, header};
 use tower_ratelimit::{
     MemoryLimiter, Quota, RateLimitLayer, Refusals, Rule, key,
@@ -51,7 +51,7 @@ impl IntoResponse for AppError {
 }
 
 /// With `expose_outcome`, the request carries the layer's outcome.
-async fn home(Extension(outcome): Extension<Outcome>) -> String {
+async fn home(outcome: Outcome) -> String {
     match outcome.binding() {
         Some(status) => format!("{} more requests\n", status.decision().remaining()),
         None => "no limit\n".to_owned(),

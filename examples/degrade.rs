@@ -9,12 +9,12 @@
 use std::error::Error;
 use std::net::SocketAddr;
 
+use axum::Router;
 use axum::routing::get;
-use axum::{Extension, Router};
 use tower_ratelimit::{MemoryLimiter, Mode, Quota, RateLimitLayer, Rule, key, observe::Outcome};
 
 /// Only a request over the first limit carries an outcome.
-async fn search(degraded: Option<Extension<Outcome>>) -> String {
+async fn search(degraded: Option<Outcome>) -> String {
     let results = if degraded.is_some() { 3 } else { 50 };
     format!("{results} results\n")
 }

@@ -14,7 +14,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Extension};
+use axum::extract::DefaultBodyLimit;
 use axum::http::HeaderMap;
 use axum::routing::{get, post};
 use axum::{Router, response::IntoResponse};
@@ -44,7 +44,7 @@ fn reservation(request: &Head<'_>) -> u64 {
 }
 
 /// Stands in for a model: sends a token each 10 ms, as many as the request asked for.
-async fn complete(headers: HeaderMap, Extension(usage): Extension<Usage>, prompt: String) -> impl IntoResponse {
+async fn complete(headers: HeaderMap, usage: Usage, prompt: String) -> impl IntoResponse {
     // The prompt is charged even if the client disconnects before the answer ends.
     usage.add(prompt.split_whitespace().count() as u64);
     let tokens = (0..max_tokens(&headers)).map(|n| format!("token-{n} "));

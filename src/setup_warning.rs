@@ -101,6 +101,10 @@ labelled! {
         /// [stand-in](crate::Policy::has_quota_of_request) of another rule reads no quota from requests, and limits
         /// none.
         NoEffect = "no-effect",
+        /// A handler of axum takes an [`Outcome`](crate::observe::Outcome), a [`Usage`](crate::middleware::Usage) or an
+        /// [`InFlight`](crate::middleware::InFlight), and the request has none, so the client got 500. It is reported
+        /// once for each of these types, on stderr or by `tracing`: no observer gets it.
+        NotExposed = "not-exposed",
     }
 }
 

@@ -61,7 +61,7 @@ struct Checked {
 pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> {
     let mut builder = files::builder()?;
     for key in &options.keys {
-        builder = builder.key(key, |_| ());
+        builder = builder.key(key, tower_ratelimit::key::global());
     }
     for action in &options.actions {
         builder = builder.action(action, |_| false);

@@ -1,5 +1,18 @@
 //! The guide: a page for each task, with examples that compile.
 //!
+//! # A first day
+//!
+//! ```no_run
+#![doc = include_str!("../../examples/first_day.rs")]
+//! ```
+//!
+//! `examples/first_day.rs` is this program. The rest of the first day is another line each:
+//!
+//! * Behind a proxy, [`key::client_ip`](crate::key::client_ip) stands in the place of `key::peer_ip`.
+//! * Several processes share the limit if `MemoryLimiter::new()` becomes
+//!   [`RedisLimiter::connect(url).await?`](redis_and_failures).
+//! * A rule refuses nothing as long as it is watched: [`.mode(Mode::Shadow)`](crate::Mode::Shadow).
+//!
 //! # Read first
 //!
 //! * [Quotas and rules](quotas_and_rules): how to state a limit, several limits and plans, and roll them out.

@@ -176,6 +176,33 @@ where
     move |head| Key::of((first(head), second(head)))
 }
 
+/// Returns an extractor of the first key, or of the second if the first is missing: by user, and by address as
+/// long as a client has not logged in.
+///
+/// ```
+/// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+///
+/// struct User {
+///     id: u64,
+/// }
+///
+/// let client = key::either(key::extension(|user: &User| user.id), key::peer_ip());
+/// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), client);
+/// ```
+///
+/// The first should be checked by the service: a client that can choose it leaves its limit by address. Keys of
+/// different types are never equal, but a text of the first is the same key as that text of the second. To give users and
+/// addresses quotas of their own, take two rules and [`MissingKey::Exempt`](crate::MissingKey::Exempt).
+pub fn either<A, B, K, J>(first: A, second: B) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static
+where
+    A: Fn(&Head<'_>) -> K + Clone + Send + Sync + 'static,
+    B: Fn(&Head<'_>) -> J + Clone + Send + Sync + 'static,
+    K: IntoKey,
+    J: IntoKey,
+{
+    move |head| first(head).into_key().or_else(|| second(head).into_key())
+}
+
 impl IntoKey for HeaderValue {
     /// Makes the key of the value's text without the spaces around it, or of its bytes if it is not
     /// text. An empty value is no key.
@@ -273,7 +300,9 @@ mod tests {
         assert_eq!(bearer_token()(&Head::from(&twice("authorization", b"Bearer a"))), shared);
         assert_eq!(host()(&Head::from(&twice("host", b"example.com"))), shared);
         assert_eq!(cookie("a")(&Head::from(&parts(&[("cookie", b"a=b; a=c")]))), shared);
-        for other in [Key::of(()), Key::of(""), Key::of("a"), Key::of(OrAbsent::<&str>(None)), Some(Key::keyless())] {
+        for other in
+            [Some(Key::global()), Key::of(""), Key::of("a"), Key::of(OrAbsent::<&str>(None)), Some(Key::keyless())]
+        {
             assert_ne!(other, shared);
         }
     }

@@ -33,11 +33,8 @@
 //! let by_name = RateLimitLayer::new(MemoryLimiter::new(), quota, key::extension(|user: &User| Key::of(user.name.as_str())));
 //! // Not `move |request|`.
 //! let address = key::peer_ip();
-//! let who = move |request: &Head<'_>| match request.extensions.get::<User>() {
-//!     Some(user) => Key::of(user.name.as_str()),
-//!     None => Key::of(address(request)),
-//! };
-//! let by_either = RateLimitLayer::new(MemoryLimiter::new(), quota, who);
+//! let in_api = move |request: &Head<'_>| Key::of((address(request), request.uri.path().starts_with("/api")));
+//! let by_both = RateLimitLayer::new(MemoryLimiter::new(), quota, in_api);
 //! ```
 //!
 //! # What a client can vary
@@ -74,7 +71,7 @@ pub(crate) mod value;
 
 pub use address_error::{AddressError, AddressErrorKind};
 pub use client_ip::{client_address, client_ip, client_network};
-pub use fields::{bearer_token, both, cookie, extension, global, header, host, method};
+pub use fields::{bearer_token, both, cookie, either, extension, global, header, host, method};
 #[cfg(feature = "axum")]
 pub use paths::matched_route;
 pub use paths::{original_path, original_uri, path};

@@ -16,8 +16,8 @@ const INLINE: usize = 38;
 /// written with its kind and its length, so `("ab", "c")` is not `("a", "bc")`, and the text `"7"`
 /// is not the number `7`.
 ///
-/// * Tuples are flattened: `(("a", "b"), "c")` makes the key of `("a", ("b", "c"))`. `()` has no
-///   part, so `("a", ())` makes the key of `"a"`.
+/// * Tuples are flattened: `(("a", "b"), "c")` makes the key of `("a", ("b", "c"))`. The key of
+///   [`key::global`](crate::key::global) has no part, so with `"a"` it makes the key of `"a"`.
 /// * The Rust type is not part of the key: a `String` makes the key of its text, and `7_u64` that
 ///   of `7_i64`.
 ///
@@ -319,7 +319,7 @@ impl fmt::Debug for Key {
 
 /// A value that a key can be made from.
 ///
-/// Implemented for addresses, integers, text, bytes, `bool`, `()` (the shared key), header values
+/// Implemented for addresses, integers, text, bytes, `bool`, header values
 /// and methods, tuples of up to six of them, and for `Option` and `Result`.
 ///
 /// `None` and `Err` mean that the key is missing; see
@@ -331,7 +331,9 @@ impl fmt::Debug for Key {
     note = "for a type of your own, return the field that identifies the client, or implement `IntoKey`",
     note = "an extractor cannot be `async`: let middleware in front insert the value into the request's extensions, and \
             use `key::extension`",
-    note = "a value that is borrowed from the request is made into a key by `Key::of(..)`"
+    note = "a value that is borrowed from the request is made into a key by `Key::of(..)`",
+    note = "a `Uuid` is a key by `.as_u128()`, and one key for all requests is `key::global()`",
+    note = "a closure that ends in `;` returns `()`: leave the semicolon out"
 )]
 pub trait IntoKey {
     /// Returns the key, or `None` if it is missing.
@@ -378,13 +380,6 @@ impl IntoKey for Key {
     #[inline]
     fn into_key(self) -> Option<Key> {
         Some(self)
-    }
-}
-
-impl IntoKey for () {
-    #[inline]
-    fn into_key(self) -> Option<Key> {
-        Some(Key::global())
     }
 }
 
@@ -601,7 +596,7 @@ mod tests {
                 Self::Address(address) => Key::of(*address),
                 Self::Flag(flag) => Key::of(*flag),
                 Self::Absent => Key::of(OrAbsent::<u8>(None)),
-                Self::Unit => Key::of(()),
+                Self::Unit => Some(Key::global()),
                 Self::Tuple(values) => match &values.iter().map(Self::key).collect::<Vec<_>>()[..] {
                     [a] => Key::of((a,)),
                     [a, b] => Key::of((a, b)),
@@ -655,7 +650,7 @@ mod tests {
     #[test]
     fn tuples_are_flattened() {
         assert_eq!(Key::of((("a", "b"), "c")), Key::of(("a", ("b", "c"))));
-        assert_eq!(Key::of(("a", ())), Key::of("a"));
+        assert_eq!(Key::of(("a", Key::global())), Key::of("a"));
         assert_ne!(Key::of(("a", OrAbsent::<u8>(None))), Key::of("a"));
     }
 
@@ -663,7 +658,7 @@ mod tests {
     fn key_is_shown_as_its_parts() {
         let text = |key: Option<Key>| key.unwrap().display().to_string();
         for (key, expected) in [
-            (Key::of(()), "(all requests)"),
+            (Some(Key::global()), "(all requests)"),
             (Key::of(("192.0.2.1".parse::<IpAddr>().unwrap(), "/search")), "192.0.2.1, /search"),
             (Key::of("2001:db8::".parse::<IpAddr>().unwrap()), "2001:db8::"),
             (Key::of("192.0.2.1"), "\"192.0.2.1\""),

@@ -237,7 +237,7 @@ impl Admission {
     /// that it passes on. A layer sends headers only with a response that is no redirect.
     ///
     /// ```
-    /// use axum::response::Response;
+    /// use axum::response::{IntoResponse, Response};
     /// use http::request::Parts;
     /// use tower_ratelimit::{MemoryLimiter, RateLimitLayer};
     ///
@@ -246,11 +246,11 @@ impl Admission {
     /// async fn complete(requests: &Limit, tokens: &Limit, head: &Parts) -> Response {
     ///     let of_requests = match requests.admit(head).await {
     ///         Ok(admission) => admission,
-    ///         Err(refused) => return refused.into_response().map(axum::body::Body::new),
+    ///         Err(refused) => return refused.into_response(),
     ///     };
     ///     let mut response = match tokens.admit(head).await {
     ///         Ok(of_tokens) => of_tokens.finish(Response::new("a text".into())),
-    ///         Err(refused) => refused.into_response().map(axum::body::Body::new),
+    ///         Err(refused) => refused.into_response(),
     ///     };
     ///     of_requests.add_headers(response.headers_mut()); // of both layers, also on a refusal
     ///     response
@@ -368,9 +368,10 @@ impl Refused {
         &self.outcome
     }
 
-    /// Returns the refusal, as the layer would have sent it.
+    /// Returns the refusal, as the layer would have sent it, for any framework. In axum, `refused.into_response()` is
+    /// axum's response.
     #[must_use]
-    pub fn into_response(self) -> Response<RefusalBody> {
+    pub fn into_http(self) -> Response<RefusalBody> {
         self.response.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -388,7 +389,7 @@ impl std::error::Error for Refused {}
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for Refused {
     fn into_response(self) -> axum::response::Response {
-        Self::into_response(self).map(axum::body::Body::new)
+        self.into_http().map(axum::body::Body::new)
     }
 }
 
@@ -397,7 +398,7 @@ impl From<Refused> for tonic::Status {
     /// The status of a call that was refused. A refusal over plain HTTP becomes the equal status, with its headers.
     fn from(refused: Refused) -> Self {
         let outcome = refused.outcome.clone();
-        let (head, _) = refused.into_response().into_parts();
+        let (head, _) = refused.into_http().into_parts();
         Self::from_header_map(&head.headers).unwrap_or_else(|| {
             let code = match outcome.kind() {
                 OutcomeKind::Denied => tonic::Code::PermissionDenied,

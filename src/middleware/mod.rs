@@ -116,6 +116,8 @@ mod decide;
 mod diagnostics;
 mod discard;
 mod explain;
+#[cfg(feature = "axum")]
+mod extract;
 mod future;
 pub(crate) mod layer;
 mod live;

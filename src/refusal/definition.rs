@@ -30,6 +30,9 @@ pub struct Refusal<'a> {
 /// Builds the response that is sent without a responder.
 pub(super) trait DefaultResponse: Send + Sync {
     fn default_response(&self, refusal: &Refusal<'_>) -> Response<RefusalBody>;
+
+    /// Returns its status over HTTP.
+    fn status(&self, outcome: &Outcome) -> StatusCode;
 }
 
 impl<'a> Refusal<'a> {
@@ -49,6 +52,21 @@ impl<'a> Refusal<'a> {
     #[must_use]
     pub fn protocol(&self) -> Protocol {
         self.protocol
+    }
+
+    /// Returns the HTTP status of the [default response](Self::default_response) over HTTP: 429, or another one as the
+    /// table of [`Refusals`] says. Over gRPC that response has the HTTP status 200.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.default.status(self.outcome)
+    }
+
+    /// Returns the limit of the quota that refused: 100 of `Quota::per_minute(100)`, whatever its burst is. If several
+    /// refused, it is that of the longest wait. Returns `None` if no quota refused.
+    #[must_use]
+    pub fn limit(&self) -> Option<u64> {
+        let refusing = self.outcome.binding().filter(|status| status.refuses());
+        refusing.map(|status| status.policy().quota().limit())
     }
 
     /// Returns the wait until the same request may pass, with the
@@ -189,6 +207,32 @@ impl Refusals {
     #[must_use]
     pub fn text() -> Self {
         Self::new(BodyFormat::Text)
+    }
+
+    /// Sets the body of refusals over plain HTTP. The status, the headers and the content type stay as they are, so this
+    /// is all that a service with JSON of its own needs:
+    ///
+    /// ```
+    /// use tower_ratelimit::{Refusals, middleware::Refusal};
+    ///
+    /// let refusals = Refusals::json().body(|refusal: &Refusal<'_>| {
+    ///     format!(r#"{{"error": {{"status": {}}}}}"#, refusal.status().as_u16())
+    /// });
+    /// ```
+    ///
+    /// [`Refusal`] says why and until when. A body of `serde_json` is `serde_json::json!({..}).to_string()`. It replaces a
+    /// response of your own.
+    #[must_use]
+    pub fn body<F, T>(self, body: F) -> Self
+    where
+        F: Fn(&Refusal<'_>) -> T + Send + Sync + 'static,
+        T: Into<Bytes>,
+    {
+        let respond = move |refusal: &Refusal<'_>| {
+            let text = body(refusal).into();
+            refusal.default_response().map(|_| RefusalBody::whole(text))
+        };
+        self.respond(respond, false)
     }
 
     /// Answers all refusals over plain HTTP with a response of your own. gRPC clients still get
@@ -351,13 +395,19 @@ impl Refusals {
         }
     }
 
-    fn responder<F, B>(mut self, respond: F, every_protocol: bool) -> Self
+    fn responder<F, B>(self, respond: F, every_protocol: bool) -> Self
     where
         F: Fn(&Refusal<'_>) -> Response<B> + Send + Sync + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        let respond = Arc::new(move |refusal: &Refusal<'_>| respond(refusal).map(RefusalBody::own));
-        self.responder = Some(Responder { respond, every_protocol });
+        self.respond(move |refusal| respond(refusal).map(RefusalBody::own), every_protocol)
+    }
+
+    fn respond<F>(mut self, respond: F, every_protocol: bool) -> Self
+    where
+        F: Fn(&Refusal<'_>) -> Response<RefusalBody> + Send + Sync + 'static,
+    {
+        self.responder = Some(Responder { respond: Arc::new(respond), every_protocol });
         self
     }
 }

@@ -129,6 +129,10 @@ impl PreparedRefusals {
 }
 
 impl DefaultResponse for PreparedRefusals {
+    fn status(&self, outcome: &Outcome) -> StatusCode {
+        Reason::of(outcome).http_status(self.refusals.status)
+    }
+
     fn default_response(&self, refusal: &Refusal<'_>) -> Response<RefusalBody> {
         let reason = Reason::of(refusal.outcome);
         match refusal.protocol {

@@ -19,7 +19,6 @@ use super::warn::warnings;
 use crate::clock::{CalendarClock, Clock};
 use crate::error::WithSources;
 use crate::event::RulesEvent;
-use crate::head::Head;
 use crate::limiter::UnsupportedQuota;
 use crate::middleware::rule::Follow;
 use crate::middleware::source::{FindRules, RuleSource, SourcedRules};
@@ -377,7 +376,7 @@ pub(super) fn check(names: &Names, content: &[u8]) -> Result<RulesReport, RulesE
             let mut names = names.clone();
             for name in &unregistered {
                 match name.kind() {
-                    NameKind::Key => names.key(name.name().to_owned(), |_: &Head<'_>| ()),
+                    NameKind::Key => names.key(name.name().to_owned(), crate::key::global()),
                     NameKind::Action => names.action(name.name().to_owned(), |_| false),
                 }
             }

@@ -351,7 +351,7 @@ async fn refusal_is_a_boxed_error() {
     assert_eq!(error.to_string(), "the request was refused: limited");
     let refused = error.downcast::<Refused>().unwrap();
     assert_eq!(refused.kind(), OutcomeKind::Limited);
-    assert_eq!(refused.into_response().into_body().collect().await.unwrap().to_bytes(), "own");
+    assert_eq!(refused.into_http().into_body().collect().await.unwrap().to_bytes(), "own");
 }
 
 #[tokio::test]
@@ -370,7 +370,7 @@ async fn admission_of_a_layer_without_headers_is_refunded() {
 async fn admission_after_the_first_requests_has_its_charges() {
     let limiter = memory(&ManualClock::new());
     let policy = rows(1_000_000);
-    let layer = RateLimitLayer::new(limiter.clone(), policy.clone(), |_: &Head<'_>| ());
+    let layer = RateLimitLayer::new(limiter.clone(), policy.clone(), key::global());
     for _ in 0..300 {
         layer.admit(&head(1)).await.unwrap().keep();
     }
@@ -390,10 +390,7 @@ async fn handler_is_answered_whatever_the_outcome() {
     let ask = async |layer: &RateLimitLayer<Scripted>, client: Option<&str>| {
         let mut request = Request::new(());
         client.into_iter().for_each(|client| drop(request.headers_mut().insert("client", client.parse().unwrap())));
-        layer
-            .admit(&request.into_parts().0)
-            .await
-            .map_or_else(|refused| refused.into_response().status().as_u16(), |_| 0)
+        layer.admit(&request.into_parts().0).await.map_or_else(|refused| refused.into_http().status().as_u16(), |_| 0)
     };
     let mut told = Vec::new();
     for client in [Some("alice"), Some("alice"), Some("denied"), None] {

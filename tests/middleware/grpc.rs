@@ -21,7 +21,7 @@ use tonic_web::GrpcWebLayer;
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceBuilder, ServiceExt};
 use tower_ratelimit::{
-    MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule,
+    Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule,
     clock::{ManualClock, Timer},
     key,
     limiter::Limiter,
@@ -303,7 +303,7 @@ async fn failed_calls_alone_can_be_counted_by_their_status() {
 #[tokio::test]
 async fn client_denied_by_a_list_gets_permission_denied() {
     let list = AccessList::new();
-    list.set_key((), Access::Deny);
+    list.set_key(Key::global(), Access::Deny);
     let layer = RateLimitLayer::new(Scripted::new(), Quota::per_minute(1), key::global()).access(&list, key::global());
     let mut client = connect(serve(layer).await).await;
     assert_eq!(echo(&mut client, "hello").await.unwrap_err().code(), Code::PermissionDenied);

@@ -102,7 +102,7 @@ fn handler_that_asks(
         async move {
             Ok::<_, Infallible>(match inner.admit(&head).await {
                 Ok(admission) => (admission.headers(), "text").into_response(),
-                Err(refused) => refused.into_response().map(Body::new),
+                Err(refused) => refused.into_http().map(Body::new),
             })
         }
     });
@@ -144,7 +144,7 @@ async fn refusal_of_one_layer_takes_the_headers_of_another() {
     let tokens = layer(rule("tokens", 0).unit("tokens").unwrap()).headers(Headers::openai());
     let (head, ()) = Request::new(()).into_parts();
     let admission = requests.admit(&head).await.unwrap();
-    let mut response = tokens.admit(&head).await.unwrap_err().into_response();
+    let mut response = tokens.admit(&head).await.unwrap_err().into_http();
     admission.add_headers(response.headers_mut());
     assert_eq!(response.headers()["x-ratelimit-remaining-requests"], "4");
     assert_eq!(response.headers()["x-ratelimit-remaining-tokens"], "0");

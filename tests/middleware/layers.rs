@@ -336,7 +336,7 @@ async fn unsupported_quota_is_reported_and_fails_each_request() {
     assert_eq!(send(&blocking, &[]).await, StatusCode::SERVICE_UNAVAILABLE);
     let (head, ()) = Request::new(()).into_parts();
     let refused = small(large()).admit(&head).await.unwrap_err();
-    assert_eq!(refused.into_response().status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(refused.into_http().status(), StatusCode::SERVICE_UNAVAILABLE);
     // As the layer is configured for failures, and as rules that refuse nothing do.
     assert_eq!(send(&small(large()).on_error(OnError::Allow), &[]).await, StatusCode::OK);
     assert_eq!(send(&small(large().mode(Mode::Shadow)), &[]).await, StatusCode::OK);

@@ -17,6 +17,8 @@ mod departed;
 mod envoy_file;
 mod envoy_service;
 mod explain;
+mod extract;
+mod first_day;
 mod frameworks;
 mod grpc;
 mod grpc_python;

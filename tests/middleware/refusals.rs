@@ -18,7 +18,7 @@ use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::middleware::RefusalBody;
 use tower_ratelimit::{
-    Headers, MemoryLimiter, Policy, Quota, RateLimitLayer, Refusals, Rule, Wait, key,
+    Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Refusals, Rule, Wait, key,
     middleware::{Access, AccessList, Refusal, ResetEncoding},
     observe::{Outcome, OutcomeKind},
 };
@@ -89,7 +89,7 @@ fn ways() -> Vec<Way> {
         }),
         way("denied by a list", OutcomeKind::Denied, 0, |settings| {
             let list = AccessList::new();
-            list.set_key((), Access::Deny);
+            list.set_key(Key::global(), Access::Deny);
             let layer = RateLimitLayer::new(memory(), Quota::per_hour(9), key::global());
             stack(layer.access(&list, key::global()), settings)
         }),
@@ -385,4 +385,41 @@ async fn responder_answers_with_an_axum_error_type() {
     for field in ["x-own: 1", "retry-after: 3600", "content-length: 19", "cache-control: no-store"] {
         assert!(refusal.lines().any(|line| line == field), "{field}: {refusal}");
     }
+}
+
+#[tokio::test]
+async fn own_body_keeps_status_and_headers_of_each_refusal() {
+    let body = |refusal: &Refusal<'_>| format!("{} {:?}", refusal.status().as_u16(), refusal.limit());
+    for way in ways() {
+        let plain = Request::new(Body::default());
+        let usual = way.exhausted((Refusals::json(), Headers::default())).await.oneshot(plain).await.unwrap();
+        let own = Refusals::json().body(body);
+        let plain = Request::new(Body::default());
+        let refused = way.exhausted((own, Headers::default())).await.oneshot(plain).await.unwrap();
+        assert_eq!(refused.status(), usual.status(), "{}", way.name);
+        let names = |response: &Response<Body>| {
+            let mut names: Vec<String> = response.headers().keys().map(ToString::to_string).collect();
+            names.retain(|name| name != "content-length");
+            names.sort_unstable();
+            names
+        };
+        assert_eq!(names(&refused), names(&usual), "{}", way.name);
+        assert_eq!(refused.headers()["content-type"], "application/json");
+        let text = refused.into_body().collect().await.unwrap().to_bytes();
+        let text = std::str::from_utf8(&text).unwrap();
+        assert!(text.starts_with(usual.status().as_str()), "{}: {text}", way.name);
+        let is_over = [OutcomeKind::Limited, OutcomeKind::Blocked].contains(&way.kind);
+        assert_eq!(text.contains("Some"), is_over, "{}: {text}", way.name);
+    }
+}
+
+#[tokio::test]
+async fn limit_of_a_refusal_is_that_of_the_quota() {
+    let refusals = Refusals::text().body(|refusal: &Refusal<'_>| format!("{:?}", refusal.limit()));
+    let quota = Quota::per_minute(100).burst(1).unwrap();
+    let layer = RateLimitLayer::new(memory(), quota, key::global());
+    let mut service = stack(layer, (refusals, Headers::none()));
+    service.ready().await.unwrap().call(Request::new(Body::default())).await.unwrap();
+    let refused = service.ready().await.unwrap().call(Request::new(Body::default())).await.unwrap();
+    assert_eq!(refused.into_body().collect().await.unwrap().to_bytes(), "Some(100)");
 }

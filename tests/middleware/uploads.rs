@@ -17,7 +17,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::{Sleep, Timer};
 use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::{
-    MemoryLimiter, Quota, RateLimitLayer, key,
+    Key, MemoryLimiter, Quota, RateLimitLayer, key,
     middleware::{Access, AccessList},
 };
 
@@ -129,7 +129,7 @@ async fn time_to_refuse(layer: RateLimitLayer, request: Request<Body>) -> Durati
 #[tokio::test]
 async fn refusal_of_every_kind_reads_the_upload() {
     let denying = AccessList::new();
-    denying.set_key((), Access::Deny);
+    denying.set_key(Key::global(), Access::Deny);
     let (failing, later) = (Scripted::new(), Scripted::new().later());
     failing.fail(true);
     let quota = Quota::per_hour(1);

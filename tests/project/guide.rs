@@ -176,7 +176,7 @@ fn ignored_blocks_are_parts_of_the_programs() {
 fn files_on_the_page_about_rules_have_no_problems() {
     let page = include_str!("../../src/guide/rules_in_a_file.md");
     let builder = Rules::builder().trusted_proxies(TrustedProxies::count(1).expect("one is possible"));
-    let builder = builder.key("tenant", |_| ()).action("create_account", |_| false);
+    let builder = builder.key("tenant", key::global()).action("create_account", |_| false);
     let files: Vec<&str> = page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
     assert!(files.len() > 7, "the page shows files");
     for file in files {

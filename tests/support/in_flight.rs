@@ -222,7 +222,7 @@ async fn handle<L: Limiter>(
                     tokio::task::yield_now().await;
                     Ok(admission.finish(answer(3, fate, vec![admitted, runs])))
                 }
-                Err(refused) => Ok(refused.into_response().map(Body::new)),
+                Err(refused) => Ok(refused.into_http().map(Body::new)),
             }
         }
         Fate::Upgrades | Fate::UpgradesWithoutPlace if request.headers().contains_key("upgrade") => {

@@ -487,7 +487,7 @@ pub(crate) async fn handler_that_admits_waits_in_line_and_leaves_it<L: Limiter +
             let (head, ()) = Request::new(()).into_parts();
             match layer.admit(&head).await {
                 Ok(admission) => admission.finish(Response::new(Body::from("done"))),
-                Err(refused) => refused.into_response().map(Body::new),
+                Err(refused) => refused.into_http().map(Body::new),
             }
         }
     };

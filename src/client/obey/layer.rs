@@ -224,7 +224,7 @@ impl ObeyLayer {
         }
         let settings = self.set();
         let others: Vec<BoundRule> = settings.own.iter().map(|own| own.rule.clone()).collect();
-        let mut rule = BoundRule::new(rule, |_: &Head<'_>| ());
+        let mut rule = BoundRule::new(rule, |_: &Head<'_>| Key::global());
         rule.place_behind(&others);
         settings.own.push(OwnQuota { limiter: BoxLimiter::new(limiter), rule });
         Ok(self)

@@ -394,7 +394,9 @@ mod tests {
         assert_eq!(of(Key::of(address("192.0.2.1"))), Some(Access::Deny));
         assert_eq!(of(Key::of(address("::ffff:192.0.2.1"))), Some(Access::Deny));
         assert_eq!(of(Key::of(("customer", 7))), Some(Access::Allow));
-        for other in [Key::of("192.0.2.1"), Key::of((address("192.0.2.1"), 1)), Key::of(("customer", 8)), Key::of(())] {
+        for other in
+            [Key::of("192.0.2.1"), Key::of((address("192.0.2.1"), 1)), Key::of(("customer", 8)), Some(Key::global())]
+        {
             assert_eq!(of(other), None);
         }
         assert!(list.remove_key(("customer", 7)));

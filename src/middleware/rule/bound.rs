@@ -221,7 +221,7 @@ mod tests {
     use crate::quota::Quota;
 
     fn bound(name: &str, quota: Quota) -> BoundRule {
-        BoundRule::new(Rule::new(name, quota).unwrap(), |_: &Head<'_>| ())
+        BoundRule::new(Rule::new(name, quota).unwrap(), |_: &Head<'_>| Key::global())
     }
 
     #[test]
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn each_of_several_policies_is_numbered_if_its_name_is_taken() {
         let quotas = || [Quota::per_second(1), Quota::per_hour(9)];
-        let several = || BoundRule::new(Rule::all_of("api", quotas()).unwrap(), |_: &Head<'_>| ());
+        let several = || BoundRule::new(Rule::all_of("api", quotas()).unwrap(), |_: &Head<'_>| Key::global());
         let others = [several(), bound("api-9-per-hour-2", Quota::per_second(1))];
         let mut second = several();
         second.place_behind(&others);
@@ -258,7 +258,7 @@ mod tests {
     fn plans_are_numbered_alike_if_their_name_is_taken() {
         let others = [bound("api", Quota::per_second(1)), bound("api-2", Quota::per_second(1))];
         let quotas = [Quota::per_second(1), Quota::per_second(5), Quota::per_second(5)];
-        let mut plans = BoundRule::new(Rule::plans("api", quotas, |_| 1).unwrap(), |_: &Head<'_>| ());
+        let mut plans = BoundRule::new(Rule::plans("api", quotas, |_| 1).unwrap(), |_: &Head<'_>| Key::global());
         plans.place_behind(&others);
         let names: Vec<&str> = plans.policies().iter().map(Policy::name).collect();
         assert_eq!(names, ["api-3"; 3]);
@@ -268,7 +268,7 @@ mod tests {
     fn several_predicates_must_all_hold() {
         let rule =
             Rule::from(Quota::per_second(1)).when(|parts| parts.method == "GET").when(|parts| parts.uri.path() == "/a");
-        let bound = BoundRule::new(rule, |_: &Head<'_>| ());
+        let bound = BoundRule::new(rule, |_: &Head<'_>| Key::global());
         let asks = |method: &str, path: &str| {
             let (parts, ()) = http::Request::builder().method(method).uri(path).body(()).unwrap().into_parts();
             bound.applies(&Head::from(&parts))

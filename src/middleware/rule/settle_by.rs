@@ -81,7 +81,7 @@ impl Rule {
     /// ```
     /// use tower_ratelimit::{key, middleware::Usage, MemoryLimiter, Quota, RateLimitLayer, Rule};
     ///
-    /// // With axum: `Extension(usage): Extension<Usage>`
+    /// // With axum: `usage: Usage`
     /// async fn complete(usage: Usage) -> String {
     ///     let (answer, tokens) = ("Hello!".to_owned(), 12);
     ///     usage.set(tokens);

@@ -10,17 +10,16 @@ use crate::limiter::{AnyPlaces, Place, shared_place};
 
 /// A handle to what a request holds of [concurrency limits](crate::Quota::concurrent). It is in the extensions of each
 /// request that passes a layer with such a limit. If requests [bring their quotas](crate::Rule::quota_from), those that
-/// are charged to such a limit have it; a handler of all requests takes an `Option<Extension<InFlight>>`.
+/// are charged to such a limit have it; a handler of all requests takes an `Option<InFlight>`.
 ///
 /// The handle itself holds nothing. A request's units are returned when the body of its response has ended or was
 /// dropped. A handler that works on after that takes a [`Place`], and moves it into that work:
 ///
 /// ```
-/// use axum::Extension;
 /// use http::StatusCode;
 /// use tower_ratelimit::middleware::InFlight;
 ///
-/// async fn upload(Extension(in_flight): Extension<InFlight>, video: String) -> StatusCode {
+/// async fn upload(in_flight: InFlight, video: String) -> StatusCode {
 ///     let place = in_flight.hold();
 ///     tokio::spawn(async move {
 ///         // Encode the video.
@@ -51,12 +50,11 @@ impl InFlight {
     /// before such a response is returned, and move it into the task that serves the connection:
     ///
     /// ```
-    /// use axum::Extension;
     /// use axum::response::Response;
     /// use tower_ratelimit::middleware::InFlight;
     ///
     /// # trait OnUpgrade: Sized { fn on_upgrade<F: Future<Output = ()>>(self, serve: impl FnOnce(u8) -> F) -> Response; }
-    /// async fn chat(upgrade: impl OnUpgrade, Extension(in_flight): Extension<InFlight>) -> Response {
+    /// async fn chat(upgrade: impl OnUpgrade, in_flight: InFlight) -> Response {
     ///     let place = in_flight.hold();
     ///     upgrade.on_upgrade(|socket| async move {
     ///         // Serve the socket.

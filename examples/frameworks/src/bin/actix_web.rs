@@ -63,7 +63,7 @@ fn copy_headers(from: &http::HeaderMap, to: &mut ActixHeaders) {
 
 /// Makes the layer's refusal a response of actix-web.
 async fn answer(refused: Refused) -> HttpResponse {
-    let (head, body) = refused.into_response().into_parts();
+    let (head, body) = refused.into_http().into_parts();
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let status = actix_web::http::StatusCode::from_u16(head.status.as_u16()).unwrap_or_default();
     let mut response = HttpResponse::build(status).body(body);

@@ -81,7 +81,7 @@ fn replace_headers(response: &mut ResponseHeader, headers: &HeaderMap) -> pingor
 }
 
 async fn refuse(session: &mut Session, refused: Refused) -> pingora_core::Result<()> {
-    let (head, body) = refused.into_response().into_parts();
+    let (head, body) = refused.into_http().into_parts();
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let mut response = ResponseHeader::build(head.status, Some(head.headers.len()))?;
     replace_headers(&mut response, &head.headers)?;

@@ -37,7 +37,7 @@ async fn limited(limit: Limit, next: impl Endpoint, mut request: Request) -> poe
 
 /// Makes the layer's refusal a response of poem.
 async fn answer(refused: Refused) -> Response {
-    let (head, body) = refused.into_response().into_parts();
+    let (head, body) = refused.into_http().into_parts();
     let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
     let mut response = Response::builder().status(head.status).body(body);
     *response.headers_mut() = head.headers;
