@@ -12,4 +12,5 @@ mod public_api;
 mod public_items;
 mod release;
 mod rooms;
+mod sentences;
 mod test_files;

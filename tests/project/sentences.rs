@@ -1,0 +1,190 @@
+//! Draws sentences of the project at random, so that a reader who did not write them can say which have to be read twice.
+//!
+//! `SENTENCES=SEED cargo test --test project sentences -- --nocapture` prints 120 of them, each with its place.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// How many sentences of each kind are drawn.
+const DRAWN: [(Kind, usize); 4] = [(Kind::Rustdoc, 40), (Kind::Comment, 24), (Kind::Message, 16), (Kind::Guide, 40)];
+
+/// A sentence of code's documentation has at least this many words. Shorter ones name their item.
+const MIN_WORDS: usize = 6;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    /// The documentation of an item or a file.
+    Rustdoc,
+    /// A comment within the code.
+    Comment,
+    /// A text that a user or an operator reads while the program runs, such as that of an error.
+    Message,
+    /// The guide and the README.
+    Guide,
+}
+
+struct Sentence {
+    /// The file, and the line in which the sentence's paragraph begins.
+    place: String,
+    text: String,
+}
+
+type Sentences = BTreeMap<Kind, Vec<Sentence>>;
+
+/// Returns the sentences of the library, its guide and the README, without those of tests.
+fn sentences() -> Sentences {
+    let mut sentences = Sentences::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    read_file(root, &root.join("README.md"), &mut sentences);
+    read_folder(root, &root.join("src"), &mut sentences);
+    sentences
+}
+
+fn read_folder(root: &Path, folder: &Path, sentences: &mut Sentences) {
+    let entries = fs::read_dir(folder).expect("the folder is there");
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("it can be read").path()).collect();
+    paths.sort();
+    for path in paths {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        if name == "tests" || name.ends_with("_tests") {
+            continue;
+        }
+        if path.is_dir() {
+            read_folder(root, &path, sentences);
+        } else {
+            read_file(root, &path, sentences);
+        }
+    }
+}
+
+fn read_file(root: &Path, path: &Path, sentences: &mut Sentences) {
+    let place = path.strip_prefix(root).unwrap_or(path).display().to_string();
+    let lines: Vec<(Kind, String)> = match path.extension().and_then(|extension| extension.to_str()) {
+        Some("md") => {
+            let text = fs::read_to_string(path).expect("a page is text");
+            text.lines().map(|line| (Kind::Guide, line.to_owned())).collect()
+        }
+        Some("rs") => {
+            let text = fs::read_to_string(path).expect("source is text");
+            let code = text.lines().take_while(|line| !line.starts_with("mod tests {"));
+            let mut is_literal = false;
+            code.map(|line| comment_or_literals(line, &mut is_literal)).collect()
+        }
+        _ => return,
+    };
+    read_paragraphs(&place, &lines, sentences);
+}
+
+/// Returns the words of a line that is a comment, or the last literal that begins or ends in it. `is_literal` says whether
+/// a literal goes on from line to line.
+fn comment_or_literals(line: &str, is_literal: &mut bool) -> (Kind, String) {
+    let line = line.trim();
+    match line.strip_prefix("//") {
+        Some(rest) if rest.starts_with(['/', '!']) => return (Kind::Rustdoc, rest[1..].to_owned()),
+        Some(rest) => return (Kind::Comment, rest.to_owned()),
+        None => {}
+    }
+    let code = line.replace("'\"'", "").replace("\\\"", "'");
+    // A list's mark keeps the literals of two lines apart.
+    let mut words = if *is_literal || !code.contains('"') { "" } else { "* " }.to_owned();
+    for (index, part) in code.split('"').enumerate() {
+        *is_literal ^= index > 0;
+        if *is_literal {
+            words.push_str(part.trim_end_matches('\\'));
+            words.push('\n');
+        }
+    }
+    (Kind::Message, words)
+}
+
+/// Puts lines together to paragraphs, and takes those apart. Examples, tables and titles have no sentences.
+fn read_paragraphs(place: &str, lines: &[(Kind, String)], sentences: &mut Sentences) {
+    let mut is_example = false;
+    let mut paragraph = (Kind::Message, 0, String::new());
+    for (index, (kind, line)) in lines.iter().enumerate() {
+        let words = line.trim();
+        let is_fence = words.starts_with("```");
+        is_example ^= is_fence && *kind != Kind::Message;
+        let is_text = !is_example && !is_fence && !words.is_empty() && !words.starts_with(['|', '#', '<', '!']);
+        let item = words.strip_prefix("* ").or_else(|| words.strip_prefix("- "));
+        if !is_text || item.is_some() || paragraph.0 != *kind {
+            let (kind, line, text) = std::mem::replace(&mut paragraph, (*kind, index + 1, String::new()));
+            add_sentences(kind, &format!("{place}:{line}"), &text, sentences);
+        }
+        if is_text {
+            paragraph.2.push(' ');
+            paragraph.2.push_str(item.unwrap_or(words));
+        }
+    }
+    add_sentences(paragraph.0, &format!("{place}:{}", paragraph.1), &paragraph.2, sentences);
+}
+
+fn add_sentences(kind: Kind, place: &str, text: &str, sentences: &mut Sentences) {
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let end = rest.match_indices([' ']).find(|(at, _)| ends_sentence(&rest[..*at], &rest[at + 1..]));
+        let (sentence, others) = end.map_or((rest, ""), |(at, _)| rest.split_at(at));
+        rest = others.trim_start();
+        if sentence.split(' ').count() >= MIN_WORDS {
+            let sentence = Sentence { place: place.to_owned(), text: sentence.to_owned() };
+            sentences.entry(kind).or_default().push(sentence);
+        }
+    }
+}
+
+fn ends_sentence(before: &str, after: &str) -> bool {
+    before.ends_with(['.', '!', '?']) && !after.starts_with(|next: char| next.is_lowercase())
+}
+
+/// Returns the next of a sequence of numbers that look random (SplitMix64).
+fn next_number(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut number = *state;
+    number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
+fn draw(seed: u64) -> Vec<(Kind, Sentence)> {
+    let mut state = seed;
+    let mut drawn = Vec::new();
+    for (kind, mut all) in sentences() {
+        let count = DRAWN.iter().find(|(drawn, _)| *drawn == kind).map_or(0, |(_, count)| *count);
+        assert!(all.len() > 10 * count, "only {} sentences of {kind:?} were found", all.len());
+        for _ in 0..count {
+            let index = next_number(&mut state) % all.len() as u64;
+            drawn.push((kind, all.swap_remove(index as usize)));
+        }
+    }
+    drawn
+}
+
+#[test]
+fn sentences_are_drawn() {
+    let seed = std::env::var("SENTENCES").map_or(1, |seed| seed.parse().expect("SENTENCES is a number"));
+    let drawn = draw(seed);
+    assert_eq!(drawn.len(), DRAWN.iter().map(|(_, count)| count).sum::<usize>());
+    for (number, (kind, sentence)) in drawn.iter().enumerate() {
+        println!("{:3} {kind:?} {}\n    {}", number + 1, sentence.place, sentence.text);
+    }
+}
+
+#[test]
+fn sentences_end_where_a_reader_says_so() {
+    let mut sentences = Sentences::new();
+    let text =
+        "A client that waits, e.g. for long, gets an answer. `None` is the answer otherwise, as said. It is short.";
+    add_sentences(Kind::Guide, "a page", text, &mut sentences);
+    let found: Vec<&str> = sentences[&Kind::Guide].iter().map(|sentence| sentence.text.as_str()).collect();
+    assert_eq!(
+        found,
+        ["A client that waits, e.g. for long, gets an answer.", "`None` is the answer otherwise, as said."]
+    );
+    let mut is_literal = false;
+    let mut read = |line| comment_or_literals(line, &mut is_literal);
+    assert_eq!(read("    /// Returns the key."), (Kind::Rustdoc, " Returns the key.".to_owned()));
+    assert_eq!(read("        Err(\"no such \\"), (Kind::Message, "* no such \n".to_owned()));
+    assert_eq!(read("             rule\")"), (Kind::Message, "rule\n".to_owned()));
+    assert_eq!(read("        None"), (Kind::Message, String::new()));
+}
