@@ -229,7 +229,7 @@ impl ChargeDecision {
         self.position != UNASKED
     }
 
-    /// Returns the capacity: the most units that can pass at one instant.
+    /// Returns the capacity: the maximum number of units that can pass at one instant.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.limit

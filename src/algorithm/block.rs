@@ -8,9 +8,9 @@
 //! `begin + length`.
 //!
 //! It guarantees: exactly `limit` units at once from rest, nothing while closed, and in any interval at most `limit`
-//! times two and the whole spans in it of the period or the length, whichever is shorter. A request that is denied by a
-//! block changes nothing, unless denied requests count: then it begins the block again, as long as it would be now. A
-//! forced charge takes what is left. Its decision says whether the key is closed after it.
+//! times two and the whole spans in it of the shorter one of period and length. A request that is denied by a block
+//! changes nothing, unless denied requests count: then it begins the block again, as long as it would be now. A forced
+//! charge takes what is left. Its decision says whether the key is closed after it.
 //!
 //! Since a window begins with a strike and not with each, up to `2·limit − 2` strikes can be within one period
 //! unpunished.
@@ -55,7 +55,7 @@ use super::state::{Layout, Next, Pair, PairAlgorithm, TakeMode, Transition};
 use super::state::{LuaNumbers, numbers};
 use super::used::{Carried, Dated, Used};
 
-/// The most strikes.
+/// The maximum number of strikes.
 pub(crate) const STRIKES_MAX: u64 = (1 << STRIKE_BITS) - 1;
 
 pub(crate) const SPAN_BITS: u32 = 45;

@@ -1,8 +1,8 @@
 //! Dated entries, the states of sliding windows and logs, and when each entry stops to count.
 //!
 //! An entry is `(start, units)`: a sub-window of a sliding window, or an instant of a log. It counts in full until
-//! `start + period`. Then the period's edge passes over a sliding window's sub-window, which meanwhile counts in part,
-//! in full, or not at all. So every question is answered by the oldest few entries and the total.
+//! `start + period`. Then the period's edge passes over a sliding window's sub-window, which then counts in part, in
+//! full, or not at all. So every question is answered by the oldest few entries and the total.
 //!
 //! If the clock steps back by less than a period, it stands still for the key. If it steps back further, the entries
 //! come along, to the first sub-window that begins no earlier than now: all of them begin later, since entries that are
@@ -111,7 +111,8 @@ impl EntryLog {
         }
     }
 
-    /// Returns the most units that the entries of a log can hold together, or one entry of a sliding window.
+    /// Returns the maximum number of units that the entries of a log can hold together, or one entry of a sliding
+    /// window.
     pub(crate) fn most(&self) -> u64 {
         self.limit + self.debt
     }
@@ -325,7 +326,8 @@ impl EntryLog {
         2 * self.period_us
     }
 
-    /// Returns the most units that all entries hold together. Those of a sliding window may count only in part.
+    /// Returns the maximum number of units that all entries hold together. Those of a sliding window may count only in
+    /// part.
     pub(crate) fn most_kept(&self) -> u64 {
         if self.is_log() { self.most() } else { u64::MAX }
     }

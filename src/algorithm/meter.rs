@@ -1,4 +1,4 @@
-//! Meter: a counter that does not start afresh by itself.
+//! Meter: a counter that is never reset by time.
 //!
 //! # 1 Definition and laws
 //!

@@ -22,7 +22,7 @@ use crate::wait::Wait;
 
 use super::state::TakeMode;
 
-/// The most units that can be held. Forced charges take no more.
+/// The maximum number of units that can be held. Forced charges take no more.
 pub(crate) const HELD_MAX: u64 = (1 << 40) - 2;
 
 const _: () = assert!(crate::quota::spec::PLACES_MAX <= HELD_MAX, "the largest limit can be held");
@@ -52,8 +52,8 @@ impl Places {
         Self { limit: spec.limit }
     }
 
-    /// Returns what becomes of a charge of `cost` while `held` units are held. [`describe`](Self::describe) makes the
-    /// decision of it, for the same reason as in [`Gcra`](super::gcra::Gcra::look).
+    /// Decides about a charge of `cost` while `held` units are held. [`describe`](Self::describe) makes the decision of
+    /// it, for the same reason as in [`Gcra`](super::gcra::Gcra::look).
     #[inline]
     pub(crate) fn look(self, held: u64, cost: u64, how: TakeMode) -> PlacesVerdict {
         let (cost, force) = how.plainly(cost);
@@ -95,8 +95,8 @@ impl Places {
         }
     }
 
-    /// Returns what becomes of a charge while a request that came before waits in line: no units are left. Only a
-    /// forced charge takes its units.
+    /// Decides about a charge while an earlier request waits in line: no units are left for it. Only a forced charge
+    /// takes its units.
     pub(crate) fn hold_back(self, held: u64, cost: u64, how: TakeMode) -> PlacesVerdict {
         match how.plainly(cost) {
             (_, true) => self.look(held, cost, how),

@@ -111,7 +111,7 @@ pub(crate) trait PairAlgorithm {
     /// most [`most`](Self::most).
     fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair>;
 
-    /// Returns the most units that can be in use: the capacity and the allowed debt.
+    /// Returns the maximum number of units that can be in use: the capacity and the allowed debt.
     fn most(&self) -> u64;
 
     /// Returns a time. If all units of another quota come back within it, a denied charge leaves that quota's state as

@@ -14,10 +14,10 @@ use crate::wait::Wait;
 use super::grpc;
 use super::times::{LONGEST, beyond, decimal, duration_of, from_now};
 
-/// The most policies that are kept of a response.
+/// The maximum number of policies that are kept of a response.
 const POLICIES_MAX: usize = 16;
 
-/// The most bytes of a name, a unit or a partition.
+/// The maximum number of bytes of a name, a unit or a partition.
 const NAME_MAX: usize = 256;
 
 /// The advice of a response's headers about quotas and waits.

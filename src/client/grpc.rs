@@ -7,11 +7,11 @@ use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
-/// The most bytes of encoded details that are read. gRPC's clients allow 8 KiB for all headers.
+/// The maximum number of bytes of encoded details that are read. gRPC's clients allow 8 KiB for all headers.
 const DETAILS_MAX: usize = 16 * 1024;
 
-/// The base64 of RFC 4648 as RFC 9651 and gRPC's HTTP/2 mapping ask to read it: with padding or
-/// without, whatever the padding bits are.
+/// The base64 of RFC 4648 as RFC 9651 and gRPC's HTTP/2 mapping ask to read it: with or without padding, and with any
+/// padding bits.
 pub(super) const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new()

@@ -1,8 +1,7 @@
 //! For clients (feature `client`): what a response says about quotas and waits.
 //!
-//! [`Advice::read`] reads the headers of a response, whichever server sent it: the `RateLimit`
-//! headers of the IETF's drafts, the `X-RateLimit` headers of many vendors, `Retry-After`, and
-//! gRPC's equivalents.
+//! [`Advice::read`] reads the headers of a response of any server: the `RateLimit` headers of the IETF's drafts, the
+//! `X-RateLimit` headers of many vendors, `Retry-After`, and gRPC's equivalents.
 //!
 //! ```
 //! use std::time::{Duration, SystemTime};

@@ -16,11 +16,11 @@ const PATIENCE: u64 = 16;
 /// seldom is earlier than the clock.
 const SLOWER: u64 = 1_000;
 
-/// The most that an answer may take, in microseconds. One that takes longer is older than the reading that is noted
+/// The maximum duration of an answer, in microseconds. One that takes longer is older than the reading that is noted
 /// with it.
 const ANSWER_US: u64 = 3;
 
-/// The most that a reading is behind the system right after an answer, in microseconds.
+/// The maximum delay of a reading behind the system's clock right after an answer, in microseconds.
 const BEHIND_US: u64 = ANSWER_US + 3; // each of three numbers is rounded down
 
 /// A thread that returns what the system answers, less that much, has read nothing later from the counter before.
@@ -32,7 +32,7 @@ const TRIES: usize = 16;
 /// Adds what the counter has counted to the last answer of the operating system.
 ///
 /// An answer is noted as two numbers: what the counter was, and what has to be added to any reading. The second never
-/// falls, unless the counter has jumped. So the clock does not step back, whichever of them a thread reads first.
+/// falls, unless the counter has jumped. So the clock does not step back, in any order in which a thread reads them.
 #[derive(Debug)]
 pub(super) struct Counter {
     clock: Clock,
@@ -59,7 +59,7 @@ impl Counter {
         let nanos = u128::from(clock.delta_as_nanos(0, 1 << TICKS)).max(1);
         let per_tick = u64::try_from((nanos << (64 - TICKS)) / 1_000).unwrap_or(u64::MAX);
         let trusted = u64::try_from((u128::from(TRUSTED_US) << 64) / u128::from(per_tick.max(1))).unwrap_or(0);
-        // As far away as can be: no reading is trusted before the first answer, on whichever processor.
+        // As far away as possible: no reading is trusted before the first answer, on any processor.
         let answered = AtomicU64::new(clock.raw() ^ 1 << 63);
         let per_tick = per_tick - per_tick / SLOWER;
         Self { clock, per_tick, trusted, answered, ahead: AtomicU64::new(0), asking: Mutex::new(()) }

@@ -420,8 +420,8 @@ cases! {
         same("the meter's remaining after a refund", metered().await?, 10)
     }
 
-    /// Observed charges are taken if they fit, and never deny the set; forced ones are taken whatever is left. A
-    /// refused set takes neither.
+    /// Observed charges are taken if they fit, and never deny the set; forced ones are taken even if too few units are
+    /// left. A refused set takes neither.
     #[fix = "see Effect: only enforced charges deny a set, and forced ones go into debt"]
     async fn effects_do_what_they_say(bench) {
         let fits = bench.take(&[bench.charge(2).effect(Effect::Observe)]).await?;
@@ -494,7 +494,7 @@ cases! {
         same("remaining after the refund, since the capacity was taken before", bench.left().await?, 0)
     }
 
-    /// A settlement is taken whatever is left, even if its reply is not awaited.
+    /// A settlement is taken even if too few units are left, and even if its reply is not awaited.
     #[fix = "see Limiter::settle: send the charges off before it returns"]
     async fn settlement_need_not_be_awaited(bench) {
         let forced = |cost| bench.charge(cost).effect(Effect::Force);
@@ -532,7 +532,7 @@ cases! {
         passed.into_iter().try_for_each(|passed| same("concurrent takes of one key that passed", passed, CAPACITY))
     }
 
-    /// Concurrent sets are all taken or none is, in whatever order they name their keys.
+    /// Concurrent sets are all-or-nothing, in any order of their keys.
     #[fix = "lock the states of a set in one order, or refund what a refused set took"]
     async fn concurrent_sets_are_all_or_nothing(bench) {
         let policies = [bench.policy.clone(), bench.other("two")?];

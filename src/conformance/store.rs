@@ -351,7 +351,7 @@ impl<S: Store> Bench<'_, S> {
         let current = [&new, &two, &new, &Some(one), &None, &new, &None, &new, &new, &new, &None];
         ensure(loaded.iter().eq(current), (&loaded, "expected", current))?;
         ensure(self.swap_each(&[]).await?.is_empty(), "no swaps have answers")?;
-        // Many values that are replaced, and one that has changed meanwhile.
+        // Many values that are replaced, and one that has changed since it was read.
         let names: Vec<String> = (0..40).map(|number| format!("many{}", number * 7 % 40)).collect();
         let [before, after] = [0, 1].map(|round| {
             let value = |name: &String| self.value(format!("{name}-{round}").as_bytes());

@@ -354,10 +354,10 @@ impl Headers {
         self
     }
 
-    /// Sets the clock of resets that are dates: seconds or milliseconds since the epoch, RFC 3339 and
-    /// HTTP dates. By default it is the calendar time of the operating system, whatever the limiter's
-    /// clock is, because clients compare dates with their own calendar. Tests give it the
-    /// [`ManualClock`](crate::clock::ManualClock) of their limiter.
+    /// Sets the clock of resets that are dates: seconds or milliseconds since the epoch, RFC 3339 and HTTP dates. By
+    /// default it is the calendar time of the operating system, even if the limiter has another clock, because clients
+    /// compare dates with their own calendar. Tests give it the [`ManualClock`](crate::clock::ManualClock) of their
+    /// limiter.
     ///
     /// ```
     /// use std::time::Duration;

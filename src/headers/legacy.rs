@@ -37,7 +37,7 @@ impl LegacyHeaders {
         Self::default()
     }
 
-    /// Sets the header of the limit: the most units that can pass at one instant.
+    /// Sets the header of the limit: the maximum number of units that can pass at one instant.
     #[must_use]
     pub fn limit(self, name: impl Into<String>) -> Self {
         self.with(name, Single::Limit)

@@ -24,7 +24,7 @@ impl Scope {
         }
     }
 
-    /// Returns whether every policy is reported, whatever it is.
+    /// Returns whether all policies are reported.
     pub(super) fn is_all(&self) -> bool {
         self.0.is_empty()
     }

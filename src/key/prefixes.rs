@@ -41,7 +41,7 @@ pub struct Prefixes {
 impl Prefixes {
     pub(super) const DEFAULT: Self = Self { ipv4: 32, ipv6: 64 };
 
-    /// Counts every address by itself, for networks in which each client has only one.
+    /// Counts every address separately, for networks in which each client has only one.
     #[must_use]
     pub const fn exact() -> Self {
         Self { ipv4: 32, ipv6: 128 }

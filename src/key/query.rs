@@ -9,8 +9,8 @@ use crate::head::Head;
 use super::paths::original_uri;
 use super::value::{IntoKey, Key};
 
-/// The longest query that is searched, in bytes, and the most parameters. Servers refuse longer ones by default, and a
-/// request may be compared with many rules.
+/// The maximum length of a query that is searched, in bytes, and its maximum number of parameters. Servers refuse
+/// longer ones by default, and a request may be compared with many rules.
 const BYTES_MAX: usize = 8 << 10;
 const PARAMETERS_MAX: usize = 256;
 

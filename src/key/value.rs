@@ -220,9 +220,8 @@ impl PartialEq for Key {
 impl Eq for Key {}
 
 impl Hash for Key {
-    /// Hashes a short key in words of 16 bytes, whatever its length: each word is one multiplication in the limiter in
-    /// memory (`benches/instructions`). The bytes beyond the key's length are zeros, and its parts say how long they
-    /// are.
+    /// Hashes a short key in words of 16 bytes. Each word is one multiplication in the limiter in memory
+    /// (`benches/instructions`). The bytes beyond the key's length are zeros, and its parts say how long they are.
     #[inline(always)] // a call would keep the hash in memory
     fn hash<H: Hasher>(&self, state: &mut H) {
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u128::from_le_bytes);

@@ -31,8 +31,8 @@ use crate::quota::Quota;
 /// The second limiter is also asked when the first is [overloaded](Limiter::is_overload) by a burst.
 /// Then the burst may get the second's share of each quota, on top of what the first admits.
 ///
-/// When the first limiter is back, it does not learn what the second admitted. The same holds for
-/// strikes of blocks and units of meters, which each process counts for itself meanwhile.
+/// When the first limiter is back, it does not learn what the second admitted. The same holds for strikes of blocks and
+/// units of meters, which each process counts for itself while the second limiter is asked.
 ///
 /// No request [waits in line](Quota::max_wait) for units of a concurrency limit. Units come free in the limiter
 /// that they were taken from, so a line would have to be in both, in one order. A layer reports a quota

@@ -156,9 +156,8 @@ pub trait Limiter: Send + Sync + 'static {
     /// limiters of this crate keep such a refund, and make it once the requests behind it are refunded
     /// too. Each keeps at most 4,096 of them.
     ///
-    /// A refund never removes more usage than its receipt holds, even if the key was charged under a
-    /// larger quota of the policy meanwhile. If that usage does not fit the refund's quota, the refund
-    /// has no effect.
+    /// A refund never removes more usage than its receipt holds, even if the key has since been charged under a larger
+    /// quota of the policy. If that usage does not fit the refund's quota, the refund has no effect.
     ///
     /// The caller may drop a [`Reply::Later`] without polling it. A remote limiter therefore sends
     /// the refund before it returns; its future only waits for the answer.
@@ -346,17 +345,16 @@ pub enum Effect {
     /// The charge is decided and reported. It is taken if its own quota and the set allow it. It
     /// never denies the set.
     Observe,
-    /// The charge is taken whatever is left, into debt (see
-    /// [`Quota::max_debt`](crate::Quota::max_debt)), if the set is allowed.
+    /// The charge is taken even if too few units are left, into debt (see [`Quota::max_debt`](crate::Quota::max_debt)),
+    /// if the set is allowed.
     Force,
     /// The charge is taken only if a preceding charge is denied. Blocks and meters use it.
     ///
     /// It belongs to the `of` charges right before it in the set, its *partners*, which are for the
     /// same key.
     ///
-    /// * If the quota of a partner denies it, this charge is taken whatever is left. Only a full
-    ///   [meter](crate::Quota::meter) denies it. If no partner is denied, this charge looks, like a
-    ///   cost of 0.
+    /// * If the quota of a partner denies the set, this charge is taken even if too few units are left. Only a full
+    ///   [meter](crate::Quota::meter) denies it. If no partner is denied, this charge looks, like a cost of 0.
     /// * A [block](crate::Quota::block) or a full meter that denies this charge denies the set. A
     ///   block whose partners are all observed or forced is itself only observed.
     /// * If a partner is enforced, this charge is taken although the set is denied, because that

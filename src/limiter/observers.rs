@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use crate::event::LimiterEvent;
 use crate::outcome::Observer;
 
-/// The most observers of a limiter: a program that makes layers all the time does not make it slow.
+/// The maximum number of observers of a limiter: so a program that keeps making layers does not slow the limiter down.
 const OBSERVERS_MAX: usize = 32;
 
 /// The observers of a limiter: that of its builder, and those of its layers. They are read without a lock.

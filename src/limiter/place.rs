@@ -105,7 +105,8 @@ impl<L: Limiter> AnyPlaces for HeldPlaces<L> {
 
     fn release(&self, is_over: &dyn Fn(usize) -> bool, is_shared: &dyn Fn() -> bool) -> bool {
         let mut held = lock(&self.held);
-        // Under the lock: a holder that comes meanwhile finds out under the lock whether anything is left.
+        // Under the lock: a holder that comes before the lock is released then reads under the lock whether any unit is
+        // left.
         if is_shared() {
             return true;
         }

@@ -16,7 +16,7 @@
 //! # Lines of many processes
 //!
 //! If a store counts the units of many processes, no request is woken when another process returns some. So the first
-//! request of each line asks again by itself, see [`Polls`]. Each time it says for how long it has waited, by
+//! request of each line asks again after a while, see [`Polls`]. Each time it says for how long it has waited, by
 //! [`standing`](PlaceLines::standing), and the store serves the one that has waited for longest. When the last request
 //! has left a line without units, the store is told, so that it keeps nothing for a request that has gone.
 
@@ -53,7 +53,7 @@ const SPARE: usize = 64;
 ///
 /// The limiter keeps two promises:
 ///
-/// * It denies a charge that the lines [hold back](Self::holds_back), whatever is free.
+/// * It denies a charge that the lines [hold back](Self::holds_back), even if units are free.
 /// * It calls [`wake_first`](Self::wake_first) when units of a key may have come free: after a refund,
 ///   after a reset, and, if units come free elsewhere, whenever it hears of it. It may do so too often.
 ///
@@ -68,7 +68,7 @@ struct SharedLines {
     /// The same by a hash of the line, so that the lines of other keys cost a charge no lock.
     buckets: [AtomicU64; BUCKETS],
     lines: Mutex<Lines>,
-    /// How the first requests ask by themselves, if they do.
+    /// How often the first requests ask again without being woken. `None` if they wait to be woken.
     polls: Option<Polls>,
 }
 
@@ -99,14 +99,14 @@ struct LineWaiter {
         allow(dead_code, reason = "in one process the time that a request has waited is not needed")
     )]
     joined: Timestamp,
-    /// How often it has asked by itself since it was woken.
+    /// How often it has asked again without being woken.
     polls: u32,
 }
 
-/// The first request of each line asks again by itself, if units can come free in other processes: after [`POLL_MIN`],
-/// and then after twice as long each time, up to [`POLL_MAX`], and up to a part of its wait, so that one with a short
-/// wait asks [`POLLS_MIN`] times, or nearly. If there are many lines, each of them asks more rarely, so that they ask
-/// at most once in [`POLL_SPACING`].
+/// If units can come free in other processes, the first request of each line asks again without being woken: after
+/// [`POLL_MIN`], and then after twice as long each time, up to [`POLL_MAX`], and up to a part of its wait, so that one
+/// with a short wait asks [`POLLS_MIN`] times, or nearly. If there are many lines, each of them asks more rarely, so
+/// that they ask at most once in [`POLL_SPACING`].
 #[cfg_attr(
     not(any(feature = "_redis", feature = "store")),
     allow(dead_code, reason = "in one process each request is woken")
@@ -115,8 +115,8 @@ struct Polls {
     clock: Arc<dyn Clock>,
     /// Differs between processes, so that they do not ask at the same instants.
     seed: u64,
-    /// Gets each line that its last request has left without units. If it is full, the store forgets the request by
-    /// itself, because it does not ask again.
+    /// Gets each line that its last request has left without units. If it is full, the store forgets the request after
+    /// a while, because the request does not ask again.
     #[cfg(any(feature = "_redis", feature = "store"))]
     left: mpsc::Sender<LeftLine>,
 }
@@ -174,7 +174,7 @@ impl PlaceLines {
         Self::with(None)
     }
 
-    /// Makes lines whose first requests ask again by themselves, because units also come free in other processes.
+    /// Makes lines whose first requests ask again without being woken, because units also come free in other processes.
     /// `seed` should differ between processes. `left` gets the lines that their last request has left without units.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn polling(clock: Arc<dyn Clock>, seed: u64, left: mpsc::Sender<LeftLine>) -> Self {
@@ -335,9 +335,9 @@ fn call_first(line: &mut BTreeMap<u64, LineWaiter>) -> Option<Waker> {
     first.waker.take()
 }
 
-/// Returns how long the first request of a line waits before it asks by itself. `number` is how often it has asked so
-/// since it was woken, `wait` how long its quota lets it wait, and `lines` the number of lines of this process. The
-/// caller adds a random part.
+/// Returns how long the first request of a line waits before it asks again without being woken. `number` is how often
+/// it has asked so since it was woken, `wait` how long its quota lets it wait, and `lines` the number of lines of this
+/// process. The caller adds a random part.
 fn poll_after(number: u32, wait: Duration, lines: usize) -> Duration {
     let spaced = POLL_SPACING.saturating_mul(u32::try_from(lines).unwrap_or(u32::MAX));
     POLL_MIN.saturating_mul(1 << number.min(8)).min(POLL_MAX).min(wait / POLLS_MIN).max(spaced)
@@ -397,8 +397,8 @@ impl PlaceTurn {
         if is_called { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Returns the time after which the request asks by itself. Returns `None` unless it is the first of its line, and
-    /// such requests ask by themselves.
+    /// Returns the time after which the request asks again without being woken. Returns `None` unless it is the first
+    /// of its line and the lines poll.
     fn poll_after(&self) -> Option<Duration> {
         let polls = self.lines.0.polls.as_ref()?;
         let mut lines = lock(&self.lines.0.lines);
@@ -414,7 +414,7 @@ impl PlaceTurn {
     /// Leaves the line with what was free. The next request is woken only if its quota leaves `has_more`, or if more
     /// came free since it asked: a place that comes free wakes one request. `own_limit` is the limit of its quota if
     /// the requests of the line may have different quotas. Then the next request is also woken if its limit is larger.
-    /// It is always woken if the first requests ask by themselves.
+    /// It is always woken if the lines poll.
     pub(crate) fn leave_admitted(mut self, has_more: bool, own_limit: Option<u64>) {
         self.admitted = Some(Admitted { has_more, own_limit });
     }
@@ -433,7 +433,7 @@ impl Drop for PlaceTurn {
         };
         let has_more =
             left.as_ref().is_some_and(|left| left.is_called) || line.values().next().is_some_and(leaves_more);
-        // Only the first asks by itself, and the store keeps its place among those of other processes.
+        // Only the first request polls, and the store keeps its position among the requests of other processes.
         let is_polled = self.lines.0.polls.is_some();
         let next = if was_first && (has_more || is_polled) { call_first(line) } else { None };
         if is_over {
@@ -463,7 +463,7 @@ pub(crate) struct BoundedTurn {
     timer: Arc<dyn Timer>,
     until: Duration,
     sleep: Option<Sleep>,
-    /// Until it asks by itself.
+    /// The timer until the request asks again without being woken.
     poll: Option<Sleep>,
 }
 
@@ -493,7 +493,7 @@ impl BoundedTurn {
         self.turn.number
     }
 
-    /// Returns whether the request asks by itself when it is the first of its line.
+    /// Returns whether the request polls when it is the first of its line.
     pub(crate) fn is_polled(&self) -> bool {
         self.turn.lines.0.polls.is_some()
     }

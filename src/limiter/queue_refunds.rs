@@ -4,9 +4,10 @@
 //! of a later one may still be under way. So a refund that finds a later slot taken is kept. It goes together with the
 //! refund of the slot right behind it.
 //!
-//! Each queue has one refund under way at a time. The refunds that come meanwhile wait, and go newest first. Those
-//! whose slots lie side by side go together, as the refund of one charge. If a store answers them more slowly than
-//! requests leave, the oldest of those that wait are given up, so that no client makes them take memory without end.
+//! Each queue has one refund under way at a time. Refunds that come during that call wait, and are sent newest first.
+//! Those whose slots lie side by side go together, as the refund of one charge. If a store answers them more slowly
+//! than requests leave, the oldest of those that wait are given up, so that no client makes them take memory without
+//! end.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -19,18 +20,18 @@ use crate::quota::{Algorithm, Quota};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::time::Timestamp;
 
-/// The most refunds of a limiter that are kept because a later slot is taken. Each takes about 200 bytes.
+/// The maximum number of refunds of a limiter that are kept because a later slot is taken. Each takes about 200 bytes.
 const KEPT_MAX: usize = 4_096;
 
-/// The most refunds of a queue that wait for the answer to the one under way. The oldest ones go, because their slots
-/// are over soonest.
+/// The maximum number of refunds of a queue that wait for the answer to the one under way. The oldest ones go, because
+/// their slots are over soonest.
 #[cfg(any(feature = "_redis", feature = "store"))]
 const WAITING_MAX: usize = 256;
 
 const LAST: Timestamp = Timestamp::from_micros(u64::MAX);
 
-/// The refunds of the queues of a limiter. `Q` names a queue, whatever its quota is now, and `C` is a caller that waits
-/// for the result of a refund.
+/// The refunds of the queues of a limiter. `Q` names a queue, independently of its current quota, and `C` is a caller
+/// that waits for the result of a refund.
 pub(super) struct QueueRefunds<Q, C>(Mutex<Queues<Q, C>>);
 
 struct Queues<Q, C> {

@@ -457,8 +457,7 @@ impl Quota {
         Duration::from_micros(self.spec.period_us)
     }
 
-    /// Returns the most units that can pass at one instant: a bucket's burst, a window's or a log's
-    /// limit.
+    /// Returns the maximum number of units that can pass at one instant: a bucket's burst, a window's or a log's limit.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.spec.burst

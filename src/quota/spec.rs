@@ -18,9 +18,9 @@ pub(crate) struct Spec {
     pub(crate) limit: u64,
     /// 0 if units come back when requests end, and not with time.
     pub(crate) period_us: u64,
-    /// The most units at one instant.
+    /// The maximum number of units at one instant.
     pub(crate) burst: u64,
-    /// The most units below zero that forced charges may reach.
+    /// The maximum number of units below zero that forced charges may reach.
     pub(crate) debt: u64,
     /// Whether the debt was chosen. Otherwise it is as much as the burst.
     pub(crate) debt_is_chosen: bool,

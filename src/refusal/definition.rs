@@ -178,11 +178,11 @@ pub struct Refusals {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GrpcCode {
-    /// 8, the code for quotas. Clients do not retry it by themselves, except some that find a
-    /// `RetryInfo` with it. It does not count as a server error.
+    /// 8, the code for quotas. Clients do not retry it automatically, except some that find a `RetryInfo` with it. It
+    /// does not count as a server error.
     #[default]
     ResourceExhausted,
-    /// 14, which most clients retry by themselves, and which counts as a server error.
+    /// 14, which most clients retry automatically, and which counts as a server error.
     Unavailable,
 }
 

@@ -22,7 +22,7 @@ const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 const DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 
-/// The most policies that details name, because clients may accept no more than 8 KiB of headers.
+/// The maximum number of policies that details name, because clients may accept no more than 8 KiB of headers.
 const VIOLATIONS_MAX: usize = 16;
 
 /// Writes the content type, the status and its message, which needs no percent-encoding.

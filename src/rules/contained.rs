@@ -13,7 +13,8 @@ use crate::middleware::rule::{PathPattern, Segment};
 use crate::mode::Mode;
 use crate::quota::{Algorithm, Anchor, Quota};
 
-/// The most comparisons of two rules or two values, such as two networks, in one file. Then no more warnings are found.
+/// The maximum number of comparisons of two rules or two values, such as two networks, in one file. Then no more
+/// warnings are found.
 const STEPS_MAX: usize = 1_000_000;
 
 /// Returns a warning for each rule that never refuses a request.

@@ -126,7 +126,7 @@ impl<'s> Writer<'s> {
     }
 }
 
-/// The most other entries that a note names.
+/// The maximum number of other entries that a note names.
 const SHOWN_MAX: usize = 5;
 
 /// Returns what the native form cannot say about a limit.

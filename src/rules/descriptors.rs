@@ -141,7 +141,7 @@ impl<L: Limiter> DescriptorLimits<L> {
     /// of the method of Envoy's service.
     ///
     /// A request that the limiter fails to decide has the outcome [`FailedClosed`](OutcomeKind::FailedClosed), although
-    /// a proxy may be configured to let it pass. One that is dropped meanwhile has
+    /// a proxy may be configured to let it pass. A request that is dropped while it waits has
     /// [`Abandoned`](OutcomeKind::Abandoned).
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {

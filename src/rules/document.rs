@@ -19,11 +19,11 @@ const DEPTH_MAX: usize = 32;
 
 const NODES_MAX: usize = 250_000;
 
-/// The most bytes of all texts. A file without aliases cannot reach this bound.
+/// The maximum number of bytes of all texts. A file without aliases cannot reach this bound.
 pub(super) const TEXTS_MAX: usize = 2 * BYTES_MAX;
 
-/// The most bytes of `[]{},?:`. The parser holds all tokens of a list in brackets at once, and these
-/// bytes separate them.
+/// The maximum number of bytes of `[]{},?:`. The parser holds all tokens of a list in brackets at once, and these bytes
+/// separate them.
 const SEPARATORS_MAX: usize = 200_000;
 
 /// A value and its position.

@@ -9,11 +9,11 @@ use super::problem::{FoundProblem, Position, Problem, Quoted, RulesErrorKind, Te
 use super::report::{NameKind, Noticed, RulesWarning, UnregisteredName};
 use crate::error::{Source, debug_as_text, printable};
 
-/// The most problems that are kept. Others are only counted.
+/// The maximum number of problems that are kept. Others are only counted.
 const PROBLEMS_MAX: usize = 100;
 
-/// The most letters of words that are compared with each other to suggest what was meant, over a whole file: each of a
-/// word with each of the other. A file can have very many templates, and names that are none.
+/// The maximum work to find suggestions for misspelt words of one file, in comparisons of two letters. A file can have
+/// very many templates, and names that are none.
 const COMPARED_MAX: usize = 20_000_000;
 
 /// The error of a file of rules. It has all problems of the file, in the order of their positions.
@@ -43,7 +43,7 @@ pub struct RulesError {
 }
 
 impl RulesError {
-    /// Makes the error of a file as a whole, whatever its text is.
+    /// Makes the error of a file as a whole, which points to no line of its text.
     pub(crate) fn of_file(message: impl Into<String>) -> Self {
         let mut problems = Problems::new("");
         problems.add(RulesErrorKind::File, Position::START, message);

@@ -41,8 +41,8 @@ use crate::rules_in_force::RulesInForce;
 ///
 /// # Reloading
 ///
-/// [`reload`](Self::reload) reads the file again, and [`RulesBuilder::reload_every`] does so by itself. A file with a
-/// problem changes nothing. A valid file replaces all rules at once:
+/// [`reload`](Self::reload) reads the file again, and [`RulesBuilder::reload_every`] does so at intervals. A file with
+/// a problem changes nothing. A valid file replaces all rules at once:
 ///
 /// * A request is decided by one version of the rules from beginning to end.
 /// * Usage belongs to the rule's name and the key. A rule that did not change is not touched. A changed quota keeps its

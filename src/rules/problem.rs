@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::error::printable;
 
-/// The most characters of a line that are shown.
+/// The maximum number of characters of a line that are shown.
 const LINE_MAX: usize = 120;
 
 /// The longest word that a suggestion is looked for, in bytes.

@@ -26,7 +26,7 @@ use crate::quota::Quota;
 use crate::rules_in_force::RulesInForce;
 use crate::sync::{Mutex, MutexGuard, contained, lock};
 
-/// The most changes of rules that are logged.
+/// The maximum number of changes of rules that are logged.
 const CHANGES_MAX: usize = 10;
 
 /// The rules of a file, and the layers that follow them.
@@ -135,7 +135,7 @@ impl RuleStore {
 
     /// Puts rules in force, unless they are from a reading of the file that is not the last one any more. It holds no
     /// lock while it calls limiters and observers, which are the application's code and may come back here. So it
-    /// begins again if other rules have come meanwhile.
+    /// begins again if other rules have come since then.
     fn put_in_force(&self, content: &Arc<[u8]>, reading: Option<u64>) -> Result<u64, RulesError> {
         let file = self.path.as_ref().filter(|_| reading.is_some());
         loop {
@@ -344,7 +344,7 @@ fn report(layers: &[Arc<dyn Follow>], event: &RulesEvent) {
     each(layers, |layer| layer.report(event));
 }
 
-/// Calls each layer by itself: a limiter or an observer that panics keeps the rules from no other layer.
+/// Calls the layers one by one: if the limiter or an observer of one panics, the other layers still get the rules.
 fn each(layers: &[Arc<dyn Follow>], call: impl Fn(&dyn Follow)) {
     layers.iter().for_each(|layer| contained(|| call(&**layer)));
 }

@@ -11,7 +11,7 @@ use crate::sync::{Mutex, lock};
 /// The number of kinds of errors of stores.
 const STORE_ERRORS: usize = StoreErrorKind::ALL.len();
 
-/// The most servers that are remembered as down.
+/// The maximum number of servers that are remembered as down.
 const SERVERS_MAX: usize = 64;
 
 /// The longest error text that is kept, in bytes.

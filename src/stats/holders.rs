@@ -14,7 +14,7 @@ use crate::sync::{Mutex, lock};
 /// Parts with a lock of their own.
 const PARTS: usize = 16;
 
-/// The most keys in a part.
+/// The maximum number of keys in a part.
 const EACH_MAX: usize = 64;
 
 /// The keys that hold units. It holds no keys, unless operators may act on them.

@@ -10,7 +10,7 @@ use super::rates::Rates;
 use super::sketch::Sketch;
 use crate::sync::{Mutex, lock};
 
-/// The most policies that are counted apart.
+/// The maximum number of policies that are counted apart.
 pub(super) const POLICIES_MAX: usize = 200;
 
 /// The name of all policies beyond that.

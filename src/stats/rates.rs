@@ -154,7 +154,7 @@ impl RateBucket {
         self.counts.near
     }
 
-    /// Returns the requests that the policy had no room for, whatever its [mode](crate::Mode).
+    /// Returns the requests that the policy had no room for, in any [mode](crate::Mode).
     #[must_use]
     pub fn over(&self) -> u64 {
         self.counts.over

@@ -21,7 +21,7 @@ use crate::time::Timestamp;
 
 const WAYS: usize = 16;
 
-/// The most refusals that are kept.
+/// The maximum number of refusals that are kept.
 const REFUSALS_MAX: usize = 10_000;
 
 /// The longest method and path in bytes.
@@ -88,8 +88,8 @@ impl Recent {
 
     fn write(&self, fingerprint: u64, refusal: RecentRefusal) {
         let Some(set) = self.sets.get(fingerprint as usize % self.sets.len()) else { return }; // any bits do
-        // A reader holds one place at a time, so the second try succeeds, unless sixteen refusals are written
-        // meanwhile.
+        // A reader holds one place at a time, so the second try succeeds, unless sixteen refusals are written between
+        // the two.
         for _ in 0..2 {
             let next = set.written.fetch_add(1, Ordering::Relaxed) % WAYS;
             if let Some(mut place) = set.places.get(next).and_then(try_lock) {

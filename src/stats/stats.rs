@@ -41,8 +41,8 @@ use crate::time::Timestamp;
 ///
 /// Set it on each layer by [`observer`](crate::RateLimitLayer::observer). A layer hands its observer on to its limiter,
 /// so it also counts the events of the limiter, of Redis, of a fallback and of files of rules. Clones count together,
-/// and an event of a limiter once, whichever layers and builders have the clones. A request that passes through several
-/// layers is counted by each.
+/// and an event of a limiter counts once, even if several layers and builders have clones. A request that passes
+/// through several layers is counted by each.
 ///
 /// ```
 /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key, observe::Stats};
@@ -98,7 +98,7 @@ struct Inner {
     recorded: Mutex<recorder::Recorded>,
 }
 
-/// The most files of rules that are remembered.
+/// The maximum number of files of rules that are remembered.
 const RULES_MAX: usize = 32;
 
 /// Sets up [`Stats`].

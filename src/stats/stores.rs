@@ -3,7 +3,7 @@
 use crate::store_load::{StoreLoad, StoreLoadReader};
 use crate::sync::{Mutex, lock};
 
-/// The most stores that are remembered.
+/// The maximum number of stores that are remembered.
 const STORES_MAX: usize = 32;
 
 #[derive(Default)]
@@ -15,7 +15,7 @@ impl Stores {
         let gone: Vec<bool> = self.readers().iter().map(|reader| reader.read().is_none()).collect();
         let mut readers = lock(&self.0);
         let mut gone = gone.into_iter();
-        // Stores that were added meanwhile are at the end.
+        // Stores that were added since then are at the end.
         readers.retain(|_| !gone.next().unwrap_or(false));
         if readers.len() < STORES_MAX {
             readers.push(store.clone());

@@ -26,7 +26,7 @@ const HATCH: &str = "<svg width=\"0\" height=\"0\" class=\"defs\" aria-hidden=\"
                      width=\"4\" height=\"4\" patternUnits=\"userSpaceOnUse\"><rect width=\"4\" height=\"4\"/>\
                      <path d=\"M0 4L4 0\"/></pattern></defs></svg>";
 
-/// The most layers that have tiles of their own, and that a policy's row names.
+/// The maximum number of layers that have tiles of their own, and that a policy's row names.
 const LAYERS_MAX: usize = 4;
 
 /// Up to this many policies are listed openly, even those without requests.

@@ -15,10 +15,10 @@ use crate::stats::{PolicySnapshot, RateBucket, RecentRefusal, TopKey};
 use crate::store_load::StoreLoad;
 use crate::time::Utc;
 
-/// The most keys that are listed of those that use most of a policy.
+/// The maximum number of keys that are listed of those that use most of a policy.
 const USED_MAX: usize = 20;
 
-/// The most keys that are listed of those that hold most.
+/// The maximum number of keys that are listed of those that hold most.
 const HELD_MAX: usize = 100;
 
 /// Writes the page as a JSON object.

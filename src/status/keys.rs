@@ -9,16 +9,16 @@ use crate::stats::{RecentRefusal, TopKey};
 use crate::time::Utc;
 use crate::wait::Wait;
 
-/// The most keys that are listed.
+/// The maximum number of keys that are listed.
 const KEYS_MAX: usize = 20;
 
-/// The most keys that are listed of those that use most of a policy.
+/// The maximum number of keys that are listed of those that use most of a policy.
 const USED_EACH_MAX: usize = 5;
 
-/// The most refusals that are listed openly.
+/// The maximum number of refusals that are listed openly.
 const REFUSALS_OPEN: usize = 10;
 
-/// The most refusals that are listed.
+/// The maximum number of refusals that are listed.
 const REFUSALS_MAX: usize = 200;
 
 /// Writes the name of a key, or its fingerprint: as a button that explains the key, if the key is kept.

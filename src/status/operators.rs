@@ -18,11 +18,11 @@ use crate::time::Timestamp;
 /// The time in which an offer can be taken.
 pub(super) const OFFER_LASTS: Duration = Duration::from_secs(300);
 
-/// The most bytes that all offers hold together, and the most offers.
+/// The maximum number of bytes that all offers hold together, and the maximum number of offers.
 const OFFERS_BYTES_MAX: usize = 1 << 20;
 const OFFERS_MAX: usize = 1_000;
 
-/// The most actions that the page lists.
+/// The maximum number of actions that the page lists.
 const DONE_MAX: usize = 100;
 
 /// The longest name of an operator in bytes.

@@ -315,7 +315,7 @@ impl StatusPage {
     /// within the operator's network. An address and `localhost` can be no such name, so they are always allowed.
     /// Programs such as `curl`, which send no `Origin`, act under every name that a list does not exclude.
     ///
-    /// A proxy that replaces `Host` has to check the name by itself.
+    /// A proxy that replaces `Host` has to check the name.
     #[must_use]
     pub fn hosts<I>(mut self, hosts: I) -> Self
     where

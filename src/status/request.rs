@@ -17,7 +17,7 @@ use crate::mode::Mode;
 /// The longest form, in bytes.
 pub(super) const FORM_MAX: usize = 16_384;
 
-/// The most headers of a described request.
+/// The maximum number of headers of a described request.
 const HEADERS_MAX: usize = 64;
 
 /// The beginning of the names of fields that describe an extension.

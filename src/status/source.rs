@@ -1,4 +1,4 @@
-//! A layer as the page sees it, whatever its limiter.
+//! A layer as the page sees it, with any limiter.
 
 use std::time::Duration;
 

@@ -11,7 +11,7 @@ use super::view::{ExplainedLayer, PageView};
 use crate::time::Utc;
 use crate::wait::Wait;
 
-/// The most actions that are listed openly, and the most that are listed.
+/// The maximum number of actions that are listed openly, and the most that are listed.
 const DONE_OPEN: usize = 3;
 const DONE_SHOWN: usize = 20;
 

@@ -15,7 +15,7 @@ use crate::policy::Policy;
 use crate::quota::Algorithm;
 use crate::stats::{Stats, StatsSnapshot};
 
-/// The most policies and keys of one layer that are looked at together.
+/// The maximum number of policies and keys of one layer that are looked at together.
 const HELD_MAX: usize = 100;
 
 /// Keys of one layer, with the policies that hold their states.

@@ -186,7 +186,7 @@ fn poll_line(visit: &mut Visit, sleep: &mut Option<(u64, Sleep)>, cx: &mut Conte
         let Some((_, sleeping)) = sleep else { break };
         ready!(sleeping.as_mut().poll(cx));
         *sleep = None;
-        // At least `until_us`, whatever the timer's clock says: no request may poll for ever.
+        // At least `until_us`, even if the timer's clock is wrong: no request may poll for ever.
         now_us = visit.settings().now_us().max(until_us);
     }
     *sleep = None;

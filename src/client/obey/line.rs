@@ -70,7 +70,7 @@ pub(super) struct KeyLine {
     spacing_us: u64,
     /// The rate that the server seems to bear, if the client adapts to it.
     rate: Option<Rate>,
-    /// The most requests on their way while no response says what is left.
+    /// The maximum number of requests on their way while no response says what is left.
     window: u32,
     /// The units that the server has left, less those of requests on their way.
     left: Option<u64>,
@@ -347,7 +347,7 @@ impl KeyLine {
         self.earliest_us().saturating_sub(now_us)
     }
 
-    /// Returns the earliest instant at which a request may be sent, whatever is on its way.
+    /// Returns the earliest instant at which a request may be sent, not counting the requests that are on their way.
     fn earliest_us(&self) -> u64 {
         self.opens_us.max(self.spaced_us).max(self.own_us)
     }

@@ -13,8 +13,9 @@ use super::setup::{AnyClock, OnFull, Setup};
 use super::snapshot::Snapshot;
 use super::states::States;
 
-/// The most keys, and the most entries that can be asked for. On a target of 32 bits, what holds them has to fit its
-/// addresses: 40 bytes for each key in the table, and 128 for each six entries or for each slot in the arena.
+/// The maximum number of keys, and the maximum number of entries that can be asked for. On a target of 32 bits, what
+/// holds them has to fit its addresses: 40 bytes for each key in the table, and 128 for each six entries or for each
+/// slot in the arena.
 const CAPACITY_MAX: u64 = if usize::BITS > 32 { 1 << 32 } else { 1 << 22 };
 const ENTRIES_MAX: u64 = if usize::BITS > 32 { 1 << 32 } else { 1 << 26 };
 
@@ -48,10 +49,10 @@ impl MemoryLimiterBuilder {
         self
     }
 
-    /// Sets the least number of dated entries that the limiter has room for, of all logs and sub-windows
-    /// together: up to 2^32, 65,536 by default. It has room for at least 15 for each of its
-    /// [`max_keys`](Self::max_keys), whatever is set here. More entries take more memory, 21.3 bytes each. On a
-    /// 32-bit target they are at most 2^26. A larger number is taken as the most.
+    /// Sets the least number of dated entries that the limiter has room for, of all logs and sub-windows together: up
+    /// to 2^32, 65,536 by default. It always has room for at least 15 for each of its [`max_keys`](Self::max_keys).
+    /// More entries take more memory, 21.3 bytes each. On a 32-bit target they are at most 2^26. A larger number is
+    /// taken as the most.
     ///
     /// A single key may use all entries. The limiter does
     /// [not support](crate::limiter::Limiter::supports) a quota of which one key may need more: a log

@@ -202,7 +202,7 @@ impl States {
         self.update(|| self.hold(policy, key), &mut PendingEvents::of(self), decide).0
     }
 
-    /// Forgets a key's state under a policy's name, whatever its quota was.
+    /// Forgets a key's state under a policy's name, for all quotas of that name.
     pub(super) fn reset(&self, policy: &Policy, key: &Key) {
         if let Decider::Places(_) = policy.quota().decider() {
             // Before the slot is locked: a run that begins in it afterwards has another number.

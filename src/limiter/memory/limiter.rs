@@ -28,8 +28,8 @@ use super::states::States;
 ///
 /// # Memory
 ///
-/// Memory is bounded, whatever comes in. [`bytes`](Self::bytes) returns the bound, which is reserved;
-/// only what was touched is resident.
+/// Memory is bounded for any input. [`bytes`](Self::bytes) returns the bound, which is reserved; only what was touched
+/// is resident.
 ///
 /// * A limiter of capacity `n` has a table of at most `40·n` bytes (40 MB for a million keys). The table
 ///   begins with 32 to 64 kB and doubles when a key finds no room, so it takes about 20 to 60 bytes for each
@@ -239,7 +239,7 @@ impl MemoryLimiter {
         Snapshot::of(&self.0).write()
     }
 
-    /// Returns the most bytes that the states can take. Only what was touched is resident.
+    /// Returns the maximum number of bytes that the states can take. Only what was touched is resident.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.bytes()

@@ -17,7 +17,7 @@ use super::slot_table::{Fingerprint, Seen, SlotLine};
 use super::states::States;
 use super::word::{HeldWord, NO_STATE, Now};
 
-/// The most charges of a set. A larger set is rare, and would need memory of its own.
+/// The maximum number of charges of a set. A larger set is rare, and would need memory of its own.
 const SET_MAX: usize = 4;
 
 impl States {
@@ -144,8 +144,8 @@ impl States {
     #[inline(always)]
     fn look(&self, charge: Charge<'_>) -> Option<(Seen<'_>, Now)> {
         let (line, key, version) = self.line_of(charge)?;
-        // Reading the clock takes as long as all the rest. So the key's line comes meanwhile, and the hash, for which
-        // the line has to wait, is done before.
+        // Reading the clock takes as long as all the rest. The key's cache line then arrives while the rest is
+        // computed. Only the hash has to be computed first.
         let now = self.now();
         Some((self.table.look(&line, key, version)?, now))
     }

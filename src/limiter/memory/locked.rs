@@ -54,8 +54,8 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
         stripes.sort_unstable();
         stripes.dedup();
         self.stripes = stripes.iter().map(|stripe| self.states.lock_stripe(*stripe)).collect();
-        // A key that was made or moved meanwhile is found now. The others have no slot as long as this lasts, unless
-        // another key lost its slot meanwhile.
+        // A key that got its slot or was moved after the first search is found now. The other keys have no slot while
+        // this value lives, unless another key lost its slot.
         self.find();
         let is_held =
             |hold: &LockedKey<'_>| hold.place.is_some() || hold.is_twice || stripes.contains(&stripe_of(hold.key));

@@ -32,7 +32,7 @@ pub(super) struct LockedKey<'a> {
     pub(super) awaits_growth: bool,
     /// A request that came before waits in line for the key's units.
     pub(super) is_held_back: bool,
-    /// The blocks of the slot, whichever version wrote them.
+    /// The blocks of the slot, of any version.
     chain: Chain,
     /// The chain is a new one, of which the slot does not know.
     is_begun: bool,

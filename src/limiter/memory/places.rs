@@ -134,8 +134,8 @@ pub(super) struct PlacesPlan<'a> {
     pub(super) word: u64,
 }
 
-/// Looks what becomes of a charge. Returns what is held after it. `run` is the number of a run that would begin now.
-/// `is_held_back` if a request that came before waits in line.
+/// Decides about a charge without taking it. Returns what is held after it. `run` is the number of a run that would
+/// begin now. `is_held_back` if a request that came before waits in line.
 #[inline]
 pub(super) fn look(
     rules: Places,

@@ -79,7 +79,8 @@ impl States {
         self.note_claim(now);
         let mut read = now;
         for _ in 0..ATTEMPTS {
-            // Once for each search: if the growth ends meanwhile, slots are free that this search takes for kept.
+            // Only once for each search: if the growth ends during the search, the search still treats freed slots as
+            // kept.
             let may_grow = self.table.may_grow();
             let now = if may_grow { read.earlier(KEPT_US) } else { read };
             let mut slots = self.table.candidates(key);

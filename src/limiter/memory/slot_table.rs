@@ -89,8 +89,8 @@ type SlotWords = [AtomicU64; 2];
 pub(super) struct SlotRef<'a>(&'a SlotWords);
 
 /// A slot as it was read: the tag and the word belong together, unless the key left the slot and came back between two
-/// of the three loads. Then a denial may be that of the key that was there meanwhile. Nothing is written for it,
-/// because its word is no longer there.
+/// of the three loads. Then a denial may be that of another key that had the slot in between. Nothing is written for
+/// it, because its word is no longer there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen<'a> {
     pub(super) place: SlotRef<'a>,
@@ -137,7 +137,7 @@ impl<'a> SlotRef<'a> {
         self.0[0].load(Ordering::Acquire)
     }
 
-    /// Reads the slot; `None` if it is locked or changes meanwhile.
+    /// Reads the slot. Returns `None` if it is locked or changes during the read.
     #[inline]
     pub(super) fn read(self) -> Option<Seen<'a>> {
         self.read_tagged(self.0[0].load(Ordering::Acquire))
@@ -164,7 +164,7 @@ impl<'a> SlotRef<'a> {
         None
     }
 
-    /// Locks the slot, whatever it holds, and waits for it.
+    /// Waits for the lock of the slot. The slot may hold any key.
     #[inline]
     pub(super) fn lock(self) -> Seen<'a> {
         let [tags, words] = self.0;
@@ -301,8 +301,8 @@ impl SlotTable {
         Some(line)
     }
 
-    /// Reads the key's slot of this version, and waits for nothing. `None` if there is none, if it is locked or changes
-    /// meanwhile, or if the key is not in a line of its own yet. `first` is the key's first line.
+    /// Reads the key's slot of this version, and waits for nothing. Returns `None` if there is none, if it is locked or
+    /// changes during the read, or if the key is not in a line of its own yet. `first` is the key's first line.
     #[inline(always)]
     pub(super) fn look<'a>(&'a self, first: &SlotLine<'a>, key: Fingerprint, version: u16) -> Option<Seen<'a>> {
         let tag = key.tag(version);
@@ -314,8 +314,8 @@ impl SlotTable {
         place.read_tagged(tag)
     }
 
-    /// Returns the place of the key's slot, whatever its version and state. The key may leave it at once. Under the
-    /// key's stripe `None` is certain.
+    /// Returns the key's slot, with any version and state. The key may leave it at once. Under the key's stripe `None`
+    /// is certain.
     #[inline]
     pub(super) fn place_of(&self, key: Fingerprint) -> Option<SlotRef<'_>> {
         let mask = self.mask_before_growth();
@@ -354,7 +354,7 @@ impl SlotTable {
         line.into_iter().flat_map(|line| line.0).filter_map(|slot| SlotRef(slot).read())
     }
 
-    /// Returns the places of all slots in use, in order. Those that come into use meanwhile are among them.
+    /// Returns the places of all slots in use, in order. The walk includes slots that come into use during it.
     pub(super) fn places(&self) -> impl Iterator<Item = SlotRef<'_>> {
         let slots = self.slots.iter().skip(self.start).enumerate();
         // A key that was moved there was seen to have left its slot: then the new mask is seen too.

@@ -20,7 +20,7 @@ use super::slot_table::{Fingerprint, Seen, SlotTable, version_of};
 use super::versions::{PHASE_US, UNNAMED, Versions};
 use super::word::{NO_STATE, Now, RELATIVE_US_MAX, is_expired};
 
-/// The most that a clock may step back before time stands still for the limiter: about 200 days.
+/// The maximum step back of a clock before time stands still for the limiter: about 200 days.
 const BACK_US: u64 = 1 << 44;
 
 /// Stripes: a new key's slot is made under one.
@@ -107,7 +107,7 @@ impl States {
         Fingerprint::new(self.hash(policy, key))
     }
 
-    /// Returns the fingerprint of a key whose units are held under a policy's name, whatever the quota is.
+    /// Returns the fingerprint of a key whose units are held under a policy's name, for all quotas of that name.
     #[inline(always)]
     pub(super) fn fingerprint_of_held(&self, policy: &Policy, key: &Key) -> Fingerprint {
         Fingerprint::of_held(self.hash(policy, key))
@@ -167,8 +167,8 @@ impl States {
     // Walks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Locks one slot after the other, except those that `is_skipped` or that hold nothing, and unlocks each as `visit`
-    /// returns it. Meanwhile no key moves to an earlier slot, so each is met, and no other walk happens, so each
-    /// version means one thing.
+    /// returns it. During the walk no key moves to an earlier slot, so the walk meets each key. There is one walk at a
+    /// time, so each version means one thing.
     pub(super) fn walk(&self, is_skipped: impl Fn(Seen<'_>) -> bool, visit: impl FnMut(Seen<'_>) -> Seen<'_>) {
         let _one = lock(&self.walk);
         self.walk_alone(is_skipped, visit);
@@ -258,7 +258,7 @@ impl States {
     }
 }
 
-/// A walk over all slots, which ends when this is dropped: the application's clock may panic meanwhile.
+/// A walk over all slots. It ends when this is dropped, because the application's clock may panic during it.
 struct Walk<'a>(&'a AtomicBool);
 
 impl<'a> Walk<'a> {

@@ -221,8 +221,8 @@ impl Versions {
         self.asked[usize::from(number)].load(Ordering::Relaxed) == phase
     }
 
-    /// Frees these numbers, of which no live state is left, except those that were asked for meanwhile; and begins the
-    /// next phase. From then on each policy that is used asks for its number again.
+    /// Frees these numbers, which no live state uses, except those that were asked for since the walk began. Then
+    /// begins the next phase. From then on each policy that is used asks for its number again.
     pub(super) fn begin_phase(&self, unused: &[Cell<bool>]) {
         let mut guard = self.known_mut();
         let known = &mut *guard;

@@ -10,7 +10,7 @@ use crate::algorithm::{NUMBER_BITS, Pair, WORD_AHEAD_US, WordLayout};
 /// The word of a slot that a thread holds. No state looks like it, see [`RELATIVE_US_MAX`].
 pub(super) const LOCKED: u64 = u64::MAX;
 
-/// The word of a slot without a state. It has expired, whatever the clock says.
+/// The word of a slot without a state. It has expired at any instant.
 pub(super) const NO_STATE: u64 = 0;
 
 /// Bits below a word's instant when that is in microseconds.

@@ -161,9 +161,9 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Lets this process lease up to `units` units of a hot key: take them at once and hand them out by
-    /// itself. By default it is 0, and nothing is leased. Up to 1,024 keys are leased at a time. Checks
-    /// of other keys are calls.
+    /// Lets this process lease up to `units` units of a hot key: take them in one call and hand them out without asking
+    /// Redis. By default it is 0, and nothing is leased. Up to 1,024 keys are leased at a time. Checks of other keys
+    /// are calls.
     ///
     /// The total is never exceeded. The price is precision:
     ///
@@ -203,9 +203,9 @@ impl RedisLimiterBuilder {
     /// Uses a connection to one server that the application has, instead of opening one. It needs the feature
     /// `redis-rs`.
     ///
-    /// The connection is a `ConnectionManager` of the crate `redis`, version 1, which connects again by itself, or a
-    /// `MultiplexedConnection`, over which every check fails once it is lost. A `Client` makes both. A check
-    /// ends at the limiter's [deadline](Self::deadline), or earlier if the connection's own time is shorter.
+    /// The connection is a `ConnectionManager` of the crate `redis`, version 1, which reconnects, or a
+    /// `MultiplexedConnection`, over which every check fails once it is lost. A `Client` makes both. A check ends at
+    /// the limiter's [deadline](Self::deadline), or earlier if the connection's own time is shorter.
     /// [`client`](Self::client) does not matter, and [`close`](RedisLimiter::close) leaves the connection open.
     ///
     /// ```no_run

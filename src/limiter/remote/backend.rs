@@ -124,7 +124,7 @@ pub(crate) enum Answer<E> {
     Done,
     /// The refund had no effect, because a later slot of the queue is taken.
     Behind,
-    /// The keys are not all on one server. Nothing was done, and each key is asked about by itself.
+    /// The keys are not all on one server. Nothing was done, and each key is asked about in a request of its own.
     Elsewhere,
     /// The row of the charge at this place is of a later epoch. Nothing was done.
     Refused(usize, CurrentRow),

@@ -1,10 +1,10 @@
 //! The denial cache: it repeats a denial of the store for a moment, so that a key under attack
 //! costs few calls.
 //!
-//! A denial with a wait of `d` holds whatever other charges come meanwhile, because they only make
-//! the wait longer. So the same cost or more is denied here until `d` after the call was *sent*.
-//! The store would deny it too, unless another process refunds or resets meanwhile, or it loses the
-//! state. That is why a denial is remembered for at most [`LONGEST`].
+//! A denial with a wait of `d` stays true while other charges come, because they only make the wait longer. So the same
+//! cost or more is denied here until `d` after the call was *sent*. The store would deny the charge too, unless another
+//! process refunds or resets the key, or the store loses the state. That is why a denial is remembered for at most
+//! [`LONGEST`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::wait::Wait;
 
 use super::tag::{Tag, Tags};
 
-/// The most denials that are remembered. Their memory is taken when the limiter is made.
+/// The maximum number of denials that are remembered. Their memory is taken when the limiter is made.
 pub(crate) const DENIALS_MAX: usize = 1 << 20;
 
 /// The longest time for which a denial is remembered.

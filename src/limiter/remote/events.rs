@@ -37,8 +37,9 @@ pub(crate) struct Events {
 
 /// The servers that are down, for observers that come later.
 ///
-/// Each observer gets the changes in their order, so one thread reports them at a time: a thread that makes a change
-/// meanwhile leaves it to that thread. The lock is not held while observers are called: they may use the limiter.
+/// Each observer gets the changes in their order, so one thread reports them at a time: if another thread makes a
+/// change at that time, it leaves the report to the first. The lock is not held while observers are called: they may
+/// use the limiter.
 #[derive(Default)]
 struct Servers {
     /// With their errors.

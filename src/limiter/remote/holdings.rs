@@ -1,16 +1,16 @@
 //! The units of concurrency limits that this process holds, if a store counts them.
 //!
 //! The store has a row for each process that holds units of a key: a *holder*. The row lapses unless the process renews
-//! it, so a process that dies loses its places by itself. This table knows, better than the store, what this process
-//! holds: answers and calls can be lost. So each call carries a [`Claim`], by which the store corrects its row.
+//! it, so a process that dies loses its places when its rows lapse. This table knows, better than the store, what this
+//! process holds: answers and calls can be lost. So each call carries a [`Claim`], by which the store corrects its row.
 //!
 //! # Epochs
 //!
 //! An *epoch* of a key is a number of this process that only grows. Its *base* is the number of units that the process
-//! held, or may have been granted, when it began. The store refuses a call of an earlier epoch than the row's. A call
-//! of a later one, whichever arrives first, sets the row to the base, and then takes or returns its units. A new epoch
-//! begins when a call has an unknown outcome, after a reconnect, and with each renewal. So whatever was lost, the row
-//! is right after the next call.
+//! held, or may have been granted, when it began. The store refuses a call of an earlier epoch than the row's. The
+//! first call of a later epoch to arrive sets the row to the base, and then takes or returns its units. A new epoch
+//! begins when a call has an unknown outcome, after a reconnect, and with each renewal. So the row is right after the
+//! next call, even if earlier calls were lost.
 //!
 //! A take that is under way when an epoch begins is part of its base, because it may be granted. If it is not, its
 //! units are returned as soon as that is known.
@@ -39,7 +39,7 @@ use crate::time::Timestamp;
 /// Parts of the table, each with a lock.
 const PARTS: usize = 64;
 
-/// The most units of a base: stores calculate with numbers that are exact up to 2^53.
+/// The maximum number of units of a base: stores calculate with numbers that are exact up to 2^53.
 const BASE_MAX: u64 = 1 << 44;
 
 /// The claim of this process in a call about a key's units.

@@ -12,7 +12,7 @@ use crate::decision::{ChargeDecision, Receipt};
 use crate::limiter::{FirstInLine, Standing};
 use crate::time::micros_floor;
 
-/// The most processes that can hold units of a key, and that can have requests in line for them.
+/// The maximum number of processes that can hold units of a key, and that can have requests in line for them.
 pub(crate) const HOLDERS_MAX: usize = 256;
 pub(crate) const LINE_MAX: usize = 128;
 
@@ -77,7 +77,7 @@ impl KeyRows {
         ((own.row.resets, own.row.epoch) > (known.resets, known.epoch)).then_some(own.row)
     }
 
-    /// Decides a charge. `peeks` says that nothing is taken, whatever the decision.
+    /// Decides a charge. If `peeks`, nothing is taken even if the charge is allowed.
     pub(crate) fn charge(
         &self,
         places: Places,

@@ -34,7 +34,7 @@ impl Tags {
         Tag(self.0.hash_one((policy.fingerprint(), key)))
     }
 
-    /// Returns the tag of a key under a policy's name, whatever its quota is.
+    /// Returns the tag of a key under a policy's name, for all quotas of that name.
     pub(crate) fn named(&self, policy: &Policy, key: &Key) -> Tag {
         Tag(self.0.hash_one((policy.name_fingerprint(), key)))
     }

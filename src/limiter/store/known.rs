@@ -9,7 +9,7 @@ use crate::sync::{Mutex, lock};
 /// The values are in parts with a lock each, by the hash of the key.
 const PARTS: u64 = 64;
 
-/// The most bytes of a part: 16 MB in all. With usual keys and values these are some 50,000.
+/// The maximum number of bytes of a part: 16 MB in all. With usual keys and values these are some 50,000.
 const PART_BYTES: usize = 256 * 1_024;
 
 /// A larger value is not kept. Its key costs a round trip more.

@@ -4,11 +4,10 @@
 //! flight, sets that are charged all or nothing, refunds, blocks, meters, settlements, and quotas that change at run
 //! time. The guide says [when to write a store, and when a limiter](crate::guide::writing_a_backend).
 //!
-//! A check is one [`swap`](Store::swap) when this process knows the current value, or when there is
-//! none. The swap names the version of each value that the decision was made on. If another process
-//! has written meanwhile, the store changes nothing and returns the current values, and the limiter
-//! decides again on these. Checks of one key that come while a swap of it is in flight go together
-//! in the next one.
+//! A check is one [`swap`](Store::swap) when this process knows the current value, or when there is none. The swap
+//! names the version of each value that the decision was made on. If another process has written since then, the store
+//! changes nothing and returns the current values, and the limiter decides again on these. Checks of one key that come
+//! while a swap of it is in flight go together in the next one.
 //!
 //! # Stored values
 //!
@@ -71,17 +70,16 @@ pub use limiter::{StoreFuture, StoreLimiter};
 /// * **Current.** A load that begins after a swap has returned sees what it wrote, from each process. So does the
 ///   answer to a swap that changed nothing.
 /// * **Expiry.** A value may be forgotten once its time to live is over, and not before.
-/// * **Lost answers.** A swap that fails may have been made or not, and may even be made later. If
-///   it fails as [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), because its
-///   connection was cut or there is none, the limiter sends it again and finds out by itself. A
-///   store must not repeat a swap that may have been made.
+/// * **Lost answers.** A swap that fails may have been made or not, and may even be made later. If it fails as
+///   [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), because its connection was cut or there is none, the
+///   limiter sends it again and finds out whether the first was made. A store must not repeat a swap that may have been
+///   made.
 /// * **Cancel safety.** A future that is dropped may have swapped or not, but never in part.
 /// * **Several swaps in one call.** [`swap_each`](Self::swap_each) makes or refuses each swap as `swap` would make it
 ///   alone. By default it calls `swap` for each. Implement it if one call costs the store less than many, as a
 ///   transaction that waits for a disk does, and say in [`max_swaps`](Self::max_swaps) how many swaps a call takes.
-/// * **No waiting for each other.** A future may not be polled for a while after it has begun. No
-///   other call may wait for it meanwhile. So a store holds no lock across an `await`, and has a
-///   connection for each call, or one that all share.
+/// * **No waiting for each other.** A future may not be polled for a while after it has begun. No other call may wait
+///   for it. So a store holds no lock across an `await`, and has a connection for each call, or one that all share.
 /// * **Time.** A call that has no answer by the deadline fails its checks. The limiter waits for the answer for up to
 ///   five seconds more, so that it knows that the store is there and can refund what was charged, and then drops the
 ///   call. So a store needs no timeout of its own.
@@ -140,10 +138,9 @@ pub trait Store: Send + Sync + 'static {
     /// sends the same changes again within the deadline. No call is sent again because time passes.
     fn swap(&self, changes: &[Change]) -> impl Future<Output = Result<Swapped, StoreError>> + Send;
 
-    /// Makes or refuses several swaps, each of which is all or nothing by itself, and returns the
-    /// answer to each, in order. There are at most [`max_swaps`](Self::max_swaps), and no key is in
-    /// two of them. A swap that would keep the others waiting may be [skipped](Swapped::skipped):
-    /// the limiter then sends it by [`swap`](Self::swap).
+    /// Makes or refuses several swaps, each of which is all-or-nothing, and returns the answer to each, in order. There
+    /// are at most [`max_swaps`](Self::max_swaps), and no key is in two of them. A swap that would keep the others
+    /// waiting may be [skipped](Swapped::skipped): the limiter then sends it by [`swap`](Self::swap).
     ///
     /// By default each swap is a call of `swap`, all at one time.
     ///

@@ -1,8 +1,8 @@
 //! Takes the requests of a flight to the store: decides them on copies, swaps, and decides again after conflicts.
 //!
-//! Requests of a flight that are joined by keys are a party. Each party is decided by itself, and
-//! is one swap. The swaps of all parties go to the store together, as far as the store takes
-//! several. A conflict repeats its own party only.
+//! Requests of a flight that are joined by keys are a party. Each party is decided separately, and is one swap. The
+//! swaps of all parties go to the store together, as far as the store takes several. A conflict repeats its own party
+//! only.
 //!
 //! # Lost answers
 //!
@@ -58,7 +58,7 @@ use crate::limiter::remote::{
 use crate::random;
 use crate::time::Timestamp;
 
-/// The most times that one swap is sent.
+/// The maximum number of times that one swap is sent.
 const SENDS: u32 = 4;
 
 /// The first and the longest pause before a swap is tried again.
@@ -150,7 +150,7 @@ type Swapping<'a, S> = (Party<'a, S>, Decided);
 struct FlightResult {
     /// Whether the store has decided any of its requests.
     is_answered: bool,
-    /// The most conflicts of a party with other processes.
+    /// The maximum number of conflicts of a party with other processes.
     conflicts: u32,
 }
 
@@ -351,7 +351,7 @@ impl<S: Store> Inner<S> {
         landed
     }
 
-    /// Sends a swap that was skipped, by itself.
+    /// Sends a swap that was skipped, in a call of its own.
     async fn drive_alone(self: &Arc<Self>, swapping: Swapping<'_, S>, deadline: Deadline) -> FlightResult {
         let mut landed = FlightResult::default();
         let (parties, _) = self.swap(vec![swapping], Vec::new(), &mut landed, deadline).await;

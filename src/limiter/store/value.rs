@@ -24,13 +24,13 @@ const FORMAT: u8 = 1;
 /// In the second byte: the value has no more versions than it names.
 const WHOLE: u8 = 128;
 
-/// The most earlier versions of a value. The current one stands beside it.
+/// The maximum number of earlier versions of a value. The current one stands beside it.
 const EARLIER: usize = 4;
 
-/// The most bytes of a state.
+/// The maximum number of bytes of a state.
 pub(super) const STATE_MAX: usize = 16_384;
 
-/// The most bytes of a quota's text.
+/// The maximum number of bytes of a quota's text.
 const TEXT_MAX: usize = 512;
 
 /// The latest instant in a state that any quota could have made.
@@ -45,7 +45,7 @@ const EXACT_MAX: u64 = 1 << 53;
 /// In the number of a holder: it is the row of a request in line.
 const IN_LINE: u64 = 1 << 63;
 
-/// The most quotas whose texts are remembered.
+/// The maximum number of quotas whose texts are remembered.
 const QUOTAS_MAX: usize = 1_024;
 
 /// A state that was read.
@@ -253,7 +253,7 @@ impl Quotas {
     }
 }
 
-/// Returns the most bytes of a state of this quota.
+/// Returns the maximum number of bytes of a state of this quota.
 pub(super) fn state_bytes_max(quota: &Quota) -> u64 {
     match quota.decider() {
         Decider::EntryLog(log) => {

@@ -177,7 +177,7 @@ fn either(values: impl IntoIterator<Item: ToString>) -> String {
     values.into_iter().take(EXPECTED_MAX).map(|value| value.to_string()).collect::<Vec<_>>().join(" or ")
 }
 
-/// The most characters of a condition's words.
+/// The maximum number of characters of a condition's words.
 const EXPECTED_MAX: usize = 80;
 
 fn shortened(text: String) -> String {

@@ -17,10 +17,11 @@ use super::value::{Fields, PATTERNS_MAX, ValueReader};
 pub(in crate::rules) use super::value::{MATCH, NOT};
 use crate::key::parse_network;
 
-/// The most headers, and the most parameters of the query, that a `match` or a `not` compares.
+/// The maximum number of headers, and the maximum number of parameters of the query, that a `match` or a `not`
+/// compares.
 const NAMES_MAX: usize = 32;
 
-/// The most requests that a rule leaves out. A request may be compared with all of them.
+/// The maximum number of requests that a rule leaves out. A request may be compared with all of them.
 const NOT_MAX: usize = 32;
 
 /// The methods that a misspelt one is compared with.

@@ -8,7 +8,7 @@ use super::super::spec::{At, CostSpec, KeySpec, Name, PlansSpec, QuotaSpec};
 use super::value::{Fields, ValueReader, meant_by_bare};
 use crate::quota::{Algorithm, Quota, QuotaErrorKind};
 
-/// The most quotas that a request of one rule must meet.
+/// The maximum number of quotas that a request of one rule must meet.
 pub(in crate::rules) const QUOTAS_MAX: usize = 32;
 
 pub(in crate::rules) const QUOTA: &[&str] = &["unit", "requests_per_unit"];

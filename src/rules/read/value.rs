@@ -5,10 +5,11 @@ use super::super::error::Problems;
 use super::super::problem::{Position, Quoted, RulesErrorKind, listed};
 use super::super::report::NameKind;
 
-/// The most rules of a file.
+/// The maximum number of rules of a file.
 pub(super) const RULES_MAX: usize = 10_000;
 
-/// The most patterns with `*` of a file's hosts, headers and user agents. A request may be compared with all of them.
+/// The maximum number of patterns with `*` of a file's hosts, headers and user agents. A request may be compared with
+/// all of them.
 pub(super) const PATTERNS_MAX: usize = 10_000;
 
 /// The longest name of a key or an action, in bytes.

@@ -185,8 +185,8 @@ const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
         "is no cluster: its URL begins with redis:// or rediss://",
     ),
     (&["Error running script", "user_script"], StoreErrorKind::Foreign, "could not make sense of what it has stored"),
-    // They do not pass by themselves: keys of several slots, a password where there is none, a database that does not
-    // exist, a command with other arguments.
+    // They stay until the configuration is fixed: keys of several slots, a password where there is none, a database
+    // that does not exist, a command with other arguments.
     (
         &[
             "CROSSSLOT",

@@ -104,7 +104,7 @@ impl FredTarget {
         settings: &ConnectionSettings,
     ) -> Result<Fred, RedisError> {
         let mut config = self.0.clone();
-        // fred does not connect again by itself: reconnect.rs does, with a new client, and hears the reason.
+        // fred does not reconnect: `reconnect.rs` does, with a new client, and gets the reason.
         config.fail_fast = true;
         let uses_tls = config.uses_tls();
         if let Some(address) = only {

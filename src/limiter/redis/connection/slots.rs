@@ -6,11 +6,11 @@ use super::transport::RedisReply;
 /// The number of slots of a cluster.
 pub(super) const SLOTS: usize = 16_384;
 
-/// The most masters of a cluster. A map with more is not used. Redis advises against clusters of
-/// more than 1,000 servers.
+/// The maximum number of masters of a cluster. A map with more is not used. Redis advises against clusters of more than
+/// 1,000 servers.
 pub(super) const MASTERS: usize = 1_000;
 
-/// The most replicas that are remembered, in case no master answers. More are left out.
+/// The maximum number of replicas that are remembered, in case no master answers. More are left out.
 const REPLICAS: usize = 64;
 
 /// Returns the slot of a key, which depends on what is between its first braces.

@@ -8,7 +8,7 @@ use crate::limiter::BoxFuture;
 use crate::limiter::redis::credentials::RedisCredentials;
 use crate::limiter::redis::script::Call;
 
-/// The most arrays within each other that are read of a reply. No reply to this crate's commands has as many.
+/// The maximum depth of nested arrays that is read of a reply. No reply to this crate's commands has as many.
 pub(super) const DEPTH_MAX: usize = 8;
 
 /// A connection to one server, by a client library. There is a file for each library.
@@ -39,7 +39,7 @@ pub(super) trait Transport: Send + Sync + 'static {
         0
     }
 
-    /// Ends the connection as the client does by itself.
+    /// Ends the connection as the client library would end it.
     #[cfg(test)]
     fn quit(&self) -> BoxFuture<'_, ()>;
 }

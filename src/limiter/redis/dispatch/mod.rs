@@ -21,7 +21,7 @@ use crate::clock::Clock;
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{CallLimits, CallResult, Caller, Calls, Queue, RemoteStore, hand_out};
 
-/// The most requests of one call. At 2 to 3 µs each they hold the server for no longer than 0.2 ms.
+/// The maximum number of requests of one call. At 2 to 3 µs each they hold the server for no longer than 0.2 ms.
 const BATCH: usize = 64;
 
 /// The store, and the clock of the limiter, if the scripts do not use the server's.

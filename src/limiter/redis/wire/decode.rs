@@ -41,7 +41,7 @@ mod status {
 /// come before anything is written.
 const NOT_HERE: &str = "non local key";
 
-/// The most keys that an error names.
+/// The maximum number of keys that an error names.
 const SHOWN: usize = 8;
 
 /// Returns the answer to each request of the call with this number, in their order. `refused` makes

@@ -17,10 +17,10 @@ macro_rules! part {
     };
 }
 
-/// Redis makes each function anew with each call. So the functions that a usual charge does not need
-/// stand in branches of `twin`: an algorithm's in that of its kind, and those for refunds and for
-/// values of other quotas in that of kind 0. The most usual call, a lone charge of a bucket, a
-/// fixed window or a sliding window, is decided before all of them, by the same twins.
+/// Redis makes each function anew with each call. So the functions that a usual charge does not need stand in branches
+/// of `twin`: an algorithm's in that of its kind, and those for refunds and for values of other quotas in that of kind
+/// 0. The call that is by far the most frequent, a lone charge of a bucket, a fixed window or a sliding window, is
+/// decided before all of them, by the same twins.
 const TEXT: &str = concat!(
     part!("clock"),
     "do\n",

@@ -38,7 +38,7 @@ pub(crate) type AnswerFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> +
 
 type CheckReply<T, B> = Reply<T, <B as Backend>::Error, AnswerFuture<T, <B as Backend>::Error>>;
 
-/// The most charges of one set. They hold the store for some milliseconds.
+/// The maximum number of charges of one set. They hold the store for some milliseconds.
 pub(crate) const CHARGES_MAX: usize = 1_000;
 
 /// The request for those charges of a set that are in one lane.
@@ -51,7 +51,8 @@ struct LaneRequest<R> {
 
 type LaneRequests<B> = SmallVec<[LaneRequest<<B as Backend>::Request>; 1]>;
 
-/// The most lines that were left and of which the store is still to be told. It forgets the others by itself.
+/// The maximum number of abandoned lines that are still to be reported to the store. The store forgets the others after
+/// a while.
 const LEFT_LINES: usize = 1_024;
 
 /// The last probe. Clients that can send probes cannot make more than one a second of them.

@@ -19,7 +19,7 @@ use crate::limiter::remote::holdings::{Bid, Claim, HeldKey, RecordedTake, Return
 use crate::limiter::remote::set::Set;
 use crate::limiter::{Charge, Effect, LeftLine, Refund};
 
-/// The most rows that are renewed at a time, so that checks wait for no more than one call of them.
+/// The maximum number of rows that are renewed at a time, so that checks wait for no more than one call of them.
 const RENEWALS: usize = 64;
 
 /// The number of times at which renewals are looked for, in the time after which places lapse.

@@ -16,7 +16,7 @@ use crate::sync::lock;
 /// The time in which the store is asked once.
 const ASKED_EACH: Duration = Duration::from_secs(1);
 
-/// The most keys that are tried to find a server that is not believed dead.
+/// The maximum number of keys that are tried to find a server that is not believed dead.
 const TRIES: u64 = 64;
 
 impl<B: Backend> Checks<B> {

@@ -18,8 +18,8 @@ use crate::time::Timestamp;
 /// before: an answer names one of them.
 const TRIES: usize = 2;
 
-/// The receiver of the answer about some charges of a set. It is in the flight, so whatever becomes
-/// of the caller, the answer is noted.
+/// The receiver of the answer to some charges of a set. The flight owns it, so the answer is noted even if the caller
+/// has gone.
 pub(super) struct PendingTake<B: Backend> {
     pub(super) sender: oneshot::Sender<TakeResult<B>>,
     pub(super) owed: UnsettledTake<B>,

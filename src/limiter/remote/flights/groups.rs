@@ -14,10 +14,11 @@ use tokio::time::Instant;
 
 use super::batch::{Batch, LaneQueue, QueuedRequest, RemoteStore};
 
-/// The most requests of one group. Decided at about a microsecond each, they hold their flight for a millisecond.
+/// The maximum number of requests of one group. Decided at about a microsecond each, they hold their flight for a
+/// millisecond.
 const BATCH: usize = 1_024;
 
-/// The most keys of a group, unless one request has more.
+/// The maximum number of keys of a group, unless one request has more.
 const KEYS: usize = 64;
 
 /// The hashes of the keys of a flying group.

@@ -350,7 +350,7 @@ impl<F: RemoteStore> Lane<F> {
         u32::try_from(carries).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Returns the most calls at a time.
+    /// Returns the maximum number of calls at a time.
     fn calls(&self, most: CallLimits) -> u64 {
         match most.calls {
             Calls::Pipelined => self.pace.calls(),

@@ -1,9 +1,9 @@
-//! Leases for hot keys: a process takes several units at once, and hands them out by itself.
+//! Leases for hot keys: a process takes several units in one call, and hands them out without asking the store.
 //!
-//! Leased units are taken from the quota first, so the total is never exceeded. Only the time of
-//! their use moves: units that were leased earlier may be used now. So `n` processes with leases of
-//! at most `m` units admit in any interval at most the quota's bound and `n·m`. The units that one
-//! process holds, at most `m` for [`HELD`], are denied to others meanwhile.
+//! Leased units are taken from the quota first, so the total is never exceeded. Only the time of their use moves: units
+//! that were leased earlier may be used now. So `n` processes with leases of at most `m` units admit in any interval at
+//! most the quota's bound and `n·m`. Other processes are denied the units that one process holds: at most `m`, for
+//! [`HELD`].
 //!
 //! A key is leased once it takes [`HOT`] units in one [`SPAN`]. A lease is for [`WORTH`] spans at
 //! the key's present rate, but at most 1/[`PART`] of the remaining units, so that near the limit
@@ -24,8 +24,8 @@ use crate::time::Timestamp;
 
 use super::tag::{Tag, Tags};
 
-/// The most keys that are watched at a time. The first busy key of those that share a slot stays;
-/// the others are calls.
+/// The maximum number of keys that are watched at a time. The first busy key of those that share a slot stays; the
+/// others are calls.
 const SLOTS: usize = if cfg!(ratelimit_shuttle) { 2 } else { 1_024 };
 
 /// The time over which a rate is measured.

@@ -104,7 +104,7 @@ pub trait Connections: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Rows, Box<dyn std::error::Error + Send + Sync>>> + Send;
 }
 
-/// The connections that a [`PostgresStore`](super::PostgresStore) opens by itself, and opens again when they are cut.
+/// The connections that a [`PostgresStore`](super::PostgresStore) opens, and opens again when they are cut.
 pub struct OwnConnections(Arc<Inner>);
 
 struct Inner {

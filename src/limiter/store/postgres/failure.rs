@@ -56,8 +56,8 @@ pub(super) fn is_there(error: &BoxError) -> bool {
 pub(super) enum Phase {
     /// When the store was made.
     Setup,
-    /// Later. What worked before may come back by itself: during a failover all servers are read-only for a while, and
-    /// a server that stops ends a TLS handshake.
+    /// Later. A setting that worked before may work again later: during a failover all servers are read-only for a
+    /// while, and a server that stops ends a TLS handshake.
     Service,
 }
 
@@ -122,7 +122,7 @@ fn is_read_only(error: &(dyn Error + 'static)) -> bool {
     levels_of(error).any(|error| error.is::<std::io::Error>() && error.to_string() == "database does not allow writes")
 }
 
-/// The errors of a connection whose settings are wrong, whatever the server does.
+/// The errors of a connection whose settings are wrong, independently of the server's state.
 const SETUP: [&str; 2] = ["invalid configuration", "invalid connection string"];
 
 const HANDSHAKE: &str = "error performing TLS handshake";

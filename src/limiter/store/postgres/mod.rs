@@ -1,8 +1,8 @@
 //! Limits in PostgreSQL: a table, and one statement for each check.
 //!
-//! [`PostgresStore`] connects by itself. [`PostgresStoreBuilder::build`] takes the pool that the application has. The
-//! guide's page [No Redis, but a database](crate::guide::no_redis_but_a_database) says what it costs and what happens
-//! if the server fails.
+//! [`PostgresStore`] makes its own connections. [`PostgresStoreBuilder::build`] takes the pool that the application
+//! has. The guide's page [No Redis, but a database](crate::guide::no_redis_but_a_database) says what it costs and what
+//! happens if the server fails.
 
 mod builder;
 mod connections;

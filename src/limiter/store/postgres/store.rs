@@ -28,7 +28,7 @@ const INSERTS: u64 = SWEPT as u64 / 2;
 /// The longest time that a sweep takes.
 const SWEEPS: Duration = Duration::from_secs(5);
 
-/// The most swaps of one statement. The server needs some 10 µs for each.
+/// The maximum number of swaps of one statement. The server needs some 10 µs for each.
 const SWAPS: usize = 64;
 
 /// How often a statement is run that the server undoes because of others.
