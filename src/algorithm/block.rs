@@ -277,7 +277,7 @@ impl Block {
         pack(BlockParts { span_us: view.forget.abs_diff(end), counts })
     }
 
-    /// Returns the view without the block that strikes with this receipt closed, of which these are left.
+    /// Returns the view without the block that the strikes of this receipt closed, with the strikes that are left.
     fn reopened(&self, now: u64, left: CountedStrikes, own: Pair) -> BlockView {
         let BlockParts { span_us, counts } = unpack(own.n);
         let forget = if counts & 1 == 1 { own.at + span_us } else { own.at.saturating_sub(span_us) };
@@ -332,7 +332,8 @@ impl PairAlgorithm for Block {
                 };
                 let longer = now + anew_us > until;
                 let (until, length_us) = if longer { (now + anew_us, anew_us) } else { (until, length_us) };
-                // A forced strike counts if the block is undone: an operator who closes a closed key means it.
+                // A forced strike counts if the block is undone: an operator who closes a closed key wants it to stay
+                // closed.
                 let counts = is_renewed || force && cost > 0 && by.is_some();
                 let by = by.filter(|by| by.end > now && self.lasting.by_hand_us == 0);
                 let by = by.map(|by| self.more(by, cost)); // written only if it counts

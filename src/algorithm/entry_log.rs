@@ -26,7 +26,7 @@ pub(crate) trait LogEntries {
     /// Returns the entries from the oldest to the newest.
     fn iter(&self) -> impl Iterator<Item = (u64, u64)>;
 
-    /// Returns the units of the entry that starts then.
+    /// Returns the units of the entry that starts at this instant.
     fn find(&self, start: u64) -> Option<u64> {
         self.iter().find(|entry| entry.0 == start).map(|entry| entry.1)
     }
@@ -195,7 +195,7 @@ impl EntryLog {
         let units = cost.min(self.limit.saturating_sub(there));
         let keep = self.log.then_some(self.limit.max(view.counted.min(self.most())));
         let edit = Edit { drop: view.gone, add: Some((view.start, units)), keep, ..Edit::default() };
-        // The reported wait counts this refusal as well: the newcomer itself is remembered until then.
+        // The reported wait includes this refusal, which counts in the log until then.
         let edited = self.edited(entries, view, units, keep.unwrap_or(u64::MAX));
         let view = self.view(&edited, view.now);
         let retry_us = target.map(|target| self.wait(&edited, &view, target));

@@ -22,7 +22,7 @@
 //! `period/limit` is reduced to `p/l`. Instants and spans are whole microseconds and a numerator below `l`, so that no
 //! interval is rounded: reported waits are rounded up to a microsecond, `remaining` is rounded down. A bucket that is
 //! full loses what overflows. With a burst of 1 that is the part of a microsecond by which each request comes later
-//! than it could. With a burst of 2 or more, a client that waits as long as it is told gets the rate to the last unit.
+//! than it could. With a burst of 2 or more, a client that waits for each reported wait gets exactly the rate.
 //!
 //! Spans are counted in parts of `1/l` µs, in a number that is as wide as the quota needs: see [`Parts`].
 //!

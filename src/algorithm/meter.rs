@@ -14,8 +14,8 @@
 //!
 //! # 3 State
 //!
-//! A [`Pair`]: the instant at which it is forgotten, and the count. A clock that steps back brings that instant to one
-//! retention from then.
+//! A [`Pair`]: the instant at which it is forgotten, and the count. If the clock steps back, that instant becomes the
+//! new time plus one retention.
 
 use crate::decision::ChargeDecision;
 use crate::quota::spec::Spec;
@@ -83,7 +83,7 @@ impl PairAlgorithm for Meter {
         self.decide(state, now, cost, how == TakeMode::Force)
     }
 
-    /// Refunds `units` that were counted when the count was to be kept until `own`, until then.
+    /// Refunds `units` until the instant `own`, until which the count was to be kept when they were counted.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let (found, _) = self.view(Some(state), now);
         if own.at <= now || found.n == 0 || units == 0 {

@@ -2,8 +2,8 @@
 //!
 //! # 1 Definition and laws
 //!
-//! A charge takes its units if at most `limit` are held then. Its refund returns them, once. Nothing else returns
-//! units: there is no clock. A forced charge takes its units although more than `limit` are held then.
+//! A charge takes its units if at most `limit` are then held. Its refund returns them, once. Nothing else returns
+//! units: there is no clock. A forced charge takes its units even if more than `limit` are then held.
 //!
 //! It guarantees: without forced charges, at no instant more than `limit` units are held. If the limit becomes lower
 //! than what is held, no charge is admitted until enough was returned.

@@ -409,7 +409,7 @@ impl Headers {
     /// Returns the names of all headers that may be sent, for `Access-Control-Expose-Headers`.
     ///
     /// Among them are those by which a refusal over gRPC says what it is, such as `grpc-status`: a client of gRPC-Web
-    /// that a browser does not show them takes the refusal for a failure without a reason.
+    /// whose browser hides them sees a failure without a reason.
     #[must_use]
     pub fn names(&self) -> Vec<HeaderName> {
         let sent = self.formats.iter().filter(|format| format.when != When::Never);

@@ -50,8 +50,8 @@ fn joined(headers: &HeaderMap, header: &PreparedHeader, list: List) -> Option<Op
     Some(text.to_value())
 }
 
-/// Returns whether an item may be of a policy of the layer, whose constant text is `own`. A policy without one has the
-/// request's own quota.
+/// Returns whether an item may be of a policy of the layer, whose constant text is `own`. A policy without a constant
+/// text has the request's own quota.
 fn may_be_of(own: Option<&HeaderValue>, item: &ListMember<'_>) -> bool {
     own.is_none_or(|own| own.as_bytes().starts_with(item.name))
 }
@@ -86,8 +86,8 @@ fn kept_policies<'a>(theirs: &[ListMember<'a>], ours: &[ListMember<'a>]) -> Poli
     ours.iter().filter(is_kept).map(|own| own.name).collect()
 }
 
-/// Merges two lists. An item of ours replaces theirs of the same name in its place, unless `keep`
-/// names the policy: theirs stays then.
+/// Merges two lists. Our item replaces the inner layer's item of the same name, at the same position. If `keep` names
+/// the policy, the inner layer's item stays.
 fn merge(theirs: &[ListMember<'_>], ours: &[ListMember<'_>], keep: &[&[u8]]) -> Option<HeaderValue> {
     let ours = || ours.iter().filter(|own| !keep.contains(&own.name));
     let mut text = Text::new();

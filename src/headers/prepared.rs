@@ -69,10 +69,10 @@ pub(super) struct PreparedHeader {
     pub(super) content: Content,
     /// The place of its format.
     pub(super) format: usize,
-    /// The constant text of each policy: its name, or the item of a list, of which [limits](List::Limits) have only the
-    /// beginning. `None` for a name that cannot be a value, and for an item that depends on the request's own quota.
+    /// The constant text of each policy: its name, or the item of a list. Items of [limits](List::Limits) only begin
+    /// with it. `None` for a name that cannot be a value, and for an item that depends on the request's own quota.
     pub(super) items: Vec<Option<HeaderValue>>,
-    /// If it is a list of whole items, its value if all policies apply.
+    /// The header's value if all policies apply. `None` unless the header is a list of whole items.
     all: Option<HeaderValue>,
 }
 

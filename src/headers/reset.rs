@@ -52,7 +52,8 @@ pub enum ResetMeaning {
     /// [`NextUnit`](Self::NextUnit).
     Window,
     /// When the quota is full, if nothing else is charged: a fixed window's end, a full bucket. The header is absent if
-    /// that is not known, and after a refusal that no wait helps: clients would take it for a time to come again.
+    /// that is not known. It is also absent after a refusal that stays however long the client waits, because clients
+    /// would read it as a time to retry.
     #[default]
     Full,
 }

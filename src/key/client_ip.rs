@@ -56,7 +56,7 @@ impl TrustedProxies {
         self.header_name().as_str()
     }
 
-    /// Returns the key of a client as [`client_ip`] makes it, for servers whose requests are not those of the crate
+    /// Returns the key of a client as [`client_ip`] makes it, for servers that do not use the types of the crate
     /// `http`.
     ///
     /// `peer` is the address at the other end of the connection. `values` are the values of each line of the
@@ -106,7 +106,7 @@ pub fn client_address(proxies: &TrustedProxies, head: &Head<'_>) -> Option<IpAdd
     }
 }
 
-/// The client of a request. The address of an unknown client is that of the last trusted proxy.
+/// The client of a request. An unknown client gets the address of the last trusted proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Client {
     Known(IpAddr),

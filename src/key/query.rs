@@ -84,7 +84,7 @@ pub(crate) fn parameter<'a>(head: &Head<'a>, name: &str) -> QueryParameter<'a> {
     }
 }
 
-/// Decodes bytes of a query. What looks like an escape and is none stays as it is.
+/// Decodes bytes of a query. A `%` that begins no valid escape stays as it is.
 fn decoded(bytes: &[u8]) -> impl Iterator<Item = u8> {
     // A `+` that was percent-encoded is no space.
     bytes.split_inclusive(|byte| *byte == b'+').flat_map(|part| match part.split_last() {

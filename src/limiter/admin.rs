@@ -72,8 +72,8 @@ impl<L: Limiter> Blocks<L> {
         self.strike(key, self.policy.quota().limit()).await
     }
 
-    /// Closes a key for the time `lasting`, and returns how long it is closed then. That is longer
-    /// if the key was closed for longer already.
+    /// Closes a key for the time `lasting`. Returns how long the key is closed, which is longer if the key was already
+    /// closed for longer.
     ///
     /// The time is rounded up: to whole seconds up to 1,000 seconds, to minutes up to 1,000
     /// minutes, to hours up to 1,000 hours, and then to days. It is at most 366 days.

@@ -342,8 +342,8 @@ pub enum Effect {
     /// If this charge is denied, the whole set is denied.
     #[default]
     Enforce,
-    /// The charge is decided and reported. It is taken if its own quota and the set allow it. It
-    /// never denies the set.
+    /// The charge is decided and reported. The charge is taken if its own quota and the set allow it. It never denies
+    /// the set.
     Observe,
     /// The charge is taken even if too few units are left, into debt (see [`Quota::max_debt`](crate::Quota::max_debt)),
     /// if the set is allowed.

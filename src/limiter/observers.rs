@@ -39,7 +39,7 @@ impl Observers {
         self.iter().next().is_none()
     }
 
-    /// Each hears of it, though one panics. The first panic goes on then.
+    /// Each hears of it, though one panics. After that, the first panic continues.
     pub(crate) fn report(&self, event: &LimiterEvent) {
         event.log();
         let report =

@@ -159,7 +159,7 @@ pub(crate) enum Standing {
 #[cfg(any(feature = "_redis", feature = "store"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FirstInLine {
-    /// Its number, of which the lower bits tell it from the first one before it.
+    /// The request's number. Its lower bits distinguish it from the first request before it.
     pub(crate) number: u32,
     /// For how long it has waited.
     pub(crate) waited: Duration,
@@ -477,7 +477,7 @@ pub(crate) enum LineStep {
 }
 
 impl BoundedTurn {
-    /// Puts a request into the line for units of a key, until then. `arrival` as for [`PlaceLines::join`].
+    /// Puts a request into the line for units of a key, until this deadline. `arrival` as for [`PlaceLines::join`].
     pub(crate) fn join(
         lines: &PlaceLines,
         (policy, key): (&Policy, &Key),

@@ -96,8 +96,8 @@ impl PolicySetup {
 }
 
 impl Entered {
-    /// Returns a name of which another layer has another setup, if there is one. Compares each name
-    /// with one other setup.
+    /// Returns a name for which another layer has another setup, if there is one. Compares each name with one other
+    /// setup.
     pub(crate) fn contradiction(&self) -> Option<Contradiction> {
         let names = lock(&self.registry);
         self.setups.iter().find_map(|(name, setup)| {

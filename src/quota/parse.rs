@@ -111,7 +111,7 @@ impl fmt::Display for Quota {
     }
 }
 
-/// Units of a quota. Bytes are printed in the largest unit of which they are a whole number.
+/// Units of a quota. Bytes are printed in the largest unit that divides them.
 struct Amount<'a>(u64, &'a Spec);
 
 impl fmt::Display for Amount<'_> {
@@ -126,13 +126,13 @@ impl fmt::Display for Amount<'_> {
     }
 }
 
-/// A span of time, printed in the longest unit of which it is a whole number.
+/// Returns a span of time as a whole number of the longest unit that divides it.
 fn in_units(us: u64) -> (u64, &'static str) {
     let unit = UNITS.iter().find(|(length, ..)| us % length == 0);
     unit.map_or((us, "microsecond"), |(length, name, _)| (us / length, name))
 }
 
-/// Makes a span of microseconds.
+/// Prints a span of microseconds.
 struct PrintedSpan(u64);
 
 impl fmt::Display for PrintedSpan {
@@ -189,7 +189,7 @@ const PHRASES: [Phrase; 6] = [
     ("in proportion", Quota::in_proportion),
 ];
 
-/// Prints a word in quotes, and of a long one the beginning.
+/// Prints a word in quotes. Only the beginning of a long word is printed.
 struct QuotedWord<'a>(&'a str);
 
 impl fmt::Display for QuotedWord<'_> {

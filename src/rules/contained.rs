@@ -149,7 +149,7 @@ impl Finder {
             && outer.not.iter().all(|left_out| inner.not.iter().any(|not| self.covers(not, left_out)))
     }
 
-    /// Compares the values of a field, of which one must match. Without values it matches everything.
+    /// Compares the values of a field. One of them must match. Without values it matches everything.
     fn any_value<T>(&mut self, outer: &[T], inner: &[T], is_within: impl Fn(&T, &T) -> bool) -> bool {
         let contains = |inner: &T, outer: &T| is_within(outer, inner);
         outer.is_empty() || !inner.is_empty() && self.each_in_any(inner, outer, contains)

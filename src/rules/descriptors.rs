@@ -62,8 +62,8 @@ impl DescriptorRequest {
 
     /// Charges a descriptor to a quota that the caller brings along, instead of the limit of the file.
     ///
-    /// Descriptors with equal entries share a counter, which is not that of the file. If they bring different quotas
-    /// along, the usage is converted as that of [plans](crate::Rule::plans); of two in one request the first holds.
+    /// Descriptors with equal entries share a counter, which is not that of the file. If they bring different quotas,
+    /// the usage is converted as with [plans](crate::Rule::plans). If one request brings two, the first is used.
     ///
     /// A [concurrency limit](Quota::concurrent) is always over, because no call reports the end of the request.
     pub fn charge_under(self, descriptor: Descriptor, quota: Quota) -> Self {
@@ -137,8 +137,8 @@ impl<L: Limiter> DescriptorLimits<L> {
     }
 
     /// Sets the observer, which sees every outcome, every failure of the limiter and every reload. The limiter also
-    /// reports its events to it. The head that the observer sees of a request is empty but for the path, which is that
-    /// of the method of Envoy's service.
+    /// reports its events to it. The head that the observer gets has only a path: that of the method of Envoy's
+    /// service.
     ///
     /// A request that the limiter fails to decide has the outcome [`FailedClosed`](OutcomeKind::FailedClosed), although
     /// a proxy may be configured to let it pass. A request that is dropped while it waits has
@@ -368,7 +368,7 @@ impl DescriptorCounter {
     }
 
     /// Whether a later charge was taken from a later window than the one that denied this counter's charge. The end of
-    /// a window only comes nearer, so a later end is that of another window.
+    /// a window only comes nearer, so a later end belongs to another window.
     fn window_ended_before(&self, later: &ChargeDecision) -> bool {
         // Readings of clocks may differ, but not by half a window.
         let ends_in = |decision: &ChargeDecision| decision.effective_window().unwrap_or_default();

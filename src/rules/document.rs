@@ -139,7 +139,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<&str, Problems<'_>> {
             (std::str::from_utf8(valid).unwrap_or_default(), false)
         }
     };
-    // The parser takes a NUL for the end of the file. Files that were not written in full often have some.
+    // The parser treats a NUL as the end of the file. Files that were not written in full often have some.
     let odd = text.char_indices().find(|(_, c)| c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\u{85}'));
     match odd {
         Some((at, odd)) => {
@@ -192,7 +192,7 @@ pub(crate) struct Parsed<'a> {
 }
 
 impl<'a> Parsed<'a> {
-    /// Returns the tree, if it is that of the whole text.
+    /// Returns the tree, if it has the whole text.
     pub(crate) fn whole(self) -> Option<Rc<Node<'a>>> {
         self.first.filter(|_| self.is_whole)
     }

@@ -143,7 +143,7 @@ impl FoundProblem {
     }
 }
 
-/// The rest of a text, from the beginning of a line. The breaks are those of YAML. Places must come in their order, so
+/// The rest of a text, from the beginning of a line. Line breaks are as in YAML. Places must come in their order, so
 /// that each part of the text is passed once.
 pub(super) struct TextLines<'a> {
     rest: &'a str,

@@ -57,7 +57,7 @@ labelled! {
     RulesWarningKind,
     /// Returns the label.
     as_str {
-        /// `enabled: false` keeps a rule from being applied. That is meant, so a tool notes it and does not fail.
+        /// `enabled: false` keeps a rule from being applied. That is intended, so a tool prints it and does not fail.
         Disabled = "disabled",
         /// `allow` has every IPv4 or every IPv6 address, so the rules limit none of these clients.
         ExemptsAll = "exempts-all",
@@ -65,7 +65,7 @@ labelled! {
         /// no more. Only what is certain is reported: the quotas have the same algorithm and period, and each value of
         /// one `match` is in one of the other. In a file with very many rules not all of them are compared.
         NeverBinds = "never-binds",
-        /// Every limit of the file is in shadow mode. That is meant at first, so a tool notes it and does not fail.
+        /// Every limit of the file is in shadow mode. That is intended at first, so a tool prints it and does not fail.
         ObservesOnly = "observes-only",
         /// A quota of 0 refuses each request of its rule, or `deny` has every IPv4 or every IPv6 address. That may be
         /// meant, so a tool notes it and does not fail. Plans and rules that do not enforce are not reported.

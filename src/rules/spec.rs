@@ -125,7 +125,7 @@ pub(crate) enum QuotaSpec {
     Plans(PlansSpec),
 }
 
-/// Quotas of which each request has one.
+/// Quotas for plans: each request has one of them.
 #[derive(Clone, Debug)]
 pub(crate) struct PlansSpec {
     /// The part of a request that names its plan.

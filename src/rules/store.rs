@@ -305,7 +305,7 @@ impl InForce {
         self.tree.as_ref().map(|tree| tree.domain.clone())
     }
 
-    /// Returns an error if a layer cannot take the rules. `domain` is that of the rules it was made for.
+    /// Returns an error if a layer cannot take the rules. `domain` is the domain of the rules it was made for.
     fn accepted_by(&self, layers: &[Arc<dyn Follow>], domain: Option<&str>) -> Result<(), RulesError> {
         let mut problems = problems_of(&self.content);
         // A layer that was made for one form or domain would let all requests of another pass.

@@ -87,7 +87,7 @@ pub(super) struct Limit {
 
 /// The rule and the policy of a limit that is not unlimited.
 pub(super) struct LimitQuota {
-    /// The place of its rule among those of the file.
+    /// The index of its rule in the file.
     pub(super) rule: usize,
     pub(super) policy: Policy,
     pub(super) mode: Mode,

@@ -198,7 +198,7 @@ impl EventCounts {
         self.store_error.as_deref()
     }
 
-    /// Returns whether [`store_error`](Self::store_error) is that of checks, and not of a server that is down.
+    /// Returns whether [`store_error`](Self::store_error) comes from checks, and not from a server that is down.
     pub(crate) fn checks_fail(&self) -> bool {
         self.checks_fail
     }

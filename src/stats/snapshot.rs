@@ -95,9 +95,9 @@ impl StatsSnapshot {
         &self.events
     }
 
-    /// Returns how busy the stores of the observed limiters were when the snapshot was made. Of several stores the
-    /// counts are added, and the times are those of the store that is nearest to its deadline. Returns `None` if no
-    /// limiter has a store.
+    /// Returns how busy the stores of the observed limiters were when the snapshot was made. If there are several
+    /// stores, their counts are added, and the times are those of the store that is nearest to its deadline. Returns
+    /// `None` if no limiter has a store.
     #[must_use]
     pub fn store_load(&self) -> Option<&StoreLoad> {
         self.store_load.as_ref()

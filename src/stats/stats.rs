@@ -223,8 +223,8 @@ impl StatsBuilder {
         self
     }
 
-    /// Records what happens to a request in the current span of `tracing`, in those of these fields that the span
-    /// declares. By default `false`.
+    /// Records what happens to a request in the current span of `tracing`. It fills those of the following fields that
+    /// the span declares. By default `false`.
     ///
     /// | field | value |
     /// |---|---|

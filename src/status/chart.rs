@@ -11,7 +11,7 @@ const BAR: usize = 4;
 const HEIGHT: u64 = 40;
 
 /// Writes a chart: a bar for each bucket, with the requests that were allowed at the bottom, the part of them that was
-/// near the limit above it, and on top those over the limit, hatched. `what` is read to those who do not see it.
+/// near the limit above it, and on top those over the limit, hatched. `what` is the text for screen readers.
 pub(super) fn write(html: &mut String, buckets: &[RateBucket], what: &str) {
     let all = |bucket: &RateBucket| bucket.allowed().saturating_add(bucket.over());
     let most = buckets.iter().map(all).max().unwrap_or(0).max(1);

@@ -17,7 +17,7 @@ use crate::time::Utc;
 
 const STYLE: &str = include_str!("style.css");
 
-/// The policy of the page's content: its own style, by the hash of that, and nothing else.
+/// The content security policy of the page: only the page's own style is allowed, by its hash.
 pub(super) const CONTENT_POLICY: &str = "default-src 'none'; style-src 'sha256-qbU9Gf/xIu9wA3jEorREx/Uat2laDvoLbPFZaB7kQjk='; \
                                          img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 

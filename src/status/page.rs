@@ -91,7 +91,7 @@ use crate::stats::Stats;
 /// * A described request has a peer address, headers, and the extensions that the operator
 ///   [states](Self::extension). A rule that reads another extension is explained as for a request without it.
 /// * A form that a browser sends for another site is refused (`Sec-Fetch-Site`, else `Origin` against `Host`). A site
-///   may point its own name at this server (DNS rebinding), and a browser then takes both for one site. So a browser
+///   may point its own name at this server (DNS rebinding), and a browser then treats both as one site. So a browser
 ///   acts only under an address, `localhost`, or a name that the program [lists](Self::hosts).
 /// * It has no scripts, answers with `Cache-Control: no-store`, and cannot be framed. Names of policies and keys are
 ///   shown as text.
@@ -370,7 +370,7 @@ impl PageContent {
         view
     }
 
-    /// Returns the operators, and who of them sent a request.
+    /// Returns the operators, and the one who sent a request.
     fn acting(&self, parts: &Parts) -> Result<(&Operators, Box<str>), Wrong> {
         let Some(operators) = self.operators.as_deref() else {
             let message = "this page changes nothing: its program has not set `StatusPage::operators`";

@@ -69,7 +69,7 @@ pub(super) fn refuse_other_sites(parts: &Parts) -> Result<(), Wrong> {
 }
 
 /// Refuses an action that a browser sends to a name which the program does not list. Another site may point its own
-/// name at this server, and the browser then takes both for one site. An address and `localhost` can be no such name.
+/// name at this server, and the browser then treats both as one site. An address and `localhost` can be no such name.
 ///
 /// A program that is no browser sends neither `Sec-Fetch-Site` nor `Origin`, and acts for itself only.
 pub(super) fn refuse_other_names(parts: &Parts, hosts: &[String]) -> Result<(), Wrong> {
@@ -106,7 +106,7 @@ fn is_known(name: &str, hosts: &[String]) -> bool {
 /// Returns the name that a request was sent to, without a port and a trailing dot. Returns `None` if it says none.
 fn host_name(parts: &Parts) -> Option<&str> {
     let host = parts.uri.authority().map(|authority| authority.as_str());
-    // A name that is no text is no listed one.
+    // A name that is not text is not listed.
     let host = host.or_else(|| Some(parts.headers.get(HOST)?.to_str().unwrap_or("?")))?;
     let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
     let name = match host.rsplit_once(':') {

@@ -12,8 +12,8 @@ use super::run::at_least;
 
 const TODAY: u64 = 1_790_000_000_000_000;
 
-/// Takes at these steps, of which the first three are refunded at later ones, the newest first. Of each step two
-/// numbers say how much later it is, and what it costs and whether it refunds.
+/// Takes at these steps. The first three takes are refunded at later steps, the newest first. Of each step two numbers
+/// say how much later it is, and what it costs and whether it refunds.
 fn refund_newest_first(quota: &Quota, steps: &[(u64, u64)]) {
     let (mut key, mut without) = (State::new(quota), State::new(quota));
     let (mut now, period_us) = (TODAY, quota.spec().period_us);
@@ -46,8 +46,8 @@ fn refund_newest_first(quota: &Quota, steps: &[(u64, u64)]) {
 /// many of those that are not kept are refunded after it.
 type Strike = (u64, u64, bool, usize);
 
-/// Strikes of which some are refunded, in any order, against a life in which those were not taken. The key is closed
-/// and opened by and by. When all are refunded, the states are equal.
+/// Strikes, some of which are refunded in any order, compared with a history without those. The key is closed and
+/// opened by and by. When all are refunded, the states are equal.
 fn refund_some_strikes(quota: &Quota, blocks_before: u64, strikes: &[Strike], seed: u64) {
     let limit = quota.limit();
     let (mut key, mut now) = (State::new(quota), TODAY);

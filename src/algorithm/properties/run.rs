@@ -345,7 +345,7 @@ impl Run {
                         continue;
                     }
                     Algorithm::Concurrency => continue, // it has no clock, and no schedule
-                    // After each time that it closes, for its length at least, it counts anew.
+                    // After a block has been closed for at least its length, it counts from zero.
                     Algorithm::Block => limit * (2 + length_us / period_us.min(u128::from(spec.lasting.length_us))),
                 };
                 assert!(

@@ -72,12 +72,12 @@ pub(super) struct KeyLine {
     rate: Option<Rate>,
     /// The maximum number of requests on their way while no response says what is left.
     window: u32,
-    /// The units that the server has left, less those of requests on their way.
+    /// The units that the server has left, minus those of requests on their way.
     left: Option<u64>,
     /// The number of the latest request whose response said so.
     left_by: u64,
-    /// The number of the first request after the last pause began. The response to an earlier one
-    /// says nothing about the time after the pause.
+    /// The number of the first request after the last pause began. The responses to earlier requests say nothing about
+    /// the time after the pause.
     paused_at: u64,
     /// Refusals in a row that named no time.
     silent_refusals: u32,
@@ -326,7 +326,7 @@ impl KeyLine {
     }
 
     fn pause(&mut self, now_us: u64, wait_us: u64) {
-        // A timer that cannot sleep shows the end of time.
+        // A timer that cannot sleep reports `Duration::MAX`.
         if let Some(opens_us) = now_us.checked_add(wait_us) {
             self.opens_us = self.opens_us.max(opens_us);
         }
@@ -334,7 +334,7 @@ impl KeyLine {
         (self.paused_at, self.on_their_way) = (self.sent, 0);
     }
 
-    /// Returns when the next request is sent if no response comes until then.
+    /// Returns the instant at which the next request is sent if no response comes before it.
     fn due_us(&self) -> u64 {
         let has_room = self.left.map_or(self.on_their_way < self.window, |left| left > 0);
         let is_free = self.asking.is_none() && (has_room || self.on_their_way == 0);
@@ -363,7 +363,7 @@ impl KeyLine {
         self.on_their_way = self.on_their_way.saturating_add(1);
         self.left = self.left.map(|left| left.saturating_sub(1));
         self.asking = self.asks.then_some(turn);
-        // A timer that cannot sleep shows the end of time.
+        // A timer that cannot sleep reports `Duration::MAX`.
         if now_us < u64::MAX {
             self.sent_us = now_us;
             // A request that is late does not delay the one after it.

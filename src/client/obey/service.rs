@@ -68,7 +68,7 @@ where
         let head = Head::from(&request);
         let key = (self.settings.key)(&head);
         let shares = self.settings.shares(&head);
-        // A timer that cannot sleep shows the end of time.
+        // A timer that cannot sleep reports `Duration::MAX`.
         let Some(key) = key.filter(|_| now_us < u64::MAX) else {
             return ObeyFuture::calling(self.inner.call(request), None);
         };

@@ -54,9 +54,9 @@ impl MemoryLimiterBuilder {
     /// More entries take more memory, 21.3 bytes each. On a 32-bit target they are at most 2^26. A larger number is
     /// taken as the most.
     ///
-    /// A single key may use all entries. The limiter does
-    /// [not support](crate::limiter::Limiter::supports) a quota of which one key may need more: a log
-    /// needs an entry for each unit of its limit, a sliding window one for each bucket and two more.
+    /// A single key may use all entries. The limiter does [not support](crate::limiter::Limiter::supports) a quota
+    /// under which one key may need more: a log needs an entry for each unit of its limit, a sliding window one for
+    /// each bucket and two more.
     pub fn min_entries(mut self, entries: usize) -> Self {
         self.setup.entries = entries;
         self

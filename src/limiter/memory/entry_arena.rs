@@ -1,8 +1,8 @@
 //! The arena of the states that are larger than a word: pairs of two words, and dated entries of logs and sub-windows.
 //!
-//! A state is a [`Chain`] of blocks of 128 bytes, of which a key may use as many as there are. The first block holds
-//! what belongs to the whole chain, and its number is the word of the key's slot. Only the thread that has locked that
-//! slot touches a chain.
+//! A state is a [`Chain`] of blocks of 128 bytes. A key may use all blocks that there are. The first block holds what
+//! belongs to the whole chain, and its number is the word of the key's slot. Only the thread that has locked that slot
+//! touches a chain.
 //!
 //! A state that names no [version](super::versions) has a *head* in front of its blocks: one more block, with the
 //! numbers of its quota. The head also has the state's pair, or says where its entries begin, and its number is the
@@ -385,7 +385,7 @@ impl EntryArena {
         }
     }
 
-    /// Ends a chain with `block`, of which `filled` entries are left.
+    /// Makes `block`, with `filled` entries, the last block of a chain.
     fn cut(&self, owner: Fingerprint, chain: &mut Chain, block: u32, filled: usize) {
         if block != chain.last {
             self.release(owner, self.next(block), chain.last);
@@ -556,8 +556,8 @@ impl EntryArena {
         }
     }
 
-    // Relaxed: a block's words are ordered by the lock of its owner's slot, those of a free one by that of its list.
-    // Only the owner is read without them, as a hint.
+    // Relaxed: the lock of the owner's slot orders a block's words, and the lock of the free list orders those of a
+    // free block. Only the owner is read without them, as a hint.
 
     fn word(&self, block: u32, word: usize) -> u64 {
         debug_assert!(block <= self.last(), "a chain has a block that the arena does not have");

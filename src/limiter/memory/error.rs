@@ -13,6 +13,6 @@ kind_and_message! {
 pub enum MemoryLimiterErrorKind {
     /// [`max_keys`](super::MemoryLimiterBuilder::max_keys) is out of range.
     MaxKeys,
-    /// The snapshot is not one, is of another version of this crate, or is damaged.
+    /// The bytes are no snapshot, or one of another version of this crate, or a damaged one.
     Snapshot,
 }

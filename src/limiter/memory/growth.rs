@@ -1,7 +1,7 @@
 //! Growth of the table: it uses the first part of its memory, then two parts, then four.
 //!
 //! When a new key finds no room, the table doubles: each line is *split*, and its keys stay or go to the same place of
-//! one new line. Which, a bit of their hash says. No call splits more than a few lines, and nothing runs in the
+//! one new line. One bit of the hash picks the line. No call splits more than a few lines, and nothing runs in the
 //! background:
 //!
 //! 1. The table uses the new lines from now on ([`Announced`](Growth::Announced)). A thread that was about to place a

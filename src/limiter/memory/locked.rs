@@ -29,7 +29,7 @@ pub(super) struct LockedSet<'a, H: AsMut<[LockedKey<'a>]>> {
 }
 
 impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
-    /// Locks the states of these keys, each of which has its slot afterwards, or is known to have none.
+    /// Locks the states of these keys. Afterwards each key has its slot, or is known to have none.
     #[inline(always)]
     pub(super) fn lock(states: &'a States, holds: H) -> Self {
         let mut set = Self { states, holds, stripes: SmallVec::new() };

@@ -34,7 +34,7 @@ pub(super) struct LockedKey<'a> {
     pub(super) is_held_back: bool,
     /// The blocks of the slot, of any version.
     chain: Chain,
-    /// The chain is a new one, of which the slot does not know.
+    /// The chain is a new one, which is not in the slot yet.
     is_begun: bool,
     /// A block for the first entry behind a head.
     spare: Option<u32>,

@@ -15,8 +15,8 @@
 //! | closed blocks | all but meters, closed blocks last | 2.3·C | 2.7·C |
 //! | meters | next to none: a new meter that finds no room is denied | never | never |
 //!
-//! "Never" is for a limiter of which other keys use an eighth. When they used half of it, a flood of
-//! meters made it forget one used-up key of 200,000.
+//! "Never" is for a limiter that is filled to an eighth by other keys. When they used half of it, a flood of meters
+//! made it forget one used-up key of 200,000.
 //!
 //! When logs and sub-windows need more entries than there are, they lose precision and no units: see
 //! [`MemoryLimiter`](crate::MemoryLimiter).
@@ -39,9 +39,9 @@
 //! can be evicted, like any other key. The observer gets
 //! [`TooManyQuotas`](crate::event::LimiterEvent::TooManyQuotas).
 //!
-//! When three quarters of the numbers are in use, the limiter looks for quotas that no request used for
-//! ten seconds and that have no live state. That takes about ten milliseconds for a million keys, in
-//! the request that finds it due.
+//! When three quarters of the numbers are in use, the limiter looks for quotas that no request used for ten seconds and
+//! that have no live state. That takes about ten milliseconds for a million keys, in the request that finds the table
+//! full.
 
 mod builder;
 mod charge;

@@ -86,7 +86,7 @@ impl States {
         self.refund_once(policy, key, receipt);
     }
 
-    /// Returns the word of a key of which nothing is held any more.
+    /// Returns the word of a key without held units.
     #[inline]
     fn returned_word(&self) -> u64 {
         HeldUnits::returned(u64::from(self.claimed_s.load(Ordering::Relaxed)) * 1_000_000) // only a hint

@@ -157,7 +157,7 @@ impl States {
             || version == HELD_VERSION && is_returned_after(seen.word, now, KEPT_US)
     }
 
-    /// Returns whether a state stays where it is while it counts. A key of which nothing is held any more has none.
+    /// Returns whether a state stays where it is while it counts. A key without held units has none.
     fn is_pinned(&self, seen: Seen<'_>) -> bool {
         match version_of(seen.tag) {
             HELD_VERSION => HeldWord::of(seen.word) != HeldWord::Nothing,

@@ -116,7 +116,7 @@ impl<'a> SlotLine<'a> {
         std::ptr::from_ref(self.0).addr()
     }
 
-    /// Returns the slot of which the tag is it.
+    /// Returns the slot whose tag matches.
     #[inline(always)]
     fn find(&self, is_it: &impl Fn(u64) -> bool) -> Option<SlotRef<'a>> {
         // All four tags at once: a branch for each would be mispredicted. Acquire: see `read_tagged`.
@@ -143,8 +143,8 @@ impl<'a> SlotRef<'a> {
         self.read_tagged(self.0[0].load(Ordering::Acquire))
     }
 
-    /// Reads the slot, of which the tag was just loaded. That was an Acquire, with the Release of the tag in `unlock`:
-    /// a reader that sees a new tag sees its slot locked or later.
+    /// Reads the slot whose tag was just loaded. That was an Acquire, with the Release of the tag in `unlock`: a reader
+    /// that sees a new tag sees its slot locked or later.
     #[inline(always)]
     fn read_tagged(self, tag: u64) -> Option<Seen<'a>> {
         let [tags, words] = self.0;
@@ -268,8 +268,8 @@ pub(super) struct SlotTable {
 }
 
 impl SlotTable {
-    /// Makes a table for `keys` keys: five slots for two keys, so that of a million live keys fewer than ten are
-    /// forgotten, and twice as many keys still find room.
+    /// Makes a table for `keys` keys: five slots for two keys. Then a table of a million live keys forgets fewer than
+    /// ten, and twice as many keys still find room.
     pub(super) fn new(keys: usize) -> Self {
         let lines = (keys * 5).div_ceil(2 * SLOTS_PER_LINE).max(2);
         let doublings = (lines / LINES_MIN).checked_ilog2().unwrap_or(0);
@@ -463,13 +463,13 @@ impl SlotTable {
         lines.into_iter().flat_map(|(from, to)| from.0.iter().map(SlotRef).zip(to.0.iter().map(SlotRef)))
     }
 
-    /// Whether the tag is that of a key which has to leave this line when the line is split.
+    /// Returns whether the tag belongs to a key that has to leave this line when the line is split.
     pub(super) fn leaves(&self, parent: usize, tag: u64) -> bool {
         tag != 0 && !self.lines(Fingerprint::of_tag(tag), self.mask()).contains(&parent)
     }
 
-    /// Whether the tag is that of a key which was placed in this line because its first line was full, before the table
-    /// doubled.
+    /// Returns whether the tag belongs to a key that got a slot of this line because its first line was full, before
+    /// the table doubled.
     pub(super) fn is_second(&self, parent: usize, tag: u64) -> bool {
         tag != 0 && self.first_line(Fingerprint::of_tag(tag), self.mask() >> 1) != parent
     }

@@ -17,8 +17,8 @@ use crate::policy::Policy;
 use super::slot_table::{HELD_VERSION, VERSION_BITS};
 use super::word::BLOCK_SHIFT;
 
-/// The version of states that name none: those of policies that found all 16,382 numbers in use. Such a state lies in
-/// the arena, behind a head with the numbers of its quota.
+/// The version of states whose policies found all 16,382 numbers in use. Such a state lies in the arena, behind a head
+/// with the numbers of its quota.
 pub(super) const UNNAMED: u16 = 0;
 
 /// Versions that are found without the lock.

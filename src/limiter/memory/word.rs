@@ -128,7 +128,7 @@ pub(super) enum HeldWord {
 }
 
 impl HeldUnits {
-    /// Packs units, of which there is at least one. Returns `None` if the number of their run is too large for a word.
+    /// Packs held units: at least one. Returns `None` if the number of their run is too large for a word.
     #[inline]
     pub(super) fn pack(self) -> Option<u64> {
         debug_assert!(self.units > 0, "what is held is a state");
@@ -140,8 +140,8 @@ impl HeldUnits {
         HELD | RUN_IN_ARENA << UNIT_BITS | u64::from(block)
     }
 
-    /// Returns the word of a key of which nothing is held from an instant on, in microseconds after the base. It is
-    /// that of a state that expired then, so the key keeps its slot for a while, as a key of any other quota does.
+    /// Returns the word of a key without held units since an instant, in microseconds after the base. It is the word of
+    /// a state that expired at that instant, so the key keeps its slot for a while, as with any other quota.
     #[inline]
     pub(super) fn returned(relative_us: u64) -> u64 {
         relative_us << LOWER_BITS
@@ -172,8 +172,8 @@ pub(super) fn is_expired(word: u64, shift: u32, now: Now) -> bool {
     word <= (now.relative >> shift) << (LOWER_BITS + shift)
 }
 
-/// Returns the word of a state in the arena that expires then. An instant too late for a word never comes: time stands
-/// still before.
+/// Returns the word of a state in the arena that expires at an instant. An instant too late for a word never comes:
+/// time stands still before.
 pub(super) fn block_word(first: u32, expires_us: u64, now: Now) -> u64 {
     let relative = expires_us.saturating_sub(now.base()).div_ceil(1 << BLOCK_SHIFT);
     relative.min(u64::from(u32::MAX - 1)) << u32::BITS | u64::from(first)

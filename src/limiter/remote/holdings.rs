@@ -210,8 +210,8 @@ impl Holdings {
         forgotten
     }
 
-    /// Returns the keys whose rows have to be renewed or corrected, and forgets keys of which nothing is held and whose
-    /// rows have lapsed.
+    /// Returns the keys whose rows have to be renewed or corrected, and forgets keys without held units whose rows have
+    /// lapsed.
     pub(crate) fn due(&self, connections: u64) -> Vec<HeldKey> {
         let (now, mut due) = (self.clock.now(), Vec::new());
         for part in &self.parts {
@@ -343,8 +343,8 @@ impl Holding {
     }
 }
 
-/// Forgets a key of which nothing is held, unless its row may be wrong. One that was reset is forgotten by
-/// [`Holdings::due`]: its row may stay for a while, and refuses a call that does not know of the reset.
+/// Forgets a key without held units, unless its row may be wrong. One that was reset is forgotten by [`Holdings::due`]:
+/// its row may stay for a while, and refuses a call that does not know of the reset.
 fn tidy(part: &mut HashMap<Bytes, Holding, Hasher>, key: &Bytes) {
     let is_over = |holding: &Holding| holding.is_idle() && !holding.is_doubtful && holding.resets == 0;
     if part.get(key).is_some_and(is_over) {
@@ -358,7 +358,7 @@ pub(crate) struct Bid {
     key: HeldKey,
     units: u64,
     claim: Claim,
-    /// The epoch began with it, so no other call may have told the store of it.
+    /// The epoch began with this call, so no other call can have reported it to the store.
     begins_epoch: bool,
     run: u64,
     /// The units that were held when it began.

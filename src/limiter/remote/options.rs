@@ -138,8 +138,8 @@ macro_rules! shared_options {
             /// A key that the store has denied is denied without the store until its wait is over, or a second has
             /// passed. So a caller that has to wait for longer than a second costs one call a second. If waits are some
             /// milliseconds, most checks of a denied key are still calls. A denial for which there is no room replaces
-            /// an older one, whose key then costs a call again. A larger cost is told the wait of the smaller one that
-            /// was denied, which can be too short for it.
+            /// an older one, whose key then costs a call again. A request with a larger cost gets the wait of the
+            /// smaller denied one, which can be too short for it.
             ///
             /// A set that has a charge [on refusal](crate::limiter::Effect::OnRefusal), for a block or a meter, goes to
             /// the store each time.

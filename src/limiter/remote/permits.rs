@@ -8,7 +8,7 @@ use super::unanswered::Unanswered;
 /// The least number of corrections that may wait. As many rows are renewed at a time.
 const CORRECTIONS_MIN: usize = 64;
 
-/// The requests that wait or are in flight, of which there is a most.
+/// Bounds the number of requests that wait or are in flight.
 pub(crate) struct Permits {
     checks: Arc<AtomicUsize>,
     corrections: Arc<AtomicUsize>,

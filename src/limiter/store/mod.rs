@@ -243,8 +243,8 @@ impl Change {
 pub enum Then {
     /// The value stays. It was looked at, so it must be the expected one.
     Keep,
-    /// This value takes its place, for at least the time that is given: from a second to some years. It may stay
-    /// longer, so keys may share an expiry.
+    /// Replaces the value by this one, for at least the given time: from a second to some years. It may stay longer, so
+    /// keys may share an expiry.
     Put(Value, Duration),
     /// The value is removed.
     Delete,
@@ -266,9 +266,9 @@ impl Loaded {
 
     /// Adds the store's time, which then is the limiter's time. Without it the limiter uses the clock of its process.
     ///
-    /// Each answer of a store has a time, or none has, and all times are those of one clock. They
-    /// should be exact to some milliseconds: decisions are off by as much as they are, and if that
-    /// is more than 100 milliseconds, a check can take two swaps more.
+    /// Either each answer of a store has a time, or none has. All times are readings of one clock. They should be exact
+    /// to some milliseconds: decisions are off by as much as they are, and if that is more than 100 milliseconds, a
+    /// check can take two swaps more.
     #[must_use]
     pub fn at(self, now: Timestamp) -> Self {
         Self { now: Some(now), ..self }

@@ -34,7 +34,7 @@ struct KnownTime {
     latest: Timestamp,
 }
 
-/// What an answer has told about the time.
+/// What an answer has shown about the store's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TimeUpdate {
     /// It is the first one that reports a time.

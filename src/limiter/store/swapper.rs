@@ -487,7 +487,8 @@ impl<S: Store> Inner<S> {
                         going_on.extend(self.made(party, decided, is_away, deadline).await);
                     }
                     Ok(SwapResult::Conflict(current)) => {
-                        // It is tried again at once, because these values are current now. Those who win rest.
+                        // It is tried again at once, because these values are current now. The processes whose swaps
+                        // were made rest.
                         party.copy.set_used(&current, &self.known);
                         party.is_current = true;
                         party.conflicts += 1;
@@ -629,7 +630,7 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Waits for an answer of the store until then.
+    /// Waits for an answer of the store until the deadline.
     ///
     /// # Errors
     /// The answer has not come in time. [`listen`](Self::listen) goes on waiting for it.
@@ -855,7 +856,7 @@ fn fail_some<S: Store>(
 }
 
 /// Asks a store that is believed dead until it answers, or the limiter is dropped. It writes as checks do, because a
-/// store whose disk hangs still answers to those who only read.
+/// store whose disk hangs still answers reads.
 async fn probe<S: Store>(inner: Weak<Inner<S>>) {
     let mut pause = PROBE[0];
     let mut last = None;
@@ -887,7 +888,7 @@ async fn probe<S: Store>(inner: Weak<Inner<S>>) {
     }
 }
 
-/// Random numbers of which no two processes have the same: hashes with keys of the operating system.
+/// Random numbers that differ between processes: hashes with keys of the operating system.
 struct Random {
     hashers: [RandomState; 2],
     /// The seed of the pauses.

@@ -516,7 +516,7 @@ pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidenc
     match (is_not_made, is_unknown, is_gone) {
         (true, ..) => Evidence::NotMade,
         (_, true, _) => Evidence::None,
-        // A removal has its effect, whoever made it. To decide again could return the same units twice.
+        // A removal has its effect, whoever made it. Deciding again could return the same units twice.
         (.., true) if only_removes => Evidence::Made,
         (.., true) => Evidence::Gone,
         // Looks have nothing to find out.

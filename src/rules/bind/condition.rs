@@ -171,7 +171,7 @@ fn noun(part: NotCharged) -> &'static str {
     }
 }
 
-/// Lists values of which one must hold.
+/// Lists alternative values, joined by "or".
 fn either(values: impl IntoIterator<Item: ToString>) -> String {
     // Enough of them for a text that is shortened.
     values.into_iter().take(EXPECTED_MAX).map(|value| value.to_string()).collect::<Vec<_>>().join(" or ")

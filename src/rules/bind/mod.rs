@@ -43,7 +43,7 @@ pub(super) struct Bound {
     pub(super) history: RulesHistory,
 }
 
-/// Makes the rules of a file. `history` is that of the files before.
+/// Makes the rules of a file. `history` has what earlier files said.
 pub(super) fn bind(file: &FileSpec, names: &Arc<Names>, history: RulesHistory, problems: &mut Problems<'_>) -> Bound {
     let mut binder = Binder {
         names,

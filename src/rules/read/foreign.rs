@@ -69,7 +69,7 @@ fn of_kubernetes(root: &Node<'_>) -> Option<String> {
 
 /// Says which program a mapping configures, by a field that its files have.
 fn of_program(root: &Node<'_>) -> Option<String> {
-    // What has `rules` is meant as a file of rules.
+    // A text with a field `rules` is treated as a file of rules.
     if field(root, "rules").is_some() {
         return None;
     }

@@ -77,7 +77,7 @@ impl ValueReader<'_, '_, '_> {
         (quotas.len() == items.len()).then_some(quotas)
     }
 
-    /// Refuses quotas of which some count bytes and others do not: a request has one cost for all of them.
+    /// Refuses a mix of quotas that count bytes and quotas that count requests: a request has one cost for all of them.
     pub(super) fn check_units(&mut self, quotas: &[At<Quota>]) -> Option<()> {
         let Some((first, others)) = quotas.split_first() else { return Some(()) };
         let Some(other) = others.iter().find(|other| other.counts_bytes() != first.counts_bytes()) else {

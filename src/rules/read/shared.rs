@@ -14,7 +14,7 @@ use crate::quota::Quota;
 pub(in crate::rules) const SETTINGS: &[&str] =
     &["quota", "plans", "key", "match", "cost", "mode", "missing-key", "warn-at", "block", "candidate", "enabled"];
 
-/// The maximum number of values that the rules of a file take over, counted for each rule.
+/// The maximum number of values that the rules of a file inherit, counted for each rule.
 const VALUES_MAX: usize = 500_000;
 
 /// The two forms of a rule.
@@ -44,7 +44,7 @@ pub(super) struct RuleSettings {
 }
 
 impl RuleSettings {
-    /// Makes settings of which each is this one.
+    /// Makes settings that all have this value.
     fn all(absent: Result<(), ()>) -> Self {
         fn of<T>(absent: Result<(), ()>) -> Setting<T> {
             absent.map(|()| None)

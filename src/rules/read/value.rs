@@ -19,7 +19,7 @@ const NAME_BYTES_MAX: usize = 1_000;
 pub(in crate::rules) const MATCH: &[&str] =
     &["method", "path", "host", "header", "query", "client", "user-agent", "action", "time", "not"];
 
-/// The fields of `not`: those of `match`, but for `not` itself.
+/// The fields of `not`: those of `match`, except `not` itself.
 pub(in crate::rules) const NOT: &[&str] =
     &["method", "path", "host", "header", "query", "client", "user-agent", "action", "time"];
 
@@ -92,7 +92,7 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Reads a condition with one or several values, of which one must hold.
+    /// Reads a condition with one or several alternative values.
     pub(super) fn any_of<T>(
         &mut self,
         fields: &Fields<'_, '_>,

@@ -155,7 +155,7 @@ impl Cluster {
         Err(self.shared.unknown(slot))
     }
 
-    /// Finds out whether every slot has a server, and every such server answers until then.
+    /// Finds out whether every slot has a server, and whether each of these servers answers before the deadline.
     pub(super) async fn verify(&self, until: Instant) -> Result<(), RedisError> {
         let servers = {
             let map = self.shared.map();

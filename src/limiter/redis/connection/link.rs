@@ -227,7 +227,7 @@ impl Link {
         }
     }
 
-    /// Goes on waiting for an answer that nobody waits for any more, until the server was silent for too long.
+    /// Goes on waiting for an answer whose caller has gone, until the server has been silent for too long.
     async fn listen(
         &self,
         mut answer: Pin<&mut impl Future<Output = Result<RedisReply, CallFailure>>>,
@@ -279,7 +279,7 @@ impl Link {
         answer
     }
 
-    /// Sends a command without keys, and waits for its answer until then. How it ends is not recorded.
+    /// Sends a command without keys, and waits for its answer until the deadline. How it ends is not recorded.
     pub(super) async fn send_keyless(
         &self,
         command: &'static str,
@@ -399,7 +399,7 @@ impl Link {
         self.wait_for_other_connection(0, until).await.map(drop)
     }
 
-    /// Waits for a connection other than that of this number, which has ended. Returns its number.
+    /// The connection with this number has ended: waits for the next one. Returns its number.
     async fn wait_for_other_connection(&self, ended: u64, until: Instant) -> Result<u64, CallFailure> {
         loop {
             let changed = self.changed.notified();

@@ -125,7 +125,7 @@ impl RedisConnections {
     ///
     /// `until` is when the last caller stops waiting. The answer may come later: the server is listened to until it
     /// answers, its connection ends, or it was silent for so long that it is believed dead. If its connection was lost
-    /// before, the next one is waited for until then.
+    /// before, waits for the next one until the deadline.
     ///
     /// Returns `None` if its keys are on two servers while their slot is moved: it did not run. A
     /// call for one of them would.

@@ -116,7 +116,7 @@ impl FredTarget {
         let greeting = settings.connect_timeout() + if renewal.is_some() { ASK_TIMEOUT } else { Duration::ZERO };
         let connect_timeout = settings.connect_timeout();
         let mut builder = Builder::from_config(config);
-        // A call's time is bounded by who sends it.
+        // The sender of a call bounds its time.
         builder.with_performance_config(|performance| performance.default_command_timeout = Duration::ZERO);
         builder.with_connection_config(|connection| {
             connection.connection_timeout = connect_timeout;

@@ -15,7 +15,7 @@ use super::renewal::RETRY;
 use super::settings::ConnectionSettings;
 
 /// The time without a call after which a connection is probed. Devices on the way forget connections without traffic
-/// after some minutes, and say so to nobody.
+/// after some minutes, and report it to neither end.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// The interval at which a server that is believed dead is probed, unless the deadline is long.

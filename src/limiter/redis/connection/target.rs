@@ -28,7 +28,7 @@ enum Library {
 
 const SCHEMES: [&str; 6] = ["redis", "rediss", "redis-cluster", "rediss-cluster", "redis-sentinel", "rediss-sentinel"];
 
-/// Returns the features of which one gives a client TLS, and whether the build has one of them.
+/// Returns the features that give a client TLS, any one of which is enough, and whether the build has one.
 fn tls_of(client: RedisClient) -> (&'static str, bool) {
     match client {
         #[cfg(feature = "fred")]

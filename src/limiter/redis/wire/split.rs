@@ -1,5 +1,4 @@
-//! A request whose keys are on two servers, taken apart: a request for each key, and one answer
-//! from theirs.
+//! Splits a request whose keys are on two servers into a request for each key, and joins their answers.
 
 use smallvec::smallvec;
 

@@ -57,7 +57,7 @@ struct Lanes<F: RemoteStore> {
     runtime: Handle,
 }
 
-/// Requests that are not independent of each other: one server's, or those of one slot of a cluster.
+/// The requests of one server, or of one slot of a cluster. They share flights and their limits.
 struct Lane<F: RemoteStore> {
     queue: F::Queue,
     pace: Pace,

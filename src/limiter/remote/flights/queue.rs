@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::batch::{Batch, LaneQueue, QueuedRequest, RemoteStore};
 
-/// Requests of which any may fly together, in the order in which they came.
+/// Requests that may all share a flight, in the order in which they came.
 pub(crate) struct Queue<F: RemoteStore> {
     checks: VecDeque<QueuedRequest<F>>,
     corrections: VecDeque<QueuedRequest<F>>,

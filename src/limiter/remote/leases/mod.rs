@@ -271,7 +271,7 @@ impl Lease {
     }
 
     fn rest(self, policy: &Policy, key: &Key) -> Option<Refund> {
-        // The last of its units drain when the whole lease has.
+        // The last units of a lease drain when the whole lease has drained.
         (self.left > 0).then(|| Refund::new(policy.clone(), key.clone(), self.receipt.split(self.left)))
     }
 }

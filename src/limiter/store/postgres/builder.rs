@@ -173,7 +173,7 @@ impl PostgresStoreBuilder {
         self.build_named(connections, name).await
     }
 
-    /// Makes a store over the connections that the application has, of which it uses up to `max_connections` at a time.
+    /// Makes a store over the application's connections. The store uses up to `max_connections` at a time.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).

@@ -59,7 +59,7 @@ pub(super) struct PostgresTable {
     pub(super) insert: Arc<str>,
     /// Makes any changes.
     pub(super) swap: Arc<str>,
-    /// Replaces those of several values that are the expected ones, and returns their places.
+    /// Replaces each of several values that is the expected one, and returns the indices of these.
     pub(super) replace_each: Arc<str>,
     /// Makes any changes of several swaps. It returns for each change whether its swap was made, or null if that swap
     /// has to be sent alone.
