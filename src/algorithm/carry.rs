@@ -24,7 +24,7 @@ pub(crate) enum NewState {
 pub(crate) enum Fit {
     /// The state after an admitted charge, a forced charge or a refund.
     Fits,
-    /// Also what a denied charge makes of it: it comes back later than this quota can put it, or it closes the key.
+    /// Even a denied charge writes it: the state comes back later than this quota allows, or it closes the key.
     Ahead,
     /// Nothing is written: more is in use than this quota could keep, and no use may be forgotten.
     Over,

@@ -23,7 +23,7 @@ const ANSWER_US: u64 = 3;
 /// The maximum delay of a reading behind the system's clock right after an answer, in microseconds.
 const BEHIND_US: u64 = ANSWER_US + 3; // each of three numbers is rounded down
 
-/// A thread that returns what the system answers, less that much, has read nothing later from the counter before.
+/// A thread that returns the system's answer minus this time has read no later time from the counter before.
 const _: () = assert!(BEHIND_US < PATIENCE * TRUSTED_US / SLOWER);
 
 /// The times that the system is asked until an answer is not late.
@@ -31,8 +31,9 @@ const TRIES: usize = 16;
 
 /// Adds what the counter has counted to the last answer of the operating system.
 ///
-/// An answer is noted as two numbers: what the counter was, and what has to be added to any reading. The second never
-/// falls, unless the counter has jumped. So the clock does not step back, in any order in which a thread reads them.
+/// An answer is noted as two numbers: the counter's value, and the difference that is added to each reading. The second
+/// never falls, unless the counter has jumped. So the clock does not step back, in any order in which a thread reads
+/// them.
 #[derive(Debug)]
 pub(super) struct Counter {
     clock: Clock,
@@ -42,7 +43,7 @@ pub(super) struct Counter {
     trusted: u64,
     /// The counter at the last answer.
     answered: AtomicU64,
-    /// What the answer was more than the reading, in microseconds. It wraps.
+    /// The difference between the system's answer and the reading, in microseconds. It wraps.
     ahead: AtomicU64,
     /// Held by the thread that notes an answer.
     asking: Mutex<()>,
@@ -69,7 +70,7 @@ impl Counter {
     #[inline]
     pub(super) fn now_us(&self, system_us: impl Fn() -> u64) -> u64 {
         let ticks = self.clock.raw();
-        // Acquire, with the Release in `ask`: what is to be added is not older than this.
+        // Acquire, with the Release in `ask`: the difference is not older than this reading.
         if ticks.wrapping_sub(self.answered.load(Ordering::Acquire)) < self.trusted {
             return self.reading(ticks).wrapping_add(self.ahead.load(Ordering::Relaxed));
         }

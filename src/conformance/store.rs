@@ -502,7 +502,8 @@ impl<S: Store> Bench<'_, S> {
     }
 }
 
-/// Returns what a future returns within the suite's patience. Outside of a tokio runtime that has no bound.
+/// Returns the output of a future, or an error if it takes longer than the suite waits. Outside of a tokio runtime that
+/// has no bound.
 async fn within_patience<T>(calls: impl Future<Output = T>) -> Option<T> {
     if tokio::runtime::Handle::try_current().is_err() {
         return Some(calls.await);

@@ -40,7 +40,7 @@ impl Jitter {
         Self { percent, most_us: u64::MAX }
     }
 
-    /// Limits what is added.
+    /// Sets the maximum that is added.
     #[must_use]
     pub fn at_most(mut self, most: Duration) -> Self {
         self.most_us = micros_ceil(most);

@@ -10,8 +10,9 @@
 //! # No lost wake
 //!
 //! A limiter without one lock for everything has to read whether requests wait *after* it has locked a state, and a
-//! request that has joined a line asks again in a way that locks the state too. Of two that lock one state, the second
-//! sees what the first did before: the request sees the free units, or the thread that freed them sees the request.
+//! request that has joined a line asks again in a way that locks the state too. If two threads lock one state, the
+//! second sees the changes of the first. So either the request sees the free units, or the thread that freed them sees
+//! the request.
 //!
 //! # Lines of many processes
 //!

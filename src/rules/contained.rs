@@ -1,5 +1,5 @@
 //! Finds rules whose quotas never refuse a request, because another rule applies to all of their requests and allows no
-//! more. Only what is certain is found.
+//! more. Only certain cases are found.
 
 use std::collections::{HashMap, HashSet};
 
@@ -228,8 +228,8 @@ fn is_path_within(inner: &PathPattern, outer: &PathPattern) -> bool {
     rest.is_empty()
 }
 
-/// Returns whether all texts that match the first pattern match the second. A `*` of the first can only be part of what
-/// a `*` of the second stands for, as its other characters are no `*`.
+/// Returns whether all texts that match the first pattern match the second. A `*` of the first can only be matched by a
+/// `*` of the second, because the other characters of the second are no `*`.
 fn is_pattern_within(inner: &str, outer: &str) -> bool {
     if outer.contains('*') { Pattern::new(outer).matches(inner) } else { inner == outer }
 }

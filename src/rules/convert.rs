@@ -14,8 +14,9 @@ use crate::mode::Mode;
 /// Returns the rules of a file in Envoy's form as a file in the native form.
 ///
 /// It is a beginning: what Envoy's routes know and the file does not say is left to the program, and comments say what.
-/// The keys `remote_address`, `path`, `method` and `host` become what the crate calls so. Other keys become names that
-/// the program [registers](super::RulesBuilder::key), and other values [actions](super::RulesBuilder::action).
+/// The keys `remote_address`, `path`, `method` and `host` become this crate's keys with these meanings. Other keys
+/// become names that the program [registers](super::RulesBuilder::key), and other values
+/// [actions](super::RulesBuilder::action).
 ///
 /// ```
 /// let native = tower_ratelimit::rules::convert_envoy(
@@ -208,7 +209,7 @@ impl ConvertedRule {
         self.matches.iter().any(|field| field.starts_with(&format!("{name}:")))
     }
 
-    /// Says what a key means here that can mean anything in Envoy's form.
+    /// Describes how a key is read here. In Envoy's form it can mean anything.
     fn note_meaning(&mut self, key: &str, ready: &str) {
         let what = match ready {
             "path" => "the request's path without its query",

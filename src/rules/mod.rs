@@ -3,10 +3,10 @@
 //! * `document` reads bytes as a tree of values with positions.
 //! * `read` reads the tree as rules.
 //! * `spec` is what the file says, as plain data.
-//! * `error` collects what is wrong with it, and `problem` is one of these; `report` is what a check finds beside.
+//! * `error` collects the problems of a file, and `problem` is one of them. `report` has the other findings of a check.
 //! * `pattern` compares texts with patterns.
 //! * `times` says at which times of the week a rule applies.
-//! * `warn` finds what is probably not meant, and `contained` rules that never refuse a request.
+//! * `warn` finds probable mistakes in valid rules, and `contained` finds rules that never refuse a request.
 //! * `tree` finds the limits of descriptors, in files of Envoy's form.
 //! * `bind` makes a layer's rules of it, with the names that the program registered.
 //! * `descriptors` decides about descriptors without an HTTP request.
@@ -48,5 +48,5 @@ pub use tree::Descriptor;
 
 /// The JSON Schema of files of rules, for editors and other tools.
 ///
-/// It knows what can be said without reading quotas and names. [`RulesBuilder::check`] says everything.
+/// It checks all that can be checked without reading quotas and names. [`RulesBuilder::check`] says everything.
 pub const SCHEMA: &str = include_str!("schema.json");

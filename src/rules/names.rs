@@ -1,4 +1,4 @@
-//! The names that a rules file can use beyond the ready-made ones: what the program registered.
+//! The names that a program registers for its files of rules, beside the built-in ones.
 
 use std::collections::HashMap;
 use std::sync::Arc;

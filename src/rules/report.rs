@@ -1,4 +1,4 @@
-//! What a check finds beside problems: names that only the program knows, and warnings.
+//! The findings of a check beside problems: names that only the program knows, and warnings.
 
 use super::problem::{Position, Problem};
 use crate::error::labelled;

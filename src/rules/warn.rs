@@ -1,4 +1,4 @@
-//! Finds what is probably not meant in rules that are right.
+//! Finds probable mistakes in valid rules.
 
 use ipnet::IpNet;
 
@@ -27,7 +27,7 @@ pub(super) fn warnings(file: &FileSpec) -> Vec<Noticed> {
 }
 
 /// Returns a warning for each kind of address that `allow` exempts as a whole, and a note for each that `deny` refuses.
-/// The most specific network of both lists counts, so an exception in the other list does not change what is meant.
+/// The most specific network of both lists counts, so an exception in the other list is no mistake.
 fn whole_families(access: &AccessSpec) -> Vec<Noticed> {
     let mut found = Vec::new();
     for (family, bits) in [("IPv4", 32), ("IPv6", 128)] {

@@ -30,7 +30,7 @@ const REQUEST_MAX: usize = 256;
 /// The longest id of a request in bytes.
 const ID_MAX: usize = 128;
 
-/// What is kept of refusals.
+/// The settings of recent refusals.
 #[derive(Default)]
 pub(super) struct RecentSettings {
     pub(super) max: usize,

@@ -10,10 +10,10 @@ use super::histogram::HistogramSnapshot;
 use super::series::{MetricKind, Sink, write_all};
 use super::snapshot::StatsSnapshot;
 
-/// What the recorder got before.
+/// The values that the recorder has got so far.
 ///
-/// A series is registered once, and its handle is kept: behind a handle some recorders keep what it got last, and count
-/// from zero again with a new one.
+/// A series is registered once, and its handle is kept: some recorders keep the last value behind the handle, and count
+/// from zero with a new handle.
 #[derive(Default)]
 pub(super) struct Recorded {
     /// The address of the recorder that the handles are of. Another one gets handles of its own: an application may

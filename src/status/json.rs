@@ -154,7 +154,7 @@ pub(super) fn explanations(view: &PageView) -> String {
     json
 }
 
-/// Writes what is left to a key under a policy now.
+/// Writes the remaining units of a key under a policy.
 fn state(json: &mut String, state: &KeyState) {
     let (policy, decision) = (&state.policy, &state.decision);
     let mut object = Object::begin(json);

@@ -53,7 +53,7 @@ pub(super) fn most_held(html: &mut String, view: &PageView) -> fmt::Result {
     top(html, "Hold most, now", ("places", ""), view.stats.most_held().iter().take(KEYS_MAX))
 }
 
-/// Lists keys with their counts: the word for what is counted, and one before each number.
+/// Lists keys with their counts. The two words name the counted things and stand before each number.
 fn top<'a>(
     html: &mut String,
     title: &str,

@@ -45,7 +45,7 @@ fn layer(html: &mut String, view: &PageView, layer: &ExplainedLayer) -> fmt::Res
     recent_of_explained(html, view, layer)
 }
 
-/// Lists what the keys of a layer have left. An operator can act on them.
+/// Lists the remaining units of the keys of a layer. An operator can act on them.
 fn states(html: &mut String, layer: &ExplainedLayer) -> fmt::Result {
     if let Some(failure) = &layer.states.failure {
         write!(

@@ -66,7 +66,7 @@ pub(super) struct KeyLine {
     spaced_us: u64,
     /// The next request is not sent before by the client's own quota.
     own_us: u64,
-    /// The time between two requests that spreads what is left.
+    /// The time between two requests that spreads the remaining ones evenly.
     spacing_us: u64,
     /// The rate that the server seems to bear, if the client adapts to it.
     rate: Option<Rate>,
@@ -237,7 +237,7 @@ impl KeyLine {
         self.wake_foremost(wakers);
     }
 
-    /// Notes that a sent request has what it needs of the client's own quota. The next one may ask.
+    /// Notes that a sent request got its units of the client's own quota. The next one may ask.
     pub(super) fn has_asked(&mut self, turn: u64, now_us: u64, wakers: &mut Wakers) {
         self.end_asking(turn);
         self.release(now_us, wakers);
@@ -326,7 +326,7 @@ impl KeyLine {
     }
 
     fn pause(&mut self, now_us: u64, wait_us: u64) {
-        // A timer that cannot sleep reports `Duration::MAX`.
+        // A timer that cannot sleep reports `Duration::MAX` as its time.
         if let Some(opens_us) = now_us.checked_add(wait_us) {
             self.opens_us = self.opens_us.max(opens_us);
         }
@@ -363,7 +363,7 @@ impl KeyLine {
         self.on_their_way = self.on_their_way.saturating_add(1);
         self.left = self.left.map(|left| left.saturating_sub(1));
         self.asking = self.asks.then_some(turn);
-        // A timer that cannot sleep reports `Duration::MAX`.
+        // A timer that cannot sleep reports `Duration::MAX` as its time.
         if now_us < u64::MAX {
             self.sent_us = now_us;
             // A request that is late does not delay the one after it.

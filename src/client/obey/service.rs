@@ -68,7 +68,7 @@ where
         let head = Head::from(&request);
         let key = (self.settings.key)(&head);
         let shares = self.settings.shares(&head);
-        // A timer that cannot sleep reports `Duration::MAX`.
+        // A timer that cannot sleep reports `Duration::MAX` as its time.
         let Some(key) = key.filter(|_| now_us < u64::MAX) else {
             return ObeyFuture::calling(self.inner.call(request), None);
         };

@@ -137,7 +137,7 @@ impl Visit {
                 self.wait_until(until_us.max(now_us.saturating_add(1)));
                 Ok(false)
             }
-            // A timer that cannot sleep reports `Duration::MAX`.
+            // A timer that cannot sleep reports `Duration::MAX` as its time.
             _ => {
                 self.taken += 1;
                 self.departs_us = self.departs_us.max(until_us.unwrap_or(0));

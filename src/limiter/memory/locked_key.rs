@@ -39,7 +39,7 @@ pub(super) struct LockedKey<'a> {
     /// A block for the first entry behind a head.
     spare: Option<u32>,
     state: LoadedState,
-    /// If another quota wrote the state: what this one may write.
+    /// Whether this quota may write the state, if another quota wrote it.
     fit: Fit,
     change: StateChange,
 }
@@ -280,8 +280,8 @@ impl States {
         decision
     }
 
-    /// Notes what a refund changes: what the receipt `own` of `units` still holds. Returns whether it changes nothing
-    /// because a later slot of the queue is taken.
+    /// Notes the change of a refund of `units`, as far as the receipt `own` still holds them. Returns whether it
+    /// changes nothing because a later slot of the queue is taken.
     pub(super) fn decide_refund(&self, hold: &mut LockedKey<'_>, now: Now, units: u64, own: Pair) -> bool {
         if hold.fit == Fit::Over {
             return false;
@@ -309,8 +309,8 @@ impl States {
 
     // Write ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Makes room for what a hold is to write: a slot if its key has none, and a block if its chain wants one. If there
-    /// is no room, it returns `false`, and the hold changes nothing.
+    /// Makes room for the change of a locked key: a slot if the key has none, and a block if its chain needs one.
+    /// Returns `false` if there is no room. Then the locked key changes nothing.
     #[inline(always)]
     pub(super) fn make_room<'a>(&'a self, hold: &mut LockedKey<'a>, now: Now, events: &mut PendingEvents<'_>) -> bool {
         // A change that only removes units needs no block: neither the key itself nor another may suffer for it.
@@ -365,7 +365,7 @@ impl States {
         true
     }
 
-    /// Writes what a hold changes, for which there is room, and unlocks its slot.
+    /// Writes the change of a locked key, for which there is room, and unlocks its slot.
     #[inline]
     pub(super) fn write(&self, hold: &mut LockedKey<'_>, now: Now) {
         let LockedKey { key, version, quota, rules, chain, spare, state, change, .. } = hold;

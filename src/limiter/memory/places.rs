@@ -92,8 +92,8 @@ impl States {
         HeldUnits::returned(u64::from(self.claimed_s.load(Ordering::Relaxed)) * 1_000_000) // only a hint
     }
 
-    /// Returns the slot of a key, and what its word says is held. Returns `None` if there is no slot, or if the arena
-    /// has the units.
+    /// Returns the slot of a key, and the held units that its word says. Returns `None` if there is no slot, or if the
+    /// arena has the units.
     #[inline(always)]
     fn look_at_places(&self, key: Fingerprint) -> Option<(Seen<'_>, Option<HeldUnits>)> {
         let line = self.table.prefetch(key)?;
@@ -134,8 +134,8 @@ pub(super) struct PlacesPlan<'a> {
     pub(super) word: u64,
 }
 
-/// Decides about a charge without taking it. Returns what is held after it. `run` is the number of a run that would
-/// begin now. `is_held_back` if a request that came before waits in line.
+/// Decides about a charge without taking it. Returns the held units after the charge. `run` is the number of a run that
+/// would begin now. `is_held_back` if a request that came before waits in line.
 #[inline]
 pub(super) fn look(
     rules: Places,

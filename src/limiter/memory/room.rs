@@ -292,8 +292,9 @@ impl States {
         }
     }
 
-    /// When the arena is full: frees a block or more that other keys hold. It looks at a few keys drawn by lot. What
-    /// has expired is forgotten; of what counts two blocks are [folded](super::entry_arena::EntryArena::fold) into one.
+    /// When the arena is full: frees a block or more that other keys hold. It looks at a few keys drawn by lot. Expired
+    /// entries are forgotten. Entries that count are [folded](super::entry_arena::EntryArena::fold), two blocks into
+    /// one.
     pub(super) fn free_a_block(&self) {
         let arena = self.arena();
         if arena.has_free() {

@@ -98,7 +98,7 @@ pub(super) struct Seen<'a> {
     pub(super) word: u64,
 }
 
-/// What a key without a slot gets.
+/// The result of looking for a slot for a new key.
 pub(super) enum SlotClaim<'a> {
     /// This slot, which is locked and empty.
     Slot(SlotRef<'a>),

@@ -172,8 +172,8 @@ fn possible(rules: &PairDecider, pair: Pair, now: Now) -> Option<Pair> {
     Some(pair)
 }
 
-/// Returns the entries that are in order and still count, as far as the quota holds them. If they are further ahead
-/// than the quota can put them, they are what the next charge would make of them.
+/// Returns the entries that are in order and still count, as far as the quota holds them. If a state is further ahead
+/// than the quota allows, it is read as the next charge would read it.
 fn possible_entries(rules: &EntryLog, entries: &[(u64, u64)], now: Now) -> Vec<(u64, u64)> {
     let (mut possible, mut total) = (Vec::new(), 0);
     for (start, held) in entries.iter().copied() {

@@ -146,7 +146,7 @@ impl Versions {
         self.crowded.load(Ordering::Relaxed) // only a hint
     }
 
-    /// Returns what the word of a slot of this version means.
+    /// Returns the layout of the words of this version.
     #[inline]
     pub(super) fn form(&self, version: u16) -> WordForm {
         // Relaxed: a thread that has a version's number got it by an Acquire that ordered this, see `cached`.

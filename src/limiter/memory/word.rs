@@ -110,7 +110,8 @@ impl WordLayout {
 /// The units of a key that are held: a state that no instant ends.
 ///
 /// A key's units are held in runs. A run begins when none is held, and ends when none is held any more, or when the key
-/// is reset. A receipt names its run, so that what was taken before a reset returns nothing of what was taken after it.
+/// is reset. A receipt names its run, so that units that were taken before a reset do not return units that were taken
+/// after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeldUnits {
     pub(super) units: u64,
@@ -118,7 +119,7 @@ pub(super) struct HeldUnits {
     pub(super) run: u64,
 }
 
-/// What a word says about a key's units.
+/// The content of a word about a key's held units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeldWord {
     Nothing,

@@ -1,8 +1,9 @@
 //! The units of concurrency limits that this process holds, if a store counts them.
 //!
 //! The store has a row for each process that holds units of a key: a *holder*. The row lapses unless the process renews
-//! it, so a process that dies loses its places when its rows lapse. This table knows, better than the store, what this
-//! process holds: answers and calls can be lost. So each call carries a [`Claim`], by which the store corrects its row.
+//! it, so a process that dies loses its places when its rows lapse. If this table and the store differ about what this
+//! process holds, the table is right, because answers and calls can be lost. So each call carries a [`Claim`], by which
+//! the store corrects its row.
 //!
 //! # Epochs
 //!
@@ -367,7 +368,7 @@ pub(crate) struct Bid {
     is_open: bool,
 }
 
-/// The result of a take.
+/// The record of a take that was answered.
 #[derive(Debug)]
 pub(crate) struct RecordedTake {
     /// The run of the units that were taken.

@@ -194,7 +194,8 @@ impl KeyRows {
         Met { at, units, others, is_moved }
     }
 
-    /// Returns the instant since which a process' first request waits: what it said first counts.
+    /// Returns the instant since which a process' first request has waited. The instant that the process reported first
+    /// counts.
     fn since(&self, holder: u64, first: FirstInLine, now: u64) -> u64 {
         let own = self.line.iter().find(|one| one.holder == holder && one.number == first.number);
         own.map_or_else(|| now.saturating_sub(micros_floor(first.waited)), |own| own.since)

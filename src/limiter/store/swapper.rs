@@ -150,7 +150,7 @@ type Swapping<'a, S> = (Party<'a, S>, Decided);
 struct FlightResult {
     /// Whether the store has decided any of its requests.
     is_answered: bool,
-    /// The maximum number of conflicts of a party with other processes.
+    /// The maximum number of conflicts that a party had with other processes.
     conflicts: u32,
 }
 
@@ -679,9 +679,9 @@ impl<S: Store> Inner<S> {
         });
     }
 
-    /// Listens for the answers to swaps. The callers of checks have gone when it comes, so what was
-    /// charged is refunded. Corrections do not wait that long. Neither do charges of units that are
-    /// held: the row of this process is what they are corrected by.
+    /// Listens for the answers to swaps. The callers of checks have gone when it comes, so what was charged is
+    /// refunded. Corrections do not wait that long. Charges of held units are not refunded either, because the row of
+    /// this process corrects them.
     fn listen_for_swaps(self: &Arc<Self>, mut late: Late<Called>, swaps: Vec<Swapping<'_, S>>) {
         let error = late.error.clone();
         self.events.report_failure(error.kind(), &error);

@@ -64,7 +64,7 @@ pub(super) enum StateForm {
     Rows(KeyRows),
 }
 
-/// A quota without what its states do not depend on, and its text.
+/// A quota, reduced to the options that its states depend on, and its text.
 #[derive(Debug)]
 pub(super) struct Written {
     pub(super) quota: Quota,

@@ -1,4 +1,4 @@
-//! Makes the rules of a layer of what a file says.
+//! Makes the rules of a layer from those of a file.
 
 mod condition;
 mod cost;
@@ -257,7 +257,7 @@ impl Binder<'_, '_> {
     }
 }
 
-/// Gives a rule what the rule of the file and its candidate have in common, and its mode.
+/// Sets the options of a rule that a file's rule and its candidate share, and its mode.
 fn with_options(mut rule: Rule, spec: &RuleSpec, conditions: &[Condition], mode: Mode) -> Rule {
     rule.paths.clone_from(&spec.matches.path);
     rule.conditions = conditions.to_vec();

@@ -227,7 +227,7 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Reads what is ours in `metadata`. Envoy's service does not check the rest, and neither does this.
+    /// Reads this crate's fields of `metadata`. Envoy's service does not check the rest, and neither does this.
     fn our_options(&mut self, fields: &Fields<'_, '_>) -> Option<At<String>> {
         let ours = ours(fields.get("metadata")?)?;
         let fields = self.fields(&ours.node, "`metadata.tower_ratelimit`", METADATA)?;
@@ -268,7 +268,7 @@ impl ValueReader<'_, '_, '_> {
     }
 }
 
-/// Returns what is ours in `metadata`.
+/// Returns this crate's fields of `metadata`.
 fn ours<'n, 'a>(metadata: &'n Node<'a>) -> Option<&'n MapField<'a>> {
     let NodeValue::Map(entries) = &metadata.value else { return None };
     entries.iter().find(|entry| entry.name == OURS)

@@ -1,9 +1,9 @@
-//! Files of other programs that are taken for files of rules: what they are, and what to do.
+//! Recognises files of other programs that a user passes as files of rules, and says how to convert them.
 
 use super::super::document::{Node, NodeValue};
 use super::super::problem::{Position, Quoted};
 
-/// Says what a file is, if it is one of another program. The fields of such a file would all be wrong.
+/// Names the program that a file belongs to, if it is another one. The fields of such a file would all be wrong.
 pub(super) fn recognised(root: &Node<'_>) -> Option<(Position, String)> {
     let message = match &root.value {
         NodeValue::Map(_) => of_kubernetes(root).or_else(|| of_program(root))?,

@@ -147,7 +147,7 @@ pub(super) fn answer(text: &str, server: &Address) -> CallFailure {
     CallFailure { cause, error: RedisError::new(kind, format!("Redis at {server} {said}: {text}")) }
 }
 
-/// Returns the kind of an error that has no consequences here, and what the server does, in words.
+/// Returns the kind of an error that changes no state of the limiter, and a description of the server's behaviour.
 /// `has` says whether the text has a code.
 fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (StoreErrorKind, &'static str) {
     let is_code = |words: &str| words.bytes().all(|byte| byte.is_ascii_uppercase());
@@ -161,7 +161,7 @@ fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (StoreErrorKind, &'static
 /// replicas, and one that was replaced loads the data of the new one.
 const DEMOTED: [&str; 5] = ["READONLY", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "LOADING"];
 
-/// Codes, or other words of errors, and what they mean. The first that fits counts.
+/// Codes or other words of errors, with their meanings. The first that fits counts.
 const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
     (&["NOAUTH", "WRONGPASS"], StoreErrorKind::Misconfigured, "wants another user or password"),
     // Redis since 7.2 and Valkey say the second, earlier ones the third.

@@ -323,8 +323,8 @@ impl Link {
         CallFailure { cause: Cause::Lost, error: self.down_because().unwrap_or_else(none) }
     }
 
-    /// Returns what may be wrong if a server with a URL of TLS does not answer. A server that does
-    /// not speak TLS waits for more.
+    /// Returns a hint for a server that does not answer although its URL asks for TLS. A server that does not speak TLS
+    /// waits for more.
     fn tls_hint(&self) -> &'static str {
         if self.transport.uses_tls() { "; if that port does not speak TLS, the URL begins with redis://" } else { "" }
     }

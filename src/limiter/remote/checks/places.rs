@@ -165,8 +165,8 @@ impl<B: Backend> Checks<B> {
         });
     }
 
-    /// Starts the tasks that refund what is left of leases, renew what this process holds, and tell of lines that were
-    /// left, until the limiter is dropped.
+    /// Starts the tasks that refund what is left of leases, renew what this process holds, and report abandoned lines,
+    /// until the limiter is dropped.
     pub(super) fn start_upkeep(self: &Arc<Self>, left: mpsc::Receiver<LeftLine>) {
         if self.has_leases() {
             self.backend.runtime().spawn(Self::refund_leases(Arc::downgrade(self)));
@@ -206,7 +206,7 @@ impl<B: Backend> Checks<B> {
         }
     }
 
-    /// Renews and corrects the rows of what this process holds, as far as that is due.
+    /// Renews and corrects the rows of this process that are due.
     async fn renew(self: &Arc<Self>) {
         let mut due = self.holdings.due(self.connections()).into_iter().peekable();
         while due.peek().is_some() && !self.is_closed.load(Ordering::Relaxed) {

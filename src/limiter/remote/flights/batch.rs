@@ -46,9 +46,8 @@ pub(crate) struct CallLimits {
 }
 
 impl CallLimits {
-    /// Returns what a flight with this many units counts in the window. A call of a connection of
-    /// its own counts as one, because its time follows from its trip and the store's disk, and
-    /// hardly from its units.
+    /// Returns by how much a flight with this many units fills the window. A call of a connection of its own counts as
+    /// one, because its time follows from its trip and the store's disk, and hardly from its units.
     pub(super) fn counted(self, units: usize) -> u64 {
         match self.calls {
             Calls::Pipelined => units as u64,
@@ -60,7 +59,7 @@ impl CallLimits {
 /// The maximum number of calls of a lane at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Calls {
-    /// They share a connection. Their number follows from what a call takes.
+    /// They share a connection. Their number follows from the duration of a call.
     Pipelined,
     /// Each takes a connection of its own, or costs the store the same as if it were sent with others.
     Separate(usize),

@@ -92,7 +92,7 @@ where
         self.count
     }
 
-    /// A unit is a group: what a call costs a store follows from its keys.
+    /// A unit is a group: the cost of a call for the store follows from its keys.
     fn take_batch(&mut self, room: usize, batch: &mut Batch<F>) -> Option<(Self::Held, usize)> {
         let mut held = Self::Held::new();
         while held.len() < room {

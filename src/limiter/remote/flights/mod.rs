@@ -62,7 +62,7 @@ struct Lane<F: RemoteStore> {
     queue: F::Queue,
     pace: Pace,
     flights: usize,
-    /// What is in flight, as the window counts it.
+    /// The units in flight, as the window counts them.
     units: u64,
     /// Whether a flight has begun that has taken no request yet.
     is_starting: bool,

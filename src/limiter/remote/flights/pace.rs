@@ -18,14 +18,14 @@ use std::time::Duration;
 /// The requests that may be in flight before any call has been measured.
 const WINDOW: u64 = 512;
 
-/// The minimum and maximum number of requests in flight.
+/// The least and the most requests that may be in flight.
 const WINDOW_MIN: u64 = 2;
 const WINDOW_MAX: u64 = 1 << 16;
 
 /// A part of a window of one request. Windows and gains are counted in such parts.
 const PART: u64 = 1 << 10;
 
-/// The minimum and maximum number of calls of a lane at a time, if they share a connection.
+/// The fewest and the most calls of a lane at a time, if they share a connection.
 const CALLS_MIN: u64 = 2;
 const CALLS_MAX: u64 = 64;
 
@@ -43,11 +43,11 @@ pub(super) struct Pace {
     call: u64,
     /// How far calls are from that, smoothed.
     spread: u64,
-    /// The maximum number of calls at a time, if they share a connection.
+    /// The most calls at a time, if they share a connection.
     calls: u64,
     /// The smoothed time of calls that were in flight alone. It is 0 before the first one.
     alone: u64,
-    /// The maximum number of requests in flight, in parts.
+    /// The most requests in flight, in parts.
     window: u64,
     /// The window when calls last became too long, in parts. Up to half of it the window grows quickly.
     proven: u64,
@@ -117,17 +117,17 @@ impl Pace {
         }
     }
 
-    /// Returns the maximum number of requests in flight.
+    /// Returns the most requests in flight.
     pub(super) fn window(&self) -> u64 {
         self.window / PART
     }
 
-    /// Returns the maximum number of calls at a time, if they share a connection.
+    /// Returns the most calls at a time, if they share a connection.
     pub(super) fn calls(&self) -> u64 {
         self.calls
     }
 
-    /// Returns the maximum number of requests of the next flight, if this many are in flight. At least one may fly.
+    /// Returns the most requests of the next flight, if this many are in flight. At least one may fly.
     pub(super) fn room(&self, in_flight: u64, most: u64) -> u64 {
         let left = self.window().saturating_sub(in_flight);
         most.min(left).min(self.window() / FLIGHTS_MIN).max(1)

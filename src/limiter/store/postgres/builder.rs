@@ -17,8 +17,8 @@ use crate::limiter::store::StoreError;
 const CONNECTIONS_MAX: usize = 64;
 
 /// The time without traffic after which TCP asks whether a connection is still there, how often it asks again, and the
-/// longest time that the server may leave what it was sent unconfirmed. Otherwise a connection that a firewall has
-/// dropped would seem open for hours.
+/// maximum time in which the server has to confirm what it was sent. Otherwise a connection that a firewall has dropped
+/// would seem open for hours.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_AGAIN: (Duration, u32) = (Duration::from_secs(10), 3);
 const UNCONFIRMED: Duration = Duration::from_secs(30);

@@ -12,7 +12,7 @@ use crate::limiter::Effect;
 use crate::policy::Policy;
 use crate::quota::{Anchor, Quota};
 
-/// The maximum number of checks of a story. Each runs a script.
+/// The most checks of a story. Each runs a script.
 const CHECKS: u64 = 4_000;
 
 /// The time after a demotion in which every process has found the new master.
