@@ -191,8 +191,8 @@ where
 /// ```
 ///
 /// The first should be checked by the service: a client that can choose it leaves its limit by address. Keys of
-/// different types are never equal, but a text of the first is the same key as that text of the second. To give users and
-/// addresses quotas of their own, take two rules and [`MissingKey::Exempt`](crate::MissingKey::Exempt).
+/// different types are never equal, but a text of the first is the same key as that text of the second. To give users
+/// and addresses quotas of their own, take two rules and [`MissingKey::Exempt`](crate::MissingKey::Exempt).
 pub fn either<A, B, K, J>(first: A, second: B) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static
 where
     A: Fn(&Head<'_>) -> K + Clone + Send + Sync + 'static,

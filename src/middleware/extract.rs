@@ -16,8 +16,8 @@ use crate::setup_warning::{SetupWarning, SetupWarningKind};
 macro_rules! extracted {
     ($type:ident, $layer:literal) => {
         /// Takes the value that the layer put into the request. Without it the handler is not called: the client gets
-        /// an empty 500, and the [setup warning](SetupWarningKind::NotExposed) says what is missing. A handler that also
-        /// serves requests without it takes an `Option`.
+        /// an empty 500, and the [setup warning](SetupWarningKind::NotExposed) says what is missing. A handler that
+        /// also serves requests without it takes an `Option`.
         impl<S: Sync> FromRequestParts<S> for $type {
             type Rejection = StatusCode;
 

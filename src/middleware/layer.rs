@@ -219,8 +219,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///
     /// A response keeps the outcome of an inner layer that refused; otherwise the outermost layer's stays.
     ///
-    /// In axum a handler takes it as an argument, `outcome: Outcome`, and is answered with 500 if it is not exposed. Take
-    /// an `Option<Outcome>` if the layer can be disabled.
+    /// In axum a handler takes it as an argument, `outcome: Outcome`, and is answered with 500 if it is not exposed.
+    /// Take an `Option<Outcome>` if the layer can be disabled.
     pub fn expose_outcome(self, expose_outcome: bool) -> Self {
         self.change(|settings| settings.expose_outcome = expose_outcome)
     }

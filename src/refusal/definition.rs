@@ -209,8 +209,8 @@ impl Refusals {
         Self::new(BodyFormat::Text)
     }
 
-    /// Sets the body of refusals over plain HTTP. The status, the headers and the content type stay as they are, so this
-    /// is all that a service with JSON of its own needs:
+    /// Sets the body of refusals over plain HTTP. The status, the headers and the content type stay as they are, so
+    /// this is all that a service with JSON of its own needs:
     ///
     /// ```
     /// use tower_ratelimit::{Refusals, middleware::Refusal};
@@ -220,8 +220,8 @@ impl Refusals {
     /// });
     /// ```
     ///
-    /// [`Refusal`] says why and until when. A body of `serde_json` is `serde_json::json!({..}).to_string()`. It replaces a
-    /// response of your own.
+    /// [`Refusal`] says why and until when. A body of `serde_json` is `serde_json::json!({..}).to_string()`. It
+    /// replaces a response of your own.
     #[must_use]
     pub fn body<F, T>(self, body: F) -> Self
     where
