@@ -62,7 +62,7 @@ impl Decider {
         let (most, longest_us) = match self {
             Self::Pair(decider, _) => (decider.get().most(), decider.get().longest_us()),
             Self::EntryLog(log) => (log.most(), log.longest_us()),
-            // Units that are held were not used, and the reverse.
+            // Held units are not used units, and used units are not held.
             Self::Places(_) => return (NewState::Pair(None), Fit::Fits),
         };
         let fit = match carried.back().saturating_sub(now) > longest_us {

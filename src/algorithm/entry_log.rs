@@ -177,7 +177,7 @@ impl EntryLog {
     fn decide_gathered(&self, one: [(u64, u64); 1], now: u64, cost: u64, force: bool) -> EntryAnswer {
         let mut answer = self.decide(&Listed(&one), now, cost, force);
         if cost > 0 {
-            // A denied charge writes it as well: otherwise it would stay ahead of the clock.
+            // A denied charge writes the state as well. Otherwise the state would stay ahead of the clock.
             answer.edit.get_or_insert_default().move_to = Some(one[0].0);
         }
         answer
@@ -283,12 +283,12 @@ impl EntryLog {
                 entries.push((grid(taken), whole));
                 continue;
             }
-            // An entry that would count only in part keeps the units that it counted.
+            // An entry that counts only in part keeps the units that still count.
             let is_partly_over = grid(late) + self.period_us < now;
             let start = match self.oldest {
                 Oldest::Counted => grid(late),
                 Oldest::Weighted if is_partly_over => grid(late),
-                // Rounded up: an earlier entry would stop to count before the units come back.
+                // Rounded up: an earlier entry would stop counting before the units come back.
                 Oldest::Weighted | Oldest::Dropped => late.next_multiple_of(self.grain_us()),
             };
             entries.push((start.min(latest).max(grid(taken)), units));
@@ -308,7 +308,7 @@ impl EntryLog {
         }
         let (units, grain_us) = (u128::from(units), u128::from(self.grain_us()));
         let covered_us = u128::from((edge + self.grain_us()).saturating_sub(now).max(1));
-        // The largest that counts for these units, so that the first of them comes back a whole unit later.
+        // The largest entry that counts for these units, so that the first unit comes back a whole unit later.
         let whole = (((units + 1) * grain_us).div_ceil(covered_us) - 1).min(u128::from(self.most()));
         let left = (units - whole * covered_us / grain_us) as u64; // at most the units
         let whole = whole as u64; // at most `most`
@@ -354,7 +354,7 @@ impl EntryLog {
     #[inline]
     fn view(&self, entries: &impl LogEntries, now: u64) -> LogView {
         let start = self.start_of(now);
-        // The clock stands still where it was ahead.
+        // While the clock is behind the state, time stands still.
         let (start, at) = match entries.newest() {
             Some((newest, _)) if newest > start => (newest, newest),
             _ => (start, now),

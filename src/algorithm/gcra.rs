@@ -212,7 +212,7 @@ impl<N: Parts> Gcra<N> {
     #[inline(always)]
     pub(crate) fn describe(&self, verdict: &GcraVerdict<N>, now: u64, cost: u64) -> ChargeDecision {
         match verdict {
-            // Less than one unit is left.
+            // Less than one unit is free.
             GcraVerdict::Denied { met, retry_us: Some(wait) } if cost == 1 => {
                 ChargeDecision::found(self.burst, 0, met.ceil_us(), *wait, Some(*wait))
             }
@@ -254,7 +254,7 @@ impl<N: Parts> Gcra<N> {
     /// Also returns behind how many units.
     #[inline(never)]
     fn delay(&self, met: Span<N>, cost: u64, delay_after: u64) -> (u64, u64) {
-        // The last of its units has to be within what passes at once.
+        // The last unit of the charge has to be among those that pass at once.
         let at_once = self.span(delay_after.saturating_sub(cost.saturating_sub(1)));
         if met.parts > at_once.parts {
             (met.us_beyond(&at_once), self.ceil_units(met.parts - at_once.parts))
@@ -281,7 +281,7 @@ impl<N: Parts> Gcra<N> {
     /// Returns whether the charge of `units` that ends at `own` begins where another one ends.
     pub(crate) fn begins_at(&self, own: Pair, units: u64, end: Pair) -> bool {
         let (span, l) = (self.span(units.min(self.most())), self.l.get());
-        // Without numerators, the number of a pair means nothing.
+        // Without numerators, the number of a pair has no meaning.
         let num = |pair: Pair| pair.n.min(l - 1);
         let sum = num(end) + span.num;
         let (carry, sum) = if sum < l { (0, sum) } else { (1, sum - l) };
@@ -366,7 +366,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
     fn is_behind(&self, state: Pair, now: u64, own: Pair) -> bool {
         let num = |pair: Pair| pair.n.min(self.l.get() - 1);
         let is_later = (own.at, num(own)) < (state.at, num(state));
-        // A slot may be over in a part of this microsecond.
+        // A slot may end within this microsecond.
         let is_ahead = (own.at, num(own)) > (now, 0);
         self.queue.is_some() && is_ahead && is_later && !self.backlog(Some(state), now).1
     }
@@ -412,8 +412,8 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
 
     #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> LuaNumbers {
-        // A cost of one more than could ever pass is denied like any above it. A forced one of a quota without units
-        // costs something as well: the script asks whether it does.
+        // A cost that is one above the capacity is denied like any higher cost. A forced charge costs at least 1 even
+        // under a quota without units, because the script checks whether there is a cost.
         let most = if force { self.most().max(1) } else { self.burst + 1 };
         let span = self.span(cost.min(most));
         let (bound, bound_num) =

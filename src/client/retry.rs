@@ -178,7 +178,7 @@ impl RetryAfter {
             return None;
         }
         let wait_us = heard.wait_us.unwrap_or_else(|| unnamed_wait_us(self.retries));
-        // The budget comes last, because it is used up by asking.
+        // The budget is asked last, because asking uses it up.
         let is_retried = Duration::from_micros(wait_us) <= self.max_wait && self.budget.withdraw();
         is_retried.then(|| Duration::from_micros(self.jitter.lengthen(wait_us)))
     }

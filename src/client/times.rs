@@ -19,7 +19,7 @@ const EPOCH_MILLIS: u128 = 1_000_000_000_000 * NANOS;
 /// [`client`](crate::client). It may be longer than [`LONGEST`].
 pub(super) fn from_now(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
-    // A longer text is no time, and the parsers of dates belong to other crates.
+    // A longer text is no time. It is not passed to the parsers, which belong to other crates.
     if value.len() > 64 {
         return None;
     }
@@ -98,7 +98,7 @@ fn words(text: &str) -> Option<u128> {
             "ns" => 1,
             _ => return None,
         };
-        // At most 64 bytes of text: fewer than 32 summands below 10^39 / 32.
+        // The text has at most 64 bytes, so there are fewer than 32 summands, each below 10^39 / 32.
         total += (decimal(number)? * unit_nanos).div_ceil(NANOS);
         rest = after;
     }

@@ -88,7 +88,7 @@ impl Counter {
         let since = ticks.wrapping_sub(self.answered.load(Ordering::Acquire));
         let _one = match try_lock(&self.asking) {
             Some(one) => one,
-            // The thread that asks may have lost the processor. Or its answer is noted, and is newer than `ticks`.
+            // Another thread asks. It may have been suspended, or has just noted an answer that is newer than `ticks`.
             None if since.wrapping_add(self.trusted) < self.trusted.saturating_mul(PATIENCE) => {
                 return self.reading(ticks).wrapping_add(self.ahead.load(Ordering::Relaxed));
             }
@@ -102,7 +102,7 @@ impl Counter {
                 break;
             }
         }
-        // Less one, since two readings that are rounded down may differ by a microsecond more than was counted.
+        // Minus one, because two rounded-down readings may differ by one microsecond more than was counted.
         let ahead = answer.wrapping_sub(self.reading(ticks)).wrapping_sub(1);
         let noted = self.ahead.load(Ordering::Relaxed);
         let falls = noted.wrapping_sub(ahead) < TRUSTED_US;

@@ -138,7 +138,7 @@ impl ManualClock {
     /// Moves the clock forward, rounded up to whole microseconds. Saturates.
     pub fn advance(&self, by: Duration) {
         let later = |now| Some(Timestamp::from_micros(now).saturating_add(by).as_micros());
-        // In one step, or of two threads that advance it at once one would be lost. Release, as in `set`. Acquire: a
+        // In one atomic step. Otherwise one of two concurrent advances would be lost. Release, as in `set`. Acquire: a
         // thread that sees the sum sees what was done before each part.
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, later);
     }

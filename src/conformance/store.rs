@@ -233,7 +233,7 @@ impl<S: Store> Bench<'_, S> {
         self.must(&[("gone", Some(&one), Then::Delete)]).await?;
         self.must_not(&[("gone", Some(&one), Then::Delete)], &[None]).await?;
         self.must(&[("gone", None, put(&two))]).await?;
-        // A value that came back is another one.
+        // A value that was removed and written again has a new version.
         self.must_not(&[("gone", Some(&one), Then::Delete)], &[Some(&two)]).await
     }
 

@@ -448,8 +448,8 @@ impl Headers {
             ));
         }
         let scoped = || sent().filter(|format| !format.scope.is_all());
-        // Layers with different policies may have equal headers, so a family without policies can be meant. It probably
-        // is not if a policy has no family. Requests in flight have none in the headers of any vendor.
+        // Layers with different policies may have equal headers, so a family without policies may be intended. If a
+        // policy has no family, it probably is a mistake. No vendor has headers for requests in flight.
         let idle = scoped().find(|format| !policies.iter().any(|policy| format.scope.includes(policy)))?;
         let mut rates = policies.iter().filter(|policy| policy.unit() != CONCURRENT_REQUESTS);
         let lost = rates.find(|policy| !scoped().any(|format| format.scope.includes(policy)))?;
@@ -532,7 +532,7 @@ impl Format {
     fn join(&mut self, earlier: &[Self]) {
         let others = || earlier.iter().filter(|format| format.scope != self.scope);
         let has = |format: &Self, header: &Header| format.headers.iter().any(|known| known.name == header.name);
-        // A list of all policies has those of this format, too.
+        // A list of all policies also has the policies of this format.
         let is_contested = |header: &&Header| {
             others().any(|format| has(format, header) && (header.content.is_single() || !format.scope.is_all()))
         };

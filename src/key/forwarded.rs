@@ -57,7 +57,7 @@ impl<'a> Iterator for ReverseSplit<'a> {
 
 /// Whether an odd number of backslashes stands before the byte.
 fn is_escaped(line: &[u8], at: usize) -> bool {
-    // A part with more backslashes than that is too long to be read.
+    // A part with more backslashes is longer than the maximum, so it is not read.
     line.iter().take(at).rev().take(PART_MAX).take_while(|byte| **byte == b'\\').count() % 2 == 1
 }
 
@@ -75,7 +75,7 @@ pub(super) fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     let value = found?;
     match value.strip_prefix(b"\"") {
         None => node(value),
-        // An address has nothing that needs a backslash.
+        // An address has no character that needs a backslash.
         Some(quoted) => node(quoted.strip_suffix(b"\"")?),
     }
 }

@@ -51,7 +51,7 @@ impl From<SocketAddr> for PeerAddr {
 /// Behind a proxy this is the proxy's address, and all clients share one key. Use
 /// [`client_ip`](super::client_ip) there.
 pub fn peer_ip() -> impl Fn(&Head<'_>) -> Option<IpAddr> + Clone + Send + Sync + 'static {
-    // Without captured values, so that several rules share one extraction.
+    // The closure captures nothing, so that several rules share one extraction.
     |head| Some(Prefixes::DEFAULT.group(peer_address(head)?))
 }
 

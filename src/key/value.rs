@@ -36,7 +36,7 @@ const INLINE: usize = 38;
 #[derive(Clone)]
 pub struct Key(Repr);
 
-// Aligned to whole words, the tag too. A key is copied right after it was written, and store
+// All fields are aligned to whole words, including the tag. A key is copied right after it was written, and store
 // forwarding stalls if a word is read that was written byte by byte.
 #[derive(Clone)]
 #[repr(u64)]
@@ -69,7 +69,7 @@ pub(super) enum PartKind {
     Unnamed = 10,
     /// A client whose address the trusted proxy reports in a form that cannot be read.
     Unreadable = 11,
-    /// A client that sends several values where one is expected.
+    /// The client sent several values where one is expected.
     Ambiguous = 12,
 }
 

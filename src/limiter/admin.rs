@@ -81,8 +81,7 @@ impl<L: Limiter> Blocks<L> {
     /// # Errors
     /// Returns the limiter's error.
     pub async fn block_for(&self, key: &Key, lasting: Duration) -> Result<Option<Duration>, L::Error> {
-        // A policy of this name with another quota. The limiter converts the state, in which the
-        // key stays closed.
+        // Asks with another quota under the same policy name. The limiter converts the state, and the key stays closed.
         let policy = self.policy.with_quota(self.policy.quota().closing_for(lasting));
         let strikes = policy.quota().limit();
         self.take(Charge::new(&policy, key).cost(strikes).effect(Effect::Force)).await

@@ -105,8 +105,8 @@ struct LineWaiter {
 }
 
 /// If units can come free in other processes, the first request of each line asks again without being woken: after
-/// [`POLL_MIN`], and then after twice as long each time, up to [`POLL_MAX`], and up to a part of its wait, so that one
-/// with a short wait asks [`POLLS_MIN`] times, or nearly. If there are many lines, each of them asks more rarely, so
+/// [`POLL_MIN`], and then after twice as long each time, up to [`POLL_MAX`], and up to a part of its wait, so that a
+/// request with a short wait asks about [`POLLS_MIN`] times. If there are many lines, each of them asks more rarely, so
 /// that they ask at most once in [`POLL_SPACING`].
 #[cfg_attr(
     not(any(feature = "_redis", feature = "store")),
@@ -284,7 +284,8 @@ impl PlaceLines {
         let mut lines = lock(&self.0.lines);
         lines.arrivals += 1;
         let number = arrival.unwrap_or(lines.arrivals);
-        // It asks once more as soon as it is the first: units may have come free before it joined.
+        // The request asks once more as soon as it is the first in line, because units may have come free before it
+        // joined.
         let joined = self.0.polls.as_ref().map(|polls| polls.clock.now()).unwrap_or_default();
         let (limit, wait) = (policy.quota().limit(), policy.quota().wait_in_line());
         let waiter = LineWaiter { waker: None, limit, wait, is_called: true, joined, polls: 0 };
@@ -501,7 +502,7 @@ impl BoundedTurn {
 
     /// Is ready when the request is the first of its line and units may have come free, or when it gives up.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LineStep> {
-        // However often units come free that are not enough, or that forced charges take.
+        // The deadline comes first: units may come free again and again that are too few, or that forced charges take.
         if self.timer.now() >= self.until {
             return Poll::Ready(LineStep::GivesUp);
         }

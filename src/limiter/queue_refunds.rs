@@ -187,13 +187,13 @@ impl<C> LeakyQueue<C> {
         let Refund { receipt, .. } = &newer.refund;
         let units = receipt.units().saturating_add(older.refund.receipt.units());
         newer.refund.receipt = Receipt::new(units, receipt.at_us(), receipt.part());
-        // The quota that has room for what is used.
+        // The quota with the larger capacity, which has room for the units in use.
         if older.refund.policy.quota().capacity() > newer.refund.policy.quota().capacity() {
             newer.refund.policy = older.refund.policy;
         }
         newer.callers.append(&mut older.callers);
         let kept = [newer.kept_until, older.kept_until];
-        // A refund that was kept is tried again together with one that was not.
+        // If one of the two was not kept, the merged refund is tried at once.
         newer.kept_until = if let [Some(one), Some(other)] = kept { Some(one.max(other)) } else { None };
         kept.iter().flatten().count() - usize::from(newer.kept_until.is_some())
     }

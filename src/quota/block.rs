@@ -106,7 +106,7 @@ impl Quota {
 impl Quota {
     /// Returns the quota without the options that its states do not depend on.
     pub(crate) fn of_states(self) -> Self {
-        // Units that are held, under any limit.
+        // The text of held units, for any limit.
         if self.algorithm() == Algorithm::Concurrency {
             Self::concurrent(1)
         } else {

@@ -142,7 +142,7 @@ fn notes(limit: &LimitSpec, path: &[&DescriptorSpec], siblings: &[DescriptorSpec
         // Exact values come first, then the patterns in the order of the file.
         is_exact(other) || other.value.is_some() && (own.value.is_none() || before)
     });
-    // One more than are shown: a file can have very many.
+    // Keeps one more than are shown, because a file can have very many.
     let values = more_specific.filter_map(|other| other.value.as_ref()).take(SHOWN_MAX + 1);
     let values: Vec<String> = values.map(|value| Quoted(value).to_string()).collect();
     if let (Some(own), false) = (own, values.is_empty()) {
@@ -262,7 +262,7 @@ fn match_field(key: &str, value: &str) -> Option<(&'static str, String)> {
         "method" | ":method" => METHODS.contains(&value).then(|| ("method", quoted(value))),
         "path" | ":path" => {
             let patterns = match value.strip_suffix("/*") {
-                // The star may stand for nothing, and `{*rest}` may not.
+                // The star matches an empty text, but `{*rest}` does not.
                 Some(begin) if !begin.contains('*') => {
                     let begin = braces_escaped(begin);
                     vec![format!("{begin}/"), format!("{begin}/{{*rest}}")]

@@ -180,7 +180,7 @@ impl RuleStore {
                 if file.is_some() {
                     state.is_marked = has_end_mark(content);
                 }
-                state.layers() // also those that have come meanwhile
+                state.layers() // also rules that have come since then
             };
             each(&layers, |layer| layer.follow());
             loaded.log(&changes);

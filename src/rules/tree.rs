@@ -152,7 +152,7 @@ impl Tree {
             matched.iter().flatten().flat_map(|(limit, _)| limit.replaces.iter().map(|name| &**name)).collect();
         if !replaced.is_empty() {
             for slot in &mut matched {
-                // A limit that is unlimited has nothing to replace.
+                // An unlimited entry has no limit that could be replaced.
                 let limit = slot.as_ref().map(|(limit, _)| limit).filter(|limit| limit.quota.is_some());
                 let name = limit.and_then(|limit| limit.name.as_deref());
                 if name.is_some_and(|name| replaced.contains(name)) {

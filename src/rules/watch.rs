@@ -26,7 +26,7 @@ pub(super) fn start(store: Weak<RuleStore>, every: Duration) -> io::Result<()> {
             drop(rules);
             thread::sleep(SETTLES);
             let Some(store) = store.upgrade() else { return };
-            // A limiter is the application's code and may panic. Then the file is taken at the next look.
+            // A limiter is the application's code and may panic. Then the file is read at the next check.
             let reload = || store.reload(|again| *again == reading);
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(reload)).is_err() {
                 store.forget_reading();

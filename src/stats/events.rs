@@ -93,7 +93,7 @@ impl EventCells {
             LimiterEvent::PlacesForgotten { units } => {
                 self.places_forgotten.fetch_add(*units, Ordering::Relaxed);
             }
-            // Failures are counted by outcome. The durations of checks say how far a server is.
+            // Failures are counted by outcome. The durations of checks already show the distance of a server.
             LimiterEvent::Failed { .. } | LimiterEvent::StoreFar { .. } => {}
         }
     }
@@ -108,7 +108,8 @@ impl EventCells {
             Some(bounded(&format!("{server} does not answer: {error}")))
         };
         let store_error = lock(&self.store_error).clone();
-        // The ends first, so that a wait between the two readings is not an end without a beginning.
+        // Reads the ends before the beginnings, so that a wait that passes between the two readings is not an end
+        // without a beginning.
         let ended = read(&self.waits_ended);
         EventCounts {
             checks: self.checks.snapshot(),

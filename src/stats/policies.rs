@@ -66,7 +66,8 @@ impl PolicyCounts {
 impl PolicyCounts {
     /// Returns how many requests wait for it. `None` if none ever did.
     pub(super) fn waiting(&self) -> Option<u64> {
-        // The ends first, so that a wait between the two readings is not an end without a beginning.
+        // Reads the ends before the beginnings, so that a wait that passes between the two readings is not an end
+        // without a beginning.
         let ended = self.waits_ended.load(Ordering::Relaxed);
         let begun = self.waits_begun.load(Ordering::Relaxed);
         (begun > 0).then(|| begun.saturating_sub(ended))
@@ -109,7 +110,7 @@ impl Policies {
     #[inline]
     fn look(&self, hash: u64, name: &str) -> Result<&PolicyCounts, usize> {
         let mut at = hash as usize % SLOTS; // any bits do
-        // It ends: most slots stay free.
+        // The loop ends, because most slots stay free.
         loop {
             match self.slots[at].get() {
                 Some(entry) if *entry.name == *name => return Ok(entry),
@@ -121,7 +122,7 @@ impl Policies {
 
     #[cold]
     fn add(&self, hash: u64, name: &str, period: u64) -> &PolicyCounts {
-        // A policy of this name must not be a second one.
+        // A policy with this name must not get a second entry.
         if name == OTHER || self.is_full.load(Ordering::Relaxed) {
             return &self.other;
         }

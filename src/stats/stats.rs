@@ -449,7 +449,7 @@ impl Inner {
     #[inline]
     fn now_us(&self) -> u64 {
         let now_us = self.clock.now().as_micros();
-        // Also if the clock stepped back.
+        // A step back of the clock begins a bucket as well, because the difference wraps.
         if now_us.wrapping_sub(self.began_us.load(Ordering::Relaxed)) >= SHORT_US {
             if let Some(halves) = try_lock(&self.halves) {
                 self.begin_bucket(now_us, halves);
@@ -493,7 +493,7 @@ impl Inner {
     fn count_returned(&self, policy: &Policy, key: &Key, units: u64, taken_at: Timestamp) {
         let now_us = self.now_us();
         let entry = self.policies.find(policy.name(), || now_us / SHORT_US);
-        // If the clock stepped back, it was held for no time.
+        // If the clock stepped back, the units count as held for no time.
         entry.held_for.record(Timestamp::from_micros(now_us).saturating_since(taken_at));
         // An application may forward a return whose beginning it did not forward.
         let _ = entry.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| Some(held.saturating_sub(units)));

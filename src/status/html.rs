@@ -116,7 +116,7 @@ fn problems(html: &mut String, view: &PageView) -> fmt::Result {
             HtmlText(error)
         )?;
     }
-    // That of a server that is down stands above.
+    // The error of a server that is down stands above.
     if let Some(error) = events.store_error().filter(|_| events.checks_fail()) {
         write!(
             html,

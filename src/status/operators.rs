@@ -155,7 +155,7 @@ impl Underway<'_> {
 
 impl Drop for Underway<'_> {
     fn drop(&mut self) {
-        // The clock is the application's code and may panic. The action is listed all the same.
+        // The clock is the application's code and may panic. The action is listed even then.
         contained(|| self.action.at = self.stats.now());
         {
             let mut done = lock(&self.operators.done);

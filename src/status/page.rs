@@ -546,7 +546,7 @@ impl PageContent {
         match (is_json, wants_page(&parts.headers), status) {
             (true, ..) => response(status, "application/json", json::actions(actions)),
             (_, true, StatusCode::OK) => {
-                // The browser loads the page anew, and does not send the form again.
+                // With this status the browser loads the page again without sending the form again.
                 let mut response = plain(StatusCode::SEE_OTHER, String::new());
                 response.headers_mut().insert(header::LOCATION, HeaderValue::from_static("?"));
                 response

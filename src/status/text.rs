@@ -58,7 +58,7 @@ impl Display for PerSecond {
     }
 }
 
-/// Prints a share in tenths of a percent.
+/// Prints a ratio as a percentage with one decimal.
 pub(super) struct Percent(pub(super) Option<u64>);
 
 impl Display for Percent {

@@ -145,7 +145,7 @@ impl PageView {
             for (policies, mode) in source.rules() {
                 for policy in policies {
                     let quota = policy.quota_words();
-                    // Plans have their name in common, and policies of several layers may.
+                    // The plans of a rule share a name, and policies of several layers may share one.
                     let at = *places.entry(policy.name().to_owned()).or_insert_with(|| {
                         let (name, stats) = (policy.name().to_owned(), None);
                         rows.push(PolicyRow { name, layers: Vec::new(), quotas: Vec::new(), mode: Some(mode), stats });
@@ -171,7 +171,8 @@ impl PageView {
             }
         }
         seen.retain(|name, _| !shown.contains(*name));
-        // Policies of layers that the page does not know, of former rules, and those that are counted together.
+        // The rest: policies of layers that the page does not know, policies of former rules, and policies that are
+        // counted together.
         let mut unknown: Vec<&PolicySnapshot> = seen.into_values().collect();
         unknown.sort_by(|a, b| a.name().cmp(b.name()));
         rows.extend(unknown.into_iter().map(|policy| PolicyRow {

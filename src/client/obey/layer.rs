@@ -317,7 +317,7 @@ impl ObeyLayer {
     pub fn pause(&self, key: &Key, wait: Duration) {
         let (settings, now_us) = (&*self.settings, self.settings.now_us());
         if now_us == u64::MAX {
-            return; // a timer that cannot sleep shows the end of time, at which every other pause is over
+            return; // a timer that cannot sleep reports `Duration::MAX`, at which every other pause is over
         }
         let wait_us = settings.jitter.lengthen(micros_ceil(wait).min(PERIOD_US_MAX));
         if let Some(line) = settings.line(key, now_us) {

@@ -181,7 +181,7 @@ impl KeyLine {
     pub(super) fn poll(&mut self, turn: u64, now_us: u64, waker: Waker, wakers: &mut Wakers) -> Polled {
         self.release(now_us, wakers);
         if now_us == u64::MAX {
-            // It goes at once, because it cannot sleep.
+            // The request is sent at once, because it cannot sleep.
             if let Some(waiter) = self.waiters.remove(&turn) {
                 wakers.to_drop.extend(waiter.waker);
                 let number = self.send(turn, now_us);
@@ -275,7 +275,7 @@ impl KeyLine {
         match heard.wait_us {
             Some(wait_us) => {
                 self.silent_refusals = 0;
-                // Jitter keeps refused clients apart. A short pause after a success would only lose quota by it.
+                // Jitter keeps refused clients apart. A short pause after a success would only waste quota.
                 let is_short = !heard.is_refusal && wait_us < SECOND_US;
                 self.pause(now_us, if is_short { self.without_travel(wait_us) } else { lengthen(wait_us) });
             }
@@ -291,7 +291,7 @@ impl KeyLine {
                 self.note_left(number, heard);
             }
         }
-        // A shorter interval applies to the next request already.
+        // A shorter interval applies from the next request on.
         self.spaced_us = self.spaced_us.min(self.sent_us.saturating_add(self.interval_us()));
         self.dismiss(wakers);
         self.release(now_us, wakers);

@@ -11,7 +11,7 @@ pub(super) fn origin(head: &Head<'_>) -> Option<Key> {
     let scheme = head.uri.scheme_str().unwrap_or("http").to_ascii_lowercase();
     let default = if scheme == "https" || scheme == "wss" { 443 } else { 80 };
     let host = authority.host().trim_end_matches('.').to_ascii_lowercase();
-    // One text, so that errors show it as it is usually written.
+    // The origin is one text, so that errors show it as it is usually written.
     Key::of(format!("{scheme}://{host}:{}", authority.port_u16().unwrap_or(default)).as_str())
 }
 

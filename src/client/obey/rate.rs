@@ -47,10 +47,10 @@ impl Rate {
         }
         let (interval_us, square) = (u128::from(self.interval_us), u128::from(SECOND_US) * u128::from(SECOND_US));
         let passed_us = u128::from(now_us.saturating_sub(self.changed_us));
-        // 1 / (1 / interval + passed), in microseconds, rounded up. Below 2^26 * 2^40 * 2^64.
+        // 1 / (1 / interval + passed), in microseconds, rounded up. The product is below 2^26 * 2^40 * 2^64.
         let faster_us = (square * interval_us).div_ceil(square + interval_us * passed_us);
         let faster_us = faster_us.max(interval_us.div_ceil(2));
-        // Nothing changes if so little time has passed that it is lost in the rounding.
+        // Changes nothing if the elapsed time is too short to survive the rounding.
         if faster_us < interval_us {
             (self.interval_us, self.changed_us) = (u64::try_from(faster_us).unwrap_or(SLOWEST_US), now_us);
         }

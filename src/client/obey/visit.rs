@@ -146,8 +146,8 @@ impl Visit {
         }
     }
 
-    /// Returns to the line until its departure from the queues among the client's own quotas. Returns `false` if it
-    /// need not wait.
+    /// Makes the request wait in the line until it may leave the leaky queues among the client's own quotas. Returns
+    /// `false` if it need not wait.
     pub(super) fn waits_for_departure(&mut self, now_us: u64) -> bool {
         let departs_us = std::mem::take(&mut self.departs_us);
         if departs_us > now_us {

@@ -89,8 +89,8 @@ impl States {
                 Ok(allowed) => return allowed,
                 Err(NoRoom(key)) => {
                     self.grow_for(key);
-                    // All charges are tried again, so as many lines may be split first. Otherwise a large set of fresh
-                    // keys would be tried again for each few of them.
+                    // All charges are tried again, so up to one line for each charge is split first. Otherwise a large
+                    // set of new keys would be tried again for every few keys.
                     self.grow_for_set(charges.len());
                 }
             }
@@ -131,13 +131,13 @@ impl States {
             });
         }
         let mut allowed = is_allowed(charges, decisions);
-        // A refused set writes only what its refusals count, and corrections of states that are too far ahead.
+        // A refused set writes only the counts of its refusals, and corrections of states that are too far ahead.
         let outlives = |at, decisions: &Several| outlives_refusal(charges, at, is_denied(decisions, at));
         for (at, hold) in set.holds.iter_mut().enumerate() {
             if !takes || !allowed && !outlives(at, decisions) {
                 hold.change_nothing();
             }
-            // Room first: if there is none for one of the charges, none has been written.
+            // Makes room first: if there is no room for one of the charges, no charge has been written.
             if !self.make_room(hold, now, events) {
                 if hold.awaits_growth {
                     return Err(NoRoom(hold.key));
@@ -205,7 +205,7 @@ impl States {
     /// Forgets a key's state under a policy's name, for all quotas of that name.
     pub(super) fn reset(&self, policy: &Policy, key: &Key) {
         if let Decider::Places(_) = policy.quota().decider() {
-            // Before the slot is locked: a run that begins in it afterwards has another number.
+            // Before the slot is locked: a run that begins in the slot later has another number.
             self.resets.fetch_add(1, Ordering::Relaxed);
         }
         self.queue_refunds.forget(self.fingerprint(policy, key));

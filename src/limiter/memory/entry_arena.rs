@@ -118,7 +118,7 @@ impl EntryArena {
     }
 
     fn blocks_for(entries: usize, blocks: usize) -> usize {
-        // One more, since the oldest block of a chain may be partly gone.
+        // One more block, because the oldest block of a chain may be partly unused.
         (entries.div_ceil(ENTRIES) + 1).max(blocks).min(BLOCKS_MAX)
     }
 
@@ -274,7 +274,7 @@ impl EntryArena {
         }
         self.set_word(chain.head, PAIR, pair.at);
         self.set_word(chain.head, PAIR + 1, pair.n);
-        // As one entry that is in no block.
+        // The pair counts as one entry that is in no block.
         *chain = Chain { head: chain.head, filled: 1, ..Chain::default() };
     }
 
@@ -489,8 +489,8 @@ impl EntryArena {
         let block = self
             .take_free(own)
             .or_else(|| {
-                // Relaxed: the thread that gets a block is the first to touch it. Asked before, so that it does not
-                // grow for ever.
+                // Relaxed: the thread that gets a block is the first to touch it. The load before the addition keeps
+                // the counter from growing for ever.
                 let left = self.untouched.load(Ordering::Relaxed) <= u64::from(self.last());
                 let block = if left { self.untouched.fetch_add(1, Ordering::Relaxed) } else { u64::MAX };
                 u32::try_from(block).ok().filter(|block| *block <= self.last())
@@ -557,7 +557,7 @@ impl EntryArena {
     }
 
     // Relaxed: the lock of the owner's slot orders a block's words, and the lock of the free list orders those of a
-    // free block. Only the owner is read without them, as a hint.
+    // free block. Only the owner is read without these locks, as a hint.
 
     fn word(&self, block: u32, word: usize) -> u64 {
         debug_assert!(block <= self.last(), "a chain has a block that the arena does not have");

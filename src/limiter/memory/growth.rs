@@ -4,8 +4,8 @@
 //! one new line. One bit of the hash picks the line. No call splits more than a few lines, and nothing runs in the
 //! background:
 //!
-//! 1. The table uses the new lines from now on ([`Announced`](Growth::Announced)). A thread that was about to place a
-//!    key where it belonged before holds a stripe. So all stripes are passed through once.
+//! 1. The table uses the new lines from now on ([`Announced`](Growth::Announced)). A thread that is about to place a
+//!    key by the old mask holds a stripe. So all stripes are passed through once.
 //! 2. Each call that takes the long way splits a few lines, in order ([`Splitting`](Growth::Splitting)). A key that is
 //!    not found in its lines may be in those that they are split from. A new line stays empty until its split is done,
 //!    so every key that has to leave finds its place free.

@@ -67,8 +67,8 @@ impl States {
     fn try_set(&self, charges: &[Charge<'_>], decisions: &mut Several) -> Option<bool> {
         let mut planned = [None; SET_MAX];
         let planned = planned.get_mut(..charges.len())?;
-        // The lines of all keys first, so that each comes while the next key is hashed. With 300,000 keys, whose
-        // states do not fit into the cache, a set of three takes two thirds of the time.
+        // Prefetches the lines of all keys first, so that each arrives while the next key is hashed. With 300,000 keys,
+        // whose states do not fit into the cache, a set of three then takes two thirds of the time.
         let mut lines = [const { None }; SET_MAX];
         for (charge, line) in charges.iter().zip(&mut lines) {
             *line = self.line_of(*charge);
@@ -106,7 +106,7 @@ impl States {
             decisions.push(decision);
         }
         if is_refused {
-            // It holds at the instant at which a refusing state was read.
+            // The refusal holds at the instant at which its state was read.
             report_untaken(charges, planned, decisions, now);
             return Some(false);
         }
@@ -121,14 +121,14 @@ impl States {
         let written = || planned.iter().flatten().filter(|(seen, word)| seen.word != *word);
         let unlock = |count| written().take(count).for_each(|(seen, _)| seen.place.set_word(seen.word));
         for (at, (seen, _)) in written().enumerate() {
-            // A state that two charges are for is not locked twice.
+            // If two charges are for one state, the state is not locked twice.
             if !seen.try_lock() {
                 unlock(at);
                 return false;
             }
         }
-        // A charge of no cost changes nothing, and neither does one that is observed and denied. Its report has to
-        // be of this instant as well.
+        // A charge of no cost changes nothing, and neither does one that is observed and denied. The charge has to be
+        // reported at this instant, too.
         let is_as_read = |(seen, word): &(Seen<'_>, u64)| seen.word != *word || seen.is_unchanged();
         let are_as_read = planned.iter().flatten().all(is_as_read);
         if !are_as_read || run.is_some_and(|run| !self.is_run_without_lines(run, charges)) {

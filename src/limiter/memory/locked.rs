@@ -90,7 +90,8 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
                 return false;
             }
         }
-        // Two keys were found in one slot if it changed hands in between. Then one of them is not locked.
+        // A slot that got another key in between may have been found for two keys. Then only one of the two keys is
+        // locked.
         self.holds.as_mut().iter().all(|hold| hold.place.is_none() || hold.slot.is_some())
     }
 

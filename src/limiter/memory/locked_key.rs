@@ -220,7 +220,7 @@ impl States {
     #[cold]
     fn take_over(&self, hold: &mut LockedKey<'_>, seen: Seen<'_>, now: Now) {
         let from = match version_of(seen.tag) {
-            // No state, if there is no block.
+            // Without a block there is no state.
             UNNAMED => self.arena().quota(block_of(seen.word)),
             version => {
                 let known = self.versions.known().policy(version).map(|policy| *policy.quota());
@@ -313,7 +313,7 @@ impl States {
     /// Returns `false` if there is no room. Then the locked key changes nothing.
     #[inline(always)]
     pub(super) fn make_room<'a>(&'a self, hold: &mut LockedKey<'a>, now: Now, events: &mut PendingEvents<'_>) -> bool {
-        // A change that only removes units needs no block: neither the key itself nor another may suffer for it.
+        // A change that only removes units needs no block: so neither this key nor another is forgotten for it.
         let adds = match hold.change {
             StateChange::Nothing | StateChange::Clear => false,
             StateChange::Held(held) => held.units > 0 && held.pack().is_none(),
@@ -381,7 +381,7 @@ impl States {
                         Some(spec) => self.arena().set_headed_pair(*key, chain, *pair, spec),
                         None => self.arena().set_pair(*key, chain, *pair),
                     }
-                    // Its number may count beyond its instant.
+                    // At the pair's instant its number may still count.
                     self.store_chain(*key, chain, Some(pair.at.saturating_add(1)), now)
                 }
             },

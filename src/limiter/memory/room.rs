@@ -87,13 +87,13 @@ impl States {
             if is_pinned {
                 let all = slots.clone();
                 slots.retain(|seen| self.pinned_beside(*seen, &all, now) < PINNED_MAX);
-                // Or this call would split all lines that are left, and then begin the next growth.
+                // Otherwise this call would split all remaining lines, and then begin the next growth.
                 if slots.is_empty() && self.table.growth() != Growth::Settled {
                     slots = all;
                 }
             }
-            // A slot that was never used, in the first line if there is one; else the slot that has been free longest,
-            // so that an idle key keeps its slot for a while.
+            // Prefers a slot that was never used, if possible in the first line. Otherwise takes the slot that has been
+            // free longest, so that an idle key keeps its slot for a while.
             let free = slots.iter().filter(|seen| self.is_free(**seen, now));
             if let Some(seen) = free.min_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) }) {
                 if let Some(place) = self.lock_free_slot(*seen) {
@@ -104,7 +104,7 @@ impl States {
                 continue;
             }
             let moved = self.vacate_one(key, &slots, now);
-            // Without a slot that the key may take, pinned states are in the way. That does not mean a full table.
+            // If the key may take no slot, pinned states are in the way. The table need not be full.
             if !slots.is_empty() {
                 self.found_room(moved.is_some());
             }
@@ -153,7 +153,7 @@ impl States {
     pub(super) fn is_free(&self, seen: Seen<'_>, now: Now) -> bool {
         let version = version_of(seen.tag);
         is_expired(seen.word, self.versions.form(version).shift(), now)
-            // Or it would keep its slot until the clock is there again.
+            // Otherwise the key would keep its slot until the clock reaches that instant again.
             || version == HELD_VERSION && is_returned_after(seen.word, now, KEPT_US)
     }
 

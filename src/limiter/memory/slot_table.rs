@@ -33,7 +33,7 @@ pub(super) const HELD_VERSION: u16 = (1 << VERSION_BITS) - 1;
 
 pub(super) const SLOTS_PER_LINE: usize = 4;
 const LINE_BYTES: usize = 64;
-// The atomics of shuttle are larger.
+// Shuttle's atomics are larger than the real ones.
 const _: () = assert!(cfg!(ratelimit_shuttle) || SLOTS_PER_LINE * size_of::<SlotWords>() == LINE_BYTES);
 
 /// A key's fingerprint: the upper 50 bits of a keyed hash, and below them zeros, or [`HELD_VERSION`] if the state is of
@@ -217,7 +217,7 @@ impl Seen<'_> {
         if words.compare_exchange(self.word, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return false;
         }
-        // A thread that lost the processor may find the very word that it read in a slot that is another key's now.
+        // If this thread was suspended, the slot may now belong to another key that has the same word.
         let is_same = tags.load(Ordering::Relaxed) == self.tag;
         if !is_same {
             self.place.set_word(self.word);
@@ -343,7 +343,7 @@ impl SlotTable {
     pub(super) fn elsewhere(&self, seen: Seen<'_>) -> impl Iterator<Item = Seen<'_>> {
         let (key, here) = (Fingerprint::of_tag(seen.tag), self.line_of(seen.place));
         let mask = self.mask_before_growth();
-        // The second is computed only if it is needed.
+        // The second line is computed only if it is needed.
         let lines = [Self::first_line, Self::second_line].into_iter().map(move |line| line(self, key, mask));
         lines.filter(move |line| *line != here).flat_map(|line| self.open_slots(line))
     }
@@ -357,7 +357,7 @@ impl SlotTable {
     /// Returns the places of all slots in use, in order. The walk includes slots that come into use during it.
     pub(super) fn places(&self) -> impl Iterator<Item = SlotRef<'_>> {
         let slots = self.slots.iter().skip(self.start).enumerate();
-        // A key that was moved there was seen to have left its slot: then the new mask is seen too.
+        // If this thread saw that a moved key has left its old slot, it also sees the new mask.
         slots.take_while(|(at, _)| *at < self.in_use() * SLOTS_PER_LINE).map(|(_, slot)| SlotRef(slot))
     }
 
@@ -382,7 +382,7 @@ impl SlotTable {
     #[inline(always)]
     fn second_line(&self, key: Fingerprint, mask: u64) -> usize {
         let hash = (key.0 ^ key.0 >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15); // odd: it mixes, one to one
-        // Another place in the part, so another line however many parts there are.
+        // Changes the position within the part, so the line is another one for any number of parts.
         let place = self.place_in_part(key) + 1 + scale(hash, self.part - 1);
         self.number(if place < self.part { place } else { place - self.part }, hash, mask)
     }
@@ -402,7 +402,7 @@ impl SlotTable {
 
     #[inline(always)]
     fn mask(&self) -> u64 {
-        // Relaxed: a thread that sees an older one does not find the key, and then looks under its stripe.
+        // Relaxed: a thread that sees an older value does not find the key, and then looks under the key's stripe.
         self.mask.load(Ordering::Relaxed)
     }
 

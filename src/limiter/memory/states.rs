@@ -66,7 +66,7 @@ impl States {
             table: SlotTable::new(setup.capacity),
             arena: OnceLock::new(),
             versions: Versions::new(),
-            // Early enough that no sum overflows.
+            // The base is so early that no sum overflows.
             base: clock.now_us().saturating_sub(BACK_US).min(CLOCK_US_MAX - RELATIVE_US_MAX),
             setup,
             clock,
@@ -245,7 +245,7 @@ impl States {
                 // After the lock: if the clock stepped back, an older reading would forget what still counts.
                 let is_over = || is_expired(seen.word, shift, self.now_under_lock(seen));
                 if is_unused(seen).get() && is_over() {
-                    // Its tag must not name a version that will mean something else.
+                    // The slot's tag must not name a version that is about to get another policy.
                     self.free_blocks(seen);
                     return Seen { tag: 0, word: NO_STATE, ..seen };
                 }

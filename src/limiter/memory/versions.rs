@@ -135,9 +135,9 @@ impl Versions {
     #[inline]
     pub(super) fn cached(&self, policy: &Policy) -> Option<u16> {
         let fingerprint = policy.state_fingerprint();
-        // Acquire, with the Release in `hand_out`: a thread that gets a number from here also sees its form.
+        // Acquire, with the Release in `hand_out`: a thread that gets a number here also sees the number's form.
         let entry = self.cache[fingerprint as usize % CACHED].load(Ordering::Acquire);
-        // An empty place is 0, which no fingerprint is. The mask leaves a number.
+        // 0 means empty: no fingerprint is 0. The mask leaves a number.
         if (entry ^ fingerprint) & !NUMBER_MASK == 0 { Some((entry & NUMBER_MASK) as u16) } else { None }
     }
 
@@ -149,7 +149,7 @@ impl Versions {
     /// Returns the layout of the words of this version.
     #[inline]
     pub(super) fn form(&self, version: u16) -> WordForm {
-        // Relaxed: a thread that has a version's number got it by an Acquire that ordered this, see `cached`.
+        // Relaxed: a thread got a version's number by an Acquire that ordered this load, see `cached`.
         WordForm(self.forms[usize::from(version)].load(Ordering::Relaxed))
     }
 

@@ -98,7 +98,7 @@ impl DenialCache {
     /// of this charge must not be remembered.
     pub(crate) fn watch(&self, charge: &Charge<'_>) -> Option<Watch> {
         let quota = charge.policy.quota();
-        // A request in line that asks again wants an answer of now.
+        // A request in line that asks again needs a new answer.
         let is_lasting = !quota.counts_denied() && quota.wait_in_line().is_zero();
         let remembers = charge.effect == Effect::Enforce && charge.cost > 0 && is_lasting && !self.slots.is_empty();
         remembers.then(|| Watch {
@@ -141,7 +141,7 @@ impl DenialCache {
             let Watch { tag, policy, cost, .. } = denial.watch;
             tag == watch.tag && policy == watch.policy && cost <= watch.cost
         })?;
-        // After the clock stepped back it is not known how long ago the call was sent.
+        // After the clock stepped back, the time since the call was sent is unknown.
         if now < denial.sent || now >= denial.until {
             return None;
         }

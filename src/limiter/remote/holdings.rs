@@ -327,7 +327,7 @@ impl Holdings {
         if row.resets > holding.resets {
             holding.resets = row.resets;
             (holding.run, holding.held, holding.under_way) = (self.next_run(), 0, 0);
-            // Calls of before are refused only while the row is there.
+            // Calls of earlier epochs are refused only while the row exists.
             (holding.is_doubtful, holding.had_base) = (true, true);
         }
     }

@@ -65,7 +65,7 @@ struct Met {
     units: u64,
     /// The units of all others.
     others: u64,
-    /// The claim says something else than the row, which has to be written even if nothing is taken.
+    /// Whether the claim differs from the row. Then the row is written even if nothing is taken.
     is_moved: bool,
 }
 

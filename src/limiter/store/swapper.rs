@@ -272,7 +272,7 @@ impl<S: Store> Inner<S> {
             return (self.drive(parties, deadline).await, 1);
         }
         let count = parties.len();
-        // A party that needs a load first keeps no other one waiting.
+        // The other parties do not wait for a party that needs a load first.
         let mut loads = Vec::new();
         for party in &mut parties {
             party.loads_first = true;
@@ -341,7 +341,7 @@ impl<S: Store> Inner<S> {
                 party.callers.retain(|caller| !caller.receiver.is_gone());
             }
             parties.retain(|party| !party.callers.is_empty());
-            // A store in memory answers at once, and would keep the thread.
+            // A store in memory answers at once, so this loop would never yield the thread.
             if parties.iter().any(|party| party.conflicts > 1) {
                 tokio::task::yield_now().await;
             }
@@ -427,7 +427,7 @@ impl<S: Store> Inner<S> {
                         return Err(self.miscounted(loaded.values.len(), keys.len()));
                     }
                     let is_first = self.time.record(trip, loaded.now, None) == TimeUpdate::First;
-                    // Decisions would step back when a later answer tells the time better.
+                    // Decisions would step back in time when a later answer gives the time more exactly.
                     narrows += u32::from(is_first || narrows > 0);
                     let is_close = loaded.now.is_none() || trip.answered.saturating_since(trip.sent) <= CLOSE;
                     if narrows == 0 || narrows > NARROWS || is_close || took.saturating_mul(4) > deadline.left() {
@@ -487,13 +487,13 @@ impl<S: Store> Inner<S> {
                         going_on.extend(self.made(party, decided, is_away, deadline).await);
                     }
                     Ok(SwapResult::Conflict(current)) => {
-                        // It is tried again at once, because these values are current now. The processes whose swaps
-                        // were made rest.
+                        // The party is tried again at once, because it has the current values. The processes whose
+                        // swaps were made rest.
                         party.copy.set_used(&current, &self.known);
                         party.is_current = true;
                         party.conflicts += 1;
                         landed.is_answered = true;
-                        // An answer would come too late.
+                        // Fails the callers if another try would end after the deadline.
                         match deadline.is_over() || deadline.left() < took {
                             true => self.fail(party.callers, &self.contended(party.conflicts)),
                             false => going_on.push(party),
@@ -509,7 +509,8 @@ impl<S: Store> Inner<S> {
                 }
             }
             swaps = again;
-            // The first time at once, before others have written more often than a value remembers.
+            // The first retry is made at once, before other processes have written more often than a value's history
+            // remembers.
             if let Some(sends) = swaps.iter().map(|(_, decided)| decided.sends).max().filter(|sends| *sends > 1) {
                 self.pause(sends, deadline).await;
             }
@@ -813,7 +814,7 @@ impl FromStore for Called {
 /// Returns the requests by the keys that join them, each group in its order.
 fn joined<S: Store>(callers: Vec<Caller<Swapper<S>>>) -> Vec<Vec<Caller<Swapper<S>>>> {
     let mut of_keys: HashMap<u64, usize, foldhash::fast::RandomState> = HashMap::default();
-    // The group into which each one was merged, or itself.
+    // For each group, the group that it was merged into, or itself.
     let mut merged: Vec<usize> = Vec::new();
     let find = |merged: &[usize], mut group: usize| {
         while merged[group] != group {
@@ -866,7 +867,7 @@ async fn probe<S: Store>(inner: Weak<Inner<S>>) {
         let (version, mark) = (inner.random.version(), Mark::now());
         let value = Value::new(version, Vec::new());
         let changes = [Change::new(Arc::clone(&inner.probe), last, Then::Put(value, PROBED))];
-        // A store that panics is asked again, as one that fails.
+        // A store that panics is asked again, like a store that fails.
         let swap = AssertUnwindSafe(async { inner.store.swap(&changes).await }).catch_unwind();
         match Deadline::after(inner.deadline.max(PROBE[1])).timeout(swap).await {
             Some(Ok(Ok(swapped))) if swapped.is_done() => {

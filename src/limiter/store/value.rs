@@ -135,7 +135,7 @@ impl StoredState {
     /// Returns how long the state counts.
     pub(super) fn time_to_live(&self, now: u64) -> Duration {
         let until = match (&self.form, self.written.quota.decider()) {
-            // Its number may count beyond its instant.
+            // At the pair's instant its number may still count.
             (StateForm::Pair(pair), _) => pair.at.saturating_add(1),
             (StateForm::Entries(entries), Decider::EntryLog(log)) => {
                 entries.last().map_or(0, |(start, _)| start.saturating_add(log.life_us()))
@@ -342,7 +342,7 @@ impl<'a> Reader<'a> {
             let [holder, a, b, lapses] = [self.fixed()?, self.fixed()?, self.fixed()?, self.fixed()?];
             let number = u32::from_le_bytes(self.array()?);
             let (is_in_line, holder) = (holder & IN_LINE != 0, holder & !IN_LINE);
-            // Each process once, and those in line last.
+            // Each process has at most one row of a kind, and the rows in line come last.
             let is_next = match is_in_line {
                 true => rows.line.len() < LINE_MAX && rows.line.iter().all(|one| one.holder != holder),
                 false => {

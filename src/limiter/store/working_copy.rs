@@ -261,7 +261,7 @@ impl<'a> WorkingCopy<'a> {
         let mut decisions = Several::new();
         for (at, (charge, place)) in charges.iter().zip(places).enumerate() {
             if places[..at].contains(place) {
-                // The caller should have added the charges up.
+                // The caller should have merged charges of one key.
                 decisions.push(ChargeDecision::denied(charge.policy.quota().capacity(), 0, Wait::Never));
                 changes.push(Left::of(None, false));
                 continue;
@@ -516,10 +516,11 @@ pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidenc
     match (is_not_made, is_unknown, is_gone) {
         (true, ..) => Evidence::NotMade,
         (_, true, _) => Evidence::None,
-        // A removal has its effect, whoever made it. Deciding again could return the same units twice.
+        // If the value is gone, the removal had its effect, even if another process made it. Deciding again could
+        // return the same units twice.
         (.., true) if only_removes => Evidence::Made,
         (.., true) => Evidence::Gone,
-        // Looks have nothing to find out.
+        // Peeks change nothing, so there is nothing to find out.
         _ => Evidence::NotMade,
     }
 }

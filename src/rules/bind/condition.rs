@@ -173,7 +173,7 @@ fn noun(part: NotCharged) -> &'static str {
 
 /// Lists alternative values, joined by "or".
 fn either(values: impl IntoIterator<Item: ToString>) -> String {
-    // Enough of them for a text that is shortened.
+    // Takes only as many values as a shortened text shows.
     values.into_iter().take(EXPECTED_MAX).map(|value| value.to_string()).collect::<Vec<_>>().join(" or ")
 }
 

@@ -17,7 +17,7 @@ pub(super) fn cost_of(spec: &CostSpec) -> impl Fn(&Head<'_>) -> u64 + Send + Syn
                 let units = value.to_str().ok().and_then(|text| text.trim().parse::<u64>().ok());
                 units.unwrap_or(*at_most).clamp(1, *at_most)
             };
-            // The largest of several values counts, because a client may put its own before that of a gateway.
+            // The largest of several values counts, because a client may add a value of its own before the gateway's.
             head.headers.get_all(name).iter().map(units).max().unwrap_or(1)
         }
         CostSpec::ContentLength => content_length(head).unwrap_or(u64::MAX),
@@ -34,7 +34,8 @@ fn content_length(head: &Head<'_>) -> Option<u64> {
             digits.and_then(|digits| digits.parse().ok())
         }
         (Some(_), Some(_)) => None,
-        // In HTTP/1 such a request has no body (RFC 9112, section 6.3). Later versions do not say it in the head.
+        // In HTTP/1 such a request has no body (RFC 9112, section 6.3). In later versions of HTTP the head does not say
+        // whether there is a body.
         (None, _) => {
             let has_usually_none = [Method::GET, Method::HEAD, Method::OPTIONS, Method::DELETE, Method::TRACE];
             let is_empty = head.version <= Version::HTTP_11 || has_usually_none.contains(head.method);

@@ -80,7 +80,8 @@ struct Binder<'b, 't> {
 impl Binder<'_, '_> {
     fn record_rename(&mut self, old: &Name, new: &Name) {
         if let Some(first) = self.stored.rename(old, new) {
-            // Not followed: a process that starts with this file could not know it.
+            // The rename is refused instead of being followed to the first name, because a process that starts with
+            // this file could not know that name.
             let message = format!(
                 "what clients used under `{}` is stored as `{first}`, its first name: write `was: {first}`",
                 old.value
@@ -127,7 +128,7 @@ impl Binder<'_, '_> {
     /// Makes the rule of several quotas. They are stored by their indexes in the list, so that a quota that changes
     /// keeps what was used.
     fn rule_of_all(&mut self, position: Position, name: &str, stored: &str, quotas: &[At<Quota>]) -> Option<Rule> {
-        // The policies are named after the words of the file, which do not say what room their states need.
+        // The policies are named after the file's words, which do not say how much room their states need.
         let mut roomy = Vec::with_capacity(quotas.len());
         for (at, quota) in quotas.iter().enumerate() {
             let stored = if at == 0 { stored.to_owned() } else { format!("{stored}-quota-{}", at + 1) };

@@ -102,7 +102,7 @@ impl ValueReader<'_, '_, '_> {
         let value = self.any_text(&fields, "value");
         let shadow = self.is_true(&fields, "shadow_mode");
         self.quota_mode(&fields);
-        // These say how Envoy's service names its counters, which observers here do for themselves.
+        // These fields name the counters of Envoy's service. Here observers choose their own names.
         self.is_true(&fields, "detailed_metric");
         self.is_true(&fields, "value_to_metric");
         let options = self.our_options(&fields);

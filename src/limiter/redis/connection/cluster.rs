@@ -304,8 +304,8 @@ impl ClusterState {
             let map = self.map();
             let mut servers = map.servers.clone();
             if !servers.is_empty() {
-                // Each turn begins with another server: one may be cut off from the others and not
-                // know it.
+                // Each turn begins with another server, because a server may be cut off from the others without
+                // noticing.
                 let count = servers.len();
                 servers.rotate_left(turn % count);
             }
@@ -313,7 +313,7 @@ impl ClusterState {
             let others = map.others.iter().filter(|other| map.find(other).is_none()).cloned();
             (servers, others.collect::<Vec<_>>())
         };
-        // The other connections are for this question alone, unless the map names their servers.
+        // The other connections are used only to ask for the map, unless the map names their servers.
         let others = others.into_iter().map(|address| self.start(&address));
         let mut answers = stream::iter(servers.into_iter().map(Ok).chain(others))
             .map(|server| async move {
@@ -348,7 +348,7 @@ async fn keep_map(shared: Arc<ClusterState>) {
     for turn in 0_usize.. {
         let failed = match shared.learn(turn).await {
             Ok(()) => {
-                // A server that was asked and is away has said so. The map is there anyway.
+                // Drops the notification of a server that was asked and is away: the map has been read without it.
                 let _ = shared.refresh.notified().now_or_never();
                 false
             }

@@ -153,7 +153,7 @@ fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (StoreErrorKind, &'static
     let is_code = |words: &str| words.bytes().all(|byte| byte.is_ascii_uppercase());
     let says = |words: &&str| if is_code(words) { has(words) } else { text.contains(words) };
     let known = MEANINGS.iter().find(|(words, ..)| words.iter().any(says));
-    // Too many clients, a proxy that has no server, what later versions say: it may pass.
+    // Too many clients, a proxy without a server, or an error of a later version: the error may be temporary.
     known.map_or((StoreErrorKind::Unavailable, "cannot serve now"), |(_, kind, said)| (*kind, said))
 }
 
@@ -164,7 +164,7 @@ const DEMOTED: [&str; 5] = ["READONLY", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS
 /// Codes or other words of errors, with their meanings. The first that fits counts.
 const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
     (&["NOAUTH", "WRONGPASS"], StoreErrorKind::Misconfigured, "wants another user or password"),
-    // Redis since 7.2 and Valkey say the second, earlier ones the third.
+    // Redis since 7.2 and Valkey send the second text, earlier versions the third.
     (
         &["NOPERM", "ACL failure in script", "user executing the script can't"],
         StoreErrorKind::Misconfigured,

@@ -220,7 +220,7 @@ impl Link {
                     self.breaker.record_answer();
                     return Ok(value);
                 }
-                // The connection has ended. It was not sent, so it is sent over the next one.
+                // The connection has ended. The call was not sent, so it is sent over the next connection.
                 Err(CallFailure { cause: Cause::NotConnected, .. }) => ended = number,
                 Err(failure) => return Err(self.record_failure(failure)),
             }
@@ -365,7 +365,7 @@ impl Link {
             let sent = Instant::now();
             self.probe(sent + LONGEST_ROUND_TRIP).await?;
             shortest = shortest.min(sent.elapsed());
-            // A process that has just begun has little time, so it is given some.
+            // A process that has just started is slow, so it gets more time.
             let is_enough = began.elapsed() >= MEASURING || (shortest < self.deadline && probe >= 5);
             if shortest <= self.deadline / 2 || (is_enough && probe >= 3) {
                 break;
@@ -434,7 +434,7 @@ impl Link {
         }
         match failure.cause {
             Cause::NoTime => {}
-            // The calls that are lost with a connection say nothing about the next one.
+            // Calls that are lost with a connection are not counted against the next connection.
             Cause::Lost if !self.transport.is_given() => {}
             Cause::Lost => {
                 if self.breaker.record_silence() {
@@ -442,7 +442,7 @@ impl Link {
                 }
             }
             Cause::NotConnected => {
-                // Nothing was heard from a server that is being connected to.
+                // The server is still being connected to, so nothing was heard from it.
                 if self.was_connected() && lock(&self.changed_at).elapsed() >= self.silence && self.breaker.open() {
                     self.report_dead(&failure.error);
                 }
@@ -498,11 +498,12 @@ impl Link {
     /// Reports that the server is believed dead, to observers and to the tasks that look for it and for others.
     fn report_dead(&self, error: &RedisError) {
         lock(&self.down_because).get_or_insert_with(|| error.clone());
-        // Calls that were under way when the server left still fail. Nothing would report the end of that.
+        // Calls that were under way when the server left still fail. If they reported the server as down, nothing would
+        // report its return.
         if !self.is_retired.load(Ordering::SeqCst) && !self.is_reported_down.swap(true, Ordering::SeqCst) {
             self.events.report_down(&self.address, error);
             if self.is_retired.load(Ordering::SeqCst) {
-                self.events.report_left(&self.address); // it left meanwhile
+                self.events.report_left(&self.address); // it has left since the check above
             }
         }
         self.breaker_opened.notify_one();
@@ -602,15 +603,15 @@ impl Link {
     /// Records why there is no connection. A failed attempt counts against the server.
     fn record_reason(&self, mut failure: CallFailure, had_ended: bool) {
         if failure.error.kind() == StoreErrorKind::Timeout {
-            // No check waited for this. The checks that come now fail at once, and this is why.
+            // No check waited for this. Checks fail at once from now on, with this error as the reason.
             let hint = self.tls_hint();
             let message = format!("Redis at {} accepts connections and does not answer in time{hint}", self.address);
             failure = CallFailure::lost(StoreErrorKind::Unavailable, message);
         }
         self.report_misconfiguration(&failure.error);
         if failure.cause == Cause::Demoted {
-            // A client may give the connection up when a server says that its cluster is down, and the
-            // caller does not hear why.
+            // A client library may drop the connection when a server says that its cluster is down. The caller does not
+            // get that reason.
             self.refresh_cluster();
         }
         *lock(&self.down_because) = Some(failure.error.clone());

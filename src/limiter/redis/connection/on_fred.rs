@@ -169,7 +169,7 @@ impl Fred {
                     _ = up.recv() => {}
                 }
             }
-            // One of them comes a moment before the client takes calls.
+            // One of these events comes a moment before the client accepts calls.
             while !client.is_connected() {
                 tokio::task::yield_now().await;
             }
@@ -197,7 +197,7 @@ impl Fred {
     }
 
     async fn call(&self, command: Command<'_>, slot: SlotState) -> Result<RedisReply, CallFailure> {
-        // A client whose task has ended takes calls and does nothing.
+        // A client whose task has ended accepts calls and does nothing.
         let Some((client, _)) = self.current.get().filter(|(_, task)| !task.is_finished()) else {
             return Err(CallFailure::not_connected(&self.address));
         };

@@ -153,7 +153,7 @@ impl Dial {
     fn client(&self, address: &Address, login: &Login, database: u16) -> Result<Client, RedisError> {
         let (host, port) = (address.host.to_string(), address.port);
         let address = match &self.tls {
-            // With the certificates that were handed in.
+            // Uses the application's certificates.
             Some(ConnectionAddr::TcpTls { tls_params, .. }) => {
                 ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: tls_params.clone() }
             }

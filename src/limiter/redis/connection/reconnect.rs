@@ -121,7 +121,7 @@ async fn probe(link: &Link, settings: &ConnectionSettings) {
 async fn until_it_answers(link: &Link, settings: &ConnectionSettings) {
     let mut since = Instant::now();
     loop {
-        // The answer is waited for until the next probe, because it comes when the server wakes.
+        // Waits for the answer until the next probe, because it comes when the server wakes.
         let next = Instant::now() + jitter(PROBE_EVERY.max(settings.silence()));
         if !link.probe(next).await.is_err_and(|failure| failure.cause.is_unanswered()) {
             return;

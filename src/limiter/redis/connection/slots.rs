@@ -77,7 +77,7 @@ impl Slots {
                 }
             }
         }
-        // A server that was reset knows no ranges.
+        // A server that was reset reports no ranges.
         (!slots.ranges.is_empty()).then_some(slots)
     }
 }

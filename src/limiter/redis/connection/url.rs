@@ -63,7 +63,7 @@ impl Url {
             let value = decoded(value).ok_or_else(|| wrong("a parameter is not UTF-8"))?;
             match name {
                 "node" => {
-                    // fred has no port for it either.
+                    // fred has no default port for it either.
                     let node = address(&value, 0).filter(|node| node.port != 0);
                     hosts.push(node.ok_or_else(|| wrong("a node is written as host:port"))?);
                 }

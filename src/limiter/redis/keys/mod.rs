@@ -124,7 +124,7 @@ pub(super) fn shown(stored: &[u8]) -> String {
     let closes = stored.iter().position(|byte| *byte == b'}').unwrap_or(stored.len());
     let hidden = match caller(opens + 1) {
         Some(from) => from..closes,
-        // With groups the caller comes after the name, whose length precedes it.
+        // With groups the caller's part follows the name, whose length stands before it.
         None => {
             let marker = usize::from(stored.get(closes + 2) == Some(&b'p'));
             let closes = closes + marker;

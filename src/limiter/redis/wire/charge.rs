@@ -79,8 +79,8 @@ impl WireCharge {
         }
     }
 
-    /// Returns the units that this allowed charge took, given whether the charge at a place was
-    /// denied. A forced charge in debt counts as nothing, because nothing was left before it.
+    /// Returns the units that this allowed charge took, given whether the charge at a place was denied. A forced charge
+    /// in debt adds nothing, because nothing was left before it.
     pub(super) fn taken(&self, decision: &ChargeDecision, denied: impl FnMut(usize) -> bool) -> u64 {
         match self.how(denied) {
             TakeMode::OnRefusal { refused: false } => 0,

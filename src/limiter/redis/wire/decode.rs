@@ -119,8 +119,7 @@ impl Reader<'_> {
                 let (words, rest) = self.left.split_at_checked(length)?;
                 self.left = rest;
                 let words = String::from_utf8_lossy(words);
-                // A key that was deleted just before, in a slot that is being moved, cannot be
-                // written here again.
+                // If a key of a slot that is being moved was just deleted, it cannot be written here again.
                 Some(if words.contains(NOT_HERE) {
                     Ok(RedisAnswer::Elsewhere)
                 } else {
@@ -170,8 +169,8 @@ impl Reader<'_> {
             decisions.iter_mut().for_each(ChargeDecision::untaken);
         }
         if !allowed {
-            // A charge that its own quota allows is reported as it stands; of a list the script has
-            // done so.
+            // A charge that its own quota allows is reported with the units that are left. For lists the script has
+            // done that.
             for ((charge, found), decision) in charges.iter().zip(&states).zip(&mut decisions) {
                 if !decision.is_allowed() || charge.outlives_refusal() {
                     continue;
@@ -217,7 +216,7 @@ impl Reader<'_> {
             (StateKind::Whole, _) => Pair { at, n: 0 },
             (StateKind::Block, _) => {
                 let (span_us, counts) = (self.whole()?, self.whole()?);
-                // Numbers that no block has count as no state.
+                // Numbers that no block can have are read as no state.
                 let is_ours = span_us < 1 << block::SPAN_BITS && counts < 1 << (64 - block::SPAN_BITS);
                 Pair { at, n: if is_ours { block::pack(block::BlockParts { span_us, counts }) } else { u64::MAX } }
             }
@@ -242,7 +241,7 @@ impl Reader<'_> {
             0 => Some((wait as u64).clamp(1, 1 << 53)),
             _ => Some(0),
         };
-        // A server that is no Redis may tell anything.
+        // A server that is not Redis may send anything.
         let limit = charge.policy.quota().capacity();
         let (remaining, units) = (remaining.min(limit), units.min(charge.cost));
         Some(ChargeDecision::found(limit, remaining, reset_us, window_us, retry_us).receipted(units, start, 0))
@@ -253,7 +252,7 @@ impl Reader<'_> {
 fn decide(charge: &WireCharge, state: Option<Pair>, cost: u64, now: u64, how: TakeMode) -> ChargeDecision {
     match charge.policy.quota().decider() {
         Decider::Pair(decider, _) => decider.decide_how(state, now, cost, how).decision,
-        // The script decides about lists, and `decide_places` about places.
+        // The script has decided about lists, and `decide_places` about places.
         Decider::EntryLog(_) | Decider::Places(_) => ChargeDecision::blank(),
     }
 }

@@ -54,7 +54,7 @@ impl StateKind {
             Decider::Pair(PairDecider::Block(_), _) => Self::Block,
             Decider::Pair(PairDecider::Meter(_), _) => Self::Meter,
             Decider::Places(_) => Self::Places,
-            // Each sub-window can hold the maximum number of units, and the denied ones the limit.
+            // Each sub-window can hold the maximum number of units, and the denied units can be as many as the limit.
             Decider::EntryLog(log) => match log.most().checked_mul(u64::from(quota.spec().buckets) + 2) {
                 Some(total) if total < 1 << 32 => Self::Narrow,
                 _ => Self::Wide,
@@ -198,7 +198,7 @@ fn write(form: &mut Vec<u8>, quota: &Quota, mode: Mode, numbers: &[f64; 10], ext
     let kind = StateKind::of(quota);
     let head = head(kind, quota.spec());
     let (layout, size) = kind.layout();
-    // A value has the head in front of the state. A list has it in an element of its own.
+    // A value has the head in front of the state. A list has the head in an element of its own.
     let in_front = if kind.is_list() { 0 } else { head.len() };
     let mut text: SmallVec<[u8; 16]> = SmallVec::from_slice(b"<");
     if in_front > 0 {

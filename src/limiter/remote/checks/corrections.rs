@@ -123,9 +123,9 @@ impl<B: Backend> Checks<B> {
         let mut result = Ok(());
         while let Some((refund, callers)) = self.queue_refunds.next(tag) {
             let checks = Arc::downgrade(self);
-            // The later of this loop and the answer sends the next refund. If the runtime has ended, the answer is
-            // there before `correct` returns. If it sent the next refund then, this function would recurse once per
-            // refund.
+            // Either this loop or the answer sends the next refund: the one that gets here later. If the runtime has
+            // ended, the answer is there before `correct` returns. If the answer then sent the next refund, this
+            // function would recurse once for each refund.
             let is_later = Arc::new(AtomicBool::new(false));
             let answer_is_later = Arc::clone(&is_later);
             let sent = self.correct(self.refund_request(&refund), move |answer| {

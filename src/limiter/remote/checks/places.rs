@@ -125,7 +125,7 @@ impl<B: Backend> Checks<B> {
             checks.report_forgotten(checks.holdings.record_return(&key, returned));
             then(done(answer));
         };
-        // If it is lost, the next call for the key makes up for it. So that is no lost correction.
+        // A lost return is corrected by the next call for the key, so it is not reported as a lost correction.
         self.send(request, answered).inspect_err(|_| _ = self.holdings.record_return(&back.key, Returned::Lost))
     }
 

@@ -57,7 +57,8 @@ impl<B: Backend> Checks<B> {
         let (checks, peeked) = (Arc::clone(self), self.peek(&[Charge::new(&policy, &key)]));
         Reply::Later(Box::pin(async move {
             let answer = match peeked.await {
-                // The store may well answer. A process that left for this would make the others carry more.
+                // The store may well answer. A process that stopped serving for this reason would move its load to the
+                // others.
                 Err(error) if error.kind() == StoreErrorKind::Overloaded => Ok(()),
                 answer => answer.map(drop),
             };

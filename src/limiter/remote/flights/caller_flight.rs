@@ -45,7 +45,7 @@ impl FlightHandle {
         deadline: Deadline,
     ) -> Option<Result<T, oneshot::error::RecvError>> {
         let answer = poll_fn(|cx| {
-            // Its waker is not registered twice: a task that is woken while it is polled wakes another thread.
+            // The caller's waker is registered once only: waking a task that is being polled wakes another thread.
             if self.0.as_ref().is_some_and(|flight| flight.drive(cx)) {
                 return Poll::Pending;
             }
@@ -128,7 +128,8 @@ impl CallerFlight {
                 if let DriverState::Idle(flight, caller) = std::mem::replace(&mut *state, DriverState::Left) {
                     drop(state);
                     self.runtime.spawn(flight); // if the runtime has ended, the flight ends here
-                    // From now on it waits for the answer. Its waker may be the application's code, and may panic.
+                    // From now on the caller waits for the answer only. Its waker may be the application's code, and
+                    // may panic.
                     contained(|| caller.wake());
                 }
             }

@@ -241,7 +241,7 @@ impl Inner {
             state.open.is_empty() || (state.open.len() < self.most && state.pause.is_none_or(Deadline::is_over));
         let best = state.open.iter_mut().min_by_key(|open| (is_late(open), open.calls));
         let is_busy = best.as_ref().is_none_or(|open| open.calls > 0);
-        // If each one is late, they may be dead: another one is waited for, if it can be opened.
+        // If every connection is late, all may be dead: waits for a new one, if it can be opened.
         let chosen = best.filter(|open| !is_late(open) || !may_open).map(|open| {
             open.calls += 1;
             open.quiet.get_or_insert_with(Quiet::now);
@@ -264,7 +264,7 @@ impl Inner {
         match (chosen, attempt) {
             (Some((number, client)), _) => Choice::Send(number, client),
             (None, Some(attempt)) => Choice::Wait(attempt),
-            // There is always one of the two.
+            // Never happens: there is always a connection or an attempt.
             (None, None) => Choice::Wait(oneshot::channel().1.shared()),
         }
     }
@@ -272,7 +272,7 @@ impl Inner {
     fn note_answer(&self, number: u64, error: Option<&tokio_postgres::Error>) {
         let mut state = lock(&self.state);
         if error.is_some_and(|error| is_at_wrong_server(error)) {
-            state.open.retain(|open| open.number != number); // the next one may be at the right server
+            state.open.retain(|open| open.number != number); // the next connection may be to the right server
             return;
         }
         if let Some(open) = state.open.iter_mut().find(|open| open.number == number) {

@@ -107,7 +107,7 @@ impl<C: Connections> PostgresStore<C> {
     pub(super) async fn create_table(&self, durability: Durability) -> Result<(), StoreError> {
         let statement = Statement::new(&self.0.table.create(durability).into(), []);
         match self.0.connections.run(&statement).await {
-            // Another process has created it at the same time.
+            // Another process has created the table at the same time.
             Err(error) if !is_there(&error) => Err(self.0.failed_at(error, Phase::Setup)),
             Ok(_) | Err(_) => Ok(()),
         }
@@ -334,7 +334,7 @@ impl<C: Connections> Inner<C> {
         // A failure concerns no check. The next sweep looks at the same rows.
         if let Some(Ok(Rows(rows))) = Deadline::after(SWEEPS).timeout(self.connections.run(&statement)).await {
             let last = rows.first().and_then(|row| row.try_get(0).ok());
-            // At the end it begins again.
+            // After the last row the sweep begins again.
             *lock(&self.sweep.after) = last.unwrap_or_default();
         }
     }

@@ -10,7 +10,7 @@
 //!   that came after the statement began is not seen, and inserting it fails as a unique violation, which undoes the
 //!   whole statement.
 //! * Several swaps are one statement, which is one transaction and waits once for the disk. It skips rows that another
-//!   transaction has locked, so one such row keeps no other key waiting, and two processes never wait for each other's
+//!   transaction has locked, so other keys do not wait for such a row, and two processes never wait for each other's
 //!   rows. A skipped row looks like a missing one, so missing rows are looked for once more without a lock: a swap that
 //!   has one is sent alone. A key that came after the statement began is not inserted, and its swap is sent alone too.
 //!   If a swap of several new keys could insert only some of them, the division by zero undoes the whole statement, and
@@ -88,7 +88,7 @@ impl PostgresTable {
         }
         // In quotes, since a name may be a word of SQL.
         let name = parts.iter().map(|part| format!("\"{part}\"")).collect::<Vec<_>>().join(".");
-        // Evaluated once, and also if no row is there yet.
+        // It is evaluated once, and even if there is no row yet.
         let wait = format!("(SELECT set_config('lock_timeout', '{}', true)) IS NOT NULL", max_lock_wait.as_millis());
         Ok(Self {
             load: format!(
