@@ -29,6 +29,13 @@ const LIMITADOR: &str = "the file has limits of Limitador, and no rules. Write a
 
 const ENVOY: &str = "Envoy's own configuration, and its limits are in the file of its rate limit service";
 
+const ENVOY_DUMP: &str =
+    "a dump of Envoy's own configuration (`/config_dump`), and its limits are in the file of its rate limit service";
+
+const ENVOY_RESOURCE: &str = "the file is a RateLimitConfig of Envoy's control plane (xDS), and not yet a file in Envoy's form. Write its \
+                              `domain` and `descriptors` alone, with underscores in the fields' names, such as `rate_limit` and \
+                              `requests_per_unit`";
+
 /// Says what an object of Kubernetes is.
 fn of_kubernetes(root: &Node<'_>) -> Option<String> {
     field(root, "apiVersion")?;
@@ -78,7 +85,14 @@ fn of_program(root: &Node<'_>) -> Option<String> {
     {
         return Some(LIMITADOR.to_owned());
     }
+    let resources = field(root, "resources").map(|resources| &resources.value);
+    if is_resource(root)
+        || matches!(resources, Some(NodeValue::List(items)) if items.first().is_some_and(|item| is_resource(item)))
+    {
+        return Some(ENVOY_RESOURCE.to_owned());
+    }
     let known = [
+        ("configs", ENVOY_DUMP),
         ("static_resources", ENVOY),
         ("virtual_hosts", ENVOY),
         ("route_config", ENVOY),
@@ -91,6 +105,11 @@ fn of_program(root: &Node<'_>) -> Option<String> {
     let found = known.iter().find(|(name, _)| field(root, name).is_some()).map(|(_, what)| *what);
     let of_traefik = || field(field(root, "http")?, "middlewares").and(known.last()).map(|(_, what)| *what);
     found.or_else(of_traefik).map(|what| format!("the file is no file of rules. It is {what}"))
+}
+
+/// Returns whether a mapping is a RateLimitConfig as Envoy's control plane sends it.
+fn is_resource(node: &Node<'_>) -> bool {
+    field(node, "@type").and_then(text).is_some_and(|kind| kind.ends_with(".RateLimitConfig"))
 }
 
 /// Returns the value of a field of a mapping.
