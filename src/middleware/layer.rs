@@ -104,9 +104,9 @@ impl<L: Limiter> RateLimitLayer<L> {
         E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
-        let settings =
-            Arc::new(Settings { rules: vec![BoundRule::new(rule.into_rule(), extract)], ..Settings::default() });
-        Self::of(limiter, settings)
+        let mut settings = Settings::default();
+        settings.add_rule(BoundRule::new(rule.into_rule(), extract));
+        Self::of(limiter, Arc::new(settings))
     }
 
     /// Makes a layer with the rules of a source.
@@ -137,11 +137,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
-        let mut rule = BoundRule::new(rule.into_rule(), extract);
-        self.change(|settings| {
-            rule.place_behind(&settings.rules);
-            settings.rules.push(rule);
-        })
+        let rule = BoundRule::new(rule.into_rule(), extract);
+        self.change(|settings| settings.add_rule(rule))
     }
 
     /// Sets which headers responses get. By default they are those of draft 11, on every response to a request to

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::charge::access::BoundList;
 use super::decide::delay::WaitBounds;
 use super::discard::DiscardBounds;
-use super::rule::BoundRule;
+use super::rule::{BoundRule, TakenNames};
 use super::source::{FindRules, RuleSource};
 use crate::clock::Timer;
 use crate::error::labelled;
@@ -17,7 +17,12 @@ use crate::refusal::Refusals;
 /// The settings of a layer.
 #[derive(Clone, Default)]
 pub(super) struct Settings {
+    /// [`add_rule`](Self::add_rule) adds one.
     pub(super) rules: Vec<BoundRule>,
+    /// The names of these rules.
+    names: TakenNames,
+    /// Whether quotas of these rules follow switches.
+    has_switches: bool,
     /// The source of the first rules and access lists.
     pub(super) source: Option<Sourced>,
     pub(super) headers: Headers,
@@ -48,6 +53,13 @@ impl Settings {
         settings
     }
 
+    /// Adds a rule behind those that there are.
+    pub(super) fn add_rule(&mut self, mut rule: BoundRule) {
+        rule.place_behind(&mut self.names);
+        self.has_switches |= rule.rule().switch.is_some();
+        self.rules.push(rule);
+    }
+
     pub(super) fn wait_bounds(&self) -> WaitBounds {
         let default = WaitBounds::default();
         WaitBounds {
@@ -58,7 +70,7 @@ impl Settings {
 
     /// Whether the rules or their quotas can change while requests are served.
     pub(super) fn can_change(&self) -> bool {
-        self.source.is_some() || self.rules.iter().any(|bound| bound.rule().switch.is_some())
+        self.source.is_some() || self.has_switches
     }
 
     /// The rules that are not from the source.
@@ -88,10 +100,9 @@ impl Settings {
         (self.rules, self.access) = (now.rules.clone(), now.lists.clone());
         (sourced.version, sourced.rules, sourced.lists) = (Some(now.version), now.rules.len(), now.lists.len());
         sourced.finder.clone_from(&now.finder);
-        for mut rule in own_rules {
-            rule.place_behind(&self.rules);
-            self.rules.push(rule);
-        }
+        self.names = TakenNames::default();
+        self.rules.iter().for_each(|rule| rule.add_names(&mut self.names));
+        own_rules.into_iter().for_each(|rule| self.add_rule(rule));
         self.access.extend(own_lists);
         true
     }

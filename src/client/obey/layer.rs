@@ -16,7 +16,7 @@ use crate::head::Head;
 use crate::key::{IntoKey, Key};
 use crate::limiter::{BoxLimiter, Limiter};
 use crate::middleware::IntoRule;
-use crate::middleware::rule::BoundRule;
+use crate::middleware::rule::{BoundRule, TakenNames};
 use crate::policy::Policy;
 use crate::time::{PERIOD_US_MAX, micros_ceil};
 
@@ -118,6 +118,7 @@ impl ObeyLayer {
                 clock: Arc::new(CalendarClock),
                 key: Arc::new(origin),
                 own: Vec::new(),
+                names: TakenNames::default(),
                 max_wait: Duration::from_secs(300),
                 max_waiting: 10_000,
                 max_keys: 10_000,
@@ -223,9 +224,8 @@ impl ObeyLayer {
             ));
         }
         let settings = self.set();
-        let others: Vec<BoundRule> = settings.own.iter().map(|own| own.rule.clone()).collect();
         let mut rule = BoundRule::new(rule, |_: &Head<'_>| Key::global());
-        rule.place_behind(&others);
+        rule.place_behind(&mut settings.names);
         settings.own.push(OwnQuota { limiter: BoxLimiter::new(limiter), rule });
         Ok(self)
     }

@@ -15,7 +15,7 @@ use crate::clock::Timer;
 use crate::head::Head;
 use crate::key::Key;
 use crate::limiter::BoxLimiter;
-use crate::middleware::rule::BoundRule;
+use crate::middleware::rule::{BoundRule, TakenNames};
 use crate::policy::Policy;
 use crate::random::mixed;
 use crate::time::{micros_ceil, micros_floor};
@@ -61,6 +61,8 @@ pub(super) struct ObeySettings {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) key: Arc<KeyOf>,
     pub(super) own: Vec<OwnQuota>,
+    /// The names of their policies.
+    pub(super) names: TakenNames,
     pub(super) max_wait: Duration,
     pub(super) max_waiting: usize,
     pub(super) max_keys: usize,

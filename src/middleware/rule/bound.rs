@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::definition::{Condition, MissingKey, QuotaFrom, Read, Rule};
+use super::names::TakenNames;
 use crate::head::Head;
 use crate::key::AddressSource;
 use crate::key::value::{IntoKey, Key};
@@ -82,12 +83,12 @@ impl BoundRule {
         self.first + self.policies().len()
     }
 
-    /// Takes its place behind `others`, and gives each policy a name that none of theirs has: `api`
-    /// becomes `api-2`, `api-3` and so on.
-    pub(crate) fn place_behind(&mut self, others: &[Self]) {
-        self.first = others.iter().map(|other| other.policies().len()).sum();
+    /// Takes its place behind the rules that have `taken` their names, and gives each policy a name that none of them
+    /// has: `api` becomes `api-2`, `api-3` and so on.
+    pub(crate) fn place_behind(&mut self, taken: &mut TakenNames) {
+        self.first = taken.policies();
         for at in 0..self.policies().len() {
-            if let (Some(renamed), Some(policy)) = (self.renamed(at, others), self.rule.policies.get_mut(at)) {
+            if let (Some(renamed), Some(policy)) = (self.renamed(at, taken), self.rule.policies.get_mut(at)) {
                 // Equal quotas without names are two allowances on purpose: by address and by user.
                 let has_new_name = policy.name() != renamed.name();
                 if has_new_name && self.numbered.is_none() && policy.unnamed().is_none() {
@@ -97,10 +98,8 @@ impl BoundRule {
             }
         }
         if let Some(linked) = &self.rule.linked {
-            let taken = others.iter().flat_map(Self::names).chain(self.policies().iter().map(Policy::name));
-            let taken: Vec<&str> = taken.collect();
-            let free = free_name(linked.policy.name(), &taken);
-            let renamed = free.and_then(|name| {
+            let own: Vec<&str> = self.policies().iter().map(Policy::name).collect();
+            let renamed = taken.free(linked.policy.name(), &own).and_then(|name| {
                 let stored = linked.policy.stored_apart().map(str::to_owned);
                 linked.policy.with_names(name, stored)
             });
@@ -108,6 +107,12 @@ impl BoundRule {
                 linked.policy = renamed;
             }
         }
+        self.add_names(taken);
+    }
+
+    /// Adds its names to those that are taken.
+    pub(crate) fn add_names(&self, taken: &mut TakenNames) {
+        taken.add(self.policies().len(), self.names());
     }
 
     /// The name that the application chose and another rule of the layer has, and the name instead of it.
@@ -122,14 +127,13 @@ impl BoundRule {
     }
 
     /// The policy with another name, and stored under another, if its own is taken.
-    fn renamed(&self, at: usize, others: &[Self]) -> Option<Policy> {
+    fn renamed(&self, at: usize, taken: &mut TakenNames) -> Option<Policy> {
         let policy = self.policies().get(at)?;
-        let theirs = others.iter().flat_map(Self::names);
         // Plans have their name in common.
         let own = self.policies().iter().filter(|own| self.rule.choose.is_none() && *own != policy);
-        let taken: Vec<&str> = theirs.chain(own.map(Policy::name)).collect();
-        let name = free_name(policy.name(), &taken);
-        let stored = policy.stored_apart().map(|stored| free_name(stored, &taken).ok_or(stored));
+        let own: Vec<&str> = own.map(Policy::name).collect();
+        let name = taken.free(policy.name(), &own);
+        let stored = policy.stored_apart().map(|stored| taken.free(stored, &own).ok_or(stored));
         if name.is_none() && !matches!(stored, Some(Ok(_))) {
             return None;
         }
@@ -198,23 +202,6 @@ impl fmt::Debug for BoundRule {
     }
 }
 
-/// A name like `name` that is not among those taken, if it is.
-fn free_name(name: &str, taken: &[&str]) -> Option<String> {
-    /// The longest name of a policy.
-    const NAME_MAX: usize = 128;
-    if !taken.contains(&name) {
-        return None;
-    }
-    // One of these is free, since there are more of them than names.
-    (2..=taken.len() + 1).find_map(|number| {
-        let suffix = format!("-{number}");
-        // A name is ASCII, so every index is a boundary of characters.
-        let kept = name.len().min(NAME_MAX - suffix.len());
-        let numbered = format!("{}{suffix}", name.get(..kept).unwrap_or_default());
-        (!taken.contains(&numbered.as_str())).then_some(numbered)
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,11 +211,17 @@ mod tests {
         BoundRule::new(Rule::new(name, quota).unwrap(), |_: &Head<'_>| Key::global())
     }
 
+    fn taken(others: &[BoundRule]) -> TakenNames {
+        let mut taken = TakenNames::default();
+        others.iter().for_each(|other| other.add_names(&mut taken));
+        taken
+    }
+
     #[test]
     fn a_name_that_is_taken_is_numbered() {
         let others = [bound("api", Quota::per_second(1)), bound("api-2", Quota::per_second(1))];
         let mut third = bound("api", Quota::per_second(9));
-        third.place_behind(&others);
+        third.place_behind(&mut taken(&others));
         assert_eq!(third.policies()[0].name(), "api-3");
         assert_eq!(third.policies()[0].quota().limit(), 9);
     }
@@ -238,7 +231,7 @@ mod tests {
         let long = "n".repeat(128);
         let others = [bound(&long, Quota::per_second(1))];
         let mut second = bound(&long, Quota::per_second(1));
-        second.place_behind(&others);
+        second.place_behind(&mut taken(&others));
         assert_eq!(second.policies()[0].name(), format!("{}-2", "n".repeat(126)));
     }
 
@@ -248,7 +241,7 @@ mod tests {
         let several = || BoundRule::new(Rule::all_of("api", quotas()).unwrap(), |_: &Head<'_>| Key::global());
         let others = [several(), bound("api-9-per-hour-2", Quota::per_second(1))];
         let mut second = several();
-        second.place_behind(&others);
+        second.place_behind(&mut taken(&others));
         let names: Vec<&str> = second.policies().iter().map(Policy::name).collect();
         assert_eq!(names, ["api-1-per-second-2", "api-9-per-hour-3"]);
         assert_eq!(second.first, 3);
@@ -259,7 +252,7 @@ mod tests {
         let others = [bound("api", Quota::per_second(1)), bound("api-2", Quota::per_second(1))];
         let quotas = [Quota::per_second(1), Quota::per_second(5), Quota::per_second(5)];
         let mut plans = BoundRule::new(Rule::plans("api", quotas, |_| 1).unwrap(), |_: &Head<'_>| Key::global());
-        plans.place_behind(&others);
+        plans.place_behind(&mut taken(&others));
         let names: Vec<&str> = plans.policies().iter().map(Policy::name).collect();
         assert_eq!(names, ["api-3"; 3]);
     }
@@ -276,5 +269,31 @@ mod tests {
         assert!(asks("GET", "/a"));
         assert!(!asks("POST", "/a"));
         assert!(!asks("GET", "/b"));
+    }
+
+    #[test]
+    fn ten_thousand_rules_of_one_name_are_numbered_in_order() {
+        let mut taken = TakenNames::default();
+        for number in 1..=10_000 {
+            let mut rule =
+                BoundRule::new(Rule::new("api", Quota::per_second(1)).unwrap(), |_: &Head<'_>| Key::global());
+            rule.place_behind(&mut taken);
+            let name = if number == 1 { "api".to_owned() } else { format!("api-{number}") };
+            assert_eq!(rule.policies()[0].name(), name);
+        }
+        // Each looked at two numbers. From the first number on there would have been 50 million looks.
+        assert_eq!((taken.looks, taken.policies()), (2 * 9_998 + 1, 10_000));
+    }
+
+    #[test]
+    fn number_that_a_rule_has_by_name_is_passed_over() {
+        let mut taken = TakenNames::default();
+        let mut place = |name: &str| {
+            let mut rule = BoundRule::new(Rule::new(name, Quota::per_second(1)).unwrap(), |_: &Head<'_>| Key::global());
+            rule.place_behind(&mut taken);
+            rule.policies()[0].name().to_owned()
+        };
+        let names = ["api", "api-3", "api", "api", "api-2", "api-2", "api"].map(&mut place);
+        assert_eq!(names, ["api", "api-3", "api-2", "api-4", "api-2-2", "api-2-3", "api-5"]);
     }
 }

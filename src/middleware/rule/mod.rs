@@ -4,6 +4,7 @@
 mod bound;
 pub(crate) mod definition;
 mod link;
+mod names;
 mod overrides;
 #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only files have patterns"))]
 mod path;
@@ -17,6 +18,7 @@ pub(crate) use bound::BoundRule;
 pub(crate) use definition::Words;
 pub(crate) use definition::{Condition, LinkedRole, MissingKey, Read, Rule};
 pub use definition::{IntoPlan, IntoQuota, IntoRule};
+pub(crate) use names::TakenNames;
 pub use overrides::{OverrideError, OverrideErrorKind, OverrideId, Overrides};
 pub(crate) use path::PathIndex;
 #[cfg(feature = "rules")]

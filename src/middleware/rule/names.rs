@@ -1,0 +1,64 @@
+//! The names that the policies of a layer have.
+
+use std::collections::HashMap;
+
+/// The longest name of a policy.
+const NAME_MAX: usize = 128;
+
+/// The names of the policies of rules, and of what their states are stored under. A rule is added in constant time.
+#[derive(Clone, Default)]
+pub(crate) struct TakenNames {
+    /// For each name, the number of the first one like it that may be free.
+    names: HashMap<Box<str>, usize, foldhash::fast::RandomState>,
+    policies: usize,
+    #[cfg(test)]
+    pub(super) looks: usize,
+}
+
+impl TakenNames {
+    /// Returns how many policies the rules have, without linked ones.
+    pub(super) fn policies(&self) -> usize {
+        self.policies
+    }
+
+    /// Adds the names of a rule with this many policies.
+    pub(super) fn add<'a>(&mut self, policies: usize, names: impl Iterator<Item = &'a str>) {
+        self.policies += policies;
+        for name in names {
+            if !self.names.contains_key(name) {
+                self.names.insert(name.into(), 2);
+            }
+        }
+    }
+
+    /// Returns a name like `name` that is free, if it is not. `own` are names that are not added yet.
+    ///
+    /// Numbers that were passed over once are not tried again: no name becomes free, and those of `own` are added soon.
+    pub(super) fn free(&mut self, name: &str, own: &[&str]) -> Option<String> {
+        let is_taken = |names: &HashMap<_, _, _>, name: &str| names.contains_key(name) || own.contains(&name);
+        if !is_taken(&self.names, name) {
+            return None;
+        }
+        let first = self.names.get(name).copied().unwrap_or(2);
+        let last = first + self.names.len() + own.len();
+        // One of these is free, since there are more of them than names.
+        let found = (first..=last).map(|number| (number, numbered(name, number)));
+        let (number, free) = found.into_iter().find(|(_, free)| !is_taken(&self.names, free))?;
+        if let Some(next) = self.names.get_mut(name) {
+            *next = number; // of plans, which have one name, all get this number
+        }
+        #[cfg(test)]
+        {
+            self.looks += 1 + number - first;
+        }
+        Some(free)
+    }
+}
+
+/// Returns a name with a number, which is no longer than a name may be.
+fn numbered(name: &str, number: usize) -> String {
+    let suffix = format!("-{number}");
+    // A name is ASCII, so every index is a boundary of characters.
+    let kept = name.len().min(NAME_MAX - suffix.len());
+    format!("{}{suffix}", name.get(..kept).unwrap_or_default())
+}
