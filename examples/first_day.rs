@@ -59,8 +59,8 @@ pub(crate) fn app(stats: Stats) -> Result<Router, Box<dyn Error>> {
         .observer(stats);
     limit.check()?;
 
-    // Outside of the limit, so that refusals have its headers too. Scripts of other sites may read
-    // the headers that are exposed.
+    // Outside of the limit, so that refusals have its headers too. Scripts of other sites
+    // may read the headers that are exposed.
     let cors = CorsLayer::new().allow_origin(Any).allow_headers(Any);
     let cors = cors.expose_headers(Headers::default().names());
 

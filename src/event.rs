@@ -44,7 +44,9 @@ labelled! {
 /// impl Observer for Log {
 ///     fn on_limiter_event(&self, event: &LimiterEvent) {
 ///         match event {
-///             LimiterEvent::StoreDown { server, error, .. } => eprintln!("{server} is down: {error}"),
+///             LimiterEvent::StoreDown { server, error, .. } => {
+///                 eprintln!("{server} is down: {error}")
+///             }
 ///             LimiterEvent::StoreFailed { kind, error, .. } => eprintln!("{kind}: {error}"),
 ///             _ => {}
 ///         }

@@ -148,9 +148,20 @@ impl Explanation {
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
-    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(5), key::header("x-api-key"));
-    /// let (request, ()) = http::Request::get("/").header("x-api-key", "secret-7").body(()).unwrap().into_parts();
-    /// let masked = layer.explain(&request).await.mask_keys(|key| format!("{}…", key.get(..2).unwrap_or_default()));
+    /// let layer = RateLimitLayer::new(
+    ///     MemoryLimiter::new(),
+    ///     Quota::per_minute(5),
+    ///     key::header("x-api-key"),
+    /// );
+    /// let (request, ()) = http::Request::get("/")
+    ///     .header("x-api-key", "secret-7")
+    ///     .body(())
+    ///     .unwrap()
+    ///     .into_parts();
+    /// let masked = layer
+    ///     .explain(&request)
+    ///     .await
+    ///     .mask_keys(|key| format!("{}…", key.get(..2).unwrap_or_default()));
     /// assert_eq!(masked.rules()[0].key_text(), Some("se…"));
     /// # }
     /// ```

@@ -20,7 +20,8 @@ use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
 /// let request = Request::get("/posts").body(())?;
 /// assert_eq!(by_path(&Head::from(&request)), Key::of("/posts"));
 ///
-/// let (uri, headers, extensions) = (Uri::from_static("/posts"), HeaderMap::new(), Extensions::new());
+/// let (uri, headers, extensions) =
+///     (Uri::from_static("/posts"), HeaderMap::new(), Extensions::new());
 /// let head = Head::new(&Method::GET, &uri, Version::HTTP_11, &headers, &extensions);
 /// assert_eq!(by_path(&head), Key::of("/posts"));
 /// # Ok::<(), http::Error>(())

@@ -66,7 +66,9 @@ impl Mode {
 /// once.
 ///
 /// ```
-/// use tower_ratelimit::{key, middleware::ModeSwitch, MemoryLimiter, Mode, Quota, RateLimitLayer, Rule};
+/// use tower_ratelimit::{
+///     MemoryLimiter, Mode, Quota, RateLimitLayer, Rule, key, middleware::ModeSwitch,
+/// };
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let mode = ModeSwitch::new(Mode::Shadow);
 /// let client = Rule::new("client", Quota::per_minute(100))?.mode(mode.clone());

@@ -261,7 +261,8 @@ impl PolicyStatus {
 /// impl Observer for Log {
 ///     fn on_outcome(&self, observed: &Observed<'_>) {
 ///         let (outcome, head) = (observed.outcome(), observed.head());
-///         let policies: Vec<&str> = outcome.violated().map(|status| status.policy().name()).collect();
+///         let policies: Vec<&str> =
+///             outcome.violated().map(|status| status.policy().name()).collect();
 ///         println!("{} {} {policies:?}", outcome.kind(), head.uri.path());
 ///     }
 /// }

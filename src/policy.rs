@@ -331,7 +331,10 @@ impl Policy {
 /// use tower_ratelimit::{Quota, Rule};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let unnamed = Rule::all_of("api", [Quota::per_second(10), Quota::per_day(10_000)])?;
-/// let named = Rule::all_of("api", [("burst", Quota::per_second(10)), ("day", Quota::per_day(10_000))])?;
+/// let named = Rule::all_of(
+///     "api",
+///     [("burst", Quota::per_second(10)), ("day", Quota::per_day(10_000))],
+/// )?;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,8 @@ use std::time::Duration;
 /// use std::time::Duration;
 /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, Wait};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let (limiter, policy) = (MemoryLimiter::new(), Policy::new("hourly", Quota::per_hour(2))?);
+/// let (limiter, policy) =
+///     (MemoryLimiter::new(), Policy::new("hourly", Quota::per_hour(2))?);
 /// assert_eq!(limiter.take_one(&policy, &Key::global(), 2).wait(), Wait::None);
 /// match limiter.take_one(&policy, &Key::global(), 1).wait() {
 ///     Wait::After(wait) => assert!(wait <= Duration::from_secs(1_800)),

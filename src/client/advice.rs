@@ -28,7 +28,8 @@ const NAME_MAX: usize = 256;
 /// use std::time::{Duration, SystemTime};
 /// use tower_ratelimit::{Wait, client::Advice};
 ///
-/// let response = http::Response::builder().status(429).header("retry-after", "30").body(()).unwrap();
+/// let response =
+///     http::Response::builder().status(429).header("retry-after", "30").body(()).unwrap();
 /// let advice = Advice::read(response.headers(), SystemTime::now());
 /// assert_eq!(advice.wait(), Wait::After(Duration::from_secs(30)));
 /// ```

@@ -4,18 +4,22 @@
 //! `X-RateLimit` headers of many vendors, `Retry-After`, and gRPC's equivalents.
 //!
 //! ```
-//! use std::time::{Duration, SystemTime};
 //! use http::HeaderMap;
+//! use std::time::{Duration, SystemTime};
 //! use tower_ratelimit::{Wait, client::Advice};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut headers = HeaderMap::new();
-//! headers.insert("ratelimit-policy", r#""burst";q=10;w=1, "daily";q=5000;w=86400"#.parse()?);
+//! headers
+//!     .insert("ratelimit-policy", r#""burst";q=10;w=1, "daily";q=5000;w=86400"#.parse()?);
 //! headers.insert("ratelimit", r#""burst";r=0;t=1, "daily";r=4998;t=69076"#.parse()?);
 //!
 //! let advice = Advice::read(&headers, SystemTime::now());
 //! assert_eq!(advice.wait(), Wait::After(Duration::from_secs(1)));
 //! let daily = &advice.policies()[1];
-//! assert_eq!((daily.name(), daily.limit(), daily.remaining()), (Some("daily"), Some(5000), Some(4998)));
+//! assert_eq!(
+//!     (daily.name(), daily.limit(), daily.remaining()),
+//!     (Some("daily"), Some(5000), Some(4998))
+//! );
 //! # Ok(()) }
 //! ```
 //!

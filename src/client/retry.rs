@@ -21,7 +21,8 @@ use crate::clock::{Sleep, Timer};
 /// use tower_ratelimit::{client::RetryAfter, clock::TokioTimer};
 /// # let client = service_fn(|_: Request<()>| async { Ok::<_, std::convert::Infallible>(Response::new(())) });
 ///
-/// let retrying = ServiceBuilder::new().retry(RetryAfter::new(TokioTimer::new())).service(client);
+/// let retrying =
+///     ServiceBuilder::new().retry(RetryAfter::new(TokioTimer::new())).service(client);
 /// # drop(retrying);
 /// ```
 ///
@@ -79,7 +80,10 @@ use crate::clock::{Sleep, Timer};
 ///     async move {
 ///         let (head, body) = request.into_parts();
 ///         let message = body.collect().await?.to_bytes();
-///         retrying.oneshot(Request::from_parts(head, Full::new(message))).await.map_err(BoxError::from)
+///         retrying
+///             .oneshot(Request::from_parts(head, Full::new(message)))
+///             .await
+///             .map_err(BoxError::from)
 ///     }
 /// });
 /// // let client = GreeterClient::new(unary);

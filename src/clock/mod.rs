@@ -117,7 +117,10 @@ impl Clock for MonotonicClock {
 /// let clock = ManualClock::new();
 /// let shared = clock.clone();
 /// clock.advance(Duration::from_secs(1));
-/// assert_eq!(shared.now().saturating_since(ManualClock::new().now()), Duration::from_secs(1));
+/// assert_eq!(
+///     shared.now().saturating_since(ManualClock::new().now()),
+///     Duration::from_secs(1)
+/// );
 /// ```
 #[derive(Clone, Debug)]
 pub struct ManualClock(Arc<AtomicU64>);

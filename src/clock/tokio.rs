@@ -14,11 +14,14 @@ use crate::time::Timestamp;
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_ratelimit::{clock::TokioClock, limiter::Charge, Key, MemoryLimiter, Policy, Quota};
+/// use tower_ratelimit::{
+///     Key, MemoryLimiter, Policy, Quota, clock::TokioClock, limiter::Charge,
+/// };
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = MemoryLimiter::builder().clock(TokioClock::new()).build()?;
-/// let (policy, key) = (Policy::new("login", Quota::per_minute(1))?, Key::of("alice").unwrap());
+/// let (policy, key) =
+///     (Policy::new("login", Quota::per_minute(1))?, Key::of("alice").unwrap());
 /// assert!(limiter.take_now(&[Charge::new(&policy, &key)]).is_allowed());
 /// assert!(!limiter.take_now(&[Charge::new(&policy, &key)]).is_allowed());
 /// tokio::time::advance(Duration::from_secs(60)).await;

@@ -13,7 +13,7 @@
 //! ```
 //! use std::time::Duration;
 //! use tower_ratelimit::conformance::{self, Subject};
-//! use tower_ratelimit::{clock::ManualClock, MemoryLimiter};
+//! use tower_ratelimit::{MemoryLimiter, clock::ManualClock};
 //!
 //! struct Mine(ManualClock);
 //!
@@ -31,7 +31,9 @@
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() {
-//! let report = conformance::check(&Mine(ManualClock::new())).await.unwrap_or_else(|failures| panic!("{failures}"));
+//! let report = conformance::check(&Mine(ManualClock::new()))
+//!     .await
+//!     .unwrap_or_else(|failures| panic!("{failures}"));
 //! assert!(report.skipped().is_empty(), "{report}");
 //! # }
 //! ```

@@ -281,7 +281,9 @@ impl Headers {
     /// So each policy can have headers of its own:
     ///
     /// ```
-    /// use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::LegacyHeaders};
+    /// use tower_ratelimit::{
+    ///     Headers, MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::LegacyHeaders,
+    /// };
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     /// let family = |policy: &str| {
@@ -290,7 +292,10 @@ impl Headers {
     ///         .remaining(format!("x-ratelimit-remaining-{policy}"));
     ///     Headers::legacy(names).map(|headers| headers.for_policy(policy))
     /// };
-    /// let (reads, exports) = (Rule::new("reads", Quota::per_minute(60))?, Rule::new("exports", Quota::per_day(5))?);
+    /// let (reads, exports) = (
+    ///     Rule::new("reads", Quota::per_minute(60))?,
+    ///     Rule::new("exports", Quota::per_day(5))?,
+    /// );
     /// let layer = RateLimitLayer::new(MemoryLimiter::new(), reads, key::global())
     ///     .and(exports, key::global())
     ///     .headers(family("reads")?.and(family("exports")?));
@@ -361,7 +366,9 @@ impl Headers {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, clock::ManualClock, key};
+    /// use tower_ratelimit::{
+    ///     Headers, MemoryLimiter, Quota, RateLimitLayer, clock::ManualClock, key,
+    /// };
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     /// let clock = ManualClock::new(); // 2025-01-01 00:00:00 UTC, which is 1735689600

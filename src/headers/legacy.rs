@@ -14,13 +14,20 @@ use super::reset::{ResetEncoding, ResetMeaning};
 /// longest wait, or if none refused, the one with the least remaining.
 ///
 /// ```
-/// use tower_ratelimit::{middleware::{LegacyHeaders, ResetEncoding, ResetMeaning}, Headers};
+/// use tower_ratelimit::{
+///     Headers,
+///     middleware::{LegacyHeaders, ResetEncoding, ResetMeaning},
+/// };
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let headers = Headers::legacy(
 ///     LegacyHeaders::new()
 ///         .limit("x-app-limit")
 ///         .remaining("x-app-remaining")
-///         .reset("x-app-reset-after", ResetEncoding::DeltaSecondsDecimal { digits: 3 }, ResetMeaning::NextUnit)
+///         .reset(
+///             "x-app-reset-after",
+///             ResetEncoding::DeltaSecondsDecimal { digits: 3 },
+///             ResetMeaning::NextUnit,
+///         )
 ///         .policy_name("x-app-bucket"),
 /// )?;
 /// # Ok(()) }

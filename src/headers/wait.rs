@@ -23,9 +23,10 @@ const FAILURE_US: (u64, u64) = (SECOND_US, 5 * SECOND_US);
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_ratelimit::{middleware::Jitter, Headers};
+/// use tower_ratelimit::{Headers, middleware::Jitter};
 ///
-/// let headers = Headers::default().jitter(Jitter::percent(10).at_most(Duration::from_secs(30)));
+/// let headers =
+///     Headers::default().jitter(Jitter::percent(10).at_most(Duration::from_secs(30)));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Jitter {

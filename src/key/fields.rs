@@ -16,7 +16,8 @@ use super::value::{IntoKey, Key};
 /// ```
 /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
 ///
-/// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_second(5_000), key::global());
+/// let layer =
+///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_second(5_000), key::global());
 /// ```
 pub fn global() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     |_| Some(Key::global())

@@ -9,7 +9,9 @@
 //!
 //! let quota = Quota::per_minute(100);
 //! let by_address = RateLimitLayer::new(MemoryLimiter::new(), quota, key::peer_ip());
-//! let by_header = RateLimitLayer::new(MemoryLimiter::new(), quota, |request| request.headers.get("x-user").cloned());
+//! let by_header = RateLimitLayer::new(MemoryLimiter::new(), quota, |request| {
+//!     request.headers.get("x-user").cloned()
+//! });
 //! let by_both = RateLimitLayer::new(MemoryLimiter::new(), quota, |request| {
 //!     Key::of((request.headers.get("x-user"), request.uri.path()))
 //! });
@@ -29,11 +31,19 @@
 //! # struct User { name: String }
 //! let quota = Quota::per_minute(100);
 //! // Not `request.headers.get("x-user")`, and not `&user.name`.
-//! let by_header = RateLimitLayer::new(MemoryLimiter::new(), quota, |request| Key::of(request.headers.get("x-user")));
-//! let by_name = RateLimitLayer::new(MemoryLimiter::new(), quota, key::extension(|user: &User| Key::of(user.name.as_str())));
+//! let by_header = RateLimitLayer::new(MemoryLimiter::new(), quota, |request| {
+//!     Key::of(request.headers.get("x-user"))
+//! });
+//! let by_name = RateLimitLayer::new(
+//!     MemoryLimiter::new(),
+//!     quota,
+//!     key::extension(|user: &User| Key::of(user.name.as_str())),
+//! );
 //! // Not `move |request|`.
 //! let address = key::peer_ip();
-//! let in_api = move |request: &Head<'_>| Key::of((address(request), request.uri.path().starts_with("/api")));
+//! let in_api = move |request: &Head<'_>| {
+//!     Key::of((address(request), request.uri.path().starts_with("/api")))
+//! };
 //! let by_both = RateLimitLayer::new(MemoryLimiter::new(), quota, in_api);
 //! ```
 //!

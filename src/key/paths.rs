@@ -34,8 +34,13 @@ pub fn original_path() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Syn
 /// use axum::{Router, routing::get};
 /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
 ///
-/// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_second(50), key::matched_route());
-/// let app: Router = Router::new().route("/users/{id}", get(|| async { "a user" })).layer(limit);
+/// let limit = RateLimitLayer::new(
+///     MemoryLimiter::new(),
+///     Quota::per_second(50),
+///     key::matched_route(),
+/// );
+/// let app: Router =
+///     Router::new().route("/users/{id}", get(|| async { "a user" })).layer(limit);
 /// # drop(app);
 /// # }
 /// ```

@@ -28,8 +28,14 @@ use super::address_error::{AddressError, AddressErrorKind};
 /// use tower_ratelimit::key::Prefixes;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let prefixes = Prefixes::default();
-/// assert_eq!(prefixes.group("2001:db8:1:2:3::4".parse()?), "2001:db8:1:2::".parse::<std::net::IpAddr>()?);
-/// assert_eq!(prefixes.group("::ffff:192.0.2.1".parse()?), "192.0.2.1".parse::<std::net::IpAddr>()?);
+/// assert_eq!(
+///     prefixes.group("2001:db8:1:2:3::4".parse()?),
+///     "2001:db8:1:2::".parse::<std::net::IpAddr>()?
+/// );
+/// assert_eq!(
+///     prefixes.group("::ffff:192.0.2.1".parse()?),
+///     "192.0.2.1".parse::<std::net::IpAddr>()?
+/// );
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

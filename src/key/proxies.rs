@@ -18,12 +18,13 @@ pub(super) const ENTRIES_MAX: usize = 64;
 /// ```
 /// use tower_ratelimit::key::TrustedProxies;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// // One load balancer, which appends to X-Forwarded-For. No client can reach the server past it.
+/// // A load balancer that appends to X-Forwarded-For. No client can get past it.
 /// let one = TrustedProxies::count(1)?;
 /// // Proxies with these addresses, which send the `Forwarded` header of RFC 7239.
 /// let known = TrustedProxies::networks(["10.0.0.0/8", "fd00::/8"])?.forwarded();
 /// // A CDN that reports the client's address in its own header.
-/// let cdn = TrustedProxies::networks(["173.245.48.0/20", "2400:cb00::/32"])?.single_header("cf-connecting-ip")?;
+/// let cdn = TrustedProxies::networks(["173.245.48.0/20", "2400:cb00::/32"])?
+///     .single_header("cf-connecting-ip")?;
 /// # Ok(()) }
 /// ```
 ///

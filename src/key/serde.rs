@@ -95,9 +95,11 @@ impl Serialize for Network<'_> {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let one: TrustedProxies = serde_json::from_str(r#"{"count": 1}"#)?;
 /// assert_eq!(one, TrustedProxies::count(1)?);
-/// let known: TrustedProxies = serde_json::from_str(r#"{"networks": ["10.0.0.0/8"], "forwarded": true}"#)?;
+/// let known: TrustedProxies =
+///     serde_json::from_str(r#"{"networks": ["10.0.0.0/8"], "forwarded": true}"#)?;
 /// assert_eq!(known, TrustedProxies::networks(["10.0.0.0/8"])?.forwarded());
-/// let cdn: TrustedProxies = serde_json::from_str(r#"{"count": 1, "single-header": "cf-connecting-ip"}"#)?;
+/// let cdn: TrustedProxies =
+///     serde_json::from_str(r#"{"count": 1, "single-header": "cf-connecting-ip"}"#)?;
 /// assert_eq!(cdn, TrustedProxies::count(1)?.single_header("cf-connecting-ip")?);
 /// # Ok(()) }
 /// ```

@@ -13,11 +13,14 @@ use crate::quota::{Algorithm, QuotaError, QuotaErrorKind};
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_ratelimit::{limiter::Blocks, Key, MemoryLimiter, Policy, Quota};
+/// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, limiter::Blocks};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let hour = Duration::from_secs(3_600);
-/// let blocks = Blocks::new(MemoryLimiter::new(), Policy::new("login-block", Quota::block(3, hour, hour)?)?)?;
+/// let blocks = Blocks::new(
+///     MemoryLimiter::new(),
+///     Policy::new("login-block", Quota::block(3, hour, hour)?)?,
+/// )?;
 /// let alice = Key::of("alice").unwrap();
 ///
 /// assert_eq!(blocks.strike(&alice, 2).await?, None);
@@ -124,11 +127,14 @@ fn closed_for(decision: &Decision) -> Option<Duration> {
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_ratelimit::{limiter::Meters, Key, MemoryLimiter, Policy, Quota};
+/// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, limiter::Meters};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let quarter = Duration::from_secs(92 * 86_400);
-/// let meters = Meters::new(MemoryLimiter::new(), Policy::new("api-over", Quota::meter(1_000_000, quarter)?)?)?;
+/// let meters = Meters::new(
+///     MemoryLimiter::new(),
+///     Policy::new("api-over", Quota::meter(1_000_000, quarter)?)?,
+/// )?;
 /// let alice = Key::of("alice").unwrap();
 ///
 /// let units = meters.usage(&alice).await?;

@@ -43,14 +43,20 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// use axum::Json;
     /// use axum::extract::State;
     /// use http::request::Parts;
-    /// use tower_ratelimit::{key, middleware::Refused, MemoryLimiter, Quota, RateLimitLayer, Rule};
+    /// use tower_ratelimit::{
+    ///     MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::Refused,
+    /// };
     ///
     /// #[derive(Clone)]
     /// struct Rows(u64);
     ///
     /// type Limit = RateLimitLayer<MemoryLimiter>;
     ///
-    /// async fn import(State(limit): State<Limit>, mut head: Parts, rows: String) -> Result<String, Refused> {
+    /// async fn import(
+    ///     State(limit): State<Limit>,
+    ///     mut head: Parts,
+    ///     rows: String,
+    /// ) -> Result<String, Refused> {
     ///     let rows = rows.lines().count() as u64;
     ///     head.extensions.insert(Rows(rows));
     ///     limit.admit(&head).await?.keep(); // it stays charged
@@ -61,7 +67,8 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// let rows = Rule::new("rows", Quota::per_minute(1_000))?
     ///     .cost(|request| request.extensions.get().map_or(1, |Rows(rows)| *rows));
     /// let limit = Limit::new(MemoryLimiter::new(), rows, key::peer_ip());
-    /// let app: axum::Router = axum::Router::new().route("/rows", axum::routing::post(import)).with_state(limit);
+    /// let app: axum::Router =
+    ///     axum::Router::new().route("/rows", axum::routing::post(import)).with_state(limit);
     /// # Ok(()) }
     /// ```
     ///
@@ -125,7 +132,10 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// use tonic::{Request, Response, Status};
     /// use tower_ratelimit::{MemoryLimiter, RateLimitLayer};
     ///
-    /// async fn import(limit: &RateLimitLayer<MemoryLimiter>, call: Request<Vec<u8>>) -> Result<Response<()>, Status> {
+    /// async fn import(
+    ///     limit: &RateLimitLayer<MemoryLimiter>,
+    ///     call: Request<Vec<u8>>,
+    /// ) -> Result<Response<()>, Status> {
     ///     limit.admit_call(&call).await?.keep();
     ///     Ok(Response::new(()))
     /// }
@@ -209,9 +219,14 @@ impl Admission {
     /// ```
     /// use axum::response::IntoResponse;
     /// use http::request::Parts;
-    /// use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::Refused};
+    /// use tower_ratelimit::{
+    ///     Headers, MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::Refused,
+    /// };
     ///
-    /// async fn complete(tokens: &RateLimitLayer<MemoryLimiter>, head: &Parts) -> Result<impl IntoResponse, Refused> {
+    /// async fn complete(
+    ///     tokens: &RateLimitLayer<MemoryLimiter>,
+    ///     head: &Parts,
+    /// ) -> Result<impl IntoResponse, Refused> {
     ///     let admission = tokens.admit(head).await?;
     ///     Ok((admission.headers(), "a text"))
     /// }
@@ -219,7 +234,8 @@ impl Admission {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     /// let tokens = Rule::new("tokens", Quota::per_day(150_000))?.unit("tokens")?.cost(|_| 16);
-    /// let tokens = RateLimitLayer::new(MemoryLimiter::new(), tokens, key::global()).headers(Headers::openai());
+    /// let tokens = RateLimitLayer::new(MemoryLimiter::new(), tokens, key::global())
+    ///     .headers(Headers::openai());
     /// let (head, ()) = http::Request::new(()).into_parts();
     /// let response = complete(&tokens, &head).await?.into_response();
     /// assert_eq!(response.headers()["x-ratelimit-remaining-tokens"], "149984");
@@ -269,9 +285,15 @@ impl Admission {
     /// use axum::response::{IntoResponse, Response};
     /// use http::StatusCode;
     /// use http::request::Parts;
-    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::Refused};
+    /// use tower_ratelimit::{
+    ///     MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::Refused,
+    /// };
     ///
-    /// async fn login(limit: &RateLimitLayer<MemoryLimiter>, head: &Parts, is_right: bool) -> Result<Response, Refused> {
+    /// async fn login(
+    ///     limit: &RateLimitLayer<MemoryLimiter>,
+    ///     head: &Parts,
+    ///     is_right: bool,
+    /// ) -> Result<Response, Refused> {
     ///     let admission = limit.admit(head).await?;
     ///     let status = if is_right { StatusCode::OK } else { StatusCode::UNAUTHORIZED };
     ///     Ok(admission.finish(status.into_response()))
@@ -279,7 +301,8 @@ impl Admission {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    /// let failed = Rule::new("failed", Quota::per_hour(5))?.charge_when(|response| response.status == 401);
+    /// let failed = Rule::new("failed", Quota::per_hour(5))?
+    ///     .charge_when(|response| response.status == 401);
     /// let limit = RateLimitLayer::new(MemoryLimiter::new(), failed, key::global());
     /// let (head, ()) = http::Request::new(()).into_parts();
     /// let right = login(&limit, &head, true).await?;

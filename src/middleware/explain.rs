@@ -31,8 +31,10 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let client = Rule::new("client", Quota::per_minute(100))?;
-    /// let post = Rule::new("post", Quota::per_hour(5))?.when(|request| request.method == "POST");
-    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip()).and(post, key::peer_ip());
+    /// let post =
+    ///     Rule::new("post", Quota::per_hour(5))?.when(|request| request.method == "POST");
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip())
+    ///     .and(post, key::peer_ip());
     ///
     /// let (mut request, ()) = http::Request::get("/posts").body(())?.into_parts();
     /// request.extensions.insert(key::PeerAddr::from(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))));
@@ -42,7 +44,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// assert_eq!(
     ///     explanation.to_string(),
     ///     "passes: allowed\n\
-    ///      client: charges 1 to 192.0.2.1\n  100 per minute, token bucket: 99 of 100 left, all in 600ms\n\
+    ///      client: charges 1 to 192.0.2.1\n  \
+    ///      100 per minute, token bucket: 99 of 100 left, all in 600ms\n\
     ///      post: does not apply: its condition does not hold"
     /// );
     /// # Ok(()) }

@@ -63,7 +63,11 @@ use crate::sync::OnceLock;
 /// }
 ///
 /// fn limit() -> RateLimitLayer {
-///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_second(5), key::header("x-api-key"))
+///     RateLimitLayer::new(
+///         MemoryLimiter::new(),
+///         Quota::per_second(5),
+///         key::header("x-api-key"),
+///     )
 /// }
 /// # let _ = App { limit: limit() };
 /// ```
@@ -93,8 +97,10 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// ```
     /// # use tower_ratelimit::{Key, MemoryLimiter, Quota, RateLimitLayer};
     /// # let (limiter, quota) = (MemoryLimiter::new(), Quota::per_minute(100));
-    /// let by_path = RateLimitLayer::new(limiter.clone(), quota, |request| Key::of(request.uri.path()));
-    /// let by_user = RateLimitLayer::new(limiter, quota, |request| request.headers.get("x-user").cloned());
+    /// let by_path =
+    ///     RateLimitLayer::new(limiter.clone(), quota, |request| Key::of(request.uri.path()));
+    /// let by_user =
+    ///     RateLimitLayer::new(limiter, quota, |request| request.headers.get("x-user").cloned());
     /// ```
     ///
     /// A closure that is in a variable first needs the type of its argument, `|request: &Head<'_>|`. Without it the
@@ -145,12 +151,15 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// which a rule applied, except redirects, with `Retry-After` on refusals.
     ///
     /// ```
-    /// use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, key, middleware::ResetEncoding};
+    /// use tower_ratelimit::{
+    ///     Headers, MemoryLimiter, Quota, RateLimitLayer, key, middleware::ResetEncoding,
+    /// };
     ///
     /// // Standard headers, and those that older clients read.
     /// let headers = Headers::draft_11().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds));
     /// let layer =
-    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip()).headers(headers);
+    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())
+    ///         .headers(headers);
     /// ```
     pub fn headers(self, headers: Headers) -> Self {
         self.change(|settings| settings.headers = headers)
@@ -165,15 +174,19 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// use http::StatusCode;
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Refusals, key};
     ///
-    /// let refusals = Refusals::problem_json().title("Slow down").status(StatusCode::SERVICE_UNAVAILABLE);
-    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
+    /// let refusals =
+    ///     Refusals::problem_json().title("Slow down").status(StatusCode::SERVICE_UNAVAILABLE);
+    /// let layer =
+    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
     /// let layer = layer.refusals(refusals);
     ///
     /// // A response of your own. It keeps the right status for each kind of refusal.
     /// let layer = layer.refusals(Refusals::with(|refusal| {
     ///     let error = format!("{{\"error\":\"{}\"}}", refusal.outcome().kind().as_str());
     ///     let mut response = refusal.default_response().map(|_| error);
-    ///     response.headers_mut().insert("content-type", http::HeaderValue::from_static("application/json"));
+    ///     response
+    ///         .headers_mut()
+    ///         .insert("content-type", http::HeaderValue::from_static("application/json"));
     ///     response
     /// }));
     /// ```
@@ -186,11 +199,14 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// log that is too long for a limiter in memory, each request of that rule counts as a failure.
     ///
     /// ```
-    /// use tower_ratelimit::{MemoryLimiter, OnError, Quota, RateLimitLayer, key, limiter::Limiter};
+    /// use tower_ratelimit::{
+    ///     MemoryLimiter, OnError, Quota, RateLimitLayer, key, limiter::Limiter,
+    /// };
     ///
-    /// // The limit guards against mistakes, not attacks, so requests pass while the limiter's store is away.
+    /// // The limit guards against mistakes, so requests pass while the store is away.
     /// fn lenient<L: Limiter>(limiter: L) -> RateLimitLayer<L> {
-    ///     RateLimitLayer::new(limiter, Quota::per_minute(100), key::peer_ip()).on_error(OnError::Allow)
+    ///     RateLimitLayer::new(limiter, Quota::per_minute(100), key::peer_ip())
+    ///         .on_error(OnError::Allow)
     /// }
     /// # let layer = lenient(MemoryLimiter::new());
     /// ```
@@ -249,8 +265,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// let partners = AccessList::new();
     /// partners.set("192.0.2.0/24", Access::Allow)?;
     /// partners.set("198.51.100.7", Access::Deny)?;
-    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())
-    ///     .access(&partners, key::peer_network(Prefixes::exact()));
+    /// let layer =
+    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())
+    ///         .access(&partners, key::peer_network(Prefixes::exact()));
     /// # Ok(()) }
     /// ```
     pub fn access<E, K>(self, list: &AccessList, extract: E) -> Self
@@ -297,8 +314,13 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// let limiter = MemoryLimiter::new();
     /// // One client that the inner layer refuses does not use up what all clients share.
     /// let everyone = Rule::new("everyone", Quota::per_second(5_000))?;
-    /// let outer = RateLimitLayer::new(limiter.clone(), everyone, key::global()).refund_nested(true);
-    /// let search = RateLimitLayer::new(limiter, Rule::new("search", Quota::per_second(10))?, key::peer_ip());
+    /// let outer =
+    ///     RateLimitLayer::new(limiter.clone(), everyone, key::global()).refund_nested(true);
+    /// let search = RateLimitLayer::new(
+    ///     limiter,
+    ///     Rule::new("search", Quota::per_second(10))?,
+    ///     key::peer_ip(),
+    /// );
     /// # Ok(()) }
     /// ```
     pub fn refund_nested(self, refund_nested: bool) -> Self {
@@ -416,8 +438,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
     ///
     /// // Photos of up to 20 MB, and clients that upload 2 MB a second.
-    /// let uploads = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(10), key::peer_ip())
-    ///     .discard_body(20_000_000, Duration::from_secs(10));
+    /// let uploads =
+    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(10), key::peer_ip())
+    ///         .discard_body(20_000_000, Duration::from_secs(10));
     /// ```
     pub fn discard_body(self, max_bytes: u64, max_time: Duration) -> Self {
         self.change(|settings| settings.discard = Some(DiscardBounds { max_bytes, max_time }))
@@ -460,7 +483,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///     *response.status_mut() = StatusCode::ACCEPTED;
     ///     Ok::<_, std::convert::Infallible>(response)
     /// });
-    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip()).overflow(later);
+    /// let limit =
+    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())
+    ///         .overflow(later);
     /// let app: axum::Router = axum::Router::new().layer(limit);
     /// ```
     pub fn overflow<T>(self, service: T) -> RateLimitLayer<L, OverflowTo<T>> {
@@ -486,7 +511,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///     Ok(Response::new(Full::from("hello\n")))
     /// }
     ///
-    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
+    /// let limit =
+    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
     /// let service = BoxCloneSyncService::new(limit.wrap_body().layer(service_fn(hello)));
     /// ```
     ///
@@ -578,8 +604,13 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let limiter = MemoryLimiter::new();
-    /// let read = RateLimitLayer::new(limiter.clone(), Rule::new("api", Quota::per_second(50))?, key::peer_ip());
-    /// let write = RateLimitLayer::new(limiter, Rule::new("api", Quota::per_second(5))?, key::peer_ip());
+    /// let read = RateLimitLayer::new(
+    ///     limiter.clone(),
+    ///     Rule::new("api", Quota::per_second(50))?,
+    ///     key::peer_ip(),
+    /// );
+    /// let write =
+    ///     RateLimitLayer::new(limiter, Rule::new("api", Quota::per_second(5))?, key::peer_ip());
     /// read.check()?;
     /// assert_eq!(write.check().unwrap_err().kind().as_str(), "two-quotas");
     /// # Ok(()) }
@@ -647,8 +678,12 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let quota = Quota::per_minute(100);
-    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Rule::new("client", quota)?, key::header("x-api-key"))
-    ///     .and(Rule::new("team", quota)?, key::header("x-team"));
+    /// let limit = RateLimitLayer::new(
+    ///     MemoryLimiter::new(),
+    ///     Rule::new("client", quota)?,
+    ///     key::header("x-api-key"),
+    /// )
+    /// .and(Rule::new("team", quota)?, key::header("x-team"));
     /// let policies = limit.policies();
     /// let names: Vec<&str> = policies.iter().map(Policy::name).collect();
     /// assert_eq!(names, ["client", "team"]);

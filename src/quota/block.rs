@@ -29,7 +29,10 @@ impl Quota {
     /// # fn main() -> Result<(), tower_ratelimit::quota::QuotaError> {
     /// let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
     /// let block = Quota::block(5, 10 * minute, hour)?.growing(2, 24 * hour, 7 * 24 * hour)?;
-    /// assert_eq!(block.to_string(), "5 per 10 minutes, for 1 hour, times 2 up to 1 day within 7 days, block");
+    /// assert_eq!(
+    ///     block.to_string(),
+    ///     "5 per 10 minutes, for 1 hour, times 2 up to 1 day within 7 days, block"
+    /// );
     /// # Ok(()) }
     /// ```
     ///

@@ -25,8 +25,8 @@ const SECOND: u64 = 1_000_000;
 /// ```
 /// use tower_ratelimit::Quota;
 /// # fn main() -> Result<(), tower_ratelimit::quota::QuotaError> {
-/// let quota = Quota::per_minute(100);                      // 100 at once after a pause, then one each 0.6 s
-/// let strict = Quota::per_minute(100).burst(1)?;           // never two within 0.6 s
+/// let quota = Quota::per_minute(100); // 100 at once after a pause, then one each 0.6 s
+/// let strict = Quota::per_minute(100).burst(1)?; // never two within 0.6 s
 /// let parsed: Quota = "100/min burst 20".parse()?;
 /// assert_eq!(parsed.to_string(), "100 per minute, burst 20, token bucket");
 /// # Ok(()) }
@@ -198,7 +198,8 @@ impl Quota {
     /// ```
     /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, Wait};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let (limiter, exports) = (MemoryLimiter::new(), Policy::new("exports", Quota::concurrent(2))?);
+    /// let (limiter, exports) =
+    ///     (MemoryLimiter::new(), Policy::new("exports", Quota::concurrent(2))?);
     /// let alice = Key::of("alice").unwrap();
     ///
     /// let first = limiter.hold(&exports, &alice, 1).expect("none is taken");
@@ -231,7 +232,8 @@ impl Quota {
     /// ```
     /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let (limiter, customer) = (MemoryLimiter::new(), Policy::new("customer", Quota::unlimited())?);
+    /// let (limiter, customer) =
+    ///     (MemoryLimiter::new(), Policy::new("customer", Quota::unlimited())?);
     /// let acme = Key::of("acme").unwrap();
     /// assert!(limiter.take_one(&customer, &acme, u64::MAX).is_allowed());
     /// assert_eq!("unlimited".parse(), Ok(Quota::unlimited()));

@@ -136,7 +136,11 @@ impl fmt::Debug for Refusal<'_> {
 ///
 /// ```
 /// use http::HeaderValue;
-/// use tower_ratelimit::{Refusals, Wait, middleware::{GrpcCode, Refusal}, observe::OutcomeKind};
+/// use tower_ratelimit::{
+///     Refusals, Wait,
+///     middleware::{GrpcCode, Refusal},
+///     observe::OutcomeKind,
+/// };
 ///
 /// // A problem type of your own, for gRPC clients that retry only `UNAVAILABLE`.
 /// let refusals = Refusals::problem_json()
@@ -147,11 +151,15 @@ impl fmt::Debug for Refusal<'_> {
 /// // A response of your own, with the default status. The text fits the reason.
 /// let refusals = Refusals::with(|refusal: &Refusal<'_>| {
 ///     let text = match (refusal.outcome().kind(), refusal.wait()) {
-///         (OutcomeKind::Limited | OutcomeKind::Blocked, Wait::Never) => "This request is too large.\n".to_owned(),
-///         (OutcomeKind::Limited | OutcomeKind::Blocked, _) => match refusal.retry_after_seconds() {
-///             Some(seconds) => format!("Come back in {seconds} s.\n"),
-///             None => "Come back later.\n".to_owned(), // a limit of requests in flight knows no time
-///         },
+///         (OutcomeKind::Limited | OutcomeKind::Blocked, Wait::Never) => {
+///             "This request is too large.\n".to_owned()
+///         }
+///         (OutcomeKind::Limited | OutcomeKind::Blocked, _) => {
+///             match refusal.retry_after_seconds() {
+///                 Some(seconds) => format!("Come back in {seconds} s.\n"),
+///                 None => "Come back later.\n".to_owned(), // too many at once
+///             }
+///         }
 ///         (OutcomeKind::KeyMissing, _) => "Send an API key.\n".to_owned(),
 ///         (OutcomeKind::Denied, _) => "This client may not use the service.\n".to_owned(),
 ///         _ => "Try again later.\n".to_owned(), // the limiter failed

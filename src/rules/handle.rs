@@ -28,13 +28,15 @@ use crate::rules_in_force::RulesInForce;
 /// use tower_ratelimit::MemoryLimiter;
 /// use tower_ratelimit::rules::Rules;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let rules = Rules::builder().key("tenant", |request| request.extensions.get::<u64>().copied()).read_text(
-///     "rules:
+/// let rules = Rules::builder()
+///     .key("tenant", |request| request.extensions.get::<u64>().copied())
+///     .read_text(
+///         "rules:
 ///        - name: create-post
 ///          quota: 5 per hour
 ///          key: tenant
 ///          match: {method: POST, path: /posts}",
-/// )?;
+///     )?;
 /// let layer = rules.layer(MemoryLimiter::new())?;
 /// # Ok(()) }
 /// ```
@@ -200,7 +202,10 @@ impl RulesBuilder {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let rules = Rules::builder()
     ///     .descriptors(|request| [Descriptor::new([("path", request.uri.path())])])
-    ///     .read_text("{domain: edge, descriptors: [{key: path, rate_limit: {unit: second, requests_per_unit: 50}}]}")?;
+    ///     .read_text(
+    ///         "{domain: edge, descriptors: [
+    ///          {key: path, rate_limit: {unit: second, requests_per_unit: 50}}]}",
+    ///     )?;
     /// let layer = rules.layer(tower_ratelimit::MemoryLimiter::new())?;
     /// # Ok(()) }
     /// ```
@@ -231,13 +236,20 @@ impl RulesBuilder {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let wednesday = ManualClock::new(); // 2025-01-01 00:00:00 UTC
     /// let rules = Rules::builder().clock(wednesday.clone()).read_text(
-    ///     "rules: [{name: night, quota: 5 per hour, key: global, match: {time: '22:00-06:00 UTC'}}]",
+    ///     "rules: [{name: night, quota: 5 per hour, key: global,
+    ///               match: {time: '22:00-06:00 UTC'}}]",
     /// )?;
     /// let layer = rules.layer(MemoryLimiter::new())?;
     /// let (request, ()) = http::Request::get("/").body(())?.into_parts();
     /// assert!(layer.explain(&request).await.to_string().contains("night: charges 1"));
     /// wednesday.advance(std::time::Duration::from_secs(12 * 3_600));
-    /// assert!(layer.explain(&request).await.to_string().ends_with("the time is not 22:00-06:00 UTC, which begins in 10h"));
+    /// assert!(
+    ///     layer
+    ///         .explain(&request)
+    ///         .await
+    ///         .to_string()
+    ///         .ends_with("the time is not 22:00-06:00 UTC, which begins in 10h")
+    /// );
     /// # Ok(()) }
     /// ```
     #[must_use]
@@ -266,9 +278,12 @@ impl RulesBuilder {
     /// ```
     /// use tower_ratelimit::rules::Rules;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let report = Rules::builder().check("rules: [{name: a, quota: 5 per hour, key: [tenant, peer-ip]}]")?;
+    /// let report = Rules::builder()
+    ///     .check("rules: [{name: a, quota: 5 per hour, key: [tenant, peer-ip]}]")?;
     /// assert_eq!(report.unregistered()[0].name(), "tenant");
-    /// assert!(report.unregistered()[0].problem().message().starts_with("no key is named `tenant`"));
+    /// assert!(
+    ///     report.unregistered()[0].problem().message().starts_with("no key is named `tenant`")
+    /// );
     /// assert!(report.warnings().is_empty());
     /// # Ok(()) }
     /// ```

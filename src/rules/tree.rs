@@ -24,7 +24,8 @@ use crate::quota::error::NAME_MAX;
 ///
 /// ```
 /// use tower_ratelimit::rules::Descriptor;
-/// let upload = Descriptor::new([("path", "/upload"), ("remote_address", "192.0.2.1")]).hits(5);
+/// let upload =
+///     Descriptor::new([("path", "/upload"), ("remote_address", "192.0.2.1")]).hits(5);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a descriptor is charged only if it is returned or asked about"]

@@ -49,7 +49,8 @@ use crate::time::Timestamp;
 ///
 /// let stats = Stats::new();
 /// let limit =
-///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip()).observer(stats.clone());
+///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())
+///         .observer(stats.clone());
 ///
 /// // The answer to `GET /metrics`, with the content type `Stats::CONTENT_TYPE`:
 /// let text = stats.to_prometheus();
@@ -140,7 +141,12 @@ impl StatsBuilder {
     ///
     /// // Shows 198.51.100.7 as 198.51.100.*, and no other key.
     /// let stats = Stats::builder().reveal(|key| match key.address()? {
-    ///     IpAddr::V4(address) => Some(format!("{}.{}.{}.*", address.octets()[0], address.octets()[1], address.octets()[2])),
+    ///     IpAddr::V4(address) => Some(format!(
+    ///         "{}.{}.{}.*",
+    ///         address.octets()[0],
+    ///         address.octets()[1],
+    ///         address.octets()[2]
+    ///     )),
     ///     IpAddr::V6(_) => None,
     /// });
     /// # let _ = stats.build();

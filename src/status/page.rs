@@ -49,7 +49,8 @@ use crate::stats::Stats;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let stats = Stats::new();
 /// let client = Rule::new("client", Quota::per_minute(100))?;
-/// let limit = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip()).observer(stats.clone());
+/// let limit = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip())
+///     .observer(stats.clone());
 ///
 /// let page = StatusPage::new(stats).layer("api", &limit);
 /// let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(limit);
@@ -172,11 +173,12 @@ impl StatusPage {
     ///
     /// let stats = Stats::new();
     /// let by_user = key::extension(|user: &User| user.id);
-    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), by_user).observer(stats.clone());
+    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), by_user)
+    ///     .observer(stats.clone());
     /// let page = StatusPage::new(stats)
     ///     .layer("api", &limit)
     ///     .extension("user", |text| Some(User { id: text.parse().ok()? }));
-    /// // curl -H 'accept: application/json' -d action=explain -d uri=/posts -d extension.user=7 …
+    /// // curl -H 'accept: application/json' -d action=explain -d uri=/posts …
     /// ```
     ///
     /// It runs while the page is made, so it must not block. A second field of the same name replaces the first. An
@@ -221,14 +223,18 @@ impl StatusPage {
     /// let stats = Stats::new();
     /// let overrides = Overrides::new();
     /// let usual = |_: &Head<'_>| Quota::per_minute(60);
-    /// let customer = Rule::quota_from("customer", overrides.or(key::header("x-api-key"), usual))?;
-    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key")).observer(stats.clone());
+    /// let customer =
+    ///     Rule::quota_from("customer", overrides.or(key::header("x-api-key"), usual))?;
+    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key"))
+    ///     .observer(stats.clone());
     ///
     /// let (raised, hour) = (Quota::per_minute(600), Duration::from_secs(3_600));
     /// let page = StatusPage::new(stats)
     ///     .layer("api", &limit)
     ///     .operators(|_| Some("alice".to_owned()), |action| eprintln!("{action}"))
-    ///     .action("customer", "raise", move |key| overrides.set(key.clone(), raised, hour).map(drop));
+    ///     .action("customer", "raise", move |key| {
+    ///         overrides.set(key.clone(), raised, hour).map(drop)
+    ///     });
     /// # Ok(()) }
     /// ```
     ///
@@ -265,10 +271,17 @@ impl StatusPage {
     /// }
     ///
     /// let stats = Stats::new();
-    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
+    /// let limit =
+    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
     /// let limit = limit.observer(stats.clone());
     /// let page = StatusPage::new(stats).layer("api", &limit).operators(
-    ///     |request| request.extensions.get::<Staff>().filter(|staff| staff.may_act).map(|staff| staff.name.clone()),
+    ///     |request| {
+    ///         request
+    ///             .extensions
+    ///             .get::<Staff>()
+    ///             .filter(|staff| staff.may_act)
+    ///             .map(|staff| staff.name.clone())
+    ///     },
     ///     |action| eprintln!("{action}"),
     /// );
     /// ```

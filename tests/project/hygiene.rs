@@ -173,6 +173,61 @@ fn texts_have_no_two_blanks_in_a_row() {
     assert!(has_two("\"of buckets                      that divides"));
 }
 
+/// Returns the numbered lines of the Rust examples of a page or a file of source, without those that are not shown.
+fn example_lines(path: &str, text: &str) -> Vec<(usize, String)> {
+    let mut lines = Vec::new();
+    // Whether the lines belong to a block, and to one of Rust.
+    let (mut is_in_block, mut is_rust) = (false, false);
+    for (index, line) in text.lines().enumerate() {
+        let line = match path.ends_with(".md") {
+            true => line,
+            false => match line.trim_start().strip_prefix("///").or(line.trim_start().strip_prefix("//!")) {
+                Some(comment) => comment.strip_prefix(' ').unwrap_or(comment),
+                None => continue,
+            },
+        };
+        if let Some(kind) = line.trim_start().strip_prefix("```") {
+            is_in_block = !is_in_block;
+            is_rust = is_in_block
+                && kind.split(',').all(|word| ["", "rust", "no_run", "should_panic", "compile_fail"].contains(&word));
+        } else if is_rust && line != "#" && !line.starts_with("# ") {
+            lines.push((index + 1, line.to_owned()));
+        }
+    }
+    lines
+}
+
+/// A page of rustdoc is 1280 pixels wide, and shows 90 columns of an example.
+#[test]
+fn examples_fit_their_page() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let source = imports::read().files.into_iter().map(|path| format!("src/{path}"));
+    let pages = |folder: &str| -> Vec<String> {
+        let entries = fs::read_dir(root.join(folder)).expect("the folder exists");
+        let names = entries.map(|entry| entry.expect("it can be listed").file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.ends_with(".md")).map(|name| format!("{folder}/{name}")).collect()
+    };
+    let guide = pages("src/guide").into_iter().chain(pages("src/guide/coming_from"));
+    let (mut found, mut seen) = (Vec::new(), 0);
+    for path in source.chain(guide).chain(["README.md".to_owned()]) {
+        let text = fs::read_to_string(root.join(&path)).expect("it is text");
+        for (number, line) in example_lines(&path, &text) {
+            seen += 1;
+            if line.chars().count() > 90 {
+                found.push(format!("{path}:{number}: {line}"));
+            }
+        }
+    }
+    let first_day = include_str!("../../examples/first_day.rs").lines().enumerate();
+    found.extend(
+        first_day
+            .filter(|(_, line)| line.len() > 90)
+            .map(|(index, line)| format!("first_day.rs:{}: {line}", index + 1)),
+    );
+    assert!(seen > 1_000, "{seen} lines of examples");
+    assert!(found.is_empty(), "examples wider than 90 columns:\n{}", found.join("\n"));
+}
+
 /// The formatter leaves comments as they are. Tables and examples have lines of their own.
 #[test]
 fn comments_are_no_wider_than_the_code() {

@@ -11,7 +11,8 @@ use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
 
 #[tokio::main]
 async fn main() -> std::io::Result<()> {
-    let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(10), key::peer_ip());
+    let quota = Quota::per_minute(10);
+    let limit = RateLimitLayer::new(MemoryLimiter::new(), quota, key::peer_ip());
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);
 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;

@@ -32,7 +32,8 @@ use crate::time::{PERIOD_US_MAX, micros_ceil};
 /// # use http::{Request, Response};
 /// # let client = service_fn(|_: Request<()>| async { Ok::<_, std::convert::Infallible>(Response::new(())) });
 ///
-/// let polite = ServiceBuilder::new().layer(ObeyLayer::new(TokioTimer::new())).service(client);
+/// let polite =
+///     ServiceBuilder::new().layer(ObeyLayer::new(TokioTimer::new())).service(client);
 /// # drop(polite);
 /// # }
 /// ```
@@ -52,7 +53,8 @@ use crate::time::{PERIOD_US_MAX, micros_ceil};
 ///
 /// # fn polite() -> reqwest::Result<()> {
 /// // Redirects that reqwest follows itself do not pass the layer.
-/// let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build()?;
+/// let client =
+///     reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build()?;
 /// let client = service_fn(move |request: Request<Bytes>| {
 ///     let client = client.clone();
 ///     async move {
@@ -60,7 +62,8 @@ use crate::time::{PERIOD_US_MAX, micros_ceil};
 ///         Ok::<_, reqwest::Error>(Response::<reqwest::Body>::from(response))
 ///     }
 /// });
-/// let polite = ServiceBuilder::new().layer(ObeyLayer::new(TokioTimer::new())).service(client);
+/// let polite =
+///     ServiceBuilder::new().layer(ObeyLayer::new(TokioTimer::new())).service(client);
 /// # drop(tower::ServiceExt::oneshot(polite, Request::new(Bytes::new())));
 /// # Ok(()) }
 /// # polite().unwrap();
@@ -145,8 +148,9 @@ impl ObeyLayer {
     /// use tower_ratelimit::{Key, client::ObeyLayer, clock::TokioTimer};
     ///
     /// // An API whose search has a limit of its own.
-    /// let layer = ObeyLayer::new(TokioTimer::new())
-    ///     .key(|request| Key::of((request.uri.host(), request.uri.path().starts_with("/search"))));
+    /// let layer = ObeyLayer::new(TokioTimer::new()).key(|request| {
+    ///     Key::of((request.uri.host(), request.uri.path().starts_with("/search")))
+    /// });
     /// # drop(layer);
     /// # }
     /// ```
@@ -171,7 +175,10 @@ impl ObeyLayer {
     ///
     /// let limiter = MemoryLimiter::new();
     /// let layer = ObeyLayer::new(TokioTimer::new())
-    ///     .own_quota(limiter.clone(), Rule::all_of("vendor", [Quota::per_second(2), Quota::per_day(50_000)])?)?
+    ///     .own_quota(
+    ///         limiter.clone(),
+    ///         Rule::all_of("vendor", [Quota::per_second(2), Quota::per_day(50_000)])?,
+    ///     )?
     ///     // Searches have a limit of their own, and one of ten pages costs ten.
     ///     .own_quota(
     ///         limiter,

@@ -23,10 +23,14 @@ const ENTRIES_MAX: u64 = if usize::BITS > 32 { 1 << 32 } else { 1 << 26 };
 ///
 /// ```
 /// use tower_ratelimit::limiter::memory::OnFull;
-/// use tower_ratelimit::{clock::ManualClock, MemoryLimiter};
+/// use tower_ratelimit::{MemoryLimiter, clock::ManualClock};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let clock = ManualClock::new();
-/// let limiter = MemoryLimiter::builder().max_keys(100_000).on_full(OnFull::Deny).clock(clock.clone()).build()?;
+/// let limiter = MemoryLimiter::builder()
+///     .max_keys(100_000)
+///     .on_full(OnFull::Deny)
+///     .clock(clock.clone())
+///     .build()?;
 /// # let _ = limiter;
 /// # Ok(()) }
 /// ```

@@ -90,7 +90,8 @@ impl MemoryLimiter {
     /// ```
     /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let (limiter, renders) = (MemoryLimiter::new(), Policy::new("renders", Quota::concurrent(4))?);
+    /// let (limiter, renders) =
+    ///     (MemoryLimiter::new(), Policy::new("renders", Quota::concurrent(4))?);
     /// match limiter.hold(&renders, &Key::of("alice").unwrap(), 1) {
     ///     Ok(place) => {
     ///         // Render.
@@ -126,7 +127,8 @@ impl MemoryLimiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let limiter = MemoryLimiter::new();
-    /// let renders = Policy::new("renders", Quota::concurrent(4).max_wait(Duration::from_secs(10))?)?;
+    /// let renders =
+    ///     Policy::new("renders", Quota::concurrent(4).max_wait(Duration::from_secs(10))?)?;
     /// let alice = Key::of("alice").unwrap();
     /// match limiter.hold_in_line(&renders, &alice, 1, TokioTimer::new()).await {
     ///     Ok(place) => {

@@ -95,7 +95,9 @@ impl RedisLimiterBuilder {
     /// # async fn limiter() -> Result<(), Box<dyn std::error::Error>> {
     /// let builder = RedisLimiter::builder().credentials(|| async {
     ///     let token = token().await?; // valid for 15 minutes
-    ///     Ok::<_, std::io::Error>(RedisCredentials::new("shop", token).renew_after(Duration::from_secs(600)))
+    ///     Ok::<_, std::io::Error>(
+    ///         RedisCredentials::new("shop", token).renew_after(Duration::from_secs(600)),
+    ///     )
     /// });
     /// let limiter = builder.connect("rediss://cache.example:6379").await?;
     /// # Ok(()) }
@@ -120,7 +122,10 @@ impl RedisLimiterBuilder {
     /// # async fn limiter() -> Result<(), Box<dyn std::error::Error>> {
     /// let limiter = RedisLimiter::builder()
     ///     .tls_authorities(std::fs::read("/etc/shop/authority.pem")?)
-    ///     .tls_identity(std::fs::read("/etc/shop/client.pem")?, std::fs::read("/etc/shop/client.key")?)
+    ///     .tls_identity(
+    ///         std::fs::read("/etc/shop/client.pem")?,
+    ///         std::fs::read("/etc/shop/client.key")?,
+    ///     )
     ///     .connect("rediss://redis.internal:6379")
     ///     .await?;
     /// # Ok(()) }

@@ -94,7 +94,9 @@ pub use limiter::{StoreFuture, StoreLimiter};
 /// ```
 /// use std::collections::HashMap;
 /// use std::sync::{Arc, Mutex};
-/// use tower_ratelimit::limiter::store::{Change, Loaded, Store, StoreError, Swapped, Then, Value};
+/// use tower_ratelimit::limiter::store::{
+///     Change, Loaded, Store, StoreError, Swapped, Then, Value,
+/// };
 ///
 /// #[derive(Default)]
 /// struct InMemory(Mutex<HashMap<Arc<str>, Value>>);
@@ -107,14 +109,21 @@ pub use limiter::{StoreFuture, StoreLimiter};
 ///
 ///     async fn swap(&self, changes: &[Change]) -> Result<Swapped, StoreError> {
 ///         let mut values = self.0.lock().unwrap();
-///         let current: Vec<_> = changes.iter().map(|change| values.get(&change.key).cloned()).collect();
-///         if changes.iter().zip(&current).any(|(change, value)| !change.expects(value.as_ref())) {
+///         let current: Vec<_> =
+///             changes.iter().map(|change| values.get(&change.key).cloned()).collect();
+///         if changes
+///             .iter()
+///             .zip(&current)
+///             .any(|(change, value)| !change.expects(value.as_ref()))
+///         {
 ///             return Ok(Swapped::conflict(current));
 ///         }
 ///         for change in changes {
 ///             match &change.then {
 ///                 Then::Keep => {}
-///                 Then::Put(value, _time_to_live) => drop(values.insert(change.key.clone(), value.clone())),
+///                 Then::Put(value, _time_to_live) => {
+///                     drop(values.insert(change.key.clone(), value.clone()))
+///                 }
 ///                 Then::Delete => drop(values.remove(&change.key)),
 ///             }
 ///         }

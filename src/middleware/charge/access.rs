@@ -50,7 +50,10 @@ pub enum Access {
 ///
 /// ```
 /// use tower_ratelimit::key::{self, Prefixes};
-/// use tower_ratelimit::{middleware::{Access, AccessList}, MemoryLimiter, Quota, RateLimitLayer};
+/// use tower_ratelimit::{
+///     MemoryLimiter, Quota, RateLimitLayer,
+///     middleware::{Access, AccessList},
+/// };
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let addresses = AccessList::new();
 /// addresses.set("10.0.0.0/8", Access::Allow)?;
@@ -60,9 +63,10 @@ pub enum Access {
 /// let keys = AccessList::new();
 /// keys.set_key("a-key-that-leaked", Access::Deny);
 ///
-/// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())
-///     .access(&addresses, key::peer_network(Prefixes::exact()))
-///     .access(&keys, key::header("x-api-key"));
+/// let layer =
+///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())
+///         .access(&addresses, key::peer_network(Prefixes::exact()))
+///         .access(&keys, key::header("x-api-key"));
 ///
 /// addresses.set("198.51.100.0/24", Access::Deny)?; // from the next request on
 /// # Ok(()) }

@@ -34,7 +34,8 @@ pub(crate) type Read<T> = Arc<dyn Fn(&Head<'_>) -> T + Send + Sync>;
 ///     .cost(|request| if request.uri.query().is_some() { 2 } else { 1 });
 /// let user = Rule::new("user", Quota::per_hour(1_000))?.missing_key(MissingKey::Shared);
 ///
-/// let layer = RateLimitLayer::new(MemoryLimiter::new(), search, key::peer_ip()).and(user, key::bearer_token());
+/// let layer = RateLimitLayer::new(MemoryLimiter::new(), search, key::peer_ip())
+///     .and(user, key::bearer_token());
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
@@ -320,7 +321,7 @@ impl Rule {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let customer = Rule::quota_from("customer", |request| {
     ///     let known = request.extensions.get::<Customer>();
-    ///     known.map_or(Quota::per_minute(60), |customer| customer.quota) // nobody is unlimited by mistake
+    ///     known.map_or(Quota::per_minute(60), |customer| customer.quota) // never unlimited
     /// })?;
     /// let layer = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key"));
     /// # Ok(()) }
@@ -372,7 +373,10 @@ impl Rule {
     ///
     /// /// Returns the tokens that the client asks for.
     /// fn tokens(request: &Head<'_>) -> u64 {
-    ///     let asked = request.headers.get("x-max-tokens").and_then(|tokens| tokens.to_str().ok()?.parse().ok());
+    ///     let asked = request
+    ///         .headers
+    ///         .get("x-max-tokens")
+    ///         .and_then(|tokens| tokens.to_str().ok()?.parse().ok());
     ///     asked.unwrap_or(1_000)
     /// }
     ///
@@ -397,7 +401,10 @@ impl Rule {
     /// ```
     /// use tower_ratelimit::{Quota, Rule};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let tokens = Rule::new("tokens", Quota::per_hour(10_000))?.unit("tokens")?.cost(|_| 100).settle_by_usage();
+    /// let tokens = Rule::new("tokens", Quota::per_hour(10_000))?
+    ///     .unit("tokens")?
+    ///     .cost(|_| 100)
+    ///     .settle_by_usage();
     /// // RateLimit-Policy: "tokens";q=10000;qu="tokens";w=3600
     /// assert_eq!(tokens.policies()[0].unit(), "tokens");
     /// # Ok(()) }

@@ -25,7 +25,8 @@ impl Rule {
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
-    /// let login = Rule::new("login", Quota::per_minute(5))?.block("login-block", Quota::block(3, 10 * minute, hour)?)?;
+    /// let login = Rule::new("login", Quota::per_minute(5))?
+    ///     .block("login-block", Quota::block(3, 10 * minute, hour)?)?;
     ///
     /// let layer = RateLimitLayer::new(MemoryLimiter::new(), login, key::peer_ip());
     /// # Ok(()) }

@@ -42,15 +42,19 @@ const SPARE: usize = 256;
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_ratelimit::{Head, MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::Overrides};
+/// use tower_ratelimit::{
+///     Head, MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::Overrides,
+/// };
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let overrides = Overrides::new();
 /// let usual = |_: &Head<'_>| Quota::per_minute(60);
-/// let customer = Rule::quota_from("customer", overrides.or(key::header("x-api-key"), usual))?;
+/// let customer =
+///     Rule::quota_from("customer", overrides.or(key::header("x-api-key"), usual))?;
 /// let layer = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key"));
 ///
 /// // From the next request on, for an hour:
-/// let raised = overrides.set("acme", Quota::per_minute(6_000), Duration::from_secs(3_600))?;
+/// let raised =
+///     overrides.set("acme", Quota::per_minute(6_000), Duration::from_secs(3_600))?;
 /// overrides.end(raised); // or before that
 /// # Ok(()) }
 /// ```
@@ -63,7 +67,8 @@ const SPARE: usize = 256;
 /// let overrides = Overrides::new();
 /// let paying = |request: &Head<'_>| usize::from(request.headers.contains_key("x-paid"));
 /// let quotas = [Quota::per_minute(10), Quota::per_minute(300), Quota::per_minute(5_000)];
-/// let customer = Rule::plans("customer", quotas, overrides.or(key::header("x-api-key"), paying))?;
+/// let customer =
+///     Rule::plans("customer", quotas, overrides.or(key::header("x-api-key"), paying))?;
 ///
 /// overrides.set("one-that-may-do-more", 2, None)?; // until it is ended
 /// # Ok(()) }

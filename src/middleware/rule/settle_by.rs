@@ -30,7 +30,8 @@ impl Rule {
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let failed = Rule::new("failed-logins", Quota::per_hour(5))?.charge_when(|response| response.status == 401);
+    /// let failed = Rule::new("failed-logins", Quota::per_hour(5))?
+    ///     .charge_when(|response| response.status == 401);
     /// let layer = RateLimitLayer::new(MemoryLimiter::new(), failed, key::peer_ip());
     /// # Ok(()) }
     /// ```
@@ -48,7 +49,8 @@ impl Rule {
     /// ```
     /// use tower_ratelimit::{Quota, Rule};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let api = Rule::new("api", Quota::per_minute(100))?.refund_when(|response| response.status.is_server_error());
+    /// let api = Rule::new("api", Quota::per_minute(100))?
+    ///     .refund_when(|response| response.status.is_server_error());
     /// # Ok(()) }
     /// ```
     pub fn refund_when(self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
@@ -79,7 +81,9 @@ impl Rule {
     ///   Later reports have no effect.
     ///
     /// ```
-    /// use tower_ratelimit::{key, middleware::Usage, MemoryLimiter, Quota, RateLimitLayer, Rule};
+    /// use tower_ratelimit::{
+    ///     MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::Usage,
+    /// };
     ///
     /// // With axum: `usage: Usage`
     /// async fn complete(usage: Usage) -> String {
@@ -89,7 +93,8 @@ impl Rule {
     /// }
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let tokens = Rule::new("tokens", Quota::per_minute(100_000))?.cost(|_| 1_000).settle_by_usage();
+    /// let tokens =
+    ///     Rule::new("tokens", Quota::per_minute(100_000))?.cost(|_| 1_000).settle_by_usage();
     /// let layer = RateLimitLayer::new(MemoryLimiter::new(), tokens, key::header("x-api-key"));
     /// # Ok(()) }
     /// ```
@@ -107,9 +112,10 @@ impl Rule {
     /// ```
     /// use tower_ratelimit::{Quota, Rule};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let rows = Rule::new("rows", Quota::per_minute(10_000))?
-    ///     .cost(|_| 100)
-    ///     .settle_by_response(|response| response.headers.get("x-rows")?.to_str().ok()?.parse().ok());
+    /// let rows =
+    ///     Rule::new("rows", Quota::per_minute(10_000))?.cost(|_| 100).settle_by_response(
+    ///         |response| response.headers.get("x-rows")?.to_str().ok()?.parse().ok(),
+    ///     );
     /// # Ok(()) }
     /// ```
     pub fn settle_by_response(mut self, actual: impl Fn(&Parts) -> Option<u64> + Send + Sync + 'static) -> Self {
@@ -133,7 +139,8 @@ impl Rule {
     /// ```
     /// use tower_ratelimit::{Quota, Rule};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let downloads = Rule::new("downloads", Quota::per_day(1 << 30))?.cost(|_| 64 << 10).settle_by_body();
+    /// let downloads =
+    ///     Rule::new("downloads", Quota::per_day(1 << 30))?.cost(|_| 64 << 10).settle_by_body();
     /// # Ok(()) }
     /// ```
     pub fn settle_by_body(mut self) -> Self {

@@ -28,7 +28,9 @@ use crate::sync::{Mutex, contained, lock};
 /// * Each process has its own switch. With Redis, change it in every process.
 ///
 /// ```
-/// use tower_ratelimit::{key, middleware::QuotaSwitch, MemoryLimiter, Quota, RateLimitLayer, Rule};
+/// use tower_ratelimit::{
+///     MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::QuotaSwitch,
+/// };
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let quota = QuotaSwitch::new(Quota::per_minute(100));
 /// let client = Rule::switched("client", &quota)?;

@@ -79,7 +79,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// struct MyPool(Pool); // of deadpool_postgres
 ///
 /// impl Connections for MyPool {
-///     async fn run(&self, statement: &Statement) -> Result<Rows, Box<dyn std::error::Error + Send + Sync>> {
+///     async fn run(
+///         &self,
+///         statement: &Statement,
+///     ) -> Result<Rows, Box<dyn std::error::Error + Send + Sync>> {
 ///         let client = self.0.get().await?;
 ///         Ok(statement.run(&client).await?)
 ///     }

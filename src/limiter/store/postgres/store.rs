@@ -57,7 +57,11 @@ const LIVES_MAX: u64 = 300 * 366 * 24 * 3_600;
 /// # async fn layer() -> Result<(), Box<dyn std::error::Error>> {
 /// let builder = PostgresStore::builder().create_table(Durability::Unlogged);
 /// let store = builder.connect("postgres://app:secret@localhost/shop").await?;
-/// let limit = RateLimitLayer::new(StoreLimiter::new(store)?, Quota::per_minute(100), key::peer_ip());
+/// let limit = RateLimitLayer::new(
+///     StoreLimiter::new(store)?,
+///     Quota::per_minute(100),
+///     key::peer_ip(),
+/// );
 /// # let _: RateLimitLayer<StoreLimiter<PostgresStore>> = limit;
 /// # Ok(()) }
 /// ```
