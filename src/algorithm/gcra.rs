@@ -221,7 +221,8 @@ impl<N: Parts> Gcra<N> {
                 let Pair { at, n } = after.of(now);
                 let decision = self.standing(after, Some(0)).receipted(*units, at, n);
                 match self.queue {
-                    // By numbers: a decision that another function changes is copied (`benches/instructions`).
+                    // `delay` returns numbers instead of a decision, because a decision that another function changes
+                    // is copied (`benches/instructions`).
                     Some(delay_after) => {
                         let (delay_us, position) = self.delay(*met, cost, delay_after);
                         decision.delayed(delay_us, position)

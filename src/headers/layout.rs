@@ -13,8 +13,7 @@ use super::view::PolicyView;
 #[derive(Debug)]
 pub(crate) struct RefusalLayout {
     headers: HeaderMap,
-    /// For each value of `headers`, in their order, the place of the header to fill in. `None` for
-    /// a constant value.
+    /// For each value of `headers`, in their order, the index of the header to fill in. `None` for a constant value.
     slots: Vec<Option<usize>>,
 }
 

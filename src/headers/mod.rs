@@ -20,9 +20,9 @@
 //!    `keeps_theirs` in `write.rs`, with a parser in `src/fields.rs`. The `_` arm there reads a plain
 //!    number, so the compiler does not remind you. Without all this, headers of inner layers are
 //!    replaced, even by a laxer outer layer.
-//! 4. A list with one item per policy is a variant of `List`. It also needs `constant_item` in
-//!    `prepared.rs` to render its items, and `src/fields.rs` to read the item that an inner layer wrote.
-//!    Other places compare with `==`: run `grep -n 'List::' *.rs` in this folder.
+//! 4. A list with one item per policy is a variant of `List`. It also needs `constant_item` in `prepared.rs` to render
+//!    its items, and `src/fields.rs` to read the item that an inner layer wrote. Other code compares with `==`: run
+//!    `grep -n 'List::' *.rs` in this folder.
 //! 5. Add its expected headers to `tests/formats.rs` and `tests/merging.rs` of this folder, and a case
 //!    to `headers_parse_as_structured_fields` in `tests/properties.rs`; a format that reports what
 //!    remains also to `merged_single_values_have_one_source`.

@@ -53,7 +53,7 @@ pub(super) struct PreparedFormat {
     pub(super) remaining: Option<Header>,
     /// For each policy of the layer, whether the headers report it. `None` if they report all.
     places: Option<Box<[bool]>>,
-    /// The places of its headers.
+    /// The indices of its headers.
     pub(super) headers: Range<usize>,
 }
 
@@ -67,7 +67,7 @@ pub(super) enum Reported<'v, 'p> {
 pub(super) struct PreparedHeader {
     pub(super) name: HeaderName,
     pub(super) content: Content,
-    /// The place of its format.
+    /// The index of its format.
     pub(super) format: usize,
     /// The constant text of each policy: its name, or the item of a list. Items of [limits](List::Limits) only begin
     /// with it. `None` for a name that cannot be a value, and for an item that depends on the request's own quota.
@@ -112,7 +112,7 @@ impl PreparedHeaders {
         self.waits.is_jittered()
     }
 
-    /// Returns about how many bytes the lists have that report all of these policies, given by their places.
+    /// Returns about how many bytes the lists have that report all of these policies, given by their indices.
     pub(crate) fn bytes_of_lists(&self, places: &[usize]) -> usize {
         /// `99;t=60` and a separator.
         const NUMBERS: usize = 12;
@@ -235,7 +235,7 @@ impl PreparedHeaders {
 }
 
 impl PreparedFormat {
-    /// Returns whether the headers report the policy at this place.
+    /// Returns whether the headers report the policy at this index.
     #[inline]
     pub(super) fn reports(&self, place: usize) -> bool {
         self.places.as_ref().is_none_or(|places| places.get(place) == Some(&true))

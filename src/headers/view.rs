@@ -14,7 +14,7 @@ use crate::wait::Wait;
 /// The borrowed form of a [`PolicyStatus`](crate::outcome::PolicyStatus), with the request's key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PolicyView<'a> {
-    /// Its place among the layer's policies.
+    /// The policy's index in the layer.
     pub(crate) place: usize,
     pub(crate) policy: &'a Policy,
     /// `None` if no header reads it.

@@ -24,7 +24,7 @@ pub(crate) struct Rendered {
 /// A header that is due.
 #[derive(Debug)]
 struct RenderedHeader {
-    /// Its place among the layer's headers.
+    /// The index of the layer's header.
     place: usize,
     /// `None` if it has nothing to report.
     value: Option<HeaderValue>,
@@ -46,7 +46,7 @@ pub(crate) enum DueHeaders {
 /// The numbers of an allowed charge that headers report. They are a third of the decision, and less than the headers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbers {
-    /// The policy's place among the layer's.
+    /// The policy's index in the layer.
     place: usize,
     limit: u64,
     remaining: u64,

@@ -208,7 +208,7 @@ struct WordReader<'a> {
     words: Vec<&'a str>,
     /// The words as they were written. None of them is empty.
     written: Vec<&'a str>,
-    /// The place of the next word.
+    /// The index of the next word.
     at: usize,
     /// Whether the limit has a unit of bytes. Then all numbers of bytes have one.
     in_bytes: bool,

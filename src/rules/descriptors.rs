@@ -428,7 +428,7 @@ impl Plan {
         plan
     }
 
-    /// Returns the place of a counter, and adds what is done to it.
+    /// Returns the index of a counter, and adds the charge or refund to it.
     fn counter(
         &mut self,
         places: &mut HashMap<(u64, Key), usize>,

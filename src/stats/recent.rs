@@ -1,10 +1,10 @@
 //! The last refusals, in bounded memory.
 //!
-//! Refusals are kept in sets of sixteen places. A key's fingerprint chooses its set, in which a refusal replaces the
+//! Refusals are kept in sets of sixteen entries. A key's fingerprint chooses its set, in which a refusal replaces the
 //! oldest one. So a client that is refused all the time pushes out the refusals of few others.
 //!
-//! Each place has its own lock, which a writer only tries: a refusal waits for no reader. Requests that pass are not
-//! written, and take no lock.
+//! Each entry has its own lock. A writer only tries to lock it, so a refusal waits for no reader. Requests that pass
+//! are not written, and take no lock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub(super) struct Recent {
 
 #[derive(Default)]
 struct RecentSet {
-    /// The number of refusals that were written: the next one goes to this place, modulo their number.
+    /// The number of refusals that were written: the next one goes to this index, modulo the number of entries.
     written: AtomicUsize,
     places: [Mutex<Option<RecentRefusal>>; WAYS],
 }
@@ -88,7 +88,7 @@ impl Recent {
 
     fn write(&self, fingerprint: u64, refusal: RecentRefusal) {
         let Some(set) = self.sets.get(fingerprint as usize % self.sets.len()) else { return }; // any bits do
-        // A reader holds one place at a time, so the second try succeeds, unless sixteen refusals are written between
+        // A reader holds one entry at a time, so the second try succeeds, unless sixteen refusals are written between
         // the two.
         for _ in 0..2 {
             let next = set.written.fetch_add(1, Ordering::Relaxed) % WAYS;

@@ -174,7 +174,7 @@ impl StatsBuilder {
     ///
     /// * At most 10,000 are kept. The number is rounded up to a multiple of 16.
     /// * Each takes about 300 bytes from the beginning, and at most 512 more for texts.
-    /// * A key has 16 places, which it shares with some other keys. So a client that is refused all the time does not
+    /// * A key has 16 entries, which it shares with some other keys. So a client that is refused all the time does not
     ///   push out the others, and of one client the last 16 refusals are kept at most.
     /// * A refusal takes some 0.1 µs more, and what `reveal` takes. It never waits. A request that passes takes no
     ///   lock.

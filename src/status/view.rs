@@ -53,7 +53,7 @@ pub(super) struct ExplainedLayer {
     pub(super) token: Option<String>,
     /// The names and policies of the program's own actions on them.
     pub(super) own: Vec<(String, String)>,
-    /// The places, among the recent refusals, of those under the same policies and keys.
+    /// The indices of the recent refusals under the same policies and keys.
     pub(super) recent: Vec<usize>,
 }
 

@@ -1,8 +1,8 @@
 //! The line of one key: which request is sent next, and when. It knows no clock and no task: all
 //! instants are arguments, in microseconds of the layer's timer.
 //!
-//! A request has a *turn*, its place in the line. When it is sent, it gets a *number*. The first in
-//! line is sent when
+//! A request has a *turn*, its position in the line. When it is sent, it gets a *number*. The first in line is sent
+//! when
 //!
 //! * no pause is on, and the last request was sent long enough ago,
 //! * and the server has room for it: the last response left something for it, or, if responses say
@@ -220,8 +220,8 @@ impl KeyLine {
         self.wake_foremost(wakers);
     }
 
-    /// Puts a sent request back to its place in the line, because it cannot go yet. No request is
-    /// sent before `not_before_us`.
+    /// Puts a sent request back to its position in the line, because it cannot go yet. No request is sent before
+    /// `not_before_us`.
     pub(super) fn put_back(
         &mut self,
         turn: u64,

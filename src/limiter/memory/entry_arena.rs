@@ -62,7 +62,7 @@ pub(super) struct EntryArena {
     free: [Mutex<u32>; LISTS],
     /// Blocks from this one on were never used: they are not yet in memory.
     untouched: AtomicU64,
-    /// The place from which the next sample is drawn.
+    /// The index from which the next sample is drawn.
     draws: AtomicU64,
 }
 
@@ -326,7 +326,7 @@ impl EntryArena {
         chain.filled += 1;
     }
 
-    /// Makes a place at the end of a chain whose last block is full: in another block, or by a fold.
+    /// Makes room at the end of a chain whose last block is full: in another block, or by a fold.
     fn extend(&self, owner: Fingerprint, chain: &mut Chain) {
         let mut block = self.allocate(owner);
         if block.is_none() && self.fold(owner, chain) {
@@ -344,7 +344,7 @@ impl EntryArena {
         }
     }
 
-    /// Makes a place in a full last block: by moving its entries, or else by folding them.
+    /// Makes room in a full last block: by moving its entries, or else by folding them.
     fn fold_last(&self, chain: &mut Chain) {
         let from = if chain.first == chain.last { chain.skip } else { 0 };
         let entries = (from..ENTRIES).map(|place| (chain.last, place));
@@ -576,7 +576,7 @@ fn list_of(owner: Fingerprint) -> usize {
     (owner.bits() >> 20) as usize % LISTS
 }
 
-/// The places of a chain's entries.
+/// The positions of a chain's entries.
 struct EntryPositions<'a> {
     arena: &'a EntryArena,
     block: u32,

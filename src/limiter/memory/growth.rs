@@ -1,6 +1,6 @@
 //! Growth of the table: it uses the first part of its memory, then two parts, then four.
 //!
-//! When a new key finds no room, the table doubles: each line is *split*, and its keys stay or go to the same place of
+//! When a new key finds no room, the table doubles: each line is *split*, and its keys stay, or go to the same slot of
 //! one new line. One bit of the hash picks the line. No call splits more than a few lines, and nothing runs in the
 //! background:
 //!
@@ -8,11 +8,11 @@
 //!    key by the old mask holds a stripe. So all stripes are passed through once.
 //! 2. Each call that takes the long way splits a few lines, in order ([`Splitting`](Growth::Splitting)). A key that is
 //!    not found in its lines may be in those that they are split from. A new line stays empty until its split is done,
-//!    so every key that has to leave finds its place free.
+//!    so every key that has to leave finds its new slot free.
 //! 3. When all are split ([`Settled`](Growth::Settled)), the table may double again.
 //!
-//! A key moves under its stripe, like every key. It moves to a later place. So a [walk](Store::walk), which goes by the
-//! order of places, misses none; it may meet one twice.
+//! A key moves under its stripe, like every key. It moves to a later slot. So a [walk](States::walk), which goes by the
+//! order of slots, misses no key. It may meet a key twice.
 //!
 //! The table never shrinks: expired states are free space, which costs nothing but the distance between the keys.
 

@@ -1,8 +1,8 @@
-//! The lock-free path beside [`charge_all`](Store::charge_all): charges of states that are words and have their slots,
+//! The lock-free path beside [`charge_all`](States::charge_all): charges of states that are words and have their slots,
 //! which is the usual case of one charge and of a request's policies.
 //!
 //! Each state is read and decided about, and replaced if it is still the same. This path waits for no other thread, and
-//! a denied charge only reads. Where it does not do, nothing was taken, and [`charge_all`](Store::charge_all) does the
+//! a denied charge only reads. Where it does not do, nothing was taken, and [`charge_all`](States::charge_all) does the
 //! work.
 //!
 //! It halves the instructions of a check and of a set (`benches/instructions`). Without it, threads that are denied

@@ -2,10 +2,8 @@
 //!
 //! # Order of locks
 //!
-//! First the stripes of the keys that have no slot, in order; then the slots, in order of their places. A thread that
-//! holds slots locks others out of order only if they are free at once (see [`room`](super::room)). The locks of the
-//! versions and of the arena's lists are taken last, and nothing is waited for under them. No lock is held while an
-//! observer is called.
+//! A thread locks the stripes of the keys that have no slot first, in order, and then the slots, in order. See
+//! [`slot_table`](super::slot_table) for all locks. It calls observers after it has released all of them.
 
 use smallvec::SmallVec;
 

@@ -24,7 +24,7 @@ pub(super) struct LockedKey<'a> {
     rules: &'a Decider,
     /// An earlier key of the set is the same: the caller should have summed the charges.
     pub(super) is_twice: bool,
-    /// The place at which the key was found.
+    /// The slot in which the key was found.
     pub(super) place: Option<SlotRef<'a>>,
     /// The locked slot as it was; `None` if the key has none, or the slot is written.
     pub(super) slot: Option<Seen<'a>>,

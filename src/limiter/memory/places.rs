@@ -1,5 +1,5 @@
 //! Units that requests hold: taken and returned without waiting for a lock, if the key has its slot. Otherwise the
-//! [long way](Store::charge_one) does it.
+//! [long way](States::charge_one) does it.
 //!
 //! A key keeps its slot for a while after its last unit was returned, so that its next request takes the short way: the
 //! slot's word is then an instant, like that of a state that has expired. It is the second in which a key got a slot

@@ -8,13 +8,52 @@
 //! The memory is reserved for all keys of the capacity. Of it the table uses the first lines only, so that a few keys
 //! are close together, and uses twice as many when a key finds no room: see [`growth`](super::growth).
 //!
+//! # The life of a slot
+//!
+//! ```text
+//!          claim, under the stripe of           write the tag and
+//!          a key that has no slot               the word, unlock
+//!   free ────────────────────────────► claimed ──────────────────► in use ◄─┐ charge or refund:
+//!    ▲ ▲                                │   ▲                      │ │  │   │ lock, write, unlock
+//!    │ └────────────────────────────────┘   └──────────────────────┘ │  └───┘
+//!    │    not needed: unlock without a key   forgotten or moved      │
+//!    │                                                               │ the state expires:
+//!    │    the time to keep it is over                                ▼ no thread writes
+//!    └─────────────────────────────────────────────────────────── kept
+//! ```
+//!
+//! | the slot is | tag | word | this ends by |
+//! |---|---|---|---|
+//! | free | 0, or its last key's | 0, or an expired state | a thread that needs a slot for a new key |
+//! | claimed | 0 | [`LOCKED`] | the same thread, which writes the new key or leaves the slot empty |
+//! | in use | its key's | a state that counts | time, a key that takes the slot, or a move |
+//! | kept | its key's | a state that expired lately | the key, which comes back, or time |
+//!
+//! * **Kept.** While the table can grow, a key keeps its slot for ten seconds after its state expired, so that its next
+//!   charge takes the lock-free path. In a table that cannot grow the slot is free at once.
+//! * **Forgotten.** If the table is full and cannot grow, a new key takes the slot of the key that is worth least
+//!   ([`room`](super::room)). The thread locks the slot and clears its tag.
+//! * **Moved.** A key moves to its other line to make room, or to a new line when the table grows
+//!   ([`growth`](super::growth)). The thread holds the key's stripe and both slots. It writes the new slot first and
+//!   clears the old one then. A reader that looked into the new slot before and into the old one after that finds the
+//!   key in neither. It looks again under the stripe.
+//!
 //! # Locking
 //!
 //! * A thread locks a slot by exchanging its word for [`LOCKED`], and then reads the tag: another key may have moved in
 //!   since the slot was found. Only the holder of a slot writes its tag, its word and its blocks in the arena.
-//! * A thread that waits for a slot holds no slot of a later place. So waiting threads never form a circle.
 //! * A key gets a slot only under its stripe (a mutex of `States`), so that no key ever has two. A thread that finds
 //!   no slot for a key looks again under the stripe.
+//!
+//! A thread may hold a lock of this list while it waits for one further down. So waiting threads never form a circle:
+//!
+//! 1. The lock of the walk over all slots, or that of the growth. No thread holds both.
+//! 2. The stripes, in the order of their numbers.
+//! 3. The slots, in the order of their addresses.
+//! 4. The locks of the versions and of the arena's free lists. No thread waits for another lock under one of these.
+//!
+//! A thread that holds slots and needs a stripe or an earlier slot only tries to lock it, and gives up if another
+//! thread has it (`room`).
 
 use smallvec::SmallVec;
 
@@ -84,7 +123,7 @@ pub(super) fn version_of(tag: u64) -> u16 {
 /// A tag and a word.
 type SlotWords = [AtomicU64; 2];
 
-/// The place of a slot.
+/// A reference to a slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlotRef<'a>(&'a SlotWords);
 
@@ -248,7 +287,7 @@ impl Seen<'_> {
 pub(super) enum Growth {
     /// Each key is in one of its lines.
     Settled,
-    /// The table has just doubled. Threads may still place keys where they belonged before.
+    /// The table has just doubled. Threads may still place keys by the old mask.
     Announced,
     /// Keys that are not in a line of theirs yet are in the one that it was split from.
     Splitting,
@@ -354,7 +393,7 @@ impl SlotTable {
         line.into_iter().flat_map(|line| line.0).filter_map(|slot| SlotRef(slot).read())
     }
 
-    /// Returns the places of all slots in use, in order. The walk includes slots that come into use during it.
+    /// Returns references to all slots in use, in order. The walk includes slots that come into use during it.
     pub(super) fn places(&self) -> impl Iterator<Item = SlotRef<'_>> {
         let slots = self.slots.iter().skip(self.start).enumerate();
         // If this thread saw that a moved key has left its old slot, it also sees the new mask.
@@ -392,7 +431,7 @@ impl SlotTable {
         scale(key.0, self.part)
     }
 
-    /// Returns the number of a line, by its place in a part, and the hash that says which part.
+    /// Returns the number of a line, by its index in a part, and the hash that picks the part.
     #[inline(always)]
     fn number(&self, place: u64, hash: u64, mask: u64) -> usize {
         (place + (hash >> VERSION_BITS & mask) * self.part) as usize // below the number of lines
@@ -442,7 +481,7 @@ impl SlotTable {
         parts < self.parts_max
     }
 
-    /// Notes that no thread places keys by the mask before.
+    /// Notes that no thread places keys by the old mask any more.
     pub(super) fn begin_splitting(&self) {
         self.growth.store(Growth::Splitting as u64, Ordering::Release);
     }
@@ -457,7 +496,7 @@ impl SlotTable {
         self.lines(key, self.mask() >> 1)
     }
 
-    /// Returns the places of a line, and for each the place that its key gets when the line is split.
+    /// Returns the slots of a line, and for each the slot that its key gets when the line is split.
     pub(super) fn splits(&self, parent: usize) -> impl Iterator<Item = (SlotRef<'_>, SlotRef<'_>)> {
         let lines = self.line(parent).zip(self.line(parent + self.in_use() / 2));
         lines.into_iter().flat_map(|(from, to)| from.0.iter().map(SlotRef).zip(to.0.iter().map(SlotRef)))

@@ -36,7 +36,7 @@ pub(super) struct Snapshot {
 
 struct SavedState {
     key: Fingerprint,
-    /// The place among the policies, from 0.
+    /// The index of the policy.
     policy: usize,
     /// The dated entries of a log; else the pair.
     entries: SmallVec<[(u64, u64); 1]>,

@@ -84,8 +84,8 @@ pub(super) fn word_layout(rules: &Decider, version: u16) -> Option<WordLayout> {
 
 /// The versions of policies that a limiter has met.
 pub(super) struct Versions {
-    /// The upper 50 bits of a version's fingerprint, and its number; at the place that the fingerprint's lower bits
-    /// name.
+    /// The upper 50 bits of a version's fingerprint, and its number, at the index that the fingerprint's lower bits
+    /// give.
     cache: Box<[AtomicU64; CACHED]>,
     known: RwLock<KnownPolicies>,
     /// For each number its [`WordForm`].

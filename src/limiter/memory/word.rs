@@ -1,4 +1,4 @@
-//! The second word of a slot: a whole state, or the place of one in the [arena](super::entry_arena).
+//! The second word of a slot: a whole state, or the index of its first block in the [arena](super::entry_arena).
 //!
 //! A word begins with the instant at which its state expires, so one comparison shows whether any state has expired.
 //! Below it is the state's number, or the number of the state's first block.

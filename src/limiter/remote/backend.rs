@@ -126,7 +126,7 @@ pub(crate) enum Answer<E> {
     Behind,
     /// The keys are not all on one server. Nothing was done, and each key is asked about in a request of its own.
     Elsewhere,
-    /// The row of the charge at this place is of a later epoch. Nothing was done.
+    /// The row of the charge at this index is of a later epoch. Nothing was done.
     Refused(usize, CurrentRow),
     /// The units were returned, or the row was renewed. There was no row before, although this process held units.
     Missing,

@@ -19,7 +19,7 @@
 //! # Resets
 //!
 //! A reset sets all rows of a key to 0 and counts in each how often that happened. A process learns of it by the
-//! refusal of its next call. Its places of before belong to an earlier *run*, and return nothing any more.
+//! refusal of its next call. Its earlier places belong to an earlier *run*, and return nothing any more.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -152,8 +152,8 @@ impl KeyRows {
         (rows.written(&met, claim, met.units.saturating_sub(units), now), is_missing)
     }
 
-    /// Returns the rows after a reset. They stay until they lapse, and count it, so that calls and places of before are
-    /// known. Requests in line stay.
+    /// Returns the rows after a reset. The rows stay until they lapse, and count the reset, so that earlier calls and
+    /// places are recognised. Requests in line stay.
     pub(crate) fn reset(&self, now: u64) -> Self {
         let mut rows = self.at(now);
         for held in &mut rows.held {

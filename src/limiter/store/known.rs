@@ -15,8 +15,8 @@ const PART_BYTES: usize = 256 * 1_024;
 /// A larger value is not kept. Its key costs a round trip more.
 const VALUE_BYTES: usize = 2_048;
 
-/// The bytes of an entry beside those of its key and its value: its place in the map, which is up to half empty, and in
-/// the order.
+/// The bytes of an entry beside its key and its value: its slots in the map, which is up to half empty, and in the
+/// order.
 const ENTRY_BYTES: usize = 208;
 
 /// The last values of some keys: those that were noted first go if there are too many. A key without one, or with one

@@ -16,7 +16,8 @@ use crate::time::{CLOCK_US_MAX, Timestamp};
 /// A decision whose time was further away from the store's than this is not kept.
 const AWAY: Duration = Duration::from_millis(100);
 
-/// The time of decisions stands still for at most this time. The waits that they report are too short by the same time.
+/// The time of decisions stands still for at most this time. The waits that they report are too short by the same
+/// amount.
 const STANDS: Duration = Duration::from_millis(5);
 
 pub(super) struct StoreTime {

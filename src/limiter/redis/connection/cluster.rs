@@ -66,7 +66,7 @@ struct ClusterState {
 }
 
 struct Map {
-    /// For each slot the place of its server, or `NO_SERVER`.
+    /// For each slot the index of its server, or `NO_SERVER`.
     owners: Box<[u16]>,
     servers: Vec<Arc<Server>>,
     /// The addresses from which the map is fetched when no server answers.

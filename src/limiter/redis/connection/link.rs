@@ -334,7 +334,8 @@ impl Link {
         self.send(Command::login(credentials), until).await.map(drop)
     }
 
-    /// Reports why the connection did not get newer credentials. It may still serve with those that it has.
+    /// Reports why the connection did not get newer credentials. The server may still serve with the credentials that
+    /// it has.
     pub(super) fn report_failed_renewal(&self, error: &RedisError) {
         error.report_to(&self.events);
     }

@@ -46,7 +46,7 @@ const CRC: [u16; 256] = {
 /// A server's map of its cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Slots {
-    /// The first and the last slot of each range, and the place of its master.
+    /// The first and the last slot of each range, and the index of its master.
     pub(super) ranges: Vec<(u16, u16, usize)>,
     pub(super) masters: Vec<Address>,
     pub(super) replicas: Vec<Address>,

@@ -27,7 +27,7 @@ pub(super) struct WireCharge {
 /// The charges that a charge on refusal belongs to.
 #[derive(Clone, Debug)]
 pub(super) struct Partners {
-    /// Their places in the request.
+    /// The indices of the partners in the request.
     pub(super) places: Range<usize>,
     /// One of them is known to be refused, by an earlier answer.
     pub(super) refused: bool,
@@ -68,7 +68,7 @@ impl WireCharge {
         self.partners.as_ref().is_some_and(|partners| partners.outlives)
     }
 
-    /// Returns how it is taken, given whether the charge at a place was denied.
+    /// Returns how the charge is taken. `denied` says whether the charge at an index was denied.
     pub(super) fn how(&self, denied: impl FnMut(usize) -> bool) -> TakeMode {
         match (&self.partners, self.effect) {
             (Some(partners), _) => {
@@ -79,8 +79,8 @@ impl WireCharge {
         }
     }
 
-    /// Returns the units that this allowed charge took, given whether the charge at a place was denied. A forced charge
-    /// in debt adds nothing, because nothing was left before it.
+    /// Returns the units that this allowed charge took, where `denied` is as in [`how`](Self::how). A forced charge in
+    /// debt adds nothing, because nothing was left before it.
     pub(super) fn taken(&self, decision: &ChargeDecision, denied: impl FnMut(usize) -> bool) -> u64 {
         match self.how(denied) {
             TakeMode::OnRefusal { refused: false } => 0,

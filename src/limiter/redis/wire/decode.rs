@@ -31,7 +31,7 @@ mod status {
     pub(super) const BEHIND: u8 = 6;
     /// The units that are held follow, and notes.
     pub(super) const HELD: u8 = 7;
-    /// For the whole request: a row is of a later epoch. The charge's place, the row's resets and its epoch follow.
+    /// For the whole request: a row is of a later epoch. The charge's index, the row's resets and its epoch follow.
     pub(super) const REFUSED: u8 = 8;
     /// Units were returned, or a row renewed, that was not there.
     pub(super) const MISSING: u8 = 9;

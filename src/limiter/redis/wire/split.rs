@@ -20,7 +20,7 @@ impl<'a> SplitAnswers<'a> {
         Self { whole, decisions: whole.charges.iter().map(|_| None).collect(), failed: None }
     }
 
-    /// Returns the next request and its place, unless all are answered or one has failed.
+    /// Returns the next request and its index, unless all are answered or one has failed.
     ///
     /// A strike cannot be refunded. So the charges that may still refuse the request come first,
     /// and a strike of a refused request only looks.

@@ -50,7 +50,7 @@ struct KeyGroup<F: RemoteStore> {
     waiting: VecDeque<QueuedRequest<F>>,
     /// The keys of each flight: more than one if groups became one while theirs were under way.
     flights: SmallVec<[Keys; 1]>,
-    /// Its number is among those that may fly.
+    /// Whether the group's number is in the queue of groups that may fly.
     is_ready: bool,
 }
 
