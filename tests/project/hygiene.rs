@@ -138,6 +138,22 @@ fn parts_for_any_remote_store_name_no_redis() {
     never("limiter/remote/", &["redis", "RedisError", "RedisErrorKind", "fred::"], &[]);
 }
 
+/// ARCHITECTURE lists what no line of a room does. These words would be a beginning of it.
+#[test]
+fn rooms_do_nothing_that_other_rooms_do() {
+    let pure = ["Limiter", "Mutex", "RwLock", "async", "tokio", "std::fs"];
+    for room in ["algorithm/", "quota/", "headers/", "refusal/"] {
+        never(room, &pure, &[]);
+    }
+    never("limiter/memory/", &["tokio", "std::fs"], &[]);
+    never("limiter/memory/", &["async", "await"], &["limiter/memory/limiter.rs"]); // which holds units after a wait
+    never("limiter/redis/wire/", &["tokio", "async", "Mutex"], &[]);
+    never("limiter/redis/connection/", &["Policy", "Quota", "Key", "Decision", "ChargeDecision"], &[]);
+    never("stats/", &["Limiter", "async", "tokio"], &[]);
+    never("rules/", &["std::fs"], &["rules/store.rs"]);
+    never("conformance/", &["crate::limiter::memory", "crate::limiter::redis", "crate::limiter::remote"], &[]);
+}
+
 #[test]
 fn words_are_found_as_words() {
     assert!(stands_in("use crate::clock::Clock;", "clock"));
