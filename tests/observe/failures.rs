@@ -59,7 +59,8 @@ fn alerts_see_every_failure_of_redis() {
     }
     // One that refuses a quarter of its requests, one whose requests have no key, one whose rules are refused, one that
     // loses corrections, and one that forgets keys, whose place is never returned, and for which a request waits.
-    // And one whose store takes more than half of the deadline.
+    // And one whose store takes more than half of the deadline, one whose processes have one file of rules, and one
+    // whose processes have two.
     let [refuses, keyless, rules, loses, forgets, slow] = [(); 6].map(|()| Stats::new());
     slow.on_store(&slow_store());
     let policy = Rule::new("client", Quota::per_hour(60)).unwrap();
@@ -79,6 +80,13 @@ fn alerts_see_every_failure_of_redis() {
     ];
     for (job, stats) in others {
         app = app.merge(metrics(&format!("/{job}/metrics"), stats));
+        jobs.push(job.to_owned());
+    }
+    for (job, limit) in [("same/a", 5), ("same/b", 5), ("differs/a", 5), ("differs/b", 6)] {
+        let stats = Stats::new();
+        let text = format!("rules:\n  - {{name: client, key: global, quota: {limit}/s}}\n");
+        let layer = Rules::from_text(text).unwrap().layer(memory()).unwrap().observer(stats.clone());
+        app = app.merge(behind(&format!("/{job}"), layer)).merge(metrics(&format!("/{job}/metrics"), &stats));
         jobs.push(job.to_owned());
     }
     let exports = Policy::new("exports", Quota::concurrent(2)).unwrap();
@@ -149,6 +157,7 @@ fn alerts_see_every_failure_of_redis() {
         ("RateLimitPlacesStuck", of(&["forgets"])),
         ("RateLimitAlwaysInLine", of(&["forgets"])),
         ("RateLimitRulesRefused", of(&["rules"])),
+        ("RateLimitRulesDiffer", of(&["differs"])),
         ("RateLimitKeyMissing", of(&["keyless"])),
         ("RateLimitForgetsKeys", of(&["forgets"])),
     ]);

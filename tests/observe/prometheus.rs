@@ -28,7 +28,8 @@ pub(crate) struct Rule {
 }
 
 impl Prometheus {
-    /// Starts a server with the rules of the alerts. It scrapes targets: for each job the port and the path.
+    /// Starts a server with the rules of the alerts. It scrapes targets: for each job the port and the path. A job
+    /// with several instances is several targets, `job/instance`.
     pub(crate) fn start(targets: &[(String, u16, String)]) -> Self {
         let directory = std::env::temp_dir().join(format!(
             "tower-ratelimit-prometheus-{}-{}",
@@ -43,8 +44,11 @@ impl Prometheus {
              rule_files: [{alerts:?}]\nscrape_configs:\n"
         );
         for (job, port, path) in targets {
+            let labels = job
+                .split_once('/')
+                .map_or_else(String::new, |(job, instance)| format!(", labels: {{job: {job}, instance: {instance}}}"));
             config += &format!(
-                "  - {{job_name: {job}, metrics_path: {path}, static_configs: [{{targets: [\"127.0.0.1:{port}\"]}}]}}\n"
+                "  - {{job_name: {job}, metrics_path: {path}, static_configs: [{{targets: [\"127.0.0.1:{port}\"]{labels}}}]}}\n"
             );
         }
         std::fs::write(directory.join("prometheus.yaml"), config).unwrap();

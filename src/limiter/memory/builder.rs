@@ -46,7 +46,7 @@ impl MemoryLimiterBuilder {
     /// Sets the number of keys that the limiter holds for certain: from 1 to 2^32, a million by default.
     /// This bounds the memory, see [`MemoryLimiter`]. On a 32-bit target it is at most 2^22.
     ///
-    /// The table has at least two and a half slots for each key, and forgets no state before nearly all
+    /// The table has about two and a half slots for each key, and forgets no state before nearly all
     /// are in use. [`Occupancy::capacity`](crate::limiter::Occupancy::capacity) is the number of slots.
     pub fn max_keys(mut self, keys: usize) -> Self {
         self.setup.capacity = keys;
