@@ -18,7 +18,7 @@
 //! # 2 Parameters
 //!
 //! Strikes (at most [`STRIKES_MAX`]), their period, the length, the factor, the longest, and for how long after its end
-//! a block is remembered (0 where blocks do not grow). To close a key by hand for a time, that time.
+//! a block is remembered (0 where blocks do not grow). For a key that is closed by hand, the parameter is the time.
 //!
 //! # 3 State
 //!

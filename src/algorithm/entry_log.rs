@@ -326,8 +326,8 @@ impl EntryLog {
         2 * self.period_us
     }
 
-    /// Returns the maximum number of units that all entries hold together. Those of a sliding window may count only in
-    /// part.
+    /// Returns the maximum number of units that all entries hold together. Entries of a sliding window may count only
+    /// in part.
     pub(crate) fn most_kept(&self) -> u64 {
         if self.is_log() { self.most() } else { u64::MAX }
     }

@@ -252,7 +252,7 @@ impl<N: Parts> Gcra<N> {
     }
 
     /// Returns when a request departs from a queue: when the backlog that it met has drained, less what passes at once.
-    /// Also returns behind how many units.
+    /// Also returns the number of units before it.
     #[inline(never)]
     fn delay(&self, met: Span<N>, cost: u64, delay_after: u64) -> (u64, u64) {
         // The last unit of the charge has to be among those that pass at once.
@@ -348,8 +348,9 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
         Transition { decision: self.describe(&verdict, now, cost), next }
     }
 
-    /// Refunds the part of the charge's units that has not drained. In a queue only if nothing was taken since: the
-    /// requests behind it have been promised their departures, and another one would depart together with the last.
+    /// Refunds the part of the charge's units that has not drained. A queue refunds only its newest charge: the
+    /// requests behind an earlier one have been promised their departures, so a request in the freed slot would depart
+    /// together with the last of them.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let (backlog, is_clamped) = self.backlog(Some(state), now);
         if self.queue.is_some() && (is_clamped || state != own) {

@@ -67,7 +67,7 @@ struct Field<'a> {
 enum FieldValue<'a> {
     Integer(u64),
     Bytes(&'a [u8]),
-    /// A number of fixed width. None of these messages has one.
+    /// A number of fixed width. None of these messages has such a field.
     Fixed,
 }
 

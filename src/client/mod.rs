@@ -45,13 +45,12 @@
 //! * If a single-valued header comes twice, the stricter value counts: the smallest limit and
 //!   remainder, and the latest reset. A list of numbers counts as its first.
 //! * A `Retry-After` that is the wait of `Retry-After-Ms` rounded up to a second does not count beside it.
-//! * A `Retry-After` that a proxy has joined of several, such as `1, 2`, counts as the longest of them. A
-//!   malformed one says nothing: if it is all that a refusal says, the client waits as if no time was named.
+//! * A `Retry-After` that a proxy has joined of several, such as `1, 2`, counts as the longest of them. A malformed
+//!   value is ignored: if a refusal has no other, the client waits as if the refusal named no time.
 //! * Only headers are read, and trailers that the program hands to [`Advice::read`]. A wait in a body, such as
 //!   Telegram's `retry_after`, or in gRPC's trailers after messages is the program's to read:
 //!   [`ObeyLayer::pause`] takes it.
-//! * Structured fields follow RFC 9651. If one is malformed, it is ignored as a whole, as the drafts
-//!   demand.
+//! * Structured fields follow RFC 9651. A malformed header is ignored as a whole, as the drafts demand.
 //! * If the response has an `Age` above 0, it comes from a cache. Then only waits are read, and no
 //!   policies, as the drafts recommend.
 //!

@@ -298,7 +298,7 @@ impl<S: Store> Bench<'_, S> {
         Ok(())
     }
 
-    /// Makes several swaps in as few calls as the store takes. Those that it skips are sent alone.
+    /// Makes several swaps in as few calls as the store takes. Swaps that it skips are sent alone.
     async fn swap_each(&self, swaps: &[Vec<Change>]) -> Result<Vec<Swapped>, String> {
         let swaps: Vec<&[Change]> = swaps.iter().map(Vec::as_slice).collect();
         let mut answers = Vec::new();

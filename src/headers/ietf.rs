@@ -83,7 +83,7 @@ pub(super) fn precisely(quota: &Quota, remaining: u64, window_us: u64) -> (u64, 
     (remaining, is_rounded.then_some(Precise { remaining: None, window_us }))
 }
 
-/// Writes `;tower-r=9;tower-ms=180`, or without the first if it is what `r` says.
+/// Writes `;tower-r=9;tower-ms=180`. Leaves the first out if it equals `r`.
 pub(super) fn push_precise(text: &mut Text, precise: Precise) {
     if let Some(remaining) = precise.remaining {
         text.push(b";tower-r=");

@@ -29,7 +29,7 @@ pub(super) fn merged<'a>(
     values
 }
 
-/// Returns the lines of a header in one, or `None` if a policy of theirs may be one of the layer's. Usually none is.
+/// Joins the lines of a header. Returns `None` if one of their policies may be a policy of the layer. Usually none is.
 /// Items are not collected, because they are large (bench "features", "two layers").
 fn joined(headers: &HeaderMap, header: &PreparedHeader, list: List) -> Option<Option<HeaderValue>> {
     let (theirs, ours) = lines(headers, header);

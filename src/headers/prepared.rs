@@ -309,8 +309,8 @@ impl PreparedHeader {
     }
 }
 
-/// Returns the constant text of a policy's item: the whole item, or of [limits](List::Limits) the beginning. Returns
-/// `None` if the item depends on the request's own quota.
+/// Returns the constant text of a policy's item: the whole item, or the beginning of an item of [limits](List::Limits).
+/// Returns `None` if the item depends on the request's own quota.
 fn constant_item(list: List, policy: &Policy) -> Option<HeaderValue> {
     let mut text = Text::new();
     match list {

@@ -1,5 +1,5 @@
-//! `Retry-After`, RFC 9110 section 10.2.3: one value, in whole seconds from now or a date. And `retry-after-ms`, which
-//! some clients read before it.
+//! `Retry-After`, RFC 9110 section 10.2.3: one value, in whole seconds from now or a date. Also writes
+//! `retry-after-ms`, which some clients prefer.
 
 use std::time::UNIX_EPOCH;
 
@@ -14,8 +14,8 @@ use crate::time::micros_ceil;
 use super::text::integer;
 use super::wait::seconds_ceil;
 
-/// Writes the longest wait: ours, which is in seconds, or one that is there already. A value that
-/// cannot be read is replaced.
+/// Writes the longer wait: ours, in seconds, or the one that the response already has. A value that cannot be read is
+/// replaced.
 pub(super) fn write(headers: &mut HeaderMap, ours: Option<HeaderValue>, clock: &dyn Clock) {
     let Some(ours) = ours else { return };
     match headers.try_entry(RETRY_AFTER) {

@@ -47,8 +47,8 @@ pub(super) fn binding<'a>(views: &'a [PolicyView<'a>]) -> Option<&'a PolicyView<
     views.iter().min_by_key(|view| view.rank())
 }
 
-/// Keeps one view of each policy, the one that binds. Descriptors can charge a policy under several keys, and a list
-/// has one item for each policy.
+/// Keeps one view of each policy: the binding one. Descriptors can charge a policy under several keys, and a list has
+/// one item for each policy.
 pub(crate) fn keep_one_of_each<'a>(views: &mut SmallVec<[PolicyView<'a>; 4]>) {
     let mut places: HashMap<u64, usize> = HashMap::new();
     let mut kept: SmallVec<[PolicyView<'a>; 4]> = SmallVec::new();

@@ -117,8 +117,8 @@ fn last_word_behind(prefix: u128, address: Ipv6Addr) -> Option<Ipv4Addr> {
     (bits >> 32 == prefix).then(|| Ipv4Addr::from_bits(bits as u32))
 }
 
-/// Returns the IPv4 address of a host behind a NAT64 with the well-known prefix. An internal one is none: a NAT64 may
-/// not translate it (RFC 6052 section 3.1), so no host behind it has it.
+/// Returns the IPv4 address of a host behind a NAT64 with the well-known prefix. An internal address is not unpacked: a
+/// NAT64 may not translate it (RFC 6052 section 3.1), so no host behind one has it.
 pub(crate) fn translated_ipv4(address: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(address) = address else { return None };
     embedded_ipv4(address).filter(|address| {

@@ -339,8 +339,8 @@ pub trait IntoKey {
     fn into_key(self) -> Option<Key>;
 }
 
-/// Makes a key of one part. A short one is written in whole words: hashing reads it in words at once, and store
-/// forwarding would stall on bytes written in other pieces.
+/// Makes a key of one part. A short key is written in whole words, because hashing reads it in words at once, and store
+/// forwarding would stall on bytes that were written in other pieces.
 #[inline(always)]
 fn single(kind: PartKind, part: &[u8]) -> Key {
     if part.len() > INLINE - 2 {
@@ -355,7 +355,7 @@ fn single(kind: PartKind, part: &[u8]) -> Key {
     Key(Repr::Inline(Inline { bytes, len: part.len() as u16 + 2 }))
 }
 
-/// Returns eight bytes of a part from `start` on, the first of them lowest. Those behind its end are zeros.
+/// Returns eight bytes of a part from `start` on, the first of them lowest. The bytes behind its end are zeros.
 #[inline(always)]
 fn word(part: &[u8], start: usize) -> u64 {
     let Some(rest) = part.get(start..).filter(|rest| !rest.is_empty()) else { return 0 };

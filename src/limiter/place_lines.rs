@@ -66,7 +66,7 @@ pub struct PlaceLines(Arc<SharedLines>);
 struct SharedLines {
     /// The number of requests that wait in all lines.
     waiting: AtomicU64,
-    /// The same by a hash of the line, so that the lines of other keys cost a charge no lock.
+    /// The number of waiting requests by a hash of their line, so that the lines of other keys cost a charge no lock.
     buckets: [AtomicU64; BUCKETS],
     lines: Mutex<Lines>,
     /// How often the first requests ask again without being woken. `None` if they wait to be woken.

@@ -5,9 +5,8 @@
 //! refund of the slot right behind it.
 //!
 //! Each queue has one refund under way at a time. Refunds that come during that call wait, and are sent newest first.
-//! Those whose slots lie side by side go together, as the refund of one charge. If a store answers them more slowly
-//! than requests leave, the oldest of those that wait are given up, so that no client makes them take memory without
-//! end.
+//! Refunds of adjacent slots are sent together, as the refund of one charge. If a store answers them more slowly than
+//! requests leave, the oldest of those that wait are given up, so that no client makes them take memory without end.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;

@@ -522,9 +522,9 @@ impl Quota {
         counted(self) == counted(other)
     }
 
-    /// Returns whether a receipt of the other quota means the same to this one. Buckets note when the units have
-    /// drained, windows and logs in which of them the units were counted. A queue notes the last departure at its own
-    /// rate.
+    /// Returns whether a receipt of the other quota means the same to this one. A bucket notes the instant at which the
+    /// units have drained. Windows and logs note the window in which the units were counted. A queue notes the last
+    /// departure at its own rate.
     pub(crate) fn reads_receipts_of(&self, other: &Self) -> bool {
         let is_bucket =
             |Self { spec, .. }: &Self| spec.algorithm.is_bucket() && spec.algorithm != Algorithm::LeakyQueue;

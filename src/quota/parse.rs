@@ -206,7 +206,7 @@ struct WordReader<'a> {
     text: &'a str,
     /// In lower case.
     words: Vec<&'a str>,
-    /// The words as they were written. None of them is empty.
+    /// The words as they were written. No word is empty.
     written: Vec<&'a str>,
     /// The index of the next word.
     at: usize,

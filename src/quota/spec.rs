@@ -49,7 +49,7 @@ pub(crate) struct Lasting {
     pub(crate) factor: u64,
     /// The longest block.
     pub(crate) longest_us: u64,
-    /// The time after a block's end within which another one is a further block.
+    /// The time after a block's end in which the next block counts as a further one.
     pub(crate) memory_us: u64,
     /// How long a key is closed by hand; 0 if it is closed by its strikes.
     pub(crate) by_hand_us: u64,
@@ -112,7 +112,7 @@ pub enum Oldest {
 
 impl Algorithm {
     /// Returns whether the algorithm limits the rate of requests. The units of blocks and meters are refusals, or are
-    /// to be settled. Those of a concurrency limit come back when requests end.
+    /// to be settled. Units of a concurrency limit come back when requests end.
     pub(crate) fn is_rate(self) -> bool {
         match self {
             Self::TokenBucket | Self::StepBucket | Self::Gcra | Self::LeakyBucket | Self::LeakyQueue => true,
@@ -191,7 +191,7 @@ impl Spec {
     }
 
     /// Packs the numbers, for states that name their quota themselves. A block's burst is its limit, and it has neither
-    /// debt nor queue; all others have no lengths.
+    /// debt nor queue; all other algorithms have no lengths.
     pub(crate) fn to_words(self) -> [u64; SPEC_WORDS] {
         let algorithm = Algorithm::ALL.iter().position(|other| *other == self.algorithm).unwrap_or(0) as u64; // below 2^8
         let choices = [

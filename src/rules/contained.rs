@@ -155,7 +155,7 @@ impl Finder {
         outer.is_empty() || !inner.is_empty() && self.each_in_any(inner, outer, contains)
     }
 
-    /// Returns whether there is one of the others for each.
+    /// Returns whether each of them equals one of the others.
     fn each_in_any<T>(&mut self, each: &[T], others: &[T], is_it: impl Fn(&T, &T) -> bool) -> bool {
         each.iter().all(|one| {
             others.iter().any(|other| {

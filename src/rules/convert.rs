@@ -254,8 +254,7 @@ impl ConvertedRule {
     }
 }
 
-/// Returns the field of `match` for an entry's value, if there is one that says the same, and its value as it is
-/// written.
+/// Returns the field of `match` that says the same as an entry's value, and that value as it is written.
 fn match_field(key: &str, value: &str) -> Option<(&'static str, String)> {
     let is_exact = !value.contains('*');
     match key {

@@ -254,8 +254,8 @@ impl<L: Limiter> Core<L> {
     /// Uses up the windows that have fewer units left than a refused charge asked for. A counter of tokens learns of
     /// them when they are spent, and its next look must be over.
     ///
-    /// This is a second call, which may come when a window has ended and the next one has begun. It is refunded to
-    /// that.
+    /// This is a second call, and a window may have ended between the two. Then the charge is refunded to the new
+    /// window.
     async fn use_up(&self, plan: &mut Plan, charges: &[usize]) -> Result<(), L::Error> {
         let falls_short = |at: &&usize| plan.counters.get(**at).is_some_and(DescriptorCounter::falls_short);
         let short: Vec<usize> = charges.iter().filter(falls_short).copied().collect();
@@ -321,7 +321,7 @@ impl<L: Limiter> Follow for Core<L> {
         Vec::new()
     }
 
-    /// Nothing to do: each request takes the rules in force.
+    /// There is nothing to do: each request takes the rules in force.
     fn follow(&self) {}
 
     fn report(&self, event: &RulesEvent) {

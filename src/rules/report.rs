@@ -3,7 +3,7 @@
 use super::problem::{Position, Problem};
 use crate::error::labelled;
 
-/// What [`RulesBuilder::check`](super::RulesBuilder::check) reports of rules that are right.
+/// The findings of [`RulesBuilder::check`](super::RulesBuilder::check) about valid rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RulesReport {
     pub(super) unregistered: Box<[UnregisteredName]>,
@@ -68,7 +68,7 @@ labelled! {
         /// Every limit of the file is in shadow mode. That is intended at first, so a tool prints it and does not fail.
         ObservesOnly = "observes-only",
         /// A quota of 0 refuses each request of its rule, or `deny` has every IPv4 or every IPv6 address. That may be
-        /// meant, so a tool notes it and does not fail. Plans and rules that do not enforce are not reported.
+        /// intended, so a tool prints it and does not fail. Plans and rules that do not enforce are not reported.
         RefusesAll = "refuses-all",
         /// No rule uses a template.
         UnusedTemplate = "unused-template",

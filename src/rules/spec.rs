@@ -37,7 +37,7 @@ pub(crate) struct FileSpec {
     /// The templates that no rule uses.
     pub(crate) unused: Vec<Name>,
     pub(crate) access: AccessSpec,
-    /// The limits of a file in Envoy's form. It has neither of the others.
+    /// The limits of a file in Envoy's form. A file with a domain has neither rules nor access lists.
     pub(crate) domain: Option<DomainSpec>,
 }
 

@@ -104,7 +104,7 @@ impl RuleStore {
         self.state().read == *reading
     }
 
-    /// Notes that the file was read, and that nothing came of it: the next reading is another one.
+    /// Notes that the file was read without success, so that the next reading counts as a change.
     pub(super) fn forget_reading(&self) {
         self.state().read = Err(RulesError::of_file("the rules were read, and a limiter panicked about them"));
     }

@@ -97,7 +97,7 @@ impl Times {
         self.span_at(minute(now)).is_some()
     }
 
-    /// Returns whether each of the other times is one of these.
+    /// Returns whether these times include all of the other times.
     pub(super) fn covers(&self, other: &Self) -> bool {
         other.spans.iter().all(|(begin, end)| self.span_at(*begin).is_some_and(|(_, last)| *end <= last))
     }

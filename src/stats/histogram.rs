@@ -88,7 +88,7 @@ impl HistogramSnapshot {
     }
 
     /// Iterates over the buckets: the bound of each, and how many durations it has got since an earlier snapshot. The
-    /// bound of the last one is the one before it.
+    /// last bucket has the bound of the bucket before it.
     #[cfg(feature = "metrics")]
     pub(super) fn since(&self, earlier: &Self) -> impl Iterator<Item = (Duration, u64)> {
         let last = BOUNDS.last().map_or(0, |(bound, _)| *bound);

@@ -37,7 +37,7 @@ impl Counts {
         }
     }
 
-    /// Adds the difference between two totals. A counter that is read late may seem to step back; that is no
+    /// Adds the difference between two totals. A counter that is read late may seem to step back. That counts as no
     /// difference.
     fn add_difference(&mut self, now: &Self, before: &Self) {
         self.allowed += now.allowed.saturating_sub(before.allowed);
@@ -160,7 +160,7 @@ impl RateBucket {
         self.counts.over
     }
 
-    /// Returns the requests that the policy refused: the part of those [over](Self::over) that its mode does not let
+    /// Returns the requests that the policy refused: those [over](Self::over) the limit that its mode does not let
     /// pass, and those that its block refused.
     #[must_use]
     pub fn refused(&self) -> u64 {

@@ -1,7 +1,7 @@
 //! The last refusals, in bounded memory.
 //!
 //! Refusals are kept in sets of sixteen entries. A key's fingerprint chooses its set, in which a refusal replaces the
-//! oldest one. So a client that is refused all the time pushes out the refusals of few others.
+//! oldest one. So a client that is refused all the time replaces the refusals of only a few other clients.
 //!
 //! Each entry has its own lock. A writer only tries to lock it, so a refusal waits for no reader. Requests that pass
 //! are not written, and take no lock.

@@ -103,8 +103,8 @@ impl StatsSnapshot {
         self.store_load.as_ref()
     }
 
-    /// Returns which rules of a file are in force in the observed layers. Of several files it is the one that came into
-    /// force last. Returns `None` if no layer has rules of a file.
+    /// Returns which rules of a file are in force in the observed layers. If there are several files, it is the one
+    /// that came into force last. Returns `None` if no layer has rules of a file.
     #[must_use]
     pub fn rules(&self) -> Option<RulesInForce> {
         self.rules
@@ -163,7 +163,7 @@ impl PolicySnapshot {
     }
 
     /// Returns whether the policy is a [block](crate::Quota::block): it refuses keys for a time after strikes, so many
-    /// refusals are what it is for.
+    /// refusals are normal.
     #[must_use]
     pub fn is_block(&self) -> bool {
         self.is_block

@@ -131,7 +131,7 @@ impl StatsBuilder {
     ///
     /// **A key may be a secret or personal data**, such as a token or an address. Return a part that operators may see,
     /// or `None`: for example an address without its last byte. The closure is called for a key that was refused at
-    /// least twice, for one that holds units of a [concurrency limit](crate::Quota::concurrent) by several requests,
+    /// least twice, for a key that holds units of a [concurrency limit](crate::Quota::concurrent) by several requests,
     /// and for each of the [recent refusals](Self::max_recent_refusals). It runs while a request is served. At most 128
     /// bytes of a name are kept.
     ///

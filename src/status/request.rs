@@ -71,7 +71,7 @@ pub(super) fn refuse_other_sites(parts: &Parts) -> Result<(), Wrong> {
 /// Refuses an action that a browser sends to a name which the program does not list. Another site may point its own
 /// name at this server, and the browser then treats both as one site. An address and `localhost` can be no such name.
 ///
-/// A program that is no browser sends neither `Sec-Fetch-Site` nor `Origin`, and acts for itself only.
+/// A program that is not a browser sends neither `Sec-Fetch-Site` nor `Origin`, and acts for itself only.
 pub(super) fn refuse_other_names(parts: &Parts, hosts: &[String]) -> Result<(), Wrong> {
     let is_browser =
         [HeaderName::from_static("sec-fetch-site"), ORIGIN].iter().any(|name| parts.headers.contains_key(name));

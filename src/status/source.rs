@@ -21,7 +21,7 @@ pub(super) trait ErasedLayer: Send + Sync {
     /// The policies of each rule, with those that go with them, and the rule's mode.
     fn rules(&self) -> Vec<(Vec<Policy>, Mode)>;
     fn warning(&self) -> Option<SetupWarning>;
-    /// Returns how full the limiter is. That of a large one is up to a second old.
+    /// Returns how full the limiter is. The figure of a large limiter is up to a second old.
     fn occupancy(&self, now: Timestamp) -> Option<Occupancy>;
     fn explain<'a>(&'a self, request: &'a Parts) -> BoxFuture<'a, Explanation>;
     /// Asks the limiter what it would answer to a charge of this cost. Its error is a text, with its causes.

@@ -18,7 +18,7 @@ const DONE_SHOWN: usize = 20;
 /// Up to this many layers are explained openly, even those that let the request pass.
 const LAYERS_OPEN: usize = 4;
 
-/// Writes what each layer explains. Of many layers, those that refuse come first.
+/// Writes what each layer explains. Layers that refuse come first.
 pub(super) fn explained(html: &mut String, view: &PageView, layers: &[ExplainedLayer]) -> fmt::Result {
     if layers.len() <= LAYERS_OPEN {
         return layers.iter().try_for_each(|of_layer| layer(html, view, of_layer));

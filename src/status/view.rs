@@ -16,8 +16,7 @@ use super::request::ExplainForm;
 use super::source::ErasedLayer;
 use super::target::{KeyStates, LayerKeys};
 
-/// The maximum number of policies that are shown. Those with the maximum number of requests over their limits come
-/// first.
+/// The maximum number of policies that are shown. Policies with the most requests over their limits come first.
 const ROWS_MAX: usize = 200;
 
 pub(super) struct PageView {

@@ -8,7 +8,7 @@ use crate::time::PERIOD_US_MAX;
 pub(super) struct Closing {
     /// Closed until then, and for how long in all.
     block: Option<(u64, u64)>,
-    /// Until when strikes count, and how many there are.
+    /// The instant until which the strikes count, and their number.
     window: Option<(u64, u64)>,
     /// The number of blocks so far, and the instant until which they are remembered after the last.
     past: Option<(u64, u64)>,

@@ -42,7 +42,7 @@ enum Model {
     Steps(Option<(i128, u64, u64)>),
     /// A window's end, and the units in it.
     Window(Option<(u64, u64)>),
-    /// Until when a count is kept, and the count.
+    /// The instant until which a count is kept, and the count.
     Meter(Option<(u64, u64)>),
     /// Strikes and blocks.
     Closing(Closing),

@@ -114,7 +114,7 @@ proptest! {
         steps in prop::collection::vec((any::<u64>(), any::<u64>()), 5..12),
     ) {
         let quota = quota(algorithm, Anchor::Epoch, &shape);
-        // A refused request that counts is what else the refunded ones did. Strikes have a law of their own.
+        // A refund does not undo denials that were counted. Strikes have a law of their own.
         if !quota.counts_denied() && algorithm != Algorithm::Block {
             refund_newest_first(&quota, &steps);
         }

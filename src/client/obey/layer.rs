@@ -80,9 +80,9 @@ use crate::time::{PERIOD_US_MAX, micros_ceil};
 /// | some requests remain | no more are sent until the next response |
 ///
 /// * A response speaks for its [key](Self::key), by default the origin of its request.
-/// * Each wait is lengthened by 0 to 10 percent at random, so that clients do not return together. A wait of
-///   less than a second that is no refusal's is not lengthened. It is shortened by the shortest round trip that was
-///   seen, because the server began to count before its response left.
+/// * Each wait is lengthened by 0 to 10 percent at random, so that clients do not return together. After a response
+///   that is no refusal, a wait of less than a second is not lengthened, but shortened by the shortest round trip that
+///   was seen, because the server began to count before its response left.
 /// * While nothing remains, one request is on its way at a time. So a quota that refills within less than
 ///   a round trip is not used up: GCRA with 1,000 per second passes 50 a second over a round trip of
 ///   20 ms.
@@ -195,8 +195,8 @@ impl ObeyLayer {
     /// * With a limiter on Redis, all processes share the quota. The requests of a key in a process ask the
     ///   limiter one after the other, so that they leave in order: a request that a quota does not apply to
     ///   waits behind those before it.
-    /// * The policies of one call are taken in one step. Several calls ask one after the other, and return what
-    ///   was taken if a later one has nothing left.
+    /// * The policies of one call are taken in one step. Several calls of this method charge their quotas one after the
+    ///   other, and refund the earlier ones if a later one has nothing left.
     /// * A token bucket lets a burst go and its refill after it: `Quota::per_second(50)` sends up to 99 in its first
     ///   second. If the vendor counts by strict windows, take a small burst (`.burst(1)`), or a
     ///   [sliding log](crate::Quota::sliding_log), which sends at most 50 in any second.

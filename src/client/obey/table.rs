@@ -26,9 +26,8 @@ impl LineTable {
     /// Returns the line of a key. Makes room for it if there are `most` lines. Returns `None` if no line
     /// can be forgotten.
     ///
-    /// A line that a request holds stays. Of the others that have no pause, those are forgotten that
-    /// were used least recently: an eighth of all lines, at least one. If all have a pause, one is
-    /// forgotten whose pause ends after `bound_us`.
+    /// A line that a request holds stays. Then forgets the least recently used lines without a pause: an eighth of all
+    /// lines, at least one. If all have a pause, one is forgotten whose pause ends after `bound_us`.
     pub(super) fn line(
         &self,
         key: &Key,

@@ -52,11 +52,10 @@ use super::states::States;
 /// more. No key is forgotten or denied before the table has its full size.
 ///
 /// An expired state is free space; no sweep is needed. When all slots that a new key may use are live,
-/// [`OnFull`](super::OnFull) decides. [Meters](crate::quota::Quota::meter) are never evicted and never
-/// move, so many of them make the table grow sooner. They take about half of the slots at most, and a
-/// new meter that finds no room is denied. Meters beyond 16,382
-/// [quotas](crate::limiter::memory#changed-quotas) are evicted like other keys. Of a million keys in a
-/// table of that capacity the limiter forgets fewer than ten.
+/// [`OnFull`](super::OnFull) decides. [Meters](crate::quota::Quota::meter) are never evicted and never move, so many of
+/// them make the table grow sooner. They take about half of the slots at most, and a new meter that finds no room is
+/// denied. Meters beyond 16,382 [quotas](crate::limiter::memory#changed-quotas) are evicted like other keys. With a
+/// million keys in a table of that capacity, the limiter forgets fewer than ten.
 ///
 /// The limiter does not store keys. It stores fingerprints of 50 bits, made with a secret from the
 /// system's randomness, so an attacker cannot aim at another client's key.

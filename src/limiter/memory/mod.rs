@@ -40,8 +40,8 @@
 //! [`TooManyQuotas`](crate::event::LimiterEvent::TooManyQuotas).
 //!
 //! When three quarters of the numbers are in use, the limiter looks for quotas that no request used for ten seconds and
-//! that have no live state. That takes about ten milliseconds for a million keys, in the request that finds the table
-//! full.
+//! that have no live state. That takes about ten milliseconds for a million keys, in the request that starts the
+//! search.
 
 mod builder;
 mod charge;

@@ -26,7 +26,7 @@ const CACHED: usize = 1_024;
 
 const NUMBERS: usize = 1 << VERSION_BITS;
 const NUMBER_MASK: u64 = NUMBERS as u64 - 1;
-/// From this number of versions in use on, the limiter looks for unused ones.
+/// If at least this number of versions are in use, the limiter looks for unused ones.
 const CROWDED: usize = NUMBERS / 4 * 3;
 
 /// The least time between two looks for numbers that no state needs.
@@ -222,7 +222,7 @@ impl Versions {
     }
 
     /// Frees these numbers, which no live state uses, except those that were asked for since the walk began. Then
-    /// begins the next phase. From then on each policy that is used asks for its number again.
+    /// begins the next phase. After that, each policy that is used asks for its number again.
     pub(super) fn begin_phase(&self, unused: &[Cell<bool>]) {
         let mut guard = self.known_mut();
         let known = &mut *guard;

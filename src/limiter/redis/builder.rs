@@ -84,8 +84,8 @@ impl RedisLimiterBuilder {
     /// are no newer credentials, or the server refuses them, the observer gets
     /// [`StoreFailed`](crate::observe::LimiterEvent::StoreFailed), and the connection asks again 5 s later.
     ///
-    /// An error of the closure is one of a connection that could not be made. Events and errors have its text, so the
-    /// text must not have a secret in it. It is not possible with `redis-sentinel://`.
+    /// An error of the closure is reported like a connection that could not be made. Events and errors have its text,
+    /// so the text must not have a secret in it. It is not possible with `redis-sentinel://`.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -113,8 +113,9 @@ impl RedisLimiterBuilder {
     }
 
     /// Sets the certificates of the authorities that are trusted with `rediss://`, as PEM. They replace those of the
-    /// system. The certificate of the server must be of one of them, and for the host that the URL names. It needs TLS
-    /// by rustls: one of the features `fred-rustls`, `fred-rustls-ring`, `redis-rs-rustls`, `redis-rs-rustls-ring`.
+    /// system. The server's certificate must be signed by one of these authorities, and be valid for the host of the
+    /// URL. It needs TLS by rustls: one of the features `fred-rustls`, `fred-rustls-ring`, `redis-rs-rustls`,
+    /// `redis-rs-rustls-ring`.
     ///
     /// ```no_run
     /// use tower_ratelimit::RedisLimiter;

@@ -34,8 +34,8 @@ const LONGEST_UNKNOWN: Duration = Duration::from_millis(10);
 /// return after it.
 const SETTLING: Duration = Duration::from_millis(200);
 
-/// Denials by (policy, key). The latest of those that share a slot is remembered. A key has one slot under all quotas
-/// of a policy, because a refund or a reset under one of them ends the denials under each.
+/// Denials by (policy, key). The latest of those that share a slot is remembered. A key has one slot for all quotas of
+/// a policy, because a refund or a reset under one quota ends the denials under all.
 pub(crate) struct DenialCache {
     slots: Box<[Mutex<CachedDenial>]>,
     tags: Tags,

@@ -84,7 +84,7 @@ pub(crate) enum Returned {
     /// There was no row, although the process held something.
     Missing,
     Refused(CurrentRow),
-    /// Whether it was done is not known.
+    /// It is unknown whether the call was done.
     Lost,
 }
 
@@ -231,7 +231,7 @@ impl Holdings {
         due
     }
 
-    /// Begins an epoch of a key that is due. Returns the call that says so, or `None` if nothing is left to say.
+    /// Begins an epoch of a key that is due. Returns the call that reports it, or `None` if nothing is left to report.
     pub(crate) fn renew(&self, key: HeldKey, connections: u64) -> Option<Return> {
         let mut part = self.part(&key.bytes);
         let holding = part.get_mut(&key.bytes)?;

@@ -23,7 +23,7 @@ pub(crate) struct Pending {
     pub(crate) tag: Tag,
     /// The data with which its denial is remembered, if it is to be remembered.
     pub(crate) watch: Option<Watch>,
-    /// From the start if a lease granted it, otherwise once it is answered.
+    /// `Some` from the start if a lease granted the charge, otherwise once it is answered.
     pub(crate) decision: Option<ChargeDecision>,
     /// The take of units that are held, until its answer is recorded.
     pub(crate) bid: Option<Box<Bid>>,

@@ -19,8 +19,8 @@ const VALUE_BYTES: usize = 2_048;
 /// order.
 const ENTRY_BYTES: usize = 208;
 
-/// The last values of some keys: those that were noted first go if there are too many. A key without one, or with one
-/// that is no longer the current one, costs a round trip, and no more.
+/// The last values of some keys: those that were noted first go if there are too many. A key whose value is missing
+/// here or out of date costs one more round trip, and nothing else.
 pub(super) struct KnownValues(Box<[Mutex<Shard>]>);
 
 #[derive(Default)]

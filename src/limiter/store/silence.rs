@@ -16,7 +16,7 @@ const CALLS: u32 = 5;
 const DEADLINES: u32 = 5;
 const LONGEST_CALLS: u32 = 2;
 
-/// The longest time without a word that is not yet silence.
+/// The maximum time without an answer that does not count as silence.
 const LONGEST: Duration = Duration::from_secs(5);
 
 pub(super) struct Silence {

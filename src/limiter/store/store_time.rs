@@ -38,7 +38,7 @@ struct KnownTime {
 /// What an answer has shown about the store's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TimeUpdate {
-    /// It is the first one that reports a time.
+    /// The answer is the first one that reports a time.
     First,
     /// The decision was made at a time near that of the store.
     Near,
@@ -106,7 +106,7 @@ impl StoreTime {
     }
 }
 
-/// Returns how far an instant of the store's clock is ahead of one of the own clock.
+/// Returns how far the store's clock is ahead of this process's clock.
 fn ahead_us(store: Timestamp, own: Timestamp) -> i64 {
     let [store, own] = [store, own].map(|instant| instant.as_micros().min(CLOCK_US_MAX) as i64); // below 2^53
     store - own

@@ -6,11 +6,10 @@
 //!
 //! # Lost answers
 //!
-//! A call that was cut has no answer, and the same swap is sent again. If the current value is the
-//! expected one, it is made now. If it is the limiter's own, the first one was made. Otherwise the
-//! value names the versions before it: if the own one is among them, the swap was made; if the
-//! expected one is, followed by another one, it was not. If neither is, nothing is known, and the
-//! requests fail as a timeout.
+//! A call that was cut has no answer, and the same swap is sent again. If the current value is the expected one, it is
+//! made now. If it is the limiter's own, the first one was made. Otherwise the value names the versions before it: if
+//! this swap's version is among them, the swap was made. If the expected version is among them and another version
+//! follows it, the swap was not made. If neither is, nothing is known, and the requests fail as a timeout.
 //!
 //! If a value names all versions since the key had none, and neither is among them, the swap was
 //! not made, or the value was removed since. A swap that only removes values has had its effect in
@@ -120,12 +119,12 @@ struct Party<'a, S: Store> {
     next: Option<PartyStep>,
 }
 
-/// What a party needs from the store.
+/// The next step of a party.
 enum PartyStep {
-    /// The current values.
+    /// Load the current values.
     Load,
     Swap(Decided),
-    /// Nothing: these are the answers.
+    /// Answer the callers, without a call.
     Answer(StoreAnswers),
 }
 
@@ -145,7 +144,7 @@ struct Decided {
 /// A party and its swap.
 type Swapping<'a, S> = (Party<'a, S>, Decided);
 
-/// What became of a flight.
+/// The result of a flight.
 #[derive(Clone, Copy, Default)]
 struct FlightResult {
     /// Whether the store has decided any of its requests.

@@ -226,7 +226,7 @@ impl Quotas {
         Some(written)
     }
 
-    /// Reads a value. If it was written under the quota that is `likely`, that one is not parsed.
+    /// Reads a value. If it was written under the quota `likely`, the quota's text is not parsed.
     pub(super) fn read(&self, value: &Value, likely: Option<&Arc<Written>>) -> Result<(History, StoredState), Foreign> {
         if value.bytes.len() > STATE_MAX + TEXT_MAX + 2 * 16 * EARLIER {
             return Err(Foreign("it is too long"));

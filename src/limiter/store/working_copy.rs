@@ -46,7 +46,7 @@ impl StoreRequest {
         Self { operation, charges: charges.into_iter().collect() }
     }
 
-    /// Returns whether a charge is one of units that are held.
+    /// Returns whether a charge is for units that requests hold.
     pub(super) fn holds_units(&self) -> bool {
         self.charges.iter().any(|charge| charge.policy.limits_in_flight())
     }
@@ -98,7 +98,7 @@ struct Cell {
     value: Option<Value>,
     /// The history of that value.
     history: History,
-    /// The value before and after the requests that are decided so far.
+    /// The value before the requests, and after those that are decided so far.
     state: Result<Option<StoredState>, Foreign>,
     is_used: bool,
     is_changed: bool,
@@ -441,7 +441,7 @@ impl<'a> WorkingCopy<'a> {
         .collect()
     }
 
-    /// Notes that these changes, which are of the keys that were used, were made.
+    /// Notes that these changes of the used keys were made.
     pub(super) fn note_done(&mut self, done: &[Change], known: &KnownValues) {
         for change in done {
             let Some(cell) = self.cells.iter_mut().find(|cell| cell.key == change.key) else { continue };

@@ -36,7 +36,8 @@ pub(crate) fn link((policy, role): (usize, LinkedRole), charges: &mut Charges, f
 /// Returns the charge that is linked to the one at `at`, and what it counts.
 fn linked_to(charges: &[Charged], at: usize) -> Option<(&Charged, LinkedRole)> {
     let charged = charges.get(at)?;
-    // It stands within as many places as it can count back, so that a long set is not searched for each of its charges.
+    // It stands within as many positions as it can count back, so that a long set is not searched for each of its
+    // charges.
     let near = charges.iter().enumerate().skip(at + 1).take(usize::from(u8::MAX));
     let (place, of) = { near }.find_map(|(place, charged)| match charged.effect {
         Effect::OnRefusal { of } => Some((place, usize::from(of))),

@@ -115,7 +115,7 @@ impl BoundRule {
         taken.add(self.policies().len(), self.names());
     }
 
-    /// The name that the application chose and another rule of the layer has, and the name instead of it.
+    /// The name that the application chose but another rule of the layer has, and the name that replaces it.
     pub(crate) fn numbered(&self) -> Option<&[Box<str>; 2]> {
         self.numbered.as_ref()
     }

@@ -112,7 +112,7 @@ impl QuotaSwitch {
             let mut state = lock(&self.0);
             state.largest = state.largest.max(quota.capacity_to_hold());
             let before = std::mem::replace(&mut state.quota, quota);
-            // Layers that have come meanwhile are among them.
+            // The list includes layers that have come since the change began.
             let layers: Vec<Arc<dyn Follow>> = state.layers.iter().filter_map(Weak::upgrade).collect();
             (before, layers)
         };

@@ -145,7 +145,7 @@ fn words(text: String) -> Words {
     Arc::new(move || (*text).into())
 }
 
-/// Makes the comparison with the paths of a `not`. Those of `match` are in the index of the layer.
+/// Makes the comparison with the paths of a `not`. The paths of `match` are in the index of the layer.
 fn path_comparison(patterns: &[PathPattern]) -> Option<Comparison> {
     let index = PathIndex::new(iter::once(patterns))?;
     let find = move |head: &Head<'_>| match index.rules(head).is_empty() {
@@ -208,7 +208,7 @@ fn is_plain_path(path: &str) -> bool {
     path.starts_with('/') && !path.split('/').any(is_dots)
 }
 
-/// Compares the values of a header. It is unclear which of several values counts for others.
+/// Compares the values of a header. If there are several values, other programs may use another one of them.
 fn find_value(head: &Head<'_>, name: &HeaderName, values: &AnyOf) -> MatchResult {
     let mut found = head.headers.get_all(name).iter().map(|value| values.find(value.as_bytes().trim_ascii()));
     let Some(first) = found.next() else { return MatchResult::No };

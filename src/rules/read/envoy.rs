@@ -156,7 +156,7 @@ impl ValueReader<'_, '_, '_> {
         Some(LimitSpec { quota: quota?, mode, name: name?, replaces: replaces? })
     }
 
-    /// Reads a quota. It counts as Envoy's service does, unless there are options.
+    /// Reads a quota. Its quota counts as in Envoy's service, unless there are options.
     fn envoy_quota(&mut self, fields: &Fields<'_, '_>, options: Option<&At<String>>) -> Option<At<Quota>> {
         let unit = self.required(fields, "unit", ", such as `unit: minute`").and_then(|node| self.unit(node));
         let limit = self.required(fields, "requests_per_unit", ", such as `requests_per_unit: 100`");

@@ -3,7 +3,7 @@
 use super::super::document::{Node, NodeValue};
 use super::super::problem::{Position, Quoted};
 
-/// Names the program that a file belongs to, if it is another one. The fields of such a file would all be wrong.
+/// Names the program that a file belongs to, if it is another program's. The fields of such a file would all be wrong.
 pub(super) fn recognised(root: &Node<'_>) -> Option<(Position, String)> {
     let message = match &root.value {
         NodeValue::Map(_) => of_kubernetes(root).or_else(|| of_program(root))?,

@@ -188,7 +188,7 @@ impl ValueReader<'_, '_, '_> {
 /// The names of a file's rules and policies.
 #[derive(Default)]
 pub(super) struct UsedNames {
-    /// The name, what it names if that is not the rule itself, and the rule.
+    /// The name, the kind of thing that it names unless that is the rule, and the rule.
     pub(super) names: Vec<(String, &'static str, Name)>,
     /// Rules that had another name.
     pub(super) renamed: Vec<(Name, Name)>,

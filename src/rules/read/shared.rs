@@ -109,7 +109,7 @@ pub(super) struct SharedSettings {
     taken: InheritedSize,
 }
 
-/// The size of what rules have taken over so far.
+/// The total size of the settings that rules have inherited so far.
 #[derive(Default)]
 struct InheritedSize {
     size: Size,

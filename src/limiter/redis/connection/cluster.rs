@@ -1,7 +1,7 @@
 //! A cluster: a connection to each master, and which slots it has.
 //!
-//! fred's own client of a cluster reaches no server while one of them is away. So here each master
-//! has a connection of its own, with either client.
+//! fred's own client for clusters reaches no server while one server is away. So here each master has a connection of
+//! its own, with either client.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -33,11 +33,11 @@ const EVERY: Duration = Duration::from_secs(60);
 const WHILE_AWAY: Duration = Duration::from_millis(500);
 const NO_SOONER: Duration = Duration::from_millis(100);
 
-/// From how many servers the map is fetched at the same time.
+/// The number of servers from which the map is fetched at the same time.
 const AT_ONCE: usize = 3;
 
-/// The number of times that a call is sent to another server without a pause: to the one that has the slot,
-/// and to the one that is being given it.
+/// The number of times that a call is sent to another server without a pause: to the server that has the slot, and to
+/// the server to which the slot is moved.
 const HOPS: usize = 2;
 
 /// The first and the longest pause before a call is sent to yet another server. Servers that send a

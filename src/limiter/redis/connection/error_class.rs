@@ -158,7 +158,7 @@ fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (StoreErrorKind, &'static
 }
 
 /// Codes of a server that is no master any more, or may not be the one: a master that was cut off sees too few
-/// replicas, and one that was replaced loads the data of the new one.
+/// replicas, and a replaced master loads the data of the new master.
 const DEMOTED: [&str; 5] = ["READONLY", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "LOADING"];
 
 /// Codes or other words of errors, with their meanings. The first that fits counts.

@@ -34,8 +34,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Given<C> {
     }
 
     /// Returns whether the server is of a cluster. A cluster connection of the crate sends a command again after its
-    /// connection was lost, so a check could be charged twice. A connection to one of the servers has a part of the
-    /// slots.
+    /// connection was lost, so a check could be charged twice. A connection to one server of a cluster reaches only a
+    /// part of the slots.
     async fn find_mode(&self) -> Result<bool, CallFailure> {
         // Each user may send it.
         match self.connection.clone().req_packed_command(&redis::cmd("HELLO")).await {

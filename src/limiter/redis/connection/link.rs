@@ -30,11 +30,11 @@ const MIN_CALL: Duration = Duration::from_millis(1);
 /// The time that a process gets to read answers after it had no time at all.
 const CATCH_UP: Duration = Duration::from_millis(50);
 
-/// How many times the allowed silence a call is listened to at most. Answers come in the order of the calls, so one
-/// that does not come although others do is lost.
+/// How many times the allowed silence a call is listened to at most. Answers come in the order of the calls, so an
+/// answer is lost if a later one has come.
 const LONGEST_LISTENING: u32 = 8;
 
-/// The time in which round trips are measured if they are long, and the longest that is measured.
+/// The time in which long round trips are measured, and the longest round trip that is measured.
 const MEASURING: Duration = Duration::from_millis(500);
 const LONGEST_ROUND_TRIP: Duration = Duration::from_secs(5);
 
@@ -72,7 +72,7 @@ pub(super) struct Link {
     late_us: AtomicU64,
     /// The server was reported as down, and not as up since.
     is_reported_down: AtomicBool,
-    /// Nothing watches over the server any more.
+    /// The server's connection is not watched any more.
     is_retired: AtomicBool,
     /// Why there is no connection, or why the breaker is open.
     down_because: Mutex<Option<RedisError>>,
@@ -388,8 +388,8 @@ impl Link {
         answer.map_err(|failure| self.explain(failure))
     }
 
-    /// Reports the failure of a call that is no check's, if it is a misconfiguration. Returns its error, or why there
-    /// is no connection, which says more.
+    /// Reports the failure of a call that belongs to no check, if it is a misconfiguration. Returns its error, or why
+    /// there is no connection, which says more.
     pub(super) fn explain(&self, failure: CallFailure) -> RedisError {
         self.report_misconfiguration(&failure.error);
         self.down_because().unwrap_or(failure.error)
@@ -496,7 +496,8 @@ impl Link {
         self.heard_us.store(micros(self.began.elapsed()), Ordering::Relaxed);
     }
 
-    /// Reports that the server is believed dead, to observers and to the tasks that look for it and for others.
+    /// Reports that the server is believed dead to observers, and to the tasks that look for this server and for
+    /// others.
     fn report_dead(&self, error: &RedisError) {
         lock(&self.down_because).get_or_insert_with(|| error.clone());
         // Calls that were under way when the server left still fail. If they reported the server as down, nothing would

@@ -21,9 +21,9 @@ const IDLE: Duration = Duration::from_secs(5);
 /// The interval at which a server that is believed dead is probed, unless the deadline is long.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
 
-/// The time for which a server may be believed dead before it gets a new connection, in case only the old one
-/// is dead. The time is shorter if it is connected: once an answer was lost, each call is given the
-/// answer to the call before it.
+/// The time for which a server may be believed dead before it gets a new connection, in case only the old connection is
+/// dead. The time is shorter if it is connected: once an answer was lost, each call is given the answer to the call
+/// before it.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE_IF_CONNECTED: Duration = Duration::from_millis(500);
 

@@ -16,7 +16,7 @@ const CONNECT: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration:
 const SILENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(5);
 
 /// The time without traffic after which the system looks whether a connection is alive, and again the time between its
-/// attempts. Connections are probed more often than that; this is for the time in which this process does not run.
+/// attempts. Connections are probed more often. This bound is for times in which this process is suspended.
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// The settings of a store.

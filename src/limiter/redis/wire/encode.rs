@@ -136,7 +136,7 @@ enum Mode {
     Struck = 5,
 }
 
-/// In place of the first of a charge's partners: one of them is known to be refused.
+/// Stands in place of the first partner's number: one of the partners is known to be refused.
 const REFUSED: u16 = 0;
 
 /// Writes the form of a charge.

@@ -30,12 +30,11 @@
 //!
 //! # The reply
 //!
-//! The reply is one string: the number of the call, the time as a double, and the answer to each
-//! request. The number shows that the reply belongs to this call: Redis numbers nothing, so after a
-//! reply that was lost on the way every later call would get the reply to another one. An answer is one
-//! byte for each key, with what follows it (see [`decode`]). For most algorithms the script answers
-//! with the state that it found, and the algorithm in this process computes from that state what is
-//! reported. For a list, whose entries stay in Redis, the script answers with the whole decision.
+//! The reply is one string: the number of the call, the time as a double, and the answer to each request. The number
+//! shows that the reply belongs to this call: Redis does not number replies, so after a lost reply every later call
+//! would get the reply to another call. An answer is one byte for each key, with what follows it (see [`decode`]). For
+//! most algorithms the script answers with the state that it found, and the algorithm in this process computes from
+//! that state what is reported. For a list, whose entries stay in Redis, the script answers with the whole decision.
 //!
 //! # The value
 //!

@@ -18,7 +18,8 @@ macro_rules! part {
 }
 
 /// Redis makes each function anew with each call. So the functions that a usual charge does not need stand in branches
-/// of `twin`: an algorithm's in that of its kind, and those for refunds and for values of other quotas in that of kind
+/// of `twin`: an algorithm's functions in the branch of its kind, and the functions for refunds and for values of other
+/// quotas in the branch of kind
 /// 0. The call that is by far the most frequent, a lone charge of a bucket, a fixed window or a sliding window, is
 /// decided before all of them, by the same twins.
 const TEXT: &str = concat!(

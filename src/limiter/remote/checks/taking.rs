@@ -14,8 +14,8 @@ use crate::limiter::remote::set::{self, Indices, Pending, Set};
 use crate::limiter::remote::unanswered::Unanswered;
 use crate::time::Timestamp;
 
-/// How often charges are asked about, if a key is reset each time, beside once for each of their keys that were reset
-/// before: an answer names one of them.
+/// The number of times that charges are asked about if a key is reset each time. Each of their keys that was reset
+/// before adds one try, because an answer names one key only.
 const TRIES: usize = 2;
 
 /// The receiver of the answer to some charges of a set. The flight owns it, so the answer is noted even if the caller

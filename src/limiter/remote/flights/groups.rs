@@ -35,11 +35,11 @@ pub(crate) struct Groups<F: RemoteStore> {
     /// The number of the group that a key is in, by the key's hash.
     of_keys: HashMap<u64, u64, foldhash::fast::RandomState>,
     groups: HashMap<u64, KeyGroup<F>, foldhash::fast::RandomState>,
-    /// The groups that may fly, in their order. Some may be of groups that have become part of others.
+    /// The groups that may fly, in their order. Some numbers may belong to groups that have become part of others.
     ready: VecDeque<u64>,
     /// How many groups may fly.
     count: usize,
-    /// Those that no further request joins, by their numbers.
+    /// The closed groups by their numbers. No further request joins them.
     closed: HashMap<u64, (Keys, Vec<QueuedRequest<F>>), foldhash::fast::RandomState>,
     next: u64,
 }

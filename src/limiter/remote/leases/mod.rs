@@ -161,8 +161,8 @@ impl Leases {
         refunds
     }
 
-    /// Forgets a key's leases, because the key is reset under a policy's name. Those under other quotas of the policy
-    /// may be in any slot, so it looks into each.
+    /// Forgets a key's leases, because the key is reset under a policy's name. Leases under other quotas of the policy
+    /// may be in any slot, so it looks into each slot.
     pub(crate) fn forget(&self, policy: &Policy, key: &Key) {
         let paused_until = self.clock.now().saturating_add(PAUSE);
         for slot in &self.slots {

@@ -1,9 +1,8 @@
 //! The connections to the server.
 //!
-//! [`OwnConnections`] opens the first connection for the first statement, and another one whenever
-//! each open one is busy. A statement is sent over a busy connection if no more may be opened; the
-//! server answers in order, so no answer can be taken for another one's. A statement is answered
-//! even if its caller has stopped waiting.
+//! [`OwnConnections`] opens the first connection for the first statement, and another one whenever all open ones are
+//! busy. A statement is sent over a busy connection if no more may be opened; the server answers in order, so no answer
+//! can be taken for another one's. A statement is answered even if its caller has stopped waiting.
 //!
 //! A connection without an answer for [`LATE`] is used only if no other one is open or can be
 //! opened. One without an answer for [`SILENT`] is given up: its statement is cancelled, and it is
@@ -123,7 +122,7 @@ struct PoolState {
     open: Vec<OpenConnection>,
     /// The number of the next connection.
     next: u64,
-    /// The attempt to open one that is under way.
+    /// The attempt to open a connection that is under way.
     attempt: Option<Attempt>,
     /// No attempt is made before, while there is an open connection.
     pause: Option<Deadline>,

@@ -23,7 +23,7 @@ fn levels_of<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (
     std::iter::successors(Some(error), |error| (*error).source())
 }
 
-/// Returns whether the statement was undone because another one has inserted one of its keys.
+/// Returns whether the statement was undone because another statement has inserted one of its keys.
 pub(super) fn is_conflict(error: &BoxError) -> bool {
     code_of(&**error) == Some(&SqlState::UNIQUE_VIOLATION)
 }
@@ -34,7 +34,7 @@ pub(super) fn is_undone(error: &BoxError) -> bool {
     code_of(&**error).is_some_and(|code| undone.contains(&code))
 }
 
-/// Returns whether a statement of several swaps changed nothing because of one that inserts keys.
+/// Returns whether a statement of several swaps changed nothing because another statement inserted one of its keys.
 pub(super) fn is_of_an_insert(error: &BoxError) -> bool {
     let by_insert = [&SqlState::DIVISION_BY_ZERO, &SqlState::LOCK_NOT_AVAILABLE];
     code_of(&**error).is_some_and(|code| by_insert.contains(&code))

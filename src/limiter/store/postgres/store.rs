@@ -21,8 +21,8 @@ use crate::random;
 use crate::sync::{Mutex, lock};
 use crate::time::Timestamp;
 
-/// A sweep begins after this many values were inserted. It looks at twice as many rows, so the rows whose time is over
-/// are fewer than the others.
+/// A sweep begins after this many values were inserted. It looks at twice as many rows as are written, so expired rows
+/// stay fewer than the others.
 const INSERTS: u64 = SWEPT as u64 / 2;
 
 /// The longest time that a sweep takes.
@@ -31,7 +31,7 @@ const SWEEPS: Duration = Duration::from_secs(5);
 /// The maximum number of swaps of one statement. The server needs some 10 µs for each.
 const SWAPS: usize = 64;
 
-/// How often a statement is run that the server undoes because of others.
+/// The number of times that a statement is run if the server undoes it because of other statements.
 const RUNS: u32 = 20;
 
 /// The longest pause before such a statement is run again.
@@ -215,8 +215,8 @@ impl<C: Connections> Inner<C> {
         })
     }
 
-    /// Returns that nothing was changed, with the current values. They are read by a statement of its own: one that has
-    /// waited for another transaction does not see what that has written.
+    /// Returns that nothing was changed, with the current values. They are read by a separate statement, because a
+    /// statement that has waited for another transaction does not see the rows that this transaction wrote.
     async fn conflict(&self, changes: &[Change]) -> Result<Swapped, StoreError> {
         let loaded = self.load(changes.iter().map(|change| change.key.to_string()).collect()).await?;
         Ok(timed(Swapped::conflict(loaded.values().to_vec()), loaded.now()))

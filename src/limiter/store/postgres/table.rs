@@ -11,12 +11,12 @@
 //!   whole statement.
 //! * Several swaps are one statement, which is one transaction and waits once for the disk. It skips rows that another
 //!   transaction has locked, so other keys do not wait for such a row, and two processes never wait for each other's
-//!   rows. A skipped row looks like a missing one, so missing rows are looked for once more without a lock: a swap that
-//!   has one is sent alone. A key that came after the statement began is not inserted, and its swap is sent alone too.
-//!   If a swap of several new keys could insert only some of them, the division by zero undoes the whole statement, and
-//!   the swaps that insert are sent alone.
-//! * `lock_timeout` ends with the statement, since each statement is a transaction of its own. A setting of the
-//!   connection would be one of other applications behind PgBouncer.
+//!   rows. A skipped row looks like a missing one, so missing rows are looked for once more without a lock. A swap with
+//!   such a row is sent alone. A key that came after the statement began is not inserted, and its swap is sent alone
+//!   too. If a swap of several new keys could insert only some of them, the division by zero undoes the whole
+//!   statement, and the swaps that insert are sent alone.
+//! * `lock_timeout` ends with the statement, since each statement is a transaction of its own. Behind PgBouncer a
+//!   setting of the connection would also hold for other applications.
 
 use std::fmt::Write as _;
 use std::sync::Arc;

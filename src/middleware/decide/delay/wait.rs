@@ -207,7 +207,7 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
             let Some((_, sleep)) = &mut self.sleep else { break };
             std::task::ready!(sleep.as_mut().poll(cx));
             self.sleep = None;
-            // At least `until_us`, whatever the timer's clock says: no request may poll for ever.
+            // At least `until_us`, even if the timer's clock is wrong: no request may poll for ever.
             now_us = delays.now_us().max(until_us);
         }
         self.counted = None;
