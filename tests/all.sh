@@ -124,6 +124,10 @@ check_code() {
     step 'the lowest versions of the dependencies that Cargo.toml allows'
     run bash tests/minimal.sh
 
+    step 'the newest versions of the dependencies, which users get'
+    # They also run in tests/campaigns.sh.
+    run bash tests/newest/run check
+
     # Without features, because the documentation of an application includes this crate as the application has it.
     step 'documentation, with all features and with none'
     run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$features,tracing"

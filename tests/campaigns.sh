@@ -10,6 +10,8 @@ export CARGO_PROFILE_TEST_OPT_LEVEL=2
 export RATELIMIT_CAMPAIGN=1
 set -x
 
+# The newest versions of the dependencies, which users get.
+bash tests/newest/run
 # Properties with 25 times as many cases, a flood of 50 million keys, and a file of rules that changes 250 times under load.
 RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features" --test client --test memory --test middleware --test redis
 # The laws of each algorithm beside an oracle, with 250,000 schedules of each.

@@ -26,6 +26,7 @@ const SLEEPERS: &[(&str, &str)] = &[
     ("tests/middleware/rules_file.rs", "a watched file is polled in real time"),
     ("tests/middleware/settling_served.rs", "a server over TCP settles by and by"),
     ("tests/middleware/switch.rs", "threads that send requests run between two changes of a quota"),
+    ("tests/newest/smoke.rs", "a server starts by and by"),
     ("tests/observe/prometheus.rs", "Prometheus starts as a process"),
     ("tests/postgres/", "a real server decides by its own time, and notices faults by and by"),
     ("tests/redis/", "a real server decides by its own time, and notices faults by and by"),
