@@ -417,6 +417,14 @@ fn log_that_cannot_be_counted_has_no_report() {
     let sockets = all(&|_, row| row.combined().replace(&row.client, "unix:"));
     let json = all(&|n, row| json!({"at": row.iso(), "peer": {"ip": row.client}, "n": n}).to_string());
     let document = format!("[\n{}\n]", all(&|_, row| format!("  {{\"at\": \"{}\"}},", row.iso())));
+    // As Apache's ssl_request_log, which has no status. It begins as a list of JSON does.
+    let ssl_requests = all(&|_, row| {
+        let Row { client, method, path, .. } = row;
+        format!(
+            "[01/Mar/2024:{} +0000] {client} TLSv1.3 TLS_AES_128_GCM_SHA256 \"{method} {path} HTTP/1.1\" 5",
+            row.time()
+        )
+    });
     let truncated = rows.iter().map(|row| row.combined()[..60].to_owned() + "\n").collect::<String>();
     for (log, expected) in [
         (forwarded, "--format"),
@@ -428,6 +436,7 @@ fn log_that_cannot_be_counted_has_no_report() {
         (sockets, "have no client's address"),
         (json, "fields at, n, peer.ip: name those of a request, as in --format JSON --field time=PATH"),
         (document, "jq -c"),
+        (ssl_requests, "name the format by --format, with nginx's log_format"),
         (truncated, "--format"),
         (NGINX_ERROR.to_owned() + "\n", "--format"),
     ] {
@@ -507,4 +516,41 @@ fn log_that_ends_within_a_line_is_read_to_there() {
     let file = folder.file("access.log", &log[..log.len() - 40]);
     let report: Value = serde_json::from_str(&run(&["--json", "--quota", "20 per day", &file])).unwrap();
     assert_eq!((&report["read"]["requests"], &report["read"]["unreadable"]), (&399.into(), &1.into()));
+}
+
+/// Load balancers also log connections over TCP, in which they see no requests, and Envoy those that it resets.
+#[test]
+fn connections_without_a_request_are_no_requests() {
+    let folder = Folder::new("connections");
+    let elb = |row: &Row, request: &str, status: &str| {
+        let (time, client) = (row.iso(), &row.client);
+        format!(
+            "{time} elb {client}:51600 10.0.0.47:80 0.0009 0.00001 0.000015 {status} {status} 134 859 \"{request}\" \"-\" - -\n"
+        )
+    };
+    let envoy = |row: &Row, request: &str, status: u16| {
+        let (time, client) = (row.iso(), &row.client);
+        format!("[{time}] \"{request}\" {status} - 0 0 3 - \"{client}\" \"-\" \"-\" \"-\" \"10.0.0.9:80\"\n")
+    };
+    let rows: Vec<Row> = rows().into_iter().filter(|row| !row.client.contains(':')).collect();
+    let mut logs = [String::new(), String::new()];
+    for row in &rows {
+        let request = format!("{} {} HTTP/1.1", row.method, row.path);
+        logs[0] += &elb(row, &request, &row.status.to_string());
+        logs[0] += &elb(row, "- - - ", "-");
+        // What the balancer could not read was a request, to which it has answered.
+        logs[0] += &elb(row, "- - - ", "400");
+        logs[1] += &envoy(row, &request, row.status);
+        logs[1] += &envoy(row, "- - -", 0);
+        logs[1] += &envoy(row, "- - -", 400);
+    }
+    for (log, name) in logs.iter().zip(["elb.log", "envoy.log"]) {
+        let file = folder.file(name, log);
+        let report: Value = serde_json::from_str(&run(&["--json", "--quota", "20 per day", &file])).unwrap();
+        let (read, count) = (&report["read"], rows.len());
+        assert_eq!((&read["requests"], &read["no_requests"]), (&(2 * count).into(), &count.into()), "{name}: {read}");
+    }
+    let tcp: String = rows.iter().map(|row| elb(row, "- - - ", "-")).collect();
+    let error = error(&["--quota", "20 per day", &folder.file("tcp.log", tcp)], b"");
+    assert!(error.contains("none of 189 lines is a request in the format AWSELB"), "{error}");
 }

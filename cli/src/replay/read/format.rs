@@ -582,6 +582,21 @@ fn is_other_logger(name: &[u8]) -> bool {
     !name.starts_with(b"http.log.access")
 }
 
+/// Returns whether a line without a status has no request either: a load balancer logs connections over TCP so, and
+/// Envoy those that it resets.
+fn is_connection(fields: &Fields<'_>) -> bool {
+    let is_absent = |text: &[u8]| text.iter().all(|byte| matches!(byte, b'-' | b' '));
+    [Field::RequestLine, Field::Method, Field::Target].iter().all(|field| fields.get(*field).is_none_or(is_absent))
+}
+
+/// What a line tells about that can be read as a request.
+enum Line {
+    OfRequest,
+    /// The hash of a line of a logger that has a name.
+    OfLogger(u64),
+    OfConnection,
+}
+
 /// Reads the lines of one file in their order: a directive says which columns the lines after it have.
 #[derive(Debug, Default)]
 pub(crate) struct Reader {
@@ -622,12 +637,17 @@ impl Reader {
                 opened.at.filter(|_| format.has_no_time || opened.has_own_time),
                 keep,
             )?;
+            if format.is_named && request.status == 0 && is_connection(fields) {
+                return Some((request, None, Line::OfConnection));
+            }
             let compared = opened.source.map(|source| (source, fields.hash(), of_request(fields, &request)));
-            Some((request, compared, fields.get(Field::Logger).map(|_| fields.hash())))
+            let line = fields.get(Field::Logger).map_or(Line::OfRequest, |_| Line::OfLogger(fields.hash()));
+            Some((request, compared, line))
         });
         match found {
+            Some((_, _, Line::OfConnection)) => Read::Other,
             // Caddy can log a request by several loggers, or several times by one.
-            Some((_, _, Some(whole))) if self.sources.has_line(whole) => Read::Other,
+            Some((_, _, Line::OfLogger(whole))) if self.sources.has_line(whole) => Read::Other,
             Some((request, Some((source, whole, of_request)), _)) => {
                 match self.sources.repeats(source, whole, &request, of_request, line) {
                     true => Read::Other,

@@ -172,7 +172,7 @@ fn unknown(line: &[u8]) -> String {
             "{none}. They are JSON with the fields {names}: name those of a request, as in --format JSON --field time=PATH \
              --field client=PATH --field status=PATH --field method=PATH --field path=PATH"
         ),
-        [b'{' | b'[', ..] => format!(
+        [b'{', ..] | [b'['] | [b'[', b'{' | b'[' | b' ' | b'\t', ..] => format!(
             "{none}. If the file is one JSON document, write each request on its own line, such as by `jq -c '.[]' FILE`, and \
              name the fields by --format JSON --field"
         ),
