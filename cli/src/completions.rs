@@ -1,10 +1,10 @@
 //! `tower-ratelimit completions`: the script by which a shell completes commands and options.
 
-use clap::CommandFactory;
+use clap::Command;
 use clap_complete::Shell;
 
+use crate::exit;
 use crate::output::Output;
-use crate::{Program, exit};
 
 /// Print the script by which a shell completes commands and options
 ///
@@ -16,9 +16,9 @@ pub(crate) struct Options {
     shell: Shell,
 }
 
-pub(crate) fn run(options: &Options, output: &mut Output) -> u8 {
+pub(crate) fn run(options: &Options, mut program: Command, output: &mut Output) -> u8 {
     let mut script = Vec::new();
-    clap_complete::generate(options.shell, &mut Program::command(), "tower-ratelimit", &mut script);
+    clap_complete::generate(options.shell, &mut program, "tower-ratelimit", &mut script);
     output.script(&String::from_utf8_lossy(&script));
     exit::FINE
 }

@@ -7,6 +7,7 @@ mod check;
 mod completions;
 mod convert;
 mod diff;
+mod exit;
 mod explain;
 mod files;
 mod output;
@@ -15,7 +16,7 @@ mod schema;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use output::Output;
 
@@ -39,16 +40,6 @@ enum Command {
     Completions(completions::Options),
 }
 
-/// The exit codes of all commands.
-mod exit {
-    /// The command did what it should, and found nothing wrong.
-    pub(crate) const FINE: u8 = 0;
-    /// A file has problems, or two files differ.
-    pub(crate) const PROBLEMS: u8 = 1;
-    /// The command could not do what it should: an option is wrong, or a file cannot be read.
-    pub(crate) const TROUBLE: u8 = 2;
-}
-
 fn main() -> ExitCode {
     let program = match Program::try_parse() {
         Ok(program) => program,
@@ -65,7 +56,7 @@ fn main() -> ExitCode {
         Command::Diff(options) => diff::run(&options, &mut output),
         Command::Replay(options) => replay::run(&options, &mut output),
         Command::Schema(schema::Options {}) => Ok(schema::run(&mut output)),
-        Command::Completions(options) => Ok(completions::run(&options, &mut output)),
+        Command::Completions(options) => Ok(completions::run(&options, Program::command(), &mut output)),
     };
     let code = code.unwrap_or_else(|trouble| {
         output.trouble(trouble);

@@ -726,7 +726,7 @@ cases! {
 
     /// A leaky queue returns only its tail: requests behind it have been promised their departure. The refund of an
     /// earlier one may be made once its tail is refunded.
-    #[fix = "see Limiter::refund: refund a leaky queue only what nothing is queued behind"]
+    #[fix = "see Limiter::refund: refund only the newest slot of a leaky queue"]
     async fn queue_refunds_only_its_tail(bench) {
         if bench.policy.quota().algorithm() != Algorithm::LeakyQueue {
             return Ok(());

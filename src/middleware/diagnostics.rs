@@ -78,8 +78,8 @@ struct KeyWatch {
 
 impl Diagnostics {
     pub(super) fn new(settings: &Settings) -> Self {
-        // A rule for some paths, one that is disabled, or one that a source finds may never be asked about, and the
-        // watch over it would never end.
+        // Watches only rules that every request asks about. The watch over another rule might never end: it may be for
+        // some paths, disabled, or found by a source.
         let found = settings.finder().map_or(0, |(_, rules)| rules);
         let is_watched = |(at, bound): (usize, &BoundRule)| {
             at >= found && bound.rule().paths.is_empty() && !bound.rule().is_disabled()

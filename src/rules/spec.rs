@@ -81,7 +81,7 @@ pub(crate) struct AccessSpec {
     pub(crate) deny: Vec<At<IpNet>>,
 }
 
-/// A rule. No two rules of a file have a name in common, nor the names of their policies.
+/// A rule. All names of a file's rules and of their policies differ.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleSpec {
     pub(crate) position: Position,

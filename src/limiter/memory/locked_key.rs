@@ -381,7 +381,7 @@ impl States {
                         Some(spec) => self.arena().set_headed_pair(*key, chain, *pair, spec),
                         None => self.arena().set_pair(*key, chain, *pair),
                     }
-                    // At the pair's instant its number may still count.
+                    // The pair's number may still count at the pair's instant.
                     self.store_chain(*key, chain, Some(pair.at.saturating_add(1)), now)
                 }
             },

@@ -135,7 +135,7 @@ impl StoredState {
     /// Returns how long the state counts.
     pub(super) fn time_to_live(&self, now: u64) -> Duration {
         let until = match (&self.form, self.written.quota.decider()) {
-            // At the pair's instant its number may still count.
+            // The pair's number may still count at the pair's instant.
             (StateForm::Pair(pair), _) => pair.at.saturating_add(1),
             (StateForm::Entries(entries), Decider::EntryLog(log)) => {
                 entries.last().map_or(0, |(start, _)| start.saturating_add(log.life_us()))

@@ -18,10 +18,10 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    /// Reads the crate whose root is `lib.rs` in this folder.
-    pub(crate) fn read(src: &Path) -> Self {
+    /// Reads the crate whose root is this file of the folder.
+    pub(crate) fn read(src: &Path, root: &str) -> Self {
         let mut tree = Tree::default();
-        tree.add_file(src, "lib.rs", None);
+        tree.add_file(src, root, None);
         let mut arrows = Arrows::new();
         for (at, module) in tree.modules.iter().enumerate() {
             let imported =
@@ -140,7 +140,7 @@ impl Tree {
     fn file_of(&self, src: &Path, at: usize, child: &str) -> String {
         let file = &self.modules[at].file;
         let folder = match file.rsplit_once('/').unwrap_or(("", file)) {
-            ("", "lib.rs") => String::new(),
+            ("", "lib.rs" | "main.rs") => String::new(),
             (folder, "mod.rs") => format!("{folder}/"),
             _ => format!("{}/", file.trim_end_matches(".rs")),
         };

@@ -103,7 +103,7 @@ fn points_up(arrow: &(String, String)) -> bool {
 
 /// Reads the library's source.
 pub(crate) fn read() -> Graph {
-    Graph::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"))
+    Graph::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), "lib.rs")
 }
 
 /// For each file the files that it reaches by arrows.
@@ -144,6 +144,21 @@ fn imports_point_down_and_form_no_cycle() {
     assert!(wrong.is_empty(), "some arrows between files of src are wrong:\n{wrong}");
 }
 
+/// The packages beside the library: their files use each other in one direction, too.
+#[test]
+fn imports_of_program_and_benches_form_no_cycle() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut wrong = Vec::new();
+    for source in ["cli/src", "benches/instructions/src"] {
+        let graph = Graph::read(&root.join(source), "main.rs");
+        let reachable = reachable(graph.arrows.keys());
+        for arrow in graph.arrows.keys().filter(|arrow| is_in_a_cycle(arrow, &reachable)) {
+            wrong.push(format!("{source}: {} -> {}: {}", arrow.0, arrow.1, graph.arrows[arrow]));
+        }
+    }
+    assert!(wrong.is_empty(), "some arrows are in a cycle:\n{}", wrong.join("\n"));
+}
+
 #[test]
 fn picture_of_imports_is_drawn() {
     let graph = read();
@@ -179,7 +194,7 @@ fn graph_of_a_small_crate_is_read_right() {
     ] {
         std::fs::write(folder.join(file), text).expect("a file can be written");
     }
-    let graph = Graph::read(&folder);
+    let graph = Graph::read(&folder, "lib.rs");
     std::fs::remove_dir_all(&folder).expect("a folder can be removed");
     let arrows: Vec<String> = graph.arrows.iter().map(|((from, to), path)| format!("{from} {to} {path}")).collect();
     let expected = [
