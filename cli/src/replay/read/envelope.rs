@@ -307,8 +307,8 @@ fn bare_time(line: &[u8]) -> Option<Layer<'_>> {
         let behind = behind.trim_ascii_start();
         return rest(behind).filter(|_| word(behind).is_some_and(|(client, _)| address(client).is_some()));
     }
-    let (time, behind) = word(line)?;
-    let at = date::parse(time).filter(|_| is_iso(time))?;
+    let (time, behind) = word(line).filter(|(time, _)| is_iso(time))?;
+    let at = date::parse(time)?;
     let (content, name) = match word(behind) {
         Some((stream, behind)) if is_path(stream) => (behind, Some(stream)),
         _ => (behind, None),

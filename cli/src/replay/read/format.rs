@@ -582,11 +582,13 @@ fn is_other_logger(name: &[u8]) -> bool {
     !name.starts_with(b"http.log.access")
 }
 
-/// Returns whether a line without a status has no request either: a load balancer logs connections over TCP so, and
-/// Envoy those that it resets.
+/// Returns whether a line without a status says that it had no request: a load balancer logs connections over TCP so, and
+/// Envoy those that it resets. A format may have neither fields of a request nor a status, and says nothing then.
 fn is_connection(fields: &Fields<'_>) -> bool {
-    let is_absent = |text: &[u8]| text.iter().all(|byte| matches!(byte, b'-' | b' '));
-    [Field::RequestLine, Field::Method, Field::Target].iter().all(|field| fields.get(*field).is_none_or(is_absent))
+    let is_dashes = |text: &[u8]| text.iter().all(|byte| matches!(byte, b'-' | b' '));
+    let request =
+        || [Field::RequestLine, Field::Method, Field::Target].into_iter().filter_map(|field| fields.get(field));
+    request().all(is_dashes) && (request().next().is_some() || fields.get(Field::Status).is_some())
 }
 
 /// What a line tells about that can be read as a request.
@@ -709,8 +711,14 @@ impl Reader {
             },
             None => plain,
         };
-        let mut layers = std::iter::successors(Some(opened), Opened::within).take(LAYERS_MAX);
-        layers.find_map(|opened| read(&opened))
+        let mut opened = opened;
+        for _ in 1..LAYERS_MAX {
+            if let Some(found) = read(&opened) {
+                return Some(found);
+            }
+            opened = opened.within()?; // not before: it reads the line again
+        }
+        read(&opened)
     }
 
     /// Takes the columns of a directive. Returns whether the line is one.

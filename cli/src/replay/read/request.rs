@@ -56,8 +56,10 @@ pub(crate) struct Texts {
 }
 
 impl Texts {
-    fn new<'t>(texts: impl Iterator<Item = &'t [u8]>) -> Self {
-        let (mut bytes, mut ends) = (Vec::with_capacity(256), Vec::with_capacity(8));
+    fn new<'t>(texts: impl Iterator<Item = &'t [u8]> + Clone) -> Self {
+        // As much as is needed, so that no allocation has to shrink.
+        let (count, length) = texts.clone().fold((0, 0), |(count, length), text| (count + 1, length + text.len()));
+        let (mut bytes, mut ends) = (Vec::with_capacity(length), Vec::with_capacity(count));
         for text in texts {
             bytes.extend_from_slice(text);
             ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX)); // a line is far shorter
@@ -177,6 +179,9 @@ pub(crate) fn hash(bytes: &[u8]) -> u64 {
 
 /// Reads an address with or without a port.
 pub(crate) fn address(text: &[u8]) -> Option<IpAddr> {
+    if text.len() < 2 {
+        return None; // most often a dash, which stands for nothing
+    }
     let text = std::str::from_utf8(text).ok()?.trim();
     let plain = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     let with_port = || text.parse::<SocketAddr>().ok().map(|address| address.ip());
