@@ -126,7 +126,7 @@ impl<L: Limiter> RateLimitLayer<L> {
 
     /// Decides about a call in a handler of tonic, as [`admit`](Self::admit) does. The rules see the call's metadata as
     /// the request's headers, and its extensions. A handler does not know the call's path: the rules see `*`, and every
-    /// rule of a file applies, whatever path it names.
+    /// rule of a file applies, even if it names other paths.
     ///
     /// ```
     /// use tonic::{Request, Response, Status};
@@ -159,7 +159,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     }
 }
 
-/// A request that the limiter decides about. If it is dropped meanwhile, the observer sees that.
+/// A request that the limiter decides about. If it is dropped before that, the observer sees it.
 struct Asked<'a, L>(Option<(&'a Compiled<L>, &'a Head<'a>, &'a mut Ticket)>);
 
 impl<L> Drop for Asked<'_, L> {

@@ -133,7 +133,7 @@ impl<L: Limiter> Compiled<L> {
                 rule.policies.iter().map(move |policy| Terms {
                     rule: at,
                     warn_at_percent: rule.warn_at_percent,
-                    // A concurrency limit gets its units back when the request ends, whatever its response is.
+                    // A concurrency limit gets its units back when the request ends, after any response.
                     settlement: if policy.limits_in_flight() { Settlement::default() } else { rule.settlement.clone() },
                     until_head: rule.until_head,
                 })

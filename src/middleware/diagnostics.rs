@@ -370,8 +370,8 @@ impl Diagnostics {
         }
     }
 
-    /// Watches a request that was refused because it costs more than a policy's quota can ever allow, and no request
-    /// of its rule did not. A single client may send such a request; a rule that lets nothing pass is a mistake.
+    /// Watches a request that was refused because it costs more than a policy's quota can ever allow, while no request
+    /// of its rule has passed. A single client may send such a request; a rule that lets nothing pass is a mistake.
     pub(super) fn cannot_pass(&self, rule: usize, policy: &Policy, cost: u64) {
         let Some(passing) = self.passing.get(rule).filter(|passing| !passing.known.load(Ordering::Relaxed)) else {
             return;

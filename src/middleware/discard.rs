@@ -50,7 +50,7 @@ impl Default for DiscardBounds {
 /// A frame counts as at least this many bytes, so that a client cannot make the server read a million frames.
 const FRAME_MIN: u64 = 64;
 
-/// The most frames that are read at once. Other tasks run before the next ones are read.
+/// The maximum number of frames that are read at once. Other tasks run before the next ones are read.
 const FRAMES_AT_ONCE: u32 = 32;
 
 /// Reads what is left of refused requests.

@@ -335,7 +335,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///
     /// Requests in line:
     ///
-    /// * Requests of one key get units in the order in which they came, in this process, whatever they cost. No other
+    /// * Requests of one key get units in the order in which they came, in this process, for any costs. No other
     ///   request of the key passes the line, also none of another layer, and none that would not wait.
     /// * When units come free, one request is woken. The line stands still while the task of its first request does not
     ///   run.
@@ -361,7 +361,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// * A departure time behind which another request is queued stays unused, and the spacing is kept: a request of
     ///   another layer or process, or one that the limiter has admitted and that is not in its line yet. If that
     ///   request is dropped too, and it came by the same limiter, both departure times return.
-    /// * If the process stalls, requests whose departure times have passed meanwhile depart together.
+    /// * If the process stalls, requests whose departure times have passed depart together.
     /// * No request waits for longer than [`Quota::max_wait`](crate::Quota::max_wait).
     /// * At most 1,000 requests of this layer wait at a time, over all keys; see [`max_waiting`](Self::max_waiting).
     /// * The departure time of a waiting request is fixed: later changes of the limiter's clock or of the rule's mode
@@ -642,8 +642,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// limit less what remains. To see a key under a quota of your choice, ask [`Limiter::peek`] about a policy of the
     /// rule's name and that quota.
     ///
-    /// The key is looked up under every policy, whatever the extractor of its rule is. To ask about one policy only,
-    /// use [`Limiter::peek`].
+    /// The key is looked up under every policy, independently of the extractor of its rule. To ask about one policy
+    /// only, use [`Limiter::peek`].
     ///
     /// # Errors
     /// Returns the limiter's error.
@@ -667,8 +667,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// also forgets the meters: bill them before. To open a block and keep what is used, see
     /// [`Blocks::unblock`](crate::limiter::Blocks::unblock).
     ///
-    /// The key is reset under every policy, whatever the extractor of its rule is. So [`Key::global`] resets what all
-    /// clients share. To reset one policy only, use [`Limiter::reset`].
+    /// The key is reset under every policy, independently of the extractor of its rule. So [`Key::global`] resets what
+    /// all clients share. To reset one policy only, use [`Limiter::reset`].
     ///
     /// With Redis or another store, other processes remember denials, and may go on refusing the key for about a
     /// second.

@@ -56,9 +56,9 @@
 //!
 //! # Nested layers
 //!
-//! Nested layers are independent: each keeps what it charged, whatever happens further in. An outer
-//! limit by address therefore bounds how often a password check between the layers runs, even for a
-//! client that the inner limit refuses.
+//! Nested layers are independent: each keeps its own charges, independently of the inner layers. An outer limit by
+//! address therefore bounds how often a password check between the layers runs, even for a client that the inner limit
+//! refuses.
 //!
 //! The price is that a refused client uses up outer limits. If all clients share an outer limit,
 //! one client can exhaust it. Put both limits into one layer with

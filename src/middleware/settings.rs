@@ -121,7 +121,8 @@ pub(super) struct Sourced {
 labelled! {
     /// The fate of a request when the limiter fails to decide.
     ///
-    /// A third way is to let another limiter decide meanwhile: [`FallbackLimiter`](crate::limiter::FallbackLimiter).
+    /// A third way is to let another limiter decide during the failure:
+    /// [`FallbackLimiter`](crate::limiter::FallbackLimiter).
     ///
     /// With the feature `serde` it is read and written as its [label](Self::as_str).
     #[derive(Default)]

@@ -6,7 +6,7 @@ use crate::time::PERIOD_US_MAX;
 /// The memory of a key that may be closed. Instants that are over stay, for a clock that steps back.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Closing {
-    /// Closed until then, and for how long in all.
+    /// The end of the closure, and its whole length.
     block: Option<(u64, u64)>,
     /// The instant until which the strikes count, and their number.
     window: Option<(u64, u64)>,

@@ -113,22 +113,24 @@ impl States {
         self.write_set(charges, planned, run).then_some(true)
     }
 
-    /// Writes all words as planned, or none if one of the states has changed, even one that is not written. With a
-    /// number of `run`, also none if a key was reset since that was read, or if a request waits in line for
-    /// one of the charges.
+    /// Writes all words as planned. Writes none if one of the states has changed, even one that is not written. With a
+    /// `run`, it also writes none if a key was reset since that number was read, or if a request waits in line for one
+    /// of the charges.
     #[inline(always)]
     fn write_set(&self, charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], run: Option<u64>) -> bool {
         let written = || planned.iter().flatten().filter(|(seen, word)| seen.word != *word);
         let unlock = |count| written().take(count).for_each(|(seen, _)| seen.place.set_word(seen.word));
         for (at, (seen, _)) in written().enumerate() {
-            // If two charges are for one state, the state is not locked twice.
+            // Another thread has locked or written the slot since it was read. Or two charges are for one state, and
+            // this thread has locked it for the first.
             if !seen.try_lock() {
                 unlock(at);
                 return false;
             }
         }
-        // A charge of no cost changes nothing, and neither does one that is observed and denied. The charge has to be
-        // reported at this instant, too.
+        // A charge of no cost changes nothing, and neither does one that is observed and denied. Its slot is not
+        // locked, so another thread may have written it since it was read. The charge has to be reported at this
+        // instant, too.
         let is_as_read = |(seen, word): &(Seen<'_>, u64)| seen.word != *word || seen.is_unchanged();
         let are_as_read = planned.iter().flatten().all(is_as_read);
         if !are_as_read || run.is_some_and(|run| !self.is_run_without_lines(run, charges)) {

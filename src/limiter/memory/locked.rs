@@ -84,6 +84,7 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
         {
             last = order(hold);
             hold.slot = hold.place.and_then(|place| place.lock_key(hold.key));
+            // Another key got the slot between the search and the lock. The caller searches again.
             if hold.slot.is_none() {
                 return false;
             }
@@ -105,6 +106,7 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
             let Some(hold) = holds.get_mut(at).filter(|_| last != Some(address)) else { return false };
             last = Some(address);
             hold.slot = hold.place.and_then(|place| place.lock_key(hold.key));
+            // Another key got the slot between the search and the lock. The caller searches again.
             if hold.slot.is_none() {
                 return false;
             }

@@ -30,7 +30,8 @@ struct SilenceState {
     heard: Option<Instant>,
     /// The longest call of late. It fades with each answer.
     longest: Duration,
-    /// The calls that were sent since then and missed their deadline, and when the first of them was sent.
+    /// The number of calls that were sent after the last answer and missed their deadline, and the instant at which the
+    /// first of them was sent.
     missed: u32,
     since: Option<Instant>,
 }

@@ -32,10 +32,9 @@ pub enum Access {
 /// A list of networks, addresses and other keys that are always allowed or always denied. It can be
 /// changed while requests are served. Clones are the same list.
 ///
-/// The most specific network counts, so one address can be allowed in a network that is denied. A
-/// look-up costs one hash look-up for each prefix length in the list, whatever the number of
-/// networks. 100,000 networks take about 3 MB. Reads share a lock, which a
-/// change holds exclusively.
+/// The most specific network counts, so one address can be allowed in a network that is denied. A look-up costs one
+/// hash look-up for each prefix length in the list, for any number of networks. 100,000 networks take about 3 MB. Reads
+/// share a lock, which a change holds exclusively.
 ///
 /// An IPv4 client behind a NAT64 (`64:ff9b::192.0.2.1`) is in the networks of both addresses.
 ///

@@ -19,8 +19,8 @@ pub(crate) struct BoundRule {
     rule: Rule,
     /// Returns the key, or the shared key of requests without one if the rule says so.
     extract: Read<Option<Key>>,
-    /// The type of the extractor, if rules with this type have the same keys: it captures nothing, and finds the key by
-    /// itself.
+    /// The type of the extractor, if rules with this type have the same keys: it captures nothing, so its type alone
+    /// says how the key is found.
     extractor: Option<TypeId>,
     /// The place of its first policy among those of the layer.
     first: usize,

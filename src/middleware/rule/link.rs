@@ -10,12 +10,11 @@ impl Rule {
     /// a name of its own. Each refusal by one of the rule's own quotas is a strike, counted in the
     /// same step.
     ///
-    /// The strike that closes the key, and every request until the key opens, is refused with the
-    /// outcome [`Blocked`](crate::observe::OutcomeKind::Blocked) and a `Retry-After` that says when
-    /// it opens, but at most [one day](crate::Headers::max_wait). Nothing is charged meanwhile. Headers
-    /// do not list the block; the rule's quotas report that nothing remains until then.
-    /// In [`Mode::Degrade`](crate::Mode::Degrade) and [`Mode::Shadow`](crate::Mode::Shadow) the block
-    /// does not refuse either.
+    /// The strike that closes the key, and every request until the key opens, is refused with the outcome
+    /// [`Blocked`](crate::observe::OutcomeKind::Blocked) and a `Retry-After` that says when it opens, but at most [one
+    /// day](crate::Headers::max_wait). Nothing is charged during that time. Headers do not list the block; the rule's
+    /// quotas report that nothing remains until then. In [`Mode::Degrade`](crate::Mode::Degrade) and
+    /// [`Mode::Shadow`](crate::Mode::Shadow) the block does not refuse either.
     ///
     /// [`Blocks`](crate::limiter::Blocks) closes and opens keys by hand, with the same name, quota
     /// and limiter.

@@ -29,9 +29,9 @@ const SPARE: usize = 256;
 /// would be chosen: a [quota](crate::Rule::quota_from), or the number of a [plan](crate::Rule::plans).
 /// It can be changed while requests are served. Clones are the same table.
 ///
-/// * Each override has an identity. If several hold for a key, the latest counts. When it ends, by
-///   time or by [`end`](Self::end), the one before it counts again, if that has not ended meanwhile.
-///   So two operators that raise the same customer do not undo each other.
+/// * Each override has an identity. If several hold for a key, the latest counts. When it ends, by time or by
+///   [`end`](Self::end), the one before it counts again, unless that has ended, too. So two operators that raise the
+///   same customer do not undo each other.
 /// * Overrides that have ended by time leave by themselves. One without an end stays until it is
 ///   ended. [`max_entries`](Self::max_entries) bounds the table.
 /// * The table belongs to the process, and is not kept in Redis. If a service has several processes,

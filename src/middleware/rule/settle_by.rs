@@ -64,9 +64,8 @@ impl Rule {
     /// * The request is settled once, when the response's body has ended or was dropped.
     /// * If too much was reserved, the rest is refunded as far as the receipt still holds it. Units
     ///   of a window that has ended are not added to the next one.
-    /// * If too little was reserved, the rest is charged whatever is left, into debt. Later
-    ///   requests wait for it. Debt beyond [`Quota::max_debt`](crate::Quota::max_debt) is
-    ///   forgotten.
+    /// * If too little was reserved, the rest is charged even if too few units are left, into debt. Later requests wait
+    ///   for it. Debt beyond [`Quota::max_debt`](crate::Quota::max_debt) is forgotten.
     /// * If no cost is reported, the request stays charged with its reservation.
     /// * An aborted request costs at least its reservation; see [`on_aborted`](Self::on_aborted).
     /// * At least one unit is reserved, even if the [cost](Self::cost) is 0. So a request passes
@@ -177,8 +176,8 @@ impl Rule {
     /// there. Without this the request holds it until the body has ended or was dropped, so that a stream counts as
     /// long as it lasts.
     ///
-    /// With this, a slow reader of a large response holds nothing meanwhile, and a stream is not limited once it has
-    /// begun. If a handler has taken a [`Place`](crate::limiter::Place), that holds the units for longer.
+    /// With this, a slow reader of a large response holds nothing, and a stream is not limited once it has begun. If a
+    /// handler has taken a [`Place`](crate::limiter::Place), that holds the units for longer.
     ///
     /// ```
     /// use tower_ratelimit::{Quota, Rule};

@@ -116,7 +116,7 @@ impl QuotaSwitch {
             let layers: Vec<Arc<dyn Follow>> = state.layers.iter().filter_map(Weak::upgrade).collect();
             (before, layers)
         };
-        // Each by itself: a limiter or an observer that panics keeps the quota from no other layer.
+        // One by one: if the limiter or an observer of one layer panics, the other layers still get the quota.
         layers.iter().for_each(|layer| contained(|| layer.follow()));
         Ok(before)
     }

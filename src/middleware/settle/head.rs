@@ -150,7 +150,7 @@ fn switches_protocols(method: &Method, status: StatusCode) -> bool {
     status == StatusCode::SWITCHING_PROTOCOLS || (method == Method::CONNECT && status.is_success())
 }
 
-/// Whether a server sends nothing after this response's head, whatever its body is (RFC 9110, section 6.4.1).
+/// Returns whether a server sends nothing after this response's head, for any body (RFC 9110, section 6.4.1).
 fn is_bodiless(method: &Method, status: StatusCode) -> bool {
     method == Method::HEAD
         || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)

@@ -61,7 +61,7 @@ pub(crate) struct Progress {
     /// Bytes of the whole body, as far as known.
     pub(crate) length: Option<u64>,
     pub(crate) is_whole: bool,
-    /// Whatever is read of the body, the client gets none of it.
+    /// The client gets none of the body, even if some of it was read.
     pub(crate) is_bodiless: bool,
 }
 
@@ -291,7 +291,8 @@ impl<B: Body> Body for SettledBody<B> {
                 let is_last = frame.is_trailers() || this.body.is_end_stream();
                 this.ticket.count(frame.data_ref().map_or(0, Buf::remaining) as u64, is_last); // no wider than 64 bits
             }
-            // Not left to the drop: a server may keep a failed body for longer.
+            // Ends the ticket here and not when the body is dropped, because a server may keep a failed body for
+            // longer.
             Some(Err(_)) => this.ticket.end(),
             None => this.ticket.complete(),
         }

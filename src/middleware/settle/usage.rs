@@ -14,7 +14,7 @@ const UNSTATED: u64 = u64::MAX;
 /// The value after the cost was settled. It never changes again.
 const SETTLED: u64 = u64::MAX - 1;
 
-/// The most units that can be stated.
+/// The maximum number of units that can be stated.
 const MOST: u64 = u64::MAX - 2;
 
 /// A handle with which a handler states what its request cost. It is in the extensions of each request that passes a
@@ -109,7 +109,7 @@ impl Usage {
             UNSTATED => Some(units(None).min(MOST)),
             said => Some(units(Some(said)).min(MOST)),
         };
-        // Every rule, even if an earlier one was settled already.
+        // Settles every rule, even if an earlier one was already settled.
         self.0.iter().fold(false, |in_time, item| {
             item.stated.fetch_update(Ordering::AcqRel, Ordering::Acquire, state).is_ok() | in_time
         })

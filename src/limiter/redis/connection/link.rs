@@ -416,7 +416,7 @@ impl Link {
         }
     }
 
-    /// Waits for a connection until then, also to a server that is believed dead.
+    /// Waits for a connection until the deadline, even to a server that is believed dead.
     pub(super) async fn until_connected(&self, until: Instant) {
         loop {
             let changed = self.changed.notified();

@@ -88,6 +88,7 @@ impl CallerFlight {
         let mut state = self.state();
         let next = match &*state {
             DriverState::Idle(..) => DriverState::Polled { becomes_task: false },
+            // The flight has ended, or another thread has made it a task.
             DriverState::Polled { .. } | DriverState::Left => return None,
         };
         match std::mem::replace(&mut *state, next) {
@@ -111,6 +112,7 @@ impl CallerFlight {
             *state = DriverState::Idle(flight, cx.waker().clone());
             return true;
         }
+        // The flight has ended, or another thread added a request during the poll, which waits for this flight.
         *state = DriverState::Left;
         drop(state);
         if !has_ended {
@@ -123,7 +125,9 @@ impl CallerFlight {
     pub(crate) fn make_task(&self) {
         let mut state = self.state();
         match &mut *state {
+            // The caller polls the flight on another thread, and makes it a task when the poll returns.
             DriverState::Polled { becomes_task } => *becomes_task = true,
+            // The caller waits to be woken, so this thread takes the flight from it.
             DriverState::Idle(..) => {
                 if let DriverState::Idle(flight, caller) = std::mem::replace(&mut *state, DriverState::Left) {
                     drop(state);
@@ -133,6 +137,7 @@ impl CallerFlight {
                     contained(|| caller.wake());
                 }
             }
+            // The flight has ended, or another thread was quicker.
             DriverState::Left => {}
         }
     }

@@ -58,7 +58,7 @@ impl Delays {
         counted.is_ok().then(|| Counted(Arc::clone(self)))
     }
 
-    /// Returns whether the most requests wait already.
+    /// Returns whether the maximum number of requests wait already.
     pub(crate) fn is_full(&self) -> bool {
         self.waiting() >= self.bounds.in_all
     }

@@ -6,8 +6,8 @@
 //!
 //! The limiter accepts the refund of a slot only while no later slot is taken. So the free slots of a line are refunded
 //! newest first, by one thread at a time: a thread that leaves while another one refunds leaves its slot to that
-//! thread. The lock is not held meanwhile, because the limiter is the application's code. A request that joins before
-//! its slot is refunded makes use of it.
+//! thread. The lock is not held during that call, because the limiter is the application's code. A request that joins
+//! before its slot is refunded makes use of it.
 //!
 //! A waiter that is woken releases every waiter whose slot is due, so a task that does not run delays no other request.
 //! Each waiter sets its timer for the slot that it has when it joins. The foremost waiters are woken when their slot

@@ -1,7 +1,7 @@
 //! Waiting for a departure.
 //!
-//! A request waits before the service is called, and holds nothing meanwhile: the service that was ready is dropped,
-//! and a clone of it is made ready when the time has come.
+//! A request waits before the service is called, and holds nothing while it waits: the service that was ready is
+//! dropped, and a clone of it is made ready when the time has come.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -27,9 +27,9 @@ use crate::time::micros_ceil;
 use crate::wait::Wait;
 
 impl Ticket {
-    /// Returns a place to wait in if the request has to wait. If the most requests wait already, there is none, and the
-    /// request is refused: what it took is refunded, and its queue is over its limit until the request would have
-    /// departed.
+    /// Returns a place to wait in if the request has to wait. If the maximum number of requests wait already, there is
+    /// none, and the request is refused: what it took is refunded, and its queue is over its limit until the request
+    /// would have departed.
     #[inline]
     pub(crate) fn place_to_wait<L: Limiter>(&mut self, layer: &Compiled<L>) -> Option<Counted> {
         let delays = layer.delays.as_ref()?;
