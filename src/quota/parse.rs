@@ -158,6 +158,8 @@ impl FromStr for Quota {
     ///
     /// A week has 7 days, a month 30 and a year 365.
     ///
+    /// The word `requests` may stand behind a limit: `100 requests per minute`.
+    ///
     /// A quota that [counts bytes](Quota::in_bytes) has a unit behind each number of bytes:
     /// `10 MiB per hour, burst 20 MiB`. The units are `B`, those in powers of 1,000 (`kB`, `MB`, `GB`,
     /// `TB`), and those in powers of 1,024 (`KiB`, `MiB`, `GiB`, `TiB`). Their case matters.
@@ -180,6 +182,9 @@ type Phrase = (&'static str, fn(Quota) -> Changed);
 const NUMBERS: [NumberOption; 4] =
     [("burst", Quota::burst), ("queue", Quota::queue), ("delay after", Quota::delay_after), ("debt", Quota::max_debt)];
 
+/// What a limit without a unit counts. The word may be left out.
+const COUNTED: [&str; 4] = ["requests", "request", "reqs", "req"];
+
 const PHRASES: [Phrase; 6] = [
     ("from the first request", |quota| quota.anchor(Anchor::FirstRequest)),
     ("oldest weighted", |quota| quota.oldest(Oldest::Weighted)),
@@ -188,6 +193,54 @@ const PHRASES: [Phrase; 6] = [
     ("counting denied", Quota::count_denied),
     ("in proportion", Quota::in_proportion),
 ];
+
+/// Returns the words that begin the options which an algorithm has.
+fn options_of(quota: Quota) -> Vec<&'static str> {
+    let is_option =
+        |changed: Changed| changed.map_or_else(|error| error.kind() != QuotaErrorKind::NotAnOption, |_| true);
+    let numbers = NUMBERS.iter().filter(|(_, set)| is_option(set(quota, 1))).map(|(name, _)| *name);
+    let phrases = PHRASES.iter().filter(|(_, set)| is_option(set(quota))).map(|(name, _)| *name);
+    let others = [
+        ("wait", is_option(quota.max_wait(Duration::from_secs(1)))),
+        ("buckets", is_option(quota.buckets(1))),
+        ("times", quota.algorithm() == Algorithm::Block),
+    ];
+    numbers.chain(phrases).chain(others.into_iter().filter(|(_, is)| *is).map(|(name, _)| name)).collect()
+}
+
+/// Returns a question about the known phrase that differs from the first words by one or two letters, or an empty text.
+fn similar<'a>(words: &[&str], known: impl Iterator<Item = &'a str>) -> String {
+    let letters = |phrase: &str| phrase.len().div_ceil(4).min(2);
+    let distances = known.filter_map(|phrase| {
+        let written: Vec<&str> = words.iter().take(phrase.split(' ').count()).copied().collect();
+        let written = written.join(" ").replace(['-', '_'], " ");
+        // A hyphenated phrase is one word.
+        let whole = words.first().unwrap_or(&"").replace(['-', '_'], " ");
+        let distance = edits(&written, phrase).min(edits(&whole, phrase));
+        (distance <= letters(phrase) && !written.is_empty()).then_some((distance, phrase))
+    });
+    distances
+        .min_by_key(|(distance, _)| *distance)
+        .map_or_else(String::new, |(_, phrase)| format!(" (did you mean `{phrase}`?)"))
+}
+
+/// Counts the letters to insert, remove and replace until both texts are equal. Long texts count as different.
+fn edits(one: &str, other: &str) -> usize {
+    if one.len() > 40 {
+        return usize::MAX;
+    }
+    let mut row: Vec<usize> = (0..=other.chars().count()).collect();
+    for (line, letter) in one.chars().enumerate() {
+        let mut before = line;
+        row[0] = line + 1;
+        for (column, expected) in other.chars().enumerate() {
+            let replaced = before + usize::from(letter != expected);
+            before = row[column + 1];
+            row[column + 1] = replaced.min(before + 1).min(row[column] + 1);
+        }
+    }
+    row.last().copied().unwrap_or_default()
+}
 
 /// Prints a word in quotes. Only the beginning of a long word is printed.
 struct QuotedWord<'a>(&'a str);
@@ -218,6 +271,7 @@ impl<'a> WordReader<'a> {
     /// Finds each option in turn, so that they may stand in any order.
     fn quota(mut self) -> Result<Quota, QuotaError> {
         let limit = self.limit()?;
+        let _ = !self.in_bytes && COUNTED.iter().any(|word| self.skip(word));
         let (mut quota, is_named) = match self.skip("at once") {
             true => (Quota::checked(Spec::new(limit, 0, Algorithm::Concurrency))?, true),
             false => self.timed(limit)?,
@@ -252,20 +306,28 @@ impl<'a> WordReader<'a> {
             self.expect("within")?;
             quota = quota.growing(u32::try_from(factor).unwrap_or(u32::MAX), longest, self.period()?)?;
         }
-        match self.words.iter().find(|word| !word.is_empty()) {
-            Some(other) if is_named => {
-                let other = QuotedWord(other);
-                Err(self.error(&format!("{other} is not an option of a {}, or is there twice", quota.algorithm())))
-            }
-            Some(other) => Err(self.error(&format!(
-                "{} is neither an algorithm ({}) nor an option of a {}, or is there twice",
-                QuotedWord(other),
-                Algorithm::timed().map(Algorithm::as_str).collect::<Vec<_>>().join(", "),
-                quota.algorithm()
-            ))),
+        match self.words.iter().position(|word| !word.is_empty()) {
+            Some(at) => Err(self.unknown(at, quota, is_named)),
             None if self.in_bytes => quota.in_bytes(),
             None => Ok(quota),
         }
+    }
+
+    /// Returns the error of a word that is left when all options were read.
+    fn unknown(&self, at: usize, quota: Quota, is_named: bool) -> QuotaError {
+        let algorithms: Vec<&str> =
+            if is_named { Vec::new() } else { Algorithm::timed().map(Algorithm::as_str).collect() };
+        let options = options_of(quota);
+        let rest = self.words.get(at..).unwrap_or_default();
+        let hint = similar(rest, algorithms.iter().chain(&options).copied());
+        let (word, own, options) = (QuotedWord(rest.first().unwrap_or(&"")), quota.algorithm(), options.join(", "));
+        let options = if options.is_empty() { "which has none".to_owned() } else { options };
+        self.error(&match &*algorithms.join(", ") {
+            "" => format!("{word} is not an option of a {own} ({options}), or is there twice{hint}"),
+            all => format!(
+                "{word} is neither an algorithm ({all}) nor an option of a {own} ({options}), or is there twice{hint}"
+            ),
+        })
     }
 
     /// Reads the period and the algorithm of a quota whose limit was read. Returns whether the algorithm is named.
@@ -314,13 +376,23 @@ impl<'a> WordReader<'a> {
         let digits = word.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(word.len());
         let (count, unit) = word.split_at(digits);
         let count = if count.is_empty() { 1 } else { self.parse(count)? };
-        let unit = if unit.is_empty() { self.next().unwrap_or_default() } else { unit };
+        let unit = match unit {
+            "" => {
+                let next = self.next();
+                next.ok_or_else(|| {
+                    self.error(&format!("a unit of time is missing after `{count}`, such as `{count} s`"))
+                })?
+            }
+            unit => unit,
+        };
         let units = UNITS.iter().map(|(length, _, names)| (length, *names));
         let units = units.chain(LONG_UNITS.iter().map(|(length, names)| (length, *names)));
         let Some((length, _)) = units.into_iter().find(|(_, names)| names.contains(&unit)) else {
+            let names = UNITS.iter().map(|(_, _, names)| *names).chain(LONG_UNITS.iter().map(|(_, names)| *names));
             return Err(self.error(&format!(
-                "{} is not a unit of time: year, month, week, d, h, min, s, ms or µs",
-                QuotedWord(unit)
+                "{} is not a unit of time: year, month, week, d, h, min, s, ms or µs{}",
+                QuotedWord(unit),
+                similar(&[unit], names.flatten().copied())
             )));
         };
         let micros = count.checked_mul(*length).ok_or_else(|| self.error("the period is too long"))?;
@@ -428,7 +500,11 @@ impl<'a> WordReader<'a> {
     fn parse(&self, word: &str) -> Result<u64, QuotaError> {
         let digits = Some(word.replace('_', "")).filter(|digits| !digits.starts_with('+'));
         let number = digits.and_then(|digits| digits.parse().ok());
-        let hint = if word.contains('.') { ": take a smaller unit" } else { "" };
+        let hint = match word.strip_suffix('r') {
+            Some(limit) if limit.bytes().all(|digit| digit.is_ascii_digit()) => ": nginx's `5r/s` is `5/s, gcra`",
+            _ if word.contains('.') => ": take a smaller unit",
+            _ => "",
+        };
         number.ok_or_else(|| self.error(&format!("{} is not a whole number that fits{hint}", QuotedWord(word))))
     }
 

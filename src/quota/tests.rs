@@ -253,14 +253,32 @@ fn quota_text_error_says_how_to_fix_it() {
     for (text, kind, fix) in [
         ("", Syntax, "a limit is missing"),
         ("5", Syntax, "`per` is missing"),
-        ("5 requests per minute", Syntax, "`requests` stands where `per` should be"),
+        ("5 bananas per minute", Syntax, "`bananas` stands where `per` should be"),
+        ("5 requests requests per minute", Syntax, "`requests` stands where `per` should be"),
+        ("5 kB requests per minute", Syntax, "`requests` stands where `per` should be"),
+        ("5r/s", Syntax, "nginx's `5r/s` is `5/s, gcra`"),
+        ("3 at once wait 10", Syntax, "a unit of time is missing after `10`, such as `10 s`"),
+        ("5 per 10", Syntax, "a unit of time is missing after `10`"),
+        ("5 per minuet", Syntax, "did you mean `minute`?"),
+        ("5/s sliding windw", Syntax, "did you mean `sliding window`?"),
+        ("5/s brust 7", Syntax, "nor an option of a token bucket (burst, debt, in proportion), or is there twice (did"),
+        (
+            "5/s sliding log, oldest droped",
+            Syntax,
+            "an option of a sliding log (debt, counting denied, in proportion), or",
+        ),
+        (
+            "3 at once weit 3 s",
+            Syntax,
+            "an option of a concurrency limit (wait), or is there twice (did you mean `wait`?)",
+        ),
         ("1,000/min", Syntax, "`000` stands where `per` should be"),
         ("5 per", Syntax, "a period is missing"),
         ("5 per fortnight", Syntax, "d, h, min, s, ms or µs"),
         ("+5/s", Syntax, "whole number"),
         ("5/s token bucket sliding log", Syntax, "two algorithms"),
         ("5/s burst", Syntax, "the number after `burst` is missing"),
-        ("5/s fixed-window", Syntax, "`fixed-window` is neither an algorithm (token bucket, "),
+        ("5/s fixed-window", Syntax, "did you mean `fixed window`?"),
         ("5/s from now", Syntax, "nor an option of a token bucket"),
         ("5/s oldest", Syntax, "`oldest` is neither"),
         ("5/s burst 0", Units, "1 is strict spacing"),
@@ -306,6 +324,18 @@ fn quota_text_error_says_how_to_fix_it() {
         let error = text.parse::<Quota>().expect_err(text);
         assert_eq!(error.kind(), kind, "{text}: {error}");
         assert!(error.to_string().contains(fix), "{text}: {error}");
+    }
+}
+
+#[test]
+fn limit_may_say_that_it_counts_requests() {
+    for (words, same) in [
+        ("100 requests per minute", "100/min"),
+        ("1 request per 10 s, burst 3", "1 per 10 s burst 3"),
+        ("5 req/s", "5/s"),
+        ("3 requests at once", "3 at once"),
+    ] {
+        assert_eq!(words.parse::<Quota>(), same.parse(), "{words}");
     }
 }
 
