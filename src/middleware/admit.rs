@@ -23,6 +23,7 @@ use crate::refusal::RefusalBody;
 use crate::refusal::message;
 use crate::sync::contained;
 
+/// # In a handler
 impl<L: Limiter> RateLimitLayer<L> {
     /// Decides about a request in a handler, by the rules and the settings of this layer, where a key or a cost is
     /// known only there: after the body was parsed, or the user was found.

@@ -6,6 +6,7 @@ use crate::explanation::Explanation;
 use crate::head::Head;
 use crate::limiter::Limiter;
 
+/// # Explanations
 impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Explains what this layer would do with a request now, and takes nothing: which rules apply and which do not and
     /// why, under which keys, at what cost, what is left, and whether the request would pass.

@@ -127,6 +127,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     }
 }
 
+/// # Rules
 impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Adds a rule. A request passes if every rule that applies to it allows it. If one rule refuses it, no rule is
     /// charged.
@@ -145,97 +146,6 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     {
         let rule = BoundRule::new(rule.into_rule(), extract);
         self.change(|settings| settings.add_rule(rule))
-    }
-
-    /// Sets which headers responses get. By default they are those of draft 11, on every response to a request to
-    /// which a rule applied, except redirects, with `Retry-After` on refusals.
-    ///
-    /// ```
-    /// use tower_ratelimit::{
-    ///     Headers, MemoryLimiter, Quota, RateLimitLayer, key, middleware::ResetEncoding,
-    /// };
-    ///
-    /// // Standard headers, and those that older clients read.
-    /// let headers = Headers::draft_11().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds));
-    /// let layer =
-    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())
-    ///         .headers(headers);
-    /// ```
-    pub fn headers(self, headers: Headers) -> Self {
-        self.change(|settings| settings.headers = headers)
-    }
-
-    /// Sets how a refusal is answered. By default the status is 429 and the body a problem document; a gRPC client
-    /// gets `RESOURCE_EXHAUSTED`.
-    ///
-    /// For a closure the compiler says ``expected `Refusals`, found closure``. Wrap it by [`Refusals::with`].
-    ///
-    /// ```
-    /// use http::StatusCode;
-    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Refusals, key};
-    ///
-    /// let refusals =
-    ///     Refusals::problem_json().title("Slow down").status(StatusCode::SERVICE_UNAVAILABLE);
-    /// let layer =
-    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
-    /// let layer = layer.refusals(refusals);
-    ///
-    /// // A response of your own. It keeps the right status for each kind of refusal.
-    /// let layer = layer.refusals(Refusals::with(|refusal| {
-    ///     let error = format!("{{\"error\":\"{}\"}}", refusal.outcome().kind().as_str());
-    ///     let mut response = refusal.default_response().map(|_| error);
-    ///     response
-    ///         .headers_mut()
-    ///         .insert("content-type", http::HeaderValue::from_static("application/json"));
-    ///     response
-    /// }));
-    /// ```
-    pub fn refusals(self, refusals: Refusals) -> Self {
-        self.change(|settings| settings.refusals = refusals)
-    }
-
-    /// Sets whether a request passes when the limiter fails. By default it is refused. A limiter in memory does
-    /// not fail. If the limiter does [not support](crate::limiter::Limiter::supports) the quota of a rule, such as a
-    /// log that is too long for a limiter in memory, each request of that rule counts as a failure.
-    ///
-    /// ```
-    /// use tower_ratelimit::{
-    ///     MemoryLimiter, OnError, Quota, RateLimitLayer, key, limiter::Limiter,
-    /// };
-    ///
-    /// // The limit guards against mistakes, so requests pass while the store is away.
-    /// fn lenient<L: Limiter>(limiter: L) -> RateLimitLayer<L> {
-    ///     RateLimitLayer::new(limiter, Quota::per_minute(100), key::peer_ip())
-    ///         .on_error(OnError::Allow)
-    /// }
-    /// # let layer = lenient(MemoryLimiter::new());
-    /// ```
-    pub fn on_error(self, on_error: OnError) -> Self {
-        self.change(|settings| settings.on_error = on_error)
-    }
-
-    /// Sets the observer, which sees every outcome, every setup warning and every failure of the limiter. A layer has
-    /// one: a second call replaces it. The guide shows
-    /// [an observer that has another in it](crate::guide::observing#an-observer-of-your-own).
-    ///
-    /// The limiter gets the observer when the layer makes its first service, and reports its
-    /// [events](crate::observe::LimiterEvent) to it. A limiter reports each event to each of its observers once, even
-    /// if several layers and its builder gave it the same one; see [`Observer::identity`]. It keeps at most 32
-    /// different ones, with those of its builder: further ones get what the layer reports, but no events of the
-    /// limiter. So layers that are made often, for example one for each customer, should share one observer.
-    pub fn observer(self, observer: impl Observer + 'static) -> Self {
-        self.change(|settings| settings.observer = Some(Arc::new(observer)))
-    }
-
-    /// Sets whether the [`Outcome`](crate::outcome::Outcome) is put into the extensions of every request that passes,
-    /// and of its response. Off by default; a refusal's response has it always.
-    ///
-    /// A response keeps the outcome of an inner layer that refused; otherwise the outermost layer's stays.
-    ///
-    /// In axum a handler takes it as an argument, `outcome: Outcome`, and is answered with 500 if it is not exposed.
-    /// Take an `Option<Outcome>` if the layer can be disabled.
-    pub fn expose_outcome(self, expose_outcome: bool) -> Self {
-        self.change(|settings| settings.expose_outcome = expose_outcome)
     }
 
     /// Sets a [`Mode`](crate::mode::Mode) for all rules of the layer, or a [`ModeSwitch`] for it. If a rule has
@@ -326,7 +236,199 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     pub fn refund_nested(self, refund_nested: bool) -> Self {
         self.change(|settings| settings.refund_nested = refund_nested)
     }
+}
 
+/// # Answers
+impl<L: Limiter, O> RateLimitLayer<L, O> {
+    /// Sets which headers responses get. By default they are those of draft 11, on every response to a request to
+    /// which a rule applied, except redirects, with `Retry-After` on refusals.
+    ///
+    /// ```
+    /// use tower_ratelimit::{
+    ///     Headers, MemoryLimiter, Quota, RateLimitLayer, key, middleware::ResetEncoding,
+    /// };
+    ///
+    /// // Standard headers, and those that older clients read.
+    /// let headers = Headers::draft_11().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds));
+    /// let layer =
+    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())
+    ///         .headers(headers);
+    /// ```
+    pub fn headers(self, headers: Headers) -> Self {
+        self.change(|settings| settings.headers = headers)
+    }
+
+    /// Sets how a refusal is answered. By default the status is 429 and the body a problem document; a gRPC client
+    /// gets `RESOURCE_EXHAUSTED`.
+    ///
+    /// For a closure the compiler says ``expected `Refusals`, found closure``. Wrap it by [`Refusals::with`].
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Refusals, key};
+    ///
+    /// let refusals =
+    ///     Refusals::problem_json().title("Slow down").status(StatusCode::SERVICE_UNAVAILABLE);
+    /// let layer =
+    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
+    /// let layer = layer.refusals(refusals);
+    ///
+    /// // A response of your own. It keeps the right status for each kind of refusal.
+    /// let layer = layer.refusals(Refusals::with(|refusal| {
+    ///     let error = format!("{{\"error\":\"{}\"}}", refusal.outcome().kind().as_str());
+    ///     let mut response = refusal.default_response().map(|_| error);
+    ///     response
+    ///         .headers_mut()
+    ///         .insert("content-type", http::HeaderValue::from_static("application/json"));
+    ///     response
+    /// }));
+    /// ```
+    pub fn refusals(self, refusals: Refusals) -> Self {
+        self.change(|settings| settings.refusals = refusals)
+    }
+
+    /// Sets whether a request passes when the limiter fails. By default it is refused. A limiter in memory does
+    /// not fail. If the limiter does [not support](crate::limiter::Limiter::supports) the quota of a rule, such as a
+    /// log that is too long for a limiter in memory, each request of that rule counts as a failure.
+    ///
+    /// ```
+    /// use tower_ratelimit::{
+    ///     MemoryLimiter, OnError, Quota, RateLimitLayer, key, limiter::Limiter,
+    /// };
+    ///
+    /// // The limit guards against mistakes, so requests pass while the store is away.
+    /// fn lenient<L: Limiter>(limiter: L) -> RateLimitLayer<L> {
+    ///     RateLimitLayer::new(limiter, Quota::per_minute(100), key::peer_ip())
+    ///         .on_error(OnError::Allow)
+    /// }
+    /// # let layer = lenient(MemoryLimiter::new());
+    /// ```
+    pub fn on_error(self, on_error: OnError) -> Self {
+        self.change(|settings| settings.on_error = on_error)
+    }
+
+    /// Sends requests that are over a quota to another service, whole and with their bodies unread, instead of refusing
+    /// them: it may put them into a queue and answer 202, or serve a page from a cache.
+    ///
+    /// The overflow takes the same requests as the inner service, and may answer with any body. In an
+    /// axum application, use a `Router` or a `tower::service_fn`.
+    ///
+    /// * The request carries its [`Outcome`](crate::outcome::Outcome), of the kind
+    ///   [`Overflowed`](crate::outcome::OutcomeKind::Overflowed).
+    /// * Its response gets the headers of a refusal, with `Retry-After`. It also gets `Cache-Control: no-store`, unless
+    ///   the overflow's service has set `Cache-Control`.
+    /// * Its errors are returned as they are, like those of the service.
+    /// * It does not affect the readiness of the layer's service. When a request needs it, a clone of it is polled
+    ///   once: if it is not ready, the request is refused. So a concurrency limit around it bounds it, and no request
+    ///   waits for it.
+    /// * Requests without a key, or refused because the limiter failed, do not go there.
+    /// * If a limit within the overflow's service refuses the request, the response carries the outcome of that
+    ///   refusal.
+    ///
+    /// ```
+    /// use axum::body::Body;
+    /// use http::{Request, Response, StatusCode};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+    ///
+    /// let later = tower::service_fn(|_request: Request<Body>| async {
+    ///     let mut response = Response::new(Body::from("come back for it\n"));
+    ///     *response.status_mut() = StatusCode::ACCEPTED;
+    ///     Ok::<_, std::convert::Infallible>(response)
+    /// });
+    /// let limit =
+    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())
+    ///         .overflow(later);
+    /// let app: axum::Router = axum::Router::new().layer(limit);
+    /// ```
+    pub fn overflow<T>(self, service: T) -> RateLimitLayer<L, OverflowTo<T>> {
+        let Self { limiter, settings, compiled, .. } = self.change(|settings| settings.overflows = true);
+        RateLimitLayer { limiter, settings, overflow: OverflowTo::new(service), compiled }
+    }
+
+    /// Sets how much of a refused request's body the layer reads, and discards, before it answers. The default is
+    /// 2 MiB in 2 seconds.
+    ///
+    /// A client that is still sending while the server answers and closes the connection often sees a
+    /// broken connection in place of the refusal and its `Retry-After`, and a proxy answers 502. So the
+    /// layer reads the rest of the request first. The
+    /// [guide](crate::guide::what_clients_are_told#refused-uploads) has the measurements.
+    ///
+    /// * The layer answers when the body has ended, or at the first of the two bounds. `max_time`
+    ///   counts from the decision.
+    /// * It answers at once if the request has no body, and if it has `Expect`, because the client
+    ///   then waits until it is told to send. It also answers a gRPC call over HTTP/2 at once, whose
+    ///   client reads the status while it sends. If `max_bytes` or `max_time` is 0, it answers every
+    ///   request at once.
+    /// * What is read is dropped at once, so memory stays flat. A refused request takes as much
+    ///   bandwidth as `max_bytes` allows. For up to `max_time` it holds its connection, and its units of
+    ///   limits *outside* of this layer. It holds no unit of this layer's rules and no inner service.
+    /// * A request that goes to the [overflow](Self::overflow) is not read here. If its service leaves a
+    ///   body unread, the client may not see the answer.
+    /// * Time is that of the layer's [timer](Self::delay), or of `TokioTimer` if the layer has none and
+    ///   the feature `tokio` is enabled, which `axum` and `tonic` enable. Without a timer, or outside of
+    ///   a runtime, nothing is read. The runtime needs its time driver.
+    /// * In a client the body is yet to be sent. Set `discard_body(0, Duration::ZERO)` there.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+    ///
+    /// // Photos of up to 20 MB, and clients that upload 2 MB a second.
+    /// let uploads =
+    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(10), key::peer_ip())
+    ///         .discard_body(20_000_000, Duration::from_secs(10));
+    /// ```
+    pub fn discard_body(self, max_bytes: u64, max_time: Duration) -> Self {
+        self.change(|settings| settings.discard = Some(DiscardBounds { max_bytes, max_time }))
+    }
+
+    /// Lets the layer limit services with any response body. It is the last call of the builder.
+    ///
+    /// Without it, a rate-limited service keeps the response body type of the inner service, and that
+    /// must be a [`ResponseBody`](super::ResponseBody). With it, the response body is a
+    /// [`WrappedBody`](super::WrappedBody) of the inner service's body.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::{Request, Response};
+    /// use http_body_util::Full;
+    /// use tower::util::BoxCloneSyncService;
+    /// use tower::{Layer, service_fn};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+    ///
+    /// async fn hello(_: Request<Full<Bytes>>) -> Result<Response<Full<Bytes>>, std::io::Error> {
+    ///     Ok(Response::new(Full::from("hello\n")))
+    /// }
+    ///
+    /// let limit =
+    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
+    /// let service = BoxCloneSyncService::new(limit.wrap_body().layer(service_fn(hello)));
+    /// ```
+    ///
+    /// Without `.wrap_body()` the last line does not compile, and the compiler's message names this
+    /// method:
+    ///
+    /// ```compile_fail,E0277
+    /// # use bytes::Bytes;
+    /// # use http::{Request, Response};
+    /// # use http_body_util::Full;
+    /// # use tower::util::BoxCloneSyncService;
+    /// # use tower::{Layer, service_fn};
+    /// # use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+    /// # async fn hello(_: Request<Full<Bytes>>) -> Result<Response<Full<Bytes>>, std::io::Error> {
+    /// #     Ok(Response::new(Full::from("hello\n")))
+    /// # }
+    /// # let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
+    /// let service = BoxCloneSyncService::new(limit.layer(service_fn(hello)));
+    /// ```
+    #[must_use]
+    pub fn wrap_body(self) -> WrapBodyLayer<Self> {
+        WrapBodyLayer::new(self)
+    }
+}
+
+/// # Waiting
+impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Lets requests wait, with a timer such as `TokioTimer` (feature `tokio`): for the departure that a [leaky
     /// queue](crate::Quota::leaky_queue) gives them, or in line for units of a [concurrency
     /// limit](crate::Quota::concurrent) with a [wait](crate::Quota::max_wait). Without a timer, requests that a queue
@@ -409,43 +511,6 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.max_in_line = Some(max_in_line))
     }
 
-    /// Sets how much of a refused request's body the layer reads, and discards, before it answers. The default is
-    /// 2 MiB in 2 seconds.
-    ///
-    /// A client that is still sending while the server answers and closes the connection often sees a
-    /// broken connection in place of the refusal and its `Retry-After`, and a proxy answers 502. So the
-    /// layer reads the rest of the request first. The
-    /// [guide](crate::guide::what_clients_are_told#refused-uploads) has the measurements.
-    ///
-    /// * The layer answers when the body has ended, or at the first of the two bounds. `max_time`
-    ///   counts from the decision.
-    /// * It answers at once if the request has no body, and if it has `Expect`, because the client
-    ///   then waits until it is told to send. It also answers a gRPC call over HTTP/2 at once, whose
-    ///   client reads the status while it sends. If `max_bytes` or `max_time` is 0, it answers every
-    ///   request at once.
-    /// * What is read is dropped at once, so memory stays flat. A refused request takes as much
-    ///   bandwidth as `max_bytes` allows. For up to `max_time` it holds its connection, and its units of
-    ///   limits *outside* of this layer. It holds no unit of this layer's rules and no inner service.
-    /// * A request that goes to the [overflow](Self::overflow) is not read here. If its service leaves a
-    ///   body unread, the client may not see the answer.
-    /// * Time is that of the layer's [timer](Self::delay), or of `TokioTimer` if the layer has none and
-    ///   the feature `tokio` is enabled, which `axum` and `tonic` enable. Without a timer, or outside of
-    ///   a runtime, nothing is read. The runtime needs its time driver.
-    /// * In a client the body is yet to be sent. Set `discard_body(0, Duration::ZERO)` there.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
-    ///
-    /// // Photos of up to 20 MB, and clients that upload 2 MB a second.
-    /// let uploads =
-    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(10), key::peer_ip())
-    ///         .discard_body(20_000_000, Duration::from_secs(10));
-    /// ```
-    pub fn discard_body(self, max_bytes: u64, max_time: Duration) -> Self {
-        self.change(|settings| settings.discard = Some(DiscardBounds { max_bytes, max_time }))
-    }
-
     /// Returns the number of requests that wait now, in queues and in line, in this layer and its services.
     ///
     /// For the number of units that wait for one key in all processes, [`peek`](Limiter::peek) and read the
@@ -454,87 +519,32 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     pub fn waiting(&self) -> usize {
         self.compiled().delays.as_ref().map_or(0, |delays| delays.waiting())
     }
+}
 
-    /// Sends requests that are over a quota to another service, whole and with their bodies unread, instead of refusing
-    /// them: it may put them into a queue and answer 202, or serve a page from a cache.
+/// # Observing
+impl<L: Limiter, O> RateLimitLayer<L, O> {
+    /// Sets the observer, which sees every outcome, every setup warning and every failure of the limiter. A layer has
+    /// one: a second call replaces it. The guide shows
+    /// [an observer that has another in it](crate::guide::observing#an-observer-of-your-own).
     ///
-    /// The overflow takes the same requests as the inner service, and may answer with any body. In an
-    /// axum application, use a `Router` or a `tower::service_fn`.
-    ///
-    /// * The request carries its [`Outcome`](crate::outcome::Outcome), of the kind
-    ///   [`Overflowed`](crate::outcome::OutcomeKind::Overflowed).
-    /// * Its response gets the headers of a refusal, with `Retry-After`. It also gets `Cache-Control: no-store`, unless
-    ///   the overflow's service has set `Cache-Control`.
-    /// * Its errors are returned as they are, like those of the service.
-    /// * It does not affect the readiness of the layer's service. When a request needs it, a clone of it is polled
-    ///   once: if it is not ready, the request is refused. So a concurrency limit around it bounds it, and no request
-    ///   waits for it.
-    /// * Requests without a key, or refused because the limiter failed, do not go there.
-    /// * If a limit within the overflow's service refuses the request, the response carries the outcome of that
-    ///   refusal.
-    ///
-    /// ```
-    /// use axum::body::Body;
-    /// use http::{Request, Response, StatusCode};
-    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
-    ///
-    /// let later = tower::service_fn(|_request: Request<Body>| async {
-    ///     let mut response = Response::new(Body::from("come back for it\n"));
-    ///     *response.status_mut() = StatusCode::ACCEPTED;
-    ///     Ok::<_, std::convert::Infallible>(response)
-    /// });
-    /// let limit =
-    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())
-    ///         .overflow(later);
-    /// let app: axum::Router = axum::Router::new().layer(limit);
-    /// ```
-    pub fn overflow<T>(self, service: T) -> RateLimitLayer<L, OverflowTo<T>> {
-        let Self { limiter, settings, compiled, .. } = self.change(|settings| settings.overflows = true);
-        RateLimitLayer { limiter, settings, overflow: OverflowTo::new(service), compiled }
+    /// The limiter gets the observer when the layer makes its first service, and reports its
+    /// [events](crate::observe::LimiterEvent) to it. A limiter reports each event to each of its observers once, even
+    /// if several layers and its builder gave it the same one; see [`Observer::identity`]. It keeps at most 32
+    /// different ones, with those of its builder: further ones get what the layer reports, but no events of the
+    /// limiter. So layers that are made often, for example one for each customer, should share one observer.
+    pub fn observer(self, observer: impl Observer + 'static) -> Self {
+        self.change(|settings| settings.observer = Some(Arc::new(observer)))
     }
 
-    /// Lets the layer limit services with any response body. It is the last call of the builder.
+    /// Sets whether the [`Outcome`](crate::outcome::Outcome) is put into the extensions of every request that passes,
+    /// and of its response. Off by default; a refusal's response has it always.
     ///
-    /// Without it, a rate-limited service keeps the response body type of the inner service, and that
-    /// must be a [`ResponseBody`](super::ResponseBody). With it, the response body is a
-    /// [`WrappedBody`](super::WrappedBody) of the inner service's body.
+    /// A response keeps the outcome of an inner layer that refused; otherwise the outermost layer's stays.
     ///
-    /// ```
-    /// use bytes::Bytes;
-    /// use http::{Request, Response};
-    /// use http_body_util::Full;
-    /// use tower::util::BoxCloneSyncService;
-    /// use tower::{Layer, service_fn};
-    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
-    ///
-    /// async fn hello(_: Request<Full<Bytes>>) -> Result<Response<Full<Bytes>>, std::io::Error> {
-    ///     Ok(Response::new(Full::from("hello\n")))
-    /// }
-    ///
-    /// let limit =
-    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
-    /// let service = BoxCloneSyncService::new(limit.wrap_body().layer(service_fn(hello)));
-    /// ```
-    ///
-    /// Without `.wrap_body()` the last line does not compile, and the compiler's message names this
-    /// method:
-    ///
-    /// ```compile_fail,E0277
-    /// # use bytes::Bytes;
-    /// # use http::{Request, Response};
-    /// # use http_body_util::Full;
-    /// # use tower::util::BoxCloneSyncService;
-    /// # use tower::{Layer, service_fn};
-    /// # use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
-    /// # async fn hello(_: Request<Full<Bytes>>) -> Result<Response<Full<Bytes>>, std::io::Error> {
-    /// #     Ok(Response::new(Full::from("hello\n")))
-    /// # }
-    /// # let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
-    /// let service = BoxCloneSyncService::new(limit.layer(service_fn(hello)));
-    /// ```
-    #[must_use]
-    pub fn wrap_body(self) -> WrapBodyLayer<Self> {
-        WrapBodyLayer::new(self)
+    /// In axum a handler takes it as an argument, `outcome: Outcome`, and is answered with 500 if it is not exposed.
+    /// Take an `Option<Outcome>` if the layer can be disabled.
+    pub fn expose_outcome(self, expose_outcome: bool) -> Self {
+        self.change(|settings| settings.expose_outcome = expose_outcome)
     }
 
     /// Changes a setting. Services that were made before, and clones, keep what they have.
@@ -592,6 +602,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     }
 }
 
+/// # Misconfigurations
 impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Checks for likely misconfigurations. Returns the first [warning](crate::observe::SetupWarningKind) about this
     /// layer's setup, about other layers that serve with the same limiter, or about the requests that this layer has
@@ -625,6 +636,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     }
 }
 
+/// # States
 impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Returns the layer's policies as the limiter knows them, under the names that they have [in this
     /// layer](Self::and): those of its rules, in their order, then the [blocks](crate::Rule::block) and

@@ -108,6 +108,9 @@
 //!
 //! Use Tower's if you want callers to wait, or if your requests are not HTTP.
 
+// First, because rustdoc shows the methods of `RateLimitLayer` in this order.
+pub(crate) mod layer;
+
 mod admit;
 mod body;
 pub(crate) mod charge;
@@ -119,7 +122,6 @@ mod explain;
 #[cfg(feature = "axum")]
 mod extract;
 mod future;
-pub(crate) mod layer;
 mod live;
 mod respond;
 pub(crate) mod rule;

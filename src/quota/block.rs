@@ -11,6 +11,7 @@ use crate::time::PERIOD_US_MAX;
 /// The largest factor by which a further block may be longer.
 const FACTOR_MAX: u32 = 1_000;
 
+/// # Blocks and meters
 impl Quota {
     /// Makes a block: when `strikes` units were taken within `period`, counted from the first of
     /// them, the key is closed for the time `lasting`. Denied requests do not prolong it, unless

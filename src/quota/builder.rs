@@ -55,6 +55,7 @@ pub struct Quota {
     pub(super) fingerprint: u64,
 }
 
+/// # Limits
 impl Quota {
     /// Makes a token bucket of `limit` per second with a burst of `limit`.
     #[must_use]
@@ -245,19 +246,10 @@ impl Quota {
         // Without a debt a state is one word.
         Self::from_spec(Spec { unlimited: true, debt: 0, debt_is_chosen: true, ..spec })
     }
+}
 
-    /// Returns whether the quota counts and [never refuses](Self::unlimited).
-    #[must_use]
-    pub fn is_unlimited(&self) -> bool {
-        self.spec.unlimited
-    }
-
-    /// Returns the capacity that another quota of the same policy should be able to remember: none if
-    /// the quota is unlimited.
-    pub(crate) fn capacity_to_hold(&self) -> u64 {
-        if self.is_unlimited() { 0 } else { self.capacity() }
-    }
-
+/// # Options
+impl Quota {
     /// Sets how many units can pass at one instant after a pause: the bucket's capacity. It is not
     /// added to the limit.
     ///
@@ -445,7 +437,10 @@ impl Quota {
             Algorithm::ALL.iter().copied().filter(|algorithm| *algorithm != Algorithm::Block).collect();
         self.with("in_bytes", &counting, |spec| spec.in_bytes = true)
     }
+}
 
+/// # Reading a quota
+impl Quota {
     /// Returns the limit: the units per period, or those that requests may hold at once.
     #[must_use]
     pub fn limit(&self) -> u64 {
@@ -495,6 +490,20 @@ impl Quota {
     #[must_use]
     pub fn wait_in_line(&self) -> Duration {
         Duration::from_micros(self.spec.line_wait_us)
+    }
+
+    /// Returns whether the quota counts and [never refuses](Self::unlimited).
+    #[must_use]
+    pub fn is_unlimited(&self) -> bool {
+        self.spec.unlimited
+    }
+}
+
+impl Quota {
+    /// Returns the capacity that another quota of the same policy should be able to remember: none if
+    /// the quota is unlimited.
+    pub(crate) fn capacity_to_hold(&self) -> u64 {
+        if self.is_unlimited() { 0 } else { self.capacity() }
     }
 
     pub(crate) fn decider(&self) -> &Decider {

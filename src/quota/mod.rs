@@ -1,7 +1,9 @@
 //! Quotas, which say how much is allowed: a limit per period, an algorithm and its options.
 
-mod block;
+// First, because rustdoc shows the methods of `Quota` in this order.
 pub(crate) mod builder;
+
+mod block;
 pub(crate) mod error;
 mod parse;
 #[cfg(feature = "serde")]

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 
 use super::builder::Quota;
 
+/// # Shares
 impl Quota {
     /// Returns the share of one of `parts` processes that each count for themselves. Limit, burst,
     /// debt and `delay_after` are divided by `parts` and rounded down, but limit and burst are at
