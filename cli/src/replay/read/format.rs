@@ -593,10 +593,10 @@ fn is_connection(fields: &Fields<'_>) -> bool {
 
 /// What a line tells about that can be read as a request.
 enum Line {
-    OfRequest,
+    Request,
     /// The hash of a line of a logger that has a name.
-    OfLogger(u64),
-    OfConnection,
+    Logger(u64),
+    Connection,
 }
 
 /// Reads the lines of one file in their order: a directive says which columns the lines after it have.
@@ -640,16 +640,16 @@ impl Reader {
                 keep,
             )?;
             if format.is_named && request.status == 0 && is_connection(fields) {
-                return Some((request, None, Line::OfConnection));
+                return Some((request, None, Line::Connection));
             }
             let compared = opened.source.map(|source| (source, fields.hash(), of_request(fields, &request)));
-            let line = fields.get(Field::Logger).map_or(Line::OfRequest, |_| Line::OfLogger(fields.hash()));
+            let line = fields.get(Field::Logger).map_or(Line::Request, |_| Line::Logger(fields.hash()));
             Some((request, compared, line))
         });
         match found {
-            Some((_, _, Line::OfConnection)) => Read::Other,
+            Some((_, _, Line::Connection)) => Read::Other,
             // Caddy can log a request by several loggers, or several times by one.
-            Some((_, _, Line::OfLogger(whole))) if self.sources.has_line(whole) => Read::Other,
+            Some((_, _, Line::Logger(whole))) if self.sources.has_line(whole) => Read::Other,
             Some((request, Some((source, whole, of_request)), _)) => {
                 match self.sources.repeats(source, whole, &request, of_request, line) {
                     true => Read::Other,
