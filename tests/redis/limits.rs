@@ -48,7 +48,8 @@ async fn exactly_the_limit_passes_whoever_asks_and_checks_go_together() {
     let limiters = [connect(&server).await, connect(&server).await, connect(&server).await, connect(&server).await];
     assert_eq!(storm(&limiters, 50, 50, lasting(7_000)).await, 7_000);
     let calls = calls(&server);
-    // Each by itself they would be 7,000. How many go together depends on how quick the server is beside the callers.
+    // Each by itself they would be 7,000. Calls that take more than 2 ms, as on a busy machine, may be more at a time,
+    // and have fewer checks each.
     assert!(calls < 6_000, "{calls} calls for 10,000 checks, of which 3,000 may be denied without one");
 }
 

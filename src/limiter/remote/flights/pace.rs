@@ -45,7 +45,7 @@ pub(super) struct Pace {
     spread: u64,
     /// The most calls at a time, if they share a connection.
     calls: u64,
-    /// The smoothed time of calls that were in flight alone. It is 0 before the first one.
+    /// The time of the quickest calls of late that were in flight alone. It is 0 before the first one.
     alone: u64,
     /// The most requests in flight, in parts.
     window: u64,
@@ -94,7 +94,7 @@ impl Pace {
         (self.call > 0).then(|| Duration::from_nanos(self.call))
     }
 
-    /// Returns the smoothed time of a call if no other one is in flight, if that is known.
+    /// Returns the time of a quick call if no other one is in flight, if that is known.
     pub(super) fn alone(&self) -> Option<Duration> {
         (self.alone > 0).then(|| Duration::from_nanos(self.alone))
     }
@@ -161,7 +161,9 @@ impl Pace {
         let wanted = CALLS_MIN + beyond.saturating_mul(CALLS_PER_MS) / 1_000_000;
         self.calls = wanted.min(self.calls + 1).min(CALLS_MAX);
         if sent.flights <= 1 {
-            self.alone = if self.alone == 0 { took } else { moved(self.alone, took, 4).max(1) };
+            // A slow one says little: it may have waited for the calls of other processes, which would then all
+            // take the wait that they cause together for the store's distance, and shorten it no more.
+            self.alone = if self.alone == 0 { took } else { took.min(moved(self.alone, took, 32)).max(1) };
         }
         let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * 2 >= self.window();
         let target = self.target(deadline);
