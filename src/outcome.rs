@@ -88,6 +88,18 @@ impl OutcomeKind {
         matches!(self, Self::Degraded | Self::Overflowed)
     }
 
+    /// Returns whether the request goes to the overflow, if the layer has one that is ready.
+    #[inline]
+    pub(crate) fn may_overflow(self) -> bool {
+        self == Self::Limited
+    }
+
+    /// Returns whether an outer layer that refunds nested refusals refunds what it took for the request: a limit has
+    /// refused it.
+    pub(crate) fn is_refunded_outside(self) -> bool {
+        matches!(self, Self::Limited | Self::Blocked)
+    }
+
     /// Returns whether the request reached a service: the inner one or the overflow.
     #[must_use]
     pub fn passed(self) -> bool {

@@ -9,6 +9,7 @@ use http::{Extensions, HeaderMap, Response};
 use super::body::ResponseBody;
 use super::compiled::Compiled;
 use super::decide::delay::{Delayed, InLine};
+use super::decide::step::NextStep;
 use super::future::finish;
 use super::layer::RateLimitLayer;
 use super::settle::pending::{AnyTicket, OpenTicket};
@@ -92,19 +93,21 @@ impl<L: Limiter> RateLimitLayer<L> {
         if layer.entered.get().is_none() {
             layer.look_at_setup(); // as when a layer makes its first service
         }
-        if let Some(answer) = open.ticket.charge_and_keep(&layer, head) {
+        let mut step = open.ticket.charge_and_keep(&layer, head);
+        if let NextStep::AwaitAnswer(answer) = step {
             let mut asked = Asked(Some((&layer, head, &mut open.ticket)));
             let mut answer = answer.await;
-            if let Some((layer, _, ticket)) = asked.0.take() {
-                ticket.answer(layer, &mut answer);
-            }
+            asked.0.take().into_iter().for_each(|(layer, _, ticket)| ticket.answer(layer, &mut answer));
+            drop(asked);
+            step = open.ticket.next_step(&layer);
         }
-        if open.ticket.goes_in_line(&layer) {
+        if let NextStep::WaitInLine = step {
             let mut in_line = InLine::new(&layer, head.to_request(), open.ticket.take());
             poll_fn(|cx| in_line.poll_decision(cx)).await;
             open.ticket = in_line.take().map_or_else(Ticket::new, |(_, ticket)| ticket); // it is held until it is decided
+            step = open.ticket.step_out_of_line(&layer);
         }
-        if let Some(place) = open.ticket.place_to_wait(&layer) {
+        if let NextStep::WaitForDeparture(place) = step {
             let mut delayed = Delayed::new((), &layer, head.to_request(), open.ticket.take(), place);
             poll_fn(|cx| delayed.poll_departure(cx)).await;
             open.ticket = delayed.depart().map_or_else(Ticket::new, |(_, ticket)| ticket); // it is held until it departs

@@ -5,6 +5,8 @@ use std::sync::{Arc, Weak};
 use super::decide::delay::Delays;
 use super::diagnostics::Diagnostics;
 use super::discard::Discard;
+use super::latest::{Latest, Versioned};
+use super::plan::{ChargePlan, Needs, PlaceHolders};
 use super::rule::{BoundRule, Cached, LinkedRole, PathIndex, PolicyCache, Rule, Settlement};
 use super::settings::Settings;
 use super::unsettled::{Strikes, Unsettled};
@@ -22,7 +24,7 @@ use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::refusal::PreparedRefusals;
-use crate::sync::{AtomicU64, Mutex, OnceLock, lock};
+use crate::sync::OnceLock;
 
 /// The compiled configuration of a layer, which its services, futures and bodies share.
 pub(super) struct Compiled<L> {
@@ -30,83 +32,61 @@ pub(super) struct Compiled<L> {
     pub(super) settings: Settings,
     /// The policies of all rules in their order, then the linked ones.
     pub(super) policies: Arc<[Policy]>,
-    /// For each policy, the rule it belongs to and what is done after the response.
-    terms: Box<[Terms]>,
-    /// For each rule, the place of its linked policy.
-    links: Box<[Option<(usize, LinkedRole)>]>,
-    /// For each rule, the policies of its requests' own quotas, if they bring some.
-    caches: Box<[Option<PolicyCache>]>,
-    pub(super) headers: PreparedHeaders,
-    pub(super) refusals: PreparedRefusals,
-    /// The headers of usual refusals.
-    pub(super) layout: Option<RefusalLayout>,
-    /// The room in which requests wait, if the layer has a timer.
-    pub(super) delays: Option<Arc<Delays>>,
-    /// Reads the bodies of refused requests, if they are read.
-    pub(super) discard: Option<Arc<Discard>>,
-    /// Whether every request is charged to one policy, which is always enforced and never makes a request wait. The
-    /// quota is the layer's.
-    is_plain: bool,
-    /// Whether every request is charged so to the quota that it brings.
-    is_plain_but_for_quota: bool,
-    /// Whether every request is charged to several policies in that way, and only headers report a request that passes.
-    is_plain_set: bool,
-    /// Whether anything is done with each request before the service is called.
-    pub(super) prepares: bool,
-    /// Whether the ticket of each request is needed when its response has come.
-    pub(super) keeps_tickets: bool,
-    /// Whether the charges of each request are needed when it passes: its ticket is kept, or it may hold places.
-    pub(super) keeps_charges: bool,
-    /// The most charges that a request can have, beside those that a source finds.
-    pub(super) most_charges: usize,
+    /// For each policy, its part in a rule.
+    parts: Box<[PolicyPart]>,
+    /// For each rule, what is compiled of it.
+    rules: Box<[CompiledRule]>,
     /// Finds the rules of a path, if rules have path patterns.
     pub(super) paths: Option<PathIndex>,
-    /// Whether any rule settles charges after the response.
-    pub(super) settles: bool,
-    /// Whether a request may be charged to a concurrency limit.
-    pub(super) has_places: bool,
-    /// Whether a policy of the layer is a concurrency limit.
-    pub(super) has_fixed_places: bool,
-    /// Whether requests may wait in line for units of a concurrency limit.
-    pub(super) has_lines: bool,
-    /// Wakes those requests when a mode is switched, if there may be any.
-    _line_waker: Option<Arc<LineWaker>>,
-    /// Whether requests bring quotas of their own.
-    pub(super) brings_quotas: bool,
-    /// Whether any rule is settled by a `Usage`.
-    pub(super) expects_usage: bool,
+    /// How requests are charged when the first requests are over.
+    plan: ChargePlan,
+    /// What is needed of each request that passes.
+    pub(super) needs: Needs,
+    pub(super) holders: PlaceHolders,
+    /// The most charges that a request can have, beside those that a source finds.
+    pub(super) most_charges: usize,
+    pub(super) responses: Responses,
+    /// The room in which requests wait, if the layer has a timer.
+    pub(super) delays: Option<Arc<Delays>>,
+    /// Wakes requests in line when a mode is switched, if requests may wait in line for units of a concurrency limit.
+    line_waker: Option<Arc<LineWaker>>,
     /// The policies whose quotas the limiter does not support.
     pub(super) unsupported: Vec<(usize, UnsupportedQuota)>,
     pub(super) diagnostics: Arc<Diagnostics>,
     /// The strikes of requests under way, if responses may return strikes.
     pub(super) unsettled: Option<Arc<Unsettled>>,
     /// The number of configurations of the layer before this one.
-    pub(super) version: u64,
-    /// Holds the configuration that replaces this one, if quotas follow switches.
-    pub(super) live: OnceLock<Weak<Live<L>>>,
+    version: u64,
+    /// Holds the configuration that replaces this one, if it can change.
+    pub(super) latest: OnceLock<Weak<Latest<Self>>>,
     /// The layer's place among those that serve with its limiter, once it serves; `None` if the limiter keeps no
     /// registry.
     pub(super) entered: OnceLock<Option<Entered>>,
 }
 
-/// The settings of a policy's rule.
-struct Terms {
+/// What a layer needs to answer requests.
+pub(super) struct Responses {
+    pub(super) headers: PreparedHeaders,
+    pub(super) refusals: PreparedRefusals,
+    /// The headers of usual refusals.
+    pub(super) layout: Option<RefusalLayout>,
+    /// Reads the bodies of refused requests, if they are read.
+    pub(super) discard: Option<Arc<Discard>>,
+}
+
+/// The part of a policy in its rule. What the rule sets is read from the rule itself.
+struct PolicyPart {
     rule: usize,
-    warn_at_percent: Option<u8>,
-    settlement: Settlement,
-    until_head: bool,
+    /// The role of a linked policy.
+    linked: Option<LinkedRole>,
 }
 
-/// The configuration of a layer whose quotas follow switches: the one that new requests are decided under.
-pub(super) struct Live<L> {
-    pub(super) current: Mutex<Arc<Compiled<L>>>,
-    pub(super) version: AtomicU64,
-}
-
-impl<L> Live<L> {
-    pub(super) fn current(&self) -> Arc<Compiled<L>> {
-        Arc::clone(&lock(&self.current))
-    }
+/// What is compiled of a rule.
+struct CompiledRule {
+    /// The place and the role of its linked policy.
+    linked: Option<(usize, LinkedRole)>,
+    /// The policies of its requests' own quotas, if they bring some.
+    own_quotas: Option<PolicyCache>,
 }
 
 /// Wakes the requests that wait in line for units of these policies.
@@ -121,122 +101,92 @@ impl FollowMode for LineWaker {
     }
 }
 
+impl<L> Versioned for Compiled<L> {
+    fn version(&self) -> u64 {
+        self.version
+    }
+}
+
 impl<L: Limiter> Compiled<L> {
     pub(super) fn new(limiter: Arc<L>, settings: Settings) -> Self {
-        let rules = || settings.rules.iter().map(BoundRule::rule).enumerate();
+        let bound = || settings.rules.iter().map(BoundRule::rule).enumerate();
         let mut policies: Vec<Policy> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
-        let headers = PreparedHeaders::new(&settings.headers, &policies);
-        let refusals = PreparedRefusals::new(settings.refusals.clone(), &policies);
-        let layout = headers.lay_out_refusal(refusals.headers(), refusals.limited_status());
-        let mut terms: Vec<Terms> = rules()
-            .flat_map(|(at, rule)| {
-                rule.policies.iter().map(move |policy| Terms {
-                    rule: at,
-                    warn_at_percent: rule.warn_at_percent,
-                    // A concurrency limit gets its units back when the request ends, after any response.
-                    settlement: if policy.limits_in_flight() { Settlement::default() } else { rule.settlement.clone() },
-                    until_head: rule.until_head,
-                })
+        let responses = Responses::new(&settings, &policies);
+        let own =
+            bound().flat_map(|(rule, found)| found.policies.iter().map(move |_| PolicyPart { rule, linked: None }));
+        let mut parts: Vec<PolicyPart> = own.collect();
+        let rules: Box<[CompiledRule]> = bound()
+            .map(|(rule, found)| {
+                let linked = found.linked.as_ref().map(|linked| {
+                    policies.push(linked.policy.clone());
+                    parts.push(PolicyPart { rule, linked: Some(linked.role) });
+                    (policies.len() - 1, linked.role)
+                });
+                let of_requests = found.policies.first().filter(|_| found.quota_from.is_some());
+                CompiledRule { linked, own_quotas: of_requests.cloned().map(PolicyCache::new) }
             })
             .collect();
-        let links = rules().map(|(at, rule)| {
-            let linked = rule.linked.as_ref()?;
-            policies.push(linked.policy.clone());
-            // A meter counts what its rule charges. A block counts refusals, and no refusal is undone.
-            let settlement = match linked.role {
-                LinkedRole::Meter => rule.settlement.clone(),
-                LinkedRole::Block => Settlement::default(),
-            };
-            terms.push(Terms { rule: at, warn_at_percent: None, settlement, until_head: false });
-            Some((policies.len() - 1, linked.role))
+        let brings_quotas = rules.iter().any(|rule| rule.own_quotas.is_some());
+        let holders = match policies.iter().any(Policy::limits_in_flight) {
+            true => PlaceHolders::All,
+            false if brings_quotas => PlaceHolders::WithOwnQuota,
+            false => PlaceHolders::None,
+        };
+        let settlements =
+            || parts.iter().zip(&policies).filter_map(|(part, policy)| part.settlement(&settings, policy));
+        let needs = if settlements().any(|settlement| settlement.by_usage) {
+            Needs::Usage
+        } else if settlements().any(|settlement| !settlement.is_none()) {
+            Needs::Settlement
+        } else if settings.expose_outcome || settings.refund_nested {
+            Needs::Ticket
+        } else if holders == PlaceHolders::All {
+            Needs::Charges
+        } else if settings.observer.is_some() {
+            Needs::Report
+        } else {
+            Needs::Nothing
+        };
+        let returns_strikes = parts.iter().zip(&policies).any(|(part, policy)| {
+            part.settlement(&settings, policy).is_some_and(|settlement| Unsettled::concerns(policy, settlement))
         });
-        let links = links.collect();
-        let delays = settings.timer.clone().map(|timer| Arc::new(Delays::new(timer, settings.wait_bounds())));
-        let discard = settings
-            .timer
-            .clone()
-            .or_else(default_timer)
-            .and_then(|timer| Discard::new(settings.discard.unwrap_or_default(), timer));
-        let caches: Box<[Option<PolicyCache>]> = rules()
-            .map(|(_, rule)| {
-                let of_requests = rule.policies.first().filter(|_| rule.quota_from.is_some())?;
-                Some(PolicyCache::new(of_requests.clone()))
-            })
-            .collect();
-        let brings_quotas = caches.iter().any(Option::is_some);
-        let has_fixed_places = policies.iter().any(Policy::limits_in_flight);
-        let has_places = has_fixed_places || brings_quotas;
-        let settles = terms.iter().any(|terms| !terms.settlement.is_none());
-        let keeps_tickets = settings.expose_outcome || settings.refund_nested || settles;
         let unsupported: Vec<(usize, UnsupportedQuota)> = policies
             .iter()
             .enumerate()
             .filter_map(|(at, policy)| Some((at, supports_in_layer(&*limiter, policy.quota()).err()?)))
             .collect();
-        let paths = PathIndex::new(rules().map(|(_, rule)| &rule.paths[..]));
-        let found = settings.finder().map_or(0, |(_, rules)| rules);
-        let is_plain = paths.is_none()
-            && settings.mode.is_none()
-            && rules().all(|(_, rule)| rule.mode.is_none())
-            && delays.is_none()
-            && settings.access.is_empty()
-            && !settings.exempt_preflight
-            && settings.finder().is_none()
-            && unsupported.is_empty();
-        let charges = |rule: &Rule| {
-            usize::from(rule.linked.is_some()) + if rule.choose.is_some() { 1 } else { rule.policies.len() }
-        };
-        let is_alone = policies.len() == 1;
-        let prepares = settings.observer.is_some() || keeps_tickets || has_fixed_places;
-        let has_lines = delays.is_some()
-            && limiter.place_lines().is_some()
-            && (brings_quotas || policies.iter().any(|policy| !policy.quota().wait_in_line().is_zero()));
+        let plan = ChargePlan::of(&settings, &policies, unsupported.is_empty(), needs);
+        let delays = settings.timer.clone().map(|timer| Arc::new(Delays::new(timer, settings.wait_bounds())));
+        let has_lines =
+            delays.is_some() && (brings_quotas || policies.iter().any(|own| !own.quota().wait_in_line().is_zero()));
         let line_waker = limiter.place_lines().filter(|_| has_lines).map(|lines| {
             let waker = Arc::new(LineWaker { lines: lines.clone(), policies: policies.clone() });
-            let switches = rules().filter_map(|(_, rule)| rule.mode.as_ref()).chain(&settings.mode);
+            let switches = bound().filter_map(|(_, rule)| rule.mode.as_ref()).chain(&settings.mode);
             switches.for_each(|switch| switch.enter(Arc::downgrade(&waker) as Weak<dyn FollowMode>));
             waker
         });
-        let has_fixed_quotas = !brings_quotas && !policies.iter().any(|policy| policy.quota().is_unlimited());
+        let found = settings.finder().map_or(0, |(_, rules)| rules);
+        let charges = |rule: &Rule| {
+            usize::from(rule.linked.is_some()) + if rule.choose.is_some() { 1 } else { rule.policies.len() }
+        };
         Self {
-            is_plain: is_plain && is_alone && has_fixed_quotas,
-            is_plain_but_for_quota: is_plain && is_alone && brings_quotas,
-            is_plain_set: is_plain
-                && !is_alone
-                && has_fixed_quotas
-                && !prepares
-                && rules().all(|(_, rule)| rule.linked.is_none()),
-            prepares,
-            has_places,
-            has_fixed_places,
-            brings_quotas,
-            has_lines,
-            _line_waker: line_waker,
-            keeps_tickets,
-            keeps_charges: keeps_tickets || has_fixed_places,
-            most_charges: rules().skip(found).map(|(_, rule)| charges(rule)).sum(),
-            headers,
-            refusals,
-            layout,
-            links,
-            caches,
-            delays,
-            discard,
-            settles,
-            expects_usage: terms.iter().any(|terms| terms.settlement.by_usage),
-            paths,
-            unsupported,
+            paths: PathIndex::new(bound().map(|(_, rule)| &rule.paths[..])),
+            most_charges: bound().skip(found).map(|(_, rule)| charges(rule)).sum(),
             diagnostics: Arc::new(Diagnostics::new(&settings)),
-            unsettled: policies
-                .iter()
-                .zip(&terms)
-                .any(|(policy, terms)| Unsettled::concerns(policy, &terms.settlement))
-                .then(Arc::default),
+            unsettled: returns_strikes.then(Arc::default),
             version: 0,
-            live: OnceLock::new(),
+            latest: OnceLock::new(),
             entered: OnceLock::new(),
             policies: policies.into(),
-            terms: terms.into(),
+            parts: parts.into(),
+            rules,
+            plan,
+            needs,
+            holders,
+            responses,
+            delays,
+            line_waker,
+            unsupported,
             limiter,
             settings,
         }
@@ -253,7 +203,7 @@ impl<L: Limiter> Compiled<L> {
             diagnostics: Arc::clone(diagnostics),
             unsettled: self.unsettled.clone().filter(|_| next.unsettled.is_some()).or_else(|| next.unsettled.clone()),
             version: self.version + 1,
-            live: self.live.clone(),
+            latest: self.latest.clone(),
             ..next
         }
     }
@@ -288,10 +238,11 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Returns the policy of a quota that a request brought to a rule.
-    pub(super) fn policy_from(&self, rule: usize, quota: &Quota) -> Option<Policy> {
-        let cache = self.caches.get(rule)?.as_ref()?;
-        Some(cache.find(quota).map_or_else(|| self.compile(rule, cache, quota), Cached::into_policy))
+    /// Returns the policy of a quota that a request brings to a rule.
+    #[inline]
+    pub(super) fn own_policy(&self, rule: usize, quota: &Quota) -> Option<Cached<'_>> {
+        let cache = self.rules.get(rule)?.own_quotas.as_ref()?;
+        Some(cache.find(quota).unwrap_or_else(|| Cached::Other(self.compile(rule, cache, quota))))
     }
 
     /// Compiles the policy of a quota that a request brought, and keeps it if the limiter supports the quota. A request
@@ -315,9 +266,22 @@ impl<L> Compiled<L> {
         self.policies.get(at)
     }
 
-    fn terms(&self, policy: usize) -> Option<&Terms> {
-        debug_assert!(policy < self.terms.len(), "a charge is for a policy that its layer does not have");
-        self.terms.get(policy)
+    /// Returns the part of a policy in its rule.
+    fn part(&self, policy: usize) -> Option<&PolicyPart> {
+        debug_assert!(policy < self.parts.len(), "a charge is for a policy that its layer does not have");
+        self.parts.get(policy)
+    }
+
+    /// Returns the rule that a policy belongs to, unless the policy is linked to it.
+    fn own_rule(&self, policy: usize) -> Option<&Rule> {
+        let part = self.part(policy).filter(|part| part.linked.is_none())?;
+        Some(self.settings.rules.get(part.rule)?.rule())
+    }
+
+    /// Returns the configuration that has replaced this one. Usually nothing has changed, and there is none.
+    fn newer(&self) -> Option<Arc<Self>> {
+        let latest = self.latest.get().and_then(Weak::upgrade)?.get();
+        (latest.version != self.version).then_some(latest)
     }
 
     /// Returns the policy for settling what was charged. That is the one that was charged, unless its quota was
@@ -339,11 +303,10 @@ impl<L> Compiled<L> {
     /// stand before its own. Plans have one name in common, and keep their order.
     pub(super) fn policy_in_line(&self, at: usize) -> Option<Policy> {
         let own = self.policy(at)?;
-        let live = self.live.get().and_then(Weak::upgrade).map(|live| live.current());
-        let live = live.filter(|live| own.limits_in_flight() && live.version != self.version);
+        let newer = self.newer().filter(|_| own.limits_in_flight());
         let is_it = |policy: &&Policy| policy.name_fingerprint() == own.name_fingerprint();
         let plans_before = self.policies.iter().take(at).filter(is_it).count();
-        let now = live.as_ref().and_then(|live| live.policies.iter().filter(is_it).nth(plans_before));
+        let now = newer.as_ref().and_then(|newer| newer.policies.iter().filter(is_it).nth(plans_before));
         Some(now.filter(|now| now.limits_in_flight()).unwrap_or(own).clone())
     }
 
@@ -352,12 +315,11 @@ impl<L> Compiled<L> {
     pub(super) fn mode_in_line(&self, at: usize) -> Option<Mode> {
         let mode_in = |layer: &Self, at| Some(layer.mode_of(layer.settings.rules.get(layer.rule_of(at))?));
         let own = self.policy(at)?;
-        let live = self.live.get().and_then(Weak::upgrade).map(|live| live.current());
-        let Some(live) = live.filter(|live| live.version != self.version) else { return mode_in(self, at) };
+        let Some(newer) = self.newer() else { return mode_in(self, at) };
         let is_it = |policy: &Policy| policy.name_fingerprint() == own.name_fingerprint();
         let plans_before = self.policies.iter().take(at).filter(|policy| is_it(policy)).count();
-        let now = live.policies.iter().enumerate().filter(|(_, policy)| is_it(policy)).nth(plans_before);
-        now.and_then(|(at, _)| mode_in(&live, at)).or_else(|| mode_in(self, at))
+        let now = newer.policies.iter().enumerate().filter(|(_, policy)| is_it(policy)).nth(plans_before);
+        now.and_then(|(at, _)| mode_in(&newer, at)).or_else(|| mode_in(self, at))
     }
 
     /// Returns the largest quota of a policy's name that is in force, if it has more room than the policy's own.
@@ -366,72 +328,65 @@ impl<L> Compiled<L> {
     fn largest_now(&self, at: usize, is_fit: impl Fn(&Quota) -> bool) -> Option<Policy> {
         let own = self.policy(at)?;
         let room = own.quota().capacity().saturating_add(own.quota().spec().debt);
-        let live = self.live.get().and_then(Weak::upgrade).map(|live| live.current());
-        let live = live.filter(|live| live.version != self.version); // usually nothing has changed
+        let newer = self.newer();
         let larger = |now: &&Policy| {
             let quota = now.quota();
             quota.capacity() > room && !quota.spec().proportional && is_fit(quota)
         };
-        let now = live.iter().flat_map(|live| live.policies.iter());
+        let now = newer.iter().flat_map(|newer| newer.policies.iter());
         let now = now.filter(|now| now.name_fingerprint() == own.name_fingerprint());
         let largest = now.filter(larger).max_by_key(|now| now.quota().capacity());
         Some(largest.unwrap_or(own).clone())
     }
 
-    /// Returns the only policy and its rule, if the layer is plain and its first requests are over.
+    /// Returns how a request is charged now. The first requests are watched, so each of them is asked for everything.
     #[inline]
-    pub(super) fn only_policy(&self) -> Option<(&BoundRule, &Policy)> {
-        if !self.is_plain || self.diagnostics.is_watching() {
-            return None;
-        }
+    pub(super) fn plan(&self) -> ChargePlan {
+        if self.diagnostics.is_watching() { ChargePlan::General } else { self.plan }
+    }
+
+    /// Returns the first rule and its first policy: the only ones if the plan says so.
+    #[inline]
+    pub(super) fn first(&self) -> Option<(&BoundRule, &Policy)> {
         Some((self.settings.rules.first()?, self.policies.first()?))
     }
 
-    /// Returns the rules, if the layer has several policies and is plain, and its first requests are over.
+    /// Returns whether requests may wait in line for units of a concurrency limit.
     #[inline]
-    pub(super) fn plain_rules(&self) -> Option<&[BoundRule]> {
-        if self.is_plain_set && !self.diagnostics.is_watching() { Some(&self.settings.rules) } else { None }
-    }
-
-    /// Returns the only rule and the policies of its requests' own quotas, if the layer is plain but for these.
-    #[inline]
-    pub(super) fn only_cache(&self) -> Option<(&BoundRule, &PolicyCache)> {
-        if !self.is_plain_but_for_quota || self.diagnostics.is_watching() {
-            return None;
-        }
-        Some((self.settings.rules.first()?, self.caches.first()?.as_ref()?))
+    pub(super) fn has_lines(&self) -> bool {
+        self.line_waker.is_some()
     }
 
     /// Returns whether a request's ticket is needed when its response has come: the response carries the outcome, or
     /// charges depend on it.
     pub(super) fn needs_response(&self, kind: OutcomeKind) -> bool {
-        self.keeps_tickets || kind.is_always_exposed()
+        self.needs >= Needs::Ticket || kind.is_always_exposed()
     }
 
     /// Returns the number of the rule that a policy belongs to.
     pub(super) fn rule_of(&self, policy: usize) -> usize {
-        self.terms(policy).map_or(usize::MAX, |terms| terms.rule)
+        self.part(policy).map_or(usize::MAX, |part| part.rule)
     }
 
-    /// Returns what is done with a policy's charges after the response.
+    /// Returns what is done with a policy's charges after the response, if they are corrected.
     pub(super) fn settlement(&self, policy: usize) -> Option<&Settlement> {
-        self.terms(policy).map(|terms| &terms.settlement)
+        self.part(policy)?.settlement(&self.settings, self.policy(policy)?)
     }
 
     /// Returns whether what is held of a policy is returned when the response's head is sent.
     pub(super) fn is_held_until_head(&self, policy: usize) -> bool {
-        self.terms(policy).is_some_and(|terms| terms.until_head)
+        self.own_rule(policy).is_some_and(|rule| rule.until_head)
     }
 
     /// Returns the percentage of a policy's capacity from which on a warning is due.
     pub(super) fn warn_at_percent(&self, policy: usize) -> Option<u8> {
-        self.terms(policy)?.warn_at_percent
+        self.own_rule(policy)?.warn_at_percent
     }
 
     /// Returns the place and the role of a rule's linked policy.
     pub(super) fn link(&self, rule: usize) -> Option<(usize, LinkedRole)> {
-        debug_assert!(rule < self.links.len(), "a charge is of a rule that its layer does not have");
-        self.links.get(rule).copied().flatten()
+        debug_assert!(rule < self.rules.len(), "a charge is of a rule that its layer does not have");
+        self.rules.get(rule)?.linked
     }
 
     /// Returns the strikes of a charge that its request's response may return.
@@ -453,6 +408,138 @@ impl<L> Compiled<L> {
     pub(super) fn report_failure(&self, error: &(dyn std::error::Error + 'static)) {
         if let Some(observer) = &self.settings.observer {
             observer.on_limiter_event(&LimiterEvent::failed(WithSources(error).to_string()));
+        }
+    }
+}
+
+impl Responses {
+    fn new(settings: &Settings, policies: &[Policy]) -> Self {
+        let headers = PreparedHeaders::new(&settings.headers, policies);
+        let refusals = PreparedRefusals::new(settings.refusals.clone(), policies);
+        let timer = settings.timer.clone().or_else(default_timer);
+        Self {
+            layout: headers.lay_out_refusal(refusals.headers(), refusals.limited_status()),
+            discard: timer.and_then(|timer| Discard::new(settings.discard.unwrap_or_default(), timer)),
+            headers,
+            refusals,
+        }
+    }
+}
+
+impl PolicyPart {
+    /// Returns the rule's corrections of the policy's charges after the response.
+    fn settlement<'a>(&self, settings: &'a Settings, policy: &Policy) -> Option<&'a Settlement> {
+        let rule = settings.rules.get(self.rule)?.rule();
+        match self.linked {
+            // A concurrency limit gets its units back when the request ends, after any response.
+            None if policy.limits_in_flight() => None,
+            // A block counts refusals, and no refusal is undone.
+            Some(LinkedRole::Block) => None,
+            // A meter counts what its rule charges.
+            None | Some(LinkedRole::Meter) => Some(&rule.settlement),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    use crate::clock::{Sleep, Timer};
+    use crate::key;
+    use crate::limiter::memory::limiter::MemoryLimiter;
+    use crate::middleware::charge::access::AccessList;
+    use crate::middleware::layer::RateLimitLayer;
+    use crate::outcome::Observer;
+
+    struct Blind;
+
+    impl Observer for Blind {}
+
+    #[derive(Debug)]
+    struct Stopped;
+
+    impl Timer for Stopped {
+        fn now(&self) -> Duration {
+            Duration::ZERO
+        }
+
+        fn sleep_until(&self, _: Duration) -> Sleep {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    fn rule(quota: Quota) -> Rule {
+        Rule::new("rule", quota).unwrap()
+    }
+
+    fn layer(rule: Rule) -> RateLimitLayer<MemoryLimiter> {
+        RateLimitLayer::new(MemoryLimiter::new(), rule, key::global())
+    }
+
+    #[test]
+    fn plan_is_general_where_a_shortcut_would_differ() {
+        let quota = || Quota::per_second(9);
+        let one = || layer(rule(quota()));
+        let several = || one().and(quota(), key::global());
+        let own = || layer(Rule::quota_from("own", |_| Some(Quota::per_second(9))).unwrap());
+        let concurrent = || rule(Quota::concurrent(9));
+        let plans = [
+            ("one rule", one(), ChargePlan::OnePolicy),
+            ("a condition and a cost", layer(rule(quota()).when(|_| true).cost(|_| 2)), ChargePlan::OnePolicy),
+            ("an observer", one().observer(Blind), ChargePlan::OnePolicy),
+            ("a concurrency limit", layer(concurrent()), ChargePlan::OnePolicy),
+            ("quotas of requests", own(), ChargePlan::OwnQuota),
+            ("several rules", several(), ChargePlan::SeveralPolicies),
+            (
+                "several quotas",
+                layer(Rule::all_of("all", [quota(), Quota::per_hour(9)]).unwrap()),
+                ChargePlan::SeveralPolicies,
+            ),
+            ("no limit", layer(rule(Quota::unlimited())), ChargePlan::General),
+            ("a mode of the rule", layer(rule(quota()).mode(Mode::Shadow)), ChargePlan::General),
+            ("a mode of the layer", one().mode(Mode::Enforce), ChargePlan::General),
+            ("a timer", one().delay(Stopped), ChargePlan::General),
+            ("an access list", one().access(&AccessList::new(), key::global()), ChargePlan::General),
+            ("preflight requests", one().exempt_preflight(true), ChargePlan::General),
+            (
+                "a block",
+                layer(
+                    rule(quota())
+                        .block("block", Quota::block(3, Duration::from_secs(9), Duration::from_secs(9)).unwrap())
+                        .unwrap(),
+                ),
+                ChargePlan::General,
+            ),
+            ("several rules and an observer", several().observer(Blind), ChargePlan::General),
+            ("several rules and a refund", several().refund_nested(true), ChargePlan::General),
+            ("several rules, one in flight", several().and(concurrent(), key::global()), ChargePlan::General),
+            ("a rule beside quotas of requests", own().and(quota(), key::global()), ChargePlan::General),
+        ];
+        for (setting, layer, plan) in plans {
+            let compiled = layer.compiled();
+            assert_eq!(compiled.plan, plan, "{setting}");
+            assert_eq!(compiled.plan(), ChargePlan::General, "{setting}: the first requests are watched");
+        }
+    }
+
+    #[test]
+    fn needs_of_a_request_include_smaller_ones() {
+        let quota = || Quota::per_second(9);
+        let one = || layer(rule(quota()));
+        let needs = [
+            (one(), Needs::Nothing),
+            (one().observer(Blind), Needs::Report),
+            (layer(rule(Quota::concurrent(9))).observer(Blind), Needs::Charges),
+            (layer(rule(Quota::concurrent(9)).charge_when(|_| true)), Needs::Charges), // it has no effect
+            (one().expose_outcome(true).observer(Blind), Needs::Ticket),
+            (one().refund_nested(true), Needs::Ticket),
+            (layer(rule(quota()).charge_when(|_| true)).expose_outcome(true), Needs::Settlement),
+            (layer(rule(quota()).settle_by_usage()).observer(Blind), Needs::Usage),
+        ];
+        for (at, (layer, needs)) in needs.into_iter().enumerate() {
+            assert_eq!(layer.compiled().needs, needs, "case {at}");
         }
     }
 }

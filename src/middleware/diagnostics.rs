@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use http::header::{FORWARDED, HeaderName, HeaderValue};
 
 use super::charge::access::BoundList;
-use super::rule::{BoundRule, MissingKey};
+use super::rule::{BoundRule, MissingKey, RuleMatch};
 use super::settings::Settings;
 use crate::head::Head;
 use crate::key::{AddressSource, Key, Prefixes, peer_address};
@@ -230,7 +230,9 @@ impl Diagnostics {
 
     /// Watches what a rule makes of a request.
     #[cold]
-    pub(super) fn look_at_rule(&self, at: usize, bound: &BoundRule, applies: bool, key: Option<&Key>, head: &Head<'_>) {
+    pub(super) fn look_at_rule(&self, at: usize, bound: &BoundRule, matched: RuleMatch<'_, &Key>, head: &Head<'_>) {
+        let applies = matched.applies();
+        let key = if let RuleMatch::Charged { key, .. } = matched { Some(key) } else { None };
         let Some(rule) = self.rules.get(at).filter(|rule| !rule.known.load(Ordering::Relaxed)) else {
             return;
         };

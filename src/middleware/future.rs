@@ -14,8 +14,9 @@ use tower_service::Service;
 use super::body::ResponseBody;
 use super::compiled::Compiled;
 use super::decide::delay::{Counted, Delayed, InLine};
-use super::decide::fate::Fate;
+use super::decide::kind::OutcomeCause;
 use super::decide::overflow::{NoOverflow, Overflow};
+use super::decide::step::NextStep;
 use super::discard::Discarding;
 use super::settle::in_flight::InFlight;
 use super::settle::nested::NestedToken;
@@ -25,7 +26,7 @@ use crate::decision::Decision;
 use crate::head::Head;
 use crate::headers::DueHeaders;
 use crate::limiter::Limiter;
-use crate::outcome::{Outcome, OutcomeKind};
+use crate::outcome::Outcome;
 use crate::sync::polled_again;
 
 pin_project! {
@@ -42,20 +43,20 @@ pin_project! {
         O: Overflow<S, B>,
     {
         #[pin]
-        pub(super) state: State<S, L, B, O>,
+        pub(super) state: ResponseState<S, L, B, O>,
     }
 }
 
 pin_project! {
-    // How far a request is decided, and the work that is left.
-    #[project = StateProjection]
-    pub(super) enum State<S, L, B, O>
+    // How far a request is, and the work that is left.
+    #[project = ProjectedState]
+    pub(super) enum ResponseState<S, L, B, O>
     where
         S: Service<Request<B>>,
         L: Limiter,
         O: Overflow<S, B>,
     {
-        Passing { #[pin] response: S::Future, after: After<L> },
+        Passing { #[pin] response: S::Future, on_response: OnResponse<L> },
         // Boxed, or limiters that answer at once would carry room for it in each future.
         Deciding { deciding: Pin<Box<Deciding<S, L, B, O>>> },
         // Until it has what it waits for, or gives up.
@@ -105,16 +106,16 @@ pub(super) struct Line<S, L: Limiter, B, O> {
     overflow: O,
 }
 
-/// The work that is left when the service has answered. Nothing that a usual request charged is copied into its future.
-pub(super) enum After<L: Limiter> {
+/// What is done with the service's response. Nothing that a usual request charged is copied into its future.
+pub(super) enum OnResponse<L: Limiter> {
     Nothing,
     /// Headers are added as the layer is configured.
-    Headers(DueHeaders, Arc<Compiled<L>>),
-    /// The outcome is reported with the response, or charges are open.
-    Open(Box<OpenTicket<L>>),
+    AddHeaders(DueHeaders, Arc<Compiled<L>>),
+    /// The response carries the outcome, or it settles charges.
+    Finish(Box<OpenTicket<L>>),
 }
 
-impl<S, L, B, C, O> State<S, L, B, O>
+impl<S, L, B, C, O> ResponseState<S, L, B, O>
 where
     S: Service<Request<B>, Response = Response<C>> + Clone,
     L: Limiter,
@@ -122,6 +123,34 @@ where
     C: ResponseBody,
     O: Overflow<S, B>,
 {
+    /// Takes the next step of a request that the limiter has answered. `inner` is ready. A request that `call` decides
+    /// takes its step there, because each move of the request stalls on store forwarding.
+    #[inline(never)]
+    fn take_step(
+        step: NextStep<L::Future<Decision>>,
+        inner: &mut S,
+        layer: &Arc<Compiled<L>>,
+        mut request: Request<B>,
+        ticket: &mut Ticket,
+        overflow: &O,
+        cx: &mut Context<'_>,
+    ) -> Self {
+        match step {
+            NextStep::PassUnreported(headers) => {
+                let on_response = OnResponse::add_headers_if_any(layer, headers);
+                Self::Passing { response: inner.call(request), on_response }
+            }
+            NextStep::Pass => {
+                let on_response = OnResponse::prepare(layer, &mut request, ticket);
+                Self::Passing { response: inner.call(request), on_response }
+            }
+            NextStep::AwaitAnswer(answer) => Self::deciding(answer, inner, layer, request, ticket.take(), overflow),
+            NextStep::WaitInLine => Self::in_line(inner, layer, request, ticket.take(), overflow),
+            NextStep::WaitForDeparture(place) => Self::delayed(inner, layer, request, ticket.take(), place),
+            NextStep::TurnAway => Self::turned_away(inner, layer, request, ticket, overflow, cx),
+        }
+    }
+
     /// Returns the state of a request that the limiter answers later. `inner` is ready and is taken for it.
     #[inline(never)]
     pub(super) fn deciding(
@@ -181,12 +210,9 @@ where
         cx: &mut Context<'_>,
     ) -> Self {
         *inner = inner.clone();
-        let ready = match ticket.kind {
-            OutcomeKind::Limited => overflow.ready(cx),
-            _ => Poll::Pending,
-        };
+        let ready = if ticket.kind.may_overflow() { overflow.ready(cx) } else { Poll::Pending };
         let Poll::Ready(ready) = ready else {
-            let discard = layer.discard.as_ref().filter(|discard| discard.reads(&request));
+            let discard = layer.responses.discard.as_ref().filter(|discard| discard.reads(&request));
             let (mut parts, body) = request.into_parts();
             let response = ticket.refuse(layer, &mut parts, C::from_body);
             return match discard {
@@ -194,7 +220,7 @@ where
                 None => Self::Refused { response: Some(Ok(response)) },
             };
         };
-        ticket.kind = OutcomeKind::Overflowed;
+        ticket.decide(layer, OutcomeCause::Overflow);
         if let Some(outcome) = ticket.report(layer, &Head::from(&request)) {
             request.extensions_mut().insert(outcome);
         }
@@ -208,10 +234,9 @@ where
     }
 }
 
-impl<L: Limiter> After<L> {
-    #[inline]
-    pub(super) fn headers(layer: &Arc<Compiled<L>>, due: Option<DueHeaders>) -> Self {
-        due.map_or(Self::Nothing, |due| Self::Headers(due, Arc::clone(layer)))
+impl<L: Limiter> OnResponse<L> {
+    fn add_headers_if_any(layer: &Arc<Compiled<L>>, headers: Option<DueHeaders>) -> Self {
+        headers.map_or(Self::Nothing, |headers| Self::AddHeaders(headers, Arc::clone(layer)))
     }
 
     /// Reports a request that passes, and lets it carry what the service, its handlers and inner layers need. The
@@ -226,7 +251,7 @@ impl<L: Limiter> After<L> {
         }
         let ticket = open.as_ref().map_or(&*ticket, |open| &open.ticket);
         // A request that brings a rate usually passes without being prepared, so no such request has a handle.
-        if layer.has_fixed_places || (layer.brings_quotas && ticket.is_of_places(layer)) {
+        if ticket.may_hold(layer) {
             InFlight::put(request.extensions_mut(), ticket.places.as_ref());
         }
         if let Some(outcome) = ticket.report(layer, &Head::from(&*request)) {
@@ -244,9 +269,9 @@ impl<L: Limiter> After<L> {
         match open {
             Some(mut open) => {
                 open.copies = layer.settings.refund_nested.then(|| NestedToken::put(request.extensions_mut()));
-                Self::Open(open)
+                Self::Finish(open)
             }
-            None => Self::headers(layer, ticket.due_headers(layer)),
+            None => Self::add_headers_if_any(layer, ticket.due_headers(layer)),
         }
     }
 
@@ -254,9 +279,9 @@ impl<L: Limiter> After<L> {
     #[inline]
     fn add_headers<C, E>(&mut self, answered: &mut Poll<Result<Response<C>, E>>) {
         match (answered, &mut *self) {
-            (Poll::Ready(Ok(response)), Self::Headers(due, layer)) => {
+            (Poll::Ready(Ok(response)), Self::AddHeaders(due, layer)) => {
                 let status = response.status();
-                layer.headers.add_due(due, &layer.policies, response.headers_mut(), status);
+                layer.responses.headers.add_due(due, &layer.policies, response.headers_mut(), status);
             }
             (Poll::Ready(Err(_)), _) => *self = Self::Nothing, // the caller may keep the future
             _ => {}
@@ -269,8 +294,8 @@ impl<L: Limiter> After<L> {
         mut answered: Poll<Result<Response<C>, E>>,
     ) -> Poll<Result<Response<C>, E>> {
         if answered.is_ready() {
-            if let Self::Open(_) = self {
-                let Self::Open(open) = std::mem::replace(self, Self::Nothing) else { return answered };
+            if let Self::Finish(_) = self {
+                let Self::Finish(open) = std::mem::replace(self, Self::Nothing) else { return answered };
                 return answered.map_ok(|response| finish(open, response));
             }
         }
@@ -309,15 +334,15 @@ where
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // The usual request. Its response is written once and changed in place, because each move of a response stalls
         // on store forwarding (`benches/instructions`, "layer, allowed, no header fields").
-        if let StateProjection::Passing { response, after } = self.as_mut().project().state.project() {
-            match after {
-                After::Nothing => return response.poll(cx),
-                After::Headers(..) => {
+        if let ProjectedState::Passing { response, on_response } = self.as_mut().project().state.project() {
+            match on_response {
+                OnResponse::Nothing => return response.poll(cx),
+                OnResponse::AddHeaders(..) => {
                     let mut answered = response.poll(cx);
-                    after.add_headers(&mut answered);
+                    on_response.add_headers(&mut answered);
                     return answered;
                 }
-                After::Open(_) => {}
+                OnResponse::Finish(_) => {}
             }
         }
         self.poll_any(cx)
@@ -338,72 +363,58 @@ where
         let mut this = self.project();
         loop {
             match this.state.as_mut().project() {
-                StateProjection::Passing { response, after } => {
-                    return after.finish(response.poll(cx));
+                ProjectedState::Passing { response, on_response } => {
+                    return on_response.finish(response.poll(cx));
                 }
-                StateProjection::Deciding { deciding } => {
+                ProjectedState::Deciding { deciding } => {
                     let deciding = deciding.as_mut().project();
                     let mut answer = ready!(deciding.answer.poll(cx));
                     // It is held until the answer has come, and then this state ends.
-                    let Some((mut request, mut ticket)) = deciding.held.take() else { return polled_again() };
+                    let Some((request, mut ticket)) = deciding.held.take() else { return polled_again() };
                     let layer = &*deciding.layer;
                     ticket.answer(layer, &mut answer);
-                    let inner = deciding.ready;
-                    if ticket.goes_in_line(layer) {
-                        let next = State::in_line(inner, layer, request, ticket, deciding.overflow);
-                        this.state.set(next);
-                        continue;
-                    }
-                    let next = match ticket.fate(layer) {
-                        Fate::Passes => {
-                            let after = After::prepare(layer, &mut request, &mut ticket);
-                            State::Passing { response: inner.call(request), after }
-                        }
-                        Fate::Waits(place) => State::delayed(inner, layer, request, ticket, place),
-                        Fate::IsTurnedAway => {
-                            State::turned_away(inner, layer, request, &mut ticket, deciding.overflow, cx)
-                        }
-                    };
+                    let step = ticket.next_step(layer);
+                    let (ready, overflow) = (deciding.ready, deciding.overflow);
+                    let next = ResponseState::take_step(step, ready, layer, request, &mut ticket, overflow, cx);
                     this.state.set(next);
                 }
-                StateProjection::InLine { line } => {
+                ProjectedState::InLine { line } => {
                     ready!(line.in_line.poll_decision(cx));
                     // It is held until it is decided, and then this state ends.
                     let Some((request, mut ticket)) = line.in_line.take() else { return polled_again() };
                     let Line { layer, service, overflow, .. } = &mut **line;
-                    let next = match ticket.fate(layer) {
-                        Fate::Passes => {
-                            let delayed = Delayed::admitted(service.clone(), layer, request, ticket);
-                            State::Delayed { delayed }
-                        }
-                        Fate::Waits(place) => State::delayed(service, layer, request, ticket, place),
-                        Fate::IsTurnedAway => State::turned_away(service, layer, request, &mut ticket, overflow, cx),
+                    let next = match ticket.step_out_of_line(layer) {
+                        // The service is not ready.
+                        NextStep::Pass => ResponseState::Delayed {
+                            delayed: Delayed::admitted(service.clone(), layer, request, ticket),
+                        },
+                        step => ResponseState::take_step(step, service, layer, request, &mut ticket, overflow, cx),
                     };
                     this.state.set(next);
                 }
-                StateProjection::Delayed { delayed } => {
+                ProjectedState::Delayed { delayed } => {
                     ready!(delayed.poll_departure(cx));
                     if let Err(error) = ready!(delayed.service.poll_ready(cx)) {
-                        this.state.set(State::Refused { response: None }); // the caller may keep the future
+                        this.state.set(ResponseState::Refused { response: None }); // the caller may keep the future
                         return Poll::Ready(Err(error));
                     }
                     // It is held until it departs, and then this state ends.
                     let Some((mut request, mut ticket)) = delayed.depart() else { return polled_again() };
                     let Delayed { service, layer, .. } = &mut **delayed;
-                    let after = After::prepare(layer, &mut request, &mut ticket);
+                    let on_response = OnResponse::prepare(layer, &mut request, &mut ticket);
                     let response = service.call(request);
-                    this.state.set(State::Passing { response, after });
+                    this.state.set(ResponseState::Passing { response, on_response });
                 }
-                StateProjection::Overflowing { response, ticket } => {
+                ProjectedState::Overflowing { response, ticket } => {
                     let mut response = ready!(response.poll(cx)).map_err(Into::into)?;
                     ticket.ticket.finish_overflow(&ticket.layer, &mut response);
                     return Poll::Ready(Ok(response.map(C::from_body)));
                 }
-                StateProjection::Discarding { discarding } => {
+                ProjectedState::Discarding { discarding } => {
                     let response = ready!(discarding.as_mut().poll_response(cx));
                     return response.map_or_else(polled_again, |response| Poll::Ready(Ok(response)));
                 }
-                StateProjection::Refused { response } => {
+                ProjectedState::Refused { response } => {
                     return response.take().map_or_else(polled_again, Poll::Ready);
                 }
             }
@@ -419,13 +430,13 @@ where
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match &self.state {
-            State::Passing { .. } => "passing",
-            State::Deciding { .. } => "deciding",
-            State::InLine { .. } => "in line",
-            State::Delayed { .. } => "delayed",
-            State::Overflowing { .. } => "overflowing",
-            State::Discarding { .. } => "discarding",
-            State::Refused { .. } => "refused",
+            ResponseState::Passing { .. } => "passing",
+            ResponseState::Deciding { .. } => "deciding",
+            ResponseState::InLine { .. } => "in line",
+            ResponseState::Delayed { .. } => "delayed",
+            ResponseState::Overflowing { .. } => "overflowing",
+            ResponseState::Discarding { .. } => "discarding",
+            ResponseState::Refused { .. } => "refused",
         };
         f.debug_struct("ResponseFuture").field("state", &state).finish_non_exhaustive()
     }

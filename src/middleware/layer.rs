@@ -8,10 +8,11 @@ use std::time::Duration;
 use tower_layer::Layer;
 
 use super::charge::access::{AccessList, BoundList};
-use super::compiled::{Compiled, Live};
+use super::compiled::Compiled;
 use super::decide::overflow::{NoOverflow, OverflowTo};
 use super::discard::DiscardBounds;
-use super::live;
+use super::follow::follow;
+use super::latest::Latest;
 use super::rule::{BoundRule, IntoRule};
 use super::service::RateLimit;
 use super::settings::{OnError, Settings};
@@ -83,8 +84,8 @@ pub struct RateLimitLayer<L = MemoryLimiter, O = NoOverflow> {
 /// A compiled configuration.
 struct Configuration<L> {
     compiled: Arc<Compiled<L>>,
-    /// Holds the configuration that is in force now, if quotas follow switches.
-    live: Option<Arc<Live<L>>>,
+    /// Holds the configuration that is in force now, if it can change.
+    latest: Option<Arc<Latest<Compiled<L>>>>,
 }
 
 impl<L: Limiter> RateLimitLayer<L> {
@@ -576,8 +577,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
                 }
             }
             let compiled = Arc::new(Compiled::new(Arc::clone(&self.limiter), Settings::clone(&self.settings)));
-            let live = live::follow(&compiled);
-            Configuration { compiled, live }
+            let latest = follow(&compiled);
+            Configuration { compiled, latest }
         })
     }
 
@@ -597,8 +598,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 
     /// Returns the configuration that is in force now.
     pub(super) fn compiled(&self) -> Arc<Compiled<L>> {
-        let Configuration { compiled, live } = self.configuration();
-        live.as_ref().map_or_else(|| Arc::clone(compiled), |live| live.current())
+        let Configuration { compiled, latest } = self.configuration();
+        latest.as_ref().map_or_else(|| Arc::clone(compiled), |latest| latest.get())
     }
 }
 
@@ -738,7 +739,7 @@ impl<S, L: Limiter, O: Clone> Layer<S> for RateLimitLayer<L, O> {
     fn layer(&self, inner: S) -> Self::Service {
         let compiled = self.compiled();
         compiled.look_at_setup();
-        RateLimit::new(inner, compiled, self.configuration().live.clone(), self.overflow.clone())
+        RateLimit::new(inner, compiled, self.configuration().latest.clone(), self.overflow.clone())
     }
 }
 

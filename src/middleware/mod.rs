@@ -121,8 +121,10 @@ mod discard;
 mod explain;
 #[cfg(feature = "axum")]
 mod extract;
+mod follow;
 mod future;
-mod live;
+mod latest;
+mod plan;
 mod respond;
 pub(crate) mod rule;
 mod service;

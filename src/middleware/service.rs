@@ -10,11 +10,11 @@ use http_body::Body;
 use tower_service::Service;
 
 use super::body::ResponseBody;
-use super::charge::take::Charging;
-use super::compiled::{Compiled, Live};
-use super::decide::fate::Fate;
+use super::compiled::Compiled;
 use super::decide::overflow::{NoOverflow, Overflow};
-use super::future::{After, ResponseFuture, State};
+use super::decide::step::NextStep;
+use super::future::{OnResponse, ResponseFuture, ResponseState};
+use super::latest::Latest;
 use super::ticket::Ticket;
 use crate::head::Head;
 use crate::limiter::Limiter;
@@ -40,14 +40,19 @@ use crate::limiter::memory::limiter::MemoryLimiter;
 pub struct RateLimit<S, L = MemoryLimiter, O = NoOverflow> {
     inner: S,
     layer: Arc<Compiled<L>>,
-    /// Holds the configuration that is in force now, if quotas follow switches.
-    live: Option<Arc<Live<L>>>,
+    /// Holds the configuration that is in force now, if it can change.
+    latest: Option<Arc<Latest<Compiled<L>>>>,
     overflow: O,
 }
 
 impl<S, L, O> RateLimit<S, L, O> {
-    pub(super) fn new(inner: S, layer: Arc<Compiled<L>>, live: Option<Arc<Live<L>>>, overflow: O) -> Self {
-        Self { inner, layer, live, overflow }
+    pub(super) fn new(
+        inner: S,
+        layer: Arc<Compiled<L>>,
+        latest: Option<Arc<Latest<Compiled<L>>>>,
+        overflow: O,
+    ) -> Self {
+        Self { inner, layer, latest, overflow }
     }
 
     /// Returns the inner service.
@@ -95,7 +100,7 @@ where
 impl<S, L, O> RateLimit<S, L, O> {
     /// Decides about a request, and calls the inner service if the request passes at once.
     #[inline(never)]
-    fn decide<B, C>(&mut self, mut request: Request<B>) -> State<S, L, B, O>
+    fn decide<B, C>(&mut self, mut request: Request<B>) -> ResponseState<S, L, B, O>
     where
         S: Service<Request<B>, Response = Response<C>> + Clone,
         L: Limiter,
@@ -103,41 +108,44 @@ impl<S, L, O> RateLimit<S, L, O> {
         C: ResponseBody,
         O: Overflow<S, B>,
     {
-        if let Some(live) = &self.live {
-            live.catch_up(&mut self.layer);
+        if let Some(latest) = &self.latest {
+            latest.update(&mut self.layer);
         }
         let layer = &self.layer;
-        let due = {
+        let headers = {
             let mut ticket = Ticket::new();
             match ticket.charge(layer, &Head::from(&request)) {
-                Charging::Quiet(due) => due,
-                Charging::Decided if ticket.goes_in_line(layer) => {
-                    return State::in_line(&mut self.inner, layer, request, ticket, &self.overflow);
+                NextStep::PassUnreported(headers) => headers,
+                NextStep::Pass => {
+                    let on_response = OnResponse::prepare(layer, &mut request, &mut ticket);
+                    return ResponseState::Passing { response: self.inner.call(request), on_response };
                 }
-                Charging::Decided => match ticket.fate(layer) {
-                    Fate::Passes => {
-                        let after = After::prepare(layer, &mut request, &mut ticket);
-                        return State::Passing { response: self.inner.call(request), after };
-                    }
-                    Fate::Waits(place) => return State::delayed(&mut self.inner, layer, request, ticket, place),
-                    Fate::IsTurnedAway => {
-                        // No request waits for an overflow that is not ready.
-                        let mut cx = Context::from_waker(Waker::noop());
-                        let (inner, overflow) = (&mut self.inner, &self.overflow);
-                        return State::turned_away(inner, layer, request, &mut ticket, overflow, &mut cx);
-                    }
-                },
-                Charging::Later(answer) => {
-                    return State::deciding(answer, &mut self.inner, layer, request, ticket, &self.overflow);
+                NextStep::AwaitAnswer(answer) => {
+                    return ResponseState::deciding(answer, &mut self.inner, layer, request, ticket, &self.overflow);
+                }
+                NextStep::WaitInLine => {
+                    return ResponseState::in_line(&mut self.inner, layer, request, ticket, &self.overflow);
+                }
+                NextStep::WaitForDeparture(place) => {
+                    return ResponseState::delayed(&mut self.inner, layer, request, ticket, place);
+                }
+                NextStep::TurnAway => {
+                    // No request waits for an overflow that is not ready.
+                    let mut cx = Context::from_waker(Waker::noop());
+                    let (inner, overflow) = (&mut self.inner, &self.overflow);
+                    return ResponseState::turned_away(inner, layer, request, &mut ticket, overflow, &mut cx);
                 }
             }
         };
-        match due {
+        match headers {
             // Nothing is left to be dropped if the service panics. So the service writes its future where it stays.
-            None => State::Passing { response: call_in_place(&mut self.inner, request), after: After::Nothing },
-            Some(due) => {
-                let after = After::Headers(due, Arc::clone(layer));
-                State::Passing { response: self.inner.call(request), after }
+            None => ResponseState::Passing {
+                response: call_in_place(&mut self.inner, request),
+                on_response: OnResponse::Nothing,
+            },
+            Some(headers) => {
+                let on_response = OnResponse::AddHeaders(headers, Arc::clone(layer));
+                ResponseState::Passing { response: self.inner.call(request), on_response }
             }
         }
     }
@@ -160,7 +168,7 @@ impl<S: Clone, L, O: Clone> Clone for RateLimit<S, L, O> {
         Self {
             inner: self.inner.clone(),
             layer: Arc::clone(&self.layer),
-            live: self.live.clone(),
+            latest: self.latest.clone(),
             overflow: self.overflow.clone(),
         }
     }

@@ -64,7 +64,7 @@ impl<L: Limiter> Compiled<L> {
                 places.extend(first..first + count);
             }
         }
-        let bytes = self.headers.bytes_of_lists(&places);
+        let bytes = self.responses.headers.bytes_of_lists(&places);
         if bytes > USUAL_MAX {
             self.diagnostics.notice(SetupWarningKind::HeadersLong, || {
                 format!(
@@ -242,7 +242,7 @@ impl<L: Limiter> Compiled<L> {
     fn look_for_timer(&self) {
         let queue = self.policies.iter().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue);
         let line = self.policies.iter().find(|policy| !policy.quota().wait_in_line().is_zero());
-        let brings_quotas = self.settings.rules.iter().any(|bound| bound.quota_from().is_some());
+        let brings_quotas = self.settings.rules.iter().any(|bound| bound.rule().quota_from.is_some());
         // The timer may also be for the bodies of refused requests.
         if queue.or(line).is_none() && self.delays.is_some() && !brings_quotas && self.settings.discard.is_none() {
             self.diagnostics.notice(SetupWarningKind::NoQueue, || {
@@ -267,7 +267,7 @@ impl<L: Limiter> Compiled<L> {
                 )
             });
         }
-        if self.settings.discard.is_some_and(|bounds| !bounds.is_off()) && self.discard.is_none() {
+        if self.settings.discard.is_some_and(|bounds| !bounds.is_off()) && self.responses.discard.is_none() {
             self.diagnostics.notice(SetupWarningKind::NoEffect, || {
                 "the layer has discard_body and no timer, so no body is read: enable the feature `tokio`, set a timer by \
                  RateLimitLayer::delay, or leave discard_body out"

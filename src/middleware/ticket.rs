@@ -12,6 +12,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::compiled::Compiled;
+use super::plan::PlaceHolders;
 use crate::decision::{ChargeDecision, INLINE, Receipt};
 use crate::key::Key;
 use crate::limiter::{AnyPlaces, Charge, Effect, HeldCharge, HeldPlaces, Limiter, Refund};
@@ -84,8 +85,8 @@ pub(super) fn effect_of(mode: Mode) -> Effect {
 
 /// Returns whether a charge is a strike of a block.
 pub(super) fn is_strike<L>(layer: &Compiled<L>, charged: &Charged) -> bool {
-    let algorithm = charged.policy_in(layer).map(|policy| policy.quota().algorithm());
-    matches!(charged.effect, Effect::OnRefusal { .. }) && algorithm == Some(Algorithm::Block)
+    let is_block = |policy: &Policy| policy.quota().algorithm() == Algorithm::Block;
+    matches!(charged.effect, Effect::OnRefusal { .. }) && charged.policy_in(layer).is_some_and(is_block)
 }
 
 /// The charges of one request, in the order of the layer's policies; a linked policy's comes last in its rule. No two
@@ -151,8 +152,17 @@ impl Ticket {
     }
 
     /// Returns whether the request is charged to a concurrency limit, even if the limiter has not answered.
-    pub(super) fn is_of_places<L>(&self, layer: &Compiled<L>) -> bool {
+    fn is_of_places<L>(&self, layer: &Compiled<L>) -> bool {
         self.charges.iter().any(|charged| charged.policy_in(layer).is_some_and(Policy::limits_in_flight))
+    }
+
+    /// Returns whether the request may hold units of a concurrency limit, or its handlers may expect that.
+    pub(super) fn may_hold<L>(&self, layer: &Compiled<L>) -> bool {
+        match layer.holders {
+            PlaceHolders::None => false,
+            PlaceHolders::WithOwnQuota => self.is_of_places(layer),
+            PlaceHolders::All => true,
+        }
     }
 
     /// Returns the units that the request took for a charge, and that were not refunded.

@@ -104,6 +104,16 @@ fn time_is_read_by_the_clocks_only() {
     never("", &["SystemTime::now", "elapsed"], &except);
 }
 
+/// An outcome is added in one place.
+#[test]
+fn kinds_of_outcomes_are_decided_in_one_file() {
+    let sets_kind = |line: &String| line.contains(".kind = ") || line.contains(".kind,") && line.contains(") = ");
+    let all = sources();
+    let lines = all.iter().flat_map(|source| source.code.iter().map(move |(at, line)| (&source.path, at, line)));
+    let found: Vec<_> = lines.filter(|(path, _, line)| path.starts_with("middleware/") && sets_kind(line)).collect();
+    assert!(matches!(found[..], [(path, ..)] if path == "middleware/decide/kind.rs"), "{found:?}");
+}
+
 #[test]
 fn redis_client_is_named_by_connections_only() {
     let connection: Vec<String> = sources()

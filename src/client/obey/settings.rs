@@ -15,7 +15,7 @@ use crate::clock::Timer;
 use crate::head::Head;
 use crate::key::Key;
 use crate::limiter::BoxLimiter;
-use crate::middleware::rule::{BoundRule, TakenNames};
+use crate::middleware::rule::{BoundRule, RuleMatch, TakenNames};
 use crate::policy::Policy;
 use crate::random::mixed;
 use crate::time::{micros_ceil, micros_floor};
@@ -41,17 +41,14 @@ pub(super) struct Share {
 impl OwnQuota {
     /// Returns what a request takes. Returns `None` if the rule does not apply to it.
     fn share(&self, own: usize, request: &Head<'_>) -> Option<Share> {
-        if !self.rule.applies(request) {
+        // The layer has one key for all its quotas.
+        let RuleMatch::Charged { cost, .. } = self.rule.match_request(request, |_| (), |_| Some(())) else {
             return None;
-        }
+        };
         let (all, charged) = (self.rule.policies(), self.rule.charged(request));
         let first = self.rule.end() - all.len();
         let policies = all.iter().enumerate().filter(|(at, _)| charged.contains(&(first + at)));
-        Some(Share {
-            own,
-            policies: policies.map(|(_, policy)| policy.clone()).collect(),
-            cost: self.rule.cost(request),
-        })
+        Some(Share { own, policies: policies.map(|(_, policy)| policy.clone()).collect(), cost })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Requests whose fate is known before any rule is asked: by an access list, or as a CORS preflight request.
+//! Requests that are decided before any rule is asked: by an access list, or as a CORS preflight request.
 
 use http::{Method, header};
 
@@ -6,12 +6,12 @@ use super::access::{self, Access, BoundList};
 use crate::head::Head;
 use crate::key::{AddressSource, Key};
 use crate::middleware::compiled::Compiled;
+use crate::middleware::decide::kind::OutcomeCause;
 use crate::middleware::settings::Settings;
-use crate::outcome::OutcomeKind;
 
-/// Returns what becomes of a request whatever the rules say.
+/// Returns why no rule is asked about a request, if that is so.
 #[inline]
-pub(super) fn kind<L>(layer: &Compiled<L>, head: &Head<'_>) -> Option<OutcomeKind> {
+pub(super) fn cause<L>(layer: &Compiled<L>, head: &Head<'_>) -> Option<OutcomeCause> {
     if layer.diagnostics.is_watching() || layer.settings.exempt_preflight || !layer.settings.access.is_empty() {
         bypassed(layer, head)
     } else {
@@ -20,7 +20,7 @@ pub(super) fn kind<L>(layer: &Compiled<L>, head: &Head<'_>) -> Option<OutcomeKin
 }
 
 #[inline(never)]
-fn bypassed<L>(layer: &Compiled<L>, head: &Head<'_>) -> Option<OutcomeKind> {
+fn bypassed<L>(layer: &Compiled<L>, head: &Head<'_>) -> Option<OutcomeCause> {
     let (diagnostics, settings) = (&layer.diagnostics, &layer.settings);
     let looks = diagnostics.looks();
     if looks {
@@ -36,7 +36,7 @@ fn bypassed<L>(layer: &Compiled<L>, head: &Head<'_>) -> Option<OutcomeKind> {
     if let (Bypass::Allowed(list), true) = (&bypass, looks) {
         diagnostics.look_for_allowed_proxy(list, head);
     }
-    Some(bypass.kind())
+    Some(bypass.cause())
 }
 
 /// The reason why no rule is asked about a request.
@@ -63,10 +63,10 @@ impl<'a> Bypass<'a> {
         }
     }
 
-    pub(super) fn kind(&self) -> OutcomeKind {
+    pub(super) fn cause(&self) -> OutcomeCause {
         match self {
-            Self::Allowed(_) | Self::Preflight => OutcomeKind::Exempt,
-            Self::Denied => OutcomeKind::Denied,
+            Self::Allowed(_) | Self::Preflight => OutcomeCause::Exempted,
+            Self::Denied => OutcomeCause::Denied,
         }
     }
 }

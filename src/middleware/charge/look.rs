@@ -7,9 +7,9 @@ use crate::head::Head;
 use crate::key::Key;
 use crate::limiter::Limiter;
 use crate::middleware::compiled::Compiled;
-use crate::middleware::rule::BoundRule;
+use crate::middleware::decide::kind::OutcomeCause;
+use crate::middleware::rule::{BoundRule, RuleMatch};
 use crate::middleware::ticket::{Ticket, is_strike};
-use crate::outcome::OutcomeKind;
 
 impl Ticket {
     /// Decides about a request as [`charge_and_keep`](Self::charge_and_keep) and [`answer`](Self::answer) do, but takes
@@ -27,7 +27,7 @@ impl Ticket {
                         for (charged, answer) in self.charges.iter_mut().zip(decision.charges()) {
                             charged.decision = answer.clone(); // a clone has no receipt, so nothing can be refunded
                         }
-                        self.decide(layer, decision.is_allowed(), |ticket, layer| {
+                        self.judge(layer, decision.is_allowed(), |ticket, layer| {
                             ticket.look_untaken(layer, &ticket.closed());
                         });
                     }
@@ -35,21 +35,21 @@ impl Ticket {
                 }
             }
             if let Some((_, is_overload)) = failure {
-                self.kind = self.kind_of_failure(layer, is_overload);
+                self.decide(layer, OutcomeCause::LimiterFailed { is_overload });
             }
         }
         if layer.delays.as_ref().is_some_and(|delays| delays.is_full()) && self.waits() {
-            self.refuse_to_wait(|ticket| ticket.look_untaken(layer, &Vec::from_iter(0..ticket.charges.len())));
+            self.refuse_to_wait(layer, |ticket| ticket.look_untaken(layer, &Vec::from_iter(0..ticket.charges.len())));
         }
-        let line = self.line_to_join(layer).filter(|_| layer.has_lines);
+        let line = self.line_to_join(layer).filter(|_| layer.has_lines());
         let line_wait = line.and_then(|at| {
             let (charged, delays) = (self.charges.get(at)?, layer.delays.as_ref()?);
             let policy = charged.policy_in(layer)?;
             let has_room = delays.has_room_in_line(layer.limiter.place_lines()?, policy, &charged.key);
             has_room.then(|| policy.quota().wait_in_line())
         });
-        if self.kind == OutcomeKind::Limited && layer.settings.overflows {
-            self.kind = OutcomeKind::Overflowed;
+        if layer.settings.overflows && self.kind.may_overflow() {
+            self.decide(layer, OutcomeCause::Overflow);
         }
         let outcome = self.outcome(layer);
         let mut statuses = outcome.policies().iter();
@@ -84,38 +84,38 @@ impl Ticket {
             bound.map(|(at, bound)| (at, explained(layer, bound, unasked_of(at)))).collect();
         let count = rules.len();
         if let Some(bypass) = bypass {
-            self.kind = bypass.kind();
+            self.decide(layer, bypass.cause());
             return rules;
         }
         let mut last = None;
-        let planned = self.plan(layer, head, |at, bound, unmet, key| {
+        let uncharged = self.collect(layer, head, |at, _, matched| {
             last = Some(at);
             debug_assert!(at < count, "a rule that was asked is a rule of the layer");
             let Some((_, rule)) = rules.get_mut(at) else { return };
+            let key = if let RuleMatch::Charged { key, .. } = matched { Some(key) } else { None };
             if key.is_some() && rule.key.is_some() && rule.key.as_ref() != key {
                 let mut again = rule.clone();
                 set_key(&mut again, key);
                 rules.push((at, again));
                 return;
             }
-            rule.not_charged = match (unmet, key) {
-                (Some(unmet), _) => Some(unmet.of),
-                (None, None) if bound.exempts_keyless() => Some(NotCharged::KeyExempt),
-                (None, None) => Some(NotCharged::KeyMissing),
-                (None, Some(_)) => None,
+            (rule.not_charged, rule.expected) = match matched {
+                RuleMatch::Charged { .. } => (None, None),
+                RuleMatch::Exempt(Some(unmet)) => (Some(unmet.of), unmet.expected.as_ref().map(|words| words())),
+                RuleMatch::Exempt(None) => (Some(NotCharged::KeyExempt), None),
+                RuleMatch::KeyMissing => (Some(NotCharged::KeyMissing), None),
             };
-            rule.expected = unmet.and_then(|unmet| unmet.expected.as_ref().map(|words| words()));
             set_key(rule, key);
         });
-        if planned == Some(OutcomeKind::KeyMissing) {
+        if let Some(OutcomeCause::KeyMissing(_)) = &uncharged {
             // The rule that was asked last refuses the request.
             let after = last.map_or(0, |last| last + 1);
             for (_, rule) in rules.iter_mut().take(count).skip(after) {
                 (rule.not_charged, rule.expected) = (Some(NotCharged::NotAsked), None);
             }
         }
-        if let Some(kind) = planned {
-            self.kind = kind;
+        if let Some(cause) = uncharged {
+            self.decide(layer, cause);
         }
         rules.sort_by_key(|(at, _)| *at);
         rules

@@ -9,9 +9,8 @@ use crate::decision::ChargeDecision;
 use crate::limiter::{Effect, Limiter};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::rule::LinkedRole;
-use crate::middleware::ticket::{Charged, Charges, Ticket, is_strike};
+use crate::middleware::ticket::{Charged, Charges, Ticket};
 use crate::mode::Mode;
-use crate::outcome::OutcomeKind;
 
 /// Adds the charge of a rule's linked policy behind those of the rule, which begin at `first`.
 #[cold]
@@ -76,21 +75,6 @@ pub(crate) fn refuses(charges: &[Charged], at: usize) -> bool {
         // The block of a rule refuses for itself.
         Effect::Enforce => charged.is_refused(),
         _ => status(charges, at).is_some_and(|(refuses, _)| refuses),
-    }
-}
-
-/// Returns what becomes of a request whose charges were decided as `kind`, taking blocks and meters into account.
-pub(crate) fn kind<L>(layer: &Compiled<L>, kind: OutcomeKind, charges: &[Charged]) -> OutcomeKind {
-    let refused =
-        |is_it: &dyn Fn(&Charged) -> bool| charges.iter().any(|charged| charged.is_refused() && is_it(charged));
-    match kind {
-        OutcomeKind::Limited if refused(&|charged| is_strike(layer, charged)) => OutcomeKind::Blocked,
-        OutcomeKind::Allowed | OutcomeKind::Delayed | OutcomeKind::ShadowLimited
-            if refused(&|charged| charged.effect == Effect::Observe) =>
-        {
-            OutcomeKind::Overage
-        }
-        kind => kind,
     }
 }
 

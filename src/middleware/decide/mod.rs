@@ -1,7 +1,7 @@
 //! The outcome of a charged request: by the modes of its rules, linked policies, queues and the overflow.
 
 pub(crate) mod delay;
-pub(crate) mod fate;
+pub(crate) mod kind;
 pub(crate) mod linked;
-pub(crate) mod mode;
 pub(crate) mod overflow;
+pub(crate) mod step;

@@ -3,9 +3,10 @@
 use crate::head::Head;
 use crate::headers::is_near;
 use crate::middleware::compiled::Compiled;
+use crate::middleware::decide::kind::OutcomeCause;
 use crate::middleware::decide::linked;
 use crate::middleware::ticket::Ticket;
-use crate::outcome::{Observed, Outcome, OutcomeKind, PolicyStatus};
+use crate::outcome::{Observed, Outcome, PolicyStatus};
 use crate::sync::contained;
 
 impl Ticket {
@@ -41,7 +42,7 @@ impl Ticket {
     /// ends here, because this is called while a value is dropped.
     #[cold]
     pub(crate) fn report_dropped<L>(&mut self, layer: &Compiled<L>, request: &Head<'_>) {
-        self.kind = OutcomeKind::Abandoned;
+        self.decide(layer, OutcomeCause::Dropped);
         contained(|| self.observe(layer, request, &self.outcome(layer)));
     }
 

@@ -22,10 +22,13 @@ impl Ticket {
     /// Returns the headers of the service's response, or `None` if it gets none.
     #[inline]
     pub(crate) fn due_headers<L>(&self, layer: &Compiled<L>) -> Option<DueHeaders> {
-        if !self.is_answered || layer.headers.is_silent_if_passed {
-            return None;
-        }
-        self.with_views(layer, false, |views| layer.headers.due(views))
+        let has_headers = self.is_answered && !layer.responses.headers.is_silent_if_passed;
+        if has_headers { self.headers_if_passed(layer) } else { None }
+    }
+
+    #[inline(never)]
+    fn headers_if_passed<L>(&self, layer: &Compiled<L>) -> Option<DueHeaders> {
+        self.with_views(layer, false, |views| layer.responses.headers.due(views))
     }
 
     /// Adds to the service's response what the layer reports.
@@ -39,7 +42,7 @@ impl Ticket {
     /// Adds the headers of a response to a request that passes.
     pub(crate) fn add_headers<L>(&self, layer: &Compiled<L>, headers: &mut HeaderMap, status: StatusCode) {
         if let Some(mut due) = self.due_headers(layer) {
-            layer.headers.add_due(&mut due, &layer.policies, headers, status);
+            layer.responses.headers.add_due(&mut due, &layer.policies, headers, status);
         }
         if self.kind == OutcomeKind::Degraded {
             store_only_if_allowed(headers);
@@ -87,18 +90,19 @@ impl Ticket {
         let seed = self.seed(layer);
         let mut response = match self.usual_headers(layer, &Head::from(&*parts), &outcome, seed) {
             Some(headers) => {
-                let body = layer.refusals.limited_body(&outcome);
+                let body = layer.responses.refusals.limited_body(&outcome);
                 let mut response = Response::new(into_body(RefusalBody::whole(body)));
-                *response.status_mut() = layer.refusals.limited_status();
+                *response.status_mut() = layer.responses.refusals.limited_status();
                 *response.headers_mut() = headers;
                 response
             }
             None => {
-                let wait = layer.headers.reported_wait(&outcome, seed);
-                let mut response = layer.refusals.respond(&Head::from(&*parts), &outcome, wait).map(into_body);
+                let wait = layer.responses.headers.reported_wait(&outcome, seed);
+                let mut response =
+                    layer.responses.refusals.respond(&Head::from(&*parts), &outcome, wait).map(into_body);
                 self.add_refusal_headers(layer, seed, &mut response);
                 if self.kind == OutcomeKind::FailedClosed {
-                    layer.headers.add_wait(wait, response.headers_mut());
+                    layer.responses.headers.add_wait(wait, response.headers_mut());
                 }
                 response
             }
@@ -120,16 +124,16 @@ impl Ticket {
         outcome: &Outcome,
         seed: u64,
     ) -> Option<HeaderMap> {
-        let layout = layer.layout.as_ref().filter(|_| layer.refusals.is_usual(head, outcome))?;
-        self.with_views(layer, true, |views| layer.headers.fill(layout, views, seed))
+        let layout = layer.responses.layout.as_ref().filter(|_| layer.responses.refusals.is_usual(head, outcome))?;
+        self.with_views(layer, true, |views| layer.responses.headers.fill(layout, views, seed))
     }
 
     /// Adds to a response what a refusal reports.
     fn add_refusal_headers<L, B>(&self, layer: &Compiled<L>, seed: u64, response: &mut Response<B>) {
-        let rendered = self.with_views(layer, true, |views| layer.headers.render(views, Some(seed)));
+        let rendered = self.with_views(layer, true, |views| layer.responses.headers.render(views, Some(seed)));
         if let Some(mut rendered) = rendered {
             let status = response.status();
-            layer.headers.add(&mut rendered, response.headers_mut(), status);
+            layer.responses.headers.add(&mut rendered, response.headers_mut(), status);
         }
     }
 
@@ -169,7 +173,7 @@ impl Ticket {
     /// again.
     fn seed<L>(&self, layer: &Compiled<L>) -> u64 {
         // Clients come back at different times after a failure, also if the waits of quotas have no jitter.
-        if !layer.headers.is_jittered() && self.kind != OutcomeKind::FailedClosed {
+        if !layer.responses.headers.is_jittered() && self.kind != OutcomeKind::FailedClosed {
             return 0;
         }
         let hash = foldhash::fast::FixedState::default();

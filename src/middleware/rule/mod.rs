@@ -13,11 +13,11 @@ mod settle_by;
 mod settlement;
 mod switch;
 
-pub(crate) use bound::BoundRule;
+pub(crate) use bound::{BoundRule, RuleMatch};
 #[cfg(feature = "rules")]
-pub(crate) use definition::Words;
-pub(crate) use definition::{Condition, LinkedRole, MissingKey, Read, Rule};
+pub(crate) use definition::{Condition, Words};
 pub use definition::{IntoPlan, IntoQuota, IntoRule};
+pub(crate) use definition::{LinkedRole, MissingKey, Read, Rule};
 pub(crate) use names::TakenNames;
 pub use overrides::{OverrideError, OverrideErrorKind, OverrideId, Overrides};
 pub(crate) use path::PathIndex;

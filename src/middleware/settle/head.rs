@@ -11,6 +11,7 @@ use super::pending::{Open, OpenTicket};
 use super::usage::Usage;
 use crate::limiter::Limiter;
 use crate::middleware::compiled::Compiled;
+use crate::middleware::plan::Needs;
 use crate::middleware::rule::Settlement;
 
 /// The decision that a response's head makes about the charges of a rule.
@@ -30,7 +31,7 @@ impl<L: Limiter> OpenTicket<L> {
     pub(crate) fn open(&mut self, method: Method, extensions: &mut Extensions) {
         let layer = &*self.layer;
         self.response.method = method;
-        if !layer.settles {
+        if layer.needs < Needs::Settlement {
             return;
         }
         let mut open: SmallVec<[Open; 1]> = SmallVec::new();
@@ -59,7 +60,7 @@ impl<L: Limiter> OpenTicket<L> {
         for open in open.iter().filter(|open| layer.settlement(open.policy).is_some_and(|found| found.by_usage)) {
             usage.append(&open.usage);
         }
-        if !usage.is_empty() || (layer.expects_usage && extensions.get::<Usage>().is_none()) {
+        if !usage.is_empty() || (layer.needs == Needs::Usage && extensions.get::<Usage>().is_none()) {
             // One handle states the cost for the outer layers, too.
             if let Some(outer) = extensions.get() {
                 usage.append(outer);

@@ -34,7 +34,7 @@ impl NestedToken {
 
     /// Spends the token of a request that is refused, if it carries one and the refusal is a limit's.
     pub(crate) fn spend(extensions: &mut Extensions, refusal: OutcomeKind) {
-        if !matches!(refusal, OutcomeKind::Limited | OutcomeKind::Blocked) {
+        if !refusal.is_refunded_outside() {
             return;
         }
         if let Some(Self(layers)) = extensions.remove() {

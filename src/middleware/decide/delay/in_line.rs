@@ -26,6 +26,7 @@ use crate::decision::Decision;
 use crate::head::Head;
 use crate::limiter::{BoundedTurn, Charge, Effect, FAILED_POLLS_MAX, Limiter, LineStep, Reply, ReplyFuture};
 use crate::middleware::compiled::Compiled;
+use crate::middleware::decide::kind::OutcomeCause;
 use crate::middleware::decide::linked;
 use crate::middleware::ticket::{Charged, Ticket, effect_of, is_strike};
 use crate::mode::Mode;
@@ -38,13 +39,13 @@ impl Ticket {
     /// Returns whether the request may wait in line before it is decided what becomes of it.
     #[inline]
     pub(crate) fn goes_in_line<L: Limiter>(&self, layer: &Compiled<L>) -> bool {
-        layer.has_lines && (self.is_left_to_line || self.line_to_join(layer).is_some())
+        layer.has_lines() && (self.is_left_to_line || self.line_to_join(layer).is_some())
     }
 
     /// Returns whether the limiter has to be asked in such a way that a refusal counts nothing, because the request may
     /// wait in line after it.
     pub(crate) fn has_to_be_tried<L: Limiter>(&self, layer: &Compiled<L>) -> bool {
-        layer.has_lines
+        layer.has_lines()
             && self.charges.iter().any(|charged| may_wait(layer, charged))
             && self.charges.iter().any(|charged| counts_refusals(layer, charged))
     }
@@ -331,9 +332,7 @@ impl<B, L: Limiter> InLine<B, L> {
                 }
                 _ => drop(turn),
             }
-            if ticket.kind == OutcomeKind::Allowed {
-                ticket.kind = OutcomeKind::Delayed;
-            }
+            ticket.decide(&self.layer, OutcomeCause::WaitedInLine);
         }
         self.end_wait();
     }

@@ -18,9 +18,8 @@ use crate::event::LayerEvent;
 use crate::head::Head;
 use crate::limiter::{Limiter, Refund};
 use crate::middleware::compiled::Compiled;
-use crate::middleware::decide::mode::makes_wait;
+use crate::middleware::decide::kind::{OutcomeCause, makes_wait};
 use crate::middleware::ticket::{Charged, Ticket, effect_of};
-use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
 use crate::sync::contained;
 use crate::time::micros_ceil;
@@ -49,7 +48,7 @@ impl Ticket {
         }
         let counted = delays.count();
         if counted.is_none() {
-            self.refuse_to_wait(|ticket| {
+            self.refuse_to_wait(layer, |ticket| {
                 ticket.decline_slots(layer, delays);
                 ticket.refund_and_report(layer);
             });
@@ -72,7 +71,7 @@ impl Ticket {
     }
 
     /// Refuses a request that has to wait. `refund_and_report` reports its charges as not taken.
-    pub(crate) fn refuse_to_wait(&mut self, refund_and_report: impl FnOnce(&mut Self)) {
+    pub(crate) fn refuse_to_wait<L>(&mut self, layer: &Compiled<L>, refund_and_report: impl FnOnce(&mut Self)) {
         let waiting = self.charges.iter().enumerate().filter(|(_, charged)| makes_wait(charged));
         let delays: SmallVec<[(usize, Duration); 1]> =
             waiting.map(|(at, charged)| (at, charged.decision.delay())).collect();
@@ -85,7 +84,7 @@ impl Ticket {
             charged.decision = ChargeDecision::denied(limit, remaining, Wait::After(delay));
             charged.decision.reset_us = reset_us;
         }
-        self.kind = OutcomeKind::Limited;
+        self.decide(layer, OutcomeCause::NoRoomToWait);
     }
 
     fn put_receipt(&mut self, at: usize, receipt: Option<Receipt>) {
@@ -115,7 +114,7 @@ fn refund_slots<L: Limiter>(layer: &Compiled<L>, charged: &Charged, slots: Vec<R
 /// A request that waits for its departures: several if several of its policies are queues.
 ///
 /// If it is dropped before it departs, it leaves its lines, what it took is refunded, and the observer sees the outcome
-/// [`Abandoned`](OutcomeKind::Abandoned).
+/// [`Abandoned`](crate::outcome::OutcomeKind::Abandoned).
 pub(crate) struct Delayed<S, B, L: Limiter> {
     pub(crate) service: S,
     pub(crate) layer: Arc<Compiled<L>>,
@@ -235,7 +234,7 @@ impl<S, B, L: Limiter> Drop for Delayed<S, B, L> {
             }
         }
         self.counted = None;
-        ticket.kind = OutcomeKind::Abandoned;
+        ticket.decide(&self.layer, OutcomeCause::Dropped);
         let outcome = ticket.outcome(&self.layer);
         contained(|| ticket.refund(&self.layer));
         contained(|| report_ended(&self.layer, self.reported.take()));

@@ -1,0 +1,134 @@
+//! The kind of a request's outcome. It is decided here and nowhere else.
+
+use std::time::Duration;
+
+use crate::limiter::Effect;
+use crate::middleware::compiled::Compiled;
+use crate::middleware::settings::OnError;
+use crate::middleware::ticket::{Charged, Ticket, is_strike};
+use crate::mode::Mode;
+use crate::outcome::OutcomeKind;
+
+/// Something that decides the kind of a request's outcome. A later cause replaces an earlier one.
+#[derive(Clone, Copy)]
+pub(crate) enum OutcomeCause {
+    /// An access list, or a setting for preflight requests, exempts the request from every rule.
+    Exempted,
+    /// An access list denies the client.
+    Denied,
+    /// No rule charges the request.
+    NotCharged,
+    /// The request has no key for a rule in this mode, and no other rule charges it.
+    KeyMissing(Mode),
+    /// The request has more charges than a request may have, and one of their rules enforces.
+    TooManyCharges,
+    /// The limiter has answered: it allows the request, as far as its enforced charges are concerned.
+    AllowedByLimiter,
+    /// The limiter has answered: it denies an enforced charge.
+    DeniedByLimiter,
+    /// The limiter has failed, because the process is overloaded or for another reason.
+    LimiterFailed { is_overload: bool },
+    /// The request would have to wait, and as many requests as may wait do so already.
+    NoRoomToWait,
+    /// The request has waited in line.
+    WaitedInLine,
+    /// The request goes to the overflow.
+    Overflow,
+    /// The request was dropped before it went to the service.
+    Dropped,
+}
+
+impl Ticket {
+    /// Decides the kind of the request's outcome.
+    ///
+    /// Inlined, so that a caller has the code of its own cause alone (`benches/instructions`, "layer of a concurrency
+    /// limit, no header fields").
+    #[inline(always)]
+    pub(crate) fn decide<L>(&mut self, layer: &Compiled<L>, cause: OutcomeCause) {
+        self.kind = match cause {
+            OutcomeCause::Exempted => OutcomeKind::Exempt,
+            OutcomeCause::Denied => OutcomeKind::Denied,
+            OutcomeCause::NotCharged => self.keyless.map_or(OutcomeKind::Exempt, kind_of_keyless),
+            OutcomeCause::KeyMissing(mode) => kind_of_keyless(mode),
+            OutcomeCause::TooManyCharges | OutcomeCause::NoRoomToWait => OutcomeKind::Limited,
+            OutcomeCause::AllowedByLimiter if self.is_within_all() => self.kind_of_within(layer),
+            OutcomeCause::AllowedByLimiter => self.kind_of_over(layer),
+            OutcomeCause::DeniedByLimiter if self.is_refused_by(|charged| is_strike(layer, charged)) => {
+                OutcomeKind::Blocked
+            }
+            OutcomeCause::DeniedByLimiter => OutcomeKind::Limited,
+            OutcomeCause::LimiterFailed { is_overload } => self.kind_of_failure(layer, is_overload),
+            OutcomeCause::WaitedInLine if self.kind == OutcomeKind::Allowed => OutcomeKind::Delayed,
+            OutcomeCause::WaitedInLine => self.kind,
+            OutcomeCause::Overflow => OutcomeKind::Overflowed,
+            OutcomeCause::Dropped => OutcomeKind::Abandoned,
+        };
+    }
+
+    /// Returns whether every rule that applies to the request allows it, whatever its mode is.
+    #[inline]
+    fn is_within_all(&self) -> bool {
+        self.keyless.is_none() && self.charges.iter().all(|charged| charged.decision.is_allowed())
+    }
+
+    #[inline]
+    fn kind_of_within<L>(&self, layer: &Compiled<L>) -> OutcomeKind {
+        let waits = layer.delays.is_some() && self.charges.iter().any(makes_wait);
+        if waits { OutcomeKind::Delayed } else { OutcomeKind::Allowed }
+    }
+
+    /// Returns the kind of a request that passes although a rule does not allow it. A rule that degrades comes before
+    /// one in shadow, since the service has to know of it.
+    #[inline(never)]
+    fn kind_of_over<L>(&self, layer: &Compiled<L>) -> OutcomeKind {
+        let is_over = |mode| {
+            let is_over = |charged: &Charged| charged.mode == mode && !charged.decision.is_allowed();
+            self.keyless == Some(mode) || self.charges.iter().any(is_over)
+        };
+        if is_over(Mode::Degrade) {
+            OutcomeKind::Degraded
+        } else if self.is_refused_by(|charged| charged.effect == Effect::Observe) {
+            OutcomeKind::Overage // its meter was charged instead
+        } else if is_over(Mode::Shadow) {
+            OutcomeKind::ShadowLimited
+        } else {
+            self.kind_of_within(layer) // only the charge of a linked policy was not taken
+        }
+    }
+
+    /// A request is refused only if a rule could have refused it.
+    fn kind_of_failure<L>(&self, layer: &Compiled<L>, is_overload: bool) -> OutcomeKind {
+        let may_refuse = self.charges.iter().any(|charged| charged.mode == Mode::Enforce);
+        let denies = match layer.settings.on_error {
+            OnError::Deny => true,
+            OnError::Allow => is_overload,
+            OnError::AllowAlways => false,
+        };
+        if denies && may_refuse {
+            OutcomeKind::FailedClosed
+        } else if self.keyless == Some(Mode::Degrade) {
+            // A request without a key stays degraded: that needs no answer of the limiter.
+            OutcomeKind::Degraded
+        } else {
+            OutcomeKind::FailedOpen
+        }
+    }
+
+    /// Returns whether an enforced charge of this sort was denied.
+    fn is_refused_by(&self, is_it: impl Fn(&Charged) -> bool) -> bool {
+        self.charges.iter().any(|charged| charged.is_refused() && is_it(charged))
+    }
+}
+
+fn kind_of_keyless(mode: Mode) -> OutcomeKind {
+    match mode {
+        Mode::Enforce => OutcomeKind::KeyMissing,
+        Mode::Degrade => OutcomeKind::Degraded,
+        Mode::Shadow => OutcomeKind::ShadowLimited,
+    }
+}
+
+/// Returns whether a charge that was taken makes its request wait: it has a place in an enforced queue.
+pub(crate) fn makes_wait(charged: &Charged) -> bool {
+    charged.mode == Mode::Enforce && charged.cost > 0 && charged.decision.delay() > Duration::ZERO
+}

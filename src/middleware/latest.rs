@@ -1,0 +1,47 @@
+//! The latest of several versions of a value, for readers that keep a copy.
+
+use std::sync::Arc;
+
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+
+/// A value with a version, which newer ones have a higher number of.
+pub(super) trait Versioned {
+    fn version(&self) -> u64;
+}
+
+/// Holds the latest version of a value. A reader keeps a copy, and one atomic load says whether it is the latest.
+pub(super) struct Latest<T> {
+    value: Mutex<Arc<T>>,
+    version: AtomicU64,
+}
+
+impl<T: Versioned> Latest<T> {
+    pub(super) fn new(value: Arc<T>) -> Self {
+        Self { version: AtomicU64::new(value.version()), value: Mutex::new(value) }
+    }
+
+    /// Returns the latest version.
+    pub(super) fn get(&self) -> Arc<T> {
+        Arc::clone(&lock(&self.value))
+    }
+
+    /// Replaces a copy that is not the latest version.
+    #[inline]
+    pub(super) fn update(&self, copy: &mut Arc<T>) {
+        // Acquire, with the Release in `replace`: what is read under the lock is then at least as new.
+        if self.version.load(Ordering::Acquire) != copy.version() {
+            *copy = self.get();
+        }
+    }
+
+    /// Replaces `before` by a newer version. Returns `false` if another thread replaced it first.
+    pub(super) fn replace(&self, before: &Arc<T>, next: &Arc<T>) -> bool {
+        let mut latest = lock(&self.value);
+        if !Arc::ptr_eq(&latest, before) {
+            return false;
+        }
+        self.version.store(next.version(), Ordering::Release);
+        *latest = Arc::clone(next);
+        true
+    }
+}

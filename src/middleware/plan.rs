@@ -1,0 +1,76 @@
+//! How a layer handles its requests: decided once, when its configuration is compiled. Data.
+
+use super::rule::BoundRule;
+use super::settings::Settings;
+use crate::policy::Policy;
+
+/// How the requests of a layer are charged. Every plan but the general one is a shortcut: with it a request gets the
+/// answer of the general one, in fewer instructions (`benches/instructions`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ChargePlan {
+    /// Every request that the only rule applies to is charged to the layer's only policy. Most layers are like this.
+    OnePolicy,
+    /// Every request that the only rule applies to is charged to the quota that it brings.
+    OwnQuota,
+    /// A request is charged to several policies, and only headers report a request that passes.
+    SeveralPolicies,
+    /// Anything else may be set, so each request asks for everything.
+    General,
+}
+
+impl ChargePlan {
+    /// Returns the plan of a layer with these settings and policies. `are_supported` if its limiter supports all
+    /// quotas.
+    pub(super) fn of(settings: &Settings, policies: &[Policy], are_supported: bool, needs: Needs) -> Self {
+        let rules = || settings.rules.iter().map(BoundRule::rule);
+        // Settings by which the limiter is not asked, or not for all rules. A file of descriptors finds charges.
+        let has_exceptions = !settings.access.is_empty()
+            || settings.exempt_preflight
+            || settings.finder().is_some()
+            || rules().any(|rule| !rule.paths.is_empty())
+            || !are_supported;
+        // Settings by which a denied request may pass, or an allowed one may wait.
+        let has_choices =
+            settings.mode.is_some() || rules().any(|rule| rule.mode.is_some()) || settings.timer.is_some();
+        if has_exceptions || has_choices {
+            return Self::General;
+        }
+        let brings_quotas = rules().any(|rule| rule.quota_from.is_some());
+        match policies {
+            [_] if brings_quotas => Self::OwnQuota,
+            // No header reports a policy without a limit.
+            _ if brings_quotas || policies.iter().any(|policy| policy.quota().is_unlimited()) => Self::General,
+            [_] => Self::OnePolicy,
+            // The observer, the ticket and a linked policy need charges that are kept.
+            _ if needs > Needs::Nothing || rules().any(|rule| rule.linked.is_some()) => Self::General,
+            _ => Self::SeveralPolicies,
+        }
+    }
+}
+
+/// What a layer needs of each request that passes, beside the numbers of its headers. Each variant includes those
+/// before it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Needs {
+    Nothing,
+    /// The observer sees the outcome before the service is called.
+    Report,
+    /// The charges may hold units of a concurrency limit.
+    Charges,
+    /// The response carries the outcome, or an inner layer's refusal refunds the charges.
+    Ticket,
+    /// A rule settles its charges after the response.
+    Settlement,
+    /// A handler states the cost by a [`Usage`](crate::middleware::Usage).
+    Usage,
+}
+
+/// Which requests of a layer may hold units of a concurrency limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum PlaceHolders {
+    None,
+    /// Those that bring such a quota.
+    WithOwnQuota,
+    /// Any request, because a policy of the layer is a concurrency limit.
+    All,
+}
