@@ -78,6 +78,35 @@ pub(crate) fn printable(c: char) -> char {
     if c.is_control() || turns_text(c) { '\u{fffd}' } else { c }
 }
 
+/// The error of a text that is none of the labels of an enum, such as [`Mode`](crate::Mode). It names them all.
+///
+/// ```
+/// use tower_ratelimit::Mode;
+///
+/// assert_eq!("shadow".parse(), Ok(Mode::Shadow));
+/// let error = "Shadow".parse::<Mode>().unwrap_err();
+/// assert_eq!(error.to_string(), "`Shadow` is none of `enforce`, `degrade`, `shadow`");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelError {
+    text: Box<str>,
+    labels: &'static [&'static str],
+}
+
+impl LabelError {
+    pub(crate) fn new(text: &str, labels: &'static [&'static str]) -> Self {
+        Self { text: text.chars().take(40).map(printable).collect(), labels }
+    }
+}
+
+impl fmt::Display for LabelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` is none of `{}`", self.text, self.labels.join("`, `"))
+    }
+}
+
+impl Error for LabelError {}
+
 /// Declares an error that has a kind, a message and, if something caused it, a source.
 macro_rules! kind_and_message {
     ($(#[$about:meta])* $error:ident, $kind:ident) => {
@@ -152,10 +181,8 @@ macro_rules! labelled {
             pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
 
             /// The variants with their labels, for texts that name them.
-            #[allow(dead_code, reason = "not every enum is read from a text")]
             pub(crate) const WORDS: &'static [(&'static str, Self)] = &[$(($label, Self::$variant),)+];
 
-            #[allow(dead_code, reason = "not every enum is read from a text")]
             pub(crate) const LABELS: &'static [&'static str] = &[$($label,)+];
 
             $(#[$about_label])*
@@ -164,6 +191,16 @@ macro_rules! labelled {
                 match self {
                     $(Self::$variant => $label,)+
                 }
+            }
+        }
+
+        /// Reads the label.
+        impl std::str::FromStr for $enum {
+            type Err = $crate::error::LabelError;
+
+            fn from_str(label: &str) -> Result<Self, Self::Err> {
+                let found = Self::WORDS.iter().find(|(word, _)| *word == label);
+                found.map(|(_, value)| *value).ok_or_else(|| Self::Err::new(label, Self::LABELS))
             }
         }
 
@@ -190,6 +227,19 @@ mod tests {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum FailureKind {
         Only,
+    }
+
+    #[test]
+    fn label_is_read_as_the_variant_that_prints_it() {
+        for mode in crate::Mode::ALL {
+            assert_eq!(mode.to_string().parse(), Ok(*mode));
+        }
+        for kind in crate::setup_warning::SetupWarningKind::ALL {
+            assert_eq!(kind.as_str().parse(), Ok(*kind));
+        }
+        let long = "a".repeat(1_000) + "\u{1b}[2J";
+        let error = long.parse::<crate::OnError>().expect_err("it is no label");
+        assert_eq!(error.to_string(), format!("`{}` is none of `deny`, `allow`, `allow-always`", "a".repeat(40)));
     }
 
     #[test]

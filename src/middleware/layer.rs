@@ -262,7 +262,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Sets how a refusal is answered. By default the status is 429 and the body a problem document; a gRPC client
     /// gets `RESOURCE_EXHAUSTED`.
     ///
-    /// For a closure the compiler says ``expected `Refusals`, found closure``. Wrap it by [`Refusals::with`].
+    /// For a closure the compiler says `type annotations needed` (E0282), or ``expected `Refusals`, found closure``.
+    /// Wrap it by [`Refusals::with`], or by [`Refusals::body`] if only the body is your own.
     ///
     /// ```
     /// use http::StatusCode;
@@ -407,7 +408,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// ```
     ///
     /// Without `.wrap_body()` the last line does not compile, and the compiler's message names this
-    /// method:
+    /// method. If a method such as `oneshot` is called on a service with further layers outside, the
+    /// message only says that its trait bounds were not satisfied.
     ///
     /// ```compile_fail,E0277
     /// # use bytes::Bytes;

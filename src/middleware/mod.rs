@@ -151,6 +151,7 @@ pub use settle::in_flight::InFlight;
 pub use settle::usage::Usage;
 pub use wrap_body::{WrapBody, WrapBodyFuture, WrapBodyLayer};
 
+pub use crate::error::LabelError;
 pub use crate::headers::{HeadersError, HeadersErrorKind, Jitter, LegacyHeaders, ResetEncoding, ResetMeaning, When};
 pub use crate::mode::ModeSwitch;
 pub use crate::refusal::{GrpcCode, Protocol, Refusal, RefusalBody};

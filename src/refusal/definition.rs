@@ -221,9 +221,9 @@ impl Refusals {
     /// this is all that a service with JSON of its own needs:
     ///
     /// ```
-    /// use tower_ratelimit::{Refusals, middleware::Refusal};
+    /// use tower_ratelimit::Refusals;
     ///
-    /// let refusals = Refusals::json().body(|refusal: &Refusal<'_>| {
+    /// let refusals = Refusals::json().body(|refusal| {
     ///     format!(r#"{{"error": {{"status": {}}}}}"#, refusal.status().as_u16())
     /// });
     /// ```

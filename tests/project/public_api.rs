@@ -21,9 +21,9 @@ use tower_ratelimit::{
         ReplyFuture, StoreErrorKind, UnsupportedQuota, UnsupportedQuotaKind,
     },
     middleware::{
-        Access, AccessList, Admission, GrpcCode, HeadersError, HeadersErrorKind, Jitter, LegacyHeaders, ModeSwitch,
-        OverrideError, OverrideErrorKind, Protocol, QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind, RateLimit,
-        Refusal, Refused, ResetEncoding, ResetMeaning, When,
+        Access, AccessList, Admission, GrpcCode, HeadersError, HeadersErrorKind, Jitter, LabelError, LegacyHeaders,
+        ModeSwitch, OverrideError, OverrideErrorKind, Protocol, QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind,
+        RateLimit, Refusal, Refused, ResetEncoding, ResetMeaning, When,
     },
     observe::{
         EventCounts, Explanation, HistogramSnapshot, LayerEvent, LimiterEvent, NotCharged, Observer, Outcome,
@@ -153,6 +153,7 @@ fn errors_cross_threads() {
     error::<OwnQuotaError>();
     error::<Refused>();
     error::<SetupWarning>();
+    error::<LabelError>();
     #[cfg(feature = "conformance")]
     {
         use tower_ratelimit::conformance::Failures;
@@ -252,8 +253,9 @@ fn public_errors_have_a_kind() {
         let named = named.filter(|(path, _)| path.is_empty() || path.ends_with("::"));
         for name in named.filter_map(|(_, name)| name.strip_suffix(" {}").or_else(|| name.strip_suffix(" {"))) {
             errors += 1;
-            // A boxed limiter's error has the kind of its own error.
-            let has_kind = text.contains("pub fn kind(&self) -> ") || name == "LimiterError";
+            // A boxed limiter's error has the kind of its own error, and a text can be no label in one way only.
+            let is_without = ["LimiterError", "LabelError"].contains(&name);
+            let has_kind = is_without || text.contains("pub fn kind(&self) -> ");
             assert!(has_kind, "{name} in {} has no kind()", file.display());
             assert_is_checked(name);
         }
