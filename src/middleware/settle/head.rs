@@ -14,12 +14,12 @@ use crate::middleware::compiled::Compiled;
 use crate::middleware::plan::Needs;
 use crate::middleware::rule::Settlement;
 
-/// The decision that a response's head makes about the charges of a rule.
-enum Verdict {
+/// What a response's head does with the open charges of a rule.
+enum ByHead {
     /// They stay open until the body has ended.
-    Open,
+    StayOpen,
     /// They cost this many units; without a number they cost what was stated, or if nothing was, what was reserved.
-    Settled(Option<u64>),
+    Settle(Option<u64>),
 }
 
 impl<L: Limiter> OpenTicket<L> {
@@ -87,9 +87,9 @@ impl<L: Limiter> OpenTicket<L> {
         self.response.length = length.and_then(|length| length.to_str().ok()?.parse().ok());
         let mut at = 0;
         while let Some(open) = self.open.get(at) {
-            match verdict(&self.layer, open, &self.response.method, response) {
-                Verdict::Open => at += 1,
-                Verdict::Settled(units) => {
+            match read_head(&self.layer, open, &self.response.method, response) {
+                ByHead::StayOpen => at += 1,
+                ByHead::Settle(units) => {
                     let open = self.open.remove(at);
                     let stated = open.usage.close();
                     self.owe(open.charges, units.or(stated));
@@ -128,14 +128,14 @@ impl<L: Limiter> OpenTicket<L> {
     }
 }
 
-fn verdict<L>(layer: &Compiled<L>, open: &Open, method: &Method, response: &Parts) -> Verdict {
-    let Some(settlement) = layer.settlement(open.policy) else { return Verdict::Settled(None) };
+fn read_head<L>(layer: &Compiled<L>, open: &Open, method: &Method, response: &Parts) -> ByHead {
+    let Some(settlement) = layer.settlement(open.policy) else { return ByHead::Settle(None) };
     if settlement.keeps.as_ref().is_some_and(|keeps| !keeps(response)) {
-        return Verdict::Settled(Some(0));
+        return ByHead::Settle(Some(0));
     }
     let units = settlement.by_response.as_ref().and_then(|actual| actual(response));
     if !settlement.waits_for_body() {
-        return Verdict::Settled(units);
+        return ByHead::Settle(units);
     }
     if let Some(units) = units {
         open.usage.set(units);
@@ -143,7 +143,7 @@ fn verdict<L>(layer: &Compiled<L>, open: &Open, method: &Method, response: &Part
     if settlement.by_body && !switches_protocols(method, response.status) {
         open.usage.add(0); // the bytes count from here on
     }
-    Verdict::Open
+    ByHead::StayOpen
 }
 
 /// Whether the connection switches to another protocol after this response (RFC 9110, sections 9.3.6 and 15.2.2).

@@ -36,10 +36,10 @@ pub(crate) struct OpenTicket<L: Limiter> {
     /// The rules that settle their charges later.
     pub(crate) open: SmallVec<[Open; 1]>,
     /// The places of charges whose cost is known, in units, and not settled yet.
-    due: SmallVec<[(usize, u64); 1]>,
+    to_settle: SmallVec<[(usize, u64); 1]>,
     /// The strikes that the response may return.
     pub(super) strikes: Vec<Strikes>,
-    pub(crate) response: Progress,
+    pub(crate) response: SentResponse,
 }
 
 /// The charges of one rule that are not settled.
@@ -54,7 +54,7 @@ pub(crate) struct Open {
 
 /// The part of a response that was sent. A request whose response is not whole was aborted.
 #[derive(Default)]
-pub(crate) struct Progress {
+pub(crate) struct SentResponse {
     pub(crate) method: Method,
     /// Bytes of the body that were handed to the server.
     sent: u64,
@@ -73,9 +73,9 @@ impl<L: Limiter> OpenTicket<L> {
             ticket: Ticket::new(),
             copies: None,
             open: SmallVec::new(),
-            due: SmallVec::new(),
+            to_settle: SmallVec::new(),
             strikes: Vec::new(),
-            response: Progress::default(),
+            response: SentResponse::default(),
         })
     }
 
@@ -133,15 +133,15 @@ impl<L: Limiter> OpenTicket<L> {
     /// Notes that each of these charges costs `units`, if that is known. Otherwise they keep what they took.
     pub(super) fn owe(&mut self, charges: Range<usize>, units: Option<u64>) {
         if let Some(units) = units {
-            self.due.extend(charges.map(|at| (at, units)));
+            self.to_settle.extend(charges.map(|at| (at, units)));
         }
     }
 
-    /// Settles what is due. `is_reported` if the response still reports the charges.
+    /// Settles the charges whose cost is known. `is_reported` if the response still reports the charges.
     ///
     /// One by one: if the application's code panics about one charge, `drop` goes on with the others.
     pub(super) fn settle(&mut self, is_reported: bool) {
-        while let Some((at, units)) = self.due.pop() {
+        while let Some((at, units)) = self.to_settle.pop() {
             self.ticket.settle(&self.layer, at, units, is_reported);
         }
     }
@@ -150,7 +150,7 @@ impl<L: Limiter> OpenTicket<L> {
 impl<L: Limiter> Drop for OpenTicket<L> {
     fn drop(&mut self) {
         // The application's observer may panic about one charge; the others are settled anyway.
-        while self.copies.is_some() || !self.open.is_empty() || !self.due.is_empty() {
+        while self.copies.is_some() || !self.open.is_empty() || !self.to_settle.is_empty() {
             contained(|| self.settle_rest());
         }
         // After they are returned, or a refusal in between would promise a wait.
@@ -158,7 +158,7 @@ impl<L: Limiter> Drop for OpenTicket<L> {
     }
 }
 
-impl Progress {
+impl SentResponse {
     /// Counts bytes of the body that were handed to the server.
     fn count(&mut self, bytes: u64, is_last: bool) {
         self.sent = self.sent.saturating_add(bytes);
