@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use super::Limiter;
 use crate::error::debug_as_text;
 use crate::quota::{Algorithm, Quota};
 
@@ -24,22 +23,6 @@ pub enum UnsupportedQuotaKind {
     Option,
     /// The limiter has no room for what one key needs.
     TooLarge,
-}
-
-/// Checks whether a layer can use a quota with its limiter. A limiter of the application may support a wait without
-/// having lines for it.
-pub(crate) fn supports_in_layer(limiter: &impl Limiter, quota: &Quota) -> Result<(), UnsupportedQuota> {
-    limiter.supports(quota)?;
-    supports_wait(limiter, quota)
-}
-
-/// Checks whether a limiter has lines, if requests of the quota are to wait in line.
-fn supports_wait(limiter: &impl Limiter, quota: &Quota) -> Result<(), UnsupportedQuota> {
-    if quota.wait_in_line().is_zero() || limiter.place_lines().is_some() {
-        return Ok(());
-    }
-    let reason = "no request can wait in line for its units; use MemoryLimiter, RedisLimiter or StoreLimiter, or leave the wait out";
-    Err(UnsupportedQuota::new(UnsupportedQuotaKind::Option, quota, reason))
 }
 
 /// Checks whether a limiter that counts no requests in flight can keep the states of a quota.
@@ -83,7 +66,7 @@ mod tests {
 
     use super::*;
     use crate::MemoryLimiter;
-    use crate::limiter::FallbackLimiter;
+    use crate::limiter::{FallbackLimiter, Limiter};
 
     #[test]
     fn limiter_without_lines_supports_no_wait_and_says_what_does() {

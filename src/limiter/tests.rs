@@ -6,6 +6,10 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 
 use super::*;
+use crate::key::Key;
+use crate::outcome::Observer;
+use crate::policy::Policy;
+use crate::quota::Quota;
 
 /// Answers everything, and remembers which methods were called.
 #[derive(Clone, Default)]

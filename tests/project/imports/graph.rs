@@ -2,7 +2,8 @@
 //!
 //! This is no compiler. It knows `mod` and `use` declarations, the names that a module defines, and
 //! paths; that is enough for code that rustfmt has formatted. A name counts where it is defined: a
-//! `pub use` between the two files changes nothing.
+//! `pub use` between the two files changes nothing. A module that shows a name of a module within it
+//! uses that name only if its code mentions it, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -39,13 +40,17 @@ impl Graph {
     }
 }
 
+/// What stands right before a name that is no path's beginning: a field's or method's name, or the name of a new
+/// function.
+const NOT_BEFORE_A_PATH: [&str; 3] = [".", "::", "fn"];
+
 struct Module {
     file: String,
     parent: Option<usize>,
     children: BTreeMap<String, usize>,
     defines: BTreeSet<String>,
     imports: Vec<Import>,
-    /// Paths with at least two parts that stand in the code.
+    /// Paths and lone names that stand in the code, outside of `use` declarations.
     paths: BTreeSet<Vec<String>>,
 }
 
@@ -121,7 +126,7 @@ impl Tree {
                     index = group_end(tokens, index + 3);
                     continue;
                 }
-                _ if is_name(word) && next == "::" && (index == 0 || token(index - 1) != "::") => {
+                _ if is_name(word) && (index == 0 || !NOT_BEFORE_A_PATH.contains(&token(index - 1))) => {
                     let mut path = vec![word.to_owned()];
                     while token(index + 1) == "::" && is_name(token(index + 2)) {
                         path.push(token(index + 2).to_owned());

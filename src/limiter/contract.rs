@@ -1,0 +1,212 @@
+//! What every limiter promises: the trait, and how strictly a set of charges is all or nothing.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use super::charge::{Charge, Refund};
+use super::occupancy::Occupancy;
+use super::place_lines::PlaceLines;
+use super::policy_registry::PolicyRegistry;
+use super::reply::Reply;
+use super::support::{UnsupportedQuota, supports_rates};
+use crate::decision::{ChargeDecision, Decision, Receipt};
+use crate::key::Key;
+use crate::outcome::Observer;
+use crate::policy::Policy;
+use crate::quota::Quota;
+use crate::store_load::StoreLoad;
+
+/// Keeps the states of keys and decides about charges.
+///
+/// [`MemoryLimiter`](crate::MemoryLimiter), `RedisLimiter`, `StoreLimiter`,
+/// [`FallbackLimiter`](crate::limiter::FallbackLimiter) and [`BoxLimiter`](crate::limiter::BoxLimiter)
+/// implement it. To implement it yourself, start with the [guide](crate::guide::writing_a_backend).
+///
+/// # Contract
+///
+/// * **Sharing.** A clone is the same limiter, never a second allowance.
+/// * **All or nothing.** [`take`](Self::take) takes all of its charges or none. The decision is
+///   allowed if every [enforced](crate::limiter::Effect::Enforce) charge is. [`Atomicity`] says how strictly this
+///   holds.
+/// * **A denied set changes nothing.** The exceptions are quotas that [count
+///   denied](crate::Quota::count_denied) requests, and charges [on refusal](crate::limiter::Effect::OnRefusal).
+///   These are written in the same step, or right after it if the limiter is `Compensated`. A
+///   charge of the denied set that its own quota allows is reported as that quota stands, with
+///   nothing taken.
+/// * **The answer** has one [`ChargeDecision`] for each charge, in order, and a receipt for each
+///   charge that took something. The charges of a set are for different (policy, key) pairs,
+///   because the caller adds equal ones up. If a set breaks this, the limiter may answer anything,
+///   but must not panic or hang.
+/// * **Cost 0** looks: it takes nothing, and is allowed unless the key is
+///   [blocked](crate::Quota::block).
+/// * **Unsupported quotas and effects** are errors; they are never ignored.
+///   [`supports`](Self::supports) says which quotas a limiter can keep.
+/// * **Errors** mean that the limiter failed, for example because its store is away. A refusal is
+///   not an error. The middleware's [`OnError`](crate::OnError) decides what happens to the
+///   request.
+/// * **Now or later.** A limiter that knows the answer returns [`Reply::Now`], and no future is
+///   made. A remote limiter encodes the charges before it returns [`Reply::Later`], because they
+///   are borrowed for the call only.
+/// * **Cancel safety.** A future of `take` that is dropped leaves at most its own charges behind, and
+///   should refund them. A future that was never polled should leave nothing.
+/// * **Held futures.** A future that was polled and is not polled again delays no other caller.
+/// * No caller can make it panic, hang, or use memory without bound.
+///
+/// The suite in `tower_ratelimit::conformance` (feature `conformance`) checks an implementation
+/// against this contract.
+pub trait Limiter: Send + Sync + 'static {
+    /// The error of a limiter that failed. [`Infallible`](std::convert::Infallible) if it cannot
+    /// fail.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// The future of an answer that comes later. [`std::future::Ready`] if every answer is known at
+    /// once.
+    type Future<T: Send + 'static>: Future<Output = Result<T, Self::Error>> + Send + 'static;
+
+    /// Takes all charges or none of them.
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>>;
+
+    /// Takes one [enforced](crate::limiter::Effect::Enforce) charge, if the limiter has a faster way to do so than
+    /// [`take`](Self::take).
+    ///
+    /// The answer is that of `take` for a set of this one charge. A limiter without such a way
+    /// returns `None` and takes nothing; `take` is called then.
+    #[inline]
+    fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
+        let _ = (policy, key, cost);
+        None
+    }
+
+    /// Refunds one receipt at once, if the limiter has a faster way to do so than
+    /// [`refund`](Self::refund).
+    ///
+    /// It has the effect of `refund` with this one receipt.
+    ///
+    /// # Errors
+    /// A limiter without such a way returns the receipt and refunds nothing; `refund` is called then.
+    #[inline]
+    fn try_refund_one(&self, policy: &Policy, key: &Key, receipt: Receipt) -> Result<(), Receipt> {
+        let _ = (policy, key);
+        Err(receipt)
+    }
+
+    /// Returns the answer that [`take`](Self::take) would give, and takes nothing.
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>>;
+
+    /// Refunds what each receipt still holds.
+    ///
+    /// A refund to a [leaky queue](crate::Quota::leaky_queue) has no effect while another request is
+    /// queued behind it, because that request has already been promised its departure time. The
+    /// limiters of this crate keep such a refund, and make it once the requests behind it are refunded
+    /// too. Each keeps at most 4,096 of them.
+    ///
+    /// A refund never removes more usage than its receipt holds, even if the key has since been charged under a larger
+    /// quota of the policy. If that usage does not fit the refund's quota, the refund has no effect.
+    ///
+    /// The caller may drop a [`Reply::Later`] without polling it. A remote limiter therefore sends
+    /// the refund before it returns; its future only waits for the answer.
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Self::Error, Self::Future<()>>;
+
+    /// Takes [forced](crate::limiter::Effect::Force) charges: the cost of a request above its reservation.
+    ///
+    /// The caller may drop a [`Reply::Later`] without polling it. A remote limiter whose
+    /// [`take`](Self::take) sends nothing before its future is polled therefore needs its own
+    /// implementation.
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
+        self.take(charges)
+    }
+
+    /// Forgets the state of a (policy, key) pair, so that its whole quota is available.
+    ///
+    /// A limiter with a store that remembers denials forgets them in this process at once. Other processes may go on
+    /// refusing the key as long as they remember: those with this crate's limiters for about a second.
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>>;
+
+    /// Asks whether the limiter can decide now, for a readiness probe. By default it can: nothing is asked.
+    ///
+    /// The limiters of this crate that have a store ask it to decide a check that takes nothing, at most once a second.
+    /// So the answer recovers without requests, once the store does. A process that asks for more than it can carry is
+    /// no error. A [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if both of its limiters do.
+    ///
+    /// The guide says [what to do with it](crate::guide::redis_and_failures#readiness).
+    fn probe(&self) -> Reply<(), Self::Error, Self::Future<()>> {
+        Reply::Now(Ok(()))
+    }
+
+    /// Checks whether this limiter can keep the states of a quota. By default it can keep all except
+    /// those of a [concurrency limit](Quota::concurrent), whose units come back only when they are
+    /// refunded. A limiter with a store that outlives the process supports them only if it returns what
+    /// a process held when that process dies.
+    ///
+    /// The layer's `check()` reports a quota that its limiter does not support, and the conformance
+    /// suite skips it. If the limiter is asked about such a quota anyway, it returns its
+    /// error or denies the charge. Only a [wait in line](Quota::max_wait) may be left out: a limiter without lines
+    /// may decide as if the quota had none, because it is the layer that lets requests wait.
+    ///
+    /// # Errors
+    /// Returns an error if the limiter does not support the quota. The error says why, and what to
+    /// use instead.
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        supports_rates(quota)
+    }
+
+    /// Returns whether this limiter failed because this process asks for more than it can carry, and
+    /// not because its store failed. By default `false`.
+    ///
+    /// A client can cause such a failure by many requests at once, so [`OnError::Allow`](crate::OnError::Allow) does
+    /// not let the request pass.
+    fn is_overload(&self, error: &Self::Error) -> bool {
+        let _ = error;
+        false
+    }
+
+    /// Returns how strictly a set of charges is all or nothing.
+    fn atomicity(&self) -> Atomicity {
+        Atomicity::Atomic
+    }
+
+    /// Adds an observer of the limiter's [events](crate::observe::LimiterEvent). A layer that has an observer calls
+    /// this before its first request. By default nothing happens.
+    ///
+    /// A limiter reports each event to each of its observers. It keeps one of those with the same
+    /// [identity](Observer::identity). The limiters of this crate keep at most 32 observers each, and leave out further
+    /// ones.
+    fn observe(&self, observer: &Arc<dyn Observer>) {
+        let _ = observer;
+    }
+
+    /// Returns how full the limiter is, for [status pages](crate::observe::StatusPage). By default `None`: its states
+    /// are elsewhere, or it does not count them. May take a millisecond for each million states.
+    fn occupancy(&self) -> Option<Occupancy> {
+        None
+    }
+
+    /// Returns the load of the limiter's store as this process sees it. By default `None`: there is no store.
+    fn store_load(&self) -> Option<StoreLoad> {
+        None
+    }
+
+    /// Returns the registry in which layers enter their policies, so that contradictory ones are
+    /// reported. Returns `None` if the limiter has none.
+    fn policy_registry(&self) -> Option<&PolicyRegistry> {
+        None
+    }
+
+    /// Returns the lines in which requests wait for units of [concurrency limits](Quota::concurrent). By default
+    /// `None`: no request can wait for them. [`supports`](Self::supports) should then return an error for a quota with
+    /// [such a wait](Quota::max_wait). The layer reports that quota as not supported in any case.
+    fn place_lines(&self) -> Option<&PlaceLines> {
+        None
+    }
+}
+
+/// The strictness with which a set of charges is all or nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Atomicity {
+    /// No caller ever sees a charge of a denied set.
+    Atomic,
+    /// The charges of a denied set are refunded at once. In between, another caller may be refused
+    /// early, but is never admitted over a limit.
+    Compensated,
+}

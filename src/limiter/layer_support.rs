@@ -1,0 +1,21 @@
+//! Whether a layer can use a quota with its limiter.
+
+use super::contract::Limiter;
+use super::support::{UnsupportedQuota, UnsupportedQuotaKind};
+use crate::quota::Quota;
+
+/// Checks whether a layer can use a quota with its limiter. A limiter of the application may support a wait without
+/// having lines for it.
+pub(crate) fn supports_in_layer(limiter: &impl Limiter, quota: &Quota) -> Result<(), UnsupportedQuota> {
+    limiter.supports(quota)?;
+    supports_wait(limiter, quota)
+}
+
+/// Checks whether a limiter has lines, if requests of the quota are to wait in line.
+fn supports_wait(limiter: &impl Limiter, quota: &Quota) -> Result<(), UnsupportedQuota> {
+    if quota.wait_in_line().is_zero() || limiter.place_lines().is_some() {
+        return Ok(());
+    }
+    let reason = "no request can wait in line for its units; use MemoryLimiter, RedisLimiter or StoreLimiter, or leave the wait out";
+    Err(UnsupportedQuota::new(UnsupportedQuotaKind::Option, quota, reason))
+}
