@@ -10,8 +10,12 @@ use tower::retry::budget::{Budget, TpsBudget};
 
 use super::Advice;
 use super::obey::{Heard, WaitJitter, unnamed_wait_us};
+use super::times::LONGEST_WAIT;
 use crate::clock::{CalendarClock, Clock};
 use crate::clock::{Sleep, Timer};
+
+/// How many times a request is retried by default.
+const RETRIES: u32 = 3;
 
 /// A policy for [`tower::retry`] that retries refused requests after the time that the server names.
 ///
@@ -116,8 +120,8 @@ impl RetryAfter {
             clock: Arc::new(CalendarClock),
             jitter: Arc::new(WaitJitter::random()),
             budget: Arc::new(TpsBudget::default()),
-            max_wait: Duration::from_secs(300),
-            max_retries: 3,
+            max_wait: LONGEST_WAIT,
+            max_retries: RETRIES,
             retries: 0,
             any_method: false,
         }

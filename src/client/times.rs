@@ -7,6 +7,9 @@ use crate::time::PERIOD_US_MAX;
 /// The longest time that is believed: the longest period of a quota.
 pub(super) const LONGEST: Duration = Duration::from_micros(PERIOD_US_MAX);
 
+/// The longest wait of a request by default.
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(300);
+
 const NANOS: u128 = 1_000_000_000;
 
 /// Numbers from here on are seconds since 1970, if they are below [`EPOCH_MILLIS`].

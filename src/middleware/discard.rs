@@ -40,10 +40,15 @@ impl DiscardBounds {
     }
 }
 
+/// The bytes that are read by default: as many as an axum handler takes by default.
+const BYTES: u64 = 2 << 20;
+
+/// The time for which they are read by default: as long as they take at 8 Mbit/s.
+const TIME: Duration = Duration::from_secs(2);
+
 impl Default for DiscardBounds {
-    /// As many bytes as an axum handler takes by default, at 8 Mbit/s.
     fn default() -> Self {
-        Self { max_bytes: 2 << 20, max_time: Duration::from_secs(2) }
+        Self { max_bytes: BYTES, max_time: TIME }
     }
 }
 

@@ -7,6 +7,7 @@ mod hygiene;
 mod imports;
 mod msrv;
 mod names;
+mod numbers;
 mod observing;
 mod public_api;
 mod public_items;

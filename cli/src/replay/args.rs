@@ -6,6 +6,9 @@ use std::time::Duration;
 use tower_ratelimit::Quota;
 use tower_ratelimit::key::TrustedProxies;
 
+/// The number of clients that are followed by default.
+const CLIENTS: u64 = 500_000;
+
 /// Replay access logs through rules or a quota, and report whom that would have refused
 ///
 /// The real limiter decides about each request, at the log's time. The report says whom it refused, how 24 other limits
@@ -68,7 +71,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(super) show_addresses: bool,
     /// The number of clients that are followed one by one, over all rules
-    #[arg(long, value_name = "N", default_value = "500000", value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
+    #[arg(long, value_name = "N", default_value_t = CLIENTS, value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
     pub(super) max_clients: u64,
 }
 

@@ -10,6 +10,7 @@ use super::origin::origin;
 use super::service::Obey;
 use super::settings::{ObeySettings, OwnQuota, WaitJitter};
 use super::table::{LineTable, change};
+use crate::client::times::LONGEST_WAIT;
 use crate::clock::Timer;
 use crate::clock::{CalendarClock, Clock};
 use crate::head::Head;
@@ -19,6 +20,12 @@ use crate::middleware::IntoRule;
 use crate::middleware::rule::{BoundRule, TakenNames};
 use crate::policy::Policy;
 use crate::time::{PERIOD_US_MAX, micros_ceil};
+
+/// The number of requests of a key that wait by default.
+const WAITING: usize = 10_000;
+
+/// The number of keys that are known by default.
+const KEYS: usize = 10_000;
 
 /// Makes a client's service obey servers: requests wait as long as responses say.
 ///
@@ -122,9 +129,9 @@ impl ObeyLayer {
                 key: Arc::new(origin),
                 own: Vec::new(),
                 names: TakenNames::default(),
-                max_wait: Duration::from_secs(300),
-                max_waiting: 10_000,
-                max_keys: 10_000,
+                max_wait: LONGEST_WAIT,
+                max_waiting: WAITING,
+                max_keys: KEYS,
                 paces: false,
                 adapts: false,
                 jitter: Arc::new(WaitJitter::random()),

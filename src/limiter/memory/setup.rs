@@ -6,6 +6,9 @@ use crate::clock::{Clock, MonotonicClock};
 use crate::error::labelled;
 use crate::limiter::observers::Observers;
 
+/// The number of keys by default.
+const KEYS: usize = 1_000_000;
+
 /// The least number of entries: a limiter for few keys may need many for one of them.
 const ENTRIES_MIN: usize = 1 << 16;
 
@@ -76,6 +79,6 @@ pub(super) struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { capacity: 1_000_000, entries: ENTRIES_MIN, on_full: OnFull::Evict, observers: Observers::default() }
+        Self { capacity: KEYS, entries: ENTRIES_MIN, on_full: OnFull::Evict, observers: Observers::default() }
     }
 }

@@ -36,6 +36,8 @@ pub(super) use flights::{Groups, Keyed};
 pub(super) use holdings::{Claim, CurrentRow, HeldKey, Return};
 #[cfg(test)]
 pub(super) use leases::HELD;
+#[cfg(feature = "_redis")]
+pub(super) use options::DEADLINE;
 pub(super) use options::{Options, shared_options};
 pub(super) use rows::{HOLDERS_MAX, HeldRow, HolderInLine, KeyRows, LINE_MAX};
 pub(super) use unanswered::Unanswered;

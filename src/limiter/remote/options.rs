@@ -1,7 +1,6 @@
 //! The options that the builders of all limiters with a remote store have.
 
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +11,22 @@ use crate::outcome::Observer;
 /// The longest time after which places may lapse. `places.lua` and `places_reset.lua` have the same number.
 pub(super) const PLACES_LAPSE_MAX: Duration = Duration::from_secs(24 * 3_600);
 
-/// The times after which places may lapse.
-const PLACES_LAPSE: RangeInclusive<Duration> = Duration::from_secs(3)..=PLACES_LAPSE_MAX;
+/// The shortest one. A process renews its places three times in it.
+const PLACES_LAPSE_MIN: Duration = Duration::from_secs(3);
+
+/// The time after which places lapse by default.
+const PLACES_LAPSE: Duration = Duration::from_secs(30);
+
+/// The time that a check may take by default, and its bounds.
+pub(crate) const DEADLINE: Duration = Duration::from_millis(50);
+const DEADLINE_MIN: Duration = Duration::from_millis(1);
+const DEADLINE_MAX: Duration = Duration::from_secs(60);
+
+/// The number of checks that may wait for an answer by default.
+const IN_FLIGHT: usize = 8_192;
+
+/// The number of denials that are remembered by default.
+const DENIALS: usize = 4_096;
 
 /// The longest prefix of stored keys, in bytes.
 const PREFIX_MAX: usize = 128;
@@ -38,10 +51,10 @@ impl Options {
         Self {
             prefix: "ratelimit".to_owned(),
             key_secret: [0; 16],
-            deadline: Duration::from_millis(50),
-            max_in_flight: 8_192,
-            max_denials: 4_096,
-            places_lapse_after: Duration::from_secs(30),
+            deadline: DEADLINE,
+            max_in_flight: IN_FLIGHT,
+            max_denials: DENIALS,
+            places_lapse_after: PLACES_LAPSE,
             clock: None,
             own_clock: Arc::new(MonotonicClock::new()),
             observers: Vec::new(),
@@ -61,7 +74,7 @@ impl Options {
                  blanks and braces"
             ));
         }
-        if !(Duration::from_millis(1)..=Duration::from_secs(60)).contains(deadline) {
+        if !(DEADLINE_MIN..=DEADLINE_MAX).contains(deadline) {
             return Err(format!("a deadline of {deadline:?} is not possible: use 1 ms to 60 s"));
         }
         if *max_in_flight == 0 {
@@ -70,7 +83,7 @@ impl Options {
         if *max_denials > DENIALS_MAX {
             return Err(format!("max_denials of {max_denials} is not possible: use at most {DENIALS_MAX}"));
         }
-        if !PLACES_LAPSE.contains(places_lapse_after) {
+        if !(PLACES_LAPSE_MIN..=PLACES_LAPSE_MAX).contains(places_lapse_after) {
             return Err(format!("places_lapse_after of {places_lapse_after:?} is not possible: from 3 s to 24 h"));
         }
         Ok(())

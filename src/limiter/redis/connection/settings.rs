@@ -7,13 +7,18 @@ use std::time::Duration;
 use super::tls::Pem;
 use crate::limiter::redis::client::RedisClient;
 use crate::limiter::redis::credentials::CredentialSource;
+use crate::limiter::remote::DEADLINE;
 use crate::outcome::Observer;
 
 /// The least time that a connection may take, and again its greeting, and the longest that it may take.
 const CONNECT: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(15);
 
 /// The time beyond the deadline for which a server may be silent.
-const SILENCE: RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(5);
+const SILENCE_MIN: Duration = Duration::from_millis(200);
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+
+/// The failed attempts to connect in a row after which a server that was there is believed dead.
+const FAILURES: u32 = 3;
 
 /// The time without traffic after which the system looks whether a connection is alive, and again the time between its
 /// attempts. Connections are probed more often. This bound is for times in which this process is suspended.
@@ -38,9 +43,8 @@ pub(in crate::limiter::redis) struct ConnectionSettings {
 
 impl Default for ConnectionSettings {
     fn default() -> Self {
-        let deadline = Duration::from_millis(50);
         let (client, observers) = (RedisClient::default(), Vec::new());
-        Self { client, credentials: None, pem: Pem::default(), deadline, failures: 3, observers }
+        Self { client, credentials: None, pem: Pem::default(), deadline: DEADLINE, failures: FAILURES, observers }
     }
 }
 
@@ -55,7 +59,7 @@ impl ConnectionSettings {
     /// to for that long, although nobody waits for it after the deadline: a late answer says that the server lives, and
     /// what it charged is refunded.
     pub(super) fn silence(&self) -> Duration {
-        self.deadline + self.deadline.clamp(*SILENCE.start(), *SILENCE.end())
+        self.deadline + self.deadline.clamp(SILENCE_MIN, SILENCE_MAX)
     }
 
     /// Returns the time that a connection may take, and again its greeting, which is up to five round trips. A round

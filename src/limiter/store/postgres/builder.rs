@@ -13,8 +13,14 @@ use super::table::{Durability, PostgresTable};
 use crate::event::StoreErrorKind;
 use crate::limiter::store::StoreError;
 
-/// The bounds of `max_connections`.
+/// The number of connections by default, and its bound.
+const CONNECTIONS: usize = 10;
 const CONNECTIONS_MAX: usize = 64;
+
+/// The time for which a statement waits for a lock by default, and its bounds.
+const LOCK_WAIT: Duration = Duration::from_millis(25);
+const LOCK_WAIT_MIN: Duration = Duration::from_millis(1);
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// The time without traffic after which TCP asks whether a connection is still there, how often it asks again, and the
 /// maximum time in which the server has to confirm what it was sent. Otherwise a connection that a firewall has dropped
@@ -60,8 +66,8 @@ impl PostgresStoreBuilder {
         Self {
             table: "ratelimit".to_owned(),
             created: None,
-            max_connections: 10,
-            max_lock_wait: Duration::from_millis(25),
+            max_connections: CONNECTIONS,
+            max_lock_wait: LOCK_WAIT,
             ping_after: PING,
         }
     }
@@ -195,7 +201,7 @@ impl PostgresStoreBuilder {
 
     /// Checks all settings.
     fn checked_table(&self) -> Result<PostgresTable, StoreError> {
-        if !(Duration::from_millis(1)..=Duration::from_secs(60)).contains(&self.max_lock_wait) {
+        if !(LOCK_WAIT_MIN..=LOCK_WAIT_MAX).contains(&self.max_lock_wait) {
             let wait = self.max_lock_wait;
             return misconfigured(format!("a max_lock_wait of {wait:?} is not possible: use 1 ms to 60 s"));
         }

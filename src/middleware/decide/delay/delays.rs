@@ -29,11 +29,16 @@ pub(crate) struct WaitBounds {
     pub(crate) in_line: usize,
 }
 
+/// The number of requests that wait in a layer by default.
+const WAITING: usize = 1_000;
+
+/// The number of requests that wait in line for one key by default. Over HTTP/1 a server often does not notice that a
+/// client has gone, so a client can leave many requests in line. At most a tenth of all wait for one key.
+const IN_LINE: usize = 100;
+
 impl Default for WaitBounds {
-    /// Over HTTP/1 a server often does not notice that a client has gone, so a client can leave many
-    /// requests in line. At most a tenth of all wait for one key.
     fn default() -> Self {
-        Self { in_all: 1_000, in_line: 100 }
+        Self { in_all: WAITING, in_line: IN_LINE }
     }
 }
 
