@@ -20,8 +20,6 @@ use crate::head::Head;
 use crate::limiter::Limiter;
 use crate::outcome::{Outcome, OutcomeKind};
 use crate::refusal::RefusalBody;
-#[cfg(feature = "tonic")]
-use crate::refusal::message;
 use crate::sync::contained;
 
 /// # In a handler
@@ -94,25 +92,34 @@ impl<L: Limiter> RateLimitLayer<L> {
             layer.look_at_setup(); // as when a layer makes its first service
         }
         let mut step = open.ticket.charge_and_keep(&layer, head);
-        if let NextStep::AwaitAnswer(answer) = step {
-            let mut asked = Asked(Some((&layer, head, &mut open.ticket)));
-            let mut answer = answer.await;
-            asked.0.take().into_iter().for_each(|(layer, _, ticket)| ticket.answer(layer, &mut answer));
-            drop(asked);
-            step = open.ticket.next_step(&layer);
-        }
-        if let NextStep::WaitInLine = step {
-            let mut in_line = InLine::new(&layer, head.to_request(), open.ticket.take());
-            poll_fn(|cx| in_line.poll_decision(cx)).await;
-            open.ticket = in_line.take().map_or_else(Ticket::new, |(_, ticket)| ticket); // it is held until it is decided
-            step = open.ticket.step_out_of_line(&layer);
-        }
-        if let NextStep::WaitForDeparture(place) = step {
-            let mut delayed = Delayed::new((), &layer, head.to_request(), open.ticket.take(), place);
-            poll_fn(|cx| delayed.poll_departure(cx)).await;
-            open.ticket = delayed.depart().map_or_else(Ticket::new, |(_, ticket)| ticket); // it is held until it departs
-        }
-        if open.ticket.kind.passed() {
+        let passes = loop {
+            step = match step {
+                NextStep::PassUnreported(_) | NextStep::Pass => break true,
+                NextStep::AwaitAnswer(answer) => {
+                    let mut asked = Asked(Some((&layer, head, &mut open.ticket)));
+                    let mut answer = answer.await;
+                    asked.0.take().into_iter().for_each(|(layer, _, ticket)| ticket.answer(layer, &mut answer));
+                    drop(asked);
+                    open.ticket.next_step(&layer)
+                }
+                NextStep::WaitInLine => {
+                    let mut in_line = InLine::new(&layer, head.to_request(), open.ticket.take());
+                    poll_fn(|cx| in_line.poll_decision(cx)).await;
+                    // The ticket is held until the request is decided.
+                    open.ticket = in_line.take().map_or_else(Ticket::new, |(_, ticket)| ticket);
+                    open.ticket.step_out_of_line(&layer)
+                }
+                NextStep::WaitForDeparture(place) => {
+                    let mut delayed = Delayed::new((), &layer, head.to_request(), open.ticket.take(), place);
+                    poll_fn(|cx| delayed.poll_departure(cx)).await;
+                    // The ticket is held until the request departs.
+                    open.ticket = delayed.depart().map_or_else(Ticket::new, |(_, ticket)| ticket);
+                    break true;
+                }
+                NextStep::TurnAway => break false,
+            };
+        };
+        if passes {
             let mut extensions = Extensions::new();
             open.open(head.method.clone(), &mut extensions);
             let outcome = open.ticket.outcome(&layer);
@@ -125,7 +132,13 @@ impl<L: Limiter> RateLimitLayer<L> {
         }
         let (mut parts, ()) = head.to_request().into_parts();
         let response = open.ticket.refuse(&layer, &mut parts, std::convert::identity);
-        Err(Refused { outcome: open.ticket.outcome(&layer), response: Box::new(Mutex::new(response)) })
+        let outcome = open.ticket.outcome(&layer);
+        Err(Refused {
+            #[cfg(feature = "tonic")]
+            grpc_status: layer.responses.refusals.grpc_status(&outcome),
+            outcome,
+            response: Box::new(Mutex::new(response)),
+        })
     }
 
     /// Decides about a call in a handler of tonic, as [`admit`](Self::admit) does. The rules see the call's metadata as
@@ -378,6 +391,9 @@ impl fmt::Debug for Admission {
 /// It is `Send` and `Sync`, so `?` also makes it a `Box<dyn Error + Send + Sync>` or an `anyhow::Error`.
 pub struct Refused {
     outcome: Outcome,
+    /// The code and the message of the refusal over gRPC.
+    #[cfg(feature = "tonic")]
+    grpc_status: (u8, &'static str),
     /// Behind a lock that is never taken, because the body of a responder need not be `Sync`.
     response: Box<Mutex<Response<RefusalBody>>>,
 }
@@ -422,20 +438,14 @@ impl axum::response::IntoResponse for Refused {
 
 #[cfg(feature = "tonic")]
 impl From<Refused> for tonic::Status {
-    /// The status of a call that was refused. A refusal over plain HTTP becomes the equal status, with its headers.
+    /// The status of a call that was refused. A refusal over plain HTTP becomes the status that the layer sends over
+    /// gRPC, with the headers of the refusal.
     fn from(refused: Refused) -> Self {
-        let outcome = refused.outcome.clone();
+        let (code, message) = refused.grpc_status;
         let (head, _) = refused.into_http().into_parts();
         Self::from_header_map(&head.headers).unwrap_or_else(|| {
-            let code = match outcome.kind() {
-                OutcomeKind::Denied => tonic::Code::PermissionDenied,
-                OutcomeKind::KeyMissing if outcome.lacks_peer() => tonic::Code::Internal,
-                OutcomeKind::KeyMissing => tonic::Code::InvalidArgument,
-                OutcomeKind::FailedClosed => tonic::Code::Unavailable,
-                _ => tonic::Code::ResourceExhausted,
-            };
             let metadata = tonic::metadata::MetadataMap::from_headers(head.headers);
-            Self::with_metadata(code, message(&outcome), metadata)
+            Self::with_metadata(tonic::Code::from_i32(code.into()), message, metadata)
         })
     }
 }

@@ -15,5 +15,3 @@ pub use definition::{GrpcCode, Refusal, Refusals};
 pub use protocol::Protocol;
 
 pub(crate) use prepared::PreparedRefusals;
-#[cfg(feature = "tonic")]
-pub(crate) use reason::message;

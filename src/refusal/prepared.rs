@@ -111,8 +111,13 @@ impl PreparedRefusals {
         }
     }
 
+    /// Returns the code and the message of a refused request over gRPC.
+    pub(crate) fn grpc_status(&self, outcome: &Outcome) -> (u8, &'static str) {
+        (Reason::of(outcome).grpc_status(self.refusals.grpc_code), message(outcome))
+    }
+
     fn grpc_response(&self, reason: Reason, refusal: &Refusal<'_>) -> Response<RefusalBody> {
-        let (code, message) = (reason.grpc_status(self.refusals.grpc_code), message(refusal.outcome));
+        let (code, message) = self.grpc_status(refusal.outcome);
         let mut response = Response::new(RefusalBody::whole(Bytes::new()));
         let headers = response.headers_mut();
         grpc::write_status(headers, refusal.protocol, code, message);

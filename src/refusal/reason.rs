@@ -78,7 +78,7 @@ impl Reason {
 }
 
 /// Returns the message of a gRPC status for a refused request.
-pub(crate) fn message(outcome: &Outcome) -> &'static str {
+pub(super) fn message(outcome: &Outcome) -> &'static str {
     match Reason::of(outcome) {
         Reason::Limited if outcome.wait() == Wait::Never => TOO_COSTLY,
         reason => reason.message(),

@@ -16,7 +16,8 @@ use tower_ratelimit::{
     Head, Key, MemoryLimiter, MissingKey, OnError, Policy, Quota, RateLimitLayer, Refusals, Rule,
     clock::ManualClock,
     key,
-    middleware::{Access, AccessList, Admission, OnAborted, Refused},
+    limiter::Limiter,
+    middleware::{Access, AccessList, Admission, GrpcCode, OnAborted, Refused},
     observe::{Observed, Observer, OutcomeKind},
 };
 
@@ -24,6 +25,7 @@ use crate::support::waiting::World;
 use crate::support::{Scripted, memory};
 
 const MS: u64 = 1_000;
+const HOUR: Duration = Duration::from_secs(3_600);
 
 /// The cost, which only the handler knows.
 #[derive(Clone)]
@@ -156,6 +158,68 @@ async fn status_of_tonic_reveals_nothing_of_the_server() {
             assert!(status.message().contains(message), "{}", status.message());
         }
     }
+}
+
+#[tokio::test]
+async fn call_of_tonic_is_refused_with_the_code_of_the_layer() {
+    let fresh = || memory(&ManualClock::new());
+    let failing = Scripted::new();
+    failing.fail(true);
+    let (keyless, list) = (|_: &Head<'_>| None::<Key>, AccessList::new());
+    list.set_key("denied".as_bytes(), Access::Deny);
+    let denied = |_: &Head<'_>| Key::of("denied".as_bytes());
+    let blocking = rows(1).block("closed", Quota::block(1, HOUR, HOUR).unwrap()).unwrap();
+    let blocked = RateLimitLayer::new(fresh(), blocking, key::global());
+    assert!(blocked.admit(&head(1)).await.is_ok() && blocked.admit(&head(1)).await.is_err());
+    let layers = [
+        (OutcomeKind::Limited, RateLimitLayer::new(fresh(), rows(0), key::global())),
+        (OutcomeKind::Blocked, blocked),
+        (OutcomeKind::Denied, RateLimitLayer::new(fresh(), rows(1), key::global()).access(&list, denied)),
+        (OutcomeKind::KeyMissing, RateLimitLayer::new(fresh(), rows(1), keyless)),
+        (OutcomeKind::KeyMissing, RateLimitLayer::new(fresh(), rows(1), key::peer_ip())),
+    ];
+    let mut codes: Vec<(OutcomeKind, [i32; 2])> = Vec::new();
+    for (kind, layer) in layers {
+        codes.push((kind, codes_of(kind, &layer).await));
+    }
+    let failed = RateLimitLayer::new(failing, rows(1), key::global());
+    codes.push((OutcomeKind::FailedClosed, codes_of(OutcomeKind::FailedClosed, &failed).await));
+    use OutcomeKind::{Blocked, Denied, FailedClosed, KeyMissing, Limited};
+    let expected = [
+        (Limited, [8, 14]),
+        (Blocked, [8, 14]),
+        (Denied, [7, 7]),
+        (KeyMissing, [3, 3]),
+        (KeyMissing, [13, 13]),
+        (FailedClosed, [14, 14]),
+    ];
+    assert_eq!(codes, expected);
+}
+
+/// Returns the code of a refusal, with each code that a layer can have for requests over a quota. The layer answers a
+/// call itself, and is asked by a handler: over gRPC, by refusals over plain HTTP, and about a request that is no call.
+async fn codes_of<L: Limiter>(kind: OutcomeKind, layer: &RateLimitLayer<L>) -> [i32; 2] {
+    let mut codes = Vec::new();
+    for code in [GrpcCode::ResourceExhausted, GrpcCode::Unavailable] {
+        let over_grpc = layer.clone().refusals(Refusals::default().grpc_status(code));
+        let over_http = layer.clone().refusals(Refusals::default().grpc_status(code).grpc(false));
+        let passed = service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
+        let call = Request::post("/a.B/C").version(http::Version::HTTP_2).header("content-type", "application/grpc");
+        let refused = over_grpc.layer(passed).oneshot(call.body(Body::empty()).unwrap()).await.unwrap();
+        let of_layer: i32 = refused.headers()["grpc-status"].to_str().unwrap().parse().unwrap();
+        let call = tonic::Request::new(());
+        let refused = over_grpc.admit(&head(1)).await.unwrap_err();
+        assert_eq!(refused.kind(), kind);
+        for status in [
+            over_grpc.admit_call(&call).await.unwrap_err(),
+            over_http.admit_call(&call).await.unwrap_err(),
+            refused.into(),
+        ] {
+            assert_eq!(i32::from(status.code()), of_layer, "{kind}: {status}");
+        }
+        codes.push(of_layer);
+    }
+    codes.try_into().unwrap()
 }
 
 #[tokio::test]
