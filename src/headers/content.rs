@@ -46,9 +46,18 @@ impl Content {
         matches!(self, Self::Single(_))
     }
 
-    /// Returns whether a header with this content is a date.
-    pub(super) fn is_date(self) -> bool {
-        matches!(self, Self::Single(Single::Reset(encoding, _)) if encoding.is_date())
+    /// Returns whether a header with this content can be rendered after the decision, from the
+    /// [numbers](super::write::Numbers) that are kept of an allowed charge, and the policy. A date cannot: it counts
+    /// from the decision. Each content is named, so a new one has to be decided.
+    pub(super) fn is_of_numbers(self) -> bool {
+        match self {
+            Self::List(List::Limits | List::Policies | List::Nameless) | Self::RetryAfter | Self::RetryAfterMs => true,
+            Self::Single(single) => match single {
+                Single::Reset(encoding, _) => !encoding.is_date(),
+                Single::Dictionary | Single::DraftReset | Single::Limit | Single::Remaining | Single::Used => true,
+                Single::PolicyName => true,
+            },
+        }
     }
 
     /// Returns whether a header with this content reports what remains of the quota.

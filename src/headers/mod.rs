@@ -6,6 +6,7 @@
 //! # How to add a header format
 //!
 //! A format is a list of headers that are sent together. Each header has a name and a `Content`.
+//! Files that are named without a folder are in `src/headers/`.
 //!
 //! 1. Add a constructor to `Headers` in `definition.rs`. It lists the names and their contents.
 //!    The names are constants of `src/header_names.rs`, in lower case. Most formats need nothing else,
@@ -22,9 +23,12 @@
 //!    replaced, even by a laxer outer layer.
 //! 4. A list with one item per policy is a variant of `List`. It also needs `constant_item` in `prepared.rs` to render
 //!    its items, and `src/fields.rs` to read the item that an inner layer wrote. Other code compares with `==`: run
-//!    `grep -n 'List::' *.rs` in this folder.
-//! 5. Add its expected headers to `tests/formats.rs` and `tests/merging.rs` of this folder, and a case
-//!    to `headers_parse_as_structured_fields` in `tests/properties.rs`; a format that reports what
+//!    `grep -n 'List::' src/headers/*.rs`.
+//! 5. `Content::is_of_numbers` in `content.rs` says of the new content whether a response to a request that passes may
+//!    get it late: from `limit`, `remaining`, `reset_us` and `window_us` alone, which are all that `Numbers` in
+//!    `write.rs` keeps of the decision. Return `false` if it reads anything else of the decision, or the clock.
+//! 6. Add its expected headers to `src/headers/tests/formats.rs` and `src/headers/tests/merging.rs`, and a case
+//!    to `headers_parse_as_structured_fields` in `src/headers/tests/properties.rs`; a format that reports what
 //!    remains also to `merged_single_values_have_one_source`.
 
 mod content;

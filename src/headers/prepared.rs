@@ -96,7 +96,7 @@ impl PreparedHeaders {
             formats.push(ready);
         }
         Self {
-            is_of_numbers: headers.partition.is_none() && !prepared.iter().any(|header| header.content.is_date()),
+            is_of_numbers: headers.partition.is_none() && prepared.iter().all(|header| header.content.is_of_numbers()),
             has_own_quotas: policies.iter().any(Policy::has_quota_of_request),
             is_silent_if_passed: formats.iter().all(|format| format.when == When::OnRefusal),
             formats,

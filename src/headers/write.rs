@@ -43,7 +43,8 @@ pub(crate) enum DueHeaders {
     Rendered(Box<Rendered>),
 }
 
-/// The numbers of an allowed charge that headers report. They are a third of the decision, and less than the headers.
+/// The numbers of an allowed charge that headers report. They are a third of the decision, and less than the headers. A
+/// content that reads more of a decision is not [of numbers](Content::is_of_numbers).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbers {
     /// The policy's index in the layer.
