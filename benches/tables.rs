@@ -18,8 +18,8 @@
 //! | one thread | 0.93 to 1.14 | 0.94 to 1.14 | 1.05 to 1.26 |
 //! | two threads | 0.54 to 0.97 | 0.83 to 1.20 | 0.99 to 1.05 |
 //!
-//! So time does not decide between them. The rest does. The flat table takes no lock, so a thread that loses the
-//! processor delays no other; a denied key only reads; it grows a few keys at a time, so no call waits for a copy of
+//! So time does not decide between them. The rest does. A thread that loses the processor
+//! while it writes into the flat table delays only those that need the same slot; a denied key only reads; it grows a few keys at a time, so no call waits for a copy of
 //! the whole; it is 40 bytes for each key at its bound whatever the key is; and an expired slot is free without being
 //! removed. The sharded one never forgets a live key.
 

@@ -286,7 +286,7 @@ test_servers() {
 test_servers >target/servers.log 2>&1 &
 on_servers=$!
 
-step 'loom: every interleaving of the lock-free steps'
+step 'loom: every interleaving of the steps on a slot'
 # Only this crate is built with the condition. With RUSTFLAGS every dependency would be built again. What has no model is left
 # out: features, and the largest modules of tests. Optimised, since without that the frames of inlined functions do not fit
 # the small stacks of loom's threads.

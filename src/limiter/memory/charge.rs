@@ -205,7 +205,7 @@ impl States {
     /// Forgets a key's state under a policy's name, for all quotas of that name.
     pub(super) fn reset(&self, policy: &Policy, key: &Key) {
         if let Decider::Places(_) = policy.quota().decider() {
-            // Before the slot is locked: a run that begins in the slot later has another number.
+            // Counts before the slot is locked, so a run that begins there later has another number.
             self.resets.fetch_add(1, Ordering::Relaxed);
         }
         self.queue_refunds.forget(self.fingerprint(policy, key));

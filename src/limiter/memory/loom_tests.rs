@@ -1,4 +1,4 @@
-//! Models of the locks and of every lock-free step: two threads, one promise each.
+//! Models of the locks and of the steps that read a slot without one: two threads, one promise each.
 //!
 //! `tests/all.sh` has the command that runs them.
 
@@ -97,8 +97,8 @@ fn read(table: &SlotTable, key: Fingerprint) -> Option<(u16, Option<u64>)> {
     find(table, key).map(|seen| (version_of(seen.tag), number(seen.word)))
 }
 
-/// Charges a key without a lock, if its slot is of this version.
-fn charge_lock_free(table: &SlotTable, key: Fingerprint, version: u16) -> bool {
+/// Charges a key the short way, if its slot is of this version.
+fn charge_short(table: &SlotTable, key: Fingerprint, version: u16) -> bool {
     loop {
         let seen = table.prefetch(key).and_then(|line| table.look(&line, key, version));
         if seen.is_some_and(|seen| seen.replace(live(number(seen.word).unwrap_or(0) + 1))) {
@@ -130,12 +130,12 @@ fn overwrite(table: &SlotTable, from: Fingerprint, to: Fingerprint, version: u16
 }
 
 #[test]
-fn two_charges_without_a_lock_are_both_counted() {
+fn two_charges_of_the_short_way_are_both_counted() {
     loom::model(|| {
         let table = table_with(0);
         let other = table.clone();
-        let thread = thread::spawn(move || charge_lock_free(&other, key(1), 1));
-        assert!(charge_lock_free(&table, key(1), 1));
+        let thread = thread::spawn(move || charge_short(&other, key(1), 1));
+        assert!(charge_short(&table, key(1), 1));
         assert!(thread.join().expect("the thread ends"));
         assert_eq!(read(&table, key(1)), Some((1, Some(2))));
     });
@@ -147,7 +147,7 @@ fn charges_with_and_without_a_lock_are_both_counted() {
         loom::model(move || {
             let table = table_with(0);
             let [one, other] = [table.clone(), table.clone()];
-            let charge = move || charge_lock_free(&one, key(1), 1);
+            let charge = move || charge_short(&one, key(1), 1);
             assert_eq!(at_once(is_swapped, charge, move || charge_locked(&other, key(1))), (true, true));
             assert_eq!(read(&table, key(1)), Some((1, Some(2))));
         });
@@ -167,14 +167,14 @@ fn two_charges_under_the_lock_are_both_counted() {
 }
 
 #[test]
-fn lock_free_charge_lands_in_its_own_version_or_nowhere() {
+fn short_charge_lands_in_its_own_version_or_nowhere() {
     for is_swapped in BOTH_WAYS {
         loom::model(move || {
             let table = table_with(11);
             let [one, other] = [table.clone(), table.clone()];
             let (charged, converted) = at_once(
                 is_swapped,
-                move || charge_lock_free(&one, key(1), 1),
+                move || charge_short(&one, key(1), 1),
                 move || overwrite(&other, key(1), key(1), 2, 22),
             );
             assert!(charged || converted);

@@ -50,7 +50,6 @@ mod error;
 mod events;
 mod growth;
 pub(crate) mod limiter;
-mod lock_free;
 mod locked;
 mod locked_key;
 #[cfg(all(test, ratelimit_loom))]
@@ -58,6 +57,7 @@ mod loom_tests;
 mod places;
 mod room;
 mod setup;
+mod short_way;
 #[cfg(all(test, ratelimit_shuttle))]
 mod shuttle_tests;
 mod slot_table;

@@ -30,7 +30,7 @@
 //! | kept | its key's | a state that expired lately | the key, which comes back, or time |
 //!
 //! * **Kept.** While the table can grow, a key keeps its slot for ten seconds after its state expired, so that its next
-//!   charge takes the lock-free path. In a table that cannot grow the slot is free at once.
+//!   charge takes the [short way](super::short_way). In a table that cannot grow the slot is free at once.
 //! * **Forgotten.** If the table is full and cannot grow, a new key takes the slot of the key that is worth least
 //!   ([`room`](super::room)). The thread locks the slot and clears its tag.
 //! * **Moved.** A key moves to its other line to make room, or to a new line when the table grows
@@ -408,7 +408,7 @@ impl SlotTable {
         (slot - self.start) / SLOTS_PER_LINE
     }
 
-    /// Returns the numbers of a key's two lines, which differ, when this many parts are in use.
+    /// Returns the numbers of a key's two lines while `mask + 1` parts are in use. They differ.
     fn lines(&self, key: Fingerprint, mask: u64) -> [usize; 2] {
         [self.first_line(key, mask), self.second_line(key, mask)]
     }
@@ -466,7 +466,7 @@ impl SlotTable {
         (self.mask() + 1) as usize * self.part as usize
     }
 
-    /// Whether not all lines are in use, or keys are on their way.
+    /// Returns whether some lines are not in use yet, or a growth is not finished.
     pub(super) fn may_grow(&self) -> bool {
         self.mask() + 1 < self.parts_max || self.growth() != Growth::Settled
     }

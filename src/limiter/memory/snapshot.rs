@@ -1,10 +1,10 @@
 //! All live states as bytes, and back.
 //!
-//! Little-endian: a magic and a version; the two seeds; the policies, each with its name and its quota in words; then
-//! the states. A state is a word of its fingerprint and of its policy's number, and the two numbers of its pair; a log
-//! has the number of its entries instead, and two numbers for each. States that name no version are left out. The
-//! reader takes nothing on trust: it checks lengths before it allocates, and leaves out a state that its quota could
-//! not have made.
+//! All numbers are little-endian, of 64 bits. The bytes are a magic and a version, the two seeds, the policies, and the
+//! states. A policy is its name and its quota, each as text. A state begins with a number of its fingerprint and its
+//! policy's place. The two numbers of its pair follow. A log has the number of its entries instead, and two numbers for
+//! each. States that name no version are left out. The reader takes nothing on trust: it checks lengths before it
+//! allocates, and leaves out a state that its quota could not have made.
 
 use std::collections::HashMap;
 

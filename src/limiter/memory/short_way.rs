@@ -1,9 +1,10 @@
-//! The lock-free path beside [`charge_all`](States::charge_all): charges of states that are words and have their slots,
+//! The short way beside [`charge_all`](States::charge_all): charges of states that are words and have their slots,
 //! which is the usual case of one charge and of a request's policies.
 //!
-//! Each state is read and decided about, and replaced if it is still the same. This path waits for no other thread, and
-//! a denied charge only reads. Where it does not do, nothing was taken, and [`charge_all`](States::charge_all) does the
-//! work.
+//! Each state is read and decided about before its slot is locked. If the word is still the same, one compare-exchange
+//! locks the slot, and the new word unlocks it a few instructions later. This way waits for no other thread: if a slot
+//! has changed or is locked, nothing is taken, and [`charge_all`](States::charge_all) does the work. A denied charge
+//! only reads, unless its quota counts denied requests.
 //!
 //! It halves the instructions of a check and of a set (`benches/instructions`). Without it, threads that are denied
 //! the same key would take its cache line from each other (`benches/scaling.rs`).
