@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 /// How many sentences of each kind are drawn.
 const DRAWN: [(Kind, usize); 4] = [(Kind::Rustdoc, 40), (Kind::Comment, 24), (Kind::Message, 16), (Kind::Guide, 40)];
 
-/// A sentence of code's documentation has at least this many words. Shorter ones name their item.
+/// A sentence has at least this many words. Shorter ones name an item, or are a piece of a message. What a message has
+/// in braces is no word, because it is another text each time.
 const MIN_WORDS: usize = 6;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,7 +77,7 @@ fn read_file(root: &Path, path: &Path, sentences: &mut Sentences) {
     read_paragraphs(&place, &lines, sentences);
 }
 
-/// Returns the words of a line that is a comment, or the last literal that begins or ends in it. `is_literal` says whether
+/// Returns the words of a line that is a comment, or the literals in it, each a line of its own. `is_literal` says whether
 /// a literal goes on from line to line.
 fn comment_or_literals(line: &str, is_literal: &mut bool) -> (Kind, String) {
     let line = line.trim();
@@ -86,27 +87,33 @@ fn comment_or_literals(line: &str, is_literal: &mut bool) -> (Kind, String) {
         None => {}
     }
     let code = line.replace("'\"'", "").replace("\\\"", "'");
-    // A list's mark keeps the literals of two lines apart.
-    let mut words = if *is_literal || !code.contains('"') { "" } else { "* " }.to_owned();
+    let mut literals = Vec::new();
     for (index, part) in code.split('"').enumerate() {
         *is_literal ^= index > 0;
         if *is_literal {
-            words.push_str(part.trim_end_matches('\\'));
-            words.push('\n');
+            // A list's mark keeps literals apart.
+            let mark = if index > 0 { "* " } else { "" };
+            literals.push(format!("{mark}{}", part.trim_end_matches('\\')));
         }
     }
-    (Kind::Message, words)
+    (Kind::Message, literals.join("\n"))
 }
 
 /// Puts lines together to paragraphs, and takes those apart. Examples, tables and titles have no sentences.
 fn read_paragraphs(place: &str, lines: &[(Kind, String)], sentences: &mut Sentences) {
     let mut is_example = false;
     let mut paragraph = (Kind::Message, 0, String::new());
-    for (index, (kind, line)) in lines.iter().enumerate() {
-        let words = line.trim();
+    let lines = lines.iter().enumerate();
+    for (index, kind, words) in
+        lines.flat_map(|(at, (kind, line))| line.split('\n').map(move |words| (at, kind, words)))
+    {
+        let words = words.trim();
         let is_fence = words.starts_with("```");
         is_example ^= is_fence && *kind != Kind::Message;
-        let is_text = !is_example && !is_fence && !words.is_empty() && !words.starts_with(['|', '#', '<', '!']);
+        // A message is one line. A literal with a line break is a piece of a script or of a page.
+        let is_code = *kind == Kind::Message && words.contains("\\n");
+        let is_sentence = !words.is_empty() && !words.starts_with(['|', '#', '<', '!']);
+        let is_text = !is_example && !is_fence && !is_code && is_sentence;
         let item = words.strip_prefix("* ").or_else(|| words.strip_prefix("- "));
         if !is_text || item.is_some() || paragraph.0 != *kind {
             let (kind, line, text) = std::mem::replace(&mut paragraph, (*kind, index + 1, String::new()));
@@ -126,7 +133,8 @@ fn add_sentences(kind: Kind, place: &str, text: &str, sentences: &mut Sentences)
         let end = rest.match_indices([' ']).find(|(at, _)| ends_sentence(&rest[..*at], &rest[at + 1..]));
         let (sentence, others) = end.map_or((rest, ""), |(at, _)| rest.split_at(at));
         rest = others.trim_start();
-        if sentence.split(' ').count() >= MIN_WORDS {
+        let is_word = |word: &&str| kind != Kind::Message || !word.contains(['{', '}']);
+        if sentence.split(' ').filter(is_word).count() >= MIN_WORDS {
             let sentence = Sentence { place: place.to_owned(), text: sentence.to_owned() };
             sentences.entry(kind).or_default().push(sentence);
         }
@@ -181,10 +189,16 @@ fn sentences_end_where_a_reader_says_so() {
         found,
         ["A client that waits, e.g. for long, gets an answer.", "`None` is the answer otherwise, as said."]
     );
+    let mut messages = Sentences::new();
+    let lines = "* a list of the rules\n* has more than {max} {unit} of {policy}\n* the rule has no key of its own";
+    read_paragraphs("a file", &[(Kind::Message, lines.to_owned())], &mut messages);
+    let found: Vec<&str> = messages[&Kind::Message].iter().map(|sentence| sentence.text.as_str()).collect();
+    assert_eq!(found, ["the rule has no key of its own"], "pieces are not put together");
     let mut is_literal = false;
     let mut read = |line| comment_or_literals(line, &mut is_literal);
     assert_eq!(read("    /// Returns the key."), (Kind::Rustdoc, " Returns the key.".to_owned()));
-    assert_eq!(read("        Err(\"no such \\"), (Kind::Message, "* no such \n".to_owned()));
-    assert_eq!(read("             rule\")"), (Kind::Message, "rule\n".to_owned()));
+    assert_eq!(read("        Err(\"no such \\"), (Kind::Message, "* no such ".to_owned()));
+    assert_eq!(read("             rule\")"), (Kind::Message, "rule".to_owned()));
+    assert_eq!(read("        [(\"a list\", \"a limit\")]"), (Kind::Message, "* a list\n* a limit".to_owned()));
     assert_eq!(read("        None"), (Kind::Message, String::new()));
 }
