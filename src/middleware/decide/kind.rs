@@ -1,4 +1,4 @@
-//! The kind of a request's outcome. It is decided here and nowhere else.
+//! The kind of the outcome of a layer's request. No other file of the middleware decides it.
 
 use std::time::Duration;
 
