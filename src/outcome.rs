@@ -412,14 +412,14 @@ pub trait Observer: Send + Sync {
         let _ = event;
     }
 
-    /// Called once when a limiter with a store, such as Redis, begins to report to this observer. `load` reads how busy
-    /// the store is, at any time: gauges have no events.
+    /// Called once when a limiter with a store, such as Redis, begins to report to this observer. `load` can be
+    /// asked at any time how busy the store is: gauges have no events.
     fn on_store(&self, load: &StoreLoadReader) {
         let _ = load;
     }
 
-    /// Called when a layer with rules of a file begins to report to this observer. `rules` reads which rules are in
-    /// force, at any time. Layers of the same rules hand on the same reader.
+    /// Called when a layer with rules of a file begins to report to this observer. `rules` can be asked at
+    /// any time which rules are in force. Layers of the same rules hand on the same reader.
     fn on_rules(&self, rules: &RulesReader) {
         let _ = rules;
     }

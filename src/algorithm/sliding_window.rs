@@ -3,9 +3,9 @@
 //! # 1 Definition and laws
 //!
 //! The period is cut into `buckets` sub-windows at whole multiples of their length since the Unix epoch. A request of
-//! now counts in the current one. The period that ends now covers the oldest sub-window only in part, and that one
-//! counts [`Weighted`](crate::quota::Oldest::Weighted) (in proportion, rounded down),
-//! [`Dropped`](crate::quota::Oldest::Dropped) or [`Counted`](crate::quota::Oldest::Counted) (in full). One bucket,
+//! now counts in the current one. The period that ends now covers only a part of the oldest sub-window. That one counts
+//! in proportion, rounded down ([`Weighted`](crate::quota::Oldest::Weighted)), not at all
+//! ([`Dropped`](crate::quota::Oldest::Dropped)) or in full ([`Counted`](crate::quota::Oldest::Counted)). One bucket,
 //! weighted, is the classic estimate from two counters that Cloudflare described in 2017; sixty are close to a log.
 //!
 //! It guarantees: `Counted`, never more than `limit` units in any trailing period; `Weighted` and `Dropped`, never more

@@ -43,9 +43,9 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
 /// It does not step back and does not follow corrections of the calendar time. So windows aligned to
 /// the epoch drift from the calendar by those corrections.
 ///
-/// On x86-64 it asks the operating system once in a millisecond, and adds what the processor's time
-/// stamp counter has counted since, a little too slowly. That takes half of the time, and the clock is
-/// a few microseconds late. A counter that jumps or differs between processors moves the clock by a
+/// On x86-64 it asks the operating system once in a millisecond. In between it adds what the
+/// processor's time stamp counter has counted, at a slightly low rate. That takes half of the time, and
+/// the clock is a few microseconds late. A counter that jumps or differs between processors moves the clock by a
 /// millisecond at most. If the processor does not say that its counter never stops and keeps its rate,
 /// the clock does without it.
 ///

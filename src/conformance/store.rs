@@ -322,16 +322,22 @@ impl<S: Store> Bench<'_, S> {
         self.must(&[("each1", None, put(&one)), ("each2", None, put(&two)), ("each3", None, put(&one))]).await?;
         self.must(&[("each4", None, put(&one)), ("each5", None, put(&two))]).await?;
         let is_timed = self.store.load(&[self.key("each1")]).await.map_err(|error| failed(&error))?.now().is_some();
-        // Replaced; refused; a set; a set that is refused; removed; new; new, but it is there; a set of new ones;
-        // a set with a key without a value; one that has no value, which is expected.
         let swaps = [
+            // A value is replaced.
             self.changes(&[("each1", Some(&one), put(&new))]),
+            // The value is another than expected.
             self.changes(&[("each2", Some(&stale), put(&new))]),
+            // A set writes a new value and replaces one.
             self.changes(&[("each6", None, put(&new)), ("each3", Some(&one), put(&new))]),
+            // One value of a set is another than expected.
             self.changes(&[("each8", None, put(&new)), ("each4", Some(&stale), put(&new))]),
+            // A value is deleted.
             self.changes(&[("each5", Some(&two), Then::Delete)]),
+            // A value is new.
             self.changes(&[("each9", None, put(&new))]),
+            // A set writes two new values, and a third key stays without one.
             self.changes(&[("each12", None, put(&new)), ("each13", None, put(&new)), ("each14", None, Then::Keep)]),
+            // A value is expected, and the key has none.
             self.changes(&[("each15", Some(&stale), put(&new))]),
         ];
         let expected: [Option<&[Option<Value>]>; 8] =

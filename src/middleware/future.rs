@@ -310,7 +310,7 @@ pub(super) fn finish<C: ResponseBody>(mut ticket: Box<dyn AnyTicket>, response: 
     let (mut head, mut body) = response.into_parts();
     ticket.finish_head(&mut head);
     if ticket.is_open() {
-        // A server drops a body that has ended without polling it.
+        // If a body has ended, a server drops it and does not poll it.
         if body.is_end_stream() {
             ticket.complete();
         } else {

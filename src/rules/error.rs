@@ -246,7 +246,7 @@ impl<'a> Problems<'a> {
     }
 
     fn push(&mut self, found: FoundProblem) {
-        // A value of a template may be wrong for each rule that uses it.
+        // A wrong value in a template is found once for each rule that uses it, and reported once.
         let is_same = |other: &FoundProblem| other.position == found.position && other.message == found.message;
         if self.found.iter().any(is_same) {
             return;

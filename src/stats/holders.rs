@@ -1,8 +1,8 @@
 //! The keys that hold units of concurrency limits now, in bounded memory.
 //!
 //! A key is listed from its first unit to its last one. If the list is full, a key that begins to hold is left out, so
-//! a number is never too large. Keys leave the list as their requests end, so it is full only while more keys than it
-//! has room for hold units at once.
+//! a number is never too large. Keys leave the list as their requests end. So it is full only while the number of keys
+//! that hold units exceeds its room.
 
 use std::sync::Arc;
 

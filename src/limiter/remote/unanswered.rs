@@ -29,7 +29,7 @@ pub(crate) enum Unanswered {
     Misunderstood,
     /// The limiter was closed.
     Closed,
-    /// A set has this number of charges, more than the maximum, which is the second number.
+    /// A set has more charges than the maximum: their number, and the maximum.
     TooLarge(usize, usize),
     /// The key of a concurrency limit was reset, each time that the request was sent.
     KeyReset,

@@ -87,7 +87,7 @@ impl Ticket {
         key: &mut Key,
         cost: u64,
     ) -> StepOf<L> {
-        // Not by the `Arc`, whose call is not inlined in both callers of this.
+        // Calls the limiter itself. The call of the `Arc` would not be inlined in both callers of this.
         let decision = L::try_take_one(&layer.limiter, policy, key, cost);
         match &decision {
             Some(decision)

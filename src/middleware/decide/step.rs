@@ -12,7 +12,7 @@ pub(crate) enum NextStep<F> {
     /// The service is called. Nothing reports the request but these headers, if it gets any, so its ticket is of no
     /// use.
     PassUnreported(Option<DueHeaders>),
-    /// The service is called when the request was reported.
+    /// The service is called after the request was reported.
     Pass,
     /// The limiter answers later. Then [`Ticket::answer`] decides.
     AwaitAnswer(F),

@@ -10,7 +10,7 @@ use crate::limiter::redis::credentials::CredentialSource;
 use crate::limiter::remote::DEADLINE;
 use crate::outcome::Observer;
 
-/// The least time that a connection may take, and again its greeting, and the longest that it may take.
+/// The bounds of the time that a connection may take. Its greeting may take as long again.
 const CONNECT: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(15);
 
 /// The time beyond the deadline for which a server may be silent.
@@ -20,8 +20,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// The failed attempts to connect in a row after which a server that was there is believed dead.
 const FAILURES: u32 = 3;
 
-/// The time without traffic after which the system looks whether a connection is alive, and again the time between its
-/// attempts. Connections are probed more often. This bound is for times in which this process is suspended.
+/// The time without traffic after which the system probes whether a connection is alive. The time between its probes is
+/// the same. This process probes more often. This bound is for times in which it is suspended.
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// The settings of a store.

@@ -122,7 +122,7 @@ struct PoolState {
     open: Vec<OpenConnection>,
     /// The number of the next connection.
     next: u64,
-    /// The attempt to open a connection that is under way.
+    /// The attempt under way to open a connection.
     attempt: Option<Attempt>,
     /// No attempt is made before, while there is an open connection.
     pause: Option<Deadline>,
