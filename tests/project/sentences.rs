@@ -48,7 +48,8 @@ fn read_folder(root: &Path, folder: &Path, sentences: &mut Sentences) {
     paths.sort();
     for path in paths {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        if name == "tests" || name.ends_with("_tests") {
+        let is_of_tests = ["tests", "properties", "oracle"].contains(&name.as_str()) || name.ends_with("_tests");
+        if is_of_tests {
             continue;
         }
         if path.is_dir() {
@@ -86,7 +87,7 @@ fn comment_or_literals(line: &str, is_literal: &mut bool) -> (Kind, String) {
         Some(rest) => return (Kind::Comment, rest.to_owned()),
         None => {}
     }
-    let code = line.replace("'\"'", "").replace("\\\"", "'");
+    let code = line.replace(r"\\", "").replace("'\"'", "").replace("\\\"", "'");
     let mut literals = Vec::new();
     for (index, part) in code.split('"').enumerate() {
         *is_literal ^= index > 0;
@@ -200,5 +201,6 @@ fn sentences_end_where_a_reader_says_so() {
     assert_eq!(read("        Err(\"no such \\"), (Kind::Message, "* no such ".to_owned()));
     assert_eq!(read("             rule\")"), (Kind::Message, "rule".to_owned()));
     assert_eq!(read("        [(\"a list\", \"a limit\")]"), (Kind::Message, "* a list\n* a limit".to_owned()));
+    assert_eq!(read(r#"        text.push(b"\\");"#), (Kind::Message, "* ".to_owned()), "the literal has ended");
     assert_eq!(read("        None"), (Kind::Message, String::new()));
 }
