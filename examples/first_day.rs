@@ -16,8 +16,8 @@ use tower::ServiceBuilder;
 use tower_http::cors::{Any, CorsLayer};
 use tower_ratelimit::middleware::Refusal;
 use tower_ratelimit::observe::{Outcome, Stats};
-use tower_ratelimit::{Headers, Refusals, key};
 use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule};
+use tower_ratelimit::{Refusals, key};
 
 #[derive(Clone)]
 struct User {
@@ -62,7 +62,7 @@ pub(crate) fn app(stats: Stats) -> Result<Router, Box<dyn Error>> {
     // Outside of the limit, so that refusals have its headers too. Scripts of other sites
     // may read the headers that are exposed.
     let cors = CorsLayer::new().allow_origin(Any).allow_headers(Any);
-    let cors = cors.expose_headers(Headers::default().names());
+    let cors = cors.expose_headers(limit.header_names());
 
     // A request passes the layers from the first to the last.
     let layers = ServiceBuilder::new().layer(cors).layer(from_fn(authenticate));

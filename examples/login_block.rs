@@ -13,6 +13,7 @@
 
 use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -25,7 +26,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
 
-type AddressBlocks = Blocks<MemoryLimiter>;
+type AddressBlocks = Blocks<Arc<MemoryLimiter>>;
 
 /// Stands in for a database and a slow password hash.
 async fn login(password: String) -> Result<&'static str, StatusCode> {
@@ -43,17 +44,15 @@ async fn unblock(State(blocks): State<AddressBlocks>, Path(address): Path<IpAddr
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let limiter = MemoryLimiter::new();
     // Five failed logins within ten minutes close an address for an hour. Each further block within a
     // week lasts twice as long.
     let block = Quota::block(5, 10 * MINUTE, HOUR)?.growing(2, DAY, 7 * DAY)?;
     let failed = Rule::new("failed-logins", block)?.charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
-    let blocks = Blocks::new(limiter.clone(), failed.policies()[0].clone())?;
-
     // This server listens on IPv4, where an address belongs to one host.
-    let limit = RateLimitLayer::new(limiter, failed, |request| {
+    let limit = RateLimitLayer::new(MemoryLimiter::new(), failed, |request| {
         request.extensions.get().map(|ConnectInfo(peer): &ConnectInfo<SocketAddr>| peer.ip())
     });
+    let blocks = limit.blocks("failed-logins").ok_or("the rule is a block")?;
     let app = Router::new()
         .route("/login", post(login).layer(limit))
         .route("/blocked/{address}", delete(unblock))

@@ -165,6 +165,8 @@ macro_rules! labelled {
         { $($(#[$about_variant:meta])* $variant:ident = $label:literal,)+ }
     ) => {
         $(#[$about])*
+        #[doc = ""]
+        #[doc = "With the feature `serde` it is read and written as its [label](Self::as_str)."]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum $enum {
@@ -210,6 +212,9 @@ macro_rules! labelled {
                 f.pad(self.as_str())
             }
         }
+
+        #[cfg(feature = "serde")]
+        $crate::serde::by_label!($enum);
     };
 }
 pub(crate) use labelled;

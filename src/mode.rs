@@ -13,8 +13,6 @@ labelled! {
     /// The mode does not change how the quota decides: a policy that is alone in its layer makes the
     /// same decisions in every mode. A request that passes is charged to every policy that has room for
     /// it. A request that an enforcing policy refuses is charged to none.
-    ///
-    /// With the feature `serde` it is read and written as its [label](Self::as_str).
     #[derive(Default)]
     Mode,
     /// Returns the label for metrics, logs and files.
@@ -34,9 +32,6 @@ labelled! {
         Shadow = "shadow",
     }
 }
-
-#[cfg(feature = "serde")]
-crate::serde::by_label!(Mode);
 
 impl Mode {
     /// Returns the milder of two modes, which interferes less.

@@ -93,4 +93,18 @@ mod tests {
         );
         has_words(&[("evict", OnFull::Evict), ("deny", OnFull::Deny)], "`evict` or `deny`");
     }
+
+    #[test]
+    fn enums_with_labels_are_read_and_written_as_them() {
+        fn all<T: Serialize + DeserializeOwned + PartialEq + Debug>(words: &[(&str, T)]) {
+            for (word, value) in words {
+                assert_eq!(serde_json::to_value(value).unwrap(), *word);
+                assert_eq!(serde_json::from_value::<T>((*word).into()).unwrap(), *value);
+            }
+        }
+        all(crate::middleware::Access::WORDS);
+        all(crate::outcome::OutcomeKind::WORDS);
+        all(crate::setup_warning::SetupWarningKind::WORDS);
+        all(crate::quota::Algorithm::WORDS);
+    }
 }

@@ -21,6 +21,9 @@ const INLINE: usize = 38;
 /// * The Rust type is not part of the key: a `String` makes the key of its text, and `7_u64` that
 ///   of `7_i64`.
 ///
+/// A key may be a secret, so it has no `Display`, and its `Debug` prints its length. [`display`](Self::display) is its
+/// text.
+///
 /// Up to 38 bytes stay inside the key (an address, an integer, a text of 36 bytes); longer ones
 /// take one allocation.
 ///

@@ -36,11 +36,8 @@ pub struct Blocks<L> {
 }
 
 impl<L: Limiter> Blocks<L> {
-    /// Takes the limiter of a layer, and the name and quota of the block as a policy.
-    ///
-    /// If a name is [taken](crate::RateLimitLayer::and) in a layer already, the layer changes it. So
-    /// give each rule and block its own name, or take the policy from
-    /// [`RateLimitLayer::policies`](crate::RateLimitLayer::policies).
+    /// Takes a limiter, and the name and quota of the block as a policy. For a block of a layer, use
+    /// [`RateLimitLayer::blocks`](crate::RateLimitLayer::blocks).
     ///
     /// # Errors
     /// Returns an error if the policy's quota is not a [block](crate::quota::Quota::block).
@@ -149,7 +146,8 @@ pub struct Meters<L> {
 }
 
 impl<L: Limiter> Meters<L> {
-    /// Takes the limiter of a layer, and the name and quota of the meter as a policy.
+    /// Takes a limiter, and the name and quota of the meter as a policy. For a meter of a layer, use
+    /// [`RateLimitLayer::meters`](crate::RateLimitLayer::meters).
     ///
     /// # Errors
     /// Returns an error if the policy's quota is not a [meter](crate::quota::Quota::meter).

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderName;
 use tower_layer::Layer;
 
 use super::charge::access::{AccessList, BoundList};
@@ -25,11 +26,11 @@ use crate::head::Head;
 use crate::headers::Headers;
 use crate::key::{IntoKey, Key};
 use crate::limiter::memory::limiter::MemoryLimiter;
-use crate::limiter::{Charge, Limiter};
+use crate::limiter::{Blocks, Charge, Limiter, Meters};
 use crate::mode::{Mode, ModeSwitch};
 use crate::outcome::Observer;
 use crate::policy::Policy;
-use crate::quota::Quota;
+use crate::quota::{Quota, QuotaError};
 use crate::refusal::Refusals;
 use crate::rules_in_force::RulesReader;
 use crate::setup_warning::SetupWarning;
@@ -257,6 +258,13 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// ```
     pub fn headers(self, headers: Headers) -> Self {
         self.change(|settings| settings.headers = headers)
+    }
+
+    /// Returns the names of the headers that this layer may add to responses, for `Access-Control-Expose-Headers`.
+    /// They are the [names](Headers::names) of its [headers](Self::headers).
+    #[must_use]
+    pub fn header_names(&self) -> Vec<HeaderName> {
+        self.settings.headers.names()
     }
 
     /// Sets how a refusal is answered. By default the status is 429 and the body a problem document; a gRPC client
@@ -649,6 +657,47 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         Arc::clone(&self.compiled().policies)
     }
 
+    /// Returns the block of this name, to close and open keys and to count strikes by hand: that of a
+    /// [`Rule::block`](crate::Rule::block), or a rule whose quota is a [block](crate::Quota::block). Returns `None` if
+    /// the layer has no block of this name.
+    ///
+    /// The name is that in [this layer](Self::and). If a file of rules changes the block's quota, ask for it again.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Key, MemoryLimiter, Quota, RateLimitLayer, Rule, key};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let hour = Duration::from_secs(3_600);
+    /// let login = Rule::new("login", Quota::per_minute(5))?
+    ///     .block("login-block", Quota::block(3, hour, hour)?)?;
+    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), login, key::peer_ip());
+    ///
+    /// let blocks = limit.blocks("login-block").ok_or("there is no such block")?;
+    /// let address = Key::of(std::net::Ipv4Addr::LOCALHOST).unwrap();
+    /// assert_eq!(blocks.block(&address).await?, Some(hour));
+    /// blocks.unblock(&address).await?;
+    /// # assert_eq!(blocks.blocked_for(&address).await?, None);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn blocks(&self, name: &str) -> Option<Blocks<Arc<L>>> {
+        self.by_hand(name, Blocks::new)
+    }
+
+    /// Returns the meter of this name, to read and settle it: that of a [`Rule::overage`](crate::Rule::overage), or a
+    /// rule whose quota is a [meter](crate::Quota::meter). Returns `None` if the layer has no meter of this name.
+    #[must_use]
+    pub fn meters(&self, name: &str) -> Option<Meters<Arc<L>>> {
+        self.by_hand(name, Meters::new)
+    }
+
+    fn by_hand<T>(&self, name: &str, new: impl Fn(Arc<L>, Policy) -> Result<T, QuotaError>) -> Option<T> {
+        let compiled = self.compiled();
+        let mut named = compiled.policies.iter().filter(|policy| policy.name() == name);
+        named.find_map(|policy| new(Arc::clone(&compiled.limiter), policy.clone()).ok())
+    }
+
     /// Returns how a key stands under each of the layer's [policies](Self::policies), and takes nothing. A rule of
     /// [plans](crate::Rule::plans) has an entry for each plan.
     ///
@@ -679,8 +728,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     }
 
     /// Forgets what a key has used under each of the layer's [policies](Self::policies), and opens its blocks. It
-    /// also forgets the meters: bill them before. To open a block and keep what is used, see
-    /// [`Blocks::unblock`](crate::limiter::Blocks::unblock).
+    /// also forgets the meters: bill them before. To open a block and keep what is used, use [`blocks`](Self::blocks).
     ///
     /// The key is reset under every policy, independently of the extractor of its rule. So [`Key::global`] resets what
     /// all clients share. To reset one policy only, use [`Limiter::reset`].

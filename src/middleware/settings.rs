@@ -123,8 +123,6 @@ labelled! {
     ///
     /// A third way is to let another limiter decide during the failure:
     /// [`FallbackLimiter`](crate::limiter::FallbackLimiter).
-    ///
-    /// With the feature `serde` it is read and written as its [label](Self::as_str).
     #[derive(Default)]
     OnError,
     /// Returns the label for files.
@@ -144,6 +142,3 @@ labelled! {
         AllowAlways = "allow-always",
     }
 }
-
-#[cfg(feature = "serde")]
-crate::serde::by_label!(OnError);

@@ -143,8 +143,9 @@ impl Quota {
     /// A request of several units departs once, and the next request keeps the distance of all its
     /// units: at one unit per 100 ms, requests that cost 2, 2 and 1 depart after 0, 200 and 400 ms.
     ///
-    /// Requests wait only in a layer with a timer:
-    /// [`RateLimitLayer::delay`](crate::RateLimitLayer::delay).
+    /// A limiter decides at once and does not wait. A layer with a timer waits
+    /// ([`RateLimitLayer::delay`](crate::RateLimitLayer::delay)), and so does a caller that sleeps for the decision's
+    /// [`delay`](crate::limiter::ChargeDecision::delay).
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).

@@ -242,6 +242,12 @@ impl<'a> Builder<'a, '_, '_> {
                             ": the line is indented wrongly, or a text with a colon and a space in it has no quotes (a \
                              key is written without a colon, as `header x-api-key`)"
                         }
+                        info if ["tabs ", "tab cannot", "found a tab", "valid YAML whitespace"]
+                            .iter()
+                            .any(|of_tabs| info.contains(of_tabs)) =>
+                        {
+                            ": YAML is indented by spaces, so write spaces in the place of the tab"
+                        }
                         _ => "",
                     };
                     let message = format!("this is not YAML: {}{hint}", error.info());

@@ -128,6 +128,37 @@ async fn key_is_blocked_and_unblocked_by_an_admin() {
 }
 
 #[tokio::test]
+async fn layer_returns_its_blocks_and_meters_by_name() {
+    let (limiter, _) = memory();
+    let closing = rule("failed", *block().quota());
+    let layer = RateLimitLayer::new(limiter, login(), key::header("x-user"))
+        .and(api(), key::header("x-user"))
+        .and(login(), key::header("x-user"))
+        .and(closing, key::header("x-user"));
+    let (eve, alice) = (user_key("eve"), user_key("alice"));
+    // The second rule of a name gets another one, and so does its block.
+    let refusals = [
+        ("login-block", OutcomeKind::Blocked),
+        ("login-block-2", OutcomeKind::Blocked),
+        ("failed", OutcomeKind::Limited),
+    ];
+    for (name, refusal) in refusals {
+        let blocks = layer.blocks(name).expect(name);
+        assert_eq!(blocks.block(&eve).await.unwrap(), Some(HOUR), "{name}");
+        assert_eq!(send(&layer, "eve").await.kind, refusal, "{name}");
+        blocks.unblock(&eve).await.unwrap();
+        assert!(send(&layer, "eve").await.kind.passed(), "{name}");
+        layer.reset(&eve).await.unwrap();
+    }
+    let meters = layer.meters("api-over").expect("it is a meter");
+    assert_eq!(meters.usage(&alice).await.unwrap(), 0);
+    assert_eq!(meters.policy(), &meter());
+    // A name of something else is none.
+    assert!(layer.blocks("api-over").is_none() && layer.blocks("login").is_none() && layer.blocks("").is_none());
+    assert!(layer.meters("login-block").is_none() && layer.meters("api").is_none());
+}
+
+#[tokio::test]
 async fn refusal_by_one_of_several_quotas_is_one_strike() {
     let (limiter, _) = memory();
     let several = Rule::all_of("login", [Quota::per_minute(1), Quota::per_hour(1)]).unwrap();

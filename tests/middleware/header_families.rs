@@ -50,6 +50,22 @@ async fn handler(_: Request<Body>) -> Result<Response<Body>, Infallible> {
 }
 
 #[tokio::test]
+async fn layer_names_the_headers_that_it_sends() {
+    for headers in [Headers::default(), Headers::draft_06().and(family("a")), Headers::openai(), Headers::none()] {
+        let layer = layer(rule("a", 1)).headers(headers);
+        let names = layer.header_names();
+        let service =
+            layer.layer(service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::empty())) }));
+        for expected in [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
+            let (status, sent) = send(service.clone()).await;
+            assert_eq!(status, expected);
+            let named = |line: &String| names.iter().any(|name| line.starts_with(&format!("{name}: ")));
+            assert!(sent.iter().all(named), "{sent:?}, {names:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn families_of_one_layer_and_of_nested_layers_are_equal() {
     let expected = |requests: [&str; 3], tokens: [&str; 3]| {
         let lines = |name: &str, [limit, left, used]: [&str; 3]| {

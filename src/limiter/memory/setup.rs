@@ -14,8 +14,6 @@ const ENTRIES_MIN: usize = 1 << 16;
 
 labelled! {
     /// Says what happens to a new key when all slots that it may use are live.
-    ///
-    /// With the feature `serde` it is read and written as its [label](Self::as_str).
     #[derive(Default)]
     OnFull,
     /// Returns the label for files.
@@ -33,9 +31,6 @@ labelled! {
         Deny = "deny",
     }
 }
-
-#[cfg(feature = "serde")]
-crate::serde::by_label!(OnFull);
 
 /// The clock that a limiter reads. It has a tag of its own, because one hidden in a clock's fields takes longer to
 /// read.

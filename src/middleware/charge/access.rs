@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use foldhash::quality::RandomState;
 use ipnet::IpNet;
 
+use crate::error::labelled;
 use crate::head::Head;
 use crate::key::{AddressError, AddressSource, IntoKey, Key, parse_network, peer_address, translated_ipv4};
 use crate::middleware::rule::Read;
@@ -16,17 +17,19 @@ use crate::middleware::rule::Read;
 /// A list with more capacity than this is shrunk when it has few entries.
 const SPARE: usize = 256;
 
-/// The entry of an [`AccessList`] for a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Access {
-    /// The client is exempt: its requests pass, and nothing is charged.
-    Allow,
-    /// The client's requests are refused with 403, and nothing is charged.
-    Deny,
-    /// The client is limited like any other. An exception from a larger network that is allowed or
-    /// denied.
-    Limit,
+labelled! {
+    /// The entry of an [`AccessList`] for a client.
+    Access,
+    /// Returns the label for files.
+    as_str {
+        /// The client is exempt: its requests pass, and nothing is charged.
+        Allow = "allow",
+        /// The client's requests are refused with 403, and nothing is charged.
+        Deny = "deny",
+        /// The client is limited like any other. An exception from a larger network that is allowed or
+        /// denied.
+        Limit = "limit",
+    }
 }
 
 /// A list of networks, addresses and other keys that are always allowed or always denied. It can be
@@ -234,6 +237,25 @@ impl AccessList {
         self.read().key(key)
     }
 
+    /// Returns the networks and addresses of the list with their entries, in the order of their addresses. Each is the
+    /// text of a network, which [`set`](Self::set) reads: `203.0.113.7/32`.
+    #[must_use]
+    pub fn networks(&self) -> Vec<(String, Access)> {
+        let networks: BTreeMap<IpNet, Access> = {
+            let table = self.read();
+            table.networks.each.iter().map(|(network, access)| (*network, *access)).collect()
+        };
+        networks.into_iter().map(|(network, access)| (network.to_string(), access)).collect()
+    }
+
+    /// Returns the keys of the list that were set by [`set_key`](Self::set_key), with their entries, in no order.
+    ///
+    /// Show one by [`Key::display`]. A key may be a secret.
+    #[must_use]
+    pub fn keys(&self) -> Vec<(Key, Access)> {
+        self.read().keys.each.iter().map(|(key, access)| (key.clone(), *access)).collect()
+    }
+
     /// Returns the number of networks and keys in the list.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -322,6 +344,33 @@ mod tests {
 
     fn address(text: &str) -> IpAddr {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn access_list_returns_its_entries_and_reads_them_again() {
+        let list = AccessList::new();
+        list.set("203.0.113.7", Access::Limit).unwrap();
+        list.set("2001:db8::/32", Access::Allow).unwrap();
+        list.set("10.1.2.3/8", Access::Deny).unwrap();
+        list.set("::ffff:192.0.2.0/120", Access::Deny).unwrap();
+        list.set("198.51.100.1", Access::Deny).unwrap();
+        list.remove("198.51.100.1").unwrap();
+        list.set_key("a-token", Access::Deny);
+        let networks = [
+            ("10.0.0.0/8", Access::Deny),
+            ("192.0.2.0/24", Access::Deny),
+            ("203.0.113.7/32", Access::Limit),
+            ("2001:db8::/32", Access::Allow),
+        ];
+        assert_eq!(list.networks(), networks.map(|(network, access)| (network.to_owned(), access)));
+        assert_eq!(list.keys(), [(Key::of("a-token").unwrap(), Access::Deny)]);
+
+        let again = AccessList::new();
+        for (network, access) in list.networks() {
+            again.set(network, access).unwrap();
+        }
+        list.keys().into_iter().for_each(|(key, access)| again.set_key(key, access));
+        assert_eq!((again.networks(), again.keys(), again.len()), (list.networks(), list.keys(), list.len()));
     }
 
     #[test]

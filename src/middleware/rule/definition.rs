@@ -532,8 +532,6 @@ impl fmt::Debug for Rule {
 
 labelled! {
     /// The fate of a request whose extractor found no key.
-    ///
-    /// With the feature `serde` it is read and written as its [label](Self::as_str).
     #[derive(Default)]
     MissingKey,
     /// Returns the label for files.
@@ -552,9 +550,6 @@ labelled! {
         Exempt = "exempt",
     }
 }
-
-#[cfg(feature = "serde")]
-crate::serde::by_label!(MissingKey);
 
 /// A value that a layer accepts as a rule: a [`Quota`] or a [`Rule`].
 #[diagnostic::on_unimplemented(

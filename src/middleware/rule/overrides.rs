@@ -112,6 +112,14 @@ pub struct OverrideId {
     number: u64,
 }
 
+impl OverrideId {
+    /// Returns the key that has the override.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+}
+
 impl<T> Overrides<T> {
     /// Makes an empty table.
     #[must_use]
@@ -233,6 +241,42 @@ impl<T: Clone> Overrides<T> {
         let now = self.0.clock.now();
         let value = self.table().latest_of(key, now)?; // the lock ends here
         Some(T::clone(&value))
+    }
+
+    /// Returns the overrides that have not ended, in the order in which they were made: the identity, the value, and
+    /// the time that is left, or `None` if it holds until it is ended. Of a key with several the last one counts.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Quota, middleware::Overrides};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let overrides = Overrides::new();
+    /// overrides.set("acme", Quota::per_minute(6_000), Duration::from_secs(3_600))?;
+    ///
+    /// for (id, quota, left) in overrides.entries() {
+    ///     println!("{}: {quota}, for {left:?}", id.key().display());
+    ///     overrides.end(id);
+    /// }
+    /// # assert!(overrides.is_empty());
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn entries(&self) -> Vec<(OverrideId, T, Option<Duration>)> {
+        let now = self.0.clock.now();
+        let mut entries: Vec<_> = {
+            let table = self.table();
+            let held = |(key, entries): (&Key, &SmallVec<[Entry<T>; 1]>)| {
+                let held = entries.iter().filter(|entry| entry.holds(now));
+                held.map(|entry| (entry.number, key.clone(), Arc::clone(&entry.value), entry.ends)).collect::<Vec<_>>()
+            };
+            table.keys.iter().flat_map(held).collect()
+        };
+        entries.sort_unstable_by_key(|(number, ..)| *number);
+        let entry = |(number, key, value, ends): (u64, Key, Arc<T>, Option<Timestamp>)| {
+            let left = ends.map(|ends| ends.saturating_since(now));
+            (OverrideId { key, number }, T::clone(&value), left)
+        };
+        entries.into_iter().map(entry).collect()
     }
 }
 
@@ -416,12 +460,33 @@ mod tests {
     }
 
     #[test]
+    fn overrides_are_listed_in_order_with_the_time_that_is_left() {
+        let clock = ManualClock::new();
+        let table = Overrides::new().clock(clock.clone());
+        table.set("short", 1, Duration::from_secs(60)).unwrap();
+        let acme = table.set("acme", 2, HOUR).unwrap();
+        table.set("acme", 3, None).unwrap();
+        table.set("beta", 4, 2 * HOUR).unwrap();
+        clock.advance(Duration::from_secs(60));
+        let entries = table.entries();
+        let shown: Vec<_> =
+            entries.iter().map(|(id, value, left)| (id.key().display().to_string(), *value, *left)).collect();
+        let minute = Duration::from_secs(60);
+        let expected = [("acme", 2, Some(HOUR - minute)), ("acme", 3, None), ("beta", 4, Some(2 * HOUR - minute))];
+        assert_eq!(shown, expected.map(|(key, value, left)| (key.to_owned(), value, left)));
+        assert_eq!(entries[0].0, acme);
+        assert!(entries.into_iter().all(|(id, ..)| table.end(id)));
+        assert!(table.entries().is_empty());
+    }
+
+    #[test]
     fn values_are_cloned_and_dropped_when_the_table_is_not_locked() {
         let (clock, locked) = (ManualClock::new(), Arc::new(AtomicUsize::new(0)));
         let table = Overrides::new().clock(clock.clone()).max_entries(SWEPT_FROM);
         let value = || Value(table.clone(), Arc::clone(&locked));
         let ended = table.set(0_u64, value(), None).unwrap();
         assert!(table.get(&Key::of(0_u64).unwrap()).map(std::mem::forget).is_some());
+        table.entries().into_iter().for_each(std::mem::forget);
         assert!(table.end(ended) && table.is_empty());
         for at in 0..SWEPT_FROM as u64 {
             table.set(at, value(), HOUR).unwrap();
