@@ -140,7 +140,10 @@ mod wrap_body;
 pub use admit::{Admission, Refused};
 pub use body::{ResponseBody, WrappedBody};
 pub use charge::access::{Access, AccessList};
-pub use decide::overflow::{NoOverflow, Overflow, OverflowTo};
+pub use decide::overflow::Overflow;
+// Parts of the types that methods of a layer return. A program that keeps one in a field can name it.
+#[doc(hidden)]
+pub use decide::overflow::{NoOverflow, OverflowTo};
 pub use future::ResponseFuture;
 pub use rule::{
     IntoPlan, IntoQuota, IntoRule, OnAborted, OverrideError, OverrideErrorKind, OverrideId, Overrides, QuotaSwitch,
@@ -149,6 +152,7 @@ pub use rule::{
 pub use service::RateLimit;
 pub use settle::in_flight::InFlight;
 pub use settle::usage::Usage;
+#[doc(hidden)]
 pub use wrap_body::{WrapBody, WrapBodyFuture, WrapBodyLayer};
 
 pub use crate::error::LabelError;

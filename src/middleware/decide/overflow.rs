@@ -11,9 +11,11 @@ use tower_service::Service;
 use crate::error::BoxError;
 use crate::refusal::RefusalBody;
 
-/// Takes requests that are over a quota: [`NoOverflow`] or [`OverflowTo`] another service. Sealed.
+/// Says where requests go that are over a quota. Sealed: it is implemented for a layer without an overflow, and for one
+/// with the service that [`RateLimitLayer::overflow`](crate::RateLimitLayer::overflow) takes.
 ///
-/// `S` is the service within the layer, `B` the body of its requests.
+/// `S` is the service within the layer, `B` the body of its requests. `T` of an overflow is a service for the same
+/// requests, whose body has [`Bytes`] as data, and whose error converts into that of `S`.
 pub trait Overflow<S: Service<Request<B>>, B>: Clone + Sealed {
     /// The error of the overflow's service.
     type Error: Into<S::Error>;
