@@ -283,7 +283,7 @@ impl Diagnostics {
             Some(SetupWarningKind::ClientNotReported) => self.client_is_not_reported(name, applied, head),
             Some(_) if bound.needs_peer() => self.peer_is_unknown("a rule counts by the address of the client"),
             Some(_) => self.notice(SetupWarningKind::KeyNeverFound, || {
-                let fate = match missing_key {
+                let handling = match missing_key {
                     MissingKey::Reject => "are refused",
                     MissingKey::Shared => "share one allowance",
                     MissingKey::Exempt => "are not limited",
@@ -294,7 +294,7 @@ impl Diagnostics {
                 };
                 format!(
                     "none of the first {applied} requests that the policy {name:?} applies to had a key, and requests \
-                     without one {fate}: {peer}if another layer puts the key into requests (authentication), place that \
+                     without one {handling}: {peer}if another layer puts the key into requests (authentication), place that \
                      layer outside of this one; if the extractor reads a header or a cookie, check its name; if it reads \
                      axum's matched route, take Router::route_layer or key::matched_route; if no client sent one yet, \
                      there is nothing to do"

@@ -119,7 +119,7 @@ pub(super) struct Sourced {
 }
 
 labelled! {
-    /// The fate of a request when the limiter fails to decide.
+    /// Says how a request is answered if the limiter fails to decide.
     ///
     /// A third way is to let another limiter decide during the failure:
     /// [`FallbackLimiter`](crate::limiter::FallbackLimiter).

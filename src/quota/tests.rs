@@ -396,10 +396,7 @@ fn concurrency_limits_count_in_one_state_whatever_the_limit_is() {
     assert_ne!(few.of_states().fingerprint(), Quota::per_minute(3).of_states().fingerprint());
     assert!(!few.counts_alike(&many));
     let waits = few.max_wait(Duration::from_secs(10)).unwrap();
-    assert!(
-        few.counts_alike(&waits) && few != waits,
-        "a wait changes what becomes of a request, and not what it takes"
-    );
+    assert!(few.counts_alike(&waits) && few != waits, "a wait changes when a request passes, and not what it takes");
     assert_eq!((waits.wait_in_line(), few.wait_in_line()), (Duration::from_secs(10), Duration::ZERO));
     assert_eq!(waits.max_wait(Duration::ZERO).unwrap(), few);
     let share = |parts| many.share(std::num::NonZeroU32::new(parts).unwrap());

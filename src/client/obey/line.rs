@@ -38,7 +38,7 @@ pub(super) enum CannotJoin {
     TooMany(u64),
 }
 
-/// The fate of a waiting request.
+/// What a waiting request does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Polled {
     /// It is sent, with this number.

@@ -531,7 +531,7 @@ impl fmt::Debug for Rule {
 }
 
 labelled! {
-    /// The fate of a request whose extractor found no key.
+    /// Says what a rule does with a request whose extractor found no key.
     #[derive(Default)]
     MissingKey,
     /// Returns the label for files.

@@ -36,7 +36,7 @@ use crate::sync::contained;
 use crate::wait::Wait;
 
 impl Ticket {
-    /// Returns whether the request may wait in line before it is decided what becomes of it.
+    /// Returns whether the request may wait in line before it passes or is refused.
     #[inline]
     pub(crate) fn goes_in_line<L: Limiter>(&self, layer: &Compiled<L>) -> bool {
         layer.has_lines() && (self.is_left_to_line || self.line_to_join(layer).is_some())
@@ -84,7 +84,7 @@ fn counts_denied<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> bool {
     charged.policy_in(layer).is_some_and(|policy| policy.quota().counts_denied())
 }
 
-/// A request that may wait in line. It decides what becomes of the request.
+/// A request that may wait in line, until it passes or is refused.
 ///
 /// If it is dropped before, the request leaves its line, and the observer sees the outcome
 /// [`Abandoned`](OutcomeKind::Abandoned).
@@ -92,7 +92,7 @@ pub(crate) struct InLine<B, L: Limiter> {
     layer: Arc<Compiled<L>>,
     /// The request and what is known of its charges, until it is decided.
     held: Option<(Request<B>, Ticket)>,
-    step: Step<L>,
+    state: InLineState<L>,
     /// When the request came, on the layer's timer.
     came: Duration,
     /// Its turn, and the charge in whose line that is.
@@ -106,7 +106,9 @@ pub(crate) struct InLine<B, L: Limiter> {
     failures: u32,
 }
 
-enum Step<L: Limiter> {
+/// What a request in line does.
+enum InLineState<L: Limiter> {
+    /// It waits for its turn.
     Waits,
     /// The limiter says whether it would take all charges.
     Peeks(LineAnswer<L>),
@@ -138,7 +140,7 @@ impl<B, L: Limiter> InLine<B, L> {
         let mut in_line = Box::new(Self {
             layer: Arc::clone(layer),
             held: Some((request, ticket)),
-            step: Step::Over,
+            state: InLineState::Over,
             came,
             turn: None,
             number: None,
@@ -154,43 +156,43 @@ impl<B, L: Limiter> InLine<B, L> {
         in_line
     }
 
-    /// Is ready when it is decided what becomes of the request.
+    /// Is ready when it is decided whether the request passes.
     pub(crate) fn poll_decision(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
-            match &mut self.step {
-                Step::Waits => match self.turn.as_mut().map(|(turn, _)| turn.poll(cx)) {
+            match &mut self.state {
+                InLineState::Waits => match self.turn.as_mut().map(|(turn, _)| turn.poll(cx)) {
                     Some(Poll::Pending) => return Poll::Pending,
                     Some(Poll::Ready(LineStep::Asks)) => self.try_again(),
                     Some(Poll::Ready(LineStep::GivesUp)) | None => {
-                        self.step = self.ask(How::AtLast).map_or(Step::Over, Step::Decides)
+                        self.state = self.ask(How::AtLast).map_or(InLineState::Over, InLineState::Decides)
                     }
                 },
-                Step::Peeks(reply) => {
+                InLineState::Peeks(reply) => {
                     let answer = ready!(reply.as_mut().poll(cx));
                     if self.waits_on(answer.is_err()) {
-                        self.step = Step::Waits;
+                        self.state = InLineState::Waits;
                     } else if answer.as_ref().is_ok_and(Decision::is_allowed) {
-                        self.step = self.ask(How::Try).map_or(Step::Over, Step::Takes);
+                        self.state = self.ask(How::Try).map_or(InLineState::Over, InLineState::Takes);
                     } else {
                         self.answer(answer);
                         self.weigh();
                     }
                 }
-                Step::Takes(reply) => {
+                InLineState::Takes(reply) => {
                     let answer = ready!(reply.as_mut().poll(cx));
                     if self.waits_on(answer.is_err()) {
-                        self.step = Step::Waits;
+                        self.state = InLineState::Waits;
                     } else {
                         self.answer(answer);
                         self.weigh();
                     }
                 }
-                Step::Decides(reply) => {
+                InLineState::Decides(reply) => {
                     let answer = ready!(reply.as_mut().poll(cx));
                     self.answer(answer);
-                    self.step = Step::Over;
+                    self.state = InLineState::Over;
                 }
-                Step::Over => {
+                InLineState::Over => {
                     self.leave();
                     return Poll::Ready(());
                 }
@@ -227,9 +229,9 @@ impl<B, L: Limiter> InLine<B, L> {
         self.follow_modes();
         let counts =
             |(_, ticket): &(_, Ticket)| ticket.charges.iter().any(|charged| counts_denied(&self.layer, charged));
-        self.step = match self.held.as_ref().is_some_and(counts) {
-            true => self.ask(How::Peek).map_or(Step::Over, Step::Peeks),
-            false => self.ask(How::Try).map_or(Step::Over, Step::Takes),
+        self.state = match self.held.as_ref().is_some_and(counts) {
+            true => self.ask(How::Peek).map_or(InLineState::Over, InLineState::Peeks),
+            false => self.ask(How::Try).map_or(InLineState::Over, InLineState::Takes),
         };
     }
 
@@ -275,10 +277,10 @@ impl<B, L: Limiter> InLine<B, L> {
         let Some((_, ticket)) = &self.held else { return };
         let line = ticket.line_to_join(&self.layer);
         let is_counted = ticket.is_answered && !ticket.kind.passed() && self.refusal_counts();
-        self.step = match line {
-            Some(at) if self.join(at) => Step::Waits,
-            _ if is_counted => self.ask(How::AtLast).map_or(Step::Over, Step::Decides),
-            _ => Step::Over,
+        self.state = match line {
+            Some(at) if self.join(at) => InLineState::Waits,
+            _ if is_counted => self.ask(How::AtLast).map_or(InLineState::Over, InLineState::Decides),
+            _ => InLineState::Over,
         };
     }
 
@@ -320,7 +322,7 @@ impl<B, L: Limiter> InLine<B, L> {
         true
     }
 
-    /// Leaves the line, when it is decided what becomes of the request.
+    /// Leaves the line, because the request passes or is refused.
     fn leave(&mut self) {
         let Some((turn, at)) = self.turn.take() else { return };
         if let Some((_, ticket)) = &mut self.held {
