@@ -5,7 +5,7 @@ use std::path::Path;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::{Better, Case, Row, figure};
+use super::case::{Better, Case, Row, figure};
 
 const WIDTH: i32 = 940;
 const NAMES: i32 = 230;

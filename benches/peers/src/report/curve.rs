@@ -5,8 +5,9 @@ use std::path::Path;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use super::build::Done;
+use super::case::{Case, Row, figure};
 use super::chart::{OURS, QUIET, TEXT};
-use super::{Case, Done, Row, figure};
 
 const WIDTH: i32 = 940;
 const HEIGHT: i32 = 380;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::Done;
+use super::build::Done;
 
 const FIRST: &str = "<!-- table: ";
 const LAST: &str = "<!-- end of table -->";

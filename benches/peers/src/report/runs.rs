@@ -5,8 +5,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::tables::{NONE, lines, peer_in_the_first_table, ratio};
-use super::{Case, Done, PROFILES};
+use super::build::{Done, PROFILES};
+use super::case::Case;
+use super::cells::{NONE, lines, ratio};
+use super::headline::peer_in_the_first_table;
 use crate::contenders::{ALIKE, NAME};
 use crate::race::median;
 

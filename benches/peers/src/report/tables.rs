@@ -2,7 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{Better, Case, Everything, PROFILES, Row, SPREAD, figure, runs};
+use super::build::PROFILES;
+use super::case::{Better, Case, Row, SPREAD, figure};
+use super::cells::{NONE, lines, ratio};
+use super::headline::{HEADLINE, peer_in_the_first_table};
+use super::results::Everything;
+use super::runs;
 use crate::contenders::{ALIKE, NAME};
 
 /// Returns a table in Markdown. Cells without a figure have a dash.
@@ -64,8 +69,6 @@ fn families(all: &Everything) -> String {
     lines(&head, FAMILIES.iter().map(row))
 }
 
-/// The cell of a figure that is not there.
-pub const NONE: &str = "-";
 const SETUPS: [&str; 4] = ["allowed, no headers", "allowed, headers", "refused, headers", "refused, no headers"];
 
 /// A column: its title, and the name of its case.
@@ -73,12 +76,6 @@ type Column = (String, String);
 
 fn with_size(size: &str, setups: &[&str]) -> Vec<Column> {
     setups.iter().map(|setup| ((*setup).to_owned(), format!("{setup}, {size}"))).collect()
-}
-
-/// The lines of a table.
-pub fn lines(head: &[String], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    line(head) + &format!("|{}\n", "---|".repeat(head.len())) + &rows.map(|row| line(&row)).collect::<String>()
 }
 
 /// One row for each contender, one column for each case.
@@ -185,20 +182,6 @@ fn keys(all: &Everything) -> String {
     each_profile(all, "keys", &columns, &cell)
 }
 
-/// A ratio in bold if it is above `most`.
-pub fn ratio(ratio: Option<f64>, most: f64) -> String {
-    match ratio {
-        None => NONE.to_owned(),
-        // The sign of a difference that is lost in noise.
-        Some(ratio) if !ratio.is_finite() || ratio < 0.0 => "(noise)".to_owned(),
-        Some(ratio) => {
-            let percent = (ratio * 100.0).round();
-            let told = format!("{:.2}", percent / 100.0);
-            if percent > (most * 100.0).round() { format!("**{told}**") } else { told }
-        }
-    }
-}
-
 /// The four ratios to a peer: as it comes and like for like, with both profiles.
 fn ratios(all: &Everything, family: &str, case: &str, peer: &str) -> [Option<f64>; 4] {
     [(0, NAME), (0, ALIKE), (1, NAME), (1, ALIKE)]
@@ -209,21 +192,6 @@ fn head(first: &[&str]) -> Vec<String> {
     let last = ["as it comes", "like for like", "as it comes, thin LTO", "like for like, thin LTO"];
     first.iter().chain(&last).map(|title| (*title).to_owned()).collect()
 }
-
-/// The cases of the first table, each with the peer that it is compared with.
-const HEADLINE: [(&str, &str, &str, &str); 11] = [
-    ("axum router, allowed, no headers", "router", "allowed, no headers, 10k addresses", "tower_governor"),
-    ("axum router, allowed, headers", "router", "allowed, headers, 10k addresses", "tower_governor"),
-    ("axum router, refused, headers", "router", "refused, headers, 10k addresses", "tower_governor"),
-    ("whole server, allowed, no headers", "server", "allowed, no headers, 10k addresses", "tower_governor"),
-    ("whole server, allowed, headers", "server", "allowed, headers, 10k addresses", "tower_governor"),
-    ("whole server, refused, headers", "server", "refused, headers, 10k addresses", "tower_governor"),
-    ("check, 10k addresses", "check", "allowed, 10k addresses", "governor"),
-    ("check, 1M addresses", "check", "allowed, 1M addresses", "governor"),
-    ("check, 10k texts", "check", "allowed, 10k texts", "governor"),
-    ("check, 10k addresses, denied", "check", "denied, 10k addresses", "governor"),
-    ("check, 10k addresses, two threads", "check", "allowed, two threads, 10k addresses", "governor"),
-];
 
 /// Medians of the newest runs that were repeated on each machine, with each profile: as it comes, or like for like.
 fn headline(all: &Everything, own: usize) -> String {
@@ -275,12 +243,6 @@ fn with_machines(all: &Everything, first: &[&str]) -> Vec<String> {
         _ => format!("{machine}, thin LTO"),
     };
     first.iter().map(|title| (*title).to_owned()).chain(on_each_machine(all, &title)).collect()
-}
-
-/// The peer that a case is compared with in the first table, if it is there.
-pub fn peer_in_the_first_table(family: &str, name: &str) -> Option<&'static str> {
-    let found = HEADLINE.iter().find(|(_, of, case, _)| *of == family && *case == name)?;
-    Some(found.3)
 }
 
 /// The families in which peers take part, and what the table calls their cases.

@@ -7,7 +7,7 @@ use tower_ratelimit::{
     limiter::{Charge, Limiter},
 };
 
-use super::{Connecting, RedisContender, remote};
+use super::contender::{Connecting, RedisContender, remote};
 
 pub struct Ours {
     pub leases: bool,

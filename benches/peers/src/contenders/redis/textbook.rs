@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use redis::Script;
 
-use super::{Connecting, RedisContender, remote};
+use super::contender::{Connecting, RedisContender, remote};
 
 pub struct Textbook;
 

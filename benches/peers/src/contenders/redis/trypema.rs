@@ -5,7 +5,7 @@ use std::sync::Arc;
 use trypema::redis::{RedisKey, RedisRateLimiterProvider};
 use trypema::{RateLimit, RateLimitDecision, RateLimiterBuilder, WindowSize};
 
-use super::{Connecting, RedisContender, remote};
+use super::contender::{Connecting, RedisContender, remote};
 
 pub struct Trypema;
 
