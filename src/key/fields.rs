@@ -34,6 +34,17 @@ pub fn global() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'st
 ///
 /// A client can send any value. Unless something outside of this layer has checked it, a client can
 /// make up a new one for each request. Add a limit by address.
+///
+/// ```
+/// use http::Request;
+/// use tower_ratelimit::{Head, Key, key};
+/// # fn main() -> Result<(), http::Error> {
+/// let by_key = key::header("x-api-key");
+/// let request = Request::get("/").header("x-api-key", "k1").body(())?;
+/// assert_eq!(by_key(&Head::from(&request)), Key::of("k1"));
+/// assert_eq!(by_key(&Head::from(&Request::new(()))), None);
+/// # Ok(()) }
+/// ```
 pub fn header(name: &str) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     let name = HeaderName::try_from(name).ok();
     move |head| only(head.headers, name.as_ref()?).map_or_else(|none| none, IntoKey::into_key)
@@ -44,6 +55,16 @@ pub fn header(name: &str) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + 
 ///
 /// The key is missing if the header or the token is. Requests with several such headers share one
 /// key. The token is not checked; see [`header`].
+///
+/// ```
+/// use http::Request;
+/// use tower_ratelimit::{Head, Key, key};
+/// # fn main() -> Result<(), http::Error> {
+/// let by_token = key::bearer_token();
+/// let request = Request::get("/").header("authorization", "bearer t1").body(())?;
+/// assert_eq!(by_token(&Head::from(&request)), Key::of("t1"));
+/// # Ok(()) }
+/// ```
 pub fn bearer_token() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     |head| {
         let value = match only(head.headers, &AUTHORIZATION) {
@@ -65,6 +86,16 @@ pub fn bearer_token() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync
 /// The key is missing if the cookie is absent or empty. Requests with several different values
 /// share one key, because the service may read another value than was charged. The value is not
 /// checked; see [`header`].
+///
+/// ```
+/// use http::Request;
+/// use tower_ratelimit::{Head, Key, key};
+/// # fn main() -> Result<(), http::Error> {
+/// let by_session = key::cookie("session");
+/// let request = Request::get("/").header("cookie", "lang=en; session=%73%31").body(())?;
+/// assert_eq!(by_session(&Head::from(&request)), Key::of("s1"));
+/// # Ok(()) }
+/// ```
 pub fn cookie(name: impl Into<String>) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     let name = name.into();
     move |head| {
@@ -97,6 +128,15 @@ fn percent_decoded(text: &[u8]) -> Cow<'_, [u8]> {
 
 /// Returns an extractor of the request's method. A client can make methods up. The service refuses
 /// them, but each is a key.
+///
+/// ```
+/// use http::Request;
+/// use tower_ratelimit::{Head, Key, key};
+/// # fn main() -> Result<(), http::Error> {
+/// let request = Request::post("/").body(())?;
+/// assert_eq!(key::method()(&Head::from(&request)), Key::of("POST"));
+/// # Ok(()) }
+/// ```
 pub fn method() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     |head| head.method.as_str().into_key()
 }
@@ -108,6 +148,15 @@ pub fn method() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'st
 /// so do those whose URI and `Host` header have different hosts, because the service may read the
 /// other one. A client can send any host, so check it against those that you serve, or add a
 /// limit by address.
+///
+/// ```
+/// use http::Request;
+/// use tower_ratelimit::{Head, Key, key};
+/// # fn main() -> Result<(), http::Error> {
+/// let request = Request::get("/").header("host", "Shop.example.:8080").body(())?;
+/// assert_eq!(key::host()(&Head::from(&request)), Key::of("shop.example"));
+/// # Ok(()) }
+/// ```
 pub fn host() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     |head| match host_of(head) {
         Ok(host) => text_or_bytes(&host),
@@ -167,6 +216,16 @@ where
 /// key is missing if either one is.
 ///
 /// A closure that returns a tuple combines its parts in the same way.
+///
+/// ```
+/// use http::Request;
+/// use tower_ratelimit::{Head, Key, key};
+/// # fn main() -> Result<(), http::Error> {
+/// let by_both = key::both(key::header("x-tenant"), key::path());
+/// let request = Request::get("/search?q=1").header("x-tenant", "acme").body(())?;
+/// assert_eq!(by_both(&Head::from(&request)), Key::of(("acme", "/search")));
+/// # Ok(()) }
+/// ```
 pub fn both<A, B, K, J>(first: A, second: B) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static
 where
     A: Fn(&Head<'_>) -> K + Clone + Send + Sync + 'static,

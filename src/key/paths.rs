@@ -12,6 +12,15 @@ use super::value::{IntoKey, Key};
 /// allowance. For the route that matched, take `key::matched_route`.
 ///
 /// Inside axum's `Router::nest` the path lacks the prefix; see [`original_path`].
+///
+/// ```
+/// use http::Request;
+/// use tower_ratelimit::{Head, Key, key};
+/// # fn main() -> Result<(), http::Error> {
+/// let request = Request::get("/users/7?page=2").body(())?;
+/// assert_eq!(key::path()(&Head::from(&request)), Key::of("/users/7"));
+/// # Ok(()) }
+/// ```
 pub fn path() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     |head| head.uri.path().into_key()
 }

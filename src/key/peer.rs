@@ -50,6 +50,17 @@ impl From<SocketAddr> for PeerAddr {
 ///
 /// Behind a proxy this is the proxy's address, and all clients share one key. Use
 /// [`client_ip`](super::client_ip) there.
+///
+/// ```
+/// use http::Request;
+/// use std::net::{IpAddr, Ipv4Addr};
+/// use tower_ratelimit::{Head, key};
+///
+/// let address = IpAddr::from(Ipv4Addr::new(192, 0, 2, 1));
+/// let mut request = Request::new(());
+/// request.extensions_mut().insert(key::PeerAddr::from(address)); // as a server does
+/// assert_eq!(key::peer_ip()(&Head::from(&request)), Some(address));
+/// ```
 pub fn peer_ip() -> impl Fn(&Head<'_>) -> Option<IpAddr> + Clone + Send + Sync + 'static {
     // The closure captures nothing, so that several rules share one extraction.
     |head| Some(Prefixes::DEFAULT.group(peer_address(head)?))

@@ -28,6 +28,16 @@ const PARAMETERS_MAX: usize = 256;
 ///
 /// The case of names matters, and only `&` separates parameters. The value is not checked; see
 /// [`header`](super::header).
+///
+/// ```
+/// use http::Request;
+/// use tower_ratelimit::{Head, Key, key};
+/// # fn main() -> Result<(), http::Error> {
+/// let by_key = key::query("api_key");
+/// let request = Request::get("/?page=2&api_key=a%2Db").body(())?;
+/// assert_eq!(by_key(&Head::from(&request)), Key::of("a-b"));
+/// # Ok(()) }
+/// ```
 pub fn query(name: impl Into<String>) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     let name = name.into();
     move |head| match parameter(head, &name) {
