@@ -566,6 +566,23 @@ fn scene_with(quotas: Vec<Rule>) -> (Scene, MemoryLimiter) {
     (scene, limiter)
 }
 
+/// The documentation warns clients of servers that count strictly.
+#[test]
+fn own_token_bucket_sends_its_burst_and_its_refill_in_a_second() {
+    let strict = Quota::sliding_log(50, Duration::from_secs(1)).unwrap();
+    for (quota, first_second) in
+        [(Quota::per_second(50), 99), (Quota::per_second(50).burst(1).unwrap(), 50), (strict, 50)]
+    {
+        let (mut scene, _) = scene_with(vec![own("vendor", quota)]);
+        for _ in 0..200 {
+            scene.send("/");
+        }
+        scene.world.pass(2 * SECOND);
+        let sent = scene.instants().into_iter().filter(|at| *at < 1_000).count();
+        assert_eq!(sent, first_second, "{quota}");
+    }
+}
+
 #[test]
 fn own_quotas_add_up() {
     let (burst, day) = (Quota::per_second(2), Quota::fixed_window(5, Duration::from_secs(86_400)).unwrap());
