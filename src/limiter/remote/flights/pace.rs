@@ -18,14 +18,14 @@ use std::time::Duration;
 /// The requests that may be in flight before any call has been measured.
 const WINDOW: u64 = 512;
 
-/// The least and the most requests that may be in flight.
+/// The bounds of the window.
 const WINDOW_MIN: u64 = 2;
 const WINDOW_MAX: u64 = 1 << 16;
 
 /// A part of a window of one request. Windows and gains are counted in such parts.
 const PART: u64 = 1 << 10;
 
-/// The fewest and the most calls of a lane at a time, if they share a connection.
+/// The bounds of the number of calls of a lane at a time, if they share a connection.
 const CALLS_MIN: u64 = 2;
 const CALLS_MAX: u64 = 64;
 
@@ -43,11 +43,11 @@ pub(super) struct Pace {
     call: u64,
     /// How far calls are from that, smoothed.
     spread: u64,
-    /// The most calls at a time, if they share a connection.
+    /// The maximum number of calls at a time, if they share a connection.
     calls: u64,
     /// The time of the quickest calls of late that were in flight alone. It is 0 before the first one.
     alone: u64,
-    /// The most requests in flight, in parts.
+    /// The maximum number of requests in flight, in parts.
     window: u64,
     /// The window when calls last became too long, in parts. Up to half of it the window grows quickly.
     proven: u64,
@@ -63,7 +63,7 @@ enum Course {
     Shrank,
 }
 
-/// A flight, when it was sent.
+/// What a flight and those beside it carried when it was sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
     /// Its requests.
@@ -117,17 +117,17 @@ impl Pace {
         }
     }
 
-    /// Returns the most requests in flight.
+    /// Returns the maximum number of requests in flight.
     pub(super) fn window(&self) -> u64 {
         self.window / PART
     }
 
-    /// Returns the most calls at a time, if they share a connection.
+    /// Returns the maximum number of calls at a time, if they share a connection.
     pub(super) fn calls(&self) -> u64 {
         self.calls
     }
 
-    /// Returns the most requests of the next flight, if this many are in flight. At least one may fly.
+    /// Returns the maximum number of requests of the next flight, if `in_flight` are under way. It is at least one.
     pub(super) fn room(&self, in_flight: u64, most: u64) -> u64 {
         let left = self.window().saturating_sub(in_flight);
         most.min(left).min(self.window() / FLIGHTS_MIN).max(1)
@@ -161,8 +161,8 @@ impl Pace {
         let wanted = CALLS_MIN + beyond.saturating_mul(CALLS_PER_MS) / 1_000_000;
         self.calls = wanted.min(self.calls + 1).min(CALLS_MAX);
         if sent.flights <= 1 {
-            // A slow one says little: it may have waited for the calls of other processes, which would then all
-            // take the wait that they cause together for the store's distance, and shorten it no more.
+            // A slow one may have waited for calls of other processes. If it counted, processes that fill a store
+            // together would take the wait that they cause for the store's distance.
             self.alone = if self.alone == 0 { took } else { took.min(moved(self.alone, took, 32)).max(1) };
         }
         let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * 2 >= self.window();
@@ -271,6 +271,20 @@ mod tests {
         let mut pace = Pace::new();
         pace.record(60 * MS, Sent { units: 3, in_flight: 3, flights: 2 }, DEADLINE);
         assert!(pace.window() <= 3, "{}", pace.window());
+    }
+
+    /// Other processes fill the store, so a lone call is slow most of the time.
+    #[test]
+    fn wait_that_others_cause_is_not_the_distance() {
+        let mut pace = Pace::new();
+        pace.record(5 * MS, Sent { units: 1, in_flight: 1, flights: 1 }, DEADLINE);
+        let before = pace.window();
+        for _ in 0..30 {
+            let in_flight = pace.window();
+            pace.record_limit();
+            pace.record(45 * MS, Sent { units: pace.room(0, 64), in_flight, flights: 1 }, DEADLINE);
+        }
+        assert!(pace.window() < before / 10 * 9, "{}", pace.window());
     }
 
     /// Its round trip alone takes more than seven tenths of the deadline.
