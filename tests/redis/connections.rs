@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, interval, sleep};
 use tower_ratelimit::{Policy, Quota, RedisLimiter, limiter::StoreErrorKind, observe::LimiterEvent};
 
-use super::{LONG, connected, eventually, passes, patient, policy, refusal, take};
+use super::{LONG, connected, eventually, passes, patient, policy, take};
 use crate::support::Events;
 use crate::support::proxy::Proxy;
 use crate::support::redis_server::Server;
@@ -181,13 +181,20 @@ async fn forgotten_connection_is_replaced_before_the_next_check() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn redis_beyond_the_deadline_is_refused_by_connect() {
-    let server = Server::start();
+async fn process_that_starts_while_redis_is_slow_serves_later() {
+    let (server, seen) = (Server::start(), Events::default());
     let proxy = Proxy::start(server.port());
-    proxy.delay(150 * MS);
-    let refused = refusal(|| RedisLimiter::builder().deadline(50 * MS), &proxy.url()).await;
-    assert_eq!(refused.kind(), StoreErrorKind::Misconfigured, "{refused}");
-    assert!(refused.to_string().contains("a check has 50ms"), "{refused}");
+    proxy.delay(100 * MS);
+    let builder = RedisLimiter::builder().deadline(50 * MS).observer(seen.clone());
+    let limiter = builder.connect(&proxy.url()).await.unwrap();
+    let is_far = |event: &LimiterEvent| matches!(event, LimiterEvent::StoreFar { .. });
+    eventually("it is reported", async || seen.lock().iter().any(is_far)).await;
+    let policy = policy("p", Quota::per_hour(1_000));
+    let error = take(&limiter, &policy, "a", 1).await.unwrap_err();
+    assert!(error.to_string().contains("50ms"), "the error names the deadline: {error}");
+    proxy.delay(Duration::ZERO);
+    proxy.reset(); // a delay is that of a connection
+    eventually("checks are decided", async || take(&limiter, &policy, "a", 1).await.is_ok()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -192,13 +192,13 @@ impl RedisLimiterBuilder {
     /// it checks that the server's user has the rights that the script needs. If Redis is not up yet, checks fail
     /// until it is.
     ///
-    /// If a round trip takes more than half of the deadline, observers get
+    /// A server whose round trips take longer than the deadline is no error either, because a far server looks like
+    /// one that is slow now. If a round trip takes more than half of the deadline, observers and the log get
     /// [`StoreFar`](crate::observe::LimiterEvent::StoreFar).
     ///
     /// # Errors
     /// Returns an error if the URL or the setup is not valid, the server refuses the password, the
-    /// user lacks a right that checks need (the error names it), no round trip in half a second is shorter than the
-    /// deadline, or there is no tokio runtime. A
+    /// user lacks a right that checks need (the error names it), or there is no tokio runtime. A
     /// server that is away, is loading, or has as many clients as it may have is no error: checks
     /// fail until it can serve them.
     pub async fn connect(self, url: &str) -> Result<RedisLimiter, RedisError> {
@@ -268,12 +268,11 @@ impl RedisLimiterBuilder {
         if is_open && !store.is_dead() {
             there = store.wait_until_ready(longest - FIRST).await;
         }
-        let near = match there {
-            Ok(()) => store.check_distance().await,
-            Err(error) => Err(error),
-        };
+        if there.is_ok() {
+            store.measure_distance(longest).await;
+        }
         let limiter = self.build(store)?;
-        let looked = match near {
+        let looked = match there {
             Ok(()) => limiter.check_rights(longest).await,
             Err(error) => Err(error),
         };

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use self::address::TargetKind;
 use self::cluster::Cluster;
@@ -50,7 +50,6 @@ use crate::limiter::remote::Events;
 pub(super) struct RedisConnections(Arc<Inner>);
 
 struct Inner {
-    settings: ConnectionSettings,
     reach: Reach,
     events: Arc<Events>,
 }
@@ -73,13 +72,13 @@ impl RedisConnections {
         let address = match &target.kind {
             TargetKind::Cluster(_) => {
                 let cluster = Cluster::start(&runtime, target, settings.clone(), Arc::clone(&events))?;
-                return Ok(Self(Arc::new(Inner { settings, reach: Reach::Cluster(cluster), events })));
+                return Ok(Self(Arc::new(Inner { reach: Reach::Cluster(cluster), events })));
             }
             TargetKind::One(address) | TargetKind::Sentinel(address) => address.clone(),
         };
         let transport = target.transport(&address, None, &settings)?;
         let server = Server::start(&runtime, address, transport, None, &settings, Arc::clone(&events));
-        Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), events })))
+        Ok(Self(Arc::new(Inner { reach: Reach::One(server), events })))
     }
 
     /// Uses a connection that the application has.
@@ -97,7 +96,7 @@ impl RedisConnections {
         let address = address::Address::new("the application's connection", 0);
         let transport = Box::new(given::Given::new(connection, &address));
         let server = Server::start(&runtime, address, transport, None, &settings, Arc::clone(&events));
-        Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), events })))
+        Ok(Self(Arc::new(Inner { reach: Reach::One(server), events })))
     }
 
     /// Uses a process's end of a simulated network.
@@ -111,7 +110,7 @@ impl RedisConnections {
         let address = address::Address::new("simulated", 1);
         let transport = Box::new(tests::simulated::Simulated { wire, address: address.clone() });
         let server = Server::start(&runtime, address, transport, None, &settings, Arc::clone(&events));
-        Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), events })))
+        Ok(Self(Arc::new(Inner { reach: Reach::One(server), events })))
     }
 
     /// Returns when a call that begins now has to end.
@@ -230,27 +229,18 @@ impl RedisConnections {
         }
     }
 
-    /// Finds out whether checks can be answered in time.
-    ///
-    /// # Errors
-    ///
-    /// `Misconfigured` if no round trip to a server was shorter than the deadline.
-    pub(super) async fn check_distance(&self) -> Result<(), RedisError> {
-        let deadline = self.0.settings.deadline;
+    /// Measures the round trips to the servers, for at most this time.
+    pub(super) async fn measure_distance(&self, within: Duration) {
         let links: Vec<Arc<Link>> = match &self.0.reach {
             Reach::One(server) => vec![Arc::clone(&server.link)],
             Reach::Cluster(cluster) => cluster.servers().iter().map(|server| Arc::clone(&server.link)).collect(),
         };
-        for link in links {
-            if let Some(round_trip) = link.round_trip().await.filter(|it| *it >= deadline) {
-                return Err(misconfigured(format!(
-                    "a round trip to Redis at {} takes {round_trip:.0?}, and a check has {deadline:?}, so none would be \
-                     answered in time: use a nearer Redis, or a longer deadline(…)",
-                    link.address
-                )));
+        let measured = async {
+            for link in links {
+                link.round_trip().await;
             }
-        }
-        Ok(())
+        };
+        timeout_at(Instant::now() + within, measured).await.ok(); // the rest is measured while checks are served
     }
 
     /// Returns whether the server is believed dead.

@@ -68,17 +68,19 @@ async fn connect(link: &Link) {
 /// Probes a connection over which nothing comes, so that no check has to find out that it is dead. That also keeps it
 /// alive on its way. Measures a round trip first.
 async fn probe_if_idle(link: &Link, settings: &ConnectionSettings) {
-    if link.transport.is_given() {
-        return; // it is the application's to keep
-    }
-    while link.round_trip().await.is_none() {
-        link.until_connected(Instant::now() + IDLE).await;
-        sleep(PROBE_EVERY).await;
-    }
+    let mut is_measured = false;
     loop {
+        if !is_measured && link.is_connected() {
+            is_measured = link.round_trip().await.is_some();
+        }
+        let is_given = link.transport.is_given();
+        if is_given && is_measured {
+            return; // it is the application's to keep
+        }
         let idle_at = link.heard_at() + jitter(IDLE);
-        if Instant::now() < idle_at {
-            sleep_until(idle_at).await;
+        if is_given || Instant::now() < idle_at {
+            let next = if is_measured { idle_at } else { Instant::now() + PROBE_EVERY };
+            sleep_until(next).await;
             continue;
         }
         // A server that is believed dead is probed anyway.
