@@ -52,6 +52,8 @@ pub(super) struct RedisConnections(Arc<Inner>);
 struct Inner {
     reach: Reach,
     events: Arc<Events>,
+    #[cfg(test)]
+    deadline: Duration,
 }
 
 enum Reach {
@@ -72,13 +74,23 @@ impl RedisConnections {
         let address = match &target.kind {
             TargetKind::Cluster(_) => {
                 let cluster = Cluster::start(&runtime, target, settings.clone(), Arc::clone(&events))?;
-                return Ok(Self(Arc::new(Inner { reach: Reach::Cluster(cluster), events })));
+                return Ok(Self(Arc::new(Inner {
+                    reach: Reach::Cluster(cluster),
+                    events,
+                    #[cfg(test)]
+                    deadline: settings.deadline,
+                })));
             }
             TargetKind::One(address) | TargetKind::Sentinel(address) => address.clone(),
         };
         let transport = target.transport(&address, None, &settings)?;
         let server = Server::start(&runtime, address, transport, None, &settings, Arc::clone(&events));
-        Ok(Self(Arc::new(Inner { reach: Reach::One(server), events })))
+        Ok(Self(Arc::new(Inner {
+            reach: Reach::One(server),
+            events,
+            #[cfg(test)]
+            deadline: settings.deadline,
+        })))
     }
 
     /// Uses a connection that the application has.
@@ -96,7 +108,12 @@ impl RedisConnections {
         let address = address::Address::new("the application's connection", 0);
         let transport = Box::new(given::Given::new(connection, &address));
         let server = Server::start(&runtime, address, transport, None, &settings, Arc::clone(&events));
-        Ok(Self(Arc::new(Inner { reach: Reach::One(server), events })))
+        Ok(Self(Arc::new(Inner {
+            reach: Reach::One(server),
+            events,
+            #[cfg(test)]
+            deadline: settings.deadline,
+        })))
     }
 
     /// Uses a process's end of a simulated network.
@@ -110,13 +127,18 @@ impl RedisConnections {
         let address = address::Address::new("simulated", 1);
         let transport = Box::new(tests::simulated::Simulated { wire, address: address.clone() });
         let server = Server::start(&runtime, address, transport, None, &settings, Arc::clone(&events));
-        Ok(Self(Arc::new(Inner { reach: Reach::One(server), events })))
+        Ok(Self(Arc::new(Inner {
+            reach: Reach::One(server),
+            events,
+            #[cfg(test)]
+            deadline: settings.deadline,
+        })))
     }
 
     /// Returns when a call that begins now has to end.
     #[cfg(test)]
     fn until(&self) -> Instant {
-        Instant::now() + self.0.settings.deadline
+        Instant::now() + self.0.deadline
     }
 
     /// Runs a script on the server that has the slot, within a tokio runtime. It runs at most once. A

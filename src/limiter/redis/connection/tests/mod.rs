@@ -262,7 +262,7 @@ impl Load {
             assert!(began.elapsed() < LONG, "no call succeeds: {error}");
             sleep(5 * MS).await;
         }
-        let (per_ms, deadline, lost) = (self.per_ms, self.store.0.settings.deadline, self.lost.time());
+        let (per_ms, deadline, lost) = (self.per_ms, self.store.0.deadline, self.lost.time());
         Samples { samples, fixed: self.fixed.unwrap_or(self.began), per_ms, deadline, lost }
     }
 }
