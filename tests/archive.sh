@@ -78,7 +78,7 @@ import json, sys
 packages = json.load(sys.stdin)["packages"]
 targets = next(package["targets"] for package in packages if package["name"] == "tower-ratelimit")
 examples = {",".join(t.get("required-features", [])) for t in targets if t["kind"] == ["example"]}
-for needed in sorted(examples | {"postgres", "redis", "redis-rs", "rules", "store"}):
+for needed in sorted(examples | {"postgres", "fred", "redis-rs", "rules", "store"}):
     print(needed or "default")
 ' >sets
 # Cargo says each time that the profiles of the archive are not those of the workspace.
