@@ -509,10 +509,13 @@ impl<'a> WordReader<'a> {
     }
 
     fn error(&self, why: &str) -> QuotaError {
-        let text: String = self.text.chars().take(80).collect();
-        let message = format!(
-            "`{text}` is not a quota: {why}; write it like `100/min burst 20`, `5 per 10 s, sliding log` or `3 at once`"
+        let rest = format!(
+            "` is not a quota: {why}; write it like `100/min burst 20`, `5 per 10 s, sliding log` or `3 at once`"
         );
+        // A line of fewer than 400 characters, of which the text has at most 80.
+        let room = 398_usize.saturating_sub(rest.chars().count()).min(80);
+        let text: String = self.text.chars().take(room).collect();
+        let message = format!("`{text}{rest}");
         QuotaError::new(QuotaErrorKind::Syntax, message.chars().map(printable).collect::<String>())
     }
 }

@@ -180,6 +180,14 @@ fn check(text: &str) {
     }
 }
 
+/// The longest error: it lists the algorithms and the options, and suggests one.
+#[test]
+fn error_of_a_long_text_stays_short() {
+    for word in ["counting", "slidin", "concurrency", "18446744073709551615"] {
+        check(&format!("10 per 10s {word} request 10MiB 0 999999999999999 oldest 18446744073709551615"));
+    }
+}
+
 #[test]
 fn constructor_takes_both_ends_of_its_range() {
     for algorithm in timed() {
