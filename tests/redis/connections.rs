@@ -160,6 +160,8 @@ async fn most_checks_pass_though_connections_are_cut_all_the_time() {
         redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]).exec(&mut admin).unwrap();
         on_their_way += before.max(load.in_flight());
         sleep(20 * MS).await;
+        // On a busy machine a greeting may take 20 ms. A server that cuts three greetings in a row is believed dead.
+        eventually("a check is decided", async || take(&limiter, &policy, "a", 1).await.is_ok()).await;
     }
     let (ended, failed, lost) = load.end().await;
     println!("cut each 20 ms: {ended} checks, {failed} failed, {on_their_way} were on their way, {lost} ms lost");
