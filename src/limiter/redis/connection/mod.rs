@@ -30,7 +30,7 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout_at};
 
-use self::address::TargetKind;
+use self::address::{Address, TargetKind};
 use self::cluster::Cluster;
 use self::error_class::{Cause, misconfigured};
 use self::link::Link;
@@ -39,7 +39,7 @@ pub(super) use self::settings::ConnectionSettings;
 pub(super) use self::slots::slot_of;
 use self::target::UrlTarget;
 pub(super) use self::tls::{Identity, Pem};
-use self::transport::{RedisReply, SlotState};
+use self::transport::{RedisReply, SlotState, Transport};
 use super::error::RedisError;
 use super::script::Call;
 use crate::event::StoreErrorKind;
@@ -84,13 +84,7 @@ impl RedisConnections {
             TargetKind::One(address) | TargetKind::Sentinel(address) => address.clone(),
         };
         let transport = target.transport(&address, None, &settings)?;
-        let server = Server::start(&runtime, address, transport, None, &settings, Arc::clone(&events));
-        Ok(Self(Arc::new(Inner {
-            reach: Reach::One(server),
-            events,
-            #[cfg(test)]
-            deadline: settings.deadline,
-        })))
+        Ok(Self::of_server(&runtime, address, transport, &settings, events))
     }
 
     /// Uses a connection that the application has.
@@ -105,15 +99,9 @@ impl RedisConnections {
     {
         let (settings, runtime) = (settings.bounded(), runtime()?);
         let events = Arc::new(Events::new(&settings.observers));
-        let address = address::Address::new("the application's connection", 0);
+        let address = Address::new("the application's connection", 0);
         let transport = Box::new(given::Given::new(connection, &address));
-        let server = Server::start(&runtime, address, transport, None, &settings, Arc::clone(&events));
-        Ok(Self(Arc::new(Inner {
-            reach: Reach::One(server),
-            events,
-            #[cfg(test)]
-            deadline: settings.deadline,
-        })))
+        Ok(Self::of_server(&runtime, address, transport, &settings, events))
     }
 
     /// Uses a process's end of a simulated network.
@@ -124,15 +112,25 @@ impl RedisConnections {
     ) -> Result<Self, RedisError> {
         let (settings, runtime) = (settings.bounded(), runtime()?);
         let events = Arc::new(Events::new(&settings.observers));
-        let address = address::Address::new("simulated", 1);
+        let address = Address::new("simulated", 1);
         let transport = Box::new(tests::simulated::Simulated { wire, address: address.clone() });
-        let server = Server::start(&runtime, address, transport, None, &settings, Arc::clone(&events));
-        Ok(Self(Arc::new(Inner {
+        Ok(Self::of_server(&runtime, address, transport, &settings, events))
+    }
+
+    fn of_server(
+        runtime: &Handle,
+        address: Address,
+        transport: Box<dyn Transport>,
+        settings: &ConnectionSettings,
+        events: Arc<Events>,
+    ) -> Self {
+        let server = Server::start(runtime, address, transport, None, settings, Arc::clone(&events));
+        Self(Arc::new(Inner {
             reach: Reach::One(server),
             events,
             #[cfg(test)]
             deadline: settings.deadline,
-        })))
+        }))
     }
 
     /// Returns when a call that begins now has to end.
