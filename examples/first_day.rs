@@ -67,7 +67,7 @@ pub(crate) fn app(stats: Stats) -> Result<Router, Box<dyn Error>> {
     // A request passes the layers from the first to the last.
     let layers = ServiceBuilder::new().layer(cors).layer(from_fn(authenticate));
     let app = Router::new().route("/", get(hello)).layer(layers.layer(limit));
-    // What is added after the layers is not in them.
+    // A route that is added after `layer` has none of these layers.
     Ok(app.route("/health", get(|| async { "ok\n" })))
 }
 

@@ -1,4 +1,4 @@
-//! What a limiter is asked to take, and to refund.
+//! Charges, which a limiter takes, and refunds.
 
 use super::effect::{Effect, Effective};
 use crate::decision::Receipt;

@@ -1,4 +1,4 @@
-//! What every limiter promises: the trait, and how strictly a set of charges is all or nothing.
+//! The trait that every limiter implements, and how strictly it takes a set of charges: all or nothing.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -538,7 +538,7 @@ fn connections_without_a_request_are_no_requests() {
         let request = format!("{} {} HTTP/1.1", row.method, row.path);
         logs[0] += &elb(row, &request, &row.status.to_string());
         logs[0] += &elb(row, "- - - ", "-");
-        // What the balancer could not read was a request, to which it has answered.
+        // The balancer could not read this request, and has answered it with 400.
         logs[0] += &elb(row, "- - - ", "400");
         logs[1] += &envoy(row, &request, row.status);
         logs[1] += &envoy(row, "- - -", 0);

@@ -38,7 +38,7 @@ pub(super) enum CannotJoin {
     TooMany(u64),
 }
 
-/// What a waiting request does next.
+/// The next step of a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Polled {
     /// It is sent, with this number.

@@ -591,7 +591,7 @@ fn is_connection(fields: &Fields<'_>) -> bool {
     request().all(is_dashes) && (request().next().is_some() || fields.get(Field::Status).is_some())
 }
 
-/// What a line tells about that can be read as a request.
+/// The kind of a line whose fields can be read.
 enum Line {
     Request,
     /// The hash of a line of a logger that has a name.

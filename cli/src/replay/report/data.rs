@@ -16,7 +16,7 @@ pub(crate) const PERCENTILES: [(u64, &str); 6] =
     [(500, "p50"), (900, "p90"), (950, "p95"), (990, "p99"), (999, "p99.9"), (1_000, "max")];
 
 pub(crate) struct Report {
-    /// What the report comes to, in a few sentences.
+    /// The conclusions, in a few sentences.
     pub(crate) verdict: Vec<String>,
     pub(crate) read: Read,
     /// Warnings, which the reader should see first.
