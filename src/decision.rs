@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::time::micros_ceil;
-use crate::wait::Wait;
+use crate::base::time::micros_ceil;
+use crate::base::wait::Wait;
 
 /// The number of low bits of a receipt that hold its number. The bits above hold notes of limiters.
 const PART_BITS: u32 = 56;

@@ -214,7 +214,7 @@ macro_rules! labelled {
         }
 
         #[cfg(feature = "serde")]
-        $crate::serde::by_label!($enum);
+        $crate::base::serde::by_label!($enum);
     };
 }
 pub(crate) use labelled;

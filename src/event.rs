@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+#[cfg(feature = "tracing")]
+use crate::base::sync::contained;
 use crate::error::labelled;
 use crate::policy::Policy;
-#[cfg(feature = "tracing")]
-use crate::sync::contained;
 
 labelled! {
     /// Why a store, such as Redis, did not decide.

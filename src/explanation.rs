@@ -3,14 +3,14 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::base::json::{Object, push_string};
+use crate::base::time::Humane;
+use crate::base::wait::Wait;
 use crate::error::labelled;
-use crate::json::{Object, push_string};
 use crate::key::Key;
 use crate::mode::Mode;
 use crate::outcome::{Outcome, PolicyStatus};
 use crate::policy::Policy;
-use crate::time::Humane;
-use crate::wait::Wait;
 
 labelled! {
     /// The reason why a rule does not charge a request.

@@ -106,6 +106,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
+mod base;
 #[cfg(feature = "client")]
 pub mod client;
 pub mod clock;
@@ -115,13 +116,9 @@ mod decision;
 mod error;
 mod event;
 mod explanation;
-mod fields;
 #[cfg(any(doc, doctest))]
 pub mod guide;
-mod head;
-mod header_names;
 mod headers;
-mod json;
 pub mod key;
 pub mod limiter;
 pub mod middleware;
@@ -130,25 +127,17 @@ pub mod observe;
 mod outcome;
 mod policy;
 pub mod quota;
-mod random;
 mod refusal;
 #[cfg(feature = "rules")]
 pub mod rules;
 mod rules_in_force;
-#[cfg(test)]
-mod sampling;
-#[cfg(feature = "serde")]
-mod serde;
 mod setup_warning;
 mod stats;
 mod status;
 mod store_load;
-mod sync;
-mod time;
-mod wait;
-mod wakers;
 
-pub use head::Head;
+pub use base::head::Head;
+pub use base::wait::Wait;
 pub use headers::Headers;
 pub use key::value::Key;
 pub use limiter::memory::limiter::MemoryLimiter;
@@ -163,7 +152,6 @@ pub use mode::Mode;
 pub use policy::{Part, Policy};
 pub use quota::builder::Quota;
 pub use refusal::Refusals;
-pub use wait::Wait;
 
 /// Runs the README's code blocks as documentation tests. Some of them use Redis.
 #[cfg(all(doctest, feature = "_redis"))]

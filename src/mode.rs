@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 
+use crate::base::sync::{Mutex, contained, lock};
 use crate::error::labelled;
-use crate::sync::{Mutex, contained, lock};
 
 labelled! {
     /// Says how a rule treats a request that is over its quota, or that has no key where it needs one.

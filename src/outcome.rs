@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use crate::base::head::Head;
+use crate::base::time::Timestamp;
+use crate::base::wait::Wait;
 use crate::decision::ChargeDecision;
 use crate::error::labelled;
 use crate::event::{LayerEvent, LimiterEvent, RulesEvent};
-use crate::head::Head;
 use crate::key::Key;
 use crate::mode::Mode;
 use crate::policy::Policy;
 use crate::rules_in_force::RulesReader;
 use crate::setup_warning::SetupWarning;
 use crate::store_load::StoreLoadReader;
-use crate::time::Timestamp;
-use crate::wait::Wait;
 
 /// Describes what the middleware did with a request, and the status of each policy.
 ///

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::time::Timestamp;
+use crate::base::time::Timestamp;
 
 /// Which [rules](crate#features) are in force in this process. Two processes have the same rules if the
 /// [`hash`](Self::hash) is the same.

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 # Debug information and incremental builds make a build from nothing slower and larger.
 export CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0 CARGO_INCREMENTAL=0
 
-# Every case of each test, where daily work tries a sample (src/sampling.rs).
+# Every case of each test, where daily work tries a sample (src/base/sampling.rs).
 export RATELIMIT_CAMPAIGN=1
 
 # Properties are tested with the same cases each time. The campaigns, and tests that are run one by one, choose others.

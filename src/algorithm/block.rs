@@ -46,9 +46,9 @@
 //! limit also count: strikes by hand, and requests denied by a block that counts them. After the window either of them
 //! keeps the key closed. A block that has ended stays remembered.
 
+use crate::base::time::PERIOD_US_MAX;
 use crate::decision::ChargeDecision;
 use crate::quota::spec::{Lasting, Spec};
-use crate::time::PERIOD_US_MAX;
 
 use super::state::{Layout, Next, Pair, PairAlgorithm, TakeMode, Transition};
 #[cfg(feature = "_redis")]

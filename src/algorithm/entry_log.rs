@@ -147,9 +147,9 @@ impl EntryLog {
         }
     }
 
-    /// Returns the decision for `cost` at `now`, which is at most [`CLOCK_US_MAX`](crate::time::CLOCK_US_MAX), and the
-    /// change to write. It looks at the oldest entries that stopped to count or must before the wait is over, and at no
-    /// others.
+    /// Returns the decision for `cost` at `now`, and the change to write. `now` is at most
+    /// [`CLOCK_US_MAX`](crate::base::time::CLOCK_US_MAX). It looks at the oldest entries that stopped to count or must
+    /// before the wait is over, and at no others.
     #[inline]
     pub(crate) fn decide(&self, entries: &impl LogEntries, now: u64, cost: u64, force: bool) -> EntryAnswer {
         if let Some(one) = self.gathered(entries, now) {

@@ -16,9 +16,9 @@
 //!
 //! The number of units that are held. It does not depend on the limit, so a changed quota converts nothing.
 
+use crate::base::wait::Wait;
 use crate::decision::ChargeDecision;
 use crate::quota::spec::Spec;
-use crate::wait::Wait;
 
 use super::state::TakeMode;
 
@@ -121,8 +121,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::base::sampling::config;
     use crate::quota::Quota;
-    use crate::sampling::config;
 
     fn places(limit: u64) -> Places {
         Places::new(Quota::concurrent(limit).spec())

@@ -62,7 +62,7 @@ impl TakeMode {
 
 /// An algorithm of one quota whose states are pairs.
 ///
-/// All of it is pure. `now` is at most [`CLOCK_US_MAX`](crate::time::CLOCK_US_MAX).
+/// All of it is pure. `now` is at most [`CLOCK_US_MAX`](crate::base::time::CLOCK_US_MAX).
 pub(crate) trait PairAlgorithm {
     /// Returns the decision for `cost` and the state to write. A forced charge is always admitted, into debt.
     fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Transition;
@@ -270,8 +270,8 @@ mod tests {
             (sliding, 20, counts(3, 3), true),
             (sliding, 21, counts(3, 3), false),
             (sliding, 20, counts(4, 3), false),
-            (closing, 21, spanning(crate::time::PERIOD_US_MAX), true),
-            (closing, 21, spanning(crate::time::PERIOD_US_MAX + 1), false),
+            (closing, 21, spanning(crate::base::time::PERIOD_US_MAX), true),
+            (closing, 21, spanning(crate::base::time::PERIOD_US_MAX + 1), false),
         ] {
             let Decider::Pair(rules, _) = quota.decider() else { panic!("{quota} is kept as a pair") };
             assert_eq!(rules.get().could_be(Pair { at, n }), could, "{quota}: {n} at {at}");

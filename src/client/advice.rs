@@ -7,9 +7,9 @@ use http::HeaderMap;
 use http::header::{AGE, DATE, RETRY_AFTER};
 use smallvec::SmallVec;
 
-use crate::fields::{self, Dictionary, List, ListMember};
-use crate::header_names::{Group, RETRY_AFTER_MS, Word, X_MS_RETRY_AFTER_MS, split};
-use crate::wait::Wait;
+use crate::base::fields::{self, Dictionary, List, ListMember};
+use crate::base::header_names::{Group, RETRY_AFTER_MS, Word, X_MS_RETRY_AFTER_MS, split};
+use crate::base::wait::Wait;
 
 use super::grpc;
 use super::times::{LONGEST, beyond, decimal, duration_of, from_now};

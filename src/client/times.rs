@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::time::PERIOD_US_MAX;
+use crate::base::time::PERIOD_US_MAX;
 
 /// The longest time that is believed: the longest period of a quota.
 pub(super) const LONGEST: Duration = Duration::from_micros(PERIOD_US_MAX);

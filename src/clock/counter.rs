@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use quanta::Clock;
 
-use crate::sync::{Mutex, try_lock};
+use crate::base::sync::{Mutex, try_lock};
 
 /// The time for which the counter is trusted after an answer.
 const TRUSTED_US: u64 = 1_000;

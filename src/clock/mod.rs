@@ -18,7 +18,7 @@ pub(crate) use self::timer::default_timer;
 pub use self::timer::{Sleep, Timer};
 #[cfg(feature = "tokio")]
 pub use self::tokio::TokioClock;
-pub use crate::time::Timestamp;
+pub use crate::base::time::Timestamp;
 
 /// A clock of a limiter. A limiter in memory reads it once for each decision, and again if it finds
 /// a state that is ahead of the first reading.

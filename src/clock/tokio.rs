@@ -3,7 +3,7 @@
 use tokio::time::Instant;
 
 use super::{Clock, wall_now};
-use crate::time::Timestamp;
+use crate::base::time::Timestamp;
 
 /// Tokio's clock, set to the calendar time once, when it is made.
 ///

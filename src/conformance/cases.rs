@@ -11,12 +11,12 @@ use std::time::Duration;
 use super::report::Failure;
 use super::threads::together;
 use super::{CAPACITY, HOUR, MINUTE, Subject, block, meter, timed_quotas};
+use crate::base::wait::Wait;
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Atomicity, Charge, Effect, Limiter, Refund, Reply};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Quota, QuotaError};
-use crate::wait::Wait;
 
 /// The number of concurrent tasks.
 const TASKS: usize = 4;

@@ -10,9 +10,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::FailuresKind;
+use crate::base::random;
 use crate::error::debug_as_text;
 use crate::limiter::store::{Change, Store, StoreError, Swapped, Then, Value, Version};
-use crate::random;
 
 /// The time to live of the values of the suite.
 const LIVES: Duration = Duration::from_secs(600);

@@ -2,7 +2,7 @@
 
 use http::HeaderName;
 
-use crate::fields::List;
+use crate::base::fields::List;
 
 use super::reset::{ResetEncoding, ResetMeaning};
 

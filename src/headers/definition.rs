@@ -8,12 +8,12 @@ use std::time::Duration;
 use http::HeaderName;
 use http::header::RETRY_AFTER;
 
-use crate::clock::Clock;
-use crate::fields::List;
-use crate::header_names::{
+use crate::base::fields::List;
+use crate::base::header_names::{
     ANTHROPIC, DRAFT_LIMIT, DRAFT_REMAINING, DRAFT_RESET, GRPC_STATUS, OPENAI, RATE_LIMIT, RATE_LIMIT_POLICY,
     RETRY_AFTER_MS, X_LIMIT, X_REMAINING, X_RESET, X_RESOURCE, X_USED, are_of_one_family,
 };
+use crate::clock::Clock;
 use crate::key::Key;
 use crate::policy::{CONCURRENT_REQUESTS, Policy};
 

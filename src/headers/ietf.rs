@@ -6,10 +6,10 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::fields::List;
+use crate::base::fields::List;
+use crate::base::time::micros_ceil;
 use crate::policy::{Policy, REQUESTS};
 use crate::quota::{Algorithm, Quota, UNITS_MAX};
-use crate::time::micros_ceil;
 
 use super::text::Text;
 use super::wait::{SECOND_US, seconds_ceil};

@@ -2,8 +2,8 @@
 
 use http::HeaderName;
 
+use crate::base::header_names::RETRY_AFTER_MS;
 use crate::error::kind_and_message;
-use crate::header_names::RETRY_AFTER_MS;
 
 use super::content::{Content, Header, Single};
 use super::reset::{ResetEncoding, ResetMeaning};

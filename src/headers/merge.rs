@@ -6,7 +6,7 @@
 use http::{HeaderMap, HeaderValue};
 use smallvec::SmallVec;
 
-use crate::fields::{Items, List, ListMember, for_each_item, items};
+use crate::base::fields::{Items, List, ListMember, for_each_item, items};
 
 use super::prepared::PreparedHeader;
 use super::text::Text;

@@ -9,7 +9,7 @@
 //! Files that are named without a folder are in `src/headers/`.
 //!
 //! 1. Add a constructor to `Headers` in `definition.rs`. It lists the names and their contents.
-//!    The names are constants of `src/header_names.rs`, in lower case. Most formats need nothing else,
+//!    The names are constants of `src/base/header_names.rs`, in lower case. Most formats need nothing else,
 //!    because the existing contents suffice. A word in a name that clients do not know yet goes into
 //!    `WORDS` there: it also tells which headers describe one quota.
 //! 2. If a header reports something new, add a variant to `Single` in `content.rs` and render it
@@ -18,12 +18,12 @@
 //!    refused.
 //! 3. If what remains can be computed from a new content, and no other header of the format reports
 //!    it, add the content to `Content::reports_remaining` in `content.rs`, and an arm to
-//!    `keeps_theirs` in `write.rs`, with a parser in `src/fields.rs`. The `_` arm there reads a plain
+//!    `keeps_theirs` in `write.rs`, with a parser in `src/base/fields.rs`. The `_` arm there reads a plain
 //!    number, so the compiler does not remind you. Without all this, headers of inner layers are
 //!    replaced, even by a laxer outer layer.
 //! 4. A list with one item per policy is a variant of `List`. It also needs `constant_item` in `prepared.rs` to render
-//!    its items, and `src/fields.rs` to read the item that an inner layer wrote. Other code compares with `==`: run
-//!    `grep -n 'List::' src/headers/*.rs`.
+//!    its items, and `src/base/fields.rs` to read the item that an inner layer wrote. Other code compares with `==`:
+//!    run `grep -n 'List::' src/headers/*.rs`.
 //! 5. `Content::is_of_numbers` in `content.rs` says of the new content whether a response to a request that passes may
 //!    get it late: from `limit`, `remaining`, `reset_us` and `window_us` alone, which are all that `Numbers` in
 //!    `write.rs` keeps of the decision. Return `false` if it reads anything else of the decision, or the clock.

@@ -9,12 +9,12 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
+use crate::base::fields::List;
+use crate::base::time::micros_ceil;
+use crate::base::wait::Wait;
 use crate::clock::{CalendarClock, Clock};
-use crate::fields::List;
 use crate::outcome::{Outcome, OutcomeKind};
 use crate::policy::Policy;
-use crate::time::micros_ceil;
-use crate::wait::Wait;
 
 use super::content::{Content, Header, Single};
 use super::definition::{Format, Headers, PartitionKey, When};

@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderValue;
 
+use crate::base::wait::Wait;
 use crate::clock::Clock;
-use crate::wait::Wait;
 
 use super::text::integer;
 use super::view::PolicyView;
@@ -136,8 +136,8 @@ fn go_duration(millis: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::time::Timestamp;
     use crate::clock::ManualClock;
-    use crate::time::Timestamp;
 
     /// 2024-01-16 16:00:00 UTC.
     const NOW: u64 = 1_705_420_800_000_000;

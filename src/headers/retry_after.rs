@@ -6,10 +6,10 @@ use std::time::UNIX_EPOCH;
 use http::header::{Entry, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue};
 
+use crate::base::fields;
+use crate::base::header_names::RETRY_AFTER_MS;
+use crate::base::time::micros_ceil;
 use crate::clock::Clock;
-use crate::fields;
-use crate::header_names::RETRY_AFTER_MS;
-use crate::time::micros_ceil;
 
 use super::text::integer;
 use super::wait::seconds_ceil;

@@ -6,10 +6,10 @@ use std::collections::hash_map::Entry;
 
 use smallvec::SmallVec;
 
+use crate::base::wait::Wait;
 use crate::decision::ChargeDecision;
 use crate::key::Key;
 use crate::policy::Policy;
-use crate::wait::Wait;
 
 /// The borrowed form of a [`PolicyStatus`](crate::outcome::PolicyStatus), with the request's key.
 #[derive(Clone, Copy, Debug)]
@@ -90,10 +90,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::base::sampling::config;
     use crate::mode::Mode;
     use crate::outcome::{Outcome, OutcomeKind, PolicyStatus};
     use crate::quota::Quota;
-    use crate::sampling::config;
 
     /// A decision out of so few that ties are frequent.
     fn decision() -> impl Strategy<Value = ChargeDecision> {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::random::mixed;
-use crate::time::micros_ceil;
+use crate::base::random::mixed;
+use crate::base::time::micros_ceil;
 
 pub(super) const SECOND_US: u64 = 1_000_000;
 

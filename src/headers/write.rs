@@ -3,9 +3,9 @@
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use smallvec::SmallVec;
 
+use crate::base::fields;
+use crate::base::header_names::are_of_one_family;
 use crate::decision::ChargeDecision;
-use crate::fields;
-use crate::header_names::are_of_one_family;
 use crate::policy::Policy;
 
 use super::content::{Content, Single};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::header::{self, HeaderName, HeaderValue};
 
-use crate::head::Head;
+use crate::base::head::Head;
 
 use super::forwarded::{ReverseSplit, forwarded_for, node, node_with_port, one_entry, plain_entries, quoted_entries};
 use super::peer::peer_address;

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use http::header::{AUTHORIZATION, COOKIE, HOST};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
-use crate::head::Head;
+use crate::base::head::Head;
 
 use super::forwarded::split_once;
 use super::value::{IntoKey, Key};

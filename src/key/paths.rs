@@ -2,7 +2,7 @@
 
 use http::Uri;
 
-use crate::head::Head;
+use crate::base::head::Head;
 
 use super::value::{IntoKey, Key};
 

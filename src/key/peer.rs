@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use http::Extensions;
 
-use crate::head::Head;
+use crate::base::head::Head;
 
 use super::prefixes::{Prefixes, canonical};
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use percent_encoding::percent_decode;
 
-use crate::head::Head;
+use crate::base::head::Head;
 
 use super::paths::original_uri;
 use super::value::{IntoKey, Key};

@@ -626,7 +626,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(crate::sampling::config(5_000))]
+        #![proptest_config(crate::base::sampling::config(5_000))]
 
         #[test]
         fn keys_are_equal_exactly_if_their_parts_are(first in value(), second in value()) {

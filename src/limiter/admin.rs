@@ -178,7 +178,7 @@ impl<L: Limiter> Meters<L> {
     /// Returns the limiter's error.
     pub async fn settle(&self, key: &Key, units: u64) -> Result<(), L::Error> {
         // This receipt holds as long as the meter has units to subtract.
-        let receipt = Receipt::new(units, crate::time::CLOCK_US_MAX, 0);
+        let receipt = Receipt::new(units, crate::base::time::CLOCK_US_MAX, 0);
         self.limiter.refund(vec![Refund::new(self.policy.clone(), key.clone(), receipt)]).await
     }
 

@@ -4,11 +4,11 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use super::{BoundedTurn, Charge, FAILED_POLLS_MAX, Limiter, LineStep, Place, PlaceLines, Refund};
+use crate::base::wait::Wait;
 use crate::clock::Timer;
 use crate::decision::ChargeDecision;
 use crate::key::Key;
 use crate::policy::Policy;
-use crate::wait::Wait;
 
 /// The units that are held, or the decision that denied them.
 type HeldOrDenied<T, L> = Result<Result<T, ChargeDecision>, <L as Limiter>::Error>;

@@ -6,9 +6,9 @@ use std::sync::{Arc, PoisonError, Weak};
 use smallvec::SmallVec;
 
 use super::{Limiter, Refund};
+use crate::base::sync::{Mutex, contained, lock};
+use crate::base::time::Timestamp;
 use crate::outcome::Observer;
-use crate::sync::{Mutex, contained, lock};
-use crate::time::Timestamp;
 
 /// Holds units of [concurrency limits](crate::Quota::concurrent) until it is dropped.
 ///

@@ -31,12 +31,12 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::Charge;
+use crate::base::random::mixed;
+use crate::base::sync::{AtomicU64, Mutex, Ordering, contained, lock};
+use crate::base::time::Timestamp;
 use crate::clock::{Clock, Sleep, Timer};
 use crate::key::Key;
 use crate::policy::Policy;
-use crate::random::mixed;
-use crate::sync::{AtomicU64, Mutex, Ordering, contained, lock};
-use crate::time::Timestamp;
 
 /// The number of counters that requests in line are spread over.
 const BUCKETS: usize = 64;

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
+use crate::base::sync::{Mutex, lock};
 use crate::policy::Policy;
-use crate::sync::{Mutex, lock};
 
 /// Holds the policies of the layers that use a limiter. The clones of a limiter share one registry.
 ///

@@ -13,11 +13,11 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use crate::algorithm::{Decider, Pair, PairDecider};
+use crate::base::sync::{Mutex, MutexGuard, lock};
+use crate::base::time::Timestamp;
 use crate::decision::Receipt;
 use crate::limiter::Refund;
 use crate::quota::{Algorithm, Quota};
-use crate::sync::{Mutex, MutexGuard, lock};
-use crate::time::Timestamp;
 
 /// The maximum number of refunds of a limiter that are kept because a later slot is taken. Each takes about 200 bytes.
 const KEPT_MAX: usize = 4_096;

@@ -15,12 +15,12 @@ use super::layer::RateLimitLayer;
 use super::settle::pending::{AnyTicket, OpenTicket};
 use super::settle::usage::Usage;
 use super::ticket::Ticket;
+use crate::base::head::Head;
+use crate::base::sync::contained;
 use crate::error::debug_as_text;
-use crate::head::Head;
 use crate::limiter::Limiter;
 use crate::outcome::{Outcome, OutcomeKind};
 use crate::refusal::RefusalBody;
-use crate::sync::contained;
 
 /// # In a handler
 impl<L: Limiter> RateLimitLayer<L> {

@@ -10,6 +10,7 @@ use super::plan::{ChargePlan, Needs, PlaceHolders};
 use super::rule::{BoundRule, Cached, LinkedRole, PathIndex, PolicyCache, Rule, Settlement};
 use super::settings::Settings;
 use super::unsettled::{Strikes, Unsettled};
+use crate::base::sync::OnceLock;
 use crate::clock::default_timer;
 use crate::decision::ChargeDecision;
 use crate::error::WithSources;
@@ -24,7 +25,6 @@ use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::refusal::PreparedRefusals;
-use crate::sync::OnceLock;
 
 /// The compiled configuration of a layer, which its services, futures and bodies share.
 pub(super) struct Compiled<L> {

@@ -9,12 +9,12 @@ use http::header::{FORWARDED, HeaderName, HeaderValue};
 use super::charge::access::BoundList;
 use super::rule::{BoundRule, MissingKey, RuleMatch};
 use super::settings::Settings;
-use crate::head::Head;
+use crate::base::head::Head;
+use crate::base::sync::{Mutex, lock};
 use crate::key::{AddressSource, Key, Prefixes, peer_address};
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::setup_warning::{SetupWarning, SetupWarningKind};
-use crate::sync::{Mutex, lock};
 
 /// The number of first requests that are watched.
 const LOOKED_AT: u32 = 256;

@@ -21,10 +21,10 @@ use http::{Request, Version};
 use http_body::Body;
 use pin_project_lite::pin_project;
 
+use crate::base::head::Head;
+use crate::base::sync::contained;
 use crate::clock::{Sleep, Timer};
-use crate::head::Head;
 use crate::refusal::Protocol;
-use crate::sync::contained;
 
 /// How much of a refused request's body is read.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -2,8 +2,8 @@
 
 use super::layer::RateLimitLayer;
 use super::ticket::Ticket;
+use crate::base::head::Head;
 use crate::explanation::Explanation;
-use crate::head::Head;
 use crate::limiter::Limiter;
 
 /// # Explanations

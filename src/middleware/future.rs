@@ -22,12 +22,12 @@ use super::settle::in_flight::InFlight;
 use super::settle::nested::NestedToken;
 use super::settle::pending::{AnyTicket, OpenTicket, SettledBody};
 use super::ticket::Ticket;
+use crate::base::head::Head;
+use crate::base::sync::polled_again;
 use crate::decision::Decision;
-use crate::head::Head;
 use crate::headers::DueHeaders;
 use crate::limiter::Limiter;
 use crate::outcome::Outcome;
-use crate::sync::polled_again;
 
 pin_project! {
     /// The future of a [`RateLimit`](super::RateLimit)'s response.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::base::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// A value with a version, which newer ones have a higher number of.
 pub(super) trait Versioned {

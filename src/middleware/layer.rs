@@ -20,9 +20,10 @@ use super::settings::{OnError, Settings};
 #[cfg(feature = "rules")]
 use super::source::RuleSource;
 use super::wrap_body::WrapBodyLayer;
+use crate::base::head::Head;
+use crate::base::sync::OnceLock;
 use crate::clock::Timer;
 use crate::decision::ChargeDecision;
-use crate::head::Head;
 use crate::headers::Headers;
 use crate::key::{IntoKey, Key};
 use crate::limiter::memory::limiter::MemoryLimiter;
@@ -34,7 +35,6 @@ use crate::quota::{Quota, QuotaError};
 use crate::refusal::Refusals;
 use crate::rules_in_force::RulesReader;
 use crate::setup_warning::SetupWarning;
-use crate::sync::OnceLock;
 
 /// A [`Layer`] that limits the rate of requests.
 ///

@@ -16,7 +16,7 @@ use super::decide::step::NextStep;
 use super::future::{OnResponse, ResponseFuture, ResponseState};
 use super::latest::Latest;
 use super::ticket::Ticket;
-use crate::head::Head;
+use crate::base::head::Head;
 use crate::limiter::Limiter;
 use crate::limiter::memory::limiter::MemoryLimiter;
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use super::charge::access::BoundList;
 use super::rule::{BoundRule, Follow};
-use crate::head::Head;
+use crate::base::head::Head;
 use crate::key::Key;
 #[cfg(feature = "rules")]
 use crate::mode::{Mode, ModeSwitch};

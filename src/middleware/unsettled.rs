@@ -7,10 +7,10 @@
 use std::collections::HashMap;
 
 use super::rule::Settlement;
+use crate::base::sync::{Mutex, lock};
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::quota::Algorithm;
-use crate::sync::{Mutex, lock};
 
 /// The number of requests of each policy and key whose strikes are not settled.
 #[derive(Default)]

@@ -6,7 +6,7 @@ use super::builder::{Quota, micros};
 use super::error::{QuotaError, QuotaErrorKind};
 use super::spec::{Algorithm, Lasting};
 use crate::algorithm::block::STRIKES_MAX;
-use crate::time::PERIOD_US_MAX;
+use crate::base::time::PERIOD_US_MAX;
 
 /// The largest factor by which a further block may be longer.
 const FACTOR_MAX: u32 = 1_000;
@@ -122,7 +122,7 @@ impl Quota {
     /// that there are few different quotas: each is one more quota for a limiter.
     pub(crate) fn closing_for(self, lasting: Duration) -> Self {
         const SECOND_US: u64 = 1_000_000;
-        let us = crate::time::micros_ceil(lasting).clamp(1, PERIOD_US_MAX);
+        let us = crate::base::time::micros_ceil(lasting).clamp(1, PERIOD_US_MAX);
         let units = [SECOND_US, 60 * SECOND_US, 3_600 * SECOND_US];
         let rounded = units.into_iter().map(|unit| (us.div_ceil(unit), unit)).find(|(count, _)| *count <= 1_000);
         let (count, unit) = rounded.unwrap_or((us.div_ceil(86_400 * SECOND_US), 86_400 * SECOND_US));

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use std::time::Duration;
 
 use crate::algorithm::Decider;
-use crate::time::{PERIOD_US_MAX, micros_exact, micros_floor};
+use crate::base::time::{PERIOD_US_MAX, micros_exact, micros_floor};
 
 use super::error::QuotaError;
 use super::error::QuotaErrorKind::{NotAnOption, Period, TooSlow, Units};

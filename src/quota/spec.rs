@@ -1,7 +1,7 @@
 //! A quota as data, which algorithms read.
 
+use crate::base::time::DRAIN_US_MAX;
 use crate::error::labelled;
-use crate::time::DRAIN_US_MAX;
 
 /// The largest number of units in a quota: the largest integer of a structured header.
 pub(crate) const UNITS_MAX: u64 = 999_999_999_999_999;

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::algorithm::properties::key::State;
 use crate::algorithm::properties::quotas::{plain, quota, shapes};
-use crate::sampling::config;
-use crate::time::PERIOD_US_MAX;
+use crate::base::sampling::config;
+use crate::base::time::PERIOD_US_MAX;
 
 const DAY: Duration = Duration::from_secs(86_400);
 const MICROSECOND: Duration = Duration::from_micros(1);
@@ -527,7 +527,7 @@ proptest! {
             prop_assert!(Quota::checked(*quota.spec()).is_ok(), "{quota}");
             prop_assert!(quota.spec().delay_after <= quota.capacity());
             prop_assert_eq!(quota.to_string().parse::<Quota>(), Ok(quota));
-            for (now, cost) in [(0, 1), (crate::time::CLOCK_US_MAX, u64::MAX)] {
+            for (now, cost) in [(0, 1), (crate::base::time::CLOCK_US_MAX, u64::MAX)] {
                 let mut key = State::new(&quota);
                 for force in [false, true] {
                     let decision = key.decide(now, cost, force).0;

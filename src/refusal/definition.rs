@@ -7,10 +7,10 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use http_body::Body;
 
+use crate::base::head::Head;
+use crate::base::wait::Wait;
 use crate::error::BoxError;
-use crate::head::Head;
 use crate::outcome::Outcome;
-use crate::wait::Wait;
 
 use super::body::RefusalBody;
 use super::problem::BodyFormat;

@@ -11,9 +11,9 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use crate::base::wait::Wait;
 use crate::headers::{Advertised, integer};
 use crate::outcome::Outcome;
-use crate::wait::Wait;
 
 use super::protocol::Protocol;
 

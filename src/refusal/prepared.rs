@@ -5,10 +5,10 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use smallvec::SmallVec;
 
-use crate::head::Head;
+use crate::base::head::Head;
+use crate::base::wait::Wait;
 use crate::outcome::{Outcome, PolicyStatus};
 use crate::policy::{CONCURRENT_REQUESTS, Policy};
-use crate::wait::Wait;
 
 use super::body::RefusalBody;
 use super::definition::{DefaultResponse, Refusal, Refusals};

@@ -2,7 +2,7 @@
 
 use http::{HeaderValue, StatusCode};
 
-use crate::json::push_string;
+use crate::base::json::push_string;
 
 /// The format of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

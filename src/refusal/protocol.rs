@@ -3,8 +3,8 @@
 use http::header::{ACCEPT, CONTENT_TYPE, TE};
 use http::{HeaderMap, HeaderValue, Method, Version};
 
-use crate::fields::is_unacceptable;
-use crate::head::Head;
+use crate::base::fields::is_unacceptable;
+use crate::base::head::Head;
 
 /// The protocol in which a client expects its answer.
 ///

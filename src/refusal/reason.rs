@@ -2,8 +2,8 @@
 
 use http::StatusCode;
 
+use crate::base::wait::Wait;
 use crate::outcome::{Outcome, OutcomeKind};
-use crate::wait::Wait;
 
 use super::definition::GrpcCode;
 

@@ -16,15 +16,15 @@ use serde_json::{Value, json};
 use tonic_types::{QuotaFailure, RetryInfo, StatusExt as _};
 
 use super::*;
+use crate::base::head::Head;
+use crate::base::wait::Wait;
 use crate::decision::ChargeDecision;
-use crate::head::Head;
 use crate::headers::{Headers, Jitter, PolicyView, PreparedHeaders};
 use crate::key::Key;
 use crate::mode::Mode;
 use crate::outcome::{Outcome, OutcomeKind, PolicyStatus};
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::wait::Wait;
 
 static KEY: LazyLock<Key> = LazyLock::new(|| Key::of("client").unwrap());
 

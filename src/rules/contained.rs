@@ -242,7 +242,7 @@ mod tests {
     use super::*;
     use crate::algorithm::properties::key::State;
     use crate::algorithm::properties::quotas::{quota, shapes};
-    use crate::sampling::config;
+    use crate::base::sampling::config;
 
     /// Returns the names of the rules that never refuse, with the rules that refuse before.
     fn found(rules: &str) -> Vec<String> {

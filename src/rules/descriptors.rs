@@ -11,10 +11,11 @@ use smallvec::SmallVec;
 
 use super::store::RuleStore;
 use super::tree::{Descriptor, Limit, Tree, override_policy};
+use crate::base::head::Head;
+use crate::base::sync::contained;
 use crate::decision::{ChargeDecision, Decision};
 use crate::error::WithSources;
 use crate::event::{LimiterEvent, RulesEvent};
-use crate::head::Head;
 use crate::headers::{Headers, PolicyView, PreparedHeaders, keep_one_of_each};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund, UnsupportedQuota};
@@ -24,7 +25,6 @@ use crate::mode::Mode;
 use crate::outcome::{Observed, Observer, Outcome, OutcomeKind, PolicyStatus};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Quota};
-use crate::sync::contained;
 
 /// Descriptors to decide about together, as a request to Envoy's rate limit service has them.
 ///

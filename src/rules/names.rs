@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::read;
 use super::tree::Describe;
+use crate::base::head::Head;
 use crate::clock::{CalendarClock, Clock};
-use crate::head::Head;
 use crate::key::{IntoKey, Key, TrustedProxies};
 use crate::middleware::rule::Read;
 

@@ -12,8 +12,8 @@ use tower_service::Service;
 
 use super::Rules;
 use crate::MemoryLimiter;
+use crate::base::sampling::explore;
 use crate::clock::ManualClock;
-use crate::sampling::explore;
 
 #[derive(Clone)]
 struct Answers;

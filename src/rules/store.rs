@@ -16,6 +16,7 @@ use super::report::{NameKind, RulesReport};
 use super::spec::FileSpec;
 use super::tree::Tree;
 use super::warn::warnings;
+use crate::base::sync::{Mutex, MutexGuard, contained, lock};
 use crate::clock::{CalendarClock, Clock};
 use crate::error::WithSources;
 use crate::event::RulesEvent;
@@ -24,7 +25,6 @@ use crate::middleware::rule::Follow;
 use crate::middleware::source::{FindRules, RuleSource, SourcedRules};
 use crate::quota::Quota;
 use crate::rules_in_force::RulesInForce;
-use crate::sync::{Mutex, MutexGuard, contained, lock};
 
 /// The maximum number of changes of rules that are logged.
 const CHANGES_MAX: usize = 10;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::problem::{Quoted, similar};
-use crate::time::Timestamp;
+use crate::base::time::Timestamp;
 
 const DAY: u32 = 24 * 60;
 

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::pattern::Pattern;
 use super::spec::DescriptorSpec;
-use crate::head::Head;
+use crate::base::head::Head;
 use crate::key::{IntoKey, Key};
 use crate::middleware::rule::Read;
 use crate::middleware::source::FindRules;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::histogram::{Histogram, HistogramSnapshot};
 use super::names::cut;
+use crate::base::sync::{Mutex, lock};
 use crate::event::{LayerEvent, LimiterEvent, RulesEvent, StoreErrorKind};
-use crate::sync::{Mutex, lock};
 
 /// The number of kinds of errors of stores.
 const STORE_ERRORS: usize = StoreErrorKind::ALL.len();

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::time::micros_ceil;
+use crate::base::time::micros_ceil;
 
 /// The upper bounds of the buckets in microseconds, about three to a factor of ten, as Prometheus writes them in
 /// seconds.

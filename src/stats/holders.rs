@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use super::names::{KeyNames, KnownKey};
 use super::sketch::TopKey;
+use crate::base::sync::{Mutex, lock};
 use crate::key::Key;
-use crate::sync::{Mutex, lock};
 
 /// Parts with a lock of their own.
 const PARTS: usize = 16;

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::names::short_fingerprint;
+use crate::base::time::micros_ceil;
 use crate::outcome::Outcome;
-use crate::time::micros_ceil;
 
 /// The time that a summary covers.
 pub(super) const SUMMARY_US: u64 = 10_000_000;

@@ -8,7 +8,7 @@ use super::cells::Cells;
 use super::histogram::Histogram;
 use super::rates::Rates;
 use super::sketch::Sketch;
-use crate::sync::{Mutex, lock};
+use crate::base::sync::{Mutex, lock};
 
 /// The maximum number of policies that are counted apart.
 pub(super) const POLICIES_MAX: usize = 200;

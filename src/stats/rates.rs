@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::cells::Totals;
 use super::state::PolicyState;
-use crate::time::Timestamp;
+use crate::base::time::Timestamp;
 
 /// The length of the short buckets, 5 s.
 pub(super) const SHORT_US: u64 = 5_000_000;

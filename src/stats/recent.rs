@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use http::HeaderName;
 
 use super::names::{KeyNames, KnownKey, cut, short_fingerprint};
-use crate::head::Head;
+use crate::base::head::Head;
+use crate::base::sync::{Mutex, lock, try_lock};
+use crate::base::time::Timestamp;
 use crate::key::{Key, original_uri};
 use crate::outcome::{Observed, OutcomeKind, PolicyStatus};
-use crate::sync::{Mutex, lock, try_lock};
-use crate::time::Timestamp;
 
 const WAYS: usize = 16;
 
@@ -222,12 +222,12 @@ mod tests {
     use http::Request;
 
     use super::*;
+    use crate::base::wait::Wait;
     use crate::decision::ChargeDecision;
     use crate::mode::Mode;
     use crate::outcome::Outcome;
     use crate::policy::Policy;
     use crate::quota::Quota;
-    use crate::wait::Wait;
 
     fn recent(max: usize) -> Recent {
         Recent::new(RecentSettings { max, ..RecentSettings::default() }).unwrap()

@@ -11,8 +11,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::names::{KeyNames, KnownKey, short_fingerprint};
+use crate::base::sync::{Mutex, lock, try_lock};
 use crate::key::Key;
-use crate::sync::{Mutex, lock, try_lock};
 
 /// The sets of the sketch of all refused keys.
 pub(super) const REFUSED_SETS: usize = 64;

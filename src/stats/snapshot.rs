@@ -9,12 +9,12 @@ use super::rates::RateBucket;
 use super::recent::RecentRefusal;
 use super::sketch::TopKey;
 use super::state::PolicyState;
+use crate::base::time::Timestamp;
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::rules_in_force::RulesInForce;
 use crate::setup_warning::SetupWarningKind;
 use crate::store_load::StoreLoad;
-use crate::time::Timestamp;
 
 /// The statistics at one time, made by [`Stats::snapshot`](super::Stats::snapshot).
 ///

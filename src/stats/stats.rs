@@ -24,6 +24,8 @@ use super::snapshot::{PolicySnapshot, StatsSnapshot};
 use super::span;
 use super::state::PolicyState;
 use super::stores::Stores;
+use crate::base::sync::{Mutex, MutexGuard, lock, try_lock};
+use crate::base::time::Timestamp;
 use crate::clock::{Clock, MonotonicClock};
 use crate::event::{LayerEvent, LimiterEvent, RulesEvent};
 use crate::key::Key;
@@ -34,8 +36,6 @@ use crate::quota::Algorithm;
 use crate::rules_in_force::{RulesInForce, RulesReader};
 use crate::setup_warning::{SetupWarning, SetupWarningKind};
 use crate::store_load::StoreLoadReader;
-use crate::sync::{Mutex, MutexGuard, lock, try_lock};
-use crate::time::Timestamp;
 
 /// Counts what layers and limiters do: an [`Observer`] for metrics and status pages.
 ///

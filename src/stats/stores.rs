@@ -1,7 +1,7 @@
 //! The stores of limiters, whose load is read when a snapshot is made.
 
+use crate::base::sync::{Mutex, lock};
 use crate::store_load::{StoreLoad, StoreLoadReader};
-use crate::sync::{Mutex, lock};
 
 /// The maximum number of stores that are remembered.
 const STORES_MAX: usize = 32;

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
+use crate::base::json::Object;
+use crate::base::time::{Timestamp, Utc};
 use crate::error::labelled;
-use crate::json::Object;
 use crate::mode::Mode;
-use crate::time::{Timestamp, Utc};
 
 labelled! {
     /// The kind of an operator's action.

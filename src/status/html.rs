@@ -7,13 +7,13 @@ use super::request::{EXTENSION, ExplainForm};
 use super::text::{About, Count, HtmlText, PerSecond, Percent, Roughly, bound, hash, millis};
 use super::view::{PageView, PolicyRow, Sums};
 use super::{chart, keys, states};
+use crate::base::time::Utc;
 use crate::limiter::Occupancy;
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::rules_in_force::RulesInForce;
 use crate::stats::{PolicySnapshot, StatsSnapshot};
 use crate::store_load::StoreLoad;
-use crate::time::Utc;
 
 const STYLE: &str = include_str!("style.css");
 

@@ -6,14 +6,14 @@ use super::action::OperatorAction;
 use super::target::{KeyState, is_block};
 use super::text::hash;
 use super::view::{PageView, PolicyRow, Sums};
+use crate::base::json::{Object, push_string};
+use crate::base::time::Utc;
 use crate::decision::ChargeDecision;
 use crate::explanation::Explanation;
-use crate::json::{Object, push_string};
 use crate::mode::Mode;
 use crate::outcome::{OutcomeKind, PolicyStatus};
 use crate::stats::{PolicySnapshot, RateBucket, RecentRefusal, TopKey};
 use crate::store_load::StoreLoad;
-use crate::time::Utc;
 
 /// The maximum number of keys that are listed of those that use most of a policy.
 const USED_MAX: usize = 20;

@@ -4,10 +4,10 @@ use std::fmt::{self, Write as _};
 
 use super::text::{About, Count, HtmlText, Roughly};
 use super::view::{ExplainedLayer, PageView};
+use crate::base::time::Utc;
+use crate::base::wait::Wait;
 use crate::outcome::OutcomeKind;
 use crate::stats::{RecentRefusal, TopKey};
-use crate::time::Utc;
-use crate::wait::Wait;
 
 /// The maximum number of keys that are listed.
 const KEYS_MAX: usize = 20;

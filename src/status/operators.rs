@@ -10,10 +10,10 @@ use http::request::Parts;
 use super::action::{Done, OperatorAction};
 use super::request::Wrong;
 use super::target::LayerKeys;
-use crate::head::Head;
+use crate::base::head::Head;
+use crate::base::sync::{Mutex, contained, lock};
+use crate::base::time::Timestamp;
 use crate::stats::{Stats, cut};
-use crate::sync::{Mutex, contained, lock};
-use crate::time::Timestamp;
 
 /// The time in which an offer can be taken.
 pub(super) const OFFER_LASTS: Duration = Duration::from_secs(300);

@@ -10,7 +10,7 @@ use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, Stat
 use percent_encoding::percent_decode_str;
 
 use super::action::{Act, OWN};
-use crate::fields::is_unacceptable;
+use crate::base::fields::is_unacceptable;
 use crate::key::PeerAddr;
 use crate::mode::Mode;
 

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use http::request::Parts;
 
+use crate::base::sync::{Mutex, lock};
+use crate::base::time::Timestamp;
 use crate::decision::ChargeDecision;
 use crate::error::WithSources;
 use crate::explanation::Explanation;
@@ -13,8 +15,6 @@ use crate::middleware::layer::{RateLimitLayer, reset_under};
 use crate::mode::Mode;
 use crate::policy::Policy;
 use crate::setup_warning::SetupWarning;
-use crate::sync::{Mutex, lock};
-use crate::time::Timestamp;
 
 /// A layer whose limiter's type is erased.
 pub(super) trait ErasedLayer: Send + Sync {

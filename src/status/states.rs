@@ -8,8 +8,8 @@ use super::keys::recent_of_explained;
 use super::target::{KeyState, can_reset, is_block, is_meter};
 use super::text::{About, Count, HtmlText, Roughly};
 use super::view::{ExplainedLayer, PageView};
-use crate::time::Utc;
-use crate::wait::Wait;
+use crate::base::time::Utc;
+use crate::base::wait::Wait;
 
 /// The maximum number of actions that are listed openly, and the most that are listed.
 const DONE_OPEN: usize = 3;

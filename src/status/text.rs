@@ -3,10 +3,10 @@
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
+use crate::base::time::Humane;
 use crate::error::turns_text;
 use crate::rules_in_force::RulesInForce;
 use crate::stats::HistogramSnapshot;
-use crate::time::Humane;
 
 /// Prints text of others in HTML: markup is escaped, and what could turn the direction of the page is left out.
 pub(super) struct HtmlText<'a>(pub(super) &'a str);

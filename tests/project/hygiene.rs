@@ -64,16 +64,16 @@ fn stands_in(line: &str, word: &str) -> bool {
 
 #[test]
 fn http_is_named_by_the_middleware_only() {
-    for folder in ["algorithm", "clock", "decision.rs", "limiter", "quota", "time.rs"] {
+    for folder in ["algorithm", "clock", "decision.rs", "limiter", "quota", "base/time.rs"] {
         never(folder, &["http::"], &[]);
     }
 }
 
 #[test]
 fn unsafe_is_written_in_one_function_only() {
-    never("", &["unsafe"], &["sync.rs"]);
+    never("", &["unsafe"], &["base/sync.rs"]);
     let unsafes = |source: &Source| source.code.iter().filter(|(_, line)| stands_in(line, "unsafe")).count();
-    let sync = sources().iter().find(|source| source.path == "sync.rs").map(unsafes);
+    let sync = sources().iter().find(|source| source.path == "base/sync.rs").map(unsafes);
     assert_eq!(sync, Some(1), "the hint to load a cache line");
 }
 

@@ -211,7 +211,7 @@ const PROMISES: &[Promise] = &[
         &["a concurrency limit {_}, a block {} strikes", "| the strikes of a block | {_} | {} |"],
     ),
     (
-        "src/time.rs::PERIOD_US_MAX",
+        "src/base/time.rs::PERIOD_US_MAX",
         &[
             "Periods go from {_} to {}, in whole",
             "| periods, in whole microseconds | {_} | {} |",

@@ -5,7 +5,7 @@
 mod algorithms;
 #[path = "../support/events.rs"]
 mod events;
-#[path = "../../src/sampling.rs"]
+#[path = "../../src/base/sampling.rs"]
 mod sampling;
 
 pub(crate) use algorithms::of_each_algorithm_but;

@@ -14,7 +14,7 @@ pub(crate) mod redis_limiter;
 pub(crate) mod redis_sentinel;
 #[path = "redis.rs"]
 pub(crate) mod redis_server;
-#[path = "../../src/sampling.rs"]
+#[path = "../../src/base/sampling.rs"]
 mod sampling;
 mod scripted;
 mod setup;

@@ -1,7 +1,7 @@
 //! Strikes and blocks, from their definition: when what happened, and nothing put together.
 
+use crate::base::time::PERIOD_US_MAX;
 use crate::quota::spec::Spec;
-use crate::time::PERIOD_US_MAX;
 
 /// The memory of a key that may be closed. Instants that are over stay, for a clock that steps back.
 #[derive(Clone, Debug, Default)]

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::base::sampling::cases;
 use crate::quota::{Anchor, Oldest, Quota};
-use crate::sampling::cases;
 
 use super::key::State;
 

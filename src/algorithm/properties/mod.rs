@@ -15,9 +15,9 @@ mod stories;
 
 use proptest::prelude::*;
 
+use crate::base::sampling::config;
+use crate::base::wait::Wait;
 use crate::quota::{Algorithm, Anchor};
-use crate::sampling::config;
-use crate::wait::Wait;
 
 use key::State;
 use quotas::{quota, shapes};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::base::sampling::stride;
 use crate::quota::{Algorithm, Anchor, Oldest, Quota};
-use crate::sampling::stride;
 
 use super::key::{Planned, State};
 use super::quotas::plain;

@@ -9,8 +9,8 @@ use super::key::State;
 use super::plans::proportional_plans;
 use super::run::at_least;
 use crate::algorithm::Used;
+use crate::base::sampling::config;
 use crate::quota::Quota;
-use crate::sampling::config;
 
 /// Limit, period and burst of a toy, where being off by one shows.
 type Toy = (u64, u64, u64);

@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 
+use crate::base::sampling::config;
 use crate::decision::Receipt;
 use crate::quota::{Algorithm, Anchor, Quota};
-use crate::sampling::config;
 
 use super::key::State;
 use super::quotas::{quota, shapes};

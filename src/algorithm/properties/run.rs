@@ -5,10 +5,10 @@ use proptest::prelude::*;
 use crate::algorithm::Used;
 use crate::algorithm::carry::Fit;
 use crate::algorithm::oracle::{Expected, Oracle, Own};
+use crate::base::time::{CLOCK_US_MAX, INSTANT_US_MAX};
+use crate::base::wait::Wait;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::quota::{Algorithm, Anchor, Oldest, Quota};
-use crate::time::{CLOCK_US_MAX, INSTANT_US_MAX};
-use crate::wait::Wait;
 
 use super::key::State;
 use super::quotas::{any_algorithm, quota};

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use crate::algorithm::Decider;
 use crate::algorithm::entry_log::{EntryLog, Listed, LogEntries};
+use crate::base::wait::Wait;
 use crate::decision::Receipt;
 use crate::quota::{Oldest, Quota};
-use crate::wait::Wait;
 
 use super::key::State;
 

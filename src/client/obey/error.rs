@@ -4,12 +4,12 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
+use crate::base::time::Humane;
+use crate::base::wait::Wait;
 use crate::error::{debug_as_text, kind_and_message};
 use crate::key::Key;
 use crate::limiter::{LimiterError, UnsupportedQuota};
 use crate::policy::Policy;
-use crate::time::Humane;
-use crate::wait::Wait;
 
 /// The error of a request that an [`Obey`](super::Obey) did not send. The service is not called.
 ///

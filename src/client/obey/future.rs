@@ -12,10 +12,10 @@ use tower_service::Service;
 
 use super::error::ObeyError;
 use super::visit::{LaterAnswer, OwnDecision, Visit};
+use crate::base::sync::polled_again;
 use crate::clock::Sleep;
 use crate::error::BoxError;
 use crate::limiter::Reply;
-use crate::sync::polled_again;
 
 pin_project! {
     /// The future of an [`Obey`](super::Obey).

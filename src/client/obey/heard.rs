@@ -2,8 +2,8 @@
 
 use http::{HeaderMap, StatusCode};
 
+use crate::base::time::micros_ceil;
 use crate::client::{Advice, PolicyAdvice};
-use crate::time::micros_ceil;
 
 /// The meaning of a response for the requests after it.
 #[derive(Debug)]

@@ -10,16 +10,16 @@ use super::origin::origin;
 use super::service::Obey;
 use super::settings::{ObeySettings, OwnQuota, WaitJitter};
 use super::table::{LineTable, change};
+use crate::base::head::Head;
+use crate::base::time::{PERIOD_US_MAX, micros_ceil};
 use crate::client::times::LONGEST_WAIT;
 use crate::clock::Timer;
 use crate::clock::{CalendarClock, Clock};
-use crate::head::Head;
 use crate::key::{IntoKey, Key};
 use crate::limiter::{BoxLimiter, Limiter};
 use crate::middleware::IntoRule;
 use crate::middleware::rule::{BoundRule, TakenNames};
 use crate::policy::Policy;
-use crate::time::{PERIOD_US_MAX, micros_ceil};
 
 /// The number of requests of a key that wait by default.
 const WAITING: usize = 10_000;
@@ -344,7 +344,7 @@ impl ObeyLayer {
     #[must_use]
     pub fn pause_of(&self, key: &Key) -> Duration {
         let line = self.settings.table.known(key);
-        let opens_us = line.map_or(0, |line| crate::sync::lock(&line).opens_us());
+        let opens_us = line.map_or(0, |line| crate::base::sync::lock(&line).opens_us());
         Duration::from_micros(opens_us.saturating_sub(self.settings.now_us()))
     }
 

@@ -16,7 +16,7 @@ use std::task::Waker;
 
 use super::heard::{Heard, unnamed_wait_us};
 use super::rate::Rate;
-use crate::wakers::Wakers;
+use crate::base::wakers::Wakers;
 
 /// The number of foremost waiters whose timers are set to the instant at which the next is sent. If
 /// the task of the first does not run, the task of another one moves the line on.

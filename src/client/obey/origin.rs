@@ -1,6 +1,6 @@
 //! The key of a request by default: its origin.
 
-use crate::head::Head;
+use crate::base::head::Head;
 use crate::key::Key;
 
 /// Returns the origin of a request: scheme, host and port. Returns the global key if its URI has no

@@ -9,8 +9,8 @@ use tower_service::Service;
 use super::future::{ObeyFuture, WaitStep, WaitingRequest};
 use super::settings::ObeySettings;
 use super::visit::Visit;
+use crate::base::head::Head;
 use crate::error::BoxError;
-use crate::head::Head;
 
 /// A client's service that obeys servers, made by an [`ObeyLayer`](super::ObeyLayer).
 ///

@@ -10,15 +10,15 @@ use smallvec::SmallVec;
 
 use super::line::KeyLine;
 use super::table::{LineTable, SharedLine};
+use crate::base::head::Head;
+use crate::base::random::mixed;
+use crate::base::time::{micros_ceil, micros_floor};
 use crate::clock::Clock;
 use crate::clock::Timer;
-use crate::head::Head;
 use crate::key::Key;
 use crate::limiter::BoxLimiter;
 use crate::middleware::rule::{BoundRule, RuleMatch, TakenNames};
 use crate::policy::Policy;
-use crate::random::mixed;
-use crate::time::{micros_ceil, micros_floor};
 
 /// Returns the key of a request.
 pub(super) type KeyOf = dyn Fn(&Head<'_>) -> Option<Key> + Send + Sync;

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::line::KeyLine;
+use crate::base::sync::{Mutex, lock};
+use crate::base::wakers::Wakers;
 use crate::key::Key;
-use crate::sync::{Mutex, lock};
-use crate::wakers::Wakers;
 
 /// A line that requests share. A request that waits or is on its way holds it.
 pub(super) type SharedLine = Arc<Mutex<KeyLine>>;

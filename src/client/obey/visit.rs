@@ -12,14 +12,14 @@ use super::heard::{Heard, unnamed_wait_us};
 use super::line::{CannotJoin, Polled};
 use super::settings::{ObeySettings, Share};
 use super::table::{SharedLine, change};
+use crate::base::sync::contained;
+use crate::base::time::micros_ceil;
+use crate::base::wait::Wait;
 use crate::client::Advice;
 use crate::decision::{Decision, Receipt};
 use crate::key::Key;
 use crate::limiter::{BoxLimiter, Charge, Limiter, LimiterError, Refund, Reply};
 use crate::policy::Policy;
-use crate::sync::contained;
-use crate::time::micros_ceil;
-use crate::wait::Wait;
 
 /// The stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

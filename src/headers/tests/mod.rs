@@ -10,13 +10,13 @@ use http::header::RETRY_AFTER;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use super::*;
+use crate::base::time::Timestamp;
+use crate::base::wait::Wait;
 use crate::clock::{Clock, ManualClock};
 use crate::decision::ChargeDecision;
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::time::Timestamp;
-use crate::wait::Wait;
 
 /// The client of all requests.
 static KEY: LazyLock<Key> = LazyLock::new(|| Key::of("client").unwrap());

@@ -4,9 +4,9 @@ use proptest::prelude::*;
 use sfv::{BareItem, Item, ListEntry, Parser};
 
 use super::*;
-use crate::fields;
+use crate::base::fields;
+use crate::base::wait::Wait;
 use crate::quota::UNITS_MAX;
-use crate::wait::Wait;
 
 /// Parses a list by the draft's rules: the name of each item and its parameters.
 fn parse(value: &HeaderValue) -> Vec<(String, Vec<(String, i64)>)> {

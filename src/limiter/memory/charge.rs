@@ -6,14 +6,14 @@ use smallvec::SmallVec;
 
 use crate::algorithm::carry::NewState;
 use crate::algorithm::{Decider, Pair, TakeMode};
+use crate::base::sync::{Ordering, contained};
+use crate::base::time::Timestamp;
+use crate::base::wait::Wait;
 use crate::decision::{ChargeDecision, Receipt, Several};
 use crate::key::Key;
 use crate::limiter::queue_refunds::is_queue;
 use crate::limiter::{Charge, Refund, binds, how, outlives_refusal, stands};
 use crate::policy::Policy;
-use crate::sync::{Ordering, contained};
-use crate::time::Timestamp;
-use crate::wait::Wait;
 
 use super::events::PendingEvents;
 use super::locked::{INLINE, LockedSet, MANY};

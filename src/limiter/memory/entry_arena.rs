@@ -14,9 +14,9 @@
 
 use crate::algorithm::Pair;
 use crate::algorithm::entry_log::{Edit, LogEntries};
+use crate::base::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::quota::Quota;
 use crate::quota::spec::{SPEC_WORDS, Spec};
-use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 use super::slot_table::{Fingerprint, zeroed};
 

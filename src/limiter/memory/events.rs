@@ -1,9 +1,9 @@
 //! Events for the observer, which it gets once no lock is held.
 
+use crate::base::sync::contained;
+use crate::base::wait::Wait;
 use crate::decision::ChargeDecision;
 use crate::event::LimiterEvent;
-use crate::sync::contained;
-use crate::wait::Wait;
 
 use super::states::States;
 

@@ -19,7 +19,7 @@
 use super::slot_table::{Fingerprint, Growth, SlotRef};
 use super::states::States;
 use super::word::NO_STATE;
-use crate::sync::{MutexGuard, lock, try_lock};
+use crate::base::sync::{MutexGuard, lock, try_lock};
 
 /// Lines that a call splits on its way.
 const LINES_PER_CALL: usize = 4;
@@ -119,6 +119,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::base::sampling::cases;
     use crate::clock::ManualClock;
     use crate::key::Key;
     use crate::limiter::Charge;
@@ -126,7 +127,6 @@ mod tests {
     use crate::limiter::memory::slot_table::{SLOTS_PER_LINE, Seen};
     use crate::policy::Policy;
     use crate::quota::Quota;
-    use crate::sampling::cases;
 
     struct Keys {
         states: States,

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::locked_key::LockedKey;
 use super::slot_table::SlotRef;
 use super::states::{States, stripe_of};
-use crate::sync::MutexGuard;
+use crate::base::sync::MutexGuard;
 
 /// States of a request that need no memory of their own.
 pub(super) const INLINE: usize = 4;

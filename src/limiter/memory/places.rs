@@ -23,11 +23,11 @@
 
 use crate::algorithm::TakeMode;
 use crate::algorithm::places::{Places, PlacesVerdict};
+use crate::base::sync::Ordering;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect};
 use crate::policy::Policy;
-use crate::sync::Ordering;
 
 use super::slot_table::{Fingerprint, HELD_VERSION, Seen};
 use super::states::States;

@@ -4,7 +4,7 @@
 //! The caller holds slots and stripes, so nothing here waits: a lock that another thread holds is passed over.
 
 use crate::algorithm::{Decider, Fullness, PairDecider};
-use crate::sync::Ordering;
+use crate::base::sync::Ordering;
 
 use super::entry_arena::Chain;
 use super::events::PendingEvents;

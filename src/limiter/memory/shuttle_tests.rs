@@ -12,6 +12,7 @@ use shuttle::future::block_on;
 use shuttle::thread;
 
 use crate::MemoryLimiter;
+use crate::base::sampling::explore;
 use crate::clock::{ManualClock, Sleep, Timer};
 use crate::event::LimiterEvent;
 use crate::key::Key;
@@ -19,7 +20,6 @@ use crate::limiter::{Charge, Limiter, Refund};
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::sampling::explore;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 

@@ -58,7 +58,7 @@
 use smallvec::SmallVec;
 
 use super::word::LOCKED;
-use crate::sync::{AtomicU64, Backoff, Ordering, prefetch};
+use crate::base::sync::{AtomicU64, Backoff, Ordering, prefetch};
 
 /// The least number of lines that a table begins with. One that has no more than that in all does not grow.
 const LINES_MIN: usize = if cfg!(any(ratelimit_loom, ratelimit_shuttle)) { 2 } else { 512 };
@@ -553,7 +553,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::random::mixed;
+    use crate::base::random::mixed;
 
     fn keys(count: u64) -> impl Iterator<Item = Fingerprint> {
         (0..count).map(|number| Fingerprint::new(mixed(number)))

@@ -6,13 +6,13 @@ use std::sync::atomic::AtomicU32;
 
 use foldhash::SharedSeed;
 
+use crate::base::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock, try_lock};
+use crate::base::time::CLOCK_US_MAX;
 use crate::event::LimiterEvent;
 use crate::key::Key;
 use crate::limiter::queue_refunds::QueueRefunds;
 use crate::limiter::{PlaceLines, PolicyRegistry};
 use crate::policy::Policy;
-use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, lock, try_lock};
-use crate::time::CLOCK_US_MAX;
 
 use super::entry_arena::EntryArena;
 use super::setup::{AnyClock, Setup};
@@ -302,10 +302,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::base::time::Timestamp;
     use crate::clock::ManualClock;
     use crate::limiter::Charge;
     use crate::quota::Quota;
-    use crate::time::Timestamp;
 
     const HOUR: Duration = Duration::from_secs(3_600);
     const PHASE: Duration = Duration::from_micros(PHASE_US);

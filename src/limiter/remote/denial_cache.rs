@@ -9,14 +9,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::sync::{Mutex, MutexGuard, lock};
+use crate::base::time::Timestamp;
+use crate::base::wait::Wait;
 use crate::clock::Clock;
 use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect};
 use crate::policy::Policy;
-use crate::sync::{Mutex, MutexGuard, lock};
-use crate::time::Timestamp;
-use crate::wait::Wait;
 
 use super::tag::{Tag, Tags};
 

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::base::sync::contained;
 use crate::error::WithSources;
 use crate::event::LimiterEvent;
 use crate::event::StoreErrorKind;
 use crate::limiter::observers::Observers;
 use crate::outcome::Observer;
 use crate::store_load::StoreLoadReader;
-use crate::sync::contained;
 
 /// Errors of one kind are reported again after this time.
 const AGAIN: Duration = Duration::from_secs(60);

@@ -30,12 +30,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::base::random::{self, Hasher};
+use crate::base::sync::{Mutex, MutexGuard, lock};
+use crate::base::time::Timestamp;
 use crate::clock::Clock;
 use crate::limiter::Standing;
 use crate::policy::Policy;
-use crate::random::{self, Hasher};
-use crate::sync::{Mutex, MutexGuard, lock};
-use crate::time::Timestamp;
 
 /// Parts of the table, each with a lock.
 const PARTS: usize = 64;
@@ -451,9 +451,9 @@ mod tests {
     use super::*;
     use crate::algorithm::TakeMode;
     use crate::algorithm::places::Places;
+    use crate::base::sampling::config;
     use crate::clock::ManualClock;
     use crate::quota::Quota;
-    use crate::sampling::config;
 
     const LAPSE: Duration = Duration::from_secs(30);
     const LIMIT: u64 = 3;

@@ -8,9 +8,9 @@ use super::holdings::{Claim, CurrentRow};
 use super::options::PLACES_LAPSE_MAX;
 use crate::algorithm::TakeMode;
 use crate::algorithm::places::{HELD_MAX, Places};
+use crate::base::time::micros_floor;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::limiter::{FirstInLine, Standing};
-use crate::time::micros_floor;
 
 /// The maximum number of processes that can hold units of a key, and that can have requests in line for them.
 pub(crate) const HOLDERS_MAX: usize = 256;

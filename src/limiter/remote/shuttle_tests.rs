@@ -9,15 +9,15 @@ use shuttle::thread;
 use super::denial_cache::DenialCache;
 use super::leases::{HELD, Leases};
 use super::tag::Tags;
+use crate::base::sampling::explore;
+use crate::base::sync::{Mutex, lock};
+use crate::base::wait::Wait;
 use crate::clock::ManualClock;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::key::Key;
 use crate::limiter::Charge;
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::sampling::explore;
-use crate::sync::{Mutex, lock};
-use crate::wait::Wait;
 
 fn policy() -> Policy {
     Policy::new("test", Quota::per_minute(1_000)).expect("it is a name")

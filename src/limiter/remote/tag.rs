@@ -2,10 +2,10 @@
 
 use std::hash::BuildHasher;
 
+use crate::base::random::{self, Hasher};
 use crate::key::Key;
 use crate::limiter::Charge;
 use crate::policy::Policy;
-use crate::random::{self, Hasher};
 
 /// The name of a (policy, key) pair: a hash with a secret of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

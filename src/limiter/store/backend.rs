@@ -13,13 +13,13 @@ use super::swapper::Swapper;
 use super::value::{STATE_MAX, state_bytes_max};
 use super::working_copy::{StoreAnswer, StoreCharge, StoreOperation, StoreRequest};
 use crate::algorithm::Pair;
+use crate::base::random::{self, Hasher};
 use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::remote::{Backend, CallerHash, Claim, Events, Flights, HeldKey, Intent, Receiver, Return};
 use crate::limiter::{Charge, Effect, Refund, UnsupportedQuota, UnsupportedQuotaKind};
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::random::{self, Hasher};
 use crate::store_load::StoreLoad;
 
 /// The store of a limiter.

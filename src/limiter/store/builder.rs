@@ -11,9 +11,9 @@ use super::error::StoreError;
 use super::limiter::StoreLimiter;
 use super::store_time::StoreTime;
 use super::swapper::Swapper;
+use crate::base::random;
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{Checks, Events, Flights, Options, shared_options};
-use crate::random;
 
 /// Sets up a [`StoreLimiter`].
 #[must_use]

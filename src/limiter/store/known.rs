@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::Value;
-use crate::sync::{Mutex, lock};
+use crate::base::sync::{Mutex, lock};
 
 /// The values are in parts with a lock each, by the hash of the key.
 const PARTS: u64 = 64;

@@ -54,7 +54,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use crate::time::Timestamp;
+use crate::base::time::Timestamp;
 
 pub use builder::StoreLimiterBuilder;
 pub use error::StoreError;

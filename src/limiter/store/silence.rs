@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::sync::{Mutex, lock};
+use crate::base::sync::{Mutex, lock};
 
 /// The calls without an answer, since the store was last heard, after which it may be dead.
 const CALLS: u32 = 5;

@@ -9,9 +9,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::sync::{Mutex, lock};
+use crate::base::time::{CLOCK_US_MAX, Timestamp};
 use crate::clock::Clock;
-use crate::sync::{Mutex, lock};
-use crate::time::{CLOCK_US_MAX, Timestamp};
 
 /// A decision whose time was further away from the store's than this is not kept.
 const AWAY: Duration = Duration::from_millis(100);

@@ -50,12 +50,12 @@ use super::store_time::{StoreTime, TimeUpdate, Trip};
 use super::value::Quotas;
 use super::working_copy::{Evidence, StoreAnswer, StoreOperation, StoreRequest, WorkingCopy, evidence};
 use super::{Change, Loaded, NotSwapped, Store, Swapped, Then, Value, Version};
+use crate::base::random;
+use crate::base::time::Timestamp;
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{
     Breaker, CallLimits, CallResult, Caller, Calls, Deadline, Events, Groups, RemoteStore, hand_out,
 };
-use crate::random;
-use crate::time::Timestamp;
 
 /// The maximum number of times that one swap is sent.
 const SENDS: u32 = 4;

@@ -13,11 +13,11 @@ use super::{Value, Version};
 use crate::algorithm::carry::{Fit, NewState, OldState};
 use crate::algorithm::entry_log::{EntryLog, Listed};
 use crate::algorithm::{Decider, Pair};
+use crate::base::sync::{Mutex, lock};
+use crate::base::time::{CLOCK_US_MAX, DRAIN_US_MAX};
 use crate::limiter::remote::{CurrentRow, HOLDERS_MAX, HeldRow, HolderInLine, KeyRows, LINE_MAX};
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::sync::{Mutex, lock};
-use crate::time::{CLOCK_US_MAX, DRAIN_US_MAX};
 
 const FORMAT: u8 = 1;
 

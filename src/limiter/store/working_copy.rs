@@ -11,12 +11,12 @@ use super::{Change, Then, Value, Version};
 use crate::algorithm::carry::Fit;
 use crate::algorithm::entry_log::{Edit, EntryLog, Listed};
 use crate::algorithm::{Decider, Next, Pair, TakeMode};
+use crate::base::wait::Wait;
 use crate::decision::{ChargeDecision, Decision, Receipt, Several};
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{self, Claim, KeyRows, Keyed};
 use crate::limiter::{Effect, Effective, binds, how, outlives_refusal, stands};
 use crate::policy::Policy;
-use crate::wait::Wait;
 
 /// The action of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

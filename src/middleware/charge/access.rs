@@ -9,8 +9,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use foldhash::quality::RandomState;
 use ipnet::IpNet;
 
+use crate::base::head::Head;
 use crate::error::labelled;
-use crate::head::Head;
 use crate::key::{AddressError, AddressSource, IntoKey, Key, parse_network, peer_address, translated_ipv4};
 use crate::middleware::rule::Read;
 

@@ -3,7 +3,7 @@
 use http::{Method, header};
 
 use super::access::{self, Access, BoundList};
-use crate::head::Head;
+use crate::base::head::Head;
 use crate::key::{AddressSource, Key};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::kind::OutcomeCause;

@@ -1,9 +1,9 @@
 //! Looking at a request: the steps of charging it, and the limiter is asked what it would answer.
 
 use super::bypass::Bypass;
+use crate::base::head::Head;
 use crate::error::WithSources;
 use crate::explanation::{Explanation, NotCharged, RuleExplanation};
-use crate::head::Head;
 use crate::key::Key;
 use crate::limiter::Limiter;
 use crate::middleware::compiled::Compiled;

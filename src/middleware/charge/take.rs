@@ -6,8 +6,8 @@ use std::mem;
 use smallvec::SmallVec;
 
 use super::bypass;
+use crate::base::head::Head;
 use crate::decision::{ChargeDecision, Decision, INLINE};
-use crate::head::Head;
 use crate::headers::{PolicyView, is_near};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Reply, UnsupportedQuota, supports_in_layer};

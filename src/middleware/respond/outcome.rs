@@ -1,13 +1,13 @@
 //! The outcome of a request, for the observer and the service.
 
-use crate::head::Head;
+use crate::base::head::Head;
+use crate::base::sync::contained;
 use crate::headers::is_near;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::kind::OutcomeCause;
 use crate::middleware::decide::linked;
 use crate::middleware::ticket::Ticket;
 use crate::outcome::{Observed, Outcome, PolicyStatus};
-use crate::sync::contained;
 
 impl Ticket {
     pub(crate) fn outcome<L>(&self, layer: &Compiled<L>) -> Outcome {

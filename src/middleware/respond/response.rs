@@ -7,7 +7,7 @@ use http::request::Parts;
 use http::{Extensions, HeaderMap, HeaderValue, Response, StatusCode, response};
 use smallvec::SmallVec;
 
-use crate::head::Head;
+use crate::base::head::Head;
 use crate::headers::{DueHeaders, PolicyView, keep_one_of_each};
 use crate::limiter::Limiter;
 use crate::middleware::compiled::Compiled;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::definition::{Condition, MissingKey, QuotaFrom, Read, Rule};
 use super::names::TakenNames;
-use crate::head::Head;
+use crate::base::head::Head;
 use crate::key::AddressSource;
 use crate::key::value::{IntoKey, Key};
 use crate::policy::Policy;

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::base::head::Head;
 use crate::error::labelled;
 use crate::explanation::NotCharged;
-use crate::head::Head;
 use crate::mode::ModeSwitch;
 use crate::policy::{CONTENT_BYTES, Part, Policy};
 use crate::quota::{Quota, QuotaError};

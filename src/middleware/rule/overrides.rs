@@ -9,12 +9,12 @@ use std::time::Duration;
 use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 
+use crate::base::head::Head;
+use crate::base::sync::contained;
+use crate::base::time::Timestamp;
 use crate::clock::{Clock, MonotonicClock};
 use crate::error::kind_and_message;
-use crate::head::Head;
 use crate::key::{IntoKey, Key};
-use crate::sync::contained;
-use crate::time::Timestamp;
 
 /// The default of [`Overrides::max_entries`].
 const ENTRIES_MAX: usize = 100_000;

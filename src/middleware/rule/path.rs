@@ -6,7 +6,7 @@ use std::fmt;
 use foldhash::quality::RandomState;
 use smallvec::SmallVec;
 
-use crate::head::Head;
+use crate::base::head::Head;
 use crate::key::original_uri;
 
 /// A pattern for the path of a request, as axum writes its routes: `/users/{id}/posts`, `/files/{*path}`. Segments are

@@ -2,9 +2,9 @@
 
 use std::sync::OnceLock;
 
+use crate::base::sync::{Mutex, try_lock};
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::sync::{Mutex, try_lock};
 
 /// Places for compiled policies. Each has room for two.
 const PLACES: usize = 1_024;

@@ -5,11 +5,11 @@ use std::fmt;
 use crate::error::kind_and_message;
 use std::sync::{Arc, Weak};
 
+use crate::base::sync::{Mutex, contained, lock};
 #[cfg(feature = "rules")]
 use crate::event::RulesEvent;
 use crate::limiter::UnsupportedQuota;
 use crate::quota::{Algorithm, Quota};
-use crate::sync::{Mutex, contained, lock};
 
 /// A [`Quota`] that can be changed while requests are served, by any clone, without rebuilding a
 /// layer.

@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use super::nested::Copies;
 use super::usage::Usage;
+use crate::base::sync::contained;
 use crate::limiter::Limiter;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::diagnostics::Diagnostics;
@@ -21,7 +22,6 @@ use crate::middleware::rule::OnAborted;
 use crate::middleware::ticket::Ticket;
 use crate::middleware::unsettled::Strikes;
 use crate::policy::Policy;
-use crate::sync::contained;
 
 /// The ticket of a request whose response is still to come, with its layer.
 ///

@@ -13,12 +13,12 @@ use super::super::names::Names;
 use super::super::pattern::{AnyOf, MatchResult};
 use super::super::spec::{MatchSpec, Wildcard};
 use super::super::times::Times;
+use crate::base::head::Head;
+use crate::base::time::Humane;
 use crate::clock::Clock;
 use crate::explanation::NotCharged;
-use crate::head::Head;
 use crate::key::{self, QueryParameter};
 use crate::middleware::rule::{Condition, PathIndex, PathPattern, Read, Words};
-use crate::time::Humane;
 
 /// Makes the conditions of a rule, which must all hold, but for the path's.
 pub(super) fn conditions(spec: &MatchSpec, names: &Names) -> Vec<Condition> {

@@ -4,7 +4,7 @@ use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::{HeaderValue, Method, Version};
 
 use super::super::spec::CostSpec;
-use crate::head::Head;
+use crate::base::head::Head;
 
 /// Returns the units that a request takes. A header may only raise them above 1, up to the bound: clients can send it,
 /// too.

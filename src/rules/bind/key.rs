@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::names::Names;
 use super::super::spec::{At, KeySpec};
-use crate::head::Head;
+use crate::base::head::Head;
 use crate::key::{self, IntoKey, Key};
 use crate::middleware::rule::{BoundRule, Read, Rule};
 

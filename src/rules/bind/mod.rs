@@ -15,7 +15,7 @@ use super::spec::{
     AccessSpec, At, DescriptorSpec, DomainSpec, FileSpec, LimitSpec, Name, PlansSpec, QuotaSpec, RuleSpec,
 };
 use super::tree::{self, Limit, LimitQuota, Tree, TreeLevel};
-use crate::head::Head;
+use crate::base::head::Head;
 use crate::key::{Key, Prefixes, client_network, peer_network};
 use crate::middleware::charge::access::{Access, AccessList, BoundList};
 use crate::middleware::rule::{BoundRule, Condition, LinkedRole, Rule};

@@ -10,7 +10,7 @@ use super::super::document::BYTES_MAX;
 use super::super::problem::RulesErrorKind;
 use super::super::read::{KnownNames, read as read_any};
 use super::{accepted, refused, spec};
-use crate::sampling::{cases, stride};
+use crate::base::sampling::{cases, stride};
 
 /// Pieces that mean something to YAML or to the reader.
 const PIECES: &[&str] = &[

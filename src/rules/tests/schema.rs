@@ -8,8 +8,8 @@ use super::super::document::{Node, NodeValue, Type, decode, parse};
 use super::super::error::Problems;
 use super::super::{Rules, SCHEMA, read};
 use super::{accepted, refused};
+use crate::base::sampling::stride;
 use crate::key::TrustedProxies;
-use crate::sampling::stride;
 use crate::{MissingKey, Mode};
 
 fn schema() -> Json {

@@ -72,23 +72,8 @@ const LAYERS: &[Layer] = &[
     ("quotas", &["quota/"]),
     ("algorithms", &["algorithm/"]),
     ("what a quota says", &["quota/spec.rs"]),
-    (
-        "numbers",
-        &[
-            "decision.rs",
-            "error.rs",
-            "fields.rs",
-            "head.rs",
-            "header_names.rs",
-            "json.rs",
-            "random.rs",
-            "serde.rs",
-            "sync.rs",
-            "time.rs",
-            "wait.rs",
-            "wakers.rs",
-        ],
-    ),
+    ("decisions and errors", &["decision.rs", "error.rs"]),
+    ("what every room may use", &["base/"]),
 ];
 
 /// The index of a file's layer.

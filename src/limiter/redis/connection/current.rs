@@ -1,6 +1,6 @@
 //! The connection that calls use.
 
-use crate::sync::{Mutex, lock};
+use crate::base::sync::{Mutex, lock};
 
 /// The connection that calls use, if there is one.
 pub(super) struct Current<C>(Mutex<Option<C>>);

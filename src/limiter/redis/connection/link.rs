@@ -17,12 +17,12 @@ use super::error_class::{self, CallFailure, Cause};
 use super::pause::Restarts;
 use super::settings::ConnectionSettings;
 use super::transport::{Command, ConnectionObserver, RedisReply, SlotState, Transport};
+use crate::base::sync::{Mutex, lock};
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::credentials::RedisCredentials;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::script::{Call, Script};
 use crate::limiter::remote::{Breaker, Deadline, Events};
-use crate::sync::{Mutex, lock};
 
 /// The least time for which a call is sent.
 const MIN_CALL: Duration = Duration::from_millis(1);

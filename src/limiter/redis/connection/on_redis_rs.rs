@@ -28,10 +28,10 @@ use super::settings::{ConnectionSettings, KEEPALIVE};
 use super::tls::Pem;
 use super::transport::{Argument, Command, ConnectionObserver, DEPTH_MAX, RedisReply, SlotState, Transport};
 use super::url::{Login, Url, UrlKind};
+use crate::base::sync::{Mutex, lock};
 use crate::event::StoreErrorKind;
 use crate::limiter::BoxFuture;
 use crate::limiter::redis::error::RedisError;
-use crate::sync::{Mutex, lock};
 
 /// How many calls the crate takes before it has written them. They are no bound: the limiter has one.
 const BUFFER: usize = 1_024;

@@ -8,12 +8,12 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
+use crate::base::sampling::config;
+use crate::base::wait::Wait;
 use crate::limiter::redis::limiter::RedisLimiter;
 use crate::limiter::redis::redis_server::Server;
 use crate::limiter::redis::tests::connected;
 use crate::limiter::{Charge, Effect, Limiter};
-use crate::sampling::config;
-use crate::wait::Wait;
 use crate::{
     MemoryLimiter,
     clock::ManualClock,

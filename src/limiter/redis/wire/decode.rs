@@ -60,7 +60,7 @@ pub(in crate::limiter::redis) fn answers(
         if u64::from_le_bytes(reader.take()?) != number {
             return None;
         }
-        let now = reader.whole()?.min(crate::time::CLOCK_US_MAX);
+        let now = reader.whole()?.min(crate::base::time::CLOCK_US_MAX);
         let answers = requests.iter().map(|request| reader.answer(request, now)).collect::<Option<Vec<_>>>()?;
         reader.left.is_empty().then_some(answers)
     };

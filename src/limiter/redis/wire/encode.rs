@@ -13,8 +13,8 @@ use crate::quota::spec::{Lasting, Spec};
 use crate::quota::{Algorithm, Anchor, Oldest, Quota};
 
 use super::charge::WireCharge;
+use crate::base::time::micros_floor;
 use crate::limiter::remote::Claim;
-use crate::time::micros_floor;
 
 /// The form of a state in Redis. The number stands in forms and, below the format's version, at the
 /// beginning of a value.

@@ -93,9 +93,9 @@ use bytes::Bytes;
 use super::error::RedisError;
 use super::keys::StoredKey;
 use super::script::Call;
+use crate::base::time::Timestamp;
 use crate::event::StoreErrorKind;
 use crate::limiter::remote;
-use crate::time::Timestamp;
 
 pub(super) use decode::answers;
 pub(super) use request::{WireOperation, WireRequest};

@@ -25,13 +25,13 @@ use super::leases::Leases;
 use super::set::{Indices, Pending, Set};
 use super::tag::{Tag, Tags};
 use super::unanswered::Unanswered;
+use crate::base::sync::Mutex;
+use crate::base::time::Timestamp;
 use crate::clock::Clock;
 use crate::event::{LimiterEvent, StoreErrorKind};
 use crate::limiter::queue_refunds::QueueRefunds;
 use crate::limiter::{Charge, LeftLine, PlaceLines, PolicyRegistry, Reply};
 use crate::store_load::{StoreLoad, StoreLoadReader};
-use crate::sync::Mutex;
-use crate::time::Timestamp;
 
 /// The future of an answer. A request is sent when it is first polled, and needs no further poll.
 pub(crate) type AnswerFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{CheckReply, Checks};
+use crate::base::random;
+use crate::base::sync::lock;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::remote::backend::{Backend, RemoteError};
 use crate::limiter::{Charge, Reply};
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::random;
-use crate::sync::lock;
 
 /// The time in which the store is asked once.
 const ASKED_EACH: Duration = Duration::from_secs(1);

@@ -6,13 +6,13 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::{Checks, put_bids};
+use crate::base::time::Timestamp;
 use crate::decision::Decision;
 use crate::limiter::Charge;
 use crate::limiter::remote::backend::{Answer, Backend, Intent};
 use crate::limiter::remote::flights::Receiver;
 use crate::limiter::remote::set::{self, Indices, Pending, Set};
 use crate::limiter::remote::unanswered::Unanswered;
-use crate::time::Timestamp;
 
 /// The number of times that charges are asked about if a key is reset each time. Each of their keys that was reset
 /// before adds one try, because an answer names one key only.

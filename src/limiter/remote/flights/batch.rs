@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use crate::base::sync::contained;
 use crate::limiter::remote::permits::Permit;
 use crate::limiter::remote::unanswered::Unanswered;
-use crate::sync::contained;
 
 /// A store that answers batches of requests.
 pub(crate) trait RemoteStore: Send + Sync + Sized + 'static {

@@ -13,8 +13,8 @@ use std::task::{Context, Poll, Waker};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use crate::base::sync::contained;
 use crate::limiter::remote::deadline::Deadline;
-use crate::sync::contained;
 
 type Flying = Pin<Box<dyn Future<Output = ()> + Send>>;
 

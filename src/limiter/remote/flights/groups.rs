@@ -283,8 +283,8 @@ mod tests {
     use super::super::Flights;
     use super::super::batch::{CallLimits, CallResult, Caller, Calls};
     use super::*;
+    use crate::base::sync::{Mutex, lock};
     use crate::limiter::remote::Unanswered;
-    use crate::sync::{Mutex, lock};
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -330,7 +330,7 @@ mod tests {
         }
 
         fn random(&self) -> u64 {
-            crate::random::mixed(self.0.count.fetch_add(1, Ordering::Relaxed))
+            crate::base::random::mixed(self.0.count.fetch_add(1, Ordering::Relaxed))
         }
     }
 

@@ -30,8 +30,8 @@ pub(crate) use self::queue::Queue;
 use super::deadline::Deadline;
 use super::permits::Permits;
 use super::unanswered::{Shed, Unanswered};
+use crate::base::sync::{Mutex, lock};
 use crate::store_load::StoreLoad;
-use crate::sync::{Mutex, lock};
 
 mod batch;
 mod caller_flight;

@@ -13,14 +13,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::sync::{Mutex, MutexGuard, lock};
+use crate::base::time::Timestamp;
 use crate::clock::Clock;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Refund};
 use crate::policy::Policy;
 use crate::quota::Algorithm;
-use crate::sync::{Mutex, MutexGuard, lock};
-use crate::time::Timestamp;
 
 use super::tag::{Tag, Tags};
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::sampling::config;
+use crate::base::sampling::config;
 use crate::{MemoryLimiter, clock::ManualClock, quota::Quota};
 
 const MS: Duration = Duration::from_millis(1);

@@ -30,9 +30,9 @@ use tokio_postgres::{CancelToken, Client, Config, Socket};
 
 use super::failure::{SharedError, is_at_wrong_server};
 use super::statement::{Rows, Statement};
+use crate::base::sync::{Mutex, lock, polled_again};
 use crate::error::BoxError;
 use crate::limiter::remote::Deadline;
-use crate::sync::{Mutex, lock, polled_again};
 
 /// A connection without an answer for this time is avoided.
 const LATE: Duration = Duration::from_millis(20);

@@ -9,8 +9,8 @@ use bytes::BytesMut;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, accepts, to_sql_checked};
 use tokio_postgres::{Client, Row};
 
+use crate::base::time::Timestamp;
 use crate::limiter::store::{Value, Version};
-use crate::time::Timestamp;
 
 /// A statement of a [`PostgresStore`](super::PostgresStore), with its parameters. Clones share them.
 #[derive(Clone)]

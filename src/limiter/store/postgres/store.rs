@@ -13,13 +13,13 @@ use super::connections::{Connections, OwnConnections};
 use super::failure::{Phase, is_conflict, is_of_an_insert, is_there, is_undone, store_error};
 use super::statement::{Parameter, Rows, Statement, Uuid, parameter, time_of, value_of};
 use super::table::{Durability, PostgresTable, SWEPT};
+use crate::base::random;
+use crate::base::sync::{Mutex, lock};
+use crate::base::time::Timestamp;
 use crate::error::BoxError;
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::Deadline;
 use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped, Then};
-use crate::random;
-use crate::sync::{Mutex, lock};
-use crate::time::Timestamp;
 
 /// A sweep begins after this many values were inserted. It looks at twice as many rows as are written, so expired rows
 /// stay fewer than the others.

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use super::lab::{Fate, Lab};
 use super::{LONG, StoreLimiterBuilder, hourly, key, left, patient, take};
+use crate::base::sync::{Mutex, lock};
+use crate::base::time::Timestamp;
 use crate::clock::{Clock, ManualClock};
 use crate::event::{LimiterEvent, StoreErrorKind};
 use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped};
@@ -12,8 +14,6 @@ use crate::limiter::{Charge, Effect, Limiter, Refund};
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::sync::{Mutex, lock};
-use crate::time::Timestamp;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -657,7 +657,7 @@ async fn waker_that_panics_keeps_no_answer_from_others() {
     let (lab, policy) = (Lab::with(|lab| lab.trip = MS), hourly(10));
     let limiter = patient().build(lab).unwrap();
     take(&limiter, &policy, "warm").await;
-    let waker = crate::sync::panicking_waker();
+    let waker = crate::base::sync::panicking_waker();
     let a = key("a");
     let charges = [Charge::new(&policy, &a)];
     let mut odd = [(); 3].map(|()| Box::pin(limiter.take(&charges).into_future()));

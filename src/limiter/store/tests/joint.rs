@@ -8,11 +8,11 @@ use tokio::task::JoinHandle;
 
 use super::lab::{Fate, Lab};
 use super::{hourly, key, left, patient, take};
+use crate::base::sync::lock;
 use crate::event::StoreErrorKind;
 use crate::limiter::store::{StoreError, StoreLimiter};
 use crate::limiter::{Charge, Limiter};
 use crate::policy::Policy;
-use crate::sync::lock;
 
 const MS: Duration = Duration::from_millis(1);
 

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
+use crate::base::random::mixed;
+use crate::base::sync::{Mutex, lock};
 use crate::clock::{Clock, ManualClock};
 use crate::event::StoreErrorKind;
 use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped, Then, Value};
-use crate::random::mixed;
-use crate::sync::{Mutex, lock};
 
 /// The fate of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -64,7 +64,7 @@ mod conformance {
 
         async fn limiter(&self) -> StoreLimiter<Lab> {
             let lab = Lab::with(|lab| {
-                lab.random = crate::sync::Mutex::new(self.random.clone());
+                lab.random = crate::base::sync::Mutex::new(self.random.clone());
             });
             // Denials are remembered by another clock.
             // The clock is advanced by hours, and no process renews its places meanwhile.
@@ -89,7 +89,7 @@ mod conformance {
     #[tokio::test]
     async fn broken_stores_are_found() {
         for fate in [Fate::AnswerLost, Fate::Old] {
-            let lab = Lab::with(|lab| lab.random = crate::sync::Mutex::new(vec![fate]));
+            let lab = Lab::with(|lab| lab.random = crate::base::sync::Mutex::new(vec![fate]));
             let failures = check_store(&lab).await.unwrap_err().to_string();
             assert!(failures.contains("conflicts") && failures.contains("all_or_nothing"), "{failures}");
         }

@@ -8,6 +8,7 @@ use crate::algorithm::properties::beginnings;
 use crate::algorithm::properties::for_each_algorithm;
 use crate::algorithm::properties::quotas::{any_algorithm, quota, shapes};
 use crate::algorithm::properties::run::{Step, steps};
+use crate::base::time::Timestamp;
 use crate::clock::ManualClock;
 use crate::decision::{Decision, Receipt};
 use crate::key::Key;
@@ -16,7 +17,6 @@ use crate::limiter::store::Store;
 use crate::limiter::{Charge, Effect, Limiter, Refund};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Anchor};
-use crate::time::Timestamp;
 
 /// Steps of each algorithm; of a campaign 100,000.
 const STEPS: u32 = 4_000;
@@ -116,7 +116,7 @@ macro_rules! parity {
     ($($name:ident: $algorithm:ident, $anchor:ident;)*) => {$(
         #[tokio::test]
         async fn $name() {
-            play(Algorithm::$algorithm, Anchor::$anchor, crate::sampling::cases(STEPS), Lab::default).await;
+            play(Algorithm::$algorithm, Anchor::$anchor, crate::base::sampling::cases(STEPS), Lab::default).await;
         }
     )*};
 }

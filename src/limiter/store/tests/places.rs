@@ -7,12 +7,12 @@ use tokio::time::{Instant, sleep};
 
 use super::lab::{Fate, Lab};
 use super::{LONG, hourly, key, left, patient, take};
+use crate::base::sync::lock;
 use crate::clock::{ManualClock, TokioTimer};
 use crate::limiter::store::{StoreLimiter, StoreLimiterBuilder};
 use crate::limiter::{Charge, Effect, Limiter, Place, Refund};
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::sync::lock;
 
 /// The shortest time after which places lapse.
 const LAPSE: Duration = Duration::from_secs(3);
@@ -235,7 +235,7 @@ async fn lost_and_late_answers_lose_no_place() {
     let mut fates = vec![Fate::Answered; 6];
     fates.extend([Fate::AnswerLost, Fate::NotSent, Fate::Overtaken, Fate::LostThenOverwritten(2)]);
     fates.extend([Fate::LostThenOverwritten(9), Fate::Late(Duration::from_millis(1))]);
-    let lab = Lab::with(|lab| lab.random = crate::sync::Mutex::new(fates));
+    let lab = Lab::with(|lab| lab.random = crate::base::sync::Mutex::new(fates));
     let policy = places(LIMIT);
     let held = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let callers = (0..6_u64).map(|number| {
@@ -263,7 +263,7 @@ async fn lost_and_late_answers_lose_no_place() {
 }
 
 proptest! {
-    #![proptest_config(crate::sampling::config(200))]
+    #![proptest_config(crate::base::sampling::config(200))]
 
     /// A value whose rows were damaged is foreign, or has rows that could be. It panics in no case.
     #[test]

@@ -5,9 +5,9 @@ use std::num::NonZeroU32;
 use super::lab::Fate;
 use super::*;
 use crate::MemoryLimiter;
+use crate::base::sync::lock;
 use crate::event::StoreErrorKind;
 use crate::limiter::{BoxLimiter, FallbackLimiter};
-use crate::sync::lock;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use super::lab::Lab;
 use super::{hourly, key, left, patient, take};
+use crate::base::sync::lock;
 use crate::event::StoreErrorKind;
 use crate::limiter::store::value::{History, Quotas, STATE_MAX, StateForm, StoredState, state_bytes_max};
 use crate::limiter::store::{Value, Version};
 use crate::limiter::{Charge, Limiter};
 use crate::policy::Policy;
 use crate::quota::{Oldest, Quota};
-use crate::sync::lock;
 
 fn version(number: u8) -> Version {
     Version::from_bytes([number; 16])

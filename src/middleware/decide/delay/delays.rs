@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::line::WaitingLines;
+use crate::base::time::micros_floor;
 use crate::clock::Timer;
 use crate::key::Key;
 use crate::limiter::PlaceLines;
 use crate::policy::Policy;
-use crate::time::micros_floor;
 
 /// The waiting room of a layer: its timer, and the lines of waiting requests.
 pub(crate) struct Delays {

@@ -22,8 +22,10 @@ use smallvec::SmallVec;
 
 use super::delays::Counted;
 use super::wait::{ReportedWait, report_began, report_ended};
+use crate::base::head::Head;
+use crate::base::sync::contained;
+use crate::base::wait::Wait;
 use crate::decision::Decision;
-use crate::head::Head;
 use crate::limiter::{BoundedTurn, Charge, Effect, FAILED_POLLS_MAX, Limiter, LineStep, Reply, ReplyFuture};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::kind::OutcomeCause;
@@ -32,8 +34,6 @@ use crate::middleware::ticket::{Charged, Ticket, effect_of, is_strike};
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
-use crate::sync::contained;
-use crate::wait::Wait;
 
 impl Ticket {
     /// Returns whether the request may wait in line before it passes or is refused.

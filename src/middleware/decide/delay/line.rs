@@ -17,10 +17,10 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::task::Waker;
 
+use crate::base::sync::{Mutex, contained, lock};
+use crate::base::wakers::Wakers;
 use crate::decision::Receipt;
 use crate::key::Key;
-use crate::sync::{Mutex, contained, lock};
-use crate::wakers::Wakers;
 
 /// The number of foremost waiters, whose timers are set to the slots that they have now.
 const FOREMOST: usize = 8;

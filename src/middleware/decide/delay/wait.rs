@@ -12,18 +12,18 @@ use smallvec::SmallVec;
 
 use super::delays::{Counted, Delays};
 use super::line::{LineKey, Turn};
+use crate::base::head::Head;
+use crate::base::sync::contained;
+use crate::base::time::micros_ceil;
+use crate::base::wait::Wait;
 use crate::clock::Sleep;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::event::LayerEvent;
-use crate::head::Head;
 use crate::limiter::{Limiter, Refund};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::kind::{OutcomeCause, makes_wait};
 use crate::middleware::ticket::{Charged, Ticket, effect_of};
 use crate::policy::Policy;
-use crate::sync::contained;
-use crate::time::micros_ceil;
-use crate::wait::Wait;
 
 impl Ticket {
     /// Returns a place to wait in if the request has to wait. If the maximum number of requests wait already, there is

@@ -10,11 +10,11 @@ use super::load::Outcome;
 use super::network::Network;
 use super::plan::Then;
 use super::subject::Subject;
+use crate::base::wait::Wait;
 use crate::decision::{Decision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Refund};
 use crate::policy::Policy;
-use crate::wait::Wait;
 
 /// The time beyond the deadline for which Redis may be silent, with deadlines as short as here.
 const SILENCE: Duration = Duration::from_millis(200);

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::random::mixed;
+use crate::base::random::mixed;
 
 /// Random numbers that a seed decides.
 #[derive(Clone, Debug)]

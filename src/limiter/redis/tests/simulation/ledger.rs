@@ -13,13 +13,13 @@ use bytes::Bytes;
 use crate::algorithm::TakeMode;
 use crate::algorithm::oracle::{Oracle, Own};
 use crate::algorithm::properties::key::Planned;
+use crate::base::wait::Wait;
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::wire::{RedisAnswer, WireOperation, WireRequest, answers};
 use crate::limiter::remote::LONGEST;
 use crate::quota::{Algorithm, Quota};
-use crate::wait::Wait;
 
 thread_local! {
     /// The requests of the calls so far, by their numbers, while a simulation runs in this thread.

@@ -22,7 +22,7 @@ pub(in crate::limiter::redis) use network::Wire;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::super::wire::WireRequest;
-use crate::sampling::cases;
+use crate::base::sampling::cases;
 
 /// Seeds that are played by `tests/all.sh`.
 const SEEDS: u32 = 300;

@@ -12,13 +12,13 @@ use super::plan::{Asked, Event, Plan};
 use super::subject::{OwnClock, Subject, WithFallback};
 #[cfg(feature = "store")]
 use super::table::Remote;
+use crate::base::random::seeded;
+use crate::base::time::Timestamp;
 use crate::limiter::Effect;
 use crate::limiter::redis::limiter::RedisLimiter;
 #[cfg(feature = "store")]
 use crate::limiter::store::StoreLimiter;
 use crate::policy::Policy;
-use crate::random::seeded;
-use crate::time::Timestamp;
 
 /// The end of a story.
 pub(super) struct Ended {

@@ -11,6 +11,7 @@ use super::plan::Plan;
 #[cfg(feature = "store")]
 use super::table::Remote;
 use crate::MemoryLimiter;
+use crate::base::time::Timestamp;
 use crate::clock::{Clock, TokioTimer};
 use crate::decision::ChargeDecision;
 use crate::key::Key;
@@ -20,7 +21,6 @@ use crate::limiter::redis::limiter::RedisLimiter;
 use crate::limiter::store::{StoreError, StoreLimiter, StoreLimiterBuilder};
 use crate::limiter::{Charge, FallbackLimiter, Limiter, Place, Refund};
 use crate::policy::Policy;
-use crate::time::Timestamp;
 
 /// A limiter that is simulated.
 pub(super) trait Subject: Limiter + Clone {

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::network::{Ended, Sent, Wire};
+use crate::base::time::Timestamp;
 use crate::event::StoreErrorKind;
 use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped, Then, Value};
-use crate::time::Timestamp;
 
 /// The values of the store, with the last microsecond in which each is there.
 #[derive(Default)]

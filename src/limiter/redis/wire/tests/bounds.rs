@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Bench, NUMBER, RedisAnswer, WireOperation, WireRequest, call};
+use crate::base::time::Timestamp;
 use crate::decision::Receipt;
 use crate::key::Key;
 use crate::limiter::redis::keys::StoredKey;
@@ -10,7 +11,6 @@ use crate::limiter::remote::CHARGES_MAX;
 use crate::limiter::{Charge, Refund};
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::time::Timestamp;
 
 const NOW: Timestamp = Timestamp::from_micros(1_790_000_000_000_000);
 

@@ -5,13 +5,13 @@
 mod table;
 
 use super::{Bench, RedisAnswer, WireOperation, WireRequest};
+use crate::base::time::Timestamp;
 use crate::decision::Receipt;
 use crate::key::Key;
 use crate::limiter::redis::keys::{CallerKeys, KeySpace, StoredKey};
 use crate::limiter::{Charge, Effect, Refund};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Anchor, Oldest, Quota};
-use crate::time::Timestamp;
 use table::Action::*;
 use table::{ACTIONS, Write, counts_refusals, expected, kinds, plans};
 

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use crate::algorithm::properties::plans::plans;
+use crate::base::time::Timestamp;
 use crate::decision::Receipt;
 use crate::key::Key;
 use crate::limiter::{Charge, Refund};
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::time::Timestamp;
 
 use super::{Bench, WireOperation, WireRequest};
 

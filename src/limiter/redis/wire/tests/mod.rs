@@ -15,13 +15,13 @@ use std::collections::HashSet;
 use redis::{Connection, ConnectionLike};
 
 use super::{RedisAnswer, WireOperation, WireRequest, answers, call, script};
+use crate::base::time::Timestamp;
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::keys::{CallerKeys, KeySpace};
 use crate::limiter::redis::redis_server::Server;
 use crate::limiter::redis::script::Call;
 use crate::limiter::redis::tests::simulation::server;
-use crate::time::Timestamp;
 
 /// The number of every call.
 const NUMBER: u64 = 0x0102_0304_0506_0708;

@@ -12,6 +12,7 @@ use crate::algorithm::properties::key::{Planned, State};
 use crate::algorithm::properties::plans::proportional_plans;
 use crate::algorithm::properties::quotas::{any_algorithm, quota, shapes};
 use crate::algorithm::properties::run::{Step, steps};
+use crate::base::time::Timestamp;
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::limiter::redis::keys::StoredKey;
@@ -19,7 +20,6 @@ use crate::limiter::redis::wire::encode::{StateKind, head};
 use crate::limiter::{Charge, Effect, Refund};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Anchor, Quota};
-use crate::time::Timestamp;
 
 /// Steps of each algorithm, unless `RATELIMIT_PARITY_STEPS` asks for more.
 const STEPS: usize = 10_000;

@@ -8,6 +8,10 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use super::{Answered, Bench, RedisAnswer, WireOperation, WireRequest};
+use crate::base::random::mixed;
+use crate::base::sampling::config;
+use crate::base::time::Timestamp;
+use crate::base::wait::Wait;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::redis::keys::StoredKey;
@@ -15,10 +19,6 @@ use crate::limiter::remote::{Claim, CurrentRow, HeldKey, Return};
 use crate::limiter::{Charge, Effect, FirstInLine, Standing};
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::random::mixed;
-use crate::sampling::config;
-use crate::time::Timestamp;
-use crate::wait::Wait;
 
 pub(super) const BEGIN: u64 = 1_790_000_000_000_000;
 pub(super) const LAPSE_US: u64 = 30_000_000;

@@ -132,7 +132,7 @@ where
 {
     let bench = std::cell::RefCell::new((Bench::start_beside_simulation(), 0));
     let test = std::cell::RefCell::new(&mut test);
-    proptest::test_runner::TestRunner::new(crate::sampling::config(cases))
+    proptest::test_runner::TestRunner::new(crate::base::sampling::config(cases))
         .run(&strategy, |value| {
             let (bench, number) = &mut *bench.borrow_mut();
             *number += 1;
@@ -172,7 +172,7 @@ fn a_rule_that_changes_keeps_what_is_used_of_each_quota() {
 
 fn play_sets(policies: impl Strategy<Value = Vec<Policy>>) {
     run(400, (policies, requests()), |bench, space, (policies, requests)| {
-        let clock = ManualClock::at(crate::time::Timestamp::from_micros(1_790_000_000_123_456));
+        let clock = ManualClock::at(crate::base::time::Timestamp::from_micros(1_790_000_000_123_456));
         let memory = MemoryLimiter::builder().max_keys(1_000).clock(clock.clone()).build().unwrap();
         let keys = keys();
         let mut held: Vec<(Refund, Refund)> = Vec::new();
@@ -236,7 +236,7 @@ fn requests_of_one_call_are_answered_as_in_calls_of_their_own() {
             // Nothing is flushed: what the last case alone has left may be nothing.
             number += 1;
             let alone = KeySpace::new(&format!("alone{number}"), CallerKeys::Hashed([0; 16]), None).unwrap();
-            let at = crate::time::Timestamp::from_micros(1_790_000_000_123_456);
+            let at = crate::base::time::Timestamp::from_micros(1_790_000_000_123_456);
             let mut held = Vec::new();
             let make = |space: &KeySpace, held: &mut Vec<Refund>| -> Vec<WireRequest> {
                 let asks = requests.iter().flat_map(|(how, _, wanted)| {

@@ -9,11 +9,11 @@ use super::places::{BEGIN, LAPSE_US, Rows, STAYS_US, claim, first};
 use super::{Answered, RedisAnswer, WireOperation};
 use crate::algorithm::TakeMode;
 use crate::algorithm::places::Places;
+use crate::base::sampling::config;
 use crate::decision::ChargeDecision;
 use crate::limiter::remote::{self, Claim, CurrentRow};
 use crate::limiter::{Effect, Standing};
 use crate::quota::Quota;
-use crate::sampling::config;
 
 /// Reads the rows out of the stored value.
 fn stored(rows: &mut Rows) -> remote::KeyRows {

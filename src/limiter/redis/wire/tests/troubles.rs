@@ -198,5 +198,5 @@ fn decision_that_a_server_tells_stays_within_its_quota() {
 
 #[test]
 fn scripts_know_the_latest_instant_of_the_clock() {
-    assert!(script::requests().text.contains(&crate::time::CLOCK_US_MAX.to_string()));
+    assert!(script::requests().text.contains(&crate::base::time::CLOCK_US_MAX.to_string()));
 }

@@ -302,7 +302,7 @@ async fn panic_in_a_lone_flight_fails_its_check_only() {
 #[tokio::test(start_paused = true)]
 async fn waker_that_panics_keeps_no_answer_from_others() {
     let (held, queue) = queue(10, 0);
-    let waker = crate::sync::panicking_waker();
+    let waker = crate::base::sync::panicking_waker();
     let mut odd = [1, 2, 3].map(|ask| Box::pin(queue.double(ask)));
     for odd in &mut odd {
         assert!(odd.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());

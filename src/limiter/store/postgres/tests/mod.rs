@@ -25,7 +25,7 @@ macro_rules! parity {
         async fn $name() {
             let steps = match std::env::var("POSTGRES_PARITY_STEPS") {
                 Ok(steps) => steps.parse().unwrap(),
-                Err(_) => crate::sampling::cases(STEPS),
+                Err(_) => crate::base::sampling::cases(STEPS),
             };
             let server = Server::start();
             let builder = PostgresStore::builder().create_table(Durability::Unlogged);

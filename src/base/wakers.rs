@@ -4,7 +4,7 @@ use std::task::Waker;
 
 use smallvec::SmallVec;
 
-use crate::sync::contained;
+use crate::base::sync::contained;
 
 /// Wakers that were taken out of a line. Waking or dropping a waker runs the application's code, which may drop another
 /// waiting request and so lock the line again. Both are therefore done after the lock is released.

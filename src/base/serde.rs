@@ -15,7 +15,7 @@ macro_rules! by_label {
 
         impl<'de> serde_core::Deserialize<'de> for $enum {
             fn deserialize<D: serde_core::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                $crate::serde::labelled(deserializer, Self::WORDS, Self::LABELS)
+                $crate::base::serde::labelled(deserializer, Self::WORDS, Self::LABELS)
             }
         }
     };

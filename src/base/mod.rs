@@ -1,0 +1,15 @@
+//! What every other room may use, and what uses no other room: instants, waits, locks, chance, headers, JSON.
+
+pub(crate) mod fields;
+pub(crate) mod head;
+pub(crate) mod header_names;
+pub(crate) mod json;
+pub(crate) mod random;
+#[cfg(test)]
+pub(crate) mod sampling;
+#[cfg(feature = "serde")]
+pub(crate) mod serde;
+pub(crate) mod sync;
+pub(crate) mod time;
+pub(crate) mod wait;
+pub(crate) mod wakers;
