@@ -12,4 +12,5 @@ pub(crate) mod serde;
 pub(crate) mod sync;
 pub(crate) mod time;
 pub(crate) mod wait;
+pub(crate) mod wait_list;
 pub(crate) mod wakers;

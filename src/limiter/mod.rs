@@ -5,15 +5,18 @@
 //! * `StoreLimiter` keeps them in any store that can compare and swap, such as PostgreSQL; see the module `store`.
 //! * [`FallbackLimiter`] asks a second limiter while the first one fails.
 //! * [`BoxLimiter`] hides which limiter it is, to choose one at run time.
+//! * [`Ready`] lets callers wait until a limiter admits them.
 //! * [`Blocks`] and [`Meters`] close, open, read and settle keys by hand.
 //!
 //! The guide has pages on [Redis and failures](crate::guide::redis_and_failures) and on
 //! [writing a limiter of your own](crate::guide::writing_a_backend).
 
 mod admin;
+mod ask_lines;
 mod boxed;
 mod charge;
 mod contract;
+mod departures;
 mod effect;
 mod fallback;
 mod hold;
@@ -25,6 +28,7 @@ mod place;
 mod place_lines;
 mod policy_registry;
 mod queue_refunds;
+mod ready;
 #[cfg(any(feature = "fred", feature = "redis-rs"))]
 pub mod redis;
 #[cfg(all(test, any(feature = "_redis", feature = "postgres")))]
@@ -52,6 +56,7 @@ pub use boxed::{BoxLimiter, LimiterError};
 pub(crate) use charge::Arrival;
 pub use charge::{Charge, Refund};
 pub use contract::{Atomicity, Limiter};
+pub(crate) use departures::{DepartureKey, DepartureLines, DepartureTurn};
 pub use effect::Effect;
 #[cfg(any(feature = "_redis", feature = "store"))]
 pub(crate) use effect::Effective;
@@ -70,6 +75,7 @@ pub(crate) use place_lines::{BoundedTurn, FAILED_POLLS_MAX, LineStep};
 pub(crate) use place_lines::{FirstInLine, LeftLine, Standing};
 pub use policy_registry::PolicyRegistry;
 pub(crate) use policy_registry::{Contradiction, Entered};
+pub use ready::{NotReady, NotReadyKind, Ready};
 pub(crate) use reply::BoxFuture;
 pub use reply::{Reply, ReplyFuture};
 pub use support::{UnsupportedQuota, UnsupportedQuotaKind};

@@ -1,7 +1,10 @@
 //! The requests that wait in line for units of concurrency limits.
 //!
-//! The lines belong to the limiter, because units come free in all of its layers, in handlers and in places that are
-//! held by hand. A line is for one policy's name and one key. It exists only while a request waits in it.
+//! The lines belong to the limiter, because units come free in all of its layers, in handlers and
+//! in places that are held by hand. So they know no timer: layers with different timers share them.
+//! In the other lines of this crate the time decides who goes, see `ask_lines.rs` and
+//! `departures.rs`. A line is for one policy's name and one key. It exists only while a request
+//! waits in it.
 //!
 //! Nothing is taken for a request that waits. When units of its key may have come free, the first request of the line
 //! is woken, and asks the limiter again. Until it has left the line, the limiter denies every charge of the key that
@@ -21,10 +24,10 @@
 //! [`standing`](PlaceLines::standing), and the store serves the one that has waited for longest. When the last request
 //! has left a line without units, the store is told, so that it keeps nothing for a request that has gone.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 #[cfg(any(feature = "_redis", feature = "store"))]
@@ -32,8 +35,10 @@ use tokio::sync::mpsc;
 
 use super::Charge;
 use crate::base::random::mixed;
-use crate::base::sync::{AtomicU64, Mutex, Ordering, contained, lock};
+use crate::base::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::base::time::Timestamp;
+use crate::base::wait_list::{WaitList, remove_line};
+use crate::base::wakers::Wakers;
 use crate::clock::{Clock, Sleep, Timer};
 use crate::key::Key;
 use crate::policy::Policy;
@@ -44,9 +49,6 @@ const BUCKETS: usize = 64;
 /// Spreads the bits of a byte over a hash. An attacker that finds colliding keys only makes their charges look into the
 /// map.
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
-
-/// A map with more capacity than this is shrunk when it has few lines.
-const SPARE: usize = 64;
 
 /// The requests that wait in line for units of [concurrency limits](crate::Quota::concurrent). A
 /// limiter that lets requests [wait](crate::Quota::max_wait) for them has one of these, and returns it
@@ -75,7 +77,7 @@ struct SharedLines {
 
 #[derive(Default)]
 struct Lines {
-    lines: HashMap<PlaceLineKey, BTreeMap<u64, LineWaiter>>,
+    lines: HashMap<PlaceLineKey, WaitList<LineWaiter>>,
     arrivals: u64,
 }
 
@@ -87,7 +89,6 @@ struct PlaceLineKey {
 }
 
 struct LineWaiter {
-    waker: Option<Waker>,
     /// The limit of its quota when it joined the line.
     limit: u64,
     /// How long its quota lets it wait.
@@ -219,8 +220,8 @@ impl PlaceLines {
         }
         let line = PlaceLineKey::of(charge.policy, charge.key);
         let lines = lock(&self.0.lines);
-        let first = lines.lines.get(&line).and_then(|line| line.keys().next());
-        first.is_some_and(|first| *first < charge.arrival.number())
+        let first = lines.lines.get(&line).and_then(WaitList::first);
+        first.is_some_and(|(first, _)| first < charge.arrival.number())
     }
 
     /// Returns the standing of a charge, for a store that counts the units of many processes.
@@ -229,11 +230,10 @@ impl PlaceLines {
         let Some(polls) = self.0.polls.as_ref().filter(|_| !self.is_empty()) else { return Standing::Newcomer };
         let line = PlaceLineKey::of(charge.policy, charge.key);
         let lines = lock(&self.0.lines);
-        let first = lines.lines.get(&line).and_then(|line| line.first_key_value());
-        match first {
-            Some((first, _)) if *first < charge.arrival.number() => Standing::HeldBack,
-            Some((first, waiter)) if *first == charge.arrival.number() => Standing::First(FirstInLine {
-                number: *first as u32, // the lower bits
+        match lines.lines.get(&line).and_then(WaitList::first) {
+            Some((first, _)) if first < charge.arrival.number() => Standing::HeldBack,
+            Some((first, waiter)) if first == charge.arrival.number() => Standing::First(FirstInLine {
+                number: first as u32, // the lower bits
                 waited: polls.clock.now().saturating_since(waiter.joined),
                 asks_within: 2 * longest_poll(lines.lines.len()),
             }),
@@ -252,9 +252,12 @@ impl PlaceLines {
 
     #[cold]
     fn wake_first_of(&self, policy: &Policy, key: &Key) {
+        let mut wakers = Wakers::default();
         let line = PlaceLineKey::of(policy, key);
-        let waker = lock(&self.0.lines).call_first(&line);
-        wake(waker);
+        if let Some(line) = lock(&self.0.lines).lines.get_mut(&line) {
+            call_first(line, &mut wakers);
+        }
+        wakers.release();
     }
 
     /// Wakes the first request of each line of a policy, because its quota was raised. Takes time in
@@ -263,18 +266,18 @@ impl PlaceLines {
         if self.is_empty() {
             return;
         }
-        let wakers: Vec<Waker> = {
-            let mut lines = lock(&self.0.lines);
-            let all = lines.lines.iter_mut().filter(|(line, _)| line.policy == policy.name_fingerprint());
-            all.filter_map(|(_, line)| call_first(line)).collect()
-        };
-        wakers.into_iter().for_each(|waker| wake(Some(waker)));
+        let mut wakers = Wakers::default();
+        let mut lines = lock(&self.0.lines);
+        let all = lines.lines.iter_mut().filter(|(line, _)| line.policy == policy.name_fingerprint());
+        all.for_each(|(_, line)| call_first(line, &mut wakers));
+        drop(lines);
+        wakers.release();
     }
 
     /// Returns the number of requests that wait for units of a key.
     #[must_use]
     pub fn waiting(&self, policy: &Policy, key: &Key) -> usize {
-        lock(&self.0.lines).lines.get(&PlaceLineKey::of(policy, key)).map_or(0, BTreeMap::len)
+        lock(&self.0.lines).lines.get(&PlaceLineKey::of(policy, key)).map_or(0, WaitList::len)
     }
 
     /// Puts a request into the line for units of a key. It stands behind those that came before it: `arrival` is the
@@ -288,8 +291,10 @@ impl PlaceLines {
         // joined.
         let joined = self.0.polls.as_ref().map(|polls| polls.clock.now()).unwrap_or_default();
         let (limit, wait) = (policy.quota().limit(), policy.quota().wait_in_line());
-        let waiter = LineWaiter { waker: None, limit, wait, is_called: true, joined, polls: 0 };
-        lines.lines.entry(line.clone()).or_default().insert(number, waiter);
+        // A caller may wait for units of a quota that names no wait, see `Ready`.
+        let wait = if wait.is_zero() { Duration::MAX } else { wait };
+        let waiter = LineWaiter { limit, wait, is_called: true, joined, polls: 0 };
+        lines.lines.entry(line.clone()).or_default().add(number, waiter);
         self.0.waiting.fetch_add(1, Ordering::Relaxed);
         self.bucket(line.policy, key).fetch_add(1, Ordering::Relaxed);
         drop(lines);
@@ -324,17 +329,12 @@ impl PlaceLineKey {
     }
 }
 
-impl Lines {
-    fn call_first(&mut self, line: &PlaceLineKey) -> Option<Waker> {
-        self.lines.get_mut(line).and_then(call_first)
+/// Notes that the first request of a line has to ask again, and wakes it.
+fn call_first(line: &mut WaitList<LineWaiter>, wakers: &mut Wakers) {
+    if let Some(first) = line.first_mut() {
+        first.is_called = true;
+        line.wake_first(wakers);
     }
-}
-
-/// Notes that the first request of a line has to ask again. Returns its waker.
-fn call_first(line: &mut BTreeMap<u64, LineWaiter>) -> Option<Waker> {
-    let first = line.values_mut().next()?;
-    first.is_called = true;
-    first.waker.take()
 }
 
 /// Returns how long the first request of a line waits before it asks again without being woken. `number` is how often
@@ -350,13 +350,6 @@ fn poll_after(number: u32, wait: Duration, lines: usize) -> Duration {
 fn longest_poll(lines: usize) -> Duration {
     let longest = poll_after(u32::MAX, Duration::MAX, lines);
     longest + longest / 4
-}
-
-/// Wakes a task. Its waker may be the application's code, and may panic.
-fn wake(waker: Option<Waker>) {
-    if let Some(waker) = waker {
-        contained(|| waker.wake());
-    }
 }
 
 /// A request's turn in a line. It leaves the line when this is dropped, and the next request is woken.
@@ -382,20 +375,23 @@ struct Admitted {
 impl PlaceTurn {
     /// Is ready when the request is the first of its line and has to ask the limiter.
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut waker = Some(cx.waker().clone());
+        let (mut wakers, waker) = (Wakers::default(), cx.waker().clone());
         let mut lines = lock(&self.lines.0.lines);
         let line = lines.lines.get_mut(&self.line);
-        debug_assert!(line.as_ref().is_some_and(|line| line.contains_key(&self.number)), "a turn is in its line");
-        let is_first = line.as_ref().is_some_and(|line| line.keys().next() == Some(&self.number));
-        let Some(waiter) = line.and_then(|line| line.get_mut(&self.number)) else { return Poll::Ready(()) };
-        let is_called = is_first && std::mem::take(&mut waiter.is_called);
-        if is_called {
-            waiter.polls = 0;
+        debug_assert!(line.as_ref().is_some_and(|line| line.has(self.number)), "a turn is in its line");
+        let Some(line) = line.filter(|line| line.has(self.number)) else { return Poll::Ready(()) };
+        let is_first = line.first().is_some_and(|(first, _)| first == self.number);
+        let called = line.first_mut().filter(|first| is_first && first.is_called);
+        let is_called = called.is_some();
+        if let Some(first) = called {
+            (first.is_called, first.polls) = (false, 0);
+            wakers.to_drop.push(waker);
         } else {
-            std::mem::swap(&mut waiter.waker, &mut waker);
+            // No timer is set: its turn ends at a deadline of its own, and the first is woken.
+            line.sleep(self.number, u64::MAX, waker, &mut wakers);
         }
         drop(lines);
-        contained(|| drop(waker)); // after the lock is released
+        wakers.release();
         if is_called { Poll::Ready(()) } else { Poll::Pending }
     }
 
@@ -405,8 +401,9 @@ impl PlaceTurn {
         let polls = self.lines.0.polls.as_ref()?;
         let mut lines = lock(&self.lines.0.lines);
         let all = lines.lines.len();
-        let mut first = lines.lines.get_mut(&self.line)?.first_entry().filter(|first| *first.key() == self.number)?;
-        let waiter = first.get_mut();
+        let line = lines.lines.get_mut(&self.line)?;
+        line.first().filter(|(first, _)| *first == self.number)?;
+        let waiter = line.first_mut()?;
         let wait = poll_after(waiter.polls, waiter.wait, all);
         waiter.polls = waiter.polls.saturating_add(1);
         let random = mixed(polls.seed ^ self.number.rotate_left(32) ^ u64::from(waiter.polls)) >> 56; // below 256
@@ -424,26 +421,25 @@ impl PlaceTurn {
 
 impl Drop for PlaceTurn {
     fn drop(&mut self) {
+        let mut wakers = Wakers::default();
         let mut lines = lock(&self.lines.0.lines);
         let Some(line) = lines.lines.get_mut(&self.line) else { return };
-        let was_first = line.keys().next() == Some(&self.number);
-        let left = line.remove(&self.number);
+        let was_first = line.first().is_some_and(|(first, _)| first == self.number);
+        let left = line.remove(self.number, &mut wakers);
         let is_over = line.is_empty();
         let leaves_more = |next: &LineWaiter| {
             let is_larger = |own: u64| next.limit > own;
             self.admitted.is_none_or(|own| own.has_more || own.own_limit.is_some_and(is_larger))
         };
         let has_more =
-            left.as_ref().is_some_and(|left| left.is_called) || line.values().next().is_some_and(leaves_more);
+            left.as_ref().is_some_and(|left| left.is_called) || line.first().is_some_and(|(_, next)| leaves_more(next));
         // Only the first request polls, and the store keeps its position among the requests of other processes.
         let is_polled = self.lines.0.polls.is_some();
-        let next = if was_first && (has_more || is_polled) { call_first(line) } else { None };
+        if was_first && (has_more || is_polled) {
+            call_first(line, &mut wakers);
+        }
         if is_over {
-            lines.lines.remove(&self.line);
-            let map = &mut lines.lines;
-            if map.capacity() > SPARE && map.len() < map.capacity() / 8 {
-                map.shrink_to_fit();
-            }
+            remove_line(&mut lines.lines, &self.line);
         }
         self.lines.0.waiting.fetch_sub(u64::from(left.is_some()), Ordering::Relaxed);
         self.lines.bucket(self.line.policy, &self.line.key).fetch_sub(u64::from(left.is_some()), Ordering::Relaxed);
@@ -454,8 +450,7 @@ impl Drop for PlaceTurn {
                 let _ = polls.left.try_send((policy, self.line.key.clone()));
             }
         }
-        wake(next);
-        contained(|| drop(left)); // its waker is the application's code
+        wakers.release();
     }
 }
 

@@ -13,6 +13,7 @@ mod on_refusal;
 mod places;
 mod plans;
 mod random_clocks;
+mod ready;
 mod stale_clock;
 mod stopped_clock;
 mod stress;

@@ -206,6 +206,10 @@ const PROMISES: &[Promise] = &[
         ],
     ),
     ("src/quota/builder.rs::BUCKETS_MAX", &["| the buckets of a sliding window | {_} | {} |"]),
+    ("src/limiter/ready.rs::MAX_WAIT", &["for which a caller waits. The default is {}."]),
+    ("src/limiter/ready.rs::MAX_WAITING", &["that wait at a time, of all keys. The default is {}."]),
+    ("src/limiter/ready.rs::UNKNOWN_WAIT", &["With others it asks again after {}, and then ever more rarely"]),
+    ("src/limiter/ready.rs::UNKNOWN_WAIT_MAX", &["ever more rarely, up to every {}."]),
     (
         "src/algorithm/block.rs::STRIKES_MAX",
         &["a concurrency limit {_}, a block {} strikes", "| the strikes of a block | {_} | {} |"],

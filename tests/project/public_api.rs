@@ -17,8 +17,8 @@ use tower_ratelimit::{
     Headers, Key, MemoryLimiter, MissingKey, Mode, OnError, Policy, Quota, RateLimitLayer, Refusals, Rule, Wait,
     clock::{Clock, ManualClock, MonotonicClock, Timestamp},
     limiter::{
-        Atomicity, BoxLimiter, Charge, ChargeDecision, Decision, Effect, Limiter, LimiterError, Receipt, Refund, Reply,
-        ReplyFuture, StoreErrorKind, UnsupportedQuota, UnsupportedQuotaKind,
+        Atomicity, BoxLimiter, Charge, ChargeDecision, Decision, Effect, Limiter, LimiterError, NotReady, Receipt,
+        Refund, Reply, ReplyFuture, StoreErrorKind, UnsupportedQuota, UnsupportedQuotaKind,
     },
     middleware::{
         Access, AccessList, Admission, GrpcCode, HeadersError, HeadersErrorKind, Jitter, LabelError, LegacyHeaders,
@@ -150,6 +150,7 @@ fn errors_cross_threads() {
     error::<HeadersError>();
     error::<AddressError>();
     error::<ObeyError>();
+    error::<NotReady>();
     error::<OwnQuotaError>();
     error::<Refused>();
     error::<SetupWarning>();

@@ -17,6 +17,7 @@ const SLEEPERS: &[(&str, &str)] = &[
     ("src/limiter/store/tests/", "tokio's time is paused, or a store in memory answers after a millisecond"),
     ("tests/memory/conformance.rs", "a limiter with a race needs time between its two steps"),
     ("tests/memory/random_clocks.rs", "threads run while another one holds a reading of the clock"),
+    ("tests/memory/ready.rs", "timers are the test's own, or tokio's time is paused"),
     ("tests/memory/stopped_clock.rs", "processes are stopped and continued in real time"),
     ("tests/middleware/delay.rs", "tokio's time is paused"),
     ("tests/middleware/departed.rs", "a server over TCP notices closed connections by and by"),

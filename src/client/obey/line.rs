@@ -16,11 +16,8 @@ use std::task::Waker;
 
 use super::heard::{Heard, unnamed_wait_us};
 use super::rate::Rate;
+use crate::base::wait_list::WaitList;
 use crate::base::wakers::Wakers;
-
-/// The number of foremost waiters whose timers are set to the instant at which the next is sent. If
-/// the task of the first does not run, the task of another one moves the line on.
-const FOREMOST: usize = 8;
 
 /// If no response comes for this time, the next request is sent anyway, so that a request that
 /// hangs does not stop the others. In microseconds.
@@ -47,15 +44,6 @@ pub(super) enum Polled {
     Sleeps(u64),
     /// It has left the line, because it would have to wait for this time more, which is too long.
     TooLong(u64),
-}
-
-#[derive(Debug)]
-struct LineEntry {
-    /// The latest instant at which it may be sent.
-    deadline_us: u64,
-    /// The instant that its timer is set to.
-    armed_us: u64,
-    waker: Option<Waker>,
 }
 
 #[derive(Debug)]
@@ -89,8 +77,8 @@ pub(super) struct KeyLine {
     sent_us: u64,
     /// The next turn.
     turns: u64,
-    /// By turn.
-    waiters: BTreeMap<u64, LineEntry>,
+    /// The latest instants at which the waiting requests may be sent.
+    waiters: WaitList<u64>,
     /// The numbers of the requests that are sent and do not know it yet, by turn.
     granted: BTreeMap<u64, u64>,
     /// Whether requests ask the client's own quota before they are sent: one after the other.
@@ -122,7 +110,7 @@ impl KeyLine {
             sent: 0,
             sent_us: 0,
             turns: 0,
-            waiters: BTreeMap::new(),
+            waiters: WaitList::default(),
             granted: BTreeMap::new(),
             asks,
             asking: None,
@@ -171,8 +159,7 @@ impl KeyLine {
         if self.waiters.len() >= most {
             return Err(CannotJoin::TooMany(wait_us));
         }
-        let deadline_us = now_us.saturating_add(max_wait_us);
-        self.waiters.insert(turn, LineEntry { deadline_us, armed_us: u64::MAX, waker: None });
+        self.waiters.add(turn, now_us.saturating_add(max_wait_us));
         Ok((turn, None))
     }
 
@@ -182,8 +169,7 @@ impl KeyLine {
         self.release(now_us, wakers);
         if now_us == u64::MAX {
             // The request is sent at once, because it cannot sleep.
-            if let Some(waiter) = self.waiters.remove(&turn) {
-                wakers.to_drop.extend(waiter.waker);
+            if self.waiters.remove(turn, wakers).is_some() {
                 let number = self.send(turn, now_us);
                 self.granted.insert(turn, number);
             }
@@ -192,13 +178,12 @@ impl KeyLine {
             wakers.to_drop.push(waker);
             return Polled::Sent(number);
         }
-        let is_foremost = self.waiters.keys().take(FOREMOST).any(|foremost| *foremost == turn);
+        let is_foremost = self.waiters.position(turn).is_some();
         let due_us = self.due_us().saturating_add(if is_foremost { 0 } else { PATIENCE_US });
-        match self.waiters.get_mut(&turn) {
-            Some(waiter) if now_us < waiter.deadline_us => {
-                let until_us = due_us.min(waiter.deadline_us);
-                waiter.armed_us = until_us;
-                wakers.to_drop.extend(waiter.waker.replace(waker));
+        match self.waiters.get_mut(turn).map(|deadline_us| *deadline_us) {
+            Some(deadline_us) if now_us < deadline_us => {
+                let until_us = due_us.min(deadline_us);
+                self.waiters.sleep(turn, until_us, waker, wakers);
                 Polled::Sleeps(until_us)
             }
             _ => {
@@ -211,9 +196,7 @@ impl KeyLine {
 
     /// Removes a request that waits, or that is sent and does not know it.
     pub(super) fn leave(&mut self, turn: u64, wakers: &mut Wakers) {
-        if let Some(waiter) = self.waiters.remove(&turn) {
-            wakers.to_drop.extend(waiter.waker);
-        }
+        self.waiters.remove(turn, wakers);
         if let Some(number) = self.granted.remove(&turn) {
             self.take_back(turn, number);
         }
@@ -232,7 +215,7 @@ impl KeyLine {
     ) {
         self.take_back(turn, number);
         self.own_us = self.own_us.max(not_before_us);
-        self.waiters.insert(turn, LineEntry { deadline_us, armed_us: u64::MAX, waker: None });
+        self.waiters.add(turn, deadline_us);
         self.dismiss(wakers);
         self.wake_foremost(wakers);
     }
@@ -395,10 +378,9 @@ impl KeyLine {
     /// Sends the requests that can go now: none at the end of time, which a timer shows where it cannot sleep.
     fn release(&mut self, now_us: u64, wakers: &mut Wakers) {
         while now_us < u64::MAX && self.due_us() <= now_us {
-            let Some((turn, waiter)) = self.waiters.pop_first() else { return };
+            let Some((turn, _)) = self.waiters.pop_first(wakers) else { return };
             let number = self.send(turn, now_us);
             self.granted.insert(turn, number);
-            wakers.to_wake.extend(waiter.waker);
         }
         self.wake_foremost(wakers);
     }
@@ -407,17 +389,14 @@ impl KeyLine {
     /// their turns.
     fn dismiss(&mut self, wakers: &mut Wakers) {
         let earliest_us = self.earliest_us();
-        while self.waiters.first_entry().is_some_and(|first| first.get().deadline_us < earliest_us) {
-            wakers.to_wake.extend(self.waiters.pop_first().and_then(|(_, waiter)| waiter.waker));
+        while self.waiters.first().is_some_and(|(_, deadline_us)| *deadline_us < earliest_us) {
+            self.waiters.pop_first(wakers);
         }
     }
 
-    /// Collects the wakers of the foremost waiters whose timers are set too late.
+    /// Wakes the foremost waiters whose timers are set too late.
     fn wake_foremost(&mut self, wakers: &mut Wakers) {
         let due_us = self.due_us();
-        let foremost = self.waiters.values_mut().take(FOREMOST);
-        for waiter in foremost.filter(|waiter| waiter.armed_us > due_us.min(waiter.deadline_us)) {
-            wakers.to_wake.extend(waiter.waker.take());
-        }
+        self.waiters.wake_foremost(|_, deadline_us| Some(due_us.min(*deadline_us)), wakers);
     }
 }

@@ -5,17 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::line::WaitingLines;
 use crate::base::time::micros_floor;
 use crate::clock::Timer;
 use crate::key::Key;
-use crate::limiter::PlaceLines;
+use crate::limiter::{DepartureLines, PlaceLines};
 use crate::policy::Policy;
 
 /// The waiting room of a layer: its timer, and the lines of waiting requests.
 pub(crate) struct Delays {
     pub(super) timer: Arc<dyn Timer>,
-    pub(super) lines: WaitingLines,
+    pub(super) lines: DepartureLines,
     waiting: AtomicUsize,
     bounds: WaitBounds,
 }
@@ -53,7 +52,7 @@ impl Drop for Counted {
 
 impl Delays {
     pub(crate) fn new(timer: Arc<dyn Timer>, bounds: WaitBounds) -> Self {
-        Self { timer, lines: WaitingLines::default(), waiting: AtomicUsize::new(0), bounds }
+        Self { timer, lines: DepartureLines::default(), waiting: AtomicUsize::new(0), bounds }
     }
 
     /// Counts one more request as waiting. Returns `None` if the most wait already.

@@ -2,7 +2,6 @@
 
 mod delays;
 mod in_line;
-mod line;
 mod wait;
 
 pub(crate) use delays::{Counted, Delays, WaitBounds};

@@ -11,7 +11,6 @@ use http::Request;
 use smallvec::SmallVec;
 
 use super::delays::{Counted, Delays};
-use super::line::{LineKey, Turn};
 use crate::base::head::Head;
 use crate::base::sync::contained;
 use crate::base::time::micros_ceil;
@@ -19,7 +18,7 @@ use crate::base::wait::Wait;
 use crate::clock::Sleep;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::event::LayerEvent;
-use crate::limiter::{Limiter, Refund};
+use crate::limiter::{DepartureKey, DepartureTurn, Limiter, Refund};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::kind::{OutcomeCause, makes_wait};
 use crate::middleware::ticket::{Charged, Ticket, effect_of};
@@ -95,9 +94,9 @@ impl Ticket {
 }
 
 /// Returns the key of the line in which a charge waits.
-fn line_key_of<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> LineKey {
+fn line_key_of<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> DepartureKey {
     let policy = charged.policy_in(layer).map_or(0, Policy::fingerprint);
-    LineKey { policy, key: charged.key.clone(), cost: charged.cost }
+    DepartureKey { policy, key: charged.key.clone(), cost: charged.cost }
 }
 
 /// Returns the instant of the timer at which a charge departs.
@@ -121,7 +120,7 @@ pub(crate) struct Delayed<S, B, L: Limiter> {
     /// The request and what it holds, until it departs.
     held: Option<(Request<B>, Ticket)>,
     /// The turns that it waits for, with the place of the charge of each.
-    turns: SmallVec<[(usize, Turn); 1]>,
+    turns: SmallVec<[(usize, DepartureTurn); 1]>,
     /// The instant of the timer until which the request sleeps, in microseconds.
     sleep: Option<(u64, Sleep)>,
     counted: Option<Counted>,

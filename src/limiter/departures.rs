@@ -18,42 +18,36 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::task::Waker;
 
 use crate::base::sync::{Mutex, contained, lock};
+use crate::base::wait_list::{WaitList, remove_line};
 use crate::base::wakers::Wakers;
 use crate::decision::Receipt;
 use crate::key::Key;
 
-/// The number of foremost waiters, whose timers are set to the slots that they have now.
-const FOREMOST: usize = 8;
-
-/// A map with more capacity than this is shrunk when it has few lines.
-const SPARE: usize = 64;
-
 /// The policy, key and cost that a line is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct LineKey {
+pub(crate) struct DepartureKey {
     /// The fingerprint of its name and quota: the rules of a layer may change while requests wait.
-    pub(super) policy: u64,
-    pub(super) key: Key,
+    pub(crate) policy: u64,
+    pub(crate) key: Key,
     /// A slot fits only requests of its own cost: a more costly one would depart too close to the next.
-    pub(super) cost: u64,
+    pub(crate) cost: u64,
 }
 
-/// All lines of a layer. A key has a line only while a request waits in it.
+/// The lines of a layer, or of a [`Ready`](super::Ready). A key has a line only while a request waits in it.
 #[derive(Debug, Default)]
-pub(super) struct WaitingLines(Mutex<Waiting>);
+pub(crate) struct DepartureLines(Mutex<Departures>);
 
 #[derive(Debug, Default)]
-struct Waiting {
-    lines: HashMap<LineKey, WaitingLine>,
+struct Departures {
+    lines: HashMap<DepartureKey, DepartureLine>,
     turns: u64,
 }
 
 #[derive(Debug, Default)]
-struct WaitingLine {
+struct DepartureLine {
     /// Sorted by departure. The first ones belong to the waiters, one to each; the others are free.
     slots: VecDeque<Slot>,
-    /// By turn number, so in the order in which they joined.
-    waiters: BTreeMap<u64, Waiter>,
+    waiters: WaitList<()>,
     /// The receipts of the slots in which waiters depart that do not know it yet, by turn number.
     departed: BTreeMap<u64, Option<Receipt>>,
     /// The receipts of slots that are over and were not used, by turn number.
@@ -68,37 +62,30 @@ struct Slot {
     receipt: Option<Receipt>,
 }
 
-#[derive(Debug)]
-struct Waiter {
-    /// The instant that its timer is set to.
-    armed_us: u64,
-    waker: Option<Waker>,
-}
-
 /// A waiting request's number in its line.
 #[derive(Debug)]
-pub(super) struct Turn {
-    key: LineKey,
+pub(crate) struct DepartureTurn {
+    key: DepartureKey,
     number: u64,
 }
 
-impl WaitingLines {
+impl DepartureLines {
     /// Joins the line with the slot that the limiter gave.
-    pub(super) fn join(&self, key: LineKey, departs_us: u64, receipt: Option<Receipt>) -> Turn {
+    pub(crate) fn join(&self, key: DepartureKey, departs_us: u64, receipt: Option<Receipt>) -> DepartureTurn {
         let mut waiting = lock(&self.0);
         waiting.turns += 1;
         let number = waiting.turns;
         let line = waiting.lines.entry(key.clone()).or_default();
         line.add(Slot { departs_us, receipt });
-        line.waiters.insert(number, Waiter { armed_us: u64::MAX, waker: None });
-        Turn { key, number }
+        line.waiters.add(number, ());
+        DepartureTurn { key, number }
     }
 
     /// Adds the slot of a request that does not wait for it. A waiter may move up to it. The slots that are free then
     /// are refunded, as when a waiter [leaves](Self::leave).
-    pub(super) fn decline(
+    pub(crate) fn decline(
         &self,
-        key: &LineKey,
+        key: &DepartureKey,
         departs_us: u64,
         receipt: Option<Receipt>,
         refund: impl FnMut(Vec<Receipt>),
@@ -115,7 +102,7 @@ impl WaitingLines {
 
     /// Returns the receipt of the request's slot if it may depart. Otherwise returns as an error the instant until
     /// which the request sleeps unless it is woken before.
-    pub(super) fn poll(&self, turn: &Turn, now_us: u64, waker: &Waker) -> Result<Option<Receipt>, u64> {
+    pub(crate) fn poll(&self, turn: &DepartureTurn, now_us: u64, waker: &Waker) -> Result<Option<Receipt>, u64> {
         let waker = waker.clone();
         let polled = self.with_line(turn, now_us, |line, wakers| match line.departed.remove(&turn.number) {
             Some(receipt) => {
@@ -129,8 +116,8 @@ impl WaitingLines {
 
     /// Leaves the line. The slot that becomes free is the last one, or its own if that is over. `refund` is called with
     /// the receipts of free slots, newest first, unless another thread refunds them.
-    pub(super) fn leave(&self, turn: &Turn, now_us: u64, refund: impl FnMut(Vec<Receipt>)) {
-        let leave = |line: &mut WaitingLine, wakers: &mut Wakers| match line.departed.remove(&turn.number) {
+    pub(crate) fn leave(&self, turn: &DepartureTurn, now_us: u64, refund: impl FnMut(Vec<Receipt>)) {
+        let leave = |line: &mut DepartureLine, wakers: &mut Wakers| match line.departed.remove(&turn.number) {
             Some(receipt) => line.unused.extend(receipt.map(|receipt| (turn.number, receipt))),
             None => line.leave(turn.number, wakers),
         };
@@ -139,7 +126,7 @@ impl WaitingLines {
     }
 
     /// Refunds the free slots of a line until it has none, unless another thread does.
-    fn refund_free(&self, key: &LineKey, mut refund: impl FnMut(Vec<Receipt>)) {
+    fn refund_free(&self, key: &DepartureKey, mut refund: impl FnMut(Vec<Receipt>)) {
         let mut is_mine = false;
         loop {
             let mut waiting = lock(&self.0);
@@ -162,9 +149,9 @@ impl WaitingLines {
     /// Changes a request's line, after the waiters that are due were released.
     fn with_line<T>(
         &self,
-        turn: &Turn,
+        turn: &DepartureTurn,
         now_us: u64,
-        change: impl FnOnce(&mut WaitingLine, &mut Wakers) -> T,
+        change: impl FnOnce(&mut DepartureLine, &mut Wakers) -> T,
     ) -> Option<T> {
         let mut wakers = Wakers::default();
         let mut waiting = lock(&self.0);
@@ -179,20 +166,16 @@ impl WaitingLines {
     }
 }
 
-impl Waiting {
+impl Departures {
     /// Removes a line in which no request waits and no slot is free.
-    fn remove_if_over(&mut self, key: &LineKey) {
-        let lines = &mut self.lines;
-        if lines.get(key).is_some_and(WaitingLine::is_over) {
-            lines.remove(key);
-            if lines.capacity() > SPARE && lines.len() < lines.capacity() / 8 {
-                lines.shrink_to_fit();
-            }
+    fn remove_if_over(&mut self, key: &DepartureKey) {
+        if self.lines.get(key).is_some_and(DepartureLine::is_over) {
+            remove_line(&mut self.lines, key);
         }
     }
 }
 
-impl WaitingLine {
+impl DepartureLine {
     fn is_over(&self) -> bool {
         self.slots.is_empty() && self.departed.is_empty() && self.unused.is_empty() && !self.is_refunding
     }
@@ -213,44 +196,39 @@ impl WaitingLine {
     /// Releases the waiters whose slots are due.
     fn release(&mut self, now_us: u64, wakers: &mut Wakers) {
         while !self.waiters.is_empty() && self.slots.front().is_some_and(|slot| slot.departs_us <= now_us) {
-            let (Some(slot), Some((number, waiter))) = (self.slots.pop_front(), self.waiters.pop_first()) else {
+            let (Some(slot), Some((number, ()))) = (self.slots.pop_front(), self.waiters.pop_first(wakers)) else {
                 return;
             };
             self.departed.insert(number, slot.receipt);
-            wakers.to_wake.extend(waiter.waker);
         }
         self.wake_foremost(wakers);
     }
 
-    /// Collects the wakers of the foremost waiters whose timers are set too late.
+    /// Wakes the foremost waiters whose timers are set too late.
     fn wake_foremost(&mut self, wakers: &mut Wakers) {
-        let foremost = self.slots.iter().zip(self.waiters.values_mut()).take(FOREMOST);
-        for (_, waiter) in foremost.filter(|(slot, waiter)| waiter.armed_us > slot.departs_us) {
-            wakers.to_wake.extend(waiter.waker.take());
-        }
+        let slots = &self.slots;
+        self.waiters.wake_foremost(|position, ()| slots.get(position).map(|slot| slot.departs_us), wakers);
     }
 
     /// Returns the instant until which a waiter sleeps, or `None` if it has departed. The line keeps its waker; an
     /// earlier waker goes to `wakers`.
     fn wait(&mut self, number: u64, now_us: u64, waker: Waker, wakers: &mut Wakers) -> Option<u64> {
-        let place = self.waiters.keys().take(FOREMOST).position(|foremost| *foremost == number);
-        let slot = self.slots.get(place.unwrap_or(self.waiters.len().saturating_sub(1)));
-        let (Some(slot), Some(waiter)) = (slot, self.waiters.get_mut(&number)) else {
+        let position = self.waiters.position(number);
+        let slot = self.slots.get(position.unwrap_or(self.waiters.len().saturating_sub(1)));
+        let (Some(slot), Some(armed_us)) = (slot, self.waiters.armed_us(number)) else {
             debug_assert!(false, "a request that waits has a slot, and is among those that wait");
             wakers.to_drop.push(waker);
             return None;
         };
-        let slot_us = slot.departs_us;
         // A waiter further back keeps its timer unless the last slot is earlier.
-        let keeps = place.is_none() && waiter.armed_us > now_us;
-        let until_us = if keeps { waiter.armed_us.min(slot_us) } else { slot_us };
-        waiter.armed_us = until_us;
-        wakers.to_drop.extend(waiter.waker.replace(waker));
+        let keeps = position.is_none() && armed_us > now_us;
+        let until_us = if keeps { armed_us.min(slot.departs_us) } else { slot.departs_us };
+        self.waiters.sleep(number, until_us, waker, wakers);
         Some(until_us)
     }
 
     fn leave(&mut self, number: u64, wakers: &mut Wakers) {
-        wakers.to_drop.extend(self.waiters.remove(&number).and_then(|waiter| waiter.waker));
+        self.waiters.remove(number, wakers);
         self.wake_foremost(wakers);
     }
 }
@@ -258,13 +236,14 @@ impl WaitingLine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::wait_list::{FOREMOST, SPARE};
     use std::sync::Arc;
 
     #[test]
     fn line_exists_only_while_a_request_waits_and_maps_shrink() {
-        let lines = WaitingLines::default();
-        let key = |caller: u64| LineKey { policy: 0, key: Key::of(caller).unwrap(), cost: 1 };
-        let mut waiting: Vec<Turn> = (0..10_000).map(|caller| lines.join(key(caller), 100, None)).collect();
+        let lines = DepartureLines::default();
+        let key = |caller: u64| DepartureKey { policy: 0, key: Key::of(caller).unwrap(), cost: 1 };
+        let mut waiting: Vec<DepartureTurn> = (0..10_000).map(|caller| lines.join(key(caller), 100, None)).collect();
         let sizes = || lines.0.lock().unwrap().lines.len();
         let room = || lines.0.lock().unwrap().lines.capacity();
         assert_eq!(sizes(), 10_000);
@@ -279,8 +258,8 @@ mod tests {
 
     /// A task that holds another request, which waits in the same line. It ends with the last of its wakers.
     struct Holder {
-        lines: Arc<WaitingLines>,
-        turn: Turn,
+        lines: Arc<DepartureLines>,
+        turn: DepartureTurn,
     }
 
     impl std::task::Wake for Holder {
@@ -295,7 +274,7 @@ mod tests {
 
     #[test]
     fn wakers_are_dropped_when_the_lock_is_released() {
-        type End = fn(&WaitingLines, &Turn);
+        type End = fn(&DepartureLines, &DepartureTurn);
         let ends: [(&str, End); 4] = [
             ("polled by another task", |lines, turn| {
                 assert!(lines.poll(turn, 0, Waker::noop()).is_err());
@@ -308,8 +287,8 @@ mod tests {
         for (name, end) in ends {
             let (done, ended) = std::sync::mpsc::channel();
             std::thread::spawn(move || {
-                let lines = Arc::new(WaitingLines::default());
-                let key = LineKey { policy: 0, key: Key::global(), cost: 1 };
+                let lines = Arc::new(DepartureLines::default());
+                let key = DepartureKey { policy: 0, key: Key::global(), cost: 1 };
                 let [turn, other] = [100, 200].map(|departs_us| lines.join(key.clone(), departs_us, None));
                 let holder = Waker::from(Arc::new(Holder { lines: Arc::clone(&lines), turn: other }));
                 let _ = lines.poll(&turn, 0, &holder);
@@ -334,7 +313,7 @@ mod tests {
 
     #[test]
     fn waker_that_panics_keeps_no_other_request_waiting() {
-        let lines = WaitingLines::default();
+        let lines = DepartureLines::default();
         let turns = [(); 3].map(|()| lines.join(key(), 100, None));
         let wakers = [(); 2].map(|()| Arc::new(Panics(false.into())));
         for (turn, waker) in turns.iter().zip(&wakers) {
@@ -348,8 +327,8 @@ mod tests {
         Some(Receipt::new(1, at_us, 0))
     }
 
-    fn key() -> LineKey {
-        LineKey { policy: 0, key: Key::global(), cost: 1 }
+    fn key() -> DepartureKey {
+        DepartureKey { policy: 0, key: Key::global(), cost: 1 }
     }
 
     fn instants(receipts: &[Receipt]) -> Vec<u64> {
@@ -358,7 +337,7 @@ mod tests {
 
     #[test]
     fn slots_freed_during_a_refund_are_refunded_after_it() {
-        let lines = WaitingLines::default();
+        let lines = DepartureLines::default();
         let turns = [1, 2, 3, 4].map(|at_us| lines.join(key(), 100 * at_us, receipt(at_us)));
         let mut refunded = Vec::new();
         lines.leave(&turns[0], 0, |slots| {
@@ -378,7 +357,7 @@ mod tests {
 
     #[test]
     fn request_that_joins_during_a_refund_uses_the_free_slot() {
-        let lines = WaitingLines::default();
+        let lines = DepartureLines::default();
         let turns = [1, 2, 3].map(|at_us| lines.join(key(), 100 * at_us, receipt(at_us)));
         let (mut refunded, mut last) = (Vec::new(), None);
         lines.leave(&turns[0], 0, |slots| {
@@ -395,7 +374,7 @@ mod tests {
 
     #[test]
     fn unused_slots_are_refunded_after_later_ones() {
-        let lines = WaitingLines::default();
+        let lines = DepartureLines::default();
         let turns = [1, 2, 3].map(|at_us| lines.join(key(), 100 * at_us, receipt(at_us)));
         let mut refunded = Vec::new();
         lines.leave(&turns[2], 0, |slots| {
@@ -407,7 +386,7 @@ mod tests {
     /// Each timer that is set anew costs a wake of its task.
     #[test]
     fn waiter_further_back_keeps_its_timer_when_others_join() {
-        let lines = WaitingLines::default();
+        let lines = DepartureLines::default();
         let turns = [(); FOREMOST + 1].map(|()| lines.join(key(), 100, None));
         let last = &turns[FOREMOST];
         assert_eq!(lines.poll(last, 0, Waker::noop()), Err(100));

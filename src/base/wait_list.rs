@@ -1,0 +1,130 @@
+//! Waiters in the order of their turns: what a line knows of each, the task to wake, and the
+//! instant that its timer is set to.
+//!
+//! All lines of the crate keep their waiters so: departures of leaky queues, lines that ask again,
+//! lines for places, and the lines of a client. They differ in what makes the first waiter go.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, Hash};
+use std::task::Waker;
+
+use super::wakers::Wakers;
+
+/// The number of foremost waiters whose timers are set to the instants at which they may go. If the
+/// task of the first does not run, the task of another one moves the line on.
+pub(crate) const FOREMOST: usize = 8;
+
+/// A map with more capacity than this is shrunk when it has few lines.
+pub(crate) const SPARE: usize = 64;
+
+/// The waiters of one line, by their turns.
+#[derive(Debug)]
+pub(crate) struct WaitList<T>(BTreeMap<u64, Waiter<T>>);
+
+#[derive(Debug)]
+struct Waiter<T> {
+    own: T,
+    /// The instant that its timer is set to, in microseconds.
+    armed_us: u64,
+    waker: Option<Waker>,
+}
+
+impl<T> Default for WaitList<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<T> WaitList<T> {
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds a waiter at the position of its turn.
+    pub(crate) fn add(&mut self, turn: u64, own: T) {
+        self.0.insert(turn, Waiter { own, armed_us: u64::MAX, waker: None });
+    }
+
+    /// Returns whether this waiter is in the line.
+    pub(crate) fn has(&self, turn: u64) -> bool {
+        self.0.contains_key(&turn)
+    }
+
+    /// Returns what is known of a waiter.
+    pub(crate) fn get_mut(&mut self, turn: u64) -> Option<&mut T> {
+        self.0.get_mut(&turn).map(|waiter| &mut waiter.own)
+    }
+
+    /// Returns the first waiter and its turn.
+    pub(crate) fn first(&self) -> Option<(u64, &T)> {
+        self.0.first_key_value().map(|(turn, waiter)| (*turn, &waiter.own))
+    }
+
+    /// Returns the first waiter, to be changed.
+    pub(crate) fn first_mut(&mut self) -> Option<&mut T> {
+        self.0.values_mut().next().map(|waiter| &mut waiter.own)
+    }
+
+    /// Returns the number of waiters before this one, if it is among the foremost.
+    pub(crate) fn position(&self, turn: u64) -> Option<usize> {
+        self.0.keys().take(FOREMOST).position(|foremost| *foremost == turn)
+    }
+
+    /// Returns the instant that a waiter's timer is set to.
+    pub(crate) fn armed_us(&self, turn: u64) -> Option<u64> {
+        self.0.get(&turn).map(|waiter| waiter.armed_us)
+    }
+
+    /// Notes that a waiter sleeps until an instant, unless this waker is woken before. Its earlier
+    /// waker is dropped with `wakers`.
+    pub(crate) fn sleep(&mut self, turn: u64, until_us: u64, waker: Waker, wakers: &mut Wakers) {
+        match self.0.get_mut(&turn) {
+            Some(waiter) => {
+                waiter.armed_us = until_us;
+                wakers.to_drop.extend(waiter.waker.replace(waker));
+            }
+            None => wakers.to_drop.push(waker),
+        }
+    }
+
+    /// Removes the first waiter and wakes it.
+    pub(crate) fn pop_first(&mut self, wakers: &mut Wakers) -> Option<(u64, T)> {
+        let (turn, waiter) = self.0.pop_first()?;
+        wakers.to_wake.extend(waiter.waker);
+        Some((turn, waiter.own))
+    }
+
+    /// Removes a waiter. It is not woken.
+    pub(crate) fn remove(&mut self, turn: u64, wakers: &mut Wakers) -> Option<T> {
+        let waiter = self.0.remove(&turn)?;
+        wakers.to_drop.extend(waiter.waker);
+        Some(waiter.own)
+    }
+
+    /// Wakes the first waiter, which stays in the line.
+    pub(crate) fn wake_first(&mut self, wakers: &mut Wakers) {
+        wakers.to_wake.extend(self.0.values_mut().next().and_then(|waiter| waiter.waker.take()));
+    }
+
+    /// Wakes the foremost waiters whose timers are set too late. `until_us` returns the instant at
+    /// which a waiter may go, by its position, or `None` if it need not be woken.
+    pub(crate) fn wake_foremost(&mut self, until_us: impl Fn(usize, &T) -> Option<u64>, wakers: &mut Wakers) {
+        for (position, waiter) in self.0.values_mut().take(FOREMOST).enumerate() {
+            if until_us(position, &waiter.own).is_some_and(|until_us| waiter.armed_us > until_us) {
+                wakers.to_wake.extend(waiter.waker.take());
+            }
+        }
+    }
+}
+
+/// Removes a line, and shrinks a map that has few lines left.
+pub(crate) fn remove_line<K: Eq + Hash, V, S: BuildHasher>(lines: &mut HashMap<K, V, S>, key: &K) {
+    lines.remove(key);
+    if lines.capacity() > SPARE && lines.len() < lines.capacity() / 8 {
+        lines.shrink_to_fit();
+    }
+}

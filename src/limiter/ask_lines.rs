@@ -1,0 +1,317 @@
+//! The callers that wait in line until a limiter admits them.
+//!
+//! A line is for one policy's name and one key. Its first caller asks the limiter. If the limiter
+//! denies it, it asks again at the instant that the limiter named, and no other caller asks before.
+//! When it is admitted, the next one asks: at once if the decision left enough for it, and
+//! otherwise when the next unit comes. So an admission takes one call of the limiter, or two if
+//! something else charged the key meanwhile.
+//!
+//! Callers ask side by side as far as the last decision left enough for all of them, so that a
+//! remote limiter is not asked only once in a round trip. If the limiter fails, each caller asks at
+//! once: none waits for the failures of the callers before it.
+//!
+//! # Callers that do not run
+//!
+//! A caller may have stopped to poll. If the first caller does not ask in time, the next one does,
+//! and passes it over. A caller that is passed over keeps its turn: it is the first again as soon
+//! as it polls. So it delays the others once.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use super::place_lines::LineStep;
+use crate::base::sync::{AtomicU64, Mutex, Ordering, contained, lock};
+use crate::base::time::{micros_ceil, micros_floor};
+use crate::base::wait_list::{FOREMOST, WaitList, remove_line};
+use crate::base::wakers::Wakers;
+use crate::clock::{Sleep, Timer};
+use crate::key::Key;
+use crate::policy::Policy;
+
+/// The time in which the first caller has to ask when it may. After that the second asks, and so
+/// on.
+const PATIENCE_US: u64 = 50_000;
+
+/// The time after which a call of the limiter no longer keeps the next caller from asking.
+const UNANSWERED_US: u64 = 1_000_000;
+
+/// The time after which a caller that is none of the foremost passes all of them over.
+const LONG_PATIENCE_US: u64 = 10_000_000;
+
+/// The lines of all keys. A key has a line only while a caller waits in it.
+#[derive(Debug, Default)]
+pub(crate) struct AskLines {
+    /// The number of callers in all lines.
+    waiting: AtomicU64,
+    table: Mutex<AskTable>,
+}
+
+#[derive(Debug, Default)]
+struct AskTable {
+    lines: HashMap<AskLineKey, AskLine>,
+    turns: u64,
+}
+
+/// The fingerprint of a policy's name, and the key that a line is for.
+type AskLineKey = (u64, Key);
+
+/// All instants are in microseconds of the callers' timer.
+#[derive(Debug, Default)]
+struct AskLine {
+    /// The callers that wait, with their costs.
+    waiters: WaitList<u64>,
+    /// The costs of the callers that did not ask in time, by their turns.
+    passed_over: BTreeMap<u64, u64>,
+    /// The calls of the limiter that are under way, by the turns of their callers.
+    asking: BTreeMap<u64, Asking>,
+    /// The instant at which the first caller may ask.
+    due_us: u64,
+    /// The units that the last decision left, less those that are asked for.
+    spare: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Asking {
+    cost: u64,
+    since_us: u64,
+}
+
+impl AskLines {
+    /// Returns whether no caller waits in any line.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) == 0
+    }
+
+    /// Returns whether callers wait for a key.
+    pub(crate) fn has_line(&self, policy: &Policy, key: &Key) -> bool {
+        !self.is_empty() && lock(&self.table).lines.contains_key(&line_key(policy, key))
+    }
+
+    /// Lets the first caller of a key ask, because units have come back.
+    pub(crate) fn call_first(&self, policy: &Policy, key: &Key, now_us: u64) {
+        if !self.is_empty() {
+            self.change(&line_key(policy, key), |line, _| line.due_us = line.due_us.min(now_us));
+        }
+    }
+
+    fn change<T>(&self, key: &AskLineKey, change: impl FnOnce(&mut AskLine, &mut Wakers) -> T) -> Option<T> {
+        let mut wakers = Wakers::default();
+        let mut table = lock(&self.table);
+        let line = table.lines.get_mut(key)?;
+        let changed = change(line, &mut wakers);
+        line.wake_foremost(&mut wakers);
+        if line.is_over() {
+            remove_line(&mut table.lines, key);
+        }
+        drop(table);
+        wakers.release();
+        Some(changed)
+    }
+}
+
+fn line_key(policy: &Policy, key: &Key) -> AskLineKey {
+    (policy.name_fingerprint(), key.clone())
+}
+
+impl AskLine {
+    fn is_over(&self) -> bool {
+        self.waiters.is_empty() && self.passed_over.is_empty() && self.asking.is_empty()
+    }
+
+    /// Returns the instant until which a caller sleeps, or `None` if it asks now.
+    fn poll(&mut self, turn: u64, now_us: u64, until_us: u64, waker: Waker, wakers: &mut Wakers) -> Option<u64> {
+        if let Some(cost) = self.passed_over.remove(&turn) {
+            self.waiters.add(turn, cost);
+        }
+        let cost = self.waiters.get_mut(turn).map_or(0, |cost| *cost);
+        if self.waiters.position(turn).is_none() && self.free_us(cost).saturating_add(LONG_PATIENCE_US) <= now_us {
+            (0..FOREMOST).for_each(|_| self.pass_first_over(wakers));
+            self.due_us = now_us;
+        }
+        let may_ask_us = match self.waiters.position(turn) {
+            Some(position) => self.may_ask_us(position, cost),
+            None => self.free_us(cost).max(now_us).saturating_add(LONG_PATIENCE_US),
+        };
+        if may_ask_us > now_us {
+            let until_us = may_ask_us.min(until_us);
+            self.waiters.sleep(turn, until_us, waker, wakers);
+            return Some(until_us);
+        }
+        while self.waiters.first().is_some_and(|(first, _)| first < turn) {
+            self.pass_first_over(wakers);
+        }
+        self.waiters.remove(turn, wakers);
+        self.asking.insert(turn, Asking { cost, since_us: now_us });
+        self.spare = self.spare.saturating_sub(cost);
+        self.due_us = now_us;
+        wakers.to_drop.push(waker);
+        None
+    }
+
+    fn pass_first_over(&mut self, wakers: &mut Wakers) {
+        // It is woken, in case that it polls again.
+        if let Some((turn, cost)) = self.waiters.pop_first(wakers) {
+            self.passed_over.insert(turn, cost);
+        }
+    }
+
+    /// Returns the instant at which a caller may ask, by the number of callers before it.
+    fn may_ask_us(&self, position: usize, cost: u64) -> u64 {
+        let patience_us = PATIENCE_US.saturating_mul(u64::try_from(position).unwrap_or(u64::MAX));
+        self.free_us(cost).saturating_add(patience_us)
+    }
+
+    /// Returns the instant at which the first caller may ask.
+    fn free_us(&self, cost: u64) -> u64 {
+        let latest = self.asking.values().map(|asking| asking.since_us).max().filter(|_| cost > self.spare);
+        self.due_us.max(latest.map_or(0, |since_us| since_us.saturating_add(UNANSWERED_US)))
+    }
+
+    fn wake_foremost(&mut self, wakers: &mut Wakers) {
+        let mut waiters = std::mem::take(&mut self.waiters);
+        waiters.wake_foremost(|position, cost| Some(self.may_ask_us(position, *cost)), wakers);
+        self.waiters = waiters;
+    }
+
+    /// Puts a caller that the limiter denied back to its place in the line.
+    fn note_denied(&mut self, turn: u64, now_us: u64, wait_us: u64) {
+        let Some(Asking { cost, .. }) = self.asking.remove(&turn) else { return };
+        self.waiters.add(turn, cost);
+        self.spare = 0;
+        self.due_us = now_us.saturating_add(wait_us);
+    }
+
+    /// Takes a caller out that was admitted. `remaining` units are left, and the next one comes
+    /// after `next_us`.
+    fn note_admitted(&mut self, turn: u64, now_us: u64, remaining: u64, next_us: u64) {
+        self.asking.remove(&turn);
+        let under_way = self.asking.values().fold(0, |sum: u64, asking| sum.saturating_add(asking.cost));
+        self.spare = remaining.saturating_sub(under_way);
+        let is_enough = self.waiters.first().is_none_or(|(_, cost)| *cost <= self.spare);
+        self.due_us = now_us.saturating_add(if is_enough { 0 } else { next_us });
+    }
+
+    /// Takes a caller out whose call failed. All others may ask.
+    fn note_failed(&mut self, turn: u64, now_us: u64) {
+        self.asking.remove(&turn);
+        (self.spare, self.due_us) = (u64::MAX, now_us);
+    }
+
+    /// Takes a caller out that does not wait any more.
+    fn leave(&mut self, turn: u64, now_us: u64, wakers: &mut Wakers) {
+        self.passed_over.remove(&turn);
+        if self.asking.remove(&turn).is_some() {
+            self.due_us = now_us;
+        }
+        let was_first = self.waiters.first().is_some_and(|(first, _)| first == turn);
+        let Some(cost) = self.waiters.remove(turn, wakers) else { return };
+        if was_first {
+            // A smaller cost may pass earlier than the limiter said of a larger one.
+            let is_smaller = self.waiters.first().is_some_and(|(_, next)| *next < cost);
+            self.due_us = if is_smaller { now_us } else { self.due_us.max(now_us) };
+        }
+    }
+}
+
+/// A caller's turn in a line, for a bounded time. It leaves the line when this is dropped.
+pub(crate) struct AskTurn {
+    lines: Arc<AskLines>,
+    timer: Arc<dyn Timer>,
+    key: AskLineKey,
+    number: u64,
+    until_us: u64,
+    sleep: Option<(u64, Sleep)>,
+}
+
+impl AskTurn {
+    /// Joins the line of a key, for at most `until_us`. If the limiter has denied the caller,
+    /// `wait` is the wait that it named.
+    pub(crate) fn join(
+        lines: &Arc<AskLines>,
+        timer: &Arc<dyn Timer>,
+        (policy, key, cost): (&Policy, &Key, u64),
+        until_us: u64,
+        wait: Option<Duration>,
+    ) -> Self {
+        let (key, now_us) = (line_key(policy, key), micros_floor(timer.now()));
+        let mut table = lock(&lines.table);
+        table.turns += 1;
+        let number = table.turns;
+        let line = table.lines.entry(key.clone()).or_default();
+        if line.is_over() {
+            line.due_us = now_us.saturating_add(wait.map_or(0, micros_ceil));
+        }
+        line.waiters.add(number, cost);
+        lines.waiting.fetch_add(1, Ordering::Relaxed);
+        drop(table);
+        Self { lines: Arc::clone(lines), timer: Arc::clone(timer), key, number, until_us, sleep: None }
+    }
+
+    /// Is ready when the caller has to ask the limiter, or when it gives up. After it has asked, it
+    /// says what came of it.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LineStep> {
+        let mut now_us = self.now_us();
+        loop {
+            if now_us > self.until_us {
+                return Poll::Ready(LineStep::GivesUp);
+            }
+            let (number, until_us, waker) = (self.number, self.until_us, cx.waker().clone());
+            let polled =
+                self.lines.change(&self.key, |line, wakers| line.poll(number, now_us, until_us, waker, wakers));
+            debug_assert!(polled.is_some(), "a line lasts as long as a caller has a turn in it");
+            let Some(until_us) = polled.flatten() else { return Poll::Ready(LineStep::Asks) };
+            if now_us >= self.until_us {
+                return Poll::Ready(LineStep::GivesUp);
+            }
+            if self.sleep.as_ref().is_none_or(|(set_us, _)| *set_us != until_us) {
+                self.sleep = Some((until_us, self.timer.sleep_until(Duration::from_micros(until_us))));
+            }
+            let Some((_, sleep)) = &mut self.sleep else { return Poll::Pending };
+            std::task::ready!(sleep.as_mut().poll(cx));
+            self.sleep = None;
+            // At least `until_us`, even if the timer's clock is wrong: no caller may poll for ever.
+            now_us = self.now_us().max(until_us);
+        }
+    }
+
+    /// Returns for how long the caller may still wait.
+    pub(crate) fn left(&self) -> Duration {
+        Duration::from_micros(self.until_us.saturating_sub(self.now_us()))
+    }
+
+    /// Notes that the limiter denied the caller, which asks again after this wait.
+    pub(crate) fn note_denied(&self, wait: Duration) {
+        // A wait of zero would make this a busy loop.
+        let (now_us, wait_us) = (self.now_us(), micros_ceil(wait).max(1));
+        self.lines.change(&self.key, |line, _| line.note_denied(self.number, now_us, wait_us));
+    }
+
+    /// Leaves the line with what the limiter gave. `remaining` units are left, and the next one
+    /// comes after `next`.
+    pub(crate) fn leave_admitted(self, remaining: u64, next: Duration) {
+        let now_us = self.now_us();
+        self.lines.change(&self.key, |line, _| line.note_admitted(self.number, now_us, remaining, micros_ceil(next)));
+    }
+
+    /// Leaves the line because the limiter failed.
+    pub(crate) fn leave_failed(self) {
+        let now_us = self.now_us();
+        self.lines.change(&self.key, |line, _| line.note_failed(self.number, now_us));
+    }
+
+    fn now_us(&self) -> u64 {
+        micros_floor(self.timer.now())
+    }
+}
+
+impl Drop for AskTurn {
+    fn drop(&mut self) {
+        let mut now_us = 0;
+        contained(|| now_us = self.now_us()); // the timer is the application's code
+        self.lines.change(&self.key, |line, wakers| line.leave(self.number, now_us, wakers));
+        self.lines.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}

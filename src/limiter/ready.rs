@@ -1,0 +1,663 @@
+//! Waiting until a limiter admits a charge, for callers that are no requests of a layer.
+
+use std::error::Error;
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::ask_lines::{AskLines, AskTurn};
+use super::departures::{DepartureKey, DepartureLines, DepartureTurn};
+use super::effect::binds;
+use super::place_lines::{BoundedTurn, FAILED_POLLS_MAX, LineStep};
+use super::{Charge, Limiter, Place, Refund};
+use crate::base::sync::contained;
+use crate::base::time::{Humane, micros_ceil, micros_floor};
+use crate::base::wait::Wait;
+use crate::clock::{Sleep, Timer, default_timer};
+use crate::decision::{ChargeDecision, Decision, Receipt};
+use crate::error::{Source, debug_as_text};
+use crate::key::Key;
+use crate::policy::Policy;
+
+/// The longest wait by default.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+
+/// The number of callers that wait by default.
+const MAX_WAITING: usize = 1_000;
+
+/// The first and the longest wait if the limiter does not know when a charge would pass.
+const UNKNOWN_WAIT: Duration = Duration::from_millis(20);
+const UNKNOWN_WAIT_MAX: Duration = Duration::from_millis(400);
+
+/// Lets callers wait until a limiter admits them: jobs of a worker, messages of a socket, chunks of
+/// a download, calls of a client.
+///
+/// ```
+/// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, limiter::Ready};
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let clock = tower_ratelimit::clock::TokioClock::new();
+/// # let limiter = MemoryLimiter::builder().clock(clock).build()?;
+/// # let _ = stringify! {
+/// let limiter = MemoryLimiter::new();
+/// # };
+/// let ready = Ready::new(limiter); // once; clones share the lines
+/// let mails = Policy::new("mails", Quota::per_second(5).burst(1)?)?;
+/// let tenant = Key::of("acme").ok_or("a tenant has a name")?;
+/// # let began = tokio::time::Instant::now();
+/// for _ in 0..3 {
+///     ready.take_one(&mails, &tenant, 1).await?;
+///     println!("now it is this mail's turn");
+/// }
+/// # assert_eq!(began.elapsed().as_millis(), 400);
+/// # Ok(()) }
+/// ```
+///
+/// * **Any limiter**, and any quota. A [leaky queue](crate::Quota::leaky_queue) names the departure
+///   in one call. With other quotas the first caller in line asks again at the instant that the
+///   limiter named.
+/// * **In order.** Callers of one policy and key are admitted in the order in which they came, and
+///   a caller that finds others waiting stands behind them. The order is that of one `Ready` and
+///   its clones.
+/// * **Bounded.** At most [`max_waiting`](Self::max_waiting) callers wait, and each for at most
+///   [`max_wait`](Self::max_wait). A caller that would have to wait longer is told so at once.
+/// * **Dropped at any point**, a future returns what it took, and the next caller moves up. A
+///   future that is not dropped and not polled delays the callers behind it once, by at most 50
+///   milliseconds; if eight such futures are the first in line, by at most ten seconds.
+/// * **A failing limiter** ends the waits of its callers with [`NotReadyKind::Limiter`].
+///
+/// Tokio's timer wakes up to a millisecond late. So a quota that admits one unit at a time passes
+/// at most about 1,000 units a second of a key. Give such a quota a larger burst, take several
+/// units at once, or use a leaky queue.
+///
+/// A quota that [counts denied](crate::Quota::count_denied) requests counts each time that the
+/// limiter is asked.
+#[derive(Clone)]
+pub struct Ready<L> {
+    limiter: L,
+    timer: Option<Arc<dyn Timer>>,
+    lines: Arc<ReadyLines>,
+    max_wait: Duration,
+    max_waiting: usize,
+}
+
+#[derive(Default)]
+struct ReadyLines {
+    asks: Arc<AskLines>,
+    departures: DepartureLines,
+    waiting: AtomicUsize,
+}
+
+impl<L: Limiter> Ready<L> {
+    /// Makes lines in front of a limiter, in which no caller waits. Clones share them.
+    ///
+    /// Callers wait by a `TokioTimer` if there is the feature `tokio`. Otherwise set a
+    /// [timer](Self::timer).
+    #[must_use]
+    pub fn new(limiter: L) -> Self {
+        let (timer, lines) = (default_timer(), Arc::default());
+        Self { limiter, timer, lines, max_wait: MAX_WAIT, max_waiting: MAX_WAITING }
+    }
+
+    /// Sets the timer with which callers wait. The lines are new ones: set it before it is cloned.
+    #[must_use]
+    pub fn timer(self, timer: impl Timer + 'static) -> Self {
+        Self { timer: Some(Arc::new(timer)), lines: Arc::default(), ..self }
+    }
+
+    /// Sets the longest time for which a caller waits. The default is 60 seconds. Clones may differ
+    /// in it.
+    ///
+    /// For units of a concurrency limit, a caller waits at most for as long as [the
+    /// quota](crate::Quota::max_wait) says, if it says so.
+    #[must_use]
+    pub fn max_wait(self, max: Duration) -> Self {
+        Self { max_wait: max, ..self }
+    }
+
+    /// Sets the maximum number of callers that wait at a time, of all keys. The default is 1,000.
+    /// Clones count together and may differ in it.
+    #[must_use]
+    pub fn max_waiting(self, max: usize) -> Self {
+        Self { max_waiting: max, ..self }
+    }
+
+    /// Returns the limiter.
+    #[must_use]
+    pub fn limiter(&self) -> &L {
+        &self.limiter
+    }
+
+    /// Returns the number of callers that wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.lines.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Takes `cost` units from what `policy` allows `key`, and waits until they are admitted.
+    ///
+    /// # Errors
+    /// If the wait would be too long, too many wait, the cost is above the capacity, or the limiter
+    /// fails. Nothing is taken then.
+    pub async fn take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Result<ChargeDecision, NotReady> {
+        let mut answered = None;
+        if self.lines.asks.is_empty() {
+            if let Some(decision) = self.limiter.try_take_one(policy, key, cost) {
+                if decision.is_allowed() && decision.delay().is_zero() {
+                    return Ok(decision);
+                }
+                answered = Some(Decision::one(decision.is_allowed(), decision));
+            }
+        }
+        let charge = Charge::new(policy, key).cost(cost);
+        // Boxed, so that the future of a caller that does not wait stays small.
+        let decision = Box::pin(self.wait(&[charge], answered)).await?.into_charges().next();
+        debug_assert!(decision.is_some(), "one charge has one decision");
+        Ok(decision.unwrap_or(ChargeDecision::blank()))
+    }
+
+    /// Takes all charges, and waits until they are admitted together. The caller stands in the line
+    /// of the first charge.
+    ///
+    /// # Errors
+    /// As [`take_one`](Self::take_one).
+    pub async fn take(&self, charges: &[Charge<'_>]) -> Result<Decision, NotReady> {
+        Box::pin(self.wait(charges, None)).await
+    }
+
+    /// Takes `cost` units of a [concurrency limit](crate::Quota::concurrent), waits until they are
+    /// free, and holds them until the [`Place`] is dropped.
+    ///
+    /// With a limiter that has [lines](Limiter::place_lines) for such units, the caller waits in
+    /// the same line as the requests of layers. With others it asks again after 20 milliseconds,
+    /// and then ever more rarely, up to every 400 milliseconds.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, limiter::Ready};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let ready = Ready::new(MemoryLimiter::new());
+    /// let renders = Policy::new("renders", Quota::concurrent(4))?;
+    /// let place = ready.hold(&renders, &Key::of("alice").unwrap(), 1).await?;
+    /// // Render.
+    /// drop(place);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`take_one`](Self::take_one).
+    pub async fn hold(&self, policy: &Policy, key: &Key, cost: u64) -> Result<Place, NotReady>
+    where
+        L: Clone,
+    {
+        let mut decision = self.take_one(policy, key, cost).await?;
+        let refund = |receipt| Refund::new(policy.clone(), key.clone(), receipt);
+        Ok(Place::new(self.limiter.clone(), decision.take_receipt().map(refund)))
+    }
+
+    /// Refunds what a receipt still holds of a charge to (policy, key), and lets the first caller
+    /// in line ask at once. A refund by the limiter itself does not.
+    pub fn refund(&self, policy: &Policy, key: &Key, receipt: Receipt) {
+        if let Err(receipt) = self.limiter.try_refund_one(policy, key, receipt) {
+            // A limiter sends a refund before it returns, so its reply can be dropped.
+            drop(self.limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]));
+        }
+        if let Some(timer) = &self.timer {
+            self.lines.asks.call_first(policy, key, micros_floor(timer.now()));
+        }
+    }
+
+    /// Takes the charges as soon as they are admitted. `answer` is that of the limiter if it was
+    /// asked already.
+    async fn wait(&self, charges: &[Charge<'_>], mut answer: Option<Decision>) -> Result<Decision, NotReady> {
+        let Some(first) = charges.first() else {
+            return self.limiter.take(charges).await.map_err(|error| NotReady::limiter("", error));
+        };
+        let mut caller =
+            ReadyCaller { ready: self, first, turn: None, counted: None, until: None, unknown_waits: 0, failures: 0 };
+        if answer.is_none() && self.lines.asks.has_line(first.policy, first.key) {
+            caller.join(Wait::None)?;
+        }
+        loop {
+            let step = match &mut caller.turn {
+                Some(turn) if answer.is_none() => poll_fn(|cx| turn.poll(cx)).await,
+                _ => LineStep::Asks,
+            };
+            if step == LineStep::GivesUp && !caller.asks_at_last() {
+                return Err(caller.too_long(Wait::Unknown));
+            }
+            let answered = match answer.take() {
+                Some(decision) => Ok(decision),
+                None => caller.ask(charges).await,
+            };
+            match answered {
+                Ok(decision) if decision.is_allowed() => {
+                    let held = HeldDecision { ready: self, charges, decision: Some(decision), turns: SmallVec::new() };
+                    held.decision.iter().for_each(|decision| caller.leave_admitted(decision));
+                    return held.depart(caller).await;
+                }
+                Ok(decision) => caller.note_denied(charges, &decision, step)?,
+                Err(error) => caller.note_failed(error, step)?,
+            }
+        }
+    }
+
+    fn refund_all(&self, charge: &Charge<'_>, receipts: impl IntoIterator<Item = Receipt>) {
+        let refund = |receipt| Refund::new(charge.policy.clone(), charge.key.clone(), receipt);
+        let refunds: Vec<Refund> = receipts.into_iter().map(refund).collect();
+        if !refunds.is_empty() {
+            contained(|| drop(self.limiter.refund(refunds)));
+        }
+    }
+}
+
+impl<L> fmt::Debug for Ready<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ready")
+            .field("waiting", &self.lines.waiting.load(Ordering::Relaxed))
+            .field("max_wait", &self.max_wait)
+            .field("max_waiting", &self.max_waiting)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Counts one caller as waiting, until it is dropped.
+struct CountedCaller(Arc<ReadyLines>);
+
+impl Drop for CountedCaller {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A caller's turn in the line of its first charge.
+enum ReadyTurn {
+    Asks(AskTurn),
+    /// In the limiter's line for units of a concurrency limit, with the limit.
+    Places(BoundedTurn, u64),
+}
+
+impl ReadyTurn {
+    fn poll(&mut self, cx: &mut std::task::Context<'_>) -> Poll<LineStep> {
+        match self {
+            Self::Asks(turn) => turn.poll(cx),
+            Self::Places(turn, _) => turn.poll(cx),
+        }
+    }
+}
+
+/// A caller that is not admitted yet.
+struct ReadyCaller<'a, L> {
+    ready: &'a Ready<L>,
+    first: &'a Charge<'a>,
+    turn: Option<ReadyTurn>,
+    counted: Option<CountedCaller>,
+    /// Its deadline on the timer, if it waits.
+    until: Option<Duration>,
+    /// How often the limiter denied it for an unknown time.
+    unknown_waits: u32,
+    /// How many calls in a row have failed.
+    failures: u32,
+}
+
+impl<L: Limiter> ReadyCaller<'_, L> {
+    async fn ask(&self, charges: &[Charge<'_>]) -> Result<Decision, L::Error> {
+        let reply = match &self.turn {
+            Some(ReadyTurn::Places(turn, _)) => {
+                let number = turn.number();
+                let arrived: SmallVec<[Charge<'_>; 4]> = charges.iter().map(|charge| charge.arrived(number)).collect();
+                self.ready.limiter.take(&arrived)
+            }
+            _ => self.ready.limiter.take(charges),
+        };
+        reply.await
+    }
+
+    /// Counts the caller as waiting. `delay` is how long it has to wait at the least. Returns the
+    /// timer and the deadline.
+    fn count(&mut self, delay: Duration) -> Result<(Arc<dyn Timer>, Duration), NotReady> {
+        let (ready, policy) = (self.ready, self.first.policy);
+        let timer = ready.timer.as_ref().filter(|timer| micros_floor(timer.now()) < u64::MAX);
+        let timer = timer.ok_or_else(|| NotReady::no_timer(policy))?;
+        let now = timer.now();
+        let until = *self.until.get_or_insert_with(|| now.saturating_add(ready.max_wait));
+        if now.saturating_add(delay) > until {
+            return Err(self.too_long(Wait::After(delay)));
+        }
+        if self.counted.is_none() {
+            let (lines, max) = (&ready.lines, ready.max_waiting);
+            let one_more = |waiting: usize| (waiting < max).then_some(waiting + 1);
+            let counted = lines.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+            counted.map_err(|_| NotReady::too_many(policy, max, delay))?;
+            self.counted = Some(CountedCaller(Arc::clone(lines)));
+        }
+        Ok((Arc::clone(timer), until))
+    }
+
+    /// Joins a line. `wait` is the one that the limiter named if it denied the caller: for units of
+    /// a concurrency limit it names none.
+    fn join(&mut self, wait: Wait) -> Result<(), NotReady> {
+        let (ready, Charge { policy, key, cost, .. }) = (self.ready, *self.first);
+        let lines = ready.limiter.place_lines().filter(|_| policy.limits_in_flight() && wait == Wait::Unknown);
+        if let Some(lines) = lines {
+            let (timer, until) = self.count(Duration::ZERO)?;
+            let (quota, now) = (policy.quota(), timer.now());
+            let own = Some(quota.wait_in_line()).filter(|own| !own.is_zero());
+            let until = own.map_or(until, |own| until.min(now.saturating_add(own)));
+            let turn = BoundedTurn::join(lines, (policy, key), None, timer, until);
+            self.turn = Some(ReadyTurn::Places(turn, quota.limit()));
+            return Ok(());
+        }
+        let wait = match wait {
+            Wait::None => None,
+            Wait::After(wait) => Some(wait),
+            Wait::Unknown | Wait::Never => Some(self.unknown_wait()),
+        };
+        let (timer, until) = self.count(wait.unwrap_or_default())?;
+        let until_us = micros_floor(until).min(u64::MAX - 1);
+        let turn = AskTurn::join(&ready.lines.asks, &timer, (policy, key, cost), until_us, wait);
+        self.turn = Some(ReadyTurn::Asks(turn));
+        Ok(())
+    }
+
+    /// Returns whether a caller that has waited for as long as it may asks once more. Units of a
+    /// concurrency limit may have come free for it.
+    fn asks_at_last(&self) -> bool {
+        matches!(self.turn, Some(ReadyTurn::Places(..)))
+    }
+
+    fn note_denied(&mut self, charges: &[Charge<'_>], decision: &Decision, step: LineStep) -> Result<(), NotReady> {
+        self.failures = 0;
+        let denied = decision.charges().iter().enumerate().filter(|(at, own)| !own.is_allowed() && binds(charges, *at));
+        let longest = denied.max_by_key(|(_, own)| own.wait());
+        let wait = longest.map_or(Wait::Unknown, |(_, own)| own.wait());
+        if wait == Wait::Never {
+            let charge = longest.and_then(|(at, _)| charges.get(at)).unwrap_or(self.first);
+            return Err(NotReady::never(charge));
+        }
+        if step == LineStep::GivesUp {
+            return Err(self.too_long(wait));
+        }
+        match self.turn.take() {
+            Some(ReadyTurn::Asks(turn)) => {
+                let wait = wait.duration().unwrap_or_else(|| self.unknown_wait());
+                if wait > turn.left() {
+                    return Err(self.too_long(Wait::After(wait)));
+                }
+                turn.note_denied(wait);
+                self.turn = Some(ReadyTurn::Asks(turn));
+            }
+            Some(turn @ ReadyTurn::Places(..)) if wait == Wait::Unknown => self.turn = Some(turn),
+            // Another charge of the set denies it, for a known time.
+            Some(ReadyTurn::Places(..)) | None => self.join(wait)?,
+        }
+        Ok(())
+    }
+
+    /// Returns the wait until the limiter is asked again if it does not know when the charge would
+    /// pass.
+    fn unknown_wait(&mut self) -> Duration {
+        let wait = UNKNOWN_WAIT.saturating_mul(1 << self.unknown_waits.min(8)).min(UNKNOWN_WAIT_MAX);
+        self.unknown_waits = self.unknown_waits.saturating_add(1);
+        wait
+    }
+
+    /// Notes that the limiter failed. In a line that is polled the caller waits on, unless calls go
+    /// on failing.
+    fn note_failed(&mut self, error: L::Error, step: LineStep) -> Result<(), NotReady> {
+        self.failures += 1;
+        match self.turn.take() {
+            Some(ReadyTurn::Places(turn, limit)) if self.failures <= FAILED_POLLS_MAX && step == LineStep::Asks => {
+                self.turn = Some(ReadyTurn::Places(turn, limit));
+                return Ok(());
+            }
+            Some(ReadyTurn::Asks(turn)) => turn.leave_failed(),
+            _ => {}
+        }
+        Err(NotReady::limiter(self.first.policy.name(), error))
+    }
+
+    /// Leaves the line, because the limiter admitted the caller.
+    fn leave_admitted(&mut self, decision: &Decision) {
+        let remaining = decision.charges().iter().filter(|own| own.is_known()).map(ChargeDecision::remaining).min();
+        let remaining = remaining.unwrap_or(0);
+        match self.turn.take() {
+            Some(ReadyTurn::Asks(turn)) => {
+                // If nothing remains, the effective window of a quota ends when its next unit
+                // comes.
+                let used_up = decision.charges().iter().filter(|own| own.remaining() == 0);
+                let next = used_up.filter_map(ChargeDecision::effective_window).max();
+                turn.leave_admitted(remaining, next.unwrap_or_default());
+            }
+            Some(ReadyTurn::Places(turn, limit)) => turn.leave_admitted(remaining > 0, Some(limit)),
+            None => {}
+        }
+    }
+
+    fn too_long(&self, wait: Wait) -> NotReady {
+        NotReady::too_long(self.first.policy, wait, self.ready.max_wait)
+    }
+}
+
+/// What a caller was given, until it departs. If this is dropped, it is refunded, and the callers
+/// behind move up.
+struct HeldDecision<'a, L: Limiter> {
+    ready: &'a Ready<L>,
+    charges: &'a [Charge<'a>],
+    decision: Option<Decision>,
+    /// The turns that it waits for in queues, with the index of the charge of each.
+    turns: SmallVec<[(usize, DepartureTurn); 1]>,
+}
+
+impl<L: Limiter> HeldDecision<'_, L> {
+    /// Waits for the departure from each queue.
+    async fn depart(mut self, mut caller: ReadyCaller<'_, L>) -> Result<Decision, NotReady> {
+        let delays = self.decision.iter().flat_map(|decision| decision.charges().iter().map(ChargeDecision::delay));
+        let longest = delays.max().unwrap_or_default();
+        if !longest.is_zero() {
+            let timer = match caller.count(longest) {
+                Ok((timer, _)) => timer,
+                Err(error) => {
+                    self.decline();
+                    return Err(error);
+                }
+            };
+            self.join(micros_floor(timer.now()));
+            self.wait(&*timer).await;
+        }
+        let decision = self.decision.take();
+        debug_assert!(decision.is_some(), "what was taken is held until now");
+        Ok(decision.unwrap_or_else(|| Decision::new(false, [])))
+    }
+
+    /// Joins the line of each queue.
+    fn join(&mut self, now_us: u64) {
+        let (ready, charges) = (self.ready, self.charges);
+        let decisions = self.decision.iter_mut().flat_map(|decision| decision.charges_mut());
+        for (at, (own, charge)) in decisions.zip(charges).enumerate().filter(|(_, (own, _))| !own.delay().is_zero()) {
+            let departs_us = now_us.saturating_add(micros_ceil(own.delay()));
+            let turn = ready.lines.departures.join(departure_key(charge), departs_us, own.take_receipt());
+            self.turns.push((at, turn));
+        }
+    }
+
+    /// Is ready when all departures have come.
+    async fn wait(&mut self, timer: &dyn Timer) {
+        let mut sleep: Option<(u64, Sleep)> = None;
+        let mut now_us = micros_floor(timer.now());
+        poll_fn(|cx| {
+            loop {
+                let mut latest_us = None;
+                let (ready, decision) = (self.ready, &mut self.decision);
+                self.turns.retain(|(at, turn)| match ready.lines.departures.poll(turn, now_us, cx.waker()) {
+                    Err(until_us) => {
+                        latest_us = latest_us.max(Some(until_us));
+                        true
+                    }
+                    Ok(receipt) => {
+                        let own = decision.as_mut().and_then(|decision| decision.charge_mut(*at));
+                        if let (Some(own), Some(receipt)) = (own, receipt) {
+                            own.put_receipt(receipt);
+                        }
+                        false
+                    }
+                });
+                let Some(until_us) = latest_us else { return Poll::Ready(()) };
+                if sleep.as_ref().is_none_or(|(set_us, _)| *set_us != until_us) {
+                    sleep = Some((until_us, timer.sleep_until(Duration::from_micros(until_us))));
+                }
+                let Some((_, until)) = &mut sleep else { return Poll::Ready(()) };
+                std::task::ready!(until.as_mut().poll(cx));
+                sleep = None;
+                // At least `until_us`, even if the timer's clock is wrong: no caller may poll for
+                // ever.
+                now_us = micros_floor(timer.now()).max(until_us);
+            }
+        })
+        .await;
+    }
+
+    /// Returns the slots of a caller that does not wait for them, in order with those of the lines.
+    fn decline(&mut self) {
+        let now_us = self.ready.timer.as_ref().map_or(0, |timer| micros_floor(timer.now()));
+        let (ready, charges) = (self.ready, self.charges);
+        for (own, charge) in self.decision.iter_mut().flat_map(|decision| decision.charges_mut()).zip(charges) {
+            if !own.delay().is_zero() {
+                let departs_us = now_us.saturating_add(micros_ceil(own.delay()));
+                let refund = |receipts| ready.refund_all(charge, receipts);
+                ready.lines.departures.decline(&departure_key(charge), departs_us, own.take_receipt(), refund);
+            }
+        }
+    }
+}
+
+impl<L: Limiter> Drop for HeldDecision<'_, L> {
+    fn drop(&mut self) {
+        let Some(mut decision) = self.decision.take() else { return };
+        let mut now_us = 0;
+        // The timer and the limiter are the application's code.
+        contained(|| now_us = self.ready.timer.as_ref().map_or(0, |timer| micros_floor(timer.now())));
+        let ready = self.ready;
+        for (at, turn) in self.turns.drain(..) {
+            let Some(charge) = self.charges.get(at) else { continue };
+            ready.lines.departures.leave(&turn, now_us, |receipts| ready.refund_all(charge, receipts));
+        }
+        for (own, charge) in decision.charges_mut().iter_mut().zip(self.charges) {
+            ready.refund_all(charge, own.take_receipt());
+            ready.lines.asks.call_first(charge.policy, charge.key, now_us);
+        }
+    }
+}
+
+fn departure_key(charge: &Charge<'_>) -> DepartureKey {
+    DepartureKey { policy: charge.policy.fingerprint(), key: charge.key.clone(), cost: charge.cost }
+}
+
+/// The error of a caller that was not admitted. Nothing is taken for it.
+pub struct NotReady {
+    kind: NotReadyKind,
+    wait: Wait,
+    message: Box<str>,
+    source: Option<Source>,
+}
+
+/// The kind of a [`NotReady`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum NotReadyKind {
+    /// The caller would have to wait for longer than [`max_wait`](Ready::max_wait), or has waited
+    /// for so long.
+    TooLong,
+    /// [`max_waiting`](Ready::max_waiting) callers wait already.
+    TooManyWaiting,
+    /// The limiter never admits the charge, because it costs more than the capacity.
+    Never,
+    /// The limiter failed. Its error is the source.
+    Limiter,
+    /// There is no timer that can sleep: set [one](Ready::timer), or call within a Tokio runtime.
+    NoTimer,
+}
+
+impl NotReady {
+    /// Returns the kind of the error.
+    #[must_use]
+    pub fn kind(&self) -> NotReadyKind {
+        self.kind
+    }
+
+    /// Returns the wait that the limiter named when it was asked last, if it did.
+    #[must_use]
+    pub fn wait(&self) -> Wait {
+        self.wait
+    }
+
+    fn new(kind: NotReadyKind, wait: Wait, message: String) -> Self {
+        Self { kind, wait, message: message.into(), source: None }
+    }
+
+    fn too_long(policy: &Policy, wait: Wait, max: Duration) -> Self {
+        let (name, max) = (policy.name(), Humane(max));
+        let message = match wait {
+            Wait::After(wait) => {
+                format!("{name:?} admits the caller in {} only, and `max_wait` is {max}", Humane(wait))
+            }
+            _ => format!("{name:?} did not admit the caller in time, and `max_wait` is {max}"),
+        };
+        Self::new(NotReadyKind::TooLong, wait, message)
+    }
+
+    fn too_many(policy: &Policy, max: usize, wait: Duration) -> Self {
+        let message = format!(
+            "the caller cannot wait for {:?}: {max} callers wait already, the most that `max_waiting` allows",
+            policy.name()
+        );
+        let wait = if wait.is_zero() { Wait::Unknown } else { Wait::After(wait) };
+        Self::new(NotReadyKind::TooManyWaiting, wait, message)
+    }
+
+    fn never(charge: &Charge<'_>) -> Self {
+        let message = format!(
+            "{:?} never admits the caller: it costs {}, and the capacity is {}",
+            charge.policy.name(),
+            charge.cost,
+            charge.policy.quota().capacity()
+        );
+        Self::new(NotReadyKind::Never, Wait::Never, message)
+    }
+
+    fn no_timer(policy: &Policy) -> Self {
+        let message = format!(
+            "the caller would have to wait for {:?}, and there is no timer that can sleep: set one by `Ready::timer`, or \
+             call within a Tokio runtime",
+            policy.name()
+        );
+        Self::new(NotReadyKind::NoTimer, Wait::Unknown, message)
+    }
+
+    fn limiter(policy: &str, error: impl Error + Send + Sync + 'static) -> Self {
+        let message = format!("the limiter failed to decide about {policy:?}");
+        let source = Some(Source::new(error));
+        Self { source, ..Self::new(NotReadyKind::Limiter, Wait::Unknown, message) }
+    }
+}
+
+debug_as_text!(NotReady);
+
+impl fmt::Display for NotReady {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for NotReady {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_ref().map(Source::get)
+    }
+}
