@@ -60,7 +60,7 @@ const PROMISES: &[Promise] = &[
         &[
             "from {_} to {_}; {} by default. It concerns",
             "The default is {}, the minimum {_}.",
-            "(#how-redis-counts-places), {} by default",
+            "(crate::limiter::redis#how-places-are-counted), {} by default",
         ],
     ),
     (
@@ -336,7 +336,7 @@ fn root() -> PathBuf {
 /// Returns the documents at the root, and those of the library and the program without their tests.
 fn documents() -> Vec<Document> {
     let root = root();
-    let mut paths: Vec<PathBuf> = ["README.md", "DESIGN.md", "COMPARE.md"].iter().map(|name| root.join(name)).collect();
+    let mut paths: Vec<PathBuf> = ["README.md", "cli/README.md", "DESIGN.md", "COMPARE.md"].iter().map(|name| root.join(name)).collect();
     ["src", "cli/src"].iter().for_each(|folder| add_paths(&root.join(folder), &mut paths));
     paths.sort();
     paths.iter().map(|path| Document::read(&root, path)).collect()
