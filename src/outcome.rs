@@ -343,7 +343,8 @@ impl fmt::Debug for Observed<'_> {
 /// Sees what the middleware does and what happens to a limiter. Build metrics and logs on it.
 ///
 /// The methods run while a request is served, so they should be quick and must not block. An `Arc`
-/// of an observer is an observer, so layers can share one. [`Stats`](crate::observe::Stats) is an observer that counts.
+/// of an observer is an observer, so layers can share one. [`Stats`](crate::guide::observing) is an
+/// observer that counts.
 ///
 /// | method | what it reports | who reports it | which observer gets it |
 /// |---|---|---|---|
@@ -358,6 +359,11 @@ impl fmt::Debug for Observed<'_> {
 /// | [`on_rules_event`](Self::on_rules_event) | rules of a file that are loaded or refused | the rules | those of the layers that use the rules |
 ///
 /// A layer hands its observer on to its limiter when it is used first.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an observer",
+    note = "`observe::Stats` is one (feature `stats`); otherwise implement `Observer` for a type of your own",
+    note = "a closure is no observer, because an observer has several methods, such as `on_outcome`"
+)]
 pub trait Observer: Send + Sync {
     /// Called when a request was decided.
     fn on_outcome(&self, observed: &Observed<'_>) {
@@ -433,7 +439,7 @@ pub trait Observer: Send + Sync {
     ///
     /// A limiter reports each event once to observers with the same number, so several layers can hand the same
     /// observer on. An observer whose clones share their state returns an address in that state, as
-    /// [`Stats`](crate::observe::Stats) does. An `Arc` of an observer returns the number of the observer in it.
+    /// [`Stats`](crate::guide::observing) does. An `Arc` of an observer returns the number of the observer in it.
     fn identity(&self) -> usize {
         std::ptr::from_ref(self).cast::<()>().addr()
     }

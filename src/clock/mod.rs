@@ -26,6 +26,10 @@ pub use crate::base::time::Timestamp;
 /// It should not step back. If it does, no limit over-admits, and a key loses at most one full
 /// drain of its bucket or one period. It must not call the limiter that reads it, because the
 /// limiter may hold a lock.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a clock",
+    note = "take `MonotonicClock`, or in tests `ManualClock` or `TokioClock`, of the module `clock`"
+)]
 pub trait Clock: fmt::Debug + Send + Sync {
     /// Returns the current time.
     fn now(&self) -> Timestamp;

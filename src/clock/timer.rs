@@ -8,6 +8,10 @@ use std::time::Duration;
 
 /// A timer with which requests wait for their departure: `TokioTimer` (feature `tokio`), or your own for another
 /// runtime or for tests.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a timer",
+    note = "on Tokio take `clock::TokioTimer::new()` (feature `tokio`); how long a request may wait is an option of the quota"
+)]
 pub trait Timer: fmt::Debug + Send + Sync {
     /// Returns the time since an origin of the timer's choice. It never goes back.
     fn now(&self) -> Duration;

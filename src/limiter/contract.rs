@@ -54,6 +54,13 @@ use crate::store_load::StoreLoad;
 ///
 /// The suite in `tower_ratelimit::conformance` (feature `conformance`) checks an implementation
 /// against this contract.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a limiter",
+    note = "a layer takes a limiter, a rule or a quota, and a key: \
+            `RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())`",
+    note = "`RedisLimiter::connect(..)` is `async` and returns a `Result`: end it with `.await?`",
+    note = "one of several types of limiters, or a boxed one, is a `limiter::BoxLimiter`"
+)]
 pub trait Limiter: Send + Sync + 'static {
     /// The error of a limiter that failed. [`Infallible`](std::convert::Infallible) if it cannot
     /// fail.
@@ -175,8 +182,9 @@ pub trait Limiter: Send + Sync + 'static {
         let _ = observer;
     }
 
-    /// Returns how full the limiter is, for [status pages](crate::observe::StatusPage). By default `None`: its states
-    /// are elsewhere, or it does not count them. May take a millisecond for each million states.
+    /// Returns how full the limiter is, for [status pages](crate::guide::observing#a-status-page). By default
+    /// `None`: its states are elsewhere, or it does not count them. May take a millisecond for each million
+    /// states.
     fn occupancy(&self) -> Option<Occupancy> {
         None
     }
