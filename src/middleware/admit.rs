@@ -429,6 +429,62 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
+/// The admission of a request by a layer in the router's state, as an argument of a handler of axum. A refused request
+/// gets the layer's refusal, and the handler is not called.
+///
+/// It is [`RateLimitLayer::admit`] with the request's head. The state is the layer, or has it as a part by `FromRef`.
+/// Without a type it is that of a layer over a [`MemoryLimiter`](crate::MemoryLimiter).
+///
+/// ```
+/// use axum::{Router, response::{IntoResponse, Response}, routing::post};
+/// use tower_ratelimit::middleware::Admit;
+/// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
+///
+/// async fn complete(Admit { admission, .. }: Admit, prompt: String) -> Response {
+///     let headers = admission.headers();
+///     admission.settle(prompt.len() as u64);
+///     (headers, "an answer").into_response()
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let bytes = Rule::new("bytes", Quota::per_day(1_000_000))?.settle_by_usage();
+/// let limit = RateLimitLayer::new(MemoryLimiter::new(), bytes, key::header("x-api-key"));
+/// let app: Router = Router::new().route("/", post(complete)).with_state(limit);
+/// # let _ = app;
+/// # Ok(()) }
+/// ```
+///
+/// An argument behind it that fails, such as a body that is no JSON, drops the admission, which then is settled as an
+/// aborted request. If the cost is known only from the body, call [`admit`](RateLimitLayer::admit) in the handler.
+#[cfg(feature = "axum")]
+pub struct Admit<L = crate::limiter::memory::limiter::MemoryLimiter> {
+    /// The admission. It says how the request ends, and has the layer's headers.
+    pub admission: Admission,
+    limiter: std::marker::PhantomData<fn() -> L>,
+}
+
+#[cfg(feature = "axum")]
+impl<L> fmt::Debug for Admit<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Admit").field(&self.admission).finish()
+    }
+}
+
+#[cfg(feature = "axum")]
+impl<S, L> axum::extract::FromRequestParts<S> for Admit<L>
+where
+    S: Send + Sync,
+    L: Limiter,
+    RateLimitLayer<L>: axum::extract::FromRef<S>,
+{
+    type Rejection = Refused;
+
+    async fn from_request_parts(parts: &mut http::request::Parts, state: &S) -> Result<Self, Refused> {
+        let limit = <RateLimitLayer<L> as axum::extract::FromRef<S>>::from_ref(state);
+        Ok(Self { admission: limit.admit(&*parts).await?, limiter: std::marker::PhantomData })
+    }
+}
+
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for Refused {
     fn into_response(self) -> axum::response::Response {

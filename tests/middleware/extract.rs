@@ -2,13 +2,13 @@
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::request::Parts;
 use http::{Request, StatusCode};
 use tower::ServiceExt;
-use tower_ratelimit::middleware::{InFlight, Usage};
+use tower_ratelimit::middleware::{Admit, InFlight, Usage};
 use tower_ratelimit::observe::{Outcome, OutcomeKind};
 use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 
@@ -46,6 +46,33 @@ async fn handler_takes_nothing_as_none() {
         }
     }
     assert_eq!(status(Router::new().route("/", get(handler))).await, StatusCode::NO_CONTENT);
+}
+
+#[tokio::test]
+async fn handler_takes_the_admission_of_a_layer_in_its_state() {
+    #[derive(Clone)]
+    struct App {
+        limit: RateLimitLayer,
+    }
+    impl FromRef<App> for RateLimitLayer {
+        fn from_ref(app: &App) -> Self {
+            app.limit.clone()
+        }
+    }
+    async fn handler(Admit { admission, .. }: Admit) -> Response {
+        admission.finish(StatusCode::NO_CONTENT.into_response())
+    }
+    let rule = Rule::new("api", Quota::per_minute(1)).unwrap();
+    let limit = RateLimitLayer::new(MemoryLimiter::new(), rule, key::global());
+    let app = Router::new().route("/", get(handler)).with_state(App { limit });
+    let admitted = app.clone().oneshot(Request::new(Body::empty())).await.unwrap();
+    assert_eq!(
+        (admitted.status(), &admitted.headers()["ratelimit"]),
+        (StatusCode::NO_CONTENT, &"\"api\";r=0;t=60".parse().unwrap())
+    );
+    let refused = app.oneshot(Request::new(Body::empty())).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(refused.headers().contains_key("retry-after"));
 }
 
 #[tokio::test]
