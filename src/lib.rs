@@ -53,7 +53,7 @@
 //! | [`key`] | extractors, trusted proxies, address prefixes |
 //! | [`quota`] | options and errors of quotas |
 //! | [`limiter`] | the `Limiter` trait and its contract, limiters in memory, on Redis and over other stores, fallback, blocks, meters |
-//! | [`observe`] | outcomes, explanations, events, setup warnings, the `Observer` that sees them, `Stats`, which counts them, and `StatusPage`, which shows them |
+//! | [`observe`] | outcomes, explanations, events, setup warnings, the `Observer` that sees them, `Stats`, which counts them (feature `stats`), and `StatusPage`, which shows them (feature `status`) |
 //! | [`clock`] | clocks, some of them for tests, and timers, with which requests wait |
 //! | `client` | for clients: what the headers of a response say about quotas and waits, and a layer that waits as long (feature `client`) |
 //! | `rules` | [rules in a file](guide::rules_in_a_file), which can change while requests are served (feature `rules`) |
@@ -77,8 +77,10 @@
 //! | `axum` | [`key::peer_ip`] finds axum's `ConnectInfo<SocketAddr>`, [`key::original_uri`] its `OriginalUri`; limited services can answer with axum's [`Body`](middleware::ResponseBody) | axum 0.8 without default features; `tokio` |
 //! | `tonic` | [`key::peer_ip`] finds tonic's `TcpConnectInfo`; `RateLimitLayer::admit_call`; limited services can answer with tonic's [`Body`](middleware::ResponseBody) | tonic 0.14 without transport; `tokio` |
 //! | `tokio` | `TokioTimer`, so that requests can wait; refusals [reach clients that still send](RateLimitLayer::discard_body); `TokioClock` for tests | tokio with its timer |
-//! | `tracing` | [logs](guide::observing#logs): outages of a store, refused rules, and each [`SetupWarning`](observe::SetupWarning) that no observer handles; `StatsBuilder::log_refusals` | tracing |
-//! | `metrics` | `Stats::record_metrics` hands the counts to the recorder of `metrics` | metrics |
+//! | `tracing` | [logs](guide::observing#logs): outages of a store, refused rules, and each [`SetupWarning`](observe::SetupWarning) that no observer handles; with `stats`, `StatsBuilder::log_refusals` | tracing |
+//! | `stats` | `observe::Stats` [counts](guide::observing), and writes metrics as text for Prometheus | none |
+//! | `status` | `observe::StatusPage` [shows](guide::observing#a-status-page) the counts and the states of keys; `stats` | none |
+//! | `metrics` | `Stats::record_metrics` hands the counts to the recorder of `metrics`; `stats` | metrics |
 //! | `fred` | `RedisLimiter`: one limit for many processes | fred with `credential-provider` and `sentinel-auth` only, tokio, futures-util, sha1_smol, sha2 |
 //! | `redis-rs` | `RedisLimiter`, through the crate `redis` (redis-rs) | redis with `tokio-comp` only, tokio, futures-util, sha1_smol, sha2 |
 //! | `store` | `StoreLimiter`: a limiter over [any store](guide::writing_a_backend#a-store) that can compare and swap | tokio, sha2, futures-util |
@@ -132,12 +134,16 @@ mod refusal;
 pub mod rules;
 mod rules_in_force;
 mod setup_warning;
+#[cfg(feature = "stats")]
+#[cfg_attr(not(feature = "status"), allow(dead_code, reason = "only the status page reads it"))]
 mod stats;
+#[cfg(feature = "status")]
 mod status;
 mod store_load;
 
 pub use base::head::Head;
 pub use base::wait::Wait;
+pub use error::{ConfigError, ConfigErrorKind};
 pub use headers::Headers;
 pub use key::value::Key;
 pub use limiter::memory::limiter::MemoryLimiter;

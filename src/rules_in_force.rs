@@ -46,8 +46,9 @@ impl RulesReader {
         (self.read)()
     }
 
-    /// Returns whether both read the same rules.
-    pub(crate) fn is_of_same(&self, other: &Self) -> bool {
+    /// Returns whether both read the same rules, so that an observer of several layers keeps one of the two.
+    #[must_use]
+    pub fn is_of_same(&self, other: &Self) -> bool {
         self.identity == other.identity
     }
 }

@@ -4,7 +4,7 @@
 # bash tests/archive.sh [FEATURES]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-features=${1:-axum,tonic,tokio,metrics,fred-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,rules,conformance}
+features=${1:-axum,tonic,tokio,metrics,fred-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,status,rules,conformance}
 
 # Kilobytes of the compressed archives. Something that does not belong there is found by it: raise it for code only.
 limit_library=1200
@@ -78,7 +78,7 @@ import json, sys
 packages = json.load(sys.stdin)["packages"]
 targets = next(package["targets"] for package in packages if package["name"] == "tower-ratelimit")
 examples = {",".join(t.get("required-features", [])) for t in targets if t["kind"] == ["example"]}
-for needed in sorted(examples | {"postgres", "fred", "redis-rs", "rules", "store"}):
+for needed in sorted(examples | {"postgres", "fred", "redis-rs", "rules", "stats", "status", "store"}):
     print(needed or "default")
 ' >sets
 # Cargo says each time that the profiles of the archive are not those of the workspace.

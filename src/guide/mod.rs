@@ -8,6 +8,7 @@
 //!
 //! `examples/first_day.rs` is this program. The rest of the first day is another line each:
 //!
+//! * Its features are `axum` and `stats`.
 //! * Behind a proxy, [`key::client_ip`](crate::key::client_ip) stands in the place of `key::peer_ip`.
 //! * Several processes share the limit if `MemoryLimiter::new()` becomes
 //!   [`RedisLimiter::connect(url).await?`](redis_and_failures).
@@ -50,7 +51,7 @@
 //! | the same in PostgreSQL | `PostgresStore` (feature `postgres`) | [a database](no_redis_but_a_database) |
 //! | the same in a store of your own, or a limiter of your own | `StoreLimiter`, `limiter::Limiter`, `conformance::check` | [writing a backend](writing_a_backend) |
 //! | a limiter that a setting chooses | `limiter::BoxLimiter` | [Redis and failures](redis_and_failures) |
-//! | metrics, a status page, who is limited most | `observe::{Stats, StatusPage, Observer}` | [observing] |
+//! | metrics, a status page, who is limited most | `observe::{Stats, StatusPage}` (features `stats`, `status`), `observe::Observer` | [observing] |
 //! | why a request was refused, and to help | `RateLimitLayer::explain`, `limiter::Blocks` | [a user says](a_user_says) |
 //! | tests without waiting | `clock::{ManualClock, TokioClock}`, `RateLimitLayer::check` | [testing your limits](testing_your_limits) |
 //! | to obey other servers' limits | `client::{Advice, ObeyLayer, RetryAfter}` (features `client`, `retry`) | [being a client](being_a_client) |
@@ -71,6 +72,7 @@
         feature = "client",
         feature = "redis-rs",
         feature = "postgres",
+        feature = "status",
         feature = "tokio",
         feature = "conformance",
         feature = "rules"

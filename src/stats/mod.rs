@@ -33,6 +33,7 @@ mod stores;
 
 pub use events::EventCounts;
 pub use histogram::HistogramSnapshot;
+#[cfg(feature = "status")]
 pub(crate) use names::cut;
 pub use rates::RateBucket;
 pub use recent::RecentRefusal;

@@ -141,7 +141,7 @@ impl TopKey {
     /// Returns eight hex digits that stand for the key in this process. They are made with a secret that is new in each
     /// process: they do not reveal the key, and do not link it to another process.
     ///
-    /// A key cannot be found by them. On a [status page](crate::observe::StatusPage::operators) with operators they are
+    /// A key cannot be found by them. On a [status page](crate::guide::observing#a-status-page) with operators they are
     /// enough to unblock or reset a client.
     #[must_use]
     pub fn fingerprint(&self) -> String {

@@ -66,7 +66,7 @@ use crate::store_load::StoreLoadReader;
 ///   the keys that are refused most, and 100 KiB for those that hold units of concurrency limits. The policies after
 ///   the first 200 are counted together, as `other`.
 /// * Keys, paths and addresses are in no metric. No key is kept, unless the
-///   [operators](crate::observe::StatusPage::operators) of a status page may act on the keys that it lists.
+///   [operators](crate::guide::observing#a-status-page) of a status page may act on the keys that it lists.
 ///
 /// [Setup warnings](SetupWarning) are counted, and reported as without an observer. To see outcomes in another
 /// way as well, write an observer that calls the methods of a `Stats`.
@@ -127,7 +127,7 @@ impl StatsBuilder {
 
     /// Names the keys that are listed, such as those that are refused most, in [`StatsSnapshot::most_limited`]. By
     /// default a key has only a [fingerprint](super::TopKey::fingerprint), which cannot be turned into a key. A
-    /// [status page](crate::observe::StatusPage::operators) can unblock and reset a key by its fingerprint.
+    /// [status page](crate::guide::observing#a-status-page) can unblock and reset a key by its fingerprint.
     ///
     /// **A key may be a secret or personal data**, such as a token or an address. Return a part that operators may see,
     /// or `None`: for example an address without its last byte. The closure is called for a key that was refused at
@@ -168,9 +168,10 @@ impl StatsBuilder {
     }
 
     /// Keeps the last refusals, for [`StatsSnapshot::recent_refusals`] and the
-    /// [status page](crate::observe::StatusPage): when, by which policy, what was left, the wait, and the key as
-    /// [`reveal`](Self::reveal) names it, else its [fingerprint](super::TopKey::fingerprint). So a question of a
-    /// user can be answered afterwards. The default is 0, which keeps none.
+    /// [status page](crate::guide::observing#a-status-page): when, by which policy, what was left, the wait,
+    /// and the key as [`reveal`](Self::reveal) names it, else its
+    /// [fingerprint](super::TopKey::fingerprint). So a question of a user can be answered afterwards. The
+    /// default is 0, which keeps none.
     ///
     /// * At most 10,000 are kept. The number is rounded up to a multiple of 16.
     /// * Each takes about 300 bytes from the beginning, and at most 512 more for texts.
