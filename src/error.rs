@@ -1,4 +1,4 @@
-//! The shape of the crate's errors, and of enums whose variants have labels.
+//! The error of a setting, the shape of the crate's other errors, and of enums whose variants have labels.
 //!
 //! The text of an error describes its own level only. What caused it is its source.
 
@@ -52,7 +52,7 @@ impl fmt::Display for WithSources<'_> {
     }
 }
 
-/// Implements `Debug` of an error that has a kind: `QuotaError(Syntax): the text: why`. A program prints it if `main`
+/// Implements `Debug` of an error that has a kind: `ConfigError(Syntax): the text: why`. A program prints it if `main`
 /// returns the error, or by `unwrap`.
 macro_rules! debug_as_text {
     ($error:ident) => {
@@ -77,35 +77,6 @@ pub(crate) fn turns_text(c: char) -> bool {
 pub(crate) fn printable(c: char) -> char {
     if c.is_control() || turns_text(c) { '\u{fffd}' } else { c }
 }
-
-/// The error of a text that is none of the labels of an enum, such as [`Mode`](crate::Mode). It names them all.
-///
-/// ```
-/// use tower_ratelimit::Mode;
-///
-/// assert_eq!("shadow".parse(), Ok(Mode::Shadow));
-/// let error = "Shadow".parse::<Mode>().unwrap_err();
-/// assert_eq!(error.to_string(), "`Shadow` is none of `enforce`, `degrade`, `shadow`");
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LabelError {
-    text: Box<str>,
-    labels: &'static [&'static str],
-}
-
-impl LabelError {
-    pub(crate) fn new(text: &str, labels: &'static [&'static str]) -> Self {
-        Self { text: text.chars().take(40).map(printable).collect(), labels }
-    }
-}
-
-impl fmt::Display for LabelError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}` is none of `{}`", self.text, self.labels.join("`, `"))
-    }
-}
-
-impl Error for LabelError {}
 
 /// Declares an error that has a kind, a message and, if something caused it, a source.
 macro_rules! kind_and_message {
@@ -158,6 +129,59 @@ macro_rules! kind_and_message {
 }
 pub(crate) use kind_and_message;
 
+kind_and_message! {
+    /// The error of a setting that cannot be used: a quota, a rule, a header's name, a network, a size. Its text says
+    /// what is wrong, where, and how to fix it; [`kind`](Self::kind) distinguishes the cases.
+    ///
+    /// ```
+    /// use tower_ratelimit::{ConfigError, ConfigErrorKind, Quota, Rule};
+    ///
+    /// fn search(burst: u64) -> Result<Rule, ConfigError> {
+    ///     Rule::new("search", Quota::per_minute(100).burst(burst)?)
+    /// }
+    /// assert_eq!(search(20)?.policies()[0].quota().capacity(), 20);
+    ///
+    /// let error = search(0).unwrap_err();
+    /// assert_eq!(error.kind(), ConfigErrorKind::Range);
+    /// assert!(error.to_string().contains("1 is strict spacing"));
+    /// # Ok::<(), ConfigError>(())
+    /// ```
+    ConfigError, ConfigErrorKind
+}
+
+/// The kind of a [`ConfigError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ConfigErrorKind {
+    /// The parts do not fit together: two quotas of a rule count alike, or a quota cannot take another's place.
+    Combination,
+    /// A table is full: of [`Overrides`](crate::middleware::Overrides) that have not ended.
+    Full,
+    /// Something is missing: a rule has no quota, an override no key, a list no network.
+    Missing,
+    /// A name cannot be used: of a rule, a unit or a header.
+    Name,
+    /// The option has no meaning here: for this algorithm, or for a client's own quota.
+    NotAnOption,
+    /// A number is out of its range: of units, a prefix, proxies, or keys. A period is zero, longer than 366 days, or
+    /// not a whole number of microseconds.
+    Range,
+    /// The bytes are no snapshot, or one of another version of this crate, or a damaged one.
+    Snapshot,
+    /// The text could not be read: as a quota, a network, or a label.
+    Syntax,
+    /// A limiter does not [support](crate::limiter::Limiter::supports) the quota.
+    Unsupported,
+}
+
+impl ConfigError {
+    /// Makes the error of a text that is none of the labels of an enum, such as [`Mode`](crate::Mode).
+    pub(crate) fn no_label(text: &str, labels: &[&str]) -> Self {
+        let text: String = text.chars().take(40).map(printable).collect();
+        Self::new(ConfigErrorKind::Syntax, format!("`{text}` is none of `{}`", labels.join("`, `")))
+    }
+}
+
 /// Declares an enum whose variants have labels, and the method that returns them. `Display` prints them.
 macro_rules! labelled {
     (
@@ -198,11 +222,11 @@ macro_rules! labelled {
 
         /// Reads the label.
         impl std::str::FromStr for $enum {
-            type Err = $crate::error::LabelError;
+            type Err = $crate::error::ConfigError;
 
             fn from_str(label: &str) -> Result<Self, Self::Err> {
                 let found = Self::WORDS.iter().find(|(word, _)| *word == label);
-                found.map(|(_, value)| *value).ok_or_else(|| Self::Err::new(label, Self::LABELS))
+                found.map(|(_, value)| *value).ok_or_else(|| Self::Err::no_label(label, Self::LABELS))
             }
         }
 

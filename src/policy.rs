@@ -6,7 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use http::HeaderValue;
 
-use crate::quota::error::{NAME_MAX, QuotaError, QuotaErrorKind};
+use crate::error::{ConfigError, ConfigErrorKind};
+use crate::quota::error::NAME_MAX;
 use crate::quota::{Algorithm, Quota};
 
 /// The unit of a quota that states none.
@@ -78,7 +79,7 @@ impl Policy {
     /// # Errors
     /// Returns an error if the name is empty, longer than 128 characters, or not printable ASCII,
     /// because it is part of headers.
-    pub fn new(name: impl Into<String>, quota: Quota) -> Result<Self, QuotaError> {
+    pub fn new(name: impl Into<String>, quota: Quota) -> Result<Self, ConfigError> {
         Ok(Self::build(checked(name.into())?, quota, None, None, Origin::Named))
     }
 
@@ -133,9 +134,9 @@ impl Policy {
     }
 
     /// Returns the policy with this unit.
-    pub(crate) fn in_unit(&self, unit: &str) -> Result<Self, QuotaError> {
+    pub(crate) fn in_unit(&self, unit: &str) -> Result<Self, ConfigError> {
         if !can_be_named(unit) {
-            return Err(QuotaError::unit(unit));
+            return Err(ConfigError::unit(unit));
         }
         if self.quota().counts_bytes() && unit != CONTENT_BYTES {
             let (name, quota) = (self.name(), self.quota());
@@ -143,7 +144,7 @@ impl Policy {
                 "the quota \"{quota}\" of {name:?} counts bytes, so its unit is `{CONTENT_BYTES}` and cannot be {unit:?}: \
                  leave the unit out, or write the quota without bytes"
             );
-            return Err(QuotaError::new(QuotaErrorKind::Unit, why));
+            return Err(ConfigError::new(ConfigErrorKind::Name, why));
         }
         Ok(Self(Arc::new(Inner { unit: Some(unit.into()), item: OnceLock::new(), ..(*self.0).clone() })))
     }
@@ -153,7 +154,10 @@ impl Policy {
     /// A part with a name is `api-burst`, in headers and in the store. A part without is listed by the quota's words,
     /// `api-60-per-minute`, and stored by its place, `api` and then `api-quota-2`. So a quota that changes keeps what
     /// was used.
-    pub(crate) fn each<P: Into<Part>>(name: &str, parts: impl IntoIterator<Item = P>) -> Result<Vec<Self>, QuotaError> {
+    pub(crate) fn each<P: Into<Part>>(
+        name: &str,
+        parts: impl IntoIterator<Item = P>,
+    ) -> Result<Vec<Self>, ConfigError> {
         let parts: Vec<Part> = parts.into_iter().map(Into::into).collect();
         let quotas: Vec<Quota> = parts.iter().map(|part| part.quota).collect();
         one_unit(name, &quotas)?;
@@ -174,19 +178,19 @@ impl Policy {
             };
             let is_taken = |other: &Self| other.name() == policy.name() || other.stored_name() == policy.stored_name();
             if each.iter().any(is_taken) {
-                return Err(QuotaError::new(
-                    QuotaErrorKind::Duplicate,
+                return Err(ConfigError::new(
+                    ConfigErrorKind::Combination,
                     format!("{name:?} has two quotas with the name {:?}: give each its own", policy.name()),
                 ));
             }
             each.push(policy);
         }
-        if each.is_empty() { Err(QuotaError::no_quota(name)) } else { Ok(each) }
+        if each.is_empty() { Err(ConfigError::no_quota(name)) } else { Ok(each) }
     }
 
     /// Makes one policy of this name for each quota. Each can hold what was used under any other,
     /// so a key that changes its plan and returns has used as much as before.
-    pub(crate) fn named_plans(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, QuotaError> {
+    pub(crate) fn named_plans(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, ConfigError> {
         let quotas: Vec<Quota> = quotas.into_iter().collect();
         one_unit(name, &quotas)?;
         let largest = quotas.iter().map(Quota::capacity_to_hold).max().unwrap_or(0);
@@ -198,14 +202,14 @@ impl Policy {
     pub(crate) fn named_plans_in_proportion(
         name: &str,
         quotas: impl IntoIterator<Item = Quota>,
-    ) -> Result<Vec<Self>, QuotaError> {
+    ) -> Result<Vec<Self>, ConfigError> {
         let kept = |quota: Quota| {
             quota.in_proportion().map_err(|_| {
                 let why = format!(
                     "the quota \"{quota}\" cannot be met in proportion: it is unlimited, or its units are refusals or are to be settled; use \
                      Rule::plans"
                 );
-                QuotaError::together(name, &why)
+                ConfigError::together(name, &why)
             })
         };
         let quotas = quotas.into_iter().map(kept).collect::<Result<Vec<Quota>, _>>()?;
@@ -248,7 +252,7 @@ impl Policy {
     }
 
     /// Makes the policy that stands in for those of requests.
-    pub(crate) fn of_requests(name: impl Into<String>) -> Result<Self, QuotaError> {
+    pub(crate) fn of_requests(name: impl Into<String>) -> Result<Self, ConfigError> {
         Ok(Self::build(checked(name.into())?, Quota::unlimited(), None, None, Origin::OfRequests))
     }
 
@@ -261,7 +265,7 @@ impl Policy {
     ///
     /// # Errors
     /// Returns an error if the name is invalid; see [`Policy::new`].
-    pub(crate) fn stored_as(&self, name: &str) -> Result<Self, QuotaError> {
+    pub(crate) fn stored_as(&self, name: &str) -> Result<Self, ConfigError> {
         let stored = Some(checked(name.to_owned())?.into_boxed_str());
         let Inner { name, quota, unit, origin, .. } = &*self.0;
         Ok(Self::build(name.to_string(), *quota, unit.clone(), stored, *origin))
@@ -377,24 +381,24 @@ impl From<Quota> for Policy {
 /// Returns the name if it is valid.
 fn at_least_one(
     name: &str,
-    policies: impl Iterator<Item = Result<Policy, QuotaError>>,
-) -> Result<Vec<Policy>, QuotaError> {
-    let policies = policies.collect::<Result<Vec<Policy>, QuotaError>>()?;
-    if policies.is_empty() { Err(QuotaError::no_quota(name)) } else { Ok(policies) }
+    policies: impl Iterator<Item = Result<Policy, ConfigError>>,
+) -> Result<Vec<Policy>, ConfigError> {
+    let policies = policies.collect::<Result<Vec<Policy>, ConfigError>>()?;
+    if policies.is_empty() { Err(ConfigError::no_quota(name)) } else { Ok(policies) }
 }
 
 /// Returns an error if some of a rule's quotas count bytes and others do not: a request has one cost for all of them.
-fn one_unit(name: &str, quotas: &[Quota]) -> Result<(), QuotaError> {
+fn one_unit(name: &str, quotas: &[Quota]) -> Result<(), ConfigError> {
     let find = |in_bytes| quotas.iter().find(|quota| quota.counts_bytes() == in_bytes);
     let (Some(bytes), Some(others)) = (find(true), find(false)) else { return Ok(()) };
     let why = format!(
         "the quota \"{bytes}\" counts bytes and \"{others}\" does not, but a request has one cost for both: make two rules"
     );
-    Err(QuotaError::together(name, &why))
+    Err(ConfigError::together(name, &why))
 }
 
 /// Makes the error of two quotas that count alike.
-fn twice(name: &str, quota: &Quota, other: &Quota) -> QuotaError {
+fn twice(name: &str, quota: &Quota, other: &Quota) -> ConfigError {
     let why = if quota == other {
         format!("{name:?} has the quota \"{quota}\" twice, which would charge each request twice for one limit")
     } else {
@@ -403,11 +407,11 @@ fn twice(name: &str, quota: &Quota, other: &Quota) -> QuotaError {
              for one limit: keep the one that is meant"
         )
     };
-    QuotaError::new(QuotaErrorKind::Duplicate, why)
+    ConfigError::new(ConfigErrorKind::Combination, why)
 }
 
-fn checked(name: String) -> Result<String, QuotaError> {
-    if can_be_named(&name) { Ok(name) } else { Err(QuotaError::name(&name)) }
+fn checked(name: String) -> Result<String, ConfigError> {
+    if can_be_named(&name) { Ok(name) } else { Err(ConfigError::name(&name)) }
 }
 
 /// Returns whether a policy or a unit can have this name, which is part of headers.
@@ -467,11 +471,11 @@ mod tests {
         assert_eq!(policy.unit(), CONTENT_BYTES);
         assert!(policy.in_unit(CONTENT_BYTES).is_ok());
         let error = policy.in_unit("tokens").unwrap_err();
-        assert_eq!(error.kind(), QuotaErrorKind::Unit);
+        assert_eq!(error.kind(), ConfigErrorKind::Name);
         assert!(error.to_string().ends_with("leave the unit out, or write the quota without bytes"), "{error}");
         for mixed in [Policy::each("a", [bytes, requests]), Policy::named_plans("a", [requests, bytes])] {
             let error = mixed.unwrap_err();
-            assert_eq!(error.kind(), QuotaErrorKind::Combination);
+            assert_eq!(error.kind(), ConfigErrorKind::Combination);
             assert!(error.to_string().contains("make two rules"), "{error}");
         }
     }

@@ -12,7 +12,7 @@ use crate::error::{debug_as_text, labelled};
 /// [`on_setup_warning`](crate::outcome::Observer::on_setup_warning), the warning is one line on
 /// stderr, in every build. With the feature `tracing` it is a `WARN` event of the target
 /// `tower_ratelimit` instead, once the program has set a subscriber.
-/// [`Stats`](crate::observe::Stats) counts the warning and does the same.
+/// [`Stats`](crate::guide::observing) counts the warning and does the same.
 ///
 /// A warning does not change how requests are decided, except for an
 /// [unsupported quota](SetupWarningKind::UnsupportedQuota).

@@ -37,7 +37,7 @@ use tokio::net::TcpListener;
 use tokio_stream::StreamExt;
 use tower_ratelimit::clock::TokioTimer;
 use tower_ratelimit::middleware::{OnAborted, Refusal};
-use tower_ratelimit::{Head, Headers, Key, MemoryLimiter, Quota, RateLimitLayer, Refusals, Rule, quota::QuotaError};
+use tower_ratelimit::{ConfigError, Head, Headers, Key, MemoryLimiter, Quota, RateLimitLayer, Refusals, Rule};
 
 use usage::Tokens;
 
@@ -75,7 +75,7 @@ struct Estimate(u64);
 type Limit = RateLimitLayer<MemoryLimiter>;
 
 /// Builds the limit. Each rule has a quota for each plan.
-fn limit(limiter: MemoryLimiter) -> Result<Limit, QuotaError> {
+fn limit(limiter: MemoryLimiter) -> Result<Limit, ConfigError> {
     let plan = |request: &Head<'_>| request.extensions.get().map_or(0, |customer: &Customer| customer.plan);
     let customer = |request: &Head<'_>| request.extensions.get().map(|customer: &Customer| customer.name);
 
@@ -86,7 +86,7 @@ fn limit(limiter: MemoryLimiter) -> Result<Limit, QuotaError> {
     let in_tokens = |rule: Rule| {
         let rule = rule.unit("tokens")?.cost(|request| request.extensions.get().map_or(0, |Estimate(most)| *most));
         let rule = rule.settle_by_usage().on_aborted(OnAborted::Refund);
-        Ok::<_, QuotaError>(rule.refund_when(|response| !response.status.is_success()))
+        Ok::<_, ConfigError>(rule.refund_when(|response| !response.status.is_success()))
     };
     let minute = Rule::plans("tokens", [Quota::per_minute(20_000), Quota::per_minute(500_000)], plan)?;
     let day = Duration::from_secs(86_400);

@@ -94,6 +94,6 @@ mod retry;
 mod times;
 
 pub use advice::{Advice, PolicyAdvice};
-pub use obey::{Obey, ObeyError, ObeyErrorKind, ObeyFuture, ObeyLayer, OwnQuotaError, OwnQuotaErrorKind};
+pub use obey::{Obey, ObeyError, ObeyErrorKind, ObeyFuture, ObeyLayer};
 #[cfg(feature = "retry")]
 pub use retry::RetryAfter;

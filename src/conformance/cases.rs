@@ -13,10 +13,11 @@ use super::threads::together;
 use super::{CAPACITY, HOUR, MINUTE, Subject, block, meter, timed_quotas};
 use crate::base::wait::Wait;
 use crate::decision::{ChargeDecision, Decision, Receipt};
+use crate::error::ConfigError;
 use crate::key::Key;
 use crate::limiter::{Atomicity, Charge, Effect, Limiter, Refund, Reply};
 use crate::policy::Policy;
-use crate::quota::{Algorithm, Quota, QuotaError};
+use crate::quota::{Algorithm, Quota};
 
 /// The number of concurrent tasks.
 const TASKS: usize = 4;
@@ -73,7 +74,7 @@ fn same<T: PartialEq + Debug + Copy>(what: &str, found: T, expected: T) -> Resul
     ensure(found == expected, &format!("{what}: expected {expected:?}, found {found:?}"))
 }
 
-fn named(name: &str, quota: Result<Quota, QuotaError>) -> Result<Policy, String> {
+fn named(name: &str, quota: Result<Quota, ConfigError>) -> Result<Policy, String> {
     let quota = quota.map_err(|error| error.to_string())?;
     Policy::new(name, quota).map_err(|error| error.to_string())
 }
@@ -96,7 +97,7 @@ impl<S: Subject> LimiterBench<'_, S> {
         Charge::new(&self.policy, &self.key).cost(cost)
     }
 
-    fn supports(&self, quota: Result<Quota, QuotaError>) -> bool {
+    fn supports(&self, quota: Result<Quota, ConfigError>) -> bool {
         quota.is_ok_and(|quota| self.limiter.supports(&quota).is_ok())
     }
 

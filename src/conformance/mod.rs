@@ -47,8 +47,9 @@ mod threads;
 
 use std::time::Duration;
 
+use crate::error::ConfigError;
 use crate::limiter::Limiter;
-use crate::quota::{Algorithm, Anchor, Oldest, Quota, QuotaError};
+use crate::quota::{Algorithm, Anchor, Oldest, Quota};
 
 pub use report::{Failure, Failures, FailuresKind, Report};
 #[cfg(feature = "store")]
@@ -101,16 +102,16 @@ pub async fn check<S: Subject>(subject: &S) -> Result<Report, Failures> {
 }
 
 /// Returns at least one quota of each algorithm except the block, all of the same capacity.
-fn quotas() -> impl Iterator<Item = Result<Quota, QuotaError>> {
+fn quotas() -> impl Iterator<Item = Result<Quota, ConfigError>> {
     Algorithm::ALL.iter().flat_map(|algorithm| quotas_of(*algorithm))
 }
 
 /// Returns those [`quotas`] whose units come back with time.
-fn timed_quotas() -> impl Iterator<Item = Result<Quota, QuotaError>> {
+fn timed_quotas() -> impl Iterator<Item = Result<Quota, ConfigError>> {
     Algorithm::timed().flat_map(quotas_of)
 }
 
-fn quotas_of(algorithm: Algorithm) -> Vec<Result<Quota, QuotaError>> {
+fn quotas_of(algorithm: Algorithm) -> Vec<Result<Quota, ConfigError>> {
     match algorithm {
         Algorithm::TokenBucket => vec![
             Quota::token_bucket(CAPACITY, MINUTE),
@@ -145,12 +146,12 @@ fn quotas_of(algorithm: Algorithm) -> Vec<Result<Quota, QuotaError>> {
 
 /// Returns a block: two refusals within an hour close a key for an hour, the second time for two
 /// hours.
-fn block() -> Result<Quota, QuotaError> {
+fn block() -> Result<Quota, ConfigError> {
     Quota::block(2, HOUR, HOUR).and_then(|block| block.growing(2, 2 * HOUR, MINUTE))
 }
 
 /// Returns a meter for units beyond a quota.
-fn meter() -> Result<Quota, QuotaError> {
+fn meter() -> Result<Quota, ConfigError> {
     Quota::meter(10, HOUR)
 }
 

@@ -14,11 +14,12 @@ use crate::base::header_names::{
     RETRY_AFTER_MS, X_LIMIT, X_REMAINING, X_RESET, X_RESOURCE, X_USED, are_of_one_family,
 };
 use crate::clock::Clock;
+use crate::error::ConfigError;
 use crate::key::Key;
 use crate::policy::{CONCURRENT_REQUESTS, Policy};
 
 use super::content::{Content, Header, Single};
-use super::legacy::{HeadersError, LegacyHeaders};
+use super::legacy::LegacyHeaders;
 use super::reset::{ResetEncoding, ResetMeaning};
 use super::scope::{Scope, ScopeCondition};
 use super::wait::{Jitter, Waits};
@@ -225,7 +226,7 @@ impl Headers {
     /// # Errors
     /// Returns an error if a name is not a valid header name, comes twice, or has another meaning
     /// in HTTP or gRPC.
-    pub fn legacy(headers: LegacyHeaders) -> Result<Self, HeadersError> {
+    pub fn legacy(headers: LegacyHeaders) -> Result<Self, ConfigError> {
         Ok(Self::with(headers.into_headers()?))
     }
 

@@ -3,7 +3,7 @@
 use http::HeaderName;
 
 use crate::base::header_names::RETRY_AFTER_MS;
-use crate::error::kind_and_message;
+use crate::error::{ConfigError, ConfigErrorKind};
 
 use super::content::{Content, Header, Single};
 use super::reset::{ResetEncoding, ResetMeaning};
@@ -79,26 +79,26 @@ impl LegacyHeaders {
         self
     }
 
-    pub(super) fn into_headers(self) -> Result<Vec<Header>, HeadersError> {
+    pub(super) fn into_headers(self) -> Result<Vec<Header>, ConfigError> {
         let mut headers: Vec<Header> = Vec::with_capacity(self.values.len());
         for (text, value) in self.values {
             let (kind, why) = match HeaderName::from_bytes(text.as_bytes()) {
                 Err(_) => (
-                    HeadersErrorKind::Invalid,
+                    ConfigErrorKind::Name,
                     "it is not a valid header name: use letters, digits and `-`, such as `x-ratelimit-remaining`",
                 ),
                 Ok(name) if is_reserved(&name) => {
-                    (HeadersErrorKind::Reserved, "HTTP or gRPC gives it another meaning: choose a name of your own")
+                    (ConfigErrorKind::Name, "HTTP or gRPC gives it another meaning: choose a name of your own")
                 }
                 Ok(name) if headers.iter().any(|header| header.name == name) => {
-                    (HeadersErrorKind::Duplicate, "two headers would have this name: give each its own")
+                    (ConfigErrorKind::Name, "two headers would have this name: give each its own")
                 }
                 Ok(name) => {
                     headers.push(Header { name, content: Content::Single(value) });
                     continue;
                 }
             };
-            return Err(HeadersError::new(kind, format!("{text:?} cannot be used for a header: {why}")));
+            return Err(ConfigError::new(kind, format!("{text:?} cannot be used for a header: {why}")));
         }
         Ok(headers)
     }
@@ -124,21 +124,4 @@ fn is_reserved(name: &HeaderName) -> bool {
         "upgrade",
     ];
     RESERVED.contains(&name.as_str()) || name.as_str().starts_with("grpc-")
-}
-
-kind_and_message! {
-    /// The error of an invalid header name.
-    HeadersError, HeadersErrorKind
-}
-
-/// The kind of a [`HeadersError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum HeadersErrorKind {
-    /// The name is not a valid header name.
-    Invalid,
-    /// A header of this name has another meaning.
-    Reserved,
-    /// Two headers would have this name.
-    Duplicate,
 }

@@ -49,7 +49,7 @@ mod wait;
 mod write;
 
 pub use definition::{Headers, When};
-pub use legacy::{HeadersError, HeadersErrorKind, LegacyHeaders};
+pub use legacy::LegacyHeaders;
 pub use reset::{ResetEncoding, ResetMeaning};
 pub use wait::Jitter;
 

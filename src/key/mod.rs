@@ -65,7 +65,6 @@
 //! | a closure over headers | as you write it | anything; `HeaderMap::get` returns the first of several values, and the service may read another |
 //! | a closure over the query | as you write it | order, encoding and repetition of parameters |
 
-mod address_error;
 mod address_source;
 mod client_ip;
 mod fields;
@@ -79,7 +78,6 @@ mod query;
 mod serde;
 pub(crate) mod value;
 
-pub use address_error::{AddressError, AddressErrorKind};
 pub use client_ip::{client_address, client_ip, client_network};
 pub use fields::{bearer_token, both, cookie, either, extension, global, header, host, method};
 #[cfg(feature = "axum")]

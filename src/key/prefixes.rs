@@ -1,8 +1,7 @@
 //! Prefixes: how many bits of an address count.
 
+use crate::error::{ConfigError, ConfigErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
-use super::address_error::{AddressError, AddressErrorKind};
 
 /// Says how many leading bits of an address make its key, for each family.
 ///
@@ -57,7 +56,7 @@ impl Prefixes {
     ///
     /// # Errors
     /// Returns an error if they are fewer than 8 or more than 32.
-    pub fn ipv4(self, bits: u8) -> Result<Self, AddressError> {
+    pub fn ipv4(self, bits: u8) -> Result<Self, ConfigError> {
         Ok(Self { ipv4: within("IPv4", 8, bits, 32)?, ..self })
     }
 
@@ -66,7 +65,7 @@ impl Prefixes {
     /// # Errors
     /// Returns an error if they are fewer than 32 (an Internet provider's whole network) or more
     /// than 128.
-    pub fn ipv6(self, bits: u8) -> Result<Self, AddressError> {
+    pub fn ipv6(self, bits: u8) -> Result<Self, ConfigError> {
         Ok(Self { ipv6: within("IPv6", 32, bits, 128)?, ..self })
     }
 
@@ -84,12 +83,12 @@ impl Prefixes {
     }
 }
 
-fn within(family: &str, least: u8, bits: u8, most: u8) -> Result<u8, AddressError> {
+fn within(family: &str, least: u8, bits: u8, most: u8) -> Result<u8, ConfigError> {
     if (least..=most).contains(&bits) {
         return Ok(bits);
     }
     let message = format!("an {family} prefix cannot have {bits} bits: use {least} to {most}");
-    Err(AddressError::new(AddressErrorKind::Prefix, message))
+    Err(ConfigError::new(ConfigErrorKind::Range, message))
 }
 
 /// Returns an IPv4 address that is mapped into IPv6 (`::ffff:0:0/96`, RFC 4291 section 2.5.5.2) as IPv4.

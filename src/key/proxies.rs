@@ -1,11 +1,10 @@
 //! Trusted proxies, and the header in which they report the client.
 
+use crate::error::{ConfigError, ConfigErrorKind};
 use std::net::IpAddr;
 
 use http::HeaderName;
 use ipnet::IpNet;
-
-use super::address_error::{AddressError, AddressErrorKind};
 
 /// The number of entries of a forwarding header that are read, from the right.
 pub(super) const ENTRIES_MAX: usize = 64;
@@ -78,10 +77,10 @@ impl TrustedProxies {
     ///
     /// # Errors
     /// Returns an error if the number is 0 or above 64.
-    pub fn count(proxies: usize) -> Result<Self, AddressError> {
+    pub fn count(proxies: usize) -> Result<Self, ConfigError> {
         if proxies == 0 || proxies > ENTRIES_MAX {
-            return Err(AddressError::new(
-                AddressErrorKind::Count,
+            return Err(ConfigError::new(
+                ConfigErrorKind::Range,
                 format!(
                     "{proxies} trusted proxies: it must be 1 to {ENTRIES_MAX}; without a proxy use `key::peer_ip()`"
                 ),
@@ -95,7 +94,7 @@ impl TrustedProxies {
     ///
     /// # Errors
     /// Returns an error if there is no network, or if a text is neither an address nor a network.
-    pub fn networks<I>(networks: I) -> Result<Self, AddressError>
+    pub fn networks<I>(networks: I) -> Result<Self, ConfigError>
     where
         I: IntoIterator,
         I::Item: AsRef<str>,
@@ -103,8 +102,8 @@ impl TrustedProxies {
         let networks: Vec<IpNet> =
             networks.into_iter().map(|network| parse_network(network.as_ref())).collect::<Result<_, _>>()?;
         if networks.is_empty() {
-            return Err(AddressError::new(
-                AddressErrorKind::Network,
+            return Err(ConfigError::new(
+                ConfigErrorKind::Missing,
                 "no trusted networks; without a proxy use `key::peer_ip()`",
             ));
         }
@@ -128,17 +127,17 @@ impl TrustedProxies {
     /// # Errors
     /// Returns an error if `name` is not a valid header name, or if the count of proxies is not 1,
     /// because such a header reports only one hop.
-    pub fn single_header(self, name: &str) -> Result<Self, AddressError> {
+    pub fn single_header(self, name: &str) -> Result<Self, ConfigError> {
         if let Trust::Count(2..) = self.trust {
-            return Err(AddressError::new(
-                AddressErrorKind::Count,
+            return Err(ConfigError::new(
+                ConfigErrorKind::Combination,
                 format!("{name} holds one address, so the count of proxies can only be 1"),
             ));
         }
         match HeaderName::try_from(name) {
             Ok(name) => Ok(Self { field: ForwardingHeader::Single(name), ..self }),
-            Err(_) => Err(AddressError::new(
-                AddressErrorKind::Header,
+            Err(_) => Err(ConfigError::new(
+                ConfigErrorKind::Name,
                 format!("{name:?} cannot be a header's name: use letters, digits and `-`, such as `x-real-ip`"),
             )),
         }
@@ -146,12 +145,12 @@ impl TrustedProxies {
 }
 
 /// Parses a network or an address.
-pub(crate) fn parse_network(text: &str) -> Result<IpNet, AddressError> {
+pub(crate) fn parse_network(text: &str) -> Result<IpNet, ConfigError> {
     let network = text.parse().or_else(|_| text.parse().map(|address: IpAddr| IpNet::from(address)));
     let network = network.map_err(|_| {
         let text: String = text.chars().take(64).collect();
         let message = format!("{text:?} is neither an address such as 192.0.2.1 nor a network such as 10.0.0.0/8");
-        AddressError::new(AddressErrorKind::Network, message)
+        ConfigError::new(ConfigErrorKind::Syntax, message)
     })?;
     // IPv4-mapped addresses are compared as IPv4, so a mapped network becomes IPv4, too.
     Ok(match network {

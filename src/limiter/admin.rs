@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::{Charge, Effect, Limiter, Refund};
 use crate::decision::{Decision, Receipt};
+use crate::error::{ConfigError, ConfigErrorKind};
 use crate::key::Key;
 use crate::policy::Policy;
-use crate::quota::{Algorithm, QuotaError, QuotaErrorKind};
+use crate::quota::Algorithm;
 
 /// Works on the keys of a [block](crate::quota::Quota::block): counts strikes from outside of a
 /// layer, such as wrong passwords, and lets an operator close and open keys.
@@ -41,7 +42,7 @@ impl<L: Limiter> Blocks<L> {
     ///
     /// # Errors
     /// Returns an error if the policy's quota is not a [block](crate::quota::Quota::block).
-    pub fn new(limiter: L, policy: Policy) -> Result<Self, QuotaError> {
+    pub fn new(limiter: L, policy: Policy) -> Result<Self, ConfigError> {
         only(&policy, Algorithm::Block)?;
         Ok(Self { limiter, policy })
     }
@@ -92,7 +93,7 @@ impl<L: Limiter> Blocks<L> {
     ///
     /// The quotas beside the block keep what the key has used, so its next request may be refused again.
     /// [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) opens the blocks of a layer and resets
-    /// its quotas. A [status page](crate::observe::StatusPage::operators) does both for operators.
+    /// its quotas. A [status page](crate::guide::observing#a-status-page) does both for operators.
     ///
     /// # Errors
     /// Returns the limiter's error.
@@ -151,7 +152,7 @@ impl<L: Limiter> Meters<L> {
     ///
     /// # Errors
     /// Returns an error if the policy's quota is not a [meter](crate::quota::Quota::meter).
-    pub fn new(limiter: L, policy: Policy) -> Result<Self, QuotaError> {
+    pub fn new(limiter: L, policy: Policy) -> Result<Self, ConfigError> {
         only(&policy, Algorithm::Meter)?;
         Ok(Self { limiter, policy })
     }
@@ -191,12 +192,12 @@ impl<L: Limiter> Meters<L> {
     }
 }
 
-fn only(policy: &Policy, algorithm: Algorithm) -> Result<(), QuotaError> {
+fn only(policy: &Policy, algorithm: Algorithm) -> Result<(), ConfigError> {
     if policy.quota().algorithm() == algorithm {
         return Ok(());
     }
-    Err(QuotaError::new(
-        QuotaErrorKind::NotAnOption,
+    Err(ConfigError::new(
+        ConfigErrorKind::NotAnOption,
         format!(
             "{:?} has the quota \"{}\", which is no {algorithm}: take Quota::{algorithm}",
             policy.name(),

@@ -137,6 +137,8 @@ mod ticket;
 mod unsettled;
 mod wrap_body;
 
+#[cfg(feature = "axum")]
+pub use admit::Admit;
 pub use admit::{Admission, Refused};
 pub use body::{ResponseBody, WrappedBody};
 pub use charge::access::{Access, AccessList};
@@ -145,17 +147,13 @@ pub use decide::overflow::Overflow;
 #[doc(hidden)]
 pub use decide::overflow::{NoOverflow, OverflowTo};
 pub use future::ResponseFuture;
-pub use rule::{
-    IntoPlan, IntoQuota, IntoRule, OnAborted, OverrideError, OverrideErrorKind, OverrideId, Overrides, QuotaSwitch,
-    QuotaSwitchError, QuotaSwitchErrorKind,
-};
+pub use rule::{IntoPlan, IntoQuota, IntoRule, OnAborted, OverrideId, Overrides, QuotaSwitch};
 pub use service::RateLimit;
 pub use settle::in_flight::InFlight;
 pub use settle::usage::Usage;
 #[doc(hidden)]
 pub use wrap_body::{WrapBody, WrapBodyFuture, WrapBodyLayer};
 
-pub use crate::error::LabelError;
-pub use crate::headers::{HeadersError, HeadersErrorKind, Jitter, LegacyHeaders, ResetEncoding, ResetMeaning, When};
+pub use crate::headers::{Jitter, LegacyHeaders, ResetEncoding, ResetMeaning, When};
 pub use crate::mode::ModeSwitch;
 pub use crate::refusal::{GrpcCode, Protocol, Refusal, RefusalBody};

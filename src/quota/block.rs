@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::builder::{Quota, micros};
-use super::error::{QuotaError, QuotaErrorKind};
 use super::spec::{Algorithm, Lasting};
 use crate::algorithm::block::STRIKES_MAX;
 use crate::base::time::PERIOD_US_MAX;
+use crate::error::{ConfigError, ConfigErrorKind};
 
 /// The largest factor by which a further block may be longer.
 const FACTOR_MAX: u32 = 1_000;
@@ -27,7 +27,7 @@ impl Quota {
     /// ```
     /// use std::time::Duration;
     /// use tower_ratelimit::Quota;
-    /// # fn main() -> Result<(), tower_ratelimit::quota::QuotaError> {
+    /// # fn main() -> Result<(), tower_ratelimit::ConfigError> {
     /// let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
     /// let block = Quota::block(5, 10 * minute, hour)?.growing(2, 24 * hour, 7 * 24 * hour)?;
     /// assert_eq!(
@@ -40,10 +40,10 @@ impl Quota {
     /// # Errors
     /// Returns an error if there are no strikes or more than 4,095, or a time is out of
     /// [range](Self#exactness-and-ranges).
-    pub fn block(strikes: u64, period: Duration, lasting: Duration) -> Result<Self, QuotaError> {
+    pub fn block(strikes: u64, period: Duration, lasting: Duration) -> Result<Self, ConfigError> {
         if strikes == 0 || strikes > STRIKES_MAX {
-            return Err(QuotaError::new(
-                QuotaErrorKind::Units,
+            return Err(ConfigError::new(
+                ConfigErrorKind::Range,
                 format!("a block after {strikes} strikes is not possible: 1 to {STRIKES_MAX}"),
             ));
         }
@@ -55,7 +55,7 @@ impl Quota {
     /// # Errors
     /// Returns an error if the algorithm is not a block, or the time is out of
     /// [range](Self#exactness-and-ranges) or above the longest.
-    pub fn lasting(self, lasting: Duration) -> Result<Self, QuotaError> {
+    pub fn lasting(self, lasting: Duration) -> Result<Self, ConfigError> {
         let (length_us, longest_us) = (micros("a block of", lasting)?, self.spec().lasting.longest_us);
         let grows = self.spec().lasting.memory_us > 0;
         if grows && length_us > longest_us {
@@ -76,10 +76,10 @@ impl Quota {
     /// # Errors
     /// Returns an error if the algorithm is not a block, the factor is 0 or above 1,000, a time is
     /// out of [range](Self#exactness-and-ranges), or the longest block is shorter than the first.
-    pub fn growing(self, factor: u32, longest: Duration, memory: Duration) -> Result<Self, QuotaError> {
+    pub fn growing(self, factor: u32, longest: Duration, memory: Duration) -> Result<Self, ConfigError> {
         if factor == 0 || factor > FACTOR_MAX {
-            return Err(QuotaError::new(
-                QuotaErrorKind::Units,
+            return Err(ConfigError::new(
+                ConfigErrorKind::Range,
                 format!("blocks cannot grow by the factor {factor}: 1 to {FACTOR_MAX}, where 1 is as long each time"),
             ));
         }
@@ -102,7 +102,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the limit or the retention is out of [range](Self#exactness-and-ranges).
-    pub fn meter(limit: u64, retention: Duration) -> Result<Self, QuotaError> {
+    pub fn meter(limit: u64, retention: Duration) -> Result<Self, ConfigError> {
         Self::build(limit, retention, Algorithm::Meter)
     }
 }
@@ -133,10 +133,10 @@ impl Quota {
     }
 }
 
-fn above_longest(length_us: u64, longest_us: u64) -> QuotaError {
+fn above_longest(length_us: u64, longest_us: u64) -> ConfigError {
     let [length, longest] = [length_us, longest_us].map(Duration::from_micros);
-    QuotaError::new(
-        QuotaErrorKind::Period,
+    ConfigError::new(
+        ConfigErrorKind::Range,
         format!(
             "a block of {length:?} cannot grow up to {longest:?}, which is shorter: give a longest such as {length:?}"
         ),

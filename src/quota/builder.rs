@@ -4,12 +4,11 @@ use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::time::Duration;
 
+use super::spec::{Algorithm, Anchor, Oldest, PLACES_MAX, Spec, UNITS_MAX};
 use crate::algorithm::Decider;
 use crate::base::time::{PERIOD_US_MAX, micros_exact, micros_floor};
-
-use super::error::QuotaError;
-use super::error::QuotaErrorKind::{NotAnOption, Period, TooSlow, Units};
-use super::spec::{Algorithm, Anchor, Oldest, PLACES_MAX, Spec, UNITS_MAX};
+use crate::error::ConfigError;
+use crate::error::ConfigErrorKind::{NotAnOption, Range};
 
 /// The largest limit of a log, whose memory grows with the limit.
 const LOG_LIMIT_MAX: u64 = 1_000_000;
@@ -24,7 +23,7 @@ const SECOND: u64 = 1_000_000;
 ///
 /// ```
 /// use tower_ratelimit::Quota;
-/// # fn main() -> Result<(), tower_ratelimit::quota::QuotaError> {
+/// # fn main() -> Result<(), tower_ratelimit::ConfigError> {
 /// let quota = Quota::per_minute(100); // 100 at once after a pause, then one each 0.6 s
 /// let strict = Quota::per_minute(100).burst(1)?; // never two within 0.6 s
 /// let parsed: Quota = "100/min burst 20".parse()?;
@@ -85,7 +84,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
-    pub fn new(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+    pub fn new(limit: u64, period: Duration) -> Result<Self, ConfigError> {
         Self::token_bucket(limit, period)
     }
 
@@ -94,7 +93,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the interval is out of [range](Self#exactness-and-ranges).
-    pub fn one_every(interval: Duration) -> Result<Self, QuotaError> {
+    pub fn one_every(interval: Duration) -> Result<Self, ConfigError> {
         Self::token_bucket(1, interval)
     }
 
@@ -103,7 +102,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
-    pub fn token_bucket(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+    pub fn token_bucket(limit: u64, period: Duration) -> Result<Self, ConfigError> {
         Self::build(limit, period, Algorithm::TokenBucket)
     }
 
@@ -113,7 +112,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the tokens or the step are out of [range](Self#exactness-and-ranges).
-    pub fn step_bucket(tokens: u64, step: Duration) -> Result<Self, QuotaError> {
+    pub fn step_bucket(tokens: u64, step: Duration) -> Result<Self, ConfigError> {
         Self::build(tokens, step, Algorithm::StepBucket)
     }
 
@@ -122,7 +121,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
-    pub fn gcra(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+    pub fn gcra(limit: u64, period: Duration) -> Result<Self, ConfigError> {
         Self::build(limit, period, Algorithm::Gcra)
     }
 
@@ -132,7 +131,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
-    pub fn leaky_bucket(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+    pub fn leaky_bucket(limit: u64, period: Duration) -> Result<Self, ConfigError> {
         Self::build(limit, period, Algorithm::LeakyBucket)
     }
 
@@ -149,7 +148,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
-    pub fn leaky_queue(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+    pub fn leaky_queue(limit: u64, period: Duration) -> Result<Self, ConfigError> {
         Self::build(limit, period, Algorithm::LeakyQueue)
     }
 
@@ -161,7 +160,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
-    pub fn fixed_window(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+    pub fn fixed_window(limit: u64, period: Duration) -> Result<Self, ConfigError> {
         Self::build(limit, period, Algorithm::FixedWindow)
     }
 
@@ -176,7 +175,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
-    pub fn sliding_window(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+    pub fn sliding_window(limit: u64, period: Duration) -> Result<Self, ConfigError> {
         Self::build(limit, period, Algorithm::SlidingWindow)
     }
 
@@ -186,7 +185,7 @@ impl Quota {
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges), or
     /// the limit is above 1,000,000.
-    pub fn sliding_log(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+    pub fn sliding_log(limit: u64, period: Duration) -> Result<Self, ConfigError> {
         Self::build(limit, period, Algorithm::SlidingLog)
     }
 
@@ -257,11 +256,11 @@ impl Quota {
     /// # Errors
     /// Returns an error if the algorithm is not a bucket, the burst is 0 or too large, or the full
     /// bucket drains too slowly.
-    pub fn burst(self, burst: u64) -> Result<Self, QuotaError> {
+    pub fn burst(self, burst: u64) -> Result<Self, ConfigError> {
         use Algorithm::{Gcra, LeakyBucket, StepBucket, TokenBucket};
         if burst == 0 && self.spec.limit != 0 {
-            return Err(QuotaError::new(
-                Units,
+            return Err(ConfigError::new(
+                Range,
                 "a burst of 0 would let nothing pass: 1 is strict spacing, and a limit of 0 closes the quota",
             ));
         }
@@ -273,7 +272,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the algorithm is not a leaky queue, or the queue is too long.
-    pub fn queue(self, length: u64) -> Result<Self, QuotaError> {
+    pub fn queue(self, length: u64) -> Result<Self, ConfigError> {
         self.with("queue", &[Algorithm::LeakyQueue], |spec| spec.burst = length.saturating_add(1))
     }
 
@@ -301,11 +300,11 @@ impl Quota {
     /// # Errors
     /// Returns an error if the algorithm is neither a leaky queue nor a concurrency limit, or if a
     /// request could wait in line for more than 366 days.
-    pub fn max_wait(self, wait: Duration) -> Result<Self, QuotaError> {
+    pub fn max_wait(self, wait: Duration) -> Result<Self, ConfigError> {
         if self.spec.algorithm == Algorithm::Concurrency {
             let wait_us = micros_floor(wait);
             if wait_us > PERIOD_US_MAX {
-                return Err(QuotaError::new(Period, format!("a wait of {wait:?} is too long: at most 366 days")));
+                return Err(ConfigError::new(Range, format!("a wait of {wait:?} is too long: at most 366 days")));
             }
             return Self::checked(Spec { line_wait_us: wait_us, ..self.spec });
         }
@@ -325,7 +324,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the algorithm is not a leaky queue, or `n` is more than its length.
-    pub fn delay_after(self, n: u64) -> Result<Self, QuotaError> {
+    pub fn delay_after(self, n: u64) -> Result<Self, ConfigError> {
         self.with("delay_after", &[Algorithm::LeakyQueue], |spec| spec.delay_after = n)
     }
 
@@ -333,7 +332,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the algorithm is neither a fixed window nor a step bucket.
-    pub fn anchor(self, anchor: Anchor) -> Result<Self, QuotaError> {
+    pub fn anchor(self, anchor: Anchor) -> Result<Self, ConfigError> {
         self.with("anchor", &[Algorithm::FixedWindow, Algorithm::StepBucket], |spec| spec.anchor = anchor)
     }
 
@@ -343,18 +342,18 @@ impl Quota {
     /// # Errors
     /// Returns an error if the algorithm is not a sliding window, or the period does not divide
     /// into `buckets` sub-windows of whole microseconds, or `buckets` is 0 or above 3,600.
-    pub fn buckets(self, buckets: u32) -> Result<Self, QuotaError> {
+    pub fn buckets(self, buckets: u32) -> Result<Self, ConfigError> {
         if buckets == 0 || buckets > BUCKETS_MAX {
-            return Err(QuotaError::new(
-                Units,
+            return Err(ConfigError::new(
+                Range,
                 format!("a sliding window has 1 to {BUCKETS_MAX} buckets, not {buckets}"),
             ));
         }
         let period_us = self.spec.period_us;
         let divides = |n: &u32| period_us % u64::from(*n) == 0;
         if !divides(&buckets) {
-            return Err(QuotaError::new(
-                Period,
+            return Err(ConfigError::new(
+                Range,
                 format!(
                     "{period_us} µs do not divide into {buckets} buckets of whole microseconds: choose a number of \
                      buckets that divides the period, such as {}",
@@ -370,7 +369,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the algorithm is not a sliding window.
-    pub fn oldest(self, oldest: Oldest) -> Result<Self, QuotaError> {
+    pub fn oldest(self, oldest: Oldest) -> Result<Self, ConfigError> {
         self.with("oldest", &[Algorithm::SlidingWindow], |spec| spec.oldest = oldest)
     }
 
@@ -381,7 +380,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the algorithm is not a window, a log or a block.
-    pub fn count_denied(self) -> Result<Self, QuotaError> {
+    pub fn count_denied(self) -> Result<Self, ConfigError> {
         use Algorithm::{Block, FixedWindow, SlidingLog, SlidingWindow};
         self.with("count_denied", &[FixedWindow, SlidingWindow, SlidingLog, Block], |spec| spec.count_denied = true)
     }
@@ -393,7 +392,7 @@ impl Quota {
     /// # Errors
     /// Returns an error if the debt is too large or drains too slowly, or if the quota is a block, a
     /// meter or a concurrency limit, which have no debt.
-    pub fn max_debt(self, units: u64) -> Result<Self, QuotaError> {
+    pub fn max_debt(self, units: u64) -> Result<Self, ConfigError> {
         self.with("max_debt", &Algorithm::rates(), |spec| (spec.debt, spec.debt_is_chosen) = (units, true))
     }
 
@@ -409,7 +408,7 @@ impl Quota {
     /// # Errors
     /// Returns an error for a block, a meter and a concurrency limit. A share of strikes, of units to be
     /// settled, or of requests in flight means nothing.
-    pub fn in_proportion(self) -> Result<Self, QuotaError> {
+    pub fn in_proportion(self) -> Result<Self, ConfigError> {
         self.with("in_proportion", &Algorithm::rates(), |spec| spec.proportional = true)
     }
 
@@ -421,7 +420,7 @@ impl Quota {
     ///
     /// ```
     /// use tower_ratelimit::Quota;
-    /// # fn main() -> Result<(), tower_ratelimit::quota::QuotaError> {
+    /// # fn main() -> Result<(), tower_ratelimit::ConfigError> {
     /// let quota = Quota::per_hour(10 << 20).in_bytes()?;
     /// assert_eq!(quota.to_string(), "10 MiB per hour, token bucket");
     /// assert_eq!("10 MiB/h".parse(), Ok(quota));
@@ -433,7 +432,7 @@ impl Quota {
     ///
     /// # Errors
     /// Returns an error if the quota is a block, whose units are strikes.
-    pub fn in_bytes(self) -> Result<Self, QuotaError> {
+    pub fn in_bytes(self) -> Result<Self, ConfigError> {
         let counting: Vec<Algorithm> =
             Algorithm::ALL.iter().copied().filter(|algorithm| *algorithm != Algorithm::Block).collect();
         self.with("in_bytes", &counting, |spec| spec.in_bytes = true)
@@ -561,7 +560,7 @@ impl Quota {
         Self::from_spec(Spec::new(limit.min(UNITS_MAX), period_us, Algorithm::TokenBucket))
     }
 
-    pub(super) fn build(limit: u64, period: Duration, algorithm: Algorithm) -> Result<Self, QuotaError> {
+    pub(super) fn build(limit: u64, period: Duration, algorithm: Algorithm) -> Result<Self, ConfigError> {
         Self::checked(Spec::new(limit, micros("a period of", period)?, algorithm))
     }
 
@@ -571,10 +570,10 @@ impl Quota {
         option: &str,
         algorithms: &[Algorithm],
         change: impl FnOnce(&mut Spec) -> T,
-    ) -> Result<Self, QuotaError> {
+    ) -> Result<Self, ConfigError> {
         let mut spec = self.spec;
         if self.is_unlimited() {
-            return Err(QuotaError::new(
+            return Err(ConfigError::new(
                 NotAnOption,
                 format!("`{option}` has no meaning for an unlimited quota: leave it out"),
             ));
@@ -582,7 +581,7 @@ impl Quota {
         if !algorithms.contains(&spec.algorithm) {
             let (own, names) =
                 (spec.algorithm, algorithms.iter().map(|algorithm| algorithm.as_str()).collect::<Vec<_>>());
-            return Err(QuotaError::new(
+            return Err(ConfigError::new(
                 NotAnOption,
                 format!("`{option}` has no meaning for a {own}: it belongs to {}", names.join(", ")),
             ));
@@ -591,18 +590,18 @@ impl Quota {
         Self::checked(spec)
     }
 
-    pub(super) fn checked(mut spec: Spec) -> Result<Self, QuotaError> {
+    pub(super) fn checked(mut spec: Spec) -> Result<Self, ConfigError> {
         spec.settle();
         for (name, units) in [("limit", spec.limit), ("burst", spec.burst), ("debt", spec.debt)] {
             if units > UNITS_MAX {
-                return Err(QuotaError::new(
-                    Units,
+                return Err(ConfigError::new(
+                    Range,
                     format!("a {name} of {units} is too large: at most {UNITS_MAX}; count in a larger unit"),
                 ));
             }
             if units > spec.units_max() {
-                return Err(QuotaError::new(
-                    TooSlow,
+                return Err(ConfigError::new(
+                    Range,
                     format!(
                         "a {name} of {units} at {} per {} µs takes longer than 8.9 years to come back: make it smaller or \
                          the rate higher",
@@ -613,11 +612,11 @@ impl Quota {
         }
         if spec.algorithm == Algorithm::Concurrency && spec.limit > PLACES_MAX {
             let message = format!("{} at once is too much: at most {PLACES_MAX}; count in a larger unit", spec.limit);
-            return Err(QuotaError::new(Units, message));
+            return Err(ConfigError::new(Range, message));
         }
         if spec.algorithm == Algorithm::SlidingLog && spec.limit > LOG_LIMIT_MAX {
-            return Err(QuotaError::new(
-                Units,
+            return Err(ConfigError::new(
+                Range,
                 format!(
                     "a log of {0} units would remember up to {0} requests for each key, and at most {LOG_LIMIT_MAX} are \
                      possible: use a sliding window of 60 buckets, whose memory does not grow with the limit",
@@ -626,8 +625,8 @@ impl Quota {
             ));
         }
         if spec.delay_after > spec.burst.saturating_sub(1) {
-            return Err(QuotaError::new(
-                Units,
+            return Err(ConfigError::new(
+                Range,
                 format!(
                     "{} requests cannot pass undelayed through a queue of {}: lengthen the queue first",
                     spec.delay_after,
@@ -657,10 +656,10 @@ impl Quota {
 }
 
 /// Returns a time of a quota in microseconds.
-pub(super) fn micros(what: &str, span: Duration) -> Result<u64, QuotaError> {
+pub(super) fn micros(what: &str, span: Duration) -> Result<u64, ConfigError> {
     micros_exact(span).filter(|us| (1..=PERIOD_US_MAX).contains(us)).ok_or_else(|| {
-        QuotaError::new(
-            Period,
+        ConfigError::new(
+            Range,
             format!(
                 "{what} {span:?} is not possible: it must be whole microseconds, at least one and at most 366 days"
             ),

@@ -14,6 +14,5 @@ mod split;
 mod tests;
 
 pub(crate) use builder::Quota;
-pub use error::{QuotaError, QuotaErrorKind};
 pub(crate) use spec::UNITS_MAX;
 pub use spec::{Algorithm, Anchor, Oldest};

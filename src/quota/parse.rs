@@ -5,9 +5,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::builder::Quota;
-use super::error::{QuotaError, QuotaErrorKind};
 use super::spec::{Algorithm, Anchor, Oldest, Spec, UNITS_MAX};
-use crate::error::printable;
+use crate::error::{ConfigError, ConfigErrorKind, printable};
 
 /// The units of time, the longest first: the microseconds, the name for printing, and the names for
 /// reading.
@@ -143,7 +142,7 @@ impl fmt::Display for PrintedSpan {
 }
 
 impl FromStr for Quota {
-    type Err = QuotaError;
+    type Err = ConfigError;
 
     /// Reads `100/min burst 20`, `10 per 500 ms, sliding log`, `3 at once`, and everything that
     /// [`Display`](fmt::Display) prints.
@@ -163,7 +162,7 @@ impl FromStr for Quota {
     /// A quota that [counts bytes](Quota::in_bytes) has a unit behind each number of bytes:
     /// `10 MiB per hour, burst 20 MiB`. The units are `B`, those in powers of 1,000 (`kB`, `MB`, `GB`,
     /// `TB`), and those in powers of 1,024 (`KiB`, `MiB`, `GiB`, `TiB`). Their case matters.
-    fn from_str(text: &str) -> Result<Self, QuotaError> {
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
         if text.trim().eq_ignore_ascii_case(UNLIMITED) {
             return Ok(Self::unlimited());
         }
@@ -174,7 +173,7 @@ impl FromStr for Quota {
     }
 }
 
-type Changed = Result<Quota, QuotaError>;
+type Changed = Result<Quota, ConfigError>;
 type NumberOption = (&'static str, fn(Quota, u64) -> Changed);
 type Phrase = (&'static str, fn(Quota) -> Changed);
 
@@ -197,7 +196,7 @@ const PHRASES: [Phrase; 6] = [
 /// Returns the words that begin the options which an algorithm has.
 fn options_of(quota: Quota) -> Vec<&'static str> {
     let is_option =
-        |changed: Changed| changed.map_or_else(|error| error.kind() != QuotaErrorKind::NotAnOption, |_| true);
+        |changed: Changed| changed.map_or_else(|error| error.kind() != ConfigErrorKind::NotAnOption, |_| true);
     let numbers = NUMBERS.iter().filter(|(_, set)| is_option(set(quota, 1))).map(|(name, _)| *name);
     let phrases = PHRASES.iter().filter(|(_, set)| is_option(set(quota))).map(|(name, _)| *name);
     let others = [
@@ -269,7 +268,7 @@ struct WordReader<'a> {
 
 impl<'a> WordReader<'a> {
     /// Finds each option in turn, so that they may stand in any order.
-    fn quota(mut self) -> Result<Quota, QuotaError> {
+    fn quota(mut self) -> Result<Quota, ConfigError> {
         let limit = self.limit()?;
         let _ = !self.in_bytes && COUNTED.iter().any(|word| self.skip(word));
         let (mut quota, is_named) = match self.skip("at once") {
@@ -314,7 +313,7 @@ impl<'a> WordReader<'a> {
     }
 
     /// Returns the error of a word that is left when all options were read.
-    fn unknown(&self, at: usize, quota: Quota, is_named: bool) -> QuotaError {
+    fn unknown(&self, at: usize, quota: Quota, is_named: bool) -> ConfigError {
         let algorithms: Vec<&str> =
             if is_named { Vec::new() } else { Algorithm::timed().map(Algorithm::as_str).collect() };
         let options = options_of(quota);
@@ -331,7 +330,7 @@ impl<'a> WordReader<'a> {
     }
 
     /// Reads the period and the algorithm of a quota whose limit was read. Returns whether the algorithm is named.
-    fn timed(&mut self, limit: u64) -> Result<(Quota, bool), QuotaError> {
+    fn timed(&mut self, limit: u64) -> Result<(Quota, bool), ConfigError> {
         self.expect("per")?;
         let period = self.period()?;
         let mut algorithms = Algorithm::timed().filter(|algorithm| self.find(algorithm.as_str()));
@@ -371,7 +370,7 @@ impl<'a> WordReader<'a> {
         is_next
     }
 
-    fn period(&mut self) -> Result<Duration, QuotaError> {
+    fn period(&mut self) -> Result<Duration, ConfigError> {
         let word = self.next().ok_or_else(|| self.error("a period is missing, such as `min` or `10 s`"))?;
         let digits = word.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(word.len());
         let (count, unit) = word.split_at(digits);
@@ -405,7 +404,7 @@ impl<'a> WordReader<'a> {
         Some(word).filter(|word| !word.is_empty())
     }
 
-    fn expect(&mut self, phrase: &str) -> Result<(), QuotaError> {
+    fn expect(&mut self, phrase: &str) -> Result<(), ConfigError> {
         for word in phrase.split(' ') {
             match self.next() {
                 Some(found) if found == word => {}
@@ -419,14 +418,14 @@ impl<'a> WordReader<'a> {
     }
 
     /// Reads the limit. Its unit says what the quota counts.
-    fn limit(&mut self) -> Result<u64, QuotaError> {
+    fn limit(&mut self) -> Result<u64, ConfigError> {
         let (number, unit) = self.number_and_unit("a limit")?;
         self.in_bytes = unit.is_some();
         self.bytes(number, unit)
     }
 
     /// Reads the number after an option, which has a unit of bytes if the limit has one.
-    fn amount(&mut self, option: &str) -> Result<u64, QuotaError> {
+    fn amount(&mut self, option: &str) -> Result<u64, ConfigError> {
         let (number, unit) = self.number_and_unit(&format!("the number after `{option}`"))?;
         if unit.is_some() == self.in_bytes {
             return self.bytes(number, unit);
@@ -442,7 +441,7 @@ impl<'a> WordReader<'a> {
     }
 
     /// Reads a number, and the unit of bytes that follows it or is its end, if there is one.
-    fn number_and_unit(&mut self, what: &str) -> Result<(u64, Option<ByteUnit>), QuotaError> {
+    fn number_and_unit(&mut self, what: &str) -> Result<(u64, Option<ByteUnit>), ConfigError> {
         let written = self.written.get(self.at).copied().unwrap_or_default();
         let word = self.next().ok_or_else(|| self.error(&format!("{what} is missing")))?;
         let digits = word.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(word.len());
@@ -468,7 +467,7 @@ impl<'a> WordReader<'a> {
     ///
     /// # Errors
     /// Returns an error if the word looks like such a unit, and could mean another one.
-    fn byte_unit(&self, word: &str) -> Result<Option<ByteUnit>, QuotaError> {
+    fn byte_unit(&self, word: &str) -> Result<Option<ByteUnit>, ConfigError> {
         if let Some(unit) = BYTES.iter().find(|(_, name)| *name == word) {
             return Ok(Some(*unit));
         }
@@ -484,20 +483,20 @@ impl<'a> WordReader<'a> {
         )))
     }
 
-    fn bytes(&self, number: u64, unit: Option<(u64, &str)>) -> Result<u64, QuotaError> {
+    fn bytes(&self, number: u64, unit: Option<(u64, &str)>) -> Result<u64, ConfigError> {
         let Some((size, name)) = unit else { return Ok(number) };
         number.checked_mul(size).ok_or_else(|| {
             let message = format!("{number} {name} is too large: at most {UNITS_MAX} bytes");
-            QuotaError::new(QuotaErrorKind::Units, message)
+            ConfigError::new(ConfigErrorKind::Range, message)
         })
     }
 
-    fn number(&mut self, what: &str) -> Result<u64, QuotaError> {
+    fn number(&mut self, what: &str) -> Result<u64, ConfigError> {
         let word = self.next().ok_or_else(|| self.error(&format!("{what} is missing")))?;
         self.parse(word)
     }
 
-    fn parse(&self, word: &str) -> Result<u64, QuotaError> {
+    fn parse(&self, word: &str) -> Result<u64, ConfigError> {
         let digits = Some(word.replace('_', "")).filter(|digits| !digits.starts_with('+'));
         let number = digits.and_then(|digits| digits.parse().ok());
         let hint = match word.strip_suffix('r') {
@@ -508,7 +507,7 @@ impl<'a> WordReader<'a> {
         number.ok_or_else(|| self.error(&format!("{} is not a whole number that fits{hint}", QuotedWord(word))))
     }
 
-    fn error(&self, why: &str) -> QuotaError {
+    fn error(&self, why: &str) -> ConfigError {
         let rest = format!(
             "` is not a quota: {why}; write it like `100/min burst 20`, `5 per 10 s, sliding log` or `3 at once`"
         );
@@ -516,6 +515,6 @@ impl<'a> WordReader<'a> {
         let room = 398_usize.saturating_sub(rest.chars().count()).min(80);
         let text: String = self.text.chars().take(room).collect();
         let message = format!("`{text}{rest}");
-        QuotaError::new(QuotaErrorKind::Syntax, message.chars().map(printable).collect::<String>())
+        ConfigError::new(ConfigErrorKind::Syntax, message.chars().map(printable).collect::<String>())
     }
 }

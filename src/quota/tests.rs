@@ -9,6 +9,7 @@ use crate::algorithm::properties::key::State;
 use crate::algorithm::properties::quotas::{plain, quota, shapes};
 use crate::base::sampling::config;
 use crate::base::time::PERIOD_US_MAX;
+use crate::error::{ConfigError, ConfigErrorKind};
 
 const DAY: Duration = Duration::from_secs(86_400);
 const MICROSECOND: Duration = Duration::from_micros(1);
@@ -85,18 +86,17 @@ fn words() -> Vec<&'static str> {
 }
 
 /// Every message says what to do: a range, another name, or an example to follow.
-fn names_the_fix(error: &QuotaError) -> bool {
+fn names_the_fix(error: &ConfigError) -> bool {
     let message = error.to_string();
     let fixes = match error.kind() {
-        QuotaErrorKind::Syntax => ["write it like", "write it like", "write it like"],
-        QuotaErrorKind::NotAnOption => ["it belongs to", "it belongs to", "it belongs to"],
-        QuotaErrorKind::TooSlow => ["make it smaller", "make it smaller", "make it smaller"],
-        QuotaErrorKind::Period => ["at least one and at most 366 days", "choose a number of buckets", "such as"],
-        QuotaErrorKind::Units => ["at most", "use ", "1 "],
+        ConfigErrorKind::Syntax => ["write it like"].as_slice(),
+        ConfigErrorKind::NotAnOption => &["it belongs to"],
+        ConfigErrorKind::Range => {
+            &["at most", "such as", "use ", "1 ", "make it smaller", "choose a number of buckets", "lengthen the queue"]
+        }
         kind => panic!("{kind:?} is the error of a rule, not of a quota"),
     };
-    let lengthen = error.kind() == QuotaErrorKind::Units && message.contains("lengthen the queue");
-    lengthen || fixes.iter().any(|fix| message.contains(fix))
+    fixes.iter().any(|fix| message.contains(fix))
 }
 
 proptest! {
@@ -206,11 +206,11 @@ fn constructor_takes_both_ends_of_its_range() {
         }
         for period in [Duration::ZERO, Duration::from_nanos(1_001), 366 * DAY + MICROSECOND, Duration::MAX] {
             let error = build(1, period).unwrap_err();
-            assert!(error.kind() == QuotaErrorKind::Period && names_the_fix(&error), "{error}");
+            assert!(error.kind() == ConfigErrorKind::Range && names_the_fix(&error), "{error}");
         }
         for limit in [most + 1, u64::MAX] {
             let error = build(limit, DAY).unwrap_err();
-            assert!(error.kind() == QuotaErrorKind::Units && names_the_fix(&error), "{error}");
+            assert!(error.kind() == ConfigErrorKind::Range && names_the_fix(&error), "{error}");
         }
     }
     for limit in [0, 1, u64::from(u32::MAX) + 1, UNITS_MAX, UNITS_MAX + 1, u64::MAX] {
@@ -229,7 +229,7 @@ fn bucket_drains_within_2_to_the_48_microseconds() {
         let quota: Quota = quota.parse().unwrap();
         assert_eq!(quota.burst(1 << 48).unwrap().refill_time(), Duration::from_micros(1 << 48));
         for slow in [quota.burst((1 << 48) + 1), quota.max_debt((1 << 48) + 1)].map(Result::unwrap_err) {
-            assert!(slow.kind() == QuotaErrorKind::TooSlow && names_the_fix(&slow), "{slow}");
+            assert!(slow.kind() == ConfigErrorKind::Range && names_the_fix(&slow), "{slow}");
         }
     }
 }
@@ -257,7 +257,7 @@ fn quota_text_error_is_short_and_printable() {
 
 #[test]
 fn quota_text_error_says_how_to_fix_it() {
-    use QuotaErrorKind::{NotAnOption, Period, Syntax, TooSlow, Units};
+    use ConfigErrorKind::{NotAnOption, Range, Syntax};
     for (text, kind, fix) in [
         ("", Syntax, "a limit is missing"),
         ("5", Syntax, "`per` is missing"),
@@ -289,30 +289,30 @@ fn quota_text_error_says_how_to_fix_it() {
         ("5/s fixed-window", Syntax, "did you mean `fixed window`?"),
         ("5/s from now", Syntax, "nor an option of a token bucket"),
         ("5/s oldest", Syntax, "`oldest` is neither"),
-        ("5/s burst 0", Units, "1 is strict spacing"),
-        ("5/0s", Period, "at least one"),
-        ("5/367d", Period, "366 days"),
-        ("1/d burst 5000", TooSlow, "make it smaller"),
-        ("1/d debt 5000", TooSlow, "make it smaller"),
+        ("5/s burst 0", Range, "1 is strict spacing"),
+        ("5/0s", Range, "at least one"),
+        ("5/367d", Range, "366 days"),
+        ("1/d burst 5000", Range, "make it smaller"),
+        ("1/d debt 5000", Range, "make it smaller"),
         ("5/s burst 3 fixed window", NotAnOption, "token bucket"),
         ("5/s queue 3", NotAnOption, "leaky queue"),
         ("5/s counting denied", NotAnOption, "sliding log"),
         ("5/s buckets", Syntax, "the number before `buckets` is missing"),
         ("5/s burst 2 burst 3", Syntax, "is there twice"),
         ("10/s block for 1h times 2 until 1d", Syntax, "`until` stands where `up to` should be"),
-        ("5/s 7 buckets sliding window", Period, "such as 5"),
-        ("5/s 0 buckets sliding window", Units, "1 to 3600"),
-        ("5/s leaky queue queue 2 delay after 3", Units, "lengthen the queue"),
-        ("1000000000000000/s", Units, "larger unit"),
-        ("1000001/s sliding log", Units, "60 buckets"),
+        ("5/s 7 buckets sliding window", Range, "such as 5"),
+        ("5/s 0 buckets sliding window", Range, "1 to 3600"),
+        ("5/s leaky queue queue 2 delay after 3", Range, "lengthen the queue"),
+        ("1000000000000000/s", Range, "larger unit"),
+        ("1000001/s sliding log", Range, "60 buckets"),
         ("3 at", Syntax, "`at` stands where `per` should be"),
         ("3 at once burst 2", NotAnOption, "token bucket"),
         ("3 at once token bucket", Syntax, "`token` is not an option of a concurrency limit"),
         ("3 at once per minute", Syntax, "`per` is not an option of a concurrency limit"),
         ("3 at once wait", Syntax, "a period is missing"),
         ("3 at once wait 3 s wait 3 s", Syntax, "is there twice"),
-        ("3 at once wait 400 d", Period, "366 days"),
-        ("1000000000000 at once", Units, "at most 999999999999"),
+        ("3 at once wait 400 d", Range, "366 days"),
+        ("1000000000000 at once", Range, "at most 999999999999"),
         ("5/s concurrency limit", Syntax, "`concurrency` is neither an algorithm (token bucket, "),
         ("5/s wait 3 s", NotAnOption, "leaky queue"),
         ("10 mb/s", Syntax, "`mb` is not a unit of bytes, whose case matters: B, kB, MB, "),
@@ -322,12 +322,12 @@ fn quota_text_error_says_how_to_fix_it() {
         ("-1 GB/h", Syntax, "`-1` is not a whole number"),
         ("10 MB/s burst 5", Syntax, "`burst 5` has no unit, such as `burst 5 kB`"),
         ("10/s burst 5 MB", Syntax, "`burst` counts MB, and the limit has no unit of bytes"),
-        ("99999999 TiB per second", Units, "99999999 TiB is too large: at most 999999999999999 bytes"),
-        ("1000 TB/s", Units, "count in a larger unit"),
-        ("910 TiB per second", Units, "at most 999999999999999"),
+        ("99999999 TiB per second", Range, "99999999 TiB is too large: at most 999999999999999 bytes"),
+        ("1000 TB/s", Range, "count in a larger unit"),
+        ("910 TiB per second", Range, "at most 999999999999999"),
         ("5 B/s block for 1h", NotAnOption, "it belongs to token bucket"),
-        ("2 MB/s sliding log", Units, "60 buckets"),
-        ("5 per 13 months", Period, "366 days"),
+        ("2 MB/s sliding log", Range, "60 buckets"),
+        ("5 per 13 months", Range, "366 days"),
     ] {
         let error = text.parse::<Quota>().expect_err(text);
         assert_eq!(error.kind(), kind, "{text}: {error}");
@@ -411,7 +411,7 @@ fn concurrency_limits_count_in_one_state_whatever_the_limit_is() {
     assert_eq!([share(1), share(3), share(1_000)], [100, 33, 1].map(Quota::concurrent));
     assert_eq!((few.period(), few.refill_time(), few.capacity()), (Duration::ZERO, Duration::ZERO, 3));
     for refused in [few.burst(2), few.max_debt(2), few.in_proportion(), few.count_denied(), few.buckets(2)] {
-        assert!(refused.is_err_and(|error| error.kind() == QuotaErrorKind::NotAnOption));
+        assert!(refused.is_err_and(|error| error.kind() == ConfigErrorKind::NotAnOption));
     }
 }
 
@@ -477,7 +477,7 @@ const TIMES: [Duration; 9] = [
 ];
 
 /// An option, with a number and two times.
-type Choice = fn(Quota, u64, Duration, Duration) -> Result<Quota, QuotaError>;
+type Choice = fn(Quota, u64, Duration, Duration) -> Result<Quota, ConfigError>;
 
 /// Every option.
 const OPTIONS: [Choice; 13] = [
@@ -560,7 +560,7 @@ fn unlimited_quotas_have_a_text_and_no_options() {
     assert_eq!(unlimited.share(std::num::NonZeroU32::new(7).unwrap()), unlimited);
     assert_eq!(spec::Spec::from_words(unlimited.spec().to_words()), Some(*unlimited.spec()));
     for refused in [unlimited.max_debt(2), unlimited.in_proportion(), unlimited.count_denied(), unlimited.in_bytes()] {
-        assert!(refused.is_err_and(|error| error.kind() == QuotaErrorKind::NotAnOption));
+        assert!(refused.is_err_and(|error| error.kind() == ConfigErrorKind::NotAnOption));
     }
     assert!("unlimited burst 3".parse::<Quota>().is_err());
 }

@@ -11,9 +11,9 @@ use std::time::Duration;
 use http::{Request, Response};
 use proptest::prelude::*;
 use tower::{Layer, Service};
-use tower_ratelimit::client::{ObeyError, ObeyErrorKind, ObeyLayer, OwnQuotaErrorKind};
+use tower_ratelimit::client::{ObeyError, ObeyErrorKind, ObeyLayer};
 use tower_ratelimit::limiter::{Charge, Decision, Limiter, Receipt, Refund, Reply};
-use tower_ratelimit::{Key, MemoryLimiter, MissingKey, Mode, Policy, Quota, Rule};
+use tower_ratelimit::{ConfigErrorKind, Key, MemoryLimiter, MissingKey, Mode, Policy, Quota, Rule};
 
 use crate::support::waiting::World;
 use crate::support::{config, memory};
@@ -690,7 +690,7 @@ fn own_quota_refuses_what_only_servers_have() {
         (from_requests(), "from each request"),
     ] {
         let error = ObeyLayer::new(World::<()>::new().timer).own_quota(limiter(), rule).unwrap_err();
-        assert_eq!(error.kind(), OwnQuotaErrorKind::Option);
+        assert_eq!(error.kind(), ConfigErrorKind::NotAnOption);
         assert!(error.to_string().contains(option) && error.to_string().contains("\"own\""), "{error}");
     }
 }

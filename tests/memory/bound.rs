@@ -138,7 +138,7 @@ fn fresh_keys_without_end_stay_within_the_documented_memory() {
     if run_alone("bound::fresh_keys_without_end_stay_within_the_documented_memory") {
         return;
     }
-    let quota = |quota: Result<Quota, tower_ratelimit::quota::QuotaError>| quota.expect("the quota is possible");
+    let quota = |quota: Result<Quota, tower_ratelimit::ConfigError>| quota.expect("the quota is possible");
     flood_words(u64::from(cases(20).max(5)));
     flood(quota(Quota::fixed_window(100, HOUR)), &Bounds { tables: 3, cost: 1, bytes: of_words(), per_call: 1 });
     for (quota, cost) in [

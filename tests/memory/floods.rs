@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, clock::ManualClock, quota::QuotaError};
+use tower_ratelimit::{ConfigError, Key, MemoryLimiter, Policy, Quota, clock::ManualClock};
 
 use crate::support::stride;
 
@@ -25,7 +25,7 @@ struct Kind {
 }
 
 fn kinds() -> Vec<Kind> {
-    let kind = |name: &'static str, quota: Result<Quota, QuotaError>, charges, cost| {
+    let kind = |name: &'static str, quota: Result<Quota, ConfigError>, charges, cost| {
         let quota = quota.expect("the quota is possible");
         Kind { name, policy: Policy::new(name, quota).expect("it is a name"), charges, cost }
     };

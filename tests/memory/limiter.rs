@@ -29,7 +29,7 @@ fn limiter(keys: usize, clock: &ManualClock) -> MemoryLimiter {
 
 /// Returns a quota of each algorithm and layout, with capacity 5 in a minute.
 fn quotas() -> Vec<Quota> {
-    let five = || -> Result<Vec<Quota>, tower_ratelimit::quota::QuotaError> {
+    let five = || -> Result<Vec<Quota>, tower_ratelimit::ConfigError> {
         Ok(vec![
             Quota::token_bucket(5, MINUTE)?,
             Quota::gcra(5, MINUTE)?.burst(5)?,

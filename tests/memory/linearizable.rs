@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota,
+    ConfigError, Key, MemoryLimiter, Policy, Quota,
     clock::ManualClock,
     limiter::{Charge, Effect, Receipt, Refund},
-    quota::{Algorithm, Oldest, QuotaError},
+    quota::{Algorithm, Oldest},
 };
 
 use crate::support::{cases, of_each_algorithm_but};
@@ -191,7 +191,7 @@ fn record(
 
 /// Returns quotas of each algorithm that the specification has, in each of its layouts.
 fn quotas() -> Vec<Quota> {
-    let each = || -> Result<Vec<Quota>, QuotaError> {
+    let each = || -> Result<Vec<Quota>, ConfigError> {
         Ok(vec![
             Quota::token_bucket(LIMIT, HOUR)?,
             Quota::token_bucket(99_999_999, HOUR)?.burst(LIMIT)?,

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota,
+    ConfigError, Key, MemoryLimiter, Policy, Quota,
     clock::{ManualClock, Timestamp},
     limiter::{Charge, ChargeDecision, Effect, Receipt, Refund},
-    quota::{Algorithm, Anchor, Oldest, QuotaError},
+    quota::{Algorithm, Anchor, Oldest},
 };
 
 use crate::support::{config, of_each_algorithm_but};
@@ -19,7 +19,7 @@ const START_US: u64 = 1_000_000_000_000_000;
 
 /// Returns a quota of every algorithm in each of its layouts.
 fn quotas() -> Vec<Quota> {
-    let each = || -> Result<Vec<Quota>, QuotaError> {
+    let each = || -> Result<Vec<Quota>, ConfigError> {
         Ok(vec![
             Quota::token_bucket(5, MINUTE)?,
             Quota::token_bucket(7, Duration::from_secs(1))?.burst(9)?,

@@ -23,7 +23,7 @@ fn limiter(clock: &ManualClock) -> MemoryLimiter {
     MemoryLimiter::builder().max_keys(1_000).clock(clock.clone()).build().expect("the setup is possible")
 }
 
-fn policy(name: &str, quota: Result<Quota, tower_ratelimit::quota::QuotaError>) -> Policy {
+fn policy(name: &str, quota: Result<Quota, tower_ratelimit::ConfigError>) -> Policy {
     Policy::new(name, quota.expect("the quota is possible")).expect("the name is a name")
 }
 

@@ -7,10 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota,
+    ConfigError, Key, MemoryLimiter, Policy, Quota,
     clock::{Clock, Timestamp},
     limiter::Charge,
-    quota::{Anchor, Oldest, QuotaError},
+    quota::{Anchor, Oldest},
 };
 
 use crate::support::{cases, of_each_algorithm_but};
@@ -24,7 +24,7 @@ const PHASES: usize = 6;
 
 /// Returns quotas of [`LIMIT`] units per second, in every algorithm and every size of state.
 fn quotas() -> Vec<Quota> {
-    let each = || -> Result<Vec<Quota>, QuotaError> {
+    let each = || -> Result<Vec<Quota>, ConfigError> {
         Ok(vec![
             Quota::token_bucket(LIMIT, SECOND)?,
             Quota::token_bucket(99_999, 60 * SECOND)?.burst(LIMIT)?, // two words

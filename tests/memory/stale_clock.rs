@@ -10,10 +10,10 @@ use std::thread;
 use std::time::Duration;
 
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota,
+    ConfigError, Key, MemoryLimiter, Policy, Quota,
     clock::{Clock, ManualClock, Timestamp},
     limiter::{Charge, Effect, Refund, memory::OnFull},
-    quota::{Anchor, Oldest, QuotaError},
+    quota::{Anchor, Oldest},
 };
 
 use crate::support::{of_each_algorithm_but, stride};
@@ -32,7 +32,7 @@ fn at(seconds: u64) -> Timestamp {
 
 /// Returns quotas of ten units per second, in every algorithm and every size of state.
 fn quotas() -> Vec<Quota> {
-    let each = || -> Result<Vec<Quota>, QuotaError> {
+    let each = || -> Result<Vec<Quota>, ConfigError> {
         Ok(vec![
             Quota::token_bucket(10, SECOND)?,
             Quota::token_bucket(10, SECOND)?.max_debt(5)?,

@@ -24,9 +24,9 @@ use std::thread;
 use std::time::Duration;
 
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota,
+    ConfigError, Key, MemoryLimiter, Policy, Quota,
     clock::{Clock, MonotonicClock},
-    quota::{Oldest, QuotaError},
+    quota::Oldest,
 };
 
 use crate::support::of_each_algorithm_but;
@@ -52,7 +52,7 @@ struct Law {
 
 fn cases() -> Vec<(Quota, Law)> {
     let law = |units, distance_us, earliest_us, latest_us| Law { units, distance_us, earliest_us, latest_us };
-    let each = || -> Result<Vec<(Quota, Law)>, QuotaError> {
+    let each = || -> Result<Vec<(Quota, Law)>, ConfigError> {
         Ok(vec![
             // Units drain a millisecond apart. The last unit of a burst drains when the whole burst
             // has.

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota,
+    ConfigError, Key, MemoryLimiter, Policy, Quota,
     clock::ManualClock,
     limiter::{Charge, Effect, Refund},
-    quota::{Oldest, QuotaError},
+    quota::Oldest,
 };
 
 use crate::support::cases;
@@ -21,7 +21,7 @@ fn key(n: u64) -> Key {
 
 /// Returns a quota of each layout, with capacity [`LIMIT`].
 fn quotas() -> Vec<Quota> {
-    let each = || -> Result<Vec<Quota>, QuotaError> {
+    let each = || -> Result<Vec<Quota>, ConfigError> {
         Ok(vec![
             Quota::token_bucket(LIMIT, HOUR)?,
             Quota::fixed_window(LIMIT, HOUR)?,

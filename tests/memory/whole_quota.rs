@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use tower_ratelimit::limiter::memory::OnFull;
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota,
+    ConfigError, Key, MemoryLimiter, Policy, Quota,
     clock::ManualClock,
     limiter::{Limiter, Refund, UnsupportedQuotaKind},
-    quota::{Algorithm, Anchor, Oldest, QuotaError},
+    quota::{Algorithm, Anchor, Oldest},
 };
 
 use crate::support::of_each_algorithm_but;
@@ -46,7 +46,7 @@ fn admitted(limiter: &MemoryLimiter, clock: &ManualClock, policy: &Policy, units
 
 fn quotas(limit: u64) -> Vec<Quota> {
     let buckets = 3_600_u64.min(limit) as u32; // at most 3,600
-    let each = || -> Result<Vec<Quota>, QuotaError> {
+    let each = || -> Result<Vec<Quota>, ConfigError> {
         Ok(vec![
             Quota::token_bucket(limit, HOUR)?.burst(limit)?,
             Quota::gcra(limit, HOUR)?.burst(limit)?,

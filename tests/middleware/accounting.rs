@@ -20,11 +20,10 @@ use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
 use proptest::prelude::*;
 use tower::{BoxError, Layer, Service, service_fn};
 use tower_ratelimit::{
-    Key, MemoryLimiter, Mode, Quota, RateLimitLayer, Rule,
+    ConfigError, Key, MemoryLimiter, Mode, Quota, RateLimitLayer, Rule,
     clock::{ManualClock, Sleep, Timer},
     key,
     middleware::{ModeSwitch, OnAborted, QuotaSwitch, Usage},
-    quota::QuotaError,
 };
 
 use crate::support::{config, memory};
@@ -48,7 +47,7 @@ const DRAINS_MAX: u64 = 8;
 /// The queue of the delay. Its requests do nothing but wait and pass.
 const QUEUE: u64 = 6;
 
-type Constructor = fn(u64, Duration) -> Result<Quota, QuotaError>;
+type Constructor = fn(u64, Duration) -> Result<Quota, ConfigError>;
 
 /// Returns the quota of a rule. Only a rule that can cost more than it charged has a debt of its own: the quota of
 /// another one has room for the largest quota that it was switched to, and no more.

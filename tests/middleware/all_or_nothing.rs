@@ -12,12 +12,11 @@ use proptest::sample::Index;
 use proptest::test_runner::{TestCaseError, TestRunner};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
+    ConfigError, Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
     clock::{ManualClock, Timestamp},
     key,
     limiter::{Charge, ChargeDecision, Limiter},
     observe::Outcome,
-    quota::QuotaError,
 };
 
 use crate::support::{config, memory, of_each_algorithm_but};
@@ -26,7 +25,7 @@ const HOUR: Duration = Duration::from_secs(3_600);
 
 /// Returns a quota of every algorithm with this capacity.
 fn quotas(units: u64) -> Vec<Quota> {
-    let each = || -> Result<Vec<Quota>, QuotaError> {
+    let each = || -> Result<Vec<Quota>, ConfigError> {
         Ok(vec![
             Quota::token_bucket(units, HOUR)?,
             Quota::token_bucket(7, HOUR)?.burst(units)?,

@@ -32,7 +32,7 @@ fn keys() -> Vec<Key> {
 /// Returns a quota of each layout, none of which is exhausted here.
 fn quotas() -> Vec<Quota> {
     let hour = std::time::Duration::from_secs(3_600);
-    let plenty = || -> Result<Vec<Quota>, tower_ratelimit::quota::QuotaError> {
+    let plenty = || -> Result<Vec<Quota>, tower_ratelimit::ConfigError> {
         Ok(vec![
             Quota::per_hour(1_000_000),
             Quota::fixed_window(1_000_000, hour)?,

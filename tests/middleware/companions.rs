@@ -10,12 +10,11 @@ use axum::body::Body;
 use http::{HeaderValue, Request, Response, StatusCode};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule, Wait,
+    ConfigErrorKind, Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule, Wait,
     clock::ManualClock,
     key,
     limiter::{Blocks, Limiter, Meters},
     observe::{Observer, Outcome, OutcomeKind, SetupWarning, SetupWarningKind},
-    quota::QuotaErrorKind,
 };
 
 use crate::support;
@@ -407,7 +406,7 @@ async fn block_counts_the_refusals_of_each_of_255_quotas() {
         |count: u64| (0..count).map(|at| Quota::fixed_window(1 + at, MINUTE + Duration::from_secs(at)).unwrap());
     let several = |count: u64| Rule::all_of("login", quotas(count)).unwrap().block(block().name(), *block().quota());
     let error = several(256).unwrap_err();
-    assert_eq!(error.kind(), QuotaErrorKind::Combination);
+    assert_eq!(error.kind(), ConfigErrorKind::Combination);
     assert!(error.to_string().contains("256 quotas"), "{error}");
     // Only the first partner, the furthest from the block, refuses.
     let layer = RateLimitLayer::new(memory().0, several(255).unwrap(), key::header("x-user"));

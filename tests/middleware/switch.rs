@@ -11,11 +11,11 @@ use axum::body::Body;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
+    ConfigErrorKind, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
     clock::ManualClock,
     key,
     limiter::{Charge, Decision, Limiter, Refund, Reply, UnsupportedQuota, UnsupportedQuotaKind},
-    middleware::{QuotaSwitch, QuotaSwitchErrorKind, Usage},
+    middleware::{QuotaSwitch, Usage},
     observe::Outcome,
 };
 
@@ -179,12 +179,12 @@ async fn switch_refuses_what_cannot_be_and_changes_nothing() {
     let all = RateLimitLayer::new(memory(&ManualClock::new()), switched(&quota), key::global());
     let buckets = RateLimitLayer::new(Buckets(Scripted::new()), switched(&quota), key::global());
     let error = quota.set(Quota::sliding_log(9, MINUTE).unwrap()).unwrap_err();
-    assert_eq!(error.kind(), QuotaSwitchErrorKind::Unsupported);
+    assert_eq!(error.kind(), ConfigErrorKind::Unsupported);
     let source = std::error::Error::source(&error).unwrap().to_string();
     assert!(source.ends_with("it has buckets only") && !error.to_string().contains(&source), "{error}: {source}");
     for other in [Quota::block(3, MINUTE, MINUTE).unwrap(), Quota::meter(3, MINUTE).unwrap()] {
         let error = quota.set(other).unwrap_err();
-        assert_eq!(error.kind(), QuotaSwitchErrorKind::Algorithm);
+        assert_eq!(error.kind(), ConfigErrorKind::Combination);
         assert!(error.to_string().contains("use a policy of another name"), "{error}");
     }
     assert_eq!(quota.get(), Quota::per_minute(5));

@@ -7,22 +7,20 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tower::{Layer, Service, ServiceBuilder};
-use tower_ratelimit::client::{
-    Advice, Obey, ObeyError, ObeyErrorKind, ObeyFuture, ObeyLayer, OwnQuotaError, OwnQuotaErrorKind, PolicyAdvice,
-};
-use tower_ratelimit::key::{self, AddressError, AddressErrorKind, PeerAddr, Prefixes, TrustedProxies};
-use tower_ratelimit::limiter::memory::{MemoryLimiterBuilder, MemoryLimiterError, MemoryLimiterErrorKind, OnFull};
+use tower_ratelimit::client::{Advice, Obey, ObeyError, ObeyErrorKind, ObeyFuture, ObeyLayer, PolicyAdvice};
+use tower_ratelimit::key::{self, PeerAddr, Prefixes, TrustedProxies};
+use tower_ratelimit::limiter::memory::{MemoryLimiterBuilder, OnFull};
 use tower_ratelimit::middleware::{OverflowTo, ResponseFuture, WrapBody, WrapBodyLayer, WrappedBody};
 use tower_ratelimit::{
-    Headers, Key, MemoryLimiter, MissingKey, Mode, OnError, Policy, Quota, RateLimitLayer, Refusals, Rule, Wait,
+    ConfigError, ConfigErrorKind, Headers, Key, MemoryLimiter, MissingKey, Mode, OnError, Policy, Quota,
+    RateLimitLayer, Refusals, Rule, Wait,
     clock::{Clock, ManualClock, MonotonicClock, Timestamp},
     limiter::{
         Atomicity, BoxLimiter, Charge, ChargeDecision, Decision, Effect, Limiter, LimiterError, NotReady, Receipt,
         Refund, Reply, ReplyFuture, StoreErrorKind, UnsupportedQuota, UnsupportedQuotaKind,
     },
     middleware::{
-        Access, AccessList, Admission, GrpcCode, HeadersError, HeadersErrorKind, Jitter, LabelError, LegacyHeaders,
-        ModeSwitch, OverrideError, OverrideErrorKind, Protocol, QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind,
+        Access, AccessList, Admission, GrpcCode, Jitter, LegacyHeaders, ModeSwitch, Overrides, Protocol, QuotaSwitch,
         RateLimit, Refusal, Refused, ResetEncoding, ResetMeaning, When,
     },
     observe::{
@@ -30,7 +28,7 @@ use tower_ratelimit::{
         OutcomeKind, PolicySnapshot, PolicyState, PolicyStatus, RateBucket, RecentRefusal, RuleExplanation, RulesEvent,
         SetupWarning, SetupWarningKind, Stats, StatsBuilder, StatsSnapshot, StatusPage, TopKey,
     },
-    quota::{Algorithm, Anchor, Oldest, QuotaError, QuotaErrorKind},
+    quota::{Algorithm, Anchor, Oldest},
 };
 
 fn shared<T: Send + Sync + Unpin + Debug>() {}
@@ -53,7 +51,6 @@ fn public_types_can_be_kept_sent_and_shown() {
     cloned::<ObeyLayer>();
     cloned::<Obey<Inner>>();
     value::<ObeyErrorKind>();
-    value::<OwnQuotaErrorKind>();
     kept::<Admission>();
     cloned::<ModeSwitch>();
     cloned::<QuotaSwitch>();
@@ -111,17 +108,12 @@ fn settings_and_names_are_values() {
     value::<Anchor>();
     value::<Oldest>();
     value::<Timestamp>();
-    value::<QuotaErrorKind>();
     value::<Effect>();
     value::<StoreErrorKind>();
     value::<Atomicity>();
     value::<UnsupportedQuotaKind>();
-    value::<HeadersErrorKind>();
-    value::<OverrideErrorKind>();
-    value::<QuotaSwitchErrorKind>();
-    value::<AddressErrorKind>();
     value::<OnFull>();
-    value::<MemoryLimiterErrorKind>();
+    value::<ConfigErrorKind>();
     value::<MissingKey>();
     value::<Mode>();
     value::<Wait>();
@@ -141,20 +133,13 @@ fn settings_and_names_are_values() {
 
 #[test]
 fn errors_cross_threads() {
-    error::<QuotaError>();
-    error::<QuotaSwitchError>();
-    error::<OverrideError>();
     error::<LimiterError>();
     error::<UnsupportedQuota>();
-    error::<MemoryLimiterError>();
-    error::<HeadersError>();
-    error::<AddressError>();
     error::<ObeyError>();
     error::<NotReady>();
-    error::<OwnQuotaError>();
     error::<Refused>();
     error::<SetupWarning>();
-    error::<LabelError>();
+    error::<ConfigError>();
     #[cfg(feature = "conformance")]
     {
         use tower_ratelimit::conformance::Failures;
@@ -186,37 +171,48 @@ fn errors_cross_threads() {
 
 #[test]
 fn errors_name_their_kind_and_take_one_line() {
-    fn is<E: Error, K: Copy + Eq + Debug>(result: Result<impl Debug, E>, kind: impl Fn(&E) -> K, expected: K) {
+    use ConfigErrorKind::{Combination, Full, Missing, Name, NotAnOption, Range, Snapshot, Syntax};
+    fn is(result: Result<impl Debug, ConfigError>, expected: ConfigErrorKind) {
         let error = result.unwrap_err();
-        assert_eq!(kind(&error), expected, "{error}");
+        assert_eq!(error.kind(), expected, "{error}");
         assert_eq!(error.to_string().lines().count(), 1, "{error}");
         // So prints a program whose `main` returns the error.
         assert!(format!("{error:?}").ends_with(&format!("Error({expected:?}): {error}")), "{error:?}");
     }
     let quota = Quota::per_minute(5);
-    is("100 per nothing".parse::<Quota>(), QuotaError::kind, QuotaErrorKind::Syntax);
-    is(MemoryLimiter::builder().max_keys(0).build(), MemoryLimiterError::kind, MemoryLimiterErrorKind::MaxKeys);
-    is(Policy::new("", quota), QuotaError::kind, QuotaErrorKind::Name);
-    is(Rule::all_of("a", [] as [Quota; 0]), QuotaError::kind, QuotaErrorKind::NoQuota);
-    is(Rule::all_of("a", [quota, quota]), QuotaError::kind, QuotaErrorKind::Duplicate);
+    is("100 per nothing".parse::<Quota>(), Syntax);
+    is(MemoryLimiter::builder().max_keys(0).build(), Range);
+    is(Policy::new("", quota), Name);
+    is(Rule::all_of("a", [] as [Quota; 0]), Missing);
+    is(Rule::all_of("a", [quota, quota]), Combination);
     let meter = Quota::meter(5, Duration::from_secs(60)).unwrap();
     let named = |quota| Rule::new("a", quota);
-    is(quota.burst(0).and_then(named), QuotaError::kind, QuotaErrorKind::Units);
-    is(named(quota).and_then(|rule| rule.unit("")), QuotaError::kind, QuotaErrorKind::Unit);
-    is(Rule::plans_in_proportion("a", [meter], |_| 0), QuotaError::kind, QuotaErrorKind::Combination);
+    is(quota.burst(0).and_then(named), Range);
+    is(named(quota).and_then(|rule| rule.unit("")), Name);
+    is(Rule::plans_in_proportion("a", [meter], |_| 0), Combination);
     let switch = QuotaSwitch::new(quota);
-    is(switch.set(meter), QuotaSwitchError::kind, QuotaSwitchErrorKind::Algorithm);
-    is(Prefixes::default().ipv4(0), AddressError::kind, AddressErrorKind::Prefix);
-    is(Prefixes::default().ipv6(0), AddressError::kind, AddressErrorKind::Prefix);
-    is(TrustedProxies::count(0), AddressError::kind, AddressErrorKind::Count);
-    is(TrustedProxies::networks(["x"]), AddressError::kind, AddressErrorKind::Network);
+    is(switch.set(meter), Combination);
+    is(Prefixes::default().ipv4(0), Range);
+    is(Prefixes::default().ipv6(0), Range);
+    is(TrustedProxies::count(0), Range);
+    is(TrustedProxies::networks(["x"]), Syntax);
     let one = TrustedProxies::count(1).unwrap();
-    is(one.single_header("x y"), AddressError::kind, AddressErrorKind::Header);
-    is(AccessList::new().set("x", Access::Deny), AddressError::kind, AddressErrorKind::Network);
+    is(one.single_header("x y"), Name);
+    is(AccessList::new().set("x", Access::Deny), Syntax);
     let names = |name: &str| Headers::legacy(LegacyHeaders::new().limit(name).remaining("x-left"));
-    is(names("x y"), HeadersError::kind, HeadersErrorKind::Invalid);
-    is(names("date"), HeadersError::kind, HeadersErrorKind::Reserved);
-    is(names("x-left"), HeadersError::kind, HeadersErrorKind::Duplicate);
+    is(names("x y"), Name);
+    is(names("date"), Name);
+    is(names("x-left"), Name);
+    is("Shadow".parse::<Mode>(), Syntax);
+    let five = Quota::fixed_window(5, Duration::from_secs(60)).unwrap();
+    is(five.burst(3), NotAnOption);
+    is(MemoryLimiter::builder().restore(b"no snapshot").build(), Snapshot);
+    let plans = Overrides::<u32>::new().max_entries(1);
+    plans.set("bob", 3, None).unwrap();
+    is(plans.set("ann", 3, None), Full);
+    is(plans.set(None::<Key>, 3, None), Missing);
+    is(TrustedProxies::networks([] as [&str; 0]), Missing);
+    is(TrustedProxies::count(2).unwrap().single_header("x-real-ip"), Combination);
 }
 
 #[test]
@@ -254,14 +250,14 @@ fn public_errors_have_a_kind() {
         let named = named.filter(|(path, _)| path.is_empty() || path.ends_with("::"));
         for name in named.filter_map(|(_, name)| name.strip_suffix(" {}").or_else(|| name.strip_suffix(" {"))) {
             errors += 1;
-            // A boxed limiter's error has the kind of its own error, and a text can be no label in one way only.
-            let is_without = ["LimiterError", "LabelError"].contains(&name);
+            // A boxed limiter's error has the kind of its own error.
+            let is_without = name == "LimiterError";
             let has_kind = is_without || text.contains("pub fn kind(&self) -> ");
             assert!(has_kind, "{name} in {} has no kind()", file.display());
             assert_is_checked(name);
         }
     }
-    assert!(errors >= 10, "{errors} errors found");
+    assert!(errors >= 8, "{errors} errors found");
 }
 
 #[test]

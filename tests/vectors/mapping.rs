@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use tower_ratelimit::{
-    Quota,
-    quota::{Algorithm, Anchor, Oldest, QuotaError},
+    ConfigError, Quota,
+    quota::{Algorithm, Anchor, Oldest},
 };
 
 /// The parameters of a vector, with its key's override merged in.
@@ -238,6 +238,6 @@ impl<'a> Reader<'a> {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "as `map_err` passes it")]
-fn text(error: QuotaError) -> String {
+fn text(error: ConfigError) -> String {
     error.to_string()
 }

@@ -128,7 +128,7 @@ impl Options {
 }
 
 fn quota(text: &str) -> Result<Box<Quota>, String> {
-    let quota: Quota = text.parse().map_err(|error: tower_ratelimit::quota::QuotaError| error.to_string())?;
+    let quota: Quota = text.parse().map_err(|error: tower_ratelimit::ConfigError| error.to_string())?;
     if quota.counts_bytes() {
         let message = "it counts bytes, and each request would cost one: take --rules, with a rule that has `cost: content-length`";
         return Err(message.to_owned());

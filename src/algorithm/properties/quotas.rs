@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
+use crate::error::ConfigError;
 use crate::quota::spec::PLACES_MAX;
-use crate::quota::{Algorithm, Anchor, Oldest, Quota, QuotaError};
+use crate::quota::{Algorithm, Anchor, Oldest, Quota};
 
 const DAY_US: u64 = 86_400_000_000;
 
@@ -45,7 +46,7 @@ pub(crate) fn any_algorithm(number: u64) -> Algorithm {
 }
 
 /// Returns a quota without options. A block lasts for `lasts`.
-pub(crate) fn plain(algorithm: Algorithm, limit: u64, period: Duration, lasts: Duration) -> Result<Quota, QuotaError> {
+pub(crate) fn plain(algorithm: Algorithm, limit: u64, period: Duration, lasts: Duration) -> Result<Quota, ConfigError> {
     match algorithm {
         Algorithm::TokenBucket => Quota::token_bucket(limit, period),
         Algorithm::Gcra => Quota::gcra(limit, period),
@@ -91,7 +92,7 @@ pub(crate) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Q
         _ => limit,
     };
     // An option that this algorithm does not have, or that is out of range, is left out.
-    let mut with = |change: &dyn Fn(Quota) -> Result<Quota, QuotaError>| quota = change(quota).unwrap_or(quota);
+    let mut with = |change: &dyn Fn(Quota) -> Result<Quota, ConfigError>| quota = change(quota).unwrap_or(quota);
     if anchor == Anchor::FirstRequest {
         with(&|quota| quota.anchor(anchor));
     }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::base::time::Humane;
 use crate::base::wait::Wait;
-use crate::error::{debug_as_text, kind_and_message};
+use crate::error::debug_as_text;
 use crate::key::Key;
-use crate::limiter::{LimiterError, UnsupportedQuota};
+use crate::limiter::LimiterError;
 use crate::policy::Policy;
 
 /// The error of a request that an [`Obey`](super::Obey) did not send. The service is not called.
@@ -37,27 +37,6 @@ pub enum ObeyErrorKind {
     Never,
     /// The limiter of an [own quota](super::ObeyLayer::own_quota) failed. Its error is the source.
     OwnQuota,
-}
-
-kind_and_message! {
-    /// The error of an [own quota](super::ObeyLayer::own_quota) that a client cannot keep.
-    OwnQuotaError, OwnQuotaErrorKind
-}
-
-/// The kind of an [`OwnQuotaError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum OwnQuotaErrorKind {
-    /// The limiter does not support the quota.
-    Unsupported,
-    /// The rule has an option that only a server has.
-    Option,
-}
-
-impl From<UnsupportedQuota> for OwnQuotaError {
-    fn from(error: UnsupportedQuota) -> Self {
-        Self::new(OwnQuotaErrorKind::Unsupported, error.to_string())
-    }
 }
 
 impl ObeyError {

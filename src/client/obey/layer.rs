@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use tower_layer::Layer;
 
-use super::error::{OwnQuotaError, OwnQuotaErrorKind};
 use super::origin::origin;
 use super::service::Obey;
 use super::settings::{ObeySettings, OwnQuota, WaitJitter};
@@ -15,6 +14,7 @@ use crate::base::time::{PERIOD_US_MAX, micros_ceil};
 use crate::client::times::LONGEST_WAIT;
 use crate::clock::Timer;
 use crate::clock::{CalendarClock, Clock};
+use crate::error::{ConfigError, ConfigErrorKind};
 use crate::key::{IntoKey, Key};
 use crate::limiter::{BoxLimiter, Limiter};
 use crate::middleware::IntoRule;
@@ -214,12 +214,14 @@ impl ObeyLayer {
     /// Returns an error if the limiter does not support a quota, or if the rule has what only a server has: a
     /// mode, a block or a meter, a quota switch or a quota of each request, a settlement, a warning, an answer to
     /// missing keys, or a limit of requests in flight.
-    pub fn own_quota(mut self, limiter: impl Limiter, quota: impl IntoRule) -> Result<Self, OwnQuotaError> {
+    pub fn own_quota(mut self, limiter: impl Limiter, quota: impl IntoRule) -> Result<Self, ConfigError> {
         let rule = quota.into_rule();
-        rule.policies().iter().try_for_each(|policy| limiter.supports(policy.quota()))?;
+        let supported = rule.policies().iter().try_for_each(|policy| limiter.supports(policy.quota()));
+        // No `From`: a second one would keep the compiler from inferring the error of closures that use `?`.
+        supported.map_err(|error| ConfigError::new(ConfigErrorKind::Unsupported, error.to_string()))?;
         if let Some(option) = rule.option_of_servers() {
-            return Err(OwnQuotaError::new(
-                OwnQuotaErrorKind::Option,
+            return Err(ConfigError::new(
+                ConfigErrorKind::NotAnOption,
                 format!(
                     "a client's own quota {:?} has {option}, which only a server's rule has: leave it out",
                     rule.policies().first().map_or("", Policy::name)
@@ -227,8 +229,8 @@ impl ObeyLayer {
             ));
         }
         if let Some(policy) = rule.policies().iter().find(|policy| policy.limits_in_flight()) {
-            return Err(OwnQuotaError::new(
-                OwnQuotaErrorKind::Option,
+            return Err(ConfigError::new(
+                ConfigErrorKind::NotAnOption,
                 format!(
                     "a client's own quota {:?} limits requests in flight (\"{}\"), which an ObeyLayer does not: hold a place \
                      by MemoryLimiter::hold while the request runs, or take tower's ConcurrencyLimit",

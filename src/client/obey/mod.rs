@@ -17,7 +17,7 @@ pub(in crate::client) use heard::{Heard, unnamed_wait_us};
 #[cfg(feature = "retry")]
 pub(in crate::client) use settings::WaitJitter;
 
-pub use error::{ObeyError, ObeyErrorKind, OwnQuotaError, OwnQuotaErrorKind};
+pub use error::{ObeyError, ObeyErrorKind};
 pub use future::ObeyFuture;
 pub use layer::ObeyLayer;
 pub use service::Obey;

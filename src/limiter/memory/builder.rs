@@ -5,9 +5,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use crate::clock::Clock;
+use crate::error::{ConfigError, ConfigErrorKind};
 use crate::outcome::Observer;
 
-use super::error::{MemoryLimiterError, MemoryLimiterErrorKind};
 use super::limiter::MemoryLimiter;
 use super::setup::{AnyClock, OnFull, Setup};
 use super::snapshot::Snapshot;
@@ -98,11 +98,11 @@ impl MemoryLimiterBuilder {
     ///
     /// # Errors
     /// Returns an error if [`max_keys`](Self::max_keys) is out of range, or the snapshot cannot be read.
-    pub fn build(self) -> Result<MemoryLimiter, MemoryLimiterError> {
+    pub fn build(self) -> Result<MemoryLimiter, ConfigError> {
         let Self { setup, clock, snapshot } = self;
         if setup.capacity == 0 || setup.capacity as u64 > CAPACITY_MAX {
-            return Err(MemoryLimiterError::new(
-                MemoryLimiterErrorKind::MaxKeys,
+            return Err(ConfigError::new(
+                ConfigErrorKind::Range,
                 format!("max_keys of {} is not possible: use 1 to {CAPACITY_MAX}", setup.capacity),
             ));
         }

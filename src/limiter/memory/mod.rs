@@ -46,7 +46,6 @@
 mod builder;
 mod charge;
 mod entry_arena;
-mod error;
 mod events;
 mod growth;
 pub(crate) mod limiter;
@@ -67,5 +66,4 @@ mod versions;
 mod word;
 
 pub use builder::MemoryLimiterBuilder;
-pub use error::{MemoryLimiterError, MemoryLimiterErrorKind};
 pub use setup::OnFull;

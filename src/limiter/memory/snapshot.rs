@@ -13,10 +13,10 @@ use smallvec::{SmallVec, smallvec};
 use crate::algorithm::carry::NewState;
 use crate::algorithm::entry_log::{EntryLog, Listed, LogEntries};
 use crate::algorithm::{Decider, Pair, PairDecider};
+use crate::error::{ConfigError, ConfigErrorKind};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
-use super::error::{MemoryLimiterError, MemoryLimiterErrorKind};
 use super::events::PendingEvents;
 use super::locked_key::{LoadedState, LockedKey};
 use super::slot_table::{Fingerprint, Seen, version_of};
@@ -138,7 +138,7 @@ impl Snapshot {
         out
     }
 
-    pub(super) fn read(bytes: &[u8]) -> Result<Self, MemoryLimiterError> {
+    pub(super) fn read(bytes: &[u8]) -> Result<Self, ConfigError> {
         let mut reader = Reader { left: bytes, whole: bytes.len() };
         if reader.take(MAGIC.len())? != MAGIC {
             return Err(error("these bytes are not a snapshot of a limiter: restore what `snapshot()` returned"));
@@ -209,7 +209,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, count: usize) -> Result<&'a [u8], MemoryLimiterError> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8], ConfigError> {
         match self.left.split_at_checked(count) {
             Some((taken, left)) => {
                 self.left = left;
@@ -219,7 +219,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn number(&mut self) -> Result<u64, MemoryLimiterError> {
+    fn number(&mut self) -> Result<u64, ConfigError> {
         match self.left.split_first_chunk() {
             Some((number, left)) => {
                 self.left = left;
@@ -230,7 +230,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a number of things. At least `bytes_each` bytes for each must follow.
-    fn count(&mut self, bytes_each: usize) -> Result<usize, MemoryLimiterError> {
+    fn count(&mut self, bytes_each: usize) -> Result<usize, ConfigError> {
         let count = self.number()?;
         match usize::try_from(count) {
             Ok(count) if count <= self.left.len() / bytes_each => Ok(count),
@@ -238,19 +238,19 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn text(&mut self) -> Result<&'a str, MemoryLimiterError> {
+    fn text(&mut self) -> Result<&'a str, ConfigError> {
         let length = self.count(1)?;
         let bytes = self.take(length)?;
         std::str::from_utf8(bytes).map_err(|_| self.damaged("a text is not UTF-8"))
     }
 
-    fn policy(&mut self) -> Result<Policy, MemoryLimiterError> {
+    fn policy(&mut self) -> Result<Policy, ConfigError> {
         let (name, words) = (self.text()?, self.text()?);
         let quota: Quota = words.parse().map_err(|error| self.damaged(&format!("{error}")))?;
         Policy::new(name, quota).map_err(|error| self.damaged(&format!("{error}")))
     }
 
-    fn state(&mut self, policies: &[Policy]) -> Result<SavedState, MemoryLimiterError> {
+    fn state(&mut self, policies: &[Policy]) -> Result<SavedState, ConfigError> {
         let tag = self.number()?;
         let policy = usize::from(version_of(tag));
         let Some(quota) = policies.get(policy) else {
@@ -261,12 +261,12 @@ impl<'a> Reader<'a> {
         Ok(SavedState { key: Fingerprint::new(tag), policy, entries }) // no state in a snapshot is of units that are held
     }
 
-    fn damaged(&self, why: &str) -> MemoryLimiterError {
+    fn damaged(&self, why: &str) -> ConfigError {
         let at = self.whole - self.left.len();
         error(format!("the snapshot is damaged at byte {at} of {}: {why}; start without it", self.whole))
     }
 }
 
-fn error(message: impl Into<String>) -> MemoryLimiterError {
-    MemoryLimiterError::new(MemoryLimiterErrorKind::Snapshot, message)
+fn error(message: impl Into<String>) -> ConfigError {
+    ConfigError::new(ConfigErrorKind::Snapshot, message)
 }

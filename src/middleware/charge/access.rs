@@ -10,8 +10,8 @@ use foldhash::quality::RandomState;
 use ipnet::IpNet;
 
 use crate::base::head::Head;
-use crate::error::labelled;
-use crate::key::{AddressError, AddressSource, IntoKey, Key, parse_network, peer_address, translated_ipv4};
+use crate::error::{ConfigError, labelled};
+use crate::key::{AddressSource, IntoKey, Key, parse_network, peer_address, translated_ipv4};
 use crate::middleware::rule::Read;
 
 /// A list with more capacity than this is shrunk when it has few entries.
@@ -165,7 +165,7 @@ impl AccessList {
     ///
     /// # Errors
     /// Returns an error if the text is neither a network nor an address.
-    pub fn set(&self, network: impl AsRef<str>, access: Access) -> Result<(), AddressError> {
+    pub fn set(&self, network: impl AsRef<str>, access: Access) -> Result<(), ConfigError> {
         let network = parse_network(network.as_ref())?.trunc();
         self.write().change_network(network, Some(access));
         Ok(())
@@ -180,7 +180,7 @@ impl AccessList {
     ///
     /// # Errors
     /// Returns an error if a text is neither a network nor an address. Nothing is changed then.
-    pub fn set_all<I>(&self, networks: I, access: Access) -> Result<(), AddressError>
+    pub fn set_all<I>(&self, networks: I, access: Access) -> Result<(), ConfigError>
     where
         I: IntoIterator,
         I::Item: AsRef<str>,
@@ -206,7 +206,7 @@ impl AccessList {
     ///
     /// # Errors
     /// Returns an error if the text is neither a network nor an address.
-    pub fn remove(&self, network: impl AsRef<str>) -> Result<bool, AddressError> {
+    pub fn remove(&self, network: impl AsRef<str>) -> Result<bool, ConfigError> {
         let network = parse_network(network.as_ref())?.trunc();
         Ok(self.write().change_network(network, None))
     }

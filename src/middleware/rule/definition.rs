@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::base::head::Head;
-use crate::error::labelled;
+use crate::error::{ConfigError, labelled};
 use crate::explanation::NotCharged;
 use crate::mode::ModeSwitch;
 use crate::policy::{CONTENT_BYTES, Part, Policy};
-use crate::quota::{Quota, QuotaError};
+use crate::quota::Quota;
 
 use super::path::PathPattern;
 use super::settlement::Settlement;
@@ -118,7 +118,7 @@ impl Rule {
     /// # Errors
     /// Returns an error if the name is empty, longer than 128 characters, or not printable ASCII,
     /// because it is part of headers.
-    pub fn new(name: impl Into<String>, quota: Quota) -> Result<Self, QuotaError> {
+    pub fn new(name: impl Into<String>, quota: Quota) -> Result<Self, ConfigError> {
         Policy::new(name, quota).map(Self::from)
     }
 
@@ -155,7 +155,7 @@ impl Rule {
     pub fn all_of<P: Into<Part>>(
         name: impl AsRef<str>,
         quotas: impl IntoIterator<Item = P>,
-    ) -> Result<Self, QuotaError> {
+    ) -> Result<Self, ConfigError> {
         Policy::each(name.as_ref(), quotas).map(Self::of)
     }
 
@@ -225,7 +225,7 @@ impl Rule {
         name: impl AsRef<str>,
         quotas: impl IntoIterator<Item = Quota>,
         choose: F,
-    ) -> Result<Self, QuotaError>
+    ) -> Result<Self, ConfigError>
     where
         F: Fn(&Head<'_>) -> P + Send + Sync + 'static,
         P: IntoPlan,
@@ -267,7 +267,7 @@ impl Rule {
         name: impl AsRef<str>,
         quotas: impl IntoIterator<Item = Quota>,
         choose: F,
-    ) -> Result<Self, QuotaError>
+    ) -> Result<Self, ConfigError>
     where
         F: Fn(&Head<'_>) -> P + Send + Sync + 'static,
         P: IntoPlan,
@@ -329,7 +329,7 @@ impl Rule {
     ///
     /// # Errors
     /// Returns an error if the name is invalid; see [`new`](Self::new).
-    pub fn quota_from<F, Q>(name: impl Into<String>, quota: F) -> Result<Self, QuotaError>
+    pub fn quota_from<F, Q>(name: impl Into<String>, quota: F) -> Result<Self, ConfigError>
     where
         F: Fn(&Head<'_>) -> Q + Send + Sync + 'static,
         Q: IntoQuota,
@@ -342,7 +342,7 @@ impl Rule {
     ///
     /// # Errors
     /// Returns an error if the name is invalid; see [`new`](Self::new).
-    pub fn switched(name: impl Into<String>, quota: &QuotaSwitch) -> Result<Self, QuotaError> {
+    pub fn switched(name: impl Into<String>, quota: &QuotaSwitch) -> Result<Self, ConfigError> {
         let policy = Policy::new(name, quota.compiled())?.following(quota.compiled(), quota.id());
         Ok(Self { switch: Some(quota.clone()), ..Self::from(policy) })
     }
@@ -412,7 +412,7 @@ impl Rule {
     ///
     /// # Errors
     /// Returns an error if the unit is empty, longer than 128 characters, or not printable ASCII.
-    pub fn unit(mut self, unit: impl AsRef<str>) -> Result<Self, QuotaError> {
+    pub fn unit(mut self, unit: impl AsRef<str>) -> Result<Self, ConfigError> {
         for policy in &mut self.policies {
             *policy = policy.in_unit(unit.as_ref())?;
         }

@@ -2,8 +2,9 @@
 //! its quota.
 
 use super::definition::{LinkedPolicy, LinkedRole, Rule};
+use crate::error::ConfigError;
 use crate::policy::Policy;
-use crate::quota::{Algorithm, Quota, QuotaError};
+use crate::quota::{Algorithm, Quota};
 
 impl Rule {
     /// Closes a key that the rule refuses too often. The quota is a [block](crate::Quota::block) with
@@ -35,7 +36,7 @@ impl Rule {
     /// Returns an error if the name is invalid (see [`new`](Self::new)) or that of the rule itself,
     /// if the quota is not a block, if the rule has a block or a meter already, or if it has more
     /// than 255 [quotas](Self::all_of).
-    pub fn block(self, name: impl Into<String>, quota: Quota) -> Result<Self, QuotaError> {
+    pub fn block(self, name: impl Into<String>, quota: Quota) -> Result<Self, ConfigError> {
         self.linked_to(Policy::new(name, quota)?, LinkedRole::Block)
     }
 
@@ -75,10 +76,10 @@ impl Rule {
     /// if the quota is not a meter, if the rule has a block or a meter already, or if it has
     /// [several quotas](Self::all_of). A request within one of these and beyond another would be
     /// counted by both.
-    pub fn overage(self, name: impl Into<String>, quota: Quota) -> Result<Self, QuotaError> {
+    pub fn overage(self, name: impl Into<String>, quota: Quota) -> Result<Self, ConfigError> {
         let meter = Policy::new(name, quota)?;
         if self.policies.len() > 1 && self.choose.is_none() {
-            return Err(QuotaError::together(
+            return Err(ConfigError::together(
                 meter.name(),
                 "a rule of several quotas cannot meter what goes beyond them: what one of them takes another may be out \
                  of; put the others into a rule of their own",
@@ -88,28 +89,28 @@ impl Rule {
     }
 
     /// Links a policy to the rule.
-    pub(crate) fn linked_to(self, policy: Policy, role: LinkedRole) -> Result<Self, QuotaError> {
+    pub(crate) fn linked_to(self, policy: Policy, role: LinkedRole) -> Result<Self, ConfigError> {
         let algorithm = match role {
             LinkedRole::Block => Algorithm::Block,
             LinkedRole::Meter => Algorithm::Meter,
         };
         if policy.quota().algorithm() != algorithm {
-            return Err(QuotaError::together(
+            return Err(ConfigError::together(
                 policy.name(),
                 &format!("\"{}\" is no {algorithm}: take Quota::{algorithm}", policy.quota()),
             ));
         }
         if self.policies.iter().any(|own| own.name() == policy.name()) {
-            return Err(QuotaError::together(policy.name(), "the rule itself has this name: choose another"));
+            return Err(ConfigError::together(policy.name(), "the rule itself has this name: choose another"));
         }
         if self.linked.is_some() {
-            return Err(QuotaError::together(
+            return Err(ConfigError::together(
                 policy.name(),
                 "a rule has one block or one meter: what passes beyond its quota is no refusal; use two rules",
             ));
         }
         if self.choose.is_none() && self.policies.len() > usize::from(u8::MAX) {
-            return Err(QuotaError::together(
+            return Err(ConfigError::together(
                 policy.name(),
                 &format!(
                     "the rule has {} quotas, and a block counts the refusals of no more than {}: give the others a rule \

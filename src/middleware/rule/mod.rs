@@ -19,7 +19,7 @@ pub(crate) use definition::{Condition, Words};
 pub use definition::{IntoPlan, IntoQuota, IntoRule};
 pub(crate) use definition::{LinkedRole, MissingKey, Read, Rule};
 pub(crate) use names::TakenNames;
-pub use overrides::{OverrideError, OverrideErrorKind, OverrideId, Overrides};
+pub use overrides::{OverrideId, Overrides};
 pub(crate) use path::PathIndex;
 #[cfg(feature = "rules")]
 pub(crate) use path::{PathPattern, Segment};
@@ -27,4 +27,4 @@ pub(crate) use policy_cache::{Cached, PolicyCache};
 pub use settlement::OnAborted;
 pub(crate) use settlement::Settlement;
 pub(crate) use switch::Follow;
-pub use switch::{QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind};
+pub use switch::QuotaSwitch;

@@ -13,7 +13,7 @@ use crate::base::head::Head;
 use crate::base::sync::contained;
 use crate::base::time::Timestamp;
 use crate::clock::{Clock, MonotonicClock};
-use crate::error::kind_and_message;
+use crate::error::{ConfigError, ConfigErrorKind};
 use crate::key::{IntoKey, Key};
 
 /// The default of [`Overrides::max_entries`].
@@ -176,11 +176,11 @@ impl<T> Overrides<T> {
         key: impl IntoKey,
         value: T,
         lasting: impl Into<Option<Duration>>,
-    ) -> Result<OverrideId, OverrideError> {
+    ) -> Result<OverrideId, ConfigError> {
         // The key, the clock and the value are the application's code, which is not called under the lock.
         let Some(key) = key.into_key() else {
             let message = "an override needs a key, and there is none: pass what the rule's extractor returns";
-            return Err(OverrideError::new(OverrideErrorKind::KeyMissing, message));
+            return Err(ConfigError::new(ConfigErrorKind::Missing, message));
         };
         let now = self.0.clock.now();
         let ends = lasting.into().map(|lasting| now.saturating_add(lasting));
@@ -194,7 +194,7 @@ impl<T> Overrides<T> {
                     "the table is full: {max_entries} overrides have not ended; end those that are no longer needed, or \
                      raise Overrides::max_entries"
                 );
-                return Err(OverrideError::new(OverrideErrorKind::Full, message));
+                return Err(ConfigError::new(ConfigErrorKind::Full, message));
             }
             let number = table.next;
             (table.next, table.count) = (number + 1, table.count + 1);
@@ -390,21 +390,6 @@ impl<T> fmt::Debug for Overrides<T> {
     }
 }
 
-kind_and_message! {
-    /// The error of an override that was not made.
-    OverrideError, OverrideErrorKind
-}
-
-/// The kind of an [`OverrideError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum OverrideErrorKind {
-    /// There is no key.
-    KeyMissing,
-    /// The table is full of overrides that have not ended.
-    Full,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -547,8 +532,8 @@ mod tests {
         for at in 0..1_000_u64 {
             table.set(at, at, HOUR).unwrap();
         }
-        assert_eq!(table.set("x", 0, HOUR).unwrap_err().kind(), OverrideErrorKind::Full);
-        assert_eq!(table.set(None::<Key>, 0, HOUR).unwrap_err().kind(), OverrideErrorKind::KeyMissing);
+        assert_eq!(table.set("x", 0, HOUR).unwrap_err().kind(), ConfigErrorKind::Full);
+        assert_eq!(table.set(None::<Key>, 0, HOUR).unwrap_err().kind(), ConfigErrorKind::Missing);
         clock.advance(HOUR);
         for at in 0..100_000_u64 {
             table.set(at, at, HOUR).unwrap();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::error::kind_and_message;
+use crate::error::{ConfigError, ConfigErrorKind};
 use std::sync::{Arc, Weak};
 
 use crate::base::sync::{Mutex, contained, lock};
@@ -86,11 +86,11 @@ impl QuotaSwitch {
     /// # Errors
     /// Returns an error if a layer's limiter does not support the quota, or if the old or the new
     /// quota is a block, a meter or a concurrency limit and the other one is not. Nothing is changed then.
-    pub fn set(&self, quota: Quota) -> Result<Quota, QuotaSwitchError> {
+    pub fn set(&self, quota: Quota) -> Result<Quota, ConfigError> {
         let before = self.get();
         if kind(&before) != kind(&quota) {
-            return Err(QuotaSwitchError::new(
-                QuotaSwitchErrorKind::Algorithm,
+            return Err(ConfigError::new(
+                ConfigErrorKind::Combination,
                 format!(
                     "the quota \"{before}\" cannot be changed to \"{quota}\": units, strikes of a block and what a meter \
                      counts do not convert into each other; use a policy of another name"
@@ -101,8 +101,8 @@ impl QuotaSwitch {
         let compiled = quota.holding(lock(&self.0).largest);
         for layer in &layers {
             layer.supports(&compiled).map_err(|unsupported| {
-                QuotaSwitchError::new(
-                    QuotaSwitchErrorKind::Unsupported,
+                ConfigError::new(
+                    ConfigErrorKind::Unsupported,
                     format!("the quota \"{before}\" cannot be changed to \"{quota}\""),
                 )
                 .caused_by(unsupported)
@@ -148,19 +148,4 @@ impl fmt::Debug for QuotaSwitch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("QuotaSwitch").field(&self.get()).finish()
     }
-}
-
-kind_and_message! {
-    /// The error of a quota that was not changed.
-    QuotaSwitchError, QuotaSwitchErrorKind
-}
-
-/// The kind of a [`QuotaSwitchError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum QuotaSwitchErrorKind {
-    /// A limiter does not [support](crate::limiter::Limiter::supports) the quota.
-    Unsupported,
-    /// The old and the new quota are of different kinds: a rate, a block, a meter, or a concurrency limit.
-    Algorithm,
 }

@@ -16,12 +16,13 @@ use super::spec::{
 };
 use super::tree::{self, Limit, LimitQuota, Tree, TreeLevel};
 use crate::base::head::Head;
+use crate::error::ConfigError;
 use crate::key::{Key, Prefixes, client_network, peer_network};
 use crate::middleware::charge::access::{Access, AccessList, BoundList};
 use crate::middleware::rule::{BoundRule, Condition, LinkedRole, Rule};
 use crate::mode::Mode;
 use crate::policy::Policy;
-use crate::quota::{Quota, QuotaError};
+use crate::quota::Quota;
 
 use history::StoredNames;
 use key::KeyError;
@@ -167,7 +168,7 @@ impl Binder<'_, '_> {
 
     /// Returns the policy with its states stored under a name, and with the number of these rules: an earlier version
     /// of it, under which requests are still decided, does not contradict it.
-    fn stored_as(&self, policy: &Policy, stored: &str) -> Result<Policy, QuotaError> {
+    fn stored_as(&self, policy: &Policy, stored: &str) -> Result<Policy, ConfigError> {
         policy.following(*policy.quota(), Arc::as_ptr(self.names).addr()).stored_as(stored)
     }
 
@@ -248,7 +249,7 @@ impl Binder<'_, '_> {
     }
 
     /// Adds the problem if there is an error.
-    fn or_problem<T>(&mut self, position: Position, made: Result<T, QuotaError>) -> Option<T> {
+    fn or_problem<T>(&mut self, position: Position, made: Result<T, ConfigError>) -> Option<T> {
         made.map_err(|error| self.problems.add(RulesErrorKind::Value, position, error.to_string())).ok()
     }
 

@@ -6,7 +6,8 @@ use super::super::document::{Node, NodeValue, Type};
 use super::super::problem::{Position, Quoted, RulesErrorKind};
 use super::super::spec::{At, CostSpec, KeySpec, Name, PlansSpec, QuotaSpec};
 use super::value::{Fields, ValueReader, meant_by_bare};
-use crate::quota::{Algorithm, Quota, QuotaErrorKind};
+use crate::error::ConfigErrorKind;
+use crate::quota::{Algorithm, Quota};
 
 /// The maximum number of quotas that a request of one rule must meet.
 pub(in crate::rules) const QUOTAS_MAX: usize = 32;
@@ -141,7 +142,7 @@ impl ValueReader<'_, '_, '_> {
                 let words = if says_block { text.to_string() } else { format!("{text}, block") };
                 match words.parse::<Quota>() {
                     Ok(value) => Some(At { value, position: node.position }),
-                    Err(error) if error.kind() == QuotaErrorKind::Syntax => {
+                    Err(error) if error.kind() == ConfigErrorKind::Syntax => {
                         let message =
                             format!("{} is not a block: write it like `5 per 10 minutes, for 1 hour`", Quoted(text));
                         self.refuse(RulesErrorKind::Value, node.position, message)

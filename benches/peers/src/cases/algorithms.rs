@@ -3,14 +3,14 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, quota::QuotaError};
+use tower_ratelimit::{ConfigError, Key, MemoryLimiter, Policy, Quota, };
 
 use super::{Order, addresses, places};
 use crate::contender::PLENTY;
 use crate::race::{Plan, Run};
 use crate::report::{Better, Case};
 
-fn quotas() -> Result<Vec<(&'static str, Quota)>, QuotaError> {
+fn quotas() -> Result<Vec<(&'static str, Quota)>, ConfigError> {
     let (second, plenty) = (Duration::from_secs(1), u64::from(PLENTY));
     Ok(vec![
         ("token bucket", Quota::token_bucket(10_000, second)?.burst(plenty)?),

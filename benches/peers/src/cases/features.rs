@@ -8,7 +8,7 @@ use tower_ratelimit::clock::TokioTimer;
 use tower_ratelimit::limiter::{BoxLimiter, Limiter};
 use tower_ratelimit::middleware::{IntoRule, Usage};
 use tower_ratelimit::observe::{Observed, Observer};
-use tower_ratelimit::quota::QuotaError;
+use tower_ratelimit::ConfigError;
 use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 
 use crate::contender::LayerSetup;
@@ -83,7 +83,7 @@ fn memory(keys: usize) -> MemoryLimiter {
     builder.build().expect("the setup is possible")
 }
 
-fn apps(keys: usize) -> Result<Vec<(&'static str, Router)>, QuotaError> {
+fn apps(keys: usize) -> Result<Vec<(&'static str, Router)>, ConfigError> {
     fn with<L: Limiter + Clone + 'static>(limiter: L, rule: impl IntoRule) -> RateLimitLayer<L> {
         RateLimitLayer::new(limiter, rule, key::peer_ip())
     }

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use tower_ratelimit::Quota;
-use tower_ratelimit::quota::QuotaError;
+use tower_ratelimit::ConfigError;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
 /// Returns a quota of each algorithm with states that are dated.
 pub(crate) fn quotas() -> Vec<Quota> {
-    let quotas = || -> Result<Vec<Quota>, QuotaError> {
+    let quotas = || -> Result<Vec<Quota>, ConfigError> {
         Ok(vec![
             Quota::per_hour(5),
             Quota::token_bucket(99_999, HOUR)?.burst(6)?,
