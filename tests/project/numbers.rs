@@ -336,7 +336,8 @@ fn root() -> PathBuf {
 /// Returns the documents at the root, and those of the library and the program without their tests.
 fn documents() -> Vec<Document> {
     let root = root();
-    let mut paths: Vec<PathBuf> = ["README.md", "cli/README.md", "DESIGN.md", "COMPARE.md"].iter().map(|name| root.join(name)).collect();
+    let mut paths: Vec<PathBuf> =
+        ["README.md", "cli/README.md", "DESIGN.md", "COMPARE.md"].iter().map(|name| root.join(name)).collect();
     ["src", "cli/src"].iter().for_each(|folder| add_paths(&root.join(folder), &mut paths));
     paths.sort();
     paths.iter().map(|path| Document::read(&root, path)).collect()
