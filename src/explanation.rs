@@ -86,6 +86,7 @@ pub struct RuleExplanation {
     pub(crate) key_text: Option<String>,
     pub(crate) cost: Option<u64>,
     pub(crate) settles: bool,
+    pub(crate) paces: bool,
     pub(crate) statuses: Vec<PolicyStatus>,
 }
 
@@ -198,6 +199,7 @@ impl Explanation {
     /// | `key` | the [key](RuleExplanation::key_text), or `null` |
     /// | `cost` | the units, or `null` |
     /// | `settles` | whether the response may change the cost |
+    /// | `paces` | whether the rule paces bodies, and charges no request |
     /// | `statuses` | an object for each policy that was asked: the rule's own, then its block or meter |
     ///
     /// A status: `policy`, `quota`, `unit`, `cost`, `allowed`, `refuses`, `near`, `limit`, `used`, `remaining`,
@@ -274,6 +276,13 @@ impl RuleExplanation {
         self.settles
     }
 
+    /// Returns whether the rule [paces](crate::Rule::pace_responses) bodies. Such a rule has no [cost](Self::cost), and
+    /// the limiter is not asked before the first byte.
+    #[must_use]
+    pub fn paces(&self) -> bool {
+        self.paces
+    }
+
     /// Returns the status of each policy that the limiter was asked for: the rule's own, then its block or meter. Of
     /// several plans, only the request's own is asked for.
     #[must_use]
@@ -298,6 +307,7 @@ impl RuleExplanation {
         object.text_or_null("key", self.key_text());
         object.or_null("cost", self.cost);
         object.plain("settles", self.settles);
+        object.plain("paces", self.paces);
         object.list("statuses", &self.statuses, |json, status| {
             let decision = status.decision();
             let known = decision.is_known();
@@ -413,6 +423,10 @@ impl fmt::Display for RuleExplanation {
 impl RuleExplanation {
     fn fmt_charges(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = self.key_text().unwrap_or_default();
+        if self.paces {
+            write!(f, "paces the bodies of {key}")?;
+            return self.policies.iter().try_for_each(|policy| write!(f, "\n  {}", policy.quota_words()));
+        }
         match self.cost {
             Some(cost) if self.settles => write!(f, "charges {cost} to {key}, until the response says otherwise")?,
             Some(cost) => write!(f, "charges {cost} to {key}")?,
@@ -486,6 +500,7 @@ mod tests {
             key_text: Some("alice".to_owned()),
             cost: Some(1),
             settles: false,
+            paces: false,
             statuses: vec![status],
         };
         let explanation = Explanation::new(outcome, vec![rule], None);

@@ -73,9 +73,12 @@ labelled! {
         /// A rule's quota [counts bytes](crate::Quota::in_bytes), and the rule does not say how many bytes a
         /// request costs, so each costs one byte.
         NoCost = "no-cost",
-        /// A rule's quota is a leaky queue, or a concurrency limit with a [wait](crate::Quota::max_wait), and its
-        /// layer has no timer, so no request waits.
+        /// A rule's quota is a leaky queue, or a concurrency limit with a [wait](crate::Quota::max_wait), or the rule
+        /// [paces](crate::Rule::pace_responses) bodies, and its layer has no timer, so nothing waits.
         NoTimer = "no-timer",
+        /// A rule [paces](crate::Rule::pace_responses) bodies, and its quota has room for less than what passes in
+        /// a hundredth of a second, so bodies are slower than the pace.
+        SlowPace = "slow-pace",
         /// A layer has a timer, and no rule has a leaky queue or a concurrency limit with a wait, so no request waits.
         NoQueue = "no-queue",
         /// A handler that [admits](crate::RateLimitLayer::admit) requests itself does not settle them as

@@ -11,6 +11,15 @@ pub(crate) fn supports_in_layer(limiter: &impl Limiter, quota: &Quota) -> Result
     supports_wait(limiter, quota)
 }
 
+/// Checks whether a quota can pace bodies with a layer's limiter.
+pub(crate) fn supports_pace(limiter: &impl Limiter, quota: &Quota) -> Result<(), UnsupportedQuota> {
+    if quota.algorithm().is_rate() {
+        return limiter.supports(quota);
+    }
+    let reason = "it is not a rate, and bodies have their pace by one; use a rate such as Quota::per_second";
+    Err(UnsupportedQuota::new(UnsupportedQuotaKind::Algorithm, quota, reason))
+}
+
 /// Checks whether a limiter has lines, if requests of the quota are to wait in line.
 fn supports_wait(limiter: &impl Limiter, quota: &Quota) -> Result<(), UnsupportedQuota> {
     if quota.wait_in_line().is_zero() || limiter.place_lines().is_some() {

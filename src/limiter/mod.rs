@@ -65,7 +65,7 @@ pub use fallback::FallbackLimiter;
 #[cfg(any(feature = "_redis", feature = "store"))]
 pub(crate) use hold::hold;
 pub(crate) use hold::hold_in_line;
-pub(crate) use layer_support::supports_in_layer;
+pub(crate) use layer_support::{supports_in_layer, supports_pace};
 pub use occupancy::Occupancy;
 pub use place::Place;
 pub(crate) use place::{AnyPlaces, HeldCharge, HeldPlaces, shared_place};

@@ -6,6 +6,7 @@ use super::decide::delay::Delays;
 use super::diagnostics::Diagnostics;
 use super::discard::Discard;
 use super::latest::{Latest, Versioned};
+use super::pace::accounts::Accounts;
 use super::plan::{ChargePlan, Needs, PlaceHolders};
 use super::rule::{BoundRule, Cached, LinkedRole, PathIndex, PolicyCache, Rule, Settlement};
 use super::settings::Settings;
@@ -18,7 +19,7 @@ use crate::event::LimiterEvent;
 use crate::headers::{PreparedHeaders, RefusalLayout};
 use crate::key::Key;
 use crate::limiter::{
-    Charge, Effect, Entered, Limiter, PlaceLines, Refund, Reply, UnsupportedQuota, supports_in_layer,
+    Charge, Effect, Entered, Limiter, PlaceLines, Refund, Reply, UnsupportedQuota, supports_in_layer, supports_pace,
 };
 use crate::mode::{FollowMode, Mode, ModeSwitch};
 use crate::outcome::OutcomeKind;
@@ -48,6 +49,8 @@ pub(super) struct Compiled<L> {
     pub(super) responses: Responses,
     /// The room in which requests wait, if the layer has a timer.
     pub(super) delays: Option<Arc<Delays>>,
+    /// The accounts of keys whose bodies are paced, if rules pace bodies and there is a timer.
+    pub(super) accounts: Option<Arc<Accounts>>,
     /// Wakes requests in line when a mode is switched, if requests may wait in line for units of a concurrency limit.
     line_waker: Option<Arc<LineWaker>>,
     /// The policies whose quotas the limiter does not support.
@@ -138,7 +141,7 @@ impl<L: Limiter> Compiled<L> {
             Needs::Usage
         } else if settlements().any(|settlement| !settlement.is_none()) {
             Needs::Settlement
-        } else if settings.expose_outcome || settings.refund_nested {
+        } else if settings.expose_outcome || settings.refund_nested || bound().any(|(_, rule)| rule.pace.is_some()) {
             Needs::Ticket
         } else if holders == PlaceHolders::All {
             Needs::Charges
@@ -150,13 +153,22 @@ impl<L: Limiter> Compiled<L> {
         let returns_strikes = parts.iter().zip(&policies).any(|(part, policy)| {
             part.settlement(&settings, policy).is_some_and(|settlement| Unsettled::concerns(policy, settlement))
         });
-        let unsupported: Vec<(usize, UnsupportedQuota)> = policies
-            .iter()
-            .enumerate()
-            .filter_map(|(at, policy)| Some((at, supports_in_layer(&*limiter, policy.quota()).err()?)))
-            .collect();
+        let is_paced =
+            |part: &PolicyPart| settings.rules.get(part.rule).is_some_and(|bound| bound.rule().pace.is_some());
+        let supports = |(at, (part, policy)): (usize, (&PolicyPart, &Policy))| {
+            let supported = match is_paced(part) {
+                true => supports_pace(&*limiter, policy.quota()),
+                false => supports_in_layer(&*limiter, policy.quota()),
+            };
+            Some((at, supported.err()?))
+        };
+        let unsupported: Vec<(usize, UnsupportedQuota)> =
+            parts.iter().zip(&policies).enumerate().filter_map(supports).collect();
         let plan = ChargePlan::of(&settings, &policies, unsupported.is_empty(), needs);
         let delays = settings.timer.clone().map(|timer| Arc::new(Delays::new(timer, settings.wait_bounds())));
+        let timer = || settings.timer.clone().or_else(default_timer);
+        let paces = bound().any(|(_, rule)| rule.pace.is_some());
+        let accounts = if paces { timer().map(Accounts::new) } else { None };
         let has_lines =
             delays.is_some() && (brings_quotas || policies.iter().any(|own| !own.quota().wait_in_line().is_zero()));
         let line_waker = limiter.place_lines().filter(|_| has_lines).map(|lines| {
@@ -185,6 +197,7 @@ impl<L: Limiter> Compiled<L> {
             holders,
             responses,
             delays,
+            accounts,
             line_waker,
             unsupported,
             limiter,
@@ -213,6 +226,11 @@ impl<L: Limiter> Compiled<L> {
         if let Some(lines) = self.limiter.place_lines() {
             self.policies.iter().filter(|policy| policy.limits_in_flight()).for_each(|policy| lines.wake_all(policy));
         }
+    }
+
+    /// Returns why a policy cannot pace bodies, if that is so.
+    pub(super) fn unpaceable(&self, policy: &Policy) -> Option<UnsupportedQuota> {
+        supports_pace(&*self.limiter, policy.quota()).err()
     }
 
     /// Refunds, and reports a failure that is known at once.
@@ -299,27 +317,46 @@ impl<L> Compiled<L> {
     }
 
     /// Returns the policy for asking again for what a request waits for in line: with the quota that is in force now,
-    /// if the policy is a concurrency limit whose quota was replaced. It is found by its name, because new rules may
-    /// stand before its own. Plans have one name in common, and keep their order.
+    /// if the policy is a concurrency limit whose quota was replaced.
     pub(super) fn policy_in_line(&self, at: usize) -> Option<Policy> {
         let own = self.policy(at)?;
-        let newer = self.newer().filter(|_| own.limits_in_flight());
-        let is_it = |policy: &&Policy| policy.name_fingerprint() == own.name_fingerprint();
-        let plans_before = self.policies.iter().take(at).filter(is_it).count();
-        let now = newer.as_ref().and_then(|newer| newer.policies.iter().filter(is_it).nth(plans_before));
-        Some(now.filter(|now| now.limits_in_flight()).unwrap_or(own).clone())
+        let newest = self.newest_policy(at).filter(|now| own.limits_in_flight() && now.limits_in_flight());
+        Some(newest.unwrap_or_else(|| own.clone()))
     }
 
-    /// Returns the mode in which a request that waits in line is charged to a policy now: that of the policy's rule, or
-    /// of the rule that replaced it. It is found like [`policy_in_line`](Self::policy_in_line).
-    pub(super) fn mode_in_line(&self, at: usize) -> Option<Mode> {
-        let mode_in = |layer: &Self, at| Some(layer.mode_of(layer.settings.rules.get(layer.rule_of(at))?));
+    /// Returns the policy with the quota that is in force now.
+    pub(super) fn newest_policy(&self, at: usize) -> Option<Policy> {
         let own = self.policy(at)?;
-        let Some(newer) = self.newer() else { return mode_in(self, at) };
+        let Some(newer) = self.newer() else { return Some(own.clone()) };
+        let now = self.place_in(&newer, at).and_then(|now| newer.policy(now));
+        Some(now.unwrap_or(own).clone())
+    }
+
+    /// Returns the mode of a policy's rule now, or of the rule that replaced it.
+    pub(super) fn mode_now(&self, at: usize) -> Option<Mode> {
+        let mode_in = |layer: &Self, at| Some(layer.mode_of(layer.settings.rules.get(layer.rule_of(at))?));
+        let newer = self.newer();
+        let now = newer.as_ref().and_then(|newer| mode_in(newer, self.place_in(newer, at)?));
+        now.or_else(|| mode_in(self, at))
+    }
+
+    /// Returns the place of a policy in a newer configuration. It is found by its name, because new rules may stand
+    /// before its own. Plans have one name in common, and keep their order.
+    fn place_in(&self, newer: &Self, at: usize) -> Option<usize> {
+        let own = self.policy(at)?;
         let is_it = |policy: &Policy| policy.name_fingerprint() == own.name_fingerprint();
         let plans_before = self.policies.iter().take(at).filter(|policy| is_it(policy)).count();
-        let now = newer.policies.iter().enumerate().filter(|(_, policy)| is_it(policy)).nth(plans_before);
-        now.and_then(|(at, _)| mode_in(&newer, at)).or_else(|| mode_in(self, at))
+        newer.policies.iter().enumerate().filter(|(_, policy)| is_it(policy)).nth(plans_before).map(|(at, _)| at)
+    }
+
+    /// Returns the rule of a policy, if the rule paces bodies.
+    pub(super) fn pacing_rule(&self, policy: usize) -> Option<&Rule> {
+        self.own_rule(policy).filter(|rule| rule.pace.is_some())
+    }
+
+    /// Returns the policies of a policy's rule, if a request is charged to all of them.
+    pub(super) fn policies_together(&self, policy: usize) -> &[Policy] {
+        self.own_rule(policy).filter(|rule| rule.choose.is_none()).map_or(&[], |rule| &rule.policies)
     }
 
     /// Returns the largest quota of a policy's name that is in force, if it has more room than the policy's own.

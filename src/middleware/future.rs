@@ -18,6 +18,8 @@ use super::decide::kind::OutcomeCause;
 use super::decide::overflow::{NoOverflow, Overflow};
 use super::decide::step::NextStep;
 use super::discard::Discarding;
+use super::pace::body::PacedBody;
+use super::pace::request::pace_request;
 use super::settle::in_flight::InFlight;
 use super::settle::nested::NestedToken;
 use super::settle::pending::{AnyTicket, OpenTicket, SettledBody};
@@ -119,7 +121,7 @@ impl<S, L, B, C, O> ResponseState<S, L, B, O>
 where
     S: Service<Request<B>, Response = Response<C>> + Clone,
     L: Limiter,
-    B: Body,
+    B: Body + 'static,
     C: ResponseBody,
     O: Overflow<S, B>,
 {
@@ -226,6 +228,7 @@ where
         }
         match ready {
             Ok(ready) => {
+                pace_request(layer, &mut request, ticket);
                 let ticket = OpenTicket::keep(layer, ticket);
                 Self::Overflowing { response: ready.call(request), ticket }
             }
@@ -242,7 +245,12 @@ impl<L: Limiter> OnResponse<L> {
     /// Reports a request that passes, and lets it carry what the service, its handlers and inner layers need. The
     /// ticket is kept if it is needed when the response has come.
     #[inline(never)]
-    pub(super) fn prepare<B>(layer: &Arc<Compiled<L>>, request: &mut Request<B>, ticket: &mut Ticket) -> Self {
+    pub(super) fn prepare<B: Body + 'static>(
+        layer: &Arc<Compiled<L>>,
+        request: &mut Request<B>,
+        ticket: &mut Ticket,
+    ) -> Self {
+        pace_request(layer, request, ticket);
         let is_open = layer.needs_response(ticket.kind) || ticket.places.is_some();
         let mut open = is_open.then(|| OpenTicket::keep(layer, ticket));
         // Before the observer, which is the application's code and may panic: what is open is then settled as aborted.
@@ -309,14 +317,21 @@ impl<L: Limiter> OnResponse<L> {
 pub(super) fn finish<C: ResponseBody>(mut ticket: Box<dyn AnyTicket>, response: Response<C>) -> Response<C> {
     let (mut head, mut body) = response.into_parts();
     ticket.finish_head(&mut head);
-    if ticket.is_open() {
-        // If a body has ended, a server drops it and does not poll it.
-        if body.is_end_stream() {
+    // If a body has ended, a server drops it and does not poll it.
+    if body.is_end_stream() {
+        if ticket.is_open() {
             ticket.complete();
-        } else {
-            body = C::from_body(SettledBody::new(body, ticket));
         }
+        return Response::from_parts(head, body);
     }
+    let paces = ticket.response_paces();
+    body = match (ticket.is_open(), paces.is_empty()) {
+        (false, true) => body,
+        (false, false) => C::from_body(PacedBody::new(body, paces)),
+        (true, true) => C::from_body(SettledBody::new(body, ticket)),
+        // What is settled is what passed.
+        (true, false) => C::from_body(SettledBody::new(PacedBody::new(body, paces), ticket)),
+    };
     Response::from_parts(head, body)
 }
 
@@ -324,7 +339,7 @@ impl<S, L, B, C, O> Future for ResponseFuture<S, L, B, O>
 where
     S: Service<Request<B>, Response = Response<C>> + Clone,
     L: Limiter,
-    B: Body,
+    B: Body + 'static,
     C: ResponseBody,
     O: Overflow<S, B>,
 {
@@ -353,7 +368,7 @@ impl<S, L, B, C, O> ResponseFuture<S, L, B, O>
 where
     S: Service<Request<B>, Response = Response<C>> + Clone,
     L: Limiter,
-    B: Body,
+    B: Body + 'static,
     C: ResponseBody,
     O: Overflow<S, B>,
 {

@@ -124,6 +124,7 @@ mod extract;
 mod follow;
 mod future;
 mod latest;
+mod pace;
 mod plan;
 mod respond;
 pub(crate) mod rule;

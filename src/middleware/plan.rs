@@ -27,7 +27,7 @@ impl ChargePlan {
         let has_exceptions = !settings.access.is_empty()
             || settings.exempt_preflight
             || settings.finder().is_some()
-            || rules().any(|rule| !rule.paths.is_empty())
+            || rules().any(|rule| !rule.paths.is_empty() || rule.pace.is_some())
             || !are_supported;
         // Settings by which a denied request may pass, or an allowed one may wait.
         let has_choices =

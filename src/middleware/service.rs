@@ -77,7 +77,7 @@ impl<S, L, B, C, O> Service<Request<B>> for RateLimit<S, L, O>
 where
     S: Service<Request<B>, Response = Response<C>> + Clone,
     L: Limiter,
-    B: Body,
+    B: Body + 'static,
     C: ResponseBody,
     O: Overflow<S, B>,
 {
@@ -104,7 +104,7 @@ impl<S, L, O> RateLimit<S, L, O> {
     where
         S: Service<Request<B>, Response = Response<C>> + Clone,
         L: Limiter,
-        B: Body,
+        B: Body + 'static,
         C: ResponseBody,
         O: Overflow<S, B>,
     {

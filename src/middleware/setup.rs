@@ -35,6 +35,9 @@ impl<L: Limiter> Compiled<L> {
         for bound in &self.settings.rules {
             bound.policies().iter().for_each(|policy| self.look_for_cost(bound.rule(), policy));
         }
+        for bound in self.settings.rules.iter().filter(|bound| bound.rule().pace.is_some()) {
+            bound.policies().iter().for_each(|policy| self.look_for_slow_pace(policy));
+        }
         self.look_for_no_effect();
         if let Some((policy, error)) = self.unsupported.first().and_then(|(at, error)| Some((self.policy(*at)?, error)))
         {
@@ -57,6 +60,9 @@ impl<L: Limiter> Compiled<L> {
         let mut places = Vec::new();
         for bound in &self.settings.rules {
             let rule = bound.rule();
+            if rule.pace.is_some() {
+                continue; // no header reports it
+            }
             // Conditions and paths usually choose some of many rules, and plans choose one policy.
             if rule.conditions.is_empty() && rule.paths.is_empty() && !rule.is_disabled() {
                 let count = if rule.choose.is_some() { 1 } else { bound.policies().len() };
@@ -89,6 +95,13 @@ impl<L: Limiter> Compiled<L> {
         if meters_waits(rule, own) {
             self.wait_is_metered(own);
         }
+        if rule.pace.is_some() {
+            self.look_for_slow_pace(own);
+            if let Some(error) = self.unpaceable(own) {
+                self.quota_is_not_supported(own, &error);
+            }
+            return;
+        }
         if let Err(error) = supports_in_layer(&*self.limiter, own.quota()) {
             self.quota_is_not_supported(own, &error);
         }
@@ -120,7 +133,7 @@ impl<L: Limiter> Compiled<L> {
 
     /// Warns about a quota of bytes whose requests cost one byte each.
     fn look_for_cost(&self, rule: &Rule, policy: &Policy) {
-        let has_cost = rule.cost.is_some() || rule.settlement.replaces_cost();
+        let has_cost = rule.cost.is_some() || rule.settlement.replaces_cost() || rule.pace.is_some();
         if policy.quota().counts_bytes() && !has_cost {
             self.diagnostics.notice(SetupWarningKind::NoCost, || {
                 format!(
@@ -128,6 +141,22 @@ impl<L: Limiter> Compiled<L> {
                      Rule::cost or Rule::settle_by_body",
                     policy.name(),
                     policy.quota()
+                )
+            });
+        }
+    }
+
+    /// Warns about a pace of bodies that its quota has no room for.
+    fn look_for_slow_pace(&self, policy: &Policy) {
+        let quota = policy.quota();
+        let passes = u128::from(quota.limit()) * 10_000 / u128::from(quota.spec().period_us.max(1));
+        if quota.algorithm().is_rate() && quota.limit() > 0 && u128::from(quota.capacity()) < passes {
+            self.diagnostics.notice(SetupWarningKind::SlowPace, || {
+                format!(
+                    "the policy {:?} paces bodies, and its quota ({quota}) has room for {} bytes at an instant, so bodies \
+                     are slower than that: give it a burst of at least {passes}",
+                    policy.name(),
+                    quota.capacity()
                 )
             });
         }
@@ -166,6 +195,7 @@ impl<L: Limiter> Compiled<L> {
                     )
                 });
             }
+            self.look_for_effect_of_pace(rule, name);
             if rule.until_head && !holds && rule.quota_from.is_none() {
                 self.diagnostics.notice(SetupWarningKind::NoEffect, || {
                     format!(
@@ -174,6 +204,44 @@ impl<L: Limiter> Compiled<L> {
                     )
                 });
             }
+        }
+    }
+
+    /// Warns about settings of requests in a rule that paces bodies, and about a pace that no body has.
+    fn look_for_effect_of_pace(&self, rule: &Rule, name: &str) {
+        if rule.pace.is_none() {
+            if rule.pace_after > 0 {
+                self.diagnostics.notice(SetupWarningKind::NoEffect, || {
+                    format!(
+                        "the rule of the policy {name:?} has pace_after, which has no effect: it paces no bodies; add \
+                         pace_responses or pace_requests, or leave it out"
+                    )
+                });
+            }
+            return;
+        }
+        let of_requests = [
+            (rule.cost.is_some(), "cost"),
+            (!rule.settlement.is_none(), "charge_when, refund_when, settle_by_… or on_aborted"),
+            (rule.linked.is_some(), "block or overage"),
+            (rule.warn_at_percent.is_some(), "warn_at_percent"),
+            (rule.until_head, "until_head"),
+        ];
+        for (_, option) in of_requests.iter().filter(|(is_set, _)| *is_set) {
+            self.diagnostics.notice(SetupWarningKind::NoEffect, || {
+                format!(
+                    "the rule of the policy {name:?} paces bodies and charges no request, so {option} has no effect: leave it \
+                     out, or put it into a rule of its own"
+                )
+            });
+        }
+        if self.accounts.is_none() {
+            self.diagnostics.notice(SetupWarningKind::NoTimer, || {
+                format!(
+                    "the policy {name:?} paces bodies, but the layer has no timer, so no body waits: enable the feature \
+                     `tokio`, or set a timer by RateLimitLayer::delay"
+                )
+            });
         }
     }
 
@@ -240,11 +308,14 @@ impl<L: Limiter> Compiled<L> {
 
     /// Warns about waits without a timer, and about a timer without a wait.
     fn look_for_timer(&self) {
-        let queue = self.policies.iter().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue);
+        let charges = |at: &usize| self.pacing_rule(*at).is_none();
+        let charged = || self.policies.iter().enumerate().filter(|(at, _)| charges(at)).map(|(_, policy)| policy);
+        let queue = charged().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue);
         let line = self.policies.iter().find(|policy| !policy.quota().wait_in_line().is_zero());
         let brings_quotas = self.settings.rules.iter().any(|bound| bound.rule().quota_from.is_some());
-        // The timer may also be for the bodies of refused requests.
-        if queue.or(line).is_none() && self.delays.is_some() && !brings_quotas && self.settings.discard.is_none() {
+        // The timer may also be for the bodies of refused requests, or for the pace of bodies.
+        let has_other_use = self.settings.discard.is_some() || self.accounts.is_some();
+        if queue.or(line).is_none() && self.delays.is_some() && !brings_quotas && !has_other_use {
             self.diagnostics.notice(SetupWarningKind::NoQueue, || {
                 "the layer has a timer (RateLimitLayer::delay), but no quota lets requests wait, so requests over a quota \
                  are refused at once: give a rule a Quota::leaky_queue or a Quota::concurrent with max_wait, or leave the \

@@ -109,6 +109,36 @@ pub(super) struct Ticket {
     pub(super) lacks_peer: bool,
     /// The units of concurrency limits that the request holds. They are returned if this is dropped.
     pub(super) places: Option<Arc<dyn AnyPlaces>>,
+    /// The policies that pace the bodies of the request and its response, if there are any. Boxed, because most
+    /// requests have none.
+    #[expect(clippy::box_collection, reason = "a ticket is moved often")]
+    pub(super) paced: Option<Box<Vec<PacedBy>>>,
+}
+
+/// A policy that paces bodies, and the key whose pace it is.
+#[derive(Clone)]
+pub(super) struct PacedBy {
+    /// The policy's place among the layer's.
+    pub(super) policy: usize,
+    /// The policy of the request's own quota, for which the one at that place stands in.
+    pub(super) own: Option<Policy>,
+    pub(super) key: Key,
+}
+
+impl PacedBy {
+    pub(super) fn policy_in<'a, L>(&'a self, layer: &'a Compiled<L>) -> Option<&'a Policy> {
+        self.own.as_ref().or_else(|| layer.policy(self.policy))
+    }
+
+    /// Returns the policy with the quota that is in force now.
+    pub(super) fn policy_now<L>(&self, layer: &Compiled<L>) -> Option<Policy> {
+        self.own.clone().or_else(|| layer.newest_policy(self.policy))
+    }
+
+    /// Returns the policy for refunding what was taken.
+    pub(super) fn policy_of_refunds<L>(&self, layer: &Compiled<L>) -> Option<Policy> {
+        self.own.clone().or_else(|| layer.policy_of_refunds(self.policy))
+    }
 }
 
 impl Ticket {
@@ -123,6 +153,7 @@ impl Ticket {
             keyless: None,
             lacks_peer: false,
             places: None,
+            paced: None,
         }
     }
 

@@ -33,6 +33,7 @@ mod nested;
 mod operators;
 mod overflow;
 mod own_quotas;
+mod pace;
 mod queue_leaving;
 mod readiness;
 mod recent_refusals;

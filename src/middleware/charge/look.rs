@@ -152,6 +152,7 @@ fn explained<L: Limiter>(layer: &Compiled<L>, bound: &BoundRule, reason: NotChar
         key_text: None,
         cost: None,
         settles: rule.settlement.reads_response(),
+        paces: rule.pace.is_some(),
         statuses: Vec::new(),
     }
 }

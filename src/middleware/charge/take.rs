@@ -18,7 +18,7 @@ use crate::middleware::decide::step::NextStep;
 use crate::middleware::plan::{ChargePlan, Needs, PlaceHolders};
 use crate::middleware::rule::{BoundRule, Cached, RuleMatch};
 use crate::middleware::source::FOUND_MAX;
-use crate::middleware::ticket::{Charged, Ticket};
+use crate::middleware::ticket::{Charged, PacedBy, Ticket};
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
@@ -261,6 +261,12 @@ impl Ticket {
             seen(rule, bound, matched.as_ref());
             let mode = layer.mode_of(bound);
             match matched {
+                RuleMatch::Charged { key, .. } if bound.rule().pace.is_some() => {
+                    let own = own.map(Cached::into_policy);
+                    let paced =
+                        bound.charged(head).map(|policy| PacedBy { policy, own: own.clone(), key: key.clone() });
+                    self.paced.get_or_insert_default().extend(paced);
+                }
                 RuleMatch::Charged { key, cost } => {
                     let first = self.charges.len();
                     known = Some((bound, first));

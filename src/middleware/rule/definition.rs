@@ -10,6 +10,7 @@ use crate::mode::ModeSwitch;
 use crate::policy::{CONTENT_BYTES, Part, Policy};
 use crate::quota::Quota;
 
+use super::paced_bodies::PacedBodies;
 use super::path::PathPattern;
 use super::settlement::Settlement;
 use super::switch::QuotaSwitch;
@@ -62,6 +63,10 @@ pub struct Rule {
     pub(crate) settlement: Settlement,
     /// Whether what is held of a concurrency limit is returned when the response's head is sent.
     pub(crate) until_head: bool,
+    /// The bodies that the rule paces. Such a rule charges no request.
+    pub(crate) pace: Option<PacedBodies>,
+    /// The bytes of each body that do not wait for its pace.
+    pub(crate) pace_after: u64,
 }
 
 /// A condition of a rule.
@@ -477,6 +482,7 @@ impl Rule {
             (self.missing_key != MissingKey::default(), "an answer to missing keys"),
             (!self.paths.is_empty(), "path patterns"),
             (self.until_head, "a limit of requests in flight until the head (until_head)"),
+            (self.pace.is_some(), "a pace of bodies (pace_responses or pace_requests)"),
         ];
         options.into_iter().find_map(|(is_set, option)| is_set.then_some(option))
     }
@@ -515,6 +521,8 @@ impl Rule {
             quota_from: None,
             settlement: Settlement::default(),
             until_head: false,
+            pace: None,
+            pace_after: 0,
         }
     }
 }

@@ -6,6 +6,8 @@ pub(crate) mod definition;
 mod link;
 mod names;
 mod overrides;
+mod pace;
+mod paced_bodies;
 #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only files have patterns"))]
 mod path;
 mod policy_cache;
@@ -20,6 +22,7 @@ pub use definition::{IntoPlan, IntoQuota, IntoRule};
 pub(crate) use definition::{LinkedRole, MissingKey, Read, Rule};
 pub(crate) use names::TakenNames;
 pub use overrides::{OverrideId, Overrides};
+pub(crate) use paced_bodies::PacedBodies;
 pub(crate) use path::PathIndex;
 #[cfg(feature = "rules")]
 pub(crate) use path::{PathPattern, Segment};

@@ -18,7 +18,9 @@ use crate::base::sync::contained;
 use crate::limiter::Limiter;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::diagnostics::Diagnostics;
-use crate::middleware::rule::OnAborted;
+use crate::middleware::pace::body::BodyPaces;
+use crate::middleware::pace::source::paces;
+use crate::middleware::rule::{OnAborted, PacedBodies};
 use crate::middleware::ticket::Ticket;
 use crate::middleware::unsettled::Strikes;
 use crate::policy::Policy;
@@ -85,6 +87,12 @@ impl<L: Limiter> OpenTicket<L> {
         let mut open = Self::new(layer);
         open.ticket = ticket.take();
         open
+    }
+
+    /// Returns the paces of the request's body, or of its response's.
+    pub(crate) fn paces(&self, bodies: PacedBodies) -> BodyPaces {
+        let paced = self.ticket.paced.as_ref().filter(|_| !self.response.is_bodiless);
+        paced.map_or_else(BodyPaces::default, |paced| paces(&self.layer, paced, bodies))
     }
 
     /// Refunds everything. Nothing can be stated any more, and nothing is settled.
@@ -181,6 +189,9 @@ pub(crate) trait AnyTicket: Send + Sync {
     /// Returns whether the end of the body settles something, or returns what the request holds.
     fn is_open(&self) -> bool;
 
+    /// Returns the paces of the response's body.
+    fn response_paces(&self) -> BodyPaces;
+
     /// Notes how many bytes of the body the server will ask for, if that is known.
     fn expect(&mut self, length: Option<u64>);
 
@@ -214,6 +225,10 @@ impl<L: Limiter> AnyTicket for OpenTicket<L> {
 
     fn is_open(&self) -> bool {
         !self.open.is_empty() || self.ticket.places.is_some()
+    }
+
+    fn response_paces(&self) -> BodyPaces {
+        self.paces(PacedBodies::Responses)
     }
 
     fn expect(&mut self, length: Option<u64>) {

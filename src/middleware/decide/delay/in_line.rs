@@ -216,7 +216,7 @@ impl<B, L: Limiter> InLine<B, L> {
             if !is_plain && !is_strike(layer, charged) {
                 continue;
             }
-            let mode = layer.mode_in_line(charged.policy).map_or(charged.mode, |now| charged.mode.milder(now));
+            let mode = layer.mode_now(charged.policy).map_or(charged.mode, |now| charged.mode.milder(now));
             if let Some(charged) = ticket.charges.get_mut(at).filter(|charged| charged.mode != mode) {
                 charged.mode = mode;
                 charged.effect = if is_plain { effect_of(mode) } else { charged.effect };

@@ -1,0 +1,672 @@
+//! The account of a key: the units by which all bodies of the key in this process send.
+//!
+//! The account takes units from its limiter in batches. A batch is worth [`BATCH_US`] at the
+//! quota's pace, and each is asked for at its slot, one batch after the one before. So the burst of
+//! a quota does not become a burst of bytes, and the number of calls does not grow with the number
+//! of bodies. An account that asks late asks for as much more, so that neither the grain of a timer
+//! nor the round trip to a store slows the pace.
+//!
+//! Bodies stand in line for pieces of a batch, in the order in which they came. This line is not
+//! that of requests: those wait for exactly what they cost, and a body takes any part of a batch
+//! that all share.
+//!
+//! No task runs for the account. Each waiting body has a timer for its expected turn, and whichever
+//! is polled first asks the limiter, or polls an answer that is under way. So a body that is not
+//! polled delays no other for longer than a batch.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Wake, Waker, ready};
+use std::time::Duration;
+
+use crate::base::sync::{Mutex, contained, lock};
+use crate::base::time::{micros_ceil, micros_floor};
+use crate::base::wait::Wait;
+use crate::base::wakers::Wakers;
+use crate::clock::{Sleep, Timer};
+use crate::decision::Receipt;
+use crate::error::BoxError;
+
+/// The time that a batch is worth at the pace of its quota.
+const BATCH_US: u64 = 50_000;
+
+/// A batch of a slow pace has at least this many bytes, if they are not worth more than
+/// [`SLOW_US`].
+const BATCH_BYTES: u64 = 1_024;
+
+/// The most time that the least batch is worth.
+const SLOW_US: u64 = 1_000_000;
+
+/// The least piece of a batch for which a body is woken, if the batch has as many.
+const PIECE: u64 = 4_096;
+
+/// The most time that an account catches up for after it could not ask although bodies waited.
+const LATE_US: u64 = 1_000_000;
+
+/// The most time that an account catches up for after no body waited: a reader takes this long for
+/// a batch.
+const IDLE_US: u64 = 200_000;
+
+/// The first pause after a limiter has failed. Each further one is twice as long.
+const PAUSE_US: u64 = 100_000;
+
+/// The number of calls in a row that may fail before the bodies that wait are ended: within three
+/// seconds.
+const FAILURES_MAX: u32 = 5;
+
+/// The number of foremost bodies in line that are woken if the next batch comes before their
+/// timers.
+const FOREMOST: usize = 4;
+
+/// What an account takes its units from: a limiter, under a policy and a key.
+pub(crate) trait PaceSource: Send + Sync {
+    /// Returns the pace that is in force now.
+    fn terms(&self) -> PaceTerms;
+
+    /// Takes units, all or none.
+    fn ask(&self, units: u64) -> PaceReply;
+
+    /// Refunds units that were not used.
+    fn refund(&self, receipt: Receipt);
+}
+
+/// The pace of bodies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PaceTerms {
+    /// Bodies do not wait.
+    Free,
+    Paced(BytePace),
+}
+
+/// Units in a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BytePace {
+    pub(crate) units: u64,
+    pub(crate) period_us: u64,
+    /// The most units that may be asked for at once.
+    pub(crate) most: u64,
+}
+
+impl BytePace {
+    /// Returns the units of a time. At least 1, at most what may be asked for at once.
+    fn batch(self, time_us: u64) -> u64 {
+        let of = |time_us: u64| {
+            let units = u128::from(self.units) * u128::from(time_us) / u128::from(self.period_us.max(1));
+            u64::try_from(units).unwrap_or(u64::MAX)
+        };
+        of(time_us).max(BATCH_BYTES.min(of(SLOW_US))).min(self.most).max(1)
+    }
+
+    /// Returns the time that these units are worth.
+    fn time_us(self, units: u64) -> u64 {
+        let time_us = (u128::from(units) * u128::from(self.period_us)).div_ceil(u128::from(self.units.max(1)));
+        u64::try_from(time_us).unwrap_or(u64::MAX)
+    }
+}
+
+/// A source's answer, now or later.
+pub(crate) enum PaceReply {
+    Now(PaceAnswer),
+    Later(LaterPaceAnswer),
+}
+
+type LaterPaceAnswer = Pin<Box<dyn Future<Output = PaceAnswer> + Send>>;
+
+/// What a source has answered.
+#[derive(Debug)]
+pub(crate) enum PaceAnswer {
+    /// The units were taken, and may be used after the delay.
+    Taken { receipt: Option<Receipt>, delay: Duration },
+    /// The units were not taken. Fewer of them remain.
+    Denied { wait: Wait, remaining: u64 },
+    /// The limiter failed, and bodies go on without it.
+    FailedOpen,
+    /// The limiter failed, and bodies wait for it.
+    FailedClosed,
+}
+
+/// The account of a key.
+pub(crate) struct Account {
+    source: Box<dyn PaceSource>,
+    timer: Arc<dyn Timer>,
+    state: Mutex<AccountState>,
+    /// Wakes the bodies that may poll the answer that is under way.
+    waker: Waker,
+}
+
+#[derive(Default)]
+struct AccountState {
+    phase: AccountPhase,
+    /// Units that were taken and not sent, oldest first.
+    batches: VecDeque<UnitBatch>,
+    /// The bodies that have units, stand in line, or are to end in an error.
+    bodies: HashMap<u64, BodyUnits>,
+    /// The units of all bodies.
+    assigned: u64,
+    /// The line: the bodies that wait, by turn.
+    line: BTreeMap<u64, BodyInLine>,
+    turns: u64,
+    numbers: u64,
+    /// The instant from which on the next batch may be asked for.
+    slot_us: u64,
+    /// The units and the time of the last batch.
+    batch: (u64, u64),
+    /// The most units of the next batch, after a denial.
+    cap: Option<u64>,
+    has_asked_for_rest: bool,
+    failures: u32,
+}
+
+/// What an account does.
+#[derive(Default)]
+enum AccountPhase {
+    /// It may ask at its slot.
+    #[default]
+    Idle,
+    /// A body asks, or polls the answer, without the lock. `is_woken` if the answer came meanwhile.
+    Busy { is_woken: bool },
+    /// An answer is under way to a question for this many units.
+    Asked { answer: LaterPaceAnswer, question: PaceQuestion },
+    /// A batch was taken, and may be used from this instant on.
+    Departs { at_us: u64, batch: UnitBatch },
+}
+
+/// What was asked.
+#[derive(Clone, Copy)]
+struct PaceQuestion {
+    units: u64,
+    pace: BytePace,
+    at_us: u64,
+}
+
+struct UnitBatch {
+    receipt: Option<Receipt>,
+    left: u64,
+}
+
+/// What an account holds for a body.
+#[derive(Default)]
+struct BodyUnits {
+    units: u64,
+    turn: Option<u64>,
+    /// Why the body is to end in an error.
+    failed: Option<Unpaced>,
+}
+
+/// A body in line.
+struct BodyInLine {
+    body: u64,
+    want: u64,
+    waker: Waker,
+    /// The instant that its timer is set to.
+    armed_us: u64,
+}
+
+/// The reason why a body waited in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unpaced {
+    LimiterFailed,
+    QuotaClosed,
+}
+
+impl From<Unpaced> for BoxError {
+    fn from(unpaced: Unpaced) -> Self {
+        Self::from(match unpaced {
+            Unpaced::LimiterFailed => "a body waited in vain for its pace: the limiter has failed",
+            Unpaced::QuotaClosed => "a body waited in vain for its pace: the quota lets no byte pass",
+        })
+    }
+}
+
+impl Account {
+    pub(crate) fn new(source: Box<dyn PaceSource>, timer: Arc<dyn Timer>) -> Arc<Self> {
+        Arc::new_cyclic(|account| Self {
+            source,
+            timer,
+            state: Mutex::new(AccountState::default()),
+            waker: Arc::new(AccountWaker(Weak::clone(account))).into(),
+        })
+    }
+
+    /// Makes the turnstile of one more body.
+    pub(crate) fn enter(self: &Arc<Self>) -> Turnstile {
+        let body = self.with(|state, _| {
+            state.numbers += 1;
+            state.numbers
+        });
+        Turnstile { account: Arc::clone(self), body, sleep: None }
+    }
+
+    /// Returns how many bytes a body may send now, at most `want`, or when it has to poll again.
+    fn poll(&self, body: u64, want: u64, not_before_us: u64, waker: &Waker) -> UnitPoll {
+        let now_us = micros_floor(self.timer.now());
+        if now_us == u64::MAX {
+            return UnitPoll::Ready(want); // outside of a runtime nothing can sleep
+        }
+        // At least the instant that was slept for, even if the timer's clock is wrong: no body may
+        // poll for ever.
+        let now_us = now_us.max(not_before_us);
+        // Cloned before the lock, because that is the executor's code.
+        let mut waker = Some(waker.clone());
+        let mut has_polled = false;
+        loop {
+            let step = self.with(|state, wakers| state.step(body, want, &mut waker, now_us, has_polled, wakers));
+            match step {
+                AccountStep::Done(polled) => return polled,
+                AccountStep::Ask { late_us, cap } => {
+                    let asked = self.unlocked(|| {
+                        let PaceTerms::Paced(pace) = self.source.terms() else { return None };
+                        let usual = pace.batch(BATCH_US);
+                        let units =
+                            cap.map_or_else(|| pace.batch(BATCH_US.saturating_add(late_us)), |cap| cap.min(usual));
+                        Some((self.source.ask(units), PaceQuestion { units, pace, at_us: now_us }))
+                    });
+                    match asked {
+                        None => {
+                            self.with(AccountState::release_line);
+                            return UnitPoll::Ready(want);
+                        }
+                        Some((PaceReply::Now(answer), question)) => {
+                            self.with(|state, wakers| state.apply(answer, question, now_us, body, wakers));
+                        }
+                        Some((PaceReply::Later(answer), question)) => self.poll_answer(answer, question, now_us, body),
+                    }
+                    has_polled = true;
+                }
+                AccountStep::PollAnswer { answer, question } => {
+                    self.poll_answer(answer, question, now_us, body);
+                    has_polled = true;
+                }
+            }
+        }
+    }
+
+    /// Polls an answer that is under way.
+    fn poll_answer(&self, mut answer: LaterPaceAnswer, question: PaceQuestion, now_us: u64, body: u64) {
+        match self.unlocked(|| answer.as_mut().poll(&mut Context::from_waker(&self.waker))) {
+            Poll::Ready(answer) => self.with(|state, wakers| state.apply(answer, question, now_us, body, wakers)),
+            Poll::Pending => self.with(|state, wakers| {
+                let is_woken = matches!(state.phase, AccountPhase::Busy { is_woken: true });
+                state.phase = AccountPhase::Asked { answer, question };
+                if is_woken {
+                    state.wake_foremost(0, 0, wakers);
+                }
+            }),
+        }
+    }
+
+    /// Runs the application's code without the lock. If that panics, another body may go on.
+    fn unlocked<R>(&self, run: impl FnOnce() -> R) -> R {
+        let mut busy = BusyAccount(Some(self));
+        let done = run();
+        busy.0 = None;
+        done
+    }
+
+    /// Changes the state, and wakes bodies after the lock is released.
+    fn with<R>(&self, change: impl FnOnce(&mut AccountState, &mut Wakers) -> R) -> R {
+        let mut wakers = Wakers::default();
+        let changed = change(&mut lock(&self.state), &mut wakers);
+        wakers.release();
+        changed
+    }
+}
+
+impl Drop for Account {
+    /// Refunds what was taken and not sent. The limiter refunds what an answer under way has taken.
+    fn drop(&mut self) {
+        let AccountState { batches, phase, .. } = std::mem::take(&mut *lock(&self.state));
+        let mut left: Vec<UnitBatch> = batches.into();
+        contained(|| {
+            if let AccountPhase::Departs { batch, .. } = phase {
+                left.push(batch);
+            }
+        });
+        // The newest first: a leaky queue takes back only what nothing is queued behind.
+        for UnitBatch { receipt, left } in left.into_iter().rev() {
+            if let Some(receipt) = receipt.filter(|_| left > 0) {
+                contained(|| self.source.refund(receipt.split(left)));
+            }
+        }
+    }
+}
+
+/// The place of one body in an account. If it is dropped, what the body has goes to the others.
+pub(crate) struct Turnstile {
+    account: Arc<Account>,
+    body: u64,
+    /// The instant until which the body sleeps.
+    sleep: Option<(u64, Sleep)>,
+}
+
+impl Turnstile {
+    /// Returns how many bytes the body may send, at most `want`. They are the body's until it
+    /// [sends](Self::spend) them.
+    pub(crate) fn poll(&mut self, want: u64, cx: &mut Context<'_>) -> Poll<Result<u64, Unpaced>> {
+        let mut not_before_us = 0;
+        loop {
+            let until_us = match self.account.poll(self.body, want, not_before_us, cx.waker()) {
+                UnitPoll::Ready(units) => {
+                    self.sleep = None;
+                    return Poll::Ready(Ok(units));
+                }
+                UnitPoll::Failed(failed) => return Poll::Ready(Err(failed)),
+                UnitPoll::Until(until_us) => until_us,
+            };
+            if self.sleep.as_ref().is_none_or(|(set_us, _)| *set_us != until_us) {
+                let until = Duration::from_micros(until_us);
+                self.sleep = Some((until_us, self.account.timer.sleep_until(until)));
+            }
+            if let Some((_, sleep)) = &mut self.sleep {
+                ready!(sleep.as_mut().poll(cx));
+            }
+            (self.sleep, not_before_us) = (None, until_us);
+        }
+    }
+
+    /// Notes that the body sends this many of the bytes that it may send.
+    pub(crate) fn spend(&self, units: u64) {
+        self.account.with(|state, _| state.spend(self.body, units));
+    }
+}
+
+impl Drop for Turnstile {
+    fn drop(&mut self) {
+        self.account.with(|state, wakers| state.leave(self.body, wakers));
+    }
+}
+
+/// Lets other bodies ask if the application's code has panicked.
+struct BusyAccount<'a>(Option<&'a Account>);
+
+impl Drop for BusyAccount<'_> {
+    fn drop(&mut self) {
+        if let Some(account) = self.0 {
+            account.with(|state, wakers| {
+                state.phase = AccountPhase::Idle;
+                state.wake_foremost(0, 0, wakers);
+            });
+        }
+    }
+}
+
+/// Wakes the foremost bodies when an answer has come.
+struct AccountWaker(Weak<Account>);
+
+impl Wake for AccountWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let Some(account) = self.0.upgrade() else { return };
+        account.with(|state, wakers| match &mut state.phase {
+            AccountPhase::Busy { is_woken } => *is_woken = true,
+            _ => state.wake_foremost(0, 0, wakers),
+        });
+    }
+}
+
+/// The answer to a body's poll.
+enum UnitPoll {
+    /// This many bytes may be sent.
+    Ready(u64),
+    /// The body waits until this instant, or until it is woken.
+    Until(u64),
+    Failed(Unpaced),
+}
+
+/// What a body does next.
+enum AccountStep {
+    Done(UnitPoll),
+    /// It asks for a batch, this much too late and for at most this many units.
+    Ask {
+        late_us: u64,
+        cap: Option<u64>,
+    },
+    PollAnswer {
+        answer: LaterPaceAnswer,
+        question: PaceQuestion,
+    },
+}
+
+impl AccountState {
+    /// Returns the units that no body has.
+    fn free(&self) -> u64 {
+        self.batches.iter().map(|batch| batch.left).sum::<u64>().saturating_sub(self.assigned)
+    }
+
+    /// Decides what a body does. It does not poll an answer that it `has_polled` already.
+    fn step(
+        &mut self,
+        body: u64,
+        want: u64,
+        waker: &mut Option<Waker>,
+        now_us: u64,
+        has_polled: bool,
+        wakers: &mut Wakers,
+    ) -> AccountStep {
+        self.depart(now_us, body, wakers);
+        let is_alone = self.line.is_empty();
+        let free = self.free();
+        let held = self.bodies.entry(body).or_default();
+        if let Some(failed) = held.failed.take() {
+            return AccountStep::Done(UnitPoll::Failed(failed));
+        }
+        if held.units == 0 && held.turn.is_none() {
+            if is_alone && free > 0 {
+                held.units = want.min(free);
+                self.assigned += held.units;
+            } else {
+                // No unit is free while bodies are in line.
+                self.join(body, want, waker, now_us);
+            }
+        }
+        let held = self.bodies.entry(body).or_default();
+        if held.units > 0 {
+            return AccountStep::Done(UnitPoll::Ready(held.units.min(want)));
+        }
+        if let Some(waiting) = held.turn.and_then(|turn| self.line.get_mut(&turn)) {
+            waiting.want = want;
+            if let Some(waker) = waker.take() {
+                wakers.to_drop.push(std::mem::replace(&mut waiting.waker, waker));
+            }
+        }
+        match std::mem::take(&mut self.phase) {
+            AccountPhase::Idle if now_us >= self.slot_us => {
+                self.phase = AccountPhase::Busy { is_woken: false };
+                return AccountStep::Ask { late_us: (now_us - self.slot_us).min(LATE_US), cap: self.cap };
+            }
+            AccountPhase::Asked { answer, question } if !has_polled => {
+                self.phase = AccountPhase::Busy { is_woken: false };
+                return AccountStep::PollAnswer { answer, question };
+            }
+            phase => self.phase = phase,
+        }
+        AccountStep::Done(UnitPoll::Until(self.arm(body, now_us)))
+    }
+
+    /// Hands out a batch whose departure has come.
+    fn depart(&mut self, now_us: u64, asker: u64, wakers: &mut Wakers) {
+        match std::mem::take(&mut self.phase) {
+            AccountPhase::Departs { at_us, batch } if now_us >= at_us => {
+                self.batches.push_back(batch);
+                self.distribute(asker, wakers);
+            }
+            phase => self.phase = phase,
+        }
+    }
+
+    /// Puts a body at the end of the line.
+    fn join(&mut self, body: u64, want: u64, waker: &mut Option<Waker>, now_us: u64) {
+        let is_first = self.line.is_empty() && self.failures == 0 && matches!(self.phase, AccountPhase::Idle);
+        // An account that was idle does not catch up.
+        if is_first && (self.batch == (0, 0) || now_us.saturating_sub(self.slot_us) > IDLE_US) {
+            self.slot_us = self.slot_us.max(now_us);
+        }
+        self.turns += 1;
+        self.bodies.entry(body).or_default().turn = Some(self.turns);
+        let waker = waker.take().unwrap_or_else(no_waker);
+        self.line.insert(self.turns, BodyInLine { body, want, waker, armed_us: u64::MAX });
+    }
+
+    /// Returns the instant at which a body in line expects its piece, to which its timer is to be
+    /// set.
+    fn arm(&mut self, body: u64, now_us: u64) -> u64 {
+        let (units, time_us) = self.batch;
+        let begins_us = match &self.phase {
+            AccountPhase::Idle => self.slot_us,
+            AccountPhase::Departs { at_us, .. } => *at_us,
+            // If the body that the answer wakes is not polled, another one polls the answer after a
+            // while.
+            AccountPhase::Busy { .. } | AccountPhase::Asked { .. } => now_us.saturating_add(time_us.max(BATCH_US)),
+        };
+        let turn = self.bodies.get(&body).and_then(|held| held.turn);
+        let first = self.line.first_key_value().map(|(turn, _)| *turn);
+        let Some((turn, first)) = turn.zip(first) else { return now_us.saturating_add(1) };
+        let batches = (turn - first) / (units / PIECE).max(1);
+        let armed_us = begins_us.saturating_add(batches.saturating_mul(time_us)).max(now_us.saturating_add(1));
+        if let Some(waiting) = self.line.get_mut(&turn) {
+            waiting.armed_us = armed_us;
+        }
+        armed_us
+    }
+
+    /// Takes note of an answer.
+    fn apply(&mut self, answer: PaceAnswer, question: PaceQuestion, now_us: u64, asker: u64, wakers: &mut Wakers) {
+        let PaceQuestion { units, pace, at_us } = question;
+        self.phase = AccountPhase::Idle;
+        match answer {
+            PaceAnswer::Taken { receipt, delay } => {
+                let batch = UnitBatch { receipt, left: units };
+                let departs_us = now_us.saturating_add(micros_ceil(delay));
+                let from_us =
+                    if delay.is_zero() { self.slot_us.max(at_us.saturating_sub(LATE_US)) } else { departs_us };
+                self.take_batch(from_us, units, pace);
+                self.cap = self.cap.map(|cap| cap.saturating_mul(2)).filter(|cap| *cap < pace.batch(BATCH_US));
+                if delay.is_zero() {
+                    self.batches.push_back(batch);
+                } else {
+                    self.phase = AccountPhase::Departs { at_us: departs_us, batch };
+                }
+            }
+            PaceAnswer::FailedOpen => {
+                self.batches.push_back(UnitBatch { receipt: None, left: units });
+                self.take_batch(at_us, units, pace);
+            }
+            PaceAnswer::Denied { wait: Wait::Never, .. } => self.end_line(Unpaced::QuotaClosed, wakers),
+            PaceAnswer::Denied { remaining, .. } if self.takes_the_rest(units, remaining) => {
+                (self.cap, self.slot_us) = (Some(remaining), now_us);
+            }
+            PaceAnswer::Denied { wait, .. } => {
+                (self.failures, self.has_asked_for_rest) = (0, false);
+                // Half as much comes sooner, so that a process is not always behind another one.
+                self.cap = Some((units / 2).max(units.min(PIECE)));
+                self.slot_us = now_us.saturating_add(wait.duration().map_or(BATCH_US, micros_ceil).max(1));
+            }
+            PaceAnswer::FailedClosed => {
+                self.slot_us = now_us.saturating_add(PAUSE_US << self.failures.min(FAILURES_MAX));
+                self.failures += 1;
+                if self.failures > FAILURES_MAX {
+                    self.end_line(Unpaced::LimiterFailed, wakers);
+                }
+            }
+        }
+        self.distribute(asker, wakers);
+    }
+
+    /// Returns whether to ask at once for the units that remain after a denial, at most once.
+    fn takes_the_rest(&mut self, denied: u64, remaining: u64) -> bool {
+        let is_worth_it = remaining >= PIECE && remaining < denied;
+        is_worth_it && !std::mem::replace(&mut self.has_asked_for_rest, true)
+    }
+
+    fn take_batch(&mut self, from_us: u64, units: u64, pace: BytePace) {
+        let time_us = pace.time_us(units);
+        (self.failures, self.has_asked_for_rest) = (0, false);
+        (self.batch, self.slot_us) = ((units, time_us), from_us.saturating_add(time_us));
+    }
+
+    /// Gives units that no body has to those in line, in order, and wakes them, except the one that
+    /// is being polled.
+    fn distribute(&mut self, polled: u64, wakers: &mut Wakers) {
+        let mut free = self.free();
+        let share = (free / (self.line.len() as u64).max(1)).max(PIECE); // no wider than 64 bits
+        while free > 0 {
+            let Some((_, BodyInLine { body, want, waker, .. })) = self.line.pop_first() else { break };
+            let units = want.min(share).min(free);
+            let held = self.bodies.entry(body).or_default();
+            (held.units, held.turn) = (units, None);
+            self.assigned += units;
+            free -= units;
+            if body == polled { wakers.to_drop.push(waker) } else { wakers.to_wake.push(waker) }
+        }
+        let next_us = match &self.phase {
+            AccountPhase::Idle => self.slot_us,
+            AccountPhase::Departs { at_us, .. } => *at_us,
+            AccountPhase::Busy { .. } | AccountPhase::Asked { .. } => return,
+        };
+        self.wake_foremost(next_us, polled, wakers);
+    }
+
+    /// Wakes the foremost bodies in line whose timers are later than this instant, except the one
+    /// that is being polled.
+    fn wake_foremost(&mut self, until_us: u64, polled: u64, wakers: &mut Wakers) {
+        for waiting in self.line.values_mut().take(FOREMOST) {
+            if waiting.armed_us > until_us && waiting.body != polled {
+                waiting.armed_us = until_us;
+                // The body comes with a waker when it is polled.
+                wakers.to_wake.push(std::mem::replace(&mut waiting.waker, no_waker()));
+            }
+        }
+    }
+
+    /// Wakes all bodies in line, which do not have to wait any more.
+    fn release_line(&mut self, wakers: &mut Wakers) {
+        self.phase = AccountPhase::Idle;
+        for (_, BodyInLine { body, waker, .. }) in std::mem::take(&mut self.line) {
+            self.bodies.remove(&body);
+            wakers.to_wake.push(waker);
+        }
+    }
+
+    /// Ends the bodies in line in an error.
+    fn end_line(&mut self, reason: Unpaced, wakers: &mut Wakers) {
+        for (_, BodyInLine { body, waker, .. }) in std::mem::take(&mut self.line) {
+            let held = self.bodies.entry(body).or_default();
+            (held.turn, held.failed) = (None, Some(reason));
+            wakers.to_wake.push(waker);
+        }
+    }
+
+    fn spend(&mut self, body: u64, units: u64) {
+        let Some(held) = self.bodies.get_mut(&body) else { return };
+        let mut left = units.min(held.units);
+        held.units -= left;
+        self.assigned = self.assigned.saturating_sub(left);
+        if held.units == 0 {
+            self.bodies.remove(&body);
+        }
+        while let Some(batch) = self.batches.front_mut().filter(|_| left > 0) {
+            let part = left.min(batch.left);
+            (batch.left, left) = (batch.left - part, left - part);
+            if batch.left == 0 {
+                self.batches.pop_front();
+            }
+        }
+    }
+
+    fn leave(&mut self, body: u64, wakers: &mut Wakers) {
+        let Some(held) = self.bodies.remove(&body) else { return };
+        self.assigned = self.assigned.saturating_sub(held.units);
+        let waiting = held.turn.and_then(|turn| self.line.remove(&turn));
+        wakers.to_drop.extend(waiting.map(|waiting| waiting.waker));
+        self.distribute(0, wakers);
+    }
+}
+
+fn no_waker() -> Waker {
+    Waker::noop().clone()
+}

@@ -1,0 +1,158 @@
+//! The accounts of all keys whose bodies are paced.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use super::account::{Account, PaceSource, Turnstile};
+use crate::base::sync::{Mutex, lock};
+use crate::clock::Timer;
+use crate::key::Key;
+
+/// A map with more capacity than this is shrunk when it has few accounts.
+const SPARE: usize = 64;
+
+/// The fingerprint of a policy's name and quota, and a key.
+pub(crate) type AccountId = (u64, Key);
+
+/// The accounts of a layer. A key has one only while it has bodies.
+pub(crate) struct Accounts {
+    accounts: Mutex<HashMap<AccountId, CountedAccount>>,
+    timer: Arc<dyn Timer>,
+}
+
+/// An account, and the number of its bodies.
+struct CountedAccount {
+    account: Arc<Account>,
+    bodies: usize,
+}
+
+impl Accounts {
+    pub(crate) fn new(timer: Arc<dyn Timer>) -> Arc<Self> {
+        Arc::new(Self { accounts: Mutex::default(), timer })
+    }
+
+    /// Lets a body enter the account of its key.
+    pub(crate) fn enter(self: &Arc<Self>, id: AccountId, source: impl FnOnce() -> Box<dyn PaceSource>) -> BodyAccount {
+        let account = {
+            let mut accounts = lock(&self.accounts);
+            let new = || CountedAccount { account: Account::new(source(), Arc::clone(&self.timer)), bodies: 0 };
+            let counted = accounts.entry(id.clone()).or_insert_with(new);
+            counted.bodies += 1;
+            Arc::clone(&counted.account)
+        };
+        BodyAccount { turnstile: account.enter(), _counted: CountedBody { accounts: Arc::clone(self), id } }
+    }
+
+    /// Returns how many keys have an account.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.accounts).len()
+    }
+
+    /// Returns the account if no body is left in it.
+    fn leave(&self, id: &AccountId) -> Option<Arc<Account>> {
+        let mut accounts = lock(&self.accounts);
+        let counted = accounts.get_mut(id)?;
+        counted.bodies = counted.bodies.saturating_sub(1);
+        if counted.bodies > 0 {
+            return None;
+        }
+        let counted = accounts.remove(id);
+        if accounts.capacity() > SPARE && accounts.len() < accounts.capacity() / 8 {
+            let few = accounts.len() * 2;
+            accounts.shrink_to(few);
+        }
+        counted.map(|counted| counted.account)
+    }
+}
+
+impl fmt::Debug for Accounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Accounts").finish_non_exhaustive()
+    }
+}
+
+/// A body's place in the account of its key, until it is dropped.
+pub(crate) struct BodyAccount {
+    /// Dropped first: the last body of an account leaves before the account is dropped.
+    pub(crate) turnstile: Turnstile,
+    _counted: CountedBody,
+}
+
+/// Counts one body of an account, until it is dropped.
+struct CountedBody {
+    accounts: Arc<Accounts>,
+    id: AccountId,
+}
+
+impl Drop for CountedBody {
+    fn drop(&mut self) {
+        // Dropped without the lock, because an account refunds what is left.
+        drop(self.accounts.leave(&self.id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Waker};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::base::sync::AtomicU64;
+    use crate::base::sync::Ordering;
+    use crate::clock::Sleep;
+    use crate::decision::Receipt;
+    use crate::middleware::pace::account::{BytePace, PaceAnswer, PaceReply, PaceTerms};
+
+    #[derive(Debug)]
+    struct Stopped;
+
+    impl Timer for Stopped {
+        fn now(&self) -> Duration {
+            Duration::from_secs(1)
+        }
+
+        fn sleep_until(&self, _: Duration) -> Sleep {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    /// Gives what it is asked for, and counts it.
+    struct Counting(Arc<AtomicU64>);
+
+    impl PaceSource for Counting {
+        fn terms(&self) -> PaceTerms {
+            PaceTerms::Paced(BytePace { units: 100_000, period_us: 1_000_000, most: 50_000 })
+        }
+
+        fn ask(&self, units: u64) -> PaceReply {
+            self.0.fetch_add(units, Ordering::Relaxed);
+            PaceReply::Now(PaceAnswer::Taken { receipt: Some(Receipt::new(units, 0, 0)), delay: Duration::ZERO })
+        }
+
+        fn refund(&self, receipt: Receipt) {
+            self.0.fetch_sub(receipt.units(), Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn key_has_an_account_only_while_it_has_bodies() {
+        let (accounts, taken) = (Accounts::new(Arc::new(Stopped)), Arc::new(AtomicU64::new(0)));
+        let mut cx = Context::from_waker(Waker::noop());
+        for _ in 0..2 {
+            let enter = || accounts.enter((1, Key::global()), || Box::new(Counting(Arc::clone(&taken))));
+            let (mut first, mut second) = (enter(), enter());
+            assert_eq!(accounts.len(), 1);
+            // A batch of 50 milliseconds, of which the first body sends a part.
+            assert!(first.turnstile.poll(1_000, &mut cx).is_ready());
+            first.turnstile.spend(1_000);
+            drop(first);
+            assert_eq!((accounts.len(), taken.load(Ordering::Relaxed) % 4_000), (1, 1_000));
+            assert!(second.turnstile.poll(3_000, &mut cx).is_ready());
+            second.turnstile.spend(3_000);
+            drop(second);
+            assert_eq!((accounts.len(), taken.load(Ordering::Relaxed) % 4_000), (0, 0));
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Bodies that are sent, or read, at a pace.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+use smallvec::SmallVec;
+
+use super::account::Unpaced;
+use super::accounts::BodyAccount;
+use crate::error::BoxError;
+
+/// The paces of one body. The slowest decides.
+#[derive(Default)]
+pub(crate) struct BodyPaces(SmallVec<[BodyPace; 1]>);
+
+/// One pace of a body.
+struct BodyPace {
+    account: BodyAccount,
+    /// The bytes that the body may still send without waiting.
+    free: u64,
+}
+
+impl BodyPaces {
+    /// Adds a pace, of which the first bytes are `free`.
+    pub(crate) fn add(&mut self, account: BodyAccount, free: u64) {
+        self.0.push(BodyPace { account, free });
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Takes the units of at most `want` bytes, and at least one. All accounts are asked before the
+    /// body waits, so that it waits for all at once.
+    fn poll(&mut self, want: u64, cx: &mut Context<'_>) -> Poll<Result<u64, Unpaced>> {
+        let mut units = Some(want);
+        for pace in &mut self.0 {
+            if pace.free > 0 {
+                units = units.map(|units| units.min(pace.free));
+                continue;
+            }
+            match pace.account.turnstile.poll(want, cx) {
+                Poll::Ready(Ok(may)) => units = units.map(|units| units.min(may)),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => units = None,
+            }
+        }
+        let Some(units) = units else { return Poll::Pending };
+        for pace in &mut self.0 {
+            match pace.free {
+                0 => pace.account.turnstile.spend(units),
+                free => pace.free = free.saturating_sub(units),
+            }
+        }
+        Poll::Ready(Ok(units))
+    }
+}
+
+pin_project! {
+    /// A body at a pace. Its frames are cut to the bytes that may pass.
+    ///
+    /// It takes a frame first and then waits for its units. So a body that has nothing to send
+    /// holds none, and a reader that stops makes it hold one frame.
+    pub(crate) struct PacedBody<B> {
+        #[pin]
+        body: B,
+        paces: BodyPaces,
+        // The bytes that wait, if there are any.
+        held: Bytes,
+        has_failed: bool,
+    }
+}
+
+impl<B> PacedBody<B> {
+    pub(crate) fn new(body: B, paces: BodyPaces) -> Self {
+        Self { body, paces, held: Bytes::new(), has_failed: false }
+    }
+}
+
+impl<B: Body<Data = Bytes, Error: Into<BoxError>>> Body for PacedBody<B> {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.project();
+        if *this.has_failed {
+            return Poll::Ready(None);
+        }
+        if this.held.is_empty() {
+            let frame = match ready!(this.body.poll_frame(cx)) {
+                Some(Ok(frame)) => frame.into_data(),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                None => return Poll::Ready(None),
+            };
+            match frame {
+                Ok(data) if data.is_empty() => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Ok(data) => *this.held = data,
+                Err(frame) => return Poll::Ready(Some(Ok(frame))), // trailers pass
+            }
+        }
+        let want = this.held.len() as u64; // no wider than 64 bits
+        match ready!(this.paces.poll(want, cx)) {
+            Ok(units) => {
+                let bytes = usize::try_from(units).unwrap_or(usize::MAX).min(this.held.len());
+                Poll::Ready(Some(Ok(Frame::data(this.held.split_to(bytes)))))
+            }
+            Err(error) => {
+                *this.has_failed = true;
+                Poll::Ready(Some(Err(error.into())))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.has_failed || self.held.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let (mut hint, held) = (self.body.size_hint(), self.held.len() as u64); // no wider than 64 bits
+        let upper = hint.upper().and_then(|upper| upper.checked_add(held));
+        let lower = hint.lower().saturating_add(held);
+        hint = SizeHint::new();
+        hint.set_lower(lower);
+        if let Some(upper) = upper {
+            hint.set_upper(upper.max(lower));
+        }
+        hint
+    }
+}

@@ -1,0 +1,69 @@
+//! Builders for the pace of bodies.
+
+use super::definition::Rule;
+use super::paced_bodies::PacedBodies;
+
+impl Rule {
+    /// Paces the bodies of responses: the quota is of bytes, and each byte waits for its unit. A
+    /// download at `Quota::per_second(1_000_000)` takes a second for each megabyte.
+    ///
+    /// The rule charges no request, and refuses none but those without a [key](Self::missing_key).
+    /// All downloads of a key share its pace, in all processes that share the limiter's store.
+    ///
+    /// * The pace is steady for every algorithm: bytes are sent in pieces that are worth 50
+    ///   milliseconds. The burst of the quota is for processes that share it.
+    ///   [`pace_after`](Self::pace_after) makes the beginning of a body fast.
+    /// * If the rule has [several quotas](Self::all_of), the fastest one is the pace. A body waits
+    ///   when another one is used up.
+    /// * Downloads of a key take turns, in the order in which they wait, with equal pieces.
+    /// * A process takes units for at most 50 milliseconds ahead, with one call of the limiter, and
+    ///   refunds the rest when the last download of the key ends or is dropped.
+    /// * If the limiter fails, [`OnError`](crate::OnError) decides: each process then keeps the
+    ///   pace by itself, or the download waits for some seconds and ends in an error.
+    /// * Without [`Mode::Enforce`](crate::mode::Mode) nothing is paced. A mode or a quota that
+    ///   changes holds for downloads under way, too.
+    /// * A quota of 0 lets no byte pass: bodies end in an error.
+    ///   [`Quota::unlimited`](crate::Quota::unlimited) paces nothing.
+    /// * It needs a timer: the feature `tokio`, or that of [`delay`](crate::RateLimitLayer::delay).
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let export = Rule::new("export", Quota::per_second(1_000_000))?
+    ///     .when(|request| request.uri.path().starts_with("/export"))
+    ///     .pace_responses();
+    /// let requests = Quota::per_minute(60);
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), requests, key::peer_ip())
+    ///     .and(export, key::header("x-user"));
+    /// # Ok(()) }
+    /// ```
+    pub fn pace_responses(self) -> Self {
+        self.pacing(PacedBodies::Responses)
+    }
+
+    /// Paces the bodies of requests, as [`pace_responses`](Self::pace_responses) does those of
+    /// responses: they are read no faster. With both, a key's uploads and downloads share one pace.
+    ///
+    /// The client notices by the flow control of TCP or HTTP/2. The request's body has to be one of
+    /// axum's, tonic's (with these features) or an
+    /// [`UnsyncBoxBody`](http_body_util::combinators::UnsyncBoxBody) whose error is a
+    /// `Box<dyn Error + Send + Sync>`. Others are not paced, and the layer
+    /// [warns](crate::observe::SetupWarningKind::NoEffect).
+    pub fn pace_requests(self) -> Self {
+        self.pacing(PacedBodies::Requests)
+    }
+
+    /// Sets how many bytes of each body pass before its pace begins. By default none.
+    ///
+    /// A client that asks for many small ranges of a file, or for many small files, gets this many
+    /// bytes of each at once, and no unit is taken for them.
+    pub fn pace_after(mut self, bytes: u64) -> Self {
+        self.pace_after = bytes;
+        self
+    }
+
+    fn pacing(mut self, bodies: PacedBodies) -> Self {
+        self.pace = Some(self.pace.map_or(bodies, |own| own.and(bodies)));
+        self.in_content_bytes()
+    }
+}
