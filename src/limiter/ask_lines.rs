@@ -27,6 +27,7 @@ use crate::base::time::{micros_ceil, micros_floor};
 use crate::base::wait_list::{FOREMOST, WaitList, remove_line};
 use crate::base::wakers::Wakers;
 use crate::clock::{Sleep, Timer};
+use crate::decision::ChargeDecision;
 use crate::key::Key;
 use crate::policy::Policy;
 
@@ -88,6 +89,15 @@ impl AskLines {
     /// Returns whether callers wait for a key.
     pub(crate) fn has_line(&self, policy: &Policy, key: &Key) -> bool {
         !self.is_empty() && lock(&self.table).lines.contains_key(&line_key(policy, key))
+    }
+
+    /// Returns the number of callers that wait for a key.
+    pub(crate) fn waiting(&self, policy: &Policy, key: &Key) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
+        let of_line = |line: &AskLine| line.waiters.len() + line.passed_over.len() + line.asking.len();
+        lock(&self.table).lines.get(&line_key(policy, key)).map_or(0, of_line)
     }
 
     /// Lets the first caller of a key ask, because units have come back.
@@ -289,9 +299,16 @@ impl AskTurn {
         self.lines.change(&self.key, |line, _| line.note_denied(self.number, now_us, wait_us));
     }
 
+    /// Leaves the line with what the limiter gave.
+    pub(crate) fn leave_admitted(self, decision: &ChargeDecision) {
+        // If nothing remains, the effective window of a quota ends when its next unit comes.
+        let next = if decision.remaining() == 0 { decision.effective_window() } else { None };
+        self.leave_admitted_with(decision.remaining(), next.unwrap_or_default());
+    }
+
     /// Leaves the line with what the limiter gave. `remaining` units are left, and the next one
     /// comes after `next`.
-    pub(crate) fn leave_admitted(self, remaining: u64, next: Duration) {
+    pub(crate) fn leave_admitted_with(self, remaining: u64, next: Duration) {
         let now_us = self.now_us();
         self.lines.change(&self.key, |line, _| line.note_admitted(self.number, now_us, remaining, micros_ceil(next)));
     }

@@ -52,6 +52,7 @@ pub use crate::decision::{ChargeDecision, Decision, Receipt};
 pub use crate::event::StoreErrorKind;
 pub use crate::store_load::{StoreLoad, StoreLoadReader};
 pub use admin::{Blocks, Meters};
+pub(crate) use ask_lines::{AskLines, AskTurn};
 pub use boxed::{BoxLimiter, LimiterError};
 pub(crate) use charge::Arrival;
 pub use charge::{Charge, Refund};

@@ -434,7 +434,7 @@ impl<L: Limiter> ReadyCaller<'_, L> {
                 // comes.
                 let used_up = decision.charges().iter().filter(|own| own.remaining() == 0);
                 let next = used_up.filter_map(ChargeDecision::effective_window).max();
-                turn.leave_admitted(remaining, next.unwrap_or_default());
+                turn.leave_admitted_with(remaining, next.unwrap_or_default());
             }
             Some(ReadyTurn::Places(turn, limit)) => turn.leave_admitted(remaining > 0, Some(limit)),
             None => {}

@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use http::{Extensions, HeaderMap, Response};
 
@@ -80,37 +81,53 @@ impl<L: Limiter> RateLimitLayer<L> {
         request: H,
     ) -> impl Future<Output = Result<Admission, Refused>> + Send + use<'a, '_, H, L> {
         let head = request.into();
-        async move { self.admit_head(&head).await }
+        async move { Self::admit_head(&self.compiled(), &head, Duration::ZERO).await }
     }
 
-    async fn admit_head(&self, head: &Head<'_>) -> Result<Admission, Refused> {
+    /// Decides about a message, which may wait if it is over a quota.
+    pub(super) async fn admit_message(&self, head: &Head<'_>) -> Result<Admission, Refused> {
         let layer = self.compiled();
+        Self::admit_head(&layer, head, layer.settings.max_message_wait).await
+    }
+
+    /// Decides about a request or a message, which may wait for this long if it is over a quota.
+    async fn admit_head(layer: &Arc<Compiled<L>>, head: &Head<'_>, max_wait: Duration) -> Result<Admission, Refused> {
         // On the heap from the beginning: a ticket is large, and each move copies words that were just written, which
         // stalls on store forwarding.
-        let mut open = OpenTicket::new(&layer);
+        let mut open = OpenTicket::new(layer);
         if layer.entered.get().is_none() {
             layer.look_at_setup(); // as when a layer makes its first service
         }
-        let mut step = open.ticket.charge_and_keep(&layer, head);
+        let may_wait = !max_wait.is_zero() && layer.delays.as_ref().is_some_and(|delays| delays.can_sleep());
+        let mut step = match may_wait {
+            true => open.ticket.charge_to_wait(layer, head),
+            false => open.ticket.charge_and_keep(layer, head),
+        };
+        let mut has_waited = false;
         let passes = loop {
+            let is_first_refusal = may_wait && !has_waited && matches!(step, NextStep::TurnAway);
+            if is_first_refusal && open.ticket.line_to_join(layer, max_wait).is_some() {
+                step = NextStep::WaitInLine;
+            }
             step = match step {
                 NextStep::PassUnreported(_) | NextStep::Pass => break true,
                 NextStep::AwaitAnswer(answer) => {
-                    let mut asked = Asked(Some((&layer, head, &mut open.ticket)));
+                    let mut asked = Asked(Some((&**layer, head, &mut open.ticket)));
                     let mut answer = answer.await;
                     asked.0.take().into_iter().for_each(|(layer, _, ticket)| ticket.answer(layer, &mut answer));
                     drop(asked);
-                    open.ticket.next_step(&layer)
+                    open.ticket.next_step(layer)
                 }
                 NextStep::WaitInLine => {
-                    let mut in_line = InLine::new(&layer, head.to_request(), open.ticket.take());
+                    has_waited = true;
+                    let mut in_line = InLine::waiting(layer, head.to_request(), open.ticket.take(), max_wait);
                     poll_fn(|cx| in_line.poll_decision(cx)).await;
                     // The ticket is held until the request is decided.
                     open.ticket = in_line.take().map_or_else(Ticket::new, |(_, ticket)| ticket);
-                    open.ticket.step_out_of_line(&layer)
+                    open.ticket.step_out_of_line(layer)
                 }
                 NextStep::WaitForDeparture(place) => {
-                    let mut delayed = Delayed::new((), &layer, head.to_request(), open.ticket.take(), place);
+                    let mut delayed = Delayed::new((), layer, head.to_request(), open.ticket.take(), place);
                     poll_fn(|cx| delayed.poll_departure(cx)).await;
                     // The ticket is held until the request departs.
                     open.ticket = delayed.depart().map_or_else(Ticket::new, |(_, ticket)| ticket);
@@ -122,17 +139,17 @@ impl<L: Limiter> RateLimitLayer<L> {
         if passes {
             let mut extensions = Extensions::new();
             open.open(head.method.clone(), &mut extensions);
-            let outcome = open.ticket.outcome(&layer);
+            let outcome = open.ticket.outcome(layer);
             // After that, because the observer is the application's code and may panic.
-            open.ticket.observe(&layer, head, &outcome);
+            open.ticket.observe(layer, head, &outcome);
             if layer.diagnostics.looks() {
-                open.ticket.look_for_never(&layer);
+                open.ticket.look_for_never(layer);
             }
             return Ok(Admission { outcome, usage: extensions.remove(), ticket: Some(open) });
         }
         let (mut parts, ()) = head.to_request().into_parts();
-        let response = open.ticket.refuse(&layer, &mut parts, std::convert::identity);
-        let outcome = open.ticket.outcome(&layer);
+        let response = open.ticket.refuse(layer, &mut parts, std::convert::identity);
+        let outcome = open.ticket.outcome(layer);
         Err(Refused {
             #[cfg(feature = "tonic")]
             grpc_status: layer.responses.refusals.grpc_status(&outcome),
@@ -165,15 +182,22 @@ impl<L: Limiter> RateLimitLayer<L> {
         &self,
         call: &tonic::Request<T>,
     ) -> impl Future<Output = Result<Admission, tonic::Status>> + Send + use<'_, L, T> {
-        let (mut head, ()) = http::Request::new(()).into_parts();
-        head.method = http::Method::POST;
-        head.uri = http::Uri::from_static("*");
-        head.version = http::Version::HTTP_2;
-        head.headers = call.metadata().clone().into_headers();
-        head.headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/grpc"));
-        head.extensions = call.extensions().clone();
+        let head = head_of_call(call);
         async move { self.admit(&head).await.map_err(tonic::Status::from) }
     }
+}
+
+/// Returns the head of a call that a handler of tonic has: it does not know the path.
+#[cfg(feature = "tonic")]
+pub(super) fn head_of_call<T>(call: &tonic::Request<T>) -> http::request::Parts {
+    let (mut head, ()) = http::Request::new(()).into_parts();
+    head.method = http::Method::POST;
+    head.uri = http::Uri::from_static("*");
+    head.version = http::Version::HTTP_2;
+    head.headers = call.metadata().clone().into_headers();
+    head.headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/grpc"));
+    head.extensions = call.extensions().clone();
+    head
 }
 
 /// A request that the limiter decides about. If it is dropped before that, the observer sees it.

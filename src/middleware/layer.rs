@@ -548,6 +548,18 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.max_in_line = Some(max_in_line))
     }
 
+    /// Lets [messages](Self::messages) of connections that are over a quota wait until they pass, for at most this time.
+    /// By default they are refused at once. It does not concern requests.
+    ///
+    /// Messages of one key wait in one line, whichever connection they come from, and pass in the order in which they
+    /// came. A message that would have to wait for longer is refused at once. A [block](crate::Rule::block) counts a
+    /// message that waits only if it is refused in the end. The bounds are [`max_waiting`](Self::max_waiting) and
+    /// [`max_in_line`](Self::max_in_line). Without a [timer](Self::delay) no message waits, and [`check`](Self::check)
+    /// returns a [warning](crate::observe::SetupWarningKind::NoTimer).
+    pub fn max_message_wait(self, max: Duration) -> Self {
+        self.change(|settings| settings.max_message_wait = max)
+    }
+
     /// Returns the number of requests that wait now, in queues and in line, in this layer and its services.
     ///
     /// For the number of units that wait for one key in all processes, [`peek`](Limiter::peek) and read the

@@ -124,6 +124,7 @@ mod extract;
 mod follow;
 mod future;
 mod latest;
+mod messages;
 mod pace;
 mod plan;
 mod respond;
@@ -148,6 +149,7 @@ pub use decide::overflow::Overflow;
 #[doc(hidden)]
 pub use decide::overflow::{NoOverflow, OverflowTo};
 pub use future::ResponseFuture;
+pub use messages::{MessageStream, Messages, message_units};
 pub use rule::{IntoPlan, IntoQuota, IntoRule, OnAborted, OverrideId, Overrides, QuotaSwitch};
 pub use service::RateLimit;
 pub use settle::in_flight::InFlight;

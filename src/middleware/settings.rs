@@ -1,6 +1,7 @@
 //! The settings of a layer. Data.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::charge::access::BoundList;
 use super::decide::delay::WaitBounds;
@@ -37,6 +38,8 @@ pub(super) struct Settings {
     pub(super) timer: Option<Arc<dyn Timer>>,
     pub(super) max_waiting: Option<usize>,
     pub(super) max_in_line: Option<usize>,
+    /// How long a message of a connection may wait; zero if it is refused at once.
+    pub(super) max_message_wait: Duration,
     /// How much of a refused request is read, if that was set.
     pub(super) discard: Option<DiscardBounds>,
     /// Whether the layer has an overflow.

@@ -313,8 +313,9 @@ impl<L: Limiter> Compiled<L> {
         let queue = charged().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue);
         let line = self.policies.iter().find(|policy| !policy.quota().wait_in_line().is_zero());
         let brings_quotas = self.settings.rules.iter().any(|bound| bound.rule().quota_from.is_some());
-        // The timer may also be for the bodies of refused requests, or for the pace of bodies.
-        let has_other_use = self.settings.discard.is_some() || self.accounts.is_some();
+        // The timer may also be for the bodies of refused requests, for the pace of bodies, or for messages.
+        let has_other_use =
+            self.settings.discard.is_some() || self.accounts.is_some() || !self.settings.max_message_wait.is_zero();
         if queue.or(line).is_none() && self.delays.is_some() && !brings_quotas && !has_other_use {
             self.diagnostics.notice(SetupWarningKind::NoQueue, || {
                 "the layer has a timer (RateLimitLayer::delay), but no quota lets requests wait, so requests over a quota \
@@ -328,6 +329,13 @@ impl<L: Limiter> Compiled<L> {
         }
         if let Some(policy) = queue.filter(|_| self.delays.is_none()) {
             self.timer_is_missing(policy);
+        }
+        if !self.settings.max_message_wait.is_zero() && self.delays.is_none() {
+            self.diagnostics.notice(SetupWarningKind::NoTimer, || {
+                "messages may wait (RateLimitLayer::max_message_wait), but the layer has no timer, so messages over a quota are \
+                 refused at once: set a timer by RateLimitLayer::delay, or leave the wait out"
+                    .to_owned()
+            });
         }
         let bounds = [("max_waiting", self.settings.max_waiting), ("max_in_line", self.settings.max_in_line)];
         for (name, _) in bounds.iter().filter(|(_, bound)| bound.is_some() && self.delays.is_none()) {

@@ -1,5 +1,7 @@
 //! Looking at a request: the steps of charging it, and the limiter is asked what it would answer.
 
+use std::time::Duration;
+
 use super::bypass::Bypass;
 use crate::base::head::Head;
 use crate::error::WithSources;
@@ -41,7 +43,7 @@ impl Ticket {
         if layer.delays.as_ref().is_some_and(|delays| delays.is_full()) && self.waits() {
             self.refuse_to_wait(layer, |ticket| ticket.look_untaken(layer, &Vec::from_iter(0..ticket.charges.len())));
         }
-        let line = self.line_to_join(layer).filter(|_| layer.has_lines());
+        let line = self.line_to_join(layer, Duration::ZERO).filter(|_| layer.has_lines());
         let line_wait = line.and_then(|at| {
             let (charged, delays) = (self.charges.get(at)?, layer.delays.as_ref()?);
             let policy = charged.policy_in(layer)?;

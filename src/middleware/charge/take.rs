@@ -217,17 +217,43 @@ impl Ticket {
 
     /// Charges a request to the rules of any layer, and keeps the charges whatever its next step is.
     pub(crate) fn charge_and_keep<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
-        let uncharged = bypass::cause(layer, head).or_else(|| {
+        match self.collect_and_look(layer, head) {
+            Some(cause) => {
+                self.decide(layer, cause);
+                self.next_step(layer)
+            }
+            None => self.ask(layer),
+        }
+    }
+
+    /// Does what [`charge_and_keep`](Self::charge_and_keep) does for a message that may wait if it is refused. If
+    /// something counts refusals, the charges are left to its line.
+    pub(crate) fn charge_to_wait<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
+        let uncharged = self.collect_and_look(layer, head);
+        if uncharged.is_none() && self.unsupported(layer).is_none() && self.refusal_counts(layer) {
+            self.is_left_to_line = true;
+            return NextStep::WaitInLine;
+        }
+        match uncharged {
+            Some(cause) => {
+                self.decide(layer, cause);
+                self.next_step(layer)
+            }
+            None => self.ask(layer),
+        }
+    }
+
+    /// Collects what the rules charge the request, and looks for misconfigurations. Returns why it is not charged, if
+    /// that is so.
+    fn collect_and_look<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Option<OutcomeCause> {
+        bypass::cause(layer, head).or_else(|| {
             let looks = layer.diagnostics.looks_for_keys();
             self.collect(layer, head, |at, bound, matched| {
                 if looks {
                     layer.diagnostics.look_at_rule(at, bound, matched, head);
                 }
             })
-        });
-        let Some(cause) = uncharged else { return self.ask(layer) };
-        self.decide(layer, cause);
-        self.next_step(layer)
+        })
     }
 
     /// Collects what the rules charge the request. Returns why it is not charged, if that is so.

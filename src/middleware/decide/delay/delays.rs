@@ -8,13 +8,15 @@ use std::time::Duration;
 use crate::base::time::micros_floor;
 use crate::clock::Timer;
 use crate::key::Key;
-use crate::limiter::{DepartureLines, PlaceLines};
+use crate::limiter::{AskLines, DepartureLines, PlaceLines};
 use crate::policy::Policy;
 
 /// The waiting room of a layer: its timer, and the lines of waiting requests.
 pub(crate) struct Delays {
     pub(super) timer: Arc<dyn Timer>,
     pub(super) lines: DepartureLines,
+    /// The lines of messages that wait for units that come back with time.
+    pub(super) asks: Arc<AskLines>,
     waiting: AtomicUsize,
     bounds: WaitBounds,
 }
@@ -52,7 +54,7 @@ impl Drop for Counted {
 
 impl Delays {
     pub(crate) fn new(timer: Arc<dyn Timer>, bounds: WaitBounds) -> Self {
-        Self { timer, lines: DepartureLines::default(), waiting: AtomicUsize::new(0), bounds }
+        Self { timer, lines: DepartureLines::default(), asks: Arc::default(), waiting: AtomicUsize::new(0), bounds }
     }
 
     /// Counts one more request as waiting. Returns `None` if the most wait already.
@@ -72,6 +74,11 @@ impl Delays {
         !self.is_full() && lines.waiting(policy, key) < self.bounds.in_line
     }
 
+    /// Returns whether a message that does not wait yet may join the line of a key.
+    pub(super) fn has_room_to_ask(&self, policy: &Policy, key: &Key) -> bool {
+        !self.is_full() && self.asks.waiting(policy, key) < self.bounds.in_line
+    }
+
     /// Returns the number of requests that wait.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)
@@ -88,7 +95,7 @@ impl Delays {
     }
 
     /// Returns whether the timer can sleep. If not, it shows the end of time.
-    pub(super) fn can_sleep(&self) -> bool {
+    pub(crate) fn can_sleep(&self) -> bool {
         micros_floor(self.timer.now()) < u64::MAX
     }
 }

@@ -1,4 +1,4 @@
-//! Waiting in line for units of concurrency limits.
+//! Waiting in line for units of concurrency limits, and, if the caller says so, of any quota.
 //!
 //! A request that waits in line holds nothing. When it is its turn, the limiter is asked for all of its charges again.
 //! If another concurrency limit denies them then, the request goes to the line of that one, and keeps the number by
@@ -8,6 +8,9 @@
 //! of blocks, and quotas that count denied requests. While a request may still wait, an enforced block is only looked
 //! at, and a set with a quota that counts denied requests is peeked at before it is taken. The last time, the limiter
 //! is asked for everything.
+//!
+//! A message may also wait for units that come back with time. It waits in a line of the layer for them, and asks again
+//! at the instant that the limiter named.
 //!
 //! A limiter that is polled, because its store counts the units of many processes, is asked many times. A call that
 //! fails does not end the wait, unless calls go on failing.
@@ -24,9 +27,10 @@ use super::delays::Counted;
 use super::wait::{ReportedWait, report_began, report_ended};
 use crate::base::head::Head;
 use crate::base::sync::contained;
+use crate::base::time::micros_floor;
 use crate::base::wait::Wait;
 use crate::decision::Decision;
-use crate::limiter::{BoundedTurn, Charge, Effect, FAILED_POLLS_MAX, Limiter, LineStep, Reply, ReplyFuture};
+use crate::limiter::{AskTurn, BoundedTurn, Charge, Effect, FAILED_POLLS_MAX, Limiter, LineStep, Reply, ReplyFuture};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::kind::OutcomeCause;
 use crate::middleware::decide::linked;
@@ -39,20 +43,25 @@ impl Ticket {
     /// Returns whether the request may wait in line before it passes or is refused.
     #[inline]
     pub(crate) fn goes_in_line<L: Limiter>(&self, layer: &Compiled<L>) -> bool {
-        layer.has_lines() && (self.is_left_to_line || self.line_to_join(layer).is_some())
+        layer.has_lines() && (self.is_left_to_line || self.line_to_join(layer, Duration::ZERO).is_some())
     }
 
     /// Returns whether the limiter has to be asked in such a way that a refusal counts nothing, because the request may
     /// wait in line after it.
     pub(crate) fn has_to_be_tried<L: Limiter>(&self, layer: &Compiled<L>) -> bool {
         layer.has_lines()
-            && self.charges.iter().any(|charged| may_wait(layer, charged))
-            && self.charges.iter().any(|charged| counts_refusals(layer, charged))
+            && self.charges.iter().any(|charged| may_wait(layer, charged, Duration::ZERO))
+            && self.refusal_counts(layer)
+    }
+
+    /// Returns whether something counts it when the request is refused.
+    pub(crate) fn refusal_counts<L: Limiter>(&self, layer: &Compiled<L>) -> bool {
+        self.charges.iter().any(|charged| counts_refusals(layer, charged))
     }
 
     /// Returns the charge in whose line the request waits: the first that is denied, if all that refuse the request are
-    /// of concurrency limits with a wait.
-    pub(crate) fn line_to_join<L: Limiter>(&self, layer: &Compiled<L>) -> Option<usize> {
+    /// of concurrency limits with a wait. Charges of other quotas may wait for `rates_wait`.
+    pub(crate) fn line_to_join<L: Limiter>(&self, layer: &Compiled<L>, rates_wait: Duration) -> Option<usize> {
         if self.kind != OutcomeKind::Limited {
             return None;
         }
@@ -60,19 +69,32 @@ impl Ticket {
         let first = *refusing.peek()?;
         let waits = |at: usize| {
             let charged = self.charges.get(at)?;
-            (may_wait(layer, charged) && charged.decision.wait() == Wait::Unknown).then_some(())
+            let can_pass = match charged.decision.wait() {
+                Wait::Unknown => is_of_places(layer, charged),
+                Wait::After(_) => !is_of_places(layer, charged),
+                _ => false,
+            };
+            (can_pass && may_wait(layer, charged, rates_wait)).then_some(())
         };
         refusing.all(|at| waits(at).is_some()).then_some(first)
     }
 }
 
 /// Returns whether a request that is denied this charge may wait in line.
-fn may_wait<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> bool {
-    charged.effect == Effect::Enforce && charged.mode == Mode::Enforce && !line_wait(layer, charged).is_zero()
+fn may_wait<L: Limiter>(layer: &Compiled<L>, charged: &Charged, rates_wait: Duration) -> bool {
+    let is_enforced = charged.effect == Effect::Enforce && charged.mode == Mode::Enforce;
+    is_enforced && !line_wait(layer, charged, rates_wait).is_zero()
 }
 
-fn line_wait<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> Duration {
-    charged.policy_in(layer).map_or(Duration::ZERO, |policy| policy.quota().wait_in_line())
+fn line_wait<L: Limiter>(layer: &Compiled<L>, charged: &Charged, rates_wait: Duration) -> Duration {
+    match charged.policy_in(layer) {
+        Some(policy) if policy.limits_in_flight() => policy.quota().wait_in_line(),
+        _ => rates_wait,
+    }
+}
+
+fn is_of_places<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> bool {
+    charged.policy_in(layer).is_some_and(Policy::limits_in_flight)
 }
 
 /// Returns whether a refusal of the request may be counted by this charge.
@@ -95,8 +117,10 @@ pub(crate) struct InLine<B, L: Limiter> {
     state: InLineState<L>,
     /// When the request came, on the layer's timer.
     came: Duration,
+    /// How long it may wait for other quotas than concurrency limits.
+    rates_wait: Duration,
     /// Its turn, and the charge in whose line that is.
-    turn: Option<(BoundedTurn, usize)>,
+    turn: Option<(LineTurn, usize)>,
     /// The number by which it stands in line.
     number: Option<u64>,
     counted: Option<Counted>,
@@ -104,6 +128,14 @@ pub(crate) struct InLine<B, L: Limiter> {
     reported: Option<ReportedWait>,
     /// How many calls in a row have failed.
     failures: u32,
+}
+
+/// A turn in a line.
+enum LineTurn {
+    /// In the limiter's line for units of a concurrency limit.
+    Places(BoundedTurn),
+    /// In the layer's line for units that come back with time.
+    Asks(AskTurn),
 }
 
 /// What a request in line does.
@@ -132,9 +164,29 @@ enum How {
     AtLast,
 }
 
+impl LineTurn {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LineStep> {
+        match self {
+            Self::Places(turn) => turn.poll(cx),
+            Self::Asks(turn) => turn.poll(cx),
+        }
+    }
+}
+
 impl<B, L: Limiter> InLine<B, L> {
     /// Begins with a request that [goes in line](Ticket::goes_in_line).
     pub(crate) fn new(layer: &Arc<Compiled<L>>, request: Request<B>, ticket: Ticket) -> Box<Self> {
+        Self::waiting(layer, request, ticket, Duration::ZERO)
+    }
+
+    /// Begins with a request that is left to its line, or was refused. It may wait for `rates_wait` for other quotas
+    /// than concurrency limits.
+    pub(crate) fn waiting(
+        layer: &Arc<Compiled<L>>,
+        request: Request<B>,
+        ticket: Ticket,
+        rates_wait: Duration,
+    ) -> Box<Self> {
         let came = layer.delays.as_ref().map_or(Duration::ZERO, |delays| delays.now());
         let is_to_be_tried = ticket.is_left_to_line;
         let mut in_line = Box::new(Self {
@@ -142,6 +194,7 @@ impl<B, L: Limiter> InLine<B, L> {
             held: Some((request, ticket)),
             state: InLineState::Over,
             came,
+            rates_wait,
             turn: None,
             number: None,
             counted: None,
@@ -262,7 +315,8 @@ impl<B, L: Limiter> InLine<B, L> {
     /// Records whether a call has failed. Returns whether the request goes on waiting because of that.
     fn waits_on(&mut self, has_failed: bool) -> bool {
         self.failures = if has_failed { self.failures + 1 } else { 0 };
-        has_failed && self.failures <= FAILED_POLLS_MAX && self.turn.as_ref().is_some_and(|(turn, _)| turn.is_polled())
+        let is_polled = matches!(&self.turn, Some((LineTurn::Places(turn), _)) if turn.is_polled());
+        has_failed && self.failures <= FAILED_POLLS_MAX && is_polled
     }
 
     fn answer(&mut self, mut answer: Result<Decision, L::Error>) {
@@ -275,8 +329,8 @@ impl<B, L: Limiter> InLine<B, L> {
     /// Decides what comes next, after an answer that counted no refusal.
     fn weigh(&mut self) {
         let Some((_, ticket)) = &self.held else { return };
-        let line = ticket.line_to_join(&self.layer);
-        let is_counted = ticket.is_answered && !ticket.kind.passed() && self.refusal_counts();
+        let line = ticket.line_to_join(&self.layer, self.rates_wait);
+        let is_counted = ticket.is_answered && !ticket.kind.passed() && ticket.refusal_counts(&self.layer);
         self.state = match line {
             Some(at) if self.join(at) => InLineState::Waits,
             _ if is_counted => self.ask(How::AtLast).map_or(InLineState::Over, InLineState::Decides),
@@ -284,40 +338,56 @@ impl<B, L: Limiter> InLine<B, L> {
         };
     }
 
-    /// Returns whether something counts it when the request is refused.
-    fn refusal_counts(&self) -> bool {
-        let counts =
-            |(_, ticket): &(_, Ticket)| ticket.charges.iter().any(|charged| counts_refusals(&self.layer, charged));
-        self.held.as_ref().is_some_and(counts)
-    }
-
     /// Goes to the line of a charge, unless the request waits there already. Returns whether it waits.
     fn join(&mut self, at: usize) -> bool {
-        if self.turn.as_ref().is_some_and(|(_, charge)| *charge == at) {
-            return true;
-        }
         let (layer, Some((_, ticket))) = (&self.layer, &self.held) else { return false };
-        let (Some(delays), Some(lines), Some(charged)) =
-            (&layer.delays, layer.limiter.place_lines(), ticket.charges.get(at))
-        else {
+        let (Some(delays), Some(charged)) = (&layer.delays, ticket.charges.get(at)) else { return false };
+        let now = delays.now();
+        let until = self.came.saturating_add(line_wait(layer, charged, self.rates_wait));
+        let wait = charged.decision.wait().duration();
+        if wait.is_some_and(|wait| now.saturating_add(wait) > until) {
             return false;
-        };
-        let until = self.came.saturating_add(line_wait(layer, charged));
-        let Some(policy) = charged.policy_in(layer).filter(|_| self.turn.is_none() || delays.now() < until) else {
-            return false;
-        };
-        if self.counted.is_none() {
-            if !delays.has_room_in_line(lines, policy, &charged.key) {
-                return false;
+        }
+        match &self.turn {
+            Some((LineTurn::Places(_), own)) if *own == at => return true,
+            Some((LineTurn::Asks(turn), own)) if *own == at => {
+                turn.note_denied(wait.unwrap_or_default());
+                return true;
             }
-            let Some(counted) = delays.count() else { return false };
+            _ => {}
+        }
+        let lines = layer.limiter.place_lines();
+        let Some(policy) = charged.policy_in(layer).filter(|_| self.turn.is_none() || now < until) else {
+            return false;
+        };
+        let is_of_places = policy.limits_in_flight();
+        if is_of_places && lines.is_none() {
+            return false;
+        }
+        if self.counted.is_none() {
+            let has_room = match lines.filter(|_| is_of_places) {
+                Some(lines) => delays.has_room_in_line(lines, policy, &charged.key),
+                None => delays.has_room_to_ask(policy, &charged.key),
+            };
+            let Some(counted) = has_room.then(|| delays.count()).flatten() else { return false };
             self.counted = Some(counted);
         }
         // Before the request stands in a line, because the observer is the application's code and may panic.
         report_ended(layer, self.reported.take());
         self.reported = report_began(layer, Some(policy));
-        let turn = BoundedTurn::join(lines, (policy, &charged.key), self.number, Arc::clone(&delays.timer), until);
-        self.number = Some(turn.number());
+        let line = (policy, &charged.key);
+        let turn = match lines.filter(|_| is_of_places) {
+            Some(lines) => {
+                let turn = BoundedTurn::join(lines, line, self.number, Arc::clone(&delays.timer), until);
+                self.number = Some(turn.number());
+                LineTurn::Places(turn)
+            }
+            None => {
+                let until_us = micros_floor(until).min(u64::MAX - 1);
+                let caller = (policy, &charged.key, charged.cost);
+                LineTurn::Asks(AskTurn::join(&delays.asks, &delays.timer, caller, until_us, wait))
+            }
+        };
         self.turn = Some((turn, at)); // an earlier turn ends now
         true
     }
@@ -326,13 +396,19 @@ impl<B, L: Limiter> InLine<B, L> {
     fn leave(&mut self) {
         let Some((turn, at)) = self.turn.take() else { return };
         if let Some((_, ticket)) = &mut self.held {
-            match ticket.charges.get(at) {
-                Some(charged) if ticket.kind.passed() && ticket.is_answered && charged.decision.is_allowed() => {
+            let admitted = ticket
+                .charges
+                .get(at)
+                .filter(|charged| ticket.kind.passed() && ticket.is_answered && charged.decision.is_allowed());
+            match (turn, admitted) {
+                (LineTurn::Places(turn), Some(charged)) => {
                     // A switch raises the quotas of all requests in line at once, and wakes them.
                     let own_limit = charged.own.as_ref().map(|own| own.quota().limit());
                     turn.leave_admitted(charged.decision.remaining() > 0, own_limit);
                 }
-                _ => drop(turn),
+                (LineTurn::Asks(turn), Some(charged)) => turn.leave_admitted(&charged.decision),
+                (LineTurn::Asks(turn), None) if !ticket.is_answered => turn.leave_failed(),
+                (turn, _) => drop(turn),
             }
             ticket.decide(&self.layer, OutcomeCause::WaitedInLine);
         }
