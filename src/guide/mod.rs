@@ -44,6 +44,8 @@
 //! | requests that wait for their turn | `Quota::leaky_queue`, `RateLimitLayer::delay` | [delay and overflow](delay_and_overflow) |
 //! | another answer than a refusal: 202, a cached page | `RateLimitLayer::overflow`, `Mode::Degrade` | [delay and overflow](delay_and_overflow) |
 //! | at most `n` requests at once, the next in line | `Quota::concurrent`, `Quota::max_wait` | [requests in flight](requests_in_flight) |
+//! | messages of a WebSocket or a gRPC stream | `RateLimitLayer::messages` | [messages, bytes and jobs](messages_bytes_and_jobs) |
+//! | jobs of a worker that wait for their turn | `limiter::Ready` | [messages, bytes and jobs](messages_bytes_and_jobs) |
 //! | to shut out clients that are refused too often | `Rule::block` | [blocks and meters](blocks_and_meters) |
 //! | to let excess usage pass, and bill it | `Rule::overage` | [blocks and meters](blocks_and_meters) |
 //! | a gateway for language models | `Headers::openai`, `Headers::anthropic`, `middleware::Usage` | [language models](language_models) |
@@ -120,6 +122,9 @@ pub mod delay_and_overflow {}
 
 #[doc = include_str!("requests_in_flight.md")]
 pub mod requests_in_flight {}
+
+#[doc = include_str!("messages_bytes_and_jobs.md")]
+pub mod messages_bytes_and_jobs {}
 
 #[doc = include_str!("blocks_and_meters.md")]
 pub mod blocks_and_meters {}

@@ -548,8 +548,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.max_in_line = Some(max_in_line))
     }
 
-    /// Lets [messages](Self::messages) of connections that are over a quota wait until they pass, for at most this time.
-    /// By default they are refused at once. It does not concern requests.
+    /// Lets [messages](Self::messages) of connections that are over a quota wait until they pass,
+    /// for at most this time. By default they are refused at once. It does not concern requests.
     ///
     /// Messages of one key wait in one line, whichever connection they come from, and pass in the order in which they
     /// came. A message that would have to wait for longer is refused at once. A [block](crate::Rule::block) counts a

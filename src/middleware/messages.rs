@@ -160,7 +160,7 @@ impl<L: Limiter> fmt::Debug for Messages<L> {
 }
 
 /// What became of a message, and the connection's messages again.
-type Decided<L> = (Messages<L>, Result<Admission, Refused>);
+type DecidedMessage<L> = (Messages<L>, Result<Admission, Refused>);
 
 pin_project! {
     /// A stream of messages that a layer has [limited](Messages::limit).
@@ -171,7 +171,7 @@ pin_project! {
         units: U,
         // `None` while a message is decided about.
         messages: Option<Messages<L>>,
-        deciding: Option<(S::Item, BoxFuture<'static, Decided<L>>)>,
+        deciding: Option<(S::Item, BoxFuture<'static, DecidedMessage<L>>)>,
         drops_refused: bool,
         dropped: u64,
         is_over: bool,

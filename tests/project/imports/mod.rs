@@ -22,7 +22,13 @@ const LAYERS: &[Layer] = &[
     ("clients", &["client/"]),
     (
         "middleware: the layer",
-        &["middleware/mod.rs", "middleware/layer.rs", "middleware/admit.rs", "middleware/explain.rs"],
+        &[
+            "middleware/mod.rs",
+            "middleware/layer.rs",
+            "middleware/admit.rs",
+            "middleware/messages.rs",
+            "middleware/explain.rs",
+        ],
     ),
     ("middleware: the way of a request", &["middleware/service.rs", "middleware/future.rs", "middleware/follow.rs"]),
     ("middleware: the steps of that way", &["middleware/"]),
@@ -34,7 +40,6 @@ const LAYERS: &[Layer] = &[
             "middleware/body.rs",
             "middleware/charge/access.rs",
             "middleware/decide/delay/delays.rs",
-            "middleware/decide/delay/line.rs",
             "middleware/decide/delay/mod.rs",
             "middleware/diagnostics.rs",
             "middleware/discard.rs",
