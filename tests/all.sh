@@ -71,6 +71,8 @@ need 'curl' 'command -v curl' curl
 need 'valgrind' 'valgrind --version' valgrind
 # Debian keeps it where only root's shell looks by itself.
 need 'nginx' 'PATH="$PATH:/usr/sbin"; command -v "${NGINX:-nginx}"' nginx-light
+need 'Caddy' 'command -v "${CADDY:-caddy}"' caddy
+need 'HAProxy' 'PATH="$PATH:/usr/sbin"; command -v "${HAPROXY:-haproxy}"' haproxy
 need 'Rust with rustfmt and clippy' 'cargo --version && cargo fmt --version && cargo clippy --version' "${rust[@]}"
 minor=$(rustc --version | cut -d. -f2)
 if [ "$minor" -lt 85 ]; then

@@ -33,6 +33,7 @@
 //! | to watch a limit before it refuses | `Mode::Shadow`, `middleware::ModeSwitch`, `Rule::warn_at_percent` | [quotas and rules](quotas_and_rules) |
 //! | a cost for each request: requests, tokens, bytes | `Rule::cost`, `Rule::unit` | [quotas and rules](quotas_and_rules) |
 //! | rules in a YAML file, reloaded at run time | `rules::Rules` (feature `rules`) | [rules in a file](rules_in_a_file) |
+//! | a limiter for nginx, Caddy, HAProxy, Traefik, Envoy, or a program in another language | `tower-ratelimit serve` | [a process of its own](a_process_of_its_own) |
 //! | to check such a file, or convert one of Envoy's | `tower-ratelimit check`, `explain`, `convert` (package `tower-ratelimit-cli`) | [rules in a file](rules_in_a_file) |
 //! | to choose a limit by access logs | `tower-ratelimit replay` | [choosing a limit](choosing_a_limit) |
 //! | keys: addresses, proxies, API keys, users, closures | `key::*` | [who is the client](who_is_the_client) |
@@ -113,6 +114,10 @@ pub mod choosing_a_limit {}
 #[cfg_attr(feature = "rules", doc = include_str!("rules_in_a_file.md"))]
 #[cfg_attr(not(feature = "rules"), doc = "Build the documentation with the feature `rules` to read this page.")]
 pub mod rules_in_a_file {}
+
+#[cfg_attr(feature = "rules", doc = include_str!("a_process_of_its_own.md"))]
+#[cfg_attr(not(feature = "rules"), doc = "Build the documentation with the feature `rules` to read this page.")]
+pub mod a_process_of_its_own {}
 
 #[doc = include_str!("settling_costs.md")]
 pub mod settling_costs {}

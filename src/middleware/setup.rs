@@ -313,9 +313,12 @@ impl<L: Limiter> Compiled<L> {
         let queue = charged().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue);
         let line = self.policies.iter().find(|policy| !policy.quota().wait_in_line().is_zero());
         let brings_quotas = self.settings.rules.iter().any(|bound| bound.rule().quota_from.is_some());
-        // The timer may also be for the bodies of refused requests, for the pace of bodies, or for messages.
-        let has_other_use =
-            self.settings.discard.is_some() || self.accounts.is_some() || !self.settings.max_message_wait.is_zero();
+        // The timer may also be for the bodies of refused requests, for the pace of bodies, for messages,
+        // or for a queue that a file of rules has later.
+        let has_other_use = self.settings.discard.is_some()
+            || self.accounts.is_some()
+            || !self.settings.max_message_wait.is_zero()
+            || self.settings.source.is_some();
         if queue.or(line).is_none() && self.delays.is_some() && !brings_quotas && !has_other_use {
             self.diagnostics.notice(SetupWarningKind::NoQueue, || {
                 "the layer has a timer (RateLimitLayer::delay), but no quota lets requests wait, so requests over a quota \

@@ -316,6 +316,10 @@ fn queue_without_timer_and_timer_without_queue_are_reported() {
     assert_eq!(log.kinds(), [SetupWarningKind::NoQueue]);
     let misuse = idle.check().unwrap_err();
     assert!(misuse.to_string().starts_with("no-queue: ") && misuse.to_string().contains("leaky_queue"), "{misuse}");
+    // The next version of a file may have a queue.
+    let rules =
+        tower_ratelimit::rules::Rules::from_text("rules: [{name: api, quota: 5 per hour, key: global}]").unwrap();
+    assert_eq!(rules.layer(MemoryLimiter::new()).unwrap().delay(Never).check(), Ok(()));
 }
 
 #[tokio::test]

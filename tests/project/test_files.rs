@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Files and folders with tests that sleep, and the reason. A path that ends with `/` is a folder.
 const SLEEPERS: &[(&str, &str)] = &[
+    ("cli/tests/serve/", "the program and proxies start and end as processes"),
     ("examples/frameworks/", "the server of another framework starts on threads of its own"),
     ("src/clock/tokio.rs", "tokio's time is paused"),
     ("src/limiter/redis/connection/tests/", "faults of real servers last for a while under load"),

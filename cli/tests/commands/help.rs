@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::program::Folder;
 
-const COMMANDS: [&str; 7] = ["check", "explain", "convert", "diff", "replay", "schema", "completions"];
+const COMMANDS: [&str; 8] = ["serve", "check", "explain", "convert", "diff", "replay", "schema", "completions"];
 
 const RULES: &str = "rules: [{name: client, quota: 100 per minute, key: client-ip}]\n";
 

@@ -1,0 +1,93 @@
+//! The operators' address: health, metrics, the status page, and what operators do.
+//!
+//! Health and metrics are for everybody who reaches the address. If there is a file of operators, all else is for them.
+//! Without it the address is a loopback one, and nothing can be changed.
+
+use std::net::IpAddr;
+
+use http::header::{CONTENT_TYPE, WWW_AUTHENTICATE};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use serde_json::Value;
+use tower_ratelimit::observe::Stats;
+use tower_service::Service;
+
+use super::api;
+use super::operators::Operator;
+use super::respond::{self, Body, body, text};
+use super::server::Server;
+
+/// Says that the process runs.
+pub(super) fn live() -> Response<Body> {
+    text(StatusCode::OK, "alive")
+}
+
+/// Says whether the server should get requests.
+pub(super) async fn ready(server: &Server) -> Response<Body> {
+    match server.readiness().await {
+        Ok(()) => text(StatusCode::OK, "ready"),
+        Err(message) => text(StatusCode::SERVICE_UNAVAILABLE, &message),
+    }
+}
+
+/// Answers an operator, or whoever asks about health and metrics.
+pub(super) async fn answer(server: &Server, peer: IpAddr, mut request: Request<Incoming>) -> Response<Body> {
+    match request.uri().path() {
+        "/live" => return live(),
+        "/ready" => return ready(server).await,
+        "/metrics" => {
+            let mut response = Response::new(body(server.stats.to_prometheus()));
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(Stats::CONTENT_TYPE));
+            return response;
+        }
+        "/openapi.json" => return respond::response(StatusCode::OK, "application/json", api::OPENAPI),
+        _ => {}
+    }
+    let operator = server.operators.as_ref().and_then(|operators| operators.who(request.headers()));
+    if server.operators.is_some() && operator.is_none() {
+        let mut response = text(StatusCode::UNAUTHORIZED, "this is for operators: send your name and token");
+        let asks = HeaderValue::from_static("Basic realm=\"tower-ratelimit\", charset=\"UTF-8\"");
+        response.headers_mut().insert(WWW_AUTHENTICATE, asks);
+        return response;
+    }
+    if let Some(operator) = &operator {
+        request.extensions_mut().insert(operator.clone());
+    }
+    match request.uri().path() {
+        "/" | "/limits" => {
+            let Ok(response) = server.page.clone().call(request).await;
+            response.map(|body| body.map_err(Into::into).boxed_unsync())
+        }
+        "/v1/explain" | "/v1/reset" => act(server, peer, operator.as_ref(), request).await,
+        _ => api::not_found(),
+    }
+}
+
+/// Explains a request, or resets its keys.
+async fn act(server: &Server, peer: IpAddr, operator: Option<&Operator>, request: Request<Incoming>) -> Response<Body> {
+    let (head, incoming) = request.into_parts();
+    if head.method != Method::POST {
+        return respond::wrong_method(&Method::POST);
+    }
+    let bytes = match respond::read(incoming).await {
+        Ok(bytes) => bytes,
+        Err(response) => return *response,
+    };
+    let fields = match api::object(&head, &bytes) {
+        Ok(fields) => fields,
+        Err(wrong) => return api::response(Err(wrong)),
+    };
+    if head.uri.path() == "/v1/explain" {
+        return api::response(api::explain(server, fields, peer).await);
+    }
+    let Some(Operator(name)) = operator else {
+        return respond::text(StatusCode::FORBIDDEN, "only an operator may reset keys: name them by --operators FILE");
+    };
+    let asked = Value::from(fields.clone()).to_string();
+    let answer = api::reset(server, fields, peer).await;
+    let result = if answer.is_ok() { "ok" } else { "failed" };
+    let fields = [("operator", name.as_str()), ("result", result), ("request", asked.as_str())];
+    server.log.write(super::log::Level::Info, "operator", "reset the keys of a request", &fields);
+    api::response(answer)
+}

@@ -1,0 +1,174 @@
+//! The log: a line for each change that operators should know of, and none for single requests.
+
+use std::fmt::{Display, Write as _};
+use std::io::Write as _;
+use std::time::SystemTime;
+
+use clap::ValueEnum;
+use serde_json::{Map, Value};
+use tower_ratelimit::clock::Timestamp;
+use tower_ratelimit::limiter::StoreLoadReader;
+use tower_ratelimit::observe::{
+    LayerEvent, LimiterEvent, Observed, Observer, RulesEvent, RulesReader, SetupWarning, Stats,
+};
+use tower_ratelimit::{Key, Policy};
+
+/// The form of the lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people
+    Text,
+    /// An object of JSON in each line
+    Json,
+}
+
+/// How serious a line is.
+#[derive(Clone, Copy)]
+pub(crate) enum Level {
+    Info,
+    Warn,
+}
+
+/// Writes lines to the standard error.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Log(pub(crate) LogFormat);
+
+impl Log {
+    pub(crate) fn info(self, event: &str, message: impl Display) {
+        self.write(Level::Info, event, message, &[]);
+    }
+
+    pub(crate) fn warn(self, event: &str, message: impl Display) {
+        self.write(Level::Warn, event, message, &[]);
+    }
+
+    /// Writes one line. What others wrote (names of keys, errors of a store) is in it as text that cannot end the line.
+    #[allow(clippy::disallowed_methods, reason = "a log has the time of the machine")]
+    pub(crate) fn write(self, level: Level, event: &str, message: impl Display, fields: &[(&str, &str)]) {
+        let time = humantime::format_rfc3339_millis(SystemTime::now());
+        let level = match level {
+            Level::Info => "info",
+            Level::Warn => "warn",
+        };
+        let mut line = match self.0 {
+            LogFormat::Json => {
+                let texts = [("time", time.to_string()), ("level", level.to_owned()), ("event", event.to_owned())];
+                let mut object: Map<String, Value> =
+                    texts.into_iter().map(|(name, text)| (name.to_owned(), text.into())).collect();
+                object.insert("message".to_owned(), message.to_string().into());
+                object.extend(fields.iter().map(|(name, text)| ((*name).to_owned(), (*text).into())));
+                Value::from(object).to_string()
+            }
+            LogFormat::Text => {
+                let mut line = format!("{time} {level} {event}: {}", one_line(&message.to_string()));
+                for (name, text) in fields {
+                    let _ = write!(line, " {name}={}", one_line(text)); // writing into a text never fails
+                }
+                line
+            }
+        };
+        line.push('\n');
+        let _ = std::io::stderr().write_all(line.as_bytes()); // there is nobody to report it to
+    }
+}
+
+/// Escapes the characters with which a text could pretend to be another line, or move a terminal's cursor.
+fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    line
+}
+
+/// Counts everything, and logs what changes.
+pub(crate) struct Watcher {
+    pub(crate) stats: Stats,
+    pub(crate) log: Log,
+}
+
+impl Observer for Watcher {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        self.stats.on_outcome(observed);
+    }
+
+    fn on_layer_event(&self, event: &LayerEvent) {
+        self.stats.on_layer_event(event);
+    }
+
+    fn on_place_taken(&self, policy: &Policy, key: &Key, units: u64) -> Timestamp {
+        self.stats.on_place_taken(policy, key, units)
+    }
+
+    fn on_place_returned(&self, policy: &Policy, key: &Key, units: u64, taken_at: Timestamp) {
+        self.stats.on_place_returned(policy, key, units, taken_at);
+    }
+
+    fn on_store(&self, load: &StoreLoadReader) {
+        self.stats.on_store(load);
+    }
+
+    fn on_rules(&self, rules: &RulesReader) {
+        self.stats.on_rules(rules);
+    }
+
+    fn on_limiter_event(&self, event: &LimiterEvent) {
+        self.stats.on_limiter_event(event);
+        let log = self.log;
+        match event {
+            LimiterEvent::StoreDown { server, error, .. } => {
+                log.write(Level::Warn, "store-down", error, &[("server", server)]);
+            }
+            LimiterEvent::StoreUp { server, .. } => {
+                log.write(Level::Info, "store-up", "the server answers again", &[("server", server)]);
+            }
+            LimiterEvent::StoreLeft { server, .. } => {
+                log.write(Level::Info, "store-left", "the server is not waited for any more", &[("server", server)]);
+            }
+            LimiterEvent::StoreFar { server, round_trip, deadline, .. } => {
+                let message = format!("a round trip takes {round_trip:?} of the {deadline:?} that a check has");
+                log.write(Level::Warn, "store-far", message, &[("server", server)]);
+            }
+            LimiterEvent::StoreFailed { kind, error, .. } => {
+                log.write(Level::Warn, "store-failed", error, &[("kind", kind.as_str())]);
+            }
+            LimiterEvent::StoreRecovered => log.info("store-recovered", "checks succeed again"),
+            LimiterEvent::TooManyQuotas => {
+                log.warn("too-many-quotas", "the limiter in memory has no number left for a quota");
+            }
+            _ => {}
+        }
+    }
+
+    fn on_rules_event(&self, event: &RulesEvent) {
+        self.stats.on_rules_event(event);
+        match event {
+            RulesEvent::Loaded { version, file, rules, .. } => {
+                let file = file.as_ref().map(|file| file.display().to_string()).unwrap_or_default();
+                let (message, version) = (format!("{rules} rules are in force"), version.to_string());
+                let fields = [("file", file.as_str()), ("version", version.as_str())];
+                self.log.write(Level::Info, "rules-loaded", message, &fields);
+            }
+            RulesEvent::Refused { error, .. } => {
+                self.log.warn("rules-refused", format_args!("the rules stay as they were: {error}"));
+            }
+            _ => {}
+        }
+    }
+
+    fn on_setup_warning(&self, setup_warning: &SetupWarning) {
+        self.stats.on_setup_warning(setup_warning);
+        let kind = setup_warning.kind();
+        self.log.write(Level::Warn, "setup", setup_warning, &[("kind", kind.as_str())]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_others_stays_on_its_line() {
+        assert_eq!(one_line("a\nb\u{1b}[2J\u{7f}é"), "a\\nb\\u{1b}[2J\\u{7f}é");
+    }
+}

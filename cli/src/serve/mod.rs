@@ -1,0 +1,220 @@
+//! `tower-ratelimit serve`: a server that limits the requests of any proxy.
+//!
+//! * `options` are its settings, and `limits` what it makes of them: the rules, the limiter and the layers.
+//! * `listen` has the connections, and `server` what all of them share. `route` sends each request to one of these:
+//!   * `forward` answers proxies,
+//!   * `api` answers applications, with `held` for the requests whose end they report,
+//!   * `envoy` answers Envoy's rate limit service, over `grpc`,
+//!   * `admin` answers operators, whom `operators` knows.
+//! * `described` and `uri` make the head of a request that somebody describes.
+//!
+//! Everything is decided by `RateLimitLayer::admit`, as in a handler of an application.
+
+mod admin;
+mod api;
+mod described;
+mod envoy;
+mod forward;
+mod grpc;
+mod held;
+mod limits;
+mod listen;
+mod log;
+mod operators;
+mod options;
+mod rates;
+mod respond;
+mod route;
+mod server;
+mod uri;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::{Instant, interval, sleep};
+use tower_ratelimit::observe::{Stats, StatusPage};
+
+use crate::exit;
+use crate::output::Output;
+use held::Held;
+use limits::{Failure, Limits};
+use listen::Bounds;
+use log::{Log, Watcher};
+use operators::{Operator, Operators};
+use server::{Phase, Role, Server};
+
+pub(crate) use options::{Options, with_settings};
+
+pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("error: no thread could be started: {error}"))?;
+    match runtime.block_on(serve(options)) {
+        Ok(()) => Ok(exit::FINE),
+        Err(Failure::Rules(file, error)) => {
+            output.problems(&file, &error);
+            Ok(exit::PROBLEMS)
+        }
+        Err(Failure::Setup(message)) => Err(message),
+    }
+}
+
+async fn serve(options: &Options) -> Result<(), Failure> {
+    let operators = options.operators.as_deref().map(Operators::read).transpose().map_err(Failure::Setup)?;
+    if operators.is_none() && !options.admin.ip().is_loopback() {
+        return Err(Failure::setup(format_args!(
+            "--admin {} is no loopback address, so anybody on the network could read the status page: name who may, by \
+             --operators FILE",
+            options.admin
+        )));
+    }
+    let log = Log(options.log);
+    let stats = Stats::builder().count_use(true).max_recent_refusals(1_000).build();
+    let watcher = Arc::new(Watcher { stats: stats.clone(), log });
+    let limits = Limits::new(options, &watcher).await?;
+    let (phases, phase) = watch::channel(Phase::Serving);
+    let server = Arc::new(Server {
+        page: page(&stats, &limits, log, &options.admin_hosts),
+        limits,
+        paths: options.paths,
+        held: Held::default(),
+        log,
+        stats,
+        operators,
+        phase: phase.clone(),
+        started: Instant::now(),
+        noted: AtomicU64::new(0),
+    });
+    for (_, layer) in server.limits.layers() {
+        let _ = layer.check(); // the log gets the warnings
+    }
+    let signals = Signals::new().map_err(Failure::setup)?;
+    let bounds = Bounds {
+        max_connections: options.max_connections.max(1),
+        idle: options.idle,
+        max_age: options.max_age,
+        drain_timeout: options.drain_timeout,
+    };
+    let mut listeners = Vec::new();
+    for (role, name, address) in [(Role::Asked, "listen", options.listen), (Role::Admin, "admin", options.admin)] {
+        let failed = |error| Failure::setup(format_args!("--{name} {address}: {error}"));
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?.to_string();
+        log.write(log::Level::Info, name, format_args!("listening on {address}"), &[("address", &address)]);
+        listeners.push(listen::serve(Arc::clone(&server), listener, role, bounds, phase.clone()));
+    }
+    tokio::spawn(follow(Arc::clone(&server), signals, phases, options.drain_delay));
+    tokio::spawn(sweep(Arc::clone(&server)));
+    let mut serving = tokio::task::JoinSet::new();
+    listeners.into_iter().for_each(|listener| drop(serving.spawn(listener)));
+    while serving.join_next().await.is_some() {}
+    log.info("end", "all requests are answered");
+    Ok(())
+}
+
+/// Makes the status page.
+fn page(stats: &Stats, limits: &Limits, log: Log, hosts: &[String]) -> StatusPage {
+    let mut page = StatusPage::new(stats.clone());
+    for (title, layer) in limits.layers() {
+        page = page.layer(title, layer);
+    }
+    if let Some(rules) = limits.rules().first() {
+        page = page.rules(rules);
+    }
+    if !hosts.is_empty() {
+        page = page.hosts(hosts.iter().cloned());
+    }
+    page.operators(
+        |head| head.extensions.get::<Operator>().map(|operator| operator.0.clone()),
+        move |action| log.info("operator", action),
+    )
+}
+
+/// Keeps what held requests took whose time is over.
+async fn sweep(server: Arc<Server>) {
+    let mut second = interval(Duration::from_secs(1));
+    loop {
+        second.tick().await;
+        server.held.sweep();
+    }
+}
+
+/// Reads the rules again, or ends the server, as signals say. A second signal to end is followed at once.
+async fn follow(server: Arc<Server>, mut signals: Signals, phases: watch::Sender<Phase>, drain_delay: Duration) {
+    while let Signal::Reload = signals.next().await {
+        for rules in server.limits.rules() {
+            let _ = rules.reload(); // the log gets what was wrong
+        }
+    }
+    server.log.info("drain", "the server is not ready any more, and ends when all requests are answered");
+    let _ = phases.send(Phase::Draining);
+    tokio::select! {
+        () = sleep(drain_delay) => {}
+        () = signals.end() => {}
+    }
+    let _ = phases.send(Phase::Ending);
+    // The sender stays until the end, because those who wait for the phase would take its end for one.
+    signals.end().await;
+    std::process::exit(i32::from(exit::TROUBLE));
+}
+
+enum Signal {
+    Reload,
+    End,
+}
+
+/// The signals of the operating system.
+#[cfg(unix)]
+struct Signals {
+    hangup: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+#[cfg(unix)]
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self {
+            hangup: signal(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) -> Signal {
+        tokio::select! {
+            _ = self.hangup.recv() => Signal::Reload,
+            _ = self.terminate.recv() => Signal::End,
+            _ = self.interrupt.recv() => Signal::End,
+        }
+    }
+}
+
+/// Without signals of Unix there is only the interrupt of a terminal.
+#[cfg(not(unix))]
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    #[allow(clippy::unnecessary_wraps, reason = "on Unix it can fail")]
+    fn new() -> std::io::Result<Self> {
+        Ok(Self)
+    }
+
+    async fn next(&mut self) -> Signal {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        Signal::End
+    }
+}
+
+impl Signals {
+    /// Waits for a signal to end.
+    async fn end(&mut self) {
+        while !matches!(self.next().await, Signal::End) {}
+    }
+}

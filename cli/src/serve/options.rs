@@ -1,0 +1,230 @@
+//! The settings of the server: flags, variables of the environment, and a file of settings.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Command, ValueEnum};
+use tower_ratelimit::OnError;
+
+use super::log::LogFormat;
+use super::uri::Paths;
+
+/// Limit the requests of any proxy by a file of rules
+///
+/// nginx, Caddy, Traefik, HAProxy and Envoy ask this server about each request, and applications ask it over HTTP and
+/// gRPC. The guide has a configuration for each:
+/// https://docs.rs/tower-ratelimit/latest/tower_ratelimit/guide/a_process_of_its_own/
+///
+/// A flag counts before its variable of the environment, and that before the file of settings.
+///
+/// Only peers in --trust are answered, because whoever can ask can use up the allowance of others. TLS is left to the
+/// proxy, or to the network.
+///
+/// The exit code is 0 after SIGTERM or SIGINT, 1 if the file has a problem, and 2 if the server could not begin.
+#[derive(clap::Args, Debug)]
+#[command(after_help = "SIGHUP reads the file of rules again. SIGTERM ends the server without losing a request: it \
+                        first reports that it is not ready, then accepts no more connections, and ends when all \
+                        requests are answered.")]
+pub(crate) struct Options {
+    /// The file of rules. A file in Envoy's form answers Envoy; there may be several of these, with different domains
+    #[arg(required = true, value_name = "RULES", env = "TOWER_RATELIMIT_RULES", value_delimiter = ',')]
+    pub(crate) rules: Vec<PathBuf>,
+    /// A file with a setting in each line, such as `listen = 127.0.0.1:8080`
+    #[arg(long, value_name = "FILE", env = SETTINGS)]
+    pub(crate) settings: Option<PathBuf>,
+
+    /// The address that proxies and applications ask, over HTTP/1, HTTP/2 and gRPC
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", env = "TOWER_RATELIMIT_LISTEN")]
+    pub(crate) listen: SocketAddr,
+    /// The address for operators: health, metrics, the status page
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", env = "TOWER_RATELIMIT_ADMIN")]
+    pub(crate) admin: SocketAddr,
+    /// The addresses and networks of proxies and applications that may ask, and whose `X-Forwarded-For` is believed
+    #[arg(
+        long,
+        value_name = "NETWORK",
+        default_value = "127.0.0.1,::1",
+        value_delimiter = ',',
+        env = "TOWER_RATELIMIT_TRUST"
+    )]
+    pub(crate) trust: Vec<String>,
+    /// A file with an operator in each line: a name and a token of at least 16 characters. Without it the status page
+    /// changes nothing, and --admin has to be a loopback address
+    #[arg(long, value_name = "FILE", env = "TOWER_RATELIMIT_OPERATORS")]
+    pub(crate) operators: Option<PathBuf>,
+    /// The names under which browsers reach the status page; an address and `localhost` need not be named
+    #[arg(long, value_name = "NAME", value_delimiter = ',', env = "TOWER_RATELIMIT_ADMIN_HOSTS")]
+    pub(crate) admin_hosts: Vec<String>,
+
+    /// The servers of Redis that all processes share, such as `redis://user:password@redis:6379`
+    #[arg(
+        long,
+        value_name = "URL",
+        conflicts_with = "postgres",
+        env = "TOWER_RATELIMIT_REDIS",
+        hide_env_values = true
+    )]
+    pub(crate) redis: Option<String>,
+    /// The database of PostgreSQL that all processes share. The table is created if it is missing
+    #[arg(long, value_name = "URL", env = "TOWER_RATELIMIT_POSTGRES", hide_env_values = true)]
+    pub(crate) postgres: Option<String>,
+    /// What the names of all keys in Redis or PostgreSQL begin with
+    #[arg(long, default_value = "ratelimit", env = "TOWER_RATELIMIT_PREFIX")]
+    pub(crate) prefix: String,
+    /// How long a check of Redis or PostgreSQL may take
+    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = time, env = "TOWER_RATELIMIT_DEADLINE")]
+    pub(crate) deadline: Duration,
+    /// What happens to requests while Redis or PostgreSQL is away: `deny`, `allow` or `allow-always`
+    #[arg(long, value_name = "WHAT", default_value = "deny", env = "TOWER_RATELIMIT_ON_ERROR")]
+    pub(crate) on_error: OnError,
+    /// How many keys a limiter in memory holds
+    #[arg(long, value_name = "NUMBER", default_value_t = 1_000_000, env = "TOWER_RATELIMIT_MAX_KEYS")]
+    pub(crate) max_keys: usize,
+
+    /// How often the file of rules is read again
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time, env = "TOWER_RATELIMIT_RELOAD_EVERY")]
+    pub(crate) reload_every: Duration,
+    /// What is done with paths before rules see them
+    #[arg(long, value_enum, default_value_t = Paths::Normalized, env = "TOWER_RATELIMIT_PATHS")]
+    pub(crate) paths: Paths,
+    /// The headers that report limits to clients
+    #[arg(long, value_enum, default_value_t = HeaderFormat::Draft11, env = "TOWER_RATELIMIT_HEADERS")]
+    pub(crate) headers: HeaderFormat,
+
+    /// How many connections may be open, on each of the two addresses
+    #[arg(long, value_name = "NUMBER", default_value_t = 4_096, env = "TOWER_RATELIMIT_MAX_CONNECTIONS")]
+    pub(crate) max_connections: usize,
+    /// How long a connection may be idle, or take for the head of a request
+    #[arg(long, value_name = "TIME", default_value = "75s", value_parser = time, env = "TOWER_RATELIMIT_IDLE")]
+    pub(crate) idle: Duration,
+    /// How long a connection is used before its client is asked to open another one, which may reach another server
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time, env = "TOWER_RATELIMIT_MAX_AGE")]
+    pub(crate) max_age: Duration,
+    /// How long the server still answers after SIGTERM, so that balancers notice that it is not ready
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = time, env = "TOWER_RATELIMIT_DRAIN_DELAY")]
+    pub(crate) drain_delay: Duration,
+    /// How long it then waits for requests that are under way
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = time, env = "TOWER_RATELIMIT_DRAIN_TIMEOUT")]
+    pub(crate) drain_timeout: Duration,
+
+    /// The form of the log, which is written to the standard error
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "TOWER_RATELIMIT_LOG")]
+    pub(crate) log: LogFormat,
+}
+
+/// The headers that report limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum HeaderFormat {
+    /// `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11, and `Retry-After`
+    #[value(name = "draft-11")]
+    Draft11,
+    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset` in seconds from now, and `Retry-After`
+    XRatelimit,
+    /// `Retry-After` only
+    RetryAfter,
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| "write it like `5s` or `500ms`".to_owned())
+}
+
+/// The variable that names the file of settings.
+const SETTINGS: &str = "TOWER_RATELIMIT_SETTINGS";
+
+/// The largest file of settings, in bytes.
+const SETTINGS_MAX: u64 = 64 << 10;
+
+/// Returns the command with the settings of a file as the defaults of its flags, if the arguments or the environment
+/// name one. So a flag or a variable still counts before the file.
+pub(crate) fn with_settings(command: Command, arguments: &[String]) -> Result<Command, String> {
+    let mut of_flag = None;
+    for (at, argument) in arguments.iter().enumerate() {
+        match argument.strip_prefix("--settings") {
+            Some("") => of_flag = arguments.get(at + 1).cloned(),
+            Some(rest) => of_flag = rest.strip_prefix('=').map(str::to_owned).or(of_flag),
+            None => {}
+        }
+    }
+    match of_flag.or_else(|| std::env::var(SETTINGS).ok()) {
+        None => Ok(command),
+        Some(file) => {
+            let wrong = |error: String| format!("error: the settings in {file}: {error}");
+            let length = fs::metadata(&file).map_err(|error| wrong(error.to_string()))?.len();
+            if length > SETTINGS_MAX {
+                return Err(wrong(format!("they have {length} bytes, and at most {SETTINGS_MAX} are read")));
+            }
+            let text = fs::read_to_string(&file).map_err(|error| wrong(error.to_string()))?;
+            with_defaults(command, &text).map_err(wrong)
+        }
+    }
+}
+
+/// Sets the defaults of flags by lines such as `listen = 127.0.0.1:8080`.
+fn with_defaults(mut command: Command, text: &str) -> Result<Command, String> {
+    let names: Vec<String> = command.get_arguments().map(name_of).collect();
+    let mut seen: Vec<&str> = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let number = number + 1;
+        let (name, value) = line.split_once('=').ok_or_else(|| format!("line {number} has no `=`"))?;
+        let (name, value) = (name.trim(), value.trim().to_owned());
+        if name == "settings" || !names.iter().any(|known| known == name) {
+            return Err(format!("line {number}: there is no setting `{name}`; --help lists them"));
+        }
+        if seen.contains(&name) {
+            return Err(format!("line {number}: `{name}` is set twice"));
+        }
+        seen.push(name);
+        let id = name.replace('-', "_");
+        command = command.mut_arg(id, |argument| argument.required(false).default_value(value));
+    }
+    Ok(command)
+}
+
+/// Returns the name of an argument in a file of settings: that of its flag.
+fn name_of(argument: &clap::Arg) -> String {
+    argument.get_long().map_or_else(|| argument.get_id().to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args, FromArgMatches};
+
+    use super::*;
+
+    fn options(text: &str, arguments: &[&str]) -> Result<Options, String> {
+        let command = with_defaults(Options::augment_args(Command::new("serve")), text)?;
+        let matches = command.try_get_matches_from([&["serve"], arguments].concat()).map_err(|e| e.to_string())?;
+        Options::from_arg_matches(&matches).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn flag_counts_before_the_file_of_settings() {
+        let text =
+            "# a comment\nrules = a.yaml, b.yaml\n\nlisten=127.0.0.1:1\n on-error = allow \ntrust = 10.0.0.0/8,::1\n";
+        let options = options(text, &["--listen", "127.0.0.1:2"]).unwrap();
+        assert_eq!((options.listen.port(), options.on_error), (2, OnError::Allow));
+        assert_eq!((options.trust.len(), options.admin.port()), (2, 8081));
+        assert_eq!(options.idle, Duration::from_secs(75));
+    }
+
+    #[test]
+    fn wrong_line_of_settings_is_named() {
+        for (text, said) in [
+            ("listen", "line 1 has no `=`"),
+            ("\nlissten = 1", "line 2: there is no setting `lissten`"),
+            ("settings = x", "there is no setting `settings`"),
+            ("log = json\nlog = text", "line 2: `log` is set twice"),
+            ("rules = a\nlisten = here", "invalid value 'here' for '--listen <ADDRESS>'"),
+            ("rules = a\nidle = 5", "write it like `5s` or `500ms`"),
+        ] {
+            let error = options(text, &[]).unwrap_err();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Which part of the server answers a request.
+
+use std::net::IpAddr;
+
+use http::{Method, Request, Response, Version};
+use hyper::body::Incoming;
+
+use super::respond::Body;
+use super::server::{Role, Server};
+use super::{admin, api, envoy, forward, grpc, respond};
+
+/// Answers a request.
+pub(crate) async fn answer(server: &Server, role: Role, peer: IpAddr, request: Request<Incoming>) -> Response<Body> {
+    match role {
+        Role::Admin => admin::answer(server, peer, request).await,
+        Role::Asked => answer_asked(server, peer, request).await,
+    }
+}
+
+/// Answers a proxy or an application.
+async fn answer_asked(server: &Server, peer: IpAddr, request: Request<Incoming>) -> Response<Body> {
+    let (head, incoming) = request.into_parts();
+    if let Some(proxy) = forward::Proxy::of_path(head.uri.path()) {
+        return forward::answer(server, proxy, head, peer).await;
+    }
+    if head.version == Version::HTTP_2 && grpc::is_call(&head) {
+        return answer_call(server, peer, head.uri.path(), incoming).await;
+    }
+    match head.uri.path() {
+        "/live" => admin::live(),
+        "/ready" => admin::ready(server).await,
+        path @ ("/v1/check" | "/v1/report") => {
+            if head.method != Method::POST {
+                return respond::wrong_method(&Method::POST);
+            }
+            let bytes = match respond::read(incoming).await {
+                Ok(bytes) => bytes,
+                Err(response) => return *response,
+            };
+            let fields = match api::object(&head, &bytes) {
+                Ok(fields) => fields,
+                Err(wrong) => return api::response(Err(wrong)),
+            };
+            let answer =
+                if path == "/v1/check" { api::check(server, fields, peer).await } else { api::report(server, fields) };
+            api::response(answer)
+        }
+        _ => api::not_found(),
+    }
+}
+
+/// Answers a call of gRPC.
+async fn answer_call(server: &Server, peer: IpAddr, path: &str, incoming: Incoming) -> Response<Body> {
+    match path {
+        envoy::METHOD => {
+            let answer = match grpc::read::<envoy::RateLimitRequest>(incoming).await {
+                Ok(request) => envoy::answer(server, request, peer).await,
+                Err(status) => Err(status),
+            };
+            grpc::respond::<envoy::RateLimitResponse>(answer)
+        }
+        path if path.strip_prefix(grpc::health::SERVICE) == Some("Check") => {
+            let answer = match grpc::read::<grpc::health::Request>(incoming).await {
+                Ok(request) => {
+                    let is_ready = server.readiness().await.is_ok();
+                    grpc::health::answer(&request, &[envoy::SERVICE, "grpc.health.v1.Health"], is_ready)
+                }
+                Err(status) => Err(status),
+            };
+            grpc::respond::<grpc::health::Answer>(answer)
+        }
+        _ => grpc::respond::<grpc::health::Answer>(Err(grpc::Status::new(
+            grpc::Code::Unimplemented,
+            "there is no such method",
+        ))),
+    }
+}

@@ -1,0 +1,191 @@
+//! The interface for applications, and its description, against which each answer is held.
+
+use serde_json::{Value, json};
+
+use crate::http::{Answer, get, post_json};
+use crate::server::{Folder, Server, example};
+
+const ENVOY: &str = "domain: shop\ndescriptors: [{key: path, rate_limit: {unit: minute, requests_per_unit: 2}}]\n";
+
+/// Holds a value against a schema of the description.
+fn matches(api: &Value, schema: &Value, value: &Value) -> Result<(), String> {
+    if let Some(path) = schema["$ref"].as_str() {
+        return matches(api, api.pointer(path.trim_start_matches('#')).expect(path), value);
+    }
+    if let Some(choices) = schema["oneOf"].as_array() {
+        let fitting = choices.iter().filter(|choice| matches(api, choice, value).is_ok()).count();
+        return if fitting == 1 { Ok(()) } else { Err(format!("{value} fits {fitting} of {choices:?}")) };
+    }
+    let is = |kind: &str| match kind {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "null" => value.is_null(),
+        other => panic!("the test does not know the type {other}"),
+    };
+    let kinds = schema["type"].as_array().cloned().unwrap_or_else(|| vec![schema["type"].clone()]);
+    if !kinds.iter().any(|kind| is(kind.as_str().expect("a type is named"))) {
+        return Err(format!("{value} is none of {kinds:?}"));
+    }
+    if schema["enum"].as_array().is_some_and(|all| !all.contains(value)) {
+        return Err(format!("{value} is none of {}", schema["enum"]));
+    }
+    let number = value.as_i64();
+    let (least, most) = (schema["minimum"].as_i64(), schema["maximum"].as_i64());
+    if number.zip(least).is_some_and(|(n, least)| n < least) || number.zip(most).is_some_and(|(n, most)| n > most) {
+        return Err(format!("{value} is out of its range"));
+    }
+    for part in value.as_array().into_iter().flatten() {
+        matches(api, &schema["items"], part)?;
+    }
+    if let Some(fields) = value.as_object() {
+        for name in schema["required"].as_array().into_iter().flatten() {
+            fields.get(name.as_str().unwrap()).ok_or_else(|| format!("{name} is missing in {value}"))?;
+        }
+        for (name, part) in fields {
+            match (schema["properties"].get(name), &schema["additionalProperties"]) {
+                (Some(schema), _) => matches(api, schema, part)?,
+                (None, Value::Bool(false)) => return Err(format!("{name} is not described")),
+                (None, Value::Null | Value::Bool(true)) => {}
+                (None, schema) => matches(api, schema, part)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A server, its description, and which of its answers were seen.
+struct Api {
+    server: Server,
+    description: Value,
+}
+
+impl Api {
+    fn start(rules: &str, arguments: &[&str]) -> Self {
+        let folder = Folder::new();
+        folder.write("operators", "alice 0123456789abcdef\n");
+        let server = Server::start_in(folder, rules, &[&["--operators", "operators"], arguments].concat());
+        let description = get(server.admin, "/openapi.json", &[]).json();
+        Self { server, description }
+    }
+
+    /// Sends a body, and holds it and the answer against the description.
+    fn post(&self, path: &str, body: &Value) -> Answer {
+        let is_for_operators = path == "/v1/explain" || path == "/v1/reset";
+        let address = if is_for_operators { self.server.admin } else { self.server.asked };
+        let answer = post_json(address, path, &[("Authorization", "Bearer 0123456789abcdef")], &body.to_string());
+        let method = &self.description["paths"][path]["post"];
+        let asked = matches(&self.description, &method["requestBody"]["content"]["application/json"]["schema"], body);
+        assert_eq!(asked.is_err(), answer.status == 400 && asked.is_err(), "{path} {body}: {asked:?} {answer:?}");
+        let mut described = &method["responses"][answer.status.to_string()];
+        assert!(described.is_object(), "the description has no {} of {path}: {answer:?}", answer.status);
+        if let Some(path) = described["$ref"].as_str() {
+            described = self.description.pointer(path.trim_start_matches('#')).unwrap();
+        }
+        let schema = &described["content"]["application/json"]["schema"];
+        matches(&self.description, schema, &answer.json()).unwrap_or_else(|error| panic!("{path} {body}: {error}"));
+        answer
+    }
+}
+
+#[test]
+fn check_decides_and_charges() {
+    let api = Api::start(&example("rules.yaml"), &[]);
+    let login = json!({"method": "POST", "path": "/login", "client": "203.0.113.9", "host": "shop.example"});
+    for remaining in [2, 1, 0] {
+        let answer = api.post("/v1/check", &login).json();
+        assert_eq!((&answer["allowed"], &answer["outcome"]), (&json!(true), &json!("allowed")), "{answer}");
+        let policy = answer["policies"].as_array().unwrap().iter().find(|policy| policy["name"] == "login").unwrap();
+        assert_eq!((&policy["remaining"], &policy["limit"]), (&json!(remaining), &json!(3)));
+        assert!(answer["headers"]["ratelimit"].as_str().unwrap().contains("\"login\""));
+    }
+    let refused = api.post("/v1/check", &login).json();
+    assert_eq!((&refused["allowed"], &refused["status"]), (&json!(false), &json!(429)), "{refused}");
+    assert!(refused["retry_after_seconds"].as_u64().is_some_and(|seconds| (1..=60).contains(&seconds)), "{refused}");
+    // A proxy and an application share the allowance.
+    let nginx = [("X-Original-Method", "POST"), ("X-Original-URI", "/login"), ("X-Forwarded-For", "203.0.113.9")];
+    assert_eq!(get(api.server.asked, "/auth/nginx", &nginx).status, 401);
+    let other = json!({"method": "POST", "path": "//login", "client": "203.0.113.10", "headers": {"x-a": ["1", "2"]}});
+    assert_eq!(api.post("/v1/check", &other).json()["allowed"], true);
+}
+
+#[test]
+fn reported_request_is_refunded_or_kept() {
+    let api = Api::start(&example("rules.yaml"), &[]);
+    let login = json!({"method": "POST", "path": "/login", "client": "203.0.113.9", "hold_seconds": 60});
+    let id = |answer: &Value| answer["id"].as_str().unwrap().to_owned();
+    for _ in 0..10 {
+        let held = api.post("/v1/check", &login).json();
+        let report = json!({"id": id(&held), "refund": true});
+        assert_eq!(api.post("/v1/report", &report).json(), json!({"refunded": true}));
+        assert_eq!(api.post("/v1/report", &report).status, 404, "a request is reported once");
+    }
+    for _ in 0..3 {
+        let held = api.post("/v1/check", &login).json();
+        assert_eq!(api.post("/v1/report", &json!({"id": id(&held), "refund": false})).status, 200);
+    }
+    let refused = api.post("/v1/check", &login).json();
+    assert_eq!((&refused["allowed"], &refused["id"]), (&json!(false), &Value::Null));
+}
+
+#[test]
+fn held_request_is_kept_when_its_time_is_over() {
+    let api = Api::start("rules: [{name: a, quota: 1 per hour, key: global}]", &[]);
+    let held = api.post("/v1/check", &json!({"hold_seconds": 1})).json();
+    std::thread::sleep(std::time::Duration::from_millis(1_100));
+    assert_eq!(api.post("/v1/report", &json!({"id": held["id"], "refund": true})).status, 404);
+    assert_eq!(api.post("/v1/check", &json!({})).json()["allowed"], false);
+}
+
+#[test]
+fn operator_explains_and_resets() {
+    let mut api = Api::start(&example("rules.yaml"), &[]);
+    let login = json!({"method": "POST", "path": "/login", "client": "203.0.113.9"});
+    (0..4).for_each(|_| drop(api.post("/v1/check", &login)));
+    let explained = api.post("/v1/explain", &login).json();
+    assert!(explained.to_string().contains("\"login\""), "{explained}");
+    assert_eq!(api.post("/v1/check", &login).json()["allowed"], false);
+    assert!(api.post("/v1/reset", &login).json()["keys"].as_u64() >= Some(1));
+    assert_eq!(api.post("/v1/check", &login).json()["allowed"], true);
+    let line = api.server.wait_for_line(|line| line["event"] == "operator");
+    assert_eq!((&line["operator"], &line["result"]), (&json!("alice"), &json!("ok")), "{line}");
+}
+
+#[test]
+fn wrong_field_is_named() {
+    let api = Api::start(&example("rules.yaml"), &[]);
+    for (path, body, said) in [
+        ("/v1/check", json!({"paht": "/"}), "there is no field `paht`"),
+        ("/v1/check", json!({"path": 1}), "`path` is text"),
+        ("/v1/check", json!({"path": "login"}), "`path` begins with a slash"),
+        ("/v1/check", json!({"client": "me"}), "`client` is an address"),
+        ("/v1/check", json!({"method": "a b"}), "`method` is no method"),
+        ("/v1/check", json!({"headers": {"a b": "c"}}), "is no header"),
+        ("/v1/check", json!({"headers": {"a": "\n"}}), "has a control character"),
+        ("/v1/check", json!({"hold_seconds": 0}), "a number from 1 to 600"),
+        ("/v1/check", json!({"domain": "shop"}), "files in Envoy's form"),
+        ("/v1/explain", json!({"hold_seconds": 1}), "there is no field `hold_seconds`"),
+        ("/v1/report", json!({"id": "a"}), "send `id` and `refund`"),
+        ("/v1/report", json!({"id": "a", "refund": "yes"}), "`refund` is true or false"),
+    ] {
+        let answer = api.post(path, &body);
+        assert_eq!(answer.status, 400, "{body}: {answer:?}");
+        assert!(answer.json()["error"].as_str().unwrap().contains(said), "{body}: {answer:?}");
+    }
+}
+
+#[test]
+fn descriptors_are_checked_by_a_file_in_envoys_form() {
+    let api = Api::start(ENVOY, &[]);
+    let search = json!({"domain": "shop", "descriptors": [[{"key": "path", "value": "/search"}]]});
+    for allowed in [true, true, false] {
+        assert_eq!(api.post("/v1/check", &search).json()["allowed"], allowed);
+    }
+    assert_eq!(api.post("/v1/check", &json!({"path": "/"})).status, 400, "it says nothing about requests");
+    assert_eq!(api.post("/v1/check", &json!({"domain": "no", "descriptors": search["descriptors"]})).status, 400);
+    // A proxy must not take a file that says nothing about requests for a permission.
+    let nginx = [("X-Original-Method", "GET"), ("X-Original-URI", "/"), ("X-Forwarded-For", "203.0.113.9")];
+    assert_eq!(get(api.server.asked, "/auth/nginx", &nginx).status, 501);
+}

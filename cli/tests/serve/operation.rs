@@ -1,0 +1,264 @@
+//! Starting, watching, changing and ending the server.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::http::{Connection, get, post_json, send};
+use crate::proxies;
+use crate::server::{Folder, Server, example, free_port};
+
+const RULES: &str = "rules: [{name: client, quota: 2 per minute, key: client-ip}]\n";
+const CHECK: &str = "{\"client\": \"203.0.113.9\"}";
+
+fn is_allowed(server: &Server) -> bool {
+    post_json(server.asked, "/v1/check", &[], CHECK).json()["allowed"].as_bool().unwrap()
+}
+
+/// Runs the program until it ends. Returns its exit code and what it wrote.
+fn ends(folder: &Folder, arguments: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_tower-ratelimit"))
+        .current_dir(folder.path())
+        .arg("serve")
+        .args(arguments)
+        .output()
+        .unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn operators_see_health_metrics_and_status() {
+    let folder = Folder::new();
+    folder.write("operators", "alice 0123456789abcdef\n");
+    let server = Server::start_in(folder, RULES, &["--operators", "operators"]);
+    assert_eq!([(); 3].map(|()| is_allowed(&server)), [true, true, false]);
+    for (address, path) in [(server.admin, "/live"), (server.admin, "/ready"), (server.asked, "/ready")] {
+        assert_eq!(get(address, path, &[]).status, 200, "{path}");
+    }
+    let metrics = get(server.admin, "/metrics", &[]);
+    assert!(metrics.body.contains("ratelimit_requests_total{outcome=\"limited\"} 1\n"), "{}", metrics.body);
+    assert!(metrics.header("content-type").starts_with("text/plain"), "{metrics:?}");
+
+    // All else is for operators.
+    for path in ["/", "/limits", "/v1/explain", "/v1/reset", "/nothing"] {
+        let stranger = get(server.admin, path, &[("Authorization", "Bearer 0123456789abcdeX")]);
+        assert_eq!(stranger.status, 401, "{path}");
+        assert!(stranger.header("www-authenticate").starts_with("Basic "), "{path}");
+    }
+    let alice = ("Authorization", "Basic YWxpY2U6MDEyMzQ1Njc4OWFiY2RlZg==");
+    let page = get(server.admin, "/limits", &[alice]);
+    assert!(page.status == 200 && page.body.contains("client") && page.body.contains("2 per minute"), "{page:?}");
+
+    // She unblocks a client on the page.
+    let form = [alice, ("Accept", "application/json"), ("Content-Type", "application/x-www-form-urlencoded")];
+    let explained = send(server.admin, "POST", "/limits", &form, "action=explain&client=203.0.113.9").json();
+    let token = explained[0]["token"].as_str().unwrap().to_owned();
+    let done = send(server.admin, "POST", "/limits", &form, &format!("action=reset&token={token}"));
+    assert_eq!(done.status, 200, "{done:?}");
+}
+
+#[test]
+fn page_without_operators_changes_nothing() {
+    let server = Server::start(RULES, &[]);
+    assert_eq!(get(server.admin, "/limits", &[]).status, 200);
+    assert_eq!(post_json(server.admin, "/v1/explain", &[], CHECK).status, 200);
+    assert_eq!(post_json(server.admin, "/v1/reset", &[], CHECK).status, 403);
+    let form = [("Accept", "application/json"), ("Content-Type", "application/x-www-form-urlencoded")];
+    let explained = send(server.admin, "POST", "/limits", &form, "action=explain&client=203.0.113.9").json();
+    assert!(explained[0]["token"].is_null(), "{explained}");
+}
+
+#[test]
+fn changed_file_is_in_force_and_a_wrong_one_is_not() {
+    let mut server = Server::start(RULES, &["--reload-every", "1h"]);
+    assert_eq!([(); 3].map(|()| is_allowed(&server)), [true, true, false]);
+    server.folder.write("rules.yaml", &RULES.replace("2 per", "two per"));
+    server.signal("HUP");
+    let line = server.wait_for_line(|line| line["event"] == "rules-refused");
+    assert!(line["message"].as_str().unwrap().contains("rules.yaml:1"), "{line}");
+    assert!(!is_allowed(&server));
+    server.folder.write("rules.yaml", &RULES.replace("2 per", "5 per"));
+    server.signal("HUP");
+    server.wait_for_line(|line| line["event"] == "rules-loaded" && line["version"] == "1");
+    assert!(is_allowed(&server));
+    // What cannot hold here is refused at a change as at the start.
+    server.folder.write("rules.yaml", "rules: [{name: client, quota: 3 at once, key: client-ip}]\n");
+    server.signal("HUP");
+    server.wait_for_line(|line| line["message"].to_string().contains("a proxy does not say when a request has ended"));
+    assert!(is_allowed(&server));
+}
+
+#[test]
+fn wrong_setting_ends_the_program_with_its_name() {
+    let folder = Folder::new();
+    folder.write("rules.yaml", RULES);
+    folder.write("wrong.yaml", "rules: [{name: a, quota: 5 per our, key: client-ip}]\n");
+    folder.write("places.yaml", "rules: [{name: a, quota: 3 at once, key: client-ip}]\n");
+    folder.write("settings", "listen = 127.0.0.1:0\nlissten = 1\n");
+    for (arguments, code, said) in [
+        (&["wrong.yaml"][..], 1, "wrong.yaml:1:26"),
+        (&["places.yaml"], 1, "a proxy does not say when a request has ended"),
+        (&["missing.yaml"], 1, "missing.yaml"),
+        (&[], 2, "<RULES>"),
+        (&["rules.yaml", "--trust", "everybody"], 2, "--trust"),
+        (&["rules.yaml", "--admin", "0.0.0.0:0"], 2, "name who may, by --operators"),
+        (&["rules.yaml", "--operators", "missing"], 2, "the operators in missing"),
+        (&["rules.yaml", "--settings", "settings"], 2, "line 2: there is no setting `lissten`"),
+        (&["rules.yaml", "--redis", "http://a"], 2, "a URL for Redis begins with"),
+        (&["rules.yaml", "--redis", "redis://a", "--postgres", "postgres://a"], 2, "cannot be used with"),
+        (&["rules.yaml", "--on-error", "maybe"], 2, "--on-error"),
+    ] {
+        let (ended, err) = ends(&folder, arguments);
+        assert_eq!(ended, Some(code), "{arguments:?}: {err}");
+        assert!(err.contains(said), "{arguments:?}: {err}");
+    }
+}
+
+#[test]
+fn settings_come_from_flags_variables_and_a_file() {
+    let help = Command::new(env!("CARGO_BIN_EXE_tower-ratelimit")).args(["serve", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let flags =
+        help.lines().filter_map(|line| line.trim().strip_prefix("--")).map(|rest| rest.split(' ').next().unwrap());
+    let mut count = 0;
+    for flag in flags {
+        let variable = format!("[env: TOWER_RATELIMIT_{}", flag.to_uppercase().replace('-', "_"));
+        assert!(help.contains(&variable), "{variable}");
+        count += 1;
+    }
+    assert!(count > 20, "{count} flags: {help}");
+
+    let folder = Folder::new();
+    folder.write("settings", "# as in production\non-error = allow\nheaders = x-ratelimit\n");
+    let server = Server::start_in(folder, RULES, &["--settings", "settings"]);
+    let answer = post_json(server.asked, "/v1/check", &[], CHECK).json();
+    assert_eq!(answer["headers"]["x-ratelimit-remaining"], "1", "{answer}");
+}
+
+#[test]
+fn server_drains_at_its_end() {
+    let mut server = Server::start(RULES, &["--drain-delay", "1s"]);
+    let mut kept = Connection::open(server.asked).unwrap();
+    assert_eq!(kept.send("GET", "/ready", &[], "").unwrap().header("connection"), "");
+    let mut idle = Connection::open(server.asked).unwrap();
+    assert_eq!(idle.send("GET", "/ready", &[], "").unwrap().status, 200);
+    server.signal("TERM");
+    server.wait_for_line(|line| line["event"] == "drain");
+    // It is not ready, still answers, and asks clients to close.
+    let answer = kept.send("GET", "/ready", &[], "").unwrap();
+    assert_eq!((answer.status, answer.header("connection")), (503, "close"));
+    assert_eq!(get(server.asked, "/live", &[]).status, 200);
+    assert_eq!(server.wait(), Some(0));
+    assert!(Connection::open(server.asked).is_err());
+    assert!(idle.send("GET", "/ready", &[], "").is_err());
+    server.wait_for_line(|line| line["event"] == "end");
+}
+
+#[test]
+fn waiting_request_is_answered_before_the_end() {
+    // The third of a queue with two a second departs a second after the first.
+    let rules = "rules: [{name: line, quota: '2 per second, leaky queue, queue 10', key: global}]\n";
+    let mut server = Server::start(rules, &["--drain-delay", "0s"]);
+    let asked = server.asked;
+    let waiting: Vec<_> =
+        (0..4).map(|_| std::thread::spawn(move || post_json(asked, "/v1/check", &[], "{}").json())).collect();
+    // Wait until all are in the queue.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !get(server.admin, "/metrics", &[]).body.contains("ratelimit_waiting{policy=\"line\"} 3") {
+        assert!(Instant::now() < deadline, "{}", get(server.admin, "/metrics", &[]).body);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    server.signal("TERM");
+    let answers: Vec<_> = waiting.into_iter().map(|waiting| waiting.join().unwrap()).collect();
+    assert!(answers.iter().all(|answer| answer["allowed"] == true), "{answers:?}");
+    assert_eq!(server.wait(), Some(0));
+}
+
+#[test]
+fn rolling_restart_loses_no_request() {
+    let port = [free_port(), free_port()];
+    let start = |n: usize| {
+        let listen = format!("127.0.0.1:{}", port[n]);
+        Server::start(
+            &example("rules.yaml").replace("30 per minute", "1000000 per minute"),
+            &["--listen", &listen, "--drain-delay", "300ms"],
+        )
+    };
+    let mut servers = [Some(start(0)), Some(start(1))];
+    let proxy = proxies::nginx_of(&port);
+    let (address, ended) = (proxy.proxy.address, Arc::new(AtomicBool::new(false)));
+    let sent = Arc::new(AtomicU32::new(0));
+    let clients: Vec<_> = (0..4)
+        .map(|_| {
+            let (ended, sent) = (Arc::clone(&ended), Arc::clone(&sent));
+            std::thread::spawn(move || {
+                let mut lost = Vec::new();
+                while !ended.load(Ordering::Relaxed) {
+                    let mut connection = Connection::open(address).unwrap();
+                    for _ in 0..20 {
+                        let answer = connection.send("GET", "/", &[], "");
+                        sent.fetch_add(1, Ordering::Relaxed);
+                        if answer.as_ref().map_or(0, |answer| answer.status) != 200 {
+                            lost.push(format!("{answer:?}"));
+                            break;
+                        }
+                    }
+                }
+                lost
+            })
+        })
+        .collect();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    for _ in 0..2 {
+        for n in [0, 1] {
+            let goal = sent.load(Ordering::Relaxed) + 100;
+            while sent.load(Ordering::Relaxed) < goal && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let mut old = servers[n].take().unwrap();
+            old.signal("TERM");
+            assert_eq!(old.wait(), Some(0));
+            servers[n] = Some(start(n));
+        }
+    }
+    ended.store(true, Ordering::Relaxed);
+    let lost: Vec<String> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
+    assert!(sent.load(Ordering::Relaxed) >= 400, "{sent:?} requests were sent");
+    assert!(lost.is_empty(), "{} of {}: {:?}", lost.len(), sent.load(Ordering::Relaxed), lost.first());
+}
+
+#[test]
+fn servers_share_their_limits_in_redis() {
+    let folder = Folder::new();
+    let port = free_port();
+    let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+    let mut redis = Command::new(program)
+        .args(["--port", &port.to_string(), "--save", "", "--dir"])
+        .arg(folder.path())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| {
+            panic!("{error}\nRedis is missing. Install it, on Debian with: apt-get install redis-server")
+        });
+    let url = format!("redis://127.0.0.1:{port}");
+    let servers = [0, 1].map(|_| Server::start(RULES, &["--redis", &url, "--deadline", "5s"]));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while servers.iter().any(|server| get(server.admin, "/ready", &[]).status != 200) {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!([0, 1, 0].map(|n: usize| is_allowed(&servers[n])), [true, true, false]);
+    // While Redis is away nothing passes, and balancers learn it.
+    redis.kill().unwrap();
+    redis.wait().unwrap();
+    let answer = post_json(servers[0].asked, "/v1/check", &[], "{\"client\": \"203.0.113.10\"}").json();
+    assert_eq!((&answer["allowed"], &answer["status"]), (&false.into(), &503.into()), "{answer}");
+    let nginx = [("X-Original-Method", "GET"), ("X-Original-URI", "/"), ("X-Forwarded-For", "203.0.113.10")];
+    assert_eq!(get(servers[0].asked, "/auth/nginx", &nginx).status, 503);
+    while get(servers[1].admin, "/ready", &[]).status != 503 {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(get(servers[1].admin, "/live", &[]).status, 200);
+}
