@@ -5,6 +5,7 @@
 
 mod api;
 mod attacks;
+mod container;
 mod http;
 mod operation;
 mod proxies;

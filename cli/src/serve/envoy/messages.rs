@@ -53,6 +53,9 @@ pub(crate) struct RateLimitResponse {
     pub(crate) statuses: Vec<DescriptorStatus>,
     #[prost(message, repeated, tag = "3")]
     pub(crate) response_headers_to_add: Vec<HeaderValue>,
+    /// The body of the response to a client that is over the limit.
+    #[prost(bytes = "vec", tag = "5")]
+    pub(crate) raw_body: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -74,6 +74,7 @@ async fn of_domain(
         overall_code: code(answer.is_over_limit()),
         statuses: answer.statuses().iter().map(descriptor_status).collect(),
         response_headers_to_add: headers(&answer.headers(&server.limits.headers)),
+        raw_body: Vec::new(),
     })
 }
 

@@ -16,6 +16,7 @@
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use http_body_util::{BodyExt, Collected};
 use tower_ratelimit::observe::{Outcome, OutcomeKind};
 
 use super::messages::{DescriptorStatus, RateLimitRequest, RateLimitResponse};
@@ -47,17 +48,11 @@ pub(super) async fn answer(
         }
         Err(refused) => {
             let outcome = refused.outcome().clone();
-            let response_headers = refused.into_http().into_parts().0.headers;
-            Ok(response(&outcome, count, &of_limits(response_headers)))
+            let (parts, body) = refused.into_http().into_parts();
+            let body = body.collect().await.map(Collected::to_bytes).unwrap_or_default();
+            Ok(RateLimitResponse { raw_body: body.to_vec(), ..response(&outcome, count, &parts.headers) })
         }
     }
-}
-
-/// Leaves out what concerns the body that Envoy makes itself.
-fn of_limits(mut headers: HeaderMap) -> HeaderMap {
-    headers.remove(http::header::CONTENT_TYPE);
-    headers.remove(http::header::CONTENT_LENGTH);
-    headers
 }
 
 /// Envoy wants a status for each descriptor. All of them describe one request, so each gets that of the policy which
@@ -76,6 +71,7 @@ fn response(outcome: &Outcome, count: usize, response_headers: &HeaderMap) -> Ra
         overall_code: code(is_over),
         statuses: vec![status; count],
         response_headers_to_add: headers(response_headers),
+        raw_body: Vec::new(),
     }
 }
 
