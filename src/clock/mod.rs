@@ -3,6 +3,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod counter;
+mod system;
 mod timer;
 #[cfg(feature = "tokio")]
 mod tokio;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+pub use self::system::SystemClock;
 #[cfg(feature = "tokio")]
 pub use self::timer::TokioTimer;
 pub(crate) use self::timer::default_timer;
@@ -23,12 +25,19 @@ pub use crate::base::time::Timestamp;
 /// A clock of a limiter. A limiter in memory reads it once for each decision, and again if it finds
 /// a state that is ahead of the first reading.
 ///
-/// It should not step back. If it does, no limit over-admits, and a key loses at most one full
-/// drain of its bucket or one period. It must not call the limiter that reads it, because the
-/// limiter may hold a lock.
+/// Windows begin and end with its time, so it should show the calendar time if a quota has windows
+/// of a day, or of the [calendar](crate::quota::Calendar). Rates only need that it passes evenly.
+///
+/// It should not step, but may, in either direction and by any time:
+///
+/// * A step forward frees what would have been freed in that time.
+/// * A step back gives no key a second quota, as long as the limiter keeps the key's state: a window
+///   that was begun goes on. It costs a key at most one full drain of its bucket, or one window.
+///
+/// It must not call the limiter that reads it, because the limiter may hold a lock.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a clock",
-    note = "take `MonotonicClock`, or in tests `ManualClock` or `TokioClock`, of the module `clock`"
+    note = "take `SystemClock`, or in tests `ManualClock` or `TokioClock`, of the module `clock`"
 )]
 pub trait Clock: fmt::Debug + Send + Sync {
     /// Returns the current time.
@@ -41,11 +50,11 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
     }
 }
 
-/// The default clock: the operating system's monotonic clock, set to the calendar time once, when
-/// it is made.
+/// The operating system's monotonic clock, set to the calendar time once, when it is made.
 ///
-/// It does not step back and does not follow corrections of the calendar time. So windows aligned to
-/// the epoch drift from the calendar by those corrections.
+/// It does not step, and does not follow corrections of the calendar time. On many systems it stands
+/// still while the machine is suspended. So windows of the epoch and of the calendar drift from the
+/// calendar by all that: [`SystemClock`], the default of limiters in memory, follows it.
 ///
 /// On x86-64 it asks the operating system once in a millisecond. In between it adds what the
 /// processor's time stamp counter has counted, at a slightly low rate. That takes half of the time, and
@@ -86,13 +95,6 @@ impl MonotonicClock {
         let passed = self.started.elapsed();
         let passed = passed.as_secs().wrapping_mul(1_000_000).wrapping_add(u64::from(passed.subsec_micros()));
         self.epoch.as_micros().saturating_add(passed)
-    }
-
-    /// Returns the time, read after every earlier load of this thread. Without the fence the
-    /// processor may read its counter while an earlier load still waits for memory.
-    pub(crate) fn now_in_order(&self) -> Timestamp {
-        std::sync::atomic::fence(Ordering::SeqCst);
-        self.now()
     }
 }
 

@@ -88,6 +88,7 @@ fn time_is_read_by_the_clocks_only() {
         .chain([
             "clock/mod.rs",
             "clock/counter.rs",
+            "clock/system.rs",
             "clock/timer.rs",
             "clock/tokio.rs",
             "limiter/redis/dispatch/mod.rs",

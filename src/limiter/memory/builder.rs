@@ -72,7 +72,7 @@ impl MemoryLimiterBuilder {
         self
     }
 
-    /// Reads this clock instead of the [monotonic](crate::clock::MonotonicClock) one.
+    /// Reads this clock instead of the [system's](crate::clock::SystemClock).
     ///
     /// The limiter's time reaches from about 200 days before it was built to 12 years after. Beyond that
     /// it stands still.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::clock::{Clock, MonotonicClock};
+use crate::clock::{Clock, SystemClock};
 use crate::error::labelled;
 use crate::limiter::observers::Observers;
 
@@ -36,13 +36,13 @@ labelled! {
 /// read.
 #[repr(u8)]
 pub(super) enum AnyClock {
-    Monotonic(MonotonicClock),
+    System(SystemClock),
     Other(Arc<dyn Clock>),
 }
 
 impl Default for AnyClock {
     fn default() -> Self {
-        Self::Monotonic(MonotonicClock::new())
+        Self::System(SystemClock::new())
     }
 }
 
@@ -50,7 +50,7 @@ impl AnyClock {
     #[inline(always)] // it would be a call in the usual charge (benches/instructions)
     pub(super) fn now_us(&self) -> u64 {
         match self {
-            Self::Monotonic(clock) => clock.now(),
+            Self::System(clock) => clock.now(),
             Self::Other(clock) => clock.now(),
         }
         .as_micros()
@@ -58,7 +58,7 @@ impl AnyClock {
 
     pub(super) fn now_us_in_order(&self) -> u64 {
         match self {
-            Self::Monotonic(clock) => clock.now_in_order().as_micros(),
+            Self::System(clock) => clock.now_in_order().as_micros(),
             Self::Other(_) => self.now_us(),
         }
     }

@@ -20,8 +20,13 @@ use super::slot_table::{Fingerprint, Seen, SlotTable, version_of};
 use super::versions::{PHASE_US, UNNAMED, Versions};
 use super::word::{NO_STATE, Now, RELATIVE_US_MAX, is_expired};
 
-/// The maximum step back of a clock before time stands still for the limiter: about 200 days.
+/// The maximum step back of a clock before the base is moved: about 200 days.
 const BACK_US: u64 = 1 << 44;
+
+/// Returns the base for a clock that shows an instant. It is so early that no sum overflows.
+fn base_for(now: u64) -> u64 {
+    now.saturating_sub(BACK_US).min(CLOCK_US_MAX - RELATIVE_US_MAX)
+}
 
 /// Stripes: a new key's slot is made under one.
 const STRIPES: usize = if cfg!(any(ratelimit_loom, ratelimit_shuttle)) { 2 } else { 1_024 };
@@ -36,8 +41,10 @@ pub(super) struct States {
     /// The secret that fingerprints are made with.
     pub(super) seeds: [u64; 2],
     shared_seed: SharedSeed,
-    /// The instant that words count from.
-    base: u64,
+    /// The instant that words count from. If a clock steps so far that a word could not hold the time, the base steps
+    /// as well: then every state is as far ahead of the clock as it would be if the clock had been late when it was
+    /// written. So no state is forgotten, and one that is too far ahead is moved back when it is read.
+    base: AtomicU64,
     pub(super) policy_registry: PolicyRegistry,
     stripes: Box<[Mutex<()>]>,
     /// The number of new keys in a row that found the table full, up to a bound. Only a hint.
@@ -66,8 +73,7 @@ impl States {
             table: SlotTable::new(setup.capacity),
             arena: OnceLock::new(),
             versions: Versions::new(),
-            // The base is so early that no sum overflows.
-            base: clock.now_us().saturating_sub(BACK_US).min(CLOCK_US_MAX - RELATIVE_US_MAX),
+            base: AtomicU64::new(base_for(clock.now_us())),
             setup,
             clock,
             seeds,
@@ -128,13 +134,33 @@ impl States {
     /// [ahead](crate::algorithm::PairDecider::is_clamped) of it.
     #[inline(always)] // as `now_us`
     pub(super) fn now(&self) -> Now {
-        Now::new(self.clock.now_us(), self.base)
+        self.relative(self.clock.now_us())
     }
 
     /// Reads the clock after the state was locked. Only such a reading may rewind a state: if the state is ahead of it,
     /// the clock has stepped back.
     pub(super) fn now_after(&self) -> Now {
-        Now::new(self.clock.now_us_in_order(), self.base)
+        self.relative(self.clock.now_us_in_order())
+    }
+
+    #[inline(always)] // as `now`
+    fn relative(&self, at: u64) -> Now {
+        // Nothing else is published with the base: an instant and its base are used together.
+        let base = self.base.load(Ordering::Relaxed);
+        let relative = at.wrapping_sub(base);
+        // A branch for the usual case, since the processor predicts it.
+        if relative <= RELATIVE_US_MAX { Now { at, relative } } else { self.move_base(at, base) }
+    }
+
+    /// Moves the base for a clock that stepped far, unless another thread has done so.
+    #[cold]
+    fn move_base(&self, at: u64, base: u64) -> Now {
+        let at = at.min(CLOCK_US_MAX);
+        let moved = base_for(at);
+        match self.base.compare_exchange(base, moved, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => Now::new(at, moved),
+            Err(other) => Now::new(at, other),
+        }
     }
 
     /// Reads the clock after a slot was locked. If the application's clock panics, the slot is unlocked as it was.
@@ -375,6 +401,34 @@ mod tests {
         assert!(states.free_versions());
         assert_eq!(states.versions.known().in_use(), 0);
         assert_eq!(states.charge(Charge::new(&long, &Key::global()).cost(0)).remaining(), 10);
+    }
+
+    /// A device that begins in 1970 gets the time later. Words hold thirteen years.
+    #[test]
+    fn time_goes_on_after_a_step_of_any_length() {
+        let (today, minute) = (1_790_000_000_000_000, Duration::from_secs(60));
+        let hourly = Quota::fixed_window(2, HOUR).expect("it is possible");
+        for (before, after) in [(30, today), (today, 30), (today, today / 2), (today / 2, today), (today, 2 * today)] {
+            for quota in [Quota::per_minute(2), hourly, Quota::per_calendar_month(2)] {
+                let clock = ManualClock::at(Timestamp::from_micros(before));
+                let states = store(&clock);
+                let policy = Policy::from(quota);
+                let take = || states.charge(Charge::new(&policy, &Key::global()));
+                assert!(take().is_allowed() && take().is_allowed() && !take().is_allowed());
+                clock.set(Timestamp::from_micros(after));
+                let is_second = take().is_allowed();
+                assert!(!is_second || after > before, "{before} to {after}: a step back is no second quota of {quota}");
+                while is_second && take().is_allowed() {}
+                let wait = take().wait().duration().expect("a wait helps");
+                assert!(wait <= 2 * quota.period(), "{before} to {after}: {wait:?} of {quota}");
+                clock.advance(wait);
+                assert!(take().is_allowed(), "{before} to {after}: time goes on for {quota}");
+                for _ in 0..40 {
+                    clock.advance(minute.max(quota.period()));
+                    assert!(take().is_allowed(), "{before} to {after}: it still does for {quota}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -19,8 +19,8 @@ const LOWER_BITS: u32 = NUMBER_BITS;
 /// The shift of words that hold a block's number: the instant takes the upper half, in units of an eighth of a second.
 pub(super) const BLOCK_SHIFT: u32 = u32::BITS - LOWER_BITS;
 
-/// The latest instant, in microseconds after the limiter's base, at which words are exact: about 13 years. Time stands
-/// still there.
+/// The latest instant, in microseconds after the limiter's base, at which words are exact: about 13
+/// years. Beyond it the limiter moves its base.
 pub(super) const RELATIVE_US_MAX: u64 = (1 << (64 - LOWER_BITS)) - WORD_AHEAD_US - (1 << 42);
 
 /// The highest bits of a word of units that are held. All other words of states are lower, and so is every instant that
@@ -46,10 +46,9 @@ pub(super) struct Now {
 }
 
 impl Now {
-    #[inline]
+    /// Returns the nearest instant that words after this base can hold.
     pub(super) fn new(at: u64, base: u64) -> Self {
         let relative = at.wrapping_sub(base);
-        // A branch for the usual case, since the processor predicts it.
         if relative <= RELATIVE_US_MAX {
             return Self { at, relative };
         }

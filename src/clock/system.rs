@@ -1,0 +1,173 @@
+//! The default clock of a limiter in memory: calendar time that passes as the monotonic clock does.
+
+#[cfg(target_arch = "x86_64")]
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::{Clock, Timestamp, wall_now};
+
+/// How often the calendar time is looked at, in microseconds of the monotonic clock.
+const LOOK_US: u64 = 100_000;
+
+/// The smallest difference between the calendar time and this clock that counts as a step, in microseconds.
+const STEP_US: u64 = 100_000;
+
+/// The longest time that a look at the calendar may take, in microseconds. A thread that lost the processor in between
+/// looks again later.
+const GLANCE_US: u64 = 10_000;
+
+/// The default clock of a [`MemoryLimiter`](crate::MemoryLimiter): the calendar time, which passes as the operating
+/// system's monotonic clock does.
+///
+/// Ten times in a second, when it is read, it looks at the calendar. If the calendar differs by a tenth of a second or
+/// more, the clock steps to it, forward or back. So windows of the calendar begin and end with the calendar:
+///
+/// * after the machine was suspended, in which time the monotonic clock may stand still;
+/// * when the system's time is corrected, such as on a device that starts in 1970 and asks for the time later.
+///
+/// A smaller difference stays. See [`Clock`] for what a step does to limits. [`MonotonicClock`](super::MonotonicClock)
+/// never steps.
+///
+/// On x86-64 it asks the operating system once in a millisecond, as `MonotonicClock` does. Clones
+/// show the same time. On a target without an operating system, making it panics: set a clock of
+/// your own there, by
+/// [`MemoryLimiterBuilder::clock`](crate::limiter::memory::MemoryLimiterBuilder::clock).
+#[derive(Clone, Debug)]
+pub struct SystemClock {
+    started: Instant,
+    calendar: std::sync::Arc<FollowedCalendar>,
+    #[cfg(target_arch = "x86_64")]
+    counter: Arc<super::counter::Counter>,
+}
+
+impl SystemClock {
+    /// Makes a clock that shows the current calendar time.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "this is a file that may read clocks")]
+    pub fn new() -> Self {
+        Self {
+            started: Instant::now(),
+            calendar: std::sync::Arc::new(FollowedCalendar::new(wall_now().as_micros())),
+            #[cfg(target_arch = "x86_64")]
+            counter: Arc::new(super::counter::Counter::new()),
+        }
+    }
+
+    fn passed_us(&self) -> u64 {
+        let passed = self.started.elapsed();
+        passed.as_secs().wrapping_mul(1_000_000).wrapping_add(u64::from(passed.subsec_micros()))
+    }
+
+    /// Asks the operating system.
+    fn system_us(&self) -> u64 {
+        self.calendar.at(|| self.passed_us(), || wall_now().as_micros())
+    }
+
+    /// Returns the time, read after every earlier load of this thread. Without the fence the
+    /// processor may read its counter while an earlier load still waits for memory.
+    pub(crate) fn now_in_order(&self) -> Timestamp {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        self.now()
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for SystemClock {
+    #[inline]
+    fn now(&self) -> Timestamp {
+        #[cfg(target_arch = "x86_64")]
+        return Timestamp::from_micros(self.counter.now_us(|| self.system_us()));
+        #[cfg(not(target_arch = "x86_64"))]
+        Timestamp::from_micros(self.system_us())
+    }
+}
+
+/// The calendar time at the beginning of the monotonic time, which changes when the calendar steps.
+#[derive(Debug)]
+struct FollowedCalendar {
+    /// In microseconds. It wraps.
+    begin: AtomicU64,
+    /// The monotonic time of the last look.
+    looked: AtomicU64,
+}
+
+impl FollowedCalendar {
+    fn new(now: u64) -> Self {
+        Self { begin: AtomicU64::new(now), looked: AtomicU64::new(0) }
+    }
+
+    /// Returns the time. Looks at the calendar if it is time for that.
+    fn at(&self, passed: impl Fn() -> u64, calendar: impl Fn() -> u64) -> u64 {
+        let mut passed_us = passed();
+        let looked = self.looked.load(Ordering::Relaxed);
+        // The thread that writes the time of its look is the one that looks. Nothing else is published.
+        if passed_us.wrapping_sub(looked) >= LOOK_US
+            && self.looked.compare_exchange(looked, passed_us, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            let (now, after) = (calendar(), passed());
+            let shown = self.begin.load(Ordering::Relaxed).wrapping_add(after);
+            if after.wrapping_sub(passed_us) <= GLANCE_US && now.abs_diff(shown) >= STEP_US {
+                self.begin.store(now.wrapping_sub(after), Ordering::Relaxed);
+            }
+            passed_us = after;
+        }
+        self.begin.load(Ordering::Relaxed).wrapping_add(passed_us)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR_US: u64 = 3_600_000_000;
+    const TODAY_US: u64 = 1_790_000_000_000_000;
+
+    #[test]
+    fn clock_follows_the_calendar_after_a_suspension() {
+        let calendar = FollowedCalendar::new(TODAY_US);
+        assert_eq!(calendar.at(|| 50_000, || unreachable!("it is not time to look")), TODAY_US + 50_000);
+        // The machine was suspended for eight hours, in which the monotonic clock stood still.
+        let suspended = 8 * HOUR_US;
+        assert_eq!(calendar.at(|| 150_000, || TODAY_US + suspended + 150_000), TODAY_US + suspended + 150_000);
+        assert_eq!(calendar.at(|| 160_000, || unreachable!()), TODAY_US + suspended + 160_000);
+    }
+
+    #[test]
+    fn clock_that_begins_in_1970_follows_the_correction() {
+        let calendar = FollowedCalendar::new(30);
+        assert_eq!(calendar.at(|| LOOK_US, || TODAY_US), TODAY_US);
+        // And one that was ahead steps back.
+        assert_eq!(calendar.at(|| 2 * LOOK_US, || TODAY_US - HOUR_US), TODAY_US - HOUR_US);
+    }
+
+    #[test]
+    fn clock_does_not_follow_small_differences() {
+        let calendar = FollowedCalendar::new(TODAY_US);
+        for (at, ahead) in [(1, STEP_US - 1), (2, 1), (3, 0)] {
+            let passed = at * LOOK_US;
+            assert_eq!(calendar.at(|| passed, || TODAY_US + passed + ahead), TODAY_US + passed);
+            assert_eq!(calendar.at(|| passed + 1, || unreachable!()), TODAY_US + passed + 1);
+        }
+        assert_eq!(calendar.at(|| 4 * LOOK_US, || TODAY_US + 4 * LOOK_US - STEP_US), TODAY_US + 4 * LOOK_US - STEP_US);
+    }
+
+    #[test]
+    fn look_that_took_too_long_is_not_believed() {
+        let calendar = FollowedCalendar::new(TODAY_US);
+        let reads = std::cell::Cell::new(0);
+        let passed = || {
+            reads.set(reads.get() + 1);
+            if reads.get() == 1 { LOOK_US } else { LOOK_US + HOUR_US } // the thread slept in between
+        };
+        assert_eq!(calendar.at(passed, || TODAY_US + LOOK_US), TODAY_US + LOOK_US + HOUR_US);
+        // It looks again, and finds nothing.
+        let later = LOOK_US + HOUR_US + 1;
+        assert_eq!(calendar.at(|| later, || TODAY_US + later), TODAY_US + later);
+    }
+}
