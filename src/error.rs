@@ -168,7 +168,7 @@ pub enum ConfigErrorKind {
     Range,
     /// The bytes are no snapshot, or one of another version of this crate, or a damaged one.
     Snapshot,
-    /// The text could not be read: as a quota, a network, or a label.
+    /// The text could not be read: as a quota, a network, a time zone, or a label.
     Syntax,
     /// A limiter does not [support](crate::limiter::Limiter::supports) the quota.
     Unsupported,

@@ -51,7 +51,7 @@ need() {
 
 # Every build of tests takes both packages and uses these features, so that dependencies are built once. The other two ways of TLS are
 # alternatives to this one. The feature tracing changes where warnings go, so it has a test of its own.
-features=axum,tonic,tokio,metrics,fred-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,status,rules,conformance
+features=axum,tonic,tokio,metrics,fred-rustls-ring,redis-rs-rustls-ring,postgres,retry,serde,status,rules,conformance,time-zones
 
 step 'tools'
 need 'a C linker' 'command -v cc' gcc libc6-dev

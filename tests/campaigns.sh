@@ -2,7 +2,7 @@
 # The same tests as in tests/all.sh, with many more cases: for a night, or before a release. Each command also runs alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-features=axum,tonic,tokio,fred-rustls-ring,serde,rules,conformance
+features=axum,tonic,tokio,fred-rustls-ring,serde,rules,conformance,time-zones
 # Optimised, the tests of the library take five minutes to build, and the simulation plays eight times as many seeds a second.
 # Assertions stay.
 export CARGO_PROFILE_TEST_OPT_LEVEL=2

@@ -451,7 +451,7 @@ impl PairAlgorithm for Block {
         u64::MAX
     }
 
-    fn longest_us(&self) -> u64 {
+    fn longest_us(&self, _now: u64) -> u64 {
         u64::MAX
     }
 }

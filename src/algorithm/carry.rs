@@ -60,7 +60,7 @@ impl Decider {
             None => carried,
         };
         let (most, longest_us) = match self {
-            Self::Pair(decider, _) => (decider.get().most(), decider.get().longest_us()),
+            Self::Pair(decider, _) => (decider.get().most(), decider.get().longest_us(now)),
             Self::EntryLog(log) => (log.most(), log.longest_us()),
             // Held units are not used units, and used units are not held.
             Self::Places(_) => return (NewState::Pair(None), Fit::Fits),

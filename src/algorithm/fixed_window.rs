@@ -2,32 +2,44 @@
 //!
 //! # 1 Definition and laws
 //!
-//! Windows begin at whole multiples of the period since the Unix epoch, or at the key's first request; they are
-//! half-open, so at exactly `start + period` the key is free again.
+//! Windows begin at whole multiples of the period since the Unix epoch, at the key's first request,
+//! or with a day, week, month, quarter or year of a calendar; they are half-open, so at exactly the
+//! window's end the key is free again.
 //!
 //! It guarantees: at most `limit` units in each window, hence at most `2·limit` in any period, which is the known
-//! weakness: twice the limit can pass around an edge. Choose it for budgets per day or per hour. A period has a fixed
-//! length, so there are no windows of calendar months, or of days in another time zone than UTC.
+//! weakness: twice the limit can pass around an edge. Choose it for budgets per hour, day or month.
 //!
 //! # 2 Parameters
 //!
-//! Limit, period and anchor. Denied requests may be counted, up to the limit. An unlimited quota takes every charge as
-//! a forced one, and its count ends at the limit.
+//! Limit, and period and anchor or a calendar. Denied requests may be counted, up to the limit. An
+//! unlimited quota takes every charge as a forced one, and its count ends at the limit.
 //!
 //! # 3 State
 //!
-//! A [`Pair`]: the window's end, and the count. A clock that steps back into an earlier window stays in the later one,
-//! if that begins within a period. Otherwise the count moves to the window that ends at the first edge at least a
-//! period away. Either costs a key at most one period, and neither lets it use the same time twice.
+//! A [`Pair`]: the window's end, and the count. A calendar is asked only which window an instant is
+//! in, and which one is next. If a clock steps back into an earlier window, the count stays in the
+//! later one if that is the next. Otherwise the count moves to the first window that ends at least
+//! a whole window after now. Either costs a key at most one window, and neither lets it use the
+//! same time twice.
 
+use crate::base::calendar::{Calendar, CalendarWindow, CalendarWindows};
+use crate::base::time::PERIOD_US_MAX;
 use crate::decision::ChargeDecision;
 use crate::quota::spec::{Anchor, Spec};
 
 use super::divisor::Divisor;
-use super::state::{Layout, Next, Pair, PairAlgorithm, Transition, bits};
+use super::state::{Layout, Next, Pair, PairAlgorithm, Transition, WORD_AHEAD_US, bits};
 #[cfg(feature = "_redis")]
 use super::state::{LuaNumbers, UNBOUNDED, numbers};
 use super::used::{Carried, Dated, Used};
+
+/// The edges of every calendar are whole seconds.
+const EDGE_US: u64 = 1_000_000;
+
+/// A state of a calendar ends with the next window at the latest, which is ahead by fewer than this many of the longest
+/// windows: a zone may make a window a day longer.
+const AHEAD_PERIODS: u64 = 4;
+const _: () = assert!(AHEAD_PERIODS * PERIOD_US_MAX <= WORD_AHEAD_US, "the state of a year fits a word");
 
 /// Quotas that count per window.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +48,10 @@ pub(crate) struct FixedWindow {
     period_us: u64,
     /// For finding the window of an instant.
     grid: Divisor,
+    /// The end of a state's window is valid if it is ahead by no more than this. For windows of one length that is two
+    /// of them. A calendar has to be asked about an end that is further ahead than its shortest window is long.
+    near_us: u64,
+    calendar: Option<&'static CalendarWindows>,
     debt: u64,
     anchor: Anchor,
     count_denied: bool,
@@ -52,13 +68,25 @@ struct Window {
 
 impl FixedWindow {
     pub(crate) fn new(spec: &Spec) -> Self {
-        let Spec { limit, period_us, debt, anchor, count_denied, unlimited, .. } = *spec;
-        Self { limit, period_us, grid: Divisor::new(period_us), debt, anchor, count_denied, unlimited }
+        let Spec { limit, period_us, debt, anchor, calendar, count_denied, unlimited, .. } = *spec;
+        let near_us = calendar.map_or(2 * period_us, Calendar::shortest_us);
+        let (grid, calendar) = (Divisor::new(period_us), calendar.map(CalendarWindows::of));
+        Self { limit, period_us, grid, near_us, calendar, debt, anchor, count_denied, unlimited }
     }
 
     pub(crate) fn layout(&self) -> Layout {
-        let grid = (self.anchor == Anchor::Epoch).then_some(self.period_us);
-        Layout::of(bits(self.limit + self.debt), grid, 2 * self.period_us)
+        let grid = match (self.calendar, self.anchor) {
+            (Some(_), _) => Some(EDGE_US),
+            (None, Anchor::Epoch) => Some(self.period_us),
+            (None, Anchor::FirstRequest) => None,
+        };
+        Layout::of(bits(self.limit + self.debt), grid, self.calendar.map_or(2, |_| AHEAD_PERIODS) * self.period_us)
+    }
+
+    /// Returns the windows of the calendar, if the quota has these.
+    #[cfg(feature = "_redis")]
+    pub(crate) fn calendar(&self) -> Option<&'static CalendarWindows> {
+        self.calendar
     }
 
     // Windows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -66,10 +94,13 @@ impl FixedWindow {
     #[inline]
     fn window(&self, state: Option<Pair>, now: u64) -> Window {
         match state {
-            Some(state) if state.at > now && state.at - now <= 2 * self.period_us => {
+            Some(state) if state.at > now && state.at - now <= self.near_us => {
                 Window { end: state.at, count: state.n, moved: false }
             }
             state => {
+                if let Some(calendar) = self.calendar {
+                    return calendar_window(calendar, state, now);
+                }
                 let past = if self.anchor == Anchor::Epoch { now - self.grid.round_down(now) } else { 0 };
                 let end = now - past + self.period_us;
                 match state {
@@ -81,6 +112,15 @@ impl FixedWindow {
                 }
             }
         }
+    }
+
+    /// Returns the window to which units of other windows move: the first one that ends no earlier
+    /// than any of them, and at least a whole window after they were taken.
+    fn calendar_to_hold(calendar: &CalendarWindows, carried: &Carried, now: u64) -> CalendarWindow {
+        let open = calendar.at(now);
+        let taken = carried.taken().unwrap_or(now).min(now);
+        let is_open_enough = open.begins_at(now) || open.begins_at(taken) && carried.back() <= open.end;
+        if is_open_enough { open } else { calendar.after(open) }
     }
 
     #[inline]
@@ -95,6 +135,20 @@ impl FixedWindow {
         let reset_us = if window.count == 0 { 0 } else { left_us };
         ChargeDecision::found(self.limit, remaining, reset_us, left_us, retry_us)
     }
+}
+
+/// Returns the window of an instant, and what a state counts in it.
+#[inline(never)]
+fn calendar_window(calendar: &CalendarWindows, state: Option<Pair>, now: u64) -> Window {
+    let open = calendar.at(now);
+    let Some(state) = state.filter(|state| state.at > now) else {
+        return Window { end: open.end, count: 0, moved: false };
+    };
+    if state.at == open.end || state.at <= calendar.after(open).end {
+        return Window { end: state.at, count: state.n, moved: false };
+    }
+    let whole = if open.begins_at(now) { open } else { calendar.after(open) };
+    Window { end: whole.end, count: state.n, moved: true }
 }
 
 impl PairAlgorithm for FixedWindow {
@@ -132,10 +186,20 @@ impl PairAlgorithm for FixedWindow {
         let most = self.limit + self.debt;
         let bound = if force || cost == 0 || self.unlimited { UNBOUNDED } else { self.limit };
         let (epoch, count_denied) = (u64::from(self.anchor == Anchor::Epoch), u64::from(self.count_denied));
-        numbers(&[cost.min(most + 1), bound, self.limit, most, self.period_us, epoch, count_denied])
+        // The window of a calendar follows when the call is made: it depends on the server's time.
+        let period_us = if self.calendar.is_some() { 0 } else { self.period_us };
+        numbers(&[cost.min(most + 1), bound, self.limit, most, period_us, epoch, count_denied])
     }
 
     fn carried(&self, state: Pair, now: u64, _sliced: bool) -> Carried {
+        if let Some(calendar) = self.calendar {
+            if state.at <= now {
+                return Carried::new(Used::units(0), []);
+            }
+            // Whoever takes it over bounds the end, if a clock stepped back.
+            let start = calendar.at(state.at - 1).start();
+            return Carried::new(Used::units(state.n), [Dated::new(Some(start.min(now)), state.at, state.n)]);
+        }
         let Window { end, count, .. } = self.window(Some(state), now);
         let dated = Dated::new(Some(end.saturating_sub(self.period_us).min(now)), end, count);
         Carried::new(Used::units(count), [dated])
@@ -144,6 +208,9 @@ impl PairAlgorithm for FixedWindow {
     /// Counts all of it in one window: the first one that lasts as long as any of it would have counted.
     fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
         let count = carried.used.units_ceil().min(self.limit + self.debt);
+        if let Some(calendar) = self.calendar {
+            return (count > 0).then(|| Pair { at: Self::calendar_to_hold(calendar, carried, now).end, n: count });
+        }
         let until = carried.until(now, self.period_us);
         let end = match self.anchor {
             Anchor::FirstRequest => until,
@@ -157,18 +224,25 @@ impl PairAlgorithm for FixedWindow {
     }
 
     /// The longest time from now after which units of another quota may be freed.
-    fn longest_us(&self) -> u64 {
-        2 * self.period_us
+    fn longest_us(&self, now: u64) -> u64 {
+        self.calendar.map_or(2 * self.period_us, |calendar| calendar.after(calendar.at(now)).end - now)
     }
 
+    /// An edge of a calendar may be another one for a process with other data of the zone.
     fn could_be(&self, state: Pair) -> bool {
-        state.n <= self.limit + self.debt && (self.anchor == Anchor::FirstRequest || state.at % self.period_us == 0)
+        let is_edge = match (self.calendar, self.anchor) {
+            (Some(_), _) => state.at % EDGE_US == 0,
+            (None, Anchor::Epoch) => state.at % self.period_us == 0,
+            (None, Anchor::FirstRequest) => true,
+        };
+        state.n <= self.limit + self.debt && is_edge
     }
 
     /// Whether a decision at `now` would rewind this state.
     #[inline]
     fn is_clamped(&self, state: Pair, now: u64) -> bool {
-        state.at.saturating_sub(now) > 2 * self.period_us
+        let ahead_us = state.at.saturating_sub(now);
+        ahead_us > self.near_us && self.calendar.is_none_or(|calendar| state.at > calendar.after(calendar.at(now)).end)
     }
 
     #[inline(always)]

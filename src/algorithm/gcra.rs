@@ -408,7 +408,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
         self.burst + self.debt
     }
 
-    fn longest_us(&self) -> u64 {
+    fn longest_us(&self, _now: u64) -> u64 {
         self.ceiling.us
     }
 

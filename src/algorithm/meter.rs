@@ -116,7 +116,7 @@ impl PairAlgorithm for Meter {
     }
 
     /// The longest time from now after which units of another quota may be freed.
-    fn longest_us(&self) -> u64 {
+    fn longest_us(&self, _now: u64) -> u64 {
         2 * self.retention_us
     }
 

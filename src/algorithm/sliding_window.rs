@@ -184,7 +184,7 @@ impl PairAlgorithm for TwoCounterWindow {
         self.log.most()
     }
 
-    fn longest_us(&self) -> u64 {
+    fn longest_us(&self, _now: u64) -> u64 {
         self.log.longest_us()
     }
 

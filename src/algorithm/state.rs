@@ -118,8 +118,9 @@ pub(crate) trait PairAlgorithm {
     /// it is. If some come back later, a denied charge writes the converted state. Otherwise each request would convert
     /// the old state again, and the end of a window that is a period from now would move on with the clock.
     ///
-    /// Windows return two periods, and buckets the time in which they drain.
-    fn longest_us(&self) -> u64;
+    /// Windows return two periods, or the time to the end of the next window. Buckets return the time in which they
+    /// drain.
+    fn longest_us(&self, now: u64) -> u64;
 
     /// Returns what the Lua twin needs to decide on a charge.
     #[cfg(feature = "_redis")]

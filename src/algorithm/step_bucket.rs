@@ -188,7 +188,7 @@ impl PairAlgorithm for StepBucket {
     }
 
     /// The longest time from now after which units of another quota may be freed.
-    fn longest_us(&self) -> u64 {
+    fn longest_us(&self, _now: u64) -> u64 {
         (self.burst + self.debt).div_ceil(self.tokens.max(1)).saturating_mul(self.tick_us)
     }
 

@@ -113,11 +113,15 @@ impl Carried {
         self.dated.last().map_or(0, |dated| dated.back)
     }
 
+    /// Returns when the last of it was taken at the latest, if that is known.
+    pub(super) fn taken(&self) -> Option<u64> {
+        self.dated.last().and_then(|last| last.taken)
+    }
+
     /// Returns until when all of it counts in a window of one period: a period after the last of it was taken. That is
     /// at most a period from now, and no earlier than it would have come back in that time.
     pub(super) fn until(&self, now: u64, period_us: u64) -> u64 {
-        let last = self.dated.last();
-        let taken = last.and_then(|last| last.taken).unwrap_or(now).min(now);
+        let taken = self.taken().unwrap_or(now).min(now);
         (taken + period_us).max(self.back().min(now + period_us))
     }
 

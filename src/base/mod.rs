@@ -1,5 +1,6 @@
 //! What every other room may use, and what uses no other room: instants, waits, locks, chance, headers, JSON.
 
+pub(crate) mod calendar;
 pub(crate) mod fields;
 pub(crate) mod head;
 pub(crate) mod header_names;
@@ -14,3 +15,4 @@ pub(crate) mod time;
 pub(crate) mod wait;
 pub(crate) mod wait_list;
 pub(crate) mod wakers;
+pub(crate) mod zone;

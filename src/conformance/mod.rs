@@ -49,7 +49,7 @@ use std::time::Duration;
 
 use crate::error::ConfigError;
 use crate::limiter::Limiter;
-use crate::quota::{Algorithm, Anchor, Oldest, Quota};
+use crate::quota::{Algorithm, Anchor, Calendar, Oldest, Quota};
 
 pub use report::{Failure, Failures, FailuresKind, Report};
 #[cfg(feature = "store")]
@@ -127,6 +127,8 @@ fn quotas_of(algorithm: Algorithm) -> Vec<Result<Quota, ConfigError>> {
             Quota::fixed_window(CAPACITY, MINUTE),
             Quota::fixed_window(CAPACITY, MINUTE / 2),
             Quota::fixed_window(CAPACITY, MINUTE).and_then(|quota| quota.anchor(Anchor::FirstRequest)),
+            Quota::calendar(CAPACITY, Calendar::day()),
+            Calendar::month().from_day(31).and_then(|month| Quota::calendar(CAPACITY, month)),
         ],
         Algorithm::SlidingWindow => vec![
             Quota::sliding_window(CAPACITY, MINUTE),

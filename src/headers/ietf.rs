@@ -43,6 +43,11 @@ impl Advertised {
         }
         Self { quota: capacity, window: seconds(refill_us) }
     }
+
+    /// Returns what clients learn of a quota of the calendar while a window of this length is open.
+    pub(super) fn within(self, window_us: u64) -> Self {
+        Self { window: Some(seconds_ceil(window_us).max(1)), ..self }
+    }
 }
 
 /// Returns the units that a quota lets pass in this time once its capacity is used up, rounded down.
@@ -95,8 +100,8 @@ pub(super) fn push_precise(text: &mut Text, precise: Precise) {
 
 /// Writes a policy as `"default";q=100;w=60` or `"default";q=100;qu="tokens";w=60`, or for a
 /// nameless list as `100;w=60`. A quota without a window has no `w`.
-pub(super) fn push_policy(text: &mut Text, policy: &Policy, list: List) {
-    let Advertised { quota, window } = Advertised::new(policy.quota());
+pub(super) fn push_policy(text: &mut Text, policy: &Policy, advertised: Advertised, list: List) {
+    let Advertised { quota, window } = advertised;
     if list != List::Nameless {
         push_string(text, policy.name());
         text.push(b";q=");

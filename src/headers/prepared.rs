@@ -9,8 +9,9 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
+use crate::base::calendar::{Calendar, CalendarWindows};
 use crate::base::fields::List;
-use crate::base::time::micros_ceil;
+use crate::base::time::{CLOCK_US_MAX, micros_ceil};
 use crate::base::wait::Wait;
 use crate::clock::{CalendarClock, Clock};
 use crate::outcome::{Outcome, OutcomeKind};
@@ -19,7 +20,7 @@ use crate::policy::Policy;
 use super::content::{Content, Header, Single};
 use super::definition::{Format, Headers, PartitionKey, When};
 use super::ietf::{
-    Precise, item_parts, item_start, precisely, push_dictionary, push_partition, push_policy, push_precise,
+    Advertised, Precise, item_parts, item_start, precisely, push_dictionary, push_partition, push_policy, push_precise,
 };
 use super::retry_after;
 use super::text::{Text, integer};
@@ -155,7 +156,7 @@ impl PreparedHeaders {
     pub(super) fn value(&self, header: &PreparedHeader, views: &[PolicyView<'_>], seed: u64) -> Option<HeaderValue> {
         match header.content {
             Content::List(List::Limits) => self.limits(header, views, seed),
-            Content::List(List::Policies | List::Nameless) => header.policies(views),
+            Content::List(List::Policies | List::Nameless) => header.policies(views, &*self.clock),
             Content::Single(single) => self.single(single, header, binding(views)?, seed),
             Content::RetryAfter => integer(self.waits.reported_seconds(longest_wait_us(views)?, seed)),
             Content::RetryAfterMs => integer(self.waits.reported_us(longest_wait_us(views)?, seed).div_ceil(1_000)),
@@ -286,21 +287,26 @@ impl PreparedHeader {
 
     /// Returns the value of a list of quotas.
     #[inline]
-    fn policies(&self, views: &[PolicyView<'_>]) -> Option<HeaderValue> {
+    fn policies(&self, views: &[PolicyView<'_>], clock: &dyn Clock) -> Option<HeaderValue> {
         match views {
-            [only] => self.item(only).cloned().or_else(|| self.own_item(only)),
+            [only] => self.item(only).cloned().or_else(|| self.own_item(only, clock)),
             _ if views.len() == self.items.len() && self.all.is_some() => self.all.clone(),
             _ => {
                 let items: SmallVec<[Option<HeaderValue>; 4]> =
-                    views.iter().map(|view| self.item(view).cloned().or_else(|| self.own_item(view))).collect();
+                    views.iter().map(|view| self.item(view).cloned().or_else(|| self.own_item(view, clock))).collect();
                 list(items.iter().map(Option::as_ref))?.to_value()
             }
         }
     }
 
-    /// Returns the item of a request's own quota.
+    /// Returns the item of a request's own quota, or of a quota of the calendar.
     #[inline(never)]
-    fn own_item(&self, view: &PolicyView<'_>) -> Option<HeaderValue> {
+    fn own_item(&self, view: &PolicyView<'_>, clock: &dyn Clock) -> Option<HeaderValue> {
+        match (self.content, view.policy.quota().calendar_windows()) {
+            (Content::List(list), Some(calendar)) => return calendar_item(list, calendar, view, clock),
+            (_, Some(_)) => return None,
+            (_, None) => {}
+        }
         match self.content {
             Content::List(List::Policies) => view.policy.item(|| constant_item(List::Policies, view.policy)),
             Content::List(list) => constant_item(list, view.policy),
@@ -309,14 +315,29 @@ impl PreparedHeader {
     }
 }
 
+const HALF_A_DAY_US: u64 = 12 * 3_600_000_000;
+
+/// Returns the item of a quota of the calendar: its window is the one that is open.
+fn calendar_item(list: List, calendar: Calendar, view: &PolicyView<'_>, clock: &dyn Clock) -> Option<HeaderValue> {
+    let windows = CalendarWindows::of(calendar);
+    let end = clock.now().as_micros().saturating_add(view.decision.window_us).min(CLOCK_US_MAX);
+    // The limiter's clock may differ from this one by up to half of a window.
+    let window = windows.at(end.saturating_sub(calendar.shortest_us().max(HALF_A_DAY_US) / 2));
+    let mut text = Text::new();
+    let advertised = Advertised::new(view.policy.quota()).within(window.length);
+    push_policy(&mut text, view.policy, advertised, list);
+    text.to_value()
+}
+
 /// Returns the constant text of a policy's item: the whole item, or the beginning of an item of [limits](List::Limits).
-/// Returns `None` if the item depends on the request's own quota.
+/// Returns `None` if the item depends on the request's own quota, or on the window that is open.
 fn constant_item(list: List, policy: &Policy) -> Option<HeaderValue> {
     let mut text = Text::new();
     match list {
         List::Limits => item_start(&mut text, policy),
         List::Policies | List::Nameless if policy.has_quota_of_request() => return None,
-        List::Policies | List::Nameless => push_policy(&mut text, policy, list),
+        List::Policies | List::Nameless if policy.quota().calendar_windows().is_some() => return None,
+        List::Policies | List::Nameless => push_policy(&mut text, policy, Advertised::new(policy.quota()), list),
     }
     let value = text.to_shared_value();
     debug_assert!(value.is_some(), "the name of each policy can stand in a list");

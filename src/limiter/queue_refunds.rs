@@ -207,7 +207,7 @@ impl<C> Default for LeakyQueue<C> {
 /// Returns the longest time until a slot is over, rounded up.
 fn longest(quota: &Quota) -> Duration {
     match quota.decider() {
-        Decider::Pair(decider, _) => Duration::from_micros(decider.get().longest_us() + 1),
+        Decider::Pair(decider, _) => Duration::from_micros(decider.get().longest_us(0) + 1),
         Decider::EntryLog(_) | Decider::Places(_) => Duration::ZERO, // no queue
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::spec::{Algorithm, Anchor, Oldest, PLACES_MAX, Spec, UNITS_MAX};
 use crate::algorithm::Decider;
+use crate::base::calendar::Calendar;
 use crate::base::time::{PERIOD_US_MAX, micros_exact, micros_floor};
 use crate::error::ConfigError;
 use crate::error::ConfigErrorKind::{NotAnOption, Range};
@@ -43,8 +44,9 @@ const SECOND: u64 = 1_000_000;
 ///
 /// So rates from one per 366 days to billions per second and byte quotas of terabytes a month are
 /// possible. A quota outside of this range is an error when it is made, not when a request comes.
-/// [`per_second`](Self::per_second), `per_minute`, `per_hour`, `per_day`, [`concurrent`](Self::concurrent)
-/// and [`unlimited`](Self::unlimited) cannot fail: a larger limit counts as the largest one.
+/// [`per_second`](Self::per_second), `per_minute`, `per_hour`, `per_day`, `per_calendar_month`,
+/// [`concurrent`](Self::concurrent) and [`unlimited`](Self::unlimited) cannot fail: a larger limit counts
+/// as the largest one.
 ///
 /// A quota with a limit of 0 lets nothing pass.
 #[derive(Clone, Copy)]
@@ -155,13 +157,52 @@ impl Quota {
     /// Makes a counter that starts afresh each `period`, at whole multiples of it since the epoch,
     /// unless [`anchor`](Self::anchor) says otherwise.
     ///
-    /// A period has a fixed length. Windows of one day begin at midnight UTC, and windows of 30
-    /// days are not months. There are no calendar months, and no days of another time zone.
+    /// A period has a fixed length. Windows of one day begin at midnight UTC, and windows of 30 days
+    /// are not months: [`calendar`](Self::calendar) has these, and the days of other time zones.
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
     pub fn fixed_window(limit: u64, period: Duration) -> Result<Self, ConfigError> {
         Self::build(limit, period, Algorithm::FixedWindow)
+    }
+
+    /// Makes a counter that starts afresh with each window of the [calendar](Calendar): each day, week,
+    /// month, quarter or year. It is a [fixed window](Self::fixed_window) whose edges are those of the
+    /// calendar, and has its options, except for [`anchor`](Self::anchor).
+    ///
+    /// Its [`period`](Self::period) is that of the longest window in UTC, such as 31 days.
+    ///
+    /// ```
+    /// use tower_ratelimit::Quota;
+    /// use tower_ratelimit::quota::Calendar;
+    /// # fn main() -> Result<(), tower_ratelimit::ConfigError> {
+    /// let plan = Quota::calendar(10_000, Calendar::month().from_day(15)?)?;
+    /// assert_eq!("10000 per calendar month from day 15".parse(), Ok(plan));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if the limit is out of [range](Self#exactness-and-ranges).
+    pub fn calendar(limit: u64, calendar: Calendar) -> Result<Self, ConfigError> {
+        Self::checked(Self::calendar_spec(limit, calendar))
+    }
+
+    /// Makes a counter of `limit` units for each month of the calendar in UTC. See
+    /// [`calendar`](Self::calendar) for days in a time zone, and for months from the day of a
+    /// subscription.
+    ///
+    /// ```
+    /// use tower_ratelimit::Quota;
+    ///
+    /// assert_eq!(Quota::per_calendar_month(10_000).to_string(), "10000 per calendar month");
+    /// ```
+    #[must_use]
+    pub fn per_calendar_month(limit: u64) -> Self {
+        Self::from_spec(Self::calendar_spec(limit.min(UNITS_MAX), Calendar::month()))
+    }
+
+    fn calendar_spec(limit: u64, calendar: Calendar) -> Spec {
+        Spec { calendar: Some(calendar), ..Spec::new(limit, calendar.longest_us(), Algorithm::FixedWindow) }
     }
 
     /// Makes a window that slides with time, counted in sub-windows. [`buckets`](Self::buckets)
@@ -331,8 +372,14 @@ impl Quota {
     /// Sets where windows or steps begin.
     ///
     /// # Errors
-    /// Returns an error if the algorithm is neither a fixed window nor a step bucket.
+    /// Returns an error if the algorithm is neither a fixed window nor a step bucket, or the windows are
+    /// those of the [calendar](Self::calendar).
     pub fn anchor(self, anchor: Anchor) -> Result<Self, ConfigError> {
+        if self.spec.calendar.is_some() {
+            let message = "`anchor` has no meaning for a quota of the calendar, which says where its windows begin: it \
+                           belongs to windows of one length";
+            return Err(ConfigError::new(NotAnOption, message));
+        }
         self.with("anchor", &[Algorithm::FixedWindow, Algorithm::StepBucket], |spec| spec.anchor = anchor)
     }
 
@@ -448,7 +495,7 @@ impl Quota {
     }
 
     /// Returns the period of the limit; zero for a [concurrency limit](Self::concurrent), which has
-    /// none.
+    /// none. For a quota of the [calendar](Self::calendar) it is the length of the longest window in UTC.
     #[must_use]
     pub fn period(&self) -> Duration {
         Duration::from_micros(self.spec.period_us)
@@ -464,6 +511,12 @@ impl Quota {
     #[must_use]
     pub fn counts_bytes(&self) -> bool {
         self.spec.in_bytes
+    }
+
+    /// Returns the windows of a quota of the [calendar](Self::calendar); `None` for other quotas.
+    #[must_use]
+    pub fn calendar_windows(&self) -> Option<Calendar> {
+        self.spec.calendar
     }
 
     /// Returns the algorithm.
@@ -539,7 +592,7 @@ impl Quota {
             |Self { spec, .. }: &Self| spec.algorithm.is_bucket() && spec.algorithm != Algorithm::LeakyQueue;
         let dates = |Self { spec, .. }: &Self| {
             let rate = if spec.algorithm == Algorithm::LeakyQueue { spec.limit } else { 0 };
-            (spec.algorithm, spec.period_us, spec.anchor, spec.buckets, rate)
+            (spec.algorithm, spec.period_us, spec.anchor, spec.calendar, spec.buckets, rate)
         };
         is_bucket(self) && is_bucket(other) || dates(self) == dates(other)
     }

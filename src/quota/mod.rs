@@ -4,6 +4,7 @@
 pub(crate) mod builder;
 
 mod block;
+mod calendar;
 pub(crate) mod error;
 mod parse;
 #[cfg(feature = "serde")]
@@ -13,6 +14,8 @@ mod split;
 #[cfg(all(test, not(ratelimit_loom)))]
 mod tests;
 
+pub use crate::base::calendar::Calendar;
 pub(crate) use builder::Quota;
+pub use calendar::Weekday;
 pub(crate) use spec::UNITS_MAX;
 pub use spec::{Algorithm, Anchor, Oldest};

@@ -5,7 +5,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::builder::Quota;
+use super::calendar::Weekday;
 use super::spec::{Algorithm, Anchor, Oldest, Spec, UNITS_MAX};
+use crate::base::calendar::{Calendar, CalendarUnit};
 use crate::error::{ConfigError, ConfigErrorKind, printable};
 
 /// The units of time, the longest first: the microseconds, the name for printing, and the names for
@@ -64,9 +66,10 @@ impl fmt::Display for Quota {
         }
         let plain = Spec::new(spec.limit, spec.period_us, spec.algorithm);
         write!(f, "{} per ", Amount(spec.limit, spec))?;
-        match in_units(spec.period_us) {
-            (1, name) => f.write_str(name)?,
-            (count, name) => write!(f, "{count} {name}s")?,
+        match (spec.calendar, in_units(spec.period_us)) {
+            (Some(calendar), _) => write!(f, "calendar {calendar}")?,
+            (None, (1, name)) => f.write_str(name)?,
+            (None, (count, name)) => write!(f, "{count} {name}s")?,
         }
         if spec.burst != plain.burst {
             if spec.algorithm == Algorithm::LeakyQueue {
@@ -106,7 +109,8 @@ impl fmt::Display for Quota {
         if spec.proportional {
             f.write_str(", in proportion")?;
         }
-        write!(f, ", {}", spec.algorithm)
+        // A calendar has fixed windows only.
+        if spec.calendar.is_some() { Ok(()) } else { write!(f, ", {}", spec.algorithm) }
     }
 }
 
@@ -155,7 +159,10 @@ impl FromStr for Quota {
     /// and commas do not matter, and `up to` may be left out of a debt. Numbers may contain `_`. A
     /// quota that [never refuses](Quota::unlimited) is `unlimited`.
     ///
-    /// A week has 7 days, a month 30 and a year 365.
+    /// A week has 7 days, a month 30 and a year 365, wherever they begin. The windows of a
+    /// [calendar](Quota::calendar) are `10000 per calendar month`, `10000 per calendar month from day 15 in
+    /// Europe/Berlin`, `500 per calendar week from sunday`: a calendar day, week, month, quarter or year,
+    /// the day on which each month or week begins, and a time zone.
     ///
     /// The word `requests` may stand behind a limit: `100 requests per minute`.
     ///
@@ -166,11 +173,26 @@ impl FromStr for Quota {
         if text.trim().eq_ignore_ascii_case(UNLIMITED) {
             return Ok(Self::unlimited());
         }
-        let spaced = text.replace('/', " per ").replace([',', ';'], " ");
+        let spaced = spaced(text);
         let lower = spaced.to_ascii_lowercase();
         let (words, written) = (lower.split_whitespace().collect(), spaced.split_whitespace().collect());
         WordReader { text, words, written, at: 0, in_bytes: false }.quota()
     }
+}
+
+/// Returns the text with spaces between its words, and `per` for a slash that is not part of a time zone's name.
+fn spaced(text: &str) -> String {
+    let (mut spaced, mut is_zone) = (String::with_capacity(text.len() + 8), false);
+    for word in text.split(|c: char| c.is_whitespace() || matches!(c, ',' | ';')).filter(|word| !word.is_empty()) {
+        if is_zone {
+            spaced.push_str(word);
+        } else {
+            spaced.push_str(&word.replace('/', " per "));
+        }
+        spaced.push(' ');
+        is_zone = word.eq_ignore_ascii_case("in");
+    }
+    spaced
 }
 
 type Changed = Result<Quota, ConfigError>;
@@ -332,6 +354,9 @@ impl<'a> WordReader<'a> {
     /// Reads the period and the algorithm of a quota whose limit was read. Returns whether the algorithm is named.
     fn timed(&mut self, limit: u64) -> Result<(Quota, bool), ConfigError> {
         self.expect("per")?;
+        if self.skip("calendar") {
+            return self.of_calendar(limit);
+        }
         let period = self.period()?;
         let mut algorithms = Algorithm::timed().filter(|algorithm| self.find(algorithm.as_str()));
         let named = algorithms.next();
@@ -344,6 +369,52 @@ impl<'a> WordReader<'a> {
             algorithm => Quota::build(limit, period, algorithm)?,
         };
         Ok((quota, named.is_some()))
+    }
+
+    /// Reads the windows of a quota of the calendar.
+    fn of_calendar(&mut self, limit: u64) -> Result<(Quota, bool), ConfigError> {
+        let unit = self.next().unwrap_or_default();
+        let Some(known) = CalendarUnit::ALL.iter().find(|known| known.as_str() == unit) else {
+            let units = CalendarUnit::ALL.map(CalendarUnit::as_str);
+            let hint = similar(&[unit], units.into_iter());
+            return Err(self.error(&format!(
+                "{} stands where `{}` should be{hint}",
+                QuotedWord(unit),
+                units.join("`, `")
+            )));
+        };
+        let mut calendar = Calendar::of(*known);
+        if self.skip("from day") {
+            let day = self.number("the day after `from day`")?;
+            calendar = calendar.from_day(u8::try_from(day).unwrap_or(u8::MAX))?;
+        } else if let Some(day) = self.weekday() {
+            self.at += 2;
+            calendar = calendar.from_weekday(day)?;
+        }
+        if !self.is_next("in proportion") && self.skip("in") {
+            let zone = self.next().ok_or_else(|| self.error("a time zone is missing after `in`"))?;
+            calendar = calendar.zone(zone)?;
+        }
+        let others = Algorithm::timed().filter(|algorithm| *algorithm != Algorithm::FixedWindow);
+        if let Some(other) = others.into_iter().find(|algorithm| self.find(algorithm.as_str())) {
+            return Err(self.error(&format!("a calendar has fixed windows: leave out `{other}`")));
+        }
+        self.find(Algorithm::FixedWindow.as_str());
+        Ok((Quota::calendar(limit, calendar)?, true))
+    }
+
+    /// Returns the day of the week of the next words, such as `from sunday`, and marks them as read.
+    fn weekday(&mut self) -> Option<Weekday> {
+        let words = self.words.get_mut(self.at..self.at + 2)?;
+        let day = words.get(1).filter(|_| words.first() == Some(&"from"))?.parse().ok()?;
+        words.fill("");
+        Some(day)
+    }
+
+    fn is_next(&self, phrase: &str) -> bool {
+        let words = phrase.split(' ');
+        let next = self.words.get(self.at..).unwrap_or_default().iter().copied();
+        next.take(words.clone().count()).eq(words)
     }
 
     /// Reads a phrase wherever it stands. Returns whether it is there.

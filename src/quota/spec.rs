@@ -1,6 +1,8 @@
 //! A quota as data, which algorithms read.
 
+use crate::base::calendar::{Calendar, CalendarUnit};
 use crate::base::time::DRAIN_US_MAX;
+use crate::base::zone::Zone;
 use crate::error::labelled;
 
 /// The largest number of units in a quota: the largest integer of a structured header.
@@ -30,6 +32,8 @@ pub(crate) struct Spec {
     /// Whether a unit is a byte. It does not change what is counted.
     pub(crate) in_bytes: bool,
     pub(crate) anchor: Anchor,
+    /// The windows of a fixed window, if they are those of the calendar. The period is that of the longest in UTC.
+    pub(crate) calendar: Option<Calendar>,
     pub(crate) delay_after: u64,
     /// How long a request may wait in line for units of a concurrency limit; 0 if it is refused at once.
     pub(crate) line_wait_us: u64,
@@ -159,6 +163,7 @@ impl Spec {
             unlimited: false,
             in_bytes: false,
             anchor: Anchor::Epoch,
+            calendar: None,
             delay_after: 0,
             line_wait_us: 0,
             buckets: 1,
@@ -211,7 +216,19 @@ impl Spec {
             Algorithm::Block => {
                 [first, self.limit, self.period_us, length_us, factor, longest_us, memory_us, by_hand_us]
             }
-            _ => [first, self.limit, self.period_us, self.burst, self.debt, self.delay_after, self.line_wait_us, 0],
+            _ => {
+                let calendar = calendar_to_word(self.calendar);
+                [
+                    first,
+                    self.limit,
+                    self.period_us,
+                    self.burst,
+                    self.debt,
+                    self.delay_after,
+                    self.line_wait_us,
+                    calendar,
+                ]
+            }
         }
     }
 
@@ -226,11 +243,11 @@ impl Spec {
             (false, true) => Oldest::Counted,
         };
         let nothing = Lasting { length_us: 0, factor: 1, longest_us: 0, memory_us: 0, by_hand_us: 0 };
-        let (burst, debt, delay_after, line_wait_us, lasting) = match algorithm {
+        let (burst, debt, delay_after, line_wait_us, calendar, lasting) = match algorithm {
             Algorithm::Block => {
-                (limit, 0, 0, 0, Lasting { length_us: a, factor: b, longest_us: c, memory_us: d, by_hand_us: e })
+                (limit, 0, 0, 0, None, Lasting { length_us: a, factor: b, longest_us: c, memory_us: d, by_hand_us: e })
             }
-            _ => (a, b, c, d, nothing),
+            _ => (a, b, c, d, if e == 0 { None } else { Some(calendar_from_word(e)?) }, nothing),
         };
         Some(Self {
             limit,
@@ -240,6 +257,7 @@ impl Spec {
             debt_is_chosen: chooses(3),
             algorithm,
             anchor: if chooses(0) { Anchor::FirstRequest } else { Anchor::Epoch },
+            calendar,
             delay_after,
             line_wait_us,
             buckets: u32::try_from(first >> 32).ok()?,
@@ -274,4 +292,18 @@ impl Spec {
         };
         u64::try_from(most).unwrap_or(u64::MAX)
     }
+}
+
+/// Packs a calendar into a number that is not 0, and that only this process reads.
+fn calendar_to_word(calendar: Option<Calendar>) -> u64 {
+    let Some(Calendar { unit, first, zone }) = calendar else { return 0 };
+    let unit = CalendarUnit::ALL.iter().position(|other| *other == unit).unwrap_or(0) as u64 + 1; // below 2^8
+    u64::from(zone.number()) << 16 | u64::from(first) << 8 | unit
+}
+
+/// Unpacks what [`calendar_to_word`] packed.
+fn calendar_from_word(word: u64) -> Option<Calendar> {
+    let [unit, first, ..] = word.to_le_bytes();
+    let unit = *CalendarUnit::ALL.get(usize::from(unit).checked_sub(1)?)?;
+    Some(Calendar { unit, first, zone: Zone::of_number(u16::try_from(word >> 16).ok()?)? })
 }

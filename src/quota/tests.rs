@@ -15,7 +15,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 const MICROSECOND: Duration = Duration::from_micros(1);
 
 /// Words that mean something somewhere, and some that mean nothing anywhere. The names of algorithms come to them.
-const WORDS: [&str; 58] = [
+const WORDS: [&str; 68] = [
     "100",
     "0",
     "1",
@@ -74,6 +74,16 @@ const WORDS: [&str; 58] = [
     "TiB",
     "month",
     "100 GB per",
+    "calendar",
+    "calendar month",
+    "calendar day",
+    "calendar week",
+    "from day 31",
+    "from day 0",
+    "from sunday",
+    "in UTC",
+    "in Europe/Berlin",
+    "in nowhere",
 ];
 
 /// Returns the algorithms whose units come back with time.
@@ -89,7 +99,7 @@ fn words() -> Vec<&'static str> {
 fn names_the_fix(error: &ConfigError) -> bool {
     let message = error.to_string();
     let fixes = match error.kind() {
-        ConfigErrorKind::Syntax => ["write it like"].as_slice(),
+        ConfigErrorKind::Syntax => ["write it like", "take a name of", "feature `time-zones`"].as_slice(),
         ConfigErrorKind::NotAnOption => &["it belongs to"],
         ConfigErrorKind::Range => {
             &["at most", "such as", "use ", "1 ", "make it smaller", "choose a number of buckets", "lengthen the queue"]
@@ -145,7 +155,8 @@ proptest! {
     fn options_may_stand_in_any_order(shape in shapes(), algorithm in prop::sample::select(timed()), seed in any::<u64>()) {
         let quota = quota(algorithm, Anchor::Epoch, &shape);
         let words = quota.to_string();
-        let (rate, options) = words.split_once(", ").expect("the algorithm is always named");
+        // A calendar names no algorithm, and may have no options.
+        let (rate, options) = words.split_once(", ").unwrap_or((&words, ""));
         let mut options: Vec<&str> = options.split(", ").collect();
         for index in (1..options.len()).rev() {
             options.swap(index, (seed >> index) as usize % (index + 1));

@@ -71,9 +71,10 @@ pub(super) fn details(code: u8, message: &str, wait: Wait, outcome: &Outcome) ->
         let unit = policy.unit();
         let mut violation = Message::default();
         violation.bytes(1, format!("policy:{}", policy.name()).as_bytes());
-        let exceeded = match window {
-            Some(window) => format!("{quota} {unit} per {window} s exceeded"),
-            None => format!("{quota} {unit} exceeded"),
+        let exceeded = match (policy.quota().calendar_windows(), window) {
+            (Some(calendar), _) => format!("{quota} {unit} per calendar {calendar} exceeded"),
+            (None, Some(window)) => format!("{quota} {unit} per {window} s exceeded"),
+            (None, None) => format!("{quota} {unit} exceeded"),
         };
         violation.bytes(2, exceeded.as_bytes());
         failure.message(1, &violation);

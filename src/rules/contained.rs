@@ -204,6 +204,7 @@ fn allows_as_much(quota: &Quota, limit: &Quota) -> bool {
     let is_known = counts(inner.algorithm) || inner.algorithm == Algorithm::Concurrency;
     let is_alike = inner.algorithm == outer.algorithm
         && inner.period_us == outer.period_us
+        && inner.calendar == outer.calendar
         && (inner.buckets, inner.oldest) == (outer.buckets, outer.oldest);
     // Windows that begin with a key's first request begin at different times.
     let is_fixed = [inner, outer].iter().all(|spec| spec.anchor == Anchor::Epoch && !spec.count_denied);

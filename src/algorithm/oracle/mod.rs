@@ -5,6 +5,7 @@
 //! computed but searched for: the first microsecond at which the definition says yes.
 
 mod closing;
+mod edges;
 
 use crate::quota::spec::{Algorithm, Anchor, Oldest, Spec};
 
@@ -293,11 +294,18 @@ impl Oracle {
         let (used, most, ceiling, period_us) = (self.used(now), self.most(), self.ceiling(), self.spec.period_us);
         let (first, start) = (self.spec.anchor == Anchor::FirstRequest, self.start_of(now));
         let grain_us = self.grain_us();
+        let calendar = self.spec.calendar;
         match &mut self.model {
             Model::Fluid(level) if used > ceiling => *level = Some((ceiling, now)),
             Model::Fluid(_) => {}
             Model::Steps(level) if used > ceiling => *level = Some((ceiling, now, if first { now } else { 0 })),
             Model::Steps(_) => {}
+            Model::Window(Some((end, _))) if calendar.is_some() => {
+                let [start, first, second] = calendar.map_or([0; 3], |calendar| edges::around(calendar, now));
+                if i128::from(*end) > second {
+                    *end = (if i128::from(now) == start { first } else { second }) as u64;
+                }
+            }
             Model::Window(Some((end, _))) if *end > now + 2 * period_us => {
                 // The first edge that is a whole period away.
                 *end = if first { now + period_us } else { (now + period_us).div_ceil(period_us) * period_us };
@@ -320,7 +328,7 @@ impl Oracle {
 
     fn add(&mut self, now: u64, parts: i128) {
         let used = self.used(now);
-        let (anchor, period_us) = (self.spec.anchor, self.spec.period_us);
+        let (anchor, period_us, calendar) = (self.spec.anchor, self.spec.period_us, self.spec.calendar);
         let (start, life_us) = (self.start_of(now), self.life_us());
         match &mut self.model {
             Model::Fluid(level) => *level = Some((used + parts, now)),
@@ -335,6 +343,7 @@ impl Oracle {
             Model::Window(window) => {
                 let end = match (anchor, &window) {
                     (_, Some((end, _))) if now < *end => *end,
+                    _ if calendar.is_some() => calendar.map_or(0, |calendar| edges::around(calendar, now)[1] as u64),
                     (Anchor::Epoch, _) => (now / period_us + 1) * period_us,
                     (Anchor::FirstRequest, _) => now + period_us,
                 };
@@ -429,6 +438,9 @@ impl Oracle {
         if let Model::Window(window) = &self.model {
             return match (window, spec.anchor) {
                 (Some((end, _)), _) if now < *end => end - now,
+                _ if spec.calendar.is_some() => {
+                    spec.calendar.map_or(0, |calendar| edges::around(calendar, now)[1] as u64 - now)
+                }
                 (_, Anchor::Epoch) => spec.period_us - now % spec.period_us,
                 (_, Anchor::FirstRequest) => spec.period_us,
             };
@@ -466,6 +478,14 @@ impl Oracle {
                 self.start_of(now).max(newest) + self.grain_us() - now
             }
         }
+    }
+}
+
+/// Returns whether two instants are in one window of a quota whose windows begin at the epoch or with a calendar.
+pub(crate) fn are_in_one_window(spec: &Spec, one: u64, other: u64) -> bool {
+    match spec.calendar {
+        Some(calendar) => edges::around(calendar, one) == edges::around(calendar, other),
+        None => one / spec.period_us == other / spec.period_us,
     }
 }
 

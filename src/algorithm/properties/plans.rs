@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::base::sampling::stride;
-use crate::quota::{Algorithm, Anchor, Oldest, Quota};
+use crate::quota::{Algorithm, Anchor, Calendar, Oldest, Quota};
 
 use super::key::{Planned, State};
 use super::quotas::plain;
@@ -30,7 +30,10 @@ fn plans_of(algorithm: Algorithm, limit: u64) -> Vec<Quota> {
         plain.buckets(6),
         plain.buckets(60).and_then(|quota| quota.oldest(Oldest::Counted)),
     ];
-    std::iter::once(plain).chain(others.into_iter().flatten()).collect()
+    let is_window = algorithm == Algorithm::FixedWindow;
+    let calendars = [Calendar::day(), Calendar::month().from_day(31).unwrap()];
+    let calendars = calendars.into_iter().filter(|_| is_window).map(|calendar| Quota::calendar(limit, calendar));
+    std::iter::once(plain).chain(others.into_iter().chain(calendars).flatten()).collect()
 }
 
 /// Returns the plans that keep a share of their capacity.

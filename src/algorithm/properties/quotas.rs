@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::error::ConfigError;
 use crate::quota::spec::PLACES_MAX;
-use crate::quota::{Algorithm, Anchor, Oldest, Quota};
+use crate::quota::{Algorithm, Anchor, Calendar, Oldest, Quota, Weekday};
 
 const DAY_US: u64 = 86_400_000_000;
 
@@ -81,7 +81,11 @@ pub(crate) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Q
     if algorithm == Algorithm::Concurrency {
         return Quota::concurrent(limit);
     }
-    let plain = plain(algorithm, limit, period, time(burst, period_us));
+    let plain = match algorithm {
+        // Two of five windows of the epoch are those of a calendar.
+        Algorithm::FixedWindow if anchor == Anchor::Epoch && burst % 5 < 2 => Quota::calendar(limit, calendar(burst)),
+        _ => plain(algorithm, limit, period, time(burst, period_us)),
+    };
     let mut quota = plain.expect("every rate is in range");
     let amount = |number: u64| match number % 6 {
         0 => 1,
@@ -117,6 +121,41 @@ pub(crate) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Q
         with(&|quota| quota.count_denied());
     }
     quota
+}
+
+/// The zones of [`calendar`]: far from UTC, of half hours, with midnights that are left out or happen twice, and days
+/// that are left out.
+#[cfg(feature = "time-zones")]
+const ZONES: [&str; 8] = [
+    "Europe/Berlin",
+    "America/St_Johns",
+    "America/Sao_Paulo",
+    "Africa/Cairo",
+    "Asia/Kathmandu",
+    "Australia/Lord_Howe",
+    "Pacific/Apia",
+    "America/Havana",
+];
+
+/// Returns a calendar by a number, whatever it is.
+pub(crate) fn calendar(number: u64) -> Calendar {
+    let number = number / 5;
+    let first = (number / 8 % 31) as u8;
+    let calendar = match number % 8 {
+        0 => Calendar::day(),
+        1 => Calendar::week(),
+        2 => Calendar::week().from_weekday(Weekday::ALL[usize::from(first % 7)]).unwrap(),
+        3 => Calendar::month(),
+        4 => Calendar::month().from_day(29 + first % 3).unwrap(),
+        5 => Calendar::month().from_day(1 + first).unwrap(),
+        6 => Calendar::quarter(),
+        _ => Calendar::year(),
+    };
+    #[cfg(feature = "time-zones")]
+    if let Some(zone) = ZONES.get((number / 248 % 12) as usize) {
+        return calendar.zone(zone).unwrap();
+    }
+    calendar
 }
 
 /// A time beside a period: of the same order, or the longest.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::algorithm::Used;
 use crate::algorithm::carry::Fit;
-use crate::algorithm::oracle::{Expected, Oracle, Own};
+use crate::algorithm::oracle::{Expected, Oracle, Own, are_in_one_window};
 use crate::base::time::{CLOCK_US_MAX, INSTANT_US_MAX};
 use crate::base::wait::Wait;
 use crate::decision::{ChargeDecision, Receipt};
@@ -315,8 +315,8 @@ impl Run {
                     refunded += limit;
                 }
                 let length_us = u128::from(to.forward_us - from.forward_us);
-                let same_window = from.now / spec.period_us == to.now / spec.period_us && !self.stepped_back;
-                let is_within = length_us < period_us;
+                let same_window = !self.stepped_back && are_in_one_window(spec, from.now, to.now);
+                let is_within = length_us < spec.calendar.map_or(period_us, |calendar| calendar.shortest_us().into());
                 let bound = match spec.algorithm {
                     // admitted ≤ burst + rate × length, in units × period
                     Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::LeakyBucket | Algorithm::LeakyQueue => {

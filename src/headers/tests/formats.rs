@@ -1,6 +1,7 @@
 //! The formats other than draft 11.
 
 use super::*;
+use crate::quota::Calendar;
 
 #[test]
 fn older_drafts_list_all_policies_and_report_the_binding_one() {
@@ -218,5 +219,33 @@ fn legacy_headers_reject_unusable_names_with_the_reason() {
     ] {
         let error = Headers::legacy(headers).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
+    }
+}
+
+/// The window of a month is the month that is open: January is longer than February.
+#[test]
+fn window_of_a_calendar_is_the_one_that_is_open() {
+    const DAY: u64 = 86_400;
+    let left = 15 * DAY + 8 * 3_600; // to the first of February, from `NOW`
+    let case = |quota, window| {
+        let policies = vec![policy("default", quota), policy("minute", Quota::per_minute(9))];
+        let statuses = vec![(0, allowed(100, 99, secs(window))), (1, allowed(9, 8, secs(1)))];
+        Case { format: Headers::draft_11(), policies, statuses, ..Case::default() }.run()
+    };
+    let month = |first| Quota::calendar(100, Calendar::month().from_day(first).unwrap()).unwrap();
+    for (quota, left, length) in [
+        (month(1), left, 31 * DAY),
+        (month(16), 30 * DAY + 8 * 3_600, 31 * DAY),
+        (month(31), 14 * DAY + 8 * 3_600, 31 * DAY),
+        // The limiter's clock is in February already.
+        (month(1), left + 29 * DAY, 29 * DAY),
+        (Quota::calendar(100, Calendar::day()).unwrap(), 8 * 3_600, DAY),
+        (Quota::calendar(100, Calendar::year()).unwrap(), 350 * DAY, 366 * DAY),
+    ] {
+        let lines = [
+            &*format!("ratelimit-policy: \"default\";q=100;w={length}, \"minute\";q=9;w=60"),
+            &*format!("ratelimit: \"default\";r=99;t={left}, \"minute\";r=8;t=1"),
+        ];
+        assert_lines(&case(quota, left), &lines);
     }
 }

@@ -9,6 +9,7 @@ use super::events::Events;
 use super::flights::Receiver;
 use super::holdings::{Claim, CurrentRow, HeldKey, Return};
 use super::unanswered::Unanswered;
+use crate::base::time::Timestamp;
 use crate::decision::Decision;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
@@ -126,6 +127,8 @@ pub(crate) enum Answer<E> {
     Behind,
     /// The keys are not all on one server. Nothing was done, and each key is asked about in a request of its own.
     Elsewhere,
+    /// The store's time, which this is, is in another window of the calendar than the request named. Nothing was done.
+    Outside(Timestamp),
     /// The row of the charge at this index is of a later epoch. Nothing was done.
     Refused(usize, CurrentRow),
     /// The units were returned, or the row was renewed. There was no row before, although this process held units.

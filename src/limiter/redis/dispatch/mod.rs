@@ -16,8 +16,9 @@ use tokio::time::Instant;
 use super::connection::RedisConnections;
 use super::error::RedisError;
 use super::keys::StoredKey;
-use super::wire::{self, RedisAnswer, SplitAnswers, WireRequest};
-use crate::clock::Clock;
+use super::wire::{self, CallTime, RedisAnswer, SplitAnswers, WireRequest};
+use crate::base::time::{Timestamp, Utc, micros_floor};
+use crate::clock::{Clock, wall_now};
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{CallLimits, CallResult, Caller, Calls, Queue, RemoteStore, hand_out};
 
@@ -30,9 +31,40 @@ pub(super) struct Dispatcher {
     pub(super) clock: Option<Arc<dyn Clock>>,
     /// The number of the next call.
     pub(super) calls: AtomicU64,
+    pub(super) server_time: ServerTime,
     /// Whether each request is split.
     #[cfg(test)]
     pub(super) splits: std::sync::atomic::AtomicBool,
+}
+
+/// How often requests are sent again with the window that the server's time is in.
+const WINDOW_TRIES: usize = 2;
+
+/// The server's time, as this process believes it to be: at first the calendar time here, and then
+/// the time at which the server was last in another window than this process believed.
+#[derive(Debug)]
+pub(super) struct ServerTime {
+    since: Instant,
+    /// The server's time at that instant, in microseconds. It wraps.
+    then: AtomicU64,
+}
+
+impl ServerTime {
+    pub(super) fn new() -> Self {
+        Self { since: Instant::now(), then: AtomicU64::new(wall_now().as_micros()) }
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(self.then.load(Ordering::Relaxed).wrapping_add(self.passed_us()))
+    }
+
+    fn learn(&self, server: Timestamp) {
+        self.then.store(server.as_micros().wrapping_sub(self.passed_us()), Ordering::Relaxed);
+    }
+
+    fn passed_us(&self) -> u64 {
+        micros_floor(self.since.elapsed())
+    }
 }
 
 type RequestResult = Result<RedisAnswer, RedisError>;
@@ -74,8 +106,36 @@ impl Dispatcher {
         answers
     }
 
-    /// Returns the answer to each request, in one call.
+    /// Returns the answer to each request. Those whose window of the calendar is not that of the server's time are sent
+    /// once more: at an edge, or while this process learns the server's time.
     async fn answers(&self, requests: &[&WireRequest], until: Instant) -> Vec<RequestResult> {
+        let mut answers = self.answers_at_once(requests, until).await;
+        for _ in 0..WINDOW_TRIES {
+            let mut outside = SmallVec::<[&WireRequest; 8]>::new();
+            for (answer, request) in answers.iter().zip(requests) {
+                if let Ok(RedisAnswer::Outside(now)) = answer {
+                    self.server_time.learn(*now);
+                    outside.push(*request);
+                }
+            }
+            if outside.is_empty() {
+                return answers;
+            }
+            let places = answers.iter_mut().filter(|answer| matches!(answer, Ok(RedisAnswer::Outside(_))));
+            let again = self.answers_at_once(&outside, until).await;
+            places.zip(again).for_each(|(place, answer)| *place = answer);
+        }
+        for answer in &mut answers {
+            if let Ok(RedisAnswer::Outside(now)) = answer {
+                let message = format!("the server's time jumps from one call to the next: it is now {}", Utc(*now));
+                *answer = Err(RedisError::new(StoreErrorKind::Unavailable, message));
+            }
+        }
+        answers
+    }
+
+    /// Returns the answer to each request, in one call.
+    async fn answers_at_once(&self, requests: &[&WireRequest], until: Instant) -> Vec<RequestResult> {
         #[cfg(test)]
         if requests.iter().map(|request| request.keys()).sum::<usize>() > 1 && self.splits.load(Ordering::Relaxed) {
             return requests.iter().map(|_| Ok(RedisAnswer::Elsewhere)).collect();
@@ -84,7 +144,11 @@ impl Dispatcher {
             |error: RedisError| -> Vec<RequestResult> { requests.iter().map(|_| Err(error.clone())).collect() };
         let Some(slot) = requests.first().map(|request| request.slot()) else { return Vec::new() };
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
-        let call = wire::call(requests, number, self.clock.as_ref().map(|clock| clock.now()));
+        let time = match &self.clock {
+            Some(clock) => CallTime::Given(clock.now()),
+            None => CallTime::OfServer(self.server_time.now()),
+        };
+        let call = wire::call(requests, number, time);
         #[cfg(test)]
         super::tests::simulation::note(number, requests);
         let reply = match self.store.run(&call, slot, until).await {

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
 use crate::base::sampling::config;
+use crate::base::time::Timestamp;
 use crate::base::wait::Wait;
 use crate::limiter::redis::limiter::RedisLimiter;
 use crate::limiter::redis::redis_server::Server;
@@ -121,4 +122,26 @@ fn deciding_key_by_key_equals_deciding_in_one_step() {
         Ok(())
     });
     cases.unwrap();
+}
+
+/// At first a process takes its own calendar time for the server's. If that is wrong, one call is sent in vain.
+#[test]
+fn limiter_learns_the_servers_time_from_a_calendar_window() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let server = Server::start();
+    let connect = RedisLimiter::builder().deadline(Duration::from_secs(20)).max_denials(0);
+    let redis = runtime.block_on(connected(connect, &server.url()));
+    let dispatcher = redis.0.backend().flights.store();
+    let (policy, key) = (Policy::new("p", Quota::per_calendar_month(9)).unwrap(), Key::of("one").unwrap());
+    let take = || {
+        let before = dispatcher.calls.load(Ordering::Relaxed);
+        let decision = runtime.block_on(async { redis.take(&[Charge::new(&policy, &key)]).await }).unwrap();
+        (decision.charges()[0].remaining(), dispatcher.calls.load(Ordering::Relaxed) - before)
+    };
+    assert_eq!(take(), (8, 1));
+    dispatcher.server_time.learn(Timestamp::from_micros(0));
+    assert_eq!(take(), (7, 2));
+    assert_eq!(take(), (6, 1));
+    dispatcher.server_time.learn(Timestamp::from_micros(u64::MAX));
+    assert_eq!(take(), (5, 2));
 }

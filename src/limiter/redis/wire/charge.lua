@@ -22,6 +22,7 @@ local function charge(
 )
   local key, is_list = KEYS[number], kind == 6 or kind == 7
   if not decide then decide, more = twin(kind) end
+  if kind == 11 and (now < h or now >= i) then return nil, '\10' end -- not in the window that the process named
 
   -- What is answered, and the state. Numbers that a layout lacks are not looked at. Of a list,
   -- `found` has its first elements, `at` and `n` are of its newest entry, and `m` is the units of

@@ -7,6 +7,7 @@ use super::encode::StateKind;
 use super::request::{WireOperation, WireRequest};
 use super::{RedisAnswer, nonsense};
 use crate::algorithm::{Decider, Pair, PairDecider, TakeMode, block};
+use crate::base::time::Timestamp;
 use crate::decision::{ChargeDecision, Decision, Receipt, Several};
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::error::RedisError;
@@ -35,6 +36,8 @@ mod status {
     pub(super) const REFUSED: u8 = 8;
     /// Units were returned, or a row renewed, that was not there.
     pub(super) const MISSING: u8 = 9;
+    /// For the whole request: the server's time is not in the window that the request named.
+    pub(super) const OUTSIDE: u8 = 10;
 }
 
 /// Redis' words for a key of a slot that is being moved, when the key is not on this server. They
@@ -125,6 +128,10 @@ impl Reader<'_> {
                 } else {
                     Err(naming_keys((self.refused)(&words), request))
                 })
+            }
+            status::OUTSIDE => {
+                self.left = rest;
+                Some(Ok(RedisAnswer::Outside(Timestamp::from_micros(now))))
             }
             status::REFUSED => {
                 self.left = rest;
@@ -219,6 +226,11 @@ impl Reader<'_> {
                 // Numbers that no block can have are read as no state.
                 let is_ours = span_us < 1 << block::SPAN_BITS && counts < 1 << (64 - block::SPAN_BITS);
                 Pair { at, n: if is_ours { block::pack(block::BlockParts { span_us, counts }) } else { u64::MAX } }
+            }
+            (StateKind::Calendar, _) => {
+                let state = Pair { at, n: self.whole()? };
+                self.float()?; // the start, which follows from the end
+                state
             }
             (_, PairDecider::TwoCounterWindow(counters)) => {
                 let before = u32::from_le_bytes(self.take()?);

@@ -22,11 +22,11 @@ while place <= #program do
       failed = try('DEL', KEYS[first + 1])
       answer = type(failed) ~= 'table' and '\5'
     else
-      answer, failed = twin(11)(try, pack, unpack, now, longer, KEYS[first + 1])
+      answer, failed = twin(12)(try, pack, unpack, now, longer, KEYS[first + 1])
     end
     if not answer then
       answer = failed
-      if failed ~= '\3' and not (type(failed) == 'string' and string.byte(failed) == 8) then
+      if failed ~= '\3' and failed ~= '\10' and not (type(failed) == 'string' and string.byte(failed) == 8) then
         local words = string.sub(type(failed) == 'table' and failed.err or tostring(failed), 1, 1000)
         answer = pack('<BI2c0', 4, #words, words)
       end

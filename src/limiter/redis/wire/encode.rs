@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use crate::algorithm::places::HELD_MAX;
 use crate::algorithm::{Decider, PairAlgorithm, PairDecider};
+use crate::base::calendar::{CalendarUnit, CalendarWindows};
 use crate::decision::Receipt;
 use crate::limiter::{Effect, FirstInLine, Standing};
 use crate::quota::spec::{Lasting, Spec};
@@ -37,6 +38,8 @@ pub(super) enum StateKind {
     Meter = 9,
     /// Rows of units that are held.
     Places = 10,
+    /// A fixed window of a calendar: its end, its count, and its start.
+    Calendar = 11,
 }
 
 /// The format's version, in the upper half of a value's first byte.
@@ -49,6 +52,7 @@ impl StateKind {
             Decider::Pair(PairDecider::WideGcra(gcra), _) if gcra.is_whole() => Self::Whole,
             Decider::Pair(PairDecider::Gcra(_) | PairDecider::WideGcra(_), _) => Self::Parts,
             Decider::Pair(PairDecider::StepBucket(_), _) => Self::StepBucket,
+            Decider::Pair(PairDecider::FixedWindow(window), _) if window.calendar().is_some() => Self::Calendar,
             Decider::Pair(PairDecider::FixedWindow(_), _) => Self::FixedWindow,
             Decider::Pair(PairDecider::TwoCounterWindow(_), _) => Self::TwoCounters,
             Decider::Pair(PairDecider::Block(_), _) => Self::Block,
@@ -68,7 +72,7 @@ impl StateKind {
             Self::Whole => ("d", 8),
             Self::Parts | Self::StepBucket | Self::FixedWindow | Self::Meter => ("dd", 16),
             Self::TwoCounters | Self::Narrow => ("dI4I4", 16),
-            Self::Block | Self::Wide => ("ddd", 24),
+            Self::Block | Self::Wide | Self::Calendar => ("ddd", 24),
             Self::Places => ("", 0), // `places.lua` has it
         }
     }
@@ -78,13 +82,21 @@ impl StateKind {
     }
 }
 
-/// The longest has 61 bytes.
+/// The longest of a quota without a time zone has 61 bytes.
 pub(super) type ValueHead = SmallVec<[u8; 64]>;
 
 /// Returns the head of a value of this quota: its kind, and the numbers of the quota that give the
 /// state its meaning, so that it can be read when the quota has changed.
 pub(super) fn head(kind: StateKind, spec: &Spec) -> ValueHead {
     let mut head = ValueHead::from_iter([VERSION | kind as u8]);
+    if let Some(calendar) = spec.calendar {
+        // The unit, the first day, and the zone's name with its length in front.
+        let unit = CalendarUnit::ALL.iter().position(|unit| *unit == calendar.unit).unwrap_or(0) as u8; // below 5
+        let zone = calendar.zone.name().as_bytes();
+        let zone = zone.get(..ZONE_MAX).unwrap_or(zone);
+        head.extend_from_slice(&[unit, calendar.first, zone.len() as u8]); // all below 128
+        head.extend_from_slice(zone);
+    }
     let mut number = |mut number: u64| {
         while number >= 0x80 {
             head.push(number as u8 | 0x80); // the lowest seven bits
@@ -104,7 +116,7 @@ pub(super) fn head(kind: StateKind, spec: &Spec) -> ValueHead {
             let Lasting { length_us, factor, longest_us, memory_us, .. } = spec.lasting;
             [memory_us, length_us, factor, longest_us].into_iter().for_each(&mut number);
         }
-        StateKind::Whole | StateKind::Parts | StateKind::Meter => {}
+        StateKind::Whole | StateKind::Parts | StateKind::Meter | StateKind::Calendar => {}
         // The held units do not depend on the quota.
         StateKind::Places => return head,
     }
@@ -119,6 +131,32 @@ pub(super) fn head(kind: StateKind, spec: &Spec) -> ValueHead {
     }
     head
 }
+
+/// The maximum number of bytes of a zone's name in a head. The longest name of the database has 32.
+const ZONE_MAX: usize = 64;
+
+/// The place in a run of the window that the server's time should be in, for a quota of the calendar: its start, its
+/// end, and the end of the next one. It is filled in when the run is sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WindowPlace {
+    at: usize,
+    windows: &'static CalendarWindows,
+}
+
+impl WindowPlace {
+    /// Fills in the window of an instant, in a run that begins at `start`.
+    pub(super) fn fill(self, program: &mut [u8], start: usize, now: u64) {
+        let open = self.windows.at(now);
+        let numbers = [open.end as f64 - open.length as f64, open.end as f64, self.windows.after(open).end as f64];
+        let at = start + self.at;
+        if let Some(place) = program.get_mut(at..at + size_of_val(&numbers)) {
+            place.copy_from_slice(numbers.map(f64::to_le_bytes).as_flattened());
+        }
+    }
+}
+
+/// The places of windows in a run.
+pub(super) type WindowPlaces = SmallVec<[WindowPlace; 0]>;
 
 /// The effect of a denial of a charge. The numbers stand in forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,8 +177,8 @@ enum Mode {
 /// Stands in place of the first partner's number: one of the partners is known to be refused.
 const REFUSED: u16 = 0;
 
-/// Writes the form of a charge.
-pub(super) fn charge(form: &mut Vec<u8>, charge: &WireCharge) {
+/// Writes the form of a charge. Returns the place of its window, if it has one.
+pub(super) fn charge(form: &mut Vec<u8>, charge: &WireCharge) -> Option<WindowPlace> {
     let (mode, partners) = match (&charge.partners, charge.effect) {
         (Some(partners), _) => {
             let mode = match partners {
@@ -171,18 +209,18 @@ pub(super) fn charge(form: &mut Vec<u8>, charge: &WireCharge) {
     extra.extend(waited.to_le_bytes());
     extra.extend(number.to_le_bytes());
     extra.extend(u32::try_from(stays.as_millis()).unwrap_or(u32::MAX).to_le_bytes());
-    write(form, quota, mode, &numbers, &extra);
+    write(form, quota, mode, &numbers, &extra)
 }
 
 /// Writes the form of a return of units that are held. It is longer by a byte if the process has left the line for
 /// them.
-pub(super) fn return_units(form: &mut Vec<u8>, quota: &Quota, units: u64, claim: &Claim) {
+pub(super) fn return_units(form: &mut Vec<u8>, quota: &Quota, units: u64, claim: &Claim) -> Option<WindowPlace> {
     let left: &[u8] = if claim.standing == Standing::Left { &[1] } else { &[] };
-    write(form, quota, Mode::Enforce, &places(quota, units, false, claim), left);
+    write(form, quota, Mode::Enforce, &places(quota, units, false, claim), left)
 }
 
-/// Writes the form of a refund.
-pub(super) fn refund(form: &mut Vec<u8>, quota: &Quota, receipt: &Receipt) {
+/// Writes the form of a refund. Returns the place of its window, if it has one.
+pub(super) fn refund(form: &mut Vec<u8>, quota: &Quota, receipt: &Receipt) -> Option<WindowPlace> {
     // No receipt of this crate has numbers above 2^53.
     let exact = |number: u64| number.min(1 << 53) as f64;
     let (units, part) = match quota.decider() {
@@ -191,10 +229,10 @@ pub(super) fn refund(form: &mut Vec<u8>, quota: &Quota, receipt: &Receipt) {
         _ => (exact(receipt.units()), 0.0),
     };
     let held = [units, part, exact(receipt.at_us()), exact(receipt.part())].map(f64::to_le_bytes);
-    write(form, quota, Mode::Enforce, &numbers(quota, 0, Effect::Enforce), held.as_flattened());
+    write(form, quota, Mode::Enforce, &numbers(quota, 0, Effect::Enforce), held.as_flattened())
 }
 
-fn write(form: &mut Vec<u8>, quota: &Quota, mode: Mode, numbers: &[f64; 10], extra: &[u8]) {
+fn write(form: &mut Vec<u8>, quota: &Quota, mode: Mode, numbers: &[f64; 10], extra: &[u8]) -> Option<WindowPlace> {
     let kind = StateKind::of(quota);
     let head = head(kind, quota.spec());
     let (layout, size) = kind.layout();
@@ -208,14 +246,24 @@ fn write(form: &mut Vec<u8>, quota: &Quota, mode: Mode, numbers: &[f64; 10], ext
     text.extend_from_slice(layout.as_bytes());
     form.extend_from_slice(&[kind as u8, text.len() as u8]);
     form.extend_from_slice(&text);
-    form.push(head.len() as u8); // at most 61
+    form.push(head.len() as u8); // at most 61, and 67 of a calendar
     form.extend_from_slice(&head);
-    form.extend_from_slice(&[(in_front + size) as u8, mode as u8]); // at most 85
+    form.extend_from_slice(&[(in_front + size) as u8, mode as u8]); // at most 155
+    let window_at = form.len() + WINDOW_NUMBER * size_of::<f64>();
     form.extend_from_slice(numbers.map(f64::to_le_bytes).as_flattened());
     form.extend_from_slice(&(1 + extra.len() as u16).to_le_bytes());
     form.push(u8::from(quota.spec().proportional));
     form.extend_from_slice(extra);
+    match quota.decider() {
+        Decider::Pair(PairDecider::FixedWindow(window), _) => {
+            window.calendar().map(|windows| WindowPlace { at: window_at, windows })
+        }
+        _ => None,
+    }
 }
+
+/// The first of the three numbers of a form that a window is filled into.
+const WINDOW_NUMBER: usize = 7;
 
 /// Returns the numbers for the algorithm's Lua twin.
 fn numbers(quota: &Quota, cost: u64, effect: Effect) -> [f64; 10] {

@@ -21,7 +21,7 @@ local function muldiv_up(a, b, c)
 end
 
 -- How the state of each kind is packed; false for kinds that are lists. A value of a kind that is not here is foreign.
-local STATES = {'<d', '<dd', '<dd', '<dd', '<dI4I4', false, false, '<ddd', '<dd'}
+local STATES = {'<d', '<dd', '<dd', '<dd', '<dI4I4', false, false, '<ddd', '<dd', nil, '<ddd'}
 
 -- Reads a head (see encode.rs). Returns the quota and the place behind the head, or nothing if it
 -- is no head of this version.
@@ -44,6 +44,12 @@ local function quota_of(text)
   if STATES[kind] == nil then return nil end
   local q = {kind = kind, is_list = kind == 6 or kind == 7, buckets = 1, epoch = 0, oldest = 0, log = 0}
   if kind == 3 or kind == 4 then q.epoch = number() end
+  if kind == 11 then
+    -- The unit, the first day, and the zone with its length: which calendar it is does not matter here.
+    number()
+    number()
+    place = place + number()
+  end
   if kind == 8 then q.memory, q.length, q.factor, q.longest = number(), number(), number(), number() end
   if kind >= 5 and kind <= 7 then
     q.oldest = number()
@@ -175,6 +181,10 @@ local function carry_pair(c, at, n, m, sliced)
     end
     c.units = n
     date(c, math.min(math.max(ends - q.period, 0), now), ends, n, n)
+  elseif kind == 11 then
+    if at <= now then return end
+    c.units = n
+    date(c, math.min(math.max(m, 0), now), at, n, n)
   elseif kind == 8 then
     local phase, a, strikes =
       block_view(now, at, n, m, q.limit, q.period, q.length, q.factor, q.longest, q.memory)
@@ -373,6 +383,14 @@ local function take_over(y, text, list)
     local ends = counts_until(c, q.period)
     if q.epoch == 1 then ends = math.max(now - now % q.period + q.period, next_multiple(ends, q.period)) end
     return found(ends, units)
+  elseif q.kind == 11 then
+    local start, open, following = f[13], f[14], f[15]
+    fit(following - now)
+    if units == 0 then return end
+    local last = c.dated[#c.dated]
+    local taken = math.min(last and last.taken or now, now)
+    if now > start and (taken > start or c.back > open) then return found(following, units, open) end
+    return found(open, units, start)
   elseif q.kind == 8 then
     if units == 0 then return end
     local phase, a, b, level =

@@ -48,6 +48,12 @@
 //! units, or has a request in line for them (see `places.lua`). It does not depend on the quota, and its stored key is
 //! not that of a rate with the same name. In place of a state, the script answers with the units that are held.
 //!
+//! The value of a window of the calendar has three numbers: the end of the window, its count, and
+//! its start. A script knows no calendar. So the call names the window that the process expects the
+//! server's time to be in, and the next one. If the time is in neither, the script says so before
+//! it writes anything, and the process asks again with the window of the server's time. The head
+//! names the calendar and its zone.
+//!
 //! A value with the head of the request's quota is used as it is. A value with another head of this
 //! version was written under another quota, and `look.lua` reads it as a state of the request's.
 //! A value with anything else fails its request as [`Foreign`](StoreErrorKind::Foreign), and stays
@@ -93,7 +99,7 @@ use bytes::Bytes;
 use super::error::RedisError;
 use super::keys::StoredKey;
 use super::script::Call;
-use crate::base::time::Timestamp;
+use crate::base::time::{CLOCK_US_MAX, Timestamp};
 use crate::event::StoreErrorKind;
 use crate::limiter::remote;
 
@@ -104,16 +110,28 @@ pub(super) use split::SplitAnswers;
 /// The answer to a request.
 pub(super) type RedisAnswer = remote::Answer<RedisError>;
 
-/// Returns one script call for all requests, at the server's time unless a clock's is given. No two
-/// calls of a connection have one number.
-pub(super) fn call(requests: &[&WireRequest], number: u64, clock: Option<Timestamp>) -> Call {
-    let keys = requests.iter().flat_map(|request| &request.charges).map(|charge| charge.key.clone()).collect();
-    let clock = clock.map(|now| Bytes::from(now.as_micros().to_string()));
-    Call { script: script::requests(), keys, args: std::iter::once(program(requests, number)).chain(clock).collect() }
+/// The time of a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum CallTime {
+    /// The time of the limiter's own clock, at which the script decides.
+    Given(Timestamp),
+    /// The script decides at the server's time, which this process believes to be this.
+    OfServer(Timestamp),
 }
 
-/// Returns the number of the call, and the program.
-fn program(requests: &[&WireRequest], number: u64) -> Bytes {
+/// Returns one script call for all requests. No two calls of a connection have one number.
+pub(super) fn call(requests: &[&WireRequest], number: u64, time: CallTime) -> Call {
+    let keys = requests.iter().flat_map(|request| &request.charges).map(|charge| charge.key.clone()).collect();
+    let (now, clock) = match time {
+        CallTime::Given(now) => (now, Some(Bytes::from(now.as_micros().to_string()))),
+        CallTime::OfServer(now) => (now, None),
+    };
+    let program = program(requests, number, now.as_micros().min(CLOCK_US_MAX));
+    Call { script: script::requests(), keys, args: std::iter::once(program).chain(clock).collect() }
+}
+
+/// Returns the number of the call, and the program, with the windows of an instant.
+fn program(requests: &[&WireRequest], number: u64, now: u64) -> Bytes {
     // Requests of one call are usually alike.
     let run = requests.first().map_or(0, |request| request.run.len());
     let mut program = Vec::with_capacity(size_of::<u64>() + run);
@@ -128,8 +146,10 @@ fn program(requests: &[&WireRequest], number: u64) -> Bytes {
                 }
             }
             last => {
-                *last = Some((program.len(), 1, &request.run));
+                let start = program.len();
+                *last = Some((start, 1, &request.run));
                 program.extend_from_slice(&request.run);
+                request.windows.iter().for_each(|window| window.fill(&mut program, start, now));
             }
         }
     }

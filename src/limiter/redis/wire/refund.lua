@@ -49,10 +49,10 @@ local function refund_pair(kind, q, r, at, n, m)
     local given = math.min(r.units, left, missing)
     if given <= 0 then return nil end
     return step_store(missing - given, next_tick, tokens, tick)
-  elseif kind == 4 then
+  elseif kind == 4 or kind == 11 then
     if at ~= r.at or at <= now then return nil end
     if n <= r.units then return -1 end
-    return at, n - r.units
+    return at, n - r.units, m
   elseif kind == 8 then
     local _, block_view, block_stored = twin(kind)
     local limit, period, memory = q[3], q[4], q[8]

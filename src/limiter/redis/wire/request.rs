@@ -4,7 +4,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::charge::{Partners, WireCharge};
-use super::encode;
+use super::encode::{self, WindowPlaces};
 #[cfg(test)]
 use crate::algorithm::TakeMode;
 use crate::limiter::redis::keys::StoredKey;
@@ -39,6 +39,8 @@ pub(in crate::limiter::redis) struct WireRequest {
     pub(super) charges: SmallVec<[WireCharge; 1]>,
     /// A run of this request alone.
     pub(super) run: Bytes,
+    /// Where windows of the calendar are filled into the run.
+    pub(super) windows: WindowPlaces,
 }
 
 impl WireRequest {
@@ -77,32 +79,38 @@ impl WireRequest {
 
     /// Charges these.
     pub(super) fn of(operation: WireOperation, slot: u16, charges: SmallVec<[WireCharge; 1]>) -> Self {
-        let run =
-            run(operation, charges.len(), |forms| charges.iter().for_each(|charge| encode::charge(forms, charge)));
-        Self { operation, slot, charges, run }
+        let (run, windows) = run(operation, charges.len(), |forms| {
+            charges.iter().filter_map(|charge| encode::charge(forms, charge)).collect()
+        });
+        Self { operation, slot, charges, run, windows }
     }
 
     /// Refunds the units that a receipt still holds.
     pub(in crate::limiter::redis) fn refund(refund: &Refund, stored: &StoredKey) -> Self {
-        let run = run(WireOperation::Refund, 1, |form| encode::refund(form, refund.policy.quota(), &refund.receipt));
+        let quota = refund.policy.quota();
+        let (run, windows) =
+            run(WireOperation::Refund, 1, |form| encode::refund(form, quota, &refund.receipt).into_iter().collect());
         let charges = SmallVec::from_iter([WireCharge::idle(refund.policy.clone(), stored)]);
-        Self { operation: WireOperation::Refund, slot: stored.slot, charges, run }
+        Self { operation: WireOperation::Refund, slot: stored.slot, charges, run, windows }
     }
 
     /// Returns units that are held, or renews the row of this process.
     pub(in crate::limiter::redis) fn return_units(back: &Return) -> Self {
         let Return { key, units, claim } = back;
-        let run = run(WireOperation::Refund, 1, |form| encode::return_units(form, key.policy.quota(), *units, claim));
+        let (run, windows) = run(WireOperation::Refund, 1, |form| {
+            encode::return_units(form, key.policy.quota(), *units, claim).into_iter().collect()
+        });
         let stored = StoredKey { bytes: key.bytes.clone(), slot: key.slot };
         let charges = SmallVec::from_iter([WireCharge::idle(key.policy.clone(), &stored)]);
-        Self { operation: WireOperation::Refund, slot: key.slot, charges, run }
+        Self { operation: WireOperation::Refund, slot: key.slot, charges, run, windows }
     }
 
     /// Forgets a state.
     pub(in crate::limiter::redis) fn reset(policy: &Policy, stored: &StoredKey) -> Self {
         let charges = SmallVec::from_iter([WireCharge::idle(policy.clone(), stored)]);
         let operation = if policy.limits_in_flight() { WireOperation::ResetPlaces } else { WireOperation::Reset };
-        Self { operation, slot: stored.slot, charges, run: run(operation, 1, |_| {}) }
+        let (run, windows) = run(operation, 1, |_| WindowPlaces::new());
+        Self { operation, slot: stored.slot, charges, run, windows }
     }
 
     pub(in crate::limiter::redis) fn slot(&self) -> u16 {
@@ -178,14 +186,18 @@ impl WireRequest {
     }
 }
 
-/// Returns the run of one request for this number of keys.
-fn run(operation: WireOperation, keys: usize, write_forms: impl FnOnce(&mut Vec<u8>)) -> Bytes {
+/// Returns the run of one request for this number of keys, and the places of its windows.
+fn run(
+    operation: WireOperation,
+    keys: usize,
+    write_forms: impl FnOnce(&mut Vec<u8>) -> WindowPlaces,
+) -> (Bytes, WindowPlaces) {
     let mut run = Vec::with_capacity(FORMS_AT + 136 * keys);
     run.push(operation as u8);
     run.extend([1, keys as u16].map(u16::to_le_bytes).as_flattened()); // at most `CHARGES_MAX`
     run.extend([0; 4]);
-    write_forms(&mut run);
+    let windows = write_forms(&mut run);
     let length = (run.len() - FORMS_AT) as u32; // below `CHARGES_MAX` times some hundred bytes
     run[FORMS_AT - 4..FORMS_AT].copy_from_slice(&length.to_le_bytes());
-    run.into()
+    (run.into(), windows)
 }

@@ -188,7 +188,7 @@ fn all<T, E>(sent: impl Iterator<Item = Result<T, E>>) -> Result<Vec<T>, E> {
 pub(super) fn done<E: From<Unanswered>>(answer: Result<Answer<E>, E>) -> Result<(), E> {
     match answer? {
         Answer::Done | Answer::Behind | Answer::Missing | Answer::Refused(..) => Ok(()),
-        Answer::Decided(_) | Answer::Repeated(_) | Answer::Split(..) | Answer::Elsewhere => {
+        Answer::Decided(_) | Answer::Repeated(_) | Answer::Split(..) | Answer::Elsewhere | Answer::Outside(_) => {
             Err(Unanswered::Misunderstood.into())
         }
     }

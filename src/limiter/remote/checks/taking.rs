@@ -178,7 +178,12 @@ pub(super) fn put_decisions<E: From<Unanswered>>(set: &mut Set, answer: Result<A
         Answer::Decided(decision) => (decision, true, None),
         Answer::Repeated(decision) => (decision, false, None),
         Answer::Split(decision, failed) => (decision, false, failed),
-        Answer::Done | Answer::Behind | Answer::Elsewhere | Answer::Refused(..) | Answer::Missing => {
+        Answer::Done
+        | Answer::Behind
+        | Answer::Elsewhere
+        | Answer::Outside(_)
+        | Answer::Refused(..)
+        | Answer::Missing => {
             return Err(Unanswered::Misunderstood.into());
         }
     };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Bench, NUMBER, RedisAnswer, WireOperation, WireRequest, call};
+use super::{Bench, NO_WINDOW, NUMBER, RedisAnswer, WireOperation, WireRequest, call};
 use crate::base::time::Timestamp;
 use crate::decision::Receipt;
 use crate::key::Key;
@@ -36,7 +36,7 @@ fn runs_of_more_than_65535_requests_become_two() {
     let stored = StoredKey { bytes: "x".into(), slot: 0 };
     let request = WireRequest::charge(WireOperation::Take, [(&Charge::new(&policy, &key), &stored)].into_iter());
     for (count, runs) in [(1, 1), (65_535, 1), (65_536, 2), (65_537, 2)] {
-        let program = &call(&vec![&request; count], NUMBER, None).args[0][8..];
+        let program = &call(&vec![&request; count], NUMBER, NO_WINDOW).args[0][8..];
         assert_eq!(program.len(), runs * request.run.len(), "{count} requests");
         let counts = program.chunks(request.run.len()).map(|run| usize::from(u16::from_le_bytes([run[1], run[2]])));
         assert_eq!(counts.sum::<usize>(), count);

@@ -1,6 +1,7 @@
 //! The scripts on a server, against the algorithms themselves.
 
 mod bounds;
+mod calendar;
 mod idle;
 mod kinds;
 mod parity;
@@ -14,7 +15,7 @@ use std::collections::HashSet;
 
 use redis::{Connection, ConnectionLike};
 
-use super::{RedisAnswer, WireOperation, WireRequest, answers, call, script};
+use super::{CallTime, RedisAnswer, WireOperation, WireRequest, answers, call, script};
 use crate::base::time::Timestamp;
 use crate::event::StoreErrorKind;
 use crate::limiter::redis::error::RedisError;
@@ -25,6 +26,9 @@ use crate::limiter::redis::tests::simulation::server;
 
 /// The number of every call.
 const NUMBER: u64 = 0x0102_0304_0506_0708;
+
+/// The time of calls whose quotas have no window of the calendar.
+const NO_WINDOW: CallTime = CallTime::OfServer(Timestamp::from_micros(0));
 
 type Answered = Result<RedisAnswer, RedisError>;
 
@@ -105,7 +109,8 @@ impl Bench {
 
     /// Returns the answers to requests that each go in a call of their own, at these instants.
     fn ask(&mut self, requests: &[(Timestamp, &WireRequest)]) -> Vec<Answered> {
-        let calls: Vec<Call> = requests.iter().map(|(now, request)| call(&[request], NUMBER, Some(*now))).collect();
+        let calls: Vec<Call> =
+            requests.iter().map(|(now, request)| call(&[request], NUMBER, CallTime::Given(*now))).collect();
         let replies = self.run(&calls);
         requests.iter().zip(replies).map(|((_, request), reply)| decoded(&[request], &reply).remove(0)).collect()
     }

@@ -432,7 +432,8 @@ fn cost_of_rows_is_measured() {
         lines.map(of).sum::<f64>() * 1e6
     };
     let spent = |rows: &mut Rows, requests: &[WireRequest]| {
-        let asks: Vec<_> = requests.iter().map(|request| super::call(&[request], super::NUMBER, None)).collect();
+        let asks: Vec<_> =
+            requests.iter().map(|request| super::call(&[request], super::NUMBER, super::NO_WINDOW)).collect();
         rows.bench.run(&asks[..10.min(asks.len())]); // loads the script
         let before = used(rows);
         rows.bench.run(&asks);
@@ -454,7 +455,7 @@ fn cost_of_rows_is_measured() {
             let key = HeldKey { bytes, slot, policy: policy(1) };
             let row = WireRequest::return_units(&Return { key, units: 0, claim: claim(name(holders), 1, 1) });
             // At the server's time, as those below.
-            rows.bench.run(&[super::call(&[&row], super::NUMBER, None)]);
+            rows.bench.run(&[super::call(&[&row], super::NUMBER, super::NO_WINDOW)]);
         }
         let policy = policy(10_000);
         let (mut takes, mut returns) = (Vec::new(), Vec::new());

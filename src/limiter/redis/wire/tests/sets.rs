@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::{Answered, Bench, NUMBER, RedisAnswer, WireOperation, WireRequest, call, decoded};
+use super::{Answered, Bench, CallTime, NUMBER, RedisAnswer, WireOperation, WireRequest, call, decoded};
 use crate::MemoryLimiter;
 use crate::algorithm::properties::quotas::{quota, shapes};
 use crate::clock::{Clock, ManualClock};
@@ -253,7 +253,7 @@ fn requests_of_one_call_are_answered_as_in_calls_of_their_own() {
             let (together, alone) = (make(&space, &mut held), make(&alone, &mut held));
             let expected: Vec<String> = alone.iter().map(|ask| told(&mut bench.ask(&[(at, ask)]).remove(0))).collect();
             let requests: Vec<&WireRequest> = together.iter().collect();
-            let reply = bench.run(&[call(&requests, NUMBER, Some(at))]).remove(0);
+            let reply = bench.run(&[call(&requests, NUMBER, CallTime::Given(at))]).remove(0);
             let answers: Vec<String> = decoded(&requests, &reply).iter_mut().map(told).collect();
             assert_eq!(answers, expected);
         },

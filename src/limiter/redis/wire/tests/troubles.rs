@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    Answered, Bench, NUMBER, RedisAnswer, WireOperation, WireRequest, answers, call, decoded, refused, script,
+    Answered, Bench, NO_WINDOW, NUMBER, RedisAnswer, WireOperation, WireRequest, answers, call, decoded, refused,
+    script,
 };
 use crate::event::StoreErrorKind;
 use crate::key::Key;
@@ -34,7 +35,7 @@ fn one(bench: &Bench, policy: &Policy, name: &str) -> (WireRequest, StoredKey) {
 
 /// At the server's own time, as a limiter does.
 fn take(bench: &mut Bench, requests: &[&WireRequest]) -> Vec<Answered> {
-    let reply = bench.run(&[call(requests, NUMBER, None)]).remove(0);
+    let reply = bench.run(&[call(requests, NUMBER, NO_WINDOW)]).remove(0);
     decoded(requests, &reply)
 }
 

@@ -1,0 +1,253 @@
+//! Windows of the calendar: which day, week, month, quarter or year an instant is in.
+//!
+//! All of it is integer arithmetic on seconds and days since 1970, and on 64 bits wherever it runs.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use crate::base::zone::{DAY_S, Zone};
+
+const SECOND_US: u64 = 1_000_000;
+
+/// The windows of a quota of the calendar: days, weeks, months, quarters or years, in a time zone.
+///
+/// ```
+/// use tower_ratelimit::Quota;
+/// use tower_ratelimit::quota::{Calendar, Weekday};
+/// # fn main() -> Result<(), tower_ratelimit::ConfigError> {
+/// let monthly = Quota::calendar(10_000, Calendar::month())?;
+/// let from_the_15th = Quota::calendar(10_000, Calendar::month().from_day(15)?)?;
+/// let weekly = Quota::calendar(500, Calendar::week().from_weekday(Weekday::Sunday)?)?;
+/// assert_eq!(from_the_15th.to_string(), "10000 per calendar month from day 15");
+/// # Ok(()) }
+/// ```
+///
+/// A window begins at an edge and ends right before the next one. Its edges are midnights of its time
+/// zone, which is UTC unless [`zone`](Self::zone) names another one. So a day in such a zone may have 23
+/// or 25 hours. A midnight that does not exist is the day's first instant. Of one that happens twice,
+/// the first is the edge. Time is Unix time, without leap seconds.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Calendar {
+    pub(crate) unit: CalendarUnit,
+    /// Of a week its first day, 0 for Monday. Of a month the day on which it begins, from 1 to 31. Otherwise 0.
+    pub(crate) first: u8,
+    pub(crate) zone: Zone,
+}
+
+/// The length of a window of the calendar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum CalendarUnit {
+    Day,
+    Week,
+    Month,
+    Quarter,
+    Year,
+}
+
+impl CalendarUnit {
+    pub(crate) const ALL: [Self; 5] = [Self::Day, Self::Week, Self::Month, Self::Quarter, Self::Year];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Day => "day",
+            Self::Week => "week",
+            Self::Month => "month",
+            Self::Quarter => "quarter",
+            Self::Year => "year",
+        }
+    }
+
+    /// Returns the least and the largest number of days.
+    const fn days(self) -> (u64, u64) {
+        match self {
+            Self::Day => (1, 1),
+            Self::Week => (7, 7),
+            Self::Month => (28, 31),
+            Self::Quarter => (90, 92),
+            Self::Year => (365, 366),
+        }
+    }
+
+    /// Returns the number of months. Days and weeks have none.
+    fn months(self) -> Option<i64> {
+        match self {
+            Self::Day | Self::Week => None,
+            Self::Month => Some(1),
+            Self::Quarter => Some(3),
+            Self::Year => Some(12),
+        }
+    }
+}
+
+/// A window, in microseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CalendarWindow {
+    /// The first instant after it.
+    pub(crate) end: u64,
+    /// Its length. A window that begins before 1970 has its whole length.
+    pub(crate) length: u64,
+}
+
+impl CalendarWindow {
+    /// Returns whether this instant is the first of the window, or is before it.
+    #[inline]
+    pub(crate) fn begins_at(self, now: u64) -> bool {
+        now + self.length <= self.end
+    }
+
+    /// Returns the first instant of the window; 0 if it began before 1970.
+    pub(crate) fn start(self) -> u64 {
+        self.end.saturating_sub(self.length)
+    }
+}
+
+impl Calendar {
+    pub(crate) const fn of(unit: CalendarUnit) -> Self {
+        let first = if matches!(unit, CalendarUnit::Month) { 1 } else { 0 };
+        Self { unit, first, zone: Zone::UTC }
+    }
+
+    /// Returns the length of the longest window in UTC, in microseconds.
+    pub(crate) fn longest_us(self) -> u64 {
+        self.unit.days().1 * DAY_S as u64 * SECOND_US
+    }
+
+    /// Returns a time that no window is shorter than, in microseconds. A zone may change its offset by a day.
+    pub(crate) fn shortest_us(self) -> u64 {
+        let shift = if self.zone.is_utc() { 0 } else { 2 };
+        self.unit.days().0.saturating_sub(shift) * DAY_S as u64 * SECOND_US
+    }
+
+    /// Returns the first and the last second of the window that an instant is in: the last is the first of the next.
+    pub(crate) fn window_s(self, at_s: i64) -> (i64, i64) {
+        let local = at_s + self.zone.offset_s(at_s);
+        let mut first = self.first_day(local.div_euclid(DAY_S));
+        let mut begin = self.zone.begin_of_day(first);
+        // Where a zone sets its clocks back over midnight, the local date is for a while one that has ended already.
+        loop {
+            let next = self.next_first_day(first);
+            let end = self.zone.begin_of_day(next);
+            if at_s < end {
+                return (begin, end);
+            }
+            (first, begin) = (next, end);
+        }
+    }
+
+    /// Returns the day on which the window begins that a day is in.
+    fn first_day(self, day: i64) -> i64 {
+        let Some(months) = self.unit.months() else {
+            let into = if self.unit == CalendarUnit::Day { 0 } else { weekday(day) - i64::from(self.first) };
+            return day - into.rem_euclid(7);
+        };
+        let month = month_of(day);
+        let own = self.edge(month - month.rem_euclid(months));
+        if day >= own { own } else { self.edge(month - months) }
+    }
+
+    /// Returns the first day of the next window.
+    fn next_first_day(self, first: i64) -> i64 {
+        match (self.unit, self.unit.months()) {
+            (CalendarUnit::Day, _) => first + 1,
+            (_, None) => first + 7,
+            (_, Some(months)) => self.edge(month_of(first) + months),
+        }
+    }
+
+    /// Returns the day on which the window begins that begins in this month, counted from January of the year 0.
+    fn edge(self, month: i64) -> i64 {
+        let (first, next) = (first_of_month(month), first_of_month(month + 1));
+        (first + i64::from(self.first.max(1)) - 1).min(next - 1)
+    }
+}
+
+/// Returns the day of the week, 0 for Monday. The first day of 1970 was a Thursday.
+fn weekday(day: i64) -> i64 {
+    (day + 3).rem_euclid(7)
+}
+
+/// Days from the first of March of the year 0 to 1970.
+const MARCH_OF_0: i64 = 719_468;
+
+/// Days of 400 years, after which the calendar repeats.
+const ERA: i64 = 146_097;
+
+/// Returns the first day of a month, counted from January of the year 0.
+fn first_of_month(month: i64) -> i64 {
+    // The year begins in March here, so that the leap day is its last one.
+    let since_march = month - 2;
+    let (year, month) = (since_march.div_euclid(12), since_march.rem_euclid(12));
+    let before = (153 * month + 2) / 5; // days of the months before: 31, 30, 31, 30, 31 and again
+    365 * year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + before - MARCH_OF_0
+}
+
+/// Returns the month of a day, counted from January of the year 0.
+fn month_of(day: i64) -> i64 {
+    let since_march = day + MARCH_OF_0;
+    let (era, of_era) = (since_march.div_euclid(ERA), since_march.rem_euclid(ERA));
+    // Days without the leap days before: one in 4 years, none in 100, one in 400.
+    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    12 * (400 * era + year) + (5 * of_year + 2) / 153 + 2
+}
+
+/// The windows of a calendar, with the last one that was asked for.
+///
+/// The window is in one word, so threads that ask for different instants at once read a whole window each.
+#[derive(Debug)]
+pub(crate) struct CalendarWindows {
+    calendar: Calendar,
+    /// The window's end and below it its length, both in seconds.
+    last: AtomicU64,
+}
+
+/// Bits of a window's length in seconds.
+const LENGTH_BITS: u32 = 31;
+const _: () = assert!(4 * 366 * DAY_S < 1 << LENGTH_BITS, "every length fits");
+
+impl CalendarWindows {
+    /// Returns the windows of a calendar. They are made once for each calendar and stay: there are 41 calendars in a
+    /// zone.
+    pub(crate) fn of(calendar: Calendar) -> &'static Self {
+        static KNOWN: LazyLock<Mutex<HashMap<Calendar, &'static CalendarWindows>>> = LazyLock::new(Mutex::default);
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        known.entry(calendar).or_insert_with(|| Box::leak(Box::new(Self { calendar, last: AtomicU64::new(0) })))
+    }
+
+    /// Returns the window that an instant is in.
+    #[inline]
+    pub(crate) fn at(&self, now: u64) -> CalendarWindow {
+        let window = unpack(self.last.load(Ordering::Relaxed)); // one word, so nothing has to be ordered
+        if window.end.wrapping_sub(now).wrapping_sub(1) < window.length { window } else { self.find(now) }
+    }
+
+    /// Returns the window after one of this calendar's.
+    pub(crate) fn after(&self, window: CalendarWindow) -> CalendarWindow {
+        self.compute(window.end).0
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find(&self, now: u64) -> CalendarWindow {
+        let (window, word) = self.compute(now);
+        self.last.store(word, Ordering::Relaxed);
+        window
+    }
+
+    fn compute(&self, now: u64) -> (CalendarWindow, u64) {
+        let (begin, end) = self.calendar.window_s((now / SECOND_US) as i64); // below 2^45
+        let length = (end - begin) as u64; // not negative
+        let word = (end as u64) << LENGTH_BITS | length; // the end is after `now`
+        (unpack(word), word)
+    }
+}
+
+#[inline]
+fn unpack(word: u64) -> CalendarWindow {
+    let length = word & ((1 << LENGTH_BITS) - 1);
+    CalendarWindow { end: (word >> LENGTH_BITS) * SECOND_US, length: length * SECOND_US }
+}

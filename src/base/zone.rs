@@ -1,0 +1,215 @@
+//! Time zones: how far the local time of a place is from UTC.
+//!
+//! UTC needs no data. Other zones come with the feature `time-zones`. A zone is looked up once, where it is
+//! configured, and its data stays in memory: there are a few hundred zones, and no input can name more.
+
+use std::hash::{Hash, Hasher};
+
+/// The seconds of a day.
+pub(crate) const DAY_S: i64 = 86_400;
+
+/// A time zone. It is one word, and equal for every spelling of its name.
+#[derive(Clone, Copy)]
+pub(crate) struct Zone(ZoneData);
+
+/// Why a name is not that of a zone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum UnknownZone {
+    /// The crate was built without zones.
+    #[cfg_attr(feature = "time-zones", expect(dead_code, reason = "it was built with them"))]
+    NotBuilt,
+    /// The database has no zone of this name, or none that could be read.
+    #[cfg_attr(not(feature = "time-zones"), expect(dead_code, reason = "there is no database"))]
+    NotFound,
+}
+
+impl Zone {
+    pub(crate) const UTC: Self = Self(ZoneData::UTC);
+
+    /// Returns the zone of this name, in any case.
+    pub(crate) fn named(name: &str) -> Result<Self, UnknownZone> {
+        let is_utc = ["utc", "z", "etc/utc"].iter().any(|utc| name.eq_ignore_ascii_case(utc));
+        if is_utc { Ok(Self::UTC) } else { ZoneData::named(name).map(Self) }
+    }
+
+    /// Returns the name as the database has it.
+    pub(crate) fn name(self) -> &'static str {
+        self.0.name()
+    }
+
+    /// Returns a number that no other zone has. Valid in this process only.
+    pub(crate) fn number(self) -> u16 {
+        self.0.number()
+    }
+
+    /// Returns the zone with this number.
+    pub(crate) fn of_number(number: u16) -> Option<Self> {
+        ZoneData::of_number(number).map(Self)
+    }
+
+    pub(crate) fn is_utc(self) -> bool {
+        self.number() == 0
+    }
+
+    /// Returns the seconds from UTC to the local time at an instant.
+    pub(crate) fn offset_s(self, at_s: i64) -> i64 {
+        self.0.offset_s(at_s)
+    }
+
+    /// Returns the first instant at which the local date is this day or a later one, both in seconds and days since
+    /// 1970. That is the midnight that begins the day. If the midnight does not exist, it is the day's first instant,
+    /// and if it happens twice, the first one.
+    pub(crate) fn begin_of_day(self, day: i64) -> i64 {
+        let midnight = day * DAY_S; // as if the zone were UTC
+        if self.is_utc() {
+            return midnight;
+        }
+        let is_reached = |at_s: i64| at_s + self.offset_s(at_s) >= midnight;
+        // The offset right before the day, wherever the zone is. The first of two midnights is at this offset.
+        let (mut before, mut after) = (midnight - DAY_S - DAY_S / 2, midnight + DAY_S + DAY_S / 2);
+        for offset in [self.offset_s(midnight - DAY_S), self.offset_s(midnight), self.offset_s(midnight + DAY_S)] {
+            // The local time may fall back in between, so each candidate is tried.
+            let at_s = midnight - offset;
+            if is_reached(at_s) {
+                after = after.min(at_s);
+            } else {
+                before = before.max(at_s);
+            }
+        }
+        if before + 1 == after || !is_reached(after - 1) {
+            return after;
+        }
+        // The local time jumps over midnight: the first instant after the jump.
+        before = before.min(after - 1);
+        while after - before > 1 {
+            let middle = before + (after - before) / 2;
+            if is_reached(middle) {
+                after = middle;
+            } else {
+                before = middle;
+            }
+        }
+        after
+    }
+}
+
+impl PartialEq for Zone {
+    fn eq(&self, other: &Self) -> bool {
+        self.number() == other.number()
+    }
+}
+
+impl Eq for Zone {}
+
+impl Hash for Zone {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.number().hash(state);
+    }
+}
+
+impl std::fmt::Debug for Zone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(feature = "time-zones")]
+use self::with::KnownZone as ZoneData;
+#[cfg(not(feature = "time-zones"))]
+use self::without::OnlyUtc as ZoneData;
+
+/// Without the feature, UTC is the only zone.
+#[cfg(not(feature = "time-zones"))]
+mod without {
+    use super::UnknownZone;
+
+    #[derive(Clone, Copy)]
+    pub(super) struct OnlyUtc;
+
+    impl OnlyUtc {
+        pub(super) const UTC: Self = Self;
+
+        pub(super) fn named(_name: &str) -> Result<Self, UnknownZone> {
+            Err(UnknownZone::NotBuilt)
+        }
+
+        pub(super) fn name(self) -> &'static str {
+            "UTC"
+        }
+
+        pub(super) fn number(self) -> u16 {
+            0
+        }
+
+        pub(super) fn of_number(number: u16) -> Option<Self> {
+            (number == 0).then_some(Self)
+        }
+
+        pub(super) fn offset_s(self, _at_s: i64) -> i64 {
+            0
+        }
+    }
+}
+
+#[cfg(feature = "time-zones")]
+mod with {
+    use std::sync::{Mutex, PoisonError};
+
+    use jiff::Timestamp;
+    use jiff::tz::TimeZone;
+
+    use super::UnknownZone;
+
+    /// A zone of the database. UTC is none.
+    #[derive(Clone, Copy)]
+    pub(super) struct KnownZone(Option<&'static ZoneEntry>);
+
+    struct ZoneEntry {
+        number: u16,
+        name: Box<str>,
+        zone: TimeZone,
+    }
+
+    /// The zones that were looked up, each once. The number of a zone is its place, counted from 1.
+    static KNOWN: Mutex<Vec<&'static ZoneEntry>> = Mutex::new(Vec::new());
+
+    impl KnownZone {
+        pub(super) const UTC: Self = Self(None);
+
+        pub(super) fn named(name: &str) -> Result<Self, UnknownZone> {
+            let zone = TimeZone::get(name).map_err(|_| UnknownZone::NotFound)?;
+            // A zone without a name, such as that of the system, cannot be written down.
+            let name = zone.iana_name().ok_or(UnknownZone::NotFound)?;
+            let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(entry) = known.iter().find(|entry| *entry.name == *name) {
+                return Ok(Self(Some(entry)));
+            }
+            let number = u16::try_from(known.len() + 1).map_err(|_| UnknownZone::NotFound)?;
+            let entry: &'static ZoneEntry =
+                Box::leak(Box::new(ZoneEntry { number, name: name.into(), zone: zone.clone() }));
+            known.push(entry);
+            Ok(Self(Some(entry)))
+        }
+
+        pub(super) fn name(self) -> &'static str {
+            self.0.map_or("UTC", |entry| &entry.name)
+        }
+
+        pub(super) fn number(self) -> u16 {
+            self.0.map_or(0, |entry| entry.number)
+        }
+
+        pub(super) fn of_number(number: u16) -> Option<Self> {
+            let Some(place) = usize::from(number).checked_sub(1) else { return Some(Self::UTC) };
+            let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+            known.get(place).map(|entry| Self(Some(entry)))
+        }
+
+        pub(super) fn offset_s(self, at_s: i64) -> i64 {
+            let Some(entry) = self.0 else { return 0 };
+            // Every instant of a limiter is between the years 1968 and 2170.
+            let at = Timestamp::from_second(at_s).unwrap_or_default();
+            i64::from(entry.zone.to_offset(at).seconds())
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The calendars of quotas: their constructors, and their text.
+
+use std::fmt;
+
+use crate::base::calendar::{Calendar, CalendarUnit};
+use crate::base::zone::{UnknownZone, Zone};
+use crate::error::{ConfigError, ConfigErrorKind, labelled, printable};
+
+labelled! {
+    /// A day of the week, on which the windows of a [week](Calendar::week) begin.
+    Weekday,
+    /// Returns the day's name.
+    as_str {
+        /// The first day of a week, unless another one is chosen.
+        Monday = "monday",
+        /// The day after Monday.
+        Tuesday = "tuesday",
+        /// The day after Tuesday.
+        Wednesday = "wednesday",
+        /// The day after Wednesday.
+        Thursday = "thursday",
+        /// The day after Thursday.
+        Friday = "friday",
+        /// The day after Friday.
+        Saturday = "saturday",
+        /// The day before Monday.
+        Sunday = "sunday",
+    }
+}
+
+impl Calendar {
+    /// Makes windows of one day.
+    #[must_use]
+    pub const fn day() -> Self {
+        Self::of(CalendarUnit::Day)
+    }
+
+    /// Makes windows of one week, from Monday on.
+    #[must_use]
+    pub const fn week() -> Self {
+        Self::of(CalendarUnit::Week)
+    }
+
+    /// Makes windows of one month, from its first day on.
+    #[must_use]
+    pub const fn month() -> Self {
+        Self::of(CalendarUnit::Month)
+    }
+
+    /// Makes windows of three months, which begin with January, April, July and October.
+    #[must_use]
+    pub const fn quarter() -> Self {
+        Self::of(CalendarUnit::Quarter)
+    }
+
+    /// Makes windows of one year, which begin with January.
+    #[must_use]
+    pub const fn year() -> Self {
+        Self::of(CalendarUnit::Year)
+    }
+
+    /// Sets the day on which each month begins, such as the day of a subscription. In a month that has
+    /// no such day, it is the last day: with 31, the windows begin on January 31, February 28 or 29, and
+    /// March 31.
+    ///
+    /// # Errors
+    /// Returns an error if the windows are no months, or the day is not 1 to 31.
+    pub fn from_day(self, day: u8) -> Result<Self, ConfigError> {
+        if self.unit != CalendarUnit::Month {
+            return Err(not_an_option("from_day", self.unit, "month"));
+        }
+        if !(1..=31).contains(&day) {
+            return Err(ConfigError::new(
+                ConfigErrorKind::Range,
+                format!("a month begins on a day from 1 to 31, not {day}"),
+            ));
+        }
+        Ok(Self { first: day, ..self })
+    }
+
+    /// Sets the day on which each week begins.
+    ///
+    /// # Errors
+    /// Returns an error if the windows are no weeks.
+    pub fn from_weekday(self, day: Weekday) -> Result<Self, ConfigError> {
+        if self.unit != CalendarUnit::Week {
+            return Err(not_an_option("from_weekday", self.unit, "week"));
+        }
+        let first = Weekday::ALL.iter().position(|other| *other == day).unwrap_or(0) as u8; // below 7
+        Ok(Self { first, ..self })
+    }
+
+    /// Sets the time zone, by its name in the IANA database, such as `Europe/Berlin`. Without the feature
+    /// `time-zones`, only `UTC` is known.
+    ///
+    /// The zone's rules are those of the system's database when the process first names the zone, or
+    /// those that are built in if the system has none. Processes that share a limiter should have the
+    /// same rules. While they differ, each keeps to the edges that it knows, and a key never gets a
+    /// window more than the calendar has.
+    ///
+    /// # Errors
+    /// Returns an error if the zone is unknown.
+    pub fn zone(self, name: &str) -> Result<Self, ConfigError> {
+        let shown: String = name.chars().take(40).map(printable).collect();
+        let zone = Zone::named(name).map_err(|why| {
+            let fix = match why {
+                UnknownZone::NotBuilt => "only `UTC` is known without the crate's feature `time-zones`",
+                UnknownZone::NotFound => "take a name of the IANA database, such as `Europe/Berlin`",
+            };
+            ConfigError::new(ConfigErrorKind::Syntax, format!("`{shown}` is not a known time zone: {fix}"))
+        })?;
+        Ok(Self { zone, ..self })
+    }
+}
+
+fn not_an_option(option: &str, unit: CalendarUnit, of: &str) -> ConfigError {
+    let message = format!("`{option}` has no meaning for a calendar {}: it belongs to a {of}", unit.as_str());
+    ConfigError::new(ConfigErrorKind::NotAnOption, message)
+}
+
+impl fmt::Display for Calendar {
+    /// Prints it as a quota does: `month from day 15 in Europe/Berlin`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.unit.as_str())?;
+        match self.unit {
+            CalendarUnit::Month if self.first > 1 => write!(f, " from day {}", self.first)?,
+            CalendarUnit::Week => match Weekday::ALL.get(usize::from(self.first)) {
+                Some(day) if *day != Weekday::Monday => write!(f, " from {day}")?,
+                _ => {}
+            },
+            _ => {}
+        }
+        if self.zone.is_utc() { Ok(()) } else { write!(f, " in {}", self.zone.name()) }
+    }
+}
+
+impl fmt::Debug for Calendar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Calendar({self})")
+    }
+}
