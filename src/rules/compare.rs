@@ -13,6 +13,7 @@ use super::spec::{
 };
 use super::tree::policy_name;
 use crate::error::{labelled, printable};
+use crate::middleware::rule::PacedBodies;
 use crate::middleware::rule::definition::MissingKey;
 use crate::mode::Mode;
 use crate::quota::{Algorithm, Quota};
@@ -232,6 +233,18 @@ fn of_rule(old: &RuleSpec, new: &RuleSpec) -> Vec<RuleChange> {
     if old.warn_at != new.warn_at {
         let text = |percent: Option<u8>| percent.map_or("none".to_owned(), |percent| percent.to_string());
         add(Changed, was("warn-at", &text(old.warn_at), &text(new.warn_at)));
+    }
+    if old.pace != new.pace {
+        let text = |pace: Option<PacedBodies>| pace.map_or("none", PacedBodies::word);
+        add(Changed, was("pace", text(old.pace), text(new.pace)));
+    }
+    let after = |rule: &RuleSpec| rule.pace_after.unwrap_or(0);
+    match after(old).cmp(&after(new)) {
+        std::cmp::Ordering::Less => add(Looser, was("pace-after", &after(old).to_string(), &after(new).to_string())),
+        std::cmp::Ordering::Equal => {}
+        std::cmp::Ordering::Greater => {
+            add(Stricter, was("pace-after", &after(old).to_string(), &after(new).to_string()))
+        }
     }
     changes
 }
@@ -481,6 +494,8 @@ mod tests {
             ("", "block: {after: 5/min, for: 1 hour}", "stricter a: `block` was none, is"),
             ("", "candidate: 5/min", "changed a: `candidate` was none, is"),
             ("", "warn-at: 80", "changed a: `warn-at` was none, is 80"),
+            ("", "pace: both", "changed a: `pace` was none, is both"),
+            ("pace: both", "pace: both, pace-after: 5", "looser a: `pace-after` was 0, is 5"),
             ("", "name: b", "afresh b: its name was `a`: each client begins with a full allowance; write `was: a`"),
             ("", "name: b, was: a", "changed b: its name was `a`, in headers and metrics; what was used stays"),
             (

@@ -55,8 +55,12 @@ fn warning(rule: &RuleSpec, outer: &RuleSpec) -> Noticed {
 
 /// Returns whether a rule can refuse by its quotas alone, and nothing else of it counts refusals or is observed.
 fn is_plain(rule: &RuleSpec) -> bool {
-    let enforces = rule.is_enabled && rule.mode == Mode::Enforce;
-    enforces && rule.block.is_none() && rule.candidate.is_none() && matches!(rule.quota, QuotaSpec::All(_))
+    may_refuse(rule) && rule.block.is_none() && rule.candidate.is_none() && matches!(rule.quota, QuotaSpec::All(_))
+}
+
+/// Returns whether a rule may refuse a request by its quotas.
+fn may_refuse(rule: &RuleSpec) -> bool {
+    rule.is_enabled && rule.mode == Mode::Enforce && rule.pace.is_none()
 }
 
 /// The rules that may contain others, by the beginnings of the paths that they apply to.
@@ -70,7 +74,7 @@ struct Beginnings<'r> {
 impl<'r> Beginnings<'r> {
     fn of(rules: &'r [RuleSpec]) -> Self {
         let mut all = Self::default();
-        for (at, rule) in rules.iter().enumerate().filter(|(_, rule)| rule.is_enabled && rule.mode == Mode::Enforce) {
+        for (at, rule) in rules.iter().enumerate().filter(|(_, rule)| may_refuse(rule)) {
             let paths = &rule.matches.path;
             if paths.is_empty() {
                 all.everywhere.push(at);

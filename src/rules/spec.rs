@@ -7,8 +7,8 @@ use ipnet::IpNet;
 
 use super::problem::Position;
 use super::times::Times;
-use crate::middleware::rule::PathPattern;
 use crate::middleware::rule::definition::MissingKey;
+use crate::middleware::rule::{PacedBodies, PathPattern};
 use crate::mode::Mode;
 use crate::quota::Quota;
 
@@ -100,6 +100,10 @@ pub(crate) struct RuleSpec {
     pub(crate) missing_key: MissingKey,
     /// A percentage from 1 to 100.
     pub(crate) warn_at: Option<u8>,
+    /// The bodies that the rule paces, in place of charging requests.
+    pub(crate) pace: Option<PacedBodies>,
+    /// The bytes of each body that do not wait.
+    pub(crate) pace_after: Option<u64>,
     /// A quota that is a block.
     pub(crate) block: Option<At<Quota>>,
     /// A quota that is observed and never binds.

@@ -567,3 +567,15 @@ async fn explanation_names_the_pace_of_a_request() {
     let text = explanation.to_string();
     assert!(text.contains("download: paces the bodies of alice\n  1000000 per second"), "{text}");
 }
+
+#[cfg(feature = "rules")]
+#[tokio::test(start_paused = true)]
+async fn rule_of_a_file_paces_bodies() {
+    let file = "rules: [{name: d, quota: 1 MB per second, key: header x-user, pace: responses, pace-after: 500 kB}]";
+    let rules = tower_ratelimit::rules::Rules::from_text(file).unwrap();
+    let layer = rules.layer(limiter()).unwrap();
+    let mut body = download(&layer, "a", 20 * MB).await;
+    let bytes = read_for(&mut body, 5 * SECOND).await;
+    assert!((5_500_000..=5_600_000).contains(&bytes), "{bytes}");
+    assert_eq!(layer.check(), Ok(()));
+}

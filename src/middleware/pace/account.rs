@@ -542,9 +542,10 @@ impl AccountState {
             PaceAnswer::Taken { receipt, delay } => {
                 let batch = UnitBatch { receipt, left: units };
                 let departs_us = now_us.saturating_add(micros_ceil(delay));
-                let from_us =
-                    if delay.is_zero() { self.slot_us.max(at_us.saturating_sub(LATE_US)) } else { departs_us };
-                self.take_batch(from_us, units, pace);
+                // The batches of a queue are asked for ahead of their departures. A queue that is
+                // empty for a moment has lost that time.
+                let latest_us = if delay.is_zero() { LATE_US } else { BATCH_US };
+                self.take_batch(self.slot_us.max(departs_us.saturating_sub(latest_us)), units, pace);
                 self.cap = self.cap.map(|cap| cap.saturating_mul(2)).filter(|cap| *cap < pace.batch(BATCH_US));
                 if delay.is_zero() {
                     self.batches.push_back(batch);
@@ -554,7 +555,7 @@ impl AccountState {
             }
             PaceAnswer::FailedOpen => {
                 self.batches.push_back(UnitBatch { receipt: None, left: units });
-                self.take_batch(at_us, units, pace);
+                self.take_batch(self.slot_us.max(at_us.saturating_sub(LATE_US)), units, pace);
             }
             PaceAnswer::Denied { wait: Wait::Never, .. } => self.end_line(Unpaced::QuotaClosed, wakers),
             PaceAnswer::Denied { remaining, .. } if self.takes_the_rest(units, remaining) => {

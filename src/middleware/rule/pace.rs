@@ -62,7 +62,8 @@ impl Rule {
         self
     }
 
-    fn pacing(mut self, bodies: PacedBodies) -> Self {
+    /// Paces these bodies.
+    pub(crate) fn pacing(mut self, bodies: PacedBodies) -> Self {
         self.pace = Some(self.pace.map_or(bodies, |own| own.and(bodies)));
         self.in_content_bytes()
     }

@@ -9,6 +9,17 @@ pub(crate) enum PacedBodies {
 }
 
 impl PacedBodies {
+    /// The words of files, and what they mean.
+    #[cfg(feature = "rules")]
+    pub(crate) const WORDS: &[(&str, Self)] =
+        &[("responses", Self::Responses), ("requests", Self::Requests), ("both", Self::Both)];
+
+    /// Returns the word of files.
+    #[cfg(feature = "rules")]
+    pub(crate) fn word(self) -> &'static str {
+        Self::WORDS.iter().find(|(_, bodies)| *bodies == self).map_or("", |(word, _)| word)
+    }
+
     /// Returns whether these bodies are among those that the rule paces.
     pub(crate) fn includes(self, bodies: Self) -> bool {
         self == Self::Both || self == bodies

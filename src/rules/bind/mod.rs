@@ -107,6 +107,9 @@ impl Binder<'_, '_> {
         if let Some(percent) = spec.warn_at {
             rule = rule.warn_at_percent(percent);
         }
+        if let Some(bodies) = spec.pace {
+            rule = rule.pacing(bodies).pace_after(spec.pace_after.unwrap_or(0));
+        }
         self.add_with_key(with_options(rule, spec, &conditions, spec.mode), spec);
         if let Some(candidate) = &spec.candidate {
             let (name, stored) = (RuleSpec::candidate_name(name), RuleSpec::candidate_name(stored));

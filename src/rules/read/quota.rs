@@ -260,7 +260,7 @@ impl ValueReader<'_, '_, '_> {
         Some(At { value, position: node.position })
     }
 
-    fn units(&mut self, node: &Node<'_>, field: &str) -> Option<u64> {
+    pub(super) fn units(&mut self, node: &Node<'_>, field: &str) -> Option<u64> {
         let what = format!("`{field}`");
         let expected = match field {
             "cost" => "a number of units, bytes like `64 KiB`, `content-length`, or `{header: x-cost, at-most: 100}`",
@@ -273,6 +273,10 @@ impl ValueReader<'_, '_, '_> {
             },
             _ => self.number(node, &what, expected)?,
         };
+        if units == 0 && field == "pace-after" {
+            let message = "`pace-after` of 0 changes nothing: leave it out";
+            return self.refuse(RulesErrorKind::Value, node.position, message);
+        }
         if units == 0 {
             let message =
                 format!("`{field}` of 0 would take nothing from any quota: use at least 1, or leave the rule out");

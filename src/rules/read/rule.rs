@@ -23,6 +23,8 @@ pub(in crate::rules) const RULE: &[&str] = &[
     "mode",
     "missing-key",
     "warn-at",
+    "pace",
+    "pace-after",
     "block",
     "candidate",
     "was",
@@ -40,6 +42,8 @@ pub(in crate::rules) const ENTRY: &[&str] = &[
     "mode",
     "missing-key",
     "warn-at",
+    "pace",
+    "pace-after",
     "block",
     "candidate",
     "was",
@@ -76,7 +80,25 @@ impl ValueReader<'_, '_, '_> {
             (None, RuleForm::Rule) => Some(MatchSpec::default()),
             (None, RuleForm::Entry) => name.as_ref().and_then(|name| self.named_action(name)),
         });
-        let RuleSettings { cost, mode, missing_key, warn_at, block, candidate, is_enabled, .. } = settings;
+        let RuleSettings {
+            mut cost,
+            mode,
+            missing_key,
+            mut warn_at,
+            pace,
+            pace_after,
+            mut block,
+            mut candidate,
+            is_enabled,
+            ..
+        } = settings;
+        if let Ok(Some(_)) = &pace {
+            self.refuse_settings_of_requests(&fields);
+            // A template or `defaults` may have them for other rules.
+            (cost, warn_at, block, candidate) = (Ok(None), Ok(None), Ok(None), Ok(None));
+        } else {
+            self.refuse_field_without_pace(&fields, pace.is_ok());
+        }
 
         if let Some(name) = &name {
             let block = matches!(block, Ok(Some(_)));
@@ -88,7 +110,11 @@ impl ValueReader<'_, '_, '_> {
             }
         }
         if let (Some(quota), Ok(cost)) = (&quota, &cost) {
-            self.check_cost(cost.as_ref(), quota, has_own_cost);
+            match pace {
+                Ok(Some(_)) => self.check_pace(quota),
+                Ok(None) => self.check_cost(cost.as_ref(), quota, has_own_cost),
+                Err(()) => {}
+            }
             if let Ok(Some(candidate)) = &candidate {
                 let first = match quota {
                     QuotaSpec::All(quotas) => quotas.first(),
@@ -109,9 +135,43 @@ impl ValueReader<'_, '_, '_> {
             mode: mode.ok()?.unwrap_or_default(),
             missing_key: missing_key.ok()?.unwrap_or_default(),
             warn_at: warn_at.ok()?,
+            pace: pace.ok()?,
+            pace_after: pace_after.ok()?,
             block: block.ok()?,
             candidate: candidate.ok()?,
         })
+    }
+
+    /// Refuses fields of the rule itself that a rule with a pace does not have.
+    fn refuse_settings_of_requests(&mut self, fields: &Fields<'_, '_>) {
+        for field in ["cost", "warn-at", "block", "candidate"] {
+            if let Some(node) = fields.get(field) {
+                let message = format!(
+                    "`{field}` is of requests, and a rule with `pace` charges none: leave it out, or write a rule of its own"
+                );
+                self.problems.add(RulesErrorKind::Field, node.position, message);
+            }
+        }
+    }
+
+    /// Refuses a quota that is no pace.
+    fn check_pace(&mut self, quota: &QuotaSpec) {
+        let quotas: Vec<&At<Quota>> = match quota {
+            QuotaSpec::All(quotas) => quotas.iter().collect(),
+            QuotaSpec::Plans(plans) => plans.quotas.iter().map(|(_, quota)| quota).collect(),
+        };
+        if let Some(quota) = quotas.into_iter().find(|quota| !quota.algorithm().is_rate()) {
+            let message = format!("`pace` needs a rate, such as `1 MB per second`, and \"{}\" is none", quota.value);
+            self.problems.add(RulesErrorKind::Value, quota.position, message);
+        }
+    }
+
+    /// Refuses a field of the rule itself that needs a pace.
+    fn refuse_field_without_pace(&mut self, fields: &Fields<'_, '_>, is_absent: bool) {
+        if let Some(node) = fields.get("pace-after").filter(|_| is_absent) {
+            let message = "`pace-after` needs a `pace`, such as `pace: responses`";
+            self.problems.add(RulesErrorKind::Field, node.position, message);
+        }
     }
 
     fn missing_quota<T>(&mut self, fields: &Fields<'_, '_>, is_helped: bool) -> Option<T> {

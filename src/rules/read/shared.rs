@@ -6,13 +6,27 @@ use super::super::document::{Node, NodeValue, Size, TEXTS_MAX};
 use super::super::problem::{Position, Quoted, RulesErrorKind};
 use super::super::spec::{At, CostSpec, KeySpec, MatchSpec, Name, QuotaSpec};
 use super::value::{Fields, PATTERNS_MAX, ValueReader};
+use crate::middleware::rule::PacedBodies;
 use crate::middleware::rule::definition::MissingKey;
 use crate::mode::Mode;
 use crate::quota::Quota;
 
 /// The fields that can be said once for many rules: all of a rule but its names and its template.
-pub(in crate::rules) const SETTINGS: &[&str] =
-    &["quota", "plans", "key", "match", "cost", "mode", "missing-key", "warn-at", "block", "candidate", "enabled"];
+pub(in crate::rules) const SETTINGS: &[&str] = &[
+    "quota",
+    "plans",
+    "key",
+    "match",
+    "cost",
+    "mode",
+    "missing-key",
+    "warn-at",
+    "pace",
+    "pace-after",
+    "block",
+    "candidate",
+    "enabled",
+];
 
 /// The maximum number of values that the rules of a file inherit, counted for each rule.
 const VALUES_MAX: usize = 500_000;
@@ -38,6 +52,8 @@ pub(super) struct RuleSettings {
     pub(super) mode: Setting<Mode>,
     pub(super) missing_key: Setting<MissingKey>,
     pub(super) warn_at: Setting<u8>,
+    pub(super) pace: Setting<PacedBodies>,
+    pub(super) pace_after: Setting<u64>,
     pub(super) block: Setting<At<Quota>>,
     pub(super) candidate: Setting<At<Quota>>,
     pub(super) is_enabled: Setting<bool>,
@@ -57,6 +73,8 @@ impl RuleSettings {
             mode: of(absent),
             missing_key: of(absent),
             warn_at: of(absent),
+            pace: of(absent),
+            pace_after: of(absent),
             block: of(absent),
             candidate: of(absent),
             is_enabled: of(absent),
@@ -79,6 +97,8 @@ impl RuleSettings {
             mode: or(self.mode, &others.mode),
             missing_key: or(self.missing_key, &others.missing_key),
             warn_at: or(self.warn_at, &others.warn_at),
+            pace: or(self.pace, &others.pace),
+            pace_after: or(self.pace_after, &others.pace_after),
             block: or(self.block, &others.block),
             candidate: or(self.candidate, &others.candidate),
             is_enabled: or(self.is_enabled, &others.is_enabled),
@@ -179,6 +199,8 @@ impl ValueReader<'_, '_, '_> {
             missing_key: self
                 .setting(fields, "missing-key", |reader, node, what| reader.choice(node, what, MissingKey::WORDS)),
             warn_at: self.setting(fields, "warn-at", Self::percentage),
+            pace: self.setting(fields, "pace", |reader, node, what| reader.choice(node, what, PacedBodies::WORDS)),
+            pace_after: self.setting(fields, "pace-after", Self::units),
             block: self.setting(fields, "block", |reader, node, _| reader.block(node)),
             candidate: self.setting(fields, "candidate", Self::candidate),
             is_enabled: self.setting(fields, "enabled", Self::truth),
