@@ -46,6 +46,7 @@
 //! | another answer than a refusal: 202, a cached page | `RateLimitLayer::overflow`, `Mode::Degrade` | [delay and overflow](delay_and_overflow) |
 //! | at most `n` requests at once, the next in line | `Quota::concurrent`, `Quota::max_wait` | [requests in flight](requests_in_flight) |
 //! | messages of a WebSocket or a gRPC stream | `RateLimitLayer::messages` | [messages, bytes and jobs](messages_bytes_and_jobs) |
+//! | bytes per second of downloads and uploads | `Rule::pace_responses`, `Rule::pace_requests` | [messages, bytes and jobs](messages_bytes_and_jobs) |
 //! | jobs of a worker that wait for their turn | `limiter::Ready` | [messages, bytes and jobs](messages_bytes_and_jobs) |
 //! | to shut out clients that are refused too often | `Rule::block` | [blocks and meters](blocks_and_meters) |
 //! | to let excess usage pass, and bill it | `Rule::overage` | [blocks and meters](blocks_and_meters) |
