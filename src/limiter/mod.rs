@@ -77,7 +77,6 @@ pub(crate) use place_lines::{FirstInLine, LeftLine, Standing};
 pub use policy_registry::PolicyRegistry;
 pub(crate) use policy_registry::{Contradiction, Entered};
 pub use ready::{NotReady, NotReadyKind, Ready};
-#[cfg(any(feature = "_redis", feature = "status"))]
 pub(crate) use reply::BoxFuture;
 pub use reply::{Reply, ReplyFuture};
 pub use support::{UnsupportedQuota, UnsupportedQuotaKind};
