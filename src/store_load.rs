@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The load of a limiter's store, such as Redis, as this process sees it now; see
-/// [`Limiter::store_load`](crate::limiter::Limiter::store_load).
+/// [`LimiterHooks::store_load`](crate::limiter::LimiterHooks::store_load).
 ///
 /// A store that is slow shows here before checks fail: [`oldest_wait`](Self::oldest_wait) and
 /// [`call_time`](Self::call_time) near the [`deadline`](Self::deadline).

@@ -37,6 +37,8 @@ RATELIMIT_PARITY_STEPS=2000000 cargo test --locked --features "$features" --lib 
 cargo test --locked --package tower-ratelimit --features "${features/fred-rustls-ring/redis-rs-rustls-ring}" --lib -- redis::connection \
     --test-threads 2
 cargo test --locked --package tower-ratelimit --features "${features/fred-rustls-ring/redis-rs-rustls-ring}" --test vectors
+# What the compiler, errors and warnings say after each mistake of a newcomer names the fix.
+tests/mistakes/run
 # Requests in flight on Redis: half a million schedules of lost and late calls, four processes for a minute of which one is
 # killed, 2,000 failovers, and a proxy that loses answers. Prints the table in the guide.
 RATELIMIT_CAMPAIGN=25 PLACES_TABLE=1 cargo test --locked --features "$features" --lib places -- --nocapture

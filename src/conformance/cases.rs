@@ -540,7 +540,7 @@ cases! {
         for (number, passed) in passed_concurrently(bench, &policies).await?.into_iter().enumerate() {
             ensure(passed <= CAPACITY, &format!("{passed} concurrent sets passed, of {CAPACITY}"))?;
             // Compensated sets may be refused early, and their refunds may still be under way.
-            if bench.limiter.atomicity() == Atomicity::Atomic {
+            if bench.limiter.hooks().atomicity() == Atomicity::Atomic {
                 same("concurrent sets that passed", passed, CAPACITY)?;
                 for policy in &policies {
                     same("remaining after concurrent sets", bench.left_of(policy, &numbered(number)).await?, 0)?;

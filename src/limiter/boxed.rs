@@ -5,13 +5,10 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
-use super::{
-    Atomicity, Charge, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply, StoreLoad, UnsupportedQuota,
-};
+use super::{Charge, Limiter, LimiterHooks, Refund, Reply, UnsupportedQuota};
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::limiter::reply::BoxFuture;
-use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
 
@@ -112,12 +109,7 @@ forwarded! {
         try_take_one(policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision>;
         try_refund_one(policy: &Policy, key: &Key, receipt: Receipt) -> Result<(), Receipt>;
         supports(quota: &Quota) -> Result<(), UnsupportedQuota>;
-        atomicity() -> Atomicity;
-        observe(observer: &Arc<dyn Observer>) -> ();
-        occupancy() -> Option<Occupancy>;
-        store_load() -> Option<StoreLoad>;
-        policy_registry() -> Option<&PolicyRegistry>;
-        place_lines() -> Option<&PlaceLines>;
+        hooks() -> &dyn LimiterHooks;
     }
 }
 

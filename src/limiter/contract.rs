@@ -73,30 +73,6 @@ pub trait Limiter: Send + Sync + 'static {
     /// Takes all charges or none of them.
     fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>>;
 
-    /// Takes one [enforced](crate::limiter::Effect::Enforce) charge, if the limiter has a faster way to do so than
-    /// [`take`](Self::take).
-    ///
-    /// The answer is that of `take` for a set of this one charge. A limiter without such a way
-    /// returns `None` and takes nothing; `take` is called then.
-    #[inline]
-    fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
-        let _ = (policy, key, cost);
-        None
-    }
-
-    /// Refunds one receipt at once, if the limiter has a faster way to do so than
-    /// [`refund`](Self::refund).
-    ///
-    /// It has the effect of `refund` with this one receipt.
-    ///
-    /// # Errors
-    /// A limiter without such a way returns the receipt and refunds nothing; `refund` is called then.
-    #[inline]
-    fn try_refund_one(&self, policy: &Policy, key: &Key, receipt: Receipt) -> Result<(), Receipt> {
-        let _ = (policy, key);
-        Err(receipt)
-    }
-
     /// Returns the answer that [`take`](Self::take) would give, and takes nothing.
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>>;
 
@@ -157,6 +133,12 @@ pub trait Limiter: Send + Sync + 'static {
         supports_rates(quota)
     }
 
+    /// Returns what the limiter has beside its decisions: events, a registry of policies, lines, and numbers for
+    /// status pages. By default it has none.
+    fn hooks(&self) -> &dyn LimiterHooks {
+        &NoHooks
+    }
+
     /// Returns whether this limiter failed because this process asks for more than it can carry, and
     /// not because its store failed. By default `false`.
     ///
@@ -167,6 +149,34 @@ pub trait Limiter: Send + Sync + 'static {
         false
     }
 
+    /// Takes one [enforced](crate::limiter::Effect::Enforce) charge, if the limiter has a faster way to do so than
+    /// [`take`](Self::take).
+    ///
+    /// The answer is that of `take` for a set of this one charge. A limiter without such a way
+    /// returns `None` and takes nothing; `take` is called then.
+    #[inline]
+    fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
+        let _ = (policy, key, cost);
+        None
+    }
+
+    /// Refunds one receipt at once, if the limiter has a faster way to do so than
+    /// [`refund`](Self::refund).
+    ///
+    /// It has the effect of `refund` with this one receipt.
+    ///
+    /// # Errors
+    /// A limiter without such a way returns the receipt and refunds nothing; `refund` is called then.
+    #[inline]
+    fn try_refund_one(&self, policy: &Policy, key: &Key, receipt: Receipt) -> Result<(), Receipt> {
+        let _ = (policy, key);
+        Err(receipt)
+    }
+}
+
+/// What a limiter shows and takes beside its decisions, for warnings, observers, status pages and lines.
+/// Each method has a default, which is right for a limiter without such a thing.
+pub trait LimiterHooks: Send + Sync {
     /// Returns how strictly a set of charges is all or nothing.
     fn atomicity(&self) -> Atomicity {
         Atomicity::Atomic
@@ -200,13 +210,19 @@ pub trait Limiter: Send + Sync + 'static {
         None
     }
 
-    /// Returns the lines in which requests wait for units of [concurrency limits](Quota::concurrent). By default
-    /// `None`: no request can wait for them. [`supports`](Self::supports) should then return an error for a quota with
-    /// [such a wait](Quota::max_wait). The layer reports that quota as not supported in any case.
+    /// Returns the lines in which requests wait for units of [concurrency limits](Quota::concurrent). By
+    /// default `None`: no request can wait for them. [`supports`](Limiter::supports) should then return an
+    /// error for a quota with [such a wait](Quota::max_wait). The layer reports that quota as not supported
+    /// in any case.
     fn place_lines(&self) -> Option<&PlaceLines> {
         None
     }
 }
+
+/// The hooks of a limiter that has none.
+struct NoHooks;
+
+impl LimiterHooks for NoHooks {}
 
 /// The strictness with which a set of charges is all or nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,8 +8,8 @@ use smallvec::SmallVec;
 
 use super::observers::Observers;
 use super::{
-    Arrival, Atomicity, Charge, Effect, Limiter, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply, StoreLoad,
-    UnsupportedQuota, UnsupportedQuotaKind,
+    Arrival, Atomicity, Charge, Effect, Limiter, LimiterHooks, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply,
+    StoreLoad, UnsupportedQuota, UnsupportedQuotaKind,
 };
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::error::WithSources;
@@ -304,8 +304,15 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         self.second.limiter.is_overload(error)
     }
 
+    fn hooks(&self) -> &dyn LimiterHooks {
+        self
+    }
+}
+
+#[warn(clippy::missing_trait_methods, reason = "a method that is not forwarded falls back to its default")]
+impl<P: Limiter, S: Limiter + Clone + 'static> LimiterHooks for FallbackLimiter<P, S> {
     fn atomicity(&self) -> Atomicity {
-        match (self.first.atomicity(), self.second.limiter.atomicity()) {
+        match (self.first.hooks().atomicity(), self.second.limiter.hooks().atomicity()) {
             (Atomicity::Atomic, Atomicity::Atomic) => Atomicity::Atomic,
             _ => Atomicity::Compensated,
         }
@@ -314,28 +321,28 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
     /// Keeps the observer, and gives it to both limiters.
     fn observe(&self, observer: &Arc<dyn Observer>) {
         self.second.observers.add(observer);
-        self.first.observe(observer);
-        self.second.limiter.observe(observer);
+        self.first.hooks().observe(observer);
+        self.second.limiter.hooks().observe(observer);
     }
 
     /// Returns the first limiter's value, or if it has none, the second one's.
     fn occupancy(&self) -> Option<Occupancy> {
-        self.first.occupancy().or_else(|| self.second.limiter.occupancy())
+        self.first.hooks().occupancy().or_else(|| self.second.limiter.hooks().occupancy())
     }
 
     /// Returns the load of the first limiter's store, and of the second one's if it has one too.
     fn store_load(&self) -> Option<StoreLoad> {
-        let loads = [self.first.store_load(), self.second.limiter.store_load()];
+        let loads = [self.first.hooks().store_load(), self.second.limiter.hooks().store_load()];
         loads.into_iter().flatten().reduce(StoreLoad::with)
+    }
+
+    fn policy_registry(&self) -> Option<&PolicyRegistry> {
+        self.first.hooks().policy_registry().or_else(|| self.second.limiter.hooks().policy_registry())
     }
 
     /// No request waits in line: while the first limiter fails, units come free in the second one.
     fn place_lines(&self) -> Option<&PlaceLines> {
         None
-    }
-
-    fn policy_registry(&self) -> Option<&PolicyRegistry> {
-        self.first.policy_registry().or_else(|| self.second.limiter.policy_registry())
     }
 }
 

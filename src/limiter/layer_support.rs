@@ -22,7 +22,7 @@ pub(crate) fn supports_pace(limiter: &impl Limiter, quota: &Quota) -> Result<(),
 
 /// Checks whether a limiter has lines, if requests of the quota are to wait in line.
 fn supports_wait(limiter: &impl Limiter, quota: &Quota) -> Result<(), UnsupportedQuota> {
-    if quota.wait_in_line().is_zero() || limiter.place_lines().is_some() {
+    if quota.wait_in_line().is_zero() || limiter.hooks().place_lines().is_some() {
         return Ok(());
     }
     let reason = "no request can wait in line for its units; use MemoryLimiter, RedisLimiter or StoreLimiter, or leave the wait out";

@@ -56,7 +56,7 @@ pub(crate) use ask_lines::{AskLines, AskTurn};
 pub use boxed::{BoxLimiter, LimiterError};
 pub(crate) use charge::Arrival;
 pub use charge::{Charge, Refund};
-pub use contract::{Atomicity, Limiter};
+pub use contract::{Atomicity, Limiter, LimiterHooks};
 pub(crate) use departures::{DepartureKey, DepartureLines, DepartureTurn};
 pub use effect::Effect;
 #[cfg(any(feature = "_redis", feature = "store"))]

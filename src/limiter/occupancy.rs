@@ -1,7 +1,7 @@
 //! The occupancy of a limiter.
 
 /// The occupancy of a limiter that keeps its states in this process; see
-/// [`Limiter::occupancy`](crate::limiter::Limiter::occupancy).
+/// [`LimiterHooks::occupancy`](crate::limiter::LimiterHooks::occupancy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupancy {
     pub(crate) keys: usize,

@@ -52,7 +52,7 @@ const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
 /// The requests that wait in line for units of [concurrency limits](crate::Quota::concurrent). A
 /// limiter that lets requests [wait](crate::Quota::max_wait) for them has one of these, and returns it
-/// by [`Limiter::place_lines`](super::Limiter::place_lines). Clones are the same lines.
+/// by [`LimiterHooks::place_lines`](super::LimiterHooks::place_lines). Clones are the same lines.
 ///
 /// The limiter keeps two promises:
 ///

@@ -174,7 +174,7 @@ impl<L: Limiter> Ready<L> {
     /// Takes `cost` units of a [concurrency limit](crate::Quota::concurrent), waits until they are
     /// free, and holds them until the [`Place`] is dropped.
     ///
-    /// With a limiter that has [lines](Limiter::place_lines) for such units, the caller waits in
+    /// With a limiter that has [lines](crate::limiter::LimiterHooks::place_lines) for such units, the caller waits in
     /// the same line as the requests of layers. With others it asks again after 20 milliseconds,
     /// and then ever more rarely, up to every 400 milliseconds.
     ///
@@ -345,7 +345,7 @@ impl<L: Limiter> ReadyCaller<'_, L> {
     /// a concurrency limit it names none.
     fn join(&mut self, wait: Wait) -> Result<(), NotReady> {
         let (ready, Charge { policy, key, cost, .. }) = (self.ready, *self.first);
-        let lines = ready.limiter.place_lines().filter(|_| policy.limits_in_flight() && wait == Wait::Unknown);
+        let lines = ready.limiter.hooks().place_lines().filter(|_| policy.limits_in_flight() && wait == Wait::Unknown);
         if let Some(lines) = lines {
             let (timer, until) = self.count(Duration::ZERO)?;
             let (quota, now) = (policy.quota(), timer.now());

@@ -81,11 +81,6 @@ impl Limiter for Probe {
         Reply::Now(Ok(()))
     }
 
-    fn store_load(&self) -> Option<StoreLoad> {
-        self.note("store_load");
-        Some(StoreLoad::default())
-    }
-
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
         self.note("supports");
         Err(UnsupportedQuota::new(UnsupportedQuotaKind::Algorithm, quota, "it is a probe"))
@@ -96,9 +91,19 @@ impl Limiter for Probe {
         match *never {}
     }
 
+    fn hooks(&self) -> &dyn LimiterHooks {
+        self
+    }
+}
+
+impl LimiterHooks for Probe {
     fn atomicity(&self) -> Atomicity {
         self.note("atomicity");
         Atomicity::Compensated
+    }
+
+    fn observe(&self, _: &Arc<dyn Observer>) {
+        self.note("observe");
     }
 
     fn occupancy(&self) -> Option<Occupancy> {
@@ -106,8 +111,9 @@ impl Limiter for Probe {
         Some(Occupancy::new(1, 2))
     }
 
-    fn observe(&self, _: &Arc<dyn Observer>) {
-        self.note("observe");
+    fn store_load(&self) -> Option<StoreLoad> {
+        self.note("store_load");
+        Some(StoreLoad::default())
     }
 
     fn policy_registry(&self) -> Option<&PolicyRegistry> {
@@ -135,13 +141,13 @@ async fn reached(probe: &Probe, limiter: impl Limiter) -> BTreeSet<&'static str>
     assert!(limiter.settle(&charges).await.unwrap().is_allowed());
     limiter.reset(&policy, &key).await.unwrap();
     limiter.probe().await.unwrap();
-    assert_eq!(limiter.store_load(), Some(StoreLoad::default()));
+    assert_eq!(limiter.hooks().store_load(), Some(StoreLoad::default()));
     assert_eq!(limiter.supports(policy.quota()).unwrap_err().kind(), UnsupportedQuotaKind::Algorithm);
-    assert_eq!(limiter.atomicity(), Atomicity::Compensated);
-    assert_eq!(limiter.policy_registry().map(PolicyRegistry::id), Some(probe.registry.id()));
-    assert_eq!(limiter.occupancy(), Some(Occupancy::new(1, 2)));
-    let _ = limiter.place_lines();
-    limiter.observe(&(Arc::new(Silent) as Arc<dyn Observer>));
+    assert_eq!(limiter.hooks().atomicity(), Atomicity::Compensated);
+    assert_eq!(limiter.hooks().policy_registry().map(PolicyRegistry::id), Some(probe.registry.id()));
+    assert_eq!(limiter.hooks().occupancy(), Some(Occupancy::new(1, 2)));
+    let _ = limiter.hooks().place_lines();
+    limiter.hooks().observe(&(Arc::new(Silent) as Arc<dyn Observer>));
     std::mem::take(&mut probe.called.lock().unwrap())
 }
 

@@ -171,7 +171,7 @@ impl<L: Limiter> Compiled<L> {
         let accounts = if paces { timer().map(Accounts::new) } else { None };
         let has_lines =
             delays.is_some() && (brings_quotas || policies.iter().any(|own| !own.quota().wait_in_line().is_zero()));
-        let line_waker = limiter.place_lines().filter(|_| has_lines).map(|lines| {
+        let line_waker = limiter.hooks().place_lines().filter(|_| has_lines).map(|lines| {
             let waker = Arc::new(LineWaker { lines: lines.clone(), policies: policies.clone() });
             let switches = bound().filter_map(|(_, rule)| rule.mode.as_ref()).chain(&settings.mode);
             switches.for_each(|switch| switch.enter(Arc::downgrade(&waker) as Weak<dyn FollowMode>));
@@ -223,7 +223,7 @@ impl<L: Limiter> Compiled<L> {
 
     /// Wakes requests that wait in line for units of this configuration's policies: a quota may have been raised.
     pub(super) fn wake_lines(&self) {
-        if let Some(lines) = self.limiter.place_lines() {
+        if let Some(lines) = self.limiter.hooks().place_lines() {
             self.policies.iter().filter(|policy| policy.limits_in_flight()).for_each(|policy| lines.wake_all(policy));
         }
     }

@@ -617,7 +617,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     fn configuration(&self) -> &Configuration<L> {
         self.compiled.get_or_init(|| {
             if let Some(observer) = &self.settings.observer {
-                self.limiter.observe(observer);
+                self.limiter.hooks().observe(observer);
                 if let Some(sourced) = &self.settings.source {
                     let source = Arc::downgrade(&sourced.source);
                     let identity = source.as_ptr().cast::<()>().addr();

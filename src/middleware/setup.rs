@@ -268,7 +268,7 @@ impl<L: Limiter> Compiled<L> {
 
     /// Compares the layer's policies with those of the other layers over its limiter.
     fn look_for_contradiction(&self) {
-        let entered = self.entered.get_or_init(|| Some(self.limiter.policy_registry()?.enter(&self.policies)));
+        let entered = self.entered.get_or_init(|| Some(self.limiter.hooks().policy_registry()?.enter(&self.policies)));
         let Some(Contradiction { own, other, unnamed }) = entered.as_ref().and_then(Entered::contradiction) else {
             return;
         };
@@ -413,7 +413,7 @@ impl Ticket {
     /// Compares the charges of this layer with those of outer layers, and leaves them for inner ones.
     #[cold]
     pub(super) fn look_for_double_charge<L: Limiter>(&self, layer: &Compiled<L>, extensions: &mut Extensions) {
-        let Some(limiter) = layer.limiter.policy_registry().map(|registry| registry.id()) else { return };
+        let Some(limiter) = layer.limiter.hooks().policy_registry().map(|registry| registry.id()) else { return };
         let mut all = extensions.get().map_or_else(HashSet::new, |Earlier(outer)| HashSet::clone(outer));
         for Charged { policy, key, .. } in &self.charges {
             let Some(policy) = layer.policy(*policy) else { continue };

@@ -570,10 +570,12 @@ impl<'a> WordReader<'a> {
     fn parse(&self, word: &str) -> Result<u64, ConfigError> {
         let digits = Some(word.replace('_', "")).filter(|digits| !digits.starts_with('+'));
         let number = digits.and_then(|digits| digits.parse().ok());
-        let hint = match word.strip_suffix('r') {
-            Some(limit) if limit.bytes().all(|digit| digit.is_ascii_digit()) => ": nginx's `5r/s` is `5/s, gcra`",
-            _ if word.contains('.') => ": take a smaller unit",
-            _ => "",
+        let last = word.strip_suffix(['r', 'k', 'K', 'm', 'M']);
+        let hint = match last.filter(|first| first.bytes().all(|digit| digit.is_ascii_digit())) {
+            Some(_) if word.ends_with('r') => ": nginx's `5r/s` is `5/s, gcra`",
+            Some(_) => ": write the number out, such as 1000",
+            None if word.contains('.') => ": take a smaller unit",
+            None => "",
         };
         number.ok_or_else(|| self.error(&format!("{} is not a whole number that fits{hint}", QuotedWord(word))))
     }

@@ -276,6 +276,7 @@ fn quota_text_error_says_how_to_fix_it() {
         ("5 requests requests per minute", Syntax, "`requests` stands where `per` should be"),
         ("5 kB requests per minute", Syntax, "`requests` stands where `per` should be"),
         ("5r/s", Syntax, "nginx's `5r/s` is `5/s, gcra`"),
+        ("1k/min", Syntax, "write the number out, such as 1000"),
         ("3 at once wait 10", Syntax, "a unit of time is missing after `10`, such as `10 s`"),
         ("5 per 10", Syntax, "a unit of time is missing after `10`"),
         ("5 per minuet", Syntax, "did you mean `minute`?"),

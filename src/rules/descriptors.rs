@@ -148,7 +148,7 @@ impl<L: Limiter> DescriptorLimits<L> {
         let Core { store, limiter, .. } = &*self.0;
         let (store, limiter) = (Arc::clone(store), Arc::clone(limiter));
         let observer: Arc<dyn Observer> = Arc::new(observer);
-        limiter.observe(&observer);
+        limiter.hooks().observe(&observer);
         Self::of(Core { store, limiter, observer: Some(observer) })
     }
 

@@ -194,7 +194,11 @@ fn not_yaml(info: &str) -> &'static str {
         ),
         (&["bracket"], "a closing bracket or brace stands here without an opening one"),
         (&["unexpected character", "cannot start with '-'"], "a text that begins with this character needs quotes"),
-        (&["indent", "block", "key", "quoted", "node"], INDENTED),
+        (
+            &["quoted"],
+            "a quotation mark before it is not closed, or the lines within the quotes are indented less than the first",
+        ),
+        (&["indent", "block", "key", "node"], INDENTED),
     ];
     let chosen = CHOICES.iter().find(|(words, _)| words.iter().any(|word| info.contains(word)));
     chosen.map_or("put a text with signs of YAML in it into quotes", |(_, text)| *text)

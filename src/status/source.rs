@@ -67,7 +67,7 @@ impl<L: Limiter, O: Send + Sync> ErasedLayer for LayerSource<L, O> {
         if let Some((_, occupancy)) = lock(&self.counted).filter(is_recent) {
             return Some(occupancy);
         }
-        let occupancy = self.limiter().occupancy()?;
+        let occupancy = self.limiter().hooks().occupancy()?;
         *lock(&self.counted) = (occupancy.capacity() > SMALL).then_some((now, occupancy));
         Some(occupancy)
     }

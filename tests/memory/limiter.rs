@@ -663,7 +663,7 @@ fn restored_state_that_finds_no_room_is_reported() {
         let seen = Arc::new(Evictions::default());
         let builder = MemoryLimiter::builder().max_keys(20).on_full(on_full).clock(clock.clone());
         let restored = builder.observer(Counting(seen.clone())).restore(first.snapshot()).build();
-        let left = restored.expect("the snapshot is whole").occupancy().map_or(0, |held| held.keys() as u64);
+        let left = restored.expect("the snapshot is whole").hooks().occupancy().map_or(0, |held| held.keys() as u64);
         let [idle, throttled, full] =
             [&seen.idle, &seen.throttled, &seen.full].map(|seen| seen.load(Ordering::Relaxed));
         assert_eq!((left + idle + throttled, full), (200, 0), "{on_full}: {left} are left");
@@ -684,7 +684,7 @@ fn snapshot_with_policies_beyond_the_last_number_is_harmless() {
     let restored = MemoryLimiter::builder().max_keys(100).clock(clock.clone()).restore(bytes).build();
     let restored = restored.expect("each policy is one");
     clock.advance(MINUTE);
-    assert_eq!(restored.occupancy().map(|held| held.keys()), Some(0), "the state has expired");
+    assert_eq!(restored.hooks().occupancy().map(|held| held.keys()), Some(0), "the state has expired");
 }
 
 #[test]
@@ -933,7 +933,7 @@ fn reset_key_has_its_whole_quota_also_when_the_clock_steps_back() {
 fn occupancy_counts_the_states_that_live() {
     let clock = ManualClock::new();
     let limiter = MemoryLimiter::builder().max_keys(1_000).clock(clock.clone()).build().unwrap();
-    let seen = || limiter.occupancy().map(|occupancy| (occupancy.keys(), occupancy.capacity()));
+    let seen = || limiter.hooks().occupancy().map(|occupancy| (occupancy.keys(), occupancy.capacity()));
     assert_eq!(seen(), Some((0, 2_500)));
     let (short, long) = (Policy::from(Quota::per_second(1)), Policy::from(Quota::per_hour(1)));
     for number in 0..100_u64 {

@@ -20,7 +20,7 @@ use tower_ratelimit::{
     clock::TokioTimer,
     key,
     limiter::{
-        BoxLimiter, Charge, ChargeDecision, Decision, FallbackLimiter, Limiter, Place, PlaceLines, Refund, Reply,
+        BoxLimiter, Charge, ChargeDecision, Decision, FallbackLimiter, Limiter, LimiterHooks, Place, Refund, Reply,
         UnsupportedQuota,
     },
     middleware::{ModeSwitch, QuotaSwitch},
@@ -121,7 +121,7 @@ impl Office {
     }
 
     fn waiting(&self) -> usize {
-        self.limiter.place_lines().unwrap().waiting(&policy(1), &Key::global())
+        self.limiter.hooks().place_lines().unwrap().waiting(&policy(1), &Key::global())
     }
 }
 
@@ -490,8 +490,8 @@ impl Limiter for Later {
         self.0.supports(quota)
     }
 
-    fn place_lines(&self) -> Option<&PlaceLines> {
-        self.0.place_lines()
+    fn hooks(&self) -> &dyn LimiterHooks {
+        self.0.hooks()
     }
 }
 
@@ -698,6 +698,6 @@ proptest! {
         }
         drop(office.world);
         prop_assert_eq!(office.limiter.peek_one(&policy(9), &Key::global(), 0).remaining(), 9, "all came back");
-        prop_assert!(office.limiter.place_lines().unwrap().is_empty());
+        prop_assert!(office.limiter.hooks().place_lines().unwrap().is_empty());
     }
 }

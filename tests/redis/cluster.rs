@@ -126,7 +126,7 @@ async fn rights_of_the_guide_are_enough(cluster: &Cluster) {
 
 async fn refused_set_refunds_what_it_took_elsewhere(cluster: &Cluster) {
     let limiter = limiter(cluster, "sets", None).await;
-    assert_eq!(limiter.atomicity(), Atomicity::Compensated);
+    assert_eq!(limiter.hooks().atomicity(), Atomicity::Compensated);
     let (everybody, caller) = (policy("everybody", lasting(1_000)), policy("caller", lasting(1)));
     for (number, name) in (1..).zip(["a", "b", "c", "d", "e", "f"]) {
         let (all, one) = (key("all"), key(name));

@@ -88,7 +88,7 @@ async fn place_of_another_process_is_waited_for() {
         let (other, policy) = (other.clone(), policy.clone());
         async move { other.hold_in_line(&policy, &Key::global(), 1, TokioTimer::new()).await }
     });
-    wait_until(async || other.place_lines().unwrap().waiting(&policy, &Key::global()) == 1).await;
+    wait_until(async || other.hooks().place_lines().unwrap().waiting(&policy, &Key::global()) == 1).await;
     drop(held);
     let place = waiting.await.unwrap().unwrap().expect("it came free");
     let denied = one.hold(&policy, &Key::global(), 1).await.unwrap().unwrap_err();
@@ -108,7 +108,7 @@ async fn line_that_its_process_left_is_forgotten() {
         let (other, policy) = (other.clone(), policy.clone());
         async move { other.hold_in_line(&policy, &Key::global(), 2, TokioTimer::new()).await }
     });
-    let lines = other.place_lines().unwrap();
+    let lines = other.hooks().place_lines().unwrap();
     wait_until(async || lines.waiting(&policy, &Key::global()) == 1).await;
     drop(held);
     waiting.abort();
@@ -153,7 +153,7 @@ async fn reset_on_redis_lets_the_line_pass() {
         let (limiter, policy) = (limiter.clone(), policy.clone());
         async move { limiter.hold_in_line(&policy, &Key::global(), 1, TokioTimer::new()).await }
     });
-    wait_until(async || limiter.place_lines().unwrap().waiting(&policy, &Key::global()) == 1).await;
+    wait_until(async || limiter.hooks().place_lines().unwrap().waiting(&policy, &Key::global()) == 1).await;
     limiter.reset(&policy, &Key::global()).await.unwrap();
     let place = waiting.await.unwrap().unwrap().expect("it was reset");
     drop(held);
@@ -178,8 +178,8 @@ async fn process_that_left_the_line_holds_no_other_up() {
         let first = in_line(&leaves, 2);
         wait_until(async || left(&one, &policy).await == 0).await;
         let second = in_line(&waits, 1);
-        wait_until(async || waits.place_lines().unwrap().waiting(&policy, &key) == 1).await;
-        leaves.place_lines().unwrap().wake_first(&policy, &key); // Redis hears of it anew, which would last for a second
+        wait_until(async || waits.hooks().place_lines().unwrap().waiting(&policy, &key) == 1).await;
+        leaves.hooks().place_lines().unwrap().wake_first(&policy, &key); // Redis hears of it anew, which would last for a second
         sleep(Duration::from_millis(50)).await;
         assert!(!second.is_finished(), "one is free, and kept for the first");
         first.abort();

@@ -559,7 +559,7 @@ impl<L: Limiter + Clone> Campaign<L> {
         assert!((least..=EXPORTS).contains(&sampled), "what is counted is what requests take\n{report}");
         assert_eq!(left, (vec![0; KEYS + 2], 0), "{report}");
         for shop in [one, other] {
-            assert!(shop.limiter.place_lines().is_some_and(|lines| lines.is_empty()), "{report}");
+            assert!(shop.limiter.hooks().place_lines().is_some_and(|lines| lines.is_empty()), "{report}");
         }
         for (client, most) in most.iter().enumerate().filter(|(client, _)| *client != RESET) {
             let limit = if client == KEYS { ADMITTED } else { EXPORTS };

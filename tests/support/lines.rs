@@ -210,7 +210,7 @@ impl<L: Limiter + Clone> Office<L> {
     }
 
     fn lines(&self) -> &PlaceLines {
-        self.limiter.place_lines().unwrap()
+        self.limiter.hooks().place_lines().unwrap()
     }
 
     fn waiting(&self, policy: &Policy) -> usize {

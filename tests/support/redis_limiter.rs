@@ -21,7 +21,7 @@ pub(crate) async fn connected(builder: RedisLimiterBuilder, url: &str) -> RedisL
     let policy = Policy::new("connected", Quota::per_hour(1)).expect("the name is possible");
     let began = Instant::now();
     // In a cluster the keys are on all masters.
-    let keys: u64 = if limiter.atomicity() == Atomicity::Compensated { 60 } else { 1 };
+    let keys: u64 = if limiter.hooks().atomicity() == Atomicity::Compensated { 60 } else { 1 };
     for number in 0..keys {
         let key = Key::of(number).expect("a number is a key");
         while let Err(error) = limiter.peek(&[Charge::new(&policy, &key).cost(0)]).await {

@@ -4,13 +4,10 @@
 //! `3 at once` could not hold. This limiter does not support it, so that a file with such a rule is refused with the
 //! rule's line, at the start and at each change.
 
-use std::sync::Arc;
-
 use tower_ratelimit::limiter::{
-    Atomicity, Charge, ChargeDecision, Decision, Limiter, Occupancy, PolicyRegistry, Receipt, Refund, Reply, StoreLoad,
-    UnsupportedQuota, UnsupportedQuotaKind,
+    Charge, ChargeDecision, Decision, Limiter, LimiterHooks, Receipt, Refund, Reply, UnsupportedQuota,
+    UnsupportedQuotaKind,
 };
-use tower_ratelimit::observe::Observer;
 use tower_ratelimit::quota::Algorithm;
 use tower_ratelimit::{Key, Policy, Quota};
 
@@ -67,23 +64,7 @@ impl<L: Limiter> Limiter for Rates<L> {
         self.0.is_overload(error)
     }
 
-    fn atomicity(&self) -> Atomicity {
-        self.0.atomicity()
-    }
-
-    fn observe(&self, observer: &Arc<dyn Observer>) {
-        self.0.observe(observer);
-    }
-
-    fn occupancy(&self) -> Option<Occupancy> {
-        self.0.occupancy()
-    }
-
-    fn store_load(&self) -> Option<StoreLoad> {
-        self.0.store_load()
-    }
-
-    fn policy_registry(&self) -> Option<&PolicyRegistry> {
-        self.0.policy_registry()
+    fn hooks(&self) -> &dyn LimiterHooks {
+        self.0.hooks()
     }
 }

@@ -10,8 +10,8 @@ use crate::clock::Timer;
 use crate::decision::{ChargeDecision, Decision, Receipt, Several};
 use crate::key::Key;
 use crate::limiter::{
-    Charge, Effect, Limiter, Occupancy, Place, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota,
-    UnsupportedQuotaKind, hold_in_line,
+    Charge, Effect, Limiter, LimiterHooks, Occupancy, Place, PlaceLines, PolicyRegistry, Refund, Reply,
+    UnsupportedQuota, UnsupportedQuotaKind, hold_in_line,
 };
 use crate::outcome::Observer;
 use crate::policy::Policy;
@@ -303,6 +303,12 @@ impl Limiter for MemoryLimiter {
         Reply::Now(Ok(()))
     }
 
+    fn hooks(&self) -> &dyn LimiterHooks {
+        self
+    }
+}
+
+impl LimiterHooks for MemoryLimiter {
     fn observe(&self, observer: &Arc<dyn Observer>) {
         self.0.setup.observers.add(observer);
     }

@@ -198,7 +198,7 @@ fn line_of_many_threads_serves_all_that_stay_in_it() {
             }
             join(threads.into());
             assert_eq!(limiter.peek_one(&places, &key(1), 0).remaining(), 2);
-            assert!(limiter.place_lines().is_some_and(|lines| lines.is_empty()));
+            assert!(limiter.hooks().place_lines().is_some_and(|lines| lines.is_empty()));
         });
     }
 }

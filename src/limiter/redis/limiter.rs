@@ -14,7 +14,8 @@ use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::remote::{Backend, Checks};
 use crate::limiter::{
-    Atomicity, Charge, Limiter, Place, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota, hold, hold_in_line,
+    Atomicity, Charge, Limiter, LimiterHooks, Place, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota, hold,
+    hold_in_line,
 };
 use crate::outcome::Observer;
 use crate::policy::Policy;
@@ -152,13 +153,19 @@ impl Limiter for RedisLimiter {
         Ok(())
     }
 
+    fn is_overload(&self, error: &RedisError) -> bool {
+        error.kind() == StoreErrorKind::Overloaded
+    }
+
+    fn hooks(&self) -> &dyn LimiterHooks {
+        self
+    }
+}
+
+impl LimiterHooks for RedisLimiter {
     /// `Atomic` on one server without leases. Otherwise `Compensated`.
     fn atomicity(&self) -> Atomicity {
         if self.0.backend().in_slots || self.0.has_leases() { Atomicity::Compensated } else { Atomicity::Atomic }
-    }
-
-    fn is_overload(&self, error: &RedisError) -> bool {
-        error.kind() == StoreErrorKind::Overloaded
     }
 
     fn observe(&self, observer: &Arc<dyn Observer>) {

@@ -14,7 +14,8 @@ use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::remote::{Backend, Checks};
 use crate::limiter::{
-    Charge, Limiter, Place, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota, hold, hold_in_line,
+    Charge, Limiter, LimiterHooks, Place, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota, hold,
+    hold_in_line,
 };
 use crate::outcome::Observer;
 use crate::policy::Policy;
@@ -181,6 +182,12 @@ impl<S: Store> Limiter for StoreLimiter<S> {
         error.kind() == StoreErrorKind::Overloaded
     }
 
+    fn hooks(&self) -> &dyn LimiterHooks {
+        self
+    }
+}
+
+impl<S: Store> LimiterHooks for StoreLimiter<S> {
     fn observe(&self, observer: &Arc<dyn Observer>) {
         self.0.backend().events().observe(observer);
     }

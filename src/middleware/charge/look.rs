@@ -47,7 +47,7 @@ impl Ticket {
         let line_wait = line.and_then(|at| {
             let (charged, delays) = (self.charges.get(at)?, layer.delays.as_ref()?);
             let policy = charged.policy_in(layer)?;
-            let has_room = delays.has_room_in_line(layer.limiter.place_lines()?, policy, &charged.key);
+            let has_room = delays.has_room_in_line(layer.limiter.hooks().place_lines()?, policy, &charged.key);
             has_room.then(|| policy.quota().wait_in_line())
         });
         if layer.settings.overflows && self.kind.may_overflow() {

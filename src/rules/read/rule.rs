@@ -267,7 +267,10 @@ impl UsedNames {
             first.insert(name, (other_role, other));
             let line = other.position.line;
             let message = if role.is_empty() && other_role.is_empty() {
-                format!("two rules are named {}; the first is in line {line}", Quoted(name))
+                format!(
+                    "two rules are named {}; the first is in line {line}: give one of them another name",
+                    Quoted(name)
+                )
             } else {
                 format!(
                     "{role}this rule has the name {}, which {other_role}the rule in line {line} has: rename this rule",

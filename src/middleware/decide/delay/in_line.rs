@@ -356,7 +356,7 @@ impl<B, L: Limiter> InLine<B, L> {
             }
             _ => {}
         }
-        let lines = layer.limiter.place_lines();
+        let lines = layer.limiter.hooks().place_lines();
         let Some(policy) = charged.policy_in(layer).filter(|_| self.turn.is_none() || now < until) else {
             return false;
         };
