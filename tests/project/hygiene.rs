@@ -94,6 +94,7 @@ fn time_is_read_by_the_clocks_only() {
             "limiter/redis/dispatch/mod.rs",
             "limiter/remote/deadline.rs",
             "limiter/remote/flights/batch.rs",
+            "limiter/remote/flights/halving.rs",
             "limiter/remote/flights/groups.rs",
             "limiter/remote/flights/mod.rs",
             "limiter/remote/flights/queue.rs",

@@ -247,8 +247,8 @@ impl<S: Store> RemoteStore for Swapper<S> {
         }
         let (landed, parties) = inner.take(callers, Deadline::at(until)).await;
         match landed.is_answered {
-            true if parties == 1 => CallResult::Answered { rest: inner.rest(landed.conflicts) },
-            true => CallResult::Answered { rest: Duration::ZERO }, // one party's rest would keep the others waiting
+            true if parties == 1 => CallResult::Answered { rest: inner.rest(landed.conflicts), clock: None },
+            true => CallResult::Answered { rest: Duration::ZERO, clock: None }, // one party's rest would keep the others waiting
             false => CallResult::Failed,
         }
     }

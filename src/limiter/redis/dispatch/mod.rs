@@ -77,11 +77,12 @@ impl RemoteStore for Dispatcher {
 
     async fn send_batch(&self, callers: Vec<Caller<Self>>, until: Instant) -> CallResult {
         let requests: SmallVec<[&WireRequest; 8]> = callers.iter().map(|caller| &caller.request).collect();
-        let answers = self.take_to_store(&requests, until).await;
+        let mut clock = None;
+        let answers = self.take_to_store(&requests, until, &mut clock).await;
         let is_answered = answers.iter().any(Result::is_ok);
         drop(requests);
         hand_out(callers, answers);
-        if is_answered { CallResult::Answered { rest: Duration::ZERO } } else { CallResult::Failed }
+        if is_answered { CallResult::Answered { rest: Duration::ZERO, clock } } else { CallResult::Failed }
     }
 
     fn limits(&self) -> CallLimits {
@@ -94,9 +95,14 @@ impl RemoteStore for Dispatcher {
 }
 
 impl Dispatcher {
-    /// Returns the answer to each request.
-    async fn take_to_store(&self, requests: &[&WireRequest], until: Instant) -> Vec<RequestResult> {
-        let mut answers = self.answers(requests, until).await;
+    /// Returns the answer to each request. Sets `clock` to the server's time if the server told it.
+    async fn take_to_store(
+        &self,
+        requests: &[&WireRequest],
+        until: Instant,
+        clock: &mut Option<Timestamp>,
+    ) -> Vec<RequestResult> {
+        let mut answers = self.answers(requests, until, clock).await;
         let is_apart = |answer: &RequestResult| matches!(answer, Ok(RedisAnswer::Elsewhere));
         if answers.iter().any(is_apart) {
             let apart = answers.iter_mut().zip(requests).filter(|(answer, _)| is_apart(answer));
@@ -108,8 +114,13 @@ impl Dispatcher {
 
     /// Returns the answer to each request. Those whose window of the calendar is not that of the server's time are sent
     /// once more: at an edge, or while this process learns the server's time.
-    async fn answers(&self, requests: &[&WireRequest], until: Instant) -> Vec<RequestResult> {
-        let mut answers = self.answers_at_once(requests, until).await;
+    async fn answers(
+        &self,
+        requests: &[&WireRequest],
+        until: Instant,
+        clock: &mut Option<Timestamp>,
+    ) -> Vec<RequestResult> {
+        let mut answers = self.answers_at_once(requests, until, clock).await;
         for _ in 0..WINDOW_TRIES {
             let mut outside = SmallVec::<[&WireRequest; 8]>::new();
             for (answer, request) in answers.iter().zip(requests) {
@@ -122,7 +133,7 @@ impl Dispatcher {
                 return answers;
             }
             let places = answers.iter_mut().filter(|answer| matches!(answer, Ok(RedisAnswer::Outside(_))));
-            let again = self.answers_at_once(&outside, until).await;
+            let again = self.answers_at_once(&outside, until, clock).await;
             places.zip(again).for_each(|(place, answer)| *place = answer);
         }
         for answer in &mut answers {
@@ -135,7 +146,12 @@ impl Dispatcher {
     }
 
     /// Returns the answer to each request, in one call.
-    async fn answers_at_once(&self, requests: &[&WireRequest], until: Instant) -> Vec<RequestResult> {
+    async fn answers_at_once(
+        &self,
+        requests: &[&WireRequest],
+        until: Instant,
+        clock: &mut Option<Timestamp>,
+    ) -> Vec<RequestResult> {
         #[cfg(test)]
         if requests.iter().map(|request| request.keys()).sum::<usize>() > 1 && self.splits.load(Ordering::Relaxed) {
             return requests.iter().map(|_| Ok(RedisAnswer::Elsewhere)).collect();
@@ -161,6 +177,7 @@ impl Dispatcher {
             self.store.restart_garbled(slot);
             failed(error)
         });
+        *clock = wire::time_of(&reply).filter(|_| self.clock.is_none());
         match answers.iter().find_map(|answer| answer.as_ref().err()) {
             Some(error) => self.store.record_failure(error),
             None => self.store.record_success(),
@@ -185,7 +202,7 @@ impl Dispatcher {
     /// Returns the answer to a request of one key. The key cannot be on two servers, but it may
     /// have moved again.
     async fn lone(&self, request: &WireRequest, until: Instant) -> RequestResult {
-        match self.answers(&[request], until).await.pop() {
+        match self.answers(&[request], until, &mut None).await.pop() {
             None | Some(Ok(RedisAnswer::Elsewhere)) => {
                 let message = "the key went to another server of the cluster while it was asked for";
                 Err(RedisError::new(StoreErrorKind::Unavailable, message))

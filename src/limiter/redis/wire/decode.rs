@@ -70,6 +70,13 @@ pub(in crate::limiter::redis) fn answers(
     read(&mut reader).ok_or_else(nonsense)
 }
 
+/// Returns the time at which the script ran, which is the server's unless the call had a clock's.
+pub(in crate::limiter::redis) fn time_of(reply: &[u8]) -> Option<Timestamp> {
+    let refused = |words: &str| RedisError::new(StoreErrorKind::Foreign, words.to_owned());
+    let mut reader = Reader { left: reply.get(size_of::<u64>()..)?, refused: &refused };
+    reader.whole().map(Timestamp::from_micros)
+}
+
 struct Reader<'a> {
     left: &'a [u8],
     refused: &'a dyn Fn(&str) -> RedisError,

@@ -103,7 +103,7 @@ use crate::base::time::{CLOCK_US_MAX, Timestamp};
 use crate::event::StoreErrorKind;
 use crate::limiter::remote;
 
-pub(super) use decode::answers;
+pub(super) use decode::{answers, time_of};
 pub(super) use request::{WireOperation, WireRequest};
 pub(super) use split::SplitAnswers;
 

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::base::sync::contained;
+use crate::base::time::Timestamp;
 use crate::limiter::remote::permits::Permit;
 use crate::limiter::remote::unanswered::Unanswered;
 
@@ -31,8 +32,13 @@ pub(crate) trait RemoteStore: Send + Sync + Sized + 'static {
 /// The result of a call of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallResult {
-    /// The store answered. The next flight with the same keys waits for a while.
-    Answered { rest: Duration },
+    /// The store answered.
+    Answered {
+        /// How long the next flight with the same keys waits.
+        rest: Duration,
+        /// The time of the store's clock, if it told it.
+        clock: Option<Timestamp>,
+    },
     /// The store did not answer.
     Failed,
 }

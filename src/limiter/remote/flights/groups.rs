@@ -381,7 +381,7 @@ mod tests {
             assert!(!panics && (!self.0.is_random || random >> 8 & 63 != 0), "a store that panics");
             batch.into_iter().for_each(|caller| caller.answer(Ok(())));
             let rests = self.0.is_random && random >> 16 & 3 == 0;
-            CallResult::Answered { rest: if rests { 5 * MS } else { Duration::ZERO } }
+            CallResult::Answered { rest: if rests { 5 * MS } else { Duration::ZERO }, clock: None }
         }
 
         fn limits(&self) -> CallLimits {

@@ -24,6 +24,7 @@ pub(crate) use self::batch::{CallLimits, CallResult, Caller, Calls, Receiver, Re
 use self::caller_flight::{CallerFlight, FlightHandle};
 #[cfg(feature = "store")]
 pub(crate) use self::groups::{Groups, Keyed};
+use self::halving::StoreClock;
 use self::pace::{Pace, Sent};
 #[cfg(any(feature = "_redis", test))]
 pub(crate) use self::queue::Queue;
@@ -37,6 +38,7 @@ mod batch;
 mod caller_flight;
 #[cfg(feature = "store")]
 mod groups;
+mod halving;
 mod pace;
 #[cfg(any(feature = "_redis", test))]
 mod queue;
@@ -61,6 +63,8 @@ struct Lanes<F: RemoteStore> {
 struct Lane<F: RemoteStore> {
     queue: F::Queue,
     pace: Pace,
+    /// `None` if the store does not tell it.
+    clock: Option<StoreClock>,
     flights: usize,
     /// The units in flight, as the window counts them.
     units: u64,
@@ -248,6 +252,8 @@ impl<F: RemoteStore> Lanes<F> {
         let mut lane = self.lock(flight.number);
         lane.is_starting = false;
         let is_idle = lane.flights == 1;
+        let phase = lane.clock.map(|clock| clock.phase(now, self.deadline));
+        lane.pace.enter(phase, self.deadline);
         let mut batch = Batch::new(now, lane.pace.needed(self.deadline), is_idle);
         let room = match most.calls {
             Calls::Pipelined => lane.pace.room(lane.units, most.units as u64) as usize, // no more than `most.units`
@@ -259,7 +265,7 @@ impl<F: RemoteStore> Lanes<F> {
         if let Some((held, units)) = taken {
             let units = most.counted(units);
             lane.units += units;
-            let sent = Sent { units, in_flight: lane.units, flights: lane.flights };
+            let sent = Sent { units, in_flight: lane.units, flights: lane.flights, phase };
             flight.state = FlightState::InFlight { held, sent, at: now };
         }
         if lane.queue.ready() > 0 && room < most.units.max(1) {
@@ -306,6 +312,7 @@ impl<F: RemoteStore> Lane<F> {
         Self {
             queue: F::Queue::default(),
             pace: Pace::new(),
+            clock: None,
             flights: 0,
             units: 0,
             is_starting: false,
@@ -445,12 +452,15 @@ impl<F: RemoteStore> Flight<F> {
             lane.units -= sent.units;
             let deadline = self.lanes.deadline;
             match result {
-                CallResult::Answered { .. } => lane.pace.record(now.saturating_duration_since(at), sent, deadline),
+                CallResult::Answered { clock, .. } => {
+                    lane.clock = clock.map(|told| StoreClock::new(told, now));
+                    lane.pace.record(now.saturating_duration_since(at), sent, deadline);
+                }
                 CallResult::Failed if now >= until => lane.pace.record_silence(sent, deadline),
                 CallResult::Failed => {}
             }
             match result {
-                CallResult::Answered { rest } if !rest.is_zero() => resting = Some((held, rest)),
+                CallResult::Answered { rest, .. } if !rest.is_zero() => resting = Some((held, rest)),
                 _ => lane.queue.release(held, &mut gone),
             }
             if matches!(result, CallResult::Answered { .. }) {

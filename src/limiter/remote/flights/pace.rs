@@ -8,12 +8,16 @@
 //!   grows while requests wait for it and calls take less than seven tenths of the deadline, and
 //!   shrinks when they take longer. Limiters that share a store get about the same window, because
 //!   each adds the same small step.
+//! * Calls that are long because of others are no reason to send less. [`halving`](super::halving) tells them from
+//!   calls that limiters make long.
 //! * Calls are few while they are short, because one call of many requests costs less. They are many while they are
 //!   long: a call that waits costs nothing.
 //!
 //! DESIGN.md says which other laws were tried.
 
 use std::time::Duration;
+
+use super::halving::{Halving, HalvingPhase};
 
 /// The requests that may be in flight before any call has been measured.
 const WINDOW: u64 = 512;
@@ -45,8 +49,13 @@ pub(super) struct Pace {
     spread: u64,
     /// The maximum number of calls at a time, if they share a connection.
     calls: u64,
-    /// The time of the quickest calls of late that were in flight alone. It is 0 before the first one.
+    /// The time of a call while no other one is in flight. It is 0 before the first one.
     alone: u64,
+    halving: Halving,
+    /// Whether windows are halved now.
+    is_halved: bool,
+    /// Whether others cause most of the time of a call.
+    is_others: bool,
     /// The maximum number of requests in flight, in parts.
     window: u64,
     /// The window when calls last became too long, in parts. Up to half of it the window grows quickly.
@@ -72,6 +81,8 @@ pub(super) struct Sent {
     pub(super) in_flight: u64,
     /// All flights, itself included.
     pub(super) flights: usize,
+    /// The phase of the store's clock. `None` if the store does not tell its clock.
+    pub(super) phase: Option<HalvingPhase>,
 }
 
 impl Pace {
@@ -82,6 +93,9 @@ impl Pace {
             spread: 0,
             calls: CALLS_MIN,
             alone: 0,
+            halving: Halving::default(),
+            is_halved: false,
+            is_others: false,
             window,
             proven: 0,
             course: Course::Grew,
@@ -101,8 +115,8 @@ impl Pace {
 
     /// Returns the time that a request needs for its answer if it is sent now. It is zero before the first call.
     ///
-    /// If calls take about as long when they are alone, it is not this process that makes them long, and a
-    /// late answer costs others nothing. Then it is the time of a quick call.
+    /// If calls take about as long when they are alone, it is no limiter that makes them long, and a late answer costs
+    /// others nothing. Then it is the time of a quick call.
     ///
     /// Otherwise it is less than the deadline, so a request that has just come may always be sent if the
     /// window has room. Without that, an estimate that is too long would be kept: the refused callers come
@@ -110,7 +124,7 @@ impl Pace {
     pub(super) fn needed(&self, deadline: Duration) -> Duration {
         match self.call {
             0 => Duration::ZERO,
-            call if call <= self.beyond_alone(nanos(deadline)) => {
+            call if self.is_others || call <= self.beyond_alone(nanos(deadline)) => {
                 Duration::from_nanos(call.saturating_sub(2 * self.spread))
             }
             call => (Duration::from_nanos(call + self.spread) + deadline / 20).min(deadline / 8 * 7),
@@ -119,7 +133,18 @@ impl Pace {
 
     /// Returns the maximum number of requests in flight.
     pub(super) fn window(&self) -> u64 {
-        self.window / PART
+        let window = self.window / PART;
+        if self.is_halved { (window / 2).max(1) } else { window }
+    }
+
+    /// Whether calls are so long that it matters who causes it.
+    fn is_long(&self, deadline: Duration) -> bool {
+        self.call > nanos(deadline) / 2
+    }
+
+    /// Enters a phase of the store's clock.
+    pub(super) fn enter(&mut self, phase: Option<HalvingPhase>, deadline: Duration) {
+        self.is_halved = phase.is_some_and(|phase| phase.is_halved) && self.is_long(deadline);
     }
 
     /// Returns the maximum number of calls at a time, if they share a connection.
@@ -147,11 +172,15 @@ impl Pace {
 
     /// Records how long a call took, and changes the window.
     pub(super) fn record(&mut self, took: Duration, sent: Sent, deadline: Duration) {
+        let was_halved = sent.phase.is_some_and(|phase| phase.is_halved) && self.is_long(deadline);
+        let limit = deadline;
         let deadline = nanos(deadline).max(1);
         let took = nanos(took).clamp(1, 2 * deadline);
+        // With halved windows calls are quicker. That says nothing about the next ones, which may have whole windows.
+        let is_eased = was_halved && (self.call / 4..=self.goal(deadline).max(self.call)).contains(&took);
         if self.call == 0 {
             (self.call, self.spread) = (took, took / 4);
-        } else {
+        } else if !is_eased {
             self.spread = moved(self.spread, took.abs_diff(self.call), 8);
             // Good news is believed sooner: a store that was slow for a moment is used again at once.
             self.call = moved(self.call, took, if took < self.call / 2 { 2 } else { 8 }).max(1);
@@ -160,13 +189,17 @@ impl Pace {
         let beyond = self.call.saturating_sub(CALL_SHORT);
         let wanted = CALLS_MIN + beyond.saturating_mul(CALLS_PER_MS) / 1_000_000;
         self.calls = wanted.min(self.calls + 1).min(CALLS_MAX);
-        if sent.flights <= 1 {
-            // A slow one may have waited for calls of other processes. If it counted, processes that fill a store
-            // together would take the wait that they cause for the store's distance.
-            self.alone = if self.alone == 0 { took } else { took.min(moved(self.alone, took, 32)).max(1) };
+        let is_long = self.is_long(limit);
+        self.record_alone(took, sent, is_long, deadline);
+        if is_eased {
+            return;
         }
-        let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * 2 >= self.window();
-        let target = self.target(deadline);
+        let is_free = self.is_others && is_long;
+        // A window that nobody has to share may be so large that it is not full even when it is halved.
+        let room = if is_free { 4 } else { 2 };
+        let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * room >= self.window();
+        let target = self.goal(deadline);
+        let took = if is_free { self.call } else { took };
         // In parts for each request, at most a quarter down and a half up: three tenths of how far
         // the call is from the target. With more, the window would swing, because its effect is
         // seen a call later.
@@ -187,10 +220,35 @@ impl Pace {
         } else {
             self.course = Course::Grew;
         }
-        let gain = if gain >= 0 && self.window < self.proven / 2 { PART as i64 } else { gain };
+        let gain = match gain {
+            0.. if is_free => PART as i64 / 2,
+            0.. if self.window < self.proven / 2 => PART as i64,
+            gain => gain,
+        };
         let step = PART * PART / 2 * sent.units / self.window.max(PART);
         let window = self.window.saturating_add_signed(gain.saturating_mul(sent.units as i64)).saturating_add(step);
         self.window = window.clamp(WINDOW_MIN * PART, WINDOW_MAX * PART);
+    }
+
+    /// Records what a call says about the time of a call alone.
+    fn record_alone(&mut self, took: u64, sent: Sent, is_long: bool, deadline: u64) {
+        if let Some(phase) = sent.phase.filter(|_| is_long) {
+            if let Some(finding) = self.halving.record(phase, took, sent.in_flight) {
+                self.alone = moved(self.alone, finding.alone, 3).max(1);
+                // Calls that wait for turns of the store are sent by chance with a whole window, and right after an
+                // answer with a small one, at the beginning of a turn. So even if others cause all of the time, only
+                // half of it shows at times.
+                let part = if self.is_others { 3 } else { 2 };
+                let has_a_chance = self.alone < deadline + 2 * self.spread;
+                self.is_others = has_a_chance && self.alone >= finding.whole / part;
+            }
+        }
+        let is_measured = sent.phase.is_some() && is_long && self.alone > 0;
+        if sent.flights <= 1 && !is_measured {
+            // A slow one may have waited for calls of other processes. If it counted, processes that fill a store
+            // together would take the wait that they cause for the store's distance.
+            self.alone = if self.alone == 0 { took } else { took.min(moved(self.alone, took, 32)).max(1) };
+        }
     }
 
     /// Records that a call was not answered before its callers had gone. It counts as longer than the deadline.
@@ -198,8 +256,16 @@ impl Pace {
         self.record(deadline + deadline / 4, sent, deadline);
     }
 
-    /// Returns how long a call may take: seven tenths of the deadline. If a call takes longer than that even
-    /// alone, it is half of what is left, or a little more than it takes alone.
+    /// Returns how long a call may take before the window shrinks.
+    ///
+    /// If others make calls long, some of them are late, whatever this process does. If most of them are, a wrong
+    /// belief may be the cause, and a smaller window shows it.
+    fn goal(&self, deadline: u64) -> u64 {
+        if self.is_others && self.call > deadline / 2 { deadline / 10 * 13 } else { self.target(deadline) }
+    }
+
+    /// Returns how long a call may take that limiters make long: seven tenths of the deadline. If a call takes longer
+    /// than that even alone, it is half of what is left, or a little more than it takes alone.
     fn target(&self, deadline: u64) -> u64 {
         let half = if self.alone < deadline { (self.alone + deadline) / 2 } else { 0 };
         (deadline / 10 * 7).max(half).max(self.beyond_alone(deadline))
@@ -223,7 +289,11 @@ fn nanos(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
+    use super::super::halving::StoreClock;
     use super::*;
+    use crate::base::time::Timestamp;
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -235,7 +305,7 @@ mod tests {
             let in_flight = pace.window();
             let units = pace.room(0, 64);
             pace.record_limit();
-            pace.record(took, Sent { units, in_flight, flights: 8 }, DEADLINE);
+            pace.record(took, Sent { units, in_flight, flights: 8, phase: None }, DEADLINE);
         }
     }
 
@@ -253,7 +323,7 @@ mod tests {
     fn window_grows_while_it_is_full_and_calls_come_in_time() {
         let mut pace = Pace::new();
         let before = pace.window();
-        pace.record(MS, Sent { units: 1, in_flight: 1, flights: 1 }, DEADLINE);
+        pace.record(MS, Sent { units: 1, in_flight: 1, flights: 1, phase: None }, DEADLINE);
         assert_eq!(pace.window(), before, "nothing waited for it");
         full(&mut pace, 50, 20 * MS);
         let grown = pace.window();
@@ -269,7 +339,7 @@ mod tests {
     #[test]
     fn window_that_was_not_used_shrinks_to_what_was_in_flight() {
         let mut pace = Pace::new();
-        pace.record(60 * MS, Sent { units: 3, in_flight: 3, flights: 2 }, DEADLINE);
+        pace.record(60 * MS, Sent { units: 3, in_flight: 3, flights: 2, phase: None }, DEADLINE);
         assert!(pace.window() <= 3, "{}", pace.window());
     }
 
@@ -277,21 +347,47 @@ mod tests {
     #[test]
     fn wait_that_others_cause_is_not_the_distance() {
         let mut pace = Pace::new();
-        pace.record(5 * MS, Sent { units: 1, in_flight: 1, flights: 1 }, DEADLINE);
+        pace.record(5 * MS, Sent { units: 1, in_flight: 1, flights: 1, phase: None }, DEADLINE);
         let before = pace.window();
         for _ in 0..30 {
             let in_flight = pace.window();
             pace.record_limit();
-            pace.record(45 * MS, Sent { units: pace.room(0, 64), in_flight, flights: 1 }, DEADLINE);
+            pace.record(45 * MS, Sent { units: pace.room(0, 64), in_flight, flights: 1, phase: None }, DEADLINE);
         }
         assert!(pace.window() < before / 10 * 9, "{}", pace.window());
+    }
+
+    /// Plays ten seconds of calls over a window that is full. A call takes `base`, and `each` for each request in
+    /// flight.
+    fn play(base: Duration, each: Duration) -> Pace {
+        let (mut pace, began) = (Pace::new(), Instant::now());
+        let clock = StoreClock::new(Timestamp::from_micros(1 << 50), began);
+        let mut now = began;
+        while now < began + 10_000 * MS {
+            let phase = Some(clock.phase(now, DEADLINE));
+            pace.enter(phase, DEADLINE);
+            let in_flight = pace.window();
+            let took = base + each * u32::try_from(in_flight).unwrap();
+            pace.record_limit();
+            pace.record(took, Sent { units: pace.room(0, 64), in_flight, flights: 8, phase }, DEADLINE);
+            now += took / 8;
+        }
+        pace
+    }
+
+    #[test]
+    fn calls_that_others_make_long_do_not_shrink_the_window() {
+        let free = play(48 * MS, Duration::ZERO).window();
+        assert!(free > 4 * WINDOW, "{free}");
+        let full = play(Duration::ZERO, MS).window.div_ceil(PART);
+        assert!((25..45).contains(&full), "{full} requests of a millisecond");
     }
 
     /// Its round trip alone takes more than seven tenths of the deadline.
     #[test]
     fn far_store_has_a_window_as_well() {
         let mut pace = Pace::new();
-        pace.record(44 * MS, Sent { units: 1, in_flight: 1, flights: 1 }, DEADLINE);
+        pace.record(44 * MS, Sent { units: 1, in_flight: 1, flights: 1, phase: None }, DEADLINE);
         let before = pace.window();
         full(&mut pace, 100, 44 * MS);
         assert!(pace.window() > before, "{}", pace.window());
@@ -303,7 +399,7 @@ mod tests {
             for deadline in [MS, 60_000 * MS] {
                 let mut pace = Pace::new();
                 for number in 0..1_000 {
-                    let sent = Sent { units: number, in_flight: number, flights: number as usize };
+                    let sent = Sent { units: number, in_flight: number, flights: number as usize, phase: None };
                     pace.record(if number % 3 == 0 { took } else { MS }, sent, deadline);
                     assert!((WINDOW_MIN..=WINDOW_MAX).contains(&pace.window()));
                     assert!(pace.needed(deadline) <= 5 * deadline);

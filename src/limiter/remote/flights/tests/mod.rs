@@ -37,7 +37,7 @@ const BATCH: usize = 64;
 
 const MOST: CallLimits = CallLimits { units: BATCH, calls: Calls::Pipelined };
 
-const ANSWERED: CallResult = CallResult::Answered { rest: Duration::ZERO };
+const ANSWERED: CallResult = CallResult::Answered { rest: Duration::ZERO, clock: None };
 
 /// Doubles what it carries, when it is let. Clones are the same.
 #[derive(Clone)]

@@ -1,0 +1,179 @@
+//! Finds out which part of a call's time the limiters of a store cause together, and which part others cause.
+//!
+//! From one process both look alike: a server whose neighbours run long scripts, and a server that twenty processes of
+//! ours fill. In the first case it costs others nothing to send on, in the second nearly every answer comes too late.
+//! So while calls are long, all limiters of a store halve their windows at the same times: in every second
+//! [`HalvingPhase`] of the store's clock, which its answers tell. The time that limiters cause is halved then, and the
+//! time that others cause is not. From both follows what a call takes while no limiter sends anything.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::base::time::Timestamp;
+
+/// The shortest phase, in microseconds. Limiters with other deadlines, up to 130 ms, so halve at the same times.
+const PHASE_US_MIN: u64 = 1 << 19;
+
+/// The least number of calls of a phase that say anything.
+const CALLS_MIN: u64 = 3;
+
+/// A part of the time of a store's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HalvingPhase {
+    /// Counts the pairs of a phase with whole windows and the next one with halved ones.
+    pair: u64,
+    /// Whether windows are halved.
+    pub(super) is_halved: bool,
+    /// Whether calls of the phase before have come back, most likely.
+    is_settled: bool,
+}
+
+/// The store's clock, as the last answer told it.
+#[derive(Clone, Copy)]
+pub(super) struct StoreClock {
+    told: Timestamp,
+    at: Instant,
+}
+
+impl StoreClock {
+    pub(super) fn new(told: Timestamp, at: Instant) -> Self {
+        Self { told, at }
+    }
+
+    /// Returns the phase at this instant, for limiters with this deadline.
+    pub(super) fn phase(self, now: Instant, deadline: Duration) -> HalvingPhase {
+        let deadline = u64::try_from(deadline.as_micros()).unwrap_or(u64::MAX);
+        let length = deadline.saturating_mul(4).checked_next_power_of_two().unwrap_or(1 << 63).max(PHASE_US_MIN);
+        let micros = self.told.saturating_add(now.saturating_duration_since(self.at)).as_micros();
+        let number = micros / length;
+        HalvingPhase { pair: number / 2, is_halved: number % 2 == 1, is_settled: micros % length >= deadline }
+    }
+}
+
+/// CallSums over the calls that were sent in one phase.
+#[derive(Clone, Copy, Debug, Default)]
+struct CallSums {
+    calls: u64,
+    /// Nanoseconds.
+    took: u64,
+    in_flight: u64,
+}
+
+impl CallSums {
+    fn add(&mut self, took: u64, in_flight: u64) {
+        self.calls += 1;
+        self.took = self.took.saturating_add(took);
+        self.in_flight = self.in_flight.saturating_add(in_flight);
+    }
+}
+
+/// The calls of a pair of phases.
+#[derive(Debug, Default)]
+pub(super) struct Halving {
+    pair: u64,
+    whole: CallSums,
+    halved: CallSums,
+}
+
+/// What a pair of phases says, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Finding {
+    /// The time of a call with whole windows.
+    pub(super) whole: u64,
+    /// The time that a call would take if no limiter sent anything else.
+    pub(super) alone: u64,
+}
+
+impl Halving {
+    /// Records a call. Returns what the last pair of phases says if this call is of the next one. It says nothing
+    /// unless this limiter had fewer requests in flight while its window was halved: a window that is not full changes
+    /// nothing when it is halved.
+    pub(super) fn record(&mut self, phase: HalvingPhase, took: u64, in_flight: u64) -> Option<Finding> {
+        let finding = if phase.pair == self.pair { None } else { self.finding() };
+        if phase.pair != self.pair {
+            *self = Self { pair: phase.pair, ..Self::default() };
+        }
+        if phase.is_settled {
+            if phase.is_halved { &mut self.halved } else { &mut self.whole }.add(took, in_flight);
+        }
+        finding
+    }
+
+    fn finding(&self) -> Option<Finding> {
+        let (whole, halved) = (self.whole, self.halved);
+        if whole.calls.min(halved.calls) < CALLS_MIN {
+            return None;
+        }
+        let (took, took_halved) = (whole.took / whole.calls, halved.took / halved.calls);
+        // In 1,024ths of a request.
+        let (full, half) = ((whole.in_flight << 10) / whole.calls, (halved.in_flight << 10) / halved.calls);
+        if full * 10 <= half * 13 {
+            return None;
+        }
+        let own = u128::from(took.saturating_sub(took_halved)) * u128::from(half) / u128::from(full - half);
+        let alone = took_halved.min(took).saturating_sub(u64::try_from(own).unwrap_or(u64::MAX));
+        Some(Finding { whole: took, alone: alone.max(1) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_millis(50);
+
+    /// Plays two pairs of phases. A call takes `base` and `each` for each request in flight.
+    fn finding(base: u64, each: u64, window: u64) -> Option<Finding> {
+        let (mut halving, began) = (Halving::default(), Instant::now());
+        let clock = StoreClock::new(Timestamp::from_micros(1_700_000_000_000_000), began);
+        let calls = (0..300).map(|number| clock.phase(began + number * Duration::from_millis(10), DEADLINE));
+        let mut findings = calls.filter_map(|phase| {
+            let in_flight = if phase.is_halved { window / 2 } else { window };
+            halving.record(phase, base + each * in_flight, in_flight)
+        });
+        findings.nth(1)
+    }
+
+    #[test]
+    fn time_that_others_cause_is_told_from_our_own() {
+        for (base, each, alone) in [(40_000, 0, 40_000), (0, 400, 1), (20_000, 200, 20_000)] {
+            let whole = base + each * 100;
+            assert_eq!(finding(base, each, 100), Some(Finding { whole, alone }), "{base} and {each}");
+        }
+    }
+
+    #[test]
+    fn window_that_is_not_used_says_nothing() {
+        assert_eq!(finding(40_000, 0, 0), None);
+        assert_eq!(finding(40_000, 0, 1), Some(Finding { whole: 40_000, alone: 40_000 }));
+    }
+
+    #[test]
+    fn limiters_halve_at_the_same_times() {
+        let now = Instant::now();
+        let told = Timestamp::from_micros(1_700_000_000_000_000);
+        let clock = StoreClock::new(told, now);
+        let later = StoreClock::new(told.saturating_add(DEADLINE), now + DEADLINE);
+        for step in 0..300 {
+            let at = now + DEADLINE + step * Duration::from_millis(9);
+            let phase = clock.phase(at, DEADLINE);
+            assert_eq!(phase, later.phase(at, DEADLINE));
+            assert_eq!(phase.is_halved, clock.phase(at, Duration::from_millis(120)).is_halved);
+        }
+    }
+
+    #[test]
+    fn extreme_clocks_and_deadlines_overflow_nothing() {
+        let now = Instant::now();
+        for told in [0, u64::MAX] {
+            for deadline in [Duration::ZERO, Duration::MAX] {
+                let mut halving = Halving::default();
+                for number in 0..20 {
+                    let phase = StoreClock::new(Timestamp::from_micros(told), now).phase(now, deadline);
+                    halving.record(phase, u64::MAX, u64::from(number % 2 == 0) << 16);
+                }
+            }
+        }
+    }
+}
