@@ -18,8 +18,9 @@
 //!   `failure_mode_deny` says.
 //! * What the file may contain, and what a changed file counts on: see the page "Rules in a file" of the guide.
 //!
-//! A server for production also needs TLS or a private network, a health service, and `max_connection_age`, without
-//! which clients stay with the servers that they found first.
+//! `tower-ratelimit serve` (package `tower-ratelimit-cli`) is such a server for production: with Redis or PostgreSQL,
+//! health, metrics, bounds for connections, and an end that loses no request. This example is for those who put the
+//! service into a program of their own.
 
 use std::convert::Infallible;
 use std::error::Error;
