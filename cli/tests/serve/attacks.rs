@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use crate::http::{Connection, get, post_json, send};
-use crate::server::{Server, example};
+use crate::server::{Server, rules};
 
 const NGINX: [(&str, &str); 3] =
     [("X-Original-Method", "GET"), ("X-Original-URI", "/"), ("X-Forwarded-For", "203.0.113.9")];
@@ -27,7 +27,7 @@ fn rest(stream: &mut TcpStream) -> String {
 
 #[test]
 fn stranger_is_not_answered() {
-    let mut server = Server::start(&example("rules.yaml"), &["--trust", "192.0.2.1"]);
+    let mut server = Server::start(&rules(), &["--trust", "192.0.2.1"]);
     for bytes in ["GET /auth/nginx HTTP/1.1\r\nHost: a\r\n\r\n", "POST /v1/check HTTP/1.1\r\nHost: a\r\n\r\n", ""] {
         let mut stream = TcpStream::connect(server.asked).unwrap();
         let _ = stream.write_all(bytes.as_bytes());
@@ -41,7 +41,7 @@ fn stranger_is_not_answered() {
 
 #[test]
 fn claims_of_the_client_do_not_add_up_to_another_client() {
-    let server = Server::start(&example("rules.yaml"), &[]);
+    let server = Server::start(&rules(), &[]);
     // The proxy appends the client's address to what the client has sent.
     let refused = (0..40).filter(|n| {
         let forwarded = format!("198.51.100.{n}, 203.0.113.9");
@@ -58,7 +58,7 @@ fn claims_of_the_client_do_not_add_up_to_another_client() {
 
 #[test]
 fn question_without_a_request_is_an_error() {
-    let server = Server::start(&example("rules.yaml"), &[]);
+    let server = Server::start(&rules(), &[]);
     for (path, headers) in [
         ("/auth/nginx", &[][..]),
         ("/auth/nginx", &[("X-Original-Method", "GET"), ("X-Original-Method", "POST"), ("X-Original-URI", "/")]),
@@ -75,7 +75,7 @@ fn question_without_a_request_is_an_error() {
 
 #[test]
 fn large_head_and_body_are_refused() {
-    let server = Server::start(&example("rules.yaml"), &[]);
+    let server = Server::start(&rules(), &[]);
     let long = "a".repeat(100_000);
     let mut stream = TcpStream::connect(server.asked).unwrap();
     let _ = stream.write_all(format!("GET /auth/nginx HTTP/1.1\r\nHost: a\r\nX-Long: {long}\r\n\r\n").as_bytes());
@@ -97,7 +97,7 @@ fn large_head_and_body_are_refused() {
 
 #[test]
 fn slow_client_is_cut_off() {
-    let server = Server::start(&example("rules.yaml"), &["--idle", "1s"]);
+    let server = Server::start(&rules(), &["--idle", "3s"]);
     let begun =
         ["", "P", "PRI * HTTP/2.0\r\n\r\nSM", "GET /auth/nginx HT", "GET /auth/nginx HTTP/1.1\r\nHost: a\r\nX-"];
     let mut slow: Vec<TcpStream> = (0..50)
@@ -122,7 +122,7 @@ fn slow_client_is_cut_off() {
 
 #[test]
 fn connections_are_bounded_and_the_next_waits() {
-    let server = Server::start(&example("rules.yaml"), &["--max-connections", "20"]);
+    let server = Server::start(&rules(), &["--max-connections", "20"]);
     let mut held: Vec<Connection> = (0..20).map(|_| Connection::open(server.asked).unwrap()).collect();
     for connection in &mut held {
         assert_eq!(connection.send("GET", "/auth/nginx", &NGINX, "").unwrap().status, 200);
@@ -139,7 +139,7 @@ fn connections_are_bounded_and_the_next_waits() {
 
 #[test]
 fn many_keys_leave_the_limits_of_others_as_they_are() {
-    let server = Server::start(&example("rules.yaml"), &["--max-keys", "20000"]);
+    let server = Server::start(&rules(), &["--max-keys", "20000"]);
     let mut connection = Connection::open(server.asked).unwrap();
     let mut check = |client: &str, key: &str| {
         let forwarded = [NGINX[0], NGINX[1], ("X-Forwarded-For", client), ("X-Api-Key", key)];
@@ -162,7 +162,7 @@ fn many_keys_leave_the_limits_of_others_as_they_are() {
 
 #[test]
 fn body_is_read_as_json_only() {
-    let server = Server::start(&example("rules.yaml"), &[]);
+    let server = Server::start(&rules(), &[]);
     for kind in ["text/plain", "application/x-www-form-urlencoded", ""] {
         let answer = send(server.asked, "POST", "/v1/check", &[("Content-Type", kind)], "{}");
         assert_eq!(answer.status, 415, "{kind}");

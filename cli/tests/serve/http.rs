@@ -51,7 +51,9 @@ impl Connection {
         for (name, value) in headers {
             let _ = write!(head, "{name}: {value}\r\n");
         }
-        if !body.is_empty() {
+        let is_chunked = headers.iter().any(|(name, _)| *name == "Transfer-Encoding");
+        let body = if is_chunked { "0\r\n\r\n" } else { body };
+        if !body.is_empty() && !is_chunked {
             let _ = write!(head, "Content-Length: {}\r\n", body.len());
         }
         self.0.get_mut().write_all(format!("{head}\r\n{body}").as_bytes())?;

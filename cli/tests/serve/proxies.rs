@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Mutex;
 
 use crate::http::{Answer, Application, get, send};
-use crate::server::{Folder, Proxy, Server, example, free_port};
+use crate::server::{Folder, Proxy, Server, example, free_port, rules};
 
 /// A limiter, an application, and a proxy in front of it.
 pub(crate) struct Setup {
@@ -126,13 +126,13 @@ fn limits_by_the_example(setup: &Setup) {
     let first = get(address, "/shop?page=1", &[]);
     assert!(first.status == 200 && first.body.starts_with("GET /shop?page=1 HTTP/1."), "{first:?}");
     assert!(first.header("ratelimit").contains("\"client\";r=29"), "{first:?}");
-    assert!(first.header("ratelimit-policy").contains("\"client\";q=30;w=60"), "{first:?}");
+    assert!(first.header("ratelimit-policy").contains("\"client\";q=30;w=3600"), "{first:?}");
 
     // By route: the fourth attempt to log in.
     let (count, refused) = passed(3, || send(address, "POST", "/login", &[], "name=a"));
     assert_eq!((count, refused.status), (3, 429), "{refused:?}");
     let wait: u64 = refused.header("retry-after").parse().unwrap();
-    assert!((1..=60).contains(&wait), "{refused:?}");
+    assert!((1..=1_200).contains(&wait), "{refused:?}");
     assert_eq!(refused.header("content-type"), "application/problem+json");
     assert_eq!(refused.header("cache-control"), "no-store");
     assert_eq!(refused.json()["violated-policies"], serde_json::json!(["login"]));
@@ -178,13 +178,27 @@ fn is_not_deceived(setup: &Setup) {
 
 fn start() -> Server {
     // Tests are clients from this machine, so no loopback address but the proxy's own may be a proxy.
-    Server::start(&example("rules.yaml"), &[])
+    Server::start(&rules(), &[])
 }
 
 #[test]
 fn nginx_limits_by_route_key_and_plan() {
     limits_by_the_example(&nginx(start()));
     is_not_deceived(&nginx(start()));
+}
+
+#[test]
+fn nginx_reports_the_length_of_bodies() {
+    let rules = "rules: [{name: upload, quota: 1 kB per hour, key: client-ip, cost: content-length}]\n";
+    let setup = nginx(Server::start(rules, &[]));
+    let post = |headers: &[(&str, &str)], body: &str| send(setup.proxy.address, "POST", "/", headers, body).status;
+    assert_eq!(post(&[], &"a".repeat(600)), 200);
+    // A client cannot state another length than it sends, nor hide it.
+    assert_eq!(post(&[("X-Original-Content-Length", "1")], &"a".repeat(600)), 429);
+    let hidden = [("Transfer-Encoding", "chunked"), ("X-Original-Content-Length", "1")];
+    assert_eq!(post(&hidden, ""), 429);
+    assert_eq!(post(&[], &"a".repeat(400)), 200);
+    assert_eq!(get(setup.proxy.address, "/", &[]).status, 200, "it has no body");
 }
 
 #[test]
@@ -216,7 +230,7 @@ descriptors:
     - key: path
       value: /search*
       share_threshold: true
-      descriptors: [{key: host, rate_limit: {unit: minute, requests_per_unit: 2}}]
+      descriptors: [{key: host, rate_limit: {unit: day, requests_per_unit: 2}}]
 ";
     let setup = envoy(Server::start(rules, &[]));
     let address = setup.proxy.address;

@@ -52,9 +52,22 @@ pub(crate) fn example(name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Returns a port that is free now.
+/// Returns the rules of the example by the hour, so that nothing comes back while a test runs.
+pub(crate) fn rules() -> String {
+    example("rules.yaml").replace("per minute", "per hour")
+}
+
+/// Returns a port that is free now, and that the system gives to no connection by itself.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_mul(37);
+    loop {
+        let number = first.wrapping_add(NUMBER.fetch_add(1, Ordering::Relaxed)) % 12_000;
+        let port = 20_000 + u16::try_from(number).unwrap();
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// The program, which serves.
