@@ -258,6 +258,22 @@ impl RulesBuilder {
         self
     }
 
+    /// Sets whether the program sees only the heads of requests, as one that a proxy asks about them. Then a rule with
+    /// `pace`, which is of bodies, is a problem of its file. By default the program sees bodies.
+    ///
+    /// ```
+    /// use tower_ratelimit::rules::Rules;
+    /// let text = "rules: [{name: a, quota: 1 MB per second, key: peer-ip, pace: responses}]";
+    /// assert!(Rules::builder().read_text(text).is_ok());
+    /// let error = Rules::builder().heads_only(true).read_text(text).unwrap_err();
+    /// assert!(error.problems()[0].message().starts_with("`pace` is of bodies"));
+    /// ```
+    #[must_use]
+    pub fn heads_only(mut self, heads_only: bool) -> Self {
+        self.names.heads_only = heads_only;
+        self
+    }
+
     /// Looks at the file in this interval, at least 100 ms, and reloads it when its content has changed. A thread of
     /// its own does this; it ends at its next look after the rules and their layers are dropped. By default nothing
     /// looks at the file.

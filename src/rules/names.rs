@@ -21,6 +21,8 @@ pub(super) struct Names {
     pub(super) clock: Option<Arc<dyn Clock>>,
     /// The proxies whose reports of the client are believed.
     pub(super) proxies: Option<TrustedProxies>,
+    /// Whether the program sees no bodies.
+    pub(super) heads_only: bool,
 }
 
 impl Names {

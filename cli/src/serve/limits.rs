@@ -192,6 +192,7 @@ fn form(
 
 fn read(file: &Path, options: &Options, proxies: &TrustedProxies) -> Result<Rules, RulesError> {
     Rules::builder()
+        .heads_only(true)
         .trusted_proxies(proxies.clone())
         .descriptors(|head| head.extensions.get::<Stated>().map_or_else(Vec::new, |stated| stated.0.clone()))
         .reload_every(options.reload_every)

@@ -108,6 +108,12 @@ impl Binder<'_, '_> {
             rule = rule.warn_at_percent(percent);
         }
         if let Some(bodies) = spec.pace {
+            if self.names.heads_only {
+                let message =
+                    "`pace` is of bodies, and this program sees only the heads of requests: pace them where they pass";
+                self.problems.add(RulesErrorKind::Field, spec.position, message);
+                return;
+            }
             rule = rule.pacing(bodies).pace_after(spec.pace_after.unwrap_or(0));
         }
         self.add_with_key(with_options(rule, spec, &conditions, spec.mode), spec);
