@@ -90,7 +90,7 @@
 //! | `client` | the module `client`: reads what a server's headers say about its limits, and waits as long | none |
 //! | `retry` | `client::RetryAfter`, a policy for `tower::retry` | tower with its retries |
 //! | `serde` | settings in configuration files: [`Quota`], [`Mode`], [`MissingKey`], [`OnError`], [`OnFull`](limiter::memory::OnFull), [`TrustedProxies`](key::TrustedProxies), [`Prefixes`](key::Prefixes) | serde_core |
-//! | `time-zones` | quotas in [time zones](guide::quotas_and_rules#months-and-days-of-a-calendar) other than UTC | jiff, with the zones of the system and built-in ones |
+//! | `time-zones` | quotas, and times of rules, in [time zones](guide::quotas_and_rules#months-and-days-of-a-calendar) other than UTC | jiff, with the zones of the system and built-in ones |
 //! | `rules` | `rules::Rules`: [rules in a file](guide::rules_in_a_file) | saphyr-parser, strsim |
 //! | `conformance` | the suite that a limiter of your own has to pass; it may become stricter in any release | none |
 //!

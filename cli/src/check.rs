@@ -123,7 +123,10 @@ impl Checked {
         let is_note = |warning: &RulesWarning| {
             matches!(
                 warning.kind(),
-                RulesWarningKind::Disabled | RulesWarningKind::ObservesOnly | RulesWarningKind::RefusesAll
+                RulesWarningKind::Disabled
+                    | RulesWarningKind::NotCalendar
+                    | RulesWarningKind::ObservesOnly
+                    | RulesWarningKind::RefusesAll
             )
         };
         (checked.notes, checked.warnings) = warnings.into_iter().partition(is_note);

@@ -56,6 +56,25 @@ impl Zone {
         self.0.offset_s(at_s)
     }
 
+    /// Returns the first instant after one and not after another at which the offset is not that of the first.
+    #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "only times of rules need it"))]
+    pub(crate) fn change_of_offset(self, from_s: i64, to_s: i64) -> Option<i64> {
+        let offset = self.offset_s(from_s);
+        if self.offset_s(to_s) == offset {
+            return None;
+        }
+        let (mut before, mut after) = (from_s, to_s);
+        while after - before > 1 {
+            let middle = before + (after - before) / 2;
+            if self.offset_s(middle) == offset {
+                before = middle;
+            } else {
+                after = middle;
+            }
+        }
+        Some(after)
+    }
+
     /// Returns the first instant at which the local date is this day or a later one, both in seconds and days since
     /// 1970. That is the midnight that begins the day. If the midnight does not exist, it is the day's first instant,
     /// and if it happens twice, the first one.

@@ -3,27 +3,39 @@
 use std::time::Duration;
 
 use super::problem::{Quoted, similar};
-use crate::base::time::Timestamp;
+use crate::base::time::{CLOCK_US_MAX, Timestamp};
+use crate::base::zone::{UnknownZone, Zone};
 
 const DAY: u32 = 24 * 60;
 
 const WEEK: u32 = 7 * DAY;
 
 /// The minutes from the beginning of the week, a Monday, to the Unix epoch, a Thursday.
-const EPOCH: u64 = 3 * DAY as u64;
+const EPOCH: i64 = 3 * DAY as i64;
 
 const DAYS: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
 
 /// Times of each week.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Times {
-    /// The first minutes of the spans, and those after them, counted from Monday 00:00 UTC. They are in their order,
-    /// and neither overlap nor touch each other. At least one.
+    /// The spans of each zone, at least one.
+    zones: Vec<ZoneTimes>,
+}
+
+/// Times of each week in one zone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ZoneTimes {
+    zone: Zone,
+    /// The first minutes of the spans, and those after them, counted from Monday 00:00 of the zone. They are in their
+    /// order, and neither overlap nor touch each other. At least one.
     spans: Vec<(u32, u32)>,
 }
 
+/// How often a change of one zone's times may be none of all zones' times, until the search for a change ends.
+const CHANGES_MAX: usize = 100;
+
 impl Times {
-    /// Reads `mon-fri 08:00-18:00 +01:00`.
+    /// Reads `mon-fri 08:00-18:00 +01:00` or `mon-fri 08:00-18:00 Europe/Berlin`.
     ///
     /// # Errors
     /// Returns what is wrong, and what to write.
@@ -33,7 +45,7 @@ impl Times {
         let Some((last, before)) = words.split_last() else {
             return Err("it is empty: write it like `mon-fri 08:00-18:00 +01:00`".to_owned());
         };
-        let offset = offset(last)?;
+        let (zone, offset) = zone_or_offset(last)?;
         let (mut days, mut clock) = (Vec::new(), None);
         for word in before {
             if word.starts_with(|c: char| c.is_ascii_digit()) {
@@ -59,12 +71,62 @@ impl Times {
             let local = i64::from(day * DAY + begin) - offset;
             (u32::try_from(local.rem_euclid(i64::from(WEEK))).unwrap_or(0), length)
         });
-        let times = Self::of(spans.collect());
+        let times = Self { zones: vec![ZoneTimes::of(zone, spans.collect())] };
         if times.is_always() { Err("every time is in it: leave it out".to_owned()) } else { Ok(times) }
     }
 
+    /// Returns the times of all of these.
+    pub(super) fn any_of<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut zones: Vec<ZoneTimes> = Vec::new();
+        for times in all.into_iter().flat_map(|times| &times.zones) {
+            match zones.iter_mut().find(|known| known.zone == times.zone) {
+                Some(known) => {
+                    let spans = known.spans.iter().chain(&times.spans);
+                    *known = ZoneTimes::of(times.zone, spans.map(|(begin, end)| (*begin, end - begin)).collect());
+                }
+                None => zones.push(times.clone()),
+            }
+        }
+        Self { zones }
+    }
+
+    fn is_always(&self) -> bool {
+        self.zones.iter().any(ZoneTimes::is_always)
+    }
+
+    /// Returns whether an instant is one of these times.
+    pub(super) fn contains(&self, now: Timestamp) -> bool {
+        self.zones.iter().any(|times| times.span_at(times.minute(now)).is_some())
+    }
+
+    /// Returns whether these times include all of the other times. Times of different zones are not compared.
+    pub(super) fn covers(&self, other: &Self) -> bool {
+        let is_covered = |inner: &ZoneTimes| {
+            let own = self.zones.iter().find(|outer| outer.zone == inner.zone);
+            own.is_some_and(|outer| outer.covers(inner))
+        };
+        self.is_always() || other.zones.iter().all(is_covered)
+    }
+
+    /// Returns the time until a rule for these times begins or ceases to apply, or `None` if it never does.
+    pub(super) fn changes_in(&self, now: Timestamp) -> Option<Duration> {
+        if self.is_always() {
+            return None;
+        }
+        let (applies, mut then) = (self.contains(now), now);
+        for _ in 0..CHANGES_MAX {
+            then = self.zones.iter().filter_map(|times| times.next_change(then)).min()?;
+            if self.contains(then) != applies {
+                break;
+            }
+        }
+        Some(then.saturating_since(now))
+    }
+}
+
+impl ZoneTimes {
     /// Makes the times of spans, given their first minutes and their lengths of at most a week.
-    fn of(spans: Vec<(u32, u32)>) -> Self {
+    fn of(zone: Zone, spans: Vec<(u32, u32)>) -> Self {
         // A span over the end of the week is two.
         let split = spans.into_iter().flat_map(|(begin, length)| {
             let end = begin + length;
@@ -79,32 +141,22 @@ impl Times {
                 None => spans.push((begin, end)),
             }
         }
-        Self { spans }
-    }
-
-    /// Returns the times of all of these.
-    pub(super) fn any_of<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
-        let spans = all.into_iter().flat_map(|times| &times.spans);
-        Self::of(spans.map(|(begin, end)| (*begin, end - begin)).collect())
+        Self { zone, spans }
     }
 
     fn is_always(&self) -> bool {
         self.spans == [(0, WEEK)]
     }
 
-    /// Returns whether an instant is one of these times.
-    pub(super) fn contains(&self, now: Timestamp) -> bool {
-        self.span_at(minute(now)).is_some()
-    }
-
     /// Returns whether these times include all of the other times.
-    pub(super) fn covers(&self, other: &Self) -> bool {
+    fn covers(&self, other: &Self) -> bool {
         other.spans.iter().all(|(begin, end)| self.span_at(*begin).is_some_and(|(_, last)| *end <= last))
     }
 
-    /// Returns the time until a rule for these times begins or ceases to apply, or `None` if it never does.
-    pub(super) fn changes_in(&self, now: Timestamp) -> Option<Duration> {
-        let minute = minute(now);
+    /// Returns the next instant at which a span begins or ends, or at which the zone changes its offset before that.
+    /// Returns `None` if there is none.
+    fn next_change(&self, now: Timestamp) -> Option<Timestamp> {
+        let minute = self.minute(now);
         let first = self.spans.first()?;
         let change = match self.span_at(minute) {
             _ if self.is_always() => return None,
@@ -113,8 +165,18 @@ impl Times {
             Some((_, end)) => end,
             None => self.spans.iter().map(|(begin, _)| *begin).find(|begin| *begin > minute).unwrap_or(WEEK + first.0),
         };
-        let whole = Duration::from_secs(60 * u64::from(change - minute));
-        Some(whole.saturating_sub(Duration::from_micros(now.as_micros() % 60_000_000)))
+        let now_s = seconds(now);
+        let whole = 60 * i64::from(change - minute);
+        let then_s = now_s + whole - (now_s + self.zone.offset_s(now_s)).rem_euclid(60);
+        let then_s = self.zone.change_of_offset(now_s, then_s).unwrap_or(then_s);
+        Some(Timestamp::from_micros(u64::try_from(then_s).unwrap_or(0).saturating_mul(1_000_000)))
+    }
+
+    /// Returns the minute of the week.
+    fn minute(&self, now: Timestamp) -> u32 {
+        let now_s = seconds(now);
+        let minutes = (now_s + self.zone.offset_s(now_s)).div_euclid(60) + EPOCH;
+        u32::try_from(minutes.rem_euclid(i64::from(WEEK))).unwrap_or(0)
     }
 
     fn span_at(&self, minute: u32) -> Option<(u32, u32)> {
@@ -124,10 +186,28 @@ impl Times {
     }
 }
 
-/// Returns the minute of the week.
-fn minute(now: Timestamp) -> u32 {
-    let minutes = now.as_micros() / 60_000_000 + EPOCH;
-    u32::try_from(minutes % u64::from(WEEK)).unwrap_or(0)
+/// Returns an instant in seconds. A limiter reads no later clock than the latest here.
+fn seconds(now: Timestamp) -> i64 {
+    (now.as_micros().min(CLOCK_US_MAX) / 1_000_000) as i64 // below 2^33
+}
+
+/// Reads a time zone, or an offset from UTC in minutes.
+fn zone_or_offset(word: &str) -> Result<(Zone, i64), String> {
+    if !word.contains('/') {
+        return offset(word).map(|offset| (Zone::UTC, offset));
+    }
+    match Zone::named(word) {
+        Ok(zone) => Ok((zone, 0)),
+        Err(UnknownZone::NotBuilt) => Err(format!(
+            "time zones such as {} are not known without the crate's feature `time-zones`: end it with the offset from \
+             UTC, such as `+01:00`, which does not follow daylight saving time",
+            Quoted(word)
+        )),
+        Err(UnknownZone::NotFound) => Err(format!(
+            "{} is not a known time zone: take a name of the IANA database, such as `Europe/Berlin`",
+            Quoted(word)
+        )),
+    }
 }
 
 /// Reads an offset from UTC, in minutes.
@@ -138,13 +218,6 @@ fn offset(word: &str) -> Result<i64, String> {
     let (sign, rest) = match (word.strip_prefix('+'), word.strip_prefix('-')) {
         (Some(rest), _) => (1, rest),
         (_, Some(rest)) => (-1, rest),
-        _ if word.contains('/') => {
-            return Err(format!(
-                "time zones such as {} are not known: end it with the offset from UTC, such as `+01:00`, which does not \
-                 follow daylight saving time",
-                Quoted(word)
-            ));
-        }
         _ => {
             return Err(
                 "it does not end with an offset from UTC: write `UTC`, or an offset such as `+01:00`".to_owned()
@@ -234,7 +307,9 @@ mod tests {
             ("sat-mon UTC", &[(0, DAY), (5 * DAY, WEEK)]),
             ("sun mon 12:00-12:01 UTC", &[(720, 721), (6 * DAY + 720, 6 * DAY + 721)]),
         ] {
-            assert_eq!(times(text).spans, spans, "{text}");
+            let found = times(text).zones;
+            assert!(found.len() == 1 && found[0].zone.is_utc(), "{text}");
+            assert_eq!(found[0].spans, spans, "{text}");
         }
     }
 
@@ -243,7 +318,10 @@ mod tests {
         for (text, fix) in [
             ("", "it is empty"),
             ("mon-fri 08:00-18:00", "write `UTC`, or an offset such as `+01:00`"),
+            #[cfg(not(feature = "time-zones"))]
             ("mon-fri 08:00-18:00 Europe/Berlin", "time zones such as `europe/berlin` are not known"),
+            #[cfg(feature = "time-zones")]
+            ("mon-fri 08:00-18:00 Europe/Nowhere", "`europe/nowhere` is not a known time zone"),
             ("mon-fri 08:00-18:00 CET", "write `UTC`, or an offset"),
             ("UTC", "neither days nor times"),
             ("mon 08:00-18:00 +1", "write it like `+01:00`"),
@@ -293,6 +371,33 @@ mod tests {
             !office.contains(Timestamp::from_micros(u64::MAX))
                 || office.changes_in(Timestamp::from_micros(u64::MAX)).is_some()
         );
+    }
+
+    #[cfg(feature = "time-zones")]
+    #[test]
+    fn times_of_a_zone_follow_its_clocks() {
+        let at = |seconds: u64| Timestamp::from_micros(seconds * 1_000_000);
+        let minutes = |minutes: u64| Some(Duration::from_secs(60 * minutes));
+        let office = times("sat-sun 01:30-08:00 Europe/Berlin");
+        // On 30 March 2025, a Sunday, two o'clock became three o'clock at 01:00 UTC; on 26 October the other way round.
+        let (spring, autumn) = (1_743_292_800, 1_761_436_800); // midnights of UTC
+        for (now, is_in, change) in [
+            (spring, false, 30),
+            (spring + 1_799, false, 0),
+            (spring + 1_800, true, 30 + 5 * 60),
+            (spring + 3_600, true, 5 * 60),
+            (spring + 6 * 3_600, false, 6 * 24 * 60 - 6 * 60 - 30),
+            (autumn - 1_800, true, 7 * 60 + 30),
+            (autumn + 3_600, true, 6 * 60),
+        ] {
+            let change = if change == 0 { Some(Duration::from_secs(1)) } else { minutes(change) };
+            assert_eq!((office.contains(at(now)), office.changes_in(at(now))), (is_in, change), "{now}");
+        }
+        let both = Times::any_of(&[office.clone(), times("sun 00:00-03:00 UTC"), times("sun 03:00-04:00 UTC")]);
+        assert_eq!(both.zones.len(), 2);
+        assert_eq!((both.contains(at(spring)), both.changes_in(at(spring))), (true, minutes(6 * 60)));
+        assert!(both.covers(&office) && !office.covers(&both));
+        assert!(both.changes_in(Timestamp::from_micros(u64::MAX)).is_some());
     }
 
     #[test]

@@ -7,17 +7,20 @@ use super::problem::Quoted;
 use super::report::{Noticed, RulesWarningKind};
 use super::spec::{AccessSpec, At, DescriptorSpec, DomainSpec, FileSpec, LimitSpec, Name, QuotaSpec, RuleSpec};
 use crate::mode::Mode;
+use crate::quota::{Algorithm, Quota};
 
 /// Returns the warnings of a file.
 pub(super) fn warnings(file: &FileSpec) -> Vec<Noticed> {
     let disabled = file.rules.iter().filter(|rule| !rule.is_enabled).map(disabled_rule);
     let unused = file.unused.iter().map(unused_template);
     let closed = file.rules.iter().filter_map(closed_rule);
+    let months = file.rules.iter().flat_map(windows_like_months);
     let listed = whole_families(&file.access);
     let observing = observing_rules(&file.rules);
     let limits = file.domain.iter().flat_map(limits_of_domain);
     disabled
         .chain(closed)
+        .chain(months)
         .chain(listed)
         .chain(observing)
         .chain(limits)
@@ -131,6 +134,30 @@ fn closed_rule(rule: &RuleSpec) -> Option<Noticed> {
     Some(Noticed { kind: RulesWarningKind::RefusesAll, position: quota.position, message })
 }
 
+/// Returns a note for each quota of the rule whose windows have the length of a month or a year, but are counted from
+/// the epoch. A plan of so many units a month is meant by the calendar.
+fn windows_like_months(rule: &RuleSpec) -> Vec<Noticed> {
+    let QuotaSpec::All(quotas) = &rule.quota else { return Vec::new() };
+    let windows = quotas.iter().filter(|quota| {
+        quota.algorithm() == Algorithm::FixedWindow && quota.calendar_windows().is_none() && !quota.is_unlimited()
+    });
+    let like = |quota: &At<Quota>| match quota.period().as_secs() / 86_400 {
+        30 => Some((30, "month")),
+        365 => Some((365, "year")),
+        _ => None,
+    };
+    let noticed = |(quota, (days, unit)): (&At<Quota>, (u32, &str))| {
+        let message = format!(
+            "the windows of \"{}\" in the rule {} have {days} days each, counted from 1970: `per calendar {unit}` begins with \
+             each {unit}",
+            quota.value,
+            Quoted(&rule.name)
+        );
+        Noticed { kind: RulesWarningKind::NotCalendar, position: quota.position, message }
+    };
+    windows.filter_map(|quota| Some(noticed((quota, like(quota)?)))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::Rules;
@@ -158,6 +185,16 @@ mod tests {
             "0.0.0.0/32, 255.255.255.255/32",
         ] {
             assert_eq!(access(allow, ""), [], "{allow}");
+        }
+    }
+
+    #[test]
+    fn windows_of_thirty_days_are_noticed() {
+        let quota = |text: &str| warnings(&format!("rules:\n- name: a\n  key: peer-ip\n  quota: {text}\n"));
+        assert_eq!(quota("5 per month, fixed window"), [("not-calendar", 4)]);
+        assert_eq!(quota("[5 per second, '5000 per 30 d, fixed window', '9000 per year, fixed window']").len(), 2);
+        for text in ["5 per calendar month", "5 per month", "5 per day, fixed window", "5 per month, sliding window"] {
+            assert_eq!(quota(text), [], "{text}");
         }
     }
 

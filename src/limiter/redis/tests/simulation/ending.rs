@@ -97,7 +97,9 @@ impl<S: Subject> Story<S> {
     async fn check_in_use(&mut self) {
         let Some(process) = self.processes.iter().position(Option::is_some) else { return };
         for rule in 0..self.plan.rules.len() {
-            let is_lasting = self.policy(process, rule).quota().spec().period_us > 1_000 * 1_000_000;
+            let spec = *self.policy(process, rule).quota().spec();
+            // The day ends while the story lasts.
+            let is_lasting = spec.period_us > 1_000 * 1_000_000 && spec.calendar.is_none();
             for key in 0..if is_lasting { self.plan.keys.len() } else { 0 } {
                 let charges = [Asked { rule, cost: 0, effect: Effect::Enforce }];
                 let Some(caller) = self.caller(process, key, &charges) else { continue };

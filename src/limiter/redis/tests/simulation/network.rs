@@ -16,8 +16,8 @@ use super::server::{Reply, Server};
 #[cfg(feature = "store")]
 use crate::limiter::store::{Change, Loaded, Swapped};
 
-/// The server's time when a simulation begins.
-const EPOCH_US: u64 = 1_790_000_000_000_000;
+/// The server's time when a simulation begins: shortly before midnight, so that days of the calendar end.
+const EPOCH_US: u64 = 1_790_035_198_500_000;
 
 /// The faults of a seed: each number is of thousand calls.
 #[derive(Clone, Debug, Default)]

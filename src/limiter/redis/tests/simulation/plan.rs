@@ -8,7 +8,7 @@ use crate::algorithm::properties::quotas::{any_algorithm, plain};
 use crate::key::Key;
 use crate::limiter::Effect;
 use crate::policy::Policy;
-use crate::quota::{Algorithm, Anchor, Quota};
+use crate::quota::{Algorithm, Anchor, Calendar, Quota};
 
 /// The course of a seed.
 pub(super) struct Plan {
@@ -386,7 +386,10 @@ fn quota(algorithm: Algorithm, chance: &mut Chance) -> Quota {
         Algorithm::Block => Duration::from_millis(chance.within(50..=2_000)),
         _ => Duration::ZERO,
     };
-    let quota = plain(algorithm, limit, period, lasts);
+    let quota = match algorithm {
+        Algorithm::FixedWindow if chance.permille(300) => Quota::calendar(limit, Calendar::day()),
+        _ => plain(algorithm, limit, period, lasts),
+    };
     let mut quota = quota.expect("the quota is possible");
     // Options that the algorithm does not have are left out.
     if chance.permille(200) {
