@@ -2,8 +2,8 @@
 //!
 //! [`Quota`](crate::Quota) chooses the algorithm. The guide says
 //! [which one to choose](crate::guide::choosing_an_algorithm), lists the
-//! [laws](crate::guide::choosing_an_algorithm#guarantees) that all of them keep, and says what happens to a state
-//! [when a quota changes](crate::guide::choosing_an_algorithm#when-a-quota-changes).
+//! [laws](crate::quota#guarantees) that all of them keep, and says what happens to a state
+//! [when a quota changes](crate::quota#when-a-quota-changes).
 
 pub(crate) mod block;
 pub(crate) mod carry;

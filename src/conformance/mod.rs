@@ -1,7 +1,7 @@
 //! The suite that every [`Limiter`] has to pass. Run it against your own.
 //!
 //! It checks the contract of [`Limiter`] and the [laws of the
-//! algorithms](crate::guide::choosing_an_algorithm#guarantees), through the public interface only,
+//! algorithms](crate::quota#guarantees), through the public interface only,
 //! with at least one quota of every algorithm. It skips quotas that the limiter does not
 //! [support](Limiter::supports), and lists them in its [`Report`]. A limiter that supports none of
 //! them fails. The suite may become stricter in any release; it is outside of the promise of

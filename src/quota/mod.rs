@@ -1,4 +1,128 @@
 //! Quotas, which say how much is allowed: a limit per period, an algorithm and its options.
+//!
+//! # Guarantees
+//!
+//! Each algorithm is a pure function of quota, state, instant and cost, in integers. Property tests
+//! check these laws against an oracle that recomputes each decision from the full history. They
+//! hold on every backend. A concurrency limit has no clock: laws 4, 5 and 6 hold for it, and its
+//! wait is [unknown](crate::Wait::Unknown).
+//!
+//! 1. **Safety.** No interval admits more than the bound in the
+//!    [table](crate::guide::choosing_an_algorithm). Refunded units count as never taken.
+//! 2. **Liveness.** After a pause exactly the capacity passes at once. The long-run rate is the
+//!    quota's, to the last unit, without drift from rounding. Two exceptions: sliding windows
+//!    follow their [`Oldest`] setting, and a bucket with burst 1 rounds its interval up to
+//!    a whole microsecond.
+//! 3. **Honest waits.** If a request is refused with `Wait::After(d)`, the same cost is refused at
+//!    every earlier instant and admitted at `now + d`, provided that nothing else was charged to
+//!    the key and its quota did not change.
+//! 4. **Refusals are free.** A refused request, a peek and a cost of 0 write nothing. Exceptions
+//!    are quotas that count denied requests, blocks and meters, and a state that lies further ahead
+//!    than its quota allows, which is brought back.
+//! 5. **Costs add up.** A cost of `n` equals `n` costs of 1 at one instant, taken all or none. A
+//!    cost above the capacity is refused for good. Windows are half-open: a unit is free again
+//!    exactly one period later.
+//! 6. **All or nothing.** All of several charges are taken, or none is.
+//! 7. **Refunds are bounded.** A refund returns, at most once, what its receipt still holds.
+//!    Afterwards the limit is never more permissive than if the charge had not been made, as long
+//!    as the refunds of one key come newest charge first. If they come in another order, a bucket
+//!    can be more permissive by less than the refunds hold.
+//!    * A refund to a leaky queue has no effect while another request is queued behind it, because
+//!      that request has already been promised its departure. The limiter keeps such a refund, and
+//!      makes it once the requests behind it are refunded too, in whatever order.
+//!    * A limiter keeps at most 4,096 such refunds; neighbours in the queue count as one. Further
+//!      ones are lost. So is a refund behind which a request of another process was queued.
+//!    * A refund of strikes opens the key that they closed, unless the strikes that are left would
+//!      have closed it.
+//!    * A refund does not undo side effects of the request: a window that it anchored, entries that
+//!      it displaced in a log that counts denied requests, debt that was forgotten because of it.
+//! 8. **Clocks may step back.** Nothing panics, wraps or over-admits. A request that is being
+//!    decided while the clock steps back may be decided by the time before the step. After a step
+//!    back a client may wait longer than needed: by at most the time in which its bucket refills,
+//!    or by one window. Forgetting an expired state changes no decision.
+//!
+//! `remaining` is rounded down and every wait is rounded up.
+//!
+//! # When a quota changes
+//!
+//! A key keeps what it has used when its policy gets another quota, for example because the client
+//! changed its plan. Until a request is admitted under the new quota, used units are freed as under
+//! the old one. The first admitted request, refund or forced charge under the new quota converts
+//! them:
+//!
+//! | from | to | units in use, rounded up | when they are freed |
+//! |---|---|---|---|
+//! | any bucket | token bucket, GCRA, leaky bucket or queue | the same, to the fraction of a unit | at the new rate |
+//! | any other | token bucket, GCRA, leaky bucket or queue | the same | at the new rate |
+//! | step bucket | step bucket | the same | at ticks of the new length, counted from the old bucket's last tick |
+//! | any other | step bucket | the same | at ticks of the epoch, or counted from the first request |
+//! | window or meter | fixed window, meter or block | the same | at the later of the old expiry and one new period after counting began; windows of the epoch and of a calendar round up to an edge |
+//! | any other | fixed window, meter or block | the same | at the later of the old expiry and one period after the change |
+//! | log or sliding window | log or sliding window | each entry by its own instant | as if it had been taken under the new quota |
+//! | bucket | log or sliding window | the same | as under the old quota, to a 32nd of the time until all are, but at most one period after the change |
+//! | any other | log or sliding window | the same | as under the old quota, but at most one period after the change |
+//! | block | block | the strikes | a closed key stays closed until then |
+//! | concurrency limit | concurrency limit | the units that are held | when their requests end |
+//! | concurrency limit | any other, and the reverse | none: the two count apart | - |
+//!
+//! * The used amount never shrinks while both quotas count it. A quota with
+//!   [`Quota::in_proportion`](crate::Quota::in_proportion) keeps the used share instead of the
+//!   amount, between any two algorithms: what is in use under the old quota, rounded up by less
+//!   than a unit of the new one.
+//! * Until the state has been converted, a reported wait is computed at the new rate, but units are
+//!   still freed as under the old quota. So the reported wait can be too long or too short. A key
+//!   that has used 900 of 1,000 per hour and gets a plan of 10 per hour reads a wait of 89 hours,
+//!   and its next request passes after 54 minutes.
+//! * If the used units do not fit the new quota and its debt, the old state stays until enough of
+//!   them are freed under the old quota. Meanwhile requests are refused, and a forced charge or a
+//!   refund has no effect.
+//! * No unit counts for longer than if it had been taken at the change, apart from rounding to the
+//!   edge of a window.
+//! * A sliding window that weighs its oldest sub-window keeps units of a bucket as a larger entry,
+//!   of which a part counts. If the key then gets a log, the whole entry counts, until a period
+//!   after the change at most. So the key may have to wait longer than it would have under one
+//!   quota, and never gets more.
+//! * A refused request converts nothing, with one exception: if the old units would be freed later
+//!   than two periods of the new quota, or later than the new bucket can drain. Without it, a key
+//!   that leaves a quota per day for one per minute would wait for a day.
+//!
+//! ## Keys that change back and forth
+//!
+//! A key may alternate between two plans, for example because two users with different plans share
+//! it.
+//!
+//! * **One algorithm and period, two limits.** The key passes at most what the larger plan passes,
+//!   and at least what the smaller plan passes, to within one unit. With a burst of 1 the key may
+//!   pass no more than under the smaller plan, because the request that was admitted last decides
+//!   when the next one may come.
+//! * **Blocks and meters.** The same holds for each round. Between two blocks, the key takes at
+//!   least the smaller plan's strikes and at most the larger plan's. A block begins with the first
+//!   request that finds enough strikes for its own plan, and lasts as long as that plan says. No
+//!   change shortens or prolongs it.
+//! * **Two algorithms, one limit and period.** In any interval the key passes at most the larger
+//!   capacity and the larger rate for that time. It passes at least a third of what the smaller
+//!   plan would admit of the requests made under it. Better give such plans one algorithm.
+//! * **Two periods.** A request that is admitted under the shorter period forgets what was taken
+//!   before that period. So a key that alternates between 10 per minute and 1,200 per hour can take
+//!   more than 1,200 in an hour. If both limits have to hold, charge both with each request:
+//!   [`Rule::all_of`](crate::Rule::all_of).
+//!
+//! # Ranges
+//!
+//! | what | from | to |
+//! |---|---|---|
+//! | limits, bursts and other numbers of units | 0 | 999,999,999,999,999 |
+//! | the limit of a sliding log | 0 | 1,000,000 |
+//! | the limit of a concurrency limit | 0 | 999,999,999,999 |
+//! | the strikes of a block | 1 | 4,095 |
+//! | the buckets of a sliding window | 1 | 3,600 |
+//! | periods, in whole microseconds | 1 µs | 366 days |
+//! | the time in which a full bucket drains | | 2^48 µs (8.9 years) |
+//!
+//! A quota outside of this range is an error when it is made, not when a request comes.
+//! [`Quota::per_second`](crate::Quota::per_second), `per_minute`, `per_hour`, `per_day` and
+//! [`Quota::concurrent`](crate::Quota::concurrent) return no error: a larger limit counts as the
+//! largest one.
 
 // First, because rustdoc shows the methods of `Quota` in this order.
 pub(crate) mod builder;

@@ -12,6 +12,54 @@
 //! * `descriptors` decides about descriptors without an HTTP request.
 //! * `convert` rewrites a file in Envoy's form, and `compare` says what another file would change.
 //! * `store` has the rules in force, and `watch` looks for new ones.
+//!
+//! # Files in Envoy's form
+//!
+//! The guide [shows one](crate::guide::rules_in_a_file#envoys-form).
+//!
+//! * **Matching.** Each level takes the entry with the exact value, then the first pattern of the
+//!   file that matches, then the entry without a value. A limit counts if the descriptor ends at
+//!   its level. A descriptor that matches no limit passes. With `share_threshold` all values of a
+//!   pattern have one counter.
+//! * **Counting** is in fixed windows that begin with the clock's minutes, hours and so on; a week,
+//!   a month of 30 days and a year of 365 days are counted from the epoch. `options` in `metadata`
+//!   are the words that follow the limit in the text of a [`Quota`](crate::Quota): `sliding
+//!   window`, for example. A misspelt field of ours in `metadata` is a problem; what others put
+//!   there is not read.
+//! * **All or nothing.** If one descriptor is over its limit, nothing is charged to the others.
+//!   Envoy's service does so with `STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true`. If
+//!   [`DescriptorLimits`] refuses more hits than a window has left, the window is
+//!   used up, as there.
+//! * `unlimited`, `shadow_mode`, `name` and `replaces` mean what they mean to Envoy's service.
+//!   `detailed_metric` and `value_to_metric` change nothing, because an
+//!   [`Observer`](crate::observe::Observer) gets each key.
+//! * **Names.** The limit of `/search*` in that file is the policy `edge:path=/search*,tenant`. Clients
+//!   see this name in the headers, and what was used belongs to it. Keys and values cannot be
+//!   confused by what they contain.
+//! * **Differences.** These files are problems here, although Envoy's service takes them:
+//!
+//!   | in the file | Envoy's service |
+//!   |---|---|
+//!   | a number like `010` | reads 8; other readers of YAML read 10 |
+//!   | a number like `1_000` or `0x10` | reads it |
+//!   | `yes`, `on`, `no` or `off` as a truth value | reads it |
+//!   | a merge key, `<<` | merges |
+//!   | `rate_limit` without `requests_per_unit` | takes 0, and refuses every request |
+//!   | `*` in a `key` | compares the key and the value, as one text, with the pattern |
+//!   | `quota_mode: true` | refuses a request only if all its limits in this mode are over, and reports to Envoy which are |
+//!   | one domain in two files (`MERGE_DOMAIN_CONFIG`) | merges them; here each file has its own domain |
+//!
+//!   And these count differently:
+//!
+//!   | what happens | Envoy's service | here |
+//!   |---|---|---|
+//!   | an entry gets a `value`, or loses it | counts on, because a counter belongs to the request's descriptor | counts afresh, because a counter belongs to the limit of the file |
+//!   | a request has one descriptor twice | charges it twice, and the first status shows what is left before the second charge | charges it twice, and both statuses show what is left after both |
+//!   | the answer's headers | only with `LIMIT_RESPONSE_HEADERS_ENABLED` | a server decides; `examples/envoy.rs` always adds them |
+//! * While the program runs, a file can change neither its domain nor its form: descriptors of the
+//!   former domain would have no limits. [`convert_envoy`] and `tower-ratelimit
+//!   convert` write a file in the native form out of one in Envoy's, with comments where the two
+//!   differ.
 
 mod bind;
 mod compare;

@@ -178,7 +178,7 @@ impl Rule {
     /// * A client that downgrades with more usage than the smaller plan allows must wait until
     ///   enough of it has expired. Until a request is admitted under the smaller plan, usage expires at
     ///   the larger plan's pace. The reported wait counts with the smaller plan's pace, so it can be far
-    ///   longer than needed; see [the guide](crate::guide::choosing_an_algorithm#when-a-quota-changes).
+    ///   longer than needed; see [the rules](crate::quota#when-a-quota-changes).
     /// * Each quota gets the [debt](Quota::max_debt) that the largest one needs to keep its usage, as far
     ///   as a debt may go.
     /// * Each change may round the used amount up by less than a unit, never down. So changing back
@@ -292,7 +292,7 @@ impl Rule {
     /// * A client that has used more than its new quota allows must wait until enough of it has
     ///   expired. Until a request is admitted under the new quota, usage expires at the old quota's
     ///   pace. The reported wait counts with the new quota's pace, so it can be far longer or shorter
-    ///   than needed; see [the guide](crate::guide::choosing_an_algorithm#when-a-quota-changes).
+    ///   than needed; see [the rules](crate::quota#when-a-quota-changes).
     /// * A quota can keep usage up to its capacity and its [debt](Quota::max_debt), which is by default
     ///   as much again. While more than that is in use, a refund or a settlement has no effect. No other
     ///   quota is known, so no larger debt can be chosen for you; with [`Quota::max_debt`] you can.
