@@ -287,6 +287,12 @@ impl AskTurn {
         }
     }
 
+    /// Returns the number by which the caller stands in line.
+    #[cfg(all(test, ratelimit_shuttle))]
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Returns for how long the caller may still wait.
     pub(crate) fn left(&self) -> Duration {
         Duration::from_micros(self.until_us.saturating_sub(self.now_us()))

@@ -19,8 +19,9 @@ mod contract;
 mod departures;
 mod effect;
 mod fallback;
-mod hold;
 mod layer_support;
+#[cfg(all(test, ratelimit_loom))]
+mod loom_tests;
 pub mod memory;
 mod observers;
 mod occupancy;
@@ -41,6 +42,8 @@ mod redis_server;
 )]
 mod remote;
 mod reply;
+#[cfg(all(test, ratelimit_shuttle))]
+mod shuttle_tests;
 #[cfg(feature = "store")]
 pub mod store;
 mod support;
@@ -63,9 +66,6 @@ pub use effect::Effect;
 pub(crate) use effect::Effective;
 pub(crate) use effect::{binds, how, outlives_refusal, stands};
 pub use fallback::FallbackLimiter;
-#[cfg(any(feature = "_redis", feature = "store"))]
-pub(crate) use hold::hold;
-pub(crate) use hold::hold_in_line;
 pub(crate) use layer_support::{supports_in_layer, supports_pace};
 pub use occupancy::Occupancy;
 pub use place::Place;

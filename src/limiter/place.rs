@@ -5,22 +5,67 @@ use std::sync::{Arc, PoisonError, Weak};
 
 use smallvec::SmallVec;
 
-use super::{Limiter, Refund};
+use super::{Charge, Limiter, Refund};
 use crate::base::sync::{Mutex, contained, lock};
 use crate::base::time::Timestamp;
+use crate::decision::ChargeDecision;
+use crate::key::Key;
 use crate::outcome::Observer;
+use crate::policy::Policy;
 
 /// Holds units of [concurrency limits](crate::Quota::concurrent) until it is dropped.
 ///
-/// [`MemoryLimiter::hold`](crate::MemoryLimiter::hold) makes one for work that is not a request, and
-/// [`InFlight::hold`](crate::middleware::InFlight::hold) one for work that goes on when the response
-/// has been sent.
+/// [`Place::take`] takes one for work that is not a request, and
+/// [`Ready::hold`](crate::limiter::Ready::hold) waits for it.
+/// [`InFlight::hold`](crate::middleware::InFlight::hold) makes one for work that goes on when the
+/// response has been sent.
 #[must_use = "the units are returned when this is dropped"]
 pub struct Place {
     _held: SmallVec<[Arc<dyn AnyPlaces>; 1]>,
 }
 
 impl Place {
+    /// Takes `cost` units of a [concurrency limit](crate::Quota::concurrent) from any limiter, and
+    /// holds them. A `MemoryLimiter` does so without a future, by
+    /// [`hold`](crate::MemoryLimiter::hold).
+    ///
+    /// ```
+    /// use tower_ratelimit::limiter::{BoxLimiter, Place};
+    /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = BoxLimiter::new(MemoryLimiter::new());
+    /// let renders = Policy::new("renders", Quota::concurrent(4))?;
+    /// match Place::take(&limiter, &renders, &Key::of("alice").unwrap(), 1).await? {
+    ///     Ok(place) => {
+    ///         // Render.
+    ///         drop(place);
+    ///     }
+    ///     Err(denied) => println!("{} of {} are free", denied.remaining(), denied.limit()),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if the limiter does not decide. Returns the decision as the inner error if
+    /// the units are not free.
+    pub async fn take<L: Limiter + Clone>(
+        limiter: &L,
+        policy: &Policy,
+        key: &Key,
+        cost: u64,
+    ) -> Result<Result<Self, ChargeDecision>, L::Error> {
+        let decision = limiter.take(&[Charge::new(policy, key).cost(cost)]).await?.into_charges().next();
+        debug_assert!(decision.is_some(), "one charge has one decision");
+        let mut decision = decision.unwrap_or(ChargeDecision::blank());
+        if !decision.is_allowed() {
+            return Ok(Err(decision));
+        }
+        let refund = |receipt| Refund::new(policy.clone(), key.clone(), receipt);
+        Ok(Ok(Self::new(limiter.clone(), decision.take_receipt().map(refund))))
+    }
+
     /// Makes the place of a charge that took something, or an empty one.
     pub(crate) fn new(limiter: impl Limiter, refund: Option<Refund>) -> Self {
         let Some(refund) = refund else { return Self { _held: SmallVec::new() } };

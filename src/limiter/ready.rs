@@ -192,7 +192,8 @@ impl<L: Limiter> Ready<L> {
     /// ```
     ///
     /// # Errors
-    /// As [`take_one`](Self::take_one).
+    /// As [`take_one`](Self::take_one). In a line of the limiter, a failure ends the wait if it is that
+    /// of the first call, the last one, or six in a row.
     pub async fn hold(&self, policy: &Policy, key: &Key, cost: u64) -> Result<Place, NotReady>
     where
         L: Clone,
@@ -220,8 +221,16 @@ impl<L: Limiter> Ready<L> {
         let Some(first) = charges.first() else {
             return self.limiter.take(charges).await.map_err(|error| NotReady::limiter("", error));
         };
-        let mut caller =
-            ReadyCaller { ready: self, first, turn: None, counted: None, until: None, unknown_waits: 0, failures: 0 };
+        let mut caller = ReadyCaller {
+            ready: self,
+            first,
+            turn: None,
+            counted: None,
+            denied: None,
+            until: None,
+            unknown_waits: 0,
+            failures: 0,
+        };
         if answer.is_none() && self.lines.asks.has_line(first.policy, first.key) {
             caller.join(Wait::None)?;
         }
@@ -299,6 +308,8 @@ struct ReadyCaller<'a, L> {
     first: &'a Charge<'a>,
     turn: Option<ReadyTurn>,
     counted: Option<CountedCaller>,
+    /// The last decision about the charge that denied it.
+    denied: Option<ChargeDecision>,
     /// Its deadline on the timer, if it waits.
     until: Option<Duration>,
     /// How often the limiter denied it for an unknown time.
@@ -378,9 +389,10 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         let denied = decision.charges().iter().enumerate().filter(|(at, own)| !own.is_allowed() && binds(charges, *at));
         let longest = denied.max_by_key(|(_, own)| own.wait());
         let wait = longest.map_or(Wait::Unknown, |(_, own)| own.wait());
+        self.denied = longest.map(|(_, own)| own.clone()); // a clone has no receipt
         if wait == Wait::Never {
             let charge = longest.and_then(|(at, _)| charges.get(at)).unwrap_or(self.first);
-            return Err(NotReady::never(charge));
+            return Err(self.with_decision(NotReady::never(charge)));
         }
         if step == LineStep::GivesUp {
             return Err(self.too_long(wait));
@@ -442,7 +454,11 @@ impl<L: Limiter> ReadyCaller<'_, L> {
     }
 
     fn too_long(&self, wait: Wait) -> NotReady {
-        NotReady::too_long(self.first.policy, wait, self.ready.max_wait)
+        self.with_decision(NotReady::too_long(self.first.policy, wait, self.ready.max_wait))
+    }
+
+    fn with_decision(&self, error: NotReady) -> NotReady {
+        NotReady { denied: self.denied.clone().map(Box::new), ..error }
     }
 }
 
@@ -565,6 +581,8 @@ pub struct NotReady {
     kind: NotReadyKind,
     wait: Wait,
     message: Box<str>,
+    /// Boxed, so that results stay small.
+    denied: Option<Box<ChargeDecision>>,
     source: Option<Source>,
 }
 
@@ -598,8 +616,15 @@ impl NotReady {
         self.wait
     }
 
+    /// Returns the limiter's last decision about the charge that denied the caller. Returns `None`
+    /// if the limiter was not asked, or failed.
+    #[must_use]
+    pub fn decision(&self) -> Option<&ChargeDecision> {
+        self.denied.as_deref()
+    }
+
     fn new(kind: NotReadyKind, wait: Wait, message: String) -> Self {
-        Self { kind, wait, message: message.into(), source: None }
+        Self { kind, wait, message: message.into(), denied: None, source: None }
     }
 
     fn too_long(policy: &Policy, wait: Wait, max: Duration) -> Self {

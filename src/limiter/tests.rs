@@ -216,3 +216,29 @@ fn unsupported_quota_says_which_and_why() {
         "this limiter does not support the quota \"5 per minute, sliding log\": it has room for 3: raise its capacity"
     );
 }
+
+/// Takes units and holds them. Waits in line for as long as the quota says. The inner error is the
+/// last decision.
+#[cfg(all(any(feature = "_redis", feature = "store"), feature = "tokio"))]
+pub(in crate::limiter) async fn hold_in_line<L>(
+    limiter: &L,
+    policy: &Policy,
+    key: &Key,
+    cost: u64,
+) -> Result<Result<Place, ChargeDecision>, L::Error>
+where
+    L: Limiter + Clone,
+    L::Error: Clone,
+{
+    if policy.quota().wait_in_line().is_zero() {
+        return Place::take(limiter, policy, key, cost).await;
+    }
+    let ready = super::Ready::new(limiter.clone()).max_wait(policy.quota().wait_in_line());
+    match ready.hold(policy, key, cost).await {
+        Ok(place) => Ok(Ok(place)),
+        Err(error) => match std::error::Error::source(&error).and_then(|source| source.downcast_ref::<L::Error>()) {
+            Some(error) => Err(error.clone()),
+            None => Ok(Err(error.decision().expect("the limiter was asked").clone())),
+        },
+    }
+}

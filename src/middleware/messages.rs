@@ -146,7 +146,6 @@ impl<L: Limiter> Messages<L> {
     ///     }
     /// }
     /// ```
-    #[must_use]
     pub fn limit<S: Stream, U: FnMut(&S::Item) -> u64>(self, stream: S, units: U) -> MessageStream<S, L, U> {
         let (messages, deciding) = (Some(self), None);
         MessageStream { stream, units, messages, deciding, drops_refused: false, dropped: 0, is_over: false }
@@ -181,7 +180,6 @@ pin_project! {
 impl<S: Stream, L: Limiter, U> MessageStream<S, L, U> {
     /// Sets whether a refused message is dropped, and the stream goes on. By default it ends the
     /// stream.
-    #[must_use]
     pub fn drop_refused(self, drops: bool) -> Self {
         Self { drops_refused: drops, ..self }
     }

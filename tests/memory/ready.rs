@@ -138,7 +138,7 @@ fn every_rate() -> [Quota; 5] {
 fn callers_of_a_key_are_admitted_in_their_order() {
     for quota in every_rate() {
         for trip_ms in [0, 3] {
-            let (mut world, policy, alice) = (World::new(), policy(quota.clone()), key("alice"));
+            let (mut world, policy, alice) = (World::new(), policy(quota), key("alice"));
             let far = Far::new(&memory(&world.clock), &world.timer, Duration::from_millis(trip_ms));
             let ready = Ready::new(far.clone()).timer(world.timer.clone());
             let timer = world.timer.clone();
@@ -156,12 +156,14 @@ fn callers_of_a_key_are_admitted_in_their_order() {
 #[test]
 fn admission_takes_one_call_of_the_limiter() {
     for quota in every_rate() {
-        let (mut world, policy, alice) = (World::new(), policy(quota.clone()), key("alice"));
+        let (mut world, policy, alice) = (World::new(), policy(quota), key("alice"));
         let far = Far::new(&memory(&world.clock), &world.timer, Duration::from_millis(2));
         let ready = Ready::new(far.clone()).timer(world.timer.clone());
         let timer = world.timer.clone();
         // The first ones find the quota unused, or are denied and begin the line.
-        (0..11).for_each(|_| drop(world.spawn(take(&ready, &timer, &policy, &alice, 1))));
+        for _ in 0..11 {
+            world.spawn(take(&ready, &timer, &policy, &alice, 1));
+        }
         world.pass(10 * MS);
         let before = far.calls.load(Ordering::Relaxed);
         let callers: Vec<usize> = (0..40).map(|_| world.spawn(take(&ready, &timer, &policy, &alice, 1))).collect();
@@ -321,7 +323,7 @@ fn queue_that_is_full_lets_callers_wait_for_room() {
 #[test]
 fn caller_that_leaves_returns_what_it_held() {
     for quota in every_rate() {
-        let (mut world, alice, policy) = (World::new(), key("alice"), policy(quota.clone()));
+        let (mut world, alice, policy) = (World::new(), key("alice"), policy(quota));
         let limiter = memory(&world.clock);
         let far = Far::new(&limiter, &world.timer, Duration::from_millis(10));
         let ready = Ready::new(far).timer(world.timer.clone());
@@ -480,8 +482,8 @@ fn random_callers_lose_no_unit_and_no_wake() {
         (random >> 33) % below
     };
     for round in 0..150 {
-        let quota = every_rate()[(draw(5)) as usize].clone();
-        let (mut world, policy) = (World::new(), policy(quota.clone()));
+        let quota = every_rate()[draw(5) as usize];
+        let (mut world, policy) = (World::new(), policy(quota));
         let limiter = memory(&world.clock);
         let far = Far::new(&limiter, &world.timer, Duration::from_millis(draw(3) * 4));
         let ready = Ready::new(far).timer(world.timer.clone()).max_wait(SECOND * 3_600);

@@ -30,7 +30,7 @@ use tower_ratelimit::{
 
 use crate::lines::{Log, Number};
 use crate::support::waiting::World;
-use crate::support::{config, memory};
+use crate::support::{config, hold_by, memory};
 
 type Layered<L = MemoryLimiter> = RateLimitLayer<L>;
 type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
@@ -159,7 +159,9 @@ fn line(office: &Office, limit: u64, count: usize) -> Vec<(Waiting, Arc<Counter>
     let mut all = Vec::new();
     for _ in 0..count {
         let timer = office.world.timer.clone();
-        let mut waiting: Waiting = Box::pin(office.limiter.hold_in_line(&policy, &Key::global(), 1, timer));
+        let (limiter, policy) = (office.limiter.clone(), policy.clone());
+        let hold = async move { hold_by(&limiter, &policy, &Key::global(), 1, timer).await.unwrap() };
+        let mut waiting: Waiting = Box::pin(hold);
         let counter = Arc::new(Counter(AtomicUsize::new(0)));
         assert!(poll(&mut waiting, &counter).is_none());
         all.push((waiting, counter));
@@ -410,7 +412,10 @@ fn place_without_http_is_waited_for() {
     let office = Office::new();
     let policy = Policy::new("exports", quota(2)).unwrap();
     let mut world = World::new();
-    let hold = |cost| office.limiter.hold_in_line(&policy, &Key::global(), cost, world.timer.clone());
+    let hold = |cost| {
+        let (limiter, policy, timer) = (office.limiter.clone(), policy.clone(), world.timer.clone());
+        async move { hold_by(&limiter, &policy, &Key::global(), cost, timer).await.unwrap() }
+    };
     let holds = [hold(2), hold(1), hold(2), hold(3), hold(0)];
     let [two, one, late, never, nothing] = holds.map(|hold| world.spawn(hold));
     assert!(world.done[two].as_ref().is_some_and(Result::is_ok) && world.is_pending(one));

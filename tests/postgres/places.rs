@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tower_ratelimit::clock::TokioTimer;
 use tower_ratelimit::limiter::Place;
 use tower_ratelimit::{Policy, Quota};
 
+use super::support::hold_in_line;
 use super::support::postgres::Server;
 use super::{LONG, PostgresLimiter, key, left, patient, store};
 
@@ -31,7 +31,7 @@ async fn limiter(url: &str) -> PostgresLimiter {
 }
 
 async fn hold(limiter: &PostgresLimiter) -> Place {
-    let held = limiter.hold_in_line(&places(), &key("a"), 1, TokioTimer::new()).await;
+    let held = hold_in_line(limiter, &places(), &key("a"), 1).await;
     held.expect("the server is there").expect("a place comes free")
 }
 
@@ -55,7 +55,7 @@ async fn places_are_within_the_limit_while_connections_are_cut() {
             let (limiter, held) = (limiter.clone(), Arc::clone(&held));
             tokio::spawn(async move {
                 for _ in 0..super::support::cases(10) {
-                    let Ok(Ok(place)) = limiter.hold_in_line(&places(), &key("a"), 1, TokioTimer::new()).await else {
+                    let Ok(Ok(place)) = hold_in_line(&limiter, &places(), &key("a"), 1).await else {
                         continue; // its connection was cut too often
                     };
                     let now = held.fetch_add(1, Ordering::SeqCst) + 1;

@@ -10,10 +10,11 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::TokioTimer;
-use tower_ratelimit::limiter::{Charge, Limiter};
+use tower_ratelimit::limiter::{Charge, Limiter, Place};
 use tower_ratelimit::{Key, Policy, Quota, RateLimitLayer, RedisLimiter, Rule, Wait, key};
 
 use super::{LONG, connected, patient, policy};
+use crate::support::hold_in_line;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::redis_server::Server;
 
@@ -83,18 +84,18 @@ async fn place_of_another_process_is_waited_for() {
     let server = Server::start();
     let (one, other) = (process(&server).await, process(&server).await);
     let policy = policy("renders", at_once(1, LONG));
-    let held = one.hold(&policy, &Key::global(), 1).await.unwrap().unwrap();
+    let held = Place::take(&one, &policy, &Key::global(), 1).await.unwrap().unwrap();
     let waiting = tokio::spawn({
         let (other, policy) = (other.clone(), policy.clone());
-        async move { other.hold_in_line(&policy, &Key::global(), 1, TokioTimer::new()).await }
+        async move { hold_in_line(&other, &policy, &Key::global(), 1).await }
     });
     wait_until(async || other.hooks().place_lines().unwrap().waiting(&policy, &Key::global()) == 1).await;
     drop(held);
     let place = waiting.await.unwrap().unwrap().expect("it came free");
-    let denied = one.hold(&policy, &Key::global(), 1).await.unwrap().unwrap_err();
+    let denied = Place::take(&one, &policy, &Key::global(), 1).await.unwrap().unwrap_err();
     assert_eq!(denied.wait(), Wait::Unknown);
     drop(place);
-    wait_until(async || one.hold(&policy, &Key::global(), 1).await.unwrap().is_ok()).await;
+    wait_until(async || Place::take(&one, &policy, &Key::global(), 1).await.unwrap().is_ok()).await;
 }
 
 /// A caller that gives up is asked no more, and nobody waits for it.
@@ -103,10 +104,10 @@ async fn line_that_its_process_left_is_forgotten() {
     let server = Server::start();
     let (one, other) = (process(&server).await, process(&server).await);
     let policy = policy("renders", at_once(2, LONG));
-    let held = one.hold(&policy, &Key::global(), 2).await.unwrap().unwrap();
+    let held = Place::take(&one, &policy, &Key::global(), 2).await.unwrap().unwrap();
     let waiting = tokio::spawn({
         let (other, policy) = (other.clone(), policy.clone());
-        async move { other.hold_in_line(&policy, &Key::global(), 2, TokioTimer::new()).await }
+        async move { hold_in_line(&other, &policy, &Key::global(), 2).await }
     });
     let lines = other.hooks().place_lines().unwrap();
     wait_until(async || lines.waiting(&policy, &Key::global()) == 1).await;
@@ -125,7 +126,7 @@ async fn failed_call_does_not_end_the_wait_in_line() {
     let quota = at_once(1, LONG);
     let (office, one) = (Office::of(limiter, Rule::new("exports", quota).unwrap()), process(&server).await);
     let exports = policy("exports", quota);
-    let held = one.hold(&exports, &Key::global(), 1).await.unwrap().unwrap();
+    let held = Place::take(&one, &exports, &Key::global(), 1).await.unwrap().unwrap();
     let waiting = office.send_in_line(0).await;
     for fault in [Fault::Lose, Fault::Reset, Fault::Cut(7)] {
         proxy.fault(fault);
@@ -148,10 +149,10 @@ async fn reset_on_redis_lets_the_line_pass() {
     let server = Server::start();
     let limiter = process(&server).await;
     let policy = policy("renders", at_once(1, LONG));
-    let held = limiter.hold(&policy, &Key::global(), 1).await.unwrap().unwrap();
+    let held = Place::take(&limiter, &policy, &Key::global(), 1).await.unwrap().unwrap();
     let waiting = tokio::spawn({
         let (limiter, policy) = (limiter.clone(), policy.clone());
-        async move { limiter.hold_in_line(&policy, &Key::global(), 1, TokioTimer::new()).await }
+        async move { hold_in_line(&limiter, &policy, &Key::global(), 1).await }
     });
     wait_until(async || limiter.hooks().place_lines().unwrap().waiting(&policy, &Key::global()) == 1).await;
     limiter.reset(&policy, &Key::global()).await.unwrap();
@@ -170,11 +171,11 @@ async fn process_that_left_the_line_holds_no_other_up() {
     let (policy, key) = (policy("renders", at_once(2, LONG)), Key::global());
     let in_line = |limiter: &RedisLimiter, cost| {
         let (limiter, policy) = (limiter.clone(), policy.clone());
-        tokio::spawn(async move { limiter.hold_in_line(&policy, &Key::global(), cost, TokioTimer::new()).await })
+        tokio::spawn(async move { hold_in_line(&limiter, &policy, &Key::global(), cost).await })
     };
     let mut times = Vec::new();
     for _ in 0..5 {
-        let held = one.hold(&policy, &key, 1).await.unwrap().unwrap();
+        let held = Place::take(&one, &policy, &key, 1).await.unwrap().unwrap();
         let first = in_line(&leaves, 2);
         wait_until(async || left(&one, &policy).await == 0).await;
         let second = in_line(&waits, 1);

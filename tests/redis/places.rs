@@ -38,7 +38,7 @@ fn alice() -> Key {
 }
 
 async fn hold(limiter: &RedisLimiter, policy: &Policy) -> Option<Place> {
-    limiter.hold(policy, &alice(), 1).await.expect("Redis answers").ok()
+    Place::take(limiter, policy, &alice(), 1).await.expect("Redis answers").ok()
 }
 
 /// Returns how many units are free, as Redis says.
@@ -86,7 +86,7 @@ async fn places_are_shared_by_processes_and_return_when_dropped() {
     let policy = places(3);
     let mut held = vec![hold(&one, &policy).await, hold(&other, &policy).await, hold(&one, &policy).await];
     assert!(held.iter().all(Option::is_some));
-    let denied = one.hold(&policy, &alice(), 1).await.unwrap().unwrap_err();
+    let denied = Place::take(&one, &policy, &alice(), 1).await.unwrap().unwrap_err();
     assert_eq!((denied.remaining(), denied.wait(), denied.reset_after()), (0, Wait::Unknown, None));
     assert!(hold(&other, &policy).await.is_none());
     held.pop();
@@ -250,7 +250,7 @@ async fn renew(number: u64, each: u64, lapse: Duration) {
     let mut held = Vec::new();
     for key in &keys {
         for _ in 0..each {
-            held.push(limiter.hold(&policy, key, 1).await.unwrap().unwrap());
+            held.push(Place::take(&limiter, &policy, key, 1).await.unwrap().unwrap());
         }
     }
     let mut connection = server.connection();
@@ -282,7 +282,7 @@ async fn places_of_a_closed_limiter_are_free_at_once() {
     one.close();
     one.clone().close(); // as two parts of a program do that end
     eventually_free(&other, &policy, 2).await;
-    assert!(one.hold(&policy, &alice(), 1).await.is_err());
+    assert!(Place::take(&one, &policy, &alice(), 1).await.is_err());
 }
 
 #[tokio::test]
@@ -322,7 +322,7 @@ async fn restarted_redis_knows_again_what_is_held() {
     let mut held = Vec::new();
     while (held.len() as u64) < HELD {
         // A busy machine may take longer than the deadline. Then the next call corrects what is held.
-        if let Ok(place) = limiter.hold(&policy, &alice(), 1).await {
+        if let Ok(place) = Place::take(&limiter, &policy, &alice(), 1).await {
             held.push(place.expect("there is room"));
         }
     }
@@ -405,7 +405,7 @@ async fn lost_and_repeated_answers_lose_no_place() {
                 let faults = [Fault::Lose, Fault::Repeat, Fault::Reset, Fault::Cut(7)];
                 proxy.fault(faults[round % 4].clone());
             }
-            if let Ok(Ok(place)) = limiter.hold(&policy, &alice(), 1).await {
+            if let Ok(Ok(place)) = Place::take(&limiter, &policy, &alice(), 1).await {
                 held.push(place);
             }
             if step == 4 {
@@ -491,7 +491,7 @@ async fn more_holders_than_rows_are_denied() {
         held.push(hold(&limiter, &policy).await.expect("there is room for its row"));
     }
     let one_more = connected(patient(), &server.url()).await;
-    let denied = one_more.hold(&policy, &alice(), 1).await.unwrap().unwrap_err();
+    let denied = Place::take(&one_more, &policy, &alice(), 1).await.unwrap().unwrap_err();
     assert_eq!((denied.remaining(), denied.wait()), (1_000 - 256, Wait::Unknown));
     held.pop();
     eventually("its row is not there", async || hold(&one_more, &policy).await.is_some()).await;

@@ -6,12 +6,11 @@ use std::future::Ready;
 use std::sync::Arc;
 
 use crate::algorithm::Decider;
-use crate::clock::Timer;
 use crate::decision::{ChargeDecision, Decision, Receipt, Several};
 use crate::key::Key;
 use crate::limiter::{
     Charge, Effect, Limiter, LimiterHooks, Occupancy, Place, PlaceLines, PolicyRegistry, Refund, Reply,
-    UnsupportedQuota, UnsupportedQuotaKind, hold_in_line,
+    UnsupportedQuota, UnsupportedQuotaKind,
 };
 use crate::outcome::Observer;
 use crate::policy::Policy;
@@ -83,8 +82,9 @@ impl MemoryLimiter {
     }
 
     /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the
-    /// [`Place`] is dropped. The [receipt](crate::limiter::Receipt) of a charge that is dropped instead of
-    /// refunded leaves its units held.
+    /// [`Place`] is dropped. [`Ready::hold`](crate::limiter::Ready::hold) waits if they are not
+    /// free. The [receipt](crate::limiter::Receipt) of a charge that is dropped instead of refunded
+    /// leaves its units held.
     ///
     /// ```
     /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
@@ -110,52 +110,6 @@ impl MemoryLimiter {
         }
         let refund = |receipt| Refund::new(policy.clone(), key.clone(), receipt);
         Ok(Place::new(self.clone(), decision.take_receipt().map(refund)))
-    }
-
-    /// Does what [`hold`](Self::hold) does, and [waits in line](Quota::max_wait) if the units are not free, for as long
-    /// as the quota says. It is for work that is not a request of a layer: a job, or calls of a client that may have a
-    /// number of them in flight.
-    ///
-    /// It waits in the same line as the requests of layers with this policy and key. If the future is dropped, it
-    /// leaves the line. How many may wait is not bounded here.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, clock::TokioTimer};
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let limiter = MemoryLimiter::new();
-    /// let renders =
-    ///     Policy::new("renders", Quota::concurrent(4).max_wait(Duration::from_secs(10))?)?;
-    /// let alice = Key::of("alice").unwrap();
-    /// match limiter.hold_in_line(&renders, &alice, 1, TokioTimer::new()).await {
-    ///     Ok(place) => {
-    ///         // Render.
-    ///         drop(place);
-    ///     }
-    ///     Err(denied) => println!("none of {} came free", denied.limit()),
-    /// }
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// Returns the decision if the units did not come free in time. It does not wait if the cost is above the limit, or
-    /// if the quota has no wait.
-    pub fn hold_in_line<T: Timer + 'static>(
-        &self,
-        policy: &Policy,
-        key: &Key,
-        cost: u64,
-        timer: T,
-    ) -> impl Future<Output = Result<Place, ChargeDecision>> + Send + use<T> {
-        let (limiter, policy, key) = (self.clone(), policy.clone(), key.clone());
-        async move {
-            match hold_in_line(&limiter, &limiter.0.place_lines, (&policy, &key, cost), timer).await {
-                Ok(held) => held,
-                Err(never) => match never {},
-            }
-        }
     }
 
     /// Returns what [`take_one`](Self::take_one) would return, and takes nothing.

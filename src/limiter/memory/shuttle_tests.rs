@@ -16,7 +16,7 @@ use crate::base::sampling::explore;
 use crate::clock::{ManualClock, Sleep, Timer};
 use crate::event::LimiterEvent;
 use crate::key::Key;
-use crate::limiter::{Charge, Limiter, Refund};
+use crate::limiter::{Charge, Limiter, Ready, Refund};
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -177,10 +177,11 @@ fn line_of_many_threads_serves_all_that_stay_in_it() {
             let places = policy("places", Quota::concurrent(2).max_wait(HOUR).expect("it is short"));
             let running = Running::default();
             let threads = [(1, u32::MAX), (2, u32::MAX), (1, u32::MAX), (2, 2), (1, 0)].map(|(cost, polls)| {
-                let (limiter, places, running) = (limiter.clone(), places.clone(), running.clone());
+                let (places, running) = (places.clone(), running.clone());
+                let ready = Ready::new(limiter.clone()).timer(Polls(polls)).max_wait(HOUR);
                 thread::spawn(move || {
                     for _ in 0..2 {
-                        let place = block_on(limiter.hold_in_line(&places, &key(1), cost, Polls(polls)));
+                        let place = block_on(ready.hold(&places, &key(1), cost));
                         let Ok(_place) = place else {
                             assert!(polls < u32::MAX, "it waits for as long as it takes");
                             continue;

@@ -8,15 +8,11 @@ use std::sync::Arc;
 use super::Store;
 use super::backend::{Swaps, supports};
 use super::error::StoreError;
-use crate::clock::Timer;
-use crate::decision::{ChargeDecision, Decision};
+use crate::decision::Decision;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::remote::{Backend, Checks};
-use crate::limiter::{
-    Charge, Limiter, LimiterHooks, Place, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota, hold,
-    hold_in_line,
-};
+use crate::limiter::{Charge, Limiter, LimiterHooks, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota};
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -97,39 +93,6 @@ impl<S: Store> StoreLimiter<S> {
     #[must_use]
     pub fn store_load(&self) -> StoreLoad {
         self.0.load()
-    }
-
-    /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the [`Place`] is dropped.
-    /// The example of [`MemoryLimiter::hold`](crate::MemoryLimiter::hold) shows what to do with the place.
-    ///
-    /// # Errors
-    /// Returns an error if the store does not decide. Returns the decision as the inner error if the units are not
-    /// free.
-    pub async fn hold(
-        &self,
-        policy: &Policy,
-        key: &Key,
-        cost: u64,
-    ) -> Result<Result<Place, ChargeDecision>, StoreError> {
-        let held = hold(self, Charge::new(policy, key).cost(cost)).await?;
-        Ok(held.map(|(place, _)| place))
-    }
-
-    /// Does what [`hold`](Self::hold) does, and [waits in line](Quota::max_wait) if the units are not free, as
-    /// [`MemoryLimiter::hold_in_line`](crate::MemoryLimiter::hold_in_line) does.
-    ///
-    /// # Errors
-    /// Returns an error if the store does not decide the first call, the last one, or six in a row. Returns the
-    /// decision as the inner error if the units did not come free in time. It does not wait if the cost is above the
-    /// limit, or if the quota has no wait.
-    pub async fn hold_in_line<T: Timer + 'static>(
-        &self,
-        policy: &Policy,
-        key: &Key,
-        cost: u64,
-        timer: T,
-    ) -> Result<Result<Place, ChargeDecision>, StoreError> {
-        hold_in_line(self, self.0.lines(), (policy, key, cost), timer).await
     }
 
     /// Returns the units that this process holds of [concurrency limits](Quota::concurrent). Later checks fail.

@@ -8,8 +8,9 @@ use tokio::time::{Instant, sleep};
 use super::lab::{Fate, Lab};
 use super::{LONG, hourly, key, left, patient, take};
 use crate::base::sync::lock;
-use crate::clock::{ManualClock, TokioTimer};
+use crate::clock::ManualClock;
 use crate::limiter::store::{StoreLimiter, StoreLimiterBuilder};
+use crate::limiter::tests::hold_in_line;
 use crate::limiter::{Charge, Effect, Limiter, Place, Refund};
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -26,7 +27,7 @@ fn places(limit: u64) -> Policy {
 }
 
 async fn hold(limiter: &StoreLimiter<Lab>, policy: &Policy, name: &str) -> Option<Place> {
-    limiter.hold(policy, &key(name), 1).await.expect("the store answers").ok()
+    Place::take(limiter, policy, &key(name), 1).await.expect("the store answers").ok()
 }
 
 async fn eventually_free(limiter: &StoreLimiter<Lab>, policy: &Policy, name: &str, units: u64) {
@@ -147,7 +148,7 @@ async fn closed_limiter_returns_its_places() {
     assert!(place.is_some());
     closed.close();
     eventually_free(&other, &policy, "a", 1).await;
-    assert!(closed.hold(&policy, &key("a"), 1).await.is_err());
+    assert!(Place::take(&closed, &policy, &key("a"), 1).await.is_err());
 }
 
 #[tokio::test]
@@ -158,9 +159,7 @@ async fn place_of_another_process_is_waited_for_in_order() {
     let place = hold(&one, &policy, "a").await;
     let wait = |limiter: &StoreLimiter<Lab>| {
         let (limiter, policy) = (limiter.clone(), policy.clone());
-        tokio::spawn(
-            async move { limiter.hold_in_line(&policy, &key("a"), 1, TokioTimer::new()).await.unwrap().unwrap() },
-        )
+        tokio::spawn(async move { hold_in_line(&limiter, &policy, &key("a"), 1).await.unwrap().unwrap() })
     };
     let first = wait(&other);
     // It is in the line of the store once it has asked.
@@ -242,7 +241,7 @@ async fn lost_and_late_answers_lose_no_place() {
         let (limiter, policy, held) = (quick().build(lab.clone()).unwrap(), policy.clone(), held.clone());
         tokio::spawn(async move {
             for round in 0..200_u64 {
-                let Ok(Ok(place)) = limiter.hold(&policy, &key("a"), 1).await else { continue };
+                let Ok(Ok(place)) = Place::take(&limiter, &policy, &key("a"), 1).await else { continue };
                 let now = held.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
                 assert!(now <= LIMIT, "{now} of {LIMIT} are held");
                 if (round + number) % 3 == 0 {
@@ -282,9 +281,9 @@ proptest! {
                 value.bytes = bytes.into();
             }
             let third = quick().build(lab.clone()).unwrap();
-            let _ = third.hold(&policy, &key("a"), 1).await;
+            let _ = Place::take(&third, &policy, &key("a"), 1).await;
             third.reset(&policy, &key("a")).await.unwrap();
-            assert!(third.hold(&policy, &key("a"), 1).await.unwrap().is_ok(), "a reset key has room");
+            assert!(Place::take(&third, &policy, &key("a"), 1).await.unwrap().is_ok(), "a reset key has room");
         });
     }
 }

@@ -9,13 +9,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::{LONG, URL};
-use crate::clock::TokioTimer;
 use crate::event::LimiterEvent;
 use crate::key::Key;
 use crate::limiter::redis::limiter::RedisLimiter;
 use crate::limiter::redis::redis_server::Server;
 use crate::limiter::redis::tests::connected;
-use crate::limiter::{Charge, Limiter};
+use crate::limiter::tests::hold_in_line;
+use crate::limiter::{Charge, Limiter, Place};
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -97,7 +97,7 @@ fn one_of_the_holders() {
         let mut tasks = Vec::new();
         if let Some(places) = role.strip_prefix("hold ") {
             for _ in 0..places.parse().unwrap() {
-                held.push(limiter.hold(&policy, &Key::global(), 1).await.unwrap().unwrap());
+                held.push(Place::take(&limiter, &policy, &Key::global(), 1).await.unwrap().unwrap());
             }
         } else if let Some(line) = role.strip_prefix("line ") {
             let (callers, wait_ms) = line.split_once(' ').unwrap();
@@ -136,7 +136,7 @@ async fn work(limiter: RedisLimiter, connection: Arc<Mutex<redis::Connection>>, 
     };
     let mut taken = 0;
     while !stop.load(Ordering::Relaxed) {
-        let Ok(place) = limiter.hold(&policy(), &Key::global(), 1).await.unwrap() else {
+        let Ok(place) = Place::take(&limiter, &policy(), &Key::global(), 1).await.unwrap() else {
             sleep(Duration::from_millis(1)).await;
             continue;
         };
@@ -159,7 +159,7 @@ async fn work_in_line(limiter: RedisLimiter, wait: Duration, stop: Arc<AtomicBoo
     let policy = Policy::new("places", Quota::concurrent(LIMIT).max_wait(wait).unwrap()).unwrap();
     let (mut taken, mut refused) = (0, 0);
     while !stop.load(Ordering::Relaxed) {
-        match limiter.hold_in_line(&policy, &Key::global(), 1, TokioTimer::new()).await.unwrap() {
+        match hold_in_line(&limiter, &policy, &Key::global(), 1).await.unwrap() {
             Ok(place) => {
                 sleep(HELD_FOR).await;
                 drop(place);
@@ -336,7 +336,7 @@ fn stopped_process_asserts_its_places_with_an_event() {
         assert_eq!(free(&judge).await, LIMIT - 3);
         stopped.signal("-STOP");
         eventually_free(&judge, LIMIT, LAPSE + SLACK).await;
-        let held = judge.hold(&policy(), &Key::global(), LIMIT).await.unwrap().unwrap();
+        let held = Place::take(&judge, &policy(), &Key::global(), LIMIT).await.unwrap().unwrap();
         sleep(2 * LAPSE).await;
         assert_eq!(free(&judge).await, 0);
         stopped.signal("-CONT");

@@ -12,13 +12,14 @@ use super::plan::Plan;
 use super::table::Remote;
 use crate::MemoryLimiter;
 use crate::base::time::Timestamp;
-use crate::clock::{Clock, TokioTimer};
+use crate::clock::Clock;
 use crate::decision::ChargeDecision;
 use crate::key::Key;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::limiter::RedisLimiter;
 #[cfg(feature = "store")]
 use crate::limiter::store::{StoreError, StoreLimiter, StoreLimiterBuilder};
+use crate::limiter::tests::hold_in_line;
 use crate::limiter::{Charge, FallbackLimiter, Limiter, Place, Refund};
 use crate::policy::Policy;
 
@@ -81,7 +82,7 @@ impl Subject for RedisLimiter {
         key: &Key,
         cost: u64,
     ) -> Result<Result<(Place, bool), ChargeDecision>, RedisError> {
-        let held = self.hold_in_line(policy, key, cost, TokioTimer::new()).await?;
+        let held = hold_in_line(self, policy, key, cost).await?;
         Ok(held.map(|place| (place, false)))
     }
 
@@ -156,7 +157,7 @@ impl Subject for StoreLimiter<Remote> {
         key: &Key,
         cost: u64,
     ) -> Result<Result<(Place, bool), ChargeDecision>, StoreError> {
-        let held = self.hold_in_line(policy, key, cost, TokioTimer::new()).await?;
+        let held = hold_in_line(self, policy, key, cost).await?;
         Ok(held.map(|place| (place, false)))
     }
 
