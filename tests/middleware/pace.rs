@@ -11,7 +11,10 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use http::{HeaderMap, Request, Response};
 use http_body::{Body as _, Frame, SizeHint};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::service::TowerToHyperService;
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::{ManualClock, TokioClock};
@@ -444,7 +447,7 @@ async fn far_store_gets_few_calls_and_does_not_slow_the_pace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn processes_share_a_pace_fairly() {
+async fn processes_share_a_pace_fairly_and_with_few_calls() {
     for quota in [Quota::per_second(MB), Quota::leaky_queue(MB, SECOND).unwrap()] {
         let limiter = Far::new(Duration::from_millis(2));
         let mut reading = tokio::task::JoinSet::new();
@@ -457,12 +460,14 @@ async fn processes_share_a_pace_fairly() {
         }
         let each = reading.join_all().await;
         let all: u64 = each.iter().map(|(_, bytes)| bytes).sum();
+        let calls = limiter.calls.load(Ordering::Relaxed);
+        assert!(calls <= 3_000, "{quota}: {calls} calls of three processes in 20 seconds");
         // The burst of a bucket is shared at first.
         assert!((19_700_000..=21_100_000).contains(&all), "{quota}: {all}");
         let alone: Vec<u64> = each.iter().filter(|(downloads, _)| *downloads == 1).map(|(_, bytes)| *bytes).collect();
         let together = all - alone.iter().sum::<u64>();
         for process in [alone[0], alone[1], together] {
-            assert!((all / 6..=all / 2).contains(&process), "{quota}: {alone:?} and {together}");
+            assert!((all / 6..=all / 2).contains(&process), "{quota}: {alone:?} and {together}, {calls} calls");
         }
     }
 }
@@ -578,4 +583,31 @@ async fn rule_of_a_file_paces_bodies() {
     let bytes = read_for(&mut body, 5 * SECOND).await;
     assert!((5_500_000..=5_600_000).contains(&bytes), "{bytes}");
     assert_eq!(layer.check(), Ok(()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn http2_stream_that_is_not_read_leaves_the_pace_to_others() {
+    let limiter = limiter();
+    let layer = RateLimitLayer::new(limiter.clone(), rule(Quota::per_second(MB)), key::header("x-user"));
+    let service = layer.layer(service_fn(|_: Request<Incoming>| async {
+        Ok::<_, Infallible>(Response::new(Body::new(Zeros(50 * MB))))
+    }));
+    let (client, server) = tokio::io::duplex(1 << 16);
+    let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .serve_connection(TokioIo::new(server), TowerToHyperService::new(service));
+    tokio::spawn(server);
+    let connection = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client));
+    let (mut send, connection) = connection.await.unwrap();
+    tokio::spawn(connection);
+    let get = || Request::get("http://a/").header("x-user", "a").body(Empty::<Bytes>::new()).unwrap();
+    let stopped = send.send_request(get()).await.unwrap();
+    // Until it has filled the window of its stream.
+    tokio::time::sleep(5 * SECOND).await;
+    let policy = Policy::new("download", Quota::per_second(MB)).unwrap();
+    let left = limiter.peek_one(&policy, &Key::of("a").unwrap(), 0).remaining();
+    assert_eq!(left, MB, "a reader that stops takes nothing");
+    let mut body = Body::new(send.send_request(get()).await.unwrap().into_body());
+    let bytes = read_for(&mut body, 10 * SECOND).await;
+    assert!(is_near(bytes, 10 * MB), "{bytes}");
+    drop(stopped);
 }

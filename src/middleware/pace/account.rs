@@ -106,6 +106,41 @@ impl BytePace {
     }
 }
 
+/// The part of a pace that this process asks for, in parts of 1,024. Processes that share a pace
+/// and ask for all of it each would be denied half of their calls, and the one that is a moment
+/// earlier would have everything. So a process asks for less when it is denied, and for a little
+/// more each time that it is not: as TCP does, by which all come to equal parts.
+#[derive(Clone, Copy)]
+struct PaceShare(u64);
+
+impl PaceShare {
+    const WHOLE: u64 = 1_024;
+    const LEAST: u64 = Self::WHOLE / 16;
+    const STEP: u64 = Self::WHOLE / 64;
+
+    fn grow(&mut self) {
+        self.0 = (self.0 + Self::STEP).min(Self::WHOLE);
+    }
+
+    fn shrink(&mut self) {
+        self.0 = (self.0 * 7 / 8).max(Self::LEAST);
+    }
+
+    fn of(self, pace: BytePace) -> BytePace {
+        if self.0 == Self::WHOLE {
+            return pace;
+        }
+        let (units, period_us) = (pace.units.saturating_mul(self.0), pace.period_us.saturating_mul(Self::WHOLE));
+        BytePace { units, period_us, ..pace }
+    }
+}
+
+impl Default for PaceShare {
+    fn default() -> Self {
+        Self(Self::WHOLE)
+    }
+}
+
 /// A source's answer, now or later.
 pub(crate) enum PaceReply {
     Now(PaceAnswer),
@@ -153,8 +188,10 @@ struct AccountState {
     slot_us: u64,
     /// The units and the time of the last batch.
     batch: (u64, u64),
-    /// The most units of the next batch, after a denial.
-    cap: Option<u64>,
+    /// The part of the pace that this process asks for, see [`PaceShare`].
+    share: PaceShare,
+    /// The units of the next batch, if they are what a denial has left.
+    rest: Option<u64>,
     has_asked_for_rest: bool,
     failures: u32,
 }
@@ -178,6 +215,8 @@ enum AccountPhase {
 struct PaceQuestion {
     units: u64,
     pace: BytePace,
+    /// The pace of all processes together.
+    whole: BytePace,
     at_us: u64,
 }
 
@@ -255,13 +294,12 @@ impl Account {
             let step = self.with(|state, wakers| state.step(body, want, &mut waker, now_us, has_polled, wakers));
             match step {
                 AccountStep::Done(polled) => return polled,
-                AccountStep::Ask { late_us, cap } => {
+                AccountStep::Ask { late_us, share, rest } => {
                     let asked = self.unlocked(|| {
-                        let PaceTerms::Paced(pace) = self.source.terms() else { return None };
-                        let usual = pace.batch(BATCH_US);
-                        let units =
-                            cap.map_or_else(|| pace.batch(BATCH_US.saturating_add(late_us)), |cap| cap.min(usual));
-                        Some((self.source.ask(units), PaceQuestion { units, pace, at_us: now_us }))
+                        let PaceTerms::Paced(whole) = self.source.terms() else { return None };
+                        let pace = share.of(whole);
+                        let units = rest.unwrap_or_else(|| pace.batch(BATCH_US.saturating_add(late_us)));
+                        Some((self.source.ask(units), PaceQuestion { units, pace, whole, at_us: now_us }))
                     });
                     match asked {
                         None => {
@@ -421,10 +459,11 @@ enum UnitPoll {
 /// What a body does next.
 enum AccountStep {
     Done(UnitPoll),
-    /// It asks for a batch, this much too late and for at most this many units.
+    /// It asks for a batch, this much too late, or for the rest that a denial has left.
     Ask {
         late_us: u64,
-        cap: Option<u64>,
+        share: PaceShare,
+        rest: Option<u64>,
     },
     PollAnswer {
         answer: LaterPaceAnswer,
@@ -477,7 +516,8 @@ impl AccountState {
         match std::mem::take(&mut self.phase) {
             AccountPhase::Idle if now_us >= self.slot_us => {
                 self.phase = AccountPhase::Busy { is_woken: false };
-                return AccountStep::Ask { late_us: (now_us - self.slot_us).min(LATE_US), cap: self.cap };
+                let late_us = (now_us - self.slot_us).min(LATE_US);
+                return AccountStep::Ask { late_us, share: self.share, rest: self.rest.take() };
             }
             AccountPhase::Asked { answer, question } if !has_polled => {
                 self.phase = AccountPhase::Busy { is_woken: false };
@@ -536,7 +576,7 @@ impl AccountState {
 
     /// Takes note of an answer.
     fn apply(&mut self, answer: PaceAnswer, question: PaceQuestion, now_us: u64, asker: u64, wakers: &mut Wakers) {
-        let PaceQuestion { units, pace, at_us } = question;
+        let PaceQuestion { units, pace, whole, at_us } = question;
         self.phase = AccountPhase::Idle;
         match answer {
             PaceAnswer::Taken { receipt, delay } => {
@@ -546,7 +586,7 @@ impl AccountState {
                 // empty for a moment has lost that time.
                 let latest_us = if delay.is_zero() { LATE_US } else { BATCH_US };
                 self.take_batch(self.slot_us.max(departs_us.saturating_sub(latest_us)), units, pace);
-                self.cap = self.cap.map(|cap| cap.saturating_mul(2)).filter(|cap| *cap < pace.batch(BATCH_US));
+                self.share.grow();
                 if delay.is_zero() {
                     self.batches.push_back(batch);
                 } else {
@@ -559,13 +599,16 @@ impl AccountState {
             }
             PaceAnswer::Denied { wait: Wait::Never, .. } => self.end_line(Unpaced::QuotaClosed, wakers),
             PaceAnswer::Denied { remaining, .. } if self.takes_the_rest(units, remaining) => {
-                (self.cap, self.slot_us) = (Some(remaining), now_us);
+                (self.rest, self.slot_us) = (Some(remaining), now_us);
             }
             PaceAnswer::Denied { wait, .. } => {
                 (self.failures, self.has_asked_for_rest) = (0, false);
-                // Half as much comes sooner, so that a process is not always behind another one.
-                self.cap = Some((units / 2).max(units.min(PIECE)));
-                self.slot_us = now_us.saturating_add(wait.duration().map_or(BATCH_US, micros_ceil).max(1));
+                // Less comes sooner, so that a process is not always behind another one.
+                self.share.shrink();
+                let less = self.share.of(whole).batch(BATCH_US).min(units);
+                let sooner_us = whole.time_us(units - less);
+                let wait_us = wait.duration().map_or(BATCH_US, micros_ceil);
+                self.slot_us = now_us.saturating_add(wait_us.saturating_sub(sooner_us).max(1));
             }
             PaceAnswer::FailedClosed => {
                 self.slot_us = now_us.saturating_add(PAUSE_US << self.failures.min(FAILURES_MAX));
@@ -580,7 +623,7 @@ impl AccountState {
 
     /// Returns whether to ask at once for the units that remain after a denial, at most once.
     fn takes_the_rest(&mut self, denied: u64, remaining: u64) -> bool {
-        let is_worth_it = remaining >= PIECE && remaining < denied;
+        let is_worth_it = remaining < denied && remaining >= denied.div_ceil(2);
         is_worth_it && !std::mem::replace(&mut self.has_asked_for_rest, true)
     }
 
