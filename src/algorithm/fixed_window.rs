@@ -242,7 +242,11 @@ impl PairAlgorithm for FixedWindow {
     #[inline]
     fn is_clamped(&self, state: Pair, now: u64) -> bool {
         let ahead_us = state.at.saturating_sub(now);
-        ahead_us > self.near_us && self.calendar.is_none_or(|calendar| state.at > calendar.after(calendar.at(now)).end)
+        ahead_us > self.near_us
+            && self.calendar.is_none_or(|calendar| {
+                let open = calendar.at(now);
+                state.at != open.end && state.at > calendar.after(open).end // the first is usual, and known
+            })
     }
 
     #[inline(always)]
