@@ -538,6 +538,7 @@ mod tests {
             ("a mode of the rule", layer(rule(quota()).mode(Mode::Shadow)), ChargePlan::General),
             ("a mode of the layer", one().mode(Mode::Enforce), ChargePlan::General),
             ("a timer", one().delay(Stopped), ChargePlan::General),
+            ("a pace of bodies", layer(rule(quota()).pace_responses()), ChargePlan::General),
             ("an access list", one().access(&AccessList::new(), key::global()), ChargePlan::General),
             ("preflight requests", one().exempt_preflight(true), ChargePlan::General),
             (
@@ -572,6 +573,7 @@ mod tests {
             (layer(rule(Quota::concurrent(9)).charge_when(|_| true)), Needs::Charges), // it has no effect
             (one().expose_outcome(true).observer(Blind), Needs::Ticket),
             (one().refund_nested(true), Needs::Ticket),
+            (layer(rule(quota()).pace_requests()), Needs::Ticket),
             (layer(rule(quota()).charge_when(|_| true)).expose_outcome(true), Needs::Settlement),
             (layer(rule(quota()).settle_by_usage()).observer(Blind), Needs::Usage),
         ];
