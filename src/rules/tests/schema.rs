@@ -188,6 +188,7 @@ const BEYOND_THE_SCHEMA: &[(&str, &str)] = &[
     ("two descriptors have the key", COMPARISON),
     ("is listed twice", COMPARISON),
     ("count alike", COMPARISON),
+    ("needs a `pace`", "the other field may stand in a template"),
 ];
 
 /// A regular expression would repeat the reader.
