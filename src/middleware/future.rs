@@ -324,14 +324,12 @@ pub(super) fn finish<C: ResponseBody>(mut ticket: Box<dyn AnyTicket>, response: 
         }
         return Response::from_parts(head, body);
     }
-    let paces = ticket.response_paces();
-    body = match (ticket.is_open(), paces.is_empty()) {
-        (false, true) => body,
-        (false, false) => C::from_body(PacedBody::new(body, paces)),
-        (true, true) => C::from_body(SettledBody::new(body, ticket)),
-        // What is settled is what passed.
-        (true, false) => C::from_body(SettledBody::new(PacedBody::new(body, paces), ticket)),
-    };
+    if let Some(paces) = ticket.response_paces() {
+        body = C::from_body(PacedBody::new(body, paces));
+    }
+    if ticket.is_open() {
+        body = C::from_body(SettledBody::new(body, ticket)); // what is settled is what passed
+    }
     Response::from_parts(head, body)
 }
 

@@ -109,10 +109,40 @@ pub(super) struct Ticket {
     pub(super) lacks_peer: bool,
     /// The units of concurrency limits that the request holds. They are returned if this is dropped.
     pub(super) places: Option<Arc<dyn AnyPlaces>>,
-    /// The policies that pace the bodies of the request and its response, if there are any. Boxed, because most
-    /// requests have none.
-    #[expect(clippy::box_collection, reason = "a ticket is moved often")]
-    pub(super) paced: Option<Box<Vec<PacedBy>>>,
+    /// The policies that pace the bodies of the request and its response.
+    pub(super) paced: PacedBodiesBy,
+}
+
+/// The policies that pace the bodies of a request. Boxed and dropped out of line, because most requests have none, and
+/// their way is longer by each instruction that drops some (`benches/instructions`).
+#[derive(Default)]
+#[expect(clippy::box_collection, reason = "a ticket is moved often")]
+pub(super) struct PacedBodiesBy(Option<Box<Vec<PacedBy>>>);
+
+impl PacedBodiesBy {
+    pub(super) fn add(&mut self, by: impl Iterator<Item = PacedBy>) {
+        self.0.get_or_insert_default().extend(by);
+    }
+
+    /// Returns the policies. `None` if no rule paces bodies of the request.
+    #[inline]
+    pub(super) fn get(&self) -> Option<&[PacedBy]> {
+        self.0.as_ref().map(|by| by.as_slice())
+    }
+}
+
+impl Drop for PacedBodiesBy {
+    #[inline]
+    fn drop(&mut self) {
+        #[cold]
+        #[inline(never)]
+        fn drop_some(by: Box<Vec<PacedBy>>) {
+            drop(by);
+        }
+        if let Some(by) = self.0.take() {
+            drop_some(by);
+        }
+    }
 }
 
 /// A policy that paces bodies, and the key whose pace it is.
@@ -153,7 +183,7 @@ impl Ticket {
             keyless: None,
             lacks_peer: false,
             places: None,
-            paced: None,
+            paced: PacedBodiesBy::default(),
         }
     }
 

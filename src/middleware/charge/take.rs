@@ -291,7 +291,7 @@ impl Ticket {
                     let own = own.map(Cached::into_policy);
                     let paced =
                         bound.charged(head).map(|policy| PacedBy { policy, own: own.clone(), key: key.clone() });
-                    self.paced.get_or_insert_default().extend(paced);
+                    self.paced.add(paced);
                 }
                 RuleMatch::Charged { key, cost } => {
                     let first = self.charges.len();

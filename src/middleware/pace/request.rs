@@ -27,7 +27,7 @@ where
     B: Body + 'static,
     L: Limiter,
 {
-    if let Some(paced) = ticket.paced.as_ref().filter(|_| !request.body().is_end_stream()) {
+    if let Some(paced) = ticket.paced.get().filter(|_| !request.body().is_end_stream()) {
         let paces = paces(layer, paced, PacedBodies::Requests);
         if !paces.is_empty() && pace_body(request.body_mut(), paces).is_some() {
             let body = std::any::type_name::<B>();

@@ -89,12 +89,6 @@ impl<L: Limiter> OpenTicket<L> {
         open
     }
 
-    /// Returns the paces of the request's body, or of its response's.
-    pub(crate) fn paces(&self, bodies: PacedBodies) -> BodyPaces {
-        let paced = self.ticket.paced.as_ref().filter(|_| !self.response.is_bodiless);
-        paced.map_or_else(BodyPaces::default, |paced| paces(&self.layer, paced, bodies))
-    }
-
     /// Refunds everything. Nothing can be stated any more, and nothing is settled.
     fn refund_all(&mut self) {
         self.close();
@@ -189,8 +183,8 @@ pub(crate) trait AnyTicket: Send + Sync {
     /// Returns whether the end of the body settles something, or returns what the request holds.
     fn is_open(&self) -> bool;
 
-    /// Returns the paces of the response's body.
-    fn response_paces(&self) -> BodyPaces;
+    /// Returns the paces of the response's body, if it has any.
+    fn response_paces(&self) -> Option<BodyPaces>;
 
     /// Notes how many bytes of the body the server will ask for, if that is known.
     fn expect(&mut self, length: Option<u64>);
@@ -227,8 +221,9 @@ impl<L: Limiter> AnyTicket for OpenTicket<L> {
         !self.open.is_empty() || self.ticket.places.is_some()
     }
 
-    fn response_paces(&self) -> BodyPaces {
-        self.paces(PacedBodies::Responses)
+    fn response_paces(&self) -> Option<BodyPaces> {
+        let paced = self.ticket.paced.get().filter(|_| !self.response.is_bodiless)?;
+        Some(paces(&self.layer, paced, PacedBodies::Responses)).filter(|paces| !paces.is_empty())
     }
 
     fn expect(&mut self, length: Option<u64>) {
