@@ -86,7 +86,8 @@ impl Plan {
         let apart_us = ((call_us + request_us) * 1_000 / offered).max(1);
         let lasts_us = (CHECKS * apart_us).min(1_500_000);
         // Most processes have seen the server quiet. One that has not takes the wait that others cause for the
-        // server's distance, and lets its calls take longer than is good.
+        // server's distance, and lets its calls take longer than is good, until a second or two of the server's clock
+        // have told it (see `halving.rs`). A story is over by then.
         let (quiet_us, least) = if chance.permille(200) { (0, LEAST_COLD) } else { (QUIET_US, LEAST) };
         for process in 0..processes {
             (0..quiet_us).step_by(25_000).for_each(|at_us| plan.add_check_of(process, at_us / 1_000, chance));

@@ -221,7 +221,7 @@ async fn turns_near_the_deadline_are_used() {
     }
 }
 
-/// Calls take 240 to 1,280 ms, so not all can be decided: a client that sends each check by itself decides three quarters.
+/// Calls take up to 880 ms, so not all can be decided. With the quickest lone call in the place of halving, it is 2 a second.
 #[tokio::test(start_paused = true)]
 async fn turns_that_vary_around_the_deadline_are_used() {
     for rate in [100, 400, 1_200] {
@@ -231,7 +231,7 @@ async fn turns_that_vary_around_the_deadline_are_used() {
         let ends = offer(&Server::new(way).limiter(), rate, 100 * SECOND).await;
         let decided = decided(&ends, 30 * SECOND, 70 * SECOND);
         assert!(
-            decided * 4_000 * 100 >= rate * possible * 75,
+            decided * 4_000 * 100 >= rate * possible * 85,
             "{rate} offered, {decided} decided, {possible} of 4,000 possible"
         );
     }
