@@ -51,10 +51,13 @@ use super::states::States;
 /// more. No key is forgotten or denied before the table has its full size.
 ///
 /// An expired state is free space; no sweep is needed. When all slots that a new key may use are live,
-/// [`OnFull`](super::OnFull) decides. [Meters](crate::quota::Quota::meter) are never evicted and never move, so many of
-/// them make the table grow sooner. They take about half of the slots at most, and a new meter that finds no room is
-/// denied. Meters beyond 16,382 [quotas](crate::limiter::memory#changed-quotas) are evicted like other keys. With a
-/// million keys in a table of that capacity, the limiter forgets fewer than ten.
+/// [`OnFull`](super::OnFull) decides. With a million keys in a table of that capacity, the limiter forgets fewer than
+/// ten.
+///
+/// [Meters](crate::quota::Quota::meter) and the units of requests in flight are never evicted, so many of them make the
+/// table grow sooner. They take about half of the slots at most, and a new one that finds no room is denied: fewer than
+/// one in 1,000 while there are no more of them than `n`. Meters beyond 16,382
+/// [quotas](crate::limiter::memory#changed-quotas) are evicted like other keys.
 ///
 /// The limiter does not store keys. It stores fingerprints of 50 bits, made with a secret from the
 /// system's randomness, so an attacker cannot aim at another client's key.

@@ -3,6 +3,8 @@
 //!
 //! The caller holds slots and stripes, so nothing here waits: a lock that another thread holds is passed over.
 
+use smallvec::SmallVec;
+
 use crate::algorithm::{Decider, Fullness, PairDecider};
 use crate::base::sync::Ordering;
 
@@ -21,6 +23,10 @@ const ATTEMPTS: usize = 16;
 /// The slots of a line that may be pinned, so that other keys find room. While the table grows, a pinned key that finds
 /// both of its lines so takes any free slot.
 const PINNED_MAX: usize = SLOTS_PER_LINE / 2;
+
+/// The number of pinned keys that move at most, each to where the next one was, so that another pinned key finds room.
+/// With as many pinned keys as the limiter has keys, one in five found no room without moves, and one in 200 with two.
+const PINNED_MOVES: u32 = 4;
 
 /// This many new keys in a row that found no room in any other line mean that the table is full. At nineteen of twenty
 /// slots live one key in five finds none, so that many in a row never do.
@@ -90,6 +96,9 @@ impl States {
                 // Otherwise this call would split all remaining lines, and then begin the next growth.
                 if slots.is_empty() && self.table.growth() != Growth::Settled {
                     slots = all;
+                } else if slots.is_empty() && !all.is_empty() && !may_grow {
+                    let vacated = all.iter().find_map(|seen| self.vacate_pinned(*seen, now, PINNED_MOVES));
+                    return vacated.map_or(SlotClaim::Nothing, SlotClaim::Slot);
                 }
             }
             // Prefers a slot that was never used, if possible in the first line. Otherwise takes the slot that has been
@@ -214,7 +223,7 @@ impl States {
     }
 
     /// Moves the key of a slot to a free slot of its other line, if there is one, and returns the slot, locked and
-    /// empty; `deeper` moves a key of that line further if need be. Pinned states stay where they are.
+    /// empty; `deeper` moves a key of that line further if need be. Pinned states move for other pinned states only.
     pub(super) fn vacate<'a>(&self, seen: Seen<'a>, now: Now, deeper: bool) -> Option<SlotRef<'a>> {
         if self.is_pinned(seen) {
             return None;
@@ -223,6 +232,24 @@ impl States {
             Some(free) => self.lock_free_slot(free)?,
             None if deeper => self.table.elsewhere(seen).find_map(|other| self.vacate(other, now, false))?,
             None => return None,
+        };
+        self.move_key(seen, to)
+    }
+
+    /// Moves the pinned key of a slot to its other line, if fewer than [`PINNED_MAX`] are pinned there, and returns the
+    /// slot, locked and empty. If that line has as many, it moves one of them first, in up to `moves` moves in all.
+    fn vacate_pinned<'a>(&self, seen: Seen<'a>, now: Now, moves: u32) -> Option<SlotRef<'a>> {
+        if moves == 0 || !self.is_pinned(seen) || self.is_free(seen, now) {
+            return None;
+        }
+        let others: SmallVec<[Seen<'_>; SLOTS_PER_LINE]> = self.table.elsewhere(seen).collect();
+        let to = if self.pinned_beside(*others.first()?, &others, now) < PINNED_MAX {
+            match others.iter().find(|to| self.is_free(**to, now)) {
+                Some(free) => self.lock_free_slot(*free)?,
+                None => others.iter().find_map(|other| self.vacate(*other, now, false))?,
+            }
+        } else {
+            others.iter().find_map(|other| self.vacate_pinned(*other, now, moves - 1))?
         };
         self.move_key(seen, to)
     }
@@ -322,6 +349,43 @@ impl States {
             if is_freed {
                 return;
             }
+        }
+    }
+}
+
+#[cfg(all(test, not(ratelimit_loom), not(ratelimit_shuttle)))]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use crate::clock::ManualClock;
+    use crate::limiter::Charge;
+    use crate::limiter::memory::setup::{AnyClock, Setup};
+    use crate::limiter::memory::states::States;
+    use crate::{Key, Policy, Quota};
+
+    /// Charges `count` keys of a limiter for 100 keys, with each of many seeds. Returns the number of denials.
+    fn denials(policy: &Policy, count: u64) -> usize {
+        let denials = |seed| {
+            let clock = AnyClock::Other(Arc::new(ManualClock::new()));
+            let states = States::new(Setup { capacity: 100, ..Setup::default() }, clock, [seed, 1]);
+            let keys: Vec<Key> = (0..count).map(|key| Key::of(key).expect("it is short")).collect();
+            let denied = keys.iter().filter(|key| !states.charge(Charge::new(policy, key)).is_allowed()).count();
+            // A moved key keeps its state.
+            assert!(keys.iter().all(|key| !states.charge(Charge::new(policy, key)).is_allowed()), "seed {seed}");
+            denied
+        };
+        (0..200).map(denials).sum()
+    }
+
+    #[test]
+    fn pinned_keys_find_room_up_to_the_number_of_keys() {
+        let meter = Quota::meter(1, Duration::from_secs(60)).expect("it is a quota");
+        for quota in [Quota::concurrent(1), meter] {
+            let policy = Policy::from(quota);
+            assert_eq!(denials(&policy, 80), 0, "{policy:?}");
+            let denials = denials(&policy, 100);
+            assert!(denials <= 20, "{policy:?}: {denials} of 20,000");
         }
     }
 }
