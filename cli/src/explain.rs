@@ -56,7 +56,7 @@ pub(crate) struct Options {
     /// An action of the request, by the name that the program registers; may be repeated
     #[arg(long = "action", value_name = "NAME")]
     actions: Vec<String>,
-    /// The time of the request, such as `2026-11-25T09:00:00+01:00`, for rules with `time`; now if it is absent
+    /// The time of the request, such as `2026-11-25T09:00:00+01:00`; now if it is absent
     #[arg(long, value_name = "TIME", value_parser = time)]
     at: Option<Timestamp>,
     /// A descriptor of the request, for a file in Envoy's form; may be repeated
@@ -141,8 +141,11 @@ pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> 
         builder.read_text(text)
     });
     // It has room for every quota that a file can have.
-    let limiter = MemoryLimiter::builder().max_keys(1_000).min_entries(1_100_000).build();
-    let limiter = limiter.map_err(|error| format!("error: {error}"))?;
+    let mut limiter = MemoryLimiter::builder().max_keys(1_000).min_entries(1_100_000);
+    if let Some(at) = options.at {
+        limiter = limiter.clock(ManualClock::at(at));
+    }
+    let limiter = limiter.build().map_err(|error| format!("error: {error}"))?;
     let has_descriptors = |rules: &Rules| rules.descriptor_limits(limiter.clone()).is_ok();
     let layer = match rules.and_then(|rules| Ok((has_descriptors(&rules), rules.layer(limiter.clone())?))) {
         Ok((has_descriptors, layer)) => {

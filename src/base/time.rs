@@ -78,13 +78,24 @@ impl fmt::Display for Timestamp {
     }
 }
 
-/// Prints a duration for people, such as `1h 2m 3s`, rounded up to milliseconds.
+const DAY_MS: u64 = 86_400_000;
+
+/// Prints a duration for people, such as `32days 1h 2m 3s`, rounded up to milliseconds. The largest unit is the day,
+/// because months and years have no fixed length.
 pub(crate) struct Humane(pub(crate) Duration);
 
 impl fmt::Display for Humane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = u64::try_from(self.0.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX);
-        humantime::format_duration(Duration::from_millis(millis)).fmt(f)
+        let (days, rest) = (millis / DAY_MS, Duration::from_millis(millis % DAY_MS));
+        if days > 0 {
+            write!(f, "{days}day{}", if days > 1 { "s" } else { "" })?;
+        }
+        match (days, rest) {
+            (1.., Duration::ZERO) => Ok(()),
+            (1.., rest) => write!(f, " {}", humantime::format_duration(rest)),
+            (0, rest) => humantime::format_duration(rest).fmt(f),
+        }
     }
 }
 
@@ -130,6 +141,15 @@ mod tests {
         assert_eq!(Timestamp::from(time + Duration::from_nanos(999)).as_micros(), 1_735_689_600_000_001);
         assert_eq!(Timestamp::from(UNIX_EPOCH - Duration::from_secs(1)), Timestamp::default());
         assert!(SystemTime::from(Timestamp::from_micros(u64::MAX)) >= time, "nothing panics");
+    }
+
+    #[test]
+    fn duration_is_printed_in_days_at_most() {
+        let print = |millis| Humane(Duration::from_millis(millis)).to_string();
+        assert_eq!((print(0), print(DAY_MS - 1)), ("0s".to_owned(), "23h 59m 59s 999ms".to_owned()));
+        assert_eq!((print(DAY_MS), print(2 * DAY_MS + 1_000)), ("1day".to_owned(), "2days 1s".to_owned()));
+        assert_eq!(print(366 * DAY_MS + 60_000), "366days 1m");
+        assert!(Humane(Duration::MAX).to_string().starts_with("213503982334days 14h"));
     }
 
     #[test]

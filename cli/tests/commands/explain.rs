@@ -118,6 +118,29 @@ night: charges 1 to (all requests)"
 }
 
 #[test]
+fn windows_at_the_time_of_the_request_are_explained() {
+    let folder = Folder::with_rules(
+        "rules:
+  - {name: plan, quota: 100 per calendar month from day 31, key: global}
+  - {name: day, quota: 5 per calendar day in Europe/Berlin, key: global}
+  - {name: year, quota: 1000 per calendar year, key: global}
+",
+    );
+    let run = folder.run(&["explain", "rules.yaml", "--client=192.0.2.1", "--at=2026-03-29T01:30:00+02:00"]);
+    let quotas = run.out.lines().filter(|line| line.starts_with("  ")).collect::<Vec<_>>();
+    // The clocks go forward in that night.
+    assert_eq!(
+        quotas,
+        [
+            "  100 per calendar month from day 31: 99 of 100 left, all in 2days 30m",
+            "  5 per calendar day in Europe/Berlin: 4 of 5 left, all in 22h 30m",
+            "  1000 per calendar year: 999 of 1000 left, all in 278days 30m",
+        ],
+        "{run:?}"
+    );
+}
+
+#[test]
 fn disabled_rule_is_explained() {
     let folder = Folder::with_rules(
         "rules:
