@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use http::header::{HOST, HeaderName, HeaderValue, USER_AGENT};
@@ -40,6 +41,8 @@ pub(crate) struct PolicyDecision {
     pub(crate) mode: Mode,
     /// Whether the request was over the quota, whatever the mode.
     pub(crate) is_over: bool,
+    /// The time from the request to the end of its window, if the quota has fixed windows.
+    pub(crate) window_left: Option<Duration>,
 }
 
 /// A layer with its own limiter and its own clock.
@@ -94,6 +97,10 @@ impl Observer for Shared {
                 cost: status.cost(),
                 mode: status.mode(),
                 is_over: status.is_exceeded(),
+                window_left: match policy.quota().algorithm() {
+                    Algorithm::FixedWindow => status.decision().reset_after(),
+                    _ => None,
+                },
             });
         }
     }

@@ -110,7 +110,8 @@ impl Tally {
         }
     }
 
-    /// Returns the period in which the refusals of a client count once: the quota's, or a minute if it has none.
+    /// Returns the period in which the refusals of a client count once: the quota's, or a minute if it has none. For a
+    /// quota of the calendar it is the length of the longest window.
     pub(crate) fn period_us(&self) -> u64 {
         match u64::try_from(self.quota().period().as_micros()).unwrap_or(u64::MAX) {
             0 => WINDOWS[1],
@@ -144,9 +145,13 @@ impl Tally {
             self.unfollowed += 1;
             return None;
         };
-        let period_us = self.period_us();
+        // The end of a window tells it from others, wherever the calendar or the first request begins it.
+        let window = match decision.window_left {
+            Some(left) if !left.is_zero() => at_us.saturating_add(u64::try_from(left.as_micros()).unwrap_or(u64::MAX)),
+            _ => at_us / self.period_us(),
+        };
         let client = self.clients.get_mut(id)?;
-        client.count(decision.is_over, request, at_us, period_us);
+        client.count(decision.is_over, request, at_us, window);
         if decision.is_over {
             client.refusals.get_or_insert_default().count(request, head, at_us);
         }
@@ -208,7 +213,7 @@ impl Client {
         }
     }
 
-    fn count(&mut self, is_over: bool, request: &Request, at_us: u64, period_us: u64) {
+    fn count(&mut self, is_over: bool, request: &Request, at_us: u64, window: u64) {
         self.requests = self.requests.saturating_add(1);
         for (peak, length) in self.peaks.iter_mut().zip(WINDOWS) {
             let window = (at_us / length) as u32; // only equal numbers matter
@@ -230,8 +235,8 @@ impl Client {
         self.over = self.over.saturating_add(1);
         self.run = self.run.saturating_add(1);
         self.longest_run = self.longest_run.max(self.run);
-        if at_us / period_us != self.last_window_over {
-            self.last_window_over = at_us / period_us;
+        if window != self.last_window_over {
+            self.last_window_over = window;
             self.windows_over = self.windows_over.saturating_add(1);
         }
     }

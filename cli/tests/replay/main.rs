@@ -770,3 +770,29 @@ fn rules_for_times_of_the_week_apply_at_the_logs_time() {
     let expected = [(8, 3), (3, 0)].map(|(requests, refused): (u64, u64)| (requests.into(), refused.into()));
     assert!(requests.eq(expected.iter().map(|(requests, refused): &(Value, Value)| (requests, refused))), "{report}");
 }
+
+#[test]
+fn windows_of_the_calendar_are_those_of_the_log() {
+    let folder = Folder::new("calendar");
+    let day = |day: u32, hours: f64| f64::from(day) * 86_400.0 + hours * 3_600.0;
+    let log = |requests: &[(&str, f64)]| {
+        let requests: Vec<_> = requests.iter().map(|(client, at)| (*client, *at, 0.0)).collect();
+        folder.file("access.log", timed(&requests))
+    };
+    let policy = |quota: &str, log: &str| json(&["--quota", quota, "--format", TIMED, log])["policies"][0].clone();
+
+    // Four requests on each day from May 17 to August 15: 60, 120, 124 and 60 in a month.
+    let months: Vec<_> =
+        (0..91).flat_map(|at| [0.0, 1.0, 2.0, 3.0].map(|hours| ("192.0.2.1", day(at, hours)))).collect();
+    let report = policy("100 per calendar month", &log(&months));
+    assert_eq!(report["refused"], 20 + 24, "{report}");
+    // From June 15 on, and from July 15 on, there are 30 and 31 days. Before and after there are 29 and 32.
+    let report = policy("110 per calendar month from day 15", &log(&months));
+    assert_eq!(report["refused"], 6 + 10 + 14, "{report}");
+
+    // One day of Berlin in which there are many requests, on both sides of midnight UTC, and 119 ordinary days.
+    let mut days: Vec<_> = (0..120).map(|at| ("192.0.2.1", day(at, 2.0))).collect();
+    days.extend((0..12).map(|at| ("192.0.2.1", day(0, 13.4 + f64::from(at) / 10.0))));
+    let report = policy("3 per calendar day in Europe/Berlin", &log(&days));
+    assert_eq!((&report["refused"], &report["likely_false"]["clients"]), (&10.into(), &1.into()), "{report}");
+}
