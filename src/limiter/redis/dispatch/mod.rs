@@ -112,28 +112,29 @@ impl Dispatcher {
         answers
     }
 
-    /// Returns the answer to each request. Those whose window of the calendar is not that of the server's time are sent
-    /// once more: at an edge, or while this process learns the server's time.
+    /// Returns the answer to each request. Requests whose window of the calendar is not that of the server's time are
+    /// sent again, at an edge or while this process learns the server's time. They name the time of that server's
+    /// answer: another call may meanwhile have learned the time of a server whose clock differs.
     async fn answers(
         &self,
         requests: &[&WireRequest],
         until: Instant,
         clock: &mut Option<Timestamp>,
     ) -> Vec<RequestResult> {
-        let mut answers = self.answers_at_once(requests, until, clock).await;
+        let mut answers = self.answers_at_once(requests, self.call_time(), until, clock).await;
         for _ in 0..WINDOW_TRIES {
             let mut outside = SmallVec::<[&WireRequest; 8]>::new();
+            let mut told = None;
             for (answer, request) in answers.iter().zip(requests) {
                 if let Ok(RedisAnswer::Outside(now)) = answer {
-                    self.server_time.learn(*now);
+                    told = Some(*now);
                     outside.push(*request);
                 }
             }
-            if outside.is_empty() {
-                return answers;
-            }
+            let Some(told) = told else { return answers };
+            self.server_time.learn(told);
             let places = answers.iter_mut().filter(|answer| matches!(answer, Ok(RedisAnswer::Outside(_))));
-            let again = self.answers_at_once(&outside, until, clock).await;
+            let again = self.answers_at_once(&outside, CallTime::OfServer(told), until, clock).await;
             places.zip(again).for_each(|(place, answer)| *place = answer);
         }
         for answer in &mut answers {
@@ -145,10 +146,18 @@ impl Dispatcher {
         answers
     }
 
+    fn call_time(&self) -> CallTime {
+        match &self.clock {
+            Some(clock) => CallTime::Given(clock.now()),
+            None => CallTime::OfServer(self.server_time.now()),
+        }
+    }
+
     /// Returns the answer to each request, in one call.
     async fn answers_at_once(
         &self,
         requests: &[&WireRequest],
+        time: CallTime,
         until: Instant,
         clock: &mut Option<Timestamp>,
     ) -> Vec<RequestResult> {
@@ -160,10 +169,6 @@ impl Dispatcher {
             |error: RedisError| -> Vec<RequestResult> { requests.iter().map(|_| Err(error.clone())).collect() };
         let Some(slot) = requests.first().map(|request| request.slot()) else { return Vec::new() };
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
-        let time = match &self.clock {
-            Some(clock) => CallTime::Given(clock.now()),
-            None => CallTime::OfServer(self.server_time.now()),
-        };
         let call = wire::call(requests, number, time);
         #[cfg(test)]
         super::tests::simulation::note(number, requests);

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -144,4 +144,27 @@ fn limiter_learns_the_servers_time_from_a_calendar_window() {
     assert_eq!(take(), (6, 1));
     dispatcher.server_time.learn(Timestamp::from_micros(u64::MAX));
     assert_eq!(take(), (5, 2));
+}
+
+/// Two servers of a cluster have clocks on both sides of a month's end.
+#[test]
+fn time_learned_from_another_server_does_not_disturb_a_call() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let server = Server::start();
+    let connect = RedisLimiter::builder().deadline(Duration::from_secs(20)).max_denials(0);
+    let redis = runtime.block_on(connected(connect, &server.url()));
+    let server_time = &redis.0.backend().flights.store().server_time;
+    let (policy, key) = (Policy::new("p", Quota::per_calendar_month(500)).unwrap(), Key::of("one").unwrap());
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                server_time.learn(Timestamp::from_micros(0));
+            }
+        });
+        let takes = (0..100).map(|_| runtime.block_on(async { redis.take(&[Charge::new(&policy, &key)]).await }));
+        let failed: Vec<_> = takes.filter_map(Result::err).collect();
+        is_over.store(true, Ordering::Relaxed);
+        assert!(failed.is_empty(), "{} of 100: {:?}", failed.len(), failed[0]);
+    });
 }
