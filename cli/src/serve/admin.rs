@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use http::header::{CONTENT_TYPE, WWW_AUTHENTICATE};
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde_json::Value;
@@ -67,16 +67,9 @@ pub(super) async fn answer(server: &Server, peer: IpAddr, mut request: Request<I
 /// Explains a request, or resets its keys.
 async fn act(server: &Server, peer: IpAddr, operator: Option<&Operator>, request: Request<Incoming>) -> Response<Body> {
     let (head, incoming) = request.into_parts();
-    if head.method != Method::POST {
-        return respond::wrong_method(&Method::POST);
-    }
-    let bytes = match respond::read(incoming).await {
-        Ok(bytes) => bytes,
-        Err(response) => return *response,
-    };
-    let fields = match api::object(&head, &bytes) {
+    let fields = match api::posted(&head, incoming).await {
         Ok(fields) => fields,
-        Err(wrong) => return api::response(Err(wrong)),
+        Err(response) => return *response,
     };
     if head.uri.path() == "/v1/explain" {
         return api::response(api::explain(server, fields, peer).await);

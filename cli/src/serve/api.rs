@@ -14,6 +14,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
+use hyper::body::Incoming;
 use serde_json::{Map, Value, json};
 use tower_ratelimit::Wait;
 use tower_ratelimit::observe::{Outcome, PolicyStatus};
@@ -22,7 +23,7 @@ use tower_ratelimit::rules::Descriptor;
 use super::described::{Described, X_FORWARDED_FOR};
 use super::held::{HELD_MAX, HOLD_MAX};
 use super::limits::{Form, Layer, Stated};
-use super::respond::{Body, json as answer_json, text};
+use super::respond::{self, Body, json as answer_json, text};
 use super::server::Server;
 use super::uri;
 
@@ -44,8 +45,20 @@ pub(crate) fn response(answer: Result<Value, Wrong>) -> Response<Body> {
     }
 }
 
+/// Reads the object that a request posts.
+///
+/// # Errors
+/// Returns the response if the request posts none.
+pub(crate) async fn posted(head: &Parts, incoming: Incoming) -> Result<Map<String, Value>, Box<Response<Body>>> {
+    if head.method != Method::POST {
+        return Err(Box::new(respond::wrong_method(&Method::POST)));
+    }
+    let bytes = respond::read(incoming).await?;
+    object(head, &bytes).map_err(|wrong| Box::new(response(Err(wrong))))
+}
+
 /// Reads an object of JSON. Only `application/json` is read: a browser asks before another site may send that.
-pub(crate) fn object(head: &Parts, bytes: &Bytes) -> Result<Map<String, Value>, Wrong> {
+fn object(head: &Parts, bytes: &Bytes) -> Result<Map<String, Value>, Wrong> {
     let kind = head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     if kind.split(';').next().is_none_or(|kind| !kind.trim().eq_ignore_ascii_case("application/json")) {
         return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "send application/json".to_owned()));

@@ -70,14 +70,14 @@ pub(crate) struct Options {
     /// The database of PostgreSQL that all processes share. The table is created if it is missing
     #[arg(long, value_name = "URL", env = "TOWER_RATELIMIT_POSTGRES", hide_env_values = true)]
     pub(crate) postgres: Option<String>,
-    /// What the names of all keys in Redis or PostgreSQL begin with
+    /// The beginning of the names of all keys in Redis or PostgreSQL
     #[arg(long, default_value = "ratelimit", env = "TOWER_RATELIMIT_PREFIX")]
     pub(crate) prefix: String,
     /// How long a check of Redis or PostgreSQL may take
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = time, env = "TOWER_RATELIMIT_DEADLINE")]
     pub(crate) deadline: Duration,
-    /// What happens to requests while Redis or PostgreSQL is away: `deny`, `allow` or `allow-always`
-    #[arg(long, value_name = "WHAT", default_value = "deny", env = "TOWER_RATELIMIT_ON_ERROR")]
+    /// The answer to requests while Redis or PostgreSQL is away: `deny`, `allow` or `allow-always`
+    #[arg(long, value_name = "ANSWER", default_value = "deny", env = "TOWER_RATELIMIT_ON_ERROR")]
     pub(crate) on_error: OnError,
     /// How many keys a limiter in memory holds
     #[arg(long, value_name = "NUMBER", default_value_t = 1_000_000, env = "TOWER_RATELIMIT_MAX_KEYS")]
@@ -86,7 +86,7 @@ pub(crate) struct Options {
     /// How often the file of rules is read again
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = time, env = "TOWER_RATELIMIT_RELOAD_EVERY")]
     pub(crate) reload_every: Duration,
-    /// What is done with paths before rules see them
+    /// The form of paths that rules see
     #[arg(long, value_enum, default_value_t = Paths::Normalized, env = "TOWER_RATELIMIT_PATHS")]
     pub(crate) paths: Paths,
     /// The headers that report limits to clients

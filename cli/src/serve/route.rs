@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-use http::{Method, Request, Response, Version};
+use http::{Request, Response, Version};
 use hyper::body::Incoming;
 
 use super::respond::Body;
 use super::server::{Role, Server};
-use super::{admin, api, envoy, forward, grpc, respond};
+use super::{admin, api, envoy, forward, grpc};
 
 /// Answers a request.
 pub(crate) async fn answer(server: &Server, role: Role, peer: IpAddr, request: Request<Incoming>) -> Response<Body> {
@@ -30,16 +30,9 @@ async fn answer_asked(server: &Server, peer: IpAddr, request: Request<Incoming>)
         "/live" => admin::live(),
         "/ready" => admin::ready(server).await,
         path @ ("/v1/check" | "/v1/report") => {
-            if head.method != Method::POST {
-                return respond::wrong_method(&Method::POST);
-            }
-            let bytes = match respond::read(incoming).await {
-                Ok(bytes) => bytes,
-                Err(response) => return *response,
-            };
-            let fields = match api::object(&head, &bytes) {
+            let fields = match api::posted(&head, incoming).await {
                 Ok(fields) => fields,
-                Err(wrong) => return api::response(Err(wrong)),
+                Err(response) => return *response,
             };
             let answer =
                 if path == "/v1/check" { api::check(server, fields, peer).await } else { api::report(server, fields) };

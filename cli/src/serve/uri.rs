@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use http::Uri;
 use http::uri::PathAndQuery;
 
-/// What is done with paths before rules see them.
+/// The form of paths that rules see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Paths {
     /// Repeated slashes, segments of `.` and `..`, and needless percent-encoding are resolved
