@@ -129,18 +129,19 @@ impl PacedBodiesBy {
     pub(super) fn get(&self) -> Option<&[PacedBy]> {
         self.0.as_ref().map(|by| by.as_slice())
     }
+
+    #[cold]
+    #[inline(never)]
+    fn drop_some(&mut self) {
+        self.0 = None;
+    }
 }
 
 impl Drop for PacedBodiesBy {
     #[inline]
     fn drop(&mut self) {
-        #[cold]
-        #[inline(never)]
-        fn drop_some(by: Box<Vec<PacedBy>>) {
-            drop(by);
-        }
-        if let Some(by) = self.0.take() {
-            drop_some(by);
+        if self.0.is_some() {
+            self.drop_some();
         }
     }
 }
