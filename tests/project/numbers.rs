@@ -88,7 +88,7 @@ const PROMISES: &[Promise] = &[
     ("src/limiter/redis/connection/reconnect.rs::IDLE", &["the connection is probed after {} without a check"]),
     ("src/limiter/remote/events.rs::QUIET", &["and none has failed for {}.", "and none failed for {} |"]),
     ("src/limiter/store/silence.rs::DEADLINES", &["until nothing was heard for {} deadlines"]),
-    ("src/limiter/store/swapper.rs::LISTENS", &["{} more, so that it knows that the store is there"]),
+    ("src/limiter/store/calls.rs::LISTENS", &["{} more, so that it knows that the store is there"]),
     (
         "src/limiter/store/postgres/builder.rs::CONNECTIONS",
         &[

@@ -34,11 +34,13 @@
 
 mod backend;
 mod builder;
+mod calls;
 mod error;
 mod known;
 mod limiter;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+mod random;
 mod silence;
 mod store_time;
 mod swapper;

@@ -23,39 +23,28 @@
 //!
 //! # Late answers
 //!
-//! A call without an answer is never sent again because time passes: the store would do the same
-//! work twice, at a time when it has too much of it. When the time of a flight is over, the flight
-//! ends, so that the next one can decide its keys, and a task listens for the answer for
-//! [`LISTENS`]. If the swap was made, the callers have gone, and their charges are refunded. An
-//! answer shows that the store is there, however late it is.
+//! When the time of a flight is over, the flight ends, so that the next one can decide its keys, and a task listens for
+//! the answer. If the swap was made, the callers have gone, and their charges are refunded.
 
 use std::collections::HashMap;
-use std::collections::hash_map::RandomState;
 use std::future::Future;
-use std::hash::BuildHasher;
-use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, join, join_all};
+use futures_util::future::{join, join_all};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use super::calls::{Answered, FromStore, Late, StoreCalls, is_cut};
 use super::error::StoreError;
 use super::known::KnownValues;
-use super::silence::{Mark, Silence};
 use super::store_time::{StoreTime, TimeUpdate, Trip};
 use super::value::Quotas;
 use super::working_copy::{Evidence, StoreAnswer, StoreOperation, StoreRequest, WorkingCopy, evidence};
-use super::{Change, Loaded, NotSwapped, Store, Swapped, Then, Value, Version};
-use crate::base::random;
+use super::{Change, Loaded, NotSwapped, Store, Swapped, Value};
 use crate::base::time::Timestamp;
 use crate::event::StoreErrorKind;
-use crate::limiter::remote::{
-    Breaker, CallLimits, CallResult, Caller, Calls, Deadline, Events, Groups, RemoteStore, hand_out,
-};
+use crate::limiter::remote::{CallLimits, CallResult, Caller, Calls, Deadline, Events, Groups, RemoteStore, hand_out};
 
 /// The maximum number of times that one swap is sent.
 const SENDS: u32 = 4;
@@ -65,18 +54,6 @@ const PAUSE: [Duration; 2] = [Duration::from_micros(500), Duration::from_millis(
 
 /// The longest rest of a process for each conflict that it had.
 const REST: Duration = Duration::from_millis(2);
-
-/// The first and the longest pause before a store that is believed dead is asked again.
-const PROBE: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
-
-/// The time to live of the value that a probe writes.
-const PROBED: Duration = Duration::from_secs(60);
-
-/// The calls in a row without a connection after which the store is believed dead.
-const FAILURES: u32 = 5;
-
-/// The time for which a late answer is listened for.
-const LISTENS: Duration = Duration::from_secs(5);
 
 /// The callers of a flight have gone this long after its time is over.
 const LEAVE: Duration = Duration::from_millis(10);
@@ -89,19 +66,9 @@ const NARROWS: u32 = 4;
 pub(super) struct Swapper<S: Store>(Arc<Inner<S>>);
 
 struct Inner<S: Store> {
-    store: S,
-    name: String,
-    time: StoreTime,
+    calls: Arc<StoreCalls<S>>,
     known: KnownValues,
     quotas: Quotas,
-    breaker: Breaker,
-    silence: Silence,
-    events: Events,
-    deadline: Duration,
-    random: Random,
-    /// A key of this process, for probes.
-    probe: Arc<str>,
-    runtime: Handle,
 }
 
 /// Requests of a flight that are joined by keys.
@@ -176,28 +143,6 @@ enum SwapResult {
 /// The answers to some swaps, which are returned with them.
 type Called = (Vec<Vec<Change>>, Vec<Result<Swapped, StoreError>>);
 
-/// An answer of the store, or an error of its own.
-struct Answered<T> {
-    answer: T,
-    trip: Trip,
-    took: Duration,
-    sent: SentAt,
-}
-
-/// An answer that has not come in time.
-struct Late<T> {
-    call: BoxFuture<'static, T>,
-    sent: SentAt,
-    error: StoreError,
-}
-
-/// When a call was sent, by the own clock and by the runtime.
-#[derive(Clone, Copy)]
-struct SentAt {
-    at: Timestamp,
-    mark: Mark,
-}
-
 impl<S: Store> Swapper<S> {
     pub(super) fn new(
         store: S,
@@ -207,29 +152,17 @@ impl<S: Store> Swapper<S> {
         probe: Arc<str>,
         runtime: Handle,
     ) -> Self {
-        Self(Arc::new(Inner {
-            name: store.name(),
-            store,
-            time,
-            known: KnownValues::new(),
-            quotas: Quotas::default(),
-            breaker: Breaker::new(FAILURES),
-            silence: Silence::new(deadline),
-            events,
-            deadline,
-            random: Random::new(),
-            probe,
-            runtime,
-        }))
+        let calls = StoreCalls::new(store, time, events, deadline, probe, runtime);
+        Self(Arc::new(Inner { calls: Arc::new(calls), known: KnownValues::new(), quotas: Quotas::default() }))
     }
 
     pub(super) fn events(&self) -> &Events {
-        &self.0.events
+        &self.0.calls.events
     }
 
     /// Returns the error of a check that would fail at once, because the store is believed dead.
     pub(super) fn error_at_once(&self) -> Option<StoreError> {
-        self.0.breaker.is_open().then(|| self.0.unavailable())
+        self.0.calls.breaker.is_open().then(|| self.0.calls.unavailable())
     }
 }
 
@@ -241,8 +174,8 @@ impl<S: Store> RemoteStore for Swapper<S> {
 
     async fn send_batch(&self, callers: Vec<Caller<Self>>, until: Instant) -> CallResult {
         let inner = &self.0;
-        if inner.breaker.is_open() {
-            inner.fail(callers, &inner.unavailable());
+        if inner.calls.breaker.is_open() {
+            inner.fail(callers, &inner.calls.unavailable());
             return CallResult::Failed;
         }
         let (landed, parties) = inner.take(callers, Deadline::at(until)).await;
@@ -254,12 +187,12 @@ impl<S: Store> RemoteStore for Swapper<S> {
     }
 
     fn limits(&self) -> CallLimits {
-        let store = &self.0.store;
+        let store = &self.0.calls.store;
         CallLimits { units: store.max_swaps().max(1), calls: Calls::Separate(store.max_calls()) }
     }
 
     fn record_unsent(&self, error: &StoreError) {
-        self.0.events.report_failure(error.kind(), error);
+        self.0.calls.events.report_failure(error.kind(), error);
     }
 }
 
@@ -294,7 +227,7 @@ impl<S: Store> Inner<S> {
 
     /// Returns the parties of a flight, each with its requests in their order.
     fn parties(&self, callers: Vec<Caller<Swapper<S>>>) -> Vec<Party<'_, S>> {
-        let is_one = self.store.max_swaps() < 2 || callers.len() == 1;
+        let is_one = self.calls.store.max_swaps() < 2 || callers.len() == 1;
         let groups = if is_one { vec![callers] } else { joined(callers) };
         let party = |callers: Vec<Caller<Swapper<S>>>| Party {
             copy: WorkingCopy::new(callers.iter().map(|caller| &caller.request), &self.quotas, &self.known),
@@ -365,12 +298,12 @@ impl<S: Store> Inner<S> {
         let is_look = |caller: &Caller<Swapper<S>>| caller.request.operation == StoreOperation::Peek;
         let is_guess = party.callers.iter().all(is_look) || (party.loads_first && party.copy.has_unknown());
         let is_sure = party.is_current || !is_guess;
-        let Some(now) = self.time.now().filter(|_| is_sure) else { return PartyStep::Load };
+        let Some(now) = self.calls.time.now().filter(|_| is_sure) else { return PartyStep::Load };
         let answers = party.copy.decide(party.callers.iter().map(|caller| &caller.request), now.as_micros());
         if !party.copy.has_changes() {
             return if party.is_current { PartyStep::Answer(answers) } else { PartyStep::Load };
         }
-        let changes = party.copy.changes(now.as_micros(), || self.random.version());
+        let changes = party.copy.changes(now.as_micros(), || self.calls.random.version());
         let only_takes = party
             .callers
             .iter()
@@ -381,14 +314,14 @@ impl<S: Store> Inner<S> {
     fn answer(&self, callers: Vec<Caller<Swapper<S>>>, answers: StoreAnswers) {
         debug_assert!(answers.len() == callers.len(), "each request was decided");
         match answers.iter().find_map(|answer| answer.as_ref().err()) {
-            Some(error) => self.events.report_failure(error.kind(), error),
-            None => self.events.record_success(),
+            Some(error) => self.calls.events.report_failure(error.kind(), error),
+            None => self.calls.events.record_success(),
         }
         hand_out(callers, answers);
     }
 
     fn fail(&self, callers: Vec<Caller<Swapper<S>>>, error: &StoreError) {
-        self.events.report_failure(error.kind(), error);
+        self.calls.events.report_failure(error.kind(), error);
         callers.into_iter().for_each(|caller| caller.answer(Err(error.clone())));
     }
 
@@ -418,14 +351,14 @@ impl<S: Store> Inner<S> {
             sends += 1;
             let load = {
                 let (inner, keys) = (Arc::clone(self), Arc::clone(keys));
-                async move { inner.store.load(&keys).await }
+                async move { inner.calls.store.load(&keys).await }
             };
-            match self.call(load, deadline).await {
+            match self.calls.call(load, deadline).await {
                 Ok(Answered { answer: Ok(loaded), trip, took, .. }) => {
                     if loaded.values.len() != keys.len() {
                         return Err(self.miscounted(loaded.values.len(), keys.len()));
                     }
-                    let is_first = self.time.record(trip, loaded.now, None) == TimeUpdate::First;
+                    let is_first = self.calls.time.record(trip, loaded.now, None) == TimeUpdate::First;
                     // Decisions would step back in time when a later answer gives the time more exactly.
                     narrows += u32::from(is_first || narrows > 0);
                     let is_close = loaded.now.is_none() || trip.answered.saturating_since(trip.sent) <= CLOSE;
@@ -436,12 +369,12 @@ impl<S: Store> Inner<S> {
                 Ok(Answered { answer: Err(error), .. }) if is_cut(&error) && sends < SENDS && !deadline.is_over() => {
                     self.pause(sends, deadline).await;
                 }
-                Ok(Answered { answer: Err(error), sent, .. }) => return Err(self.record_failure(error, sent)),
+                Ok(Answered { answer: Err(error), sent, .. }) => return Err(self.calls.record_failure(error, sent)),
                 Err(late) => {
                     let (inner, error) = (Arc::clone(self), late.error.clone());
-                    self.listen(late, move |answered| {
+                    self.calls.listen(late, move |answered| {
                         if let Some(Answered { answer: Ok(loaded), trip, .. }) = answered {
-                            inner.time.record(trip, loaded.now, None);
+                            inner.calls.time.record(trip, loaded.now, None);
                         }
                     });
                     return Err(error);
@@ -463,7 +396,7 @@ impl<S: Store> Inner<S> {
         while !swaps.is_empty() {
             let is_alone = swaps.len() == 1;
             let changes = swaps.iter_mut().map(|(_, decided)| std::mem::take(&mut decided.changes)).collect();
-            let Answered { answer, trip, took, sent } = match self.call(self.swap_call(changes), deadline).await {
+            let Answered { answer, trip, took, sent } = match self.calls.call(self.swap_call(changes), deadline).await {
                 Ok(answered) => answered,
                 Err(late) => {
                     self.listen_for_swaps(late, swaps);
@@ -504,7 +437,7 @@ impl<S: Store> Inner<S> {
                         again.push((party, decided));
                     }
                     Err(error) if std::mem::replace(&mut is_recorded, true) => self.fail(party.callers, &error),
-                    Err(error) => self.fail(party.callers, &self.record_failure(error, sent)),
+                    Err(error) => self.fail(party.callers, &self.calls.record_failure(error, sent)),
                 }
             }
             swaps = again;
@@ -522,10 +455,10 @@ impl<S: Store> Inner<S> {
         let inner = Arc::clone(self);
         async move {
             let answers = match &changes[..] {
-                [only] => vec![inner.store.swap(only).await],
+                [only] => vec![inner.calls.store.swap(only).await],
                 several => {
                     let several: Vec<&[Change]> = several.iter().map(Vec::as_slice).collect();
-                    inner.store.swap_each(&several).await
+                    inner.calls.store.swap_each(&several).await
                 }
             };
             (changes, answers)
@@ -534,7 +467,7 @@ impl<S: Store> Inner<S> {
 
     /// Finds out whether a swap was made.
     fn outcome(&self, decided: &Decided, swapped: Swapped, trip: Trip) -> Result<SwapResult, StoreError> {
-        let is_away = self.time.record(trip, swapped.now, Some(decided.at)) == TimeUpdate::Away;
+        let is_away = self.calls.time.record(trip, swapped.now, Some(decided.at)) == TimeUpdate::Away;
         let current = match swapped.result {
             Ok(()) => return Ok(SwapResult::Made { is_away: is_away && decided.sends == 1 }),
             Err(NotSwapped::Conflict(current)) => current,
@@ -551,7 +484,7 @@ impl<S: Store> Inner<S> {
                 StoreErrorKind::Timeout,
                 format!(
                     "an answer of {} was lost, and what became of the charge is not known: others have written since",
-                    self.name
+                    self.calls.name
                 ),
             )),
         }
@@ -596,22 +529,23 @@ impl<S: Store> Inner<S> {
         made: &[Change],
         deadline: Deadline,
     ) -> Result<bool, StoreError> {
-        let at = self.time.now().unwrap_or_default();
-        let changes = copy.undoing(made, at.as_micros(), || self.random.version());
+        let at = self.calls.time.now().unwrap_or_default();
+        let changes = copy.undoing(made, at.as_micros(), || self.calls.random.version());
         if changes.is_empty() {
             return Ok(false);
         }
         let mut undoing = Decided { changes, at, answers: Vec::new(), only_takes: false, sends: 0 };
         loop {
             undoing.sends += 1;
-            let (answer, trip, sent) = match self.call(self.swap_call(vec![undoing.changes.clone()]), deadline).await {
-                Ok(Answered { answer: (_, answers), trip, sent, .. }) => (answers.into_iter().next(), trip, sent),
-                Err(late) => {
-                    let error = late.error.clone();
-                    self.listen(late, |_| {});
-                    return Err(error);
-                }
-            };
+            let (answer, trip, sent) =
+                match self.calls.call(self.swap_call(vec![undoing.changes.clone()]), deadline).await {
+                    Ok(Answered { answer: (_, answers), trip, sent, .. }) => (answers.into_iter().next(), trip, sent),
+                    Err(late) => {
+                        let error = late.error.clone();
+                        self.calls.listen(late, |_| {});
+                        return Err(error);
+                    }
+                };
             let answer = answer.unwrap_or_else(|| Err(self.miscounted(0, 1)));
             match answer.and_then(|swapped| self.outcome(&undoing, swapped, trip)) {
                 Ok(SwapResult::Made { .. }) => {
@@ -625,58 +559,9 @@ impl<S: Store> Inner<S> {
                         self.pause(undoing.sends, deadline).await;
                     }
                 }
-                Err(error) => return Err(self.record_failure(error, sent)),
+                Err(error) => return Err(self.calls.record_failure(error, sent)),
             }
         }
-    }
-
-    /// Waits for an answer of the store until the deadline.
-    ///
-    /// # Errors
-    /// The answer has not come in time. [`listen`](Self::listen) goes on waiting for it.
-    async fn call<T: FromStore + Send + 'static>(
-        self: &Arc<Self>,
-        call: impl Future<Output = T> + Send + 'static,
-        deadline: Deadline,
-    ) -> Result<Answered<T>, Late<T>> {
-        let sent = SentAt { at: self.time.own(), mark: Mark::now() };
-        let mut call = call.boxed();
-        if let Some(answer) = deadline.timeout(&mut call).await {
-            return Ok(self.hear(answer, sent));
-        }
-        let error = if deadline.is_late() {
-            let message = format!("no answer of {} was read in time: this process is too busy", self.name);
-            StoreError::new(StoreErrorKind::Overloaded, message)
-        } else {
-            let message = format!("no answer of {} in time", self.name);
-            self.record_failure(StoreError::new(StoreErrorKind::Timeout, message), sent)
-        };
-        Err(Late { call, sent, error })
-    }
-
-    /// Records that the store has answered.
-    fn hear<T: FromStore>(&self, answer: T, sent: SentAt) -> Answered<T> {
-        if answer.is_heard() {
-            self.silence.end(sent.mark);
-            self.breaker.record_answer();
-        }
-        let trip = Trip { sent: sent.at, answered: self.time.own() };
-        Answered { answer, trip, took: sent.mark.took(), sent }
-    }
-
-    /// Listens for a late answer, and hands it to a function, or that there is none.
-    fn listen<T: FromStore + Send + 'static>(
-        self: &Arc<Self>,
-        late: Late<T>,
-        then: impl FnOnce(Option<Answered<T>>) + Send + 'static,
-    ) {
-        let inner = Arc::clone(self);
-        self.runtime.spawn(async move {
-            let answer = Deadline::after(LISTENS).timeout(late.call).await;
-            let answered = answer.map(|answer| inner.hear(answer, late.sent));
-            drop(inner);
-            then(answered);
-        });
     }
 
     /// Listens for the answers to swaps. The callers of checks have gone when it comes, so what was charged is
@@ -684,16 +569,16 @@ impl<S: Store> Inner<S> {
     /// this process corrects them.
     fn listen_for_swaps(self: &Arc<Self>, mut late: Late<Called>, swaps: Vec<Swapping<'_, S>>) {
         let error = late.error.clone();
-        self.events.report_failure(error.kind(), &error);
+        self.calls.events.report_failure(error.kind(), &error);
         let mut waiting: Vec<LateSwap<S>> = Vec::with_capacity(swaps.len());
         for (party, mut decided) in swaps {
             let callers = party.callers.into_iter().zip(std::mem::take(&mut decided.answers));
             waiting.push((fail_some(callers, &error, |caller| caller.request.holds_units()), decided));
         }
         let inner = Arc::clone(self);
-        self.runtime.spawn(async move {
+        self.calls.runtime.spawn(async move {
             if let Some(answer) = Deadline::after(LEAVE).timeout(&mut late.call).await {
-                let answered = inner.hear(answer, late.sent);
+                let answered = inner.calls.hear(answer, late.sent);
                 inner.answer_late(waiting, Some(answered), &error);
                 return;
             }
@@ -701,7 +586,7 @@ impl<S: Store> Inner<S> {
                 *callers = fail_some(std::mem::take(callers).into_iter(), &error, |caller| !caller.receiver.is_gone());
             }
             let listening = Arc::clone(&inner);
-            inner.listen(late, move |answered| listening.answer_late(waiting, answered, &error));
+            inner.calls.listen(late, move |answered| listening.answer_late(waiting, answered, &error));
         });
     }
 
@@ -728,24 +613,10 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Records that the store did not decide.
-    fn record_failure(self: &Arc<Self>, error: StoreError, sent: SentAt) -> StoreError {
-        let is_dead = match error.kind() {
-            StoreErrorKind::Unavailable => self.breaker.record_silence(),
-            StoreErrorKind::Timeout => self.silence.is_missed(sent.mark) && self.breaker.open(),
-            _ => false,
-        };
-        if is_dead {
-            self.events.report_down(&self.name, &error);
-            self.runtime.spawn(probe(Arc::downgrade(self)));
-        }
-        error
-    }
-
     /// Waits a random time, which is longer each time.
     async fn pause(&self, tries: u32, deadline: Deadline) {
         let most = PAUSE[0].saturating_mul(1 << tries.min(8)).min(PAUSE[1]);
-        let part = self.random.next() % 1_024;
+        let part = self.calls.random.next() % 1_024;
         deadline.pause(most * (part as u32) / 1_024).await; // below 1,024
     }
 
@@ -753,54 +624,22 @@ impl<S: Store> Inner<S> {
     /// first conflict is only about an old value. Further ones mean that others wait as well, and
     /// this process knows the current values now: without a rest it would win again.
     fn rest(&self, conflicts: u32) -> Duration {
-        let most = REST.saturating_mul(conflicts.saturating_sub(1)).min(PAUSE[1]).min(self.deadline / 8);
-        most * (self.random.next() % 1_024) as u32 / 1_024 // below 1,024
+        let most = REST.saturating_mul(conflicts.saturating_sub(1)).min(PAUSE[1]).min(self.calls.deadline / 8);
+        most * (self.calls.random.next() % 1_024) as u32 / 1_024 // below 1,024
     }
 
     fn contended(&self, conflicts: u32) -> StoreError {
         let message = format!(
             "other processes changed the keys {conflicts} times within {:?}: use a longer deadline, or fewer processes \
              for such hot keys",
-            self.deadline
+            self.calls.deadline
         );
         StoreError::new(StoreErrorKind::Contended, message)
     }
 
-    fn unavailable(&self) -> StoreError {
-        let message = format!("{} does not answer, and is asked again by and by", self.name);
-        StoreError::new(StoreErrorKind::Unavailable, message)
-    }
-
     fn miscounted(&self, found: usize, expected: usize) -> StoreError {
-        let message = format!("{} returned {found} values for {expected} keys", self.name);
+        let message = format!("{} returned {found} values for {expected} keys", self.calls.name);
         StoreError::new(StoreErrorKind::Foreign, message)
-    }
-}
-
-impl<S: Store> Drop for Inner<S> {
-    fn drop(&mut self) {
-        if self.breaker.is_open() {
-            self.events.report_left(&self.name);
-        }
-    }
-}
-
-/// Returns whether the call was cut, so that nothing is known about it and no answer will come.
-fn is_cut(error: &StoreError) -> bool {
-    error.kind() == StoreErrorKind::Unavailable
-}
-
-/// An answer of the store, or what stands in for it.
-trait FromStore {
-    /// Whether the store has said anything.
-    fn is_heard(&self) -> bool;
-}
-
-impl<T> FromStore for Result<T, StoreError> {
-    fn is_heard(&self) -> bool {
-        let is_silent =
-            |error: &StoreError| matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout);
-        !self.as_ref().is_err_and(is_silent)
     }
 }
 
@@ -853,64 +692,4 @@ fn fail_some<S: Store>(
     let (failed, others): (Vec<_>, Vec<_>) = callers.partition(|(caller, _)| fails(caller));
     failed.into_iter().for_each(|(caller, _)| caller.answer(Err(error.clone())));
     others
-}
-
-/// Asks a store that is believed dead until it answers, or the limiter is dropped. It writes as checks do, because a
-/// store whose disk hangs still answers reads.
-async fn probe<S: Store>(inner: Weak<Inner<S>>) {
-    let mut pause = PROBE[0];
-    let mut last = None;
-    loop {
-        Deadline::after(pause).wait().await;
-        let Some(inner) = inner.upgrade() else { return };
-        let (version, mark) = (inner.random.version(), Mark::now());
-        let value = Value::new(version, Vec::new());
-        let changes = [Change::new(Arc::clone(&inner.probe), last, Then::Put(value, PROBED))];
-        // A store that panics is asked again, like a store that fails.
-        let swap = AssertUnwindSafe(async { inner.store.swap(&changes).await }).catch_unwind();
-        match Deadline::after(inner.deadline.max(PROBE[1])).timeout(swap).await {
-            Some(Ok(Ok(swapped))) if swapped.is_done() => {
-                inner.silence.end(mark);
-                inner.breaker.close();
-                inner.events.report_up(&inner.name);
-                let [Change { key, .. }] = changes;
-                let gone = [Change::new(key, Some(version), Then::Delete)];
-                let removed = AssertUnwindSafe(inner.store.swap(&gone)).catch_unwind();
-                drop(Deadline::after(LISTENS).timeout(removed).await); // otherwise it expires
-                return;
-            }
-            // An earlier probe was made after all.
-            Some(Ok(Ok(swapped))) => {
-                last = swapped.current().and_then(|current| Some(current.first()?.as_ref()?.version));
-            }
-            _ => pause = (pause * 2).min(PROBE[1]),
-        }
-    }
-}
-
-/// Random numbers that differ between processes: hashes with keys of the operating system.
-struct Random {
-    hashers: [RandomState; 2],
-    /// The seed of the pauses.
-    seed: u64,
-    count: AtomicU64,
-}
-
-impl Random {
-    fn new() -> Self {
-        Self { hashers: [RandomState::new(), RandomState::new()], seed: random::secret(), count: AtomicU64::new(0) }
-    }
-
-    fn next(&self) -> u64 {
-        random::mixed(self.seed.wrapping_add(self.count.fetch_add(1, Ordering::Relaxed)))
-    }
-
-    fn version(&self) -> Version {
-        let count = (std::process::id(), self.count.fetch_add(1, Ordering::Relaxed));
-        let mut bytes = [0; 16];
-        for (half, hasher) in bytes.chunks_exact_mut(8).zip(&self.hashers) {
-            half.copy_from_slice(&hasher.hash_one(count).to_le_bytes());
-        }
-        Version::from_bytes(bytes)
-    }
 }

@@ -1,0 +1,225 @@
+//! The calls of a store: waits for answers, listens for late ones, and notices when the store is dead and when it is
+//! back.
+//!
+//! A call without an answer is never sent again because time passes: the store would do the same work twice, at a time
+//! when it has too much of it. An answer shows that the store is there, however late it is.
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::runtime::Handle;
+
+use super::error::StoreError;
+use super::random::Random;
+use super::silence::{Mark, Silence};
+use super::store_time::{StoreTime, Trip};
+use super::{Change, Store, Then, Value};
+use crate::base::time::Timestamp;
+use crate::event::StoreErrorKind;
+use crate::limiter::remote::{Breaker, Deadline, Events};
+
+/// The first and the longest pause before a store that is believed dead is asked again.
+const PROBE: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
+
+/// The time to live of the value that a probe writes.
+const PROBED: Duration = Duration::from_secs(60);
+
+/// The calls in a row without a connection after which the store is believed dead.
+const FAILURES: u32 = 5;
+
+/// The time for which a late answer is listened for.
+const LISTENS: Duration = Duration::from_secs(5);
+
+/// A store, what is known about it, and who is told.
+pub(super) struct StoreCalls<S: Store> {
+    pub(super) store: S,
+    pub(super) name: String,
+    pub(super) time: StoreTime,
+    pub(super) breaker: Breaker,
+    silence: Silence,
+    pub(super) events: Events,
+    pub(super) deadline: Duration,
+    pub(super) random: Random,
+    /// A key of this process, for probes.
+    probe: Arc<str>,
+    pub(super) runtime: Handle,
+}
+
+/// An answer of the store, or an error of its own.
+pub(super) struct Answered<T> {
+    pub(super) answer: T,
+    pub(super) trip: Trip,
+    pub(super) took: Duration,
+    pub(super) sent: SentAt,
+}
+
+/// An answer that has not come in time.
+pub(super) struct Late<T> {
+    pub(super) call: BoxFuture<'static, T>,
+    pub(super) sent: SentAt,
+    pub(super) error: StoreError,
+}
+
+/// When a call was sent, by the own clock and by the runtime.
+#[derive(Clone, Copy)]
+pub(super) struct SentAt {
+    at: Timestamp,
+    mark: Mark,
+}
+
+impl<S: Store> StoreCalls<S> {
+    pub(super) fn new(
+        store: S,
+        time: StoreTime,
+        events: Events,
+        deadline: Duration,
+        probe: Arc<str>,
+        runtime: Handle,
+    ) -> Self {
+        Self {
+            name: store.name(),
+            store,
+            time,
+            breaker: Breaker::new(FAILURES),
+            silence: Silence::new(deadline),
+            events,
+            deadline,
+            random: Random::new(),
+            probe,
+            runtime,
+        }
+    }
+
+    /// Waits for an answer of the store until the deadline.
+    ///
+    /// # Errors
+    /// The answer has not come in time. [`listen`](Self::listen) goes on waiting for it.
+    pub(super) async fn call<T: FromStore + Send + 'static>(
+        self: &Arc<Self>,
+        call: impl Future<Output = T> + Send + 'static,
+        deadline: Deadline,
+    ) -> Result<Answered<T>, Late<T>> {
+        let sent = SentAt { at: self.time.own(), mark: Mark::now() };
+        let mut call = call.boxed();
+        if let Some(answer) = deadline.timeout(&mut call).await {
+            return Ok(self.hear(answer, sent));
+        }
+        let error = if deadline.is_late() {
+            let message = format!("no answer of {} was read in time: this process is too busy", self.name);
+            StoreError::new(StoreErrorKind::Overloaded, message)
+        } else {
+            let message = format!("no answer of {} in time", self.name);
+            self.record_failure(StoreError::new(StoreErrorKind::Timeout, message), sent)
+        };
+        Err(Late { call, sent, error })
+    }
+
+    /// Records that the store has answered.
+    pub(super) fn hear<T: FromStore>(&self, answer: T, sent: SentAt) -> Answered<T> {
+        if answer.is_heard() {
+            self.silence.end(sent.mark);
+            self.breaker.record_answer();
+        }
+        let trip = Trip { sent: sent.at, answered: self.time.own() };
+        Answered { answer, trip, took: sent.mark.took(), sent }
+    }
+
+    /// Listens for a late answer, and hands it to a function, or that there is none.
+    pub(super) fn listen<T: FromStore + Send + 'static>(
+        self: &Arc<Self>,
+        late: Late<T>,
+        then: impl FnOnce(Option<Answered<T>>) + Send + 'static,
+    ) {
+        let calls = Arc::clone(self);
+        self.runtime.spawn(async move {
+            let answer = Deadline::after(LISTENS).timeout(late.call).await;
+            let answered = answer.map(|answer| calls.hear(answer, late.sent));
+            drop(calls);
+            then(answered);
+        });
+    }
+
+    /// Records that the store did not decide.
+    pub(super) fn record_failure(self: &Arc<Self>, error: StoreError, sent: SentAt) -> StoreError {
+        let is_dead = match error.kind() {
+            StoreErrorKind::Unavailable => self.breaker.record_silence(),
+            StoreErrorKind::Timeout => self.silence.is_missed(sent.mark) && self.breaker.open(),
+            _ => false,
+        };
+        if is_dead {
+            self.events.report_down(&self.name, &error);
+            self.runtime.spawn(probe(Arc::downgrade(self)));
+        }
+        error
+    }
+
+    /// Returns the error of a call to a store that is believed dead.
+    pub(super) fn unavailable(&self) -> StoreError {
+        let message = format!("{} does not answer, and is asked again by and by", self.name);
+        StoreError::new(StoreErrorKind::Unavailable, message)
+    }
+}
+
+impl<S: Store> Drop for StoreCalls<S> {
+    fn drop(&mut self) {
+        if self.breaker.is_open() {
+            self.events.report_left(&self.name);
+        }
+    }
+}
+
+/// Returns whether the call was cut, so that nothing is known about it and no answer will come.
+pub(super) fn is_cut(error: &StoreError) -> bool {
+    error.kind() == StoreErrorKind::Unavailable
+}
+
+/// An answer of the store, or what stands in for it.
+pub(super) trait FromStore {
+    /// Whether the store has said anything.
+    fn is_heard(&self) -> bool;
+}
+
+impl<T> FromStore for Result<T, StoreError> {
+    fn is_heard(&self) -> bool {
+        let is_silent =
+            |error: &StoreError| matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout);
+        !self.as_ref().is_err_and(is_silent)
+    }
+}
+
+/// Asks a store that is believed dead until it answers, or the limiter is dropped. It writes as checks do, because a
+/// store whose disk hangs still answers reads.
+async fn probe<S: Store>(calls: Weak<StoreCalls<S>>) {
+    let mut pause = PROBE[0];
+    let mut last = None;
+    loop {
+        Deadline::after(pause).wait().await;
+        let Some(calls) = calls.upgrade() else { return };
+        let (version, mark) = (calls.random.version(), Mark::now());
+        let value = Value::new(version, Vec::new());
+        let changes = [Change::new(Arc::clone(&calls.probe), last, Then::Put(value, PROBED))];
+        // A store that panics is asked again, like a store that fails.
+        let swap = AssertUnwindSafe(async { calls.store.swap(&changes).await }).catch_unwind();
+        match Deadline::after(calls.deadline.max(PROBE[1])).timeout(swap).await {
+            Some(Ok(Ok(swapped))) if swapped.is_done() => {
+                calls.silence.end(mark);
+                calls.breaker.close();
+                calls.events.report_up(&calls.name);
+                let [Change { key, .. }] = changes;
+                let gone = [Change::new(key, Some(version), Then::Delete)];
+                let removed = AssertUnwindSafe(calls.store.swap(&gone)).catch_unwind();
+                drop(Deadline::after(LISTENS).timeout(removed).await); // otherwise it expires
+                return;
+            }
+            // An earlier probe was made after all.
+            Some(Ok(Ok(swapped))) => {
+                last = swapped.current().and_then(|current| Some(current.first()?.as_ref()?.version));
+            }
+            _ => pause = (pause * 2).min(PROBE[1]),
+        }
+    }
+}
