@@ -11,7 +11,6 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::MutexGuard;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -31,7 +30,7 @@ pub(crate) use self::queue::Queue;
 use super::deadline::Deadline;
 use super::permits::Permits;
 use super::unanswered::{Shed, Unanswered};
-use crate::base::sync::{Mutex, lock};
+use crate::base::sync::{Mutex, MutexGuard, lock};
 use crate::store_load::StoreLoad;
 
 mod batch;
