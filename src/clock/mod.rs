@@ -2,6 +2,7 @@
 //! this module reads the operating system's clocks.
 
 #[cfg(target_arch = "x86_64")]
+mod alarm;
 mod counter;
 mod system;
 mod timer;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+pub(crate) use self::alarm::{Alarm, time_of};
 pub use self::system::SystemClock;
 #[cfg(feature = "tokio")]
 pub use self::timer::TokioTimer;

@@ -18,16 +18,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use super::place_lines::LineStep;
 use crate::base::sync::{AtomicU64, Mutex, Ordering, contained, lock};
-use crate::base::time::{micros_ceil, micros_floor};
+use crate::base::time::micros_ceil;
 use crate::base::wait_list::{FOREMOST, WaitList, remove_line};
 use crate::base::wakers::Wakers;
-use crate::clock::{Sleep, Timer};
-use crate::decision::ChargeDecision;
+use crate::clock::{Alarm, Timer, time_of};
 use crate::key::Key;
 use crate::policy::Policy;
 
@@ -53,6 +52,8 @@ pub(crate) struct AskLines {
 struct AskTable {
     lines: HashMap<AskLineKey, AskLine>,
     turns: u64,
+    /// The latest time of a caller's timer. It counts where a timer cannot sleep and shows no time.
+    now_us: u64,
 }
 
 /// The fingerprint of a policy's name, and the key that a line is for.
@@ -101,17 +102,25 @@ impl AskLines {
     }
 
     /// Lets the first caller of a key ask, because units have come back.
-    pub(crate) fn call_first(&self, policy: &Policy, key: &Key, now_us: u64) {
+    pub(crate) fn call_first(&self, policy: &Policy, key: &Key, timer: &dyn Timer) {
         if !self.is_empty() {
-            self.change(&line_key(policy, key), |line, _| line.due_us = line.due_us.min(now_us));
+            let now_us = time_of(timer);
+            self.change(&line_key(policy, key), now_us, |line, now_us, _| line.due_us = line.due_us.min(now_us));
         }
     }
 
-    fn change<T>(&self, key: &AskLineKey, change: impl FnOnce(&mut AskLine, &mut Wakers) -> T) -> Option<T> {
+    /// Changes a line. `change` gets the time.
+    fn change<T>(
+        &self,
+        key: &AskLineKey,
+        now_us: Option<u64>,
+        change: impl FnOnce(&mut AskLine, u64, &mut Wakers) -> T,
+    ) -> Option<T> {
         let mut wakers = Wakers::default();
         let mut table = lock(&self.table);
+        let now_us = table.time(now_us);
         let line = table.lines.get_mut(key)?;
-        let changed = change(line, &mut wakers);
+        let changed = change(line, now_us, &mut wakers);
         line.wake_foremost(&mut wakers);
         if line.is_over() {
             remove_line(&mut table.lines, key);
@@ -119,6 +128,13 @@ impl AskLines {
         drop(table);
         wakers.release();
         Some(changed)
+    }
+}
+
+impl AskTable {
+    fn time(&mut self, now_us: Option<u64>) -> u64 {
+        self.now_us = self.now_us.max(now_us.unwrap_or(0));
+        self.now_us
     }
 }
 
@@ -233,7 +249,7 @@ pub(crate) struct AskTurn {
     key: AskLineKey,
     number: u64,
     until_us: u64,
-    sleep: Option<(u64, Sleep)>,
+    alarm: Alarm,
 }
 
 impl AskTurn {
@@ -246,8 +262,9 @@ impl AskTurn {
         until_us: u64,
         wait: Option<Duration>,
     ) -> Self {
-        let (key, now_us) = (line_key(policy, key), micros_floor(timer.now()));
+        let (key, now_us) = (line_key(policy, key), time_of(&**timer));
         let mut table = lock(&lines.table);
+        let now_us = table.time(now_us);
         table.turns += 1;
         let number = table.turns;
         let line = table.lines.entry(key.clone()).or_default();
@@ -257,33 +274,26 @@ impl AskTurn {
         line.waiters.add(number, cost);
         lines.waiting.fetch_add(1, Ordering::Relaxed);
         drop(table);
-        Self { lines: Arc::clone(lines), timer: Arc::clone(timer), key, number, until_us, sleep: None }
+        Self { lines: Arc::clone(lines), timer: Arc::clone(timer), key, number, until_us, alarm: Alarm::default() }
     }
 
     /// Is ready when the caller has to ask the limiter, or when it gives up. After it has asked, it
     /// says what came of it.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LineStep> {
-        let mut now_us = self.now_us();
+        let Some(mut now_us) = time_of(&*self.timer) else { return Poll::Ready(LineStep::GivesUp) };
         loop {
             if now_us > self.until_us {
                 return Poll::Ready(LineStep::GivesUp);
             }
             let (number, until_us, waker) = (self.number, self.until_us, cx.waker().clone());
-            let polled =
-                self.lines.change(&self.key, |line, wakers| line.poll(number, now_us, until_us, waker, wakers));
+            let poll = |line: &mut AskLine, _, wakers: &mut Wakers| line.poll(number, now_us, until_us, waker, wakers);
+            let polled = self.lines.change(&self.key, Some(now_us), poll);
             debug_assert!(polled.is_some(), "a line lasts as long as a caller has a turn in it");
             let Some(until_us) = polled.flatten() else { return Poll::Ready(LineStep::Asks) };
             if now_us >= self.until_us {
                 return Poll::Ready(LineStep::GivesUp);
             }
-            if self.sleep.as_ref().is_none_or(|(set_us, _)| *set_us != until_us) {
-                self.sleep = Some((until_us, self.timer.sleep_until(Duration::from_micros(until_us))));
-            }
-            let Some((_, sleep)) = &mut self.sleep else { return Poll::Pending };
-            std::task::ready!(sleep.as_mut().poll(cx));
-            self.sleep = None;
-            // At least `until_us`, even if the timer's clock is wrong: no caller may poll for ever.
-            now_us = self.now_us().max(until_us);
+            now_us = ready!(self.alarm.poll(&*self.timer, until_us, cx));
         }
     }
 
@@ -295,46 +305,37 @@ impl AskTurn {
 
     /// Returns for how long the caller may still wait.
     pub(crate) fn left(&self) -> Duration {
-        Duration::from_micros(self.until_us.saturating_sub(self.now_us()))
+        Duration::from_micros(self.until_us.saturating_sub(time_of(&*self.timer).unwrap_or(self.until_us)))
     }
 
     /// Notes that the limiter denied the caller, which asks again after this wait.
     pub(crate) fn note_denied(&self, wait: Duration) {
         // A wait of zero would make this a busy loop.
-        let (now_us, wait_us) = (self.now_us(), micros_ceil(wait).max(1));
-        self.lines.change(&self.key, |line, _| line.note_denied(self.number, now_us, wait_us));
+        let wait_us = micros_ceil(wait).max(1);
+        self.change(|line, now_us, _| line.note_denied(self.number, now_us, wait_us));
     }
 
-    /// Leaves the line with what the limiter gave.
-    pub(crate) fn leave_admitted(self, decision: &ChargeDecision) {
-        // If nothing remains, the effective window of a quota ends when its next unit comes.
-        let next = if decision.remaining() == 0 { decision.effective_window() } else { None };
-        self.leave_admitted_with(decision.remaining(), next.unwrap_or_default());
-    }
-
-    /// Leaves the line with what the limiter gave. `remaining` units are left, and the next one
-    /// comes after `next`.
-    pub(crate) fn leave_admitted_with(self, remaining: u64, next: Duration) {
-        let now_us = self.now_us();
-        self.lines.change(&self.key, |line, _| line.note_admitted(self.number, now_us, remaining, micros_ceil(next)));
+    /// Leaves the line, because the limiter admitted the caller. `remaining` units are left, and the
+    /// next one comes after `next`.
+    pub(crate) fn leave_admitted(self, remaining: u64, next: Duration) {
+        self.change(|line, now_us, _| line.note_admitted(self.number, now_us, remaining, micros_ceil(next)));
     }
 
     /// Leaves the line because the limiter failed.
     pub(crate) fn leave_failed(self) {
-        let now_us = self.now_us();
-        self.lines.change(&self.key, |line, _| line.note_failed(self.number, now_us));
+        self.change(|line, now_us, _| line.note_failed(self.number, now_us));
     }
 
-    fn now_us(&self) -> u64 {
-        micros_floor(self.timer.now())
+    fn change(&self, change: impl FnOnce(&mut AskLine, u64, &mut Wakers)) {
+        self.lines.change(&self.key, time_of(&*self.timer), change);
     }
 }
 
 impl Drop for AskTurn {
     fn drop(&mut self) {
-        let mut now_us = 0;
-        contained(|| now_us = self.now_us()); // the timer is the application's code
-        self.lines.change(&self.key, |line, wakers| line.leave(self.number, now_us, wakers));
+        let mut now_us = None;
+        contained(|| now_us = time_of(&*self.timer)); // the timer is the application's code
+        self.lines.change(&self.key, now_us, |line, now_us, wakers| line.leave(self.number, now_us, wakers));
         self.lines.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -15,11 +15,14 @@
 //! a request that moved up departs in its new slot unless the tasks of all foremost waiters do not run.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::task::Waker;
+use std::task::{Context, Poll, Waker, ready};
+
+use smallvec::SmallVec;
 
 use crate::base::sync::{Mutex, contained, lock};
 use crate::base::wait_list::{WaitList, remove_line};
 use crate::base::wakers::Wakers;
+use crate::clock::{Alarm, Timer, time_of};
 use crate::decision::Receipt;
 use crate::key::Key;
 
@@ -64,14 +67,14 @@ struct Slot {
 
 /// A waiting request's number in its line.
 #[derive(Debug)]
-pub(crate) struct DepartureTurn {
+struct DepartureTurn {
     key: DepartureKey,
     number: u64,
 }
 
 impl DepartureLines {
     /// Joins the line with the slot that the limiter gave.
-    pub(crate) fn join(&self, key: DepartureKey, departs_us: u64, receipt: Option<Receipt>) -> DepartureTurn {
+    fn join(&self, key: DepartureKey, departs_us: u64, receipt: Option<Receipt>) -> DepartureTurn {
         let mut waiting = lock(&self.0);
         waiting.turns += 1;
         let number = waiting.turns;
@@ -102,7 +105,7 @@ impl DepartureLines {
 
     /// Returns the receipt of the request's slot if it may depart. Otherwise returns as an error the instant until
     /// which the request sleeps unless it is woken before.
-    pub(crate) fn poll(&self, turn: &DepartureTurn, now_us: u64, waker: &Waker) -> Result<Option<Receipt>, u64> {
+    fn poll(&self, turn: &DepartureTurn, now_us: u64, waker: &Waker) -> Result<Option<Receipt>, u64> {
         let waker = waker.clone();
         let polled = self.with_line(turn, now_us, |line, wakers| match line.departed.remove(&turn.number) {
             Some(receipt) => {
@@ -116,7 +119,7 @@ impl DepartureLines {
 
     /// Leaves the line. The slot that becomes free is the last one, or its own if that is over. `refund` is called with
     /// the receipts of free slots, newest first, unless another thread refunds them.
-    pub(crate) fn leave(&self, turn: &DepartureTurn, now_us: u64, refund: impl FnMut(Vec<Receipt>)) {
+    fn leave(&self, turn: &DepartureTurn, now_us: u64, refund: impl FnMut(Vec<Receipt>)) {
         let leave = |line: &mut DepartureLine, wakers: &mut Wakers| match line.departed.remove(&turn.number) {
             Some(receipt) => line.unused.extend(receipt.map(|receipt| (turn.number, receipt))),
             None => line.leave(turn.number, wakers),
@@ -163,6 +166,65 @@ impl DepartureLines {
         drop(waiting);
         wakers.release();
         Some(changed)
+    }
+}
+
+/// The turns of one request: several if several of its charges are to queues.
+#[derive(Default)]
+pub(crate) struct DepartureTurns {
+    /// With the index of the charge of each.
+    turns: SmallVec<[(usize, DepartureTurn); 1]>,
+    alarm: Alarm,
+}
+
+impl DepartureTurns {
+    /// Joins a line with the slot that the limiter gave the charge with this index.
+    pub(crate) fn join(
+        &mut self,
+        lines: &DepartureLines,
+        charge: usize,
+        key: DepartureKey,
+        departs_us: u64,
+        receipt: Option<Receipt>,
+    ) {
+        self.turns.push((charge, lines.join(key, departs_us, receipt)));
+    }
+
+    /// Is ready when all departures have come. `depart` gets the receipt of the slot in which a charge
+    /// departs, with the charge's index.
+    pub(crate) fn poll(
+        &mut self,
+        lines: &DepartureLines,
+        timer: &dyn Timer,
+        mut depart: impl FnMut(usize, Receipt),
+        cx: &mut Context<'_>,
+    ) -> Poll<()> {
+        let mut now_us = time_of(timer).unwrap_or(0);
+        loop {
+            let mut latest_us = None;
+            self.turns.retain(|(charge, turn)| match lines.poll(turn, now_us, cx.waker()) {
+                Err(until_us) => {
+                    latest_us = latest_us.max(Some(until_us));
+                    true
+                }
+                Ok(receipt) => {
+                    receipt.into_iter().for_each(|receipt| depart(*charge, receipt));
+                    false
+                }
+            });
+            let Some(until_us) = latest_us else { return Poll::Ready(()) };
+            now_us = ready!(self.alarm.poll(timer, until_us, cx));
+        }
+    }
+
+    /// Leaves the lines. `refund` is called as by [`DepartureLines::decline`], with the index of a
+    /// charge to the queue.
+    pub(crate) fn leave(&mut self, lines: &DepartureLines, timer: &dyn Timer, refund: impl Fn(usize, Vec<Receipt>)) {
+        let mut now_us = 0;
+        contained(|| now_us = time_of(timer).unwrap_or(0)); // the timer is the application's code
+        for (charge, turn) in self.turns.drain(..) {
+            contained(|| lines.leave(&turn, now_us, |receipts| refund(charge, receipts)));
+        }
     }
 }
 

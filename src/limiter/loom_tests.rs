@@ -51,8 +51,8 @@ fn asks(turn: &mut AskTurn, waker: &Waker) -> bool {
 
 /// The ways in which the first caller leaves its line.
 const ENDS: [fn(AskTurn); 4] = [
-    |turn| turn.leave_admitted_with(0, Duration::ZERO),
-    |turn| turn.leave_admitted_with(1, Duration::ZERO),
+    |turn| turn.leave_admitted(0, Duration::ZERO),
+    |turn| turn.leave_admitted(1, Duration::ZERO),
     AskTurn::leave_failed,
     drop,
 ];

@@ -20,6 +20,7 @@ mod departures;
 mod effect;
 mod fallback;
 mod layer_support;
+mod line_turn;
 #[cfg(all(test, ratelimit_loom))]
 mod loom_tests;
 pub mod memory;
@@ -60,18 +61,19 @@ pub use boxed::{BoxLimiter, LimiterError};
 pub(crate) use charge::Arrival;
 pub use charge::{Charge, Refund};
 pub use contract::{Atomicity, Limiter, LimiterHooks};
-pub(crate) use departures::{DepartureKey, DepartureLines, DepartureTurn};
+pub(crate) use departures::{DepartureKey, DepartureLines, DepartureTurns};
 pub use effect::Effect;
 #[cfg(any(feature = "_redis", feature = "store"))]
 pub(crate) use effect::Effective;
 pub(crate) use effect::{binds, how, outlives_refusal, stands};
 pub use fallback::FallbackLimiter;
 pub(crate) use layer_support::{supports_in_layer, supports_pace};
+pub(crate) use line_turn::LineTurn;
 pub use occupancy::Occupancy;
 pub use place::Place;
 pub(crate) use place::{AnyPlaces, HeldCharge, HeldPlaces, shared_place};
 pub use place_lines::PlaceLines;
-pub(crate) use place_lines::{BoundedTurn, FAILED_POLLS_MAX, LineStep};
+pub(crate) use place_lines::{BoundedTurn, LineStep};
 #[cfg(any(feature = "_redis", feature = "store"))]
 pub(crate) use place_lines::{FirstInLine, LeftLine, Standing};
 pub use policy_registry::PolicyRegistry;

@@ -5,20 +5,21 @@ use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
 use super::ask_lines::{AskLines, AskTurn};
-use super::departures::{DepartureKey, DepartureLines, DepartureTurn};
+use super::departures::{DepartureKey, DepartureLines, DepartureTurns};
 use super::effect::binds;
-use super::place_lines::{BoundedTurn, FAILED_POLLS_MAX, LineStep};
-use super::{Charge, Limiter, Place, Refund};
+use super::line_turn::LineTurn;
+use super::place_lines::{BoundedTurn, LineStep};
+use super::{BoxFuture, Charge, Limiter, Place, Refund};
 use crate::base::sync::contained;
 use crate::base::time::{Humane, micros_ceil, micros_floor};
 use crate::base::wait::Wait;
-use crate::clock::{Sleep, Timer, default_timer};
+use crate::clock::{Timer, default_timer, time_of};
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::error::{Source, debug_as_text};
 use crate::key::Key;
@@ -145,21 +146,35 @@ impl<L: Limiter> Ready<L> {
     /// # Errors
     /// If the wait would be too long, too many wait, the cost is above the capacity, or the limiter
     /// fails. Nothing is taken then.
+    #[inline]
     pub async fn take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Result<ChargeDecision, NotReady> {
-        let mut answered = None;
-        if self.lines.asks.is_empty() {
-            if let Some(decision) = self.limiter.try_take_one(policy, key, cost) {
-                if decision.is_allowed() && decision.delay().is_zero() {
-                    return Ok(decision);
-                }
-                answered = Some(Decision::one(decision.is_allowed(), decision));
-            }
+        let answered = match self.lines.asks.is_empty() {
+            true => self.limiter.try_take_one(policy, key, cost),
+            false => None,
+        };
+        match answered {
+            Some(decision) if decision.is_allowed() && decision.delay().is_zero() => Ok(decision),
+            answered => self.wait_one(policy, key, cost, answered).await,
         }
-        let charge = Charge::new(policy, key).cost(cost);
-        // Boxed, so that the future of a caller that does not wait stays small.
-        let decision = Box::pin(self.wait(&[charge], answered)).await?.into_charges().next();
-        debug_assert!(decision.is_some(), "one charge has one decision");
-        Ok(decision.unwrap_or(ChargeDecision::blank()))
+    }
+
+    /// Takes one charge as [`wait`](Self::wait) does. Boxed, so that the future of a caller that does
+    /// not wait is small.
+    #[cold]
+    #[inline(never)]
+    fn wait_one<'a>(
+        &'a self,
+        policy: &'a Policy,
+        key: &'a Key,
+        cost: u64,
+        answered: Option<ChargeDecision>,
+    ) -> BoxFuture<'a, Result<ChargeDecision, NotReady>> {
+        Box::pin(async move {
+            let answer = answered.map(|decision| Decision::one(decision.is_allowed(), decision));
+            let decision = self.wait(&[Charge::new(policy, key).cost(cost)], answer).await?.into_charges().next();
+            debug_assert!(decision.is_some(), "one charge has one decision");
+            Ok(decision.unwrap_or(ChargeDecision::blank()))
+        })
     }
 
     /// Takes all charges, and waits until they are admitted together. The caller stands in the line
@@ -211,7 +226,7 @@ impl<L: Limiter> Ready<L> {
             drop(self.limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]));
         }
         if let Some(timer) = &self.timer {
-            self.lines.asks.call_first(policy, key, micros_floor(timer.now()));
+            self.lines.asks.call_first(policy, key, &**timer);
         }
     }
 
@@ -248,7 +263,12 @@ impl<L: Limiter> Ready<L> {
             };
             match answered {
                 Ok(decision) if decision.is_allowed() => {
-                    let held = HeldDecision { ready: self, charges, decision: Some(decision), turns: SmallVec::new() };
+                    let held = HeldDecision {
+                        ready: self,
+                        charges,
+                        decision: Some(decision),
+                        turns: DepartureTurns::default(),
+                    };
                     held.decision.iter().for_each(|decision| caller.leave_admitted(decision));
                     return held.depart(caller).await;
                 }
@@ -286,27 +306,12 @@ impl Drop for CountedCaller {
     }
 }
 
-/// A caller's turn in the line of its first charge.
-enum ReadyTurn {
-    Asks(AskTurn),
-    /// In the limiter's line for units of a concurrency limit, with the limit.
-    Places(BoundedTurn, u64),
-}
-
-impl ReadyTurn {
-    fn poll(&mut self, cx: &mut std::task::Context<'_>) -> Poll<LineStep> {
-        match self {
-            Self::Asks(turn) => turn.poll(cx),
-            Self::Places(turn, _) => turn.poll(cx),
-        }
-    }
-}
-
 /// A caller that is not admitted yet.
 struct ReadyCaller<'a, L> {
     ready: &'a Ready<L>,
     first: &'a Charge<'a>,
-    turn: Option<ReadyTurn>,
+    /// Its turn in the line of its first charge.
+    turn: Option<LineTurn>,
     counted: Option<CountedCaller>,
     /// The last decision about the charge that denied it.
     denied: Option<ChargeDecision>,
@@ -321,7 +326,7 @@ struct ReadyCaller<'a, L> {
 impl<L: Limiter> ReadyCaller<'_, L> {
     async fn ask(&self, charges: &[Charge<'_>]) -> Result<Decision, L::Error> {
         let reply = match &self.turn {
-            Some(ReadyTurn::Places(turn, _)) => {
+            Some(LineTurn::Places(turn)) => {
                 let number = turn.number();
                 let arrived: SmallVec<[Charge<'_>; 4]> = charges.iter().map(|charge| charge.arrived(number)).collect();
                 self.ready.limiter.take(&arrived)
@@ -335,7 +340,7 @@ impl<L: Limiter> ReadyCaller<'_, L> {
     /// timer and the deadline.
     fn count(&mut self, delay: Duration) -> Result<(Arc<dyn Timer>, Duration), NotReady> {
         let (ready, policy) = (self.ready, self.first.policy);
-        let timer = ready.timer.as_ref().filter(|timer| micros_floor(timer.now()) < u64::MAX);
+        let timer = ready.timer.as_ref().filter(|timer| time_of(&***timer).is_some());
         let timer = timer.ok_or_else(|| NotReady::no_timer(policy))?;
         let now = timer.now();
         let until = *self.until.get_or_insert_with(|| now.saturating_add(ready.max_wait));
@@ -359,11 +364,11 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         let lines = ready.limiter.hooks().place_lines().filter(|_| policy.limits_in_flight() && wait == Wait::Unknown);
         if let Some(lines) = lines {
             let (timer, until) = self.count(Duration::ZERO)?;
-            let (quota, now) = (policy.quota(), timer.now());
-            let own = Some(quota.wait_in_line()).filter(|own| !own.is_zero());
+            let now = timer.now();
+            let own = Some(policy.quota().wait_in_line()).filter(|own| !own.is_zero());
             let until = own.map_or(until, |own| until.min(now.saturating_add(own)));
             let turn = BoundedTurn::join(lines, (policy, key), None, timer, until);
-            self.turn = Some(ReadyTurn::Places(turn, quota.limit()));
+            self.turn = Some(LineTurn::Places(turn));
             return Ok(());
         }
         let wait = match wait {
@@ -374,14 +379,14 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         let (timer, until) = self.count(wait.unwrap_or_default())?;
         let until_us = micros_floor(until).min(u64::MAX - 1);
         let turn = AskTurn::join(&ready.lines.asks, &timer, (policy, key, cost), until_us, wait);
-        self.turn = Some(ReadyTurn::Asks(turn));
+        self.turn = Some(LineTurn::Asks(turn));
         Ok(())
     }
 
     /// Returns whether a caller that has waited for as long as it may asks once more. Units of a
     /// concurrency limit may have come free for it.
     fn asks_at_last(&self) -> bool {
-        matches!(self.turn, Some(ReadyTurn::Places(..)))
+        matches!(self.turn, Some(LineTurn::Places(_)))
     }
 
     fn note_denied(&mut self, charges: &[Charge<'_>], decision: &Decision, step: LineStep) -> Result<(), NotReady> {
@@ -398,17 +403,17 @@ impl<L: Limiter> ReadyCaller<'_, L> {
             return Err(self.too_long(wait));
         }
         match self.turn.take() {
-            Some(ReadyTurn::Asks(turn)) => {
+            Some(LineTurn::Asks(turn)) => {
                 let wait = wait.duration().unwrap_or_else(|| self.unknown_wait());
                 if wait > turn.left() {
                     return Err(self.too_long(Wait::After(wait)));
                 }
                 turn.note_denied(wait);
-                self.turn = Some(ReadyTurn::Asks(turn));
+                self.turn = Some(LineTurn::Asks(turn));
             }
-            Some(turn @ ReadyTurn::Places(..)) if wait == Wait::Unknown => self.turn = Some(turn),
+            Some(turn @ LineTurn::Places(_)) if wait == Wait::Unknown => self.turn = Some(turn),
             // Another charge of the set denies it, for a known time.
-            Some(ReadyTurn::Places(..)) | None => self.join(wait)?,
+            Some(LineTurn::Places(_)) | None => self.join(wait)?,
         }
         Ok(())
     }
@@ -426,11 +431,11 @@ impl<L: Limiter> ReadyCaller<'_, L> {
     fn note_failed(&mut self, error: L::Error, step: LineStep) -> Result<(), NotReady> {
         self.failures += 1;
         match self.turn.take() {
-            Some(ReadyTurn::Places(turn, limit)) if self.failures <= FAILED_POLLS_MAX && step == LineStep::Asks => {
-                self.turn = Some(ReadyTurn::Places(turn, limit));
+            Some(turn) if step == LineStep::Asks && turn.outlasts(self.failures) => {
+                self.turn = Some(turn);
                 return Ok(());
             }
-            Some(ReadyTurn::Asks(turn)) => turn.leave_failed(),
+            Some(LineTurn::Asks(turn)) => turn.leave_failed(),
             _ => {}
         }
         Err(NotReady::limiter(self.first.policy.name(), error))
@@ -438,18 +443,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
 
     /// Leaves the line, because the limiter admitted the caller.
     fn leave_admitted(&mut self, decision: &Decision) {
-        let remaining = decision.charges().iter().filter(|own| own.is_known()).map(ChargeDecision::remaining).min();
-        let remaining = remaining.unwrap_or(0);
-        match self.turn.take() {
-            Some(ReadyTurn::Asks(turn)) => {
-                // If nothing remains, the effective window of a quota ends when its next unit
-                // comes.
-                let used_up = decision.charges().iter().filter(|own| own.remaining() == 0);
-                let next = used_up.filter_map(ChargeDecision::effective_window).max();
-                turn.leave_admitted_with(remaining, next.unwrap_or_default());
-            }
-            Some(ReadyTurn::Places(turn, limit)) => turn.leave_admitted(remaining > 0, Some(limit)),
-            None => {}
+        if let Some(turn) = self.turn.take() {
+            turn.leave_admitted(decision.charges().iter(), Some(self.first.policy.quota().limit()));
         }
     }
 
@@ -462,14 +457,13 @@ impl<L: Limiter> ReadyCaller<'_, L> {
     }
 }
 
-/// What a caller was given, until it departs. If this is dropped, it is refunded, and the callers
-/// behind move up.
+/// The decision that admitted a caller, until the caller departs. If this is dropped, the units are
+/// refunded, and the callers behind move up.
 struct HeldDecision<'a, L: Limiter> {
     ready: &'a Ready<L>,
     charges: &'a [Charge<'a>],
     decision: Option<Decision>,
-    /// The turns that it waits for in queues, with the index of the charge of each.
-    turns: SmallVec<[(usize, DepartureTurn); 1]>,
+    turns: DepartureTurns,
 }
 
 impl<L: Limiter> HeldDecision<'_, L> {
@@ -485,8 +479,8 @@ impl<L: Limiter> HeldDecision<'_, L> {
                     return Err(error);
                 }
             };
-            self.join(micros_floor(timer.now()));
-            self.wait(&*timer).await;
+            self.join(time_of(&*timer).unwrap_or(0));
+            poll_fn(|cx| self.poll(&*timer, cx)).await;
         }
         let decision = self.decision.take();
         debug_assert!(decision.is_some(), "what was taken is held until now");
@@ -499,51 +493,25 @@ impl<L: Limiter> HeldDecision<'_, L> {
         let decisions = self.decision.iter_mut().flat_map(|decision| decision.charges_mut());
         for (at, (own, charge)) in decisions.zip(charges).enumerate().filter(|(_, (own, _))| !own.delay().is_zero()) {
             let departs_us = now_us.saturating_add(micros_ceil(own.delay()));
-            let turn = ready.lines.departures.join(departure_key(charge), departs_us, own.take_receipt());
-            self.turns.push((at, turn));
+            self.turns.join(&ready.lines.departures, at, departure_key(charge), departs_us, own.take_receipt());
         }
     }
 
     /// Is ready when all departures have come.
-    async fn wait(&mut self, timer: &dyn Timer) {
-        let mut sleep: Option<(u64, Sleep)> = None;
-        let mut now_us = micros_floor(timer.now());
-        poll_fn(|cx| {
-            loop {
-                let mut latest_us = None;
-                let (ready, decision) = (self.ready, &mut self.decision);
-                self.turns.retain(|(at, turn)| match ready.lines.departures.poll(turn, now_us, cx.waker()) {
-                    Err(until_us) => {
-                        latest_us = latest_us.max(Some(until_us));
-                        true
-                    }
-                    Ok(receipt) => {
-                        let own = decision.as_mut().and_then(|decision| decision.charge_mut(*at));
-                        if let (Some(own), Some(receipt)) = (own, receipt) {
-                            own.put_receipt(receipt);
-                        }
-                        false
-                    }
-                });
-                let Some(until_us) = latest_us else { return Poll::Ready(()) };
-                if sleep.as_ref().is_none_or(|(set_us, _)| *set_us != until_us) {
-                    sleep = Some((until_us, timer.sleep_until(Duration::from_micros(until_us))));
-                }
-                let Some((_, until)) = &mut sleep else { return Poll::Ready(()) };
-                std::task::ready!(until.as_mut().poll(cx));
-                sleep = None;
-                // At least `until_us`, even if the timer's clock is wrong: no caller may poll for
-                // ever.
-                now_us = micros_floor(timer.now()).max(until_us);
+    fn poll(&mut self, timer: &dyn Timer, cx: &mut Context<'_>) -> Poll<()> {
+        let (lines, decision) = (&self.ready.lines.departures, &mut self.decision);
+        let depart = |at, receipt| {
+            if let Some(own) = decision.as_mut().and_then(|decision| decision.charge_mut(at)) {
+                own.put_receipt(receipt);
             }
-        })
-        .await;
+        };
+        self.turns.poll(lines, timer, depart, cx)
     }
 
     /// Returns the slots of a caller that does not wait for them, in order with those of the lines.
     fn decline(&mut self) {
-        let now_us = self.ready.timer.as_ref().map_or(0, |timer| micros_floor(timer.now()));
         let (ready, charges) = (self.ready, self.charges);
+        let now_us = ready.timer.as_ref().and_then(|timer| time_of(&**timer)).unwrap_or(0);
         for (own, charge) in self.decision.iter_mut().flat_map(|decision| decision.charges_mut()).zip(charges) {
             if !own.delay().is_zero() {
                 let departs_us = now_us.saturating_add(micros_ceil(own.delay()));
@@ -557,17 +525,19 @@ impl<L: Limiter> HeldDecision<'_, L> {
 impl<L: Limiter> Drop for HeldDecision<'_, L> {
     fn drop(&mut self) {
         let Some(mut decision) = self.decision.take() else { return };
-        let mut now_us = 0;
-        // The timer and the limiter are the application's code.
-        contained(|| now_us = self.ready.timer.as_ref().map_or(0, |timer| micros_floor(timer.now())));
         let ready = self.ready;
-        for (at, turn) in self.turns.drain(..) {
-            let Some(charge) = self.charges.get(at) else { continue };
-            ready.lines.departures.leave(&turn, now_us, |receipts| ready.refund_all(charge, receipts));
+        if let Some(timer) = &ready.timer {
+            self.turns.leave(&ready.lines.departures, &**timer, |at, receipts| {
+                if let Some(charge) = self.charges.get(at) {
+                    ready.refund_all(charge, receipts);
+                }
+            });
         }
         for (own, charge) in decision.charges_mut().iter_mut().zip(self.charges) {
             ready.refund_all(charge, own.take_receipt());
-            ready.lines.asks.call_first(charge.policy, charge.key, now_us);
+            if let Some(timer) = &ready.timer {
+                contained(|| ready.lines.asks.call_first(charge.policy, charge.key, &**timer));
+            }
         }
     }
 }

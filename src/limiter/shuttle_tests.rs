@@ -30,7 +30,7 @@ impl Timer for Still {
     }
 }
 
-/// What a caller does with its turn.
+/// The end of a caller's turn.
 #[derive(Clone, Copy)]
 enum Caller {
     IsAdmitted,
@@ -62,7 +62,7 @@ fn line_of_many_threads_hands_each_turn_on() {
                     order.lock().expect("no thread panics").push(turn.number());
                     thread::yield_now();
                     match caller {
-                        Caller::IsAdmitted => turn.leave_admitted_with(0, Duration::ZERO),
+                        Caller::IsAdmitted => turn.leave_admitted(0, Duration::ZERO),
                         Caller::Leaves | Caller::LeavesBeforeItsTurn => drop(turn),
                     }
                 }

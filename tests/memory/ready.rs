@@ -5,19 +5,19 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tower_ratelimit::clock::{Timer, TokioClock, TokioTimer};
 use tower_ratelimit::limiter::{
-    BoxLimiter, Charge, ChargeDecision, Decision, FallbackLimiter, Limiter, NotReady, NotReadyKind, Ready, Refund,
-    Reply,
+    BoxLimiter, Charge, ChargeDecision, Decision, FallbackLimiter, Limiter, LimiterHooks, NotReady, NotReadyKind,
+    Ready, Refund, Reply, UnsupportedQuota,
 };
 use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, Wait};
 
 use crate::support::waiting::{ManualTimer, World};
-use crate::support::{Scripted, memory};
+use crate::support::{Scripted, Trouble, memory};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MS: u64 = 1_000;
@@ -309,6 +309,40 @@ fn caller_outside_of_a_runtime_is_told_that_it_cannot_wait() {
     }
 }
 
+/// Drops or polls a caller that is first in line by a thread of no runtime, where no timer knows the time. The callers
+/// behind it are admitted when they would be without that.
+#[tokio::test(start_paused = true)]
+async fn caller_that_leaves_outside_of_a_runtime_moves_nobody() {
+    type Caller = Pin<Box<dyn Future<Output = Result<ChargeDecision, NotReady>> + Send>>;
+    let ends: [fn(Caller); 2] = [drop, |mut caller| {
+        let cx = &mut std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(caller.as_mut().poll(cx).is_ready(), "nothing can wait");
+    }];
+    let queue = policy(Quota::leaky_queue(10, SECOND).unwrap().queue(100).unwrap());
+    for (policy, end) in [(steady(), ends[0]), (steady(), ends[1]), (queue, ends[0])] {
+        let limiter = MemoryLimiter::builder().max_keys(1_000).clock(TokioClock::new()).build().unwrap();
+        let ready = Ready::new(limiter).timer(TokioTimer::new());
+        ready.take_one(&policy, &Key::global(), 1).await.unwrap();
+        let caller = || -> Caller {
+            let (ready, policy) = (ready.clone(), policy.clone());
+            Box::pin(async move { ready.take_one(&policy, &Key::global(), 1).await })
+        };
+        let mut callers = [(); 5].map(|()| caller());
+        for caller in &mut callers {
+            std::future::poll_fn(|cx| std::task::Poll::Ready(assert!(caller.as_mut().poll(cx).is_pending()))).await;
+        }
+        let began = tokio::time::Instant::now();
+        let [first, others @ ..] = callers;
+        std::thread::spawn(move || end(first)).join().unwrap();
+        for (number, caller) in (1..).zip(others) {
+            caller.await.unwrap();
+            let after = began.elapsed().as_millis();
+            assert!(after.abs_diff(number * 100) <= 5, "{policy:?}: the caller {number} after {after} ms");
+        }
+        assert_eq!(ready.waiting(), 0);
+    }
+}
+
 #[test]
 fn queue_that_is_full_lets_callers_wait_for_room() {
     let (mut world, alice) = (World::new(), key("alice"));
@@ -421,6 +455,61 @@ fn places_of_any_limiter_are_held_after_a_wait() {
     let [_, late] = [(); 2].map(|()| world.spawn(hold(&ready, &timer, &brief, 100)));
     world.pass(200 * MS);
     assert_eq!(world.done[late], Some(Err(NotReadyKind::TooLong)));
+}
+
+/// A limiter in memory that fails as long as it is told to.
+#[derive(Clone)]
+struct Failing {
+    limiter: MemoryLimiter,
+    fails: Arc<AtomicBool>,
+}
+
+impl Limiter for Failing {
+    type Error = Trouble;
+    type Future<T: Send + 'static> = std::future::Ready<Result<T, Trouble>>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Trouble, Self::Future<Decision>> {
+        Reply::Now(if self.fails.load(Ordering::Relaxed) { Err(Trouble) } else { Ok(self.limiter.take_now(charges)) })
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Trouble, Self::Future<Decision>> {
+        Reply::Now(Ok(self.limiter.peek_now(charges)))
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Trouble, Self::Future<()>> {
+        self.limiter.refund_now(&refunds);
+        Reply::Now(Ok(()))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Trouble, Self::Future<()>> {
+        self.limiter.reset_now(policy, key);
+        Reply::Now(Ok(()))
+    }
+
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        self.limiter.supports(quota)
+    }
+
+    fn hooks(&self) -> &dyn LimiterHooks {
+        self.limiter.hooks()
+    }
+}
+
+/// Nothing would wake the caller again: the limiter returned the units, and its line is not polled.
+#[test]
+fn failure_ends_a_wait_for_units_that_nobody_polls_for() {
+    let (mut world, concurrent) = (World::new(), Policy::new("places", Quota::concurrent(1)).unwrap());
+    let limiter = Failing { limiter: memory(&world.clock), fails: Arc::default() };
+    let ready = Ready::new(limiter.clone()).timer(world.timer.clone());
+    let timer = world.timer.clone();
+    let holder = world.spawn(hold(&ready, &timer, &concurrent, 100));
+    world.pass(MS);
+    let late = world.spawn(hold(&ready, &timer, &concurrent, 100));
+    world.pass(50 * MS);
+    limiter.fails.store(true, Ordering::Relaxed);
+    world.pass(100 * MS);
+    assert!(world.done[holder].is_some_and(|held| held.is_ok()));
+    assert_eq!(world.done[late], Some(Err(NotReadyKind::Limiter)));
 }
 
 #[tokio::test(start_paused = true)]

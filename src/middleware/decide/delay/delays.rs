@@ -1,12 +1,11 @@
-//! The waiting room of a layer. Data: `wait` acts on it.
+//! The waiting room of a layer, in which `wait.rs` and `in_line.rs` let requests wait.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::base::time::micros_floor;
-use crate::clock::Timer;
+use crate::clock::{Timer, time_of};
 use crate::key::Key;
 use crate::limiter::{AskLines, DepartureLines, PlaceLines};
 use crate::policy::Policy;
@@ -88,15 +87,14 @@ impl Delays {
         self.timer.now()
     }
 
-    /// Returns the time, or 0 where the timer cannot sleep and shows the end of time: nobody else's departure has come
-    /// because of that.
+    /// Returns the time, or 0 where the timer cannot sleep.
     pub(super) fn now_us(&self) -> u64 {
-        Some(micros_floor(self.timer.now())).filter(|now_us| *now_us < u64::MAX).unwrap_or(0)
+        time_of(&*self.timer).unwrap_or(0)
     }
 
-    /// Returns whether the timer can sleep. If not, it shows the end of time.
+    /// Returns whether the timer can sleep.
     pub(crate) fn can_sleep(&self) -> bool {
-        micros_floor(self.timer.now()) < u64::MAX
+        time_of(&*self.timer).is_some()
     }
 }
 

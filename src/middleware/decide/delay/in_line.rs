@@ -4,8 +4,8 @@
 //! If another concurrency limit denies them then, the request goes to the line of that one, and keeps the number by
 //! which it stands in line. If anything else denies them, it waits no more.
 //!
-//! What is counted when a request is refused is counted once, although the limiter is asked several times: the strikes
-//! of blocks, and quotas that count denied requests. While a request may still wait, an enforced block is only looked
+//! Some charges count a refusal: the strikes of blocks, and quotas that count denied requests. They count it once,
+//! although the limiter is asked several times. While a request may still wait, an enforced block is only looked
 //! at, and a set with a quota that counts denied requests is peeked at before it is taken. The last time, the limiter
 //! is asked for everything.
 //!
@@ -30,7 +30,7 @@ use crate::base::sync::contained;
 use crate::base::time::micros_floor;
 use crate::base::wait::Wait;
 use crate::decision::Decision;
-use crate::limiter::{AskTurn, BoundedTurn, Charge, Effect, FAILED_POLLS_MAX, Limiter, LineStep, Reply, ReplyFuture};
+use crate::limiter::{AskTurn, BoundedTurn, Charge, Effect, Limiter, LineStep, LineTurn, Reply, ReplyFuture};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::kind::OutcomeCause;
 use crate::middleware::decide::linked;
@@ -130,15 +130,7 @@ pub(crate) struct InLine<B, L: Limiter> {
     failures: u32,
 }
 
-/// A turn in a line.
-enum LineTurn {
-    /// In the limiter's line for units of a concurrency limit.
-    Places(BoundedTurn),
-    /// In the layer's line for units that come back with time.
-    Asks(AskTurn),
-}
-
-/// What a request in line does.
+/// The state of a request in line.
 enum InLineState<L: Limiter> {
     /// It waits for its turn.
     Waits,
@@ -162,15 +154,6 @@ enum How {
     /// Enforced blocks are looked at.
     Try,
     AtLast,
-}
-
-impl LineTurn {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LineStep> {
-        match self {
-            Self::Places(turn) => turn.poll(cx),
-            Self::Asks(turn) => turn.poll(cx),
-        }
-    }
 }
 
 impl<B, L: Limiter> InLine<B, L> {
@@ -264,7 +247,7 @@ impl<B, L: Limiter> InLine<B, L> {
         let (layer, Some((_, ticket))) = (&self.layer, &mut self.held) else { return };
         for at in 0..ticket.charges.len() {
             let Some(charged) = ticket.charges.get(at) else { return };
-            // What a meter counts waits for nothing.
+            // A meter's charge waits for nothing.
             let is_plain = charged.effect == effect_of(charged.mode);
             if !is_plain && !is_strike(layer, charged) {
                 continue;
@@ -315,8 +298,7 @@ impl<B, L: Limiter> InLine<B, L> {
     /// Records whether a call has failed. Returns whether the request goes on waiting because of that.
     fn waits_on(&mut self, has_failed: bool) -> bool {
         self.failures = if has_failed { self.failures + 1 } else { 0 };
-        let is_polled = matches!(&self.turn, Some((LineTurn::Places(turn), _)) if turn.is_polled());
-        has_failed && self.failures <= FAILED_POLLS_MAX && is_polled
+        has_failed && self.turn.as_ref().is_some_and(|(turn, _)| turn.outlasts(self.failures))
     }
 
     fn answer(&mut self, mut answer: Result<Decision, L::Error>) {
@@ -401,12 +383,11 @@ impl<B, L: Limiter> InLine<B, L> {
                 .get(at)
                 .filter(|charged| ticket.kind.passed() && ticket.is_answered && charged.decision.is_allowed());
             match (turn, admitted) {
-                (LineTurn::Places(turn), Some(charged)) => {
+                (turn, Some(charged)) => {
                     // A switch raises the quotas of all requests in line at once, and wakes them.
                     let own_limit = charged.own.as_ref().map(|own| own.quota().limit());
-                    turn.leave_admitted(charged.decision.remaining() > 0, own_limit);
+                    turn.leave_admitted(std::iter::once(&charged.decision), own_limit);
                 }
-                (LineTurn::Asks(turn), Some(charged)) => turn.leave_admitted(&charged.decision),
                 (LineTurn::Asks(turn), None) if !ticket.is_answered => turn.leave_failed(),
                 (turn, _) => drop(turn),
             }

@@ -4,7 +4,7 @@
 //! dropped, and a clone of it is made ready when the time has come.
 
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::Request;
@@ -15,10 +15,9 @@ use crate::base::head::Head;
 use crate::base::sync::contained;
 use crate::base::time::micros_ceil;
 use crate::base::wait::Wait;
-use crate::clock::Sleep;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::event::LayerEvent;
-use crate::limiter::{DepartureKey, DepartureTurn, Limiter, Refund};
+use crate::limiter::{DepartureKey, DepartureTurns, Limiter, Refund};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::kind::{OutcomeCause, makes_wait};
 use crate::middleware::ticket::{Charged, Ticket, effect_of};
@@ -86,8 +85,8 @@ impl Ticket {
         self.decide(layer, OutcomeCause::NoRoomToWait);
     }
 
-    fn put_receipt(&mut self, at: usize, receipt: Option<Receipt>) {
-        if let (Some(charged), Some(receipt)) = (self.charges.get_mut(at), receipt) {
+    fn put_receipt(&mut self, at: usize, receipt: Receipt) {
+        if let Some(charged) = self.charges.get_mut(at) {
             charged.decision.put_receipt(receipt);
         }
     }
@@ -119,10 +118,7 @@ pub(crate) struct Delayed<S, B, L: Limiter> {
     pub(crate) layer: Arc<Compiled<L>>,
     /// The request and what it holds, until it departs.
     held: Option<(Request<B>, Ticket)>,
-    /// The turns that it waits for, with the place of the charge of each.
-    turns: SmallVec<[(usize, DepartureTurn); 1]>,
-    /// The instant of the timer until which the request sleeps, in microseconds.
-    sleep: Option<(u64, Sleep)>,
+    turns: DepartureTurns,
     counted: Option<Counted>,
     /// The wait that was reported.
     reported: Option<ReportedWait>,
@@ -165,49 +161,27 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
         let waits_for = longest.and_then(|charged| charged.policy_in(layer));
         // Before anything is held, because the observer is the application's code and may panic.
         let reported = report_began(layer, waits_for);
-        let mut turns = SmallVec::new();
+        let mut turns = DepartureTurns::default();
         let Counted(delays) = &counted;
         let now_us = delays.now_us();
         for (at, charged) in ticket.charges.iter_mut().enumerate().filter(|(_, charged)| makes_wait(charged)) {
             let (line_key, departs_us) = (line_key_of(layer, charged), departure(now_us, &charged.decision));
-            turns.push((at, delays.lines.join(line_key, departs_us, charged.decision.take_receipt())));
+            turns.join(&delays.lines, at, line_key, departs_us, charged.decision.take_receipt());
         }
         let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
-        Box::new(Self { service, layer, held, turns, sleep: None, counted: Some(counted), reported })
+        Box::new(Self { service, layer, held, turns, counted: Some(counted), reported })
     }
 
     /// Holds a request that does not wait any more, until its service is ready.
     pub(crate) fn admitted(service: S, layer: &Arc<Compiled<L>>, request: Request<B>, ticket: Ticket) -> Box<Self> {
         let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
-        Box::new(Self { service, layer, held, turns: SmallVec::new(), sleep: None, counted: None, reported: None })
+        Box::new(Self { service, layer, held, turns: DepartureTurns::default(), counted: None, reported: None })
     }
 
     /// Is ready when all departures have come.
     pub(crate) fn poll_departure(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let (Some(Counted(delays)), Some((_, held))) = (&self.counted, &mut self.held) else { return Poll::Ready(()) };
-        let mut now_us = delays.now_us();
-        loop {
-            let mut latest_us = None;
-            self.turns.retain(|(at, turn)| match delays.lines.poll(turn, now_us, cx.waker()) {
-                Err(until_us) => {
-                    latest_us = latest_us.max(Some(until_us));
-                    true
-                }
-                Ok(receipt) => {
-                    held.put_receipt(*at, receipt);
-                    false
-                }
-            });
-            let Some(until_us) = latest_us else { break };
-            if self.sleep.as_ref().is_none_or(|(set_us, _)| *set_us != until_us) {
-                self.sleep = Some((until_us, delays.timer.sleep_until(Duration::from_micros(until_us))));
-            }
-            let Some((_, sleep)) = &mut self.sleep else { break };
-            std::task::ready!(sleep.as_mut().poll(cx));
-            self.sleep = None;
-            // At least `until_us`, even if the timer's clock is wrong: no request may poll for ever.
-            now_us = delays.now_us().max(until_us);
-        }
+        ready!(self.turns.poll(&delays.lines, &*delays.timer, |at, receipt| held.put_receipt(at, receipt), cx));
         self.counted = None;
         report_ended(&self.layer, self.reported.take());
         Poll::Ready(())
@@ -224,13 +198,11 @@ impl<S, B, L: Limiter> Drop for Delayed<S, B, L> {
         let Some((request, mut ticket)) = self.held.take() else { return };
         // The timer, wakers, the limiter and the observer are the application's code and may panic.
         if let Some(Counted(delays)) = &self.counted {
-            let mut now_us = 0;
-            contained(|| now_us = delays.now_us());
-            for (at, turn) in self.turns.drain(..) {
-                let Some(charged) = ticket.charges.get(at) else { continue };
-                let refund = |slots| refund_slots(&self.layer, charged, slots);
-                contained(|| delays.lines.leave(&turn, now_us, refund));
-            }
+            self.turns.leave(&delays.lines, &*delays.timer, |at, slots| {
+                if let Some(charged) = ticket.charges.get(at) {
+                    refund_slots(&self.layer, charged, slots);
+                }
+            });
         }
         self.counted = None;
         ticket.decide(&self.layer, OutcomeCause::Dropped);

@@ -1,0 +1,37 @@
+//! A sleep until an instant that may change while it is waited for.
+
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use super::timer::{Sleep, Timer};
+use crate::base::time::micros_floor;
+
+/// Returns the time of a timer in microseconds. Returns `None` where the timer cannot sleep, and
+/// shows the end of time: so does `TokioTimer` outside of a runtime. The departures of other
+/// requests have not come because of that.
+pub(crate) fn time_of(timer: &dyn Timer) -> Option<u64> {
+    Some(micros_floor(timer.now())).filter(|now_us| *now_us < u64::MAX)
+}
+
+/// Wakes a task at an instant that may change. A timer is set only when it does.
+#[derive(Default)]
+pub(crate) struct Alarm(Option<(u64, Sleep)>);
+
+impl Alarm {
+    /// Is ready at the instant `until_us`. Returns the time then: at least that instant, even if the
+    /// timer's clock is wrong, so that no task polls for ever.
+    pub(crate) fn poll(&mut self, timer: &dyn Timer, until_us: u64, cx: &mut Context<'_>) -> Poll<u64> {
+        let sleep = match &mut self.0 {
+            Some((set_us, sleep)) if *set_us == until_us => sleep,
+            slot => &mut slot.insert((until_us, timer.sleep_until(Duration::from_micros(until_us)))).1,
+        };
+        ready!(sleep.as_mut().poll(cx));
+        self.stop();
+        Poll::Ready(time_of(timer).map_or(until_us, |now_us| now_us.max(until_us)))
+    }
+
+    /// Wakes the task no more.
+    pub(crate) fn stop(&mut self) {
+        self.0 = None;
+    }
+}

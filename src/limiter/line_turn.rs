@@ -1,0 +1,52 @@
+//! A turn in a line of either kind: for units of a concurrency limit, or for units that come back
+//! with time.
+
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use super::ask_lines::AskTurn;
+use super::place_lines::{BoundedTurn, FAILED_POLLS_MAX, LineStep};
+use crate::decision::ChargeDecision;
+
+/// A turn of a request, or of a caller of [`Ready`](super::Ready), for a bounded time.
+pub(crate) enum LineTurn {
+    /// In the limiter's line for units of a concurrency limit.
+    Places(BoundedTurn),
+    /// In a line for units that come back with time.
+    Asks(AskTurn),
+}
+
+impl LineTurn {
+    /// Is ready when the limiter has to be asked, or when it is time to give up.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LineStep> {
+        match self {
+            Self::Places(turn) => turn.poll(cx),
+            Self::Asks(turn) => turn.poll(cx),
+        }
+    }
+
+    /// Returns whether the wait goes on after this many calls in a row have failed. It does in a line
+    /// that is polled: in others nothing would wake the first one again.
+    pub(crate) fn outlasts(&self, failures: u32) -> bool {
+        matches!(self, Self::Places(turn) if turn.is_polled() && failures <= FAILED_POLLS_MAX)
+    }
+
+    /// Leaves the line, because the limiter made these decisions to admit. `own_limit` is as in
+    /// [`PlaceTurn::leave_admitted`](super::place_lines::PlaceTurn::leave_admitted).
+    pub(crate) fn leave_admitted<'a, D>(self, decisions: D, own_limit: Option<u64>)
+    where
+        D: Iterator<Item = &'a ChargeDecision> + Clone,
+    {
+        let known = decisions.filter(|own| own.is_known());
+        let remaining = known.clone().map(ChargeDecision::remaining).min().unwrap_or(0);
+        match self {
+            Self::Places(turn) => turn.leave_admitted(remaining > 0, own_limit),
+            Self::Asks(turn) => {
+                // If nothing remains, the effective window of a quota ends when its next unit comes.
+                let used_up = known.filter(|own| own.remaining() == 0);
+                let next = used_up.filter_map(ChargeDecision::effective_window).max();
+                turn.leave_admitted(remaining, next.unwrap_or(Duration::ZERO));
+            }
+        }
+    }
+}
