@@ -2,7 +2,8 @@
 //! instant that its timer is set to.
 //!
 //! All lines of the crate keep their waiters so: departures of leaky queues, lines that ask again,
-//! lines for places, and the lines of a client. They differ in what makes the first waiter go.
+//! lines for places, bodies that wait for their pace, and the lines of a client. They differ in what
+//! makes the first waiter go.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash};
@@ -91,6 +92,13 @@ impl<T> WaitList<T> {
         }
     }
 
+    /// Notes the instant that a waiter's timer is set to.
+    pub(crate) fn arm(&mut self, turn: u64, until_us: u64) {
+        if let Some(waiter) = self.0.get_mut(&turn) {
+            waiter.armed_us = until_us;
+        }
+    }
+
     /// Removes the first waiter and wakes it.
     pub(crate) fn pop_first(&mut self, wakers: &mut Wakers) -> Option<(u64, T)> {
         let (turn, waiter) = self.0.pop_first()?;
@@ -121,10 +129,11 @@ impl<T> WaitList<T> {
     }
 }
 
-/// Removes a line, and shrinks a map that has few lines left.
-pub(crate) fn remove_line<K: Eq + Hash, V, S: BuildHasher>(lines: &mut HashMap<K, V, S>, key: &K) {
-    lines.remove(key);
+/// Takes a line out, and shrinks a map that has few lines left.
+pub(crate) fn remove_line<K: Eq + Hash, V, S: BuildHasher>(lines: &mut HashMap<K, V, S>, key: &K) -> Option<V> {
+    let line = lines.remove(key);
     if lines.capacity() > SPARE && lines.len() < lines.capacity() / 8 {
         lines.shrink_to_fit();
     }
+    line
 }

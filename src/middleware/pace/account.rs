@@ -14,7 +14,7 @@
 //! is polled first asks the limiter, or polls an answer that is under way. So a body that is not
 //! polled delays no other for longer than a batch.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -22,10 +22,11 @@ use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 
 use crate::base::sync::{Mutex, contained, lock};
-use crate::base::time::{micros_ceil, micros_floor};
+use crate::base::time::micros_ceil;
 use crate::base::wait::Wait;
+use crate::base::wait_list::WaitList;
 use crate::base::wakers::Wakers;
-use crate::clock::{Sleep, Timer};
+use crate::clock::{Alarm, Timer, time_of};
 use crate::decision::Receipt;
 use crate::error::BoxError;
 
@@ -56,11 +57,7 @@ const PAUSE_US: u64 = 100_000;
 /// seconds.
 const FAILURES_MAX: u32 = 5;
 
-/// The number of foremost bodies in line that are woken if the next batch comes before their
-/// timers.
-const FOREMOST: usize = 4;
-
-/// What an account takes its units from: a limiter, under a policy and a key.
+/// The source of an account's units: a limiter, under a policy and a key.
 pub(crate) trait PaceSource: Send + Sync {
     /// Returns the pace that is in force now.
     fn terms(&self) -> PaceTerms;
@@ -149,7 +146,7 @@ pub(crate) enum PaceReply {
 
 type LaterPaceAnswer = Pin<Box<dyn Future<Output = PaceAnswer> + Send>>;
 
-/// What a source has answered.
+/// The answer of a source.
 #[derive(Debug)]
 pub(crate) enum PaceAnswer {
     /// The units were taken, and may be used after the delay.
@@ -181,7 +178,7 @@ struct AccountState {
     /// The units of all bodies.
     assigned: u64,
     /// The line: the bodies that wait, by turn.
-    line: BTreeMap<u64, BodyInLine>,
+    line: WaitList<BodyInLine>,
     turns: u64,
     numbers: u64,
     /// The instant from which on the next batch may be asked for.
@@ -196,7 +193,7 @@ struct AccountState {
     failures: u32,
 }
 
-/// What an account does.
+/// The state of an account between its calls of the limiter.
 #[derive(Default)]
 enum AccountPhase {
     /// It may ask at its slot.
@@ -210,7 +207,7 @@ enum AccountPhase {
     Departs { at_us: u64, batch: UnitBatch },
 }
 
-/// What was asked.
+/// A question to a source.
 #[derive(Clone, Copy)]
 struct PaceQuestion {
     units: u64,
@@ -225,7 +222,7 @@ struct UnitBatch {
     left: u64,
 }
 
-/// What an account holds for a body.
+/// The units of a body.
 #[derive(Default)]
 struct BodyUnits {
     units: u64,
@@ -238,9 +235,6 @@ struct BodyUnits {
 struct BodyInLine {
     body: u64,
     want: u64,
-    waker: Waker,
-    /// The instant that its timer is set to.
-    armed_us: u64,
 }
 
 /// The reason why a body waited in vain.
@@ -275,23 +269,20 @@ impl Account {
             state.numbers += 1;
             state.numbers
         });
-        Turnstile { account: Arc::clone(self), body, sleep: None }
+        Turnstile { account: Arc::clone(self), body, alarm: Alarm::default() }
     }
 
     /// Returns how many bytes a body may send now, at most `want`, or when it has to poll again.
     fn poll(&self, body: u64, want: u64, not_before_us: u64, waker: &Waker) -> UnitPoll {
-        let now_us = micros_floor(self.timer.now());
-        if now_us == u64::MAX {
-            return UnitPoll::Ready(want); // outside of a runtime nothing can sleep
-        }
+        // Where nothing can sleep, no body waits.
+        let Some(now_us) = time_of(&*self.timer) else { return UnitPoll::Ready(want) };
         // At least the instant that was slept for, even if the timer's clock is wrong: no body may
         // poll for ever.
         let now_us = now_us.max(not_before_us);
-        // Cloned before the lock, because that is the executor's code.
-        let mut waker = Some(waker.clone());
         let mut has_polled = false;
         loop {
-            let step = self.with(|state, wakers| state.step(body, want, &mut waker, now_us, has_polled, wakers));
+            let waker = waker.clone(); // before the lock, because that is the executor's code
+            let step = self.with(|state, wakers| state.step(body, want, waker, now_us, has_polled, wakers));
             match step {
                 AccountStep::Done(polled) => return polled,
                 AccountStep::Ask { late_us, share, rest } => {
@@ -375,8 +366,7 @@ impl Drop for Account {
 pub(crate) struct Turnstile {
     account: Arc<Account>,
     body: u64,
-    /// The instant until which the body sleeps.
-    sleep: Option<(u64, Sleep)>,
+    alarm: Alarm,
 }
 
 impl Turnstile {
@@ -387,20 +377,14 @@ impl Turnstile {
         loop {
             let until_us = match self.account.poll(self.body, want, not_before_us, cx.waker()) {
                 UnitPoll::Ready(units) => {
-                    self.sleep = None;
+                    self.alarm.stop();
                     return Poll::Ready(Ok(units));
                 }
                 UnitPoll::Failed(failed) => return Poll::Ready(Err(failed)),
                 UnitPoll::Until(until_us) => until_us,
             };
-            if self.sleep.as_ref().is_none_or(|(set_us, _)| *set_us != until_us) {
-                let until = Duration::from_micros(until_us);
-                self.sleep = Some((until_us, self.account.timer.sleep_until(until)));
-            }
-            if let Some((_, sleep)) = &mut self.sleep {
-                ready!(sleep.as_mut().poll(cx));
-            }
-            (self.sleep, not_before_us) = (None, until_us);
+            ready!(self.alarm.poll(&*self.account.timer, until_us, cx));
+            not_before_us = until_us;
         }
     }
 
@@ -456,7 +440,7 @@ enum UnitPoll {
     Failed(Unpaced),
 }
 
-/// What a body does next.
+/// The next step of a body.
 enum AccountStep {
     Done(UnitPoll),
     /// It asks for a batch, this much too late, or for the rest that a denial has left.
@@ -482,7 +466,7 @@ impl AccountState {
         &mut self,
         body: u64,
         want: u64,
-        waker: &mut Option<Waker>,
+        waker: Waker,
         now_us: u64,
         has_polled: bool,
         wakers: &mut Wakers,
@@ -492,6 +476,7 @@ impl AccountState {
         let free = self.free();
         let held = self.bodies.entry(body).or_default();
         if let Some(failed) = held.failed.take() {
+            wakers.to_drop.push(waker);
             return AccountStep::Done(UnitPoll::Failed(failed));
         }
         if held.units == 0 && held.turn.is_none() {
@@ -500,19 +485,19 @@ impl AccountState {
                 self.assigned += held.units;
             } else {
                 // No unit is free while bodies are in line.
-                self.join(body, want, waker, now_us);
+                self.join(body, want, now_us);
             }
         }
         let held = self.bodies.entry(body).or_default();
-        if held.units > 0 {
+        let Some(turn) = held.turn else {
+            wakers.to_drop.push(waker);
             return AccountStep::Done(UnitPoll::Ready(held.units.min(want)));
-        }
-        if let Some(waiting) = held.turn.and_then(|turn| self.line.get_mut(&turn)) {
+        };
+        if let Some(waiting) = self.line.get_mut(turn) {
             waiting.want = want;
-            if let Some(waker) = waker.take() {
-                wakers.to_drop.push(std::mem::replace(&mut waiting.waker, waker));
-            }
         }
+        // Whatever comes first wakes a body that asks meanwhile.
+        self.line.sleep(turn, u64::MAX, waker, wakers);
         match std::mem::take(&mut self.phase) {
             AccountPhase::Idle if now_us >= self.slot_us => {
                 self.phase = AccountPhase::Busy { is_woken: false };
@@ -525,7 +510,9 @@ impl AccountState {
             }
             phase => self.phase = phase,
         }
-        AccountStep::Done(UnitPoll::Until(self.arm(body, now_us)))
+        let until_us = self.expected_us(turn, now_us);
+        self.line.arm(turn, until_us);
+        AccountStep::Done(UnitPoll::Until(until_us))
     }
 
     /// Hands out a batch whose departure has come.
@@ -540,7 +527,7 @@ impl AccountState {
     }
 
     /// Puts a body at the end of the line.
-    fn join(&mut self, body: u64, want: u64, waker: &mut Option<Waker>, now_us: u64) {
+    fn join(&mut self, body: u64, want: u64, now_us: u64) {
         let is_first = self.line.is_empty() && self.failures == 0 && matches!(self.phase, AccountPhase::Idle);
         // An account that was idle does not catch up.
         if is_first && (self.batch == (0, 0) || now_us.saturating_sub(self.slot_us) > IDLE_US) {
@@ -548,13 +535,11 @@ impl AccountState {
         }
         self.turns += 1;
         self.bodies.entry(body).or_default().turn = Some(self.turns);
-        let waker = waker.take().unwrap_or_else(no_waker);
-        self.line.insert(self.turns, BodyInLine { body, want, waker, armed_us: u64::MAX });
+        self.line.add(self.turns, BodyInLine { body, want });
     }
 
-    /// Returns the instant at which a body in line expects its piece, to which its timer is to be
-    /// set.
-    fn arm(&mut self, body: u64, now_us: u64) -> u64 {
+    /// Returns the instant at which a body in line expects its piece.
+    fn expected_us(&self, turn: u64, now_us: u64) -> u64 {
         let (units, time_us) = self.batch;
         let begins_us = match &self.phase {
             AccountPhase::Idle => self.slot_us,
@@ -563,15 +548,9 @@ impl AccountState {
             // while.
             AccountPhase::Busy { .. } | AccountPhase::Asked { .. } => now_us.saturating_add(time_us.max(BATCH_US)),
         };
-        let turn = self.bodies.get(&body).and_then(|held| held.turn);
-        let first = self.line.first_key_value().map(|(turn, _)| *turn);
-        let Some((turn, first)) = turn.zip(first) else { return now_us.saturating_add(1) };
-        let batches = (turn - first) / (units / PIECE).max(1);
-        let armed_us = begins_us.saturating_add(batches.saturating_mul(time_us)).max(now_us.saturating_add(1));
-        if let Some(waiting) = self.line.get_mut(&turn) {
-            waiting.armed_us = armed_us;
-        }
-        armed_us
+        let first = self.line.first().map_or(turn, |(first, _)| first);
+        let batches = turn.saturating_sub(first) / (units / PIECE).max(1);
+        begins_us.saturating_add(batches.saturating_mul(time_us)).max(now_us.saturating_add(1))
     }
 
     /// Takes note of an answer.
@@ -639,13 +618,18 @@ impl AccountState {
         let mut free = self.free();
         let share = (free / (self.line.len() as u64).max(1)).max(PIECE); // no wider than 64 bits
         while free > 0 {
-            let Some((_, BodyInLine { body, want, waker, .. })) = self.line.pop_first() else { break };
+            let Some((turn, BodyInLine { body, want })) = self.line.first() else { break };
+            let (body, want) = (*body, *want);
+            if body == polled {
+                self.line.remove(turn, wakers);
+            } else {
+                self.line.pop_first(wakers);
+            }
             let units = want.min(share).min(free);
             let held = self.bodies.entry(body).or_default();
             (held.units, held.turn) = (units, None);
             self.assigned += units;
             free -= units;
-            if body == polled { wakers.to_drop.push(waker) } else { wakers.to_wake.push(waker) }
         }
         let next_us = match &self.phase {
             AccountPhase::Idle => self.slot_us,
@@ -658,30 +642,22 @@ impl AccountState {
     /// Wakes the foremost bodies in line whose timers are later than this instant, except the one
     /// that is being polled.
     fn wake_foremost(&mut self, until_us: u64, polled: u64, wakers: &mut Wakers) {
-        for waiting in self.line.values_mut().take(FOREMOST) {
-            if waiting.armed_us > until_us && waiting.body != polled {
-                waiting.armed_us = until_us;
-                // The body comes with a waker when it is polled.
-                wakers.to_wake.push(std::mem::replace(&mut waiting.waker, no_waker()));
-            }
-        }
+        self.line.wake_foremost(|_, waiting| (waiting.body != polled).then_some(until_us), wakers);
     }
 
     /// Wakes all bodies in line, which do not have to wait any more.
     fn release_line(&mut self, wakers: &mut Wakers) {
         self.phase = AccountPhase::Idle;
-        for (_, BodyInLine { body, waker, .. }) in std::mem::take(&mut self.line) {
-            self.bodies.remove(&body);
-            wakers.to_wake.push(waker);
+        while let Some((_, waiting)) = self.line.pop_first(wakers) {
+            self.bodies.remove(&waiting.body);
         }
     }
 
     /// Ends the bodies in line in an error.
     fn end_line(&mut self, reason: Unpaced, wakers: &mut Wakers) {
-        for (_, BodyInLine { body, waker, .. }) in std::mem::take(&mut self.line) {
-            let held = self.bodies.entry(body).or_default();
+        while let Some((_, waiting)) = self.line.pop_first(wakers) {
+            let held = self.bodies.entry(waiting.body).or_default();
             (held.turn, held.failed) = (None, Some(reason));
-            wakers.to_wake.push(waker);
         }
     }
 
@@ -705,12 +681,7 @@ impl AccountState {
     fn leave(&mut self, body: u64, wakers: &mut Wakers) {
         let Some(held) = self.bodies.remove(&body) else { return };
         self.assigned = self.assigned.saturating_sub(held.units);
-        let waiting = held.turn.and_then(|turn| self.line.remove(&turn));
-        wakers.to_drop.extend(waiting.map(|waiting| waiting.waker));
+        held.turn.and_then(|turn| self.line.remove(turn, wakers));
         self.distribute(0, wakers);
     }
-}
-
-fn no_waker() -> Waker {
-    Waker::noop().clone()
 }

@@ -6,11 +6,9 @@ use std::sync::Arc;
 
 use super::account::{Account, PaceSource, Turnstile};
 use crate::base::sync::{Mutex, lock};
+use crate::base::wait_list::remove_line;
 use crate::clock::Timer;
 use crate::key::Key;
-
-/// A map with more capacity than this is shrunk when it has few accounts.
-const SPARE: usize = 64;
 
 /// The fingerprint of a policy's name and quota, and a key.
 pub(crate) type AccountId = (u64, Key);
@@ -58,12 +56,7 @@ impl Accounts {
         if counted.bodies > 0 {
             return None;
         }
-        let counted = accounts.remove(id);
-        if accounts.capacity() > SPARE && accounts.len() < accounts.capacity() / 8 {
-            let few = accounts.len() * 2;
-            accounts.shrink_to(few);
-        }
-        counted.map(|counted| counted.account)
+        remove_line(&mut accounts, id).map(|counted| counted.account)
     }
 }
 
