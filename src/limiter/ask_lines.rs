@@ -6,6 +6,9 @@
 //! otherwise when the next unit comes. So an admission takes one call of the limiter, or two if
 //! something else charged the key meanwhile.
 //!
+//! A wait that a store names begins when the store decides, and the next call takes time to arrive.
+//! So the next caller asks a round trip earlier. Otherwise a store that is far would slow each line.
+//!
 //! Callers ask side by side as far as the last decision left enough for all of them, so that a
 //! remote limiter is not asked only once in a round trip. If the limiter fails, each caller asks at
 //! once: none waits for the failures of the callers before it.
@@ -72,6 +75,8 @@ struct AskLine {
     due_us: u64,
     /// The units that the last decision left, less those that are asked for.
     spare: u64,
+    /// The round trip of the calls that were answered, see [`AskLine::measure`].
+    trip_us: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -204,20 +209,36 @@ impl AskLine {
 
     /// Puts a caller that the limiter denied back to its place in the line.
     fn note_denied(&mut self, turn: u64, now_us: u64, wait_us: u64) {
-        let Some(Asking { cost, .. }) = self.asking.remove(&turn) else { return };
-        self.waiters.add(turn, cost);
+        let Some(asking) = self.asking.remove(&turn) else { return };
+        self.waiters.add(turn, asking.cost);
         self.spare = 0;
+        // A wait of zero would make this a busy loop.
+        let wait_us = wait_us.saturating_sub(self.measure(asking, now_us)).max(1);
         self.due_us = now_us.saturating_add(wait_us);
     }
 
     /// Takes a caller out that was admitted. `remaining` units are left, and the next one comes
     /// after `next_us`.
     fn note_admitted(&mut self, turn: u64, now_us: u64, remaining: u64, next_us: u64) {
-        self.asking.remove(&turn);
+        let asking = self.asking.remove(&turn);
+        let trip_us = asking.map_or(0, |asking| self.measure(asking, now_us));
         let under_way = self.asking.values().fold(0, |sum: u64, asking| sum.saturating_add(asking.cost));
         self.spare = remaining.saturating_sub(under_way);
         let is_enough = self.waiters.first().is_none_or(|(_, cost)| *cost <= self.spare);
-        self.due_us = now_us.saturating_add(if is_enough { 0 } else { next_us });
+        self.due_us = now_us.saturating_add(if is_enough { 0 } else { next_us.saturating_sub(trip_us) });
+    }
+
+    /// Measures the round trip of a call that was answered. Returns how much of the wait that it
+    /// named is over when a call that is sent now arrives.
+    ///
+    /// Calls that ask too early cost a whole round trip. So a shorter trip counts at once, and longer
+    /// ones slowly. An answer that did not come from the store has no trip.
+    fn measure(&mut self, asking: Asking, now_us: u64) -> u64 {
+        let took_us = now_us.saturating_sub(asking.since_us);
+        let usual_us = self.trip_us.map_or(took_us, |usual_us| usual_us + took_us.saturating_sub(usual_us) / 8);
+        let trip_us = took_us.min(usual_us);
+        self.trip_us = Some(trip_us);
+        trip_us
     }
 
     /// Takes a caller out whose call failed. All others may ask.
@@ -310,9 +331,7 @@ impl AskTurn {
 
     /// Notes that the limiter denied the caller, which asks again after this wait.
     pub(crate) fn note_denied(&self, wait: Duration) {
-        // A wait of zero would make this a busy loop.
-        let wait_us = micros_ceil(wait).max(1);
-        self.change(|line, now_us, _| line.note_denied(self.number, now_us, wait_us));
+        self.change(|line, now_us, _| line.note_denied(self.number, now_us, micros_ceil(wait)));
     }
 
     /// Leaves the line, because the limiter admitted the caller. `remaining` units are left, and the

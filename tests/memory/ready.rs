@@ -191,6 +191,26 @@ fn callers_far_from_the_store_get_the_whole_rate() {
     assert!(last <= 1_500, "900 more than the burst, one each millisecond: {last} ms");
 }
 
+/// The wait that an answer names began when the limiter decided, and the next call takes time to arrive.
+#[test]
+fn round_trip_to_the_store_is_no_part_of_a_wait() {
+    for trip_ms in [20, 90] {
+        let (mut world, policy, alice) = (World::new(), steady(), key("alice"));
+        let far = Far::new(&memory(&world.clock), &world.timer, Duration::from_millis(trip_ms));
+        let ready = Ready::new(far.clone()).timer(world.timer.clone());
+        let timer = world.timer.clone();
+        let callers: Vec<usize> = (0..20).map(|_| world.spawn(take(&ready, &timer, &policy, &alice, 1))).collect();
+        world.pass(10_000 * MS);
+        let admitted: Vec<u64> = callers.iter().map(|caller| world.done[*caller].unwrap().unwrap()).collect();
+        assert!(admitted.is_sorted(), "{admitted:?}");
+        let last = *admitted.last().unwrap();
+        // Each of the 20 asks once before there is a line.
+        assert!(last <= 1_900 + 3 * trip_ms, "{trip_ms} ms away: {last} ms for 19 waits of 100 ms");
+        let calls = far.calls.load(Ordering::Relaxed);
+        assert!(calls <= 20 + 19 + 2, "{trip_ms} ms away: {calls} calls");
+    }
+}
+
 #[test]
 fn caller_that_is_not_polled_delays_the_others_once() {
     let (mut world, policy, alice) = (World::new(), steady(), key("alice"));
