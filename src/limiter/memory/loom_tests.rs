@@ -337,7 +337,9 @@ impl Limiter {
         let _stripe = self.states.lock_stripe(stripe_of(self.fingerprint()) + 1);
         let place = self.states.table.place_of(self.fingerprint());
         if let Some(seen) = place.and_then(SlotRef::read).filter(|seen| seen.tag != 0) {
-            if let Some(place) = self.states.vacate(seen, self.states.now(), false) {
+            let now = self.states.now();
+            let vacated = self.states.vacate(seen, now, false).or_else(|| self.states.vacate_pinned(seen, now, 1));
+            if let Some(place) = vacated {
                 place.unlock(0, NO_STATE);
             }
         }
@@ -510,6 +512,40 @@ fn place_that_is_returned_while_another_is_taken_is_free_again() {
             assert_eq!(limiter.remaining(), 1);
             limiter.release(&second.expect("one is held"));
             assert_eq!((limiter.remaining(), limiter.live().len()), (2, 1));
+        });
+    }
+}
+
+#[test]
+fn place_that_is_returned_while_its_key_moves_is_free_again() {
+    for is_swapped in BOTH_WAYS {
+        model(3, move || {
+            let limiter = held(2);
+            let first = limiter.take_receipt().expect("none is held");
+            let second = limiter.take_receipt().expect("one is held");
+            let before = limiter.live();
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let ((), ()) = at_once(is_swapped, move || one.release(&first), move || other.move_key());
+            assert_eq!((limiter.remaining(), limiter.live().len()), (1, 1));
+            limiter.move_key();
+            assert_eq!((limiter.remaining(), limiter.live().len()), (1, 1));
+            limiter.release(&second);
+            assert_eq!((limiter.remaining(), before.len()), (2, 1));
+        });
+    }
+}
+
+#[test]
+fn place_that_is_taken_while_its_key_moves_is_counted_once() {
+    for is_swapped in BOTH_WAYS {
+        model(3, move || {
+            let limiter = held(2);
+            let first = limiter.take_receipt();
+            let [one, other] = [limiter.clone(), limiter.clone()];
+            let (second, ()) = at_once(is_swapped, move || one.take_receipt(), move || other.move_key());
+            assert_eq!((limiter.remaining(), limiter.live().len()), (0, 1));
+            first.iter().chain(&second).for_each(|receipt| limiter.release(receipt));
+            assert_eq!(limiter.remaining(), 2);
         });
     }
 }

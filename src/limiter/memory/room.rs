@@ -166,7 +166,7 @@ impl States {
             || version == HELD_VERSION && is_returned_after(seen.word, now, KEPT_US)
     }
 
-    /// Returns whether a state stays where it is while it counts. A key without held units has none.
+    /// Returns whether a state is never forgotten while it counts. A key without held units has none.
     fn is_pinned(&self, seen: Seen<'_>) -> bool {
         match version_of(seen.tag) {
             HELD_VERSION => HeldWord::of(seen.word) != HeldWord::Nothing,
@@ -238,7 +238,7 @@ impl States {
 
     /// Moves the pinned key of a slot to its other line, if fewer than [`PINNED_MAX`] are pinned there, and returns the
     /// slot, locked and empty. If that line has as many, it moves one of them first, in up to `moves` moves in all.
-    fn vacate_pinned<'a>(&self, seen: Seen<'a>, now: Now, moves: u32) -> Option<SlotRef<'a>> {
+    pub(super) fn vacate_pinned<'a>(&self, seen: Seen<'a>, now: Now, moves: u32) -> Option<SlotRef<'a>> {
         if moves == 0 || !self.is_pinned(seen) || self.is_free(seen, now) {
             return None;
         }
