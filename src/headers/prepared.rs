@@ -315,14 +315,12 @@ impl PreparedHeader {
     }
 }
 
-const HALF_A_DAY_US: u64 = 12 * 3_600_000_000;
-
 /// Returns the item of a quota of the calendar: its window is the one that is open.
 fn calendar_item(list: List, calendar: Calendar, view: &PolicyView<'_>, clock: &dyn Clock) -> Option<HeaderValue> {
     let windows = CalendarWindows::of(calendar);
     let end = clock.now().as_micros().saturating_add(view.decision.window_us).min(CLOCK_US_MAX);
     // The limiter's clock may differ from this one by up to half of a window.
-    let window = windows.at(end.saturating_sub(calendar.shortest_us().max(HALF_A_DAY_US) / 2));
+    let window = windows.at(end.saturating_sub(calendar.shortest_us(1) / 2));
     let mut text = Text::new();
     let advertised = Advertised::new(view.policy.quota()).within(window.length);
     push_policy(&mut text, view.policy, advertised, list);

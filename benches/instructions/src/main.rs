@@ -23,8 +23,8 @@ use http::{Request, Response};
 use tower::limit::ConcurrencyLimit;
 use tower::{Layer, Service};
 use tower_ratelimit::{
-    Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule, clock::ManualClock, key, limiter::Charge,
-    observe::Stats,
+    ConfigError, Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule, clock::ManualClock, key,
+    limiter::Charge, observe::Stats, quota::Calendar,
 };
 
 const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/baseline.txt");
@@ -71,6 +71,10 @@ fn check(quota: Quota) -> Run {
             black_box(&decision);
         }
     })
+}
+
+fn calendar(calendar: Result<Calendar, ConfigError>) -> Quota {
+    Quota::calendar(1_000_000, calendar.expect("it is a calendar")).expect("possible")
 }
 
 /// Takes a place and returns it.
@@ -176,6 +180,10 @@ fn cases() -> Vec<Case> {
         ("check, token bucket, interval not whole", || check(Quota::per_hour(7_000_000))),
         ("check, token bucket, state of two words", || check(Quota::per_hour(7_000_003))),
         ("check, fixed window", || check(Quota::fixed_window(1_000_000, HOUR).expect("possible"))),
+        // The clock stands at the first instant of a month, when its window is longest.
+        ("check, calendar month", || check(Quota::per_calendar_month(1_000_000))),
+        ("check, calendar month from day 31", || check(calendar(Calendar::month().from_day(31)))),
+        ("check, calendar day in a zone", || check(calendar(Calendar::day().zone("Europe/Berlin")))),
         ("check, sliding window", || check(Quota::sliding_window(1_000_000, HOUR).expect("possible"))),
         ("check, denied", || check(Quota::per_hour(1))),
         ("check, place, taken and returned", || take_and_return(false)),

@@ -316,7 +316,7 @@ impl Run {
                 }
                 let length_us = u128::from(to.forward_us - from.forward_us);
                 let same_window = !self.stepped_back && are_in_one_window(spec, from.now, to.now);
-                let is_within = length_us < spec.calendar.map_or(period_us, |calendar| calendar.shortest_us().into());
+                let is_within = length_us < spec.calendar.map_or(period_us, |calendar| calendar.shortest_us(1).into());
                 let bound = match spec.algorithm {
                     // admitted ≤ burst + rate × length, in units × period
                     Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::LeakyBucket | Algorithm::LeakyQueue => {

@@ -116,10 +116,15 @@ impl Calendar {
         self.unit.days().1 * DAY_S as u64 * SECOND_US
     }
 
-    /// Returns a time that no window is shorter than, in microseconds. A zone may change its offset by a day.
-    pub(crate) fn shortest_us(self) -> u64 {
-        let shift = if self.zone.is_utc() { 0 } else { 2 };
-        self.unit.days().0.saturating_sub(shift) * DAY_S as u64 * SECOND_US
+    /// Returns a time that no `windows` in a row are shorter than, in microseconds. A zone may leave hours out, and once
+    /// a whole date: its window is then missing among days, and a longer one has a day less.
+    pub(crate) fn shortest_us(self, windows: u64) -> u64 {
+        let left_out = match self.unit {
+            _ if self.zone.is_utc() => 0,
+            CalendarUnit::Day => DAY_S / 2,
+            _ => DAY_S + DAY_S / 2,
+        };
+        (windows * self.unit.days().0 * DAY_S as u64 - left_out as u64) * SECOND_US
     }
 
     /// Returns the first and the last second of the window that an instant is in: the last is the first of the next.

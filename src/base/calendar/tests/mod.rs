@@ -55,6 +55,11 @@ fn edges_are_those_of_another_implementation() {
         let edges: Vec<i64> = edges(Calendar { zone, ..calendar }).collect();
         let found = format!("{} {:016x}", edges.len(), fnv(edges.iter().copied()));
         assert_eq!(found, rest, "{name} in {zone:?}");
+        for windows in [1, 2] {
+            let shortest = edges.windows(windows + 1).map(|edges| (edges[windows] - edges[0]) as u64).min().unwrap();
+            let claimed = Calendar { zone, ..calendar }.shortest_us(windows as u64) / SECOND_US;
+            assert!(shortest >= claimed, "{windows} of {name} in {zone:?}: {shortest} < {claimed}");
+        }
         compared += 1;
     }
     let least = if cfg!(feature = "time-zones") { 40 } else { 10 };
