@@ -15,6 +15,8 @@ mod plans;
 mod random_clocks;
 mod ready;
 mod stale_clock;
+#[cfg(target_os = "linux")]
+mod stepped_clock;
 mod stopped_clock;
 mod stress;
 mod versions;

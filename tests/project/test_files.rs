@@ -19,6 +19,7 @@ const SLEEPERS: &[(&str, &str)] = &[
     ("tests/memory/conformance.rs", "a limiter with a race needs time between its two steps"),
     ("tests/memory/random_clocks.rs", "threads run while another one holds a reading of the clock"),
     ("tests/memory/ready.rs", "timers are the test's own, or tokio's time is paused"),
+    ("tests/memory/stepped_clock.rs", "the usual clock looks at a calendar that steps"),
     ("tests/memory/stopped_clock.rs", "processes are stopped and continued in real time"),
     ("tests/middleware/delay.rs", "tokio's time is paused"),
     ("tests/middleware/departed.rs", "a server over TCP notices closed connections by and by"),

@@ -28,6 +28,8 @@ mod secrets;
 mod settling;
 mod soak;
 mod stats;
+#[cfg(target_os = "linux")]
+mod stepped_clock;
 mod tls;
 mod troubles;
 

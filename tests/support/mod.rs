@@ -19,6 +19,8 @@ mod sampling;
 mod scripted;
 mod setup;
 pub(crate) mod shop;
+#[cfg(target_os = "linux")]
+pub(crate) mod stepped_clock;
 pub(crate) mod waiting;
 
 use tower_ratelimit::clock::{ManualClock, Timer, TokioTimer};
