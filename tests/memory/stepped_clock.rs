@@ -6,12 +6,7 @@ use std::time::Duration;
 use tower_ratelimit::quota::Calendar;
 use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
 
-use crate::support::stepped_clock::SteppedClock;
-
-/// 2031-01-31 23:59:00 UTC. February follows.
-const BEFORE_FEBRUARY_S: i64 = 1_927_670_340;
-
-const DAY_S: u64 = 86_400;
+use crate::support::stepped_clock::{BEFORE_FEBRUARY_S, DAY_S, SteppedClock};
 
 /// How often a test looks whether the clock has followed a step: for a minute, although the clock does ten times in a
 /// second.

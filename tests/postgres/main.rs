@@ -7,6 +7,8 @@ mod faults;
 mod places;
 mod processes;
 mod setup;
+#[cfg(target_os = "linux")]
+mod stepped_clock;
 mod table;
 
 #[path = "../support/mod.rs"]

@@ -39,6 +39,7 @@ const SLEEPERS: &[(&str, &str)] = &[
     ("tests/support/nginx.rs", "nginx starts as a process"),
     ("tests/support/postgres.rs", "servers start and stop as processes"),
     ("tests/support/proxy.rs", "a proxy delays what a real server sends"),
+    ("tests/support/stepped_clock.rs", "a real server has stepped, and is asked by and by"),
     ("tests/support/redis", "servers start and stop as processes"),
 ];
 

@@ -4,9 +4,22 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::{Instant, sleep};
+use tower_ratelimit::limiter::{Charge, Limiter};
+use tower_ratelimit::quota::Calendar;
+use tower_ratelimit::{Key, Policy, Quota};
 
 const FILE: &str = "STEPPED_CLOCK";
+
+/// 2031-01-31 23:59:00 UTC. February follows.
+pub(crate) const BEFORE_FEBRUARY_S: i64 = 1_927_670_340;
+
+pub(crate) const DAY_S: u64 = 86_400;
+
+/// The time that anything may take on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
 
 /// The calendar time of this process, and of the servers that it starts.
 pub(crate) struct SteppedClock(File);
@@ -58,5 +71,88 @@ impl SteppedClock {
     fn write(&self, ahead_s: i64) {
         // The processes have mapped the file, so they see it at once.
         self.0.write_all_at(&ahead_s.to_ne_bytes(), 0).expect("the file has eight bytes");
+    }
+}
+
+/// Steps the clock of a limiter's store, which shows [`BEFORE_FEBRUARY_S`], and of this process.
+pub(crate) async fn step_beside<L: Limiter>(clock: &SteppedClock, limiter: &L) {
+    let monthly = Plan::new(limiter, "monthly", Calendar::month());
+    assert_eq!(monthly.drain().await, 5);
+    assert!(monthly.take().await.1 <= 60, "it is the last minute of January");
+
+    clock.step(120);
+    monthly.expect("February", |(is_taken, reset_s)| is_taken && reset_s > 27 * DAY_S).await;
+    assert_eq!(monthly.drain().await, 4, "one of five was taken");
+
+    // Back to January: what was used in February stays used, and January is not given again.
+    clock.step(-120);
+    for _ in 0..8 {
+        let (is_taken, reset_s) = monthly.take().await;
+        assert!(!is_taken && reset_s <= 29 * DAY_S, "{reset_s}");
+    }
+
+    // The machine is suspended at 20:00, and wakes at 4:00 on the next day.
+    clock.set(BEFORE_FEBRUARY_S + 60 + 20 * 3_600);
+    let daily = Plan::new(limiter, "daily", Calendar::day());
+    assert_eq!(daily.drain().await, 5);
+    assert!(daily.take().await.1 <= 4 * 3_600, "it is the evening");
+    clock.step(8 * 3_600);
+    daily.expect("the next day", |(is_taken, reset_s)| is_taken && reset_s > 19 * 3_600).await;
+    assert_eq!(daily.drain().await, 4, "one of five was taken");
+
+    // A process that begins while the store's calendar is wrong by years, and is then corrected.
+    clock.set(5);
+    let late = Plan::new(limiter, "late", Calendar::month());
+    assert_eq!(late.drain().await, 5);
+    assert!(late.take().await.1 > 30 * DAY_S, "it is January 1970");
+    clock.set(BEFORE_FEBRUARY_S);
+    late.expect("the correction", |(is_taken, reset_s)| is_taken && reset_s <= 60).await;
+    assert_eq!(late.drain().await, 4, "one of five was taken");
+}
+
+struct Plan<'a, L> {
+    limiter: &'a L,
+    policy: Policy,
+    key: Key,
+}
+
+impl<'a, L: Limiter> Plan<'a, L> {
+    fn new(limiter: &'a L, name: &str, calendar: Calendar) -> Self {
+        let quota = Quota::calendar(5, calendar).expect("it is possible");
+        let policy = Policy::new(name, quota).expect("it is a name");
+        Self { limiter, policy, key: Key::global() }
+    }
+
+    /// Takes a unit if it can. Returns whether it did, and the seconds until the window ends.
+    async fn take(&self) -> (bool, u64) {
+        let decision = self
+            .limiter
+            .take(&[Charge::new(&self.policy, &self.key)])
+            .await
+            .unwrap_or_else(|_| panic!("the store is there"));
+        let reset = decision.charges()[0].reset_after();
+        (decision.is_allowed(), reset.map_or(0, |reset| reset.as_secs()))
+    }
+
+    /// Takes what is left, and returns it.
+    async fn drain(&self) -> usize {
+        let mut taken = 0;
+        for _ in 0..8 {
+            taken += usize::from(self.take().await.0);
+        }
+        taken
+    }
+
+    /// Waits until the store has another window. A denial is remembered for a second at most.
+    async fn expect(&self, what: &str, is_it: impl Fn((bool, u64)) -> bool) {
+        let began = Instant::now();
+        loop {
+            let found = self.take().await;
+            if is_it(found) {
+                return;
+            }
+            assert!(began.elapsed() < LONG, "{what} is not there: {found:?}");
+            sleep(Duration::from_millis(5)).await;
+        }
     }
 }

@@ -116,8 +116,8 @@ impl Calendar {
         self.unit.days().1 * DAY_S as u64 * SECOND_US
     }
 
-    /// Returns a time that no `windows` in a row are shorter than, in microseconds. A zone may leave hours out, and once
-    /// a whole date: its window is then missing among days, and a longer one has a day less.
+    /// Returns a time that no `windows` in a row are shorter than, in microseconds. A zone may leave hours out,
+    /// and once a whole date: its window is then missing among days, and a longer one has a day less.
     pub(crate) fn shortest_us(self, windows: u64) -> u64 {
         let left_out = match self.unit {
             _ if self.zone.is_utc() => 0,
