@@ -10,8 +10,12 @@
 //! So the next caller asks a round trip earlier. Otherwise a store that is far would slow each line.
 //!
 //! Callers ask side by side as far as the last decision left enough for all of them, so that a
-//! remote limiter is not asked only once in a round trip. If the limiter fails, each caller asks at
-//! once: none waits for the failures of the callers before it.
+//! remote limiter is not asked only once in a round trip. Before the first decision, the capacity is
+//! taken to be left. So a thousand callers that come at once do not become a thousand calls.
+//!
+//! If a call fails, two more callers ask at once. So the waits of a thousand callers end after ten
+//! failures in a row, and one lost connection does not become a thousand calls. If the limiter is
+//! only overloaded, the next caller asks.
 //!
 //! # Callers that do not run
 //!
@@ -46,7 +50,7 @@ const LONG_PATIENCE_US: u64 = 10_000_000;
 /// The lines of all keys. A key has a line only while a caller waits in it.
 #[derive(Debug, Default)]
 pub(crate) struct AskLines {
-    /// The number of callers in all lines.
+    /// The number of callers in all lines, with those that are asking.
     waiting: AtomicU64,
     table: Mutex<AskTable>,
 }
@@ -75,6 +79,8 @@ struct AskLine {
     due_us: u64,
     /// The units that the last decision left, less those that are asked for.
     spare: u64,
+    /// The number of callers that may ask at once, because calls have failed.
+    released: u64,
     /// The round trip of the calls that were answered, see [`AskLine::measure`].
     trip_us: Option<u64>,
 }
@@ -92,7 +98,8 @@ impl AskLines {
         self.waiting.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns whether callers wait for a key.
+    /// Returns whether callers wait for a key, or ask the limiter.
+    #[inline]
     pub(crate) fn has_line(&self, policy: &Policy, key: &Key) -> bool {
         !self.is_empty() && lock(&self.table).lines.contains_key(&line_key(policy, key))
     }
@@ -175,11 +182,16 @@ impl AskLine {
             self.pass_first_over(wakers);
         }
         self.waiters.remove(turn, wakers);
-        self.asking.insert(turn, Asking { cost, since_us: now_us });
-        self.spare = self.spare.saturating_sub(cost);
+        self.note_asking(turn, cost, now_us);
         self.due_us = now_us;
         wakers.to_drop.push(waker);
         None
+    }
+
+    fn note_asking(&mut self, turn: u64, cost: u64, now_us: u64) {
+        self.asking.insert(turn, Asking { cost, since_us: now_us });
+        self.spare = self.spare.saturating_sub(cost);
+        self.released = self.released.saturating_sub(1);
     }
 
     fn pass_first_over(&mut self, wakers: &mut Wakers) {
@@ -197,7 +209,8 @@ impl AskLine {
 
     /// Returns the instant at which the first caller may ask.
     fn free_us(&self, cost: u64) -> u64 {
-        let latest = self.asking.values().map(|asking| asking.since_us).max().filter(|_| cost > self.spare);
+        let latest = self.asking.values().map(|asking| asking.since_us).max();
+        let latest = latest.filter(|_| cost > self.spare && self.released == 0);
         self.due_us.max(latest.map_or(0, |since_us| since_us.saturating_add(UNANSWERED_US)))
     }
 
@@ -211,7 +224,7 @@ impl AskLine {
     fn note_denied(&mut self, turn: u64, now_us: u64, wait_us: u64) {
         let Some(asking) = self.asking.remove(&turn) else { return };
         self.waiters.add(turn, asking.cost);
-        self.spare = 0;
+        (self.spare, self.released) = (0, 0);
         // A wait of zero would make this a busy loop.
         let wait_us = wait_us.saturating_sub(self.measure(asking, now_us)).max(1);
         self.due_us = now_us.saturating_add(wait_us);
@@ -223,7 +236,7 @@ impl AskLine {
         let asking = self.asking.remove(&turn);
         let trip_us = asking.map_or(0, |asking| self.measure(asking, now_us));
         let under_way = self.asking.values().fold(0, |sum: u64, asking| sum.saturating_add(asking.cost));
-        self.spare = remaining.saturating_sub(under_way);
+        (self.spare, self.released) = (remaining.saturating_sub(under_way), 0);
         let is_enough = self.waiters.first().is_none_or(|(_, cost)| *cost <= self.spare);
         self.due_us = now_us.saturating_add(if is_enough { 0 } else { next_us.saturating_sub(trip_us) });
     }
@@ -241,10 +254,10 @@ impl AskLine {
         trip_us
     }
 
-    /// Takes a caller out whose call failed. All others may ask.
+    /// Takes a caller out whose call failed. Two others may ask.
     fn note_failed(&mut self, turn: u64, now_us: u64) {
         self.asking.remove(&turn);
-        (self.spare, self.due_us) = (u64::MAX, now_us);
+        (self.released, self.due_us) = (self.released.saturating_add(2), now_us);
     }
 
     /// Takes a caller out that does not wait any more.
@@ -283,16 +296,43 @@ impl AskTurn {
         until_us: u64,
         wait: Option<Duration>,
     ) -> Self {
+        Self::enter(lines, timer, (policy, key), until_us, |line, number, now_us| {
+            if line.is_over() {
+                line.due_us = now_us.saturating_add(wait.map_or(0, micros_ceil));
+            }
+            line.waiters.add(number, cost);
+        })
+    }
+
+    /// Begins the line of a key, or joins it, by a caller that is asking the limiter already.
+    pub(crate) fn ask(
+        lines: &Arc<AskLines>,
+        timer: &Arc<dyn Timer>,
+        (policy, key, cost): (&Policy, &Key, u64),
+        until_us: u64,
+    ) -> Self {
+        Self::enter(lines, timer, (policy, key), until_us, |line, number, now_us| {
+            if line.is_over() {
+                (line.due_us, line.spare) = (now_us, policy.quota().capacity());
+            }
+            line.note_asking(number, cost, now_us);
+        })
+    }
+
+    /// Gives a caller the next turn. `enter` gets the line, the turn's number and the time.
+    fn enter(
+        lines: &Arc<AskLines>,
+        timer: &Arc<dyn Timer>,
+        (policy, key): (&Policy, &Key),
+        until_us: u64,
+        enter: impl FnOnce(&mut AskLine, u64, u64),
+    ) -> Self {
         let (key, now_us) = (line_key(policy, key), time_of(&**timer));
         let mut table = lock(&lines.table);
         let now_us = table.time(now_us);
         table.turns += 1;
         let number = table.turns;
-        let line = table.lines.entry(key.clone()).or_default();
-        if line.is_over() {
-            line.due_us = now_us.saturating_add(wait.map_or(0, micros_ceil));
-        }
-        line.waiters.add(number, cost);
+        enter(table.lines.entry(key.clone()).or_default(), number, now_us);
         lines.waiting.fetch_add(1, Ordering::Relaxed);
         drop(table);
         Self { lines: Arc::clone(lines), timer: Arc::clone(timer), key, number, until_us, alarm: Alarm::default() }
@@ -356,5 +396,47 @@ impl Drop for AskTurn {
         contained(|| now_us = time_of(&*self.timer)); // the timer is the application's code
         self.lines.change(&self.key, now_us, |line, now_us, wakers| line.leave(self.number, now_us, wakers));
         self.lines.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Sleep;
+    use crate::quota::Quota;
+
+    #[derive(Debug)]
+    struct Stopped;
+
+    impl Timer for Stopped {
+        fn now(&self) -> Duration {
+            Duration::from_secs(1)
+        }
+
+        fn sleep_until(&self, _: Duration) -> Sleep {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    #[test]
+    fn failed_call_lets_two_more_callers_ask() {
+        let (lines, timer): (_, Arc<dyn Timer>) = (Arc::default(), Arc::new(Stopped));
+        let policy = Policy::new("jobs", Quota::per_second(1)).unwrap();
+        let caller = (&policy, &Key::global(), 1);
+        let mut asking = vec![AskTurn::ask(&lines, &timer, caller, u64::MAX)];
+        let join = || AskTurn::join(&lines, &timer, caller, u64::MAX, None);
+        let mut waiting: Vec<AskTurn> = (0..30).map(|_| join()).collect();
+        let mut numbers = Vec::new();
+        for failing in [1, 2, 4, 8] {
+            let asks = |turn: &mut AskTurn| turn.poll(&mut Context::from_waker(Waker::noop())).is_ready();
+            assert_eq!(waiting.iter_mut().position(asks), None);
+            assert_eq!(asking.len(), failing);
+            asking.drain(..).for_each(AskTurn::leave_failed);
+            while waiting.first_mut().is_some_and(asks) {
+                asking.push(waiting.remove(0));
+                numbers.extend(asking.last().map(|turn| turn.number));
+            }
+        }
+        assert!(numbers.is_sorted() && numbers.len() == 2 + 4 + 8 + 16, "{numbers:?}");
     }
 }

@@ -15,7 +15,7 @@ use super::departures::{DepartureKey, DepartureLines, DepartureTurns};
 use super::effect::binds;
 use super::line_turn::LineTurn;
 use super::place_lines::{BoundedTurn, LineStep};
-use super::{BoxFuture, Charge, Limiter, Place, Refund};
+use super::{BoxFuture, Charge, Limiter, Place, Refund, Reply};
 use crate::base::sync::contained;
 use crate::base::time::{Humane, micros_ceil, micros_floor};
 use crate::base::wait::Wait;
@@ -75,7 +75,8 @@ const UNKNOWN_WAIT_MAX: Duration = Duration::from_millis(400);
 ///
 /// Tokio's timer wakes up to a millisecond late. So a quota that admits one unit at a time passes
 /// at most about 1,000 units a second of a key. Give such a quota a larger burst, take several
-/// units at once, or use a leaky queue.
+/// units at once, or use a leaky queue. With a store, the callers of a key get the whole rate if the
+/// burst is at least what comes in two round trips.
 ///
 /// A quota that [counts denied](crate::Quota::count_denied) requests counts each time that the
 /// limiter is asked.
@@ -148,9 +149,9 @@ impl<L: Limiter> Ready<L> {
     /// fails. Nothing is taken then.
     #[inline]
     pub async fn take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Result<ChargeDecision, NotReady> {
-        let answered = match self.lines.asks.is_empty() {
-            true => self.limiter.try_take_one(policy, key, cost),
-            false => None,
+        let answered = match self.lines.asks.has_line(policy, key) {
+            false => self.limiter.try_take_one(policy, key, cost),
+            true => None,
         };
         match answered {
             Some(decision) if decision.is_allowed() && decision.delay().is_zero() => Ok(decision),
@@ -250,8 +251,8 @@ impl<L: Limiter> Ready<L> {
             caller.join(Wait::None)?;
         }
         loop {
-            let step = match &mut caller.turn {
-                Some(turn) if answer.is_none() => poll_fn(|cx| turn.poll(cx)).await,
+            let step = match &caller.turn {
+                Some(_) if answer.is_none() => poll_fn(|cx| caller.poll_turn(cx)).await?,
                 _ => LineStep::Asks,
             };
             if step == LineStep::GivesUp && !caller.asks_at_last() {
@@ -324,7 +325,7 @@ struct ReadyCaller<'a, L> {
 }
 
 impl<L: Limiter> ReadyCaller<'_, L> {
-    async fn ask(&self, charges: &[Charge<'_>]) -> Result<Decision, L::Error> {
+    async fn ask(&mut self, charges: &[Charge<'_>]) -> Result<Decision, L::Error> {
         let reply = match &self.turn {
             Some(LineTurn::Places(turn)) => {
                 let number = turn.number();
@@ -333,18 +334,40 @@ impl<L: Limiter> ReadyCaller<'_, L> {
             }
             _ => self.ready.limiter.take(charges),
         };
+        if self.turn.is_none() && matches!(reply, Reply::Later(_)) && !self.first.policy.limits_in_flight() {
+            if let Some((timer, until)) = self.deadline() {
+                let Charge { policy, key, cost, .. } = *self.first;
+                let turn = AskTurn::ask(&self.ready.lines.asks, &timer, (policy, key, cost), latest_us(until));
+                self.turn = Some(LineTurn::Asks(turn));
+            }
+        }
         reply.await
+    }
+
+    /// Polls the caller's turn. A caller that has to wait is counted.
+    fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<Result<LineStep, NotReady>> {
+        let Some(turn) = &mut self.turn else { return Poll::Ready(Ok(LineStep::Asks)) };
+        match turn.poll(cx) {
+            Poll::Ready(step) => Poll::Ready(Ok(step)),
+            Poll::Pending if self.counted.is_some() => Poll::Pending,
+            Poll::Pending => self.count(Duration::ZERO).map_or_else(|error| Poll::Ready(Err(error)), |_| Poll::Pending),
+        }
+    }
+
+    /// Returns the timer, if it can sleep, and the instant until which the caller may wait.
+    fn deadline(&mut self) -> Option<(Arc<dyn Timer>, Duration)> {
+        let ready = self.ready;
+        let timer = ready.timer.as_ref().filter(|timer| time_of(&***timer).is_some())?;
+        let until = *self.until.get_or_insert_with(|| timer.now().saturating_add(ready.max_wait));
+        Some((Arc::clone(timer), until))
     }
 
     /// Counts the caller as waiting. `delay` is how long it has to wait at the least. Returns the
     /// timer and the deadline.
     fn count(&mut self, delay: Duration) -> Result<(Arc<dyn Timer>, Duration), NotReady> {
         let (ready, policy) = (self.ready, self.first.policy);
-        let timer = ready.timer.as_ref().filter(|timer| time_of(&***timer).is_some());
-        let timer = timer.ok_or_else(|| NotReady::no_timer(policy))?;
-        let now = timer.now();
-        let until = *self.until.get_or_insert_with(|| now.saturating_add(ready.max_wait));
-        if now.saturating_add(delay) > until {
+        let (timer, until) = self.deadline().ok_or_else(|| NotReady::no_timer(policy))?;
+        if timer.now().saturating_add(delay) > until {
             return Err(self.too_long(Wait::After(delay)));
         }
         if self.counted.is_none() {
@@ -354,7 +377,7 @@ impl<L: Limiter> ReadyCaller<'_, L> {
             counted.map_err(|_| NotReady::too_many(policy, max, delay))?;
             self.counted = Some(CountedCaller(Arc::clone(lines)));
         }
-        Ok((Arc::clone(timer), until))
+        Ok((timer, until))
     }
 
     /// Joins a line. `wait` is the one that the limiter named if it denied the caller: for units of
@@ -376,9 +399,12 @@ impl<L: Limiter> ReadyCaller<'_, L> {
             Wait::After(wait) => Some(wait),
             Wait::Unknown | Wait::Never => Some(self.unknown_wait()),
         };
-        let (timer, until) = self.count(wait.unwrap_or_default())?;
-        let until_us = micros_floor(until).min(u64::MAX - 1);
-        let turn = AskTurn::join(&ready.lines.asks, &timer, (policy, key, cost), until_us, wait);
+        let (timer, until) = match wait {
+            Some(wait) => self.count(wait)?,
+            // Perhaps it does not have to wait: other callers are only asking.
+            None => self.deadline().ok_or_else(|| NotReady::no_timer(policy))?,
+        };
+        let turn = AskTurn::join(&ready.lines.asks, &timer, (policy, key, cost), latest_us(until), wait);
         self.turn = Some(LineTurn::Asks(turn));
         Ok(())
     }
@@ -435,7 +461,7 @@ impl<L: Limiter> ReadyCaller<'_, L> {
                 self.turn = Some(turn);
                 return Ok(());
             }
-            Some(LineTurn::Asks(turn)) => turn.leave_failed(),
+            Some(LineTurn::Asks(turn)) if !self.ready.limiter.is_overload(&error) => turn.leave_failed(),
             _ => {}
         }
         Err(NotReady::limiter(self.first.policy.name(), error))
@@ -455,6 +481,11 @@ impl<L: Limiter> ReadyCaller<'_, L> {
     fn with_decision(&self, error: NotReady) -> NotReady {
         NotReady { denied: self.denied.clone().map(Box::new), ..error }
     }
+}
+
+/// Returns an instant in microseconds, before the end of time.
+fn latest_us(until: Duration) -> u64 {
+    micros_floor(until).min(u64::MAX - 1)
 }
 
 /// The decision that admitted a caller, until the caller departs. If this is dropped, the units are

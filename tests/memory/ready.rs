@@ -212,6 +212,37 @@ fn round_trip_to_the_store_is_no_part_of_a_wait() {
 }
 
 #[test]
+fn callers_that_come_at_once_do_not_all_ask_at_once() {
+    let (mut world, alice) = (World::new(), key("alice"));
+    let policy = policy(Quota::per_second(200).burst(20).unwrap());
+    let far = Far::new(&memory(&world.clock), &world.timer, Duration::from_millis(30));
+    let ready = Ready::new(far.clone()).timer(world.timer.clone());
+    let timer = world.timer.clone();
+    let callers: Vec<usize> = (0..1_000).map(|_| world.spawn(take(&ready, &timer, &policy, &alice, 1))).collect();
+    assert_eq!(far.calls.load(Ordering::Relaxed), 20, "the capacity");
+    assert_eq!(ready.waiting(), 980);
+    world.pass(10_000 * MS);
+    let admitted: Vec<u64> = callers.iter().map(|caller| world.done[*caller].unwrap().unwrap()).collect();
+    assert!(admitted.is_sorted(), "{admitted:?}");
+    assert!(*admitted.last().unwrap() <= 5_400, "{admitted:?}");
+    let calls = far.calls.load(Ordering::Relaxed);
+    assert!(calls <= 1_100, "{calls} calls for 1,000 admissions");
+}
+
+/// A line is for callers that wait, and nobody waits as long as there are units for all.
+#[test]
+fn callers_that_ask_side_by_side_are_not_counted_as_waiting() {
+    let (mut world, alice) = (World::new(), key("alice"));
+    let policy = policy(Quota::per_second(1_000));
+    let far = Far::new(&memory(&world.clock), &world.timer, Duration::from_millis(100));
+    let ready = Ready::new(far.clone()).timer(world.timer.clone()).max_waiting(0);
+    let timer = world.timer.clone();
+    let callers: Vec<usize> = (0..500).map(|_| world.spawn(take(&ready, &timer, &policy, &alice, 1))).collect();
+    world.pass(100 * MS);
+    assert!(callers.iter().all(|caller| world.done[*caller] == Some(Ok(100))));
+}
+
+#[test]
 fn caller_that_is_not_polled_delays_the_others_once() {
     let (mut world, policy, alice) = (World::new(), steady(), key("alice"));
     let ready = Ready::new(memory(&world.clock)).timer(world.timer.clone());

@@ -12,6 +12,7 @@ use futures_core::Stream;
 use http::request::Parts;
 use tokio_stream::StreamExt;
 use tonic::{Code, Status};
+use tower_ratelimit::clock::Timer;
 use tower_ratelimit::limiter::BoxLimiter;
 use tower_ratelimit::middleware::{Messages, ModeSwitch, Refused, message_units};
 use tower_ratelimit::observe::{Observed, Observer, OutcomeKind, SetupWarningKind};
@@ -143,6 +144,33 @@ fn messages_of_a_key_wait_in_one_line() {
     assert_eq!(sent(1), [400, 1_000, 1_400]);
     assert_eq!(sent(2), [600, 1_200, 1_600]);
     assert_eq!(sent(other), [0, 200, 400]);
+}
+
+/// The limiter would admit it, because the units of those that wait are not taken before their time.
+#[test]
+fn new_message_stands_behind_those_that_wait() {
+    let bytes = || Rule::new("bytes", Quota::per_second(1_000)).unwrap().cost(message_units);
+    let block = Quota::block(9, SECOND, SECOND).unwrap();
+    for rules in [[steady(), bytes()], [steady().block("mute", block).unwrap(), bytes()]] {
+        let mut world = World::new();
+        let [count, bytes] = rules;
+        let chat = patient(&world, count).and(bytes, by_user());
+        let timer = world.timer.clone();
+        let mut late = chat.messages(&head("alice"));
+        // It runs first at 200 milliseconds, when a unit has come.
+        let late = world.spawn({
+            let timer = timer.clone();
+            async move {
+                timer.sleep_until(Duration::from_millis(200)).await;
+                late.admit(1).await.ok();
+                vec![Some(timer.now_us() / MS)]
+            }
+        });
+        let socket = world.spawn(send(chat.messages(&head("alice")), &timer, 3));
+        world.pass(5_000 * MS);
+        assert_eq!(world.done[socket], Some(vec![Some(0), Some(200), Some(600)]));
+        assert_eq!(world.done[late], Some(vec![Some(400)]));
+    }
 }
 
 #[test]

@@ -227,10 +227,11 @@ impl Ticket {
     }
 
     /// Does what [`charge_and_keep`](Self::charge_and_keep) does for a message that may wait if it is refused. If
-    /// something counts refusals, the charges are left to its line.
+    /// something counts refusals, or other messages wait, the charges are left to its line.
     pub(crate) fn charge_to_wait<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
         let uncharged = self.collect_and_look(layer, head);
-        if uncharged.is_none() && self.unsupported(layer).is_none() && self.refusal_counts(layer) {
+        let is_of_line = self.refusal_counts(layer) || self.line_ahead(layer).is_some();
+        if uncharged.is_none() && is_of_line && self.unsupported(layer).is_none() {
             self.is_left_to_line = true;
             return NextStep::WaitInLine;
         }

@@ -78,6 +78,16 @@ impl Ticket {
         };
         refusing.all(|at| waits(at).is_some()).then_some(first)
     }
+
+    /// Returns the first charge in whose line other messages wait for units that come back with time.
+    pub(crate) fn line_ahead<L: Limiter>(&self, layer: &Compiled<L>) -> Option<usize> {
+        let asks = &layer.delays.as_ref()?.asks;
+        let is_ahead = |charged: &Charged| {
+            let is_enforced = charged.effect == Effect::Enforce && charged.mode == Mode::Enforce && charged.cost > 0;
+            is_enforced && charged.policy_in(layer).is_some_and(|policy| asks.has_line(policy, &charged.key))
+        };
+        self.charges.iter().position(is_ahead)
+    }
 }
 
 /// Returns whether a request that is denied this charge may wait in line.
@@ -172,6 +182,7 @@ impl<B, L: Limiter> InLine<B, L> {
     ) -> Box<Self> {
         let came = layer.delays.as_ref().map_or(Duration::ZERO, |delays| delays.now());
         let is_to_be_tried = ticket.is_left_to_line;
+        let ahead = if is_to_be_tried && !rates_wait.is_zero() { ticket.line_ahead(layer) } else { None };
         let mut in_line = Box::new(Self {
             layer: Arc::clone(layer),
             held: Some((request, ticket)),
@@ -184,7 +195,9 @@ impl<B, L: Limiter> InLine<B, L> {
             reported: None,
             failures: 0,
         });
-        if is_to_be_tried {
+        if ahead.is_some_and(|at| in_line.join(at)) {
+            in_line.state = InLineState::Waits;
+        } else if is_to_be_tried {
             in_line.try_again()
         } else {
             in_line.weigh()
