@@ -17,7 +17,9 @@
 -- units of the holder's row after the call if nothing is taken and if all is, the rows of requests in line in both
 -- cases, and the rest for places_write. If the call is refused, returns nothing and the row's resets and epoch. If the
 -- value is not one of this version, returns nothing.
-local function places(pack, unpack, now, value, head, verb, cost, limit, force, holder, resets, epoch, base, keep, extra)
+local function places(
+  pack, unpack, now, value, head, operation, cost, limit, force, holder, resets, epoch, base, keep, extra
+)
   local longest, rows, sum, earliest, latest = 86400000000, '', 0, 9007199254740992, 0
   local line, own = '', nil
   if value then
@@ -51,15 +53,15 @@ local function places(pack, unpack, now, value, head, verb, cost, limit, force, 
   local before, units, moved = 0, base, base > 0 or keep == 1
   if place then
     local _, began, has, _, times = unpack('<ddddI4', rows, place)
-    if verb ~= 2 and (times > resets or times == resets and began > epoch) then
+    if operation ~= 2 and (times > resets or times == resets and began > epoch) then
       return nil, pack('<I4d', times, began)
     end
     before, moved = has, times ~= resets or began ~= epoch
-    if verb == 2 or not moved then units = has end
+    if operation == 2 or not moved then units = has end
   end
   sum = sum - before + units
 
-  if verb == 3 then
+  if operation == 3 then
     local left = units - cost
     if left < 0 then left = 0 end
     local told = '\5'

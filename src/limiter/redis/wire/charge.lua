@@ -1,7 +1,12 @@
 -- Takes, peeks and refunds.
 --
 -- The functions share no local variable with the script around them. Redis creates them anew with
--- each call: a function costs about 900 instructions then, and each shared variable 400.
+-- each call: a function costs about 900 instructions then, and each shared variable 400. So they are
+-- given all that they use, one by one: first what every function uses, then what is known of the
+-- request, then the fields of the form. A table of the first and one of the last make a lone check
+-- of a log 11 % more expensive and one of held units 16 %. The fields as `...`, with `redis.pcall` and
+-- `struct.unpack` looked up where they are used, make a lone check 4 to 7 % more expensive, and one of
+-- 64 in a call 5 to 8 %. (Instructions within EVALSHA, by callgrind.)
 
 -- The form of a charge: kind, layout and head of the value, its size, mode, ten numbers, and more
 -- (see wire/mod.rs).
