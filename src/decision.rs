@@ -403,7 +403,7 @@ impl ChargeDecision {
         Self { retry_us: NEVER, ..self }
     }
 
-    /// Returns the answer with `more` units added to what remains: those that the process holds.
+    /// Returns the answer with `more` units added to the remaining ones: those that the process holds.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn with_more_remaining(&self, more: u64) -> Self {
         Self { remaining: self.remaining.saturating_add(more).min(self.limit), ..self.clone() }

@@ -1,6 +1,6 @@
 //! The error of a setting, the shape of the crate's other errors, and of enums whose variants have labels.
 //!
-//! The text of an error describes its own level only. What caused it is its source.
+//! The text of an error describes its own level only. Its cause is its source.
 
 use std::error::Error;
 use std::fmt;

@@ -358,7 +358,7 @@ impl RulesEvent {
         Self::Refused { error: error.into() }
     }
 
-    /// Writes the event to `tracing`, with what changed in words.
+    /// Writes the event to `tracing`, with the change in words.
     #[cfg(feature = "rules")]
     pub(crate) fn log(&self, changes: &str) {
         #[cfg(not(feature = "tracing"))]

@@ -118,7 +118,7 @@ impl Explanation {
 
     /// Returns the outcome that the request would have, with the status of each policy as it would be reported then.
     ///
-    /// * What a policy that allows the request has left is what is left *after* the request. Nothing is
+    /// * The units that an allowing policy has left are those *after* the request. Nothing is
     ///   [taken](PolicyStatus::taken).
     /// * In a layer with an overflow, a request over a quota is
     ///   [`Overflowed`](crate::observe::OutcomeKind::Overflowed). The overflow is not asked whether it is ready; if it

@@ -206,8 +206,8 @@ impl Policy {
         let kept = |quota: Quota| {
             quota.in_proportion().map_err(|_| {
                 let why = format!(
-                    "the quota \"{quota}\" cannot be met in proportion: it is unlimited, or its units are refusals or are to be settled; use \
-                     Rule::plans"
+                    "the quota \"{quota}\" cannot keep the used share: it is unlimited, a block, a meter or a concurrency \
+                     limit; use Rule::plans"
                 );
                 ConfigError::together(name, &why)
             })

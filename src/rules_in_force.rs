@@ -1,11 +1,11 @@
-//! Which rules of a file are in force, for operators.
+//! The rules of a file that are in force, for operators.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::base::time::Timestamp;
 
-/// Which [rules](crate#features) are in force in this process. Two processes have the same rules if the
+/// Names the [rules](crate#features) that are in force in this process. Two processes have the same rules if the
 /// [`hash`](Self::hash) is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

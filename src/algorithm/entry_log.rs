@@ -298,8 +298,8 @@ impl EntryLog {
         entries
     }
 
-    /// If only a part of the oldest entry counts, changes the entry so that all of its units count. What it cannot hold
-    /// goes to the next sub-window.
+    /// If only a part of the oldest entry counts, changes the entry so that all of its units count. The rest goes to
+    /// the next sub-window.
     fn weigh_oldest(&self, entries: &mut Vec<(u64, u64)>, now: u64) {
         let Some((start, units)) = entries.first().copied() else { return };
         let edge = start + self.period_us;

@@ -196,7 +196,7 @@ impl PairAlgorithm for FixedWindow {
             if state.at <= now {
                 return Carried::new(Used::units(0), []);
             }
-            // Whoever takes it over bounds the end, if a clock stepped back.
+            // The quota that takes it over bounds the end, if a clock stepped back.
             let start = calendar.at(state.at - 1).start();
             return Carried::new(Used::units(state.n), [Dated::new(Some(start.min(now)), state.at, state.n)]);
         }

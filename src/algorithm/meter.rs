@@ -5,8 +5,8 @@
 //! Units are counted until the limit is reached. The count is forgotten when nothing was added to it for one period,
 //! the retention, and not before: an operator reads, settles and resets it.
 //!
-//! It guarantees: every unit is counted once, and none above the limit. What was counted under a larger limit stays
-//! counted.
+//! It guarantees: every unit is counted once, and none above the limit. Units that were counted under a larger limit
+//! stay counted.
 //!
 //! # 2 Parameters
 //!

@@ -143,7 +143,7 @@ pub(crate) struct Fullness {
 }
 
 impl Fullness {
-    /// Returns how full a state is, by the decision of a peek at it.
+    /// Returns the fullness of a state from the decision of a peek.
     pub(super) fn of(look: &ChargeDecision) -> Self {
         Self { throttled: look.remaining() == 0, used: share(look.limit() - look.remaining(), look.limit()) }
     }

@@ -37,7 +37,7 @@ pub struct Head<'a> {
     pub version: Version,
     /// The request's headers.
     pub headers: &'a HeaderMap,
-    /// What the server and other middleware put into the request.
+    /// The extensions that the server and other middleware put into the request.
     pub extensions: &'a Extensions,
 }
 

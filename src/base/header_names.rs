@@ -8,7 +8,7 @@ use std::time::Duration;
 /// The word that every name contains, in both spellings.
 const SPELLINGS: [&str; 2] = ["ratelimit", "rate-limit"];
 
-/// The list of what remains, in the drafts since 07.
+/// The list of remaining units, in the drafts since 07.
 pub(crate) const RATE_LIMIT: &str = "ratelimit";
 /// The list of quotas, in the drafts since 06.
 pub(crate) const RATE_LIMIT_POLICY: &str = "ratelimit-policy";
@@ -25,7 +25,7 @@ pub(crate) const X_USED: &str = "x-ratelimit-used";
 pub(crate) const X_RESET: &str = "x-ratelimit-reset";
 pub(crate) const X_RESOURCE: &str = "x-ratelimit-resource";
 
-/// The families of OpenAI's API: a unit, and the names of the limit, of what remains, and of the reset.
+/// The families of OpenAI's API: a unit, and the names of the limit, of the remaining units, and of the reset.
 pub(crate) const OPENAI: [(&str, [&str; 3]); 2] = [
     ("requests", ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"]),
     ("tokens", ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"]),

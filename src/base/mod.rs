@@ -1,4 +1,4 @@
-//! What every other room may use, and what uses no other room: instants, waits, locks, chance, headers, JSON.
+//! Helpers that every room may use and that use no other room: instants, waits, locks, chance, headers, JSON.
 
 pub(crate) mod calendar;
 pub(crate) mod fields;

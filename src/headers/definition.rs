@@ -1,4 +1,4 @@
-//! Which headers report quotas to clients, and when: the configuration.
+//! The configuration of the headers that report quotas.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,7 +40,7 @@ use super::wait::{Jitter, Waits};
 ///
 /// # How quotas are reported
 ///
-/// * What remains is rounded down, and every time is rounded up. A policy that refused is reported
+/// * Remaining units are rounded down, and times are rounded up. A policy that refused is reported
 ///   with nothing remaining.
 /// * `Retry-After` is in whole seconds, at least 1: the longest wait of the policies that refused.
 ///   It is absent if no wait helps, because a cost is above its policy's capacity, and if no wait is
@@ -101,12 +101,12 @@ impl Headers {
     ///   its burst.
     /// * `t` is the effective window: at most `r` may be used within it. It is not the time until
     ///   the quota is full.
-    /// * A capacity that refills within less than a second is reported as what passes in one second:
-    ///   50 per second with burst 10 is `q=50;w=1`.
-    /// * If it refills within less than half a second, `r` is what passes within the next second too, if the
-    ///   requests are spread: `r=49;t=1` after a request to `Quota::gcra` of 50 per second. Sent at once, most of
-    ///   them are refused. An `r` of 0 would stop an obedient client for a second each time, which
-    ///   is 49 of 50 requests.
+    /// * If the capacity refills within less than a second, `q` is the number of requests that pass in one
+    ///   second: 50 per second with burst 10 is `q=50;w=1`.
+    /// * If it refills within less than half a second, `r` is the number of spread requests that pass in the
+    ///   next second: `r=49;t=1` after a request to `Quota::gcra` of 50 per second. If a client sends them
+    ///   at once, most of them are refused. But an `r` of 0 would stop an obedient client for a second after
+    ///   each request, so it would send 1 of 50.
     /// * Two parameters of this crate say exactly what whole seconds cannot: `tower-ms` is `t` in
     ///   milliseconds, and `tower-r` is what can pass at this instant, if `r` is more. They are sent if
     ///   nothing remains for less than 20 seconds that are not whole, and if the capacity refills within less than

@@ -50,13 +50,13 @@ impl LegacyHeaders {
         self.with(name, Single::Limit)
     }
 
-    /// Sets the header of what remains, rounded down. It is 0 after a refusal.
+    /// Sets the header of the remaining units, rounded down. It is 0 after a refusal.
     #[must_use]
     pub fn remaining(self, name: impl Into<String>) -> Self {
         self.with(name, Single::Remaining)
     }
 
-    /// Sets the header of what is used: the limit minus what remains.
+    /// Sets the header of the used units: the limit minus the remaining units.
     #[must_use]
     pub fn used(self, name: impl Into<String>) -> Self {
         self.with(name, Single::Used)

@@ -182,7 +182,7 @@ impl PreparedHeaders {
         }
     }
 
-    /// Renders draft 11's list of what remains.
+    /// Renders draft 11's list of remaining units.
     #[inline]
     fn limits(&self, header: &PreparedHeader, views: &[PolicyView<'_>], seed: u64) -> Option<HeaderValue> {
         let mut text = Text::new();

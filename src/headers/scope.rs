@@ -1,4 +1,4 @@
-//! Which policies a family of headers reports.
+//! The policies that a family of headers reports.
 
 use std::fmt;
 

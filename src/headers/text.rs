@@ -5,7 +5,7 @@ use http::HeaderValue;
 
 use crate::quota::UNITS_MAX;
 
-/// A header value that is being written. What does not fit the buffer on the stack moves to the heap.
+/// A header value that is being written. It moves to the heap if it does not fit the buffer on the stack.
 #[derive(Debug)]
 pub(crate) struct Text {
     stack: [u8; 128],

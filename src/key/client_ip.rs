@@ -272,7 +272,7 @@ mod tests {
         assert!(client_ip(proxies)(&Head::from(&parts("nobody", "x-forwarded-for", &[]))).is_some());
     }
 
-    /// What a server without `http`'s types hands over has the key that the extractor finds in a request.
+    /// A server without `http`'s types gets the key that the extractor finds in a request.
     #[test]
     fn client_key_is_that_of_the_extractor() {
         let networks = || TrustedProxies::networks(["10.0.0.0/8"]).unwrap();

@@ -96,7 +96,7 @@ pub struct Refund {
 }
 
 impl Refund {
-    /// Makes a refund of what `receipt` still holds of a charge to (policy, key).
+    /// Makes a refund of the units that `receipt` still holds of a charge to (policy, key).
     #[must_use]
     pub fn new(policy: Policy, key: Key, receipt: Receipt) -> Self {
         Self { policy, key, receipt }

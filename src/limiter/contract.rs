@@ -174,7 +174,7 @@ pub trait Limiter: Send + Sync + 'static {
     }
 }
 
-/// What a limiter shows and takes beside its decisions, for warnings, observers, status pages and lines.
+/// Methods of a limiter beside its decisions, for warnings, observers, status pages and lines.
 /// Each method has a default, which is right for a limiter without such a thing.
 pub trait LimiterHooks: Send + Sync {
     /// Returns how strictly a set of charges is all or nothing.

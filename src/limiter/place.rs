@@ -80,7 +80,7 @@ impl fmt::Debug for Place {
     }
 }
 
-/// Units that a request holds, by the places of its charges. What is left of them is returned when this is dropped.
+/// Units that a request holds, by the places of its charges. Those that are left are returned when this is dropped.
 pub(crate) struct HeldPlaces<L: Limiter> {
     limiter: L,
     observer: Option<Arc<dyn Observer>>,

@@ -73,7 +73,7 @@ impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
         !was_refunding
     }
 
-    /// Gives the oldest refund that waits up if too many do. Returns the callers that wait for its result.
+    /// If too many refunds wait, gives up the oldest. Returns the callers that wait for its result.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(super) fn give_up_oldest(&self, queue: Q) -> Vec<C> {
         let given_up = self.lock().queues.get_mut(&queue).and_then(LeakyQueue::take_one_too_many);

@@ -21,7 +21,7 @@ pub enum UnsupportedQuotaKind {
     Algorithm,
     /// The limiter has the algorithm, but not with one of the quota's options.
     Option,
-    /// The limiter has no room for what one key needs.
+    /// The limiter has no room for the state of one key.
     TooLarge,
 }
 

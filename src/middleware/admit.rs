@@ -33,7 +33,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     ///
     /// * The observer, access lists, modes, blocks and [`OnError`](crate::OnError) are as in the layer. A request that
     ///   has to [wait](Self::delay) waits here.
-    /// * What was taken stays charged, and the response gets no headers, unless the handler uses the [`Admission`]:
+    /// * The taken units stay charged, and the response gets no headers, unless the handler uses the [`Admission`]:
     ///   [`headers`](Admission::headers) are those of the layer for the handler's response, and
     ///   [`finish`](Admission::finish) adds them to it and settles the rules by it.
     /// * Layers around the handler keep what they took, even if they [refund](Self::refund_nested) what an inner layer

@@ -41,7 +41,7 @@ pub(super) struct Compiled<L> {
     pub(super) paths: Option<PathIndex>,
     /// How requests are charged when the first requests are over.
     plan: ChargePlan,
-    /// What is needed of each request that passes.
+    /// The data that is kept of each request that passes.
     pub(super) needs: Needs,
     pub(super) holders: PlaceHolders,
     /// The most charges that a request can have, beside those that a source finds.
@@ -67,7 +67,7 @@ pub(super) struct Compiled<L> {
     pub(super) entered: OnceLock<Option<Entered>>,
 }
 
-/// What a layer needs to answer requests.
+/// Everything that a layer needs to answer requests.
 pub(super) struct Responses {
     pub(super) headers: PreparedHeaders,
     pub(super) refusals: PreparedRefusals,
@@ -77,14 +77,14 @@ pub(super) struct Responses {
     pub(super) discard: Option<Arc<Discard>>,
 }
 
-/// The part of a policy in its rule. What the rule sets is read from the rule itself.
+/// The part of a policy in its rule. Settings of the rule are read from the rule itself.
 struct PolicyPart {
     rule: usize,
     /// The role of a linked policy.
     linked: Option<LinkedRole>,
 }
 
-/// What is compiled of a rule.
+/// A compiled rule.
 struct CompiledRule {
     /// The place and the role of its linked policy.
     linked: Option<(usize, LinkedRole)>,

@@ -1,4 +1,4 @@
-//! What handlers of axum take as arguments.
+//! Arguments of axum's handlers.
 
 use std::convert::Infallible;
 use std::sync::Once;

@@ -108,7 +108,7 @@ pub(super) struct Line<S, L: Limiter, B, O> {
     overflow: O,
 }
 
-/// What is done with the service's response. Nothing that a usual request charged is copied into its future.
+/// The steps after the service's response. The future of a usual request has no copy of its charges.
 pub(super) enum OnResponse<L: Limiter> {
     Nothing,
     /// Headers are added as the layer is configured.
@@ -312,8 +312,8 @@ impl<L: Limiter> OnResponse<L> {
     }
 }
 
-/// Finishes a response: settles what its head settles and adds headers. What depends on its body too is settled when
-/// that ends.
+/// Finishes a response: settles what its head settles and adds headers. Charges that depend on its body too are settled
+/// when the body ends.
 pub(super) fn finish<C: ResponseBody>(mut ticket: Box<dyn AnyTicket>, response: Response<C>) -> Response<C> {
     let (mut head, mut body) = response.into_parts();
     ticket.finish_head(&mut head);

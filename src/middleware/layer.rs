@@ -369,9 +369,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   then waits until it is told to send. It also answers a gRPC call over HTTP/2 at once, whose
     ///   client reads the status while it sends. If `max_bytes` or `max_time` is 0, it answers every
     ///   request at once.
-    /// * What is read is dropped at once, so memory stays flat. A refused request takes as much
-    ///   bandwidth as `max_bytes` allows. For up to `max_time` it holds its connection, and its units of
-    ///   limits *outside* of this layer. It holds no unit of this layer's rules and no inner service.
+    /// * The bytes are dropped at once, so memory stays flat. A refused request takes as much bandwidth as `max_bytes`
+    ///   allows. For up to `max_time` it holds its connection, and its units of limits *outside* of this layer. It
+    ///   holds no unit of this layer's rules and no inner service.
     /// * A request that goes to the [overflow](Self::overflow) is not read here. If its service leaves a
     ///   body unread, the client may not see the answer.
     /// * Time is that of the layer's [timer](Self::delay), or of `TokioTimer` if the layer has none and

@@ -158,7 +158,7 @@ impl<L: Limiter> fmt::Debug for Messages<L> {
     }
 }
 
-/// What became of a message, and the connection's messages again.
+/// The result for a message, and the connection's messages again.
 type DecidedMessage<L> = (Messages<L>, Result<Admission, Refused>);
 
 pin_project! {

@@ -48,7 +48,7 @@ impl ChargePlan {
     }
 }
 
-/// What a layer needs of each request that passes, beside the numbers of its headers. Each variant includes those
+/// The data that a layer keeps of each passing request, beside the numbers of its headers. Each variant includes those
 /// before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Needs {
@@ -65,7 +65,7 @@ pub(super) enum Needs {
     Usage,
 }
 
-/// Which requests of a layer may hold units of a concurrency limit.
+/// The requests of a layer that may hold units of a concurrency limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PlaceHolders {
     None,

@@ -55,7 +55,7 @@ impl<L: Limiter> Compiled<L> {
 
     /// Warns about headers that many clients and proxies refuse to read, because they report so many policies.
     fn look_for_long_headers(&self) {
-        /// What usual servers and proxies accept of all headers together, such as nginx and Node.js in older versions.
+        /// The maximum size of all headers together that usual servers accept, such as nginx and older Node.js.
         const USUAL_MAX: usize = 8_192;
         let mut places = Vec::new();
         for bound in &self.settings.rules {

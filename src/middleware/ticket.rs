@@ -1,7 +1,7 @@
 //! The ticket of a request: its charges, from the decision to the end of its response.
 //!
-//! A request has one [`Ticket`]. It owns the charges with the limiter's answers and receipts. What was taken is kept,
-//! refunded or settled through it, and nothing else.
+//! A request has one [`Ticket`]. It owns the charges with the limiter's answers and receipts. Units that were taken are
+//! kept, refunded or settled only through it.
 //!
 //! The ticket of a usual request lives on the stack of `RateLimit::call` alone: nothing is settled after the response.
 //! Only a request that waits, or whose charges are open until the response has come, holds its ticket for longer.
@@ -233,7 +233,7 @@ impl Ticket {
         self.charges.get(at).map_or(0, |charged| charged.decision.taken()) + held
     }
 
-    /// Takes the receipts of all charges, with the place of each. What was taken can be refunded once. Strikes stay: a
+    /// Takes the receipts of all charges, with the place of each. The taken units can be refunded once. Strikes stay: a
     /// request that is refunded was refused anyway.
     fn take_receipts<L>(&mut self, layer: &Compiled<L>) -> SmallVec<[(usize, Receipt); 2]> {
         let charges = self.charges.iter_mut().enumerate().filter(|(_, charged)| !is_strike(layer, charged));

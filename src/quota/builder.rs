@@ -265,9 +265,9 @@ impl Quota {
     /// * Its text is `unlimited`. It has no options.
     /// * No header reports it: a client has nothing to keep to. If all quotas of a request are
     ///   unlimited, its response has no headers of the layer.
-    /// * What a key has used under another quota counts for one to two minutes more. A key that leaves
-    ///   it for another quota has used the units of the minute. If they are more than the other quota
-    ///   can remember, the key waits until they no longer count.
+    /// * The units that a key has used under another quota count for one to two minutes more. A key that leaves it for
+    ///   another quota has used the units of the minute. If they are more than the other quota can remember, the key
+    ///   waits until they no longer count.
     /// * To bill what is used, add a [meter](Self::meter) to the rule by
     ///   [`Rule::overage`](crate::Rule::overage), or read the statistics.
     ///

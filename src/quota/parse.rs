@@ -203,7 +203,7 @@ type Phrase = (&'static str, fn(Quota) -> Changed);
 const NUMBERS: [NumberOption; 4] =
     [("burst", Quota::burst), ("queue", Quota::queue), ("delay after", Quota::delay_after), ("debt", Quota::max_debt)];
 
-/// What a limit without a unit counts. The word may be left out.
+/// The words for requests, which a limit without a unit counts. They may be left out.
 const COUNTED: [&str; 4] = ["requests", "request", "reqs", "req"];
 
 const PHRASES: [Phrase; 6] = [

@@ -294,7 +294,7 @@ fn together(kinds: impl Iterator<Item = RuleChangeKind>) -> Option<RuleChangeKin
     kinds.reduce(|a, b| if a == b { a } else { RuleChangeKind::Changed })
 }
 
-/// Returns how a quota changes: by what it allows over time, and at once.
+/// Returns how a quota changes: by the units that it allows over time, and at once.
 fn of_quota(old: &Quota, new: &Quota) -> Option<RuleChangeKind> {
     if old == new {
         return None;

@@ -362,7 +362,7 @@ impl DescriptorCounter {
         is_window && !self.decision.is_allowed() && self.decision.remaining() > 0
     }
 
-    /// Returns a charge of what remains.
+    /// Returns a charge of the remaining units.
     fn rest(&self) -> Charge<'_> {
         Charge::new(&self.policy, &self.key).cost(self.decision.remaining()).effect(Effect::Force)
     }

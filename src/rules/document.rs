@@ -1,7 +1,7 @@
 //! A file as a tree in which every value has its position.
 //!
 //! YAML is read in its version 1.2, which includes JSON. Sizes are bounded: the bytes of a file, and the depth of its
-//! tree, the number of its values and the bytes of their texts. Each alias counts as what it stands for.
+//! tree, the number of its values and the bytes of their texts. Each alias counts as the value that it stands for.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -36,7 +36,7 @@ pub(crate) struct Node<'a> {
     height: usize,
 }
 
-/// The size of a value and all values in it, in which each alias counts as what it stands for.
+/// The size of a value and all values in it, in which each alias counts as the value that it stands for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Size {
     pub(crate) nodes: usize,

@@ -20,7 +20,7 @@ use crate::policy::{Policy, shortened};
 use crate::quota::Quota;
 use crate::quota::error::NAME_MAX;
 
-/// Whose allowance is charged, as Envoy names it: a list of keys and values, whose order matters, and the cost.
+/// The charged allowance as Envoy names it: a list of keys and values, whose order matters, and the cost.
 ///
 /// ```
 /// use tower_ratelimit::rules::Descriptor;

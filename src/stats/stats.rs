@@ -219,10 +219,10 @@ impl StatsBuilder {
     ///
     /// * A refused request is an event at the level `DEBUG`, with the fields `policy`, `outcome`, `retry_after_ms` and
     ///   `key`, the key's [fingerprint](super::TopKey::fingerprint).
-    /// * What a policy refused in ten seconds is one event at the level `WARN`:
-    ///   `client: 1284 refused for at least 37 keys`, with the fields `policy`, `refused` and `keys`. At most 4,096
-    ///   keys are distinguished. Nothing runs in the background: the summary is written with the next outcome after the
-    ///   ten seconds, or the next [snapshot](Stats::snapshot) or scrape.
+    /// * The refusals of a policy in ten seconds are one event at the level `WARN`: `client: 1284 refused for at least
+    ///   37 keys`, with the fields `policy`, `refused` and `keys`. At most 4,096 keys are distinguished. Nothing runs
+    ///   in the background: the summary is written with the next outcome after the ten seconds, or the next
+    ///   [snapshot](Stats::snapshot) or scrape.
     #[cfg(feature = "tracing")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tracing")))]
     pub fn log_refusals(mut self, log_refusals: bool) -> Self {

@@ -12,7 +12,7 @@ labelled! {
     ActionKind,
     /// Returns the label for metrics and logs.
     as_str {
-        /// A block was opened. What the key has used of its quotas stays used.
+        /// A block was opened. The used units of its quotas stay used.
         Unblock = "unblock",
         /// The usage of a key was forgotten, or its block was opened.
         Reset = "reset",

@@ -289,7 +289,7 @@ impl StatusPage {
     /// An operator first explains a request, or a key that the page lists, by its fingerprint. The answer shows what
     /// each key has left now, and has a token for each layer. With the token the operator acts on these keys:
     ///
-    /// * *Unblock* opens blocks. What the keys have used of their quotas stays used.
+    /// * *Unblock* opens blocks. The used units of their quotas stay used.
     /// * *Reset* forgets what the keys have used, and opens blocks. Meters are kept, because they are billed.
     ///
     /// Both hold in this process at once. With Redis or another store, other processes remember denials, and may go on
@@ -519,7 +519,7 @@ impl PageContent {
         }
     }
 
-    /// Answers with what was explained, and with tokens if an operator asks.
+    /// Answers with the explanation, and with tokens if an operator asks.
     async fn explained(
         &self,
         parts: &Parts,
@@ -549,7 +549,7 @@ impl PageContent {
         self.page(parts, StatusCode::OK, is_json, &view)
     }
 
-    /// Answers with what was done.
+    /// Answers with the result of the action.
     fn answer_actions(&self, parts: &Parts, is_json: bool, actions: &[OperatorAction]) -> Response<StatusBody> {
         let failed = || actions.iter().filter(|action| action.error().is_some());
         let status = if failed().next().is_some() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };

@@ -144,7 +144,7 @@ pub(super) struct Described {
 /// The fields of the form that describes a request, as they were sent.
 #[derive(Debug, Default)]
 pub(super) struct ExplainForm {
-    /// What is shown of the key, if a listed key is explained instead of a request.
+    /// The shown part of the key, if a listed key is explained instead of a request.
     pub(super) key: Option<String>,
     pub(super) method: String,
     pub(super) uri: String,

@@ -39,7 +39,7 @@ pub(super) struct PageView {
     pub(super) wrong: Option<String>,
 }
 
-/// What each layer would do with a described request, or what is wrong with the description.
+/// The decision of each layer about a described request, or the fault in the description.
 pub(super) type Explained = Result<Vec<ExplainedLayer>, String>;
 
 pub(super) struct ExplainedLayer {

@@ -1,4 +1,4 @@
-//! What obedient clients get of each quota: the layer, and clients that know nothing but the draft.
+//! The shares that obedient clients get of each quota: the layer, and clients that know only the draft.
 
 use std::cell::Cell;
 use std::convert::Infallible;

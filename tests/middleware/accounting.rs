@@ -178,7 +178,7 @@ struct Charge {
     drains: u64,
     /// The units taken, or `None` if nothing was taken.
     taken: Option<u64>,
-    /// What the handler or the bytes have stated. `None` if nothing was.
+    /// The cost that the handler or the bytes have stated.
     stated: Option<u64>,
     is_open: bool,
 }
@@ -374,7 +374,7 @@ struct Open {
     stage: Stage,
     gate: Gate,
     script: Script,
-    /// What each layer charged it. The inner layer charges nothing if it refuses it.
+    /// The charges of each layer. The inner layer charges nothing if it refuses the request.
     charges: [Vec<Charge>; 2],
     /// The frames that were read.
     read: usize,

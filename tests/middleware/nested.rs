@@ -41,7 +41,7 @@ enum At {
     Handler,
 }
 
-/// What happens to a request or to its response.
+/// An event of a request or of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     Pass,
@@ -56,7 +56,7 @@ enum Act {
     Copy,
 }
 
-/// What happens to a request at each place, in its extensions.
+/// The events of a request at each place, in its extensions.
 #[derive(Clone, Debug, Default)]
 struct Acts(Vec<(At, Act)>);
 
@@ -584,7 +584,7 @@ where
 /// A request, and what happens to it.
 #[derive(Clone, Debug)]
 struct Fate {
-    /// Which layer refuses it, if one does.
+    /// The index of the layer that refuses it.
     refused_by: usize,
     acts: [(At, Act); 3],
     /// Whether the request is polled.

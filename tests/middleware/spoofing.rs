@@ -58,7 +58,7 @@ fn ways() -> [TrustedProxies; 2] {
 /// A CDN, its header, how to read it, the header's lines, and the client that they mean.
 type CdnRow<'a> = (&'a str, &'static str, TrustedProxies, &'a [&'a str], Option<&'a str>);
 
-/// What CDNs and clouds send, and how the guide says to read it: the header's lines, and the client that they mean. The
+/// The headers of CDNs and clouds, read as the guide says: the header's lines, and the client that they mean. The
 /// first entries are a client's own claims.
 #[test]
 fn headers_of_cdns_and_clouds_name_the_client() {

@@ -29,7 +29,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 // Uploads ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/// What the layer did with a body.
+/// The bytes that the layer read of a body, and whether it dropped the body.
 #[derive(Clone, Default)]
 struct Seen(Arc<(AtomicU64, AtomicBool)>);
 

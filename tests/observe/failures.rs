@@ -18,7 +18,7 @@ struct Log;
 
 impl Observer for Log {}
 
-/// What a layer makes of a failure.
+/// The answers of a layer to a failure.
 const ANSWERS: [&str; 3] = ["deny", "allow", "fallback"];
 
 fn memory() -> MemoryLimiter {

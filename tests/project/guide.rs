@@ -153,7 +153,7 @@ fn index_of_the_guide_names_each_page() {
     }
 }
 
-/// What the guide shows of other frameworks is text of programs that are compiled and tested.
+/// The guide's code for other frameworks is text of programs that are compiled and tested.
 #[test]
 fn ignored_blocks_are_parts_of_the_programs() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

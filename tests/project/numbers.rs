@@ -111,7 +111,7 @@ const PROMISES: &[Promise] = &[
     ),
     ("src/limiter/store/postgres/builder.rs::KEEPALIVE", &["TCP asks after {} without traffic"]),
     ("src/limiter/store/postgres/connections.rs::PING", &["an idle connection is asked every {} whether"]),
-    ("src/limiter/store/postgres/connections.rs::LATE", &["After {} without an answer the connection is used"]),
+    ("src/limiter/store/postgres/connections.rs::LATE", &["After {} without an answer other statements"]),
     (
         "src/limiter/store/postgres/connections.rs::SILENT",
         &[
@@ -271,7 +271,7 @@ const OTHER_DEFAULTS: &[&str] = &[
     "The default is 0, which keeps none.",
 ];
 
-/// What stands between a number and the word that makes it a default.
+/// The text between a number and the word that makes it a default.
 const DEFAULTS: [&str; 8] = [
     "{} by default",
     "by default {}",
@@ -466,7 +466,7 @@ fn number(text: &str) -> Option<(Number, usize)> {
 /// The longest number with its unit, in bytes.
 const NUMBER_MAX: usize = 24;
 
-/// What stands for a number in a sentence: the number of the promise, or any.
+/// The marks for a number in a sentence: the number of the promise, or any.
 const HOLES: [&str; 2] = ["{}", "{_}"];
 
 /// Returns the words before a sentence's first number, that number's sign, and what follows it.

@@ -179,6 +179,20 @@ fn sentences_are_drawn() {
     }
 }
 
+/// A sentence that begins so has no actor, and its end decides what it is about.
+const NOUN_CLAUSES: [&str; 6] = ["What ", "Who ", "Whoever ", "Which ", "Whose ", "Where "];
+
+#[test]
+fn sentences_do_not_begin_with_a_noun_clause() {
+    let mut found = Vec::new();
+    for (kind, sentences) in sentences().into_iter().filter(|(kind, _)| *kind != Kind::Message) {
+        let begins = |text: &str| NOUN_CLAUSES.iter().any(|word| text.starts_with(word)) && !text.ends_with('?');
+        let wrong = sentences.into_iter().filter(|sentence| begins(&sentence.text));
+        found.extend(wrong.map(|Sentence { place, text }| format!("{kind:?} {place}\n    {text}")));
+    }
+    assert!(found.is_empty(), "give these sentences a subject:\n{}", found.join("\n"));
+}
+
 #[test]
 fn sentences_end_where_a_reader_says_so() {
     let mut sentences = Sentences::new();

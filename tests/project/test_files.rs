@@ -1,4 +1,4 @@
-//! What CONTRIBUTING asks of tests: they have short names, and do not sleep to let time pass.
+//! Tests have short names, and do not sleep to let time pass, as CONTRIBUTING says.
 
 use std::fs;
 use std::path::{Path, PathBuf};

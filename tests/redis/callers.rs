@@ -1,4 +1,4 @@
-//! What callers do with the futures of checks: hold them, drop them, send thousands at once, and use
+//! Callers that hold the futures of checks, drop them, send thousands at once, and use
 //! them from another runtime.
 
 use std::collections::HashMap;

@@ -89,7 +89,7 @@ fn downs(seen: &Events) -> usize {
     seen.lock().iter().filter(|event| matches!(event, LimiterEvent::StoreDown { .. })).count()
 }
 
-/// What a server says that was a master when the connection was made.
+/// A connection's server stops being a master.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn master_that_changes_behind_one_address_is_followed() {
     for (says, demote) in [

@@ -34,7 +34,7 @@ fn policy_of_all() -> Policy {
     policy("crowd", quota())
 }
 
-/// What the clients saw: the times of their responses, by status.
+/// The times of the clients' responses, by status.
 type Seen = Arc<Mutex<BTreeMap<u16, Vec<Duration>>>>;
 
 /// Sends requests over one connection until it is told to stop.

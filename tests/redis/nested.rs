@@ -31,7 +31,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 const LAYERS: [&str; 4] = ["", "outer", "middle", "inner"];
 
-/// What the handler does with a request, in the request's extensions.
+/// An act of the handler, in the request's extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     Answer,

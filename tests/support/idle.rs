@@ -101,7 +101,7 @@ const DENIED: Write = Write::Because("the quota counts denied requests");
 const AHEAD: Write = Write::Because("the state lies further ahead than its quota can put it, and would stay there");
 const REFUSAL: Write = Write::Because("a refusal is what the quota counts");
 
-/// Which of the actions write a state of this quota. An exception that is not listed here is a bug.
+/// The effect of an action on a state of this quota. An exception that is not listed here is a bug.
 pub(super) fn expected(quota: &Quota, action: Action) -> Write {
     match action {
         DeniedTake | DeniedTakeAfterClockSteppedBack | ObservedDenial | ObservedDenialInTakenSet

@@ -1,4 +1,4 @@
-//! What a user agent says about who sends it.
+//! Tells crawlers, programs and browsers apart by their user agents.
 
 /// Parts of the user agents of crawlers, of libraries and of command-line programs, in lower case. Many crawlers
 /// write a URL into it, for operators who look at logs.

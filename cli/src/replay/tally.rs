@@ -52,11 +52,11 @@ pub(crate) struct Client {
     last_window_over: u64,
     peaks: [Peak; WINDOWS.len()],
     agents: u64,
-    /// What it was refused for, if it was.
+    /// Its refused requests, if there are any.
     pub(crate) refusals: Option<Box<Refusals>>,
 }
 
-/// What the refused requests of a client were, in less than a kilobyte.
+/// The refused requests of a client, in less than a kilobyte.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     pub(crate) first_us: u64,

@@ -12,7 +12,7 @@ use tower_ratelimit::key::PeerAddr;
 /// The header in which proxies report clients.
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// What a proxy or an application says about a request.
+/// A request as a proxy or an application describes it.
 #[derive(Debug)]
 pub(crate) struct Described {
     pub(crate) method: Method,
@@ -23,7 +23,7 @@ pub(crate) struct Described {
     pub(crate) length: Option<HeaderValue>,
     /// The other headers.
     pub(crate) headers: HeaderMap,
-    /// Who describes it: a trusted peer, for which `X-Forwarded-For` is believed.
+    /// The trusted peer that describes it. Its `X-Forwarded-For` is believed.
     pub(crate) peer: IpAddr,
 }
 

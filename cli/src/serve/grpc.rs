@@ -35,7 +35,7 @@ const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 
-/// What a `grpc-message` has percent-encoded.
+/// The characters that are percent-encoded in a `grpc-message`.
 const MESSAGE: &AsciiSet = &CONTROLS.add(b'%');
 
 /// A length and a sign of compression stand before each message.

@@ -1,4 +1,4 @@
-//! Who may act on the operators' address.
+//! Decides whether a request on the operators' address may act.
 
 use std::fs;
 use std::path::Path;

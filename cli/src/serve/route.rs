@@ -1,4 +1,4 @@
-//! Which part of the server answers a request.
+//! Finds the part of the server that answers a request.
 
 use std::net::IpAddr;
 

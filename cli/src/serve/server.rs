@@ -34,7 +34,7 @@ const NOTE_EVERY: Duration = Duration::from_secs(10);
 /// The longest time for asking the store whether it decides.
 const PROBE_TIME: Duration = Duration::from_secs(2);
 
-/// Which of the two addresses it is.
+/// The role of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Proxies and applications ask here.

@@ -1,4 +1,4 @@
-//! What somebody who reaches the server past the proxy, or who has taken over a peer, can make it do.
+//! Attacks of a client that reaches the server past the proxy, or that has taken over a peer.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -132,7 +132,7 @@ impl Calendar {
         let local = at_s + self.zone.offset_s(at_s);
         let mut first = self.first_day(local.div_euclid(DAY_S));
         let mut begin = self.zone.begin_of_day(first);
-        // Where a zone sets its clocks back over midnight, the local date is for a while one that has ended already.
+        // If a zone sets its clocks back over midnight, the local date is for a while one that has ended already.
         loop {
             let next = self.next_first_day(first);
             let end = self.zone.begin_of_day(next);

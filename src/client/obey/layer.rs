@@ -103,7 +103,7 @@ const KEYS: usize = 10_000;
 /// * The layer never retries. It reads heads of responses only: a gRPC status in trailers, after
 ///   messages, goes unheard, unless the caller hands it over with [`pause`](Self::pause).
 ///
-/// Put the layer inside of what follows redirects, because a redirect may lead to another origin.
+/// Put the layer inside the layer that follows redirects, because a redirect may lead to another origin.
 /// Put it outside of a concurrency limit: a request that waits holds no permit of the service inside,
 /// but cannot refund a charge of an outer layer.
 ///
@@ -287,7 +287,7 @@ impl ObeyLayer {
     /// Adapts the rate to servers that do not say what remains. By default this is off, and their refusals only
     /// pause.
     ///
-    /// The first refusal sets the rate to half of what succeeded in a second; each later one halves it,
+    /// The first refusal sets the rate to half of the requests that succeeded in a second; each later one halves it,
     /// at most once per round trip, down to one request per minute. Each success adds one request per
     /// second for each second that has passed, and at most doubles the rate.
     /// Each [`own_quota`](Self::own_quota) is an upper bound.

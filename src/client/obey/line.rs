@@ -67,7 +67,7 @@ pub(super) struct KeyLine {
     /// The number of the first request after the last pause began. The responses to earlier requests say nothing about
     /// the time after the pause.
     paused_at: u64,
-    /// Refusals in a row that named no time.
+    /// The number of consecutive refusals without a time.
     silent_refusals: u32,
     /// The number of requests that were sent after the last pause began, and not answered.
     on_their_way: u32,

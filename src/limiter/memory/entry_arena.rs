@@ -204,7 +204,7 @@ impl EntryArena {
         self.release(owner, spare, spare);
     }
 
-    /// Takes all entries out of a chain that has a block. What is left is a head that names this quota, and `spare` for
+    /// Takes all entries out of a chain that has a block. It keeps a head that names this quota, and `spare` for
     /// entries if they have no other block.
     pub(super) fn empty_headed(&self, owner: Fingerprint, chain: &mut Chain, spec: &Spec, spare: &mut Option<u32>) {
         self.empty(owner, chain);
@@ -219,7 +219,7 @@ impl EntryArena {
         spec.to_words().iter().enumerate().for_each(|(at, word)| self.set_word(chain.head, QUOTA + at, *word));
     }
 
-    /// Takes all entries out of a chain that has a block. What is left is one block, which is no head.
+    /// Takes all entries out of a chain that has a block. It keeps one block, which is no head.
     pub(super) fn empty_plain(&self, owner: Fingerprint, chain: &mut Chain) {
         self.empty(owner, chain);
         if chain.head != NONE {

@@ -1,4 +1,4 @@
-//! Random schedules of what is too large for loom: several threads with many steps each. `tests/campaigns.sh` has the
+//! Random schedules that are too large for loom: several threads with many steps each. `tests/campaigns.sh` has the
 //! command that runs them.
 
 use std::future::Future;

@@ -281,7 +281,7 @@ impl Seen<'_> {
     }
 }
 
-/// Which of its lines a table uses, and whether keys are on their way to lines that it uses since lately.
+/// The lines that a table uses, and whether keys still have to move to new ones.
 #[repr(u64)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Growth {

@@ -20,7 +20,7 @@
 //! from a closure: [`RedisLimiterBuilder::credentials`](RedisLimiterBuilder::credentials). With
 //! `redis-sentinel://` that is not possible, and is an error of `connect`. The closure is asked for
 //! each connection, and again after the time that [`renew_after`](RedisCredentials::renew_after) of
-//! its answer says. Which time fits depends on the server:
+//! its answer says. Choose it by the server:
 //!
 //! | server | what it does when a token expires | `renew_after` |
 //! |---|---|---|

@@ -118,15 +118,20 @@ struct Holding {
     /// Calls that have no answer yet.
     calls: u32,
     resets: u32,
-    epoch: u64,
-    base: u64,
+    epoch: Epoch,
     /// An epoch had a base. Calls of it may arrive when the row is gone.
     had_base: bool,
-    /// When the epoch began.
-    began: Timestamp,
-    /// The store's row may be wrong.
+    /// The store's row may be wrong, so the next call begins an epoch.
     is_doubtful: bool,
-    /// The number of connections that were made when the epoch began.
+}
+
+/// An epoch of a key.
+#[derive(Clone, Copy, Default)]
+struct Epoch {
+    number: u64,
+    base: u64,
+    began: Timestamp,
+    /// The number of connections that were made when it began.
     connections: u64,
 }
 
@@ -160,7 +165,7 @@ impl Holdings {
     pub(crate) fn bid(self: &Arc<Self>, key: HeldKey, units: u64, connections: u64) -> (Claim, Bid) {
         let mut part = self.part(&key.bytes);
         let holding = self.holding(&mut part, &key);
-        let before = holding.epoch;
+        let before = holding.epoch.number;
         let claim = self.claim(holding, connections);
         holding.under_way = holding.under_way.saturating_add(units);
         let bid = Bid {
@@ -183,12 +188,12 @@ impl Holdings {
         let holding = part.get_mut(&key.bytes).filter(|holding| holding.run == run)?;
         let units = units.min(holding.held);
         holding.held -= units;
-        if holding.held == 0 && holding.under_way == 0 && holding.base > 0 {
+        if holding.held == 0 && holding.under_way == 0 && holding.epoch.base > 0 {
             holding.is_doubtful = true; // its row can go once a new epoch has no base
         }
-        let before = holding.epoch;
+        let before = holding.epoch.number;
         let claim = self.claim(holding, connections);
-        let units = if holding.epoch == before { units } else { 0 }; // the new base is without them
+        let units = if holding.epoch.number == before { units } else { 0 }; // the new base is without them
         Some(Return { key, units, claim })
     }
 
@@ -217,11 +222,11 @@ impl Holdings {
         let (now, mut due) = (self.clock.now(), Vec::new());
         for part in &self.parts {
             lock(part).retain(|key, holding| {
-                let age = now.saturating_since(holding.began);
+                let age = now.saturating_since(holding.epoch.began);
                 if holding.is_idle() && (!holding.is_doubtful || age > 2 * self.lapse) {
                     return false;
                 }
-                let is_moved = holding.connections != connections;
+                let is_moved = holding.epoch.connections != connections;
                 if holding.is_doubtful || is_moved || age >= self.lapse / 3 {
                     due.push(HeldKey { bytes: key.clone(), slot: holding.slot, policy: holding.policy.clone() });
                 }
@@ -281,12 +286,9 @@ impl Holdings {
                 under_way: 0,
                 calls: 0,
                 resets: 0,
-                epoch: 0,
-                base: 0,
+                epoch: Epoch::default(),
                 had_base: false,
-                began: Timestamp::default(),
                 is_doubtful: true, // so that an epoch begins
-                connections: 0,
             }),
         }
     }
@@ -295,12 +297,13 @@ impl Holdings {
     /// wrong or about to lapse.
     fn claim(&self, holding: &mut Holding, connections: u64) -> Claim {
         let now = self.clock.now();
-        let is_old = now.saturating_since(holding.began) > self.lapse / 2;
-        if holding.is_doubtful || holding.connections != connections || is_old {
-            holding.epoch = self.epochs.fetch_add(1, Ordering::Relaxed);
-            holding.base = holding.held.saturating_add(holding.under_way).min(BASE_MAX);
-            holding.had_base |= holding.base > 0;
-            (holding.began, holding.is_doubtful, holding.connections) = (now, false, connections);
+        let is_old = now.saturating_since(holding.epoch.began) > self.lapse / 2;
+        if holding.is_doubtful || holding.epoch.connections != connections || is_old {
+            let number = self.epochs.fetch_add(1, Ordering::Relaxed);
+            let base = holding.held.saturating_add(holding.under_way).min(BASE_MAX);
+            holding.epoch = Epoch { number, base, began: now, connections };
+            holding.had_base |= base > 0;
+            holding.is_doubtful = false;
         }
         let is_doubtful = now.as_micros() < self.doubtful_until.load(Ordering::Relaxed);
         let keeps_row = is_doubtful || holding.had_base && holding.calls > 0;
@@ -308,8 +311,8 @@ impl Holdings {
         Claim {
             holder: self.holder,
             resets: holding.resets,
-            epoch: holding.epoch,
-            base: holding.base,
+            epoch: holding.epoch.number,
+            base: holding.epoch.base,
             lapse_us: self.lapse.as_micros() as u64, // at most a day
             keeps_row,
             standing: Standing::Newcomer,
@@ -400,10 +403,10 @@ impl Bid {
                 // Without a base, a later return may have removed the row before this take arrived.
                 landed.forgotten = if self.claim.base > 0 { self.held } else { 0 };
                 holdings.doubt(holding);
-            } else if holding.epoch != self.claim.epoch && taken < self.units && !holding.is_doubtful {
-                let (before, connections) = (holding.epoch, holding.connections);
+            } else if holding.epoch.number != self.claim.epoch && taken < self.units && !holding.is_doubtful {
+                let Epoch { number: before, connections, .. } = holding.epoch;
                 let claim = holdings.claim(holding, connections);
-                let units = if holding.epoch == before { self.units - taken } else { 0 };
+                let units = if holding.epoch.number == before { self.units - taken } else { 0 };
                 landed.surplus = Some(Return { key: self.key.clone(), units, claim });
             }
         }
@@ -434,7 +437,7 @@ impl Drop for Bid {
         }
         if self.is_sent {
             self.holdings.doubt(holding);
-        } else if self.begins_epoch || holding.epoch != self.claim.epoch {
+        } else if self.begins_epoch || holding.epoch.number != self.claim.epoch {
             holding.is_doubtful = true; // the store does not know the epoch, or its units are part of the base
         }
         tidy(&mut part, &self.key.bytes);

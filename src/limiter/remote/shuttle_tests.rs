@@ -1,4 +1,4 @@
-//! Random schedules of what threads share beside a store: leases, and the denials that are remembered.
+//! Random schedules of threads that share leases and remembered denials beside a store.
 //! `tests/campaigns.sh` has the command that runs them.
 
 use std::sync::Arc;

@@ -35,7 +35,7 @@ struct KnownTime {
     latest: Timestamp,
 }
 
-/// What an answer has shown about the store's time.
+/// The news about the store's time in an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TimeUpdate {
     /// The answer is the first one that reports a time.

@@ -1,4 +1,4 @@
-//! Rules with a linked policy: a block after refusals, or a meter for what is beyond the quota.
+//! Rules with a linked policy: a block after refusals, or a meter for units beyond the quota.
 //!
 //! The linked policy's charge stands behind those of its rule, and the limiter takes it only when one of them is
 //! refused.

@@ -1,4 +1,4 @@
-//! Where an account takes its units from: the layer's limiter, under a policy and a key.
+//! Takes the units of an account from the layer's limiter, under a policy and a key.
 
 use std::sync::Arc;
 

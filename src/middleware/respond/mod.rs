@@ -1,4 +1,4 @@
-//! What the observer and the service learn of a request, and its response.
+//! Reports a request to the observer and the service, and makes its response.
 
 mod outcome;
 mod response;

@@ -38,8 +38,8 @@ impl Ticket {
         carries.then_some(outcome)
     }
 
-    /// Reports that the request was dropped before the limiter answered. What the application's observer does wrong
-    /// ends here, because this is called while a value is dropped.
+    /// Reports that the request was dropped before the limiter answered. A panic of the application's observer ends
+    /// here, because this is called while a value is dropped.
     #[cold]
     pub(crate) fn report_dropped<L>(&mut self, layer: &Compiled<L>, request: &Head<'_>) {
         self.decide(layer, OutcomeCause::Dropped);

@@ -31,7 +31,7 @@ pub(crate) struct BoundRule {
     numbered: Option<[Box<str>; 2]>,
 }
 
-/// What a rule makes of a request.
+/// The part that a rule has in a request.
 #[derive(Clone, Copy)]
 pub(crate) enum RuleMatch<'r, K> {
     /// The request is charged this cost under its key.

@@ -1,4 +1,4 @@
-//! Which bodies a rule paces. Data.
+//! The bodies that a rule paces, as data.
 
 /// The bodies that a rule paces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,10 +16,10 @@ use crate::quota::{Algorithm, Quota};
 ///
 /// * A request uses one quota from beginning to end: the one in force when its layer is called. It
 ///   is settled, refunded and answered under that quota.
-/// * What a key has used stays used. A key that has used more than the new quota allows must wait
-///   until enough of it has expired. Until a request is admitted under the new quota, usage expires at
-///   the old quota's pace. The reported wait counts with the new quota's pace, so it can be far longer
-///   than needed; see [the rules](crate::quota#when-a-quota-changes).
+/// * The units that a key has used stay used. A key that has used more than the new quota allows must wait until enough
+///   of it has expired. Until a request is admitted under the new quota, usage expires at the old quota's pace. The
+///   reported wait counts with the new quota's pace, so it can be far longer than needed; see [the
+///   rules](crate::quota#when-a-quota-changes).
 /// * Each quota gets the [debt](Quota::max_debt) that the largest one so far needs to keep its usage.
 /// * Headers, outcomes and [`policies`](crate::RateLimitLayer::policies) follow. The policy's name
 ///   stays.

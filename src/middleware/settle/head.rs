@@ -14,7 +14,7 @@ use crate::middleware::compiled::Compiled;
 use crate::middleware::plan::Needs;
 use crate::middleware::rule::Settlement;
 
-/// What a response's head does with the open charges of a rule.
+/// The effect of a response's head on the open charges of a rule.
 enum ByHead {
     /// They stay open until the body has ended.
     StayOpen,

@@ -12,8 +12,8 @@ use smallvec::SmallVec;
 
 use crate::outcome::OutcomeKind;
 
-/// The token of the layers that refund, in a request's extensions: the counters of each, the outermost first. A copy of
-/// the request has a copy of the token.
+/// A token in a request's extensions, with a counter of each layer that refunds, the outermost first. A copy of the
+/// request has a copy of the token.
 pub(crate) struct NestedToken(SmallVec<[Arc<Copies>; 2]>);
 
 /// Counts the copies of a request that no limit within a layer has refused.

@@ -40,7 +40,7 @@ impl Graph {
     }
 }
 
-/// What stands right before a name that is no path's beginning: a field's or method's name, or the name of a new
+/// The text before a name that begins no path: a field's or method's name, or the name of a new
 /// function.
 const NOT_BEFORE_A_PATH: [&str; 3] = [".", "::", "fn"];
 

@@ -28,7 +28,7 @@ fn texts(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("customer-{number:015}")).collect()
 }
 
-/// Which of the keys come, one after the other.
+/// The order in which keys come.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     /// Any, one as often as the other.

@@ -21,7 +21,7 @@ pub struct Case {
     pub remarks: Vec<String>,
 }
 
-/// Which of two figures is the better one.
+/// The better one of two figures.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {

@@ -1,4 +1,4 @@
-//! What stands around a line that a server wrote, once other programs have passed it on: the prefixes of syslog,
+//! Takes off the prefixes that other programs put before a server's line: those of syslog,
 //! journald, container runtimes, compose and Kubernetes, and JSON with the line as a text in it.
 
 use std::borrow::Cow;
@@ -201,7 +201,7 @@ fn prioritised(line: &[u8]) -> Option<Layer<'_>> {
     bsd_syslog(behind).or_else(|| iso_syslog(behind)).or_else(|| rest(behind))
 }
 
-/// What follows `<190>1 ` by RFC 5424: the time, host, program, process, message's name, data, and the message.
+/// Reads the fields of RFC 5424 behind `<190>1 `: time, host, program, process, message's name, data, message.
 fn ietf_syslog(message: &[u8]) -> Option<Layer<'_>> {
     let (time, behind) = word(message)?;
     let (host, behind) = word(behind)?;

@@ -1,4 +1,4 @@
-//! Who wrote the lines of a file: other programs' lines, and requests that two of them logged.
+//! Finds lines of other programs in a file, and requests that two programs logged.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;

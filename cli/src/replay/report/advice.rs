@@ -1,4 +1,4 @@
-//! Which limit to take.
+//! Recommends a limit.
 
 use super::super::curve::{LIMITS, Point};
 use super::numbers::{counted, share};

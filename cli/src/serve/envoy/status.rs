@@ -1,4 +1,4 @@
-//! What an answer says about limits.
+//! Writes the state of the limits into an answer.
 
 use std::time::Duration;
 

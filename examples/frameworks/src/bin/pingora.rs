@@ -24,7 +24,7 @@ struct Limited {
 
 #[async_trait]
 impl ProxyHttp for Limited {
-    /// What the request took.
+    /// The units that the request took.
     type CTX = Option<Admission>;
 
     fn new_ctx(&self) -> Self::CTX {

@@ -96,7 +96,7 @@ impl FredTarget {
         self.0.username.is_some() || self.0.password.is_some()
     }
 
-    /// Makes a transport to what the URL names, or to one server of its cluster. Errors have the `name`.
+    /// Makes a transport to the server that the URL names, or to one of its cluster. Errors have the `name`.
     pub(super) fn transport(
         &self,
         name: &Address,

@@ -117,7 +117,7 @@ impl RedisRsTarget {
         self.0.url.login != Login::default()
     }
 
-    /// Makes a transport to what the URL names, or to one server of its cluster. Errors have the `name`.
+    /// Makes a transport to the server that the URL names, or to one of its cluster. Errors have the `name`.
     pub(super) fn transport(
         &self,
         name: &Address,

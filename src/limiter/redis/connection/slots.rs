@@ -13,7 +13,7 @@ pub(super) const MASTERS: usize = 1_000;
 /// The maximum number of replicas that are remembered, in case no master answers. More are left out.
 const REPLICAS: usize = 64;
 
-/// Returns the slot of a key, which depends on what is between its first braces.
+/// Returns the slot of a key, which depends on the text between its first braces.
 pub(in crate::limiter::redis) fn slot_of(key: &[u8]) -> u16 {
     let opens = key.iter().position(|byte| *byte == b'{').map(|at| at + 1);
     let tag = opens.and_then(|from| {

@@ -47,7 +47,7 @@ pub(super) fn choose_provider() {
 /// Reads the certificates and the key. The process has chosen a provider.
 ///
 /// # Errors
-/// Which of them cannot be used. The errors have no part of them, because a key is a secret.
+/// If a certificate or the key cannot be used. The errors quote neither, because a key is a secret.
 #[cfg(any(
     feature = "fred-rustls",
     feature = "fred-rustls-ring",

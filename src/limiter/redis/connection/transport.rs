@@ -55,7 +55,7 @@ pub(super) trait ConnectionObserver: Send + Sync {
 pub(super) enum SlotState {
     /// The server has it, or is of no cluster.
     Owned,
-    /// The server is being given it, so it serves only calls that come after `ASKING`.
+    /// The cluster is moving the slot to the server, which serves only calls after `ASKING` meanwhile.
     Importing,
 }
 

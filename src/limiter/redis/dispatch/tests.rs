@@ -45,7 +45,7 @@ fn policies(case: u32) -> Vec<Policy> {
     numbered.map(|(number, quota)| Policy::new(format!("{case}-{number}"), quota.unwrap()).unwrap()).collect()
 }
 
-/// Which policy, of whom, at what cost, and how.
+/// The index of a policy, that of a key, a cost and an effect.
 fn charge() -> impl Strategy<Value = (usize, usize, u64, Effect)> {
     let effect = prop_oneof![4 => Just(Effect::Enforce), 1 => Just(Effect::Observe), 1 => Just(Effect::Force)];
     (0..BLOCK, 0..2_usize, 0..4_u64, effect)

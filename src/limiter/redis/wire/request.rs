@@ -39,7 +39,7 @@ pub(in crate::limiter::redis) struct WireRequest {
     pub(super) charges: SmallVec<[WireCharge; 1]>,
     /// A run of this request alone.
     pub(super) run: Bytes,
-    /// Where windows of the calendar are filled into the run.
+    /// The places in the run that windows of the calendar are filled into.
     pub(super) windows: WindowPlaces,
 }
 

@@ -73,7 +73,7 @@ pub(crate) enum Calls {
 
 /// The requests of a lane that wait for a flight. The queue decides which requests share a flight.
 pub(crate) trait LaneQueue<F: RemoteStore<Queue = Self>>: Default + Send + 'static {
-    /// What a flight keeps from other flights until it has ended.
+    /// The keys that no other flight may have until this one has ended.
     type Held: Send + 'static;
 
     fn push(&mut self, waiting: QueuedRequest<F>);

@@ -76,7 +76,7 @@ pub(super) struct Halving {
     halved: CallSums,
 }
 
-/// What a pair of phases says, in nanoseconds.
+/// The finding from a pair of phases, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     /// The time of a call with whole windows.

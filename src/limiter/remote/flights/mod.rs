@@ -1,9 +1,9 @@
 //! Takes the requests of a limiter to its store, at most as many as the store answers in time.
 //!
 //! A flight is one call of the store. Requests that come while flights are under way wait, and go together in the next
-//! one. Which requests may fly together is the business of their [`LaneQueue`]: any of a Redis server ([`Queue`]), or
-//! those that share no key with a flight under way ([`Groups`]). How many flights there are, and which requests are not
-//! sent because they would be answered too late, follows from the durations of calls ([`pace`]).
+//! one. Their [`LaneQueue`] says which requests may fly together: any of a Redis server ([`Queue`]), or those that
+//! share no key with a flight under way ([`Groups`]). How many flights there are, and which requests are not sent
+//! because they would be answered too late, follows from the durations of calls ([`pace`]).
 //!
 //! An idle lane sends at once, so a request waits for no timer. A flight is a task of the limiter's runtime, or driven
 //! by its caller as long as no other request waits ([`caller_flight`]): no request depends on another caller's future

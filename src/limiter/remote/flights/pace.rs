@@ -1,6 +1,6 @@
 //! The law of load: how many calls and requests a lane has in flight, and which requests are not sent.
 //!
-//! What is decided rises with what is offered up to what the store can carry within the deadline, and stays there:
+//! The number of decisions rises with the load up to what the store can carry within the deadline, and stays there:
 //!
 //! * A request is not sent if its answer would come too late. So the store does no work for answers that no caller
 //!   waits for, which is what makes an overload collapse.
@@ -41,7 +41,7 @@ const CALL_SHORT: u64 = 2_000_000;
 /// A flight has at most this part of the window, so that a store that is the limit has several to work on.
 const FLIGHTS_MIN: u64 = 8;
 
-/// What calls of a lane have taken, in nanoseconds, and what follows from that.
+/// The times of a lane's calls in nanoseconds, and the bounds that follow from them.
 pub(super) struct Pace {
     /// The smoothed time of a call. It is 0 before the first one.
     call: u64,
@@ -72,7 +72,7 @@ enum Course {
     Shrank,
 }
 
-/// What a flight and those beside it carried when it was sent.
+/// The load of a flight and of those beside it when it was sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
     /// Its requests.
@@ -235,9 +235,9 @@ impl Pace {
         if let Some(phase) = sent.phase.filter(|_| is_long) {
             if let Some(finding) = self.halving.record(phase, took, sent.in_flight) {
                 self.alone = moved(self.alone, finding.alone, 3).max(1);
-                // Calls that wait for turns of the store are sent by chance with a whole window, and right after an
-                // answer with a small one, at the beginning of a turn. So even if others cause all of the time, only
-                // half of it shows at times.
+                // A store may answer in turns. A call with a small window is sent right after an answer, at the
+                // beginning of a turn, and one with a whole window at any time. So a phase shows only half of the
+                // time that others cause, at times.
                 let part = if self.is_others { 3 } else { 2 };
                 let has_a_chance = self.alone < deadline + 2 * self.spread;
                 self.is_others = has_a_chance && self.alone >= finding.whole / part;

@@ -367,7 +367,7 @@ impl<B, L: Limiter> InLine<B, L> {
             let Some(counted) = has_room.then(|| delays.count()).flatten() else { return false };
             self.counted = Some(counted);
         }
-        // Before the request stands in a line, because the observer is the application's code and may panic.
+        // The observer is told before the request stands in a line: it is the application's code and may panic.
         report_ended(layer, self.reported.take());
         self.reported = report_began(layer, Some(policy));
         let line = (policy, &charged.key);

@@ -28,7 +28,7 @@ const LEAST_COLD: u64 = 400;
 /// The time after a demotion in which every process has found the new master.
 const FOUND: u64 = 2_000;
 
-/// What a story offers to its server.
+/// The load that a story offers to its server.
 #[derive(Clone, Debug)]
 pub(super) struct Load {
     /// The checks that a client could have decided which sends each by itself, and none too many.

@@ -31,7 +31,7 @@ pub(super) struct Faults {
     pub(super) delay_ms: u64,
     /// The longest unusual delay.
     pub(super) long_delay_ms: u64,
-    /// What a call, and each request of it, takes the server, which does one after the other.
+    /// The time that the server takes for a call, and for each request in it.
     pub(super) call_us: u64,
     pub(super) request_us: u64,
     /// Calls of one connection may overtake each other, as they do behind a proxy.

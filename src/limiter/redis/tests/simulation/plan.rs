@@ -22,7 +22,7 @@ pub(super) struct Plan {
     /// The time after which places lapse.
     pub(super) lapse: Duration,
     pub(super) faults: Faults,
-    /// What the server is offered, if that is what the story is about.
+    /// The load, if the story is about load.
     pub(super) load: Option<super::load::Load>,
     /// In their order, with the milliseconds since the beginning.
     pub(super) events: Vec<(u64, Event)>,

@@ -30,7 +30,7 @@ struct World {
     corrections: AtomicU64,
 }
 
-/// What a call takes.
+/// The time that a call takes.
 #[derive(Clone, Copy, Default)]
 struct Way {
     trip: Duration,
