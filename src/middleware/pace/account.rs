@@ -274,7 +274,7 @@ impl Account {
 
     /// Returns how many bytes a body may send now, at most `want`, or when it has to poll again.
     fn poll(&self, body: u64, want: u64, not_before_us: u64, waker: &Waker) -> UnitPoll {
-        // Where nothing can sleep, no body waits.
+        // If nothing can sleep, no body waits.
         let Some(now_us) = time_of(&*self.timer) else { return UnitPoll::Ready(want) };
         // At least the instant that was slept for, even if the timer's clock is wrong: no body may
         // poll for ever.
