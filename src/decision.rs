@@ -280,7 +280,8 @@ impl ChargeDecision {
 
     /// Returns the time within which at most [`remaining`](Self::remaining) may be used: the `t` of
     /// the `RateLimit` header since draft 11. It is not the time until the quota is full: after one
-    /// of 100 per minute it is 59.4 s. Returns `None` if the limiter does not know it.
+    /// of 100 per minute it is 59.4 s. For a fixed window it is the time until the window ends,
+    /// also if nothing was used in it. Returns `None` if the limiter does not know it.
     #[must_use]
     pub fn effective_window(&self) -> Option<Duration> {
         (self.window_us != 0).then(|| Duration::from_micros(self.window_us))

@@ -22,7 +22,7 @@
 //! a whole window after now. Either costs a key at most one window, and neither lets it use the
 //! same time twice.
 
-use crate::base::calendar::{Calendar, CalendarWindow, CalendarWindows};
+use crate::base::calendar::{CalendarWindow, CalendarWindows};
 use crate::base::time::PERIOD_US_MAX;
 use crate::decision::ChargeDecision;
 use crate::quota::spec::{Anchor, Spec};

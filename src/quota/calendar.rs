@@ -1,8 +1,10 @@
 //! The calendars of quotas: their constructors, and their text.
 
 use std::fmt;
+use std::ops::Range;
 
-use crate::base::calendar::{Calendar, CalendarUnit};
+use crate::base::calendar::{Calendar, CalendarUnit, CalendarWindows};
+use crate::base::time::{CLOCK_US_MAX, Timestamp};
 use crate::base::zone::{UnknownZone, Zone};
 use crate::error::{ConfigError, ConfigErrorKind, labelled, printable};
 
@@ -110,6 +112,24 @@ impl Calendar {
             ConfigError::new(ConfigErrorKind::Syntax, format!("`{shown}` is not a known time zone: {fix}"))
         })?;
         Ok(Self { zone, ..self })
+    }
+
+    /// Returns the window that an instant is in: its first instant, and the first of the next window, at which the
+    /// quota renews. A window that began before 1970 has 1970 as its first instant.
+    ///
+    /// ```
+    /// use std::time::{Duration, SystemTime};
+    /// use tower_ratelimit::quota::Calendar;
+    ///
+    /// let new_year = SystemTime::UNIX_EPOCH + Duration::from_secs(1_735_689_600); // 2025
+    /// let window = Calendar::month().window_at(new_year.into());
+    /// assert_eq!(SystemTime::from(window.start), new_year);
+    /// assert_eq!(SystemTime::from(window.end), new_year + Duration::from_secs(31 * 86_400));
+    /// ```
+    #[must_use]
+    pub fn window_at(self, now: Timestamp) -> Range<Timestamp> {
+        let window = CalendarWindows::of(self).at(now.as_micros().min(CLOCK_US_MAX));
+        Timestamp::from_micros(window.start())..Timestamp::from_micros(window.end)
     }
 }
 
