@@ -1,5 +1,5 @@
-//! Plans by the month: 10,000 calls a month from the day of the subscription, where the customer lives, and never more than
-//! ten a second. A page says what is left, and when it renews.
+//! Plans by the month: 10,000 calls a month from the day of the subscription, where the customer lives, and never more
+//! than ten a second. A page says what is left, and when it renews.
 //!
 //! ```sh
 //! cargo run --example subscriptions --features fred,postgres,time-zones                           # in memory
