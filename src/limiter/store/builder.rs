@@ -7,6 +7,7 @@ use tokio::runtime::Handle;
 
 use super::Store;
 use super::backend::Swaps;
+use super::calls::StoreCalls;
 use super::error::StoreError;
 use super::limiter::StoreLimiter;
 use super::store_time::StoreTime;
@@ -70,7 +71,7 @@ impl StoreLimiterBuilder {
         let before = format!("{prefix}:1:").into_boxed_str();
         let probe = format!("{before}probe:{:016x}", random::secret()).into();
         let events = Events::new(&observers);
-        let swapper = Swapper::new(
+        let calls = StoreCalls::new(
             store,
             StoreTime::new(clock, Arc::clone(&own_clock)),
             events,
@@ -78,6 +79,7 @@ impl StoreLimiterBuilder {
             probe,
             runtime.clone(),
         );
+        let swapper = Swapper::new(calls);
         let flights = Flights::new(swapper, 1, max_in_flight, deadline, runtime);
         let swaps = Swaps::new(flights, before, key_secret);
         Ok(StoreLimiter(Checks::new(swaps, max_denials, 0, places_lapse_after, own_clock)))

@@ -32,13 +32,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
-use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::calls::{Answered, FromStore, Late, StoreCalls, is_cut};
 use super::error::StoreError;
 use super::known::KnownValues;
-use super::store_time::{StoreTime, TimeUpdate, Trip};
+use super::store_time::{TimeUpdate, Trip};
 use super::value::Quotas;
 use super::working_copy::{Evidence, StoreAnswer, StoreOperation, StoreRequest, WorkingCopy, evidence};
 use super::{Change, Loaded, NotSwapped, Store, Swapped, Value};
@@ -144,15 +143,7 @@ enum SwapResult {
 type Called = (Vec<Vec<Change>>, Vec<Result<Swapped, StoreError>>);
 
 impl<S: Store> Swapper<S> {
-    pub(super) fn new(
-        store: S,
-        time: StoreTime,
-        events: Events,
-        deadline: Duration,
-        probe: Arc<str>,
-        runtime: Handle,
-    ) -> Self {
-        let calls = StoreCalls::new(store, time, events, deadline, probe, runtime);
+    pub(super) fn new(calls: StoreCalls<S>) -> Self {
         Self(Arc::new(Inner { calls: Arc::new(calls), known: KnownValues::new(), quotas: Quotas::default() }))
     }
 
