@@ -66,18 +66,17 @@ impl PolicyRegistry {
 
     /// Enters the policies of a layer.
     pub(crate) fn enter(&self, policies: &[Policy]) -> Entered {
-        let mut own: BTreeMap<u64, Vec<Policy>> = BTreeMap::new();
-        for policy in policies {
-            own.entry(policy.name_fingerprint()).or_default().push(policy.clone());
-        }
+        let mut own = policies.to_vec();
+        own.sort_by_key(Policy::name_fingerprint);
         let mut names = lock(&self.0);
-        let mut setups = Vec::with_capacity(own.len());
-        for (name, policies) in own {
-            let setup = PolicySetup::of(&policies);
+        let mut setups = Vec::new();
+        for policies in own.chunk_by(|one, next| one.name_fingerprint() == next.name_fingerprint()) {
+            let Some(name) = policies.first().map(Policy::name_fingerprint) else { continue };
+            let setup = PolicySetup::of(policies);
             let users = names.entry(name).or_default().entry(setup.clone());
             let users = users.or_insert(Users { count: 0, policies: Vec::new() });
             users.count += 1;
-            users.policies = policies; // the latest quota, if the policy follows a switch
+            users.policies = policies.to_vec(); // the latest quota, if the policy follows a switch
             setups.push((name, setup));
         }
         Entered { registry: Arc::clone(&self.0), setups }

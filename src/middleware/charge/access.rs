@@ -1,6 +1,6 @@
 //! Access lists: clients that are always allowed or denied.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::hash::Hash;
 use std::net::IpAddr;
@@ -79,8 +79,8 @@ pub struct AccessList(Arc<RwLock<AccessTable>>);
 #[derive(Clone, Default)]
 struct AccessTable {
     networks: Entries<IpNet>,
-    /// The number of networks of each prefix length.
-    lengths: BTreeMap<u8, usize>,
+    /// The prefix lengths of the networks in ascending order, and how many have each.
+    lengths: Vec<(u8, usize)>,
     keys: Entries<Key>,
 }
 
@@ -117,18 +117,25 @@ impl AccessTable {
     /// Sets or removes the entry of a network. Returns whether there was one.
     fn change_network(&mut self, network: IpNet, access: Option<Access>) -> bool {
         let had_one = self.networks.change(network, access).is_some();
-        let count = self.lengths.entry(network.prefix_len()).or_default();
+        let at = match self.lengths.binary_search_by_key(&network.prefix_len(), |(length, _)| *length) {
+            Ok(at) => at,
+            Err(at) => {
+                self.lengths.insert(at, (network.prefix_len(), 0));
+                at
+            }
+        };
+        let count = &mut self.lengths[at].1;
         *count += usize::from(access.is_some());
         *count -= usize::from(had_one);
         if *count == 0 {
-            self.lengths.remove(&network.prefix_len());
+            self.lengths.remove(at);
         }
         had_one
     }
 
     /// Returns the entry of the most specific network, with its prefix length.
     fn network(&self, address: IpAddr) -> Option<(u8, Access)> {
-        self.lengths.keys().rev().find_map(|length| {
+        self.lengths.iter().rev().find_map(|(length, _)| {
             let network = IpNet::new(address, *length).ok()?.trunc();
             Some((*length, *self.networks.each.get(&network)?))
         })
@@ -241,10 +248,11 @@ impl AccessList {
     /// text of a network, which [`set`](Self::set) reads: `203.0.113.7/32`.
     #[must_use]
     pub fn networks(&self) -> Vec<(String, Access)> {
-        let networks: BTreeMap<IpNet, Access> = {
+        let mut networks: Vec<(IpNet, Access)> = {
             let table = self.read();
             table.networks.each.iter().map(|(network, access)| (*network, *access)).collect()
         };
+        networks.sort_unstable_by_key(|(network, _)| *network);
         networks.into_iter().map(|(network, access)| (network.to_string(), access)).collect()
     }
 
