@@ -22,6 +22,9 @@ RATELIMIT_CAMPAIGN=100 cargo test --locked --features "$features" --test memory 
 # leak.
 IN_FLIGHT_REQUESTS=1000000 cargo test --locked --features "$features" --test middleware in_flight_campaign -- --nocapture
 IN_FLIGHT_REQUESTS=1000000 cargo test --locked --features "$features" --test redis in_flight_campaign -- --nocapture
+# A thousand WebSockets of a hundred users over TCP: each user gets at least 0.99 of its rate, none more, and sockets that
+# end in every way leave nothing behind.
+(ulimit -n 4096 && MESSAGES_SOCKETS=1000 MESSAGES_SECONDS=10 cargo test --locked --features "$features" --test middleware messages_campaign -- --nocapture)
 # Eight hours of mixed traffic, while Redis is killed each minute. Prints a line each minute, and the figures at the end. The
 # setting tells glibc to keep no freed blocks for each thread: these become more for hours, and look like memory that is lost.
 GLIBC_TUNABLES=glibc.malloc.tcache_count=0 SOAK_SECONDS=28800 cargo test --locked --features "$features" --test redis soak -- --nocapture

@@ -28,6 +28,7 @@ mod in_flight_campaign;
 mod in_line;
 mod layers;
 mod messages;
+mod messages_campaign;
 mod modes;
 mod nested;
 mod operators;

@@ -25,6 +25,7 @@ const SLEEPERS: &[(&str, &str)] = &[
     ("tests/middleware/departed.rs", "a server over TCP notices closed connections by and by"),
     ("tests/middleware/h2_resets.rs", "a server over TCP notices resets by and by"),
     ("tests/middleware/in_line.rs", "tokio's time is paused"),
+    ("tests/middleware/messages_campaign.rs", "a server over TCP notices closed connections by and by"),
     ("tests/middleware/pace.rs", "tokio's time is paused"),
     ("tests/middleware/queue_leaving.rs", "a server over TCP notices closed connections by and by"),
     ("tests/middleware/rules_file.rs", "a watched file is polled in real time"),

@@ -1,10 +1,11 @@
 //! The account of a key: the units by which all bodies of the key in this process send.
 //!
-//! The account takes units from its limiter in batches. A batch is worth [`BATCH_US`] at the
-//! quota's pace, and each is asked for at its slot, one batch after the one before. So the burst of
-//! a quota does not become a burst of bytes, and the number of calls does not grow with the number
-//! of bodies. An account that asks late asks for as much more, so that neither the grain of a timer
-//! nor the round trip to a store slows the pace.
+//! The account takes units from its limiter in batches. A batch is worth a [tick](BytePace::tick_us)
+//! at the quota's pace, and each is asked for at its slot, one batch after the one before. So the
+//! burst of a quota does not become a burst of bytes, and the number of calls does not grow with the
+//! number of bodies. An account that asks late asks for as much more, so that neither the grain of a
+//! timer nor the round trip to a store slows the pace. The first batch is half of one: so what was
+//! sent is at most half a batch ahead of the pace or behind it.
 //!
 //! Bodies stand in line for pieces of a batch, in the order in which they came. This line is not
 //! that of requests: those wait for exactly what they cost, and a body takes any part of a batch
@@ -30,8 +31,16 @@ use crate::clock::{Alarm, Timer, time_of};
 use crate::decision::Receipt;
 use crate::error::BoxError;
 
-/// The time that a batch is worth at the pace of its quota.
+/// The least time that a batch is worth at the pace of its quota.
 const BATCH_US: u64 = 50_000;
+
+/// The longest time that a batch of less than [`TICK_BYTES`] is worth. Half of it is less than one
+/// percent of ten seconds.
+const TICK_US: u64 = 150_000;
+
+/// The size of a batch for which a tick is long enough: to send a piece costs the processor time,
+/// whatever its size is.
+const TICK_BYTES: u64 = 32_768;
 
 /// A batch of a slow pace has at least this many bytes, if they are not worth more than
 /// [`SLOW_US`].
@@ -87,6 +96,11 @@ pub(crate) struct BytePace {
 }
 
 impl BytePace {
+    /// Returns the time between two batches.
+    fn tick_us(self) -> u64 {
+        self.time_us(TICK_BYTES).clamp(BATCH_US, TICK_US)
+    }
+
     /// Returns the units of a time. At least 1, at most what may be asked for at once.
     fn batch(self, time_us: u64) -> u64 {
         let of = |time_us: u64| {
@@ -183,6 +197,8 @@ struct AccountState {
     numbers: u64,
     /// The instant from which on the next batch may be asked for.
     slot_us: u64,
+    /// The next batch is the first after no body waited.
+    begins: bool,
     /// The units and the time of the last batch.
     batch: (u64, u64),
     /// The part of the pace that this process asks for, see [`PaceShare`].
@@ -215,6 +231,8 @@ struct PaceQuestion {
     /// The pace of all processes together.
     whole: BytePace,
     at_us: u64,
+    /// The time between the end of the batch and the next slot: half a tick after the first batch.
+    gap_us: u64,
 }
 
 struct UnitBatch {
@@ -285,12 +303,14 @@ impl Account {
             let step = self.with(|state, wakers| state.step(body, want, waker, now_us, has_polled, wakers));
             match step {
                 AccountStep::Done(polled) => return polled,
-                AccountStep::Ask { late_us, share, rest } => {
+                AccountStep::Ask { late_us, is_first, share, rest } => {
                     let asked = self.unlocked(|| {
                         let PaceTerms::Paced(whole) = self.source.terms() else { return None };
                         let pace = share.of(whole);
-                        let units = rest.unwrap_or_else(|| pace.batch(BATCH_US.saturating_add(late_us)));
-                        Some((self.source.ask(units), PaceQuestion { units, pace, whole, at_us: now_us }))
+                        let gap_us = if is_first { pace.tick_us() / 2 } else { 0 };
+                        let time_us = (pace.tick_us() - gap_us).saturating_add(late_us);
+                        let units = rest.unwrap_or_else(|| pace.batch(time_us));
+                        Some((self.source.ask(units), PaceQuestion { units, pace, whole, at_us: now_us, gap_us }))
                     });
                     match asked {
                         None => {
@@ -446,6 +466,7 @@ enum AccountStep {
     /// It asks for a batch, this much too late, or for the rest that a denial has left.
     Ask {
         late_us: u64,
+        is_first: bool,
         share: PaceShare,
         rest: Option<u64>,
     },
@@ -502,7 +523,8 @@ impl AccountState {
             AccountPhase::Idle if now_us >= self.slot_us => {
                 self.phase = AccountPhase::Busy { is_woken: false };
                 let late_us = (now_us - self.slot_us).min(LATE_US);
-                return AccountStep::Ask { late_us, share: self.share, rest: self.rest.take() };
+                let is_first = std::mem::take(&mut self.begins);
+                return AccountStep::Ask { late_us, is_first, share: self.share, rest: self.rest.take() };
             }
             AccountPhase::Asked { answer, question } if !has_polled => {
                 self.phase = AccountPhase::Busy { is_woken: false };
@@ -532,6 +554,7 @@ impl AccountState {
         // An account that was idle does not catch up.
         if is_first && (self.batch == (0, 0) || now_us.saturating_sub(self.slot_us) > IDLE_US) {
             self.slot_us = self.slot_us.max(now_us);
+            self.begins = true;
         }
         self.turns += 1;
         self.bodies.entry(body).or_default().turn = Some(self.turns);
@@ -555,16 +578,19 @@ impl AccountState {
 
     /// Takes note of an answer.
     fn apply(&mut self, answer: PaceAnswer, question: PaceQuestion, now_us: u64, asker: u64, wakers: &mut Wakers) {
-        let PaceQuestion { units, pace, whole, at_us } = question;
+        let PaceQuestion { units, pace, whole, at_us, gap_us } = question;
         self.phase = AccountPhase::Idle;
+        let is_given = matches!(answer, PaceAnswer::Taken { .. } | PaceAnswer::FailedOpen);
+        self.begins = gap_us > 0 && !is_given;
         match answer {
             PaceAnswer::Taken { receipt, delay } => {
                 let batch = UnitBatch { receipt, left: units };
                 let departs_us = now_us.saturating_add(micros_ceil(delay));
                 // The batches of a queue are asked for ahead of their departures. A queue that is
                 // empty for a moment has lost that time.
-                let latest_us = if delay.is_zero() { LATE_US } else { BATCH_US };
-                self.take_batch(self.slot_us.max(departs_us.saturating_sub(latest_us)), units, pace);
+                let latest_us = if delay.is_zero() { LATE_US } else { pace.tick_us() };
+                let from_us = self.slot_us.max(departs_us.saturating_sub(latest_us));
+                self.take_batch(from_us.saturating_add(gap_us), units, pace);
                 self.share.grow();
                 if delay.is_zero() {
                     self.batches.push_back(batch);
@@ -574,7 +600,8 @@ impl AccountState {
             }
             PaceAnswer::FailedOpen => {
                 self.batches.push_back(UnitBatch { receipt: None, left: units });
-                self.take_batch(self.slot_us.max(at_us.saturating_sub(LATE_US)), units, pace);
+                let from_us = self.slot_us.max(at_us.saturating_sub(LATE_US));
+                self.take_batch(from_us.saturating_add(gap_us), units, pace);
             }
             PaceAnswer::Denied { wait: Wait::Never, .. } => self.end_line(Unpaced::QuotaClosed, wakers),
             PaceAnswer::Denied { remaining, .. } if self.takes_the_rest(units, remaining) => {
@@ -584,7 +611,8 @@ impl AccountState {
                 (self.failures, self.has_asked_for_rest) = (0, false);
                 // Less comes sooner, so that a process is not always behind another one.
                 self.share.shrink();
-                let less = self.share.of(whole).batch(BATCH_US).min(units);
+                let less = self.share.of(whole);
+                let less = less.batch(less.tick_us()).min(units);
                 let sooner_us = whole.time_us(units - less);
                 let wait_us = wait.duration().map_or(BATCH_US, micros_ceil);
                 self.slot_us = now_us.saturating_add(wait_us.saturating_sub(sooner_us).max(1));

@@ -11,12 +11,13 @@ impl Rule {
     /// All downloads of a key share its pace, in all processes that share the limiter's store.
     ///
     /// * The pace is steady for every algorithm: bytes are sent in pieces that are worth 50
-    ///   milliseconds. The burst of the quota is for processes that share it.
+    ///   milliseconds, or up to 150 if they are smaller than 32 KiB. The burst of the quota is for
+    ///   processes that share it.
     ///   [`pace_after`](Self::pace_after) makes the beginning of a body fast.
     /// * If the rule has [several quotas](Self::all_of), the fastest one is the pace. A body waits
     ///   when another one is used up.
     /// * Downloads of a key take turns, in the order in which they wait, with equal pieces.
-    /// * A process takes units for at most 50 milliseconds ahead, with one call of the limiter, and
+    /// * A process takes the units of one piece ahead, with one call of the limiter, and
     ///   refunds the rest when the last download of the key ends or is dropped.
     /// * If the limiter fails, [`OnError`](crate::OnError) decides: each process then keeps the
     ///   pace by itself, or the download waits for some seconds and ends in an error.
