@@ -18,6 +18,11 @@ impl Source {
         Self(Arc::new(error))
     }
 
+    #[cfg(feature = "tokio")]
+    pub(crate) fn of_box(error: BoxError) -> Self {
+        Self(error.into())
+    }
+
     pub(crate) fn get(&self) -> &(dyn Error + 'static) {
         &*self.0
     }

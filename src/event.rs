@@ -380,3 +380,75 @@ impl RulesEvent {
         });
     }
 }
+
+/// Something that happened to what operators set for [all processes](crate::fleet).
+///
+/// With the feature `tracing`, each is also written as an event of the target `tower_ratelimit`, with or without an
+/// observer: [`Unreadable`](Self::Unreadable) at the level `WARN`, the others at `INFO`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FleetEvent {
+    /// A revision is in force in this process.
+    #[non_exhaustive]
+    InForce {
+        /// The number of changes so far, in all processes.
+        revision: u64,
+    },
+    /// The store does not answer, or not with a text that this version reads. What is known stays in force.
+    #[non_exhaustive]
+    Unreadable {
+        /// The error, with its causes.
+        error: String,
+    },
+    /// The store answers again.
+    #[non_exhaustive]
+    Readable {
+        /// The revision that is in force.
+        revision: u64,
+    },
+}
+
+impl FleetEvent {
+    /// Makes [`InForce`](Self::InForce).
+    #[must_use]
+    pub fn in_force(revision: u64) -> Self {
+        Self::InForce { revision }
+    }
+
+    /// Makes [`Unreadable`](Self::Unreadable).
+    #[must_use]
+    pub fn unreadable(error: impl Into<String>) -> Self {
+        Self::Unreadable { error: error.into() }
+    }
+
+    /// Makes [`Readable`](Self::Readable).
+    #[must_use]
+    pub fn readable(revision: u64) -> Self {
+        Self::Readable { revision }
+    }
+
+    /// Writes the event to `tracing`.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn log(&self) {
+        #[cfg(feature = "tracing")]
+        contained(|| match self {
+            Self::InForce { revision } => tracing::info!(
+                target: "tower_ratelimit",
+                event = "fleet-in-force",
+                revision,
+                "revision {revision} of what operators set is in force"
+            ),
+            Self::Unreadable { error } => tracing::warn!(
+                target: "tower_ratelimit",
+                event = "fleet-unreadable",
+                "what operators set cannot be read, and stays as it was: {error}"
+            ),
+            Self::Readable { revision } => tracing::info!(
+                target: "tower_ratelimit",
+                event = "fleet-readable",
+                revision,
+                "what operators set can be read again"
+            ),
+        });
+    }
+}

@@ -119,6 +119,8 @@ mod decision;
 mod error;
 mod event;
 mod explanation;
+#[cfg(feature = "tokio")]
+pub mod fleet;
 #[cfg(any(doc, doctest))]
 pub mod guide;
 mod headers;

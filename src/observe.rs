@@ -2,7 +2,7 @@
 //!
 //! The guide has a page on [observing](crate::guide::observing).
 
-pub use crate::event::{LayerEvent, LimiterEvent, RulesEvent};
+pub use crate::event::{FleetEvent, LayerEvent, LimiterEvent, RulesEvent};
 pub use crate::explanation::{Explanation, NotCharged, RuleExplanation};
 pub use crate::outcome::{Observed, Observer, Outcome, OutcomeKind, PolicyStatus};
 pub use crate::rules_in_force::{RulesInForce, RulesReader};

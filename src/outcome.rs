@@ -10,7 +10,7 @@ use crate::base::time::Timestamp;
 use crate::base::wait::Wait;
 use crate::decision::ChargeDecision;
 use crate::error::labelled;
-use crate::event::{LayerEvent, LimiterEvent, RulesEvent};
+use crate::event::{FleetEvent, LayerEvent, LimiterEvent, RulesEvent};
 use crate::key::Key;
 use crate::mode::Mode;
 use crate::policy::Policy;
@@ -357,6 +357,7 @@ impl fmt::Debug for Observed<'_> {
 /// | | a limiter's errors, as [`Failed`](LimiterEvent::Failed) | a layer | its own |
 /// | [`on_rules`](Self::on_rules) | rules of a file that a layer follows | a layer | its own |
 /// | [`on_rules_event`](Self::on_rules_event) | rules of a file that are loaded or refused | the rules | those of the layers that use the rules |
+/// | [`on_fleet_event`](Self::on_fleet_event) | what operators set for all processes | the fleet | those that [observe](crate::fleet::Fleet::observe) it |
 ///
 /// A layer hands its observer on to its limiter when it is used first.
 #[diagnostic::on_unimplemented(
@@ -435,6 +436,11 @@ pub trait Observer: Send + Sync {
         let _ = event;
     }
 
+    /// Called when what operators set for [all processes](crate::fleet) came into force, or could not be read.
+    fn on_fleet_event(&self, event: &FleetEvent) {
+        let _ = event;
+    }
+
     /// Returns a number that tells this observer from others: by default the address of this value.
     ///
     /// A limiter reports each event once to observers with the same number, so several layers can hand the same
@@ -485,6 +491,10 @@ impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
 
     fn on_rules_event(&self, event: &RulesEvent) {
         (**self).on_rules_event(event);
+    }
+
+    fn on_fleet_event(&self, event: &FleetEvent) {
+        (**self).on_fleet_event(event);
     }
 
     fn identity(&self) -> usize {

@@ -1,6 +1,6 @@
 //! Numbers that look random, and secrets that no client can guess.
 
-#[cfg(any(feature = "_redis", feature = "store"))]
+#[cfg(any(feature = "_redis", feature = "store", feature = "tokio"))]
 use std::hash::{BuildHasher, RandomState};
 
 /// Returns the seed through the finalizer of SplitMix64: if two seeds differ in few bits, the
@@ -27,7 +27,7 @@ pub(crate) fn hasher() -> Hasher {
 }
 
 /// Returns a number that no client can guess.
-#[cfg(any(feature = "_redis", feature = "store"))]
+#[cfg(any(feature = "_redis", feature = "store", feature = "tokio"))]
 pub(crate) fn secret() -> u64 {
     #[cfg(all(test, feature = "_redis"))]
     if let Some(number) = seeded::next() {

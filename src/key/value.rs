@@ -190,6 +190,15 @@ impl Key {
         }
     }
 
+    /// Makes a key of the bytes that [`as_bytes`](Self::as_bytes) returned. Returns `None` if no key has them.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut key = Self::global();
+        key.append(&Self(Repr::Heap(bytes.into())));
+        let length: usize = key.parts().map(|(_, part)| part.len() + if part.len() < 255 { 2 } else { 10 }).sum();
+        (length == bytes.len()).then_some(key)
+    }
+
     /// Makes one key of the parts of many, as of a tuple, in time that is linear in their length.
     #[cfg(feature = "rules")]
     pub(crate) fn joined(keys: impl Iterator<Item = Self>) -> Self {

@@ -8,6 +8,7 @@ use super::occupancy::Occupancy;
 use super::place_lines::PlaceLines;
 use super::policy_registry::PolicyRegistry;
 use super::reply::Reply;
+use super::shared_text::SharedText;
 use super::support::{UnsupportedQuota, supports_rates};
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
@@ -215,6 +216,12 @@ pub trait LimiterHooks: Send + Sync {
     /// error for a quota with [such a wait](Quota::max_wait). The layer reports that quota as not supported
     /// in any case.
     fn place_lines(&self) -> Option<&PlaceLines> {
+        None
+    }
+
+    /// Returns the text that all processes with the limiter's store share, for a [`Fleet`](crate::fleet::Fleet). By
+    /// default `None`: the limiter has no store that keeps one.
+    fn shared_text(&self) -> Option<Arc<dyn SharedText>> {
         None
     }
 }

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::observers::Observers;
 use super::{
     Arrival, Atomicity, Charge, Effect, Limiter, LimiterHooks, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply,
-    StoreLoad, UnsupportedQuota, UnsupportedQuotaKind,
+    SharedText, StoreLoad, UnsupportedQuota, UnsupportedQuotaKind,
 };
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::error::WithSources;
@@ -338,6 +338,11 @@ impl<P: Limiter, S: Limiter + Clone + 'static> LimiterHooks for FallbackLimiter<
 
     fn policy_registry(&self) -> Option<&PolicyRegistry> {
         self.first.hooks().policy_registry().or_else(|| self.second.limiter.hooks().policy_registry())
+    }
+
+    /// Returns the text of the first limiter's store, or if it has none, of the second one's.
+    fn shared_text(&self) -> Option<Arc<dyn SharedText>> {
+        self.first.hooks().shared_text().or_else(|| self.second.limiter.hooks().shared_text())
     }
 
     /// No request waits in line: while the first limiter fails, units come free in the second one.

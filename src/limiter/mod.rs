@@ -43,6 +43,7 @@ mod redis_server;
 )]
 mod remote;
 mod reply;
+mod shared_text;
 #[cfg(all(test, ratelimit_shuttle))]
 mod shuttle_tests;
 #[cfg(feature = "store")]
@@ -81,6 +82,7 @@ pub(crate) use policy_registry::{Contradiction, Entered};
 pub use ready::{NotReady, NotReadyKind, Ready};
 pub(crate) use reply::BoxFuture;
 pub use reply::{Reply, ReplyFuture};
+pub use shared_text::{SharedText, TextRead, VersionedText};
 pub use support::{UnsupportedQuota, UnsupportedQuotaKind};
 
 #[cfg(test)]

@@ -125,6 +125,11 @@ impl LimiterHooks for Probe {
         self.note("lines");
         Some(&self.lines)
     }
+
+    fn shared_text(&self) -> Option<Arc<dyn SharedText>> {
+        self.note("shared_text");
+        None
+    }
 }
 
 /// Calls every method of a limiter once, and returns which of them reached the probe.
@@ -147,6 +152,7 @@ async fn reached(probe: &Probe, limiter: impl Limiter) -> BTreeSet<&'static str>
     assert_eq!(limiter.hooks().policy_registry().map(PolicyRegistry::id), Some(probe.registry.id()));
     assert_eq!(limiter.hooks().occupancy(), Some(Occupancy::new(1, 2)));
     let _ = limiter.hooks().place_lines();
+    let _ = limiter.hooks().shared_text();
     limiter.hooks().observe(&(Arc::new(Silent) as Arc<dyn Observer>));
     std::mem::take(&mut probe.called.lock().unwrap())
 }

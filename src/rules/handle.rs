@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+#[cfg(feature = "tokio")]
+use std::sync::Weak;
 use std::time::Duration;
 
 use super::descriptors::DescriptorLimits;
@@ -17,6 +19,8 @@ use super::tree::Descriptor;
 use super::watch;
 use crate::base::head::Head;
 use crate::clock::Clock;
+#[cfg(feature = "tokio")]
+use crate::fleet::{Fleet, FollowFleet};
 use crate::key::{IntoKey, TrustedProxies};
 use crate::limiter::{Limiter, supports_in_layer};
 use crate::middleware::layer::RateLimitLayer;
@@ -148,6 +152,17 @@ impl Rules {
     }
 }
 
+#[cfg(feature = "tokio")]
+impl Rules {
+    fn follow(&self, fleet: Option<(Fleet, String)>) {
+        if let Some((fleet, name)) = fleet {
+            let rules: Weak<dyn FollowFleet> = Arc::downgrade(&(Arc::clone(&self.0) as Arc<_>));
+            fleet.follow_rules(&name, &rules);
+            self.0.keep(fleet);
+        }
+    }
+}
+
 impl fmt::Debug for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rules").field("version", &self.version()).finish_non_exhaustive()
@@ -159,6 +174,8 @@ impl fmt::Debug for Rules {
 pub struct RulesBuilder {
     names: Names,
     every: Option<Duration>,
+    #[cfg(feature = "tokio")]
+    fleet: Option<(Fleet, String)>,
     /// A name that no file could use.
     unusable: Option<String>,
 }
@@ -287,6 +304,18 @@ impl RulesBuilder {
         self
     }
 
+    /// Lets operators put a text of rules in force in all processes, in place of the file's, by
+    /// [`FleetChange::rules`](crate::fleet::FleetChange::rules) with this name. The file is then read and not put in
+    /// force, until the text is ended.
+    ///
+    /// Other sources of rules need no such setting: read them as you like, and call [`Rules::replace`].
+    #[cfg(feature = "tokio")]
+    #[must_use]
+    pub fn fleet(mut self, fleet: &Fleet, name: impl Into<String>) -> Self {
+        self.fleet = Some((fleet.clone(), name.into()));
+        self
+    }
+
     /// Checks rules without putting them in force, for tools and tests that do not know all names that the program
     /// registers. Returns the names that the rules use and that are not registered here, and
     /// [warnings](RulesWarningKind). Otherwise the rules are right.
@@ -316,7 +345,11 @@ impl RulesBuilder {
     /// Returns all problems of the file, or that a thread for reloading could not be started.
     pub fn read_file(self, path: impl AsRef<Path>) -> Result<Rules, RulesError> {
         let every = self.every;
+        #[cfg(feature = "tokio")]
+        let fleet = self.fleet.clone();
         let rules = Rules(Arc::new(RuleStore::of_file(self.checked()?, path.as_ref())?));
+        #[cfg(feature = "tokio")]
+        rules.follow(fleet);
         if let Some(every) = every {
             watch::start(Arc::downgrade(&rules.0), every)
                 .map_err(|error| RulesError::caused_by("no thread could be started for reloading", error))?;
@@ -329,7 +362,12 @@ impl RulesBuilder {
     /// # Errors
     /// Returns all problems of the text.
     pub fn read_text(self, text: impl Into<Vec<u8>>) -> Result<Rules, RulesError> {
-        Ok(Rules(Arc::new(RuleStore::of_text(self.checked()?, text.into())?)))
+        #[cfg(feature = "tokio")]
+        let fleet = self.fleet.clone();
+        let rules = Rules(Arc::new(RuleStore::of_text(self.checked()?, text.into())?));
+        #[cfg(feature = "tokio")]
+        rules.follow(fleet);
+        Ok(rules)
     }
 
     fn checked(self) -> Result<Names, RulesError> {

@@ -20,6 +20,8 @@ use crate::base::sync::{Mutex, MutexGuard, contained, lock};
 use crate::clock::{CalendarClock, Clock};
 use crate::error::WithSources;
 use crate::event::RulesEvent;
+#[cfg(feature = "tokio")]
+use crate::fleet::{Fleet, FollowFleet};
 use crate::limiter::UnsupportedQuota;
 use crate::middleware::rule::Follow;
 use crate::middleware::source::{FindRules, RuleSource, SourcedRules};
@@ -41,6 +43,15 @@ pub(super) struct RuleStore {
 struct RulesState {
     /// The file as it was read last, whether its rules are in force or not.
     read: Reading,
+    /// The rules of the program or its file, which are in force unless operators put others in force.
+    #[cfg(feature = "tokio")]
+    own: Arc<[u8]>,
+    /// The fleet whose operators may put others in force.
+    #[cfg(feature = "tokio")]
+    fleet: Option<Fleet>,
+    /// Whether they did.
+    #[cfg(feature = "tokio")]
+    is_pushed: bool,
     /// The number of that reading.
     reading: u64,
     error: Option<RulesError>,
@@ -87,7 +98,20 @@ impl RuleStore {
         let in_force = InForce::new(&names, &content, path.as_ref(), RulesHistory::default(), 0)
             .map_err(|error| error.in_file(path.as_ref()))?;
         let is_marked = has_end_mark(&content);
-        let state = RulesState { read: Ok(content), reading: 0, error: None, in_force, is_marked, layers: Vec::new() };
+        let state = RulesState {
+            #[cfg(feature = "tokio")]
+            own: Arc::clone(&content),
+            #[cfg(feature = "tokio")]
+            fleet: None,
+            #[cfg(feature = "tokio")]
+            is_pushed: false,
+            read: Ok(content),
+            reading: 0,
+            error: None,
+            in_force,
+            is_marked,
+            layers: Vec::new(),
+        };
         Ok(Self { names, path, reads: Mutex::default(), state: Mutex::new(state) })
     }
 
@@ -123,14 +147,36 @@ impl RuleStore {
             (read, state.reading)
         };
         Some(match read {
-            Ok(content) => self.put_in_force(&content, Some(reading)),
+            Ok(content) => self.put_own_in_force(&content, Some(reading)),
             Err(error) => self.refuse(error, Some(reading)),
         })
     }
 
     /// Puts the rules of a text in force.
     pub(super) fn replace(&self, content: &Arc<[u8]>) -> Result<u64, RulesError> {
-        self.put_in_force(content, None)
+        self.put_own_in_force(content, None)
+    }
+
+    /// Puts the program's own rules in force. While operators have put others in force, they are only kept for later.
+    fn put_own_in_force(&self, content: &Arc<[u8]>, reading: Option<u64>) -> Result<u64, RulesError> {
+        #[cfg(feature = "tokio")]
+        if self.state().is_pushed {
+            let file = self.path.as_ref().filter(|_| reading.is_some());
+            return match self.check_next(content, file) {
+                Ok(()) => {
+                    let mut state = self.state();
+                    state.own = Arc::clone(content);
+                    Ok(state.in_force.rules.version)
+                }
+                Err(error) => self.refuse(error.in_file(file), reading),
+            };
+        }
+        let version = self.put_in_force(content, reading)?;
+        #[cfg(feature = "tokio")]
+        {
+            self.state().own = Arc::clone(content);
+        }
+        Ok(version)
     }
 
     /// Puts rules in force, unless they are from a reading of the file that is not the last one any more. It holds no
@@ -246,6 +292,46 @@ impl RuleStore {
 
     fn state(&self) -> MutexGuard<'_, RulesState> {
         lock(&self.state)
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl FollowFleet for RuleStore {
+    fn follow_fleet(&self, text: Option<&str>) {
+        let content = {
+            let mut state = self.state();
+            let was_pushed = std::mem::replace(&mut state.is_pushed, text.is_some());
+            match text {
+                Some(text) => Arc::from(text.as_bytes()),
+                None if was_pushed => Arc::clone(&state.own),
+                None => return,
+            }
+        };
+        let _ = self.put_in_force(&content, None); // observers and the status page get the error
+    }
+
+    fn check_text(&self, text: &str) -> Result<(), String> {
+        let checked = self.check_next(&Arc::from(text.as_bytes()), None);
+        checked.map_err(|error| WithSources(&error).to_string())
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl RuleStore {
+    /// Keeps a fleet, so that the rules go on following it.
+    pub(super) fn keep(&self, fleet: Fleet) {
+        self.state().fleet = Some(fleet);
+    }
+
+    /// Returns an error if the rules of a text could not be put in force now.
+    fn check_next(&self, content: &Arc<[u8]>, file: Option<&Arc<Path>>) -> Result<(), RulesError> {
+        let (before, domain, history, layers) = {
+            let state = self.state();
+            let in_force = &state.in_force;
+            (in_force.rules.version, in_force.domain(), in_force.history.clone(), state.layers())
+        };
+        let next = InForce::new(&self.names, content, file, history, before + 1)?;
+        next.accepted_by(&layers, domain.as_deref())
     }
 }
 

@@ -4,6 +4,8 @@
 #[cfg(feature = "conformance")]
 mod contract;
 mod faults;
+#[cfg(feature = "tokio")]
+mod fleet;
 mod places;
 mod processes;
 mod setup;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tower::{Layer, Service, ServiceBuilder};
 use tower_ratelimit::client::{Advice, Obey, ObeyError, ObeyErrorKind, ObeyFuture, ObeyLayer, PolicyAdvice};
+use tower_ratelimit::fleet::FleetError;
 use tower_ratelimit::key::{self, PeerAddr, Prefixes, TrustedProxies};
 use tower_ratelimit::limiter::memory::{MemoryLimiterBuilder, OnFull};
 use tower_ratelimit::middleware::{OverflowTo, ResponseFuture, WrapBody, WrapBodyLayer, WrappedBody};
@@ -140,6 +141,7 @@ fn errors_cross_threads() {
     error::<Refused>();
     error::<SetupWarning>();
     error::<ConfigError>();
+    error::<FleetError>();
     #[cfg(feature = "conformance")]
     {
         use tower_ratelimit::conformance::Failures;

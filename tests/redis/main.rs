@@ -10,6 +10,8 @@ mod connections;
 mod credentials;
 mod crowd_in_trouble;
 mod descriptors;
+#[cfg(feature = "tokio")]
+mod fleet;
 mod hostile;
 mod in_flight_campaign;
 mod in_line;

@@ -3,6 +3,8 @@
 
 mod algorithms;
 mod events;
+#[cfg(feature = "tokio")]
+pub(crate) mod fleet;
 pub(crate) mod nginx;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use super::backend::RedisBackend;
 use super::error::RedisError;
+use super::shared_text::RedisText;
 use crate::decision::Decision;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::remote::{Backend, Checks};
 use crate::limiter::{
-    Atomicity, Charge, Limiter, LimiterHooks, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota,
+    Atomicity, Charge, Limiter, LimiterHooks, PlaceLines, PolicyRegistry, Refund, Reply, SharedText, UnsupportedQuota,
 };
 use crate::outcome::Observer;
 use crate::policy::Policy;
@@ -148,6 +149,10 @@ impl LimiterHooks for RedisLimiter {
 
     fn place_lines(&self) -> Option<&PlaceLines> {
         Some(self.0.lines())
+    }
+
+    fn shared_text(&self) -> Option<Arc<dyn SharedText>> {
+        Some(Arc::new(RedisText::new(Arc::clone(&self.0))))
     }
 }
 

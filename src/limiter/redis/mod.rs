@@ -122,6 +122,7 @@ mod error;
 mod keys;
 pub(crate) mod limiter;
 mod script;
+mod shared_text;
 #[cfg(test)]
 mod tests;
 mod wire;

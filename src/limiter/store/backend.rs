@@ -42,6 +42,10 @@ impl<S: Store> Swaps<S> {
         Self { flights, before, callers: CallerHash::new(secret), hash: random::hasher() }
     }
 
+    pub(super) fn store(&self) -> &S {
+        self.flights.store().store()
+    }
+
     pub(super) fn before(&self) -> &str {
         &self.before
     }

@@ -8,11 +8,14 @@ use std::sync::Arc;
 use super::Store;
 use super::backend::{Swaps, supports};
 use super::error::StoreError;
+use super::shared_text::StoreText;
 use crate::decision::Decision;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::remote::{Backend, Checks};
-use crate::limiter::{Charge, Limiter, LimiterHooks, PlaceLines, PolicyRegistry, Refund, Reply, UnsupportedQuota};
+use crate::limiter::{
+    Charge, Limiter, LimiterHooks, PlaceLines, PolicyRegistry, Refund, Reply, SharedText, UnsupportedQuota,
+};
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -165,6 +168,10 @@ impl<S: Store> LimiterHooks for StoreLimiter<S> {
 
     fn place_lines(&self) -> Option<&PlaceLines> {
         Some(self.0.lines())
+    }
+
+    fn shared_text(&self) -> Option<Arc<dyn SharedText>> {
+        Some(Arc::new(StoreText::new(Arc::clone(&self.0))))
     }
 }
 

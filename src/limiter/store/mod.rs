@@ -41,6 +41,7 @@ mod limiter;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod random;
+mod shared_text;
 mod silence;
 mod store_time;
 mod swapper;

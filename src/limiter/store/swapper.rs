@@ -147,6 +147,10 @@ impl<S: Store> Swapper<S> {
         Self(Arc::new(Inner { calls: Arc::new(calls), known: KnownValues::new(), quotas: Quotas::default() }))
     }
 
+    pub(super) fn store(&self) -> &S {
+        &self.0.calls.store
+    }
+
     pub(super) fn events(&self) -> &Events {
         &self.0.calls.events
     }

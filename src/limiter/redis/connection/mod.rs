@@ -153,6 +153,16 @@ impl RedisConnections {
         Ok(self.reply(call, slot, until).await?.map(bytes))
     }
 
+    /// Runs a script that no check waits for, within this time.
+    pub(super) async fn run_within(
+        &self,
+        call: &Call,
+        slot: u16,
+        within: Duration,
+    ) -> Result<Option<Bytes>, RedisError> {
+        self.run(call, slot, Instant::now() + within).await
+    }
+
     async fn reply(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<RedisReply>, RedisError> {
         let link = match &self.0.reach {
             Reach::Cluster(cluster) => return cluster.run(call, slot, until).await,

@@ -70,6 +70,11 @@ impl KeySpace {
         Ok(Self { before: format!("{prefix}:2:{{").into_boxed_str(), callers, groups })
     }
 
+    /// Returns the key of the text that all processes share: `prefix:2:fleet`. A state's key has a brace there.
+    pub(super) fn shared_text_key(&self) -> String {
+        format!("{}fleet", self.before.trim_end_matches('{'))
+    }
+
     /// Returns the stored key of a (policy, key).
     pub(super) fn key(&self, policy: &Policy, key: &Key) -> StoredKey {
         let (name, caller) = (policy.stored_name().as_bytes(), key.as_bytes());

@@ -1,0 +1,34 @@
+//! Why something could not be set for all processes.
+
+use crate::error::{BoxError, Source, kind_and_message};
+
+kind_and_message! {
+    /// Why a change was not made, or a fleet could not be made. [`kind`](Self::kind) says what to do about it.
+    FleetError, FleetErrorKind
+}
+
+/// The kind of a [`FleetError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FleetErrorKind {
+    /// The change cannot be made anywhere: its name is not known here, or its value does not fit. Nothing was changed.
+    Invalid,
+    /// Somebody else changed the same target since it was [seen](super::FleetChange::seen). Nothing was changed.
+    Conflict,
+    /// There would be more entries, or a longer text, than are kept. Nothing was changed.
+    Full,
+    /// The limiter has no store that keeps a text, or there is no tokio runtime.
+    Unsupported,
+    /// The stored text is not one that this version reads. Nothing was changed.
+    Foreign,
+    /// The store did not answer. The change may be made or not: read again.
+    Unavailable,
+}
+
+impl FleetError {
+    /// Makes the error of a store that did not answer.
+    pub(super) fn of_store(cause: BoxError) -> Self {
+        let source = Some(Source::of_box(cause));
+        Self { source, ..Self::new(FleetErrorKind::Unavailable, "the store did not answer") }
+    }
+}

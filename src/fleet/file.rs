@@ -1,0 +1,90 @@
+//! The shared text in a file, for a limiter in memory. The first line is the text's version.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::document::TEXT_MAX;
+use crate::base::sync::{Mutex, lock};
+use crate::error::BoxError;
+use crate::limiter::{BoxFuture, SharedText, TextRead, VersionedText};
+
+/// The text of one process, in a file.
+#[derive(Clone)]
+pub(super) struct FileText(Arc<Inner>);
+
+struct Inner {
+    path: PathBuf,
+    /// Held while the file is read or replaced.
+    file: Mutex<()>,
+}
+
+impl FileText {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self(Arc::new(Inner { path, file: Mutex::default() }))
+    }
+
+    /// Runs this where it may block.
+    async fn run<T: Send + 'static>(
+        &self,
+        run: impl FnOnce(&Inner) -> Result<T, BoxError> + Send + 'static,
+    ) -> Result<T, BoxError> {
+        let shared = Arc::clone(&self.0);
+        tokio::task::spawn_blocking(move || {
+            let _alone = lock(&shared.file);
+            run(&shared).map_err(|error| format!("{}: {error}", shared.path.display()).into())
+        })
+        .await?
+    }
+}
+
+impl Inner {
+    fn read(&self) -> Result<Option<VersionedText>, BoxError> {
+        match fs::metadata(&self.path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.into()),
+            Ok(about) if about.len() > 2 * TEXT_MAX as u64 => return Err("the file is too long".into()),
+            Ok(_) => {}
+        }
+        let stored = fs::read_to_string(&self.path)?;
+        let found = stored
+            .split_once('\n')
+            .and_then(|(version, text)| Some(VersionedText::new(u128::from_str_radix(version, 16).ok()?, text)));
+        found.map(Some).ok_or_else(|| "the file is not one that this crate wrote".into())
+    }
+
+    /// Replaces the file by a whole one: a crash leaves the former.
+    fn write(&self, next: &VersionedText) -> Result<(), BoxError> {
+        let mut name = self.path.clone().into_os_string();
+        name.push(".new");
+        let mut file = fs::File::create(&name)?;
+        file.write_all(format!("{:032x}\n{}", next.version, next.text).as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&name, &self.path)?;
+        Ok(())
+    }
+}
+
+impl SharedText for FileText {
+    fn load(&self, known: Option<u128>) -> BoxFuture<'_, Result<TextRead, BoxError>> {
+        let read = move |shared: &Inner| {
+            let found = shared.read()?;
+            let is_known = found.as_ref().map(|text| text.version) == known;
+            Ok(if is_known { TextRead::Unchanged } else { TextRead::Changed(found) })
+        };
+        Box::pin(self.run(read))
+    }
+
+    fn swap<'a>(&'a self, expect: Option<u128>, next: &'a VersionedText) -> BoxFuture<'a, Result<bool, BoxError>> {
+        let next = next.clone();
+        let swap = move |shared: &Inner| {
+            let is_expected = shared.read()?.map(|text| text.version) == expect;
+            if is_expected {
+                shared.write(&next)?;
+            }
+            Ok(is_expected)
+        };
+        Box::pin(self.run(swap))
+    }
+}

@@ -1,0 +1,482 @@
+//! The handle of what operators set: the task that reads it, and the changes.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetTarget, invalid};
+use super::document::{FleetAuthor, FleetDocument, rollback};
+use super::error::{FleetError, FleetErrorKind};
+use super::file::FileText;
+#[cfg(feature = "rules")]
+use super::tables::FollowFleet;
+use super::tables::{FleetTable, OwnOverrides};
+use crate::base::random;
+use crate::base::sync::{Mutex, contained, lock};
+use crate::base::time::Timestamp;
+use crate::clock::{CalendarClock, Clock};
+use crate::error::{BoxError, WithSources};
+use crate::event::FleetEvent;
+use crate::limiter::{Limiter, SharedText, TextRead, VersionedText};
+use crate::middleware::charge::access::AccessList;
+use crate::middleware::rule::{Overrides, QuotaSwitch};
+use crate::mode::{Mode, ModeSwitch};
+use crate::outcome::Observer;
+use crate::quota::Quota;
+use crate::rules_in_force::hash;
+
+/// The time between two readings.
+const READ_EVERY: Duration = Duration::from_secs(1);
+
+/// The longest time of a call to the store. No request waits for it.
+const CALL: Duration = Duration::from_secs(2);
+
+/// The number of times that a change is tried while others change something, or calls are lost.
+const TRIES: usize = 50;
+
+/// The pause after a call that was lost.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What operators set for all processes that share a store. Clones are the same.
+///
+/// See the [module](super) for an example.
+#[derive(Clone)]
+pub struct Fleet(Arc<Inner>);
+
+struct Inner {
+    text: Arc<dyn SharedText>,
+    clock: Arc<dyn Clock>,
+    state: Mutex<FleetState>,
+}
+
+#[derive(Default)]
+struct FleetState {
+    known: KnownFleet,
+    /// When the store last answered.
+    read_at: Option<Timestamp>,
+    error: Option<Arc<str>>,
+    tables: Vec<(Box<str>, FleetTable)>,
+    observers: Vec<Arc<dyn Observer>>,
+}
+
+/// What is in force.
+#[derive(Clone)]
+struct KnownFleet {
+    document: Arc<FleetDocument>,
+    version: Option<u128>,
+    hash: u64,
+    since: Timestamp,
+    /// When an entry ends next.
+    ends: Option<Timestamp>,
+}
+
+impl Default for KnownFleet {
+    fn default() -> Self {
+        Self::new(FleetDocument::default(), None, "", Timestamp::from_micros(0))
+    }
+}
+
+impl KnownFleet {
+    fn new(document: FleetDocument, version: Option<u128>, text: &str, now: Timestamp) -> Self {
+        let ends = document.next_end(now);
+        Self { document: Arc::new(document), version, hash: hash(text.as_bytes()), since: now, ends }
+    }
+}
+
+/// Which revision of what operators set is in force in this process. Two processes have the same if the
+/// [`hash`](Self::hash) is the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FleetInForce {
+    /// The number of changes so far, in all processes.
+    pub revision: u64,
+    /// A hash of the text, of 48 bits, so that a metric holds it exactly.
+    pub hash: u64,
+    /// Since when this process has the revision, by the calendar.
+    pub since: Timestamp,
+    /// When the store last answered. `None` if it never did: then nothing is in force.
+    pub read_at: Option<Timestamp>,
+    /// Why the last reading failed. What is in force stays.
+    pub error: Option<Arc<str>>,
+}
+
+impl Fleet {
+    /// Keeps what operators set beside the states of a limiter: in its Redis, or its store. Reads it at once, and then
+    /// once a second. **Keep the fleet or a clone of it**: when the last one is dropped, all values stay as they are.
+    ///
+    /// If the store does not answer, nothing is set until it does.
+    ///
+    /// # Errors
+    /// Returns an error if the limiter has no store, or there is no tokio runtime.
+    pub async fn beside<L: Limiter>(limiter: &L) -> Result<Self, FleetError> {
+        let Some(text) = limiter.hooks().shared_text() else {
+            let message = "this limiter keeps nothing for other processes: use Fleet::in_file";
+            return Err(FleetError::new(FleetErrorKind::Unsupported, message));
+        };
+        Self::over(text, Arc::new(CalendarClock)).await
+    }
+
+    /// Keeps what operators set in a file, so that it survives restarts. The file belongs to one process.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be read, or there is no tokio runtime.
+    pub async fn in_file(path: impl AsRef<Path>) -> Result<Self, FleetError> {
+        let fleet = Self::over(Arc::new(FileText::new(path.as_ref().to_owned())), Arc::new(CalendarClock)).await?;
+        match fleet.in_force().error {
+            Some(error) => Err(FleetError::new(FleetErrorKind::Unavailable, &*error)),
+            None => Ok(fleet),
+        }
+    }
+
+    /// Keeps what operators set in this text.
+    pub(super) async fn over(text: Arc<dyn SharedText>, clock: Arc<dyn Clock>) -> Result<Self, FleetError> {
+        let Ok(runtime) = Handle::try_current() else {
+            return Err(FleetError::new(FleetErrorKind::Unsupported, "a fleet is made within a tokio runtime"));
+        };
+        let fleet = Self(Arc::new(Inner { text, clock, state: Mutex::default() }));
+        let _ = fleet.0.read().await; // the state says so
+        runtime.spawn(follow(Arc::downgrade(&fleet.0)));
+        Ok(fleet)
+    }
+
+    /// Adds an observer of [events](crate::observe::FleetEvent). An observer with the same
+    /// [identity](Observer::identity) is added once.
+    pub fn observe(&self, observer: impl Observer + 'static) {
+        let mut state = lock(&self.0.state);
+        let observer: Arc<dyn Observer> = Arc::new(observer);
+        if state.observers.iter().all(|other| other.identity() != observer.identity()) {
+            state.observers.push(observer);
+        }
+    }
+
+    /// Returns the mode of this name, which is `otherwise` unless an operator set another one. It follows by itself: do
+    /// not set it.
+    pub fn mode(&self, name: impl Into<Box<str>>, otherwise: Mode) -> ModeSwitch {
+        let table = self
+            .table(name.into(), FleetKind::Mode, || FleetTable::Mode { switch: ModeSwitch::new(otherwise), otherwise });
+        if let FleetTable::Mode { switch, .. } = table { switch } else { ModeSwitch::new(otherwise) }
+    }
+
+    /// Returns the quota of this name, which is `otherwise` unless an operator set another one. It follows by itself:
+    /// do not set it. A quota that a layer's limiter does not support is left out.
+    pub fn quota(&self, name: impl Into<Box<str>>, otherwise: Quota) -> QuotaSwitch {
+        let table = self.table(name.into(), FleetKind::Quota, || FleetTable::Quota {
+            switch: QuotaSwitch::new(otherwise),
+            otherwise: Box::new(otherwise),
+        });
+        if let FleetTable::Quota { switch, .. } = table { switch } else { QuotaSwitch::new(otherwise) }
+    }
+
+    /// Returns the overrides of this name, for [`Rule::quota_from`](crate::Rule::quota_from). They follow by
+    /// themselves.
+    pub fn overrides(&self, name: impl Into<Box<str>>) -> Overrides<Quota> {
+        let table = self.table(name.into(), FleetKind::Override, || FleetTable::Overrides(OwnOverrides::new()));
+        if let FleetTable::Overrides(own) = table { own.table } else { Overrides::new() }
+    }
+
+    /// Returns the overrides of this name, for [`Rule::plans`](crate::Rule::plans). They follow by themselves.
+    pub fn plans(&self, name: impl Into<Box<str>>) -> Overrides<usize> {
+        let table = self.table(name.into(), FleetKind::Plan, || FleetTable::Plans(OwnOverrides::new()));
+        if let FleetTable::Plans(own) = table { own.table } else { Overrides::new() }
+    }
+
+    /// Returns the access list of this name, for [`RateLimitLayer::access`](crate::RateLimitLayer::access). It follows
+    /// by itself.
+    pub fn access(&self, name: impl Into<Box<str>>) -> AccessList {
+        let table = self.table(name.into(), FleetKind::Network, || FleetTable::Access(AccessList::new()));
+        if let FleetTable::Access(list) = table { list } else { AccessList::new() }
+    }
+
+    /// Lets rules follow what operators put in force under this name.
+    #[cfg(feature = "rules")]
+    pub(crate) fn follow_rules(&self, name: &str, rules: &Weak<dyn FollowFleet>) {
+        lock(&self.0.state).tables.push((name.into(), FleetTable::Rules(Weak::clone(rules))));
+        self.0.apply();
+    }
+
+    /// Returns the table of a name, which is made when it is first asked for.
+    fn table(&self, name: Box<str>, kind: FleetKind, make: impl FnOnce() -> FleetTable) -> FleetTable {
+        let table = {
+            let mut state = lock(&self.0.state);
+            let known = state.tables.iter().find(|(known, table)| *known == name && table.is_of(kind));
+            if let Some((_, table)) = known {
+                return table.clone();
+            }
+            let table = make();
+            state.tables.push((name, table.clone()));
+            table
+        };
+        self.0.apply();
+        table
+    }
+
+    /// Makes changes in all processes, all or none. Returns the revision that they made. They are in force here when
+    /// this returns, and in the other processes a second later. `by` and `why` are kept with them.
+    ///
+    /// If others change something at the same time, the changes are made on what they left. If an answer is lost, it is
+    /// found out whether the changes were made.
+    ///
+    /// # Errors
+    /// See [`FleetErrorKind`].
+    pub async fn change(
+        &self,
+        by: &str,
+        why: &str,
+        changes: impl IntoIterator<Item = FleetChange>,
+    ) -> Result<u64, FleetError> {
+        let changes: Vec<FleetChange> = changes.into_iter().collect();
+        for change in &changes {
+            change.check()?;
+            self.check_here(change)?;
+        }
+        self.make(by, why, |_| Ok(changes.clone())).await
+    }
+
+    /// Puts the rules in force that were so before the last change of them: a text, or those of the file. Returns the
+    /// revision that it made.
+    ///
+    /// # Errors
+    /// As [`change`](Self::change).
+    pub async fn rollback(&self, by: &str, why: &str, name: &str) -> Result<u64, FleetError> {
+        self.make(by, why, |document| rollback(document, name).map(|change| vec![change])).await
+    }
+
+    async fn make(
+        &self,
+        by: &str,
+        why: &str,
+        changes: impl Fn(&FleetDocument) -> Result<Vec<FleetChange>, FleetError>,
+    ) -> Result<u64, FleetError> {
+        let shared = &self.0;
+        let (mut sent, mut failure) = (Vec::new(), None);
+        for _ in 0..TRIES {
+            if let Err(error) = shared.read().await {
+                if error.kind() == FleetErrorKind::Foreign {
+                    return Err(error);
+                }
+                failure = Some(error);
+                tokio::time::sleep(PAUSE).await;
+                if sent.is_empty() {
+                    break;
+                }
+                continue;
+            }
+            let KnownFleet { document, version, .. } = lock(&shared.state).known.clone();
+            if let Some(revision) = sent.iter().find_map(|tag| document.made(*tag)) {
+                return Ok(revision);
+            }
+            let own = (u128::from(random::secret()) << 64) | u128::from(random::secret());
+            let tag = own as u64; // a part of it
+            let author = FleetAuthor { by, why, at: shared.clock.now(), tag };
+            let next = document.changed(&changes(&document)?, author)?;
+            let text = VersionedText::new(own, next.to_text());
+            match shared.call(shared.text.swap(version, &text)).await {
+                Ok(true) => {
+                    let revision = next.revision;
+                    shared.put_in_force(next, &text);
+                    return Ok(revision);
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    // It may have been made, or may be made later. Another try expects the same version, so at most one
+                    // of them is made.
+                    sent.push(tag);
+                    failure = Some(error);
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+        Err(failure.unwrap_or_else(|| {
+            FleetError::new(FleetErrorKind::Unavailable, "others changed something each time: nothing was changed")
+        }))
+    }
+
+    /// Returns an error if this process has nothing of the change's name.
+    fn check_here(&self, change: &FleetChange) -> Result<(), FleetError> {
+        let FleetTarget { kind, name, .. } = &change.target;
+        let tables: Vec<(Box<str>, FleetTable)> = {
+            let state = lock(&self.0.state);
+            state.tables.iter().filter(|(_, table)| table.is_of(*kind)).cloned().collect()
+        };
+        let mut named = tables.iter().filter(|(known, _)| known == name).peekable();
+        if named.peek().is_none() && change.value.is_some() {
+            let known: Vec<String> = tables.iter().map(|(known, _)| format!("`{known}`")).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            return Err(invalid(format!("this program has no `{kind}` of the name `{name}`; it has {known}")));
+        }
+        #[cfg(feature = "rules")]
+        for (_, table) in named {
+            if let (FleetTable::Rules(rules), Some(text)) = (table, &change.value) {
+                let rules = rules.upgrade();
+                rules.map_or(Ok(()), |rules| rules.check_text(text)).map_err(invalid)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns which revision is in force, since when, and whether the store answers.
+    #[must_use]
+    pub fn in_force(&self) -> FleetInForce {
+        let state = lock(&self.0.state);
+        let KnownFleet { document, hash, since, .. } = &state.known;
+        FleetInForce {
+            revision: document.revision,
+            hash: *hash,
+            since: *since,
+            read_at: state.read_at,
+            error: state.error.clone(),
+        }
+    }
+
+    /// Returns what is set now.
+    #[must_use]
+    pub fn entries(&self) -> Vec<FleetEntry> {
+        let (document, now) = (Arc::clone(&lock(&self.0.state).known.document), self.0.clock.now());
+        document.entries.values().filter(|entry| entry.holds(now)).cloned().collect()
+    }
+
+    /// Returns the last 100 actions of all processes, the latest first.
+    #[must_use]
+    pub fn actions(&self) -> Vec<FleetAction> {
+        let document = Arc::clone(&lock(&self.0.state).known.document);
+        document.actions.iter().cloned().collect()
+    }
+}
+
+impl fmt::Debug for Fleet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fleet").field("in_force", &self.in_force()).finish_non_exhaustive()
+    }
+}
+
+/// Reads once a second, until the fleet is dropped.
+async fn follow(shared: Weak<Inner>) {
+    let mut ticks = interval(READ_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        let Some(shared) = shared.upgrade() else { return };
+        let _ = shared.read().await; // the state says so
+        let ended = lock(&shared.state).known.ends.is_some_and(|ends| ends <= shared.clock.now());
+        if ended {
+            shared.apply();
+        }
+    }
+}
+
+impl Inner {
+    /// Calls the store for a bounded time.
+    async fn call<T>(&self, call: impl Future<Output = Result<T, BoxError>>) -> Result<T, FleetError> {
+        match timeout(CALL, call).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => Err(FleetError::of_store(error)),
+            Err(_) => {
+                Err(FleetError::new(FleetErrorKind::Unavailable, format!("the store did not answer in {CALL:?}")))
+            }
+        }
+    }
+
+    /// Reads the text, and puts it in force if it is another one.
+    async fn read(&self) -> Result<(), FleetError> {
+        let read = self.read_text().await;
+        let now = self.clock.now();
+        let (event, observers) = {
+            let mut state = lock(&self.state);
+            let error = read.as_ref().err().map(|error| Arc::from(WithSources(error).to_string()));
+            let had_error = state.error.is_some();
+            if error.is_none() {
+                state.read_at = Some(now);
+            }
+            state.error.clone_from(&error);
+            let event = match error {
+                Some(error) if !had_error => Some(FleetEvent::unreadable(&*error)),
+                None if had_error => Some(FleetEvent::readable(state.known.document.revision)),
+                _ => None,
+            };
+            (event, state.observers.clone())
+        };
+        if let Some(event) = event {
+            report(&observers, &event);
+        }
+        read
+    }
+
+    async fn read_text(&self) -> Result<(), FleetError> {
+        let known = lock(&self.state).known.clone();
+        let TextRead::Changed(found) = self.call(self.text.load(known.version)).await? else { return Ok(()) };
+        let document = match &found {
+            None => None,
+            Some(found) => Some(FleetDocument::parse(&found.text).ok_or_else(|| {
+                let message = "the text in the store is not one that this version reads: what is known stays in force";
+                FleetError::new(FleetErrorKind::Foreign, message)
+            })?),
+        };
+        let revision = document.as_ref().map_or(0, |document| document.revision);
+        if let Some(version) = known.version.filter(|_| revision < known.document.revision) {
+            // The store has lost what was in force, or is an older copy. Others may put it back, too.
+            let text = VersionedText::new(version, known.document.to_text());
+            let expect = found.map(|found| found.version);
+            self.call(self.text.swap(expect, &text)).await?;
+            return Ok(());
+        }
+        if let (Some(document), Some(found)) = (document, found) {
+            self.put_in_force(document, &found);
+        }
+        Ok(())
+    }
+
+    /// Puts a document in force, unless a later one is.
+    fn put_in_force(&self, document: FleetDocument, text: &VersionedText) {
+        let next = KnownFleet::new(document, Some(text.version), &text.text, self.clock.now());
+        let (event, observers) = {
+            let mut state = lock(&self.state);
+            if next.document.revision < state.known.document.revision {
+                return;
+            }
+            let event = FleetEvent::in_force(next.document.revision);
+            state.known = next;
+            (event, state.observers.clone())
+        };
+        self.apply();
+        report(&observers, &event);
+    }
+
+    /// Makes all tables what is in force. Begins again if something else is in force meanwhile, because the tables call
+    /// the application, so no lock is held.
+    fn apply(&self) {
+        loop {
+            let (known, tables) = {
+                let mut state = lock(&self.state);
+                #[cfg(feature = "rules")]
+                state.tables.retain(|(_, table)| match table {
+                    FleetTable::Rules(rules) => rules.strong_count() > 0,
+                    _ => true,
+                });
+                (state.known.clone(), state.tables.clone())
+            };
+            let now = self.clock.now();
+            for (name, table) in &tables {
+                let entries =
+                    known.document.entries.values().filter(|entry| {
+                        entry.target.name == *name && table.is_of(entry.target.kind) && entry.holds(now)
+                    });
+                table.follow(entries, now);
+            }
+            let mut state = lock(&self.state);
+            if state.known.version == known.version {
+                state.known.ends = known.document.next_end(now);
+                return;
+            }
+        }
+    }
+}
+
+fn report(observers: &[Arc<dyn Observer>], event: &FleetEvent) {
+    event.log();
+    observers.iter().for_each(|observer| contained(|| observer.on_fleet_event(event)));
+}

@@ -1,0 +1,60 @@
+//! What operators set for all processes at once, kept with the limiter's store.
+//!
+//! A [`Fleet`] hands out modes, quotas, overrides and access lists, which layers take as usual.
+//! [`Fleet::change`] writes a change to the store, and each process reads it within a second.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tower_ratelimit::fleet::{Fleet, FleetChange};
+//! use tower_ratelimit::middleware::Access;
+//! use tower_ratelimit::key::{self, Prefixes};
+//! use tower_ratelimit::{MemoryLimiter, Mode, Quota, RateLimitLayer, Rule};
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let file = std::env::temp_dir().join(format!("fleet-doc-{}", std::process::id()));
+//! let limiter = MemoryLimiter::new();
+//! // With Redis or another store: Fleet::beside(&limiter)
+//! let fleet = Fleet::in_file(&file).await?;
+//!
+//! let client = Rule::new("client", Quota::per_minute(100))?;
+//! let client = client.mode(fleet.mode("client", Mode::Shadow));
+//! let layer = RateLimitLayer::new(limiter, client, key::peer_ip())
+//!     .access(&fleet.access("clients"), key::peer_network(Prefixes::exact()));
+//!
+//! // In any process, or in a program of the operators:
+//! let block = FleetChange::network("clients", "203.0.113.0/24", Access::Deny)?;
+//! let hour = Duration::from_secs(3_600);
+//! fleet.change("alice", "guesses passwords", [block.lasting(hour)]).await?;
+//! let enforce = FleetChange::mode("client", Mode::Enforce);
+//! fleet.change("alice", "the week of watching is over", [enforce]).await?;
+//! # std::fs::remove_file(file)?;
+//! # Ok(()) }
+//! ```
+//!
+//! # What is kept
+//!
+//! One text of at most 900 kB, which has the entries, the last 100 actions, and the number of the revision. It is
+//! replaced as a whole by compare and swap, so no change undoes another one. Lines that a version of this crate does
+//! not know stay as they are, so processes of two versions share a fleet.
+//!
+//! # When the store fails
+//!
+//! A process that cannot read goes on with what it knows, and [says so](FleetInForce::error). If the store has lost the
+//! text, or has an older revision after a failover, a process that knows a newer one puts it back. Entries end by the
+//! calendar of each process.
+
+mod change;
+mod document;
+mod error;
+mod file;
+mod handle;
+mod tables;
+
+pub use change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetTarget};
+pub use error::{FleetError, FleetErrorKind};
+pub use handle::{Fleet, FleetInForce};
+#[cfg(feature = "rules")]
+pub(crate) use tables::FollowFleet;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,366 @@
+//! The promises of a fleet, over a text in memory that fails as a test asks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::base::sync::{Mutex, lock};
+use crate::clock::{Clock, ManualClock};
+use crate::error::BoxError;
+use crate::key::Key;
+use crate::limiter::{BoxFuture, SharedText, TextRead, VersionedText};
+use crate::middleware::charge::access::Access;
+use crate::mode::Mode;
+use crate::quota::Quota;
+
+/// What becomes of calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Fault {
+    #[default]
+    None,
+    /// The call fails before it has an effect.
+    Away,
+    /// Swaps are made, and the answers are lost.
+    LostAnswers,
+    /// The call has no answer.
+    Silent,
+}
+
+#[derive(Default)]
+struct Kept {
+    text: Option<VersionedText>,
+    fault: Fault,
+    loads: usize,
+    swaps: usize,
+}
+
+#[derive(Clone, Default)]
+struct InMemory(Arc<Mutex<Kept>>);
+
+impl InMemory {
+    fn set_fault(&self, fault: Fault) {
+        lock(&self.0).fault = fault;
+    }
+
+    /// Runs a call, and says what becomes of it.
+    async fn run<T>(&self, run: impl FnOnce(&mut Kept) -> T) -> Result<T, BoxError> {
+        tokio::task::yield_now().await;
+        let fault = lock(&self.0).fault;
+        match fault {
+            Fault::Away => return Err("the store is away".into()),
+            Fault::Silent => std::future::pending().await,
+            Fault::None | Fault::LostAnswers => {}
+        }
+        let done = run(&mut lock(&self.0));
+        if fault == Fault::LostAnswers { Err("the answer is lost".into()) } else { Ok(done) }
+    }
+}
+
+impl SharedText for InMemory {
+    fn load(&self, known: Option<u128>) -> BoxFuture<'_, Result<TextRead, BoxError>> {
+        let load = move |kept: &mut Kept| {
+            kept.loads += 1;
+            let is_known = kept.text.as_ref().map(|text| text.version) == known;
+            if is_known { TextRead::Unchanged } else { TextRead::Changed(kept.text.clone()) }
+        };
+        // Reading is not lost, so that a lost answer to a swap is found out.
+        Box::pin(async move {
+            let fault = lock(&self.0).fault;
+            if fault == Fault::LostAnswers { Ok(load(&mut lock(&self.0))) } else { self.run(load).await }
+        })
+    }
+
+    fn swap<'a>(&'a self, expect: Option<u128>, next: &'a VersionedText) -> BoxFuture<'a, Result<bool, BoxError>> {
+        Box::pin(self.run(move |kept| {
+            let is_expected = kept.text.as_ref().map(|text| text.version) == expect;
+            if is_expected {
+                kept.swaps += 1;
+                kept.text = Some(next.clone());
+            }
+            is_expected
+        }))
+    }
+}
+
+async fn fleet(text: &InMemory, clock: &ManualClock) -> Fleet {
+    Fleet::over(Arc::new(text.clone()), Arc::new(clock.clone())).await.unwrap()
+}
+
+/// Makes two processes with one store.
+async fn processes() -> (InMemory, ManualClock, [Fleet; 2]) {
+    let (text, clock) = (InMemory::default(), ManualClock::new());
+    let both = [fleet(&text, &clock).await, fleet(&text, &clock).await];
+    (text, clock, both)
+}
+
+/// Lets the next reading happen.
+async fn second() {
+    tokio::time::sleep(Duration::from_millis(1_001)).await;
+}
+
+fn shadow() -> [FleetChange; 1] {
+    [FleetChange::mode("client", Mode::Shadow)]
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_is_in_force_everywhere_after_a_second() {
+    let (_, _, [here, there]) = processes().await;
+    let mut seen = Vec::new();
+    for fleet in [&here, &there] {
+        let mode = fleet.mode("client", Mode::Enforce);
+        let quota = fleet.quota("search", Quota::per_minute(10));
+        let (overrides, plans) = (fleet.overrides("customer"), fleet.plans("customer"));
+        seen.push((mode, quota, overrides, plans, fleet.access("clients")));
+    }
+    let changes = [
+        FleetChange::mode("client", Mode::Shadow),
+        FleetChange::quota("search", Quota::per_minute(20)),
+        FleetChange::override_quota("customer", "acme", Quota::per_hour(7)).unwrap(),
+        FleetChange::plan("customer", "acme", 2).unwrap(),
+        FleetChange::network("clients", "203.0.113.0/24", Access::Deny).unwrap(),
+        FleetChange::key("clients", "leaked", Access::Allow).unwrap(),
+    ];
+    let targets: Vec<FleetTarget> = changes.iter().map(|change| change.target.clone()).collect();
+    assert_eq!(here.change("alice", "an incident", changes).await.unwrap(), 1);
+    let acme = Key::of("acme").unwrap();
+    for (at, (mode, quota, overrides, plans, access)) in seen.iter().enumerate() {
+        if at == 1 {
+            assert_eq!(mode.get(), Mode::Enforce, "the other process has not read yet");
+            second().await;
+        }
+        assert_eq!((mode.get(), quota.get()), (Mode::Shadow, Quota::per_minute(20)));
+        assert_eq!((overrides.get(&acme), plans.get(&acme)), (Some(Quota::per_hour(7)), Some(2)));
+        assert_eq!(access.of_address("203.0.113.9".parse().unwrap()), Some(Access::Deny));
+        assert_eq!(access.of_key(&Key::of("leaked").unwrap()), Some(Access::Allow));
+    }
+    assert_eq!(here.in_force().hash, there.in_force().hash);
+    there.change("bob", "it is over", targets.into_iter().map(FleetChange::end)).await.unwrap();
+    second().await;
+    for (mode, quota, overrides, plans, access) in &seen {
+        assert_eq!((mode.get(), quota.get()), (Mode::Enforce, Quota::per_minute(10)));
+        assert!(overrides.is_empty() && plans.is_empty() && access.is_empty());
+    }
+    let actions: Vec<_> = here.actions().iter().map(|action| (action.revision(), action.by().to_owned())).collect();
+    assert_eq!((actions.len(), &*actions[0].1, &*actions[11].1), (12, "bob", "alice"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn value_that_is_taken_late_follows_what_was_set() {
+    let (_, _, [here, there]) = processes().await;
+    here.mode("client", Mode::Enforce);
+    here.change("alice", "", shadow()).await.unwrap();
+    second().await;
+    assert_eq!(there.mode("client", Mode::Enforce).get(), Mode::Shadow);
+}
+
+#[tokio::test(start_paused = true)]
+async fn operators_at_once_do_not_undo_each_other() {
+    let (text, _, both) = processes().await;
+    for fleet in &both {
+        (0..20).for_each(|n| drop(fleet.mode(format!("m{n}"), Mode::Enforce)));
+    }
+    let changes = (0..20).map(|n| {
+        let fleet = both[n % 2].clone();
+        tokio::spawn(async move {
+            fleet.change("alice", "", [FleetChange::mode(format!("m{n}"), Mode::Shadow)]).await.unwrap()
+        })
+    });
+    let mut revisions = Vec::new();
+    for change in changes.collect::<Vec<_>>() {
+        revisions.push(change.await.unwrap());
+    }
+    revisions.sort_unstable();
+    assert_eq!(revisions, (1..=20).collect::<Vec<_>>());
+    second().await;
+    for fleet in &both {
+        assert!((0..20).all(|n| fleet.mode(format!("m{n}"), Mode::Enforce).get() == Mode::Shadow));
+    }
+    assert_eq!(lock(&text.0).swaps, 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_whose_answer_is_lost_is_made_once() {
+    let (text, _, [here, _]) = processes().await;
+    here.mode("client", Mode::Enforce);
+    text.set_fault(Fault::LostAnswers);
+    assert_eq!(here.change("alice", "", shadow()).await.unwrap(), 1);
+    assert_eq!((lock(&text.0).swaps, here.actions().len()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn process_that_cannot_read_goes_on_and_says_so() {
+    let (text, clock, [here, there]) = processes().await;
+    let mode = there.mode("client", Mode::Enforce);
+    here.mode("client", Mode::Enforce);
+    here.change("alice", "", shadow()).await.unwrap();
+    second().await;
+    let read_at = there.in_force().read_at;
+    for fault in [Fault::Away, Fault::Silent] {
+        text.set_fault(fault);
+        clock.advance(Duration::from_secs(1));
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        assert_eq!(mode.get(), Mode::Shadow, "{fault:?}");
+        let in_force = there.in_force();
+        assert!(in_force.error.is_some() && in_force.read_at == read_at, "{fault:?}: {in_force:?}");
+        let error = there.change("bob", "", shadow()).await.unwrap_err();
+        assert_eq!(error.kind(), FleetErrorKind::Unavailable);
+        // A process that starts now knows nothing, and serves.
+        assert!(fleet(&text, &clock).await.in_force().error.is_some());
+    }
+    text.set_fault(Fault::None);
+    second().await;
+    assert!(there.in_force().error.is_none() && there.in_force().read_at > read_at);
+}
+
+#[tokio::test(start_paused = true)]
+async fn text_that_the_store_lost_is_put_back() {
+    let (text, _, both) = processes().await;
+    both.iter().for_each(|fleet| drop(fleet.mode("client", Mode::Enforce)));
+    both[0].change("alice", "", shadow()).await.unwrap();
+    let older = lock(&text.0).text.clone();
+    both[0].change("alice", "", [FleetChange::end(shadow()[0].target.clone())]).await.unwrap();
+    second().await;
+    for lost in [None, older] {
+        lock(&text.0).text = lost;
+        second().await;
+        assert!(both.iter().all(|fleet| fleet.in_force().revision == 2));
+        let kept = lock(&text.0).text.clone().unwrap();
+        assert!(kept.text.starts_with("tower-ratelimit-fleet 1 2\n"), "{}", kept.text);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn history_in_the_store_wins_over_one_as_long() {
+    let (text, clock, [here, there]) = processes().await;
+    let modes = [&here, &there].map(|fleet| fleet.mode("client", Mode::Enforce));
+    here.change("alice", "", shadow()).await.unwrap();
+    // A failover to a server that never got it, and another operator there.
+    lock(&text.0).text = None;
+    let new = fleet(&text, &clock).await;
+    new.mode("client", Mode::Enforce);
+    new.change("bob", "", [FleetChange::mode("client", Mode::Degrade)]).await.unwrap();
+    second().await;
+    second().await;
+    assert!(modes.iter().all(|mode| mode.get() == Mode::Degrade));
+}
+
+#[tokio::test(start_paused = true)]
+async fn entry_ends_by_time_within_a_second() {
+    let (_, clock, [here, there]) = processes().await;
+    let modes = [&here, &there].map(|fleet| fleet.mode("client", Mode::Enforce));
+    let list = there.access("clients");
+    let deny = FleetChange::network("clients", "192.0.2.1", Access::Deny).unwrap();
+    here.access("clients");
+    let hour = Duration::from_secs(3_600);
+    let changes = [shadow()[0].clone(), deny].map(|change| change.lasting(hour));
+    here.change("alice", "", changes).await.unwrap();
+    second().await;
+    clock.advance(hour - Duration::from_secs(1));
+    second().await;
+    assert!(modes.iter().all(|mode| mode.get() == Mode::Shadow) && list.len() == 1);
+    clock.advance(Duration::from_secs(1));
+    second().await;
+    assert!(modes.iter().all(|mode| mode.get() == Mode::Enforce) && list.is_empty());
+    assert!(there.entries().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_that_means_nothing_here_is_refused() {
+    let (text, _, [here, _]) = processes().await;
+    here.mode("client", Mode::Enforce);
+    here.quota("search", Quota::per_minute(1));
+    for (change, said) in [
+        (FleetChange::mode("clientt", Mode::Shadow), "no `mode` of the name `clientt`; it has `client`"),
+        (FleetChange::quota("client", Quota::per_minute(1)), "it has `search`"),
+        (FleetChange::of_text(FleetKind::Mode, "client", None, Some("off")).unwrap(), "the value cannot be read"),
+        (FleetChange::of_text(FleetKind::FormerRules, "client", None, Some("")).unwrap(), "former rules"),
+        (FleetChange::mode("a".repeat(600), Mode::Shadow), "1 to 512 bytes"),
+    ] {
+        let error = here.change("alice", "", [change]).await.unwrap_err();
+        assert!(error.kind() == FleetErrorKind::Invalid && error.to_string().contains(said), "{error}");
+    }
+    for (kind, subject) in [(FleetKind::Mode, Some("a")), (FleetKind::Key, None), (FleetKind::Network, Some("x"))] {
+        assert!(FleetChange::of_text(kind, "client", subject, None).is_err());
+    }
+    assert_eq!(lock(&text.0).swaps, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn text_of_another_form_is_left_alone() {
+    let (text, _, [here, _]) = processes().await;
+    let mode = here.mode("client", Mode::Enforce);
+    here.change("alice", "", shadow()).await.unwrap();
+    let foreign = VersionedText::new(7, "tower-ratelimit-fleet 2 9\n");
+    lock(&text.0).text = Some(foreign.clone());
+    second().await;
+    assert_eq!(mode.get(), Mode::Shadow);
+    assert!(here.in_force().error.is_some());
+    assert_eq!(here.change("alice", "", shadow()).await.unwrap_err().kind(), FleetErrorKind::Foreign);
+    assert_eq!(lock(&text.0).text, Some(foreign));
+}
+
+#[tokio::test]
+async fn file_keeps_what_was_set_over_a_restart() {
+    let folder = std::env::temp_dir().join(format!("tower-ratelimit-fleet-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("settings");
+    {
+        let fleet = Fleet::in_file(&path).await.unwrap();
+        fleet.mode("client", Mode::Enforce);
+        fleet.change("alice", "", shadow()).await.unwrap();
+        fleet.change("alice", "again", shadow()).await.unwrap();
+    }
+    let fleet = Fleet::in_file(&path).await.unwrap();
+    assert_eq!(fleet.mode("client", Mode::Enforce).get(), Mode::Shadow);
+    assert_eq!((fleet.in_force().revision, fleet.entries()[0].why()), (2, "again"));
+    std::fs::write(&path, "no such form").unwrap();
+    assert!(Fleet::in_file(&path).await.is_err());
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn unchanged_text_is_read_once_a_second() {
+    let (text, clock) = (InMemory::default(), ManualClock::new());
+    let only = fleet(&text, &clock).await;
+    tokio::time::sleep(Duration::from_millis(10_500)).await;
+    assert_eq!(lock(&text.0).loads, 11);
+    drop(only);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(lock(&text.0).loads <= 12, "the task ends");
+    assert!(clock.now() > crate::base::time::Timestamp::from_micros(0));
+}
+
+#[cfg(feature = "rules")]
+#[tokio::test(start_paused = true)]
+async fn pushed_rules_are_in_force_until_they_are_rolled_back() {
+    use crate::rules::Rules;
+
+    let (text, _, fleets) = processes().await;
+    let quota = |limit: u64| format!("rules: [{{name: a, quota: {limit} per hour, key: peer-ip}}]");
+    let rules = fleets.each_ref().map(|fleet| Rules::builder().fleet(fleet, "rules").read_text(quota(1)).unwrap());
+    let layers = rules.each_ref().map(|rules| rules.layer(crate::MemoryLimiter::new()).unwrap());
+    let limits = || layers.each_ref().map(|layer| layer.policies()[0].quota().limit());
+    let push = |text: String| fleets[0].change("alice", "", [FleetChange::rules("rules", text)]);
+    let error = push("rules: [{name: a}]".to_owned()).await.unwrap_err();
+    assert!(error.to_string().contains("quota"), "{error}");
+    push(quota(2)).await.unwrap();
+    push(quota(3)).await.unwrap();
+    second().await;
+    assert_eq!(limits(), [3, 3]);
+    // What the process itself reads waits for its time.
+    rules[1].replace(quota(9)).unwrap();
+    assert!(rules[1].replace("rules: [{name: a}]").is_err());
+    assert_eq!(limits(), [3, 3]);
+    assert_eq!(rules[0].in_force().hash, rules[1].in_force().hash);
+    // A process that starts now has them, too.
+    let clock = ManualClock::new();
+    let late = Rules::builder().fleet(&fleet(&text, &clock).await, "rules").read_text(quota(1)).unwrap();
+    assert_eq!(late.in_force().hash, rules[0].in_force().hash);
+    fleets[1].rollback("bob", "it was worse", "rules").await.unwrap();
+    second().await;
+    assert_eq!(limits(), [2, 2]);
+    let own = FleetChange::of_text(FleetKind::Rules, "rules", None, None).unwrap();
+    fleets[1].change("bob", "", [own]).await.unwrap();
+    second().await;
+    assert_eq!(limits(), [1, 9]);
+}

@@ -1,0 +1,61 @@
+//! A text that all processes of a store share.
+
+use std::sync::Arc;
+
+use crate::error::BoxError;
+use crate::limiter::reply::BoxFuture;
+
+/// A text that all processes with one store share: what operators set for all of them.
+/// [`LimiterHooks::shared_text`](crate::limiter::LimiterHooks::shared_text) returns that of a limiter's store, and
+/// [`Fleet`](crate::fleet::Fleet) keeps it.
+///
+/// * The text is replaced as a whole, by compare and swap, in one atomic step.
+/// * A load that begins after a swap has returned sees what it wrote.
+/// * The text stays until it is replaced, for ten years at least.
+/// * It has at most a megabyte.
+/// * A swap that fails may have been made, and may even be made later. A future may be dropped.
+pub trait SharedText: Send + Sync {
+    /// Returns the text, unless its version is the one that the caller knows. `None` stands for no text.
+    ///
+    /// It is called once a second by each process, so an unchanged text should cost little.
+    fn load(&self, known: Option<u128>) -> BoxFuture<'_, Result<TextRead, BoxError>>;
+
+    /// Replaces the text if its version is the expected one. Returns whether it did.
+    fn swap<'a>(&'a self, expect: Option<u128>, next: &'a VersionedText) -> BoxFuture<'a, Result<bool, BoxError>>;
+}
+
+/// A text and its version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VersionedText {
+    /// The version: random, and new with each swap.
+    pub version: u128,
+    /// The text.
+    pub text: Arc<str>,
+}
+
+impl VersionedText {
+    /// Makes a text.
+    #[must_use]
+    pub fn new(version: u128, text: impl Into<Arc<str>>) -> Self {
+        Self { version, text: text.into() }
+    }
+
+    /// Reads a text that was stored as the bytes of its version, followed by its own.
+    pub(crate) fn from_stored(stored: &[u8]) -> Result<Self, BoxError> {
+        let found = stored.split_first_chunk().and_then(|(version, text)| {
+            Some(Self::new(u128::from_be_bytes(*version), std::str::from_utf8(text).ok()?))
+        });
+        found.ok_or_else(|| "the stored text is not one that this crate wrote".into())
+    }
+}
+
+/// The answer to a load.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a text is as it was, or not")]
+pub enum TextRead {
+    /// The version is the one that the caller knows.
+    Unchanged,
+    /// This is the text now, or `None` if there is none.
+    Changed(Option<VersionedText>),
+}

@@ -1,0 +1,129 @@
+//! The text that all processes share, in a store that compares and swaps.
+//!
+//! The value of the key `prefix:1:fleet` begins with the format's number and the number of parts. A text of at most
+//! 15 kB follows in the same value. A longer one is in parts of that size, under the keys `prefix:1:fleet:0` and so on,
+//! which one swap replaces together. All values of a text have its version, so a reader notices a text that was
+//! replaced while it was read.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::backend::Swaps;
+use super::{Change, Store, Then, Value, Version};
+use crate::error::BoxError;
+use crate::limiter::remote::Checks;
+use crate::limiter::{BoxFuture, SharedText, TextRead, VersionedText};
+
+/// The largest part in bytes. A value may have 17 kB.
+const PART: usize = 15 << 10;
+
+/// The largest number of parts: a swap has at most 64 changes.
+const PARTS_MAX: usize = 63;
+
+/// The number of the format.
+const FORMAT: u8 = 1;
+
+/// The time to live of a text. It begins again with each change.
+const LIVES: Duration = Duration::from_secs(10 * 366 * 86_400);
+
+/// The number of times that a text is read which is replaced meanwhile.
+const READS: usize = 5;
+
+/// The text of a limiter's store.
+pub(super) struct StoreText<S: Store> {
+    checks: Arc<Checks<Swaps<S>>>,
+    head: Arc<str>,
+}
+
+impl<S: Store> StoreText<S> {
+    pub(super) fn new(checks: Arc<Checks<Swaps<S>>>) -> Self {
+        let head = format!("{}fleet", checks.backend().before()).into();
+        Self { checks, head }
+    }
+
+    fn store(&self) -> &S {
+        self.checks.backend().store()
+    }
+
+    /// Returns the key of the text, and those of its parts.
+    fn keys(&self, parts: usize) -> Vec<Arc<str>> {
+        let parts = (0..parts).map(|part| format!("{}:{part}", self.head).into());
+        std::iter::once(Arc::clone(&self.head)).chain(parts).collect()
+    }
+
+    /// Returns the value of the text's key, and the number of its parts.
+    async fn head(&self) -> Result<Option<(Value, usize)>, BoxError> {
+        let loaded = self.store().load(&[Arc::clone(&self.head)]).await?;
+        let Some(value) = loaded.values().first().cloned().flatten() else { return Ok(None) };
+        match value.bytes.split_first_chunk() {
+            Some(([FORMAT, parts], _)) => Ok(Some((value.clone(), usize::from(*parts)))),
+            _ => Err("the stored text has a form that this version does not read".into()),
+        }
+    }
+
+    /// Reads the text of this version. Returns `None` if it was replaced meanwhile.
+    async fn text(&self, head: &Value, parts: usize) -> Result<Option<VersionedText>, BoxError> {
+        let mut stored = head.version.to_bytes().to_vec();
+        if parts == 0 {
+            stored.extend(head.bytes.iter().skip(2));
+        } else {
+            let loaded = self.store().load(&self.keys(parts)).await?;
+            for (at, value) in loaded.values().iter().enumerate() {
+                match value {
+                    Some(value) if value.version == head.version && at == 0 => {}
+                    Some(value) if value.version == head.version => stored.extend_from_slice(&value.bytes),
+                    _ => return Ok(None),
+                }
+            }
+        }
+        VersionedText::from_stored(&stored).map(Some)
+    }
+}
+
+impl<S: Store> SharedText for StoreText<S> {
+    fn load(&self, known: Option<u128>) -> BoxFuture<'_, Result<TextRead, BoxError>> {
+        Box::pin(async move {
+            for _ in 0..READS {
+                let found = self.head().await?;
+                let version = found.as_ref().map(|(head, _)| u128::from_be_bytes(head.version.to_bytes()));
+                if version == known {
+                    return Ok(TextRead::Unchanged);
+                }
+                let Some((head, parts)) = found else { return Ok(TextRead::Changed(None)) };
+                if let Some(text) = self.text(&head, parts).await? {
+                    return Ok(TextRead::Changed(Some(text)));
+                }
+            }
+            Err("the text changed each time that it was read, or a part of it is gone".into())
+        })
+    }
+
+    fn swap<'a>(&'a self, expect: Option<u128>, next: &'a VersionedText) -> BoxFuture<'a, Result<bool, BoxError>> {
+        Box::pin(async move {
+            let expected = expect.map(|version| Version::from_bytes(version.to_be_bytes()));
+            let before = self.head().await?;
+            if before.as_ref().map(|(head, _)| head.version) != expected {
+                return Ok(false);
+            }
+            let (bytes, parts_before) = (next.text.as_bytes(), before.map_or(0, |(_, parts)| parts));
+            let parts: Vec<&[u8]> = if bytes.len() <= PART { Vec::new() } else { bytes.chunks(PART).collect() };
+            let Some(count) = u8::try_from(parts.len()).ok().filter(|count| usize::from(*count) <= PARTS_MAX) else {
+                return Err("the text is longer than this store takes".into());
+            };
+            let mut head = vec![FORMAT, count];
+            if parts.is_empty() {
+                head.extend_from_slice(bytes);
+            }
+            let version = Version::from_bytes(next.version.to_be_bytes());
+            let put = |bytes: &[u8]| Then::Put(Value::new(version, bytes), LIVES);
+            let changes = self.keys(parts.len().max(parts_before)).into_iter().enumerate().map(|(at, key)| {
+                let expect = expected.filter(|_| at <= parts_before);
+                match at.checked_sub(1) {
+                    None => Change::new(key, expect, put(&head)),
+                    Some(part) => Change::new(key, expect, parts.get(part).map_or(Then::Delete, |part| put(part))),
+                }
+            });
+            Ok(self.store().swap(&changes.collect::<Vec<_>>()).await?.is_done())
+        })
+    }
+}
