@@ -189,20 +189,27 @@ mod with {
         zone: TimeZone,
     }
 
+    /// Names that a database may have besides those of places. The first two mean another zone on each machine, and the
+    /// others none.
+    const NO_PLACES: [&str; 4] = ["localtime", "posixrules", "Factory", "Etc/Unknown"];
+
     /// The zones that were looked up, each once. The number of a zone is its place, counted from 1.
     static KNOWN: Mutex<Vec<&'static ZoneEntry>> = Mutex::new(Vec::new());
 
     impl KnownZone {
         pub(super) const UTC: Self = Self(None);
 
+        /// A zone that was named once stays known, with the data of that time, whatever becomes of the database.
         pub(super) fn named(name: &str) -> Result<Self, UnknownZone> {
-            let zone = TimeZone::get(name).map_err(|_| UnknownZone::NotFound)?;
-            // A zone without a name, such as that of the system, cannot be written down.
-            let name = zone.iana_name().ok_or(UnknownZone::NotFound)?;
+            if NO_PLACES.iter().any(|other| name.eq_ignore_ascii_case(other)) {
+                return Err(UnknownZone::NotFound);
+            }
             let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(entry) = known.iter().find(|entry| *entry.name == *name) {
+            if let Some(entry) = known.iter().find(|entry| entry.name.eq_ignore_ascii_case(name)) {
                 return Ok(Self(Some(entry)));
             }
+            let zone = TimeZone::get(name).map_err(|_| UnknownZone::NotFound)?;
+            let name = zone.iana_name().ok_or(UnknownZone::NotFound)?;
             let number = u16::try_from(known.len() + 1).map_err(|_| UnknownZone::NotFound)?;
             let entry: &'static ZoneEntry =
                 Box::leak(Box::new(ZoneEntry { number, name: name.into(), zone: zone.clone() }));
