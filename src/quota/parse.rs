@@ -340,7 +340,10 @@ impl<'a> WordReader<'a> {
             if is_named { Vec::new() } else { Algorithm::timed().map(Algorithm::as_str).collect() };
         let options = options_of(quota);
         let rest = self.words.get(at..).unwrap_or_default();
-        let hint = similar(rest, algorithms.iter().chain(&options).copied());
+        let mut hint = similar(rest, algorithms.iter().chain(&options).copied());
+        if quota.calendar_windows().is_some() && hint.is_empty() {
+            hint = "; a first day and a zone follow the unit, as in `month from day 15 in Europe/Berlin`".to_owned();
+        }
         let (word, own, options) = (QuotedWord(rest.first().unwrap_or(&"")), quota.algorithm(), options.join(", "));
         let options = if options.is_empty() { "which has none".to_owned() } else { options };
         self.error(&match &*algorithms.join(", ") {
@@ -393,7 +396,7 @@ impl<'a> WordReader<'a> {
         }
         if !self.is_next("in proportion") && self.skip("in") {
             let zone = self.next().ok_or_else(|| self.error("a time zone is missing after `in`"))?;
-            calendar = calendar.zone(zone)?;
+            calendar = calendar.zone(self.written.get(self.at - 1).copied().unwrap_or(zone))?;
         }
         let others = Algorithm::timed().filter(|algorithm| *algorithm != Algorithm::FixedWindow);
         if let Some(other) = others.into_iter().find(|algorithm| self.find(algorithm.as_str())) {
@@ -462,7 +465,7 @@ impl<'a> WordReader<'a> {
             return Err(self.error(&format!(
                 "{} is not a unit of time: year, month, week, d, h, min, s, ms or µs{}",
                 QuotedWord(unit),
-                similar(&[unit], names.flatten().copied())
+                similar(&[unit], names.flatten().copied().chain(["calendar"]))
             )));
         };
         let micros = count.checked_mul(*length).ok_or_else(|| self.error("the period is too long"))?;

@@ -280,6 +280,9 @@ fn quota_text_error_says_how_to_fix_it() {
         ("3 at once wait 10", Syntax, "a unit of time is missing after `10`, such as `10 s`"),
         ("5 per 10", Syntax, "a unit of time is missing after `10`"),
         ("5 per minuet", Syntax, "did you mean `minute`?"),
+        ("5 per calender month", Syntax, "did you mean `calendar`?"),
+        ("5 per calendar month Europe/Berlin", Syntax, "as in `month from day 15 in Europe/Berlin`"),
+        ("5 per calendar month in Europe/Nowhere", Syntax, "`Europe/Nowhere` is not a known time zone"),
         ("5/s sliding windw", Syntax, "did you mean `sliding window`?"),
         ("5/s brust 7", Syntax, "nor an option of a token bucket (burst, debt, in proportion), or is there twice (did"),
         (
