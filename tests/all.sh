@@ -118,7 +118,7 @@ check_code() {
         need 'Node.js' 'command -v node' nodejs
         run env --unset=CARGO_TARGET_DIR bash tests/wasm/run
         run cargo check --locked --package tower-ratelimit --lib --target i686-unknown-linux-gnu \
-            --features rules,tokio,metrics,tracing
+            --features rules,tokio,metrics,tracing,time-zones
     else
         printf 'There is no standard library for them here: rustup target add wasm32-unknown-unknown i686-unknown-linux-gnu\n'
     fi

@@ -172,10 +172,10 @@ mod without {
 
 #[cfg(feature = "time-zones")]
 mod with {
-    use std::sync::{Mutex, PoisonError};
+    use std::sync::{LazyLock, Mutex, PoisonError};
 
     use jiff::Timestamp;
-    use jiff::tz::TimeZone;
+    use jiff::tz::{TimeZone, TimeZoneDatabase};
 
     use super::UnknownZone;
 
@@ -193,6 +193,8 @@ mod with {
     /// others none.
     const NO_PLACES: [&str; 4] = ["localtime", "posixrules", "Factory", "Etc/Unknown"];
 
+    static BUILT_IN: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);
+
     /// The zones that were looked up, each once. The number of a zone is its place, counted from 1.
     static KNOWN: Mutex<Vec<&'static ZoneEntry>> = Mutex::new(Vec::new());
 
@@ -208,7 +210,8 @@ mod with {
             if let Some(entry) = known.iter().find(|entry| entry.name.eq_ignore_ascii_case(name)) {
                 return Ok(Self(Some(entry)));
             }
-            let zone = TimeZone::get(name).map_err(|_| UnknownZone::NotFound)?;
+            // A system may have lost its database, or have one without the older names.
+            let zone = TimeZone::get(name).or_else(|_| BUILT_IN.get(name)).map_err(|_| UnknownZone::NotFound)?;
             let name = zone.iana_name().ok_or(UnknownZone::NotFound)?;
             let number = u16::try_from(known.len() + 1).map_err(|_| UnknownZone::NotFound)?;
             let entry: &'static ZoneEntry =

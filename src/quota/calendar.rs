@@ -96,7 +96,7 @@ impl Calendar {
     /// `time-zones`, only `UTC` is known.
     ///
     /// The zone's rules are those of the system's database when the process first names the zone, or
-    /// those that are built in if the system has none. Processes that share a limiter should have the
+    /// those that are built in if the system does not have the zone. Processes that share a limiter should have the
     /// same rules. While they differ, each keeps to the edges that it knows, and a key never gets a
     /// window more than the calendar has.
     ///

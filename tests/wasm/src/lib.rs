@@ -12,11 +12,12 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Empty;
 use tower_layer::Layer;
-use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::clock::{ManualClock, Timestamp};
+use tower_ratelimit::quota::Calendar;
 use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
 use tower_service::Service;
 
-const QUOTAS: [&str; 8] = [
+const QUOTAS: [&str; 10] = [
     "5 per minute, burst 2",
     "5 per minute, gcra",
     "5 per minute, fixed window",
@@ -26,7 +27,13 @@ const QUOTAS: [&str; 8] = [
     "5 per minute, leaky bucket",
     // Its numbers need more than 32 bits.
     "6000000000 per 7 d",
+    "5 per calendar month from day 31",
+    "5 per calendar day in Europe/Berlin",
 ];
+
+/// The windows that are followed from 1970 to the year 2150, in several zones.
+const CALENDARS: [fn() -> Calendar; 5] =
+    [Calendar::day, Calendar::week, Calendar::month, Calendar::quarter, Calendar::year];
 
 #[derive(Clone)]
 struct Hello;
@@ -75,6 +82,24 @@ pub fn report() -> String {
             }
             text.push('\n');
             clock.advance(Duration::from_millis(step * 700 % 5_000));
+        }
+    }
+    text.push_str(&edges());
+    text
+}
+
+/// Returns the edges of the windows, as a number and a hash of each calendar.
+fn edges() -> String {
+    let mut text = String::new();
+    for zone in ["UTC", "Europe/Berlin", "America/Havana", "Pacific/Apia", "Australia/Lord_Howe"] {
+        for calendar in CALENDARS {
+            let calendar = calendar().zone(zone).expect("the zone is built in");
+            let (mut at, mut count, mut hash) = (Timestamp::from_micros(0), 0_u32, 0_u64);
+            while at < Timestamp::from_micros(5_680_281_600_000_000) {
+                at = calendar.window_at(at).end;
+                (count, hash) = (count + 1, hash.rotate_left(7).wrapping_add(at.as_micros()));
+            }
+            writeln!(text, "{calendar:?}: {count} {hash:016x}").expect("a text grows");
         }
     }
     text
