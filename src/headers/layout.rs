@@ -37,8 +37,8 @@ impl PreparedHeaders {
     pub(crate) fn fill(&self, layout: &RefusalLayout, views: &[PolicyView<'_>], seed: u64) -> Option<HeaderMap> {
         let mut headers = layout.headers.clone();
         for (value, slot) in headers.values_mut().zip(&layout.slots) {
-            if let Some(place) = *slot {
-                let header = self.headers.get(place)?;
+            if let Some(index) = *slot {
+                let header = self.headers.get(index)?;
                 *value = self.value(header, &self.formats.get(header.format)?.reported(views), seed)?;
             }
         }

@@ -53,7 +53,7 @@ pub(super) struct PreparedFormat {
     /// The header by which single values of the response are compared with ours.
     pub(super) remaining: Option<Header>,
     /// For each policy of the layer, whether the headers report it. `None` if they report all.
-    places: Option<Box<[bool]>>,
+    reported: Option<Box<[bool]>>,
     /// The indices of its headers.
     pub(super) headers: Range<usize>,
 }
@@ -82,15 +82,15 @@ impl PreparedHeaders {
         let waits = Format { when: When::OnRefusal, ..Format::new(headers.waits().collect()) };
         let (mut formats, mut prepared) = (Vec::new(), Vec::new());
         for format in iter::once(&waits).chain(&headers.formats).filter(|format| format.is_sent()) {
-            let places = format.scope.places(policies);
-            if places.as_ref().is_some_and(|places| !places.contains(&true)) {
+            let reported = format.scope.reported(policies);
+            if reported.as_ref().is_some_and(|reported| !reported.contains(&true)) {
                 continue;
             }
             let end = prepared.len() + format.headers.len();
             let ready = PreparedFormat {
                 when: format.when,
                 remaining: format.remaining_of_family(&headers.formats).cloned(),
-                places,
+                reported,
                 headers: prepared.len()..end,
             };
             prepared.extend(format.headers.iter().map(|header| PreparedHeader::new(header, formats.len(), policies)));
@@ -114,15 +114,15 @@ impl PreparedHeaders {
     }
 
     /// Returns about how many bytes the lists have that report all of these policies, given by their indices.
-    pub(crate) fn bytes_of_lists(&self, places: &[usize]) -> usize {
+    pub(crate) fn bytes_of_lists(&self, policies: &[usize]) -> usize {
         /// `99;t=60` and a separator.
         const NUMBERS: usize = 12;
         let lists = self.headers.iter().filter(|header| matches!(header.content, Content::List(_)));
-        let of = |header: &PreparedHeader, place: &usize| match header.items.get(*place) {
+        let of = |header: &PreparedHeader, index: &usize| match header.items.get(*index) {
             Some(Some(item)) => item.len() + NUMBERS,
             _ => 0,
         };
-        lists.map(|header| places.iter().map(|place| of(header, place)).sum::<usize>()).sum()
+        lists.map(|header| policies.iter().map(|index| of(header, index)).sum::<usize>()).sum()
     }
 
     /// Returns the wait that is reported to a refused client, with its jitter and its cap.
@@ -238,17 +238,17 @@ impl PreparedHeaders {
 impl PreparedFormat {
     /// Returns whether the headers report the policy at this index.
     #[inline]
-    pub(super) fn reports(&self, place: usize) -> bool {
-        self.places.as_ref().is_none_or(|places| places.get(place) == Some(&true))
+    pub(super) fn reports(&self, index: usize) -> bool {
+        self.reported.as_ref().is_none_or(|reported| reported.get(index) == Some(&true))
     }
 
     /// Returns the policies that the headers report, of those that applied to a request.
     #[inline]
     pub(super) fn reported<'v, 'p>(&self, views: &'v [PolicyView<'p>]) -> Reported<'v, 'p> {
-        if self.places.is_none() {
+        if self.reported.is_none() {
             return Reported::All(views);
         }
-        Reported::These(views.iter().filter(|view| self.reports(view.place)).copied().collect())
+        Reported::These(views.iter().filter(|view| self.reports(view.index)).copied().collect())
     }
 }
 
@@ -282,7 +282,7 @@ impl PreparedHeader {
     /// Returns the constant text of a policy.
     #[inline]
     fn item(&self, view: &PolicyView<'_>) -> Option<&HeaderValue> {
-        self.items.get(view.place)?.as_ref()
+        self.items.get(view.index)?.as_ref()
     }
 
     /// Returns the value of a list of quotas.

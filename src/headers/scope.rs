@@ -35,9 +35,9 @@ impl Scope {
     }
 
     /// Returns for each policy whether it is reported. Returns `None` if all are.
-    pub(super) fn places(&self, policies: &[Policy]) -> Option<Box<[bool]>> {
-        let places: Box<[bool]> = policies.iter().map(|policy| self.includes(policy)).collect();
-        if places.iter().all(|is_reported| *is_reported) { None } else { Some(places) }
+    pub(super) fn reported(&self, policies: &[Policy]) -> Option<Box<[bool]>> {
+        let reported: Box<[bool]> = policies.iter().map(|policy| self.includes(policy)).collect();
+        if reported.iter().all(|is_reported| *is_reported) { None } else { Some(reported) }
     }
 }
 

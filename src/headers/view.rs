@@ -15,7 +15,7 @@ use crate::policy::Policy;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PolicyView<'a> {
     /// The policy's index in the layer.
-    pub(crate) place: usize,
+    pub(crate) index: usize,
     pub(crate) policy: &'a Policy,
     /// `None` if no header reads it.
     pub(crate) key: Option<&'a Key>,
@@ -50,16 +50,16 @@ pub(super) fn binding<'a>(views: &'a [PolicyView<'a>]) -> Option<&'a PolicyView<
 /// Keeps one view of each policy: the binding one. Descriptors can charge a policy under several keys, and a list has
 /// one item for each policy.
 pub(crate) fn keep_one_of_each<'a>(views: &mut SmallVec<[PolicyView<'a>; 4]>) {
-    let mut places: HashMap<u64, usize> = HashMap::new();
+    let mut indices: HashMap<u64, usize> = HashMap::new();
     let mut kept: SmallVec<[PolicyView<'a>; 4]> = SmallVec::new();
     for view in views.drain(..) {
-        match places.entry(view.policy.name_fingerprint()) {
+        match indices.entry(view.policy.name_fingerprint()) {
             Entry::Vacant(vacant) => {
                 vacant.insert(kept.len());
                 kept.push(view);
             }
-            Entry::Occupied(place) => {
-                if let Some(other) = kept.get_mut(*place.get()).filter(|other| view.rank() < other.rank()) {
+            Entry::Occupied(seen) => {
+                if let Some(other) = kept.get_mut(*seen.get()).filter(|other| view.rank() < other.rank()) {
                     *other = view;
                 }
             }
@@ -117,8 +117,8 @@ mod tests {
         #[test]
         fn headers_lists_and_outcomes_agree_on_what_binds(decisions in prop::collection::vec(decision(), 1..6)) {
             let policy = Policy::new("p", Quota::per_minute(5)).unwrap();
-            let views = decisions.iter().enumerate().map(|(place, decision)| PolicyView {
-                place,
+            let views = decisions.iter().enumerate().map(|(index, decision)| PolicyView {
+                index,
                 policy: &policy,
                 key: None,
                 decision,
@@ -127,7 +127,7 @@ mod tests {
             let mut views: SmallVec<[PolicyView<'_>; 4]> = views.collect();
             let status = |view: &PolicyView<'_>| PolicyStatus {
                 policy: policy.clone(),
-                cost: view.place as u64,
+                cost: view.index as u64,
                 mode: Mode::Enforce,
                 refuses: view.refuses,
                 near: false,
@@ -136,10 +136,10 @@ mod tests {
             };
             let outcome = Outcome::new(OutcomeKind::Limited, views.iter().map(status).collect());
             let bound = outcome.binding().map(|status| status.cost as usize);
-            prop_assert_eq!(binding(&views).map(|view| view.place), bound);
+            prop_assert_eq!(binding(&views).map(|view| view.index), bound);
             // Descriptors charge one policy under several keys.
             keep_one_of_each(&mut views);
-            prop_assert_eq!(views.iter().map(|view| view.place).collect::<Vec<_>>(), Vec::from_iter(bound));
+            prop_assert_eq!(views.iter().map(|view| view.index).collect::<Vec<_>>(), Vec::from_iter(bound));
         }
     }
 
@@ -149,12 +149,12 @@ mod tests {
         let denied = || ChargeDecision::denied(5, 0, Wait::After(Duration::from_secs(1)));
         for decisions in [[denied(), denied()], [(); 2].map(|()| ChargeDecision::allowed(5, 3))] {
             let views: Vec<PolicyView<'_>> = (0..2)
-                .map(|place| PolicyView {
-                    place,
-                    policy: &policies[place],
+                .map(|index| PolicyView {
+                    index,
+                    policy: &policies[index],
                     key: None,
-                    decision: &decisions[place],
-                    refuses: !decisions[place].is_allowed(),
+                    decision: &decisions[index],
+                    refuses: !decisions[index].is_allowed(),
                 })
                 .collect();
             assert_eq!(binding(&views).map(|view| view.policy.name()), Some("first"));

@@ -25,7 +25,7 @@ pub(crate) struct Rendered {
 #[derive(Debug)]
 struct RenderedHeader {
     /// The index of the layer's header.
-    place: usize,
+    index: usize,
     /// `None` if it has nothing to report.
     value: Option<HeaderValue>,
     /// The remaining units of the policy that binds, of those that its format reports.
@@ -48,7 +48,7 @@ pub(crate) enum DueHeaders {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbers {
     /// The policy's index in the layer.
-    place: usize,
+    index: usize,
     limit: u64,
     remaining: u64,
     reset_us: u64,
@@ -62,9 +62,9 @@ impl PreparedHeaders {
     pub(crate) fn due(&self, views: &[PolicyView<'_>]) -> Option<DueHeaders> {
         match views {
             _ if self.is_silent_if_passed => None,
-            [PolicyView { place, policy, decision, .. }] if self.is_of_numbers => {
+            [PolicyView { index, policy, decision, .. }] if self.is_of_numbers => {
                 let numbers = Numbers {
-                    place: *place,
+                    index: *index,
                     limit: decision.limit(),
                     remaining: decision.remaining(),
                     reset_us: decision.reset_us,
@@ -89,8 +89,8 @@ impl PreparedHeaders {
     ) {
         match due {
             DueHeaders::Numbers(numbers) => {
-                debug_assert!(numbers.place < policies.len(), "the headers are of a policy of the layer");
-                if let Some(policy) = policies.get(numbers.place) {
+                debug_assert!(numbers.index < policies.len(), "the headers are of a policy of the layer");
+                if let Some(policy) = policies.get(numbers.index) {
                     self.add_numbers(*numbers, policy, headers, status);
                 }
             }
@@ -100,9 +100,9 @@ impl PreparedHeaders {
     }
 
     fn add_numbers(&self, numbers: Numbers, policy: &Policy, headers: &mut HeaderMap, status: StatusCode) {
-        let Numbers { place, limit, remaining, reset_us, window_us } = numbers;
+        let Numbers { index, limit, remaining, reset_us, window_us } = numbers;
         let decision = ChargeDecision::found(limit, remaining, reset_us, window_us, Some(0));
-        self.add_view(PolicyView { place, policy, key: None, decision: &decision, refuses: false }, headers, status);
+        self.add_view(PolicyView { index, policy, key: None, decision: &decision, refuses: false }, headers, status);
     }
 
     /// Renders the headers of a response. Returns `None` if it gets none.
@@ -123,9 +123,9 @@ impl PreparedHeaders {
             let Some(binding) = binding(&views).filter(|_| format.when.applies(&views, refusal_seed.is_some())) else {
                 continue;
             };
-            for place in format.headers.clone() {
-                let value = self.value(self.headers.get(place)?, &views, refusal_seed.unwrap_or(0));
-                rendered.push(RenderedHeader { place, value, remaining: binding.remaining() });
+            for index in format.headers.clone() {
+                let value = self.value(self.headers.get(index)?, &views, refusal_seed.unwrap_or(0));
+                rendered.push(RenderedHeader { index, value, remaining: binding.remaining() });
             }
         }
         (!rendered.is_empty()).then_some(Rendered { headers: rendered })
@@ -135,12 +135,12 @@ impl PreparedHeaders {
     pub(crate) fn add(&self, rendered: &mut Rendered, headers: &mut HeaderMap, status: StatusCode) {
         let rendered = &mut rendered.headers;
         let picks = self.picks(status);
-        rendered.retain(|RenderedHeader { place, remaining, .. }| {
-            let header = self.headers.get(*place);
+        rendered.retain(|RenderedHeader { index, remaining, .. }| {
+            let header = self.headers.get(*index);
             header.is_some_and(|header| !picks || self.is_sent(header, headers, *remaining, status))
         });
         let sent: SmallVec<[&PreparedHeader; 4]> =
-            rendered.iter().filter_map(|header| self.headers.get(header.place)).collect();
+            rendered.iter().filter_map(|header| self.headers.get(header.index)).collect();
         let mut values = rendered.iter_mut();
         self.write(&sent, headers, |_| values.next()?.value.take());
     }
@@ -151,7 +151,7 @@ impl PreparedHeaders {
         let picks = self.picks(status);
         let mut sent: SmallVec<[&PreparedHeader; 4]> = SmallVec::new();
         for format in &self.formats {
-            if !format.reports(view.place) || !format.when.applies(&[view], false) {
+            if !format.reports(view.index) || !format.when.applies(&[view], false) {
                 continue;
             }
             for header in self.headers.get(format.headers.clone()).unwrap_or_default() {

@@ -101,7 +101,7 @@ impl<L: Limiter> RateLimitLayer<L> {
         let may_wait = !max_wait.is_zero() && layer.delays.as_ref().is_some_and(|delays| delays.can_sleep());
         let mut step = match may_wait {
             true => open.ticket.charge_to_wait(layer, head),
-            false => open.ticket.charge_and_keep(layer, head),
+            false => open.ticket.charge_and_store(layer, head),
         };
         let mut has_waited = false;
         let passes = loop {
@@ -110,7 +110,7 @@ impl<L: Limiter> RateLimitLayer<L> {
                 step = NextStep::WaitInLine;
             }
             step = match step {
-                NextStep::PassUnreported(_) | NextStep::Pass => break true,
+                NextStep::PassWithoutTicket(_) | NextStep::Pass => break true,
                 NextStep::AwaitAnswer(answer) => {
                     let mut asked = Asked(Some((&**layer, head, &mut open.ticket)));
                     let mut answer = answer.await;

@@ -41,7 +41,7 @@ pub(super) struct Compiled<L> {
     pub(super) paths: Option<PathIndex>,
     /// How requests are charged when the first requests are over.
     plan: ChargePlan,
-    /// The data that is kept of each request that passes.
+    /// The data that is stored of each request that passes.
     pub(super) needs: Needs,
     pub(super) holders: PlaceHolders,
     /// The most charges that a request can have, beside those that a source finds.
@@ -86,7 +86,7 @@ struct PolicyPart {
 
 /// A compiled rule.
 struct CompiledRule {
-    /// The place and the role of its linked policy.
+    /// The index and the role of its linked policy.
     linked: Option<(usize, LinkedRole)>,
     /// The policies of its requests' own quotas, if they bring some.
     own_quotas: Option<PolicyCache>,
@@ -277,8 +277,8 @@ impl<L: Limiter> Compiled<L> {
 }
 
 impl<L> Compiled<L> {
-    /// Returns the policy at a place. The places of a layer's tickets are those of its own rules, whatever the request
-    /// is.
+    /// Returns the policy with an index. The tickets of a layer have only indices of its own policies, whatever the
+    /// request is.
     pub(super) fn policy(&self, at: usize) -> Option<&Policy> {
         debug_assert!(at < self.policies.len(), "a charge is for a policy that its layer does not have");
         self.policies.get(at)
@@ -328,7 +328,7 @@ impl<L> Compiled<L> {
     pub(super) fn newest_policy(&self, at: usize) -> Option<Policy> {
         let own = self.policy(at)?;
         let Some(newer) = self.newer() else { return Some(own.clone()) };
-        let now = self.place_in(&newer, at).and_then(|now| newer.policy(now));
+        let now = self.index_in(&newer, at).and_then(|now| newer.policy(now));
         Some(now.unwrap_or(own).clone())
     }
 
@@ -336,13 +336,13 @@ impl<L> Compiled<L> {
     pub(super) fn mode_now(&self, at: usize) -> Option<Mode> {
         let mode_in = |layer: &Self, at| Some(layer.mode_of(layer.settings.rules.get(layer.rule_of(at))?));
         let newer = self.newer();
-        let now = newer.as_ref().and_then(|newer| mode_in(newer, self.place_in(newer, at)?));
+        let now = newer.as_ref().and_then(|newer| mode_in(newer, self.index_in(newer, at)?));
         now.or_else(|| mode_in(self, at))
     }
 
-    /// Returns the place of a policy in a newer configuration. It is found by its name, because new rules may stand
+    /// Returns the index of a policy in a newer configuration. It is found by its name, because new rules may stand
     /// before its own. Plans have one name in common, and keep their order.
-    fn place_in(&self, newer: &Self, at: usize) -> Option<usize> {
+    fn index_in(&self, newer: &Self, at: usize) -> Option<usize> {
         let own = self.policy(at)?;
         let is_it = |policy: &Policy| policy.name_fingerprint() == own.name_fingerprint();
         let plans_before = self.policies.iter().take(at).filter(|policy| is_it(policy)).count();
@@ -376,7 +376,7 @@ impl<L> Compiled<L> {
         Some(largest.unwrap_or(own).clone())
     }
 
-    /// Returns how a request is charged now. The first requests are watched, so each of them is asked for everything.
+    /// Returns how a request is charged now. The first requests are watched, so they skip no step.
     #[inline]
     pub(super) fn plan(&self) -> ChargePlan {
         if self.diagnostics.is_watching() { ChargePlan::General } else { self.plan }
@@ -420,7 +420,7 @@ impl<L> Compiled<L> {
         self.own_rule(policy)?.warn_at_percent
     }
 
-    /// Returns the place and the role of a rule's linked policy.
+    /// Returns the index and the role of a rule's linked policy.
     pub(super) fn link(&self, rule: usize) -> Option<(usize, LinkedRole)> {
         debug_assert!(rule < self.rules.len(), "a charge is of a rule that its layer does not have");
         self.rules.get(rule)?.linked

@@ -138,7 +138,7 @@ where
         cx: &mut Context<'_>,
     ) -> Self {
         match step {
-            NextStep::PassUnreported(headers) => {
+            NextStep::PassWithoutTicket(headers) => {
                 let on_response = OnResponse::add_headers_if_any(layer, headers);
                 Self::Passing { response: inner.call(request), on_response }
             }

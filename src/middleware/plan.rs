@@ -14,7 +14,7 @@ pub(super) enum ChargePlan {
     OwnQuota,
     /// A request is charged to several policies, and only headers report a request that passes.
     SeveralPolicies,
-    /// Anything else may be set, so each request asks for everything.
+    /// The layer has any other settings, so its requests skip no step.
     General,
 }
 
@@ -41,14 +41,14 @@ impl ChargePlan {
             // No header reports a policy without a limit.
             _ if brings_quotas || policies.iter().any(|policy| policy.quota().is_unlimited()) => Self::General,
             [_] => Self::OnePolicy,
-            // The observer, the ticket and a linked policy need charges that are kept.
+            // The observer, the ticket and a linked policy need charges that are stored.
             _ if needs > Needs::Nothing || rules().any(|rule| rule.linked.is_some()) => Self::General,
             _ => Self::SeveralPolicies,
         }
     }
 }
 
-/// The data that a layer keeps of each passing request, beside the numbers of its headers. Each variant includes those
+/// The data that a layer stores of each passing request, beside the numbers of its headers. Each variant includes those
 /// before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Needs {

@@ -115,7 +115,7 @@ impl<S, L, O> RateLimit<S, L, O> {
         let headers = {
             let mut ticket = Ticket::new();
             match ticket.charge(layer, &Head::from(&request)) {
-                NextStep::PassUnreported(headers) => headers,
+                NextStep::PassWithoutTicket(headers) => headers,
                 NextStep::Pass => {
                     let on_response = OnResponse::prepare(layer, &mut request, &mut ticket);
                     return ResponseState::Passing { response: self.inner.call(request), on_response };

@@ -57,7 +57,7 @@ impl<L: Limiter> Compiled<L> {
     fn look_for_long_headers(&self) {
         /// The maximum size of all headers together that usual servers accept, such as nginx and older Node.js.
         const USUAL_MAX: usize = 8_192;
-        let mut places = Vec::new();
+        let mut indices = Vec::new();
         for bound in &self.settings.rules {
             let rule = bound.rule();
             if rule.pace.is_some() {
@@ -67,17 +67,17 @@ impl<L: Limiter> Compiled<L> {
             if rule.conditions.is_empty() && rule.paths.is_empty() && !rule.is_disabled() {
                 let count = if rule.choose.is_some() { 1 } else { bound.policies().len() };
                 let first = bound.end() - bound.policies().len();
-                places.extend(first..first + count);
+                indices.extend(first..first + count);
             }
         }
-        let bytes = self.responses.headers.bytes_of_lists(&places);
+        let bytes = self.responses.headers.bytes_of_lists(&indices);
         if bytes > USUAL_MAX {
             self.diagnostics.notice(SetupWarningKind::HeadersLong, || {
                 format!(
                     "{} policies apply to each request, and the headers that report them have about {bytes} bytes; many \
                      proxies and clients accept no more than {USUAL_MAX} for all headers together: report some policies \
                      only (Headers::for_policy, Headers::for_unit), or send the headers on refusals only (Headers::send)",
-                    places.len()
+                    indices.len()
                 )
             });
         }

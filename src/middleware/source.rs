@@ -49,7 +49,7 @@ pub(crate) const FOUND_MAX: usize = 1_000;
 
 /// Finds the rules that apply to a request among many.
 pub(crate) trait FindRules: Send + Sync {
-    /// Calls `found` with the place of each rule that applies, the key and the cost. Each rule has one policy, and no
+    /// Calls `found` with the index of each rule that applies, the key and the cost. Each rule has one policy, and no
     /// linked one. A rule may be found several times.
     fn find(&self, head: &Head<'_>, found: &mut dyn FnMut(usize, Key, u64));
 }

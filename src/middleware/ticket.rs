@@ -23,9 +23,9 @@ use crate::quota::Algorithm;
 
 /// One policy's charge for a request, and the limiter's answer to it.
 pub(super) struct Charged {
-    /// The policy's place among the layer's.
+    /// The policy's index in the layer.
     pub(super) policy: usize,
-    /// The policy of the request's own quota, for which the one at that place stands in.
+    /// The policy of the request's own quota, for which the one with that index stands in.
     pub(super) own: Option<Policy>,
     pub(super) key: Key,
     pub(super) cost: u64,
@@ -149,9 +149,9 @@ impl Drop for PacedBodiesBy {
 /// A policy that paces bodies, and the key whose pace it is.
 #[derive(Clone)]
 pub(super) struct PacedBy {
-    /// The policy's place among the layer's.
+    /// The policy's index in the layer.
     pub(super) policy: usize,
-    /// The policy of the request's own quota, for which the one at that place stands in.
+    /// The policy of the request's own quota, for which the one with that index stands in.
     pub(super) own: Option<Policy>,
     pub(super) key: Key,
 }
@@ -233,7 +233,7 @@ impl Ticket {
         self.charges.get(at).map_or(0, |charged| charged.decision.taken()) + held
     }
 
-    /// Takes the receipts of all charges, with the place of each. The taken units can be refunded once. Strikes stay: a
+    /// Takes the receipts of all charges, with the index of each. The taken units can be refunded once. Strikes stay: a
     /// request that is refunded was refused anyway.
     fn take_receipts<L>(&mut self, layer: &Compiled<L>) -> SmallVec<[(usize, Receipt); 2]> {
         let charges = self.charges.iter_mut().enumerate().filter(|(_, charged)| !is_strike(layer, charged));
@@ -260,7 +260,7 @@ impl Ticket {
         }
     }
 
-    /// Refunds receipts of the charges at these places.
+    /// Refunds receipts of the charges with these indices.
     pub(super) fn refund_receipts<L: Limiter>(
         &self,
         layer: &Compiled<L>,

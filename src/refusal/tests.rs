@@ -67,8 +67,8 @@ fn respond(refusals: &Refusals, content_type: &str, outcome: &Outcome) -> Respon
         .policies()
         .iter()
         .enumerate()
-        .map(|(place, status)| PolicyView {
-            place,
+        .map(|(index, status)| PolicyView {
+            index,
             policy: status.policy(),
             key: Some(&KEY),
             decision: status.decision(),
@@ -359,7 +359,7 @@ fn the_cap_and_the_jitter_hold_in_every_protocol() {
         let outcome = limited(Wait::After(secs(100)));
         let status = &outcome.policies()[0];
         let view = PolicyView {
-            place: 0,
+            index: 0,
             policy: status.policy(),
             key: Some(&KEY),
             decision: status.decision(),

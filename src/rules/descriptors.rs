@@ -541,7 +541,7 @@ impl DescriptorAnswer {
         let visible = self.outcome.policies().iter().zip(&self.keys).filter(|(status, _)| is_visible(status));
         let mut views: SmallVec<[PolicyView<'_>; 4]> = visible
             .map(|(PolicyStatus { policy, decision, refuses, .. }, key)| PolicyView {
-                place: 0,
+                index: 0,
                 policy,
                 key: Some(key),
                 decision,
@@ -549,7 +549,7 @@ impl DescriptorAnswer {
             })
             .collect();
         keep_one_of_each(&mut views);
-        views.iter_mut().enumerate().for_each(|(place, view)| view.place = place);
+        views.iter_mut().enumerate().for_each(|(index, view)| view.index = index);
         let policies: Vec<Policy> = views.iter().map(|view| view.policy.clone()).collect();
         let seed = self.keys.first().map_or(0, |key| foldhash::fast::FixedState::default().hash_one(key));
         let prepared = PreparedHeaders::new(headers, &policies);

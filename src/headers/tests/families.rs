@@ -177,7 +177,7 @@ fn family_without_a_policy_costs_nothing() {
     let layout = prepared.lay_out_refusal(HeaderMap::new(), StatusCode::TOO_MANY_REQUESTS).unwrap();
     let policies = minute_and_day();
     let decision = denied(100, secs(5));
-    let view = PolicyView { place: 0, policy: &policies[0], key: None, decision: &decision, refuses: true };
+    let view = PolicyView { index: 0, policy: &policies[0], key: None, decision: &decision, refuses: true };
     assert_eq!(prepared.fill(&layout, &[view], 0).unwrap().len(), 3);
 }
 
@@ -185,7 +185,7 @@ fn family_without_a_policy_costs_nothing() {
 fn nested(inner: (&Headers, ChargeDecision), outer: (&Headers, ChargeDecision)) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for ((format, decision), policy) in [inner, outer].into_iter().zip(minute_and_day()) {
-        let view = PolicyView { place: 0, policy: &policy, key: Some(&KEY), decision: &decision, refuses: false };
+        let view = PolicyView { index: 0, policy: &policy, key: Some(&KEY), decision: &decision, refuses: false };
         write(&prepared(format, std::slice::from_ref(&policy)), &mut headers, &[view], StatusCode::OK, None);
     }
     headers

@@ -186,7 +186,7 @@ fn nameless_policies_are_listed_once() {
 fn quota_of_a_request_is_listed_once() {
     let of_requests = Policy::of_requests("default").unwrap();
     let (own, decision) = (of_requests.with_quota(Quota::per_minute(100)), allowed(100, 50, secs(30)));
-    let view = PolicyView { place: 0, policy: &own, key: Some(&KEY), decision: &decision, refuses: false };
+    let view = PolicyView { index: 0, policy: &own, key: Some(&KEY), decision: &decision, refuses: false };
     let dictionary = "ratelimit: limit=100, remaining=50, reset=30";
     let limits = "ratelimit: \"default\";r=50;t=30";
     for (format, theirs, expected) in [
@@ -252,7 +252,7 @@ fn headers_of_two_layers_equal_those_of_one_layer() {
     let decisions = [denied(10, secs(6)), allowed(1_000, 999, secs(1))];
     let mut stacked = HeaderMap::new();
     for (policy, decision) in [(&inner, &decisions[0]), (&outer, &decisions[1])] {
-        let view = PolicyView { place: 0, policy, key: Some(&KEY), decision, refuses: !decision.is_allowed() };
+        let view = PolicyView { index: 0, policy, key: Some(&KEY), decision, refuses: !decision.is_allowed() };
         let prepared = prepared(&format, std::slice::from_ref(policy));
         let status = StatusCode::TOO_MANY_REQUESTS;
         write(&prepared, &mut stacked, &[view], status, view.refuses.then_some(0));

@@ -106,7 +106,7 @@ impl Case<'_> {
             .statuses
             .iter()
             .map(|(index, decision)| PolicyView {
-                place: *index,
+                index: *index,
                 policy: &self.policies[*index],
                 key: Some(&KEY),
                 decision,
@@ -215,7 +215,7 @@ fn refusal_layout_has_the_headers_of_a_written_refusal() {
         let layout = prepared.lay_out_refusal(own.clone(), StatusCode::TOO_MANY_REQUESTS).unwrap();
         for applying in [&[0][..], &[0, 1]] {
             let view = |at: &usize| PolicyView {
-                place: *at,
+                index: *at,
                 policy: &policies[*at],
                 key: Some(&KEY),
                 decision: &decisions[*at],
@@ -502,7 +502,7 @@ fn wall_clock_is_read_only_for_dates() {
     }
     let policies = [hundred()];
     let decision = allowed(100, 50, secs(30));
-    let views = [PolicyView { place: 0, policy: &policies[0], key: Some(&KEY), decision: &decision, refuses: false }];
+    let views = [PolicyView { index: 0, policy: &policies[0], key: Some(&KEY), decision: &decision, refuses: false }];
     let format = Headers::draft_11().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds));
     let prepared = PreparedHeaders::new(&format.clock(Unread), &policies);
     write(&prepared, &mut HeaderMap::new(), &views, StatusCode::OK, None);

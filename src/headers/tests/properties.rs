@@ -384,7 +384,7 @@ fn merged(
         headers.append(*name, HeaderValue::from_bytes(value).unwrap());
     }
     let refuses = !decision.is_allowed();
-    let views = [PolicyView { place: 0, policy, key: Some(&KEY), decision, refuses }];
+    let views = [PolicyView { index: 0, policy, key: Some(&KEY), decision, refuses }];
     let status = if refuses { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
     let prepared = prepared(format, std::slice::from_ref(policy));
     write(&prepared, &mut headers, &views, status, refuses.then_some(0));

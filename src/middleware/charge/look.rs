@@ -14,7 +14,7 @@ use crate::middleware::rule::{BoundRule, RuleMatch};
 use crate::middleware::ticket::{Ticket, is_strike};
 
 impl Ticket {
-    /// Decides about a request as [`charge_and_keep`](Self::charge_and_keep) and [`answer`](Self::answer) do, but takes
+    /// Decides about a request as [`charge_and_store`](Self::charge_and_store) and [`answer`](Self::answer) do, but takes
     /// nothing and reports nothing. The ticket is of no other use.
     pub(crate) async fn look<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Explanation {
         let mut rules = self.look_at_rules(layer, head);
@@ -70,7 +70,7 @@ impl Ticket {
         Explanation::new(outcome, rules, failure.map(|(error, _)| error)).waiting_in_line(line_wait)
     }
 
-    /// Collects the charges, and what each rule makes of the request, with its place. A rule that is charged under
+    /// Collects the charges, and what each rule makes of the request, with its index. A rule that is charged under
     /// several keys comes once for each.
     fn look_at_rules<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Vec<(usize, RuleExplanation)> {
         let bypass = Bypass::of(&layer.settings, head, |_, _, _| ());
@@ -123,7 +123,7 @@ impl Ticket {
         rules
     }
 
-    /// Reports charges at these places as they stand if nothing is taken.
+    /// Reports charges at these indices as they stand if nothing is taken.
     fn look_untaken<L: Limiter>(&mut self, layer: &Compiled<L>, places: &[usize]) {
         for at in places {
             let Some(charged) = self.charges.get(*at) else { continue };

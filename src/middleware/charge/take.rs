@@ -70,7 +70,7 @@ impl Ticket {
         match bound.match_key(head, key.as_mut()) {
             RuleMatch::Charged { key, cost } => match own {
                 Some(policy) if !has_more_steps(policy) => self.take_one(layer, policy, own, key, cost),
-                _ => self.keep_one(layer, own, key, cost, None),
+                _ => self.store_one(layer, own, key, cost, None),
             },
             RuleMatch::Exempt(_) => self.next_step(layer),
             RuleMatch::KeyMissing => self.refuse_keyless(layer, bound),
@@ -96,18 +96,18 @@ impl Ticket {
                     && is_seen_at_once(layer, policy, key, decision) =>
             {
                 if layer.responses.headers.is_silent_if_passed {
-                    return NextStep::PassUnreported(None); // before anything is made for headers
+                    return NextStep::PassWithoutTicket(None); // before anything is made for headers
                 }
-                let view = PolicyView { place: 0, policy, key: Some(key), decision, refuses: false };
-                NextStep::PassUnreported(layer.responses.headers.due(&[view]))
+                let view = PolicyView { index: 0, policy, key: Some(key), decision, refuses: false };
+                NextStep::PassWithoutTicket(layer.responses.headers.due(&[view]))
             }
-            _ => self.keep_one(layer, own, key, cost, decision),
+            _ => self.store_one(layer, own, key, cost, decision),
         }
     }
 
-    /// Keeps the only charge, with the limiter's answer if there is one. Otherwise asks the limiter.
+    /// Stores the only charge in the ticket, with the limiter's answer if there is one. Otherwise asks the limiter.
     #[inline(never)]
-    fn keep_one<L: Limiter>(
+    fn store_one<L: Limiter>(
         &mut self,
         layer: &Compiled<L>,
         own: Option<&Policy>,
@@ -135,14 +135,14 @@ impl Ticket {
         self.next_step(layer)
     }
 
-    /// Charges a request to several policies that are always enforced. If it passes, nothing is kept of it but headers
+    /// Charges a request to several policies that are always enforced. If it passes, its headers are all that is stored
     /// (`benches/instructions`, "layer of three policies, no header fields").
     #[inline(never)]
     fn charge_policies<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
         // Rules with one extractor share a key.
         let mut keys: SmallVec<[Key; INLINE]> = SmallVec::new();
         let mut known: Option<&BoundRule> = None;
-        // The place of each policy, that of its key, and the cost.
+        // The index of each policy, the index of its key, and the cost.
         let mut found: SmallVec<[(usize, usize, u64); INLINE]> = SmallVec::new();
         for bound in &layer.settings.rules {
             let is_shared = known.is_some_and(|other| bound.has_key_of(other));
@@ -162,7 +162,7 @@ impl Ticket {
             }
         }
         if found.is_empty() {
-            return NextStep::PassUnreported(None); // every rule exempts it
+            return NextStep::PassWithoutTicket(None); // every rule exempts it
         }
         let each =
             || found.iter().filter_map(|(at, key, cost)| Some((*at, layer.policy(*at)?, keys.get(*key)?, *cost)));
@@ -172,17 +172,17 @@ impl Ticket {
         if let Reply::Now(Ok(decision)) = &reply {
             if decision.is_allowed() {
                 if layer.responses.headers.is_silent_if_passed {
-                    return NextStep::PassUnreported(None);
+                    return NextStep::PassWithoutTicket(None);
                 }
-                let view = |((place, policy, key, _), decision)| PolicyView {
-                    place,
+                let view = |((index, policy, key, _), decision)| PolicyView {
+                    index,
                     policy,
                     key: Some(key),
                     decision,
                     refuses: false,
                 };
                 let views: SmallVec<[PolicyView<'_>; INLINE]> = each().zip(decision.charges()).map(view).collect();
-                return NextStep::PassUnreported(layer.responses.headers.due(&views));
+                return NextStep::PassWithoutTicket(layer.responses.headers.due(&views));
             }
         }
         let charged =
@@ -203,20 +203,20 @@ impl Ticket {
     #[inline(never)]
     fn charge_any<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
         let is_reported = layer.needs > Needs::Nothing || layer.diagnostics.looks();
-        match self.charge_and_keep(layer, head) {
+        match self.charge_and_store(layer, head) {
             NextStep::Pass
                 if !is_reported
                     && !self.may_hold(layer)
                     && matches!(self.kind, OutcomeKind::Allowed | OutcomeKind::Exempt) =>
             {
-                NextStep::PassUnreported(self.due_headers(layer))
+                NextStep::PassWithoutTicket(self.due_headers(layer))
             }
             step => step,
         }
     }
 
-    /// Charges a request to the rules of any layer, and keeps the charges whatever its next step is.
-    pub(crate) fn charge_and_keep<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
+    /// Charges a request to the rules of any layer, and stores the charges in the ticket whatever its next step is.
+    pub(crate) fn charge_and_store<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
         match self.collect_and_look(layer, head) {
             Some(cause) => {
                 self.decide(layer, cause);
@@ -226,7 +226,7 @@ impl Ticket {
         }
     }
 
-    /// Does what [`charge_and_keep`](Self::charge_and_keep) does for a message that may wait if it is refused. If
+    /// Does what [`charge_and_store`](Self::charge_and_store) does for a message that may wait if it is refused. If
     /// something counts refusals, or other messages wait, the charges are left to its line.
     pub(crate) fn charge_to_wait<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
         let uncharged = self.collect_and_look(layer, head);
@@ -272,7 +272,7 @@ impl Ticket {
             self.charges.reserve_exact(layer.most_charges.min(RESERVED_MAX));
         }
         let rules = &layer.settings.rules;
-        // A rule that has charged the request, and the place of the charge, whose key other rules may have too.
+        // A rule that has charged the request, and the index of the charge, whose key other rules may have too.
         let mut known: Option<(&BoundRule, usize)> = None;
         let Some(first) = self.find(layer, head, &mut seen) else { return Some(OutcomeCause::TooManyCharges) };
         for at in first..found.as_ref().map_or(rules.len(), |found| found.len()) {

@@ -79,7 +79,7 @@ pub(crate) fn refuses(charges: &[Charged], at: usize) -> bool {
 }
 
 impl Ticket {
-    /// Returns the places of the charges of rules whose block is closed but does not enforce.
+    /// Returns the indices of the charges of rules whose block is closed but does not enforce.
     pub(crate) fn closed(&self) -> SmallVec<[usize; 4]> {
         let mut closed: SmallVec<[usize; 4]> = SmallVec::new();
         for (at, block) in self.charges.iter().enumerate() {

@@ -9,10 +9,10 @@ use crate::middleware::ticket::Ticket;
 
 /// The next step of a request. `F` is the future of a limiter's answer.
 pub(crate) enum NextStep<F> {
-    /// The service is called. Nothing reports the request but these headers, if it gets any, so its ticket is of no
-    /// use.
-    PassUnreported(Option<DueHeaders>),
-    /// The service is called after the request was reported.
+    /// The service is called. The request needs its ticket no more: the response gets these headers, or none, and the
+    /// observer has seen all that it wants to see.
+    PassWithoutTicket(Option<DueHeaders>),
+    /// The service is called, after the observer has seen the outcome in the ticket.
     Pass,
     /// The limiter answers later. Then [`Ticket::answer`] decides.
     AwaitAnswer(F),

@@ -149,7 +149,7 @@ impl Ticket {
             }
             let policy = charged.policy_in(layer).filter(|policy| !policy.quota().is_unlimited())?;
             Some(PolicyView {
-                place: charged.policy,
+                index: charged.policy,
                 policy,
                 key: Some(&charged.key),
                 decision,

@@ -1,5 +1,4 @@
-//! A rule in its place in a layer: with the extractor of its key, and with policies whose names no
-//! other rule has.
+//! A rule of a layer: with the extractor of its key, and with policies whose names no other rule of the layer has.
 
 use std::any::TypeId;
 use std::fmt;
@@ -23,7 +22,7 @@ pub(crate) struct BoundRule {
     /// The type of the extractor, if rules with this type have the same keys: it captures nothing, so its type alone
     /// says how the key is found.
     extractor: Option<TypeId>,
-    /// The place of its first policy among those of the layer.
+    /// The index of its first policy among those of the layer.
     first: usize,
     /// The source of the extractor's address.
     by: AddressSource,
@@ -91,7 +90,7 @@ impl BoundRule {
         Self { first, ..self }
     }
 
-    /// Returns the place behind its last policy.
+    /// Returns the index behind its last policy.
     pub(crate) fn end(&self) -> usize {
         self.first + self.policies().len()
     }

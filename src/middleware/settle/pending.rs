@@ -37,7 +37,7 @@ pub(crate) struct OpenTicket<L: Limiter> {
     pub(crate) copies: Option<Arc<Copies>>,
     /// The rules that settle their charges later.
     pub(crate) open: SmallVec<[Open; 1]>,
-    /// The places of charges whose cost is known, in units, and not settled yet.
+    /// The indices of charges whose cost is known, in units, and not settled yet.
     to_settle: SmallVec<[(usize, u64); 1]>,
     /// The strikes that the response may return.
     pub(super) strikes: Vec<Strikes>,
@@ -46,7 +46,7 @@ pub(crate) struct OpenTicket<L: Limiter> {
 
 /// The charges of one rule that are not settled.
 pub(crate) struct Open {
-    /// Their places among the request's charges.
+    /// Their indices among the request's charges.
     pub(crate) charges: Range<usize>,
     /// One of the rule's policies.
     pub(crate) policy: usize,
