@@ -136,6 +136,8 @@ pub mod messages_bytes_and_jobs {}
 pub mod blocks_and_meters {}
 
 #[cfg_attr(feature = "_redis", doc = include_str!("redis_and_failures.md"))]
+#[cfg_attr(feature = "_redis", doc = "")]
+#[cfg_attr(feature = "_redis", doc = include_str!("load.svg"))]
 #[cfg_attr(not(feature = "_redis"), doc = "Build the documentation with the feature `fred` to read this page.")]
 pub mod redis_and_failures {}
 
