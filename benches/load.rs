@@ -32,7 +32,8 @@
 //! * `calls` are script calls or transactions for each decided check, and `server` is the server's time for it.
 //! * `failed` has the kinds of failures in percent of all checks.
 //!
-//! Other options: `--seconds=2` for each load, `--rounds=1`, of which the median counts, `--json=FILE` keeps the points,
+//! Other options: `--seconds=2` for each load, after `--settle=0` seconds of it that do not count: a limiter beside busy
+//! neighbours needs some seconds to learn that its own calls are not the cause. `--rounds=1`, of which the median counts, `--json=FILE` keeps the points,
 //! `--from=FILE` reads them from there instead of measuring, and `--svg=FILE` draws them. Words without dashes pick
 //! cases by name. The chart of the guide:
 //!
@@ -106,6 +107,7 @@ fn main() {
 
 struct Options {
     time: Duration,
+    settle: Duration,
     rounds: usize,
     cap: f64,
     json: Option<String>,
@@ -120,6 +122,7 @@ impl Options {
         let seconds = number("--seconds=").unwrap_or(if is_smoke() { 0.1 } else { 2.0 });
         Self {
             time: Duration::from_secs_f64(seconds),
+            settle: Duration::from_secs_f64(number("--settle=").unwrap_or(0.0)),
             rounds: number("--rounds=").unwrap_or(1.0) as usize,
             cap: number("--cap=").unwrap_or(8_000.0),
             json: option("--json="),
@@ -245,6 +248,8 @@ fn read_points(file: &str) -> Vec<Point> {
 
 /// The end of a check.
 struct Answer {
+    /// When the request arrived, since the load began.
+    at: Duration,
     /// The time since the request arrived, and since the client was asked.
     waited: Duration,
     took: Duration,
@@ -271,7 +276,7 @@ fn offer(runtime: &Runtime, client: &Client, rate: f64, time: Duration) -> Vec<A
         runtime.spawn(async move {
             let asked = Instant::now();
             let outcome = client.check(key).await;
-            let _ = send.send(Answer { waited: due.elapsed(), took: asked.elapsed(), outcome });
+            let _ = send.send(Answer { at, waited: due.elapsed(), took: asked.elapsed(), outcome });
         });
     }
     drop(send);
@@ -293,15 +298,20 @@ struct Setting<'a> {
 }
 
 impl Bench<'_> {
-    /// Offers a load to a client. Returns the checks that were decided in time, and the point as far as answers tell.
+    /// Offers a load to a client. Returns the checks that were decided in time, also while it settled, and the point as
+    /// far as answers tell.
     fn offer(&self, setting: &Setting<'_>, name: &str, client: &Client, rate: f64) -> (f64, Point) {
-        let time = self.options.time;
-        let answers = offer(self.runtime, client, rate, time);
-        let all = answers.len() as f64;
+        let Options { time, settle, .. } = *self.options;
+        let answers = offer(self.runtime, client, rate, settle + time);
+        let in_time = |answer: &&Answer| answer.outcome.is_ok() && answer.took <= setting.deadline + LATE;
+        let in_all = answers.iter().filter(in_time).count() as f64;
+        let all = answers.iter().filter(|answer| answer.at >= settle).count() as f64;
         let (mut times, mut failed) = (Vec::new(), BTreeMap::<String, f64>::new());
-        for Answer { waited, took, outcome } in answers {
+        for answer in answers.into_iter().filter(|answer| answer.at >= settle) {
+            let is_in_time = in_time(&&answer);
+            let Answer { waited, outcome, .. } = answer;
             let kind = match outcome {
-                Ok(()) if took <= setting.deadline + LATE => {
+                Ok(()) if is_in_time => {
                     times.push(waited.as_secs_f64() * 1e3);
                     continue;
                 }
@@ -326,7 +336,7 @@ impl Bench<'_> {
             server: f64::NAN,
             failed,
         };
-        (decided, point)
+        (in_all, point)
     }
 
     /// Keeps and prints the round with the median of the decided checks.
