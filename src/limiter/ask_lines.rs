@@ -17,6 +17,12 @@
 //! failures in a row, and one lost connection does not become a thousand calls. If the limiter is
 //! only overloaded, the next caller asks.
 //!
+//! # Changes meanwhile
+//!
+//! A reset, a refund elsewhere or a larger quota may let the first caller pass earlier than the limiter
+//! said. The line hears of some of them, and asks at once. For the others it asks again after ten
+//! seconds, even if it was told a longer wait.
+//!
 //! # Callers that do not run
 //!
 //! A caller may have stopped to poll. If the first caller does not ask in time, the next one does,
@@ -43,6 +49,9 @@ const PATIENCE_US: u64 = 50_000;
 
 /// The time after which a call of the limiter no longer keeps the next caller from asking.
 const UNANSWERED_US: u64 = 1_000_000;
+
+/// The time after which the first caller asks again at the latest.
+const RECHECK_US: u64 = 10_000_000;
 
 /// The time after which a caller that is none of the foremost passes all of them over.
 const LONG_PATIENCE_US: u64 = 10_000_000;
@@ -119,6 +128,24 @@ impl AskLines {
             let now_us = time_of(timer);
             self.change(&line_key(policy, key), now_us, |line, now_us, _| line.due_us = line.due_us.min(now_us));
         }
+    }
+
+    /// Lets the first caller of each key ask, because a policy has another quota. Takes time in
+    /// proportion to the number of lines.
+    pub(crate) fn call_all(&self, policy: &Policy, timer: &dyn Timer) {
+        if self.is_empty() {
+            return;
+        }
+        let now_us = time_of(timer);
+        let mut wakers = Wakers::default();
+        let mut table = lock(&self.table);
+        let now_us = table.time(now_us);
+        for (_, line) in table.lines.iter_mut().filter(|((name, _), _)| *name == policy.name_fingerprint()) {
+            line.due_us = line.due_us.min(now_us);
+            line.wake_foremost(&mut wakers);
+        }
+        drop(table);
+        wakers.release();
     }
 
     /// Changes a line. `change` gets the time.
@@ -226,7 +253,7 @@ impl AskLine {
         self.waiters.add(turn, asking.cost);
         (self.spare, self.released) = (0, 0);
         // A wait of zero would make this a busy loop.
-        let wait_us = wait_us.saturating_sub(self.measure(asking, now_us)).max(1);
+        let wait_us = wait_us.saturating_sub(self.measure(asking, now_us)).clamp(1, RECHECK_US);
         self.due_us = now_us.saturating_add(wait_us);
     }
 
@@ -238,7 +265,8 @@ impl AskLine {
         let under_way = self.asking.values().fold(0, |sum: u64, asking| sum.saturating_add(asking.cost));
         (self.spare, self.released) = (remaining.saturating_sub(under_way), 0);
         let is_enough = self.waiters.first().is_none_or(|(_, cost)| *cost <= self.spare);
-        self.due_us = now_us.saturating_add(if is_enough { 0 } else { next_us.saturating_sub(trip_us) });
+        self.due_us =
+            now_us.saturating_add(if is_enough { 0 } else { next_us.saturating_sub(trip_us).min(RECHECK_US) });
     }
 
     /// Measures the round trip of a call that was answered. Returns how much of the wait that it
@@ -298,7 +326,7 @@ impl AskTurn {
     ) -> Self {
         Self::enter(lines, timer, (policy, key), until_us, |line, number, now_us| {
             if line.is_over() {
-                line.due_us = now_us.saturating_add(wait.map_or(0, micros_ceil));
+                line.due_us = now_us.saturating_add(wait.map_or(0, micros_ceil).min(RECHECK_US));
             }
             line.waiters.add(number, cost);
         })

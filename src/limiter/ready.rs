@@ -78,6 +78,9 @@ const UNKNOWN_WAIT_MAX: Duration = Duration::from_millis(400);
 /// units at once, or use a leaky queue. With a store, the callers of a key get the whole rate if the
 /// burst is at least what comes in two round trips.
 ///
+/// The first caller in line asks again after ten seconds at the latest, in case that its key was
+/// reset or its quota was raised.
+///
 /// A quota that [counts denied](crate::Quota::count_denied) requests counts each time that the
 /// limiter is asked.
 #[derive(Clone)]
