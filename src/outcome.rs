@@ -391,7 +391,8 @@ pub trait Observer: Send + Sync {
         setup_warning.report();
     }
 
-    /// Called when something happened in a layer, beside outcomes: with a timer, twice for each request that waits.
+    /// Called when something happened in a layer, beside outcomes: with a timer, twice for each request that waits and
+    /// for each body that has a pace.
     fn on_layer_event(&self, event: &LayerEvent) {
         let _ = event;
     }

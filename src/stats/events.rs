@@ -47,6 +47,7 @@ impl EventCells {
         match event {
             LayerEvent::WaitBegan { .. } => add(&self.waits_begun),
             LayerEvent::WaitEnded { .. } => add(&self.waits_ended),
+            LayerEvent::PaceBegan { .. } | LayerEvent::PaceEnded { .. } => {}
         }
     }
 

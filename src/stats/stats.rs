@@ -329,6 +329,8 @@ impl Stats {
                 held: entry.held.load(Ordering::Relaxed),
                 held_for: entry.held_for.snapshot(),
                 waiting: entry.waiting(),
+                pacing: entry.pacing(),
+                paced_bytes: entry.paced_bytes.load(Ordering::Relaxed),
                 last_refused_at: (refused_us > 0).then(|| Timestamp::from_micros(refused_us)),
                 five_minutes: rates.short(),
                 hour: rates.long(),
@@ -338,6 +340,7 @@ impl Stats {
         let is_seen = |policy: &PolicySnapshot| {
             policy.has_places()
                 || policy.has_waits()
+                || policy.has_paces()
                 || policy.totals.states.as_flattened().iter().any(|count| *count > 0)
         };
         let mut policies: Vec<PolicySnapshot> = policies.filter(is_seen).collect();
@@ -507,8 +510,8 @@ impl Inner {
         self.holders.put_back(&entry.name, self.names.fingerprint(key), units);
     }
 
-    /// Counts a request that begins to wait, or does not wait any more.
-    fn count_wait(&self, event: &LayerEvent) {
+    /// Counts a request that begins to wait or does not wait any more, or a body that is paced.
+    fn count_layer_event(&self, event: &LayerEvent) {
         self.events.count_of_layer(event);
         let entry = |policy: &Policy| self.policies.find(policy.name(), || self.now_us() / SHORT_US);
         match event {
@@ -517,6 +520,12 @@ impl Inner {
                 let entry = entry(policy);
                 entry.waited.record(*waited);
                 entry.waits_ended.fetch_add(1, Ordering::Relaxed)
+            }
+            LayerEvent::PaceBegan { policy } => entry(policy).paces_begun.fetch_add(1, Ordering::Relaxed),
+            LayerEvent::PaceEnded { policy, bytes, .. } => {
+                let entry = entry(policy);
+                entry.paced_bytes.fetch_add(*bytes, Ordering::Relaxed);
+                entry.paces_ended.fetch_add(1, Ordering::Relaxed)
             }
         };
     }
@@ -606,7 +615,7 @@ impl Observer for Stats {
         if self.0.fills_spans {
             span::record_wait(event);
         }
-        self.0.count_wait(event);
+        self.0.count_layer_event(event);
     }
 
     fn on_limiter_event(&self, event: &LimiterEvent) {

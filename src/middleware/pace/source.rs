@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::account::{BytePace, PaceAnswer, PaceReply, PaceSource, PaceTerms};
-use super::body::BodyPaces;
+use super::body::{BodyPaces, PaceReport};
 use crate::base::wait::Wait;
 use crate::decision::{Decision, Receipt};
 use crate::limiter::{Charge, Limiter, Refund, Reply};
@@ -23,7 +23,10 @@ pub(crate) fn paces<L: Limiter>(layer: &Arc<Compiled<L>>, paced: &[PacedBy], bod
         let Some((rule, policy)) = layer.pacing_rule(paced.policy).zip(paced.policy_in(layer)) else { continue };
         if rule.pace.is_some_and(|own| own.includes(bodies)) {
             let source = || Box::new(LimiterSource { layer: Arc::clone(layer), paced: paced.clone() }) as Box<_>;
-            paces.add(accounts.enter((policy.fingerprint(), paced.key.clone()), source), rule.pace_after);
+            // First, because the observer is the application's code and may panic.
+            let observer = layer.settings.observer.as_ref();
+            let report = observer.map(|observer| PaceReport::begin(observer, accounts.timer(), policy));
+            paces.add(accounts.enter((policy.fingerprint(), paced.key.clone()), source), rule.pace_after, report);
         }
     }
     paces
