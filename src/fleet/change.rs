@@ -13,7 +13,7 @@ use crate::middleware::charge::access::Access;
 use crate::mode::Mode;
 use crate::quota::Quota;
 
-/// The longest name, operator, reason, key, and value that is no text of rules, in bytes.
+/// The longest name, operator, reason, key, and value that is not text of rules, in bytes.
 const WORD_MAX: usize = 512;
 
 labelled! {

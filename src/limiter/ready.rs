@@ -1,4 +1,4 @@
-//! Waiting until a limiter admits a charge, for callers that are no requests of a layer.
+//! Waiting until a limiter admits a charge, for callers that are not requests of a layer.
 
 use std::error::Error;
 use std::fmt;

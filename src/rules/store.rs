@@ -133,7 +133,7 @@ impl RuleStore {
         self.state().read = Err(RulesError::of_file("the rules were read, and a limiter panicked about them"));
     }
 
-    /// Reads the file, and puts its rules in force if the reading is wanted. Returns `None` if it is not.
+    /// Reads the file, and puts its rules in force if `is_wanted` says so. Otherwise returns `None`.
     pub(super) fn reload(&self, is_wanted: impl Fn(&Reading) -> bool) -> Option<Result<u64, RulesError>> {
         let (read, reading) = {
             let _alone = lock(&self.reads);
@@ -451,7 +451,7 @@ fn all_supported(
     }
 }
 
-/// Checks a text as a store would read it, but names that are not registered are no problems. Returns these, and
+/// Checks a text as a store would read it, but names that are not registered are not problems. Returns these, and
 /// warnings.
 pub(super) fn check(names: &Names, content: &[u8]) -> Result<RulesReport, RulesError> {
     let (mut unregistered, mut warned) = (Vec::new(), Vec::new());

@@ -193,7 +193,7 @@ impl EventCounts {
     /// most 4 KiB of text. An error of one kind is noted once a minute. If none is noted, returns why a server does not
     /// answer.
     ///
-    /// It stays until a check succeeds, so it is no readiness probe: a process that gets no requests would never be
+    /// It stays until a check succeeds, so it is not a readiness probe: a process that gets no requests would never be
     /// ready again.
     #[must_use]
     pub fn store_error(&self) -> Option<&str> {

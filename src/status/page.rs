@@ -78,7 +78,7 @@ use crate::stats::Stats;
 ///   explained,
 /// * `states`: what the keys have left now under each policy: `policy`, `quota`, `fingerprint`, `name`, `limit`,
 ///   `used`, `remaining`, `reset_after_us`, `wait` and `wait_us`, of which an unlimited quota has `null` for `limit`
-///   and `remaining`; and `blocked`, which is `null` if the policy is no block,
+///   and `remaining`; and `blocked`, which is `null` if the policy is not a block,
 /// * `failure`, the limiter's error, or `null`,
 /// * `token`, for [operators](Self::operators), or `null`, and `own`, the names of the [program's own](Self::action)
 ///   actions that they may take,

@@ -88,8 +88,8 @@ const KEYS: usize = 10_000;
 ///
 /// * A response speaks for its [key](Self::key), by default the origin of its request.
 /// * Each wait is lengthened by 0 to 10 percent at random, so that clients do not return together. After a response
-///   that is no refusal, a wait of less than a second is not lengthened, but shortened by the shortest round trip that
-///   was seen, because the server began to count before its response left.
+///   that is not a refusal, a wait of less than a second is not lengthened, but shortened by the shortest round trip
+///   that was seen, because the server began to count before its response left.
 /// * While nothing remains, one request is on its way at a time. So a quota that refills within less than
 ///   a round trip is not used up: GCRA with 1,000 per second passes 50 a second over a round trip of
 ///   20 ms.
