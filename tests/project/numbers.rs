@@ -27,6 +27,7 @@ const PROMISES: &[Promise] = &[
             "A check fails after {} by default, then a breaker",
             "A request takes one round trip, with a deadline of {}.",
             "Why does a check of Redis have a deadline of {}, and fail?",
+            "default_value = \"{}\", value_parser = time, env = \"TOWER_RATELIMIT_DEADLINE\"",
         ],
     ),
     (
@@ -174,6 +175,15 @@ const PROMISES: &[Promise] = &[
             "how long a request may wait, by default {}.",
             "the longest wait before a retry, by default {}.",
             "client::ObeyLayer::max_wait), {} by default",
+        ],
+    ),
+    (
+        "src/middleware/pace/account.rs::BATCH_US",
+        &[
+            "in pieces that are worth {} at the pace",
+            "all downloads of a key share it, in pieces of {}.",
+            "hold for downloads under way within {}.",
+            "A process takes units for at most {} ahead",
         ],
     ),
     ("src/client/retry.rs::RETRIES", &["how many times a request is retried, by default {}."]),
