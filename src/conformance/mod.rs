@@ -37,6 +37,73 @@
 //! assert!(report.skipped().is_empty(), "{report}");
 //! # }
 //! ```
+//!
+//! # A limiter over a store
+//!
+//! The suite lets time pass, sends many checks at once, and makes many limiters. So over a store it needs six things
+//! that a service does not, each with a comment here:
+//!
+//! ```no_run
+//! # use std::sync::Arc;
+//! use std::sync::atomic::{AtomicU32, Ordering};
+//! use std::time::Duration;
+//! use tower_ratelimit::StoreLimiter;
+//! use tower_ratelimit::clock::ManualClock;
+//! use tower_ratelimit::conformance::{self, Subject, Task};
+//! use tower_ratelimit::limiter::store::StoreLimiterBuilder;
+//! # use tower_ratelimit::limiter::store::{Change, Loaded, Store, StoreError, Swapped};
+//! # #[derive(Clone)]
+//! # struct MyStore;
+//! # impl Store for MyStore {
+//! #     async fn load(&self, keys: &[Arc<str>]) -> Result<Loaded, StoreError> {
+//! #         Ok(Loaded::new(vec![None; keys.len()]))
+//! #     }
+//! #     async fn swap(&self, changes: &[Change]) -> Result<Swapped, StoreError> {
+//! #         Ok(Swapped::done())
+//! #     }
+//! # }
+//!
+//! struct Mine {
+//!     store: MyStore,
+//!     clock: ManualClock,
+//!     made: AtomicU32,
+//! }
+//!
+//! impl Subject for Mine {
+//!     type Limiter = StoreLimiter<MyStore>;
+//!
+//!     async fn limiter(&self) -> StoreLimiter<MyStore> {
+//!         let builder = StoreLimiterBuilder::new()
+//!             // No limiter finds the states of another.
+//!             .prefix(self.made.fetch_add(1, Ordering::Relaxed).to_string())
+//!             .deadline(Duration::from_secs(20)) // a busy machine fails no check
+//!             .clock(self.clock.clone()) // instead of the store's
+//!             .max_denials(0) // denials are remembered by the real time
+//!             // No process renews its places while hours pass.
+//!             .places_lapse_after(Duration::from_secs(86_400));
+//!         builder.build(self.store.clone()).unwrap()
+//!     }
+//!
+//!     async fn advance(&self, by: Duration) {
+//!         self.clock.advance(by);
+//!     }
+//!
+//!     fn spawn(&self, task: Task) {
+//!         // The limiter needs a runtime, and the test one of several threads.
+//!         tokio::spawn(task);
+//!     }
+//! }
+//!
+//! #[tokio::main]
+//! async fn main() {
+//!     conformance::check_store(&MyStore)
+//!         .await
+//!         .unwrap_or_else(|failures| panic!("{failures}"));
+//!     let mine =
+//!         Mine { store: MyStore, clock: ManualClock::new(), made: AtomicU32::new(0) };
+//!     conformance::check(&mine).await.unwrap_or_else(|failures| panic!("{failures}"));
+//! }
+//! ```
 
 mod cases;
 mod quotas;
