@@ -423,7 +423,7 @@ pub enum FleetEvent {
         /// The number of changes so far, in all processes.
         revision: u64,
     },
-    /// The store does not answer, or not with a text that this version reads. What is known stays in force.
+    /// The store does not answer, or not with a text that this version reads. The known part stays in force.
     #[non_exhaustive]
     Unreadable {
         /// The error, with its causes.

@@ -180,11 +180,14 @@ const PROMISES: &[Promise] = &[
     ),
     (
         "src/middleware/pace/account.rs::BATCH_US",
+        &["in pieces that are worth {} at the pace", "bytes are sent in pieces that are worth {}, or up to {_}"],
+    ),
+    (
+        "src/middleware/pace/account.rs::TICK_US",
         &[
-            "in pieces that are worth {} at the pace",
-            "all downloads of a key share it, in pieces of {}.",
-            "hold for downloads under way within {}.",
-            "A process takes units for at most {} ahead",
+            "are worth up to {}, because each costs",
+            "within a piece: {_} to {}.",
+            "all downloads of a key share it, in pieces of {_} to {}.",
         ],
     ),
     ("src/client/retry.rs::RETRIES", &["how many times a request is retried, by default {}."]),
