@@ -42,7 +42,7 @@ pub(super) struct FleetDocument {
     unknown: Vec<Box<str>>,
 }
 
-/// Who changes something, when and why.
+/// The author of a change, its time and its reason.
 #[derive(Clone, Copy)]
 pub(super) struct FleetAuthor<'a> {
     pub(super) by: &'a str,

@@ -41,7 +41,7 @@ const TRIES: usize = 50;
 /// The pause after a call that was lost.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What operators set for all processes that share a store. Clones are the same.
+/// The settings of operators for all processes that share a store. Clones are the same.
 ///
 /// See the [module](super) for an example.
 #[derive(Clone)]
