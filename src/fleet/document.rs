@@ -133,7 +133,7 @@ impl FleetDocument {
         let Some(seen) = change.seen else { return Ok(()) };
         let later = self.actions.iter().find(|action| action.target == change.target && action.revision > seen);
         let Some(FleetAction { by, at, revision, why, .. }) = later else {
-            // What is older than the actions that are kept shows by the entry only.
+            // Older changes than the kept actions show by the entry only.
             let entry = self.entries.get(&change.target).filter(|entry| entry.revision > seen);
             let Some(entry) = entry else { return Ok(()) };
             return Err(conflict(&entry.by, entry.at, entry.revision, &entry.why));

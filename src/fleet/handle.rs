@@ -87,7 +87,7 @@ impl KnownFleet {
     }
 }
 
-/// Which revision of what operators set is in force in this process. Two processes have the same if the
+/// The revision of the operators' settings that is in force in this process. Two processes have the same if the
 /// [`hash`](Self::hash) is the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

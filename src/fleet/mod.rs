@@ -1,4 +1,4 @@
-//! What operators set for all processes at once, kept with the limiter's store.
+//! Settings of operators for all processes at once, kept with the limiter's store.
 //!
 //! A [`Fleet`] hands out modes, quotas, overrides and access lists, which layers take as usual.
 //! [`Fleet::change`] writes a change to the store, and each process reads it within a second.
