@@ -31,7 +31,7 @@ const AUTHOR: &str = "by";
 /// The bytes that a word has percent-encoded.
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
 
-/// What operators set.
+/// The settings of operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FleetDocument {
     pub(super) revision: u64,

@@ -63,7 +63,7 @@ struct FleetState {
     observers: Vec<Arc<dyn Observer>>,
 }
 
-/// What is in force.
+/// The settings in force.
 #[derive(Clone)]
 struct KnownFleet {
     document: Arc<FleetDocument>,

@@ -13,7 +13,7 @@ use crate::middleware::charge::access::Access;
 use crate::mode::Mode;
 use crate::quota::Quota;
 
-/// What becomes of calls.
+/// The outcome of calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Fault {
     #[default]
