@@ -48,13 +48,14 @@ mod document;
 mod error;
 mod file;
 mod handle;
+mod json;
 mod tables;
 
 pub use change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetTarget};
 pub use error::{FleetError, FleetErrorKind};
 pub use handle::{Fleet, FleetInForce};
 #[cfg(feature = "rules")]
-pub(crate) use tables::FollowFleet;
+pub(crate) use tables::{FleetRuleSettings, FollowFleet};
 
 #[cfg(test)]
 mod tests;
