@@ -9,25 +9,26 @@
 //! A wait that a store names begins when the store decides, and the next call takes time to arrive.
 //! So the next caller asks a round trip earlier. Otherwise a store that is far would slow each line.
 //!
-//! Callers ask side by side as far as the last decision left enough for all of them, so that a
-//! remote limiter is not asked only once in a round trip. Before the first decision, the capacity is
-//! taken to be left. So a thousand callers that come at once do not become a thousand calls.
+//! Several callers ask at once if the last decision left enough units for all of them. Otherwise a
+//! remote limiter would be asked only once in a round trip. Before the first decision, the line
+//! assumes that the whole capacity is left. So a thousand callers that come at once do not become a
+//! thousand calls.
 //!
-//! If a call fails, two more callers ask at once. So the waits of a thousand callers end after ten
-//! failures in a row, and one lost connection does not become a thousand calls. If the limiter is
-//! only overloaded, the next caller asks.
+//! If a call fails, two more callers ask at once, and four if both of these fail. So the waits of a
+//! thousand callers end after ten round trips, and one lost connection does not become a thousand
+//! calls. If the limiter is only overloaded, the next caller asks.
 //!
 //! # Changes meanwhile
 //!
 //! A reset, a refund elsewhere or a larger quota may let the first caller pass earlier than the limiter
-//! said. The line hears of some of them, and asks at once. For the others it asks again after ten
-//! seconds, even if it was told a longer wait.
+//! said. If the line learns of such a change, the first caller asks at once. In any case it asks
+//! again after ten seconds, even if the limiter named a longer wait.
 //!
 //! # Callers that do not run
 //!
-//! A caller may have stopped to poll. If the first caller does not ask in time, the next one does,
-//! and passes it over. A caller that is passed over keeps its turn: it is the first again as soon
-//! as it polls. So it delays the others once.
+//! A caller's future may not be polled any more. If the first caller does not ask in time, the next
+//! one does, and passes it over. A caller that is passed over keeps its turn: it is the first again
+//! as soon as it polls. So it delays the others once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -222,7 +223,7 @@ impl AskLine {
     }
 
     fn pass_first_over(&mut self, wakers: &mut Wakers) {
-        // It is woken, in case that it polls again.
+        // It is woken, in case it polls again.
         if let Some((turn, cost)) = self.waiters.pop_first(wakers) {
             self.passed_over.insert(turn, cost);
         }
@@ -367,7 +368,8 @@ impl AskTurn {
     }
 
     /// Is ready when the caller has to ask the limiter, or when it gives up. After it has asked, it
-    /// says what came of it.
+    /// reports the answer by [`note_denied`](Self::note_denied),
+    /// [`leave_admitted`](Self::leave_admitted) or [`leave_failed`](Self::leave_failed).
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LineStep> {
         let Some(mut now_us) = time_of(&*self.timer) else { return Poll::Ready(LineStep::GivesUp) };
         loop {

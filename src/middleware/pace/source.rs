@@ -46,7 +46,7 @@ impl<L: Limiter> PaceSource for LimiterSource<L> {
         if mode != Mode::Enforce || quota.is_unlimited() {
             return PaceTerms::Free;
         }
-        // Of quotas that bodies must all meet the fastest is the pace. The others are limits.
+        // If bodies must meet several quotas, the fastest is the pace. The others are limits.
         let others = if self.paced.own.is_none() { self.layer.policies_together(self.paced.policy) } else { &[] };
         let fastest = others.iter().map(Policy::quota).fold(quota, |fastest, other| faster(fastest, other));
         PaceTerms::Paced(BytePace {
@@ -81,7 +81,7 @@ impl<L: Limiter> PaceSource for LimiterSource<L> {
 
 /// Returns the faster one of two quotas that have a pace.
 fn faster<'a>(one: &'a Quota, other: &'a Quota) -> &'a Quota {
-    // Units in as much time as both periods together.
+    // Multiplied by the period of the other, instead of divided by its own.
     let units = |quota: &Quota, period: &Quota| u128::from(quota.limit()) * u128::from(period.spec().period_us);
     let has_pace = other.algorithm().is_rate() && !other.is_unlimited();
     if has_pace && units(other, one) > units(one, other) { other } else { one }
