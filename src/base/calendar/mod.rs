@@ -215,7 +215,8 @@ const LENGTH_BITS: u32 = 31;
 const _: () = assert!(4 * 366 * DAY_S < 1 << LENGTH_BITS, "every length fits");
 
 impl CalendarWindows {
-    /// Returns the windows of a calendar. They are made once for each calendar and never freed: a zone has 41 calendars.
+    /// Returns the windows of a calendar. They are made once for each calendar and never freed: a zone has 41
+    /// calendars.
     pub(crate) fn of(calendar: Calendar) -> &'static Self {
         static KNOWN: LazyLock<Mutex<HashMap<Calendar, &'static CalendarWindows>>> = LazyLock::new(Mutex::default);
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
