@@ -108,9 +108,10 @@ pub trait Limiter: Send + Sync + 'static {
 
     /// Asks whether the limiter can decide now, for a readiness probe. By default it can: nothing is asked.
     ///
-    /// The limiters of this crate that have a store ask it to decide a check that takes nothing, at most once a second.
-    /// So the answer recovers without requests, once the store does. A process that asks for more than it can carry is
-    /// no error. A [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if both of its limiters do.
+    /// The limiters of this crate that have a store ask it to decide a check of a key that only probes use, at most
+    /// once a second. So the answer recovers without requests, once the store does, and a store that cannot write is an
+    /// error. A process that asks for more than it can carry is no error. A
+    /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if both of its limiters do.
     ///
     /// The guide says [what to do with it](crate::guide::redis_and_failures#readiness).
     fn probe(&self) -> Reply<(), Self::Error, Self::Future<()>> {

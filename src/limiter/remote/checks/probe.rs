@@ -20,7 +20,10 @@ const ASKED_EACH: Duration = Duration::from_secs(1);
 const TRIES: u64 = 64;
 
 impl<B: Backend> Checks<B> {
-    /// Asks whether the store decides: by a check that takes nothing, unless it was asked within the last second.
+    /// Asks whether the store decides, unless it was asked within the last second.
+    ///
+    /// The check takes a unit of a key that no other check has, and that is forgotten within a second or so. A store
+    /// that is full or read-only still answers checks that take nothing.
     pub(crate) fn probe(self: &Arc<Self>) -> CheckReply<(), B> {
         let now = self.denials.now();
         {
@@ -54,9 +57,9 @@ impl<B: Backend> Checks<B> {
             debug_assert!(false, "a number is short enough for a key");
             return Reply::Now(Ok(()));
         };
-        let (checks, peeked) = (Arc::clone(self), self.peek(&[Charge::new(&policy, &key)]));
+        let (checks, taken) = (Arc::clone(self), self.take(&[Charge::new(&policy, &key)]));
         Reply::Later(Box::pin(async move {
-            let answer = match peeked.await {
+            let answer = match taken.await {
                 // The store may well answer. A process that stopped serving for this reason would move its load to the
                 // others.
                 Err(error) if error.kind() == StoreErrorKind::Overloaded => Ok(()),
