@@ -20,10 +20,17 @@ pub struct StoreLoad {
     pub calls_in_flight: usize,
     /// The smoothed duration of a call. `None` before the first answer.
     pub call_time: Option<Duration>,
+    /// The duration of the quickest call of the last five to ten seconds, late answers included. If it is near to
+    /// [`call_time`](Self::call_time), the store is far; if it is much shorter, the store or the way to it is busy.
+    /// `None` if no call was answered.
+    pub quickest_call: Option<Duration>,
     /// The time after which a check without an answer fails.
     pub deadline: Option<Duration>,
     /// The checks and corrections that failed as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded) so far.
     pub shed: u64,
+    /// The connections that were made to the servers of Redis so far. It grows while connections are cut, or made anew
+    /// because a server is silent. Other stores do not tell it.
+    pub connections: u64,
 }
 
 impl StoreLoad {
@@ -36,8 +43,10 @@ impl StoreLoad {
             oldest_wait: self.oldest_wait.max(other.oldest_wait),
             calls_in_flight: self.calls_in_flight.saturating_add(other.calls_in_flight),
             call_time: slower.call_time,
+            quickest_call: slower.quickest_call,
             deadline: slower.deadline,
             shed: self.shed.saturating_add(other.shed),
+            connections: self.connections.saturating_add(other.connections),
         }
     }
 
@@ -81,22 +90,33 @@ mod tests {
     #[test]
     fn load_of_two_stores_has_the_times_of_the_slower() {
         let ms = |ms| Some(Duration::from_millis(ms));
-        let near = StoreLoad { waiting: 3, call_time: ms(4), deadline: ms(5), shed: 1, ..StoreLoad::default() };
+        let near = StoreLoad {
+            waiting: 3,
+            call_time: ms(4),
+            quickest_call: ms(3),
+            deadline: ms(5),
+            shed: 1,
+            ..StoreLoad::default()
+        };
         let far = StoreLoad {
             waiting: 2,
             oldest_wait: Duration::from_millis(7),
             calls_in_flight: 4,
             call_time: ms(40),
+            quickest_call: ms(39),
             deadline: ms(100),
             shed: 5,
+            connections: 2,
         };
         let both = StoreLoad {
             waiting: 5,
             oldest_wait: Duration::from_millis(7),
             calls_in_flight: 4,
             call_time: ms(4),
+            quickest_call: ms(3),
             deadline: ms(5),
             shed: 6,
+            connections: 2,
         };
         assert_eq!(near.with(far), both);
         assert_eq!(far.with(near), both);

@@ -134,7 +134,8 @@ impl<B: Backend> Checks<B> {
 
     /// Returns the load of the store.
     pub(crate) fn load(&self) -> StoreLoad {
-        StoreLoad { shed: self.shed.load(Ordering::Relaxed), ..self.backend.load() }
+        let connections = self.backend.events().connections();
+        StoreLoad { shed: self.shed.load(Ordering::Relaxed), connections, ..self.backend.load() }
     }
 
     /// Whether this process takes units in advance, and so decides some charges without the store.

@@ -27,6 +27,7 @@ use self::halving::StoreClock;
 use self::pace::{Pace, Sent};
 #[cfg(any(feature = "_redis", test))]
 pub(crate) use self::queue::Queue;
+use self::quickest::QuickestCall;
 use super::deadline::Deadline;
 use super::permits::Permits;
 use super::unanswered::{Shed, Unanswered};
@@ -41,6 +42,7 @@ mod halving;
 mod pace;
 #[cfg(any(feature = "_redis", test))]
 mod queue;
+mod quickest;
 
 /// The time after the deadline at which a caller stops waiting. A call that was sent at once has
 /// failed before, with an error that names the server.
@@ -62,6 +64,7 @@ struct Lanes<F: RemoteStore> {
 struct Lane<F: RemoteStore> {
     queue: F::Queue,
     pace: Pace,
+    quickest: QuickestCall,
     /// `None` if the store does not tell it.
     clock: Option<StoreClock>,
     flights: usize,
@@ -119,11 +122,12 @@ impl<F: RemoteStore> Flights<F> {
         let mut load = StoreLoad { waiting: self.len(), deadline: Some(self.0.deadline), ..StoreLoad::default() };
         let now = Instant::now();
         for lane in &self.0.lanes {
-            let lane = lock(lane);
+            let mut lane = lock(lane);
             let oldest = lane.queue.oldest().map(|since| now.saturating_duration_since(since));
             load.oldest_wait = load.oldest_wait.max(oldest.unwrap_or_default());
             load.calls_in_flight += lane.flights;
             load.call_time = load.call_time.max(lane.pace.call());
+            load.quickest_call = load.quickest_call.max(lane.quickest.read(now));
         }
         load
     }
@@ -291,7 +295,7 @@ impl<F: RemoteStore> Lanes<F> {
     }
 
     /// Returns why there is no answer although the time is over. If the store answered others while
-    /// the request waited, or this process was too busy to notice the time, it is not a fault of the
+    /// the request waited, or this process was too busy to notice the time, it is no fault of the
     /// store.
     fn timed_out(&self, number: u16, queued: &Queued, deadline: Deadline) -> Unanswered {
         if deadline.is_late() {
@@ -311,6 +315,7 @@ impl<F: RemoteStore> Lane<F> {
         Self {
             queue: F::Queue::default(),
             pace: Pace::new(),
+            quickest: QuickestCall::default(),
             clock: None,
             flights: 0,
             units: 0,
@@ -453,10 +458,14 @@ impl<F: RemoteStore> Flight<F> {
             match result {
                 CallResult::Answered { clock, .. } => {
                     lane.clock = clock.map(|told| StoreClock::new(told, now));
-                    lane.pace.record(now.saturating_duration_since(at), sent, deadline);
+                    let took = now.saturating_duration_since(at);
+                    lane.pace.record(took, sent, deadline);
+                    lane.quickest.record(took, now);
                 }
                 CallResult::Failed if now >= until => lane.pace.record_silence(sent, deadline),
-                CallResult::Failed => {}
+                CallResult::Failed => {
+                    lane.pace.record_failure(now.saturating_duration_since(at), sent, deadline);
+                }
             }
             match result {
                 CallResult::Answered { rest, .. } if !rest.is_zero() => resting = Some((held, rest)),

@@ -8,7 +8,7 @@
 //!   grows while requests wait for it and calls take less than seven tenths of the deadline, and
 //!   shrinks when they take longer. Limiters that share a store get about the same window, because
 //!   each adds the same small step.
-//! * Calls that are long because of others are not a reason to send less. [`halving`](super::halving) tells them from
+//! * Calls that are long because of others are no reason to send less. [`halving`](super::halving) tells them from
 //!   calls that limiters make long.
 //! * Calls are few while they are short, because one call of many requests costs less. They are many while they are
 //!   long: a call that waits costs nothing.
@@ -115,7 +115,7 @@ impl Pace {
 
     /// Returns the time that a request needs for its answer if it is sent now. It is zero before the first call.
     ///
-    /// If calls take about as long when they are alone, the limiters do not make them long, and a late answer costs
+    /// If calls take about as long when they are alone, it is no limiter that makes them long, and a late answer costs
     /// others nothing. Then it is the time of a quick call.
     ///
     /// Otherwise it is less than the deadline, so a request that has just come may always be sent if the
@@ -256,6 +256,18 @@ impl Pace {
         self.record(deadline + deadline / 4, sent, deadline);
     }
 
+    /// Records that a call failed after this time. Quick failures lead back to the estimate and the window of the
+    /// beginning. Otherwise those of a slow moment would stay for as long as the store answers with errors, and checks
+    /// would not be sent because of them.
+    pub(super) fn record_failure(&mut self, took: Duration, sent: Sent, deadline: Duration) {
+        if took > deadline / 2 {
+            return;
+        }
+        self.call = self.call.min(moved(self.call, nanos(took).max(1), 8));
+        let window = self.window.saturating_add((PART / 2).saturating_mul(sent.units));
+        self.window = self.window.max(window.min(WINDOW * PART));
+    }
+
     /// Returns how long a call may take before the window shrinks.
     ///
     /// If others make calls long, some of them are late, whatever this process does. If most of them are, a wrong
@@ -341,6 +353,22 @@ mod tests {
         let mut pace = Pace::new();
         pace.record(60 * MS, Sent { units: 3, in_flight: 3, flights: 2, phase: None }, DEADLINE);
         assert!(pace.window() <= 3, "{}", pace.window());
+    }
+
+    #[test]
+    fn quick_failures_end_the_estimate_of_a_slow_moment() {
+        let mut pace = Pace::new();
+        let sent = Sent { units: 8, in_flight: 8, flights: 1, phase: None };
+        pace.record_failure(MS, sent, DEADLINE);
+        assert_eq!((pace.call(), pace.window()), (None, WINDOW), "nothing was measured");
+        full(&mut pace, 1_000, 60 * MS);
+        let (slow, window) = (pace.call(), pace.window());
+        assert!(window < WINDOW / 8, "{window}");
+        pace.record_failure(40 * MS, sent, DEADLINE);
+        assert_eq!((pace.call(), pace.window()), (slow, window));
+        (0..200).for_each(|_| pace.record_failure(MS, sent, DEADLINE));
+        assert!(pace.call() < Some(2 * MS), "{:?}", pace.call());
+        assert_eq!(pace.window(), WINDOW);
     }
 
     /// Other processes fill the store, so a lone call is slow most of the time.

@@ -1,0 +1,58 @@
+//! The quickest call of the last seconds. It tells a store that is far from one that is busy: if the store is far, no
+//! call is quick, and if it is busy, some are.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// A call is forgotten after once to twice this time.
+const SPAN: Duration = Duration::from_secs(5);
+
+/// The quickest call of this span, and of the one before.
+#[derive(Default)]
+pub(super) struct QuickestCall {
+    began: Option<Instant>,
+    of_this: Option<Duration>,
+    of_last: Option<Duration>,
+}
+
+impl QuickestCall {
+    /// Records an answered call.
+    pub(super) fn record(&mut self, took: Duration, now: Instant) {
+        self.bring_up(now);
+        self.of_this = Some(self.of_this.map_or(took, |quickest| quickest.min(took)));
+    }
+
+    /// Returns the duration of the quickest call of the last five to ten seconds. `None` if there was no call.
+    pub(super) fn read(&mut self, now: Instant) -> Option<Duration> {
+        self.bring_up(now);
+        self.of_this.into_iter().chain(self.of_last).min()
+    }
+
+    fn bring_up(&mut self, now: Instant) {
+        let began = *self.began.get_or_insert(now);
+        let passed = now.saturating_duration_since(began);
+        if passed >= SPAN {
+            self.of_last = self.of_this.take().filter(|_| passed < 2 * SPAN);
+            self.began = Some(if passed < 2 * SPAN { began + SPAN } else { now });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quickest_call_is_forgotten_after_five_to_ten_seconds() {
+        let (mut quickest, began, ms) = (QuickestCall::default(), Instant::now(), Duration::from_millis);
+        let at = |seconds| began + Duration::from_secs(seconds);
+        assert_eq!(quickest.read(began), None);
+        quickest.record(ms(3), began);
+        quickest.record(ms(40), at(4));
+        assert_eq!(quickest.read(at(9)), Some(ms(3)));
+        quickest.record(ms(50), at(9));
+        assert_eq!(quickest.read(at(11)), Some(ms(50)), "the span of the others is over");
+        assert_eq!(quickest.read(at(60)), None);
+    }
+}
