@@ -56,7 +56,8 @@ labelled! {
 ///
 /// With the feature `tracing`, the limiters of this crate also write changes as events of the target `tower_ratelimit`,
 /// with or without an observer: [`StoreDown`](Self::StoreDown), [`StoreFar`](Self::StoreFar),
-/// [`StoreFailed`](Self::StoreFailed) and [`TooManyQuotas`](Self::TooManyQuotas) at the level `WARN`,
+/// [`StoreFailed`](Self::StoreFailed), [`ScriptsForgotten`](Self::ScriptsForgotten) and
+/// [`TooManyQuotas`](Self::TooManyQuotas) at the level `WARN`,
 /// [`StoreUp`](Self::StoreUp), [`StoreLeft`](Self::StoreLeft) and [`StoreRecovered`](Self::StoreRecovered) at `INFO`.
 /// Events that come for each check, request or key are not written. Without the feature nothing is printed.
 ///
@@ -103,7 +104,8 @@ pub enum LimiterEvent {
         /// `None` if the store decided.
         error: Option<StoreErrorKind>,
     },
-    /// A server stopped answering. Until it answers again, checks that need it fail at once.
+    /// A server stopped answering. Until it answers again, checks that need it fail at once. Reported again when the
+    /// reason is another one, for example that connections to it are refused.
     #[non_exhaustive]
     StoreDown {
         /// The server's host and port.
@@ -135,8 +137,17 @@ pub enum LimiterEvent {
         /// The time that a check has.
         deadline: Duration,
     },
-    /// Checks fail at the store. Reported once a minute for each kind of error, and again after
-    /// [`StoreRecovered`](Self::StoreRecovered) or when an observer is added.
+    /// A server of Redis does not know scripts of the limiter that it had run: it was restarted, it is another
+    /// server than before, or its scripts were flushed. If it lost its data too, each key has its whole quota
+    /// again. No check fails because of it. Reported at most once in ten seconds for each server.
+    #[non_exhaustive]
+    ScriptsForgotten {
+        /// The server's host and port.
+        server: String,
+    },
+    /// Checks fail at the store. Reported once a minute for each kind of error, and five seconds later if a check then
+    /// fails for another reason. Reported again after [`StoreRecovered`](Self::StoreRecovered), and when an observer
+    /// is added.
     #[non_exhaustive]
     StoreFailed {
         /// The kind of the error. If it is [`Misconfigured`](StoreErrorKind::Misconfigured), an operator has to fix
@@ -216,6 +227,12 @@ impl LimiterEvent {
         Self::StoreFar { server: server.into(), round_trip, deadline }
     }
 
+    /// Makes [`ScriptsForgotten`](Self::ScriptsForgotten).
+    #[must_use]
+    pub fn scripts_forgotten(server: impl Into<String>) -> Self {
+        Self::ScriptsForgotten { server: server.into() }
+    }
+
     /// Makes [`StoreFailed`](Self::StoreFailed).
     #[must_use]
     pub fn store_failed(kind: StoreErrorKind, error: impl Into<String>) -> Self {
@@ -256,6 +273,13 @@ impl LimiterEvent {
                 server,
                 "a round trip to {server} takes {round_trip:.0?}, and a check has {deadline:?}: use a nearer server, or a \
                  longer deadline"
+            ),
+            Self::ScriptsForgotten { server } => tracing::warn!(
+                target: "tower_ratelimit",
+                event = "scripts-forgotten",
+                server,
+                "{server} does not know the limiter's scripts any more: it was restarted, it is another server than before, \
+                 or its scripts were flushed; if its data is gone too, each key has its whole quota again"
             ),
             Self::StoreFailed { kind, error } => tracing::warn!(
                 target: "tower_ratelimit",
@@ -303,23 +327,6 @@ pub enum LayerEvent {
         /// How long the request waited, by the timer of the layer.
         waited: Duration,
     },
-    /// The body of a request or a response gets a [pace](crate::Rule::pace_responses). A body that several rules pace
-    /// is reported once for each.
-    #[non_exhaustive]
-    PaceBegan {
-        /// The policy whose quota is the pace.
-        policy: Policy,
-    },
-    /// A body with a pace has ended: all of it passed, it failed, or it was dropped.
-    #[non_exhaustive]
-    PaceEnded {
-        /// The policy of the event with which the pace began.
-        policy: Policy,
-        /// The bytes of the body that passed.
-        bytes: u64,
-        /// How long that took, by the timer of the layer.
-        lasted: Duration,
-    },
 }
 
 impl LayerEvent {
@@ -333,18 +340,6 @@ impl LayerEvent {
     #[must_use]
     pub fn wait_ended(policy: Policy, waited: Duration) -> Self {
         Self::WaitEnded { policy, waited }
-    }
-
-    /// Makes [`PaceBegan`](Self::PaceBegan).
-    #[must_use]
-    pub fn pace_began(policy: Policy) -> Self {
-        Self::PaceBegan { policy }
-    }
-
-    /// Makes [`PaceEnded`](Self::PaceEnded).
-    #[must_use]
-    pub fn pace_ended(policy: Policy, bytes: u64, lasted: Duration) -> Self {
-        Self::PaceEnded { policy, bytes, lasted }
     }
 }
 
@@ -423,7 +418,7 @@ pub enum FleetEvent {
         /// The number of changes so far, in all processes.
         revision: u64,
     },
-    /// The store does not answer, or not with a text that this version reads. The known part stays in force.
+    /// The store does not answer, or not with a text that this version reads. What is known stays in force.
     #[non_exhaustive]
     Unreadable {
         /// The error, with its causes.

@@ -1,11 +1,14 @@
 //! Counts of events: of limiters, their stores, waiting requests, and files of rules.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::histogram::{Histogram, HistogramSnapshot};
 use super::names::cut;
+use super::newest::NewestCounts;
 use crate::base::sync::{Mutex, lock};
+use crate::base::time::Timestamp;
 use crate::event::{LayerEvent, LimiterEvent, RulesEvent, StoreErrorKind};
 
 /// The number of kinds of errors of stores.
@@ -20,13 +23,30 @@ const TEXT_MAX: usize = 4_096;
 /// The longest error text of a server that is down, in bytes.
 const DOWN_MAX: usize = 1_024;
 
+/// How checks end: each kind of error, and decided.
+const CHECK_ENDS: usize = STORE_ERRORS + 1;
+
+/// The last error of each kind that was reported, since checks last recovered.
 #[derive(Default)]
+struct StoreErrors {
+    by_kind: [Option<StoreError>; STORE_ERRORS],
+}
+
+/// An error with which checks of a store fail: its text, and when it was reported last.
+#[derive(Clone, Debug)]
+struct StoreError {
+    text: Box<str>,
+    at: Timestamp,
+}
+
 pub(super) struct EventCells {
     checks: Histogram,
     errors: [AtomicU64; STORE_ERRORS],
     corrections_lost: [AtomicU64; STORE_ERRORS],
     recoveries: AtomicU64,
-    store_error: Mutex<Option<Box<str>>>,
+    store_errors: Mutex<StoreErrors>,
+    newest_checks: Mutex<NewestCounts<CHECK_ENDS>>,
+    scripts_forgotten: AtomicU64,
     local_answers: AtomicU64,
     fallbacks: AtomicU64,
     evicted: [AtomicU64; 2],
@@ -43,11 +63,35 @@ pub(super) struct EventCells {
 }
 
 impl EventCells {
+    /// Begins in this short bucket.
+    pub(super) fn new(period: u64) -> Self {
+        Self {
+            newest_checks: Mutex::new(NewestCounts::new(period)),
+            checks: Histogram::default(),
+            errors: Default::default(),
+            corrections_lost: Default::default(),
+            recoveries: AtomicU64::default(),
+            store_errors: Mutex::default(),
+            scripts_forgotten: AtomicU64::default(),
+            local_answers: AtomicU64::default(),
+            fallbacks: AtomicU64::default(),
+            evicted: Default::default(),
+            full: AtomicU64::default(),
+            too_many_quotas: AtomicU64::default(),
+            places_forgotten: AtomicU64::default(),
+            waits_begun: AtomicU64::default(),
+            waits_ended: AtomicU64::default(),
+            rules_loaded: AtomicU64::default(),
+            rules_refused: AtomicU64::default(),
+            rules_error: Mutex::default(),
+            down: Mutex::default(),
+        }
+    }
+
     pub(super) fn count_of_layer(&self, event: &LayerEvent) {
         match event {
             LayerEvent::WaitBegan { .. } => add(&self.waits_begun),
             LayerEvent::WaitEnded { .. } => add(&self.waits_ended),
-            LayerEvent::PaceBegan { .. } | LayerEvent::PaceEnded { .. } => {}
         }
     }
 
@@ -64,7 +108,17 @@ impl EventCells {
         }
     }
 
-    pub(super) fn count_of_limiter(&self, event: &LimiterEvent) {
+    /// Begins a short bucket.
+    pub(super) fn begin_bucket(&self, period: u64) {
+        let ends: [u64; CHECK_ENDS] = std::array::from_fn(|end| match self.errors.get(end) {
+            Some(errors) => errors.load(Ordering::Relaxed),
+            None => self.checks.snapshot().count(),
+        });
+        lock(&self.newest_checks).bring_up(period, ends);
+    }
+
+    /// Counts an event. `now` reads the clock of the statistics.
+    pub(super) fn count_of_limiter(&self, event: &LimiterEvent, now: impl FnOnce() -> Timestamp) {
         match event {
             LimiterEvent::StoreChecked { duration, error: None } => self.checks.record(*duration),
             LimiterEvent::StoreChecked { error: Some(error), .. } => add(&self.errors[*error as usize]),
@@ -73,9 +127,13 @@ impl EventCells {
             }
             LimiterEvent::StoreRecovered => {
                 add(&self.recoveries);
-                *lock(&self.store_error) = None;
+                *lock(&self.store_errors) = StoreErrors::default();
             }
-            LimiterEvent::StoreFailed { error, .. } => *lock(&self.store_error) = Some(bounded(error)),
+            LimiterEvent::StoreFailed { kind, error } => {
+                let error = StoreError { text: bounded(error), at: now() };
+                lock(&self.store_errors).by_kind[*kind as usize] = Some(error);
+            }
+            LimiterEvent::ScriptsForgotten { .. } => add(&self.scripts_forgotten),
             LimiterEvent::AnsweredLocally => add(&self.local_answers),
             LimiterEvent::FellBack { .. } => add(&self.fallbacks),
             LimiterEvent::Evicted { throttled } => add(&self.evicted[usize::from(*throttled)]),
@@ -108,7 +166,7 @@ impl EventCells {
             let (server, error) = servers_down.first()?;
             Some(bounded(&format!("{server} does not answer: {error}")))
         };
-        let store_error = lock(&self.store_error).clone();
+        let store_errors = lock(&self.store_errors).by_kind.clone();
         // Reads the ends before the beginnings, so that a wait that passes between the two readings is not an end
         // without a beginning.
         let ended = read(&self.waits_ended);
@@ -117,8 +175,10 @@ impl EventCells {
             errors: self.errors.each_ref().map(read),
             corrections_lost: self.corrections_lost.each_ref().map(read),
             recoveries: read(&self.recoveries),
-            checks_fail: store_error.is_some(),
-            store_error: store_error.or_else(of_server),
+            newest: lock(&self.newest_checks).sums(),
+            down_error: of_server(),
+            store_errors,
+            scripts_forgotten: read(&self.scripts_forgotten),
             local_answers: read(&self.local_answers),
             fallbacks: read(&self.fallbacks),
             evicted: self.evicted.each_ref().map(read),
@@ -150,8 +210,10 @@ pub struct EventCounts {
     errors: [u64; STORE_ERRORS],
     corrections_lost: [u64; STORE_ERRORS],
     recoveries: u64,
-    store_error: Option<Box<str>>,
-    checks_fail: bool,
+    newest: [u64; CHECK_ENDS],
+    store_errors: [Option<StoreError>; STORE_ERRORS],
+    down_error: Option<Box<str>>,
+    scripts_forgotten: u64,
     local_answers: u64,
     fallbacks: u64,
     evicted: [u64; 2],
@@ -189,20 +251,44 @@ impl EventCounts {
         self.recoveries
     }
 
-    /// Returns why checks of a store failed last, unless they [recovered](LimiterEvent::StoreRecovered) after that: at
-    /// most 4 KiB of text. An error of one kind is noted once a minute. If none is noted, returns why a server does not
-    /// answer.
+    /// Returns how many checks a store decided in the last ten to fifteen seconds.
+    #[must_use]
+    pub fn newest_decided(&self) -> u64 {
+        self.newest[STORE_ERRORS]
+    }
+
+    /// Iterates over the kinds of errors, as of [`errors`](Self::errors), and how many checks ended so in the last ten
+    /// to fifteen seconds.
+    pub fn newest_errors(&self) -> impl Iterator<Item = (StoreErrorKind, u64)> {
+        StoreErrorKind::ALL.iter().copied().zip(self.newest)
+    }
+
+    /// Iterates over the errors with which checks of a store failed since they last
+    /// [recovered](LimiterEvent::StoreRecovered): the last one that was [reported](LimiterEvent::StoreFailed) of each
+    /// kind, and when. The kind with which most checks ended in the last seconds comes first. Of each text there are at
+    /// most 4 KiB.
+    pub fn store_errors(&self) -> impl Iterator<Item = (StoreErrorKind, &str, Timestamp)> {
+        let kinds = StoreErrorKind::ALL.iter().copied().zip(&self.store_errors);
+        let mut errors: Vec<(StoreErrorKind, &StoreError)> =
+            kinds.filter_map(|(kind, error)| Some((kind, error.as_ref()?))).collect();
+        errors.sort_by_key(|(kind, error)| Reverse((self.newest[*kind as usize], error.at)));
+        errors.into_iter().map(|(kind, error)| (kind, &*error.text, error.at))
+    }
+
+    /// Returns why checks of a store fail, or failed before nothing was checked any more: the first of
+    /// [`store_errors`](Self::store_errors). If there is none, returns why a server does not answer.
     ///
-    /// It stays until a check succeeds, so it is not a readiness probe: a process that gets no requests would never be
+    /// It stays until a check succeeds, so it is no readiness probe: a process that gets no requests would never be
     /// ready again.
     #[must_use]
     pub fn store_error(&self) -> Option<&str> {
-        self.store_error.as_deref()
+        self.store_errors().next().map(|(_, text, _)| text).or(self.down_error.as_deref())
     }
 
-    /// Returns whether [`store_error`](Self::store_error) comes from checks, and not from a server that is down.
-    pub(crate) fn checks_fail(&self) -> bool {
-        self.checks_fail
+    /// Returns how often a server [had forgotten](LimiterEvent::ScriptsForgotten) the limiter's scripts.
+    #[must_use]
+    pub fn scripts_forgotten(&self) -> u64 {
+        self.scripts_forgotten
     }
 
     /// Returns the checks that a limiter answered without its store: by a remembered denial, or from leased units.
@@ -276,7 +362,7 @@ impl EventCounts {
         self.rules_error.as_deref()
     }
 
-    /// Iterates over the servers, by host and port, that do not answer and are not asked, each with its error: at most
+    /// Iterates over the servers, by host and port, that do not answer, or not steadily, each with its error: at most
     /// 64 servers, and 1 KiB of each error.
     pub fn servers_down(&self) -> impl Iterator<Item = (&str, &str)> {
         self.servers_down.iter().map(|(server, error)| (&**server, &**error))
@@ -291,9 +377,39 @@ mod tests {
     use crate::policy::Policy;
     use crate::quota::Quota;
 
+    fn count(cells: &EventCells, event: &LimiterEvent) {
+        cells.count_of_limiter(event, || Timestamp::from_micros(1));
+    }
+
+    #[test]
+    fn store_errors_begin_with_the_kind_of_most_checks_now() {
+        use StoreErrorKind::{Misconfigured, Overloaded, Timeout};
+        let cells = EventCells::new(100);
+        let fail = |kind, text: &str, us| {
+            cells.count_of_limiter(&LimiterEvent::store_failed(kind, text), || Timestamp::from_micros(us));
+            count(&cells, &LimiterEvent::store_checked(Duration::ZERO, Some(kind)));
+        };
+        fail(Timeout, "late", 1);
+        fail(Misconfigured, "a wrong password", 2);
+        fail(Misconfigured, "a missing right", 3);
+        fail(Overloaded, "a moment", 4);
+        count(&cells, &LimiterEvent::store_checked(Duration::ZERO, None));
+        cells.begin_bucket(101);
+        let counts = cells.snapshot();
+        let kinds = counts.store_errors().map(|(kind, text, at)| (kind, text, at.as_micros())).collect::<Vec<_>>();
+        assert_eq!(kinds, [(Misconfigured, "a missing right", 3), (Overloaded, "a moment", 4), (Timeout, "late", 1)]);
+        assert_eq!(counts.store_error(), Some("a missing right"));
+        assert_eq!(counts.newest_errors().map(|(_, count)| count).collect::<Vec<_>>(), [0, 1, 1, 0, 2, 0]);
+        assert_eq!(counts.newest_decided(), 1);
+        cells.begin_bucket(104);
+        let counts = cells.snapshot();
+        assert_eq!(counts.newest_errors().map(|(_, count)| count).sum::<u64>(), 0);
+        assert_eq!(counts.store_error(), Some("a moment"), "the last one, if nothing is checked");
+    }
+
     #[test]
     fn events_are_counted_by_what_they_say() {
-        let cells = EventCells::default();
+        let cells = EventCells::new(100);
         let text = || "ü".repeat(5_000);
         let checked = |error| LimiterEvent::store_checked(Duration::from_millis(2), error);
         let events = [
@@ -314,7 +430,9 @@ mod tests {
             LimiterEvent::places_forgotten(4),
             LimiterEvent::store_down("one:6379", text()),
         ];
-        events.iter().for_each(|event| cells.count_of_limiter(event));
+        for (at, event) in events.iter().enumerate() {
+            cells.count_of_limiter(event, || Timestamp::from_micros(at as u64));
+        }
         let queue = Policy::new("queue", Quota::per_second(1)).unwrap();
         let [first, second] = [(); 2].map(|()| LayerEvent::wait_began(queue.clone()));
         let waits = [first, second, LayerEvent::wait_ended(queue, Duration::ZERO)];
@@ -338,12 +456,12 @@ mod tests {
         let down = text();
         assert_eq!(counts.servers_down().collect::<Vec<_>>(), [("one:6379", &down[..DOWN_MAX])]);
 
-        cells.count_of_limiter(&LimiterEvent::store_down("left:6379", ""));
-        cells.count_of_limiter(&LimiterEvent::store_left("left:6379"));
-        cells.count_of_limiter(&LimiterEvent::store_up("one:6379"));
-        cells.count_of_limiter(&LimiterEvent::store_up("another:6379"));
+        count(&cells, &LimiterEvent::store_down("left:6379", ""));
+        count(&cells, &LimiterEvent::store_left("left:6379"));
+        count(&cells, &LimiterEvent::store_up("one:6379"));
+        count(&cells, &LimiterEvent::store_up("another:6379"));
         cells.count_of_rules(&RulesEvent::loaded(3, None, 1));
-        cells.count_of_limiter(&LimiterEvent::StoreRecovered);
+        count(&cells, &LimiterEvent::StoreRecovered);
         let counts = cells.snapshot();
         assert_eq!(counts.store_error(), None);
         assert_eq!(counts.servers_down().count(), 0);
@@ -352,22 +470,22 @@ mod tests {
 
     #[test]
     fn error_of_a_server_that_is_down_is_the_stores() {
-        let cells = EventCells::default();
-        cells.count_of_limiter(&LimiterEvent::store_down("one:6379", "refused"));
-        cells.count_of_limiter(&LimiterEvent::store_down("one:6379", "a wrong password"));
+        let cells = EventCells::new(100);
+        count(&cells, &LimiterEvent::store_down("one:6379", "refused"));
+        count(&cells, &LimiterEvent::store_down("one:6379", "a wrong password"));
         assert_eq!(cells.snapshot().store_error(), Some("one:6379 does not answer: a wrong password"));
-        cells.count_of_limiter(&LimiterEvent::store_failed(StoreErrorKind::Foreign, "foreign"));
+        count(&cells, &LimiterEvent::store_failed(StoreErrorKind::Foreign, "foreign"));
         assert_eq!(cells.snapshot().store_error(), Some("foreign"));
-        cells.count_of_limiter(&LimiterEvent::StoreRecovered);
-        cells.count_of_limiter(&LimiterEvent::store_up("one:6379"));
+        count(&cells, &LimiterEvent::StoreRecovered);
+        count(&cells, &LimiterEvent::store_up("one:6379"));
         assert_eq!(cells.snapshot().store_error(), None);
     }
 
     #[test]
     fn servers_that_are_down_are_bounded() {
-        let cells = EventCells::default();
+        let cells = EventCells::new(100);
         for n in 0..1_000 {
-            cells.count_of_limiter(&LimiterEvent::store_down(format!("server-{n}"), ""));
+            count(&cells, &LimiterEvent::store_down(format!("server-{n}"), ""));
         }
         assert_eq!(cells.snapshot().servers_down().count(), SERVERS_MAX);
     }

@@ -15,6 +15,7 @@ mod holders;
 #[cfg(feature = "tracing")]
 mod log;
 mod names;
+mod newest;
 mod policies;
 mod prometheus;
 mod rates;
@@ -35,6 +36,8 @@ pub use events::EventCounts;
 pub use histogram::HistogramSnapshot;
 #[cfg(feature = "status")]
 pub(crate) use names::cut;
+#[cfg(feature = "status")]
+pub(crate) use newest::NEWEST;
 pub use rates::RateBucket;
 pub use recent::RecentRefusal;
 pub use sketch::TopKey;

@@ -89,16 +89,6 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
         to.sample(&[("policy", policy.name())], policy.waiting());
     }
 
-    let paces = || policies.iter().filter(|policy| policy.has_paces());
-    to.begin("ratelimit_paced_bodies", MetricKind::Gauge, "Bodies that a policy paces now.");
-    paces().for_each(|policy| to.sample(&[("policy", policy.name())], policy.pacing()));
-    to.begin(
-        "ratelimit_paced_bytes_total",
-        MetricKind::Counter,
-        "Bytes of the bodies that a policy paced, at their end.",
-    );
-    paces().for_each(|policy| to.sample(&[("policy", policy.name())], policy.paced_bytes()));
-
     let places = || policies.iter().filter(|policy| policy.has_places());
     to.begin("ratelimit_places_held", MetricKind::Gauge, "Units of a concurrency limit that requests in flight hold.");
     places().for_each(|policy| to.sample(&[("policy", policy.name())], policy.held()));
@@ -144,13 +134,18 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
             "Units of concurrency limits that the store had forgotten while this process held them.",
             events.places_forgotten(),
         ),
+        (
+            "ratelimit_limiter_scripts_forgotten_total",
+            "Times that a server of Redis did not know scripts that it had run: it was restarted, or is another one.",
+            events.scripts_forgotten(),
+        ),
     ];
     for (name, help, count) in counts {
         to.begin(name, MetricKind::Counter, help);
         to.sample(&[], count);
     }
 
-    to.begin("ratelimit_limiter_servers_down", MetricKind::Gauge, "Servers that do not answer and are not asked.");
+    to.begin("ratelimit_limiter_servers_down", MetricKind::Gauge, "Servers that do not answer, or not steadily.");
     to.sample(&[], events.servers_down().count() as u64);
 
     store_load(to, stats.store_load());
@@ -216,11 +211,16 @@ fn store_load(to: &mut impl Sink, load: Option<&StoreLoad>) {
         to.begin(name, MetricKind::Gauge, help);
         load.into_iter().for_each(|load| to.sample(&[], count(load) as u64));
     }
-    let times: [Metric<OfStore<Option<Duration>>>; 3] = [
+    let times: [Metric<OfStore<Option<Duration>>>; 4] = [
         ("ratelimit_limiter_oldest_wait_seconds", "Age of the oldest check that is not sent yet.", |load| {
             Some(load.oldest_wait)
         }),
         ("ratelimit_limiter_call_seconds", "Smoothed duration of a call to the store.", |load| load.call_time),
+        (
+            "ratelimit_limiter_quickest_call_seconds",
+            "Duration of the quickest call to the store in the last five to ten seconds.",
+            |load| load.quickest_call,
+        ),
         ("ratelimit_limiter_deadline_seconds", "Time after which a check without an answer fails.", |load| {
             load.deadline
         }),
@@ -229,6 +229,12 @@ fn store_load(to: &mut impl Sink, load: Option<&StoreLoad>) {
         to.begin(name, MetricKind::Gauge, help);
         load.and_then(time).into_iter().for_each(|time| to.seconds(time));
     }
+    to.begin(
+        "ratelimit_limiter_connections_total",
+        MetricKind::Counter,
+        "Connections that were made to servers of Redis.",
+    );
+    load.into_iter().for_each(|load| to.sample(&[], load.connections));
 }
 
 fn each(to: &mut impl Sink, policies: &[PolicySnapshot], count: impl Fn(&PolicySnapshot) -> u64) {

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::HeaderName;
 
-use super::cells::{OutcomeCells, StripeIndex};
+use super::cells::{KINDS, OutcomeCells, StripeIndex};
 use super::events::EventCells;
 use super::holders::Holders;
 #[cfg(feature = "tracing")]
 use super::log;
 use super::names::{KeyNames, Reveal, short_fingerprint};
+use super::newest::NewestCounts;
 use super::policies::{Policies, PolicyCounts};
 use super::prometheus;
 use super::rates::SHORT_US;
@@ -78,7 +79,8 @@ struct Inner {
     started_at: Timestamp,
     /// When the current short bucket of the rates began.
     began_us: AtomicU64,
-    outcomes: OutcomeCells,
+    outcome_cells: OutcomeCells,
+    newest_outcomes: Mutex<NewestCounts<KINDS>>,
     policies: Policies,
     counts_use: bool,
     names: KeyNames,
@@ -258,14 +260,15 @@ impl StatsBuilder {
         Stats(Arc::new(Inner {
             started_at,
             began_us: AtomicU64::new(now_us - now_us % SHORT_US),
-            outcomes: OutcomeCells::default(),
+            outcome_cells: OutcomeCells::default(),
+            newest_outcomes: Mutex::new(NewestCounts::new(now_us / SHORT_US)),
             policies: Policies::new(now_us / SHORT_US, self.counts_use.then_some(USED_SETS)),
             counts_use: self.counts_use,
             names: KeyNames::new(self.reveal),
             sketch: Sketch::new(REFUSED_SETS),
             holders: Holders::default(),
             recent: Recent::new(self.recent),
-            events: EventCells::default(),
+            events: EventCells::new(now_us / SHORT_US),
             stores: Stores::default(),
             rules: Mutex::default(),
             setup_warnings: Default::default(),
@@ -329,8 +332,6 @@ impl Stats {
                 held: entry.held.load(Ordering::Relaxed),
                 held_for: entry.held_for.snapshot(),
                 waiting: entry.waiting(),
-                pacing: entry.pacing(),
-                paced_bytes: entry.paced_bytes.load(Ordering::Relaxed),
                 last_refused_at: (refused_us > 0).then(|| Timestamp::from_micros(refused_us)),
                 five_minutes: rates.short(),
                 hour: rates.long(),
@@ -340,19 +341,17 @@ impl Stats {
         let is_seen = |policy: &PolicySnapshot| {
             policy.has_places()
                 || policy.has_waits()
-                || policy.has_paces()
                 || policy.totals.states.as_flattened().iter().any(|count| *count > 0)
         };
         let mut policies: Vec<PolicySnapshot> = policies.filter(is_seen).collect();
-        let mut outcomes = inner.outcomes.totals();
-        outcomes[OutcomeKind::Allowed as usize] += policies.iter().map(|policy| policy.totals.usual).sum::<u64>();
         policies.sort_by(|a, b| a.name.cmp(&b.name));
         let warnings = SetupWarningKind::ALL.iter().zip(&inner.setup_warnings);
         let warnings = warnings.map(|(kind, count)| (*kind, count.load(Ordering::Relaxed)));
         StatsSnapshot {
             taken_at,
             started_at: inner.started_at,
-            outcomes,
+            outcomes: inner.outcomes(),
+            newest_outcomes: lock(&inner.newest_outcomes).sums(),
             policies,
             most_limited: Vec::new(),
             most_held: Vec::new(),
@@ -385,42 +384,7 @@ impl Stats {
     }
 
     /// Returns the metrics in the text format of Prometheus, version 0.0.4. The guide
-    /// [has alerts and queries](crate::guide::observing).
-    ///
-    /// | metric | kind | labels | what it counts |
-    /// |---|---|---|---|
-    /// | `ratelimit_requests_total` | counter | `outcome` | requests, by [outcome](crate::observe::OutcomeKind). Each layer counts a request that it gets, once |
-    /// | `ratelimit_policy_requests_total` | counter | `policy`, `mode`, `state` | requests that a policy decided, by the mode of its rule (`enforce`, `degrade`, `shadow`); `state` is `within`, `near` (see [`warn_at_percent`](crate::Rule::warn_at_percent)) or `over`. Each policy of a request counts it as it stands itself: a request that another policy refused is `within` for it |
-    /// | `ratelimit_policy_refused_total` | counter | `policy`, `block` | requests that a policy refused; `block="true"` if it is a [block](crate::Quota::block), which is there to refuse; also those that went to an overflow. Several policies may refuse one request |
-    /// | `ratelimit_policy_units_total` | counter | `policy` | units that passing requests took when they were admitted, before refunds and settlements |
-    /// | `ratelimit_wait_seconds` | histogram | `policy` | how long requests waited because of it: for their departure from its leaky queue, or in line for its places; each wait, however it ended |
-    /// | `ratelimit_waiting` | gauge | `policy` | requests that wait because of it: in its leaky queue, or in line for its places |
-    /// | `ratelimit_paced_bodies` | gauge | `policy` | bodies of requests and responses that a rule [paces](crate::Rule::pace_responses) |
-    /// | `ratelimit_paced_bytes_total` | counter | `policy` | bytes of the bodies that a rule paced, counted when each body ends |
-    /// | `ratelimit_places_held` | gauge | `policy` | units of a [concurrency limit](crate::Quota::concurrent) that requests in flight hold, without those that are held by hand |
-    /// | `ratelimit_place_held_seconds` | histogram | `policy` | how long requests held units of a concurrency limit |
-    /// | `ratelimit_limiter_duration_seconds` | histogram | | duration of checks that Redis or another store decided; checks in memory are not timed |
-    /// | `ratelimit_limiter_errors_total` | counter | `error_type` | checks that Redis or another store did not decide, by [kind](crate::limiter::StoreErrorKind): `unavailable`, `timeout`, `overloaded`, `contended`, `misconfigured`, `foreign` |
-    /// | `ratelimit_limiter_recoveries_total` | counter | | times that checks of Redis or another store succeeded again after an error. It changes once no check has failed for five seconds and one succeeds. It grows steadily if the store fails again and again |
-    /// | `ratelimit_limiter_corrections_lost_total` | counter | `error_type` | charges that stay too high or too low, because their refund or settlement after the response did not reach Redis or another store |
-    /// | `ratelimit_limiter_fallbacks_total` | counter | | requests that a fallback's second limiter was asked to decide |
-    /// | `ratelimit_limiter_local_answers_total` | counter | | checks answered without Redis or another store, by a remembered denial or leased units |
-    /// | `ratelimit_limiter_places_forgotten_total` | counter | | units of [concurrency limits](crate::Quota::concurrent) that Redis or another store had forgotten while this process held them, see [`PlacesForgotten`](crate::observe::LimiterEvent::PlacesForgotten). More than the limit may have been held |
-    /// | `ratelimit_limiter_servers_down` | gauge | | servers of Redis, PostgreSQL or another store that do not answer and are not asked |
-    /// | `ratelimit_limiter_waiting` | gauge | | checks and corrections that wait for an answer of the store, sent or not |
-    /// | `ratelimit_limiter_oldest_wait_seconds` | gauge | | age of the oldest check that is not sent yet |
-    /// | `ratelimit_limiter_calls_in_flight` | gauge | | calls to the store without an answer; a call can carry many checks |
-    /// | `ratelimit_limiter_call_seconds` | gauge | | smoothed duration of a call |
-    /// | `ratelimit_limiter_deadline_seconds` | gauge | | time after which a check without an answer fails |
-    /// | `ratelimit_keys_evicted_total` | counter | `throttled` | live keys that a limiter in memory forgot to make room; `throttled="true"` if the key had no allowance left |
-    /// | `ratelimit_keys_full_total` | counter | | new keys that were denied because there was no room |
-    /// | `ratelimit_too_many_quotas_total` | counter | | reports of a limiter in memory that it has more quotas than numbers for them, see [`TooManyQuotas`](crate::observe::LimiterEvent::TooManyQuotas) |
-    /// | `ratelimit_rules_loads_total` | counter | `result` | files of rules that were `loaded` or `refused`, once for each layer that has them |
-    /// | `ratelimit_rules_refused` | gauge | | 1 while the rules that were read last are refused, and the former ones are in force |
-    /// | `ratelimit_rules_version` | gauge | | how often the rules were replaced in this process |
-    /// | `ratelimit_rules_hash` | gauge | | hash of the rules in force. Processes with the same rules have the same, see [the guide](crate::guide::observing#the-same-rules-in-all-processes) |
-    /// | `ratelimit_rules_loaded_timestamp_seconds` | gauge | | when the rules in force were loaded |
-    /// | `ratelimit_setup_warnings_total` | counter | `kind` | [setup warnings](crate::observe::SetupWarning) |
+    /// [lists them](crate::guide::observing).
     #[must_use]
     pub fn to_prometheus(&self) -> String {
         prometheus::text(&self.counts())
@@ -461,6 +425,8 @@ impl Inner {
         for entry in self.policies.iter() {
             lock(&entry.rates).bring_up(period, &entry.cells.totals());
         }
+        self.events.begin_bucket(period);
+        lock(&self.newest_outcomes).bring_up(period, self.outcomes());
         let passed = period * SHORT_US / HALVED_EACH_US;
         if passed > *halves {
             let used = self.policies.iter().filter_map(|entry| entry.used.as_ref());
@@ -473,6 +439,14 @@ impl Inner {
             // Not under the lock: the subscriber is the application's code.
             self.policies.iter().filter_map(|entry| entry.log.take(&entry.name)).for_each(|summary| summary.write());
         }
+    }
+
+    /// Returns the requests by outcome.
+    fn outcomes(&self) -> [u64; KINDS] {
+        let mut outcomes = self.outcome_cells.totals();
+        let usual = self.policies.iter().map(|entry| entry.cells.totals().usual).sum::<u64>();
+        outcomes[OutcomeKind::Allowed as usize] += usual;
+        outcomes
     }
 
     /// Adds rules of a file. Rules that were dropped make room.
@@ -512,7 +486,7 @@ impl Inner {
         if taken == 1 {
             return cells.count_usual(stripe, is_near);
         }
-        self.outcomes.count(stripe, OutcomeKind::Allowed);
+        self.outcome_cells.count(stripe, OutcomeKind::Allowed);
         cells.count_state(stripe, Mode::Enforce, if is_near { PolicyState::Near } else { PolicyState::Within });
         cells.count_units(stripe, taken);
     }
@@ -545,8 +519,8 @@ impl Inner {
         self.holders.put_back(&entry.name, self.names.fingerprint(key), units);
     }
 
-    /// Counts a request that begins to wait or does not wait any more, or a body that is paced.
-    fn count_layer_event(&self, event: &LayerEvent) {
+    /// Counts a request that begins to wait, or does not wait any more.
+    fn count_wait(&self, event: &LayerEvent) {
         self.events.count_of_layer(event);
         let entry = |policy: &Policy| self.policies.find(policy.name(), || self.now_us() / SHORT_US);
         match event {
@@ -555,12 +529,6 @@ impl Inner {
                 let entry = entry(policy);
                 entry.waited.record(*waited);
                 entry.waits_ended.fetch_add(1, Ordering::Relaxed)
-            }
-            LayerEvent::PaceBegan { policy } => entry(policy).paces_begun.fetch_add(1, Ordering::Relaxed),
-            LayerEvent::PaceEnded { policy, bytes, .. } => {
-                let entry = entry(policy);
-                entry.paced_bytes.fetch_add(*bytes, Ordering::Relaxed);
-                entry.paces_ended.fetch_add(1, Ordering::Relaxed)
             }
         };
     }
@@ -607,7 +575,7 @@ impl Inner {
                 }
             }
         }
-        self.outcomes.count(stripe, outcome.kind());
+        self.outcome_cells.count(stripe, outcome.kind());
         if let Some(recent) = &self.recent {
             recent.note(&self.names, Timestamp::from_micros(now_us), observed);
         }
@@ -650,7 +618,7 @@ impl Observer for Stats {
         if self.0.fills_spans {
             span::record_wait(event);
         }
-        self.0.count_layer_event(event);
+        self.0.count_wait(event);
     }
 
     fn on_limiter_event(&self, event: &LimiterEvent) {
@@ -658,7 +626,10 @@ impl Observer for Stats {
         if self.0.fills_spans {
             span::record_check(event);
         }
-        self.0.events.count_of_limiter(event);
+        if matches!(event, LimiterEvent::StoreChecked { .. }) {
+            self.0.now_us(); // the check counts for the bucket of this time
+        }
+        self.0.events.count_of_limiter(event, || self.0.clock.now());
     }
 
     fn on_store(&self, load: &StoreLoadReader) {

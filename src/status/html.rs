@@ -7,12 +7,13 @@ use super::request::{EXTENSION, ExplainForm};
 use super::text::{About, Count, HtmlText, PerSecond, Percent, Roughly, bound, hash, millis};
 use super::view::{PageView, PolicyRow, Sums};
 use super::{chart, keys, states};
-use crate::base::time::Utc;
+use crate::base::time::{Timestamp, Utc};
+use crate::event::StoreErrorKind;
 use crate::limiter::Occupancy;
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::rules_in_force::RulesInForce;
-use crate::stats::{PolicySnapshot, StatsSnapshot};
+use crate::stats::{EventCounts, NEWEST, PolicySnapshot, StatsSnapshot};
 use crate::store_load::StoreLoad;
 
 const STYLE: &str = include_str!("style.css");
@@ -111,19 +112,38 @@ fn problems(html: &mut String, view: &PageView) -> fmt::Result {
     for (server, error) in events.servers_down() {
         write!(
             html,
-            "<pre class=\"bad\"><b>{}</b> does not answer, and is not asked.\n{}</pre>",
+            "<pre class=\"bad\"><b>{}</b> does not answer, or not steadily.\n{}</pre>",
             HtmlText(server),
             HtmlText(error)
         )?;
     }
-    // The error of a server that is down stands above.
-    if let Some(error) = events.store_error().filter(|_| events.checks_fail()) {
-        write!(
-            html,
-            "<pre class=\"bad\"><b>Checks of the store fail, or failed a moment ago.</b>\n{}</pre>",
-            HtmlText(error)
-        )?;
+    store_errors(html, view.stats.taken_at(), events)
+}
+
+/// Writes why checks of a store fail, the most frequent reason of the last seconds first. Errors without a check that
+/// failed lately are left out as long as others have some.
+fn store_errors(html: &mut String, now: Timestamp, events: &EventCounts) -> fmt::Result {
+    let failed: u64 = events.newest_errors().map(|(_, count)| count).sum();
+    let lately = |kind: StoreErrorKind| events.newest_errors().find(|(other, _)| *other == kind).map_or(0, |it| it.1);
+    let mut errors = events.store_errors().filter(|(kind, ..)| failed == 0 || lately(*kind) > 0).peekable();
+    if errors.peek().is_none() {
+        return Ok(());
     }
+    let (all, seconds) = (failed.saturating_add(events.newest_decided()), NEWEST.as_secs());
+    match failed {
+        0 => html.push_str("<pre class=\"bad\"><b>Checks of the store failed a moment ago.</b>"),
+        _ => write!(
+            html,
+            "<pre class=\"bad\"><b>{} of {} checks of the store failed in the last {seconds} s.</b>",
+            Count(failed),
+            Count(all)
+        )?,
+    }
+    for (kind, error, at) in errors {
+        let ago = About(now.saturating_since(at));
+        write!(html, "\n<b>{} {kind}</b>, noted {ago} ago: {}", Count(lately(kind)), HtmlText(error))?;
+    }
+    html.push_str("</pre>");
     Ok(())
 }
 
@@ -171,6 +191,10 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
     if let Some(load) = stats.store_load() {
         store_load(html, load)?;
     }
+    if events.scripts_forgotten() > 0 {
+        let label = "times a server of Redis was restarted, replaced, or had its scripts flushed";
+        tile(html, Count(events.scripts_forgotten()), label, true)?;
+    }
     let lost: u64 = events.corrections_lost().map(|(_, count)| count).sum();
     if lost > 0 {
         tile(html, Count(lost), "corrections lost: refunds and settlements that did not reach the store", true)?;
@@ -180,9 +204,10 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
     }
     for kind in [OutcomeKind::FailedOpen, OutcomeKind::FailedClosed] {
         if stats.requests(kind) > 0 {
-            let label =
-                if kind.passed() { "passed because the limiter failed" } else { "refused because the limiter failed" };
-            tile(html, Count(stats.requests(kind)), label, true)?;
+            let what = if kind.passed() { "passed" } else { "refused" };
+            let (lately, seconds) = (stats.newest_requests(kind), NEWEST.as_secs());
+            let label = format!("{what} because the limiter failed, {} of them in the last {seconds} s", Count(lately));
+            tile(html, Count(stats.requests(kind)), label, lately > 0)?;
         }
     }
     if events.waiting() > 0 {
@@ -207,12 +232,21 @@ fn store_load(html: &mut String, load: &StoreLoad) -> fmt::Result {
     let is_slow = load.per_mille_of_deadline() > Some(500);
     if let Some(time) = load.call_time {
         let of = load.deadline.map(|deadline| format!(", of {} until the deadline", millis(deadline)));
-        let label = format!("for a call to the store, on average{}", of.unwrap_or_default());
+        let quickest = load.quickest_call.map(|quickest| format!("; the quickest lately took {}", millis(quickest)));
+        let label = format!(
+            "for a call to the store, on average{}{}",
+            of.unwrap_or_default(),
+            quickest.unwrap_or_else(|| "; none was answered lately".to_owned())
+        );
         tile(html, millis(time), label, is_slow)?;
     }
     let label = format!("checks wait for the store, the oldest unsent one for {}", millis(load.oldest_wait));
     tile(html, Count(load.waiting as u64), label, is_slow)?;
-    tile(html, Count(load.calls_in_flight as u64), "calls to the store in flight", false)
+    tile(html, Count(load.calls_in_flight as u64), "calls to the store in flight", false)?;
+    match load.connections {
+        0 => Ok(()),
+        connections => tile(html, Count(connections), "connections made to servers of Redis so far", false),
+    }
 }
 
 /// Returns the layers whose limiters are in memory.

@@ -66,7 +66,27 @@ pub(super) fn render(view: &PageView) -> String {
             lost.end();
         }
         limiter.plain("recoveries", events.recoveries());
+        {
+            let mut newest = Object::begin(limiter.field("newest"));
+            newest.plain("decided", events.newest_decided());
+            {
+                let mut errors = Object::begin(newest.field("errors"));
+                events.newest_errors().for_each(|(kind, count)| errors.plain(kind.as_str(), count));
+                errors.end();
+            }
+            newest.plain("failed_open", stats.newest_requests(OutcomeKind::FailedOpen));
+            newest.plain("failed_closed", stats.newest_requests(OutcomeKind::FailedClosed));
+            newest.end();
+        }
         limiter.text_or_null("error", events.store_error());
+        limiter.list("store_errors", events.store_errors(), |json, (kind, error, at)| {
+            let mut object = Object::begin(json);
+            object.text("kind", kind.as_str());
+            object.text("error", error);
+            object.micros("reported_us_ago", Some(stats.taken_at().saturating_since(at)));
+            object.end();
+        });
+        limiter.plain("scripts_forgotten", events.scripts_forgotten());
         limiter.plain("local_answers", events.local_answers());
         limiter.plain("fallbacks", events.fallbacks());
         limiter.list("servers_down", events.servers_down(), |json, (server, error)| {
@@ -214,8 +234,10 @@ fn store_load(json: &mut String, load: &StoreLoad) {
     object.micros("oldest_wait_us", Some(load.oldest_wait));
     object.plain("calls_in_flight", load.calls_in_flight);
     object.micros("call_us", load.call_time);
+    object.micros("quickest_call_us", load.quickest_call);
     object.micros("deadline_us", load.deadline);
     object.plain("shed", load.shed);
+    object.plain("connections", load.connections);
     object.end();
 }
 

@@ -366,16 +366,50 @@ async fn error_of_checks_is_shown_until_they_recover() {
 }
 
 #[tokio::test]
+async fn errors_are_shown_by_how_many_checks_failed_so_lately() {
+    let world = World::new();
+    let fail = |kind, text: &str, checks| {
+        world.stats.on_limiter_event(&LimiterEvent::store_failed(kind, text));
+        for _ in 0..checks {
+            world.stats.on_limiter_event(&LimiterEvent::store_checked(Duration::ZERO, Some(kind)));
+        }
+    };
+    fail(StoreErrorKind::Overloaded, "a <moment> at the beginning", 2);
+    fail(StoreErrorKind::Misconfigured, "a missing right", 30);
+    fail(StoreErrorKind::Timeout, "the last one", 5);
+    world.stats.on_limiter_event(&LimiterEvent::store_checked(Duration::ZERO, None));
+    let page = async || text(&world.page, Request::get("/").body(Body::empty()).unwrap()).await.1;
+    world.clock.advance(Duration::from_secs(5));
+    let html = page().await;
+    let shown = "<b>37 of 38 checks of the store failed in the last 15 s.</b>\n\
+                 <b>30 misconfigured</b>, noted 5 s ago: a missing right\n\
+                 <b>5 timeout</b>, noted 5 s ago: the last one\n\
+                 <b>2 overloaded</b>, noted 5 s ago: a &lt;moment&gt; at the beginning</pre>";
+    assert!(html.contains(shown), "{html}");
+    let limiter = &json(&world.page).await["limiter"];
+    assert_eq!(limiter["error"], "a missing right");
+    assert_eq!((&limiter["newest"]["decided"], &limiter["newest"]["errors"]["timeout"]), (&1.into(), &5.into()));
+    let first = serde_json::json!({"kind": "misconfigured", "error": "a missing right", "reported_us_ago": 5_000_000});
+    assert_eq!(limiter["store_errors"][0], first);
+
+    world.clock.advance(Duration::from_secs(15));
+    fail(StoreErrorKind::Timeout, "later", 1);
+    let html = page().await;
+    assert!(html.contains("<b>1 of 1 checks of the store failed in the last 15 s.</b>"), "{html}");
+    assert!(html.contains("<b>1 timeout</b>") && !html.contains("a missing right"), "{html}");
+    world.clock.advance(Duration::from_secs(15));
+    let html = page().await;
+    assert!(html.contains("failed a moment ago.") && html.contains("a missing right"), "{html}");
+}
+
+#[tokio::test]
 async fn server_that_was_never_reached_is_shown_with_its_error() {
     let world = World::new();
     world.stats.on_limiter_event(&LimiterEvent::store_down("cache:6379", "connection <refused>"));
     let page = async || text(&world.page, Request::get("/").body(Body::empty()).unwrap()).await.1;
     let html = page().await;
-    assert!(
-        html.contains("<b>cache:6379</b> does not answer, and is not asked.\nconnection &lt;refused&gt;"),
-        "{html}"
-    );
-    assert!(!html.contains("Checks of the store fail"), "{html}");
+    assert!(html.contains("<b>cache:6379</b> does not answer, or not steadily.\nconnection &lt;refused&gt;"), "{html}");
+    assert!(!html.contains("of the store failed"), "{html}");
     let limiter = &json(&world.page).await["limiter"];
     assert_eq!(limiter["error"], "cache:6379 does not answer: connection <refused>");
     let down = serde_json::json!([{"server": "cache:6379", "error": "connection <refused>"}]);
@@ -392,6 +426,7 @@ fn busy(call: Duration) -> StoreLoadReader {
         (load.waiting, load.calls_in_flight, load.shed) = (70, 2, 5);
         load.oldest_wait = Duration::from_millis(3);
         (load.call_time, load.deadline) = (Some(call), Some(Duration::from_millis(50)));
+        (load.quickest_call, load.connections) = (Some(Duration::from_millis(2)), 7);
         Some(load)
     })
 }
@@ -406,9 +441,11 @@ async fn store_that_is_slow_is_shown_as_a_problem() {
             "<div class=\"{class}\"><b>{call_ms}.0 ms</b><span>for a call to the store, on average, of 50.0 ms until the deadline"
         );
         assert!(html.contains(&tile), "{html}");
+        assert!(html.contains("until the deadline; the quickest lately took 2.00 ms</span>"), "{html}");
+        assert!(html.contains("<b>7</b><span>connections made to servers of Redis so far</span>"), "{html}");
         let load = serde_json::json!({
             "waiting": 70, "oldest_wait_us": 3_000, "calls_in_flight": 2, "call_us": call_ms * 1_000,
-            "deadline_us": 50_000, "shed": 5,
+            "quickest_call_us": 2_000, "deadline_us": 50_000, "shed": 5, "connections": 7,
         });
         assert_eq!(json(&world.page).await["limiter"]["store_load"], load);
     }

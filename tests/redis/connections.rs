@@ -204,6 +204,28 @@ async fn process_that_starts_while_redis_is_slow_serves_later() {
     eventually("checks are decided", async || take(&limiter, &policy, "a", 1).await.is_ok()).await;
 }
 
+/// Both are silent for too long. Paused writes answer new connections, and no scripts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_that_stands_still_is_told_from_one_that_is_silent() {
+    let (server, seen) = (Server::start(), Events::default());
+    let proxy = Proxy::start(server.port());
+    let limiter = connected(RedisLimiter::builder().observer(seen.clone()), &proxy.url()).await;
+    let policy = policy("p", Quota::per_hour(1_000_000));
+    let is_down = |event: &LimiterEvent, words: &str| match event {
+        LimiterEvent::StoreDown { error, .. } => error.contains(words),
+        _ => false,
+    };
+    let says = async |words: &str| {
+        drop(take(&limiter, &policy, "a", 1).await);
+        seen.lock().iter().any(|event| is_down(event, words))
+    };
+    tell(&server, &["CLIENT", "PAUSE", "100000", "WRITE"]);
+    eventually("it stands still", async || says("answers no script within").await).await;
+    assert!(!says("to a new connection within").await);
+    proxy.hold(true);
+    eventually("it is silent", async || says("to a new connection within").await).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn far_redis_is_an_event() {
     let (server, seen) = (Server::start(), Events::default());

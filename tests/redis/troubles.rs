@@ -52,6 +52,35 @@ async fn flushed_scripts_are_no_error() {
 }
 
 #[tokio::test]
+async fn forgotten_scripts_are_an_event() {
+    let (server, seen) = (Server::start(), Seen::default());
+    let limiter = connected(patient().observer(seen.clone()), &server.url()).await;
+    let policy = policy("forgotten", Quota::per_hour(100));
+    let is_forgotten = |event: &&LimiterEvent| matches!(event, LimiterEvent::ScriptsForgotten { .. });
+    let forgotten = || seen.0.lock().unwrap().iter().filter(is_forgotten).count();
+    for _ in 0..3 {
+        assert!(passes(&limiter, &policy, "a").await);
+    }
+    assert_eq!(forgotten(), 0, "a server that has not run them yet has forgotten none");
+    for _ in 0..3 {
+        redis::cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).unwrap();
+        assert!(passes(&limiter, &policy, "a").await);
+    }
+    assert_eq!(forgotten(), 1, "once in ten seconds");
+}
+
+#[tokio::test]
+async fn probe_fails_while_redis_cannot_write() {
+    for trouble in [["CONFIG", "SET", "maxmemory", "1"].as_slice(), &["REPLICAOF", "127.0.0.1", "1"]] {
+        let server = Server::start();
+        let limiter = connected(patient(), &server.url()).await;
+        limiter.probe().await.unwrap();
+        redis::cmd(trouble[0]).arg(&trouble[1..]).exec(&mut server.connection()).unwrap();
+        eventually("the probe fails", async || limiter.probe().await.is_err()).await;
+    }
+}
+
+#[tokio::test]
 async fn late_server_is_no_error_and_is_found() {
     let mut server = Server::start();
     server.kill();

@@ -20,6 +20,10 @@ use crate::store_load::StoreLoadReader;
 /// Errors of one kind are reported again after this time.
 const AGAIN: Duration = Duration::from_secs(60);
 
+/// An error of the same kind with another reason is reported after this time. So is another reason why a server is
+/// down.
+const ANOTHER: Duration = Duration::from_secs(5);
+
 /// The time without a failure after which checks count as succeeding again.
 const QUIET: Duration = Duration::from_secs(5);
 
@@ -42,8 +46,7 @@ pub(crate) struct Events {
 /// use the limiter.
 #[derive(Default)]
 struct Servers {
-    /// With their errors.
-    down: BTreeMap<String, String>,
+    down: BTreeMap<String, ReportedError>,
     changes: VecDeque<ServerChange>,
     is_reporting: bool,
 }
@@ -55,10 +58,44 @@ enum ServerChange {
     Observer(Arc<dyn Observer>),
 }
 
+/// An error that was reported.
+struct ReportedError {
+    text: String,
+    at: Instant,
+    /// When the reason was last compared with that of another error.
+    compared_at: Instant,
+}
+
+impl ReportedError {
+    fn new(text: String, at: Instant) -> Self {
+        Self { text, at, compared_at: at }
+    }
+
+    /// Returns whether an error is to be reported now. The reason is compared once in five seconds, because errors come
+    /// with each check.
+    fn is_due(&mut self, now: Instant, text: impl FnOnce() -> String) -> bool {
+        if now.duration_since(self.at) >= AGAIN {
+            return true;
+        }
+        if now.duration_since(self.compared_at) < ANOTHER {
+            return false;
+        }
+        self.compared_at = now;
+        has_other_reason(&self.text, &text())
+    }
+}
+
+/// Returns whether two texts of errors give different reasons. Words with a digit are left out: durations, counts,
+/// addresses and keys.
+fn has_other_reason(one: &str, other: &str) -> bool {
+    let words = |text| str::split_whitespace(text).filter(|word| !word.bytes().any(|byte| byte.is_ascii_digit()));
+    !words(one).eq(words(other))
+}
+
 #[derive(Default)]
 struct FailureReports {
-    /// When an error of each kind was last reported.
-    reported: [Option<Instant>; StoreErrorKind::ALL.len()],
+    /// The error of each kind that was last reported.
+    reported: [Option<ReportedError>; StoreErrorKind::ALL.len()],
     /// When a check failed last.
     last: Option<Instant>,
 }
@@ -95,6 +132,7 @@ impl Events {
         self.connections.load(Ordering::Relaxed)
     }
 
+    /// Reports that a server stopped answering, or does not answer for another reason than the one that was reported.
     pub(crate) fn report_down(&self, server: &impl Display, error: &dyn Error) {
         self.change(ServerChange::Down { server: server.to_string(), error: WithSources(error).to_string() });
     }
@@ -102,6 +140,12 @@ impl Events {
     /// Reports that a server is far for checks with this deadline.
     pub(crate) fn report_far(&self, server: &impl Display, round_trip: Duration, deadline: Duration) {
         self.report_to_all(&LimiterEvent::store_far(server.to_string(), round_trip, deadline));
+    }
+
+    /// Reports that a server does not know scripts that it had run.
+    #[cfg(feature = "_redis")]
+    pub(crate) fn report_scripts_forgotten(&self, server: &impl Display) {
+        self.report_to_all(&LimiterEvent::scripts_forgotten(server.to_string()));
     }
 
     pub(crate) fn report_up(&self, server: &impl Display) {
@@ -147,26 +191,29 @@ impl Events {
         self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports an error, once a minute for each kind, and again after checks succeeded or an observer was added.
+    /// Reports an error, once a minute for each kind, earlier if the reason is another one, and again after checks
+    /// succeeded or an observer was added.
     pub(crate) fn report_failure(&self, kind: StoreErrorKind, error: &dyn Error) {
-        if self.is_due(kind) {
-            self.report_to_all(&LimiterEvent::store_failed(kind, WithSources(error).to_string()));
+        if let Some(text) = self.due_text(kind, error) {
+            self.report_to_all(&LimiterEvent::store_failed(kind, text));
         }
     }
 
-    /// Records a failure. Returns whether its kind is to be reported, which then counts as done.
-    fn is_due(&self, kind: StoreErrorKind) -> bool {
+    /// Records a failure. Returns its text if it is to be reported, which then counts as done.
+    fn due_text(&self, kind: StoreErrorKind, error: &dyn Error) -> Option<String> {
         let now = Instant::now();
         let mut failures = self.failures();
         self.is_failing.store(true, Ordering::Relaxed);
         failures.last = Some(now);
         debug_assert!((kind as usize) < failures.reported.len(), "each kind of error has a place");
-        let Some(reported) = failures.reported.get_mut(kind as usize) else { return false };
-        let is_due = reported.is_none_or(|last| now.duration_since(last) >= AGAIN);
-        if is_due {
-            *reported = Some(now);
+        let reported = failures.reported.get_mut(kind as usize)?;
+        let text = || WithSources(error).to_string();
+        if !reported.as_mut().is_none_or(|last| last.is_due(now, text)) {
+            return None;
         }
-        is_due
+        let text = text();
+        *reported = Some(ReportedError::new(text.clone(), now));
+        Some(text)
     }
 
     /// Records that a call succeeded, and reports that checks succeed again if none has failed for a
@@ -216,7 +263,14 @@ impl Servers {
     fn apply(&mut self, change: ServerChange) -> (Option<Arc<dyn Observer>>, Vec<LimiterEvent>) {
         match change {
             ServerChange::Down { server, error } => {
-                self.down.insert(server.clone(), error.clone());
+                let now = Instant::now();
+                let is_same = |known: &mut ReportedError| {
+                    now.duration_since(known.at) < ANOTHER || !has_other_reason(&known.text, &error)
+                };
+                if self.down.get_mut(&server).is_some_and(is_same) {
+                    return (None, Vec::new());
+                }
+                self.down.insert(server.clone(), ReportedError::new(error.clone(), now));
                 (None, vec![LimiterEvent::store_down(server, error)])
             }
             ServerChange::Up { server } => {
@@ -228,7 +282,7 @@ impl Servers {
                 (None, vec![LimiterEvent::store_left(server)])
             }
             ServerChange::Observer(observer) => {
-                let down = self.down.iter().map(|(server, error)| (server.clone(), error.clone()));
+                let down = self.down.iter().map(|(server, error)| (server.clone(), error.text.clone()));
                 (Some(observer), down.map(|(server, error)| LimiterEvent::store_down(server, error)).collect())
             }
         }
@@ -348,13 +402,60 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn error_for_another_reason_is_reported_five_seconds_later() {
+        let (seen, events) = observed();
+        let fail = |text: &str| events.report_failure(StoreErrorKind::Unavailable, &std::io::Error::other(text));
+        let texts = || {
+            let seen = seen.0.lock().unwrap();
+            let text = |event: &LimiterEvent| match event {
+                LimiterEvent::StoreFailed { error, .. } => Some(error.clone()),
+                _ => None,
+            };
+            seen.iter().filter_map(text).collect::<Vec<_>>()
+        };
+        fail("connection to 10.0.0.1:6379 closed after 3ms");
+        fail("out of memory");
+        tokio::time::advance(ANOTHER).await;
+        fail("connection to 10.0.0.2:6379 closed after 41ms");
+        tokio::time::advance(ANOTHER).await;
+        (0..10).for_each(|_| fail("out of memory"));
+        fail("connection to 10.0.0.1:6379 closed after 5ms");
+        tokio::time::advance(ANOTHER).await;
+        fail("out of memory");
+        assert_eq!(texts(), ["connection to 10.0.0.1:6379 closed after 3ms", "out of memory"]);
+        tokio::time::advance(AGAIN - ANOTHER).await;
+        fail("out of memory");
+        assert_eq!(texts().len(), 3, "a minute has passed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn server_that_is_down_for_another_reason_is_reported_again() {
+        let (seen, events) = observed();
+        let down = |text: &str| events.report_down(&"here", &std::io::Error::other(text));
+        down("silent for 250ms");
+        down("refused");
+        tokio::time::advance(ANOTHER).await;
+        down("silent for 300ms");
+        down("refused");
+        down("refused");
+        events.report_up(&"here");
+        down("refused");
+        let expected = [("down", "silent for 250ms"), ("down", "refused"), ("up", ""), ("down", "refused")];
+        let expected = expected.map(|(what, text)| match what {
+            "up" => LimiterEvent::store_up("here"),
+            _ => LimiterEvent::store_down("here", text),
+        });
+        assert_eq!(*seen.0.lock().unwrap(), expected);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn recovery_is_reported_once_after_some_quiet_seconds() {
         let (seen, events) = observed();
         let failed = LimiterEvent::store_failed(StoreErrorKind::Unavailable, "away");
         let mut expected = Vec::new();
         events.record_success();
         for _ in 0..2 {
-            // Single successes between failures are not a recovery.
+            // Single successes between failures are no recovery.
             for _ in 0..20 {
                 events.report_failure(StoreErrorKind::Unavailable, &away());
                 tokio::time::advance(QUIET - Duration::from_millis(1)).await;

@@ -5,7 +5,7 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -44,6 +44,9 @@ const MIN_RESTART_GAP: Duration = Duration::from_secs(1);
 /// The least time between two restarts if a reply was not understood.
 const MIN_GARBLED_RESTART_GAP: Duration = Duration::from_millis(100);
 
+/// A server that forgets scripts again within this time is not reported again.
+const FORGETS: Duration = Duration::from_secs(10);
+
 /// A server's transport, and the state that calls and the reconnecting task share.
 pub(super) struct Link {
     pub(super) address: Address,
@@ -54,6 +57,7 @@ pub(super) struct Link {
     deadline: Duration,
     /// The time for which the server may be silent while calls wait.
     silence: Duration,
+    connect_timeout: Duration,
     pub(super) breaker: Breaker,
     /// Notified when the breaker opens.
     pub(super) breaker_opened: Notify,
@@ -80,6 +84,13 @@ pub(super) struct Link {
     pub(super) restart: Notify,
     restarted: Mutex<Option<Instant>>,
     demotions: Mutex<Restarts>,
+    /// The address of the script that the server has run last, or 0 if it has forgotten it since.
+    has_run: AtomicUsize,
+    forgot_at: Mutex<Option<Instant>>,
+    /// When the last attempt to connect began.
+    attempted_at: Mutex<Instant>,
+    /// How long the last connection took to be made.
+    connecting: Mutex<Duration>,
     is_closed: AtomicBool,
     /// The shortest of some round trips, once it was measured.
     round_trip: OnceCell<Duration>,
@@ -102,6 +113,7 @@ impl Link {
             cluster,
             deadline: settings.deadline,
             silence: settings.silence(),
+            connect_timeout: settings.connect_timeout(),
             breaker: Breaker::new(settings.failures),
             breaker_opened: Notify::new(),
             reconnected: Notify::new(),
@@ -117,6 +129,10 @@ impl Link {
             restart: Notify::new(),
             restarted: Mutex::new(None),
             demotions: Mutex::new(Restarts::new()),
+            has_run: AtomicUsize::new(0),
+            forgot_at: Mutex::new(None),
+            attempted_at: Mutex::new(now),
+            connecting: Mutex::new(Duration::ZERO),
             is_closed: AtomicBool::new(false),
             round_trip: OnceCell::new(),
             events,
@@ -177,9 +193,24 @@ impl Link {
     ) -> Result<RedisReply, CallFailure> {
         match self.evaluate("EVALSHA", &call.script.sha, call, until, slot).await {
             Err(CallFailure { cause: Cause::NoScript, .. }) => {
+                self.record_forgotten(call.script);
                 self.evaluate("EVAL", call.script.text, call, until, slot).await
             }
             answer => answer,
+        }
+    }
+
+    /// Records that the server does not know a script. If it has run it before, it was restarted or is another server,
+    /// which may have no data. Calls that were under way at that time get the same answer.
+    fn record_forgotten(&self, script: &'static Script) {
+        let address = std::ptr::from_ref(script).addr();
+        if self.has_run.compare_exchange(address, 0, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let now = Instant::now();
+        let is_known = |at: Instant| now.duration_since(at) < FORGETS;
+        if lock(&self.forgot_at).replace(now).is_none_or(|at| !is_known(at)) {
+            self.events.report_scripts_forgotten(&self.address);
         }
     }
 
@@ -218,6 +249,11 @@ impl Link {
             match answer {
                 Ok(value) => {
                     self.breaker.record_answer();
+                    // All calls share this cache line, so it is written only if it changes.
+                    let script = std::ptr::from_ref(call.script).addr();
+                    if self.has_run.load(Ordering::Relaxed) != script {
+                        self.has_run.store(script, Ordering::Relaxed);
+                    }
                     return Ok(value);
                 }
                 // The connection has ended. The call was not sent, so it is sent over the next connection.
@@ -513,6 +549,37 @@ impl Link {
         self.refresh_cluster();
     }
 
+    /// Reports another reason why the server is down, if it was reported as down.
+    fn report_still_down(&self, error: &RedisError) {
+        if self.is_reported_down.load(Ordering::SeqCst) && !self.is_retired.load(Ordering::SeqCst) {
+            self.events.report_down(&self.address, error);
+            if !self.is_reported_down.load(Ordering::SeqCst) {
+                self.events.report_up(&self.address); // it has answered or left since the check above
+            }
+        }
+    }
+
+    /// Records that the server answered no probe within this time, although there is a connection to it.
+    pub(super) fn record_unanswered_probe(&self, waited: Duration) {
+        if !self.is_connected() {
+            return;
+        }
+        let (waited, connecting) = (rounded(waited), rounded(*lock(&self.connecting)));
+        let message = format!(
+            "Redis at {} answers no script within {waited:?}, over a connection that was made in {connecting:?}: it is \
+             busy or stands still, or the way to it is slow",
+            self.address
+        );
+        let error = RedisError::new(StoreErrorKind::Unavailable, message);
+        *lock(&self.down_because) = Some(error.clone());
+        self.report_still_down(&error);
+    }
+
+    /// Records that an attempt to connect begins.
+    pub(super) fn record_attempt(&self) {
+        *lock(&self.attempted_at) = Instant::now();
+    }
+
     /// Reports that the server answers, if it was reported as down.
     pub(super) fn report_up(&self) {
         if self.is_reported_down.swap(false, Ordering::SeqCst) {
@@ -607,7 +674,8 @@ impl Link {
         if failure.error.kind() == StoreErrorKind::Timeout {
             // No check waited for this. Checks fail at once from now on, with this error as the reason.
             let hint = self.tls_hint();
-            let message = format!("Redis at {} accepts connections and does not answer in time{hint}", self.address);
+            let (address, time) = (&self.address, self.connect_timeout);
+            let message = format!("no answer from Redis at {address} to a new connection within {time:?}{hint}");
             failure = CallFailure::lost(StoreErrorKind::Unavailable, message);
         }
         self.report_misconfiguration(&failure.error);
@@ -620,6 +688,7 @@ impl Link {
         if had_ended {
             return;
         }
+        self.report_still_down(&failure.error);
         // Checks do not wait for a server that was never there.
         let is_dead = match failure.cause {
             Cause::Lost if !self.was_connected() => self.breaker.open(),
@@ -641,6 +710,7 @@ impl ConnectionObserver for Link {
     fn record_connection(&self) {
         debug_assert!(!self.is_connected(), "a connection is made after the last one has ended");
         self.record_hearing();
+        *lock(&self.connecting) = lock(&self.attempted_at).elapsed();
         *lock(&self.changed_at) = Instant::now();
         self.breaker.record_answer();
         if !self.breaker.is_open() {
@@ -653,6 +723,11 @@ impl ConnectionObserver for Link {
             self.reconnected.notify_one();
         }
     }
+}
+
+/// Returns a time in whole milliseconds.
+fn rounded(time: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }
 
 fn micros(time: Duration) -> u64 {

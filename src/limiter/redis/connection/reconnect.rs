@@ -55,6 +55,7 @@ async fn connect(link: &Link) {
     link.record_end(None); // after a panic
     loop {
         let began = Instant::now();
+        link.record_attempt();
         let reason = tokio::select! {
             biased;
             reason = link.transport.connect(link) => Some(reason),
@@ -124,9 +125,13 @@ async fn until_it_answers(link: &Link, settings: &ConnectionSettings) {
     let mut since = Instant::now();
     loop {
         // Waits for the answer until the next probe, because it comes when the server wakes.
-        let next = Instant::now() + jitter(PROBE_EVERY.max(settings.silence()));
+        let began = Instant::now();
+        let next = began + jitter(PROBE_EVERY.max(settings.silence()));
         if !link.probe(next).await.is_err_and(|failure| failure.cause.is_unanswered()) {
             return;
+        }
+        if Instant::now() >= next {
+            link.record_unanswered_probe(next - began);
         }
         tokio::select! {
             biased;
