@@ -24,7 +24,7 @@ fn alerts_fire_exactly_when_they_should() {
     let (rules, tests) =
         (include_str!("../../examples/observe/alerts.yaml"), include_str!("../../examples/observe/alerts_test.yaml"));
     let names: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
-    assert_eq!(names.len(), 14);
+    assert_eq!(names.len(), 15);
     for name in names {
         assert!(tests.contains(&format!("alertname: {name}\n        exp_alerts:")), "no test fires {name}");
         assert!(tests.contains(&format!("alertname: {name}}}\n")), "no test expects {name} to be silent");

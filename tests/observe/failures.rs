@@ -114,6 +114,7 @@ fn alerts_see_every_failure_of_redis() {
     assert!(file.replace("nonsense").is_err());
     loses.on_limiter_event(&LimiterEvent::correction_lost(1, StoreErrorKind::Timeout));
     loses.on_limiter_event(&LimiterEvent::places_forgotten(1));
+    loses.on_limiter_event(&LimiterEvent::scripts_forgotten("cache:6379"));
     forgets.on_limiter_event(&LimiterEvent::evicted(true));
     prometheus.scrape();
 
@@ -153,6 +154,7 @@ fn alerts_see_every_failure_of_redis() {
         ("RateLimitServerDown", of(&["dead-allow", "dead-deny", "dead-fallback"])),
         ("RateLimitStoreSlow", of(&["slow"])),
         ("RateLimitCorrectionsLost", of(&["loses"])),
+        ("RateLimitScriptsForgotten", of(&["loses"])),
         ("RateLimitPlacesForgotten", of(&["loses"])),
         ("RateLimitPlacesStuck", of(&["forgets"])),
         ("RateLimitAlwaysInLine", of(&["forgets"])),

@@ -31,9 +31,9 @@ use super::uri;
 pub(crate) const OPENAPI: &str = include_str!("openapi.json");
 
 /// Why a request of an application cannot be answered.
-pub(crate) type Wrong = (StatusCode, String);
+type Wrong = (StatusCode, String);
 
-pub(crate) fn wrong(message: impl Into<String>) -> Wrong {
+fn wrong(message: impl Into<String>) -> Wrong {
     (StatusCode::BAD_REQUEST, message.into())
 }
 
@@ -134,7 +134,7 @@ impl Asked {
     }
 }
 
-pub(crate) fn text_of(name: &str, value: Value) -> Result<String, Wrong> {
+fn text_of(name: &str, value: Value) -> Result<String, Wrong> {
     match value {
         Value::String(text) => Ok(text),
         _ => Err(wrong(format!("`{name}` is text"))),
