@@ -41,7 +41,7 @@ pub(crate) type Several = SmallVec<[ChargeDecision; INLINE]>;
 
 /// The answer for one charge has a variant of its own, so that moving it does not move the space
 /// for several.
-#[expect(clippy::large_enum_variant, reason = "boxes are what the room for several is there to avoid")]
+#[expect(clippy::large_enum_variant, reason = "a box would need an allocation, which INLINE avoids")]
 enum Answers {
     One(ChargeDecision),
     Several(Several),

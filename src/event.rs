@@ -327,6 +327,23 @@ pub enum LayerEvent {
         /// How long the request waited, by the timer of the layer.
         waited: Duration,
     },
+    /// The body of a request or a response gets a [pace](crate::Rule::pace_responses). A body that several rules pace
+    /// is reported once for each.
+    #[non_exhaustive]
+    PaceBegan {
+        /// The policy whose quota is the pace.
+        policy: Policy,
+    },
+    /// A body with a pace has ended: all of it passed, it failed, or it was dropped.
+    #[non_exhaustive]
+    PaceEnded {
+        /// The policy of the event with which the pace began.
+        policy: Policy,
+        /// The bytes of the body that passed.
+        bytes: u64,
+        /// How long that took, by the timer of the layer.
+        lasted: Duration,
+    },
 }
 
 impl LayerEvent {
@@ -340,6 +357,18 @@ impl LayerEvent {
     #[must_use]
     pub fn wait_ended(policy: Policy, waited: Duration) -> Self {
         Self::WaitEnded { policy, waited }
+    }
+
+    /// Makes [`PaceBegan`](Self::PaceBegan).
+    #[must_use]
+    pub fn pace_began(policy: Policy) -> Self {
+        Self::PaceBegan { policy }
+    }
+
+    /// Makes [`PaceEnded`](Self::PaceEnded).
+    #[must_use]
+    pub fn pace_ended(policy: Policy, bytes: u64, lasted: Duration) -> Self {
+        Self::PaceEnded { policy, bytes, lasted }
     }
 }
 
@@ -418,7 +447,7 @@ pub enum FleetEvent {
         /// The number of changes so far, in all processes.
         revision: u64,
     },
-    /// The store does not answer, or not with a text that this version reads. What is known stays in force.
+    /// The store does not answer, or not with a text that this version reads. The known part stays in force.
     #[non_exhaustive]
     Unreadable {
         /// The error, with its causes.

@@ -360,6 +360,75 @@ impl fmt::Debug for Observed<'_> {
 /// | [`on_fleet_event`](Self::on_fleet_event) | what operators set for all processes | the fleet | those that [observe](crate::fleet::Fleet::observe) it |
 ///
 /// A layer hands its observer on to its limiter when it is used first.
+///
+/// # Counts beside an observer of your own
+///
+/// A layer has one observer. To have counts also, keep a [`Stats`](crate::observe::Stats) in it and call its methods:
+///
+/// ```
+/// # #[cfg(feature = "stats")] {
+/// use tower_ratelimit::clock::Timestamp;
+/// use tower_ratelimit::limiter::StoreLoadReader;
+/// use tower_ratelimit::observe::{
+///     LayerEvent, LimiterEvent, Observed, Observer, RulesEvent, SetupWarning, Stats,
+/// };
+/// use tower_ratelimit::{Key, Policy};
+///
+/// struct Own(Stats);
+///
+/// impl Observer for Own {
+///     fn on_outcome(&self, observed: &Observed<'_>) {
+///         self.0.on_outcome(observed);
+///         // Your own work.
+///     }
+///
+///     fn on_layer_event(&self, event: &LayerEvent) {
+///         self.0.on_layer_event(event);
+///     }
+///
+///     fn on_place_taken(&self, policy: &Policy, key: &Key, units: u64) -> Timestamp {
+///         self.0.on_place_taken(policy, key, units)
+///     }
+///
+///     fn on_place_returned(
+///         &self,
+///         policy: &Policy,
+///         key: &Key,
+///         units: u64,
+///         taken_at: Timestamp,
+///     ) {
+///         self.0.on_place_returned(policy, key, units, taken_at);
+///     }
+///
+///     fn on_limiter_event(&self, event: &LimiterEvent) {
+///         self.0.on_limiter_event(event);
+///     }
+///
+///     fn on_store(&self, load: &StoreLoadReader) {
+///         self.0.on_store(load);
+///     }
+///
+///     fn on_rules_event(&self, event: &RulesEvent) {
+///         self.0.on_rules_event(event);
+///     }
+///
+///     fn on_setup_warning(&self, setup_warning: &SetupWarning) {
+///         self.0.on_setup_warning(setup_warning);
+///     }
+/// }
+/// # }
+/// ```
+///
+/// `Stats` does not count what you do not hand on. If a later version adds a method to `Observer`,
+/// the changelog says so: then hand that on.
+///
+/// Put such an observer into an `Arc` to set it on several layers. An `Arc` and its clones are one
+/// observer; without it each layer has one of its own, and a limiter that the layers share reports
+/// each event to each of them.
+///
+/// Two of these are called often: `on_limiter_event` with a
+/// [`StoreChecked`](crate::observe::LimiterEvent::StoreChecked) for each check of Redis or another
+/// store, and `on_layer_event` twice for each request that waits. Do not print every event.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an observer",
     note = "`observe::Stats` is one (feature `stats`); otherwise implement `Observer` for a type of your own",
@@ -391,7 +460,8 @@ pub trait Observer: Send + Sync {
         setup_warning.report();
     }
 
-    /// Called when something happened in a layer, beside outcomes: with a timer, twice for each request that waits.
+    /// Called when something happened in a layer, beside outcomes: with a timer, twice for each request that waits and
+    /// for each body that has a pace.
     fn on_layer_event(&self, event: &LayerEvent) {
         let _ = event;
     }

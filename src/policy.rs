@@ -256,6 +256,13 @@ impl Policy {
         Ok(Self::build(checked(name.into())?, Quota::unlimited(), None, None, Origin::OfRequests))
     }
 
+    /// Returns the policy that stands in for those of requests, with this one's name, unit and stored states.
+    #[cfg(all(feature = "rules", feature = "tokio"))]
+    pub(crate) fn of_each_request(&self) -> Self {
+        let Inner { name, unit, stored, .. } = &*self.0;
+        Self::build(name.to_string(), Quota::unlimited(), unit.clone(), stored.clone(), Origin::OfRequests)
+    }
+
     /// Returns a policy of the same name with another quota.
     pub(crate) fn with_quota(&self, quota: Quota) -> Self {
         self.rebuilt(self.name().to_owned(), quota, Origin::Named)

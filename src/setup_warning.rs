@@ -99,8 +99,8 @@ labelled! {
         /// A rule has a setting that does nothing with its quota. The units of a [concurrency
         /// limit](crate::Quota::concurrent) come back when the request ends, so they are neither settled nor refunded
         /// by a response. Other units are not held [until the head](crate::Rule::until_head). Requests that a
-        /// [meter](crate::Rule::overage) counts never wait. Without a timer no request waits, whatever a layer has as
-        /// [`max_waiting`](crate::RateLimitLayer::max_waiting). A rule with the
+        /// [meter](crate::Rule::overage) counts never wait. A layer without a timer lets no request wait,
+        /// so its [`max_waiting`](crate::RateLimitLayer::max_waiting) does nothing. A rule with the
         /// [stand-in](crate::Policy::has_quota_of_request) of another rule reads no quota from requests, and limits
         /// none.
         NoEffect = "no-effect",

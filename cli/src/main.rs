@@ -35,6 +35,10 @@ struct Program {
 enum Command {
     #[cfg(feature = "serve")]
     Serve(Box<serve::Options>),
+    #[cfg(feature = "serve")]
+    Push(serve::PushOptions),
+    #[cfg(feature = "serve")]
+    Rollback(serve::RollbackOptions),
     Check(check::Options),
     Explain(Box<explain::Options>),
     Convert(convert::Options),
@@ -64,6 +68,10 @@ fn main() -> ExitCode {
     let code = match program.command {
         #[cfg(feature = "serve")]
         Command::Serve(options) => serve::run(&options, &mut output),
+        #[cfg(feature = "serve")]
+        Command::Push(options) => serve::push(&options, &mut output),
+        #[cfg(feature = "serve")]
+        Command::Rollback(options) => serve::rollback(&options, &mut output),
         Command::Check(options) => check::run(&options, &mut output),
         Command::Explain(options) => explain::run(&options, &mut output),
         Command::Convert(options) => convert::run(&options, &mut output),

@@ -1,4 +1,4 @@
-//! Dated entries, the states of sliding windows and logs, and when each entry stops to count.
+//! Dated entries: the states of sliding windows and logs, and the instant from which each entry counts no more.
 //!
 //! An entry is `(start, units)`: a sub-window of a sliding window, or an instant of a log. It counts in full until
 //! `start + period`. Then the period's edge passes over a sliding window's sub-window, which then counts in part, in
@@ -148,8 +148,8 @@ impl EntryLog {
     }
 
     /// Returns the decision for `cost` at `now`, and the change to write. `now` is at most
-    /// [`CLOCK_US_MAX`](crate::base::time::CLOCK_US_MAX). It looks at the oldest entries that stopped to count or must
-    /// before the wait is over, and at no others.
+    /// [`CLOCK_US_MAX`](crate::base::time::CLOCK_US_MAX). It looks at the oldest entries that have stopped
+    /// counting, or will have when the wait is over, and at no others.
     #[inline]
     pub(crate) fn decide(&self, entries: &impl LogEntries, now: u64, cost: u64, force: bool) -> EntryAnswer {
         if let Some(one) = self.gathered(entries, now) {
@@ -203,7 +203,8 @@ impl EntryLog {
         EntryAnswer { decision, edit: (units > 0).then_some(edit) }
     }
 
-    /// Returns the entry that starts at `own` and how many of `units` it still holds, while it counts.
+    /// Returns the start `own` and how many of `units` the entry with that start still holds. Returns `None` if there
+    /// is no such entry, or if it counts no more.
     pub(crate) fn refundable(&self, entries: &impl LogEntries, now: u64, units: u64, own: u64) -> Option<(u64, u64)> {
         let held = entries.find(own)?;
         (own.saturating_add(self.life_us()) > now).then_some((own, units.min(held))).filter(|(_, units)| *units > 0)

@@ -28,7 +28,7 @@
 //!
 //! # 3 State
 //!
-//! A [`Pair`]: the instant in microseconds, and the numerator. An instant that is not ahead of now is no state.
+//! A [`Pair`]: the instant in microseconds, and the numerator. An instant that is not ahead of now is not a state.
 //! After a clock stepped back, an instant further ahead than a full bucket and its allowed debt is clamped to that.
 
 use std::fmt::Debug;
@@ -129,7 +129,7 @@ pub(crate) struct Gcra<N: Parts> {
     ceiling: Span<N>,
     burst: u64,
     debt: u64,
-    /// The units of a queue that pass at once behind the unit that is due; `None` if this is no queue.
+    /// The units of a queue that pass at once behind the unit that is due; `None` if this is not a queue.
     queue: Option<u64>,
 }
 

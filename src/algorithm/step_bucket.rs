@@ -16,7 +16,7 @@
 //! # 3 State
 //!
 //! A [`Pair`]: the tick at which the bucket will be full again, and how many tokens that last tick will have to spare.
-//! With `j` ticks until then, `j·limit − spare` tokens are missing now. A full bucket is no state, and forgets its
+//! With `j` ticks until then, `j·limit − spare` tokens are missing now. A full bucket is not a state, and forgets its
 //! anchor.
 
 use crate::decision::ChargeDecision;

@@ -16,10 +16,10 @@ impl Used {
         Self { parts: u128::from(units), of: 1 }
     }
 
-    /// Returns as large a part of a capacity of `to` as this is of one of `from`. It is rounded up to whole units first
-    /// if the exact product would not fit.
+    /// Returns the units that are the same share of the capacity `to` as these are of the capacity `from`. These are
+    /// rounded up to whole units first if the exact product would not fit.
     pub(crate) fn in_proportion(self, from: u64, to: u64) -> Self {
-        let (from, to) = (u128::from(from.max(1)), u128::from(to)); // nothing is in use of nothing
+        let (from, to) = (u128::from(from.max(1)), u128::from(to)); // of a capacity of 0, nothing is in use
         match self.parts.checked_mul(to) {
             Some(parts) => Self { parts, of: self.of * from }, // below 2^45 · 2^50
             None => Self { parts: u128::from(self.units_ceil()) * to, of: from },

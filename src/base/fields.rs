@@ -207,7 +207,7 @@ fn value<'a, T>(rest: &mut Cursor<'a>, parse: impl Fn(&mut Cursor<'a>) -> Option
         return Some(None); // it is true
     }
     let start = rest.0;
-    let found = parse(rest).filter(|_| rest.0.first() != Some(&b'.')); // a decimal is no integer
+    let found = parse(rest).filter(|_| rest.0.first() != Some(&b'.')); // a decimal is not an integer
     if found.is_none() {
         rest.0 = start;
         bare_item(rest)?;

@@ -1,9 +1,9 @@
 //! Waiters in the order of their turns: what a line knows of each, the task to wake, and the
 //! instant that its timer is set to.
 //!
-//! All lines of the crate keep their waiters so: departures of leaky queues, lines that ask again,
-//! lines for places, bodies that wait for their pace, and the lines of a client. They differ in what
-//! makes the first waiter go.
+//! All lines of the crate use this list: departures of leaky queues, lines that ask again, lines for
+//! places, bodies that wait for their pace, and the lines of a client. They differ in the event that
+//! lets the first waiter go.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash};
@@ -55,7 +55,7 @@ impl<T> WaitList<T> {
         self.0.contains_key(&turn)
     }
 
-    /// Returns what is known of a waiter.
+    /// Returns what the line knows of a waiter, to be changed.
     pub(crate) fn get_mut(&mut self, turn: u64) -> Option<&mut T> {
         self.0.get_mut(&turn).map(|waiter| &mut waiter.own)
     }
@@ -80,8 +80,8 @@ impl<T> WaitList<T> {
         self.0.get(&turn).map(|waiter| waiter.armed_us)
     }
 
-    /// Notes that a waiter sleeps until an instant, unless this waker is woken before. Its earlier
-    /// waker is dropped with `wakers`.
+    /// Notes that a waiter sleeps until an instant, or until this waker wakes it. Its earlier waker is
+    /// dropped with `wakers`.
     pub(crate) fn sleep(&mut self, turn: u64, until_us: u64, waker: Waker, wakers: &mut Wakers) {
         match self.0.get_mut(&turn) {
             Some(waiter) => {

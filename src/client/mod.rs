@@ -85,6 +85,32 @@
 //! A value that cannot be read is unknown, never an error or a panic. Reading takes time in
 //! proportion to the size of the headers. At most 16 policies of a response are kept, and names and
 //! partitions of at most 256 bytes, so an [`Advice`] has less than 20 KiB.
+//!
+//! # What a policy's numbers mean
+//!
+//! | you need | use |
+//! |---|---|
+//! | which limit it is | [`name`](PolicyAdvice::name), [`partition`](PolicyAdvice::partition) |
+//! | how much is left | [`remaining`](PolicyAdvice::remaining) of [`limit`](PolicyAdvice::limit), in [`unit`](PolicyAdvice::unit) |
+//! | the sustained rate | [`limit`](PolicyAdvice::limit) per [`window`](PolicyAdvice::window) |
+//! | until when it is left | [`until_reset`](PolicyAdvice::until_reset) |
+//!
+//! * Everything can be unknown. Few servers send all of it.
+//! * A quota may be listed twice, because many servers send two formats.
+//! * Servers differ in what a reset is. For drafts 08 to 11 it is the time within which the client may
+//!   use what is left. For OpenAI and many others it is the time until the quota is full again, which
+//!   is longer than the wait for one request.
+//!
+//! # Limits of the reading
+//!
+//! * A server that sends a reset in milliseconds from now is misread by a factor of 1,000, because
+//!   such a number looks like seconds. Such servers are rare. The error makes the wait longer,
+//!   never shorter.
+//! * If the `Date` of a response is wrong but its reset is right, or the other way round, dates cannot
+//!   be measured. Resets in seconds do not depend on any clock.
+//! * Waits in bodies are not read, such as Telegram's `retry_after` or Google's `RetryInfo` in JSON. Nor are
+//!   gRPC's trailers. Read them in your program, and hand the wait over with
+//!   [`ObeyLayer::pause`](crate::client::ObeyLayer::pause).
 
 mod advice;
 mod grpc;

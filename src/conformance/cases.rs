@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use super::quotas::{CAPACITY, HOUR, MINUTE, block, meter, timed_quotas};
 use super::report::Failure;
+use super::subject::Subject;
 use super::threads::together;
-use super::{CAPACITY, HOUR, MINUTE, Subject, block, meter, timed_quotas};
 use crate::base::wait::Wait;
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::error::ConfigError;

@@ -37,30 +37,91 @@
 //! assert!(report.skipped().is_empty(), "{report}");
 //! # }
 //! ```
+//!
+//! # A limiter over a store
+//!
+//! The suite lets time pass, sends many checks at once, and makes many limiters. So over a store it needs six things
+//! that a service does not, each with a comment here:
+//!
+//! ```no_run
+//! # use std::sync::Arc;
+//! use std::sync::atomic::{AtomicU32, Ordering};
+//! use std::time::Duration;
+//! use tower_ratelimit::StoreLimiter;
+//! use tower_ratelimit::clock::ManualClock;
+//! use tower_ratelimit::conformance::{self, Subject, Task};
+//! use tower_ratelimit::limiter::store::StoreLimiterBuilder;
+//! # use tower_ratelimit::limiter::store::{Change, Loaded, Store, StoreError, Swapped};
+//! # #[derive(Clone)]
+//! # struct MyStore;
+//! # impl Store for MyStore {
+//! #     async fn load(&self, keys: &[Arc<str>]) -> Result<Loaded, StoreError> {
+//! #         Ok(Loaded::new(vec![None; keys.len()]))
+//! #     }
+//! #     async fn swap(&self, changes: &[Change]) -> Result<Swapped, StoreError> {
+//! #         Ok(Swapped::done())
+//! #     }
+//! # }
+//!
+//! struct Mine {
+//!     store: MyStore,
+//!     clock: ManualClock,
+//!     made: AtomicU32,
+//! }
+//!
+//! impl Subject for Mine {
+//!     type Limiter = StoreLimiter<MyStore>;
+//!
+//!     async fn limiter(&self) -> StoreLimiter<MyStore> {
+//!         let builder = StoreLimiterBuilder::new()
+//!             // No limiter finds the states of another.
+//!             .prefix(self.made.fetch_add(1, Ordering::Relaxed).to_string())
+//!             .deadline(Duration::from_secs(20)) // a busy machine fails no check
+//!             .clock(self.clock.clone()) // instead of the store's
+//!             .max_denials(0) // denials are remembered by the real time
+//!             // No process renews its places while hours pass.
+//!             .places_lapse_after(Duration::from_secs(86_400));
+//!         builder.build(self.store.clone()).unwrap()
+//!     }
+//!
+//!     async fn advance(&self, by: Duration) {
+//!         self.clock.advance(by);
+//!     }
+//!
+//!     fn spawn(&self, task: Task) {
+//!         // The limiter needs a runtime, and the test one of several threads.
+//!         tokio::spawn(task);
+//!     }
+//! }
+//!
+//! #[tokio::main]
+//! async fn main() {
+//!     conformance::check_store(&MyStore)
+//!         .await
+//!         .unwrap_or_else(|failures| panic!("{failures}"));
+//!     let mine =
+//!         Mine { store: MyStore, clock: ManualClock::new(), made: AtomicU32::new(0) };
+//!     conformance::check(&mine).await.unwrap_or_else(|failures| panic!("{failures}"));
+//! }
+//! ```
 
 mod cases;
+mod quotas;
 mod report;
 #[cfg(feature = "store")]
 mod store;
 mod subject;
 mod threads;
 
-use std::time::Duration;
-
-use crate::error::ConfigError;
 use crate::limiter::Limiter;
-use crate::quota::{Algorithm, Anchor, Calendar, Oldest, Quota};
+use crate::quota::Algorithm;
+
+use quotas::{block, quotas};
 
 pub use report::{Failure, Failures, FailuresKind, Report};
 #[cfg(feature = "store")]
 pub use store::{StoreFailures, check_store};
 pub use subject::{Subject, Task};
-
-const MINUTE: Duration = Duration::from_secs(60);
-const HOUR: Duration = Duration::from_secs(3_600);
-
-/// The capacity of every quota of the suite.
-const CAPACITY: u64 = 5;
 
 /// Runs every case with every quota of the suite that the limiter supports.
 ///
@@ -99,75 +160,4 @@ pub async fn check<S: Subject>(subject: &S) -> Result<Report, Failures> {
         (false, _) => FailuresKind::BrokenPromises,
     };
     Err(Failures { kind, failures, skipped: report.skipped })
-}
-
-/// Returns at least one quota of each algorithm except the block, all of the same capacity.
-fn quotas() -> impl Iterator<Item = Result<Quota, ConfigError>> {
-    Algorithm::ALL.iter().flat_map(|algorithm| quotas_of(*algorithm))
-}
-
-/// Returns those [`quotas`] whose units come back with time.
-fn timed_quotas() -> impl Iterator<Item = Result<Quota, ConfigError>> {
-    Algorithm::timed().flat_map(quotas_of)
-}
-
-fn quotas_of(algorithm: Algorithm) -> Vec<Result<Quota, ConfigError>> {
-    match algorithm {
-        Algorithm::TokenBucket => vec![
-            Quota::token_bucket(CAPACITY, MINUTE),
-            Quota::token_bucket(99_999, Duration::from_secs(1_000_000)).and_then(|quota| quota.burst(CAPACITY)),
-        ],
-        Algorithm::StepBucket => {
-            vec![Quota::step_bucket(CAPACITY, MINUTE).and_then(|quota| quota.anchor(Anchor::FirstRequest))]
-        }
-        Algorithm::Gcra => vec![Quota::gcra(CAPACITY, MINUTE).and_then(|quota| quota.burst(CAPACITY))],
-        Algorithm::LeakyBucket => vec![Quota::leaky_bucket(CAPACITY, MINUTE)],
-        Algorithm::LeakyQueue => vec![Quota::leaky_queue(CAPACITY, MINUTE).and_then(|quota| quota.queue(CAPACITY - 1))],
-        Algorithm::FixedWindow => vec![
-            Quota::fixed_window(CAPACITY, MINUTE),
-            Quota::fixed_window(CAPACITY, MINUTE / 2),
-            Quota::fixed_window(CAPACITY, MINUTE).and_then(|quota| quota.anchor(Anchor::FirstRequest)),
-            Quota::calendar(CAPACITY, Calendar::day()),
-            Calendar::month().from_day(31).and_then(|month| Quota::calendar(CAPACITY, month)),
-        ],
-        Algorithm::SlidingWindow => vec![
-            Quota::sliding_window(CAPACITY, MINUTE),
-            Quota::sliding_window(CAPACITY, MINUTE)
-                .and_then(|quota| quota.buckets(6))
-                .and_then(|quota| quota.oldest(Oldest::Counted)),
-            Quota::sliding_window(CAPACITY, MINUTE)
-                .and_then(|quota| quota.buckets(60))
-                .and_then(|quota| quota.oldest(Oldest::Dropped)),
-        ],
-        Algorithm::SlidingLog => vec![Quota::sliding_log(CAPACITY, MINUTE)],
-        Algorithm::Block => Vec::new(), // beside each other quota
-        Algorithm::Meter => vec![Quota::meter(CAPACITY, MINUTE)],
-        Algorithm::Concurrency => vec![Ok(Quota::concurrent(CAPACITY))],
-    }
-}
-
-/// Returns a block: two refusals within an hour close a key for an hour, the second time for two
-/// hours.
-fn block() -> Result<Quota, ConfigError> {
-    Quota::block(2, HOUR, HOUR).and_then(|block| block.growing(2, 2 * HOUR, MINUTE))
-}
-
-/// Returns a meter for units beyond a quota.
-fn meter() -> Result<Quota, ConfigError> {
-    Quota::meter(10, HOUR)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn suite_has_a_quota_of_every_algorithm_and_of_one_capacity() {
-        let quotas: Vec<Quota> = quotas().collect::<Result<_, _>>().unwrap();
-        assert!(quotas.iter().all(|quota| quota.capacity() == CAPACITY));
-        let tested: Vec<Quota> = quotas.into_iter().chain([block().unwrap(), meter().unwrap()]).collect();
-        for algorithm in Algorithm::ALL {
-            assert!(tested.iter().any(|quota| quota.algorithm() == *algorithm), "{algorithm} is not tested");
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! What operators set: targets, changes, entries and actions. Data.
+//! Targets, changes, entries and actions: the settings of operators. Data.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::middleware::charge::access::Access;
 use crate::mode::Mode;
 use crate::quota::Quota;
 
-/// The longest name, operator, reason, key, and value that is no text of rules, in bytes.
+/// The longest name, operator, reason, key, and value that is not text of rules, in bytes.
 const WORD_MAX: usize = 512;
 
 labelled! {
@@ -48,7 +48,7 @@ impl FleetKind {
     }
 }
 
-/// What an operator sets: a mode, a quota, an override of a key, an entry of an access list, or rules.
+/// A setting of an operator: a mode, a quota, an override of a key, an entry of an access list, or rules.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FleetTarget {
     pub(super) kind: FleetKind,
@@ -241,7 +241,7 @@ impl FleetChange {
     }
 }
 
-/// What is set for a target, by whom, when and why.
+/// The setting of a target, who made it, when and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetEntry {
     pub(super) target: FleetTarget,

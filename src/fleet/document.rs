@@ -31,7 +31,7 @@ const AUTHOR: &str = "by";
 /// The bytes that a word has percent-encoded.
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
 
-/// What operators set.
+/// The settings of operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FleetDocument {
     pub(super) revision: u64,
@@ -42,7 +42,7 @@ pub(super) struct FleetDocument {
     unknown: Vec<Box<str>>,
 }
 
-/// Who changes something, when and why.
+/// The author of a change, its time and its reason.
 #[derive(Clone, Copy)]
 pub(super) struct FleetAuthor<'a> {
     pub(super) by: &'a str,
@@ -133,7 +133,7 @@ impl FleetDocument {
         let Some(seen) = change.seen else { return Ok(()) };
         let later = self.actions.iter().find(|action| action.target == change.target && action.revision > seen);
         let Some(FleetAction { by, at, revision, why, .. }) = later else {
-            // What is older than the actions that are kept shows by the entry only.
+            // Older changes than the kept actions show by the entry only.
             let entry = self.entries.get(&change.target).filter(|entry| entry.revision > seen);
             let Some(entry) = entry else { return Ok(()) };
             return Err(conflict(&entry.by, entry.at, entry.revision, &entry.why));

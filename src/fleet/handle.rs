@@ -13,7 +13,7 @@ use super::document::{FleetAuthor, FleetDocument, rollback};
 use super::error::{FleetError, FleetErrorKind};
 use super::file::FileText;
 #[cfg(feature = "rules")]
-use super::tables::FollowFleet;
+use super::tables::{FleetRuleSettings, FollowFleet};
 use super::tables::{FleetTable, OwnOverrides};
 use crate::base::random;
 use crate::base::sync::{Mutex, contained, lock};
@@ -41,7 +41,7 @@ const TRIES: usize = 50;
 /// The pause after a call that was lost.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What operators set for all processes that share a store. Clones are the same.
+/// The settings of operators for all processes that share a store. Clones are the same.
 ///
 /// See the [module](super) for an example.
 #[derive(Clone)]
@@ -63,7 +63,7 @@ struct FleetState {
     observers: Vec<Arc<dyn Observer>>,
 }
 
-/// What is in force.
+/// The settings in force.
 #[derive(Clone)]
 struct KnownFleet {
     document: Arc<FleetDocument>,
@@ -87,7 +87,7 @@ impl KnownFleet {
     }
 }
 
-/// Which revision of what operators set is in force in this process. Two processes have the same if the
+/// The revision of the operators' settings that is in force in this process. Two processes have the same if the
 /// [`hash`](Self::hash) is the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -143,6 +143,23 @@ impl Fleet {
         Ok(fleet)
     }
 
+    /// Waits until the store has answered.
+    ///
+    /// # Errors
+    /// Returns why it did not within this time.
+    pub async fn wait_until_read(&self, within: Duration) -> Result<(), FleetError> {
+        let reading = async {
+            while self.0.read().await.is_err() {
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        if timeout(within, reading).await.is_err() {
+            let error = self.in_force().error.unwrap_or_else(|| format!("no answer in {within:?}").into());
+            return Err(FleetError::new(FleetErrorKind::Unavailable, &*error));
+        }
+        Ok(())
+    }
+
     /// Adds an observer of [events](crate::observe::FleetEvent). An observer with the same
     /// [identity](Observer::identity) is added once.
     pub fn observe(&self, observer: impl Observer + 'static) {
@@ -194,6 +211,7 @@ impl Fleet {
     /// Lets rules follow what operators put in force under this name.
     #[cfg(feature = "rules")]
     pub(crate) fn follow_rules(&self, name: &str, rules: &Weak<dyn FollowFleet>) {
+        self.access(name);
         lock(&self.0.state).tables.push((name.into(), FleetTable::Rules(Weak::clone(rules))));
         self.0.apply();
     }
@@ -295,6 +313,16 @@ impl Fleet {
         }))
     }
 
+    /// Returns whether rules of a file have this name.
+    #[cfg(feature = "rules")]
+    fn has_rule(&self, name: &str) -> bool {
+        let tables = lock(&self.0.state).tables.clone();
+        let rules = tables
+            .iter()
+            .filter_map(|(_, table)| if let FleetTable::Rules(rules) = table { rules.upgrade() } else { None });
+        rules.into_iter().any(|rules| rules.has_rule(name))
+    }
+
     /// Returns an error if this process has nothing of the change's name.
     fn check_here(&self, change: &FleetChange) -> Result<(), FleetError> {
         let FleetTarget { kind, name, .. } = &change.target;
@@ -302,7 +330,14 @@ impl Fleet {
             let state = lock(&self.0.state);
             state.tables.iter().filter(|(_, table)| table.is_of(*kind)).cloned().collect()
         };
+        if *kind == FleetKind::Rules && tables.is_empty() {
+            return Ok(()); // for the rules of other programs, which refuse what they cannot use
+        }
         let mut named = tables.iter().filter(|(known, _)| known == name).peekable();
+        #[cfg(feature = "rules")]
+        if matches!(kind, FleetKind::Mode | FleetKind::Override) && self.has_rule(name) {
+            return Ok(());
+        }
         if named.peek().is_none() && change.value.is_some() {
             let known: Vec<String> = tables.iter().map(|(known, _)| format!("`{known}`")).collect();
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
@@ -453,10 +488,7 @@ impl Inner {
             let (known, tables) = {
                 let mut state = lock(&self.state);
                 #[cfg(feature = "rules")]
-                state.tables.retain(|(_, table)| match table {
-                    FleetTable::Rules(rules) => rules.strong_count() > 0,
-                    _ => true,
-                });
+                state.enter_overrides();
                 (state.known.clone(), state.tables.clone())
             };
             let now = self.clock.now();
@@ -465,7 +497,12 @@ impl Inner {
                     known.document.entries.values().filter(|entry| {
                         entry.target.name == *name && table.is_of(entry.target.kind) && entry.holds(now)
                     });
-                table.follow(entries, now);
+                table.follow(
+                    entries,
+                    now,
+                    #[cfg(feature = "rules")]
+                    || rule_settings(&known.document, name, &tables, now),
+                );
             }
             let mut state = lock(&self.state);
             if state.known.version == known.version {
@@ -474,6 +511,65 @@ impl Inner {
             }
         }
     }
+}
+
+#[cfg(feature = "rules")]
+impl FleetState {
+    /// Makes a table for each name of an override, if rules may have it. Leaves out rules that were dropped.
+    fn enter_overrides(&mut self) {
+        let is_gone = |table: &FleetTable| matches!(table, FleetTable::Rules(rules) if rules.strong_count() == 0);
+        self.tables.retain(|(_, table)| !is_gone(table));
+        if !self.tables.iter().any(|(_, table)| matches!(table, FleetTable::Rules(_))) {
+            return;
+        }
+        let document = Arc::clone(&self.known.document);
+        let mut names: Vec<&str> = document
+            .entries
+            .keys()
+            .filter(|target| target.kind == FleetKind::Override)
+            .map(|target| &*target.name)
+            .collect();
+        names.dedup();
+        for name in names {
+            let is_own = |(known, table): &(Box<str>, FleetTable)| **known == *name && table.is_of(FleetKind::Override);
+            if !self.tables.iter().any(is_own) {
+                // Before the rules, so that these find it filled.
+                self.tables.insert(0, (name.into(), FleetTable::Overrides(OwnOverrides::new())));
+            }
+        }
+    }
+}
+
+/// Returns what is set for the rules of a file with this name.
+#[cfg(feature = "rules")]
+fn rule_settings(
+    document: &FleetDocument,
+    name: &str,
+    tables: &[(Box<str>, FleetTable)],
+    now: Timestamp,
+) -> FleetRuleSettings {
+    let mut settings = FleetRuleSettings::default();
+    let is_of =
+        |target: &FleetTarget, known: &str, table: &FleetTable| *target.name == *known && table.is_of(target.kind);
+    for entry in document.entries.values().filter(|entry| entry.holds(now)) {
+        let FleetEntry { target, value, .. } = entry;
+        let table = tables.iter().find(|(known, table)| is_of(target, known, table)).map(|(_, table)| table);
+        match (target.kind, table) {
+            (FleetKind::Mode, _) => {
+                if let Ok(mode) = value.parse() {
+                    settings.modes.insert(target.name.clone(), mode);
+                }
+            }
+            (FleetKind::Override, Some(FleetTable::Overrides(own))) => {
+                settings.overrides.insert(target.name.clone(), own.table.clone());
+            }
+            (FleetKind::Network, Some(FleetTable::Access(list))) if *target.name == *name => {
+                settings.clients = Some(list.clone());
+            }
+            _ => {}
+        }
+    }
+    settings
 }
 
 fn report(observers: &[Arc<dyn Observer>], event: &FleetEvent) {

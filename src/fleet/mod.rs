@@ -1,4 +1,4 @@
-//! What operators set for all processes at once, kept with the limiter's store.
+//! Settings of operators for all processes at once, kept with the limiter's store.
 //!
 //! A [`Fleet`] hands out modes, quotas, overrides and access lists, which layers take as usual.
 //! [`Fleet::change`] writes a change to the store, and each process reads it within a second.
@@ -48,13 +48,14 @@ mod document;
 mod error;
 mod file;
 mod handle;
+mod json;
 mod tables;
 
 pub use change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetTarget};
 pub use error::{FleetError, FleetErrorKind};
 pub use handle::{Fleet, FleetInForce};
 #[cfg(feature = "rules")]
-pub(crate) use tables::FollowFleet;
+pub(crate) use tables::{FleetRuleSettings, FollowFleet};
 
 #[cfg(test)]
 mod tests;

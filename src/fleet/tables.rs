@@ -1,5 +1,7 @@
 //! The modes, quotas, overrides and lists that the program took, which follow what operators set.
 
+#[cfg(feature = "rules")]
+use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -36,11 +38,36 @@ pub(super) enum FleetTable {
 /// Rules that follow what operators put in force.
 #[cfg(feature = "rules")]
 pub(crate) trait FollowFleet: Send + Sync {
-    /// Puts a text in force, or without one the rules of the file.
-    fn follow_fleet(&self, text: Option<&str>);
+    /// Puts a text in force, or without one the rules of the file, with what operators set for its rules.
+    fn follow_fleet(&self, text: Option<&str>, settings: FleetRuleSettings);
+
+    /// Returns whether operators can set something for a rule of this name.
+    fn has_rule(&self, name: &str) -> bool;
 
     /// Returns why a text could not be put in force.
     fn check_text(&self, text: &str) -> Result<(), String>;
+}
+
+/// What operators set for the rules of a file.
+#[cfg(feature = "rules")]
+#[derive(Clone, Default)]
+pub(crate) struct FleetRuleSettings {
+    /// The modes, by the names of rules.
+    pub(crate) modes: BTreeMap<Box<str>, Mode>,
+    /// The overrides, by the names of rules. They follow by themselves.
+    pub(crate) overrides: BTreeMap<Box<str>, Overrides<Quota>>,
+    /// The clients that are always allowed or denied, if there are any. The list follows by itself.
+    pub(crate) clients: Option<AccessList>,
+}
+
+#[cfg(feature = "rules")]
+impl FleetRuleSettings {
+    /// Returns whether rules that were made with the other settings need not be made again.
+    pub(crate) fn is_alike(&self, other: &Self) -> bool {
+        self.modes == other.modes
+            && self.overrides.keys().eq(other.overrides.keys())
+            && self.clients.is_some() == other.clients.is_some()
+    }
 }
 
 /// Overrides that only the fleet sets, so that it knows what it has set.
@@ -71,7 +98,12 @@ impl FleetTable {
     }
 
     /// Makes the table what the entries that hold say. Does nothing if it is so already.
-    pub(super) fn follow<'a>(&self, entries: impl Iterator<Item = &'a FleetEntry> + Clone, now: Timestamp) {
+    pub(super) fn follow<'a>(
+        &self,
+        entries: impl Iterator<Item = &'a FleetEntry> + Clone,
+        now: Timestamp,
+        #[cfg(feature = "rules")] settings: impl Fn() -> FleetRuleSettings,
+    ) {
         let first = || entries.clone().next().map(|entry| &*entry.value);
         match self {
             Self::Mode { switch, otherwise } => {
@@ -90,7 +122,7 @@ impl FleetTable {
             #[cfg(feature = "rules")]
             Self::Rules(rules) => {
                 if let Some(rules) = rules.upgrade() {
-                    contained(|| rules.follow_fleet(first()));
+                    contained(|| rules.follow_fleet(first(), settings()));
                 }
             }
         }

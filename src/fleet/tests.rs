@@ -13,7 +13,7 @@ use crate::middleware::charge::access::Access;
 use crate::mode::Mode;
 use crate::quota::Quota;
 
-/// What becomes of calls.
+/// The outcome of calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Fault {
     #[default]
@@ -363,4 +363,72 @@ async fn pushed_rules_are_in_force_until_they_are_rolled_back() {
     fleets[1].change("bob", "", [own]).await.unwrap();
     second().await;
     assert_eq!(limits(), [1, 9]);
+}
+
+#[cfg(feature = "rules")]
+#[tokio::test(start_paused = true)]
+async fn rules_of_a_file_follow_what_is_set_for_them() {
+    use std::net::IpAddr;
+
+    use crate::key::PeerAddr;
+    use crate::rules::Rules;
+
+    const TEXT: &str = "
+access: {allow: [198.51.100.0/24]}
+rules:
+- {name: client, was: old, quota: 3 per hour, key: peer-ip}
+- {name: other, quota: {limit: 9, per: hour}, key: peer-ip}
+";
+    let (_, _, fleets) = processes().await;
+    let text = TEXT.replace("{limit: 9, per: hour}", "9 per hour");
+    let rules = fleets.each_ref().map(|fleet| Rules::builder().fleet(fleet, "rules").read_text(&*text).unwrap());
+    // Both processes have one limiter, as with Redis.
+    let limiter = crate::MemoryLimiter::new();
+    let layers = rules.each_ref().map(|rules| rules.layer(limiter.clone()).unwrap());
+    let request = |client: &str| {
+        let (mut head, ()) = http::Request::new(()).into_parts();
+        head.extensions.insert(PeerAddr::from(client.parse::<IpAddr>().unwrap()));
+        head
+    };
+    let passes = async |at: usize, client: &str| match layers[at].admit(&request(client)).await {
+        Ok(admission) => {
+            admission.keep();
+            true
+        }
+        Err(_) => false,
+    };
+    let change = |change: FleetChange| async {
+        let target = change.target().clone();
+        fleets[0].change("alice", "", [change]).await.unwrap();
+        second().await;
+        target
+    };
+    for _ in 0..3 {
+        assert!(passes(0, "192.0.2.1").await);
+    }
+    assert!(!passes(1, "192.0.2.1").await);
+    // A raised customer keeps what it used; others have what the file says.
+    let raised = FleetChange::override_quota("client", "192.0.2.1".parse::<IpAddr>().unwrap(), Quota::per_hour(5));
+    let raised = change(raised.unwrap()).await;
+    assert!(passes(1, "192.0.2.1").await && passes(0, "192.0.2.1").await && !passes(1, "192.0.2.1").await);
+    for _ in 0..3 {
+        assert!(passes(1, "192.0.2.2").await);
+    }
+    assert!(!passes(1, "192.0.2.2").await);
+    // A rule that is wrong is watched only, and a file that is read again changes nothing about that.
+    let watched = change(FleetChange::mode("client", Mode::Shadow)).await;
+    assert!(passes(1, "192.0.2.2").await);
+    rules[1].replace(format!("{text}# again")).unwrap();
+    assert!(passes(1, "192.0.2.2").await);
+    change(FleetChange::end(watched)).await;
+    change(FleetChange::end(raised)).await;
+    assert!(!passes(1, "192.0.2.2").await && !passes(1, "192.0.2.1").await);
+    // What an operator says of a client counts before the file.
+    assert!(passes(1, "198.51.100.1").await);
+    let blocked = change(FleetChange::network("rules", "198.51.100.0/24", Access::Deny).unwrap()).await;
+    assert!(!passes(1, "198.51.100.1").await);
+    change(FleetChange::end(blocked)).await;
+    assert!(passes(1, "198.51.100.1").await);
+    let unknown = fleets[0].change("alice", "", [FleetChange::mode("clientt", Mode::Shadow)]).await;
+    assert_eq!(unknown.unwrap_err().kind(), FleetErrorKind::Invalid);
 }

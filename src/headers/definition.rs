@@ -115,6 +115,28 @@ impl Headers {
     ///   helps.
     ///
     /// The draft is work in progress and not a standard.
+    ///
+    /// # Quotas that refill within a second
+    ///
+    /// `t` and `Retry-After` are whole seconds, rounded up. A client that waits for a second
+    /// whenever nothing remains gets one burst a second: all of `50 per second`, a fifth of `50 per
+    /// second, burst 10`, and a thousandth of GCRA with 1,000 per second. So draft 11's headers say
+    /// more there:
+    ///
+    /// | quota | after a request that took the last unit |
+    /// |---|---|
+    /// | `Quota::per_second(50)` | `q=50;w=1` and `r=0;t=1;tower-ms=20` |
+    /// | `Quota::per_second(50).burst(10)?` | `q=50;w=1` and `r=49;t=1;tower-r=0;tower-ms=20` |
+    /// | `Quota::gcra(1_000, second)?` | `q=1000;w=1` and `r=999;t=1;tower-r=0;tower-ms=1` |
+    ///
+    /// * If the capacity refills within less than half a second, a client that spreads `r` over `t`
+    ///   gets nearly the whole quota. One that sends `r` at once is refused after the burst, as it
+    ///   would be by any limiter with so small a burst.
+    /// * [`ObeyLayer`](crate::guide::being_a_client) gets 95 % of each quota or more if it is the
+    ///   only client of its key.
+    /// * Refusals say whole seconds only. A refused client that comes back within milliseconds
+    ///   would be refused again if many clients share the key.
+    /// * Other formats have no such parameters. [`Headers::openai`] writes milliseconds.
     #[must_use]
     pub fn draft_11() -> Self {
         Self::with(vec![Header::list(RATE_LIMIT_POLICY, List::Policies), Header::list(RATE_LIMIT, List::Limits)])

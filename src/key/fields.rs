@@ -265,7 +265,7 @@ where
 
 impl IntoKey for HeaderValue {
     /// Makes the key of the value's text without the spaces around it, or of its bytes if it is not
-    /// text. An empty value is no key.
+    /// text. An empty value is not a key.
     fn into_key(self) -> Option<Key> {
         // HTTP/1 takes the spaces out of a value (RFC 9110 section 5.5). HTTP/2 does not.
         let value = self.as_bytes().trim_ascii();

@@ -96,7 +96,7 @@ pub(crate) fn parameter<'a>(head: &Head<'a>, name: &str) -> QueryParameter<'a> {
 
 /// Decodes bytes of a query. A `%` that begins no valid escape stays as it is.
 fn decoded(bytes: &[u8]) -> impl Iterator<Item = u8> {
-    // A `+` that was percent-encoded is no space.
+    // A `+` that was percent-encoded is not a space.
     bytes.split_inclusive(|byte| *byte == b'+').flat_map(|part| match part.split_last() {
         Some((b'+', before)) => percent_decode(before).chain(Some(b' ')),
         _ => percent_decode(part).chain(None),

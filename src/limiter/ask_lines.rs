@@ -9,19 +9,26 @@
 //! A wait that a store names begins when the store decides, and the next call takes time to arrive.
 //! So the next caller asks a round trip earlier. Otherwise a store that is far would slow each line.
 //!
-//! Callers ask side by side as far as the last decision left enough for all of them, so that a
-//! remote limiter is not asked only once in a round trip. Before the first decision, the capacity is
-//! taken to be left. So a thousand callers that come at once do not become a thousand calls.
+//! Several callers ask at once if the last decision left enough units for all of them. Otherwise a
+//! remote limiter would be asked only once in a round trip. Before the first decision, the line
+//! assumes that the whole capacity is left. So a thousand callers that come at once do not become a
+//! thousand calls.
 //!
-//! If a call fails, two more callers ask at once. So the waits of a thousand callers end after ten
-//! failures in a row, and one lost connection does not become a thousand calls. If the limiter is
-//! only overloaded, the next caller asks.
+//! If a call fails, two more callers ask at once, and four if both of these fail. So the waits of a
+//! thousand callers end after ten round trips, and one lost connection does not become a thousand
+//! calls. If the limiter is only overloaded, the next caller asks.
+//!
+//! # Changes meanwhile
+//!
+//! A reset, a refund elsewhere or a larger quota may let the first caller pass earlier than the limiter
+//! said. If the line learns of such a change, the first caller asks at once. In any case it asks
+//! again after ten seconds, even if the limiter named a longer wait.
 //!
 //! # Callers that do not run
 //!
-//! A caller may have stopped to poll. If the first caller does not ask in time, the next one does,
-//! and passes it over. A caller that is passed over keeps its turn: it is the first again as soon
-//! as it polls. So it delays the others once.
+//! A caller's future may not be polled any more. If the first caller does not ask in time, the next
+//! one does, and passes it over. A caller that is passed over keeps its turn: it is the first again
+//! as soon as it polls. So it delays the others once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -43,6 +50,9 @@ const PATIENCE_US: u64 = 50_000;
 
 /// The time after which a call of the limiter no longer keeps the next caller from asking.
 const UNANSWERED_US: u64 = 1_000_000;
+
+/// The time after which the first caller asks again at the latest.
+const RECHECK_US: u64 = 10_000_000;
 
 /// The time after which a caller that is none of the foremost passes all of them over.
 const LONG_PATIENCE_US: u64 = 10_000_000;
@@ -121,6 +131,24 @@ impl AskLines {
         }
     }
 
+    /// Lets the first caller of each key ask, because a policy has another quota. Takes time in
+    /// proportion to the number of lines.
+    pub(crate) fn call_all(&self, policy: &Policy, timer: &dyn Timer) {
+        if self.is_empty() {
+            return;
+        }
+        let now_us = time_of(timer);
+        let mut wakers = Wakers::default();
+        let mut table = lock(&self.table);
+        let now_us = table.time(now_us);
+        for (_, line) in table.lines.iter_mut().filter(|((name, _), _)| *name == policy.name_fingerprint()) {
+            line.due_us = line.due_us.min(now_us);
+            line.wake_foremost(&mut wakers);
+        }
+        drop(table);
+        wakers.release();
+    }
+
     /// Changes a line. `change` gets the time.
     fn change<T>(
         &self,
@@ -195,7 +223,7 @@ impl AskLine {
     }
 
     fn pass_first_over(&mut self, wakers: &mut Wakers) {
-        // It is woken, in case that it polls again.
+        // It is woken, in case it polls again.
         if let Some((turn, cost)) = self.waiters.pop_first(wakers) {
             self.passed_over.insert(turn, cost);
         }
@@ -226,7 +254,7 @@ impl AskLine {
         self.waiters.add(turn, asking.cost);
         (self.spare, self.released) = (0, 0);
         // A wait of zero would make this a busy loop.
-        let wait_us = wait_us.saturating_sub(self.measure(asking, now_us)).max(1);
+        let wait_us = wait_us.saturating_sub(self.measure(asking, now_us)).clamp(1, RECHECK_US);
         self.due_us = now_us.saturating_add(wait_us);
     }
 
@@ -238,7 +266,8 @@ impl AskLine {
         let under_way = self.asking.values().fold(0, |sum: u64, asking| sum.saturating_add(asking.cost));
         (self.spare, self.released) = (remaining.saturating_sub(under_way), 0);
         let is_enough = self.waiters.first().is_none_or(|(_, cost)| *cost <= self.spare);
-        self.due_us = now_us.saturating_add(if is_enough { 0 } else { next_us.saturating_sub(trip_us) });
+        self.due_us =
+            now_us.saturating_add(if is_enough { 0 } else { next_us.saturating_sub(trip_us).min(RECHECK_US) });
     }
 
     /// Measures the round trip of a call that was answered. Returns how much of the wait that it
@@ -298,7 +327,7 @@ impl AskTurn {
     ) -> Self {
         Self::enter(lines, timer, (policy, key), until_us, |line, number, now_us| {
             if line.is_over() {
-                line.due_us = now_us.saturating_add(wait.map_or(0, micros_ceil));
+                line.due_us = now_us.saturating_add(wait.map_or(0, micros_ceil).min(RECHECK_US));
             }
             line.waiters.add(number, cost);
         })
@@ -339,7 +368,8 @@ impl AskTurn {
     }
 
     /// Is ready when the caller has to ask the limiter, or when it gives up. After it has asked, it
-    /// says what came of it.
+    /// reports the answer by [`note_denied`](Self::note_denied),
+    /// [`leave_admitted`](Self::leave_admitted) or [`leave_failed`](Self::leave_failed).
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LineStep> {
         let Some(mut now_us) = time_of(&*self.timer) else { return Poll::Ready(LineStep::GivesUp) };
         loop {

@@ -22,6 +22,24 @@ type BoxReply<T> = Reply<T, LimiterError, BoxFuture<'static, Result<T, LimiterEr
 ///
 /// let limiter: BoxLimiter = BoxLimiter::new(MemoryLimiter::new());
 /// ```
+///
+/// A setting can choose it when the program starts:
+///
+/// ```no_run
+/// # #[cfg(feature = "_redis")] {
+/// use tower_ratelimit::{
+///     MemoryLimiter, Quota, RateLimitLayer, RedisLimiter, key, limiter::BoxLimiter,
+/// };
+///
+/// # async fn layer() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = match std::env::var("REDIS_URL") {
+///     Ok(url) => BoxLimiter::new(RedisLimiter::connect(&url).await?),
+///     Err(_) => BoxLimiter::new(MemoryLimiter::new()), // on a developer's machine
+/// };
+/// let limit = RateLimitLayer::new(limiter, Quota::per_minute(100), key::peer_ip());
+/// # Ok(()) }
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct BoxLimiter(Arc<dyn ErasedLimiter>);
 

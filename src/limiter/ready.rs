@@ -1,4 +1,4 @@
-//! Waiting until a limiter admits a charge, for callers that are no requests of a layer.
+//! Waiting until a limiter admits a charge, for callers that are not requests of a layer.
 
 use std::error::Error;
 use std::fmt;
@@ -28,7 +28,7 @@ use crate::policy::Policy;
 /// The longest wait by default.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
-/// The number of callers that wait by default.
+/// The maximum number of callers that wait, by default.
 const MAX_WAITING: usize = 1_000;
 
 /// The first and the longest wait if the limiter does not know when a charge would pass.
@@ -67,8 +67,8 @@ const UNKNOWN_WAIT_MAX: Duration = Duration::from_millis(400);
 ///   a caller that finds others waiting stands behind them. The order is that of one `Ready` and
 ///   its clones.
 /// * **Bounded.** At most [`max_waiting`](Self::max_waiting) callers wait, and each for at most
-///   [`max_wait`](Self::max_wait). A caller that would have to wait longer is told so at once.
-/// * **Dropped at any point**, a future returns what it took, and the next caller moves up. A
+///   [`max_wait`](Self::max_wait). A caller that would have to wait longer gets an error at once.
+/// * **Dropped at any point**, a future refunds what it took, and the next caller moves up. A
 ///   future that is not dropped and not polled delays the callers behind it once, by at most 50
 ///   milliseconds; if eight such futures are the first in line, by at most ten seconds.
 /// * **A failing limiter** ends the waits of its callers with [`NotReadyKind::Limiter`].
@@ -77,6 +77,9 @@ const UNKNOWN_WAIT_MAX: Duration = Duration::from_millis(400);
 /// at most about 1,000 units a second of a key. Give such a quota a larger burst, take several
 /// units at once, or use a leaky queue. With a store, the callers of a key get the whole rate if the
 /// burst is at least what comes in two round trips.
+///
+/// The first caller in line asks again after ten seconds at the latest, in case its key was
+/// reset or its quota was raised.
 ///
 /// A quota that [counts denied](crate::Quota::count_denied) requests counts each time that the
 /// limiter is asked.
@@ -97,9 +100,9 @@ struct ReadyLines {
 }
 
 impl<L: Limiter> Ready<L> {
-    /// Makes lines in front of a limiter, in which no caller waits. Clones share them.
+    /// Makes empty lines in front of a limiter. Clones share them.
     ///
-    /// Callers wait by a `TokioTimer` if there is the feature `tokio`. Otherwise set a
+    /// With the feature `tokio`, callers wait by a `TokioTimer`. Without it, set a
     /// [timer](Self::timer).
     #[must_use]
     pub fn new(limiter: L) -> Self {
@@ -452,8 +455,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         wait
     }
 
-    /// Notes that the limiter failed. In a line that is polled the caller waits on, unless calls go
-    /// on failing.
+    /// Notes that the limiter failed. A caller in a line that polls its limiter stays there, unless
+    /// too many calls in a row have failed.
     fn note_failed(&mut self, error: L::Error, step: LineStep) -> Result<(), NotReady> {
         self.failures += 1;
         match self.turn.take() {
@@ -539,7 +542,8 @@ impl<L: Limiter> HeldDecision<'_, L> {
         self.turns.poll(lines, timer, depart, cx)
     }
 
-    /// Returns the slots of a caller that does not wait for them, in order with those of the lines.
+    /// Refunds what a caller took from queues whose departures it does not wait for. The lines refund
+    /// it in the order that the queues need.
     fn decline(&mut self) {
         let (ready, charges) = (self.ready, self.charges);
         let now_us = ready.timer.as_ref().and_then(|timer| time_of(&**timer)).unwrap_or(0);
@@ -592,7 +596,7 @@ pub struct NotReady {
 #[non_exhaustive]
 pub enum NotReadyKind {
     /// The caller would have to wait for longer than [`max_wait`](Ready::max_wait), or has waited
-    /// for so long.
+    /// for that long.
     TooLong,
     /// [`max_waiting`](Ready::max_waiting) callers wait already.
     TooManyWaiting,

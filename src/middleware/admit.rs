@@ -28,8 +28,8 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// Decides about a request in a handler, by the rules and the settings of this layer, where a key or a cost is
     /// known only there: after the body was parsed, or the user was found.
     ///
-    /// The rules read the request's head, so the handler puts what it knows into its extensions. The layer is not
-    /// around any service for this; it is kept in the application's state.
+    /// The rules read the request's head, so the handler puts what it knows into its extensions. The application keeps
+    /// this layer in its state. The layer need not wrap a service.
     ///
     /// * The observer, access lists, modes, blocks and [`OnError`](crate::OnError) are as in the layer. A request that
     ///   has to [wait](Self::delay) waits here.
@@ -291,7 +291,7 @@ impl Admission {
 
     /// Adds the [headers](Self::headers) of the layer to those of a response, merged as a layer
     /// [does](crate::Headers): so a handler merges the headers of several layers that it asks, or those of a response
-    /// that it passes on. A layer sends headers only with a response that is no redirect.
+    /// that it passes on. A layer sends headers only with a response that is not a redirect.
     ///
     /// ```
     /// use axum::response::{IntoResponse, Response};

@@ -226,6 +226,9 @@ impl<L: Limiter> Compiled<L> {
         if let Some(lines) = self.limiter.hooks().place_lines() {
             self.policies.iter().filter(|policy| policy.limits_in_flight()).for_each(|policy| lines.wake_all(policy));
         }
+        if let Some(delays) = &self.delays {
+            self.policies.iter().for_each(|policy| delays.call_all(policy));
+        }
     }
 
     /// Returns why a policy cannot pace bodies, if that is so.
@@ -317,10 +320,13 @@ impl<L> Compiled<L> {
     }
 
     /// Returns the policy for asking again for what a request waits for in line: with the quota that is in force now,
-    /// if the policy is a concurrency limit whose quota was replaced.
+    /// if receipts of both can be read under either.
     pub(super) fn policy_in_line(&self, at: usize) -> Option<Policy> {
         let own = self.policy(at)?;
-        let newest = self.newest_policy(at).filter(|now| own.limits_in_flight() && now.limits_in_flight());
+        let newest = self.newest_policy(at).filter(|now| {
+            let is_alike = now.limits_in_flight() == own.limits_in_flight();
+            is_alike && (own.limits_in_flight() || now.quota().reads_receipts_of(own.quota()))
+        });
         Some(newest.unwrap_or_else(|| own.clone()))
     }
 

@@ -236,7 +236,7 @@ impl Diagnostics {
         let Some(rule) = self.rules.get(at).filter(|rule| !rule.known.load(Ordering::Relaxed)) else {
             return;
         };
-        // Behind trusted networks nobody is known without the peer's address. A rule by a count of proxies has a key.
+        // A rule that trusts networks finds no client without the peer's address. A rule that counts proxies does.
         if bound.is_by_proxies() && applies && key.is_none_or(|key| *key == Key::keyless()) {
             self.peer_is_unknown("a rule counts by key::client_ip behind the networks of trusted proxies");
             self.is_known_now(rule);
@@ -245,7 +245,7 @@ impl Diagnostics {
         let is_unreported = bound.is_by_proxies() && key.is_some_and(Key::is_unnamed);
         let has_key = !is_unreported && key.is_some_and(|key| *key != Key::keyless());
         let asked = rule.asked.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        // A peer that is no trusted proxy is itself the client, or a proxy that the networks lack.
+        // A peer that is not a trusted proxy is itself the client, or a proxy that the networks lack.
         if bound.is_by_proxies() && has_key && asked < RULE_LOOKED_AT && is_of_peer(key, head) {
             self.look_for_untrusted_proxy(rule, bound, head);
             return;

@@ -806,6 +806,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         async move {
             for policy in &*compiled.policies {
                 reset_under(&*compiled.limiter, policy, key).await?;
+                compiled.delays.iter().for_each(|delays| delays.call_first(policy, key));
             }
             Ok(())
         }

@@ -395,7 +395,7 @@ impl Ticket {
             let rule = layer.rule_of(charged.policy);
             let Some(policy) = charged.policy_in(layer) else { continue };
             let link = layer.link(rule);
-            // A quota of 0 is a switch.
+            // A quota of 0 refuses all requests on purpose.
             if link.is_some_and(|(linked, _)| linked == charged.policy) || policy.quota().limit() == 0 {
                 continue;
             }

@@ -66,7 +66,7 @@ impl Calendar {
     /// March 31.
     ///
     /// # Errors
-    /// Returns an error if the windows are no months, or the day is not 1 to 31.
+    /// Returns an error if the windows are not months, or the day is not 1 to 31.
     pub fn from_day(self, day: u8) -> Result<Self, ConfigError> {
         if self.unit != CalendarUnit::Month {
             return Err(not_an_option("from_day", self.unit, "month"));
@@ -83,7 +83,7 @@ impl Calendar {
     /// Sets the day on which each week begins.
     ///
     /// # Errors
-    /// Returns an error if the windows are no weeks.
+    /// Returns an error if the windows are not weeks.
     pub fn from_weekday(self, day: Weekday) -> Result<Self, ConfigError> {
         if self.unit != CalendarUnit::Week {
             return Err(not_an_option("from_weekday", self.unit, "week"));

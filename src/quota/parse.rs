@@ -22,7 +22,7 @@ const UNITS: [(u64, &str, &[&str]); 6] = [
 ];
 
 /// Further units of time, for reading: the microseconds and the names. A printed quota has days instead,
-/// as these are no months and years of a calendar.
+/// as these are not months and years of a calendar.
 const LONG_UNITS: [(u64, &[&str]); 3] = [
     (7 * UNITS[0].0, &["week", "weeks", "w"]),
     (30 * UNITS[0].0, &["month", "months"]),

@@ -71,8 +71,8 @@ impl<'a> Refusal<'a> {
 
     /// Returns the wait until the same request may pass, with the
     /// [jitter](crate::Headers::jitter) and the [cap](crate::Headers::max_wait) of reported waits.
-    /// If the limiter failed, it is 1 to 5 s, by the client's key, so that not all clients come back at once.
-    /// [`Wait::None`] if no quota refused otherwise.
+    /// If the limiter failed, it is between 1 and 5 s and depends on the client's key, so that not all clients come
+    /// back at once. Otherwise it is [`Wait::None`] if no quota refused.
     #[must_use]
     pub fn wait(&self) -> Wait {
         self.wait

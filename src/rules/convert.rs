@@ -254,7 +254,7 @@ impl ConvertedRule {
     }
 }
 
-/// Returns the field of `match` that says the same as an entry's value, and that value as it is written.
+/// Returns the field of `match` that stands for an entry of a descriptor, and its value as a file of rules has it.
 fn match_field(key: &str, value: &str) -> Option<(&'static str, String)> {
     let is_exact = !value.contains('*');
     match key {

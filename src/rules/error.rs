@@ -34,7 +34,7 @@ pub struct RulesError {
     more: usize,
     /// The file that was read.
     file: Option<Arc<Path>>,
-    /// The names that are not registered, if that is no problem.
+    /// The names that are not registered, if that is not a problem.
     unregistered: Box<[UnregisteredName]>,
     /// The warnings of a check.
     warnings: Box<[RulesWarning]>,

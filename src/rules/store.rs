@@ -6,6 +6,8 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
+#[cfg(feature = "tokio")]
+use super::bind::operate;
 use super::bind::{Bound, RulesHistory, bind};
 use super::document::{BYTES_MAX, end_of};
 use super::error::{Problems, RulesError};
@@ -21,7 +23,7 @@ use crate::clock::{CalendarClock, Clock};
 use crate::error::WithSources;
 use crate::event::RulesEvent;
 #[cfg(feature = "tokio")]
-use crate::fleet::{Fleet, FollowFleet};
+use crate::fleet::{Fleet, FleetRuleSettings, FollowFleet};
 use crate::limiter::UnsupportedQuota;
 use crate::middleware::rule::Follow;
 use crate::middleware::source::{FindRules, RuleSource, SourcedRules};
@@ -46,6 +48,9 @@ struct RulesState {
     /// The rules of the program or its file, which are in force unless operators put others in force.
     #[cfg(feature = "tokio")]
     own: Arc<[u8]>,
+    /// What operators set for the rules.
+    #[cfg(feature = "tokio")]
+    settings: FleetRuleSettings,
     /// The fleet whose operators may put others in force.
     #[cfg(feature = "tokio")]
     fleet: Option<Fleet>,
@@ -78,6 +83,18 @@ struct InForce {
     /// The names of the policies and of their states, with the positions of their rules.
     names: Vec<(Box<str>, Position)>,
     history: RulesHistory,
+    /// What operators had set when the rules were made.
+    #[cfg(feature = "tokio")]
+    settings: FleetRuleSettings,
+}
+
+/// What the next rules are made of beside their text.
+#[derive(Default)]
+struct RulesOrigin {
+    version: u64,
+    history: RulesHistory,
+    #[cfg(feature = "tokio")]
+    settings: FleetRuleSettings,
 }
 
 impl RuleStore {
@@ -95,12 +112,14 @@ impl RuleStore {
 
     fn new(names: Names, path: Option<Arc<Path>>, content: Arc<[u8]>) -> Result<Self, RulesError> {
         let names = Arc::new(names);
-        let in_force = InForce::new(&names, &content, path.as_ref(), RulesHistory::default(), 0)
+        let in_force = InForce::new(&names, &content, path.as_ref(), RulesOrigin::default())
             .map_err(|error| error.in_file(path.as_ref()))?;
         let is_marked = has_end_mark(&content);
         let state = RulesState {
             #[cfg(feature = "tokio")]
             own: Arc::clone(&content),
+            #[cfg(feature = "tokio")]
+            settings: FleetRuleSettings::default(),
             #[cfg(feature = "tokio")]
             fleet: None,
             #[cfg(feature = "tokio")]
@@ -133,7 +152,7 @@ impl RuleStore {
         self.state().read = Err(RulesError::of_file("the rules were read, and a limiter panicked about them"));
     }
 
-    /// Reads the file, and puts its rules in force if the reading is wanted. Returns `None` if it is not.
+    /// Reads the file, and puts its rules in force if `is_wanted` says so. Otherwise returns `None`.
     pub(super) fn reload(&self, is_wanted: impl Fn(&Reading) -> bool) -> Option<Result<u64, RulesError>> {
         let (read, reading) = {
             let _alone = lock(&self.reads);
@@ -185,9 +204,9 @@ impl RuleStore {
     fn put_in_force(&self, content: &Arc<[u8]>, reading: Option<u64>) -> Result<u64, RulesError> {
         let file = self.path.as_ref().filter(|_| reading.is_some());
         loop {
-            let (before, domain, history, layers, is_marked) = {
+            let (origin, domain, layers, is_marked) = {
                 let mut state = self.state();
-                if state.in_force.content == *content {
+                if state.in_force.content == *content && state.has_settings() {
                     let had_error = state.error.take().is_some();
                     let (version, layers, loaded) =
                         (state.in_force.rules.version, state.layers(), state.in_force.event());
@@ -200,12 +219,12 @@ impl RuleStore {
                     }
                     return Ok(version);
                 }
-                let in_force = &state.in_force;
                 let is_marked = state.is_marked && reading.is_some();
-                (in_force.rules.version, in_force.domain(), in_force.history.clone(), state.layers(), is_marked)
+                (state.origin(), state.in_force.domain(), state.layers(), is_marked)
             };
+            let before = origin.version - 1;
             let next = if is_marked && !has_end_mark(content) { Err(incomplete(content)) } else { Ok(()) }
-                .and_then(|()| InForce::new(&self.names, content, file, history, before + 1))
+                .and_then(|()| InForce::new(&self.names, content, file, origin))
                 .and_then(|next| next.accepted_by(&layers, domain.as_deref()).map(|()| next));
             let next = match next {
                 Ok(next) => next,
@@ -297,17 +316,25 @@ impl RuleStore {
 
 #[cfg(feature = "tokio")]
 impl FollowFleet for RuleStore {
-    fn follow_fleet(&self, text: Option<&str>) {
+    fn follow_fleet(&self, text: Option<&str>, settings: FleetRuleSettings) {
         let content = {
             let mut state = self.state();
             let was_pushed = std::mem::replace(&mut state.is_pushed, text.is_some());
+            let is_alike = state.in_force.settings.is_alike(&settings);
+            state.settings = settings;
             match text {
                 Some(text) => Arc::from(text.as_bytes()),
                 None if was_pushed => Arc::clone(&state.own),
-                None => return,
+                None if is_alike => return,
+                None => Arc::clone(&state.in_force.content),
             }
         };
         let _ = self.put_in_force(&content, None); // observers and the status page get the error
+    }
+
+    fn has_rule(&self, name: &str) -> bool {
+        let rules = Arc::clone(&self.state().in_force.rules);
+        rules.finder.is_none() && rules.rules.iter().any(|bound| bound.names().next() == Some(name))
     }
 
     fn check_text(&self, text: &str) -> Result<(), String> {
@@ -325,12 +352,11 @@ impl RuleStore {
 
     /// Returns an error if the rules of a text could not be put in force now.
     fn check_next(&self, content: &Arc<[u8]>, file: Option<&Arc<Path>>) -> Result<(), RulesError> {
-        let (before, domain, history, layers) = {
+        let (origin, domain, layers) = {
             let state = self.state();
-            let in_force = &state.in_force;
-            (in_force.rules.version, in_force.domain(), in_force.history.clone(), state.layers())
+            (state.origin(), state.in_force.domain(), state.layers())
         };
-        let next = InForce::new(&self.names, content, file, history, before + 1)?;
+        let next = InForce::new(&self.names, content, file, origin)?;
         next.accepted_by(&layers, domain.as_deref())
     }
 }
@@ -339,6 +365,23 @@ impl RulesState {
     /// Returns whether the file was read again after this reading.
     fn is_outdated(&self, reading: Option<u64>) -> bool {
         reading.is_some_and(|reading| reading != self.reading)
+    }
+
+    fn origin(&self) -> RulesOrigin {
+        RulesOrigin {
+            version: self.in_force.rules.version + 1,
+            history: self.in_force.history.clone(),
+            #[cfg(feature = "tokio")]
+            settings: self.settings.clone(),
+        }
+    }
+
+    /// Returns whether the rules in force were made with what operators set now.
+    fn has_settings(&self) -> bool {
+        #[cfg(feature = "tokio")]
+        return self.in_force.settings.is_alike(&self.settings);
+        #[cfg(not(feature = "tokio"))]
+        true
     }
 
     fn layers(&self) -> Vec<Arc<dyn Follow>> {
@@ -351,16 +394,32 @@ impl InForce {
         names: &Arc<Names>,
         content: &Arc<[u8]>,
         file: Option<&Arc<Path>>,
-        history: RulesHistory,
-        version: u64,
+        origin: RulesOrigin,
     ) -> Result<Self, RulesError> {
-        let Bound { rules, count, lists, tree, quotas, names, history } =
+        let RulesOrigin { version, history, .. } = origin;
+        #[cfg_attr(not(feature = "tokio"), allow(unused_mut, reason = "operators set nothing"))]
+        let mut bound =
             names.known(true, |known| read(content, known, |file, problems| bind(&file, names, history, problems)))?;
+        #[cfg(feature = "tokio")]
+        operate(&mut bound, &origin.settings, names);
+        let Bound { rules, count, lists, tree, quotas, names, history } = bound;
         let finder = tree.clone().map(|tree| tree as Arc<dyn FindRules>);
         let rules = Arc::new(SourcedRules { version, rules, lists, finder });
         let (content, file) = (Arc::clone(content), file.map(Arc::clone));
         let facts = RulesInForce::of_text(version, &content, CalendarClock.now());
-        Ok(Self { content, file, count, rules, facts, tree, quotas: quotas.into(), names, history })
+        Ok(Self {
+            content,
+            file,
+            count,
+            rules,
+            facts,
+            tree,
+            quotas: quotas.into(),
+            names,
+            history,
+            #[cfg(feature = "tokio")]
+            settings: origin.settings,
+        })
     }
 
     /// Returns the event that the rules are in force.
@@ -451,7 +510,7 @@ fn all_supported(
     }
 }
 
-/// Checks a text as a store would read it, but names that are not registered are no problems. Returns these, and
+/// Checks a text as a store would read it, but names that are not registered are not problems. Returns these, and
 /// warnings.
 pub(super) fn check(names: &Names, content: &[u8]) -> Result<RulesReport, RulesError> {
     let (mut unregistered, mut warned) = (Vec::new(), Vec::new());

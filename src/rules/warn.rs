@@ -30,7 +30,7 @@ pub(super) fn warnings(file: &FileSpec) -> Vec<Noticed> {
 }
 
 /// Returns a warning for each kind of address that `allow` exempts as a whole, and a note for each that `deny` refuses.
-/// The most specific network of both lists counts, so an exception in the other list is no mistake.
+/// The most specific network of both lists counts, so an exception in the other list is not a mistake.
 fn whole_families(access: &AccessSpec) -> Vec<Noticed> {
     let mut found = Vec::new();
     for (family, bits) in [("IPv4", 32), ("IPv6", 128)] {
@@ -122,7 +122,7 @@ fn disabled_rule(rule: &RuleSpec) -> Noticed {
     Noticed { kind: RulesWarningKind::Disabled, position: rule.name.position, message }
 }
 
-/// Returns a note if a quota of the rule is 0. A plan of 0 stands beside others, so it is no mistake.
+/// Returns a note if a quota of the rule is 0. A plan of 0 stands beside others, so it is not a mistake.
 fn closed_rule(rule: &RuleSpec) -> Option<Noticed> {
     let QuotaSpec::All(quotas) = &rule.quota else { return None };
     let refuses = rule.is_enabled && rule.mode == Mode::Enforce;

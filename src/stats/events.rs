@@ -92,6 +92,7 @@ impl EventCells {
         match event {
             LayerEvent::WaitBegan { .. } => add(&self.waits_begun),
             LayerEvent::WaitEnded { .. } => add(&self.waits_ended),
+            LayerEvent::PaceBegan { .. } | LayerEvent::PaceEnded { .. } => {}
         }
     }
 
@@ -278,7 +279,7 @@ impl EventCounts {
     /// Returns why checks of a store fail, or failed before nothing was checked any more: the first of
     /// [`store_errors`](Self::store_errors). If there is none, returns why a server does not answer.
     ///
-    /// It stays until a check succeeds, so it is no readiness probe: a process that gets no requests would never be
+    /// It stays until a check succeeds, so it is not a readiness probe: a process that gets no requests would never be
     /// ready again.
     #[must_use]
     pub fn store_error(&self) -> Option<&str> {

@@ -32,6 +32,10 @@ pub(super) struct PolicyCounts {
     /// The requests that began to wait for it, and those that do not any more.
     pub(super) waits_begun: AtomicU64,
     pub(super) waits_ended: AtomicU64,
+    /// The bodies that began to be paced, and those that have ended, with their bytes.
+    pub(super) paces_begun: AtomicU64,
+    pub(super) paces_ended: AtomicU64,
+    pub(super) paced_bytes: AtomicU64,
     /// 0 if it refused no request.
     pub(super) last_refused_us: AtomicU64,
     /// Whether it is a block, which refuses while it works.
@@ -53,6 +57,9 @@ impl PolicyCounts {
             held_for: Histogram::default(),
             waits_begun: AtomicU64::new(0),
             waits_ended: AtomicU64::new(0),
+            paces_begun: AtomicU64::new(0),
+            paces_ended: AtomicU64::new(0),
+            paced_bytes: AtomicU64::new(0),
             last_refused_us: AtomicU64::new(0),
             is_block: AtomicBool::new(false),
             rates: Mutex::new(Rates::new(period)),
@@ -66,12 +73,21 @@ impl PolicyCounts {
 impl PolicyCounts {
     /// Returns how many requests wait for it. `None` if none ever did.
     pub(super) fn waiting(&self) -> Option<u64> {
-        // Reads the ends before the beginnings, so that a wait that passes between the two readings is not an end
-        // without a beginning.
-        let ended = self.waits_ended.load(Ordering::Relaxed);
-        let begun = self.waits_begun.load(Ordering::Relaxed);
-        (begun > 0).then(|| begun.saturating_sub(ended))
+        under_way(&self.waits_begun, &self.waits_ended)
     }
+
+    /// Returns how many bodies it paces. `None` if it never paced one.
+    pub(super) fn pacing(&self) -> Option<u64> {
+        under_way(&self.paces_begun, &self.paces_ended)
+    }
+}
+
+fn under_way(begun: &AtomicU64, ended: &AtomicU64) -> Option<u64> {
+    // Reads the ends before the beginnings, so that a wait that passes between the two readings is not an end without
+    // a beginning.
+    let ended = ended.load(Ordering::Relaxed);
+    let begun = begun.load(Ordering::Relaxed);
+    (begun > 0).then(|| begun.saturating_sub(ended))
 }
 
 /// The policies, each with its counters. They are found without a lock. None is ever removed.

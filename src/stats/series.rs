@@ -89,6 +89,16 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
         to.sample(&[("policy", policy.name())], policy.waiting());
     }
 
+    let paces = || policies.iter().filter(|policy| policy.has_paces());
+    to.begin("ratelimit_paced_bodies", MetricKind::Gauge, "Bodies that a policy paces now.");
+    paces().for_each(|policy| to.sample(&[("policy", policy.name())], policy.pacing()));
+    to.begin(
+        "ratelimit_paced_bytes_total",
+        MetricKind::Counter,
+        "Bytes of the bodies that a policy paced, at their end.",
+    );
+    paces().for_each(|policy| to.sample(&[("policy", policy.name())], policy.paced_bytes()));
+
     let places = || policies.iter().filter(|policy| policy.has_places());
     to.begin("ratelimit_places_held", MetricKind::Gauge, "Units of a concurrency limit that requests in flight hold.");
     places().for_each(|policy| to.sample(&[("policy", policy.name())], policy.held()));

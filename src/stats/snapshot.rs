@@ -134,6 +134,9 @@ pub struct PolicySnapshot {
     pub(super) held_for: HistogramSnapshot,
     /// `None` if no request ever waited for it.
     pub(super) waiting: Option<u64>,
+    /// `None` if it never paced a body.
+    pub(super) pacing: Option<u64>,
+    pub(super) paced_bytes: u64,
     pub(super) last_refused_at: Option<Timestamp>,
     pub(super) five_minutes: Vec<RateBucket>,
     pub(super) hour: Vec<RateBucket>,
@@ -209,6 +212,23 @@ impl PolicySnapshot {
     #[must_use]
     pub fn waiting(&self) -> u64 {
         self.waiting.unwrap_or(0)
+    }
+
+    /// Returns the bodies of requests and responses that this policy [paces](crate::Rule::pace_responses) now.
+    #[must_use]
+    pub fn pacing(&self) -> u64 {
+        self.pacing.unwrap_or(0)
+    }
+
+    /// Returns the bytes of the bodies that had this policy's pace and have ended.
+    #[must_use]
+    pub fn paced_bytes(&self) -> u64 {
+        self.paced_bytes
+    }
+
+    /// Returns whether this policy paces or paced a body.
+    pub(super) fn has_paces(&self) -> bool {
+        self.pacing.is_some()
     }
 
     /// Returns whether a request waits or waited because of this policy.

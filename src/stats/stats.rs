@@ -332,6 +332,8 @@ impl Stats {
                 held: entry.held.load(Ordering::Relaxed),
                 held_for: entry.held_for.snapshot(),
                 waiting: entry.waiting(),
+                pacing: entry.pacing(),
+                paced_bytes: entry.paced_bytes.load(Ordering::Relaxed),
                 last_refused_at: (refused_us > 0).then(|| Timestamp::from_micros(refused_us)),
                 five_minutes: rates.short(),
                 hour: rates.long(),
@@ -341,6 +343,7 @@ impl Stats {
         let is_seen = |policy: &PolicySnapshot| {
             policy.has_places()
                 || policy.has_waits()
+                || policy.has_paces()
                 || policy.totals.states.as_flattened().iter().any(|count| *count > 0)
         };
         let mut policies: Vec<PolicySnapshot> = policies.filter(is_seen).collect();
@@ -384,7 +387,42 @@ impl Stats {
     }
 
     /// Returns the metrics in the text format of Prometheus, version 0.0.4. The guide
-    /// [lists them](crate::guide::observing).
+    /// [has alerts and queries](crate::guide::observing).
+    ///
+    /// | metric | kind | labels | what it counts |
+    /// |---|---|---|---|
+    /// | `ratelimit_requests_total` | counter | `outcome` | requests, by [outcome](crate::observe::OutcomeKind). Each layer counts a request that it gets, once |
+    /// | `ratelimit_policy_requests_total` | counter | `policy`, `mode`, `state` | requests that a policy decided, by the mode of its rule (`enforce`, `degrade`, `shadow`); `state` is `within`, `near` (see [`warn_at_percent`](crate::Rule::warn_at_percent)) or `over`. Each policy of a request counts it as it stands itself: a request that another policy refused is `within` for it |
+    /// | `ratelimit_policy_refused_total` | counter | `policy`, `block` | requests that a policy refused; `block="true"` if it is a [block](crate::Quota::block), which is there to refuse; also those that went to an overflow. Several policies may refuse one request |
+    /// | `ratelimit_policy_units_total` | counter | `policy` | units that passing requests took when they were admitted, before refunds and settlements |
+    /// | `ratelimit_wait_seconds` | histogram | `policy` | how long requests waited because of it: for their departure from its leaky queue, or in line for its places; each wait, however it ended |
+    /// | `ratelimit_waiting` | gauge | `policy` | requests that wait because of it: in its leaky queue, or in line for its places |
+    /// | `ratelimit_paced_bodies` | gauge | `policy` | bodies of requests and responses that a rule [paces](crate::Rule::pace_responses) |
+    /// | `ratelimit_paced_bytes_total` | counter | `policy` | bytes of the bodies that a rule paced, counted when each body ends |
+    /// | `ratelimit_places_held` | gauge | `policy` | units of a [concurrency limit](crate::Quota::concurrent) that requests in flight hold, without those that are held by hand |
+    /// | `ratelimit_place_held_seconds` | histogram | `policy` | how long requests held units of a concurrency limit |
+    /// | `ratelimit_limiter_duration_seconds` | histogram | | duration of checks that Redis or another store decided; checks in memory are not timed |
+    /// | `ratelimit_limiter_errors_total` | counter | `error_type` | checks that Redis or another store did not decide, by [kind](crate::limiter::StoreErrorKind): `unavailable`, `timeout`, `overloaded`, `contended`, `misconfigured`, `foreign` |
+    /// | `ratelimit_limiter_recoveries_total` | counter | | times that checks of Redis or another store succeeded again after an error. It changes once no check has failed for five seconds and one succeeds. It grows steadily if the store fails again and again |
+    /// | `ratelimit_limiter_corrections_lost_total` | counter | `error_type` | charges that stay too high or too low, because their refund or settlement after the response did not reach Redis or another store |
+    /// | `ratelimit_limiter_fallbacks_total` | counter | | requests that a fallback's second limiter was asked to decide |
+    /// | `ratelimit_limiter_local_answers_total` | counter | | checks answered without Redis or another store, by a remembered denial or leased units |
+    /// | `ratelimit_limiter_places_forgotten_total` | counter | | units of [concurrency limits](crate::Quota::concurrent) that Redis or another store had forgotten while this process held them, see [`PlacesForgotten`](crate::observe::LimiterEvent::PlacesForgotten). More than the limit may have been held |
+    /// | `ratelimit_limiter_servers_down` | gauge | | servers of Redis, PostgreSQL or another store that do not answer and are not asked |
+    /// | `ratelimit_limiter_waiting` | gauge | | checks and corrections that wait for an answer of the store, sent or not |
+    /// | `ratelimit_limiter_oldest_wait_seconds` | gauge | | age of the oldest check that is not sent yet |
+    /// | `ratelimit_limiter_calls_in_flight` | gauge | | calls to the store without an answer; a call can carry many checks |
+    /// | `ratelimit_limiter_call_seconds` | gauge | | smoothed duration of a call |
+    /// | `ratelimit_limiter_deadline_seconds` | gauge | | time after which a check without an answer fails |
+    /// | `ratelimit_keys_evicted_total` | counter | `throttled` | live keys that a limiter in memory forgot to make room; `throttled="true"` if the key had no allowance left |
+    /// | `ratelimit_keys_full_total` | counter | | new keys that were denied because there was no room |
+    /// | `ratelimit_too_many_quotas_total` | counter | | reports of a limiter in memory that it has more quotas than numbers for them, see [`TooManyQuotas`](crate::observe::LimiterEvent::TooManyQuotas) |
+    /// | `ratelimit_rules_loads_total` | counter | `result` | files of rules that were `loaded` or `refused`, once for each layer that has them |
+    /// | `ratelimit_rules_refused` | gauge | | 1 while the rules that were read last are refused, and the former ones are in force |
+    /// | `ratelimit_rules_version` | gauge | | how often the rules were replaced in this process |
+    /// | `ratelimit_rules_hash` | gauge | | hash of the rules in force. Processes with the same rules have the same, see [the guide](crate::guide::observing#the-same-rules-in-all-processes) |
+    /// | `ratelimit_rules_loaded_timestamp_seconds` | gauge | | when the rules in force were loaded |
+    /// | `ratelimit_setup_warnings_total` | counter | `kind` | [setup warnings](crate::observe::SetupWarning) |
     #[must_use]
     pub fn to_prometheus(&self) -> String {
         prometheus::text(&self.counts())
@@ -519,8 +557,8 @@ impl Inner {
         self.holders.put_back(&entry.name, self.names.fingerprint(key), units);
     }
 
-    /// Counts a request that begins to wait, or does not wait any more.
-    fn count_wait(&self, event: &LayerEvent) {
+    /// Counts a request that begins to wait or does not wait any more, or a body that is paced.
+    fn count_layer_event(&self, event: &LayerEvent) {
         self.events.count_of_layer(event);
         let entry = |policy: &Policy| self.policies.find(policy.name(), || self.now_us() / SHORT_US);
         match event {
@@ -529,6 +567,12 @@ impl Inner {
                 let entry = entry(policy);
                 entry.waited.record(*waited);
                 entry.waits_ended.fetch_add(1, Ordering::Relaxed)
+            }
+            LayerEvent::PaceBegan { policy } => entry(policy).paces_begun.fetch_add(1, Ordering::Relaxed),
+            LayerEvent::PaceEnded { policy, bytes, .. } => {
+                let entry = entry(policy);
+                entry.paced_bytes.fetch_add(*bytes, Ordering::Relaxed);
+                entry.paces_ended.fetch_add(1, Ordering::Relaxed)
             }
         };
     }
@@ -618,7 +662,7 @@ impl Observer for Stats {
         if self.0.fills_spans {
             span::record_wait(event);
         }
-        self.0.count_wait(event);
+        self.0.count_layer_event(event);
     }
 
     fn on_limiter_event(&self, event: &LimiterEvent) {

@@ -10,7 +10,7 @@ const STORES_MAX: usize = 32;
 pub(super) struct Stores(Mutex<Vec<StoreLoadReader>>);
 
 impl Stores {
-    /// Adds a store. Stores of limiters that were dropped make room.
+    /// Adds a store, and removes the stores of limiters that were dropped.
     pub(super) fn add(&self, store: &StoreLoadReader) {
         let gone: Vec<bool> = self.readers().iter().map(|reader| reader.read().is_none()).collect();
         let mut readers = lock(&self.0);

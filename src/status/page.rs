@@ -78,7 +78,7 @@ use crate::stats::Stats;
 ///   explained,
 /// * `states`: what the keys have left now under each policy: `policy`, `quota`, `fingerprint`, `name`, `limit`,
 ///   `used`, `remaining`, `reset_after_us`, `wait` and `wait_us`, of which an unlimited quota has `null` for `limit`
-///   and `remaining`; and `blocked`, which is `null` if the policy is no block,
+///   and `remaining`; and `blocked`, which is `null` if the policy is not a block,
 /// * `failure`, the limiter's error, or `null`,
 /// * `token`, for [operators](Self::operators), or `null`, and `own`, the names of the [program's own](Self::action)
 ///   actions that they may take,
@@ -98,6 +98,27 @@ use crate::stats::Stats;
 ///   shown as text.
 /// * A page takes some microseconds for each policy, and some milliseconds for each million keys of a limiter in
 ///   memory. A limiter with room for more than 100,000 keys is counted once a second at most.
+///
+/// # What support asks
+///
+/// | question | on the page | in the JSON of explain, for each layer |
+/// |---|---|---|
+/// | Was it refused? How often? | the recent refusals under these keys | `recent_refusals` |
+/// | Since when? | the last row; a key keeps at most 16, and *Refused most* counts all | the last `at`; `refusals` in `most_limited` |
+/// | Which request was it? | the column *request*: the id, and the path if it is kept | `request_id`, `request` |
+/// | By which rule? | the column *refused by* | `policy`, `quota` |
+/// | What has it used? | *left now* | `used` in `states` |
+/// | When can it go on? | *lets a request pass*: the longest of its rows | the largest `wait_us` in `states` |
+/// | Is it blocked? | *left now* says so | `blocked` in `states` |
+/// | Who else shares its key? | the key in the explanation: an address, a /64, `(all requests)` | `key` in the `rules` of `explanation` |
+/// | Would the same request pass now? | the first line of the explanation | `passes` in `explanation` |
+/// | What would a raise do? | raise it, and explain again: *left now* under the other plan; or replay the log, see below | `limit` and `remaining` in `states` |
+/// | Has a colleague helped already? | *Done by operators* | `actions` in the JSON of the page |
+///
+/// If each request [brings its quota](crate::Rule::quota_from), the page does not know it from a
+/// fingerprint: it says what the key has used, and the recent refusals say under which quota.
+/// Explain a request, and state the quota in its field, to see what is left and when the key can go
+/// on.
 #[derive(Clone)]
 pub struct StatusPage(Arc<PageContent>);
 

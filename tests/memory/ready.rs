@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tower_ratelimit::clock::{Timer, TokioClock, TokioTimer};
+use tower_ratelimit::clock::{Clock, Timer, Timestamp, TokioClock, TokioTimer};
 use tower_ratelimit::limiter::{
     BoxLimiter, Charge, ChargeDecision, Decision, FallbackLimiter, Limiter, LimiterHooks, NotReady, NotReadyKind,
     Ready, Refund, Reply, UnsupportedQuota,
@@ -256,6 +256,53 @@ fn caller_that_is_not_polled_delays_the_others_once() {
     assert_eq!([3, 4, 5].map(|caller| admitted(&world, caller)), [Some(200), Some(300), Some(400)]);
     world.cancel(callers[1]);
     world.cancel(callers[2]);
+    assert_eq!(ready.waiting(), 0);
+}
+
+#[test]
+fn callers_are_admitted_in_order_although_the_clock_steps() {
+    for step_us in [-7_200_000_000, -1_000_000, 1_000_000, 7_200_000_000] {
+        let (mut world, policy, alice) = (World::new(), steady(), key("alice"));
+        world.pass(10_000_000 * MS);
+        let ready = Ready::new(memory(&world.clock)).timer(world.timer.clone());
+        let timer = world.timer.clone();
+        let callers: Vec<usize> = (0..30).map(|_| world.spawn(take(&ready, &timer, &policy, &alice, 1))).collect();
+        world.pass(1_050 * MS);
+        let now_us = world.clock.now().as_micros();
+        world.clock.set(Timestamp::from_micros(now_us.saturating_add_signed(step_us)));
+        world.pass(30_000 * MS);
+        let admitted: Vec<u64> = callers.iter().map(|caller| world.done[*caller].unwrap().unwrap()).collect();
+        assert!(admitted.is_sorted(), "{step_us}: {admitted:?}");
+        let last = *admitted.last().unwrap() - admitted[0];
+        assert!((1_900..=14_000).contains(&last), "{step_us}: the last after {last} ms");
+    }
+}
+
+/// A process may have several runtimes, and one of them ends with the tasks that wait.
+#[test]
+fn runtime_that_ends_leaves_the_line_to_another() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let policy = policy(Quota::per_second(100).burst(1).unwrap());
+    let ready = Ready::new(MemoryLimiter::builder().max_keys(100).build().unwrap()).timer(TokioTimer::new());
+    let ends = runtime();
+    ends.block_on(async {
+        for _ in 0..20 {
+            let (ready, policy) = (ready.clone(), policy.clone());
+            tokio::spawn(async move { ready.take_one(&policy, &Key::global(), 1).await });
+        }
+        tokio::task::yield_now().await;
+    });
+    assert_eq!(ready.waiting(), 19);
+    let (other, others) = (runtime(), ready.clone());
+    let waiting = std::thread::spawn(move || {
+        other.block_on(async {
+            for _ in 0..3 {
+                others.take_one(&policy, &Key::global(), 1).await.unwrap();
+            }
+        });
+    });
+    drop(ends);
+    waiting.join().unwrap();
     assert_eq!(ready.waiting(), 0);
 }
 

@@ -14,7 +14,7 @@ use tokio_stream::StreamExt;
 use tonic::{Code, Status};
 use tower_ratelimit::clock::Timer;
 use tower_ratelimit::limiter::BoxLimiter;
-use tower_ratelimit::middleware::{Messages, ModeSwitch, Refused, message_units};
+use tower_ratelimit::middleware::{Messages, ModeSwitch, QuotaSwitch, Refused, message_units};
 use tower_ratelimit::observe::{Observed, Observer, OutcomeKind, SetupWarningKind};
 use tower_ratelimit::{Key, MemoryLimiter, Mode, OnError, Quota, RateLimitLayer, Rule, Wait, key};
 
@@ -170,6 +170,40 @@ fn new_message_stands_behind_those_that_wait() {
         world.pass(5_000 * MS);
         assert_eq!(world.done[socket], Some(vec![Some(0), Some(200), Some(600)]));
         assert_eq!(world.done[late], Some(vec![Some(400)]));
+    }
+}
+
+#[test]
+fn message_passes_when_its_quota_is_raised_or_its_key_is_reset() {
+    for (change, passes_at) in [("switch", 5_000), ("layer", 5_000), ("limiter", 10_000)] {
+        let mut world = World::new();
+        let (quota, limiter) = (QuotaSwitch::new(Quota::per_minute(1)), memory(&world.clock));
+        let chat = Chat::new(limiter.clone(), Rule::switched("messages", &quota).unwrap(), by_user())
+            .delay(world.timer.clone())
+            .max_message_wait(100 * SECOND);
+        let timer = world.timer.clone();
+        let sockets = [(); 2].map(|()| world.spawn(send(chat.messages(&head("alice")), &timer, 1)));
+        world.pass(5_000 * MS);
+        let alice = Key::of("alice").unwrap();
+        match change {
+            "switch" => drop(quota.set(Quota::per_second(10)).unwrap()),
+            "limiter" => limiter.reset_now(&chat.policies()[0], &alice),
+            _ => {
+                let chat = chat.clone();
+                world.spawn(async move {
+                    chat.reset(&alice).await.unwrap();
+                    Vec::new()
+                });
+            }
+        }
+        world.pass(0); // the tasks that were woken run
+        world.pass(20_000 * MS);
+        assert_eq!(
+            sockets.map(|socket| world.done[socket].clone()),
+            [0, passes_at].map(|at| Some(vec![Some(at)])),
+            "{change}"
+        );
+        assert_eq!(chat.waiting(), 0);
     }
 }
 

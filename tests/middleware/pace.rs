@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::{ManualClock, TokioClock};
 use tower_ratelimit::limiter::{Charge, Decision, Limiter, Refund, Reply};
+use tower_ratelimit::observe::Stats;
 use tower_ratelimit::{Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, Rule, key};
 
 const MB: u64 = 1_000_000;
@@ -230,6 +231,24 @@ impl http_body::Body for Stream {
         hint.set_lower(left as u64);
         hint
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn observer_and_statistics_see_paced_bodies() {
+    let stats = Stats::new();
+    let layer = layer(rule(Quota::per_second(MB)).pace_after(100_000)).observer(stats.clone());
+    let seen = || {
+        let policies = stats.snapshot().policies().to_vec();
+        policies.iter().map(|policy| (policy.pacing(), policy.paced_bytes())).collect::<Vec<_>>()
+    };
+    assert_eq!(seen(), []);
+    let (mut whole, mut dropped) = (download(&layer, "a", MB).await, download(&layer, "b", MB).await);
+    assert_eq!(seen(), [(2, 0)]);
+    assert_eq!(read_for(&mut whole, 5 * SECOND).await, MB);
+    let part = read_for(&mut dropped, SECOND / 2).await;
+    drop((whole, dropped));
+    assert_eq!(seen(), [(0, MB + part)]);
+    assert!(stats.to_prometheus().contains("ratelimit_paced_bytes_total{policy=\"download\"}"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,5 +1,6 @@
-//! The guide, the README and the documentation of items state numbers of the code, such as the default deadline. Each of
-//! these numbers is one constant. If it changes, the test names every sentence that has to follow.
+//! The guide, the README and the documentation of items state numbers of the code, such as the
+//! default deadline. Each of these numbers is one constant. If it changes, the test names every
+//! sentence that has to follow.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,9 +11,9 @@ use std::time::Duration;
 
 /// A number of the code, and the sentences that state it.
 ///
-/// The number is a sum of constants, each with its file, and of whole numbers. A term `A max B` is the larger of two. In a
-/// sentence `{}` is the number, and
-/// `{_}` is any other number. Each sentence is looked for in all documents.
+/// The number is a sum of constants, each with its file, and of whole numbers. A term `A max B` is
+/// the larger of two. In a sentence `{}` is the number, and `{_}` is any other number. Each
+/// sentence is looked for in all documents.
 type Promise = (&'static str, &'static [&'static str]);
 
 const PROMISES: &[Promise] = &[
@@ -27,6 +28,7 @@ const PROMISES: &[Promise] = &[
             "A check fails after {} by default, then a breaker",
             "A request takes one round trip, with a deadline of {}.",
             "Why does a check of Redis have a deadline of {}, and fail?",
+            "default_value = \"{}\", value_parser = time, env = \"TOWER_RATELIMIT_DEADLINE\"",
         ],
     ),
     (
@@ -60,7 +62,7 @@ const PROMISES: &[Promise] = &[
         &[
             "from {_} to {_}; {} by default. It concerns",
             "The default is {}, the minimum {_}.",
-            "(crate::limiter::redis#how-places-are-counted), {} by default",
+            "(#how-places-are-counted), {} by default",
         ],
     ),
     (
@@ -176,6 +178,18 @@ const PROMISES: &[Promise] = &[
             "client::ObeyLayer::max_wait), {} by default",
         ],
     ),
+    (
+        "src/middleware/pace/account.rs::BATCH_US",
+        &["in pieces that are worth {} at the pace", "bytes are sent in pieces that are worth {}, or up to {_}"],
+    ),
+    (
+        "src/middleware/pace/account.rs::TICK_US",
+        &[
+            "are worth up to {}, because each costs",
+            "within a piece: {_} to {}.",
+            "all downloads of a key share it, in pieces of {_} to {}.",
+        ],
+    ),
     ("src/client/retry.rs::RETRIES", &["how many times a request is retried, by default {}."]),
     (
         "src/client/obey/layer.rs::WAITING",
@@ -240,7 +254,7 @@ const PROMISES: &[Promise] = &[
         &["| with its aliases written out | {_} values and {} of text", "| {_} values and {} of text |"],
     ),
     ("src/rules/document.rs::SEPARATORS_MAX", &["colons and question marks | {} |"]),
-    ("src/rules/read/shared.rs::VALUES_MAX", &["(#say-it-once) | {} values and"]),
+    ("src/rules/read/shared.rs::VALUES_MAX", &["rules_in_a_file#say-it-once) | {} values and"]),
     ("src/rules/read/value.rs::RULES_MAX", &["| rules | {} |"]),
     ("src/rules/read/value.rs::PATTERNS_MAX", &["user agents, in all rules | {} |", "A file has at most {} patterns."]),
     ("src/rules/read/condition.rs::NOT_MAX", &["| entries of a `not` | {} |"]),

@@ -143,7 +143,8 @@ fn add_sentences(kind: Kind, place: &str, text: &str, sentences: &mut Sentences)
 }
 
 fn ends_sentence(before: &str, after: &str) -> bool {
-    before.ends_with(['.', '!', '?']) && !after.starts_with(|next: char| next.is_lowercase())
+    // Two dots are code: the fields that a pattern leaves out.
+    before.ends_with(['.', '!', '?']) && !before.ends_with("..") && !after.starts_with(|next: char| next.is_lowercase())
 }
 
 /// Returns the next of a sequence of numbers that look random (SplitMix64).

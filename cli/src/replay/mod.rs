@@ -90,7 +90,7 @@ impl<'o> Page<'o> {
     }
 
     fn write(mut self, html: &str) -> Result<(), String> {
-        // A pipe, and anything else that is no regular file, has no length.
+        // A pipe, and anything else that is not a regular file, has no length.
         let is_regular = self.file.metadata().is_ok_and(|data| data.is_file());
         let emptied = if is_regular { self.file.set_len(0) } else { Ok(()) };
         let written = emptied.and_then(|()| self.file.write_all(html.as_bytes()));

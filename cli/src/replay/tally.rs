@@ -415,7 +415,7 @@ mod tests {
         assert_eq!(&*cut(b"abc", 3), "abc");
         assert_eq!(&*cut(b"abcd", 3), "abc…");
         assert_eq!(&*cut("aé€".as_bytes(), 5), "aé…");
-        // A byte that is no text becomes a character of three.
+        // A byte that is not text becomes a character of three.
         assert!(cut(&[0xff; 1_000], PATH_MAX).len() <= PATH_MAX * 3 + 3);
     }
 }

@@ -6,17 +6,20 @@
 use std::net::IpAddr;
 
 use http::header::{CONTENT_TYPE, WWW_AUTHENTICATE};
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde_json::Value;
 use tower_ratelimit::observe::Stats;
 use tower_service::Service;
 
-use super::api;
 use super::operators::Operator;
 use super::respond::{self, Body, body, text};
 use super::server::Server;
+use super::{api, fleet};
+
+const NO_FLEET: &str = "nothing is kept for all processes: name a store by --redis or --postgres, or a file by --fleet";
+const NO_OPERATORS: &str = "only an operator may change anything: name them by --operators FILE";
 
 /// Says that the process runs.
 pub(super) fn live() -> Response<Body> {
@@ -59,9 +62,39 @@ pub(super) async fn answer(server: &Server, peer: IpAddr, mut request: Request<I
             let Ok(response) = server.page.clone().call(request).await;
             response.map(|body| body.map_err(Into::into).boxed_unsync())
         }
+        "/v1/settings" if request.method() == Method::GET => match &server.limits.fleet {
+            Some(fleet) => respond::response(StatusCode::OK, "application/json", fleet.to_json() + "\n"),
+            None => text(StatusCode::NOT_FOUND, NO_FLEET),
+        },
+        "/v1/settings" | "/v1/rollback" => set(server, operator.as_ref(), request).await,
         "/v1/explain" | "/v1/reset" => act(server, peer, operator.as_ref(), request).await,
         _ => api::not_found(),
     }
+}
+
+/// Sets something in all processes.
+async fn set(server: &Server, operator: Option<&Operator>, request: Request<Incoming>) -> Response<Body> {
+    let Some(fleet) = &server.limits.fleet else { return text(StatusCode::NOT_FOUND, NO_FLEET) };
+    let (head, incoming) = request.into_parts();
+    let fields = match api::posted(&head, incoming).await {
+        Ok(fields) => fields,
+        Err(response) => return *response,
+    };
+    let Some(operator) = operator else { return text(StatusCode::FORBIDDEN, NO_OPERATORS) };
+    let asked = Value::from(fields.clone()).to_string();
+    let answer = match head.uri.path() {
+        "/v1/rollback" => fleet::rollback(fleet, operator, fields).await,
+        _ => fleet::change(fleet, operator, fields).await,
+    };
+    log(server, operator, "set something in all processes", answer.is_ok(), &asked);
+    api::response(answer)
+}
+
+/// Writes what an operator did.
+fn log(server: &Server, Operator(name): &Operator, what: &str, is_done: bool, asked: &str) {
+    let result = if is_done { "ok" } else { "failed" };
+    let fields = [("operator", name.as_str()), ("result", result), ("request", asked)];
+    server.log.write(super::log::Level::Info, "operator", what, &fields);
 }
 
 /// Explains a request, or resets its keys.
@@ -74,13 +107,9 @@ async fn act(server: &Server, peer: IpAddr, operator: Option<&Operator>, request
     if head.uri.path() == "/v1/explain" {
         return api::response(api::explain(server, fields, peer).await);
     }
-    let Some(Operator(name)) = operator else {
-        return respond::text(StatusCode::FORBIDDEN, "only an operator may reset keys: name them by --operators FILE");
-    };
+    let Some(operator) = operator else { return text(StatusCode::FORBIDDEN, NO_OPERATORS) };
     let asked = Value::from(fields.clone()).to_string();
     let answer = api::reset(server, fields, peer).await;
-    let result = if answer.is_ok() { "ok" } else { "failed" };
-    let fields = [("operator", name.as_str()), ("result", result), ("request", asked.as_str())];
-    server.log.write(super::log::Level::Info, "operator", "reset the keys of a request", &fields);
+    log(server, operator, "reset the keys of a request", answer.is_ok(), &asked);
     api::response(answer)
 }

@@ -31,9 +31,9 @@ use super::uri;
 pub(crate) const OPENAPI: &str = include_str!("openapi.json");
 
 /// Why a request of an application cannot be answered.
-type Wrong = (StatusCode, String);
+pub(crate) type Wrong = (StatusCode, String);
 
-fn wrong(message: impl Into<String>) -> Wrong {
+pub(crate) fn wrong(message: impl Into<String>) -> Wrong {
     (StatusCode::BAD_REQUEST, message.into())
 }
 
@@ -134,7 +134,7 @@ impl Asked {
     }
 }
 
-fn text_of(name: &str, value: Value) -> Result<String, Wrong> {
+pub(crate) fn text_of(name: &str, value: Value) -> Result<String, Wrong> {
     match value {
         Value::String(text) => Ok(text),
         _ => Err(wrong(format!("`{name}` is text"))),

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use http::request::Parts;
 use tower_ratelimit::clock::TokioTimer;
+use tower_ratelimit::fleet::Fleet;
 use tower_ratelimit::key::{PeerAddr, TrustedProxies, client_address};
-use tower_ratelimit::limiter::store::StoreLimiterBuilder;
-use tower_ratelimit::limiter::store::postgres::{Durability, PostgresStore};
 use tower_ratelimit::limiter::{BoxLimiter, Limiter};
 use tower_ratelimit::middleware::{Admission, Refused, ResetEncoding};
 use tower_ratelimit::rules::{Descriptor, DescriptorLimits, Rules, RulesError};
-use tower_ratelimit::{Head, Headers, MemoryLimiter, RateLimitLayer, RedisLimiter, Refusals};
+use tower_ratelimit::{Head, Headers, MemoryLimiter, RateLimitLayer, Refusals};
 
+use super::failure::{Failure, with_causes};
 use super::log::Watcher;
 use super::options::{HeaderFormat, Options};
 use super::rates::Rates;
@@ -25,6 +25,8 @@ pub(crate) type Layer = RateLimitLayer<AnyLimiter>;
 pub(crate) struct Limits {
     pub(crate) limiter: AnyLimiter,
     pub(crate) form: Form,
+    /// What operators set for all processes.
+    pub(crate) fleet: Option<Fleet>,
     pub(crate) headers: Headers,
     /// The networks whose members may ask, and are believed.
     pub(crate) proxies: TrustedProxies,
@@ -52,20 +54,6 @@ pub(crate) struct Domain {
     pub(crate) layer: Box<Layer>,
 }
 
-/// Why the server cannot begin.
-pub(crate) enum Failure {
-    /// A file has problems.
-    Rules(String, RulesError),
-    /// A setting is wrong, or a store refuses.
-    Setup(String),
-}
-
-impl Failure {
-    pub(crate) fn setup(error: impl std::fmt::Display) -> Self {
-        Self::Setup(format!("error: {error}"))
-    }
-}
-
 /// The descriptors that a caller states, in the extensions of a request.
 #[derive(Clone)]
 pub(crate) struct Stated(pub(crate) Vec<Descriptor>);
@@ -81,8 +69,12 @@ impl Limits {
             HeaderFormat::XRatelimit => Headers::x_rate_limit(ResetEncoding::DeltaSeconds),
             HeaderFormat::RetryAfter => Headers::none().retry_after(true),
         };
-        let form = form(options, watcher, &limiter, &proxies, &headers)?;
-        Ok(Self { limiter, form, headers, proxies })
+        let fleet = fleet(options, &limiter).await?;
+        if let Some(fleet) = &fleet {
+            fleet.observe(Arc::clone(watcher));
+        }
+        let form = form(options, watcher, &limiter, fleet.as_ref(), &proxies, &headers)?;
+        Ok(Self { limiter, form, fleet, headers, proxies })
     }
 
     /// Returns whether a peer may ask.
@@ -126,32 +118,23 @@ impl Limits {
 
 /// Makes the limiter that the options choose.
 async fn limiter(options: &Options, watcher: &Arc<Watcher>) -> Result<BoxLimiter, Failure> {
-    if let Some(url) = &options.redis {
-        let builder = RedisLimiter::builder().prefix(&options.prefix).deadline(options.deadline);
-        let limiter = builder.observer(Arc::clone(watcher)).connect(url).await.map_err(with_causes)?;
-        return Ok(BoxLimiter::new(limiter));
-    }
-    if let Some(url) = &options.postgres {
-        let store = PostgresStore::builder().create_table(Durability::Unlogged).connect(url);
-        let store = store.await.map_err(with_causes)?;
-        let builder = StoreLimiterBuilder::new().prefix(&options.prefix).deadline(options.deadline);
-        let limiter = builder.observer(Arc::clone(watcher)).build(store).map_err(with_causes)?;
-        return Ok(BoxLimiter::new(limiter));
+    if let Some(limiter) = options.store.connect(watcher).await? {
+        return Ok(limiter);
     }
     let limiter = MemoryLimiter::builder().max_keys(options.max_keys).build().map_err(with_causes)?;
     Ok(BoxLimiter::new(limiter))
 }
 
-/// Makes the failure of an error with its causes.
-#[allow(clippy::needless_pass_by_value, reason = "it is an argument of map_err")]
-fn with_causes(error: impl std::error::Error) -> Failure {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
+/// Makes what keeps the settings of operators, if there is a place for them.
+async fn fleet(options: &Options, limiter: &AnyLimiter) -> Result<Option<Fleet>, Failure> {
+    match (&options.fleet, limiter.hooks().shared_text()) {
+        (Some(_), Some(_)) => {
+            Err(Failure::setup("--fleet is for a limiter in memory: with --redis or --postgres it is kept there"))
+        }
+        (Some(file), None) => Fleet::in_file(file).await.map(Some).map_err(with_causes),
+        (None, Some(_)) => Fleet::beside(limiter).await.map(Some).map_err(with_causes),
+        (None, None) => Ok(None),
     }
-    Failure::setup(text)
 }
 
 /// Reads the files.
@@ -159,13 +142,14 @@ fn form(
     options: &Options,
     watcher: &Arc<Watcher>,
     limiter: &AnyLimiter,
+    fleet: Option<&Fleet>,
     proxies: &TrustedProxies,
     headers: &Headers,
 ) -> Result<Form, Failure> {
     let mut domains: Vec<Domain> = Vec::new();
     for file in &options.rules {
         let failed = |error: RulesError| Failure::Rules(file.display().to_string(), error);
-        let rules = read(file, options, proxies).map_err(failed)?;
+        let rules = read(file, options, fleet, proxies).map_err(failed)?;
         let layer = rules.layer(limiter.clone()).map_err(failed)?;
         let layer = layer
             .observer(Arc::clone(watcher))
@@ -190,11 +174,14 @@ fn form(
     Ok(Form::Envoy(domains))
 }
 
-fn read(file: &Path, options: &Options, proxies: &TrustedProxies) -> Result<Rules, RulesError> {
-    Rules::builder()
+fn read(file: &Path, options: &Options, fleet: Option<&Fleet>, proxies: &TrustedProxies) -> Result<Rules, RulesError> {
+    let mut rules = Rules::builder()
         .heads_only(true)
         .trusted_proxies(proxies.clone())
         .descriptors(|head| head.extensions.get::<Stated>().map_or_else(Vec::new, |stated| stated.0.clone()))
-        .reload_every(options.reload_every)
-        .read_file(file)
+        .reload_every(options.reload_every);
+    if let (Some(fleet), Some(stem)) = (fleet, file.file_stem()) {
+        rules = rules.fleet(fleet, stem.to_string_lossy());
+    }
+    rules.read_file(file)
 }

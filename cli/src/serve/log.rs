@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use tower_ratelimit::clock::Timestamp;
 use tower_ratelimit::limiter::StoreLoadReader;
 use tower_ratelimit::observe::{
-    LayerEvent, LimiterEvent, Observed, Observer, RulesEvent, RulesReader, SetupWarning, Stats,
+    FleetEvent, LayerEvent, LimiterEvent, Observed, Observer, RulesEvent, RulesReader, SetupWarning, Stats,
 };
 use tower_ratelimit::{Key, Policy};
 
@@ -156,6 +156,22 @@ impl Observer for Watcher {
             RulesEvent::Refused { error, .. } => {
                 self.log.warn("rules-refused", format_args!("the rules stay as they were: {error}"));
             }
+            _ => {}
+        }
+    }
+
+    fn on_fleet_event(&self, event: &FleetEvent) {
+        self.stats.on_fleet_event(event);
+        match event {
+            FleetEvent::InForce { revision, .. } => {
+                let message = format!("revision {revision} of what operators set is in force");
+                self.log.write(Level::Info, "fleet-in-force", message, &[("revision", &revision.to_string())]);
+            }
+            FleetEvent::Unreadable { error, .. } => {
+                let message = "what operators set cannot be read, and stays as it was";
+                self.log.write(Level::Warn, "fleet-unreadable", message, &[("error", error)]);
+            }
+            FleetEvent::Readable { .. } => self.log.info("fleet-readable", "what operators set can be read again"),
             _ => {}
         }
     }

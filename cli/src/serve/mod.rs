@@ -5,7 +5,8 @@
 //!   * `forward` answers proxies,
 //!   * `api` answers applications, with `held` for the requests whose end they report,
 //!   * `envoy` answers Envoy's rate limit service, over `grpc`,
-//!   * `admin` answers operators, whom `operators` knows.
+//!   * `admin` answers operators, whom `operators` knows, and `fleet` what they set for all processes.
+//! * `store` is the store that processes share. `push` puts rules into it.
 //! * `described` and `uri` make the head of a request that somebody describes.
 //!
 //! Everything is decided by `RateLimitLayer::admit`, as in a handler of an application.
@@ -14,6 +15,8 @@ mod admin;
 mod api;
 mod described;
 mod envoy;
+mod failure;
+mod fleet;
 mod forward;
 mod grpc;
 mod held;
@@ -22,10 +25,13 @@ mod listen;
 mod log;
 mod operators;
 mod options;
+mod push;
 mod rates;
 mod respond;
 mod route;
 mod server;
+mod store;
+mod time;
 mod uri;
 
 use std::sync::Arc;
@@ -39,14 +45,16 @@ use tower_ratelimit::observe::{Stats, StatusPage};
 
 use crate::exit;
 use crate::output::Output;
+use failure::Failure;
 use held::Held;
-use limits::{Failure, Limits};
+use limits::Limits;
 use listen::Bounds;
 use log::{Log, Watcher};
 use operators::{Operator, Operators};
 use server::{Phase, Role, Server};
 
 pub(crate) use options::{Options, with_settings};
+pub(crate) use push::{PushOptions, RollbackOptions, push, rollback};
 
 pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();

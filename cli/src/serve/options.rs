@@ -9,6 +9,8 @@ use clap::{Command, ValueEnum};
 use tower_ratelimit::OnError;
 
 use super::log::LogFormat;
+use super::store::StoreOptions;
+use super::time::time;
 use super::uri::Paths;
 
 /// Limit the requests of any proxy by a file of rules
@@ -58,24 +60,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "NAME", value_delimiter = ',', env = "TOWER_RATELIMIT_ADMIN_HOSTS")]
     pub(crate) admin_hosts: Vec<String>,
 
-    /// The servers of Redis that all processes share, such as `redis://user:password@redis:6379`
-    #[arg(
-        long,
-        value_name = "URL",
-        conflicts_with = "postgres",
-        env = "TOWER_RATELIMIT_REDIS",
-        hide_env_values = true
-    )]
-    pub(crate) redis: Option<String>,
-    /// The database of PostgreSQL that all processes share. The table is created if it is missing
-    #[arg(long, value_name = "URL", env = "TOWER_RATELIMIT_POSTGRES", hide_env_values = true)]
-    pub(crate) postgres: Option<String>,
-    /// The beginning of the names of all keys in Redis or PostgreSQL
-    #[arg(long, default_value = "ratelimit", env = "TOWER_RATELIMIT_PREFIX")]
-    pub(crate) prefix: String,
-    /// How long a check of Redis or PostgreSQL may take
-    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = time, env = "TOWER_RATELIMIT_DEADLINE")]
-    pub(crate) deadline: Duration,
+    #[command(flatten)]
+    pub(crate) store: StoreOptions,
+    /// The file in which a limiter in memory keeps what operators set. With --redis or --postgres it is kept there
+    #[arg(long, value_name = "FILE", env = "TOWER_RATELIMIT_FLEET")]
+    pub(crate) fleet: Option<PathBuf>,
     /// The answer to requests while Redis or PostgreSQL is away: `deny`, `allow` or `allow-always`
     #[arg(long, value_name = "ANSWER", default_value = "deny", env = "TOWER_RATELIMIT_ON_ERROR")]
     pub(crate) on_error: OnError,
@@ -124,10 +113,6 @@ pub(crate) enum HeaderFormat {
     XRatelimit,
     /// `Retry-After` only
     RetryAfter,
-}
-
-fn time(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|_| "write it like `5s` or `500ms`".to_owned())
 }
 
 /// The variable that names the file of settings.

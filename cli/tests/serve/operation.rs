@@ -7,20 +7,11 @@ use std::time::{Duration, Instant};
 
 use crate::http::{Connection, get, post_json, send};
 use crate::proxies;
+use crate::redis::{Redis, wait_until_ready};
 use crate::server::{Folder, Server, free_port, rules};
 
 const RULES: &str = "rules: [{name: client, quota: 2 per hour, key: client-ip}]\n";
 const CHECK: &str = "{\"client\": \"203.0.113.9\"}";
-
-/// A process that is killed at the end.
-struct Killed(std::process::Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 fn is_allowed(server: &Server) -> bool {
     post_json(server.asked, "/v1/check", &[], CHECK).json()["allowed"].as_bool().unwrap()
@@ -241,25 +232,10 @@ fn rolling_restart_loses_no_request() {
 
 #[test]
 fn servers_share_their_limits_in_redis() {
-    let folder = Folder::new();
-    let port = free_port();
-    let program = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-    let redis = Command::new(program)
-        .args(["--port", &port.to_string(), "--save", "", "--dir"])
-        .arg(folder.path())
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap_or_else(|error| {
-            panic!("{error}\nRedis is missing. Install it, on Debian with: apt-get install redis-server")
-        });
-    let redis = Killed(redis);
-    let url = format!("redis://127.0.0.1:{port}");
+    let redis = Redis::start();
+    let url = redis.url();
     let servers = [0, 1].map(|_| Server::start(RULES, &["--redis", &url, "--deadline", "5s"]));
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while servers.iter().any(|server| get(server.admin, "/ready", &[]).status != 200) {
-        assert!(Instant::now() < deadline);
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    servers.iter().for_each(wait_until_ready);
     assert_eq!([0, 1, 0].map(|n: usize| is_allowed(&servers[n])), [true, true, false]);
     // While Redis is away nothing passes, and balancers learn it.
     drop(redis);
@@ -267,6 +243,7 @@ fn servers_share_their_limits_in_redis() {
     assert_eq!((&answer["allowed"], &answer["status"]), (&false.into(), &503.into()), "{answer}");
     let nginx = [("X-Original-Method", "GET"), ("X-Original-URI", "/"), ("X-Forwarded-For", "203.0.113.10")];
     assert_eq!(get(servers[0].asked, "/auth/nginx", &nginx).status, 503);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while get(servers[1].admin, "/ready", &[]).status != 503 {
         assert!(Instant::now() < deadline);
         std::thread::sleep(Duration::from_millis(20));

@@ -1,6 +1,6 @@
 //! Windows of the calendar: which day, week, month, quarter or year an instant is in.
 //!
-//! All of it is integer arithmetic on seconds and days since 1970, and on 64 bits wherever it runs.
+//! It computes with integers of 64 bits, on any machine: with seconds and days since 1970.
 
 #[cfg(test)]
 mod tests;
@@ -28,12 +28,12 @@ const SECOND_US: u64 = 1_000_000;
 ///
 /// A window begins at an edge and ends right before the next one. Its edges are midnights of its time
 /// zone, which is UTC unless [`zone`](Self::zone) names another one. So a day in such a zone may have 23
-/// or 25 hours. A midnight that does not exist is the day's first instant. Of one that happens twice,
-/// the first is the edge. Time is Unix time, without leap seconds.
+/// or 25 hours. If a midnight does not exist, the edge is the day's first instant. If it happens twice,
+/// the edge is the first of the two. Time is Unix time, without leap seconds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Calendar {
     pub(crate) unit: CalendarUnit,
-    /// Of a week its first day, 0 for Monday. Of a month the day on which it begins, from 1 to 31. Otherwise 0.
+    /// The first day of a week, 0 for Monday; the day on which a month begins, from 1 to 31; otherwise 0.
     pub(crate) first: u8,
     pub(crate) zone: Zone,
 }
@@ -116,8 +116,8 @@ impl Calendar {
         self.unit.days().1 * DAY_S as u64 * SECOND_US
     }
 
-    /// Returns a time that no `windows` in a row are shorter than, in microseconds. A zone may leave hours out,
-    /// and once a whole date: its window is then missing among days, and a longer one has a day less.
+    /// Returns the least time of this many windows in a row, in microseconds. A zone may leave out hours, and once a
+    /// whole date. That day has no window then, and a week, month, quarter or year has a day less.
     pub(crate) fn shortest_us(self, windows: u64) -> u64 {
         let left_out = match self.unit {
             _ if self.zone.is_utc() => 0,
@@ -143,7 +143,7 @@ impl Calendar {
         }
     }
 
-    /// Returns the day on which the window begins that a day is in.
+    /// Returns the first day of the window that a day is in.
     fn first_day(self, day: i64) -> i64 {
         let Some(months) = self.unit.months() else {
             let into = if self.unit == CalendarUnit::Day { 0 } else { weekday(day) - i64::from(self.first) };
@@ -163,7 +163,7 @@ impl Calendar {
         }
     }
 
-    /// Returns the day on which the window begins that begins in this month, counted from January of the year 0.
+    /// Returns the first day of the window that begins in a month, counted from January of the year 0.
     fn edge(self, month: i64) -> i64 {
         let (first, next) = (first_of_month(month), first_of_month(month + 1));
         (first + i64::from(self.first.max(1)) - 1).min(next - 1)
@@ -194,7 +194,7 @@ fn first_of_month(month: i64) -> i64 {
 fn month_of(day: i64) -> i64 {
     let since_march = day + MARCH_OF_0;
     let (era, of_era) = (since_march.div_euclid(ERA), since_march.rem_euclid(ERA));
-    // Days without the leap days before: one in 4 years, none in 100, one in 400.
+    // Subtracts the leap days before: one in 4 years, none in 100, one in 400.
     let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
     let of_year = of_era - (365 * year + year / 4 - year / 100);
     12 * (400 * era + year) + (5 * of_year + 2) / 153 + 2
@@ -215,8 +215,8 @@ const LENGTH_BITS: u32 = 31;
 const _: () = assert!(4 * 366 * DAY_S < 1 << LENGTH_BITS, "every length fits");
 
 impl CalendarWindows {
-    /// Returns the windows of a calendar. They are made once for each calendar and stay: there are 41 calendars in a
-    /// zone.
+    /// Returns the windows of a calendar. They are made once for each calendar and never freed: a zone has 41
+    /// calendars.
     pub(crate) fn of(calendar: Calendar) -> &'static Self {
         static KNOWN: LazyLock<Mutex<HashMap<Calendar, &'static CalendarWindows>>> = LazyLock::new(Mutex::default);
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -14,8 +14,8 @@ pub(in crate::client) struct Heard {
     pub(in crate::client) wait_us: Option<u64>,
     /// The requests that may be sent after this one.
     pub(super) left: Option<u64>,
-    /// The microseconds between two requests that spread those evenly, if there are few: less than
-    /// 20 % of the limit. Otherwise zero.
+    /// The microseconds between two requests, if those that are left are spread evenly until the reset. Zero unless
+    /// less than 20 % of the limit is left.
     pub(super) spacing_us: u64,
     /// The microseconds from the sending of the request to the response. The maximum if they are not known.
     pub(super) took_us: u64,

@@ -164,7 +164,7 @@ impl KeyLine {
     }
 
     /// Returns what became of a waiting request. The foremost sleep until the next request is sent.
-    /// The others sleep for somewhat longer, in case that the foremost do not run.
+    /// The others sleep for somewhat longer, in case the foremost do not run.
     pub(super) fn poll(&mut self, turn: u64, now_us: u64, waker: Waker, wakers: &mut Wakers) -> Polled {
         self.release(now_us, wakers);
         if now_us == u64::MAX {

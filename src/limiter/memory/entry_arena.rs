@@ -219,7 +219,7 @@ impl EntryArena {
         spec.to_words().iter().enumerate().for_each(|(at, word)| self.set_word(chain.head, QUOTA + at, *word));
     }
 
-    /// Takes all entries out of a chain that has a block. It keeps one block, which is no head.
+    /// Takes all entries out of a chain that has a block. It keeps one block, which is not a head.
     pub(super) fn empty_plain(&self, owner: Fingerprint, chain: &mut Chain) {
         self.empty(owner, chain);
         if chain.head != NONE {
@@ -412,10 +412,10 @@ impl EntryArena {
         let until = if gone == chain.last { chain.filled } else { ENTRIES };
         let entries = (from..ENTRIES).map(|place| (block, place)).chain((0..until).map(|place| (gone, place)));
         let (folded, count) = self.folded(entries, 2);
-        // Each block but the last is filled to its end, and only the first may begin later: a fold of two full blocks
-        // is full itself.
+        // Each block but the last is filled to its end, and only the first may be empty at its beginning. So a fold of
+        // two full blocks is full itself.
         let begin = if gone == chain.last { 0 } else { ENTRIES - count };
-        debug_assert!(begin == 0 || block == chain.first, "only the first block begins later");
+        debug_assert!(begin == 0 || block == chain.first, "only the first block may be empty at its beginning");
         self.set_all(block, begin, &folded, count);
         if block == chain.first {
             chain.skip = begin;

@@ -43,8 +43,8 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
         }
     }
 
-    /// Locks the stripes under which the keys without a slot would get one, and returns whether each other key has its
-    /// slot.
+    /// Locks the stripes of the keys that have no slot. Then returns whether each key has its slot or its stripe is
+    /// locked.
     #[cold]
     fn find_under_stripes(&mut self) -> bool {
         let missing = self.holds.as_mut().iter().filter(|hold| hold.place.is_none() && !hold.is_twice);

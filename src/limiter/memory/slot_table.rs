@@ -106,7 +106,7 @@ impl Fingerprint {
         self.0 | u64::from(version) & VERSION_MASK
     }
 
-    /// Whether the tag is this key's. A slot that was never used has tag 0, which is no key's.
+    /// Whether the tag is this key's. A slot that was never used has tag 0, which is that of no key.
     #[inline]
     fn matches(self, tag: u64) -> bool {
         let is_held = |bits| version_of(bits) == HELD_VERSION;
@@ -141,8 +141,9 @@ pub(super) struct Seen<'a> {
 pub(super) enum SlotClaim<'a> {
     /// This slot, which is locked and empty.
     Slot(SlotRef<'a>),
-    /// One that there is when the table has grown.
+    /// A slot will be free when the table has grown.
     AfterGrowth,
+    /// No slot can be made free.
     Nothing,
 }
 

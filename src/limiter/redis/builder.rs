@@ -44,7 +44,7 @@ impl RedisLimiter {
     ///
     /// # Errors
     /// Returns an error if the URL is not valid, or the server refuses what is needed. A server
-    /// that is not up yet is no error.
+    /// that is not up yet is not an error.
     pub async fn connect(url: &str) -> Result<Self, RedisError> {
         Self::builder().connect(url).await
     }
@@ -192,14 +192,14 @@ impl RedisLimiterBuilder {
     /// it checks that the server's user has the rights that the script needs. If Redis is not up yet, checks fail
     /// until it is.
     ///
-    /// A server whose round trips take longer than the deadline is no error either, because a far server looks like
+    /// A server whose round trips take longer than the deadline is not an error either, because a far server looks like
     /// one that is slow now. If a round trip takes more than half of the deadline, observers and the log get
     /// [`StoreFar`](crate::observe::LimiterEvent::StoreFar).
     ///
     /// # Errors
     /// Returns an error if the URL or the setup is not valid, the server refuses the password, the
     /// user lacks a right that checks need (the error names it), or there is no tokio runtime. A
-    /// server that is away, is loading, or has as many clients as it may have is no error: checks
+    /// server that is away, is loading, or has as many clients as it may have is not an error: checks
     /// fail until it can serve them.
     pub async fn connect(self, url: &str) -> Result<RedisLimiter, RedisError> {
         let store = RedisConnections::connect(url, self.settings()?)?;

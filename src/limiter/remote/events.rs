@@ -455,7 +455,7 @@ mod tests {
         let mut expected = Vec::new();
         events.record_success();
         for _ in 0..2 {
-            // Single successes between failures are no recovery.
+            // Single successes between failures are not a recovery.
             for _ in 0..20 {
                 events.report_failure(StoreErrorKind::Unavailable, &away());
                 tokio::time::advance(QUIET - Duration::from_millis(1)).await;

@@ -34,7 +34,7 @@ const FAILURES: u32 = 5;
 /// The time for which a late answer is listened for.
 const LISTENS: Duration = Duration::from_secs(5);
 
-/// A store, what is known about it, and who is told.
+/// A store with its clock, its breaker, and the observers of its events.
 pub(super) struct StoreCalls<S: Store> {
     pub(super) store: S,
     pub(super) name: String,
@@ -64,7 +64,7 @@ pub(super) struct Late<T> {
     pub(super) error: StoreError,
 }
 
-/// When a call was sent, by the own clock and by the runtime.
+/// The instant at which a call was sent, by this process's clock and by the runtime.
 #[derive(Clone, Copy)]
 pub(super) struct SentAt {
     at: Timestamp,
@@ -128,7 +128,7 @@ impl<S: Store> StoreCalls<S> {
         Answered { answer, trip, took: sent.mark.took(), sent }
     }
 
-    /// Listens for a late answer, and hands it to a function, or that there is none.
+    /// Waits for a late answer in the background. Calls `then` with it, or with `None` if none comes in time.
     pub(super) fn listen<T: FromStore + Send + 'static>(
         self: &Arc<Self>,
         late: Late<T>,
@@ -159,7 +159,7 @@ impl<S: Store> StoreCalls<S> {
 
     /// Returns the error of a call to a store that is believed dead.
     pub(super) fn unavailable(&self) -> StoreError {
-        let message = format!("{} does not answer, and is asked again by and by", self.name);
+        let message = format!("{} does not answer; it is asked again from time to time", self.name);
         StoreError::new(StoreErrorKind::Unavailable, message)
     }
 }
@@ -172,7 +172,7 @@ impl<S: Store> Drop for StoreCalls<S> {
     }
 }
 
-/// Returns whether the call was cut, so that nothing is known about it and no answer will come.
+/// Returns whether the call was cut off. Then no answer will come, and the store may have done the work or not.
 pub(super) fn is_cut(error: &StoreError) -> bool {
     error.kind() == StoreErrorKind::Unavailable
 }

@@ -14,8 +14,8 @@ use crate::middleware::rule::{BoundRule, RuleMatch};
 use crate::middleware::ticket::{Ticket, is_strike};
 
 impl Ticket {
-    /// Decides about a request as [`charge_and_store`](Self::charge_and_store) and [`answer`](Self::answer) do, but takes
-    /// nothing and reports nothing. The ticket is of no other use.
+    /// Decides about a request as [`charge_and_store`](Self::charge_and_store) and [`answer`](Self::answer) do, but
+    /// takes nothing and reports nothing. The ticket is of no other use.
     pub(crate) async fn look<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Explanation {
         let mut rules = self.look_at_rules(layer, head);
         let mut failure = None;

@@ -321,9 +321,9 @@ impl Ticket {
         self.charges.is_empty().then_some(OutcomeCause::NotCharged)
     }
 
-    /// Collects what the rules charge that a source finds. Returns how many rules it finds among, or `None` if the
-    /// request is refused because it has too many charges. If no rule that was found enforces, such a request is not
-    /// charged to them.
+    /// Collects the charges of the rules that a source finds. Returns the number of rules that the source chooses from,
+    /// or `None` if the request is refused because it has too many charges. If none of the rules that were found
+    /// enforces, such a request is not charged to them.
     #[inline]
     fn find<L>(
         &mut self,

@@ -4,15 +4,15 @@
 //! at the quota's pace, and each is asked for at its slot, one batch after the one before. So the
 //! burst of a quota does not become a burst of bytes, and the number of calls does not grow with the
 //! number of bodies. An account that asks late asks for as much more, so that neither the grain of a
-//! timer nor the round trip to a store slows the pace. The first batch is half of one: so what was
-//! sent is at most half a batch ahead of the pace or behind it.
+//! timer nor the round trip to a store slows the pace. The first batch is half as large. So the
+//! bytes that were sent are at most half a batch ahead of the pace or behind it.
 //!
 //! Bodies stand in line for pieces of a batch, in the order in which they came. This line is not
 //! that of requests: those wait for exactly what they cost, and a body takes any part of a batch
 //! that all share.
 //!
-//! No task runs for the account. Each waiting body has a timer for its expected turn, and whichever
-//! is polled first asks the limiter, or polls an answer that is under way. So a body that is not
+//! No task runs for the account. Each waiting body has a timer for its expected turn, and the body
+//! that is polled first asks the limiter, or polls an answer that is under way. So a body that is not
 //! polled delays no other for longer than a batch.
 
 use std::collections::{HashMap, VecDeque};
@@ -52,10 +52,10 @@ const SLOW_US: u64 = 1_000_000;
 /// The least piece of a batch for which a body is woken, if the batch has as many.
 const PIECE: u64 = 4_096;
 
-/// The most time that an account catches up for after it could not ask although bodies waited.
+/// The longest time that an account catches up for, if bodies waited and it could not ask.
 const LATE_US: u64 = 1_000_000;
 
-/// The most time that an account catches up for after no body waited: a reader takes this long for
+/// The longest time that an account catches up for, if no body waited: a reader takes this long for
 /// a batch.
 const IDLE_US: u64 = 200_000;
 
@@ -119,8 +119,8 @@ impl BytePace {
 
 /// The part of a pace that this process asks for, in parts of 1,024. Processes that share a pace
 /// and ask for all of it each would be denied half of their calls, and the one that is a moment
-/// earlier would have everything. So a process asks for less when it is denied, and for a little
-/// more each time that it is not: as TCP does, by which all come to equal parts.
+/// earlier would get everything. So a process asks for less when it is denied, and for a little
+/// more each time that it is not. By the same method TCP's connections come to equal parts.
 #[derive(Clone, Copy)]
 struct PaceShare(u64);
 
@@ -215,9 +215,10 @@ enum AccountPhase {
     /// It may ask at its slot.
     #[default]
     Idle,
-    /// A body asks, or polls the answer, without the lock. `is_woken` if the answer came meanwhile.
+    /// A body asks, or polls the answer, without the lock. `is_woken` becomes `true` if the answer
+    /// comes meanwhile.
     Busy { is_woken: bool },
-    /// An answer is under way to a question for this many units.
+    /// The answer to this question is under way.
     Asked { answer: LaterPaceAnswer, question: PaceQuestion },
     /// A batch was taken, and may be used from this instant on.
     Departs { at_us: u64, batch: UnitBatch },
@@ -292,7 +293,7 @@ impl Account {
 
     /// Returns how many bytes a body may send now, at most `want`, or when it has to poll again.
     fn poll(&self, body: u64, want: u64, not_before_us: u64, waker: &Waker) -> UnitPoll {
-        // If nothing can sleep, no body waits.
+        // Without a timer that can sleep, no body waits.
         let Some(now_us) = time_of(&*self.timer) else { return UnitPoll::Ready(want) };
         // At least the instant that was slept for, even if the timer's clock is wrong: no body may
         // poll for ever.
@@ -382,7 +383,7 @@ impl Drop for Account {
     }
 }
 
-/// The place of one body in an account. If it is dropped, what the body has goes to the others.
+/// The part of one body in an account. If it is dropped, the units of the body go to the others.
 pub(crate) struct Turnstile {
     account: Arc<Account>,
     body: u64,
@@ -463,7 +464,8 @@ enum UnitPoll {
 /// The next step of a body.
 enum AccountStep {
     Done(UnitPoll),
-    /// It asks for a batch, this much too late, or for the rest that a denial has left.
+    /// It asks for a batch, `late_us` after the slot of the batch, or for the `rest` that a denial has
+    /// left.
     Ask {
         late_us: u64,
         is_first: bool,
@@ -609,7 +611,7 @@ impl AccountState {
             }
             PaceAnswer::Denied { wait, .. } => {
                 (self.failures, self.has_asked_for_rest) = (0, false);
-                // Less comes sooner, so that a process is not always behind another one.
+                // Fewer units are free sooner, so that a process is not always behind another one.
                 self.share.shrink();
                 let less = self.share.of(whole);
                 let less = less.batch(less.tick_us()).min(units);

@@ -42,6 +42,10 @@ impl Accounts {
         BodyAccount { turnstile: account.enter(), _counted: CountedBody { accounts: Arc::clone(self), id } }
     }
 
+    pub(crate) fn timer(&self) -> &Arc<dyn Timer> {
+        &self.timer
+    }
+
     /// Returns how many keys have an account.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {

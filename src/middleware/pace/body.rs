@@ -1,7 +1,9 @@
 //! Bodies that are sent, or read, at a pace.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
@@ -10,7 +12,12 @@ use smallvec::SmallVec;
 
 use super::account::Unpaced;
 use super::accounts::BodyAccount;
+use crate::base::sync::contained;
+use crate::clock::Timer;
 use crate::error::BoxError;
+use crate::event::LayerEvent;
+use crate::outcome::Observer;
+use crate::policy::Policy;
 
 /// The paces of one body. The slowest decides.
 #[derive(Default)]
@@ -21,12 +28,41 @@ struct BodyPace {
     account: BodyAccount,
     /// The bytes that the body may still send without waiting.
     free: u64,
+    report: Option<PaceReport>,
+}
+
+/// Reports one pace of a body to the observer: that it begins, and that it has ended when this is
+/// dropped.
+pub(crate) struct PaceReport {
+    observer: Arc<dyn Observer>,
+    timer: Arc<dyn Timer>,
+    policy: Policy,
+    began: Duration,
+    bytes: u64,
+}
+
+impl PaceReport {
+    pub(crate) fn begin(observer: &Arc<dyn Observer>, timer: &Arc<dyn Timer>, policy: &Policy) -> Self {
+        observer.on_layer_event(&LayerEvent::pace_began(policy.clone()));
+        let (observer, timer) = (Arc::clone(observer), Arc::clone(timer));
+        Self { began: timer.now(), observer, timer, policy: policy.clone(), bytes: 0 }
+    }
+}
+
+impl Drop for PaceReport {
+    fn drop(&mut self) {
+        // The timer and the observer are the application's code and may panic.
+        contained(|| {
+            let lasted = self.timer.now().saturating_sub(self.began);
+            self.observer.on_layer_event(&LayerEvent::pace_ended(self.policy.clone(), self.bytes, lasted));
+        });
+    }
 }
 
 impl BodyPaces {
     /// Adds a pace, of which the first bytes are `free`.
-    pub(crate) fn add(&mut self, account: BodyAccount, free: u64) {
-        self.0.push(BodyPace { account, free });
+    pub(crate) fn add(&mut self, account: BodyAccount, free: u64, report: Option<PaceReport>) {
+        self.0.push(BodyPace { account, free, report });
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -53,6 +89,9 @@ impl BodyPaces {
             match pace.free {
                 0 => pace.account.turnstile.spend(units),
                 free => pace.free = free.saturating_sub(units),
+            }
+            if let Some(report) = &mut pace.report {
+                report.bytes = report.bytes.saturating_add(units);
             }
         }
         Poll::Ready(Ok(units))

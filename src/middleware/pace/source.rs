@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::account::{BytePace, PaceAnswer, PaceReply, PaceSource, PaceTerms};
-use super::body::BodyPaces;
+use super::body::{BodyPaces, PaceReport};
 use crate::base::wait::Wait;
 use crate::decision::{Decision, Receipt};
 use crate::limiter::{Charge, Limiter, Refund, Reply};
@@ -23,7 +23,10 @@ pub(crate) fn paces<L: Limiter>(layer: &Arc<Compiled<L>>, paced: &[PacedBy], bod
         let Some((rule, policy)) = layer.pacing_rule(paced.policy).zip(paced.policy_in(layer)) else { continue };
         if rule.pace.is_some_and(|own| own.includes(bodies)) {
             let source = || Box::new(LimiterSource { layer: Arc::clone(layer), paced: paced.clone() }) as Box<_>;
-            paces.add(accounts.enter((policy.fingerprint(), paced.key.clone()), source), rule.pace_after);
+            // First, because the observer is the application's code and may panic.
+            let observer = layer.settings.observer.as_ref();
+            let report = observer.map(|observer| PaceReport::begin(observer, accounts.timer(), policy));
+            paces.add(accounts.enter((policy.fingerprint(), paced.key.clone()), source), rule.pace_after, report);
         }
     }
     paces
@@ -43,7 +46,7 @@ impl<L: Limiter> PaceSource for LimiterSource<L> {
         if mode != Mode::Enforce || quota.is_unlimited() {
             return PaceTerms::Free;
         }
-        // Of quotas that bodies must all meet the fastest is the pace. The others are limits.
+        // If bodies must meet several quotas, the fastest is the pace. The others are limits.
         let others = if self.paced.own.is_none() { self.layer.policies_together(self.paced.policy) } else { &[] };
         let fastest = others.iter().map(Policy::quota).fold(quota, |fastest, other| faster(fastest, other));
         PaceTerms::Paced(BytePace {
@@ -78,7 +81,7 @@ impl<L: Limiter> PaceSource for LimiterSource<L> {
 
 /// Returns the faster one of two quotas that have a pace.
 fn faster<'a>(one: &'a Quota, other: &'a Quota) -> &'a Quota {
-    // Units in as much time as both periods together.
+    // Multiplied by the period of the other, instead of divided by its own.
     let units = |quota: &Quota, period: &Quota| u128::from(quota.limit()) * u128::from(period.spec().period_us);
     let has_pace = other.algorithm().is_rate() && !other.is_unlimited();
     if has_pace && units(other, one) > units(one, other) { other } else { one }

@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use super::definition::{Condition, MissingKey, QuotaFrom, Read, Rule};
 use super::names::TakenNames;
+#[cfg(all(feature = "rules", feature = "tokio"))]
+use super::overrides::Overrides;
 use crate::base::head::Head;
 use crate::key::AddressSource;
 use crate::key::value::{IntoKey, Key};
@@ -65,6 +67,20 @@ impl BoundRule {
 
     pub(crate) fn rule_mut(&mut self) -> &mut Rule {
         &mut self.rule
+    }
+
+    /// Lets single keys have quotas of their own. Does nothing for a rule of several quotas, or one with the quotas of
+    /// requests.
+    #[cfg(all(feature = "rules", feature = "tokio"))]
+    pub(crate) fn override_quota(&mut self, overrides: &Overrides<Quota>) {
+        let [policy] = &self.rule.policies[..] else { return };
+        if self.rule.quota_from.is_some() {
+            return;
+        }
+        let (quota, extract) = (*policy.quota(), Arc::clone(&self.extract));
+        self.rule.quota_from =
+            Some(QuotaFrom::new(overrides.or(move |head: &Head<'_>| extract(head), move |_: &Head<'_>| quota)));
+        self.rule.policies = [policy.of_each_request()].into_iter().collect();
     }
 
     pub(crate) fn policies(&self) -> &[Policy] {

@@ -34,9 +34,8 @@ const SPARE: usize = 256;
 ///   same customer do not undo each other.
 /// * Overrides that have ended by time leave by themselves. One without an end stays until it is
 ///   ended. [`max_entries`](Self::max_entries) bounds the table.
-/// * The table belongs to the process, and is not kept in Redis. If a service has several processes,
-///   make the override in each of them: keep the overrides where all of them read, such as a database
-///   or a file, and let each process set what is new there, with the time that is left.
+/// * The table belongs to the process, and is not kept in Redis. A [`Fleet`](crate::fleet) hands out tables
+///   that are alike in all processes.
 /// * While the table is empty, a request does not ask it for its key. Otherwise it takes a lock for
 ///   reading.
 ///

@@ -12,15 +12,23 @@ impl Rule {
     ///
     /// * The pace is steady for every algorithm: bytes are sent in pieces that are worth 50
     ///   milliseconds, or up to 150 if they are smaller than 32 KiB. The burst of the quota is for
-    ///   processes that share it.
+    ///   processes that share it: each sends at the pace until the burst is used up, and then they
+    ///   share the pace. A [leaky queue](crate::Quota::leaky_queue) has no burst. Windows as long as
+    ///   the pace leave no room for bytes that come late, and slow downloads by a few percent.
     ///   [`pace_after`](Self::pace_after) makes the beginning of a body fast.
     /// * If the rule has [several quotas](Self::all_of), the fastest one is the pace. A body waits
     ///   when another one is used up.
     /// * Downloads of a key take turns, in the order in which they wait, with equal pieces.
     /// * A process takes the units of one piece ahead, with one call of the limiter, and
-    ///   refunds the rest when the last download of the key ends or is dropped.
+    ///   refunds the rest when the last download of the key ends or is dropped. These are at most 20
+    ///   calls a second and key. A batch that is late is larger, so the round trip to a store does not
+    ///   slow the pace.
+    /// * Processes that share a pace find their parts as connections of TCP do: one whose batch is
+    ///   denied asks for less, and then for a little more each time.
+    /// * A body holds one frame of its inner body, and takes units only for bytes that it has.
     /// * If the limiter fails, [`OnError`](crate::OnError) decides: each process then keeps the
-    ///   pace by itself, or the download waits for some seconds and ends in an error.
+    ///   pace by itself, or the download waits for about three seconds and ends in an error, which clients
+    ///   see as a broken transfer.
     /// * Without [`Mode::Enforce`](crate::mode::Mode) nothing is paced. A mode or a quota that
     ///   changes holds for downloads under way, too.
     /// * A quota of 0 lets no byte pass: bodies end in an error.

@@ -15,7 +15,8 @@ use crate::quota::{Algorithm, Quota};
 /// layer.
 ///
 /// * A request uses one quota from beginning to end: the one in force when its layer is called. It
-///   is settled, refunded and answered under that quota.
+///   is settled, refunded and answered under that quota. A request or a message in line asks for a
+///   quota of the same kind as it is now.
 /// * The units that a key has used stay used. A key that has used more than the new quota allows must wait until enough
 ///   of it has expired. Until a request is admitted under the new quota, usage expires at the old quota's pace. The
 ///   reported wait counts with the new quota's pace, so it can be far longer than needed; see [the
@@ -25,7 +26,8 @@ use crate::quota::{Algorithm, Quota};
 ///   stays.
 /// * A request to a layer with a switch costs one atomic load more. A change costs as much as
 ///   building the layer.
-/// * Each process has its own switch. With Redis, change it in every process.
+/// * Each process has its own switch, also with Redis. A [`Fleet`](crate::fleet) hands out switches that
+///   are alike in all processes.
 ///
 /// ```
 /// use tower_ratelimit::{

@@ -4,6 +4,9 @@ mod condition;
 mod cost;
 mod history;
 mod key;
+mod lists;
+#[cfg(feature = "tokio")]
+mod operated;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +20,7 @@ use super::spec::{
 use super::tree::{self, Limit, LimitQuota, Tree, TreeLevel};
 use crate::base::head::Head;
 use crate::error::ConfigError;
-use crate::key::{Key, Prefixes, client_network, peer_network};
+use crate::key::Key;
 use crate::middleware::charge::access::{Access, AccessList, BoundList};
 use crate::middleware::rule::{BoundRule, Condition, LinkedRole, Rule};
 use crate::mode::Mode;
@@ -26,8 +29,11 @@ use crate::quota::Quota;
 
 use history::StoredNames;
 use key::KeyError;
+use lists::client_list;
 
 pub(super) use history::RulesHistory;
+#[cfg(feature = "tokio")]
+pub(super) use operated::operate;
 
 /// Rules that a layer can take.
 pub(super) struct Bound {
@@ -293,11 +299,7 @@ fn access_list(spec: &AccessSpec, names: &Names) -> Option<BoundList> {
     for (networks, access) in [(&spec.allow, Access::Allow), (&spec.deny, Access::Deny)] {
         networks.iter().for_each(|network| list.set_network(network.value, access));
     }
-    let exact = Prefixes::exact();
-    Some(match &names.proxies {
-        Some(proxies) => BoundList::new(list, client_network(proxies.clone(), exact)),
-        None => BoundList::new(list, peer_network(exact)),
-    })
+    Some(client_list(list, names))
 }
 
 #[cfg(test)]

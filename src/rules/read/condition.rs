@@ -21,7 +21,7 @@ use crate::key::parse_network;
 /// compares.
 const NAMES_MAX: usize = 32;
 
-/// The maximum number of requests that a rule leaves out. A request may be compared with all of them.
+/// The maximum number of entries of `not`. A request may be compared with all of them.
 const NOT_MAX: usize = 32;
 
 /// The methods that a misspelt one is compared with.

@@ -231,7 +231,7 @@ impl ValueReader<'_, '_, '_> {
         Some(PlansSpec { by: by?, quotas, otherwise: otherwise? })
     }
 
-    /// Reads where a request names its plan.
+    /// Reads which part of a request names its plan.
     fn plan_name(&mut self, node: &Node<'_>) -> Option<At<KeySpec>> {
         let by = self.key_part(node, "`by`")?;
         if matches!(by.value, KeySpec::ClientIp | KeySpec::PeerIp | KeySpec::Global) {

@@ -154,7 +154,7 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Refuses a quota that is no pace.
+    /// Refuses a quota that is not a pace.
     fn check_pace(&mut self, quota: &QuotaSpec) {
         let quotas: Vec<&At<Quota>> = match quota {
             QuotaSpec::All(quotas) => quotas.iter().collect(),

@@ -28,7 +28,7 @@ pub(in crate::rules) const NOT: &[&str] =
 pub(crate) struct KnownNames<'a> {
     pub(crate) keys: &'a [&'a str],
     pub(crate) actions: &'a [&'a str],
-    /// Whether these are all. If not, other names are no problems, but noted.
+    /// Whether these are all. If not, other names are not problems, but noted.
     pub(crate) are_all: bool,
 }
 

@@ -3,7 +3,7 @@
 //! This is no compiler. It knows `mod` and `use` declarations, the names that a module defines, and
 //! paths; that is enough for code that rustfmt has formatted. A name counts where it is defined: a
 //! `pub use` between the two files changes nothing. A module that shows a name of a module within it
-//! uses that name only if its code mentions it, too.
+//! uses that name only if its code mentions it, too. A name that a macro defines counts where its module is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -191,8 +191,12 @@ impl Tree {
             "super" => Some(module.parent.expect("no path leads out of the crate")),
             _ => None,
         };
-        if let Some(to) = keyword.or_else(|| module.children.get(name).copied()) {
+        if let Some(to) = keyword {
             return self.lookup(to, rest, depth);
+        }
+        if let Some(to) = module.children.get(name).copied() {
+            // A macro may define the name: then the module counts that is named.
+            return self.lookup(to, rest, depth).or_else(|| self.module(to, rest).is_none().then_some(to));
         }
         if module.defines.contains(name) {
             return Some(at);

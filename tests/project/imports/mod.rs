@@ -183,9 +183,12 @@ fn graph_of_a_small_crate_is_read_right() {
         ("lib.rs", "mod a; pub use a::{Shown, inner::*}; #[cfg(test)] mod tests { use super::*; }"),
         (
             "a/mod.rs",
-            "mod inner; mod other; pub use inner::Shown; pub use other::g; fn h() { g() } const TEXT: &str = \"crate::nothing::here\"; // b::C",
+            "mod inner; mod other; pub use inner::Shown; pub use other::g; fn h() { g(); inner::made() } const TEXT: &str = \"crate::nothing::here\"; // b::C",
         ),
-        ("a/inner.rs", "pub struct Shown<'a>(&'a str); fn f() { super::other::g(); #[cfg(test)] crate::a::TEXT; }"),
+        (
+            "a/inner.rs",
+            "pub struct Shown<'a>(&'a str); make!(made); fn f() { super::other::g(); #[cfg(test)] crate::a::TEXT; }",
+        ),
         ("a/other.rs", "use crate::{Shown as S, a::TEXT}; pub fn g() -> char { '\\'' }"),
     ] {
         std::fs::write(folder.join(file), text).expect("a file can be written");
@@ -195,6 +198,7 @@ fn graph_of_a_small_crate_is_read_right() {
     let arrows: Vec<String> = graph.arrows.iter().map(|((from, to), path)| format!("{from} {to} {path}")).collect();
     let expected = [
         "a/inner.rs a/other.rs super::other::g",
+        "a/mod.rs a/inner.rs inner::made",
         "a/mod.rs a/other.rs g",
         "a/other.rs a/inner.rs crate::Shown",
         "a/other.rs a/mod.rs crate::a::TEXT",

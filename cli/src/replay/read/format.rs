@@ -555,7 +555,7 @@ impl Format {
 }
 
 /// Returns whether an address is where the client is, or what servers write in its place: a name, or that there is
-/// none. The field after it is no address then: that line has another field in front.
+/// none. The field after it is not an address then: that line has another field in front.
 fn has_client_form(fields: &Fields<'_>) -> bool {
     let is_ident = |ident: &[u8]| ident.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_.@-\\".contains(byte));
     if fields.get(Field::Ident).is_some_and(|ident| address(ident).is_some() || !is_ident(ident)) {
@@ -661,7 +661,7 @@ impl Reader {
         }
     }
 
-    /// Says what a line is that is no request.
+    /// Says what a line is that is not a request.
     fn unread(&mut self, format: &Format, line: &[u8]) -> Read {
         let plain = Opened::plain(line);
         let opened = Opened::without_prefixes(line).unwrap_or(plain);
@@ -676,7 +676,7 @@ impl Reader {
         if is_of_other_logger(text) || is_of_caddy() {
             return Read::Other;
         }
-        // What a program writes behind Heroku's router is no request, or one that the router has logged.
+        // What a program writes behind Heroku's router is not a request, or one that the router has logged.
         if matches!(format.lines, Lines::Pairs(_)) && source.is_some() && !text.starts_with(b"at=") {
             return Read::Other;
         }

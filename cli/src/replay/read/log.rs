@@ -297,7 +297,7 @@ impl LogFile {
     }
 }
 
-/// Returns the next line that is neither empty nor a comment, and whether it is whole. A directive is no comment.
+/// Returns the next line that is neither empty nor a comment, and whether it is whole. A directive is not a comment.
 fn next_line<'l>(
     lines: &'l mut Option<Lines<Bytes>>,
     input: &mut Input,

@@ -7,7 +7,7 @@ use memchr::memchr;
 use super::field::Fields;
 use super::json::Paths;
 
-/// Adds the fields of a line. Returns `None` if a word of the line is no name with a value.
+/// Adds the fields of a line. Returns `None` if a word of the line is not a name with a value.
 pub(crate) fn read<'a>(line: &'a [u8], names: &Paths, fields: &mut Fields<'a>) -> Option<()> {
     let mut rest = line.trim_ascii();
     while !rest.is_empty() {

@@ -34,7 +34,7 @@ pub(crate) struct Sources {
 #[derive(Debug, Default)]
 struct Source {
     requests: u64,
-    /// Lines that are no requests.
+    /// Lines that are not requests.
     other: u64,
     /// Requests that another source logged, too, with the same client and with another one.
     with_equal: u64,
@@ -115,17 +115,17 @@ impl Sources {
         false
     }
 
-    /// Counts a line that is no request. Returns whether it could be counted.
+    /// Counts a line that is not a request. Returns whether it could be counted.
     pub(crate) fn note_other(&mut self, source: u64) -> bool {
         self.source(source).map(|source| source.other += 1).is_some()
     }
 
-    /// Returns whether all lines of a source are no requests.
+    /// Returns whether no line of a source is a request.
     pub(crate) fn has_no_request(&self, source: u64) -> bool {
         self.all.get(&source).is_some_and(|source| source.requests == 0)
     }
 
-    /// Returns the lines of sources that log no requests, and the other lines that are no requests.
+    /// Returns the lines of sources that log no requests, and the other lines that are not requests.
     pub(crate) fn others(&self) -> (u64, u64) {
         let sum = |is_without: bool| {
             let sources = self.all.values().filter(|source| (source.requests == 0) == is_without);

@@ -55,7 +55,7 @@ pub(crate) struct FileRead {
     pub(crate) lines: u64,
     pub(crate) requests: u64,
     pub(crate) unreadable: u64,
-    /// Lines that are no requests, or those of others.
+    /// Lines that are not requests, or those of others.
     pub(crate) other: u64,
     pub(crate) late: u64,
     pub(crate) ahead: u64,
@@ -101,7 +101,7 @@ pub(crate) struct PolicyReport {
     /// Clients that are likely no abusers, and their refused requests. `None` if the log has no status.
     pub(crate) likely_false: Option<(u64, u64)>,
     /// Refused clients whose user agent is missing, or names a crawler or a script. `None` if the log has no user
-    /// agents, or if the policy's key is no client.
+    /// agents, or if the policy's key is not a client.
     pub(crate) automated: Option<u64>,
     pub(crate) hours: Hours,
     pub(crate) worst: Vec<Worst>,

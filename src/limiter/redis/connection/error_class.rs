@@ -33,7 +33,7 @@ pub(super) enum Cause {
     Ask(Address),
     /// The keys are on two servers: the script did not run.
     TryAgain,
-    /// The server is no master any more, loads its data, or sees too few other servers. Another server may be behind
+    /// The server is not a master any more, loads its data, or sees too few other servers. Another server may be behind
     /// its address by now.
     Demoted,
     /// Any other answer.
@@ -157,7 +157,7 @@ fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (StoreErrorKind, &'static
     known.map_or((StoreErrorKind::Unavailable, "cannot serve now"), |(_, kind, said)| (*kind, said))
 }
 
-/// Codes of a server that is no master any more, or may not be the one: a master that was cut off sees too few
+/// Codes of a server that is not a master any more, or may not be the one: a master that was cut off sees too few
 /// replicas, and a replaced master loads the data of the new master.
 const DEMOTED: [&str; 5] = ["READONLY", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "LOADING"];
 

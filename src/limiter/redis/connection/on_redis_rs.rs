@@ -33,7 +33,7 @@ use crate::event::StoreErrorKind;
 use crate::limiter::BoxFuture;
 use crate::limiter::redis::error::RedisError;
 
-/// How many calls the crate takes before it has written them. They are no bound: the limiter has one.
+/// How many calls the crate takes before it has written them. They are not a bound: the limiter has one.
 const BUFFER: usize = 1_024;
 
 /// A URL as this client reads it.

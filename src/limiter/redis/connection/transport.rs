@@ -23,7 +23,7 @@ pub(super) trait Transport: Send + Sync + 'static {
 
     fn uses_tls(&self) -> bool;
 
-    /// Whether the application makes the connection, so that nothing is heard of its end.
+    /// Whether the application makes the connection. The limiter does not learn then when the connection ends.
     fn is_given(&self) -> bool {
         false
     }

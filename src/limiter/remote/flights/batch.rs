@@ -81,7 +81,7 @@ pub(crate) trait LaneQueue<F: RemoteStore<Queue = Self>>: Default + Send + 'stat
     /// Returns how many units may be sent now. A unit is the work of one request, if no others share it.
     fn ready(&self) -> usize;
 
-    /// Returns how many units are sent before a check that comes now.
+    /// Returns the number of waiting units that are sent before a check that comes now.
     fn before_a_check(&self) -> usize;
 
     /// Moves requests of at most `room` units into the batch. Returns what the flight holds, and its number of units.

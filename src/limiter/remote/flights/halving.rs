@@ -1,10 +1,10 @@
 //! Finds out which part of a call's time the limiters of a store cause together, and which part others cause.
 //!
 //! From one process both look alike: a server whose neighbours run long scripts, and a server that twenty processes of
-//! ours fill. In the first case it costs others nothing to send on, in the second nearly every answer comes too late.
+//! ours fill. In the first case sending on costs others nothing. In the second nearly every answer comes too late.
 //! So while calls are long, all limiters of a store halve their windows at the same times: in every second
-//! [`HalvingPhase`] of the store's clock, which its answers tell. The time that limiters cause is halved then, and the
-//! time that others cause is not. From both follows what a call takes while no limiter sends anything.
+//! [`HalvingPhase`] of the store's clock, which its answers state. The time that limiters cause is halved then, and the
+//! time that others cause is not. The two measured times give the time of a call while no limiter sends anything.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::base::time::Timestamp;
 /// The shortest phase, in microseconds. Limiters with other deadlines, up to 130 ms, so halve at the same times.
 const PHASE_US_MIN: u64 = 1 << 19;
 
-/// The least number of calls of a phase that say anything.
+/// The least number of calls that a phase must have to be used.
 const CALLS_MIN: u64 = 3;
 
 /// A part of the time of a store's clock.
@@ -25,33 +25,33 @@ pub(super) struct HalvingPhase {
     pair: u64,
     /// Whether windows are halved.
     pub(super) is_halved: bool,
-    /// Whether calls of the phase before have come back, most likely.
+    /// Whether the calls of the phase before have most likely come back.
     is_settled: bool,
 }
 
-/// The store's clock, as the last answer told it.
+/// The store's clock, as the last answer stated it.
 #[derive(Clone, Copy)]
 pub(super) struct StoreClock {
-    told: Timestamp,
+    stated: Timestamp,
     at: Instant,
 }
 
 impl StoreClock {
-    pub(super) fn new(told: Timestamp, at: Instant) -> Self {
-        Self { told, at }
+    pub(super) fn new(stated: Timestamp, at: Instant) -> Self {
+        Self { stated, at }
     }
 
     /// Returns the phase at this instant, for limiters with this deadline.
     pub(super) fn phase(self, now: Instant, deadline: Duration) -> HalvingPhase {
         let deadline = u64::try_from(deadline.as_micros()).unwrap_or(u64::MAX);
         let length = deadline.saturating_mul(4).checked_next_power_of_two().unwrap_or(1 << 63).max(PHASE_US_MIN);
-        let micros = self.told.saturating_add(now.saturating_duration_since(self.at)).as_micros();
+        let micros = self.stated.saturating_add(now.saturating_duration_since(self.at)).as_micros();
         let number = micros / length;
         HalvingPhase { pair: number / 2, is_halved: number % 2 == 1, is_settled: micros % length >= deadline }
     }
 }
 
-/// CallSums over the calls that were sent in one phase.
+/// The sums over the calls that were sent in one phase.
 #[derive(Clone, Copy, Debug, Default)]
 struct CallSums {
     calls: u64,

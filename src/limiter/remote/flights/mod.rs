@@ -295,7 +295,7 @@ impl<F: RemoteStore> Lanes<F> {
     }
 
     /// Returns why there is no answer although the time is over. If the store answered others while
-    /// the request waited, or this process was too busy to notice the time, it is no fault of the
+    /// the request waited, or this process was too busy to notice the time, it is not a fault of the
     /// store.
     fn timed_out(&self, number: u16, queued: &Queued, deadline: Deadline) -> Unanswered {
         if deadline.is_late() {

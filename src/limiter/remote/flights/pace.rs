@@ -8,7 +8,7 @@
 //!   grows while requests wait for it and calls take less than seven tenths of the deadline, and
 //!   shrinks when they take longer. Limiters that share a store get about the same window, because
 //!   each adds the same small step.
-//! * Calls that are long because of others are no reason to send less. [`halving`](super::halving) tells them from
+//! * Calls that are long because of others are not a reason to send less. [`halving`](super::halving) tells them from
 //!   calls that limiters make long.
 //! * Calls are few while they are short, because one call of many requests costs less. They are many while they are
 //!   long: a call that waits costs nothing.
@@ -115,7 +115,7 @@ impl Pace {
 
     /// Returns the time that a request needs for its answer if it is sent now. It is zero before the first call.
     ///
-    /// If calls take about as long when they are alone, it is no limiter that makes them long, and a late answer costs
+    /// If calls take about as long when they are alone, the limiters do not make them long, and a late answer costs
     /// others nothing. Then it is the time of a quick call.
     ///
     /// Otherwise it is less than the deadline, so a request that has just come may always be sent if the

@@ -29,7 +29,7 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_AGAIN: (Duration, u32) = (Duration::from_secs(10), 3);
 const UNCONFIRMED: Duration = Duration::from_secs(30);
 
-/// The time after which TCP asks by default. It is no setting of the application.
+/// The time after which TCP asks by default. It is not a setting of the application.
 const KEEPALIVE_UNSET: Duration = Duration::from_secs(2 * 3_600);
 
 /// The longest time for reaching one of several hosts, unless the configuration says another.
@@ -127,7 +127,7 @@ impl PostgresStoreBuilder {
 
     /// Connects without TLS to a server, such as `postgres://user:password@host/database`.
     ///
-    /// A server that is away is no error, unless the table has to be created: then the first checks fail, until the
+    /// A server that is away is not an error, unless the table has to be created: then the first checks fail, until the
     /// server is there.
     ///
     /// # Errors

@@ -78,6 +78,16 @@ impl Delays {
         !self.is_full() && self.asks.waiting(policy, key) < self.bounds.in_line
     }
 
+    /// Lets the first message that waits for a key ask, because the key was reset.
+    pub(crate) fn call_first(&self, policy: &Policy, key: &Key) {
+        self.asks.call_first(policy, key, &*self.timer);
+    }
+
+    /// Lets the first message of each key ask, because a policy has another quota.
+    pub(crate) fn call_all(&self, policy: &Policy) {
+        self.asks.call_all(policy, &*self.timer);
+    }
+
     /// Returns the number of requests that wait.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)

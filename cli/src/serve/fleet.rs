@@ -1,0 +1,103 @@
+//! What operators set for all processes, over HTTP.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /v1/settings` | what is set, by whom, and which revision is in force here |
+//! | `POST /v1/settings` | sets or ends one thing in all processes |
+//! | `POST /v1/rollback` | puts the former rules in force in all processes |
+
+use std::time::Duration;
+
+use http::StatusCode;
+use serde_json::{Map, Value, json};
+use tower_ratelimit::fleet::{Fleet, FleetChange, FleetError, FleetErrorKind, FleetKind};
+
+use super::api::{Wrong, text_of, wrong};
+use super::failure::text_with_causes;
+use super::operators::Operator;
+use super::time::time;
+
+/// The fields of a change, or of a rollback.
+#[derive(Default)]
+struct Fields {
+    kind: Option<String>,
+    name: Option<String>,
+    subject: Option<String>,
+    value: Option<String>,
+    why: Option<String>,
+    lasting: Option<Duration>,
+    seen: Option<u64>,
+}
+
+impl Fields {
+    fn read(fields: Map<String, Value>) -> Result<Self, Wrong> {
+        let mut read = Self::default();
+        for (name, value) in fields {
+            match &*name {
+                "kind" => read.kind = Some(text_of(&name, value)?),
+                "name" => read.name = Some(text_of(&name, value)?),
+                "subject" => read.subject = Some(text_of(&name, value)?),
+                "value" if value.is_null() => {}
+                "value" => read.value = Some(text_of(&name, value)?),
+                "why" => read.why = Some(text_of(&name, value)?),
+                "lasting" => {
+                    let lasting = time(&text_of(&name, value)?);
+                    read.lasting = Some(lasting.map_err(|error| wrong(format!("`lasting`: {error}")))?);
+                }
+                "seen" => read.seen = Some(value.as_u64().ok_or_else(|| wrong("`seen` is a revision"))?),
+                _ => return Err(wrong(format!("there is no field `{name}`"))),
+            }
+        }
+        Ok(read)
+    }
+}
+
+/// Sets or ends something in all processes. Returns the revision.
+pub(crate) async fn change(fleet: &Fleet, operator: &Operator, fields: Map<String, Value>) -> Result<Value, Wrong> {
+    let fields = Fields::read(fields)?;
+    let (Some(kind), Some(name), Some(why)) = (fields.kind, fields.name, fields.why) else {
+        return Err(wrong("send `kind`, `name` and `why`; `value` sets it, and without it the entry ends"));
+    };
+    let kind: FleetKind = kind.parse().map_err(|error| wrong(format!("`kind`: {error}")))?;
+    let change = FleetChange::of_text(kind, &name, fields.subject.as_deref(), fields.value.as_deref());
+    let mut change = change.map_err(failed)?;
+    if let Some(lasting) = fields.lasting {
+        change = change.lasting(lasting);
+    }
+    if let Some(revision) = fields.seen {
+        change = change.seen(revision);
+    }
+    made(fleet.change(&operator.0, &why, [change]).await)
+}
+
+/// Puts the former rules in force in all processes. Returns the revision.
+pub(crate) async fn rollback(fleet: &Fleet, operator: &Operator, fields: Map<String, Value>) -> Result<Value, Wrong> {
+    match Fields::read(fields)? {
+        Fields {
+            name: Some(name),
+            why: Some(why),
+            kind: None,
+            subject: None,
+            value: None,
+            lasting: None,
+            seen: None,
+        } => made(fleet.rollback(&operator.0, &why, &name).await),
+        _ => Err(wrong("send `name`, that of the rules, and `why`")),
+    }
+}
+
+fn made(revision: Result<u64, FleetError>) -> Result<Value, Wrong> {
+    revision.map(|revision| json!({ "revision": revision })).map_err(failed)
+}
+
+/// Returns the status of an error, and its text with the causes.
+#[allow(clippy::needless_pass_by_value, reason = "it is an argument of map_err")]
+fn failed(error: FleetError) -> Wrong {
+    let status = match error.kind() {
+        FleetErrorKind::Invalid => StatusCode::BAD_REQUEST,
+        FleetErrorKind::Conflict => StatusCode::CONFLICT,
+        FleetErrorKind::Full => StatusCode::INSUFFICIENT_STORAGE,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    (status, text_with_causes(&error))
+}

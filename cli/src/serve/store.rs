@@ -1,0 +1,58 @@
+//! The store that processes share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tower_ratelimit::RedisLimiter;
+use tower_ratelimit::limiter::BoxLimiter;
+use tower_ratelimit::limiter::store::StoreLimiterBuilder;
+use tower_ratelimit::limiter::store::postgres::{Durability, PostgresStore};
+use tower_ratelimit::observe::Observer;
+
+use super::failure::{Failure, with_causes};
+use super::time::time;
+
+/// The settings of the store.
+#[derive(clap::Args, Debug)]
+pub(crate) struct StoreOptions {
+    /// The servers of Redis that all processes share, such as `redis://user:password@redis:6379`
+    #[arg(
+        long,
+        value_name = "URL",
+        conflicts_with = "postgres",
+        env = "TOWER_RATELIMIT_REDIS",
+        hide_env_values = true
+    )]
+    redis: Option<String>,
+    /// The database of PostgreSQL that all processes share. The table is created if it is missing
+    #[arg(long, value_name = "URL", env = "TOWER_RATELIMIT_POSTGRES", hide_env_values = true)]
+    postgres: Option<String>,
+    /// The beginning of the names of all keys in Redis or PostgreSQL
+    #[arg(long, default_value = "ratelimit", env = "TOWER_RATELIMIT_PREFIX")]
+    prefix: String,
+    /// How long a check of Redis or PostgreSQL may take
+    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = time, env = "TOWER_RATELIMIT_DEADLINE")]
+    deadline: Duration,
+}
+
+impl StoreOptions {
+    /// Returns a limiter with the store, if there is one.
+    pub(crate) async fn connect<O: Observer + 'static>(
+        &self,
+        observer: &Arc<O>,
+    ) -> Result<Option<BoxLimiter>, Failure> {
+        if let Some(url) = &self.redis {
+            let builder = RedisLimiter::builder().prefix(&self.prefix).deadline(self.deadline);
+            let limiter = builder.observer(Arc::clone(observer)).connect(url).await.map_err(with_causes)?;
+            return Ok(Some(BoxLimiter::new(limiter)));
+        }
+        if let Some(url) = &self.postgres {
+            let store = PostgresStore::builder().create_table(Durability::Unlogged).connect(url);
+            let store = store.await.map_err(with_causes)?;
+            let builder = StoreLimiterBuilder::new().prefix(&self.prefix).deadline(self.deadline);
+            let limiter = builder.observer(Arc::clone(observer)).build(store).map_err(with_causes)?;
+            return Ok(Some(BoxLimiter::new(limiter)));
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,168 @@
+//! What operators set for all processes: several servers with one Redis, and one with a file.
+
+use std::process::Command;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use crate::http::{Answer, get, post_json};
+use crate::redis::{Redis, wait_until, wait_until_ready};
+use crate::server::{Folder, Server};
+
+const RULES: &str = "rules: [{name: client, quota: 2 per day, key: client-ip}]\n";
+const OPERATOR: (&str, &str) = ("Authorization", "Bearer 0123456789abcdef");
+
+fn serve(arguments: &[&str]) -> Server {
+    let folder = Folder::new();
+    folder.write("operators", "alice 0123456789abcdef\n");
+    Server::start_in(folder, RULES, &[&["--operators", "operators"], arguments].concat())
+}
+
+fn set(server: &Server, body: &Value) -> Answer {
+    post_json(server.admin, "/v1/settings", &[OPERATOR], &body.to_string())
+}
+
+fn settings(server: &Server) -> Value {
+    get(server.admin, "/v1/settings", &[OPERATOR]).json()
+}
+
+/// Asks about a client. Returns whether it passes, and the status if not.
+fn check(server: &Server, client: &str) -> (bool, Option<u64>) {
+    let answer = post_json(server.asked, "/v1/check", &[], &json!({ "client": client }).to_string()).json();
+    (answer["allowed"].as_bool().unwrap(), answer["status"].as_u64())
+}
+
+/// Returns the limit of a client's quota.
+fn limit(server: &Server, client: &str) -> u64 {
+    let answer = post_json(server.asked, "/v1/check", &[], &json!({ "client": client }).to_string()).json();
+    answer["policies"][0]["limit"].as_u64().unwrap()
+}
+
+/// Runs the program. Returns its exit code and what it wrote.
+fn run(folder: &Folder, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tower-ratelimit"));
+    let output = command.current_dir(folder.path()).args(arguments).output().unwrap();
+    let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    (output.status.code(), out + &err)
+}
+
+#[test]
+fn incident_is_handled_in_all_processes_by_one() {
+    let redis = Redis::start();
+    let arguments = ["--redis", &redis.url(), "--deadline", "5s"];
+    let servers = [0, 1].map(|_| serve(&arguments));
+    servers.iter().for_each(wait_until_ready);
+    // An abuser is blocked at one process.
+    let block = json!({"kind": "network", "name": "rules", "subject": "203.0.113.0/24", "value": "deny",
+                       "lasting": "1h", "why": "guesses passwords"});
+    let began = Instant::now();
+    assert_eq!(set(&servers[0], &block).json(), json!({"revision": 1}));
+    assert_eq!(check(&servers[0], "203.0.113.9"), (false, Some(403)));
+    wait_until(|| check(&servers[1], "203.0.113.9") == (false, Some(403)));
+    println!("blocked everywhere after {:?}", began.elapsed());
+    // A customer is raised, and keeps what it used.
+    let customer = "192.0.2.1";
+    assert_eq!([0, 1, 0].map(|at: usize| check(&servers[at], customer).0), [true, true, false]);
+    let raise = json!({"kind": "override", "name": "client", "subject": customer, "value": "4 per day",
+                       "lasting": "1d", "why": "a sale"});
+    assert_eq!(set(&servers[1], &raise).json(), json!({"revision": 2}));
+    wait_until(|| settings(&servers[0])["revision"] == 2);
+    assert_eq!([0, 1, 0].map(|at: usize| check(&servers[at], customer).0), [true, true, false]);
+    assert_eq!((limit(&servers[0], customer), limit(&servers[0], "192.0.2.2")), (4, 2));
+    // A rule that is wrong only watches.
+    let shadow = json!({"kind": "mode", "name": "client", "value": "shadow", "why": "too strict", "seen": 2});
+    assert_eq!(set(&servers[0], &shadow).status, 200);
+    wait_until(|| check(&servers[1], customer).0);
+    // Two operators at once: the one who has not seen the change learns of it.
+    let late = set(&servers[1], &json!({"kind": "mode", "name": "client", "value": "enforce", "why": "", "seen": 2}));
+    assert!(late.status == 409 && late.body.contains("alice changed it in revision 3"), "{late:?}");
+    // A process that starts now has all of it, and each says which revision it has.
+    let third = serve(&arguments);
+    wait_until(|| settings(&third)["revision"] == 3);
+    assert_eq!(check(&third, "203.0.113.9"), (false, Some(403)));
+    let [first, third] = [&servers[0], &third].map(settings);
+    assert_eq!((&first["hash"], &first["entries"]), (&third["hash"], &third["entries"]));
+    let by: Vec<_> =
+        first["actions"].as_array().unwrap().iter().map(|action| (&action["by"], &action["why"])).collect();
+    assert_eq!(by[2], (&json!("alice"), &json!("guesses passwords")));
+    // Redis is replaced by an empty one: nothing is lost.
+    let port = redis.port();
+    drop(redis);
+    wait_until(|| !settings(&servers[0])["error"].is_null());
+    assert_eq!(check(&servers[0], "203.0.113.9"), (false, Some(403)), "it goes on with what it knows");
+    let _redis = Redis::start_at(port);
+    let end = json!({"kind": "network", "name": "rules", "subject": "203.0.113.0/24", "why": "it is over"});
+    wait_until(|| set(&servers[0], &end).status == 200);
+    wait_until(|| check(&servers[1], "203.0.113.9").0);
+    assert!(settings(&servers[1])["revision"].as_u64() >= Some(4));
+}
+
+#[test]
+fn pushed_rules_are_in_force_everywhere_until_a_rollback() {
+    let redis = Redis::start();
+    let url = redis.url();
+    let arguments = ["--redis", &*url, "--deadline", "5s"];
+    let servers = [0, 1].map(|_| serve(&arguments));
+    servers.iter().for_each(wait_until_ready);
+    let folder = Folder::new();
+    let quota = |limit: u64| RULES.replace("2 per day", &format!("{limit} per day"));
+    let all_have = |limit_of: u64| {
+        wait_until(|| {
+            servers.iter().enumerate().all(|(at, server)| limit(server, &format!("192.0.2.{at}")) == limit_of)
+        });
+    };
+    for pushed in [7, 8] {
+        folder.write("rules.yaml", &quota(pushed));
+        let (code, said) = run(&folder, &["push", "rules.yaml", "--redis", &url, "--by", "bob", "--why", "a test"]);
+        assert_eq!(code, Some(0), "{said}");
+        all_have(pushed);
+    }
+    folder.write("wrong.yaml", "rules: [{name: client, quota: 2 per fortnight, key: client-ip}]\n");
+    let (code, said) = run(&folder, &["push", "wrong.yaml", "--redis", &url]);
+    assert!(code == Some(1) && said.contains("wrong.yaml:1:"), "{said}");
+    let (code, said) = run(&folder, &["push", "rules.yaml"]);
+    assert!(code == Some(2) && said.contains("--redis or --postgres"), "{said}");
+    let (code, said) = run(&folder, &["rollback", "rules", "--redis", &url, "--by", "bob", "--why", "worse"]);
+    assert_eq!(code, Some(0), "{said}");
+    all_have(7);
+    // And over HTTP, back to the file.
+    let own = json!({"kind": "rules", "name": "rules", "why": "as before"});
+    assert_eq!(set(&servers[0], &own).status, 200);
+    all_have(2);
+    let (code, said) = run(&folder, &["rollback", "other", "--redis", &url]);
+    assert!(code == Some(2) && said.contains("no rules were put in force for `other`"), "{said}");
+}
+
+#[test]
+fn settings_of_a_server_in_memory_are_in_a_file() {
+    let folder = Folder::new();
+    let file = folder.path().join("set").display().to_string();
+    let block = json!({"kind": "network", "name": "rules", "subject": "203.0.113.9", "value": "deny", "why": "x"});
+    {
+        let server = serve(&["--fleet", &file]);
+        for (wrong, said) in [
+            (json!({"kind": "network", "name": "rules", "value": "deny", "why": "x"}), "name it"),
+            (
+                json!({"kind": "network", "name": "ruless", "subject": "::1", "value": "deny", "why": ""}),
+                "it has `rules`",
+            ),
+            (json!({"kind": "network", "name": "rules", "subject": "::1", "value": "denied", "why": ""}), "none of"),
+            (json!({"kind": "blocks", "name": "rules", "why": ""}), "none of"),
+            (json!({"kind": "mode", "name": "client", "value": "shadow"}), "`why`"),
+            (json!({"kind": "mode", "name": "client", "value": "shadow", "why": "", "until": "x"}), "no field `until`"),
+        ] {
+            let answer = set(&server, &wrong);
+            assert!(answer.status == 400 && answer.body.contains(said), "{wrong}: {answer:?}");
+        }
+        let unnamed = post_json(server.admin, "/v1/settings", &[], &block.to_string());
+        assert_eq!(unnamed.status, 401);
+        assert_eq!(set(&server, &block).status, 200);
+        assert_eq!(check(&server, "203.0.113.9"), (false, Some(403)));
+    }
+    let server = serve(&["--fleet", &file]);
+    assert_eq!(check(&server, "203.0.113.9"), (false, Some(403)));
+    assert_eq!(settings(&server)["entries"][0]["by"], "alice");
+    let without = serve(&[]);
+    let answer = set(&without, &block);
+    assert!(answer.status == 404 && answer.body.contains("--fleet"), "{answer:?}");
+}

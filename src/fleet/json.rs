@@ -1,0 +1,64 @@
+//! What operators set, as JSON.
+
+use super::change::{FleetAction, FleetEntry, FleetTarget};
+use super::handle::{Fleet, FleetInForce};
+use crate::base::json::Object;
+use crate::base::time::{Timestamp, Utc};
+
+impl Fleet {
+    /// Returns what is in force, what is set, and the last actions of all processes, as a JSON object.
+    ///
+    /// A key is in it as [`Key::display`](crate::Key::display) writes it. A key may be a secret.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let mut json = String::new();
+        let mut object = Object::begin(&mut json);
+        push_in_force(&mut object, &self.in_force());
+        object.list("entries", self.entries(), |json, entry| push_entry(json, &entry));
+        object.list("actions", self.actions(), |json, action| push_action(json, &action));
+        object.end();
+        json
+    }
+}
+
+fn push_in_force(object: &mut Object<'_>, in_force: &FleetInForce) {
+    object.plain("revision", in_force.revision);
+    object.text("hash", &format!("{:012x}", in_force.hash));
+    object.text("since", &Utc(in_force.since).to_string());
+    push_time(object, "read_at", in_force.read_at);
+    object.text_or_null("error", in_force.error.as_deref());
+}
+
+fn push_target(object: &mut Object<'_>, target: &FleetTarget) {
+    object.text("kind", target.kind().as_str());
+    object.text("name", target.name());
+    object.text_or_null("subject", target.subject().as_deref());
+}
+
+fn push_time(object: &mut Object<'_>, name: &str, at: Option<Timestamp>) {
+    object.text_or_null(name, at.map(|at| Utc(at).to_string()).as_deref());
+}
+
+fn push_entry(json: &mut String, entry: &FleetEntry) {
+    let mut object = Object::begin(json);
+    push_target(&mut object, entry.target());
+    object.text("value", entry.value());
+    push_time(&mut object, "until", entry.until());
+    object.plain("revision", entry.revision());
+    object.text("at", &Utc(entry.at()).to_string());
+    object.text("by", entry.by());
+    object.text("why", entry.why());
+    object.end();
+}
+
+fn push_action(json: &mut String, action: &FleetAction) {
+    let mut object = Object::begin(json);
+    object.plain("revision", action.revision());
+    object.text("at", &Utc(action.at()).to_string());
+    object.text("by", action.by());
+    object.text("why", action.why());
+    push_target(&mut object, action.target());
+    object.text_or_null("value", action.value());
+    push_time(&mut object, "until", action.until());
+    object.end();
+}

@@ -1,0 +1,27 @@
+//! What operators set for the rules of a file: modes, overrides of single keys, and clients.
+
+use super::super::names::Names;
+use super::Bound;
+use super::lists::client_list;
+use crate::fleet::FleetRuleSettings;
+
+/// Sets what operators set. Their access list is asked before that of the file. Limits of a file in Envoy's form have
+/// no names to set anything by.
+pub(in crate::rules) fn operate(bound: &mut Bound, settings: &FleetRuleSettings, names: &Names) {
+    if let Some(clients) = &settings.clients {
+        bound.lists.insert(0, client_list(clients.clone(), names));
+    }
+    if bound.tree.is_some() {
+        return;
+    }
+    for bound in &mut bound.rules {
+        let Some(name) = bound.policies().first().map(|policy| policy.name().to_owned()) else { continue };
+        if let Some(mode) = settings.modes.get(&*name) {
+            let rule = bound.rule().clone().mode(*mode);
+            *bound.rule_mut() = rule;
+        }
+        if let Some(overrides) = settings.overrides.get(&*name) {
+            bound.override_quota(overrides);
+        }
+    }
+}
