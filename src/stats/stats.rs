@@ -408,11 +408,14 @@ impl Stats {
     /// | `ratelimit_limiter_fallbacks_total` | counter | | requests that a fallback's second limiter was asked to decide |
     /// | `ratelimit_limiter_local_answers_total` | counter | | checks answered without Redis or another store, by a remembered denial or leased units |
     /// | `ratelimit_limiter_places_forgotten_total` | counter | | units of [concurrency limits](crate::Quota::concurrent) that Redis or another store had forgotten while this process held them, see [`PlacesForgotten`](crate::observe::LimiterEvent::PlacesForgotten). More than the limit may have been held |
-    /// | `ratelimit_limiter_servers_down` | gauge | | servers of Redis, PostgreSQL or another store that do not answer and are not asked |
+    /// | `ratelimit_limiter_servers_down` | gauge | | servers of Redis, PostgreSQL or another store that do not answer, or not steadily |
     /// | `ratelimit_limiter_waiting` | gauge | | checks and corrections that wait for an answer of the store, sent or not |
     /// | `ratelimit_limiter_oldest_wait_seconds` | gauge | | age of the oldest check that is not sent yet |
     /// | `ratelimit_limiter_calls_in_flight` | gauge | | calls to the store without an answer; a call can carry many checks |
     /// | `ratelimit_limiter_call_seconds` | gauge | | smoothed duration of a call |
+    /// | `ratelimit_limiter_quickest_call_seconds` | gauge | | duration of the quickest call of the last five to ten seconds. Near to the smoothed one if the store is far, and much shorter if it is busy |
+    /// | `ratelimit_limiter_connections_total` | counter | | connections that were made to servers of Redis. It grows while they are cut |
+    /// | `ratelimit_limiter_scripts_forgotten_total` | counter | | times that a server of Redis did not know scripts that it had run, see [`ScriptsForgotten`](crate::observe::LimiterEvent::ScriptsForgotten). It may have lost its data |
     /// | `ratelimit_limiter_deadline_seconds` | gauge | | time after which a check without an answer fails |
     /// | `ratelimit_keys_evicted_total` | counter | `throttled` | live keys that a limiter in memory forgot to make room; `throttled="true"` if the key had no allowance left |
     /// | `ratelimit_keys_full_total` | counter | | new keys that were denied because there was no room |

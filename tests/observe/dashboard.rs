@@ -157,6 +157,7 @@ fn every_query_of_the_dashboard_counts_to_the_unit() {
         (("How busy the store is", "A"), vec![row("", 0.026)]),
         (("How busy the store is", "B"), vec![row("", 0.003)]),
         (("How busy the store is", "C"), vec![row("", 0.05)]),
+        (("How busy the store is", "D"), vec![row("", 0.002)]),
         (("Checks that wait for the store", "A"), vec![row("", 70.0)]),
         (("Checks that wait for the store", "B"), vec![row("", 2.0)]),
         (("Checks that wait for the store", "C"), vec![]),

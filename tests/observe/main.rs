@@ -57,6 +57,7 @@ fn slow_store() -> StoreLoadReader {
         let mut load = StoreLoad::default();
         (load.waiting, load.calls_in_flight) = (70, 2);
         load.oldest_wait = Duration::from_millis(3);
+        load.quickest_call = Some(Duration::from_millis(2));
         (load.call_time, load.deadline) = (Some(Duration::from_millis(26)), Some(Duration::from_millis(50)));
         Some(load)
     })
