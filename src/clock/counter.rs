@@ -56,7 +56,7 @@ impl Counter {
 
     fn with(clock: Clock) -> Self {
         const TICKS: u32 = 40;
-        // Over 2^40 ticks the nanoseconds are exact enough.
+        // Measured over 2^40 ticks, so that the rounding to nanoseconds does not matter.
         let nanos = u128::from(clock.delta_as_nanos(0, 1 << TICKS)).max(1);
         let per_tick = u64::try_from((nanos << (64 - TICKS)) / 1_000).unwrap_or(u64::MAX);
         let trusted = u64::try_from((u128::from(TRUSTED_US) << 64) / u128::from(per_tick.max(1))).unwrap_or(0);

@@ -325,11 +325,11 @@ impl<S: Store> Bench<'_, S> {
         let swaps = [
             // A value is replaced.
             self.changes(&[("each1", Some(&one), put(&new))]),
-            // The value is another than expected.
+            // The value is not the expected one.
             self.changes(&[("each2", Some(&stale), put(&new))]),
             // A set writes a new value and replaces one.
             self.changes(&[("each6", None, put(&new)), ("each3", Some(&one), put(&new))]),
-            // One value of a set is another than expected.
+            // One value of a set is not the expected one.
             self.changes(&[("each8", None, put(&new)), ("each4", Some(&stale), put(&new))]),
             // A value is deleted.
             self.changes(&[("each5", Some(&two), Then::Delete)]),

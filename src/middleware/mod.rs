@@ -133,7 +133,7 @@ mod service;
 pub(crate) mod settings;
 mod settle;
 mod setup;
-#[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only files of rules are a source"))]
+#[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only files of rules are sources of rules"))]
 pub(crate) mod source;
 mod ticket;
 mod unsettled;

@@ -276,14 +276,14 @@ impl RulesBuilder {
     }
 
     /// Sets whether the program sees only the heads of requests, as one that a proxy asks about them. Then a rule with
-    /// `pace`, which is of bodies, is a problem of its file. By default the program sees bodies.
+    /// `pace`, which applies to bodies, is a problem of its file. By default the program sees bodies.
     ///
     /// ```
     /// use tower_ratelimit::rules::Rules;
     /// let text = "rules: [{name: a, quota: 1 MB per second, key: peer-ip, pace: responses}]";
     /// assert!(Rules::builder().read_text(text).is_ok());
     /// let error = Rules::builder().heads_only(true).read_text(text).unwrap_err();
-    /// assert!(error.problems()[0].message().starts_with("`pace` is of bodies"));
+    /// assert!(error.problems()[0].message().starts_with("`pace` applies to bodies"));
     /// ```
     #[must_use]
     pub fn heads_only(mut self, heads_only: bool) -> Self {

@@ -67,7 +67,7 @@ pub(crate) fn status(charges: &[Charged], at: usize) -> Option<(bool, &ChargeDec
 pub(crate) fn refuses(charges: &[Charged], at: usize) -> bool {
     let Some(charged) = charges.get(at) else { return false };
     match charged.effect {
-        // A full meter refuses by its rule's quota.
+        // If a meter is full, its rule's quota is the one that refuses.
         Effect::OnRefusal { .. } => {
             let before = at.checked_sub(1).and_then(|before| linked_to(charges, before));
             charged.is_refused() && before.is_none_or(|(_, role)| role == LinkedRole::Block)

@@ -115,8 +115,7 @@ impl Binder<'_, '_> {
         }
         if let Some(bodies) = spec.pace {
             if self.names.heads_only {
-                let message =
-                    "`pace` is of bodies, and this program sees only the heads of requests: pace them where they pass";
+                let message = "`pace` applies to bodies, and this program sees only heads: pace bodies where they pass";
                 self.problems.add(RulesErrorKind::Field, spec.position, message);
                 return;
             }

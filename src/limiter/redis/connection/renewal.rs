@@ -44,7 +44,7 @@ impl Renewal {
     }
 
     fn set_due(&self, after: Option<Duration>) {
-        // A time that cannot be added never comes.
+        // If the sum overflows, no renewal is due.
         self.due.send_replace(after.and_then(|time| Instant::now().checked_add(time)));
     }
 
