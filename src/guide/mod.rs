@@ -8,7 +8,8 @@
 //!
 //! `examples/first_day.rs` is this program. The rest of the first day is another line each:
 //!
-//! * Its features are `axum` and `stats`.
+//! * Its features are `axum` and `stats`. Beside axum and Tokio it needs the crates `tower`, `tower-http` (feature
+//!   `cors`) and `serde_json`.
 //! * Behind a proxy, [`key::client_ip`](crate::key::client_ip) stands in the place of `key::peer_ip`.
 //! * Several processes share the limit if `MemoryLimiter::new()` becomes
 //!   [`RedisLimiter::connect(url).await?`](redis_and_failures).

@@ -113,7 +113,9 @@ pub trait Limiter: Send + Sync + 'static {
     /// error. A process that asks for more than it can carry is no error. A
     /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if both of its limiters do.
     ///
-    /// The guide says [what to do with it](crate::guide::redis_and_failures#readiness).
+    /// The guide says [what to do with it](crate::guide::redis_and_failures#readiness). The error
+    /// that statistics show is for people and not for probes: it stays until a check succeeds, so a
+    /// process that gets no requests because of it would never get one again.
     fn probe(&self) -> Reply<(), Self::Error, Self::Future<()>> {
         Reply::Now(Ok(()))
     }

@@ -52,7 +52,8 @@ impl SteppedClock {
     /// Sets the calendar to a number of seconds since 1970.
     #[expect(clippy::disallowed_methods, reason = "the calendar that is stepped is the system's")]
     pub(crate) fn set(&self, now_s: i64) {
-        let now_before_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs().cast_signed());
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
+        let now_before_s = i64::try_from(since.as_secs()).expect("it is before the end of 64 bits");
         let before = self.ahead_s();
         self.write(before + now_s - now_before_s);
     }

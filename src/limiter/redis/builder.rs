@@ -184,8 +184,20 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Connects to one server, to a cluster, or to the master that sentinels name. The guide says
-    /// [what the URL can say](crate::guide::redis_and_failures#what-the-url-can-say).
+    /// Connects to one server, to a cluster, or to the master that sentinels name.
+    ///
+    /// | URL | leads to |
+    /// |---|---|
+    /// | `redis://user:password@host:6379/0` | one server, and the database of this number |
+    /// | `redis-cluster://user:password@host:6379?node=host:port&node=host:port` | a cluster. One of its servers is enough; the others are asked for its map if the first is away |
+    /// | `redis-sentinel://user:password@host:26379/0?sentinelServiceName=name&node=host:port` | the master that the sentinels know by this name. The hosts are sentinels; user, password and database are the master's |
+    ///
+    /// * With `rediss://`, `rediss-cluster://` and `rediss-sentinel://` all connections use TLS, which needs
+    ///   [a feature](crate::guide::redis_and_failures#the-client-library).
+    /// * The user, the password, the port of the first host, the database and `node` may be left
+    ///   out. In a user and a password, percent-encode what has a meaning in a URL: `p%40ss`.
+    /// * Sentinels get no password, unless the URL has `sentinelPassword` and, for a user, `sentinelUsername`.
+    /// * Another parameter is an error.
     ///
     /// It waits half a second for a server that refuses connections, and up to two seconds for one that may be far;
     /// with a [deadline](Self::deadline) of more than half a second that is four deadlines, but no more than 5 s. Then

@@ -134,6 +134,10 @@ pub use limiter::{StoreFuture, StoreLimiter};
 ///     }
 /// }
 /// ```
+///
+/// If your store compares only revisions of its own, as etcd does, keep the version in a key of its
+/// own, and compare that key's value in the same transaction. Otherwise each swap has to read the
+/// revision first, and costs a round trip more.
 pub trait Store: Send + Sync + 'static {
     /// Returns the value of each key, in order.
     ///
