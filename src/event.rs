@@ -434,7 +434,7 @@ impl RulesEvent {
     }
 }
 
-/// Something that happened to what operators set for [all processes](crate::fleet).
+/// Something that happened to what operators set for all processes.
 ///
 /// With the feature `tracing`, each is also written as an event of the target `tower_ratelimit`, with or without an
 /// observer: [`Unreadable`](Self::Unreadable) at the level `WARN`, the others at `INFO`.

@@ -357,13 +357,13 @@ impl fmt::Debug for Observed<'_> {
 /// | | a limiter's errors, as [`Failed`](LimiterEvent::Failed) | a layer | its own |
 /// | [`on_rules`](Self::on_rules) | rules of a file that a layer follows | a layer | its own |
 /// | [`on_rules_event`](Self::on_rules_event) | rules of a file that are loaded or refused | the rules | those of the layers that use the rules |
-/// | [`on_fleet_event`](Self::on_fleet_event) | what operators set for all processes | the fleet | those that [observe](crate::fleet::Fleet::observe) it |
+/// | [`on_fleet_event`](Self::on_fleet_event) | what operators set for all processes | the fleet | those of `Fleet::observe` |
 ///
 /// A layer hands its observer on to its limiter when it is used first.
 ///
 /// # Counts beside an observer of your own
 ///
-/// A layer has one observer. To have counts also, keep a [`Stats`](crate::observe::Stats) in it and call its methods:
+/// A layer has one observer. To have counts also, keep a [`Stats`](crate::guide::observing) in it and call its methods:
 ///
 /// ```
 /// # #[cfg(feature = "stats")] {
@@ -506,7 +506,7 @@ pub trait Observer: Send + Sync {
         let _ = event;
     }
 
-    /// Called when what operators set for [all processes](crate::fleet) came into force, or could not be read.
+    /// Called when what operators set for all processes came into force, or could not be read.
     fn on_fleet_event(&self, event: &FleetEvent) {
         let _ = event;
     }

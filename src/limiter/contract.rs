@@ -222,7 +222,7 @@ pub trait LimiterHooks: Send + Sync {
         None
     }
 
-    /// Returns the text that all processes with the limiter's store share, for a [`Fleet`](crate::fleet::Fleet). By
+    /// Returns the text that all processes with the limiter's store share, for a `fleet::Fleet`. By
     /// default `None`: the limiter has no store that keeps one.
     fn shared_text(&self) -> Option<Arc<dyn SharedText>> {
         None

@@ -7,7 +7,7 @@ use crate::limiter::reply::BoxFuture;
 
 /// A text that all processes with one store share: what operators set for all of them.
 /// [`LimiterHooks::shared_text`](crate::limiter::LimiterHooks::shared_text) returns that of a limiter's store, and
-/// [`Fleet`](crate::fleet::Fleet) keeps it.
+/// `fleet::Fleet` keeps it.
 ///
 /// * The text is replaced as a whole, by compare and swap, in one atomic step.
 /// * A load that begins after a swap has returned sees what it wrote.

@@ -427,7 +427,8 @@ async fn caller_that_leaves_outside_of_a_runtime_moves_nobody() {
         };
         let mut callers = [(); 5].map(|()| caller());
         for caller in &mut callers {
-            std::future::poll_fn(|cx| std::task::Poll::Ready(assert!(caller.as_mut().poll(cx).is_pending()))).await;
+            let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(caller.as_mut().poll(cx).is_pending()));
+            assert!(polled.await, "one passes at once");
         }
         let began = tokio::time::Instant::now();
         let [first, others @ ..] = callers;
