@@ -1,4 +1,4 @@
-//! What operators set, as JSON.
+//! The settings of operators, as JSON.
 
 use super::change::{FleetAction, FleetEntry, FleetTarget};
 use super::handle::{Fleet, FleetInForce};

@@ -48,7 +48,7 @@ pub(crate) trait FollowFleet: Send + Sync {
     fn check_text(&self, text: &str) -> Result<(), String>;
 }
 
-/// What operators set for the rules of a file.
+/// The settings of operators for the rules of a file.
 #[cfg(feature = "rules")]
 #[derive(Clone, Default)]
 pub(crate) struct FleetRuleSettings {

@@ -48,7 +48,7 @@ struct RulesState {
     /// The rules of the program or its file, which are in force unless operators put others in force.
     #[cfg(feature = "tokio")]
     own: Arc<[u8]>,
-    /// What operators set for the rules.
+    /// The settings of operators for the rules.
     #[cfg(feature = "tokio")]
     settings: FleetRuleSettings,
     /// The fleet whose operators may put others in force.
@@ -83,12 +83,12 @@ struct InForce {
     /// The names of the policies and of their states, with the positions of their rules.
     names: Vec<(Box<str>, Position)>,
     history: RulesHistory,
-    /// What operators had set when the rules were made.
+    /// The settings of operators when the rules were made.
     #[cfg(feature = "tokio")]
     settings: FleetRuleSettings,
 }
 
-/// What the next rules are made of beside their text.
+/// The data beside their text that the next rules are made of.
 #[derive(Default)]
 struct RulesOrigin {
     version: u64,

@@ -1,4 +1,4 @@
-//! What operators set for the rules of a file: modes, overrides of single keys, and clients.
+//! The settings of operators for the rules of a file: modes, overrides of single keys, and clients.
 
 use super::super::names::Names;
 use super::Bound;
