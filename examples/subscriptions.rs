@@ -131,9 +131,17 @@ mod tests {
     struct Service(Router);
 
     impl Service {
-        async fn get(&self, path: &str, customer: &str) -> (u16, String) {
+        async fn send(&self, path: &str, customer: &str) -> Response {
             let request = Request::get(path).header("x-api-key", customer).body(Body::empty()).unwrap();
-            let response = self.0.clone().oneshot(request).await.unwrap();
+            self.0.clone().oneshot(request).await.unwrap()
+        }
+
+        async fn policies(&self, customer: &str) -> String {
+            self.send("/", customer).await.headers()["ratelimit-policy"].to_str().unwrap().to_owned()
+        }
+
+        async fn get(&self, path: &str, customer: &str) -> (u16, String) {
+            let response = self.send(path, customer).await;
             let status = response.status().as_u16();
             (status, String::from_utf8(to_bytes(response.into_body(), 1_000).await.unwrap().to_vec()).unwrap())
         }
@@ -159,7 +167,8 @@ mod tests {
         assert_eq!(service.get("/", "berlin").await.0, 429, "ten in a second");
         assert_eq!(service.usage("berlin").await, text(9_990, "2025-02-27T23:00:00Z"));
         clock.advance(Duration::from_secs(10));
-        assert_eq!(service.get("/", "berlin").await.0, 200);
+        // Its length is told by the limiter's clock. An hour is left out.
+        assert_eq!(service.policies("berlin").await, "\"monthly\";q=10000;w=2674800, \"burst\";q=10;w=1");
         assert_eq!(service.usage("berlin").await, text(9_999, "2025-03-30T22:00:00Z"), "summer time begins");
         assert!(service.usage("cairo").await.ends_with("renews at 2025-03-14T22:00:00Z\n"));
         assert_eq!(service.get("/", "nobody").await.0, 401);

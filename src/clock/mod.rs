@@ -71,32 +71,16 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
 /// [`MemoryLimiterBuilder::clock`](crate::limiter::memory::MemoryLimiterBuilder::clock).
 #[derive(Clone, Debug)]
 pub struct MonotonicClock {
-    started: Instant,
     epoch: Timestamp,
-    /// Shared by clones, which show the same time.
-    #[cfg(target_arch = "x86_64")]
-    counter: Arc<counter::Counter>,
+    elapsed: ElapsedTime,
 }
 
 impl MonotonicClock {
     /// Makes a clock that shows the current calendar time. On x86-64 the first one in a process
     /// measures the counter, which takes about a millisecond.
     #[must_use]
-    #[expect(clippy::disallowed_methods, reason = "this is the file that may read clocks")]
     pub fn new() -> Self {
-        Self {
-            started: Instant::now(),
-            epoch: wall_now(),
-            #[cfg(target_arch = "x86_64")]
-            counter: Arc::new(counter::Counter::new()),
-        }
-    }
-
-    /// Asks the operating system.
-    fn system_us(&self) -> u64 {
-        let passed = self.started.elapsed();
-        let passed = passed.as_secs().wrapping_mul(1_000_000).wrapping_add(u64::from(passed.subsec_micros()));
-        self.epoch.as_micros().saturating_add(passed)
+        Self { elapsed: ElapsedTime::begin(), epoch: wall_now() }
     }
 }
 
@@ -109,10 +93,43 @@ impl Default for MonotonicClock {
 impl Clock for MonotonicClock {
     #[inline]
     fn now(&self) -> Timestamp {
+        let system_us = || self.epoch.as_micros().saturating_add(self.elapsed.passed_us());
+        Timestamp::from_micros(self.elapsed.now_us(system_us))
+    }
+}
+
+/// The monotonic time that has passed since a clock was made. Clones share it.
+#[derive(Clone, Debug)]
+struct ElapsedTime {
+    began: Instant,
+    #[cfg(target_arch = "x86_64")]
+    counter: Arc<counter::Counter>,
+}
+
+impl ElapsedTime {
+    #[expect(clippy::disallowed_methods, reason = "this is the file that may read clocks")]
+    fn begin() -> Self {
+        Self {
+            began: Instant::now(),
+            #[cfg(target_arch = "x86_64")]
+            counter: Arc::new(counter::Counter::new()),
+        }
+    }
+
+    /// Asks the operating system, in microseconds.
+    fn passed_us(&self) -> u64 {
+        let passed = self.began.elapsed();
+        passed.as_secs().wrapping_mul(1_000_000).wrapping_add(u64::from(passed.subsec_micros()))
+    }
+
+    /// Returns the time of a clock. `system_us` computes it from [`passed_us`](Self::passed_us), and need not be asked
+    /// each time.
+    #[inline]
+    fn now_us(&self, system_us: impl Fn() -> u64) -> u64 {
         #[cfg(target_arch = "x86_64")]
-        return Timestamp::from_micros(self.counter.now_us(|| self.system_us()));
+        return self.counter.now_us(system_us);
         #[cfg(not(target_arch = "x86_64"))]
-        Timestamp::from_micros(self.system_us())
+        system_us()
     }
 }
 

@@ -1,11 +1,9 @@
 //! The default clock of a limiter in memory: calendar time that passes as the monotonic clock does.
 
-#[cfg(target_arch = "x86_64")]
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
-use super::{Clock, Timestamp, wall_now};
+use super::{Clock, ElapsedTime, Timestamp, wall_now};
 
 /// How often the calendar time is looked at, in microseconds of the monotonic clock.
 const LOOK_US: u64 = 100_000;
@@ -35,33 +33,16 @@ const GLANCE_US: u64 = 10_000;
 /// [`MemoryLimiterBuilder::clock`](crate::limiter::memory::MemoryLimiterBuilder::clock).
 #[derive(Clone, Debug)]
 pub struct SystemClock {
-    started: Instant,
-    calendar: std::sync::Arc<FollowedCalendar>,
-    #[cfg(target_arch = "x86_64")]
-    counter: Arc<super::counter::Counter>,
+    elapsed: ElapsedTime,
+    calendar: Arc<FollowedCalendar>,
 }
 
 impl SystemClock {
     /// Makes a clock that shows the current calendar time.
     #[must_use]
-    #[expect(clippy::disallowed_methods, reason = "this is a file that may read clocks")]
     pub fn new() -> Self {
-        Self {
-            started: Instant::now(),
-            calendar: std::sync::Arc::new(FollowedCalendar::new(wall_now().as_micros())),
-            #[cfg(target_arch = "x86_64")]
-            counter: Arc::new(super::counter::Counter::new()),
-        }
-    }
-
-    fn passed_us(&self) -> u64 {
-        let passed = self.started.elapsed();
-        passed.as_secs().wrapping_mul(1_000_000).wrapping_add(u64::from(passed.subsec_micros()))
-    }
-
-    /// Asks the operating system.
-    fn system_us(&self) -> u64 {
-        self.calendar.at(|| self.passed_us(), || wall_now().as_micros())
+        let elapsed = ElapsedTime::begin();
+        Self { elapsed, calendar: Arc::new(FollowedCalendar::new(wall_now().as_micros())) }
     }
 
     /// Returns the time, read after every earlier load of this thread. Without the fence the
@@ -81,10 +62,8 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     #[inline]
     fn now(&self) -> Timestamp {
-        #[cfg(target_arch = "x86_64")]
-        return Timestamp::from_micros(self.counter.now_us(|| self.system_us()));
-        #[cfg(not(target_arch = "x86_64"))]
-        Timestamp::from_micros(self.system_us())
+        let system_us = || self.calendar.at(|| self.elapsed.passed_us(), || wall_now().as_micros());
+        Timestamp::from_micros(self.elapsed.now_us(system_us))
     }
 }
 

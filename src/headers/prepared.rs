@@ -44,6 +44,8 @@ pub(crate) struct PreparedHeaders {
     partition: Option<PartitionKey>,
     /// Read only for dates.
     pub(super) clock: Arc<dyn Clock>,
+    /// The limiter's clock, by which its windows of a calendar begin and end.
+    windows_clock: Arc<dyn Clock>,
 }
 
 /// Headers that are sent together, and report the same policies: at least one of the layer's.
@@ -78,7 +80,9 @@ pub(super) struct PreparedHeader {
 }
 
 impl PreparedHeaders {
-    pub(crate) fn new(headers: &Headers, policies: &[Policy]) -> Self {
+    /// Prepares the headers that report these policies. The limiter's clock is `None` if it is not in this process.
+    pub(crate) fn new(headers: &Headers, policies: &[Policy], limiter_clock: Option<Arc<dyn Clock>>) -> Self {
+        let clock = headers.clock.clone().unwrap_or_else(|| Arc::new(CalendarClock));
         let waits = Format { when: When::OnRefusal, ..Format::new(headers.waits().collect()) };
         let (mut formats, mut prepared) = (Vec::new(), Vec::new());
         for format in iter::once(&waits).chain(&headers.formats).filter(|format| format.is_sent()) {
@@ -104,7 +108,8 @@ impl PreparedHeaders {
             headers: prepared,
             waits: headers.waits,
             partition: headers.partition.clone(),
-            clock: headers.clock.clone().unwrap_or_else(|| Arc::new(CalendarClock)),
+            windows_clock: limiter_clock.unwrap_or_else(|| Arc::clone(&clock)),
+            clock,
         }
     }
 
@@ -156,7 +161,7 @@ impl PreparedHeaders {
     pub(super) fn value(&self, header: &PreparedHeader, views: &[PolicyView<'_>], seed: u64) -> Option<HeaderValue> {
         match header.content {
             Content::List(List::Limits) => self.limits(header, views, seed),
-            Content::List(List::Policies | List::Nameless) => header.policies(views, &*self.clock),
+            Content::List(List::Policies | List::Nameless) => header.policies(views, &*self.windows_clock),
             Content::Single(single) => self.single(single, header, binding(views)?, seed),
             Content::RetryAfter => integer(self.waits.reported_seconds(longest_wait_us(views)?, seed)),
             Content::RetryAfterMs => integer(self.waits.reported_us(longest_wait_us(views)?, seed).div_ceil(1_000)),

@@ -10,6 +10,7 @@ use super::policy_registry::PolicyRegistry;
 use super::reply::Reply;
 use super::shared_text::SharedText;
 use super::support::{UnsupportedQuota, supports_rates};
+use crate::clock::Clock;
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::outcome::Observer;
@@ -225,6 +226,13 @@ pub trait LimiterHooks: Send + Sync {
     /// Returns the text that all processes with the limiter's store share, for a `fleet::Fleet`. By
     /// default `None`: the limiter has no store that keeps one.
     fn shared_text(&self) -> Option<Arc<dyn SharedText>> {
+        None
+    }
+
+    /// Returns the clock of this process by which the limiter decides. Headers read it to say how long the open window
+    /// of a [calendar](Quota::calendar) is. By default `None`: another clock decides, such as a server's, and headers
+    /// read the calendar time of the operating system.
+    fn clock(&self) -> Option<Arc<dyn Clock>> {
         None
     }
 }

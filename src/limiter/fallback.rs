@@ -11,6 +11,7 @@ use super::{
     Arrival, Atomicity, Charge, Effect, Limiter, LimiterHooks, Occupancy, PlaceLines, PolicyRegistry, Refund, Reply,
     SharedText, StoreLoad, UnsupportedQuota, UnsupportedQuotaKind,
 };
+use crate::clock::Clock;
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::error::WithSources;
 use crate::event::LimiterEvent;
@@ -343,6 +344,11 @@ impl<P: Limiter, S: Limiter + Clone + 'static> LimiterHooks for FallbackLimiter<
     /// Returns the text of the first limiter's store, or if it has none, of the second one's.
     fn shared_text(&self) -> Option<Arc<dyn SharedText>> {
         self.first.hooks().shared_text().or_else(|| self.second.limiter.hooks().shared_text())
+    }
+
+    /// Returns the first limiter's clock: it decides when all is well.
+    fn clock(&self) -> Option<Arc<dyn Clock>> {
+        self.first.hooks().clock()
     }
 
     /// No request waits in line: while the first limiter fails, units come free in the second one.

@@ -6,6 +6,7 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 
 use super::*;
+use crate::clock::Clock;
 use crate::key::Key;
 use crate::outcome::Observer;
 use crate::policy::Policy;
@@ -130,6 +131,11 @@ impl LimiterHooks for Probe {
         self.note("shared_text");
         None
     }
+
+    fn clock(&self) -> Option<Arc<dyn Clock>> {
+        self.note("clock");
+        None
+    }
 }
 
 /// Calls every method of a limiter once, and returns which of them reached the probe.
@@ -152,6 +158,7 @@ async fn reached(probe: &Probe, limiter: impl Limiter) -> BTreeSet<&'static str>
     assert_eq!(limiter.hooks().policy_registry().map(PolicyRegistry::id), Some(probe.registry.id()));
     assert_eq!(limiter.hooks().occupancy(), Some(Occupancy::new(1, 2)));
     let _ = limiter.hooks().place_lines();
+    let _ = limiter.hooks().clock();
     let _ = limiter.hooks().shared_text();
     limiter.hooks().observe(&(Arc::new(Silent) as Arc<dyn Observer>));
     std::mem::take(&mut probe.called.lock().unwrap())

@@ -12,7 +12,7 @@ use super::rule::{BoundRule, Cached, LinkedRole, PathIndex, PolicyCache, Rule, S
 use super::settings::Settings;
 use super::unsettled::{Strikes, Unsettled};
 use crate::base::sync::OnceLock;
-use crate::clock::default_timer;
+use crate::clock::{Clock, default_timer};
 use crate::decision::ChargeDecision;
 use crate::error::WithSources;
 use crate::event::LimiterEvent;
@@ -114,7 +114,7 @@ impl<L: Limiter> Compiled<L> {
     pub(super) fn new(limiter: Arc<L>, settings: Settings) -> Self {
         let bound = || settings.rules.iter().map(BoundRule::rule).enumerate();
         let mut policies: Vec<Policy> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
-        let responses = Responses::new(&settings, &policies);
+        let responses = Responses::new(&settings, &policies, limiter.hooks().clock());
         let own =
             bound().flat_map(|(rule, found)| found.policies.iter().map(move |_| PolicyPart { rule, linked: None }));
         let mut parts: Vec<PolicyPart> = own.collect();
@@ -456,8 +456,8 @@ impl<L> Compiled<L> {
 }
 
 impl Responses {
-    fn new(settings: &Settings, policies: &[Policy]) -> Self {
-        let headers = PreparedHeaders::new(&settings.headers, policies);
+    fn new(settings: &Settings, policies: &[Policy], clock: Option<Arc<dyn Clock>>) -> Self {
+        let headers = PreparedHeaders::new(&settings.headers, policies, clock);
         let refusals = PreparedRefusals::new(settings.refusals.clone(), policies);
         let timer = settings.timer.clone().or_else(default_timer);
         Self {

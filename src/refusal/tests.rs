@@ -58,7 +58,7 @@ fn parts(content_type: &str) -> Parts {
 /// The response as the layer sends it: the fields of the default [`Headers`] are added.
 fn respond(refusals: &Refusals, content_type: &str, outcome: &Outcome) -> Response<Bytes> {
     let policies = [hundred()];
-    let headers = PreparedHeaders::new(&Headers::default(), &policies);
+    let headers = PreparedHeaders::new(&Headers::default(), &policies, None);
     let parts = parts(content_type);
     let wait = headers.reported_wait(outcome, 0);
     let prepared = PreparedRefusals::new(refusals.clone(), &policies);
@@ -349,10 +349,10 @@ fn debugging_a_refusal_shows_no_headers_of_the_request() {
 /// The wait in the headers is that of responders and of gRPC, too.
 #[test]
 fn the_cap_and_the_jitter_hold_in_every_protocol() {
-    let headers = PreparedHeaders::new(&Headers::default().max_wait(secs(30)), &[]);
+    let headers = PreparedHeaders::new(&Headers::default().max_wait(secs(30)), &[], None);
     assert_eq!(headers.reported_wait(&limited(Wait::After(secs(31))), 0), Wait::After(secs(30)));
     assert_eq!(headers.reported_wait(&limited(Wait::Never), 0), Wait::Never);
-    let headers = PreparedHeaders::new(&Headers::default().jitter(Jitter::percent(50)), &[]);
+    let headers = PreparedHeaders::new(&Headers::default().jitter(Jitter::percent(50)), &[], None);
     for seed in 0..20 {
         let told = headers.reported_wait(&limited(Wait::After(secs(100))), seed);
         assert!(told >= Wait::After(secs(100)) && told <= Wait::After(secs(150)), "{told:?}");

@@ -552,7 +552,7 @@ impl DescriptorAnswer {
         views.iter_mut().enumerate().for_each(|(index, view)| view.index = index);
         let policies: Vec<Policy> = views.iter().map(|view| view.policy.clone()).collect();
         let seed = self.keys.first().map_or(0, |key| foldhash::fast::FixedState::default().hash_one(key));
-        let prepared = PreparedHeaders::new(headers, &policies);
+        let prepared = PreparedHeaders::new(headers, &policies, None);
         let mut map = HeaderMap::new();
         if let Some(mut rendered) = prepared.render(&views, self.is_over.then_some(seed)) {
             let status = if self.is_over { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };

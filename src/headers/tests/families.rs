@@ -171,9 +171,9 @@ fn headers_that_are_never_sent_are_found() {
 #[test]
 fn family_without_a_policy_costs_nothing() {
     let format = Headers::none().and(family("tokens").for_unit("tokens"));
-    assert!(PreparedHeaders::new(&format, &minute_and_day()).is_silent_if_passed);
+    assert!(PreparedHeaders::new(&format, &minute_and_day(), None).is_silent_if_passed);
     // Refusals are laid out as without it.
-    let prepared = PreparedHeaders::new(&format.and(Headers::draft_11()), &minute_and_day());
+    let prepared = PreparedHeaders::new(&format.and(Headers::draft_11()), &minute_and_day(), None);
     let layout = prepared.lay_out_refusal(HeaderMap::new(), StatusCode::TOO_MANY_REQUESTS).unwrap();
     let policies = minute_and_day();
     let decision = denied(100, secs(5));

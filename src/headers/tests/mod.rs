@@ -50,8 +50,9 @@ fn val(value: &'static str) -> HeaderValue {
 
 /// Prepares headers with a clock that stands still.
 fn prepared(format: &Headers, policies: &[Policy]) -> PreparedHeaders {
-    let mut prepared = PreparedHeaders::new(format, policies);
-    prepared.clock = Arc::new(ManualClock::at(Timestamp::from_micros(NOW)));
+    let clock = Arc::new(ManualClock::at(Timestamp::from_micros(NOW)));
+    let mut prepared = PreparedHeaders::new(format, policies, Some(Arc::clone(&clock) as Arc<dyn Clock>));
+    prepared.clock = clock;
     prepared
 }
 
@@ -211,7 +212,7 @@ fn refusal_layout_has_the_headers_of_a_written_refusal() {
         Headers::none(),
     ];
     for format in all {
-        let prepared = PreparedHeaders::new(&format, &policies);
+        let prepared = PreparedHeaders::new(&format, &policies, None);
         let layout = prepared.lay_out_refusal(own.clone(), StatusCode::TOO_MANY_REQUESTS).unwrap();
         for applying in [&[0][..], &[0, 1]] {
             let view = |at: &usize| PolicyView {
@@ -504,6 +505,6 @@ fn wall_clock_is_read_only_for_dates() {
     let decision = allowed(100, 50, secs(30));
     let views = [PolicyView { index: 0, policy: &policies[0], key: Some(&KEY), decision: &decision, refuses: false }];
     let format = Headers::draft_11().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds));
-    let prepared = PreparedHeaders::new(&format.clock(Unread), &policies);
+    let prepared = PreparedHeaders::new(&format.clock(Unread), &policies, None);
     write(&prepared, &mut HeaderMap::new(), &views, StatusCode::OK, None);
 }

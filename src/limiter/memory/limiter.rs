@@ -6,6 +6,7 @@ use std::future::Ready;
 use std::sync::Arc;
 
 use crate::algorithm::Decider;
+use crate::clock::Clock;
 use crate::decision::{ChargeDecision, Decision, Receipt, Several};
 use crate::key::Key;
 use crate::limiter::{
@@ -280,5 +281,9 @@ impl LimiterHooks for MemoryLimiter {
 
     fn place_lines(&self) -> Option<&PlaceLines> {
         Some(&self.0.place_lines)
+    }
+
+    fn clock(&self) -> Option<Arc<dyn Clock>> {
+        Some(self.0.clock.share())
     }
 }

@@ -56,6 +56,14 @@ impl AnyClock {
         .as_micros()
     }
 
+    /// Returns a clock that shows the same time.
+    pub(super) fn share(&self) -> Arc<dyn Clock> {
+        match self {
+            Self::System(clock) => Arc::new(clock.clone()),
+            Self::Other(clock) => Arc::clone(clock),
+        }
+    }
+
     pub(super) fn now_us_in_order(&self) -> u64 {
         match self {
             Self::System(clock) => clock.now_in_order().as_micros(),

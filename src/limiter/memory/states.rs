@@ -37,7 +37,7 @@ pub(super) struct States {
     arena: OnceLock<EntryArena>,
     pub(super) versions: Versions,
     pub(super) setup: Setup,
-    clock: AnyClock,
+    pub(super) clock: AnyClock,
     /// The secret that fingerprints are made with.
     pub(super) seeds: [u64; 2],
     shared_seed: SharedSeed,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::backend::RedisBackend;
 use super::error::RedisError;
 use super::shared_text::RedisText;
+use crate::clock::Clock;
 use crate::decision::Decision;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
@@ -149,6 +150,10 @@ impl LimiterHooks for RedisLimiter {
 
     fn place_lines(&self) -> Option<&PlaceLines> {
         Some(self.0.lines())
+    }
+
+    fn clock(&self) -> Option<Arc<dyn Clock>> {
+        self.0.backend().flights.store().clock.clone()
     }
 
     fn shared_text(&self) -> Option<Arc<dyn SharedText>> {

@@ -14,6 +14,7 @@ use super::value::{STATE_MAX, state_bytes_max};
 use super::working_copy::{StoreAnswer, StoreCharge, StoreOperation, StoreRequest};
 use crate::algorithm::Pair;
 use crate::base::random::{self, Hasher};
+use crate::clock::Clock;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::remote::{Backend, CallerHash, Claim, Events, Flights, HeldKey, Intent, Receiver, Return};
@@ -44,6 +45,10 @@ impl<S: Store> Swaps<S> {
 
     pub(super) fn store(&self) -> &S {
         self.flights.store().store()
+    }
+
+    pub(super) fn chosen_clock(&self) -> Option<Arc<dyn Clock>> {
+        self.flights.store().chosen_clock()
     }
 
     pub(super) fn before(&self) -> &str {

@@ -9,6 +9,7 @@ use super::Store;
 use super::backend::{Swaps, supports};
 use super::error::StoreError;
 use super::shared_text::StoreText;
+use crate::clock::Clock;
 use crate::decision::Decision;
 use crate::event::StoreErrorKind;
 use crate::key::Key;
@@ -168,6 +169,10 @@ impl<S: Store> LimiterHooks for StoreLimiter<S> {
 
     fn place_lines(&self) -> Option<&PlaceLines> {
         Some(self.0.lines())
+    }
+
+    fn clock(&self) -> Option<Arc<dyn Clock>> {
+        self.0.backend().chosen_clock()
     }
 
     fn shared_text(&self) -> Option<Arc<dyn SharedText>> {

@@ -59,6 +59,10 @@ impl StoreTime {
         Self { chosen, own, known: Mutex::default() }
     }
 
+    pub(super) fn chosen(&self) -> Option<Arc<dyn Clock>> {
+        self.chosen.clone()
+    }
+
     /// Returns the own time, for [`Trip`].
     pub(super) fn own(&self) -> Timestamp {
         self.own.now()

@@ -42,6 +42,7 @@ use super::value::Quotas;
 use super::working_copy::{Evidence, StoreAnswer, StoreOperation, StoreRequest, WorkingCopy, evidence};
 use super::{Change, Loaded, NotSwapped, Store, Swapped, Value};
 use crate::base::time::Timestamp;
+use crate::clock::Clock;
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{CallLimits, CallResult, Caller, Calls, Deadline, Events, Groups, RemoteStore, hand_out};
 
@@ -149,6 +150,11 @@ impl<S: Store> Swapper<S> {
 
     pub(super) fn store(&self) -> &S {
         &self.0.calls.store
+    }
+
+    /// Returns the clock that decides instead of the store's, if there is one.
+    pub(super) fn chosen_clock(&self) -> Option<Arc<dyn Clock>> {
+        self.0.calls.time.chosen()
     }
 
     pub(super) fn events(&self) -> &Events {
