@@ -31,7 +31,7 @@ const QUOTAS: [&str; 10] = [
     "5 per calendar day in Europe/Berlin",
 ];
 
-/// The windows that are followed from 1970 to the year 2150, in several zones.
+/// The windows whose edges are followed.
 const CALENDARS: [fn() -> Calendar; 5] =
     [Calendar::day, Calendar::week, Calendar::month, Calendar::quarter, Calendar::year];
 
@@ -69,7 +69,8 @@ pub fn report() -> String {
         let mut service = RateLimitLayer::new(limiter, quota, key::header("x-client")).wrap_body().layer(Hello);
         for step in 0..60_u64 {
             let client = ["a", "b", "c"][(step * step % 7 % 3) as usize];
-            let request = Request::builder().header("x-client", client).body(String::new()).expect("the request is right");
+            let request =
+                Request::builder().header("x-client", client).body(String::new()).expect("the request is right");
             let Poll::Ready(response) = pin!(service.call(request)).poll(&mut Context::from_waker(Waker::noop()))
             else {
                 panic!("the limiter in memory answers at once");
@@ -88,14 +89,19 @@ pub fn report() -> String {
     text
 }
 
-/// Returns the edges of the windows, as a number and a hash of each calendar.
+/// Returns the edges of the windows, as a number and a hash of each calendar: to the year 2150, and in zones from 2000 to
+/// 2020, because the system's database and the one that is built in may have different rules for later years.
 fn edges() -> String {
     let mut text = String::new();
-    for zone in ["UTC", "Europe/Berlin", "America/Havana", "Pacific/Apia", "Australia/Lord_Howe"] {
+    let all = (0, 5_680_281_600_000_000);
+    let known = (946_684_800_000_000, 1_577_836_800_000_000);
+    for (zone, (from, to)) in
+        [("UTC", all), ("Europe/Berlin", known), ("Pacific/Apia", known), ("Australia/Lord_Howe", known)]
+    {
         for calendar in CALENDARS {
             let calendar = calendar().zone(zone).expect("the zone is built in");
-            let (mut at, mut count, mut hash) = (Timestamp::from_micros(0), 0_u32, 0_u64);
-            while at < Timestamp::from_micros(5_680_281_600_000_000) {
+            let (mut at, mut count, mut hash) = (Timestamp::from_micros(from), 0_u32, 0_u64);
+            while at < Timestamp::from_micros(to) {
                 at = calendar.window_at(at).end;
                 (count, hash) = (count + 1, hash.rotate_left(7).wrapping_add(at.as_micros()));
             }
