@@ -486,6 +486,7 @@ impl Inner {
     fn apply(&self) {
         loop {
             let (known, tables) = {
+                #[cfg_attr(not(feature = "rules"), allow(unused_mut, reason = "only rules have overrides to enter"))]
                 let mut state = lock(&self.state);
                 #[cfg(feature = "rules")]
                 state.enter_overrides();

@@ -178,7 +178,7 @@ impl AccessList {
         Ok(())
     }
 
-    #[cfg(feature = "rules")]
+    #[cfg(any(feature = "rules", feature = "tokio"))]
     pub(crate) fn set_network(&self, network: IpNet, access: Access) {
         self.write().change_network(network, Some(access));
     }
