@@ -29,6 +29,8 @@ campaign newest 1 "bash tests/newest/run"
 campaign properties 1 "RATELIMIT_CAMPAIGN=25 $tests --test client --test memory --test middleware --test redis"
 # The laws of each algorithm beside an oracle, with 250,000 schedules of each.
 campaign algorithms 1 "RATELIMIT_CAMPAIGN=25 $tests --lib algorithm::"
+# Every edge of calendars in 22 zones for 199 years, beside Python's zoneinfo.
+RATELIMIT_CAMPAIGN=1 cargo test --locked --features "$features" --lib edges_are_those -- --nocapture
 # A million histories of threads that use the same keys at once: an order of their calls explains all answers.
 campaign linearizable 1 "RATELIMIT_CAMPAIGN=100 $tests --test memory linearizable"
 # A million requests in flight that end in every way, over TCP, counted in memory, and as many counted in Redis. No place may
