@@ -5,6 +5,7 @@ use std::time::Duration;
 
 #[cfg(feature = "tracing")]
 use crate::base::sync::contained;
+use crate::base::time::Timestamp;
 use crate::error::labelled;
 use crate::policy::Policy;
 
@@ -446,6 +447,10 @@ pub enum FleetEvent {
     InForce {
         /// The number of changes so far, in all processes.
         revision: u64,
+        /// A hash of the text, of 48 bits, the same in all processes.
+        hash: u64,
+        /// Since when this process has the revision, by the calendar.
+        since: Timestamp,
     },
     /// The store does not answer, or not with a text that this version reads. The known part stays in force.
     #[non_exhaustive]
@@ -464,8 +469,8 @@ pub enum FleetEvent {
 impl FleetEvent {
     /// Makes [`InForce`](Self::InForce).
     #[must_use]
-    pub fn in_force(revision: u64) -> Self {
-        Self::InForce { revision }
+    pub fn in_force(revision: u64, hash: u64, since: Timestamp) -> Self {
+        Self::InForce { revision, hash, since }
     }
 
     /// Makes [`Unreadable`](Self::Unreadable).
@@ -485,7 +490,7 @@ impl FleetEvent {
     pub(crate) fn log(&self) {
         #[cfg(feature = "tracing")]
         contained(|| match self {
-            Self::InForce { revision } => tracing::info!(
+            Self::InForce { revision, .. } => tracing::info!(
                 target: "tower_ratelimit",
                 event = "fleet-in-force",
                 revision,

@@ -94,7 +94,7 @@ impl FleetTarget {
         }
     }
 
-    pub(super) fn key(&self) -> Option<Key> {
+    pub(crate) fn key(&self) -> Option<Key> {
         let is_keyed = self.kind.has_subject() && self.kind != FleetKind::Network;
         if is_keyed { Key::from_bytes(&self.subject) } else { None }
     }

@@ -85,6 +85,10 @@ impl KnownFleet {
         let ends = document.next_end(now);
         Self { document: Arc::new(document), version, hash: hash(text.as_bytes()), since: now, ends }
     }
+
+    fn event(&self) -> FleetEvent {
+        FleetEvent::in_force(self.document.revision, self.hash, self.since)
+    }
 }
 
 /// The revision of the operators' settings that is in force in this process. Two processes have the same if the
@@ -162,12 +166,19 @@ impl Fleet {
 
     /// Adds an observer of [events](crate::observe::FleetEvent). An observer with the same
     /// [identity](Observer::identity) is added once.
+    /// It gets at once what is in force, and the error if the store does not answer.
     pub fn observe(&self, observer: impl Observer + 'static) {
-        let mut state = lock(&self.0.state);
         let observer: Arc<dyn Observer> = Arc::new(observer);
-        if state.observers.iter().all(|other| other.identity() != observer.identity()) {
-            state.observers.push(observer);
-        }
+        let (known, error) = {
+            let mut state = lock(&self.0.state);
+            if state.observers.iter().any(|other| other.identity() == observer.identity()) {
+                return;
+            }
+            state.observers.push(Arc::clone(&observer));
+            (state.known.event(), state.error.clone())
+        };
+        let unreadable = error.map(|error| FleetEvent::unreadable(&*error));
+        [Some(known), unreadable].iter().flatten().for_each(|event| observer.on_fleet_event(event));
     }
 
     /// Returns the mode of this name, which is `otherwise` unless an operator set another one. It follows by itself: do
@@ -473,7 +484,7 @@ impl Inner {
             if next.document.revision < state.known.document.revision {
                 return;
             }
-            let event = FleetEvent::in_force(next.document.revision);
+            let event = next.event();
             state.known = next;
             (event, state.observers.clone())
         };

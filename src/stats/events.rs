@@ -9,7 +9,7 @@ use super::names::cut;
 use super::newest::NewestCounts;
 use crate::base::sync::{Mutex, lock};
 use crate::base::time::Timestamp;
-use crate::event::{LayerEvent, LimiterEvent, RulesEvent, StoreErrorKind};
+use crate::event::{FleetEvent, LayerEvent, LimiterEvent, RulesEvent, StoreErrorKind};
 
 /// The number of kinds of errors of stores.
 const STORE_ERRORS: usize = StoreErrorKind::ALL.len();
@@ -58,11 +58,29 @@ pub(super) struct EventCells {
     rules_loaded: AtomicU64,
     rules_refused: AtomicU64,
     rules_error: Mutex<Option<Box<str>>>,
+    fleet: Mutex<FleetGauges>,
     /// The servers that are down, with their errors.
     down: Mutex<BTreeMap<Box<str>, Box<str>>>,
 }
 
+/// What the last events of a fleet said.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FleetGauges {
+    /// The revision in force, its hash, and since when.
+    pub(super) in_force: Option<(u64, u64, Timestamp)>,
+    pub(super) is_unreadable: bool,
+}
+
 impl EventCells {
+    pub(super) fn note_fleet(&self, event: &FleetEvent) {
+        let mut fleet = lock(&self.fleet);
+        match event {
+            FleetEvent::InForce { revision, hash, since } => fleet.in_force = Some((*revision, *hash, *since)),
+            FleetEvent::Unreadable { .. } => fleet.is_unreadable = true,
+            FleetEvent::Readable { .. } => fleet.is_unreadable = false,
+        }
+    }
+
     /// Begins in this short bucket.
     pub(super) fn new(period: u64) -> Self {
         Self {
@@ -84,6 +102,7 @@ impl EventCells {
             rules_loaded: AtomicU64::default(),
             rules_refused: AtomicU64::default(),
             rules_error: Mutex::default(),
+            fleet: Mutex::default(),
             down: Mutex::default(),
         }
     }
@@ -190,6 +209,7 @@ impl EventCells {
             rules_loaded: read(&self.rules_loaded),
             rules_refused: read(&self.rules_refused),
             rules_error: lock(&self.rules_error).clone(),
+            fleet: *lock(&self.fleet),
             servers_down,
         }
     }
@@ -225,10 +245,15 @@ pub struct EventCounts {
     rules_loaded: u64,
     rules_refused: u64,
     rules_error: Option<Box<str>>,
+    fleet: FleetGauges,
     servers_down: Vec<(Box<str>, Box<str>)>,
 }
 
 impl EventCounts {
+    pub(super) fn fleet(&self) -> FleetGauges {
+        self.fleet
+    }
+
     /// Returns how long the checks took that a store, such as Redis, decided.
     #[must_use]
     pub fn checks(&self) -> &HistogramSnapshot {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::histogram::HistogramSnapshot;
 use super::snapshot::{PolicySnapshot, StatsSnapshot};
+use crate::base::time::Timestamp;
 use crate::outcome::OutcomeKind;
 use crate::rules_in_force::RulesInForce;
 use crate::store_load::StoreLoad;
@@ -34,6 +35,7 @@ pub(super) enum MetricKind {
 type Metric<F> = (&'static str, &'static str, F);
 
 type OfRules = fn(RulesInForce) -> u64;
+type OfFleet = fn((u64, u64, Timestamp)) -> u64;
 
 type OfStore<T> = fn(&StoreLoad) -> T;
 
@@ -196,6 +198,21 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
         to.begin(name, MetricKind::Gauge, help);
         stats.rules().into_iter().for_each(|rules| to.sample(&[], value(rules)));
     }
+
+    let fleet = events.fleet();
+    let gauges: [Metric<OfFleet>; 3] = [
+        ("ratelimit_fleet_revision", "Changes that operators made for all processes.", |(revision, ..)| revision),
+        ("ratelimit_fleet_hash", "Hash of what operators set, the same in all processes.", |(_, hash, _)| hash),
+        ("ratelimit_fleet_since_timestamp_seconds", "When it came into force in this process.", |(.., since)| {
+            since.as_micros() / 1_000_000
+        }),
+    ];
+    for (name, help, value) in gauges {
+        to.begin(name, MetricKind::Gauge, help);
+        fleet.in_force.into_iter().for_each(|in_force| to.sample(&[], value(in_force)));
+    }
+    to.begin("ratelimit_fleet_unreadable", MetricKind::Gauge, "1 while what operators set cannot be read.");
+    fleet.in_force.into_iter().for_each(|_| to.sample(&[], u64::from(fleet.is_unreadable)));
 
     to.begin(
         "ratelimit_setup_warnings_total",

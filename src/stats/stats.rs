@@ -28,7 +28,7 @@ use super::stores::Stores;
 use crate::base::sync::{Mutex, MutexGuard, lock, try_lock};
 use crate::base::time::Timestamp;
 use crate::clock::{Clock, MonotonicClock};
-use crate::event::{LayerEvent, LimiterEvent, RulesEvent};
+use crate::event::{FleetEvent, LayerEvent, LimiterEvent, RulesEvent};
 use crate::key::Key;
 use crate::mode::Mode;
 use crate::outcome::{Observed, Observer, OutcomeKind};
@@ -425,6 +425,10 @@ impl Stats {
     /// | `ratelimit_rules_version` | gauge | | how often the rules were replaced in this process |
     /// | `ratelimit_rules_hash` | gauge | | hash of the rules in force. Processes with the same rules have the same, see [the guide](crate::guide::observing#the-same-rules-in-all-processes) |
     /// | `ratelimit_rules_loaded_timestamp_seconds` | gauge | | when the rules in force were loaded |
+    /// | `ratelimit_fleet_revision` | gauge | | number of changes that operators made for [all processes](crate::fleet), as far as this one has them |
+    /// | `ratelimit_fleet_hash` | gauge | | hash of what operators set, the same in all processes that have the same |
+    /// | `ratelimit_fleet_since_timestamp_seconds` | gauge | | when that revision came into force in this process |
+    /// | `ratelimit_fleet_unreadable` | gauge | | 1 while what operators set cannot be read |
     /// | `ratelimit_setup_warnings_total` | counter | `kind` | [setup warnings](crate::observe::SetupWarning) |
     #[must_use]
     pub fn to_prometheus(&self) -> String {
@@ -689,6 +693,10 @@ impl Observer for Stats {
 
     fn on_rules_event(&self, event: &RulesEvent) {
         self.0.events.count_of_rules(event);
+    }
+
+    fn on_fleet_event(&self, event: &FleetEvent) {
+        self.0.events.note_fleet(event);
     }
 
     /// Clones are one observer.

@@ -30,6 +30,9 @@ const HATCH: &str = "<svg width=\"0\" height=\"0\" class=\"defs\" aria-hidden=\"
 /// The maximum number of layers that have tiles of their own, and that a policy's row names.
 const LAYERS_MAX: usize = 4;
 
+/// The maximum number of entries for all processes that are shown.
+const FLEET_ROWS_MAX: usize = 200;
+
 /// Up to this many policies are listed openly, even those without requests.
 const ROWS_OPEN: usize = 10;
 
@@ -87,6 +90,7 @@ fn write(html: &mut String, view: &PageView, refresh: bool) -> fmt::Result {
     keys::most_used(html, view)?;
     keys::most_held(html, view)?;
     keys::recent(html, view)?;
+    fleet(html, view)?;
     switches(html, view)?;
     explain(html, view)?;
     html.push_str("</main></body></html>");
@@ -107,6 +111,10 @@ fn problems(html: &mut String, view: &PageView) -> fmt::Result {
     }
     if let Some(error) = view.rules.as_ref().and_then(|rules| rules.error.as_ref()) {
         write!(html, "<pre class=\"bad\"><b>The file of rules was refused.</b>\n{}</pre>", HtmlText(error))?;
+    }
+    if let Some(error) = view.fleet.as_ref().and_then(|fleet| fleet.error.as_ref()) {
+        let said = "What operators set for all processes cannot be read. What is known stays in force.";
+        write!(html, "<pre class=\"bad\"><b>{said}</b>\n{}</pre>", HtmlText(error))?;
     }
     let events = view.stats.events();
     for (server, error) in events.servers_down() {
@@ -221,10 +229,34 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
         let RulesInForce { version, loaded_at, .. } = rules.in_force;
         let refused = if rules.error.is_some() { "; a later file was refused" } else { "" };
         let label = format!("rules in force, version {version} since {}{refused}", Utc(loaded_at));
-        tile(html, hash(rules.in_force), label, rules.error.is_some())?;
+        tile(html, hash(rules.in_force.hash), label, rules.error.is_some())?;
+    }
+    if let Some(fleet) = &view.fleet {
+        let label = format!("set for all processes, revision {} since {}", fleet.revision, Utc(fleet.since));
+        tile(html, hash(fleet.hash), label, fleet.error.is_some())?;
     }
     html.push_str("</div>");
     Ok(())
+}
+
+/// Writes what operators set for all processes.
+fn fleet(html: &mut String, view: &PageView) -> fmt::Result {
+    let Some(fleet) = view.fleet.as_ref().filter(|fleet| !fleet.entries.is_empty()) else { return Ok(()) };
+    html.push_str(
+        "<h2>Set for all processes</h2><table><tr><th>kind<th>name<th>subject<th>value<th>until<th>by<th>why</tr>",
+    );
+    for row in fleet.entries.iter().take(FLEET_ROWS_MAX) {
+        let until = row.until.map_or_else(|| "it is ended".to_owned(), |until| Utc(until).to_string());
+        let cells = [row.kind, &row.name, &row.subject, &row.value, &until, &row.by, &row.why];
+        html.push_str("<tr>");
+        for cell in cells {
+            write!(html, "<td>{}", HtmlText(cell))?;
+        }
+        html.push_str("</tr>");
+    }
+    html.push_str("</table>");
+    let more = fleet.entries.len().saturating_sub(FLEET_ROWS_MAX);
+    if more > 0 { write!(html, "<p>and {more} more</p>") } else { Ok(()) }
 }
 
 /// Writes how busy the store is. It is a problem if a call, or the wait for it, takes more than half of the deadline.

@@ -105,9 +105,28 @@ pub(super) fn render(view: &PageView) -> String {
     if let Some(rules) = &view.rules {
         let mut object = Object::begin(object.field("rules"));
         object.plain("version", rules.in_force.version);
-        object.text("hash", &hash(rules.in_force));
+        object.text("hash", &hash(rules.in_force.hash));
         object.text("loaded_at", &Utc(rules.in_force.loaded_at).to_string());
         object.text_or_null("error", rules.error.as_deref());
+        object.end();
+    }
+    if let Some(fleet) = &view.fleet {
+        let mut object = Object::begin(object.field("fleet"));
+        object.plain("revision", fleet.revision);
+        object.text("hash", &hash(fleet.hash));
+        object.text("since", &Utc(fleet.since).to_string());
+        object.text_or_null("error", fleet.error.as_deref());
+        object.list("entries", &fleet.entries, |json, row| {
+            let mut object = Object::begin(json);
+            object.text("kind", row.kind);
+            object.text("name", &row.name);
+            object.text("subject", &row.subject);
+            object.text("value", &row.value);
+            object.text_or_null("until", row.until.map(|until| Utc(until).to_string()).as_deref());
+            object.text("by", &row.by);
+            object.text("why", &row.why);
+            object.end();
+        });
         object.end();
     }
     {

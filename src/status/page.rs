@@ -23,6 +23,8 @@ use super::request::{
 };
 use super::source::{ErasedLayer, LayerSource};
 use super::target::{Held, LayerKeys, ListedKey};
+#[cfg(feature = "tokio")]
+use super::view::FleetView;
 use super::view::{ExplainedLayer, PageView};
 use super::{html, json};
 use crate::base::head::Head;
@@ -135,6 +137,8 @@ struct PageContent {
     own: Vec<OwnAction>,
     #[cfg(feature = "rules")]
     rules: Option<crate::rules::Rules>,
+    #[cfg(feature = "tokio")]
+    fleet: Option<crate::fleet::Fleet>,
 }
 
 /// An action of the program's own.
@@ -161,6 +165,8 @@ impl StatusPage {
             own: Vec::new(),
             #[cfg(feature = "rules")]
             rules: None,
+            #[cfg(feature = "tokio")]
+            fleet: None,
         }))
     }
 
@@ -221,6 +227,15 @@ impl StatusPage {
     #[must_use]
     pub fn rules(mut self, rules: &crate::rules::Rules) -> Self {
         Arc::make_mut(&mut self.0).rules = Some(rules.clone());
+        self
+    }
+
+    /// Shows what operators set for [all processes](crate::fleet), who did it and why, which revision this process has,
+    /// and why the store does not answer.
+    #[cfg(feature = "tokio")]
+    #[must_use]
+    pub fn fleet(mut self, fleet: &crate::fleet::Fleet) -> Self {
+        Arc::make_mut(&mut self.0).fleet = Some(fleet.clone());
         self
     }
 
@@ -390,6 +405,10 @@ impl PageContent {
         if let Some(rules) = &self.rules {
             let error = rules.error().map(|error| WithSources(&error).to_string());
             view.rules = Some(super::view::RulesView { in_force: rules.in_force(), error });
+        }
+        #[cfg(feature = "tokio")]
+        {
+            view.fleet = self.fleet.as_ref().map(|fleet| FleetView::new(fleet, &self.stats));
         }
         view.extensions = self.extensions.iter().map(|field| field.name.clone()).collect();
         view.switches = self.switches.iter().map(|(name, switch)| (name.clone(), switch.get())).collect();

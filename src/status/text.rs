@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use crate::base::time::Humane;
 use crate::error::turns_text;
-use crate::rules_in_force::RulesInForce;
 use crate::stats::HistogramSnapshot;
 
 /// Prints text of others in HTML: markup is escaped, and what could turn the direction of the page is left out.
@@ -96,9 +95,9 @@ impl Display for Roughly {
     }
 }
 
-/// Prints the hash of rules.
-pub(super) fn hash(rules: RulesInForce) -> String {
-    format!("{:012x}", rules.hash)
+/// Prints a hash of 48 bits.
+pub(super) fn hash(hash: u64) -> String {
+    format!("{hash:012x}")
 }
 
 /// Prints a duration in milliseconds.

@@ -4,12 +4,17 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::time::Timestamp;
 use crate::explanation::Explanation;
+#[cfg(feature = "tokio")]
+use crate::fleet::{Fleet, FleetEntry};
 use crate::limiter::Occupancy;
 use crate::mode::Mode;
 use crate::rules_in_force::RulesInForce;
 use crate::setup_warning::SetupWarning;
 use crate::stats::{PolicySnapshot, RateBucket, RecentRefusal, StatsSnapshot};
+#[cfg(feature = "tokio")]
+use crate::stats::{Stats, cut};
 
 use super::action::OperatorAction;
 use super::request::ExplainForm;
@@ -19,6 +24,10 @@ use super::target::{KeyStates, LayerKeys};
 /// The maximum number of policies that are shown. Policies with the most requests over their limits come first.
 const ROWS_MAX: usize = 200;
 
+/// The maximum number of bytes that are shown of a value.
+#[cfg(feature = "tokio")]
+const FLEET_VALUE_MAX: usize = 100;
+
 pub(super) struct PageView {
     pub(super) stats: StatsSnapshot,
     pub(super) rows: Vec<PolicyRow>,
@@ -26,6 +35,7 @@ pub(super) struct PageView {
     pub(super) more: usize,
     pub(super) layers: Vec<LayerView>,
     pub(super) rules: Option<RulesView>,
+    pub(super) fleet: Option<FleetView>,
     /// The names of the extensions that a described request may have.
     pub(super) extensions: Vec<String>,
     pub(super) switches: Vec<(String, Mode)>,
@@ -74,6 +84,59 @@ pub(super) struct LayerView {
 pub(super) struct RulesView {
     pub(super) in_force: RulesInForce,
     pub(super) error: Option<String>,
+}
+
+/// What operators set for all processes.
+pub(super) struct FleetView {
+    pub(super) revision: u64,
+    pub(super) hash: u64,
+    pub(super) since: Timestamp,
+    pub(super) error: Option<Arc<str>>,
+    pub(super) entries: Vec<FleetRow>,
+}
+
+/// An entry. A key is shown as elsewhere on the page, because it may be a secret.
+pub(super) struct FleetRow {
+    pub(super) kind: &'static str,
+    pub(super) name: String,
+    pub(super) subject: String,
+    pub(super) value: String,
+    pub(super) until: Option<Timestamp>,
+    pub(super) by: String,
+    pub(super) why: String,
+}
+
+#[cfg(feature = "tokio")]
+impl FleetView {
+    pub(super) fn new(fleet: &Fleet, stats: &Stats) -> Self {
+        let in_force = fleet.in_force();
+        let row = |entry: &FleetEntry| {
+            let target = entry.target();
+            let subject = match target.key() {
+                Some(key) => {
+                    let (fingerprint, name) = stats.shown(&key);
+                    name.map_or(fingerprint.clone(), |name| format!("{fingerprint} ({name})"))
+                }
+                None => target.subject().unwrap_or_default(),
+            };
+            FleetRow {
+                kind: target.kind().as_str(),
+                name: target.name().to_owned(),
+                subject,
+                value: cut(entry.value(), FLEET_VALUE_MAX).to_owned(),
+                until: entry.until(),
+                by: entry.by().to_owned(),
+                why: entry.why().to_owned(),
+            }
+        };
+        Self {
+            revision: in_force.revision,
+            hash: in_force.hash,
+            since: in_force.since,
+            error: in_force.error,
+            entries: fleet.entries().iter().map(row).collect(),
+        }
+    }
 }
 
 /// A policy.
@@ -196,6 +259,7 @@ impl PageView {
             more,
             layers,
             rules: None,
+            fleet: None,
             extensions: Vec::new(),
             switches: Vec::new(),
             explained: None,

@@ -131,6 +131,9 @@ fn page(stats: &Stats, limits: &Limits, log: Log, hosts: &[String]) -> StatusPag
     if let Some(rules) = limits.rules().first() {
         page = page.rules(rules);
     }
+    if let Some(fleet) = &limits.fleet {
+        page = page.fleet(fleet);
+    }
     if !hosts.is_empty() {
         page = page.hosts(hosts.iter().cloned());
     }

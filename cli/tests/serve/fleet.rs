@@ -82,6 +82,14 @@ fn incident_is_handled_in_all_processes_by_one() {
     assert_eq!(check(&third, "203.0.113.9"), (false, Some(403)));
     let [first, third] = [&servers[0], &third].map(settings);
     assert_eq!((&first["hash"], &first["entries"]), (&third["hash"], &third["entries"]));
+    let metrics = get(servers[1].admin, "/metrics", &[]).body;
+    assert!(metrics.contains("\nratelimit_fleet_revision 3\n") && metrics.contains("\nratelimit_fleet_unreadable 0\n"));
+    let page = get(servers[1].admin, "/limits", &[OPERATOR]).body;
+    for shown in [first["hash"].as_str().unwrap(), "203.0.113.0/24", "guesses passwords"] {
+        assert!(page.contains(shown), "{shown}: {page}");
+    }
+    let json = get(servers[1].admin, "/limits", &[OPERATOR, ("Accept", "application/json")]).json();
+    assert_eq!((&json["fleet"]["hash"], &json["fleet"]["entries"][2]["by"]), (&first["hash"], &json!("alice")));
     let by: Vec<_> =
         first["actions"].as_array().unwrap().iter().map(|action| (&action["by"], &action["why"])).collect();
     assert_eq!(by[2], (&json!("alice"), &json!("guesses passwords")));
@@ -90,6 +98,8 @@ fn incident_is_handled_in_all_processes_by_one() {
     drop(redis);
     wait_until(|| !settings(&servers[0])["error"].is_null());
     assert_eq!(check(&servers[0], "203.0.113.9"), (false, Some(403)), "it goes on with what it knows");
+    assert!(get(servers[0].admin, "/metrics", &[]).body.contains("\nratelimit_fleet_unreadable 1\n"));
+    assert!(get(servers[0].admin, "/limits", &[OPERATOR]).body.contains("What is known stays in force."));
     let _redis = Redis::start_at(port);
     let end = json!({"kind": "network", "name": "rules", "subject": "203.0.113.0/24", "why": "it is over"});
     wait_until(|| set(&servers[0], &end).status == 200);
