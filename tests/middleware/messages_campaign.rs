@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -14,6 +14,7 @@ use http::request::Parts;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Barrier;
+use tokio::time::Instant;
 use tower_ratelimit::clock::TokioTimer;
 use tower_ratelimit::{Key, MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 
@@ -137,10 +138,10 @@ fn sockets_get_their_users_rate_and_leave_nothing_behind() {
             assert!(began.elapsed() < Duration::from_secs(60), "{} messages wait", chat.limit.waiting());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        let admitted = chat.admitted.lock().unwrap();
+        let admitted = std::mem::take(&mut *chat.admitted.lock().unwrap());
         assert_eq!(admitted.len(), users);
         let mut shares = Vec::new();
-        for (user, instants) in &*admitted {
+        for (user, instants) in &admitted {
             // Above in no time that begins and ends with a message.
             for (at, first) in instants.iter().enumerate() {
                 for (later, last) in instants.iter().enumerate().skip(at) {
