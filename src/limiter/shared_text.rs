@@ -42,6 +42,7 @@ impl VersionedText {
     }
 
     /// Reads a text that was stored as the bytes of its version, followed by its own.
+    #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn from_stored(stored: &[u8]) -> Result<Self, BoxError> {
         let found = stored.split_first_chunk().and_then(|(version, text)| {
             Some(Self::new(u128::from_be_bytes(*version), std::str::from_utf8(text).ok()?))
