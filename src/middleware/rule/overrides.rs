@@ -34,7 +34,7 @@ const SPARE: usize = 256;
 ///   same customer do not undo each other.
 /// * Overrides that have ended by time leave by themselves. One without an end stays until it is
 ///   ended. [`max_entries`](Self::max_entries) bounds the table.
-/// * The table belongs to the process, and is not kept in Redis. A [`Fleet`](crate::fleet) hands out tables
+/// * The table belongs to the process, and is not kept in Redis. A `fleet::Fleet` hands out tables
 ///   that are alike in all processes.
 /// * While the table is empty, a request does not ask it for its key. Otherwise it takes a lock for
 ///   reading.

@@ -26,7 +26,7 @@ use crate::quota::{Algorithm, Quota};
 ///   stays.
 /// * A request to a layer with a switch costs one atomic load more. A change costs as much as
 ///   building the layer.
-/// * Each process has its own switch, also with Redis. A [`Fleet`](crate::fleet) hands out switches that
+/// * Each process has its own switch, also with Redis. A `fleet::Fleet` hands out switches that
 ///   are alike in all processes.
 ///
 /// ```
