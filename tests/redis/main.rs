@@ -34,6 +34,7 @@ mod stats;
 mod stepped_clock;
 mod tls;
 mod troubles;
+mod waits;
 
 #[path = "../support/in_flight.rs"]
 mod in_flight_over_tcp;
