@@ -16,6 +16,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 pub(crate) use self::alarm::{Alarm, time_of};
 pub use self::system::SystemClock;
+#[cfg(test)]
+pub(crate) use self::timer::StoppedTimer;
 #[cfg(feature = "tokio")]
 pub use self::timer::TokioTimer;
 pub(crate) use self::timer::default_timer;

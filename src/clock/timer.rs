@@ -32,6 +32,22 @@ pub(crate) fn default_timer() -> Option<Arc<dyn Timer>> {
     None
 }
 
+/// A timer whose time stands still.
+#[cfg(test)]
+#[derive(Debug)]
+pub(crate) struct StoppedTimer;
+
+#[cfg(test)]
+impl Timer for StoppedTimer {
+    fn now(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn sleep_until(&self, _: Duration) -> Sleep {
+        Box::pin(std::future::pending())
+    }
+}
+
 /// Tokio's timer. Its tick is a millisecond: requests depart up to one millisecond late, never early.
 ///
 /// Poll requests within a Tokio runtime whose time driver is enabled. Outside of a runtime no request waits: an

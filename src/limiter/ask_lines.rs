@@ -432,25 +432,12 @@ impl Drop for AskTurn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::Sleep;
+    use crate::clock::StoppedTimer;
     use crate::quota::Quota;
-
-    #[derive(Debug)]
-    struct Stopped;
-
-    impl Timer for Stopped {
-        fn now(&self) -> Duration {
-            Duration::from_secs(1)
-        }
-
-        fn sleep_until(&self, _: Duration) -> Sleep {
-            Box::pin(std::future::pending())
-        }
-    }
 
     #[test]
     fn failed_call_lets_two_more_callers_ask() {
-        let (lines, timer): (_, Arc<dyn Timer>) = (Arc::default(), Arc::new(Stopped));
+        let (lines, timer): (_, Arc<dyn Timer>) = (Arc::default(), Arc::new(StoppedTimer));
         let policy = Policy::new("jobs", Quota::per_second(1)).unwrap();
         let caller = (&policy, &Key::global(), 1);
         let mut asking = vec![AskTurn::ask(&lines, &timer, caller, u64::MAX)];

@@ -11,24 +11,10 @@ use loom::thread;
 
 use super::ask_lines::{AskLines, AskTurn};
 use super::place_lines::LineStep;
-use crate::clock::{Sleep, Timer};
+use crate::clock::{StoppedTimer, Timer};
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::quota::Quota;
-
-/// A timer whose time stands still.
-#[derive(Debug)]
-struct Still;
-
-impl Timer for Still {
-    fn now(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    fn sleep_until(&self, _: Duration) -> Sleep {
-        Box::pin(std::future::pending())
-    }
-}
 
 #[derive(Default)]
 struct WasWoken(AtomicBool);
@@ -40,7 +26,7 @@ impl Wake for WasWoken {
 }
 
 fn join(lines: &Arc<AskLines>) -> AskTurn {
-    let timer: Arc<dyn Timer> = Arc::new(Still);
+    let timer: Arc<dyn Timer> = Arc::new(StoppedTimer);
     let policy = Policy::new("jobs", Quota::per_second(1)).expect("it is a name");
     AskTurn::join(lines, &timer, (&policy, &Key::global(), 1), 1, None)
 }

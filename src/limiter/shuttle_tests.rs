@@ -11,24 +11,10 @@ use shuttle::thread;
 use super::ask_lines::{AskLines, AskTurn};
 use super::place_lines::LineStep;
 use crate::base::sampling::explore;
-use crate::clock::{Sleep, Timer};
+use crate::clock::{StoppedTimer, Timer};
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::quota::Quota;
-
-/// A timer whose time stands still.
-#[derive(Debug)]
-struct Still;
-
-impl Timer for Still {
-    fn now(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    fn sleep_until(&self, _: Duration) -> Sleep {
-        Box::pin(std::future::pending())
-    }
-}
 
 /// The end of a caller's turn.
 #[derive(Clone, Copy)]
@@ -48,7 +34,7 @@ fn line_of_many_threads_hands_each_turn_on() {
         let threads = callers.map(|caller| {
             let (lines, order) = (Arc::clone(&lines), Arc::clone(&order));
             thread::spawn(move || {
-                let timer: Arc<dyn Timer> = Arc::new(Still);
+                let timer: Arc<dyn Timer> = Arc::new(StoppedTimer);
                 let policy = Policy::new("jobs", Quota::per_second(1)).expect("it is a name");
                 for _ in 0..2 {
                     let mut turn = AskTurn::join(&lines, &timer, (&policy, &Key::global(), 1), 1, None);

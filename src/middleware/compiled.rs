@@ -489,7 +489,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    use crate::clock::{Sleep, Timer};
+    use crate::clock::StoppedTimer;
     use crate::key;
     use crate::limiter::memory::limiter::MemoryLimiter;
     use crate::middleware::charge::access::AccessList;
@@ -499,19 +499,6 @@ mod tests {
     struct Blind;
 
     impl Observer for Blind {}
-
-    #[derive(Debug)]
-    struct Stopped;
-
-    impl Timer for Stopped {
-        fn now(&self) -> Duration {
-            Duration::ZERO
-        }
-
-        fn sleep_until(&self, _: Duration) -> Sleep {
-            Box::pin(std::future::pending())
-        }
-    }
 
     fn rule(quota: Quota) -> Rule {
         Rule::new("rule", quota).unwrap()
@@ -543,7 +530,7 @@ mod tests {
             ("no limit", layer(rule(Quota::unlimited())), ChargePlan::General),
             ("a mode of the rule", layer(rule(quota()).mode(Mode::Shadow)), ChargePlan::General),
             ("a mode of the layer", one().mode(Mode::Enforce), ChargePlan::General),
-            ("a timer", one().delay(Stopped), ChargePlan::General),
+            ("a timer", one().delay(StoppedTimer), ChargePlan::General),
             ("a pace of bodies", layer(rule(quota()).pace_responses()), ChargePlan::General),
             ("an access list", one().access(&AccessList::new(), key::global()), ChargePlan::General),
             ("preflight requests", one().exempt_preflight(true), ChargePlan::General),

@@ -16,7 +16,7 @@ use super::versions::PHASE_US;
 use super::word::{HeldUnits, NO_STATE, Now};
 use crate::algorithm::divisor::Divisor;
 use crate::algorithm::{Decider, Pair, WordLayout};
-use crate::clock::{Clock, ManualClock, Sleep, Timer};
+use crate::clock::{Clock, ManualClock, StoppedTimer};
 use crate::decision::Receipt;
 use crate::key::Key;
 use crate::limiter::{BoundedTurn, Charge, LineStep};
@@ -603,20 +603,6 @@ fn new_key_of_two_threads_gets_one_slot_and_two_places() {
     });
 }
 
-/// A timer whose sleeps never end.
-#[derive(Debug)]
-struct Never;
-
-impl Timer for Never {
-    fn now(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    fn sleep_until(&self, _: Duration) -> Sleep {
-        Box::pin(std::future::pending())
-    }
-}
-
 fn is_called(turn: &mut BoundedTurn) -> bool {
     turn.poll(&mut Context::from_waker(Waker::noop())) == Poll::Ready(LineStep::Asks)
 }
@@ -638,7 +624,7 @@ fn request_that_joins_its_line_misses_no_release() {
                 lines,
                 (&limiter.policy, &limiter.key),
                 None,
-                std::sync::Arc::new(Never),
+                std::sync::Arc::new(StoppedTimer),
                 Duration::MAX,
             );
             let charge = Charge::new(&limiter.policy, &limiter.key).arrived(turn.number());
