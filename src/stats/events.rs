@@ -63,7 +63,7 @@ pub(super) struct EventCells {
     down: Mutex<BTreeMap<Box<str>, Box<str>>>,
 }
 
-/// What the last events of a fleet said.
+/// The state of a fleet, as its last events say.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FleetGauges {
     /// The revision in force, its hash, and since when.

@@ -86,7 +86,7 @@ pub(super) struct RulesView {
     pub(super) error: Option<String>,
 }
 
-/// What operators set for all processes.
+/// The settings that operators made for all processes.
 pub(super) struct FleetView {
     pub(super) revision: u64,
     pub(super) hash: u64,

@@ -49,7 +49,7 @@ async fn callers_are_admitted_in_order_while_redis_is_slow_and_held() {
 }
 
 #[tokio::test]
-async fn all_waits_end_when_redis_is_gone_and_the_line_goes_on_after_it() {
+async fn waits_end_when_redis_is_gone_and_lines_go_on_later() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let limiter = connected(RedisLimiter::builder().deadline(1_000 * MS), &proxy.url()).await;
