@@ -6,7 +6,6 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::backend::RedisBackend;
-use super::connection::slot_of;
 use super::error::RedisError;
 use super::script::{Call, Script};
 use crate::error::BoxError;
@@ -22,20 +21,22 @@ const CALL: Duration = Duration::from_secs(1);
 /// The text of a limiter's Redis.
 pub(super) struct RedisText {
     checks: Arc<Checks<RedisBackend>>,
-    key: Bytes,
+    /// The keys of the version and of the text.
+    keys: [Bytes; 2],
+    slot: u16,
 }
 
 impl RedisText {
     pub(super) fn new(checks: Arc<Checks<RedisBackend>>) -> Self {
-        let key = Bytes::from(checks.backend().space.shared_text_key());
-        Self { checks, key }
+        let (keys, slot) = checks.backend().space.shared_text_keys();
+        Self { checks, keys: keys.map(Bytes::from), slot }
     }
 
     /// Runs the script. Returns the first byte of its answer, and the rest.
     async fn run(&self, args: Vec<Bytes>) -> Result<(u8, Bytes), BoxError> {
-        let call = Call { script: &SCRIPT, keys: vec![self.key.clone()], args };
+        let call = Call { script: &SCRIPT, keys: self.keys.to_vec(), args };
         let store = &self.checks.backend().flights.store().store;
-        let answer = store.run_within(&call, slot_of(&self.key), CALL).await?;
+        let answer = store.run_within(&call, self.slot, CALL).await?;
         let Some(mut answer) = answer.filter(|answer| !answer.is_empty()) else {
             return Err(RedisError::new(StoreErrorKind::Unavailable, "the server has not run the script").into());
         };

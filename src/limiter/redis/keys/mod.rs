@@ -70,9 +70,13 @@ impl KeySpace {
         Ok(Self { before: format!("{prefix}:2:{{").into_boxed_str(), callers, groups })
     }
 
-    /// Returns the key of the text that all processes share: `prefix:2:fleet`. A state's key has a brace there.
-    pub(super) fn shared_text_key(&self) -> String {
-        format!("{}fleet", self.before.trim_end_matches('{'))
+    /// Returns the keys of the version and of the text that all processes share, and their slot: `prefix:2:{fleet}` and
+    /// `prefix:2:{fleet}:text`. A caller's part of a key begins with another letter.
+    pub(super) fn shared_text_keys(&self) -> ([String; 2], u16) {
+        const TAG: &str = "fleet";
+        let version = format!("{}{TAG}}}", self.before);
+        let text = format!("{version}:text");
+        ([version, text], connection::slot_of(TAG.as_bytes()))
     }
 
     /// Returns the stored key of a (policy, key).
