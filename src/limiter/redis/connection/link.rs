@@ -32,7 +32,7 @@ const CATCH_UP: Duration = Duration::from_millis(50);
 
 /// How many times the allowed silence a call is listened to at most. Answers come in the order of the calls, so an
 /// answer is lost if a later one has come.
-const LONGEST_LISTENING: u32 = 8;
+pub(in crate::limiter::redis) const LONGEST_LISTENING: u32 = 8;
 
 /// The time in which long round trips are measured, and the longest round trip that is measured.
 const MEASURING: Duration = Duration::from_millis(500);

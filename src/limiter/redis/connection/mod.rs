@@ -6,7 +6,7 @@ mod current;
 mod error_class;
 #[cfg(feature = "redis-rs")]
 mod given;
-mod link;
+pub(super) mod link;
 #[cfg(feature = "fred")]
 mod on_fred;
 #[cfg(feature = "redis-rs")]

@@ -13,6 +13,7 @@ use super::subject::Subject;
 use crate::base::wait::Wait;
 use crate::decision::{Decision, Receipt};
 use crate::key::Key;
+use crate::limiter::redis::connection::link::LONGEST_LISTENING;
 use crate::limiter::{Charge, Effect, Refund};
 use crate::policy::Policy;
 
@@ -49,10 +50,12 @@ impl<S: Subject> Caller<S> {
         self.network.goes_on(self.process).await;
         let sent = self.network.lock().now();
         let answer = self.answered(self.limiter.settle(&self.charges())).await;
-        // It waits behind checks in flight. To Redis each call is listened to until the server was silent for too long.
+        // It waits behind checks in flight. To Redis each call is listened to until the server was silent for too long, or
+        // for so many times as long if the server answers later calls and not this one.
         // Over a store, each has its deadline, and checks with the same keys may have waited for those before it came,
         // and go first.
-        let longest = if S::IS_SERVER_KNOWN { 2 * (self.deadline + SILENCE) } else { 3 * self.deadline };
+        let redis = (1 + LONGEST_LISTENING) * (self.deadline + SILENCE);
+        let longest = if S::IS_SERVER_KNOWN { redis } else { 3 * self.deadline };
         drop(self.record(sent, longest, answer));
     }
 
