@@ -3,7 +3,7 @@
 //! A flight is one call of the store. Requests that come while flights are under way wait, and go together in the next
 //! one. Their [`LaneQueue`] says which requests may fly together: any of a Redis server ([`Queue`]), or those that
 //! share no key with a flight under way ([`Groups`]). How many flights there are, and which requests are not sent
-//! because they would be answered too late, follows from the durations of calls ([`pace`]).
+//! because they would be answered too late, follows from the durations of calls ([`load_window`]).
 //!
 //! An idle lane sends at once, so a request waits for no timer. A flight is a task of the limiter's runtime, or driven
 //! by its caller as long as no other request waits ([`caller_flight`]): no request depends on another caller's future
@@ -24,7 +24,7 @@ use self::caller_flight::{CallerFlight, FlightHandle};
 #[cfg(feature = "store")]
 pub(crate) use self::groups::{Groups, Keyed};
 use self::halving::StoreClock;
-use self::pace::{Pace, Sent};
+use self::load_window::{LoadWindow, Sent};
 #[cfg(any(feature = "_redis", test))]
 pub(crate) use self::queue::Queue;
 use self::quickest::QuickestCall;
@@ -39,7 +39,7 @@ mod caller_flight;
 #[cfg(feature = "store")]
 mod groups;
 mod halving;
-mod pace;
+mod load_window;
 #[cfg(any(feature = "_redis", test))]
 mod queue;
 mod quickest;
@@ -63,7 +63,7 @@ struct Lanes<F: RemoteStore> {
 /// The requests of one server, or of one slot of a cluster. They share flights and their limits.
 struct Lane<F: RemoteStore> {
     queue: F::Queue,
-    pace: Pace,
+    window: LoadWindow,
     quickest: QuickestCall,
     /// `None` if the store does not tell it.
     clock: Option<StoreClock>,
@@ -126,7 +126,7 @@ impl<F: RemoteStore> Flights<F> {
             let oldest = lane.queue.oldest().map(|since| now.saturating_duration_since(since));
             load.oldest_wait = load.oldest_wait.max(oldest.unwrap_or_default());
             load.calls_in_flight += lane.flights;
-            load.call_time = load.call_time.max(lane.pace.call());
+            load.call_time = load.call_time.max(lane.window.call());
             load.quickest_call = load.quickest_call.max(lane.quickest.read(now));
         }
         load
@@ -256,10 +256,10 @@ impl<F: RemoteStore> Lanes<F> {
         lane.is_starting = false;
         let is_idle = lane.flights == 1;
         let phase = lane.clock.map(|clock| clock.phase(now, self.deadline));
-        lane.pace.enter(phase, self.deadline);
-        let mut batch = Batch::new(now, lane.pace.needed(self.deadline), is_idle);
+        lane.window.enter(phase, self.deadline);
+        let mut batch = Batch::new(now, lane.window.needed(self.deadline), is_idle);
         let room = match most.calls {
-            Calls::Pipelined => lane.pace.room(lane.units, most.units as u64) as usize, // no more than `most.units`
+            Calls::Pipelined => lane.window.room(lane.units, most.units as u64) as usize, // no more than `most.units`
             Calls::Separate(_) => most.units.max(1),
         };
         let before = lane.queue.before_a_check();
@@ -272,7 +272,7 @@ impl<F: RemoteStore> Lanes<F> {
             flight.state = FlightState::InFlight { held, sent, at: now };
         }
         if lane.queue.ready() > 0 && room < most.units.max(1) {
-            lane.pace.record_limit();
+            lane.window.record_limit();
         }
         let why = (!batch.late.is_empty()).then(|| lane.shed(self.deadline, most, before));
         let begins = lane.begins_flight(most);
@@ -314,7 +314,7 @@ impl<F: RemoteStore> Lane<F> {
     fn new() -> Self {
         Self {
             queue: F::Queue::default(),
-            pace: Pace::new(),
+            window: LoadWindow::new(),
             quickest: QuickestCall::default(),
             clock: None,
             flights: 0,
@@ -333,19 +333,19 @@ impl<F: RemoteStore> Lane<F> {
             return None; // an idle lane always sends
         }
         let waiting = self.queue.before_a_check();
-        let call = self.pace.call().unwrap_or_default();
+        let call = self.window.call().unwrap_or_default();
         let before = call.saturating_mul(u32::try_from(waiting).unwrap_or(u32::MAX)) / self.carries(most);
-        if before.saturating_add(self.pace.needed(deadline)) <= deadline {
+        if before.saturating_add(self.window.needed(deadline)) <= deadline {
             return None;
         }
-        self.pace.record_limit();
+        self.window.record_limit();
         Some(self.shed(deadline, most, waiting))
     }
 
     /// Returns why checks are not sent.
     fn shed(&self, deadline: Duration, most: CallLimits, waiting: usize) -> Unanswered {
-        let call = self.pace.call().unwrap_or_default();
-        match self.pace.alone() {
+        let call = self.window.call().unwrap_or_default();
+        match self.window.alone() {
             Some(alone) if alone >= deadline => Unanswered::TooFar { call: alone, deadline },
             _ => Unanswered::Shed(Shed { waiting, carries: self.carries(most), call, deadline }),
         }
@@ -353,7 +353,7 @@ impl<F: RemoteStore> Lane<F> {
 
     /// Returns how many units can be in flight, at least one.
     fn carries(&self, most: CallLimits) -> u32 {
-        let (window, units) = (self.pace.window(), most.units as u64);
+        let (window, units) = (self.window.units(), most.units as u64);
         let carries = match most.calls {
             Calls::Pipelined => window.min(self.calls(most) * units),
             Calls::Separate(_) => window.min(self.calls(most)).saturating_mul(units),
@@ -364,7 +364,7 @@ impl<F: RemoteStore> Lane<F> {
     /// Returns the maximum number of calls at a time.
     fn calls(&self, most: CallLimits) -> u64 {
         match most.calls {
-            Calls::Pipelined => self.pace.calls(),
+            Calls::Pipelined => self.window.calls(),
             Calls::Separate(calls) => calls.max(1) as u64,
         }
     }
@@ -389,11 +389,11 @@ impl<F: RemoteStore> Lane<F> {
             return false;
         }
         let has_room = match most.calls {
-            Calls::Pipelined => self.pace.has_room(self.units, waiting, most.units as u64),
-            Calls::Separate(_) => self.pace.has_room(self.units, 1, 1),
+            Calls::Pipelined => self.window.has_room(self.units, waiting, most.units as u64),
+            Calls::Separate(_) => self.window.has_room(self.units, 1, 1),
         };
         if !has_room {
-            self.pace.record_limit();
+            self.window.record_limit();
             return false;
         }
         // The second half of the flights have to be larger than those before, or requests that come one by one would
@@ -459,12 +459,12 @@ impl<F: RemoteStore> Flight<F> {
                 CallResult::Answered { clock, .. } => {
                     lane.clock = clock.map(|told| StoreClock::new(told, now));
                     let took = now.saturating_duration_since(at);
-                    lane.pace.record(took, sent, deadline);
+                    lane.window.record(took, sent, deadline);
                     lane.quickest.record(took, now);
                 }
-                CallResult::Failed if now >= until => lane.pace.record_silence(sent, deadline),
+                CallResult::Failed if now >= until => lane.window.record_silence(sent, deadline),
                 CallResult::Failed => {
-                    lane.pace.record_failure(now.saturating_duration_since(at), sent, deadline);
+                    lane.window.record_failure(now.saturating_duration_since(at), sent, deadline);
                 }
             }
             match result {

@@ -42,7 +42,7 @@ const CALL_SHORT: u64 = 2_000_000;
 const FLIGHTS_MIN: u64 = 8;
 
 /// The times of a lane's calls in nanoseconds, and the bounds that follow from them.
-pub(super) struct Pace {
+pub(super) struct LoadWindow {
     /// The smoothed time of a call. It is 0 before the first one.
     call: u64,
     /// How far calls are from that, smoothed.
@@ -55,7 +55,7 @@ pub(super) struct Pace {
     /// Whether windows are halved now.
     is_halved: bool,
     /// Whether others cause most of the time of a call.
-    is_others: bool,
+    others_make_long: bool,
     /// The maximum number of requests in flight, in parts.
     window: u64,
     /// The window when calls last became too long, in parts. Up to half of it the window grows quickly.
@@ -85,7 +85,7 @@ pub(super) struct Sent {
     pub(super) phase: Option<HalvingPhase>,
 }
 
-impl Pace {
+impl LoadWindow {
     pub(super) fn new() -> Self {
         let window = WINDOW * PART;
         Self {
@@ -95,7 +95,7 @@ impl Pace {
             alone: 0,
             halving: Halving::default(),
             is_halved: false,
-            is_others: false,
+            others_make_long: false,
             window,
             proven: 0,
             course: Course::Grew,
@@ -124,7 +124,7 @@ impl Pace {
     pub(super) fn needed(&self, deadline: Duration) -> Duration {
         match self.call {
             0 => Duration::ZERO,
-            call if self.is_others || call <= self.beyond_alone(nanos(deadline)) => {
+            call if self.others_make_long || call <= self.beyond_alone(nanos(deadline)) => {
                 Duration::from_nanos(call.saturating_sub(2 * self.spread))
             }
             call => (Duration::from_nanos(call + self.spread) + deadline / 20).min(deadline / 8 * 7),
@@ -132,7 +132,7 @@ impl Pace {
     }
 
     /// Returns the maximum number of requests in flight.
-    pub(super) fn window(&self) -> u64 {
+    pub(super) fn units(&self) -> u64 {
         let window = self.window / PART;
         if self.is_halved { (window / 2).max(1) } else { window }
     }
@@ -154,15 +154,15 @@ impl Pace {
 
     /// Returns the maximum number of requests of the next flight, if `in_flight` are under way. It is at least one.
     pub(super) fn room(&self, in_flight: u64, most: u64) -> u64 {
-        let left = self.window().saturating_sub(in_flight);
-        most.min(left).min(self.window() / FLIGHTS_MIN).max(1)
+        let left = self.units().saturating_sub(in_flight);
+        most.min(left).min(self.units() / FLIGHTS_MIN).max(1)
     }
 
     /// Returns whether the window has room for as many requests as a flight should have: for all that wait, or for as
     /// many as one flight may have. So flights do not become small while many requests wait.
     pub(super) fn has_room(&self, in_flight: u64, waiting: u64, most: u64) -> bool {
-        let left = self.window().saturating_sub(in_flight);
-        left >= waiting.min(most).min(self.window() / FLIGHTS_MIN).max(1)
+        let left = self.units().saturating_sub(in_flight);
+        left >= waiting.min(most).min(self.units() / FLIGHTS_MIN).max(1)
     }
 
     /// Records that requests wait for the window.
@@ -194,10 +194,10 @@ impl Pace {
         if is_eased {
             return;
         }
-        let is_free = self.is_others && is_long;
+        let is_free = self.others_make_long && is_long;
         // A window that nobody has to share may be so large that it is not full even when it is halved.
         let room = if is_free { 4 } else { 2 };
-        let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * room >= self.window();
+        let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * room >= self.units();
         let target = self.goal(deadline);
         let took = if is_free { self.call } else { took };
         // In parts for each request, at most a quarter down and a half up: three tenths of how far
@@ -238,9 +238,9 @@ impl Pace {
                 // A store may answer in turns. A call with a small window is sent right after an answer, at the
                 // beginning of a turn, and one with a whole window at any time. So a phase shows only half of the
                 // time that others cause, at times.
-                let part = if self.is_others { 3 } else { 2 };
+                let part = if self.others_make_long { 3 } else { 2 };
                 let has_a_chance = self.alone < deadline + 2 * self.spread;
-                self.is_others = has_a_chance && self.alone >= finding.whole / part;
+                self.others_make_long = has_a_chance && self.alone >= finding.whole / part;
             }
         }
         let is_measured = sent.phase.is_some() && is_long && self.alone > 0;
@@ -273,7 +273,7 @@ impl Pace {
     /// If others make calls long, some of them are late, whatever this process does. If most of them are, a wrong
     /// belief may be the cause, and a smaller window shows it.
     fn goal(&self, deadline: u64) -> u64 {
-        if self.is_others && self.call > deadline / 2 { deadline / 10 * 13 } else { self.target(deadline) }
+        if self.others_make_long && self.call > deadline / 2 { deadline / 10 * 13 } else { self.target(deadline) }
     }
 
     /// Returns how long a call may take that limiters make long: seven tenths of the deadline. If a call takes longer
@@ -312,100 +312,100 @@ mod tests {
     const DEADLINE: Duration = Duration::from_millis(50);
 
     /// Plays calls of this time over a window that is full.
-    fn full(pace: &mut Pace, calls: usize, took: Duration) {
+    fn full(window: &mut LoadWindow, calls: usize, took: Duration) {
         for _ in 0..calls {
-            let in_flight = pace.window();
-            let units = pace.room(0, 64);
-            pace.record_limit();
-            pace.record(took, Sent { units, in_flight, flights: 8, phase: None }, DEADLINE);
+            let in_flight = window.units();
+            let units = window.room(0, 64);
+            window.record_limit();
+            window.record(took, Sent { units, in_flight, flights: 8, phase: None }, DEADLINE);
         }
     }
 
     #[test]
     fn calls_are_few_while_short_and_many_while_long() {
         for (took, calls) in [(MS / 10, 2), (MS, 2), (3 * MS, 8), (5 * MS, 20), (40 * MS, 64)] {
-            let mut pace = Pace::new();
-            assert_eq!((pace.calls(), pace.needed(DEADLINE)), (2, Duration::ZERO));
-            full(&mut pace, 100, took);
-            assert_eq!(pace.calls(), calls, "{took:?}");
+            let mut window = LoadWindow::new();
+            assert_eq!((window.calls(), window.needed(DEADLINE)), (2, Duration::ZERO));
+            full(&mut window, 100, took);
+            assert_eq!(window.calls(), calls, "{took:?}");
         }
     }
 
     #[test]
     fn window_grows_while_it_is_full_and_calls_come_in_time() {
-        let mut pace = Pace::new();
-        let before = pace.window();
-        pace.record(MS, Sent { units: 1, in_flight: 1, flights: 1, phase: None }, DEADLINE);
-        assert_eq!(pace.window(), before, "nothing waited for it");
-        full(&mut pace, 50, 20 * MS);
-        let grown = pace.window();
+        let mut window = LoadWindow::new();
+        let before = window.units();
+        window.record(MS, Sent { units: 1, in_flight: 1, flights: 1, phase: None }, DEADLINE);
+        assert_eq!(window.units(), before, "nothing waited for it");
+        full(&mut window, 50, 20 * MS);
+        let grown = window.units();
         assert!(grown > 2 * before, "{grown}");
-        full(&mut pace, 400, 45 * MS);
-        assert!(pace.window() < grown / 2, "{}", pace.window());
-        full(&mut pace, 10_000, 60 * MS);
-        assert!((WINDOW_MIN..8).contains(&pace.window()), "{}", pace.window());
-        full(&mut pace, 100_000, MS);
-        assert_eq!(pace.window(), WINDOW_MAX);
+        full(&mut window, 400, 45 * MS);
+        assert!(window.units() < grown / 2, "{}", window.units());
+        full(&mut window, 10_000, 60 * MS);
+        assert!((WINDOW_MIN..8).contains(&window.units()), "{}", window.units());
+        full(&mut window, 100_000, MS);
+        assert_eq!(window.units(), WINDOW_MAX);
     }
 
     #[test]
     fn window_that_was_not_used_shrinks_to_what_was_in_flight() {
-        let mut pace = Pace::new();
-        pace.record(60 * MS, Sent { units: 3, in_flight: 3, flights: 2, phase: None }, DEADLINE);
-        assert!(pace.window() <= 3, "{}", pace.window());
+        let mut window = LoadWindow::new();
+        window.record(60 * MS, Sent { units: 3, in_flight: 3, flights: 2, phase: None }, DEADLINE);
+        assert!(window.units() <= 3, "{}", window.units());
     }
 
     #[test]
     fn quick_failures_end_the_estimate_of_a_slow_moment() {
-        let mut pace = Pace::new();
+        let mut window = LoadWindow::new();
         let sent = Sent { units: 8, in_flight: 8, flights: 1, phase: None };
-        pace.record_failure(MS, sent, DEADLINE);
-        assert_eq!((pace.call(), pace.window()), (None, WINDOW), "nothing was measured");
-        full(&mut pace, 1_000, 60 * MS);
-        let (slow, window) = (pace.call(), pace.window());
-        assert!(window < WINDOW / 8, "{window}");
-        pace.record_failure(40 * MS, sent, DEADLINE);
-        assert_eq!((pace.call(), pace.window()), (slow, window));
-        (0..200).for_each(|_| pace.record_failure(MS, sent, DEADLINE));
-        assert!(pace.call() < Some(2 * MS), "{:?}", pace.call());
-        assert_eq!(pace.window(), WINDOW);
+        window.record_failure(MS, sent, DEADLINE);
+        assert_eq!((window.call(), window.units()), (None, WINDOW), "nothing was measured");
+        full(&mut window, 1_000, 60 * MS);
+        let (slow, units) = (window.call(), window.units());
+        assert!(units < WINDOW / 8, "{units}");
+        window.record_failure(40 * MS, sent, DEADLINE);
+        assert_eq!((window.call(), window.units()), (slow, units));
+        (0..200).for_each(|_| window.record_failure(MS, sent, DEADLINE));
+        assert!(window.call() < Some(2 * MS), "{:?}", window.call());
+        assert_eq!(window.units(), WINDOW);
     }
 
     /// Other processes fill the store, so a lone call is slow most of the time.
     #[test]
     fn wait_that_others_cause_is_not_the_distance() {
-        let mut pace = Pace::new();
-        pace.record(5 * MS, Sent { units: 1, in_flight: 1, flights: 1, phase: None }, DEADLINE);
-        let before = pace.window();
+        let mut window = LoadWindow::new();
+        window.record(5 * MS, Sent { units: 1, in_flight: 1, flights: 1, phase: None }, DEADLINE);
+        let before = window.units();
         for _ in 0..30 {
-            let in_flight = pace.window();
-            pace.record_limit();
-            pace.record(45 * MS, Sent { units: pace.room(0, 64), in_flight, flights: 1, phase: None }, DEADLINE);
+            let in_flight = window.units();
+            window.record_limit();
+            window.record(45 * MS, Sent { units: window.room(0, 64), in_flight, flights: 1, phase: None }, DEADLINE);
         }
-        assert!(pace.window() < before / 10 * 9, "{}", pace.window());
+        assert!(window.units() < before / 10 * 9, "{}", window.units());
     }
 
     /// Plays ten seconds of calls over a window that is full. A call takes `base`, and `each` for each request in
     /// flight.
-    fn play(base: Duration, each: Duration) -> Pace {
-        let (mut pace, began) = (Pace::new(), Instant::now());
+    fn play(base: Duration, each: Duration) -> LoadWindow {
+        let (mut window, began) = (LoadWindow::new(), Instant::now());
         let clock = StoreClock::new(Timestamp::from_micros(1 << 50), began);
         let mut now = began;
         while now < began + 10_000 * MS {
             let phase = Some(clock.phase(now, DEADLINE));
-            pace.enter(phase, DEADLINE);
-            let in_flight = pace.window();
+            window.enter(phase, DEADLINE);
+            let in_flight = window.units();
             let took = base + each * u32::try_from(in_flight).unwrap();
-            pace.record_limit();
-            pace.record(took, Sent { units: pace.room(0, 64), in_flight, flights: 8, phase }, DEADLINE);
+            window.record_limit();
+            window.record(took, Sent { units: window.room(0, 64), in_flight, flights: 8, phase }, DEADLINE);
             now += took / 8;
         }
-        pace
+        window
     }
 
     #[test]
     fn calls_that_others_make_long_do_not_shrink_the_window() {
-        let free = play(48 * MS, Duration::ZERO).window();
+        let free = play(48 * MS, Duration::ZERO).units();
         assert!(free > 4 * WINDOW, "{free}");
         let full = play(Duration::ZERO, MS).window.div_ceil(PART);
         assert!((25..45).contains(&full), "{full} requests of a millisecond");
@@ -414,23 +414,23 @@ mod tests {
     /// Its round trip alone takes more than seven tenths of the deadline.
     #[test]
     fn far_store_has_a_window_as_well() {
-        let mut pace = Pace::new();
-        pace.record(44 * MS, Sent { units: 1, in_flight: 1, flights: 1, phase: None }, DEADLINE);
-        let before = pace.window();
-        full(&mut pace, 100, 44 * MS);
-        assert!(pace.window() > before, "{}", pace.window());
+        let mut window = LoadWindow::new();
+        window.record(44 * MS, Sent { units: 1, in_flight: 1, flights: 1, phase: None }, DEADLINE);
+        let before = window.units();
+        full(&mut window, 100, 44 * MS);
+        assert!(window.units() > before, "{}", window.units());
     }
 
     #[test]
     fn extreme_calls_overflow_nothing() {
         for took in [Duration::ZERO, Duration::MAX] {
             for deadline in [MS, 60_000 * MS] {
-                let mut pace = Pace::new();
+                let mut window = LoadWindow::new();
                 for number in 0..1_000 {
                     let sent = Sent { units: number, in_flight: number, flights: number as usize, phase: None };
-                    pace.record(if number % 3 == 0 { took } else { MS }, sent, deadline);
-                    assert!((WINDOW_MIN..=WINDOW_MAX).contains(&pace.window()));
-                    assert!(pace.needed(deadline) <= 5 * deadline);
+                    window.record(if number % 3 == 0 { took } else { MS }, sent, deadline);
+                    assert!((WINDOW_MIN..=WINDOW_MAX).contains(&window.units()));
+                    assert!(window.needed(deadline) <= 5 * deadline);
                 }
             }
         }
