@@ -99,7 +99,7 @@ fn wrong_setting_ends_the_program_with_its_name() {
     folder.write("settings", "listen = 127.0.0.1:0\nlissten = 1\n");
     folder.write("pace.yaml", "rules: [{name: a, quota: 1 MB per second, key: client-ip, pace: responses}]\n");
     for (arguments, code, said) in [
-        (&["pace.yaml"][..], 1, "sees only the heads of requests"),
+        (&["pace.yaml"][..], 1, "this program sees only heads"),
         (&["wrong.yaml"], 1, "wrong.yaml:1:26"),
         (&["places.yaml"], 1, "a proxy does not say when a request has ended"),
         (&["missing.yaml"], 1, "missing.yaml"),

@@ -191,19 +191,23 @@ impl Link {
         until: Instant,
         slot: SlotState,
     ) -> Result<RedisReply, CallFailure> {
+        let address = std::ptr::from_ref(call.script).addr();
+        // Of the first calls one may be answered before another one is told that the script was not known.
+        let had_run = self.has_run.load(Ordering::Relaxed) == address;
         match self.evaluate("EVALSHA", &call.script.sha, call, until, slot).await {
             Err(CallFailure { cause: Cause::NoScript, .. }) => {
-                self.record_forgotten(call.script);
+                if had_run {
+                    self.record_forgotten(address);
+                }
                 self.evaluate("EVAL", call.script.text, call, until, slot).await
             }
             answer => answer,
         }
     }
 
-    /// Records that the server does not know a script. If it has run it before, it was restarted or is another server,
-    /// which may have no data. Calls that were under way at that time get the same answer.
-    fn record_forgotten(&self, script: &'static Script) {
-        let address = std::ptr::from_ref(script).addr();
+    /// Records that the server does not know the script at this address, which it has run: it was restarted or is
+    /// another server, which may have no data. Calls that were under way at that time get the same answer.
+    fn record_forgotten(&self, address: usize) {
         if self.has_run.compare_exchange(address, 0, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return;
         }
