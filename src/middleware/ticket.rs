@@ -116,32 +116,33 @@ pub(super) struct Ticket {
 /// The policies that pace the bodies of a request. Boxed and dropped out of line, because most requests have none, and
 /// their way is longer by each instruction that drops some (`benches/instructions`).
 #[derive(Default)]
-#[expect(clippy::box_collection, reason = "a ticket is moved often")]
-pub(super) struct PacedBodiesBy(Option<Box<Vec<PacedBy>>>);
+pub(super) struct PacedBodiesBy(Option<Box<PacedList>>);
+
+#[derive(Default)]
+struct PacedList(Vec<PacedBy>);
 
 impl PacedBodiesBy {
     pub(super) fn add(&mut self, by: impl Iterator<Item = PacedBy>) {
-        self.0.get_or_insert_default().extend(by);
+        self.0.get_or_insert_default().0.extend(by);
     }
 
     /// Returns the policies. `None` if no rule paces bodies of the request.
     #[inline]
     pub(super) fn get(&self) -> Option<&[PacedBy]> {
-        self.0.as_ref().map(|by| by.as_slice())
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn drop_some(&mut self) {
-        self.0 = None;
+        self.0.as_ref().map(|by| by.0.as_slice())
     }
 }
 
 impl Drop for PacedBodiesBy {
     #[inline]
     fn drop(&mut self) {
-        if self.0.is_some() {
-            self.drop_some();
+        #[cold]
+        #[inline(never)]
+        fn drop_some(by: Box<PacedList>) {
+            drop(by);
+        }
+        if let Some(by) = self.0.take() {
+            drop_some(by);
         }
     }
 }
