@@ -11,7 +11,8 @@
 //! 1. Add a constructor to `Headers` in `definition.rs`. It lists the names and their contents.
 //!    The names are constants of `src/base/header_names.rs`, in lower case. Most formats need nothing else,
 //!    because the existing contents suffice. A word in a name that clients do not know yet goes into
-//!    `WORDS` there: it also tells which headers describe one quota.
+//!    `WORDS` there, which is read in names with `ratelimit` or `rate-limit`: it also tells which headers
+//!    describe one quota.
 //! 2. If a header reports something new, add a variant to `Single` in `content.rs` and render it
 //!    in `PreparedHeaders::single` in `prepared.rs`. `Text` and `integer` are in `text.rs`; longer
 //!    writers are in `ietf.rs` and `reset.rs`. Use `view.remaining()`: it is 0 for a policy that
@@ -29,7 +30,7 @@
 //!    `write.rs` keeps of the decision. Return `false` if it reads anything else of the decision, or the clock.
 //! 6. Add its expected headers to `src/headers/tests/formats.rs` and `src/headers/tests/merging.rs`, and a case
 //!    to `headers_parse_as_structured_fields` in `src/headers/tests/properties.rs`; a format that reports what
-//!    remains also to `merged_single_values_have_one_source`.
+//!    remains also to `merged_single_values_have_one_source`: raise the bound of its `format`, too.
 
 mod content;
 mod definition;
