@@ -243,59 +243,25 @@ impl FleetChange {
 
 /// The setting of a target, who made it, when and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FleetEntry {
-    pub(super) target: FleetTarget,
-    pub(super) value: Box<str>,
-    pub(super) until: Option<Timestamp>,
-    pub(super) revision: u64,
-    pub(super) at: Timestamp,
-    pub(super) by: Box<str>,
-    pub(super) why: Box<str>,
+    /// The target.
+    pub target: FleetTarget,
+    /// The value as text.
+    pub value: Box<str>,
+    /// When it ends. `None` if it stays until somebody ends it.
+    pub until: Option<Timestamp>,
+    /// The revision that set it.
+    pub revision: u64,
+    /// When it was set.
+    pub at: Timestamp,
+    /// The person or program that set it.
+    pub by: Box<str>,
+    /// The reason that was given.
+    pub why: Box<str>,
 }
 
 impl FleetEntry {
-    /// Returns the target.
-    #[must_use]
-    pub fn target(&self) -> &FleetTarget {
-        &self.target
-    }
-
-    /// Returns the value as text.
-    #[must_use]
-    pub fn value(&self) -> &str {
-        &self.value
-    }
-
-    /// Returns when it ends. `None` if it stays until somebody ends it.
-    #[must_use]
-    pub fn until(&self) -> Option<Timestamp> {
-        self.until
-    }
-
-    /// Returns the revision that set it.
-    #[must_use]
-    pub fn revision(&self) -> u64 {
-        self.revision
-    }
-
-    /// Returns when it was set.
-    #[must_use]
-    pub fn at(&self) -> Timestamp {
-        self.at
-    }
-
-    /// Returns who set it.
-    #[must_use]
-    pub fn by(&self) -> &str {
-        &self.by
-    }
-
-    /// Returns why.
-    #[must_use]
-    pub fn why(&self) -> &str {
-        &self.why
-    }
-
     pub(super) fn holds(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| now < until)
     }
@@ -303,61 +269,24 @@ impl FleetEntry {
 
 /// An action that was done, for those who ask later.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FleetAction {
-    pub(super) revision: u64,
+    /// The revision that it made.
+    pub revision: u64,
     /// A part of the version that the action made, by which its process finds it.
     pub(super) tag: u64,
-    pub(super) at: Timestamp,
-    pub(super) by: Box<str>,
-    pub(super) why: Box<str>,
-    pub(super) target: FleetTarget,
-    /// The value, cut if it is long. `None` if the entry was ended.
-    pub(super) value: Option<Box<str>>,
-    pub(super) until: Option<Timestamp>,
-}
-
-impl FleetAction {
-    /// Returns the revision that it made.
-    #[must_use]
-    pub fn revision(&self) -> u64 {
-        self.revision
-    }
-
-    /// Returns when.
-    #[must_use]
-    pub fn at(&self) -> Timestamp {
-        self.at
-    }
-
-    /// Returns who.
-    #[must_use]
-    pub fn by(&self) -> &str {
-        &self.by
-    }
-
-    /// Returns why.
-    #[must_use]
-    pub fn why(&self) -> &str {
-        &self.why
-    }
-
-    /// Returns what was changed.
-    #[must_use]
-    pub fn target(&self) -> &FleetTarget {
-        &self.target
-    }
-
-    /// Returns the value that was set, cut to 512 bytes. `None` if the entry was ended.
-    #[must_use]
-    pub fn value(&self) -> Option<&str> {
-        self.value.as_deref()
-    }
-
-    /// Returns when the entry ends, if it was set for a time.
-    #[must_use]
-    pub fn until(&self) -> Option<Timestamp> {
-        self.until
-    }
+    /// When it was done.
+    pub at: Timestamp,
+    /// The person or program that did it.
+    pub by: Box<str>,
+    /// The reason that was given.
+    pub why: Box<str>,
+    /// The target that was changed.
+    pub target: FleetTarget,
+    /// The value that was set, cut to 512 bytes. `None` if the entry was ended.
+    pub value: Option<Box<str>>,
+    /// When the entry ends, if it was set for a time.
+    pub until: Option<Timestamp>,
 }
 
 pub(super) fn invalid(message: impl Into<String>) -> FleetError {

@@ -41,24 +41,24 @@ fn push_time(object: &mut Object<'_>, name: &str, at: Option<Timestamp>) {
 
 fn push_entry(json: &mut String, entry: &FleetEntry) {
     let mut object = Object::begin(json);
-    push_target(&mut object, entry.target());
-    object.text("value", entry.value());
-    push_time(&mut object, "until", entry.until());
-    object.plain("revision", entry.revision());
-    object.text("at", &Utc(entry.at()).to_string());
-    object.text("by", entry.by());
-    object.text("why", entry.why());
+    push_target(&mut object, &entry.target);
+    object.text("value", &entry.value);
+    push_time(&mut object, "until", entry.until);
+    object.plain("revision", entry.revision);
+    object.text("at", &Utc(entry.at).to_string());
+    object.text("by", &entry.by);
+    object.text("why", &entry.why);
     object.end();
 }
 
 fn push_action(json: &mut String, action: &FleetAction) {
     let mut object = Object::begin(json);
-    object.plain("revision", action.revision());
-    object.text("at", &Utc(action.at()).to_string());
-    object.text("by", action.by());
-    object.text("why", action.why());
-    push_target(&mut object, action.target());
-    object.text_or_null("value", action.value());
-    push_time(&mut object, "until", action.until());
+    object.plain("revision", action.revision);
+    object.text("at", &Utc(action.at).to_string());
+    object.text("by", &action.by);
+    object.text("why", &action.why);
+    push_target(&mut object, &action.target);
+    object.text_or_null("value", action.value.as_deref());
+    push_time(&mut object, "until", action.until);
     object.end();
 }

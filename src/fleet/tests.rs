@@ -140,7 +140,7 @@ async fn change_is_in_force_everywhere_after_a_second() {
         assert_eq!((mode.get(), quota.get()), (Mode::Enforce, Quota::per_minute(10)));
         assert!(overrides.is_empty() && plans.is_empty() && access.is_empty());
     }
-    let actions: Vec<_> = here.actions().iter().map(|action| (action.revision(), action.by().to_owned())).collect();
+    let actions: Vec<_> = here.actions().iter().map(|action| (action.revision, action.by.to_string())).collect();
     assert_eq!((actions.len(), &*actions[0].1, &*actions[11].1), (12, "bob", "alice"));
 }
 
@@ -312,7 +312,7 @@ async fn file_keeps_what_was_set_over_a_restart() {
     }
     let fleet = Fleet::in_file(&path).await.unwrap();
     assert_eq!(fleet.mode("client", Mode::Enforce).get(), Mode::Shadow);
-    assert_eq!((fleet.in_force().revision, fleet.entries()[0].why()), (2, "again"));
+    assert_eq!((fleet.in_force().revision, &*fleet.entries()[0].why), (2, "again"));
     std::fs::write(&path, "no such form").unwrap();
     assert!(Fleet::in_file(&path).await.is_err());
     std::fs::remove_dir_all(folder).unwrap();
@@ -347,7 +347,7 @@ async fn pushed_rules_are_in_force_until_they_are_rolled_back() {
     push(quota(3)).await.unwrap();
     second().await;
     assert_eq!(limits(), [3, 3]);
-    // What the process itself reads waits for its time.
+    // Rules that the process reads itself wait while those of operators are in force.
     rules[1].replace(quota(9)).unwrap();
     assert!(rules[1].replace("rules: [{name: a}]").is_err());
     assert_eq!(limits(), [3, 3]);
@@ -423,7 +423,7 @@ rules:
     change(FleetChange::end(watched)).await;
     change(FleetChange::end(raised)).await;
     assert!(!passes(1, "192.0.2.2").await && !passes(1, "192.0.2.1").await);
-    // What an operator says of a client counts before the file.
+    // An operator's entry for a client counts before that of the file.
     assert!(passes(1, "198.51.100.1").await);
     let blocked = change(FleetChange::network("rules", "198.51.100.0/24", Access::Deny).unwrap()).await;
     assert!(!passes(1, "198.51.100.1").await);

@@ -111,7 +111,7 @@ impl FleetView {
     pub(super) fn new(fleet: &Fleet, stats: &Stats) -> Self {
         let in_force = fleet.in_force();
         let row = |entry: &FleetEntry| {
-            let target = entry.target();
+            let target = &entry.target;
             let subject = match target.key() {
                 Some(key) => {
                     let (fingerprint, name) = stats.shown(&key);
@@ -123,10 +123,10 @@ impl FleetView {
                 kind: target.kind().as_str(),
                 name: target.name().to_owned(),
                 subject,
-                value: cut(entry.value(), FLEET_VALUE_MAX).to_owned(),
-                until: entry.until(),
-                by: entry.by().to_owned(),
-                why: entry.why().to_owned(),
+                value: cut(&entry.value, FLEET_VALUE_MAX).to_owned(),
+                until: entry.until,
+                by: entry.by.to_string(),
+                why: entry.why.to_string(),
             }
         };
         Self {

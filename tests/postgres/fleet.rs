@@ -1,4 +1,4 @@
-//! What operators set for all processes, kept in PostgreSQL.
+//! Operators' settings for all processes, kept in PostgreSQL.
 
 use super::limiter;
 use super::support::fleet::{Process, check_changes, deny, until_all};

@@ -1,4 +1,4 @@
-//! What operators set for all processes, kept in Redis.
+//! Operators' settings for all processes, kept in Redis.
 
 use super::support::fleet::{Process, check_changes, deny, until_all};
 use super::*;

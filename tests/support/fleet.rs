@@ -1,4 +1,4 @@
-//! What operators set, in several processes with one store: each process is a limiter of its own here.
+//! Operators' settings in several processes with one store. Each process is a limiter of its own here.
 
 use std::time::Duration;
 

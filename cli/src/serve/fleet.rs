@@ -1,4 +1,4 @@
-//! What operators set for all processes, over HTTP.
+//! Operators' settings for all processes, over HTTP.
 //!
 //! | request | answer |
 //! |---|---|

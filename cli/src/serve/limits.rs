@@ -25,7 +25,7 @@ pub(crate) type Layer = RateLimitLayer<AnyLimiter>;
 pub(crate) struct Limits {
     pub(crate) limiter: AnyLimiter,
     pub(crate) form: Form,
-    /// What operators set for all processes.
+    /// The operators' settings for all processes.
     pub(crate) fleet: Option<Fleet>,
     pub(crate) headers: Headers,
     /// The networks whose members may ask, and are believed.

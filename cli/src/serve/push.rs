@@ -15,7 +15,7 @@ use crate::{exit, files};
 /// The time in which the store has to answer.
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// Who acts, and why.
+/// The person or program that acts, and the reason.
 #[derive(clap::Args)]
 struct Author {
     /// Your name, which is kept with the change

@@ -1,4 +1,4 @@
-//! What operators set for all processes: several servers with one Redis, and one with a file.
+//! Operators' settings for all processes: several servers with one Redis, and one with a file.
 
 use std::process::Command;
 use std::time::Instant;

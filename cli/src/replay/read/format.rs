@@ -676,7 +676,7 @@ impl Reader {
         if is_of_other_logger(text) || is_of_caddy() {
             return Read::Other;
         }
-        // What a program writes behind Heroku's router is not a request, or one that the router has logged.
+        // A line of a program behind Heroku's router is not a request, or is one that the router has logged.
         if matches!(format.lines, Lines::Pairs(_)) && source.is_some() && !text.starts_with(b"at=") {
             return Read::Other;
         }
