@@ -38,6 +38,9 @@ const CALL: Duration = Duration::from_secs(2);
 /// The number of times that a change is tried while others change something, or calls are lost.
 const TRIES: usize = 50;
 
+/// The longest time of all these tries.
+const CHANGE: Duration = Duration::from_secs(10);
+
 /// The pause after a call that was lost.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -247,7 +250,7 @@ impl Fleet {
     /// this returns, and in the other processes a second later. `by` and `why` are kept with them.
     ///
     /// If others change something at the same time, the changes are made on what they left. If an answer is lost, it is
-    /// found out whether the changes were made.
+    /// found out whether the changes were made. It returns within ten seconds.
     ///
     /// # Errors
     /// See [`FleetErrorKind`].
@@ -275,6 +278,18 @@ impl Fleet {
     }
 
     async fn make(
+        &self,
+        by: &str,
+        why: &str,
+        changes: impl Fn(&FleetDocument) -> Result<Vec<FleetChange>, FleetError>,
+    ) -> Result<u64, FleetError> {
+        timeout(CHANGE, self.try_to_make(by, why, changes)).await.unwrap_or_else(|_| {
+            let message = format!("it was not found out within {CHANGE:?} whether the change was made");
+            Err(FleetError::new(FleetErrorKind::Unavailable, message))
+        })
+    }
+
+    async fn try_to_make(
         &self,
         by: &str,
         why: &str,

@@ -24,6 +24,8 @@ enum Fault {
     LostAnswers,
     /// The call has no answer.
     Silent,
+    /// A swap and all calls after it have no answer.
+    SilentFromSwap,
 }
 
 #[derive(Default)]
@@ -49,6 +51,10 @@ impl InMemory {
         match fault {
             Fault::Away => return Err("the store is away".into()),
             Fault::Silent => std::future::pending().await,
+            Fault::SilentFromSwap => {
+                self.set_fault(Fault::Silent);
+                std::future::pending().await
+            }
             Fault::None | Fault::LostAnswers => {}
         }
         let done = run(&mut lock(&self.0));
@@ -66,7 +72,8 @@ impl SharedText for InMemory {
         // Reading is not lost, so that a lost answer to a swap is found out.
         Box::pin(async move {
             let fault = lock(&self.0).fault;
-            if fault == Fault::LostAnswers { Ok(load(&mut lock(&self.0))) } else { self.run(load).await }
+            let is_read = matches!(fault, Fault::LostAnswers | Fault::SilentFromSwap);
+            if is_read { Ok(load(&mut lock(&self.0))) } else { self.run(load).await }
         })
     }
 
@@ -185,6 +192,17 @@ async fn change_whose_answer_is_lost_is_made_once() {
     text.set_fault(Fault::LostAnswers);
     assert_eq!(here.change("alice", "", shadow()).await.unwrap(), 1);
     assert_eq!((lock(&text.0).swaps, here.actions().len()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_ends_although_the_store_falls_silent() {
+    let (text, _, [here, _]) = processes().await;
+    here.mode("client", Mode::Enforce);
+    text.set_fault(Fault::SilentFromSwap);
+    let began = tokio::time::Instant::now();
+    let error = here.change("alice", "", shadow()).await.unwrap_err();
+    assert_eq!(error.kind(), FleetErrorKind::Unavailable, "{error}");
+    assert!(began.elapsed() <= Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
