@@ -435,7 +435,7 @@ impl RulesEvent {
     }
 }
 
-/// Something that happened to what operators set for all processes.
+/// Something that happened to the operators' settings for all processes.
 ///
 /// With the feature `tracing`, each is also written as an event of the target `tower_ratelimit`, with or without an
 /// observer: [`Unreadable`](Self::Unreadable) at the level `WARN`, the others at `INFO`.
@@ -494,18 +494,18 @@ impl FleetEvent {
                 target: "tower_ratelimit",
                 event = "fleet-in-force",
                 revision,
-                "revision {revision} of what operators set is in force"
+                "revision {revision} of the operators' settings is in force"
             ),
             Self::Unreadable { error } => tracing::warn!(
                 target: "tower_ratelimit",
                 event = "fleet-unreadable",
-                "what operators set cannot be read, and stays as it was: {error}"
+                "the operators' settings cannot be read, and stay as they were: {error}"
             ),
             Self::Readable { revision } => tracing::info!(
                 target: "tower_ratelimit",
                 event = "fleet-readable",
                 revision,
-                "what operators set can be read again"
+                "the operators' settings can be read again"
             ),
         });
     }

@@ -357,7 +357,7 @@ impl fmt::Debug for Observed<'_> {
 /// | | a limiter's errors, as [`Failed`](LimiterEvent::Failed) | a layer | its own |
 /// | [`on_rules`](Self::on_rules) | rules of a file that a layer follows | a layer | its own |
 /// | [`on_rules_event`](Self::on_rules_event) | rules of a file that are loaded or refused | the rules | those of the layers that use the rules |
-/// | [`on_fleet_event`](Self::on_fleet_event) | what operators set for all processes | the fleet | those of `Fleet::observe` |
+/// | [`on_fleet_event`](Self::on_fleet_event) | the operators' settings for all processes | the fleet | those of `Fleet::observe` |
 ///
 /// A layer hands its observer on to its limiter when it is used first.
 ///
@@ -506,7 +506,7 @@ pub trait Observer: Send + Sync {
         let _ = event;
     }
 
-    /// Called when what operators set for all processes came into force, or could not be read.
+    /// Called when the operators' settings for all processes came into force, or could not be read.
     fn on_fleet_event(&self, event: &FleetEvent) {
         let _ = event;
     }

@@ -1,4 +1,4 @@
-//! The handle of what operators set: the task that reads it, and the changes.
+//! The handle of the operators' settings: the task that reads it, and the changes.
 
 use std::fmt;
 use std::path::Path;
@@ -112,8 +112,9 @@ pub struct FleetInForce {
 }
 
 impl Fleet {
-    /// Keeps what operators set beside the states of a limiter: in its Redis, or its store. Reads it at once, and then
-    /// once a second. **Keep the fleet or a clone of it**: when the last one is dropped, all values stay as they are.
+    /// Keeps the operators' settings beside the states of a limiter: in its Redis, or its store. Reads them at once,
+    /// and then once a second. **Keep the fleet or a clone of it**: when the last one is dropped, all values stay as
+    /// they are.
     ///
     /// If the store does not answer, nothing is set until it does.
     ///
@@ -127,7 +128,7 @@ impl Fleet {
         Self::over(text, Arc::new(CalendarClock)).await
     }
 
-    /// Keeps what operators set in a file, so that it survives restarts. The file belongs to one process.
+    /// Keeps the operators' settings in a file, so that they survive restarts. The file belongs to one process.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read, or there is no tokio runtime.
@@ -139,7 +140,7 @@ impl Fleet {
         }
     }
 
-    /// Keeps what operators set in this text.
+    /// Keeps the operators' settings in this text.
     pub(super) async fn over(text: Arc<dyn SharedText>, clock: Arc<dyn Clock>) -> Result<Self, FleetError> {
         let Ok(runtime) = Handle::try_current() else {
             return Err(FleetError::new(FleetErrorKind::Unsupported, "a fleet is made within a tokio runtime"));

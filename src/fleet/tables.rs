@@ -1,4 +1,4 @@
-//! The modes, quotas, overrides and lists that the program took, which follow what operators set.
+//! The modes, quotas, overrides and lists that the program took, which follow the operators' settings.
 
 #[cfg(feature = "rules")]
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub(super) enum FleetTable {
 /// Rules that follow what operators put in force.
 #[cfg(feature = "rules")]
 pub(crate) trait FollowFleet: Send + Sync {
-    /// Puts a text in force, or without one the rules of the file, with what operators set for its rules.
+    /// Puts a text in force, or without one the rules of the file, with the operators' settings for its rules.
     fn follow_fleet(&self, text: Option<&str>, settings: FleetRuleSettings);
 
     /// Returns whether operators can set something for a rule of this name.

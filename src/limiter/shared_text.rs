@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::BoxError;
 use crate::limiter::reply::BoxFuture;
 
-/// A text that all processes with one store share: what operators set for all of them.
+/// A text that all processes with one store share: the operators' settings for all of them.
 /// [`LimiterHooks::shared_text`](crate::limiter::LimiterHooks::shared_text) returns that of a limiter's store, and
 /// `fleet::Fleet` keeps it.
 ///

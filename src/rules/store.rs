@@ -376,7 +376,7 @@ impl RulesState {
         }
     }
 
-    /// Returns whether the rules in force were made with what operators set now.
+    /// Returns whether the rules in force were made with the present settings of operators.
     fn has_settings(&self) -> bool {
         #[cfg(feature = "tokio")]
         return self.in_force.settings.is_alike(&self.settings);

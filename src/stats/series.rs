@@ -202,7 +202,7 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     let fleet = events.fleet();
     let gauges: [Metric<OfFleet>; 3] = [
         ("ratelimit_fleet_revision", "Changes that operators made for all processes.", |(revision, ..)| revision),
-        ("ratelimit_fleet_hash", "Hash of what operators set, the same in all processes.", |(_, hash, _)| hash),
+        ("ratelimit_fleet_hash", "Hash of the operators' settings, the same in all processes.", |(_, hash, _)| hash),
         ("ratelimit_fleet_since_timestamp_seconds", "When it came into force in this process.", |(.., since)| {
             since.as_micros() / 1_000_000
         }),
@@ -211,7 +211,7 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
         to.begin(name, MetricKind::Gauge, help);
         fleet.in_force.into_iter().for_each(|in_force| to.sample(&[], value(in_force)));
     }
-    to.begin("ratelimit_fleet_unreadable", MetricKind::Gauge, "1 while what operators set cannot be read.");
+    to.begin("ratelimit_fleet_unreadable", MetricKind::Gauge, "1 while the operators' settings cannot be read.");
     fleet.in_force.into_iter().for_each(|_| to.sample(&[], u64::from(fleet.is_unreadable)));
 
     to.begin(

@@ -426,9 +426,9 @@ impl Stats {
     /// | `ratelimit_rules_hash` | gauge | | hash of the rules in force. Processes with the same rules have the same, see [the guide](crate::guide::observing#the-same-rules-in-all-processes) |
     /// | `ratelimit_rules_loaded_timestamp_seconds` | gauge | | when the rules in force were loaded |
     /// | `ratelimit_fleet_revision` | gauge | | number of changes that operators made for [all processes](crate::fleet), as far as this one has them |
-    /// | `ratelimit_fleet_hash` | gauge | | hash of what operators set, the same in all processes that have the same |
+    /// | `ratelimit_fleet_hash` | gauge | | hash of the operators' settings, the same in all processes that have the same |
     /// | `ratelimit_fleet_since_timestamp_seconds` | gauge | | when that revision came into force in this process |
-    /// | `ratelimit_fleet_unreadable` | gauge | | 1 while what operators set cannot be read |
+    /// | `ratelimit_fleet_unreadable` | gauge | | 1 while the operators' settings cannot be read |
     /// | `ratelimit_setup_warnings_total` | counter | `kind` | [setup warnings](crate::observe::SetupWarning) |
     #[must_use]
     pub fn to_prometheus(&self) -> String {

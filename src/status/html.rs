@@ -113,7 +113,7 @@ fn problems(html: &mut String, view: &PageView) -> fmt::Result {
         write!(html, "<pre class=\"bad\"><b>The file of rules was refused.</b>\n{}</pre>", HtmlText(error))?;
     }
     if let Some(error) = view.fleet.as_ref().and_then(|fleet| fleet.error.as_ref()) {
-        let said = "What operators set for all processes cannot be read. What is known stays in force.";
+        let said = "The operators' settings cannot be read. The last known ones stay in force.";
         write!(html, "<pre class=\"bad\"><b>{said}</b>\n{}</pre>", HtmlText(error))?;
     }
     let events = view.stats.events();
@@ -239,7 +239,7 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
     Ok(())
 }
 
-/// Writes what operators set for all processes.
+/// Writes the operators' settings for all processes.
 fn fleet(html: &mut String, view: &PageView) -> fmt::Result {
     let Some(fleet) = view.fleet.as_ref().filter(|fleet| !fleet.entries.is_empty()) else { return Ok(()) };
     html.push_str(

@@ -164,14 +164,14 @@ impl Observer for Watcher {
         self.stats.on_fleet_event(event);
         match event {
             FleetEvent::InForce { revision, .. } => {
-                let message = format!("revision {revision} of what operators set is in force");
+                let message = format!("revision {revision} of the operators' settings is in force");
                 self.log.write(Level::Info, "fleet-in-force", message, &[("revision", &revision.to_string())]);
             }
             FleetEvent::Unreadable { error, .. } => {
-                let message = "what operators set cannot be read, and stays as it was";
+                let message = "the operators' settings cannot be read, and stay as they were";
                 self.log.write(Level::Warn, "fleet-unreadable", message, &[("error", error)]);
             }
-            FleetEvent::Readable { .. } => self.log.info("fleet-readable", "what operators set can be read again"),
+            FleetEvent::Readable { .. } => self.log.info("fleet-readable", "the operators' settings can be read again"),
             _ => {}
         }
     }

@@ -62,7 +62,7 @@ pub(crate) struct Options {
 
     #[command(flatten)]
     pub(crate) store: StoreOptions,
-    /// The file in which a limiter in memory keeps what operators set. With --redis or --postgres it is kept there
+    /// The file in which a limiter in memory keeps the operators' settings. With --redis or --postgres they are kept there
     #[arg(long, value_name = "FILE", env = "TOWER_RATELIMIT_FLEET")]
     pub(crate) fleet: Option<PathBuf>,
     /// The answer to requests while Redis or PostgreSQL is away: `deny`, `allow` or `allow-always`

@@ -5,8 +5,8 @@ use super::Bound;
 use super::lists::client_list;
 use crate::fleet::FleetRuleSettings;
 
-/// Sets what operators set. Their access list is asked before that of the file. Limits of a file in Envoy's form have
-/// no names to set anything by.
+/// Applies the operators' settings. Their access list is asked before that of the file. Limits of a file in Envoy's
+/// form have no names to set anything by.
 pub(in crate::rules) fn operate(bound: &mut Bound, settings: &FleetRuleSettings, names: &Names) {
     if let Some(clients) = &settings.clients {
         bound.lists.insert(0, client_list(clients.clone(), names));

@@ -19,7 +19,7 @@ const LAYERS: &[Layer] = &[
     ("the crate's root, the guide, and the suite for limiters", &["lib.rs", "observe.rs", "guide/", "conformance/"]),
     ("the status page", &["status/"]),
     ("rules in a file", &["rules/"]),
-    ("what operators set for all processes", &["fleet/"]),
+    ("the operators' settings for all processes", &["fleet/"]),
     ("clients", &["client/"]),
     (
         "middleware: the layer",
