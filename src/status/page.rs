@@ -230,8 +230,8 @@ impl StatusPage {
         self
     }
 
-    /// Shows the operators' settings for [all processes](crate::fleet), who made them and why, which revision this process
-    /// has, and why the store does not answer.
+    /// Shows the operators' settings for [all processes](crate::fleet), who made them and why, which revision this
+    /// process has, and why the store does not answer.
     #[cfg(feature = "tokio")]
     #[must_use]
     pub fn fleet(mut self, fleet: &crate::fleet::Fleet) -> Self {
