@@ -63,7 +63,7 @@ const IDLE_US: u64 = 200_000;
 const PAUSE_US: u64 = 100_000;
 
 /// The number of calls in a row that may fail before the bodies that wait are ended: within three
-/// seconds.
+/// seconds. Bodies that join later are ended by the next call if it fails, too.
 const FAILURES_MAX: u32 = 5;
 
 /// The source of an account's units: a limiter, under a policy and a key.
