@@ -30,7 +30,7 @@
 //!    `write.rs` keeps of the decision. Return `false` if it reads anything else of the decision, or the clock.
 //! 6. Add its expected headers to `src/headers/tests/formats.rs` and `src/headers/tests/merging.rs`, and a case
 //!    to `headers_parse_as_structured_fields` in `src/headers/tests/properties.rs`; a format that reports what
-//!    remains also to `merged_single_values_have_one_source`: raise the bound of its `format`, too.
+//!    remains also to `merged_single_values_have_one_source`.
 
 mod content;
 mod definition;

@@ -238,26 +238,27 @@ proptest! {
     fn merged_single_values_have_one_source(
         existing in proptest::collection::vec((0_usize..12, any_value()), 0..8),
         remaining in 0_u64..100,
-        format in 0_usize..7,
+        format in any::<proptest::sample::Index>(),
         status in prop_oneof![Just(200_u16), Just(429)],
     ) {
         const NAMES: [&str; 12] = [
             "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-used-tokens", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "x-ratelimit-used", "x-ratelimit-resource",
             "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset", "retry-after",
         ];
-        let format = match format {
-            0 => Headers::x_rate_limit(ResetEncoding::DeltaSeconds),
-            1 => Headers::github().and(Headers::draft_06()),
-            2 => Headers::x_rate_limit(ResetEncoding::ImfDate).and(Headers::github()),
-            3 => Headers::github().and(families::family("tokens")),
-            4 => Headers::legacy(LegacyHeaders::new().used("x-ratelimit-used")).unwrap().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds)),
-            5 => Headers::x_rate_limit(ResetEncoding::DeltaSeconds).and(Headers::github().send(When::OnRefusal)),
-            _ => Headers::draft_06().and(Headers::draft_11()),
-        };
+        let formats = [
+            Headers::x_rate_limit(ResetEncoding::DeltaSeconds),
+            Headers::github().and(Headers::draft_06()),
+            Headers::x_rate_limit(ResetEncoding::ImfDate).and(Headers::github()),
+            Headers::github().and(families::family("tokens")),
+            Headers::legacy(LegacyHeaders::new().used("x-ratelimit-used")).unwrap().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds)),
+            Headers::x_rate_limit(ResetEncoding::DeltaSeconds).and(Headers::github().send(When::OnRefusal)),
+            Headers::draft_06().and(Headers::draft_11()),
+        ];
+        let format = format.get(&formats);
         let existing: Vec<(&'static str, Vec<u8>)> = existing.into_iter().map(|(at, value)| (NAMES[at], value)).collect();
         let decision = if status == 200 { allowed(100, remaining, secs(30)) } else { denied(100, secs(30)) };
-        let ours = merged(&format, &hundred(), &decision, &[]);
-        let merged = merged(&format, &hundred(), &decision, &existing);
+        let ours = merged(format, &hundred(), &decision, &[]);
+        let merged = merged(format, &hundred(), &decision, &existing);
         let theirs: HeaderMap = existing.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap())).collect();
         for (start, end) in [("x-ratelimit-", ""), ("x-ratelimit-", "-tokens"), ("ratelimit-", "")] {
             let of = |headers: &HeaderMap| -> Vec<(String, HeaderValue)> {
