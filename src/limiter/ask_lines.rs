@@ -2,12 +2,13 @@
 //!
 //! A line is for one policy's name and one key. Its first caller asks the limiter. If the limiter
 //! denies it, it asks again at the instant that the limiter named, and no other caller asks before.
-//! When it is admitted, the next one asks: at once if the decision left enough for it, and
+//! When it is admitted, the next caller asks: at once if the decision left enough units, and
 //! otherwise when the next unit comes. So an admission takes one call of the limiter, or two if
 //! something else charged the key meanwhile.
 //!
 //! A wait that a store names begins when the store decides, and the next call takes time to arrive.
-//! So the next caller asks a round trip earlier. Otherwise a store that is far would slow each line.
+//! So the next caller asks a round trip earlier. Otherwise a distant store would slow each line
+//! down.
 //!
 //! Several callers ask at once if the last decision left enough units for all of them. Otherwise a
 //! remote limiter would be asked only once in a round trip. Before the first decision, the line
@@ -27,8 +28,8 @@
 //! # Callers that do not run
 //!
 //! A caller's future may not be polled any more. If the first caller does not ask in time, the next
-//! one does, and passes it over. A caller that is passed over keeps its turn: it is the first again
-//! as soon as it polls. So it delays the others once.
+//! caller asks instead. The first caller keeps its turn, and is the first again as soon as it
+//! polls. So it delays the others only once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -44,8 +45,8 @@ use crate::clock::{Alarm, Timer, time_of};
 use crate::key::Key;
 use crate::policy::Policy;
 
-/// The time in which the first caller has to ask when it may. After that the second asks, and so
-/// on.
+/// The time in which a caller has to ask once it may. After that the second caller asks, then the
+/// third.
 const PATIENCE_US: u64 = 50_000;
 
 /// The time after which a call of the limiter no longer keeps the next caller from asking.
@@ -54,7 +55,7 @@ const UNANSWERED_US: u64 = 1_000_000;
 /// The time after which the first caller asks again at the latest.
 const RECHECK_US: u64 = 10_000_000;
 
-/// The time after which a caller that is none of the foremost passes all of them over.
+/// The time after which a caller further back no longer waits for any of the foremost.
 const LONG_PATIENCE_US: u64 = 10_000_000;
 
 /// The lines of all keys. A key has a line only while a caller waits in it.
@@ -69,7 +70,7 @@ pub(crate) struct AskLines {
 struct AskTable {
     lines: HashMap<AskLineKey, AskLine>,
     turns: u64,
-    /// The latest time of a caller's timer. It counts where a timer cannot sleep and shows no time.
+    /// The latest time of a caller's timer. It counts if a timer cannot sleep, and so reports no time.
     now_us: u64,
 }
 
@@ -87,7 +88,7 @@ struct AskLine {
     asking: BTreeMap<u64, Asking>,
     /// The instant at which the first caller may ask.
     due_us: u64,
-    /// The units that the last decision left, less those that are asked for.
+    /// The units that the last decision left, minus those for which callers are asking.
     spare: u64,
     /// The number of callers that may ask at once, because calls have failed.
     released: u64,
@@ -124,7 +125,7 @@ impl AskLines {
     }
 
     /// Lets the first caller of a key ask, because units have come back.
-    pub(crate) fn call_first(&self, policy: &Policy, key: &Key, timer: &dyn Timer) {
+    pub(crate) fn let_first_ask(&self, policy: &Policy, key: &Key, timer: &dyn Timer) {
         if !self.is_empty() {
             let now_us = time_of(timer);
             self.change(&line_key(policy, key), now_us, |line, now_us, _| line.due_us = line.due_us.min(now_us));
@@ -133,7 +134,7 @@ impl AskLines {
 
     /// Lets the first caller of each key ask, because a policy has another quota. Takes time in
     /// proportion to the number of lines.
-    pub(crate) fn call_all(&self, policy: &Policy, timer: &dyn Timer) {
+    pub(crate) fn let_each_first_ask(&self, policy: &Policy, timer: &dyn Timer) {
         if self.is_empty() {
             return;
         }
@@ -248,7 +249,7 @@ impl AskLine {
         self.waiters = waiters;
     }
 
-    /// Puts a caller that the limiter denied back to its place in the line.
+    /// Puts a caller that the limiter denied back into its position in the line.
     fn note_denied(&mut self, turn: u64, now_us: u64, wait_us: u64) {
         let Some(asking) = self.asking.remove(&turn) else { return };
         self.waiters.add(turn, asking.cost);
@@ -258,8 +259,8 @@ impl AskLine {
         self.due_us = now_us.saturating_add(wait_us);
     }
 
-    /// Takes a caller out that was admitted. `remaining` units are left, and the next one comes
-    /// after `next_us`.
+    /// Removes a caller that was admitted. `remaining` units are left, and the next one comes after
+    /// `next_us`.
     fn note_admitted(&mut self, turn: u64, now_us: u64, remaining: u64, next_us: u64) {
         let asking = self.asking.remove(&turn);
         let trip_us = asking.map_or(0, |asking| self.measure(asking, now_us));
@@ -270,11 +271,11 @@ impl AskLine {
             now_us.saturating_add(if is_enough { 0 } else { next_us.saturating_sub(trip_us).min(RECHECK_US) });
     }
 
-    /// Measures the round trip of a call that was answered. Returns how much of the wait that it
-    /// named is over when a call that is sent now arrives.
+    /// Measures the round trip of a call that was answered. Returns how much of the named wait will
+    /// have passed when a call that is sent now arrives.
     ///
     /// Calls that ask too early cost a whole round trip. So a shorter trip counts at once, and longer
-    /// ones slowly. An answer that did not come from the store has no trip.
+    /// ones slowly. An answer that did not come from the store is not measured.
     fn measure(&mut self, asking: Asking, now_us: u64) -> u64 {
         let took_us = now_us.saturating_sub(asking.since_us);
         let usual_us = self.trip_us.map_or(took_us, |usual_us| usual_us + took_us.saturating_sub(usual_us) / 8);
@@ -283,13 +284,13 @@ impl AskLine {
         trip_us
     }
 
-    /// Takes a caller out whose call failed. Two others may ask.
+    /// Removes a caller whose call failed. Two others may ask.
     fn note_failed(&mut self, turn: u64, now_us: u64) {
         self.asking.remove(&turn);
         (self.released, self.due_us) = (self.released.saturating_add(2), now_us);
     }
 
-    /// Takes a caller out that does not wait any more.
+    /// Removes a caller that no longer waits.
     fn leave(&mut self, turn: u64, now_us: u64, wakers: &mut Wakers) {
         self.passed_over.remove(&turn);
         if self.asking.remove(&turn).is_some() {
@@ -298,7 +299,7 @@ impl AskLine {
         let was_first = self.waiters.first().is_some_and(|(first, _)| first == turn);
         let Some(cost) = self.waiters.remove(turn, wakers) else { return };
         if was_first {
-            // A smaller cost may pass earlier than the limiter said of a larger one.
+            // The limiter's wait was for a larger cost, and a smaller one may pass earlier.
             let is_smaller = self.waiters.first().is_some_and(|(_, next)| *next < cost);
             self.due_us = if is_smaller { now_us } else { self.due_us.max(now_us) };
         }
@@ -333,7 +334,7 @@ impl AskTurn {
         })
     }
 
-    /// Begins the line of a key, or joins it, by a caller that is asking the limiter already.
+    /// Puts a caller that is already asking the limiter into the line of a key, which begins with it if there is none.
     pub(crate) fn ask(
         lines: &Arc<AskLines>,
         timer: &Arc<dyn Timer>,

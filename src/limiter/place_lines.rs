@@ -2,7 +2,7 @@
 //!
 //! The lines belong to the limiter, because units come free in all of its layers, in handlers and
 //! in places that are held by hand. So they know no timer: layers with different timers share them.
-//! In the other lines of this crate the time decides who goes, see `ask_lines.rs` and
+//! In the other lines of this crate, time decides which waiter goes, see `ask_lines.rs` and
 //! `departures.rs`. A line is for one policy's name and one key. It exists only while a request
 //! waits in it.
 //!
@@ -46,8 +46,8 @@ use crate::policy::Policy;
 /// The number of counters that requests in line are spread over.
 const BUCKETS: usize = 64;
 
-/// Spreads the bits of a byte over a hash. An attacker that finds colliding keys only makes their charges look into the
-/// map.
+/// Spreads the bits of a byte over a hash. If an attacker finds colliding keys, their charges only have to look into
+/// the map.
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
 /// The requests that wait in line for units of [concurrency limits](crate::Quota::concurrent). A
@@ -58,7 +58,8 @@ const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 ///
 /// * It denies a charge that the lines [hold back](Self::holds_back), even if units are free.
 /// * It calls [`wake_first`](Self::wake_first) when units of a key may have come free: after a refund,
-///   after a reset, and, if units come free elsewhere, whenever it hears of it. It may do so too often.
+///   after a reset, and, if units come free elsewhere, whenever it hears of it. Unneeded calls are
+///   allowed.
 ///
 /// The layers do the rest: they put requests into the lines, ask the limiter again when a request is
 /// woken, and take requests out that have waited for too long or were dropped.
@@ -142,16 +143,16 @@ const POLL_SPACING: Duration = Duration::from_millis(5);
 /// more.
 pub(crate) const FAILED_POLLS_MAX: u32 = 5;
 
-/// The standing of a charge among those that wait for the units of its key.
+/// The position of a charge relative to the requests that wait for the units of its key.
 #[cfg(any(feature = "_redis", feature = "store"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// No request of this process waits.
     #[default]
     Newcomer,
-    /// A request of this process that came before waits.
+    /// An earlier request of this process waits.
     HeldBack,
-    /// It is the first of this process' line.
+    /// The request is the first of this process' line.
     First(FirstInLine),
     /// The last request of this process' line has left it. Only a return says so.
     Left,
@@ -161,7 +162,7 @@ pub(crate) enum Standing {
 #[cfg(any(feature = "_redis", feature = "store"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FirstInLine {
-    /// The request's number. Its lower bits distinguish it from the first request before it.
+    /// The request's number. Its lower bits distinguish it from earlier first requests of the line.
     pub(crate) number: u32,
     /// For how long it has waited.
     pub(crate) waited: Duration,
@@ -188,7 +189,7 @@ impl PlaceLines {
         Self(Arc::new(SharedLines { waiting: AtomicU64::new(0), buckets, lines: Mutex::new(Lines::default()), polls }))
     }
 
-    /// Returns the counter of the requests that wait for a key, and maybe for others.
+    /// Returns the counter of the requests that wait for a key, which other keys may share.
     fn bucket(&self, policy: u64, key: &Key) -> &AtomicU64 {
         let hash = key.as_bytes().iter().fold(policy, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(FNV_PRIME));
         let [first, ..] = &self.0.buckets;
@@ -201,8 +202,8 @@ impl PlaceLines {
         self.is_empty() || self.bucket(policy.name_fingerprint(), key).load(Ordering::Relaxed) == 0
     }
 
-    /// Returns whether no request waits in any line. A limiter that asks this instead of
-    /// [`holds_back`](Self::holds_back), because it is faster, asks while it has the key's state locked.
+    /// Returns whether no request waits in any line. It is faster than [`holds_back`](Self::holds_back),
+    /// but a limiter must call it while it has the key's state locked.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -210,9 +211,9 @@ impl PlaceLines {
         self.0.waiting.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns whether a request that came before this charge's waits for the same policy and key. Such
-    /// a charge is denied, with an [unknown](crate::Wait::Unknown) wait and no units left, unless its cost is 0 or it
-    /// is [forced](super::Effect::Force).
+    /// Returns whether an earlier request than this charge's waits for the same policy and key. Such a charge is
+    /// denied, with an [unknown](crate::Wait::Unknown) wait and no units left, unless its cost is 0 or it is
+    /// [forced](super::Effect::Force).
     #[must_use]
     pub fn holds_back(&self, charge: &Charge<'_>) -> bool {
         if self.has_no_line(charge.policy, charge.key) {
@@ -224,7 +225,7 @@ impl PlaceLines {
         first.is_some_and(|(first, _)| first < charge.arrival.number())
     }
 
-    /// Returns the standing of a charge, for a store that counts the units of many processes.
+    /// Returns the position of a charge, for a store that counts the units of many processes.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn standing(&self, charge: &Charge<'_>) -> Standing {
         let Some(polls) = self.0.polls.as_ref().filter(|_| !self.is_empty()) else { return Standing::Newcomer };
@@ -255,7 +256,7 @@ impl PlaceLines {
         let mut wakers = Wakers::default();
         let line = PlaceLineKey::of(policy, key);
         if let Some(line) = lock(&self.0.lines).lines.get_mut(&line) {
-            call_first(line, &mut wakers);
+            let_first_ask(line, &mut wakers);
         }
         wakers.release();
     }
@@ -269,7 +270,7 @@ impl PlaceLines {
         let mut wakers = Wakers::default();
         let mut lines = lock(&self.0.lines);
         let all = lines.lines.iter_mut().filter(|(line, _)| line.policy == policy.name_fingerprint());
-        all.for_each(|(_, line)| call_first(line, &mut wakers));
+        all.for_each(|(_, line)| let_first_ask(line, &mut wakers));
         drop(lines);
         wakers.release();
     }
@@ -280,7 +281,7 @@ impl PlaceLines {
         lock(&self.0.lines).lines.get(&PlaceLineKey::of(policy, key)).map_or(0, WaitList::len)
     }
 
-    /// Puts a request into the line for units of a key. It stands behind those that came before it: `arrival` is the
+    /// Puts a request into the line for units of a key. The request stands behind earlier ones. `arrival` is the
     /// number that it got when it joined its first line.
     pub(crate) fn join(&self, policy: &Policy, key: &Key, arrival: Option<u64>) -> PlaceTurn {
         let line = PlaceLineKey::of(policy, key);
@@ -291,7 +292,7 @@ impl PlaceLines {
         // joined.
         let joined = self.0.polls.as_ref().map(|polls| polls.clock.now()).unwrap_or_default();
         let (limit, wait) = (policy.quota().limit(), policy.quota().wait_in_line());
-        // A caller may wait for units of a quota that names no wait, see `Ready`.
+        // Through `Ready`, a caller may wait for a quota that has no `max_wait`.
         let wait = if wait.is_zero() { Duration::MAX } else { wait };
         let waiter = LineWaiter { limit, wait, is_called: true, joined, polls: 0 };
         lines.lines.entry(line.clone()).or_default().add(number, waiter);
@@ -330,7 +331,7 @@ impl PlaceLineKey {
 }
 
 /// Notes that the first request of a line has to ask again, and wakes it.
-fn call_first(line: &mut WaitList<LineWaiter>, wakers: &mut Wakers) {
+fn let_first_ask(line: &mut WaitList<LineWaiter>, wakers: &mut Wakers) {
     if let Some(first) = line.first_mut() {
         first.is_called = true;
         line.wake_first(wakers);
@@ -356,12 +357,12 @@ fn longest_poll(lines: usize) -> Duration {
 pub(crate) struct PlaceTurn {
     lines: PlaceLines,
     line: PlaceLineKey,
-    /// The policy of the line, if the store is told when the line is left.
+    /// The policy of the line, if the store has to be told that the request left.
     #[cfg(any(feature = "_redis", feature = "store"))]
     policy: Option<Policy>,
     number: u64,
-    /// Set when the request leaves with the units that were free. Then it decides whether the next request is woken.
-    /// Without it the next request is always woken.
+    /// Set if the request leaves with units. It then decides whether the next request is woken. Otherwise the next
+    /// request is always woken.
     admitted: Option<Admitted>,
 }
 
@@ -387,7 +388,7 @@ impl PlaceTurn {
             (first.is_called, first.polls) = (false, 0);
             wakers.to_drop.push(waker);
         } else {
-            // No timer is set: its turn ends at a deadline of its own, and the first is woken.
+            // No timer is set here: the turn has a deadline of its own, and the first in line is woken.
             line.sleep(self.number, u64::MAX, waker, &mut wakers);
         }
         drop(lines);
@@ -410,8 +411,8 @@ impl PlaceTurn {
         Some(wait + wait * (random as u32) / 1024)
     }
 
-    /// Leaves the line with what was free. The next request is woken only if its quota leaves `has_more`, or if more
-    /// came free since it asked: a place that comes free wakes one request. `own_limit` is the limit of its quota if
+    /// Leaves the line with units. The next request is woken only if the quota has more (`has_more`), or if units came
+    /// free since the request asked. So each freed place wakes one request. `own_limit` is the limit of its quota if
     /// the requests of the line may have different quotas. Then the next request is also woken if its limit is larger.
     /// It is always woken if the lines poll.
     pub(crate) fn leave_admitted(mut self, has_more: bool, own_limit: Option<u64>) {
@@ -433,10 +434,10 @@ impl Drop for PlaceTurn {
         };
         let has_more =
             left.as_ref().is_some_and(|left| left.is_called) || line.first().is_some_and(|(_, next)| leaves_more(next));
-        // Only the first request polls, and the store keeps its position among the requests of other processes.
+        // Only the first request asks the store again and again. The store keeps this process's position in the line.
         let is_polled = self.lines.0.polls.is_some();
         if was_first && (has_more || is_polled) {
-            call_first(line, &mut wakers);
+            let_first_ask(line, &mut wakers);
         }
         if is_over {
             remove_line(&mut lines.lines, &self.line);
@@ -469,7 +470,7 @@ pub(crate) struct BoundedTurn {
 pub(crate) enum LineStep {
     /// It asks the limiter again.
     Asks,
-    /// It has waited for as long as it may.
+    /// The request has waited for as long as it may.
     GivesUp,
 }
 
@@ -485,7 +486,7 @@ impl BoundedTurn {
         Self { turn: lines.join(policy, key, arrival), timer, until, sleep: None, poll: None }
     }
 
-    /// Returns the number of the request, by which it stands in line.
+    /// Returns the number by which the request stands in line.
     pub(crate) fn number(&self) -> u64 {
         self.turn.number
     }
@@ -497,7 +498,7 @@ impl BoundedTurn {
 
     /// Is ready when the request is the first of its line and units may have come free, or when it gives up.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LineStep> {
-        // The deadline comes first: units may come free again and again that are too few, or that forced charges take.
+        // Checks the deadline first, because units may come free for ever that are too few or that forced charges take.
         if self.timer.now() >= self.until {
             return Poll::Ready(LineStep::GivesUp);
         }

@@ -127,7 +127,7 @@ impl<L: Limiter> Ready<L> {
     }
 
     /// Sets the maximum number of callers that wait at a time, of all keys. The default is 1,000.
-    /// Clones count together and may differ in it.
+    /// Clones share the count, but may have different maxima.
     #[must_use]
     pub fn max_waiting(self, max: usize) -> Self {
         Self { max_waiting: max, ..self }
@@ -194,8 +194,8 @@ impl<L: Limiter> Ready<L> {
     /// free, and holds them until the [`Place`] is dropped.
     ///
     /// With a limiter that has [lines](crate::limiter::LimiterHooks::place_lines) for such units, the caller waits in
-    /// the same line as the requests of layers. With others it asks again after 20 milliseconds,
-    /// and then ever more rarely, up to every 400 milliseconds.
+    /// the same line as the requests of layers. With other limiters the caller asks again after 20 milliseconds, and
+    /// then more and more rarely, up to every 400 milliseconds.
     ///
     /// ```
     /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, limiter::Ready};
@@ -211,8 +211,8 @@ impl<L: Limiter> Ready<L> {
     /// ```
     ///
     /// # Errors
-    /// As [`take_one`](Self::take_one). In a line of the limiter, a failure ends the wait if it is that
-    /// of the first call, the last one, or six in a row.
+    /// As [`take_one`](Self::take_one). In a line of the limiter, the wait ends if the first or the
+    /// last call fails, or six calls in a row.
     pub async fn hold(&self, policy: &Policy, key: &Key, cost: u64) -> Result<Place, NotReady>
     where
         L: Clone,
@@ -223,19 +223,19 @@ impl<L: Limiter> Ready<L> {
     }
 
     /// Refunds what a receipt still holds of a charge to (policy, key), and lets the first caller
-    /// in line ask at once. A refund by the limiter itself does not.
+    /// in line ask at once. A refund by the limiter's own method does not wake it.
     pub fn refund(&self, policy: &Policy, key: &Key, receipt: Receipt) {
         if let Err(receipt) = self.limiter.try_refund_one(policy, key, receipt) {
             // A limiter sends a refund before it returns, so its reply can be dropped.
             drop(self.limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]));
         }
         if let Some(timer) = &self.timer {
-            self.lines.asks.call_first(policy, key, &**timer);
+            self.lines.asks.let_first_ask(policy, key, &**timer);
         }
     }
 
-    /// Takes the charges as soon as they are admitted. `answer` is that of the limiter if it was
-    /// asked already.
+    /// Takes the charges as soon as they are admitted. `answer` is the limiter's, if it was asked
+    /// already.
     async fn wait(&self, charges: &[Charge<'_>], mut answer: Option<Decision>) -> Result<Decision, NotReady> {
         let Some(first) = charges.first() else {
             return self.limiter.take(charges).await.map_err(|error| NotReady::limiter("", error));
@@ -323,7 +323,7 @@ struct ReadyCaller<'a, L> {
     until: Option<Duration>,
     /// How often the limiter denied it for an unknown time.
     unknown_waits: u32,
-    /// How many calls in a row have failed.
+    /// The number of calls in a row that have failed.
     failures: u32,
 }
 
@@ -365,8 +365,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         Some((Arc::clone(timer), until))
     }
 
-    /// Counts the caller as waiting. `delay` is how long it has to wait at the least. Returns the
-    /// timer and the deadline.
+    /// Counts the caller as waiting. `delay` is the least time for which it has to wait. Returns
+    /// the timer and the deadline.
     fn count(&mut self, delay: Duration) -> Result<(Arc<dyn Timer>, Duration), NotReady> {
         let (ready, policy) = (self.ready, self.first.policy);
         let (timer, until) = self.deadline().ok_or_else(|| NotReady::no_timer(policy))?;
@@ -383,8 +383,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         Ok((timer, until))
     }
 
-    /// Joins a line. `wait` is the one that the limiter named if it denied the caller: for units of
-    /// a concurrency limit it names none.
+    /// Joins a line. `wait` is the wait that the limiter named if it denied the caller. It names
+    /// none for units of a concurrency limit.
     fn join(&mut self, wait: Wait) -> Result<(), NotReady> {
         let (ready, Charge { policy, key, cost, .. }) = (self.ready, *self.first);
         let lines = ready.limiter.hooks().place_lines().filter(|_| policy.limits_in_flight() && wait == Wait::Unknown);
@@ -404,7 +404,7 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         };
         let (timer, until) = match wait {
             Some(wait) => self.count(wait)?,
-            // Perhaps it does not have to wait: other callers are only asking.
+            // This caller may not have to wait, because the others in line have not been told to wait yet.
             None => self.deadline().ok_or_else(|| NotReady::no_timer(policy))?,
         };
         let turn = AskTurn::join(&ready.lines.asks, &timer, (policy, key, cost), latest_us(until), wait);
@@ -441,7 +441,7 @@ impl<L: Limiter> ReadyCaller<'_, L> {
                 self.turn = Some(LineTurn::Asks(turn));
             }
             Some(turn @ LineTurn::Places(_)) if wait == Wait::Unknown => self.turn = Some(turn),
-            // Another charge of the set denies it, for a known time.
+            // Another charge of the set is denied, and its wait is known.
             Some(LineTurn::Places(_)) | None => self.join(wait)?,
         }
         Ok(())
@@ -486,7 +486,7 @@ impl<L: Limiter> ReadyCaller<'_, L> {
     }
 }
 
-/// Returns an instant in microseconds, before the end of time.
+/// Returns an instant in microseconds, below `u64::MAX`.
 fn latest_us(until: Duration) -> u64 {
     micros_floor(until).min(u64::MAX - 1)
 }
@@ -571,7 +571,7 @@ impl<L: Limiter> Drop for HeldDecision<'_, L> {
         for (own, charge) in decision.charges_mut().iter_mut().zip(self.charges) {
             ready.refund_all(charge, own.take_receipt());
             if let Some(timer) = &ready.timer {
-                contained(|| ready.lines.asks.call_first(charge.policy, charge.key, &**timer));
+                contained(|| ready.lines.asks.let_first_ask(charge.policy, charge.key, &**timer));
             }
         }
     }

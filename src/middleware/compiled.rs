@@ -33,18 +33,18 @@ pub(super) struct Compiled<L> {
     pub(super) settings: Settings,
     /// The policies of all rules in their order, then the linked ones.
     pub(super) policies: Arc<[Policy]>,
-    /// For each policy, its part in a rule.
+    /// The part of each policy in its rule.
     parts: Box<[PolicyPart]>,
-    /// For each rule, what is compiled of it.
+    /// The compiled data of each rule.
     rules: Box<[CompiledRule]>,
     /// Finds the rules of a path, if rules have path patterns.
     pub(super) paths: Option<PathIndex>,
-    /// How requests are charged when the first requests are over.
+    /// How requests are charged after the first ones.
     plan: ChargePlan,
     /// The data that is stored of each request that passes.
     pub(super) needs: Needs,
     pub(super) holders: PlaceHolders,
-    /// The most charges that a request can have, beside those that a source finds.
+    /// The maximum number of charges of a request, without those that a source finds.
     pub(super) most_charges: usize,
     pub(super) responses: Responses,
     /// The room in which requests wait, if the layer has a timer.
@@ -62,7 +62,7 @@ pub(super) struct Compiled<L> {
     version: u64,
     /// Holds the configuration that replaces this one, if it can change.
     pub(super) latest: OnceLock<Weak<Latest<Self>>>,
-    /// The layer's place among those that serve with its limiter, once it serves; `None` if the limiter keeps no
+    /// The layer's entry in the limiter's registry, once the layer serves. `None` if the limiter has no
     /// registry.
     pub(super) entered: OnceLock<Option<Entered>>,
 }
@@ -209,7 +209,7 @@ impl<L: Limiter> Compiled<L> {
     /// warnings that were reported.
     pub(super) fn successor(&self, settings: Settings, has_new_rules: bool) -> Self {
         let next = Self::new(Arc::clone(&self.limiter), settings);
-        // The watch over rules and lists is for these.
+        // The watch over rules and lists needs the general plan.
         let diagnostics = if has_new_rules { &next.diagnostics } else { &self.diagnostics };
         Self {
             delays: self.delays.clone(),
@@ -221,17 +221,18 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Wakes requests that wait in line for units of this configuration's policies: a quota may have been raised.
+    /// Wakes requests that wait in line for units of this configuration's policies, because a quota may have been
+    /// raised.
     pub(super) fn wake_lines(&self) {
         if let Some(lines) = self.limiter.hooks().place_lines() {
             self.policies.iter().filter(|policy| policy.limits_in_flight()).for_each(|policy| lines.wake_all(policy));
         }
         if let Some(delays) = &self.delays {
-            self.policies.iter().for_each(|policy| delays.call_all(policy));
+            self.policies.iter().for_each(|policy| delays.let_each_first_ask(policy));
         }
     }
 
-    /// Returns why a policy cannot pace bodies, if that is so.
+    /// Returns the reason if a policy cannot pace bodies.
     pub(super) fn unpaceable(&self, policy: &Policy) -> Option<UnsupportedQuota> {
         supports_pace(&*self.limiter, policy.quota()).err()
     }
@@ -266,8 +267,8 @@ impl<L: Limiter> Compiled<L> {
         Some(cache.find(quota).unwrap_or_else(|| Cached::Other(self.compile(rule, cache, quota))))
     }
 
-    /// Compiles the policy of a quota that a request brought, and keeps it if the limiter supports the quota. A request
-    /// with a quota that is kept is not looked at again.
+    /// Compiles the policy of a quota that a request brought, and keeps it if the limiter supports the quota. If a
+    /// quota is kept, later requests with it are not checked again.
     #[cold]
     fn compile(&self, rule: usize, cache: &PolicyCache, quota: &Quota) -> Policy {
         let policy = cache.compile(*quota);
@@ -299,28 +300,28 @@ impl<L> Compiled<L> {
         Some(self.settings.rules.get(part.rule)?.rule())
     }
 
-    /// Returns the configuration that has replaced this one. Usually nothing has changed, and there is none.
+    /// Returns the configuration that has replaced this one. Returns `None` if nothing has changed, which is usual.
     fn newer(&self) -> Option<Arc<Self>> {
         let latest = self.latest.get().and_then(Weak::upgrade)?.get();
         (latest.version != self.version).then_some(latest)
     }
 
-    /// Returns the policy for settling what was charged. That is the one that was charged, unless its quota was
-    /// replaced by a larger one: if the smaller one has no room for what was used since, nothing is charged to it.
+    /// Returns the policy for settling what was charged. That is the policy that was charged, unless a larger
+    /// quota has replaced its quota. The smaller quota would take no charge if it has no room for what was used
+    /// since.
     pub(super) fn policy_now(&self, at: usize) -> Option<Policy> {
         self.largest_now(at, |_| true)
     }
 
-    /// Returns the policy for refunding what was charged. As [`policy_now`](Self::policy_now), but only a quota to
-    /// which the receipt means the same can replace the one that was charged: a window does not know the instant of a
-    /// bucket.
+    /// Returns the policy for refunding what was charged. It is that of [`policy_now`](Self::policy_now), but only if
+    /// the receipt means the same under both quotas: a window does not know the instant of a bucket.
     pub(super) fn policy_of_refunds(&self, at: usize) -> Option<Policy> {
         let own = self.policy(at)?.quota();
         self.largest_now(at, |now| now.reads_receipts_of(own))
     }
 
-    /// Returns the policy for asking again for what a request waits for in line: with the quota that is in force now,
-    /// if receipts of both can be read under either.
+    /// Returns the policy with which a request in line asks again. It has the quota that is in force now, if receipts
+    /// of both quotas can be read under either.
     pub(super) fn policy_in_line(&self, at: usize) -> Option<Policy> {
         let own = self.policy(at)?;
         let newest = self.newest_policy(at).filter(|now| {
@@ -347,7 +348,7 @@ impl<L> Compiled<L> {
     }
 
     /// Returns the index of a policy in a newer configuration. It is found by its name, because new rules may stand
-    /// before its own. Plans have one name in common, and keep their order.
+    /// before its own. Plans share one name, and keep their order.
     fn index_in(&self, newer: &Self, at: usize) -> Option<usize> {
         let own = self.policy(at)?;
         let is_it = |policy: &Policy| policy.name_fingerprint() == own.name_fingerprint();
@@ -366,8 +367,8 @@ impl<L> Compiled<L> {
     }
 
     /// Returns the largest quota of a policy's name that is in force, if it has more room than the policy's own.
-    /// Otherwise returns the policy. A quota that keeps the used share has room for what was used, and counts other
-    /// units.
+    /// Otherwise returns the policy. A quota that keeps the used share always has room for what was used, but
+    /// counts in other units.
     fn largest_now(&self, at: usize, is_fit: impl Fn(&Quota) -> bool) -> Option<Policy> {
         let own = self.policy(at)?;
         let room = own.quota().capacity().saturating_add(own.quota().spec().debt);
@@ -388,7 +389,7 @@ impl<L> Compiled<L> {
         if self.diagnostics.is_watching() { ChargePlan::General } else { self.plan }
     }
 
-    /// Returns the first rule and its first policy: the only ones if the plan says so.
+    /// Returns the first rule and its first policy. With some plans they are the only ones.
     #[inline]
     pub(super) fn first(&self) -> Option<(&BoundRule, &Policy)> {
         Some((self.settings.rules.first()?, self.policies.first()?))
@@ -411,17 +412,17 @@ impl<L> Compiled<L> {
         self.part(policy).map_or(usize::MAX, |part| part.rule)
     }
 
-    /// Returns what is done with a policy's charges after the response, if they are corrected.
+    /// Returns the corrections of a policy's charges after the response, if there are any.
     pub(super) fn settlement(&self, policy: usize) -> Option<&Settlement> {
         self.part(policy)?.settlement(&self.settings, self.policy(policy)?)
     }
 
-    /// Returns whether what is held of a policy is returned when the response's head is sent.
+    /// Returns whether the held units of a policy are returned when the response's head is sent.
     pub(super) fn is_held_until_head(&self, policy: usize) -> bool {
         self.own_rule(policy).is_some_and(|rule| rule.until_head)
     }
 
-    /// Returns the percentage of a policy's capacity from which on a warning is due.
+    /// Returns the percentage of a policy's capacity at or below which a warning is due.
     pub(super) fn warn_at_percent(&self, policy: usize) -> Option<u8> {
         self.own_rule(policy)?.warn_at_percent
     }
@@ -432,7 +433,7 @@ impl<L> Compiled<L> {
         self.rules.get(rule)?.linked
     }
 
-    /// Returns the strikes of a charge that its request's response may return.
+    /// Returns the strikes of a charge that the response may refund.
     pub(super) fn strikes_to_settle(&self, policy: usize, key: &Key) -> Option<Strikes> {
         let found = self.policy(policy)?;
         let concerns = Unsettled::concerns(found, self.settlement(policy)?);
@@ -476,7 +477,7 @@ impl PolicyPart {
         match self.linked {
             // A concurrency limit gets its units back when the request ends, after any response.
             None if policy.limits_in_flight() => None,
-            // A block counts refusals, and no refusal is undone.
+            // A block counts refusals, and a refusal is never undone.
             Some(LinkedRole::Block) => None,
             // A meter counts what its rule charges.
             None | Some(LinkedRole::Meter) => Some(&rule.settlement),

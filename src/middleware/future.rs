@@ -34,9 +34,9 @@ use crate::outcome::Outcome;
 pin_project! {
     /// The future of a [`RateLimit`](super::RateLimit)'s response.
     ///
-    /// If it is dropped before it is ready, it keeps what its request took once the service was called: the service may
-    /// have done all the work. A request that still waited for its departure is refunded. Rules that settle may say
-    /// otherwise, see [`Rule::on_aborted`](crate::Rule::on_aborted).
+    /// If it is dropped after the service was called, the request keeps what it took, because the service may have done
+    /// all the work. A request that still waited for its departure is refunded. Rules that settle may say otherwise,
+    /// see [`Rule::on_aborted`](crate::Rule::on_aborted).
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, L, B, O = NoOverflow>
     where
@@ -50,7 +50,7 @@ pin_project! {
 }
 
 pin_project! {
-    // How far a request is, and the work that is left.
+    // The variants say how far the request is, and what is left to do.
     #[project = ProjectedState]
     pub(super) enum ResponseState<S, L, B, O>
     where
@@ -59,16 +59,16 @@ pin_project! {
         O: Overflow<S, B>,
     {
         Passing { #[pin] response: S::Future, on_response: OnResponse<L> },
-        // Boxed, or limiters that answer at once would carry room for it in each future.
+        // Boxed, because otherwise each future would have room for it, also with limiters that answer at once.
         Deciding { deciding: Pin<Box<Deciding<S, L, B, O>>> },
-        // Until it has what it waits for, or gives up.
+        // The request stays here until it has what it waits for, or gives up.
         InLine { line: Box<Line<S, L, B, O>> },
         // Until it departs.
         Delayed { delayed: Box<Delayed<S, B, L>> },
         Overflowing { #[pin] response: O::Future, ticket: Box<OpenTicket<L>> },
-        // A refusal that is returned when the rest of its request was read.
+        // A refusal that is returned once the rest of the request's body was read.
         Discarding { discarding: Pin<Box<Discarding<B, S::Response>>> },
-        // A refusal, or the error of an overflow that is broken. `None` once the response was returned.
+        // The response is a refusal, or the error of an overflow service. `None` once the response was returned.
         Refused { response: Option<Result<S::Response, S::Error>> },
     }
 }
@@ -113,7 +113,7 @@ pub(super) enum OnResponse<L: Limiter> {
     Nothing,
     /// Headers are added as the layer is configured.
     AddHeaders(DueHeaders, Arc<Compiled<L>>),
-    /// The response carries the outcome, or it settles charges.
+    /// The response carries the outcome, or settles charges.
     Finish(Box<OpenTicket<L>>),
 }
 
@@ -186,8 +186,8 @@ where
         Self::InLine { line: Box::new(line) }
     }
 
-    /// Returns the state of a request that waits for its departure. `inner` is ready; a clone takes its place, so that
-    /// what it holds while it is ready (a permit, say) is released.
+    /// Returns the state of a request that waits for its departure. `inner` is ready. A clone replaces it, so that it
+    /// releases what a ready service holds, such as a permit.
     #[inline(never)]
     pub(super) fn delayed(
         inner: &mut S,
@@ -229,7 +229,7 @@ where
         match ready {
             Ok(ready) => {
                 pace_request(layer, &mut request, ticket);
-                let ticket = OpenTicket::keep(layer, ticket);
+                let ticket = OpenTicket::of(layer, ticket);
                 Self::Overflowing { response: ready.call(request), ticket }
             }
             Err(error) => Self::Refused { response: Some(Err(error.into())) },
@@ -252,13 +252,13 @@ impl<L: Limiter> OnResponse<L> {
     ) -> Self {
         pace_request(layer, request, ticket);
         let is_open = layer.needs_response(ticket.kind) || ticket.places.is_some();
-        let mut open = is_open.then(|| OpenTicket::keep(layer, ticket));
-        // Before the observer, which is the application's code and may panic: what is open is then settled as aborted.
+        let mut open = is_open.then(|| OpenTicket::of(layer, ticket));
+        // Stores the open ticket before the observer is called, which may panic. The ticket is then settled as aborted.
         if let Some(open) = &mut open {
             open.open(request.method().clone(), request.extensions_mut());
         }
         let ticket = open.as_ref().map_or(&*ticket, |open| &open.ticket);
-        // A request that brings a rate usually passes without being prepared, so no such request has a handle.
+        // A request that brings a rate usually passes without this preparation, so no such request gets a handle.
         if ticket.may_hold(layer) {
             InFlight::put(request.extensions_mut(), ticket.places.as_ref());
         }
@@ -370,7 +370,7 @@ where
     C: ResponseBody,
     O: Overflow<S, B>,
 {
-    /// Polls a future in any state. Out of line, so that the usual request runs through little code.
+    /// Polls a future in any state. Not inlined, so that the usual request runs through little code.
     #[inline(never)]
     fn poll_any(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Response<C>, S::Error>> {
         let mut this = self.project();
@@ -382,7 +382,7 @@ where
                 ProjectedState::Deciding { deciding } => {
                     let deciding = deciding.as_mut().project();
                     let mut answer = ready!(deciding.answer.poll(cx));
-                    // It is held until the answer has come, and then this state ends.
+                    // The ticket is held until the answer arrives, and then this state ends.
                     let Some((request, mut ticket)) = deciding.held.take() else { return polled_again() };
                     let layer = &*deciding.layer;
                     ticket.answer(layer, &mut answer);
@@ -393,7 +393,7 @@ where
                 }
                 ProjectedState::InLine { line } => {
                     ready!(line.in_line.poll_decision(cx));
-                    // It is held until it is decided, and then this state ends.
+                    // The ticket is held until the request is decided, and then this state ends.
                     let Some((request, mut ticket)) = line.in_line.take() else { return polled_again() };
                     let Line { layer, service, overflow, .. } = &mut **line;
                     let next = match ticket.step_out_of_line(layer) {
@@ -411,7 +411,7 @@ where
                         this.state.set(ResponseState::Refused { response: None }); // the caller may keep the future
                         return Poll::Ready(Err(error));
                     }
-                    // It is held until it departs, and then this state ends.
+                    // The ticket is held until the request departs, and then this state ends.
                     let Some((mut request, mut ticket)) = delayed.depart() else { return polled_again() };
                     let Delayed { service, layer, .. } = &mut **delayed;
                     let on_response = OnResponse::prepare(layer, &mut request, &mut ticket);

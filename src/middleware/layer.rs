@@ -55,8 +55,8 @@ use crate::setup_warning::SetupWarning;
 /// # Ok(()) }
 /// ```
 ///
-/// The type names nothing but the limiter, so it can stand in a struct's field or be returned. Without a limiter it is
-/// that of a [`MemoryLimiter`]:
+/// The type has only the limiter as a parameter, so it can be a struct's field or a function's result. Without the
+/// parameter the limiter is a [`MemoryLimiter`]:
 ///
 /// ```
 /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
@@ -475,15 +475,15 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Requests in line:
     ///
     /// * Requests of one key get units in the order in which they came, in this process, for any costs. No other
-    ///   request of the key passes the line, also none of another layer, and none that would not wait.
+    ///   request of the key overtakes the line, even if it comes from another layer or would not wait.
     /// * When units come free, one request is woken. The line stands still while the task of its first request does not
     ///   run.
     /// * A request in line holds nothing. If several rules apply, it waits for the first that denied it. If another
     ///   concurrency limit denies it at its turn, it goes on to that line, before all that came after it. If any other
     ///   rule denies it, it is refused. Blocks, and quotas that count denied requests, count the refusal at the end, if
     ///   there is one, and not the wait.
-    /// * It is refused when it has waited for as long as the quota of its line says, from the time when it came. If its
-    ///   limit is changed while it waits, it asks for units of the new one.
+    /// * It is refused once it has waited, since it came, for as long as the quota of its line says. If the limit
+    ///   changes while it waits, it asks for units of the new limit.
     /// * If it is dropped, it leaves its line at once. Over HTTP/1 a server does [not
     ///   always](crate::guide::requests_in_flight#when-a-client-has-gone) drop the request of a client that has gone.
     /// * At most 100 requests wait in line for one key; see [`max_in_line`](Self::max_in_line).
@@ -497,9 +497,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// * If a request is dropped while it waits, its charges are refunded, and requests of the same policy, key and
     ///   cost behind it in this layer move up by one. The last departure time of the line returns to the limiter. If
     ///   many requests are dropped at once, on any number of threads, all of their times return, the last one first.
-    /// * A departure time behind which another request is queued stays unused, and the spacing is kept: a request of
-    ///   another layer or process, or one that the limiter has admitted and that is not in its line yet. If that
-    ///   request is dropped too, and it came by the same limiter, both departure times return.
+    /// * If another request is queued behind a departure time, that time stays unused, and the spacing is kept. Such
+    ///   a request comes from another layer or process, or is one that the limiter has admitted and that is not in
+    ///   its line yet. If that request is dropped too, and it came by the same limiter, both departure times return.
     /// * If the process stalls, requests whose departure times have passed depart together.
     /// * No request waits for longer than [`Quota::max_wait`](crate::Quota::max_wait).
     /// * At most 1,000 requests of this layer wait at a time, over all keys; see [`max_waiting`](Self::max_waiting).
@@ -586,7 +586,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     }
 
     /// Sets whether the [`Outcome`](crate::outcome::Outcome) is put into the extensions of every request that passes,
-    /// and of its response. Off by default; a refusal's response has it always.
+    /// and of its response. Off by default. The response of a refusal always has it.
     ///
     /// A response keeps the outcome of an inner layer that refused; otherwise the outermost layer's stays.
     ///
@@ -596,7 +596,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.expose_outcome = expose_outcome)
     }
 
-    /// Changes a setting. Services that were made before, and clones, keep what they have.
+    /// Changes a setting. Services that were made before, and clones, keep the former value.
     fn change(mut self, change: impl FnOnce(&mut Settings)) -> Self {
         change(Arc::make_mut(&mut self.settings));
         self.compiled = Arc::default();
@@ -605,8 +605,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 }
 
 impl<L: Limiter, O> RateLimitLayer<L, O> {
-    /// Makes the switches of the rules and the source of rules know the layer, so that they refuse a quota that its
-    /// limiter does not support also before the layer serves.
+    /// Registers the layer with the switches of its rules and with its source of rules. So they refuse a quota that
+    /// the limiter does not support, even before the layer serves.
     fn entered(self) -> Self {
         if self.settings.can_change() {
             self.configuration();
@@ -742,8 +742,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// [plans](crate::Rule::plans) has an entry for each plan.
     ///
     /// A rule whose requests [bring their quotas](crate::Rule::quota_from) has one entry, under a
-    /// [stand-in](Policy::has_quota_of_request): it says what the key has used, as under [`Quota::unlimited`]: its
-    /// limit less what remains. To see a key under a quota of your choice, ask [`Limiter::peek`] about a policy of the
+    /// [stand-in](Policy::has_quota_of_request): what the key has used is the limit minus what remains, as under
+    /// [`Quota::unlimited`]. To see a key under a quota of your choice, ask [`Limiter::peek`] about a policy of the
     /// rule's name and that quota.
     ///
     /// The key is looked up under every policy, independently of the extractor of its rule. To ask about one policy
@@ -758,7 +758,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         let compiled = self.compiled();
         async move {
             let mut all = Vec::with_capacity(compiled.policies.len());
-            // One at a time: plans have one name, and a limiter takes no two charges for it together.
+            // The plans are asked one at a time, because they share a name, and a set has no two charges for one name.
             for policy in &*compiled.policies {
                 let decision = compiled.limiter.peek(&[Charge::new(policy, key).cost(0)]).await?;
                 all.extend(decision.charges().first().map(|found| (policy.clone(), found.clone())));
@@ -767,8 +767,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         }
     }
 
-    /// Forgets what a key has used under each of the layer's [policies](Self::policies), and opens its blocks. It
-    /// also forgets the meters: bill them before. To open a block and keep what is used, use [`blocks`](Self::blocks).
+    /// Forgets what a key has used under each of the layer's [policies](Self::policies), and opens its blocks. It also
+    /// forgets the meters, so bill them first. To open a block but keep what was used, use [`blocks`](Self::blocks).
     ///
     /// The key is reset under every policy, independently of the extractor of its rule. So [`Key::global`] resets what
     /// all clients share. To reset one policy only, use [`Limiter::reset`].
@@ -806,7 +806,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         async move {
             for policy in &*compiled.policies {
                 reset_under(&*compiled.limiter, policy, key).await?;
-                compiled.delays.iter().for_each(|delays| delays.call_first(policy, key));
+                compiled.delays.iter().for_each(|delays| delays.let_first_ask(policy, key));
             }
             Ok(())
         }

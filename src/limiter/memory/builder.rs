@@ -13,9 +13,9 @@ use super::setup::{AnyClock, OnFull, Setup};
 use super::snapshot::Snapshot;
 use super::states::States;
 
-/// The maximum number of keys, and the maximum number of entries that can be asked for. On a target of 32 bits, what
-/// holds them has to fit its addresses: 40 bytes for each key in the table, and 128 for each six entries or for each
-/// slot in the arena.
+/// The maximum number of keys, and the maximum number of entries that can be asked for. A target of 32 bits has less
+/// address space. The table takes 40 bytes for each key, and the arena 128 bytes for each six entries or for each
+/// slot.
 const CAPACITY_MAX: u64 = if usize::BITS > 32 { 1 << 32 } else { 1 << 22 };
 const ENTRIES_MAX: u64 = if usize::BITS > 32 { 1 << 32 } else { 1 << 26 };
 
@@ -43,7 +43,7 @@ pub struct MemoryLimiterBuilder {
 }
 
 impl MemoryLimiterBuilder {
-    /// Sets the number of keys that the limiter holds for certain: from 1 to 2^32, a million by default.
+    /// Sets the number of keys that the limiter is sure to hold: from 1 to 2^32, a million by default.
     /// This bounds the memory, see [`MemoryLimiter`]. On a 32-bit target it is at most 2^22.
     ///
     /// The table has about two and a half slots for each key, and forgets no state before nearly all
@@ -53,14 +53,14 @@ impl MemoryLimiterBuilder {
         self
     }
 
-    /// Sets the least number of dated entries that the limiter has room for, of all logs and sub-windows together: up
-    /// to 2^32, 65,536 by default. It always has room for at least 15 for each of its [`max_keys`](Self::max_keys).
-    /// More entries take more memory, 21.3 bytes each. On a 32-bit target they are at most 2^26. A larger number is
-    /// taken as the most.
+    /// Sets the least number of dated entries for which the limiter has room, for all logs and sub-windows together:
+    /// up to 2^32, 65,536 by default. It always has room for at least 15 for each of its
+    /// [`max_keys`](Self::max_keys). More entries take more memory, 21.3 bytes each. On a 32-bit target they are at
+    /// most 2^26. A larger number counts as the maximum.
     ///
     /// A single key may use all entries. The limiter does [not support](crate::limiter::Limiter::supports) a quota
-    /// under which one key may need more: a log needs an entry for each unit of its limit, a sliding window one for
-    /// each bucket and two more.
+    /// under which one key may need more: a log needs an entry for each unit of its limit, and a sliding window one
+    /// for each bucket and two more.
     pub fn min_entries(mut self, entries: usize) -> Self {
         self.setup.entries = entries;
         self
@@ -74,15 +74,15 @@ impl MemoryLimiterBuilder {
 
     /// Reads this clock instead of the [system's](crate::clock::SystemClock).
     ///
-    /// The limiter's time reaches from about 200 days before it was built to 12 years after. Beyond that
-    /// it stands still.
+    /// The limiter can represent times from about 200 days before it was built to 12 years after. Beyond
+    /// that it stands still.
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = Some(AnyClock::Other(Arc::new(clock)));
         self
     }
 
     /// Adds an observer, which sees keys that are forgotten or denied because there is no room. The observers of
-    /// [layers](crate::RateLimitLayer::observer) see them without that.
+    /// [layers](crate::RateLimitLayer::observer) see them anyway.
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         self.setup.observers.add(&(Arc::new(observer) as Arc<dyn Observer>));
         self
@@ -117,7 +117,7 @@ impl MemoryLimiterBuilder {
     }
 }
 
-/// Returns seeds from the system's randomness, by way of the standard library's hash map keys.
+/// Returns random seeds of the system, which the standard library's hash maps have.
 fn random_seeds() -> [u64; 2] {
     [(); 2].map(|()| RandomState::new().hash_one(0_u64))
 }

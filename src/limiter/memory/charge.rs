@@ -1,4 +1,4 @@
-//! The one step that locks, reads, decides and writes: charges of any number and of any states.
+//! The step that locks, reads, decides and writes, for any number of charges and any states.
 
 use std::collections::HashSet;
 
@@ -49,7 +49,7 @@ impl States {
     }
 
     /// Locks the state of this hold, reads it, and writes what `decide` changes, if there is room. Returns what
-    /// `decide` returns, and whether there was room. It asks both again if the table has to grow.
+    /// `decide` returns, and whether there was room. It calls `decide` again if the table has to grow.
     #[inline(always)]
     fn update<'a, T>(
         &'a self,
@@ -62,7 +62,8 @@ impl States {
             let mut holds = [hold()];
             let set = LockedSet::lock(self, &mut holds);
             let [hold] = set.holds;
-            // After the lock: an older reading would look like a clock that stepped back, and rewind the state.
+            // Reads the clock after the lock: an older reading would look like a clock that stepped back, and rewind
+            // the state.
             let now = self.now_after();
             self.read(hold, now);
             let decided = decide(hold, now);
@@ -77,8 +78,8 @@ impl States {
         }
     }
 
-    /// Takes all charges or none, and returns whether it took them; or, if it does not take, whether it would. The
-    /// charges should be for different (policy, key) pairs.
+    /// Takes all charges or none, and returns whether it took them. If it only peeks, it returns whether it would
+    /// take them. The charges should be for different (policy, key) pairs.
     #[inline(never)]
     pub(super) fn charge_all(&self, charges: &[Charge<'_>], decisions: &mut Several, takes: bool) -> bool {
         self.go_on_growing();
@@ -89,15 +90,15 @@ impl States {
                 Ok(allowed) => return allowed,
                 Err(NoRoom(key)) => {
                     self.grow_for(key);
-                    // All charges are tried again, so up to one line for each charge is split first. Otherwise a large
-                    // set of new keys would be tried again for every few keys.
+                    // The whole set is tried again, so as many lines are split first as the set has charges. Otherwise
+                    // a large set of new keys would fill the table again and again, and be tried again each time.
                     self.grow_for_set(charges.len());
                 }
             }
         }
     }
 
-    /// Does what [`charge_all`](Self::charge_all) says, or nothing if the table has to grow for one of the keys.
+    /// Does what [`charge_all`](Self::charge_all) does, or nothing if the table has to grow for one of the keys.
     fn try_charge_all(
         &self,
         charges: &[Charge<'_>],
@@ -118,7 +119,7 @@ impl States {
             holds.push(hold);
         }
         let set = LockedSet::lock(self, holds.as_mut_slice());
-        // After the locks, as in `update`.
+        // Reads the clock after the locks, as in `update`.
         let now = self.now_after();
         for (at, (charge, hold)) in charges.iter().zip(set.holds.iter_mut()).enumerate() {
             self.read(hold, now);
@@ -184,7 +185,7 @@ impl States {
             return; // another thread makes it
         }
         while let Some((refund, _)) = self.queue_refunds.next(queue) {
-            // The observer or the clock may panic. The next refund is made anyway.
+            // The observer or the clock may panic. If one of them does, the next refund is still made.
             contained(|| {
                 if self.refund_once(&refund.policy, &refund.key, &refund.receipt) {
                     self.queue_refunds.keep(queue, refund, Timestamp::from_micros(self.now_after().at));
@@ -193,8 +194,8 @@ impl States {
         }
     }
 
-    /// Refunds what a receipt still holds, under the slot's lock. Returns whether that had no effect because a later
-    /// slot of the queue is taken.
+    /// Refunds what a receipt still holds, under the slot's lock. Returns whether the refund had no effect, because
+    /// a later slot of the queue is taken.
     #[inline(never)]
     pub(super) fn refund_once(&self, policy: &Policy, key: &Key, receipt: &Receipt) -> bool {
         let own = Pair { at: receipt.at_us(), n: receipt.part() };
@@ -205,7 +206,7 @@ impl States {
     /// Forgets a key's state under a policy's name, for all quotas of that name.
     pub(super) fn reset(&self, policy: &Policy, key: &Key) {
         if let Decider::Places(_) = policy.quota().decider() {
-            // Counts before the slot is locked, so a run that begins there later has another number.
+            // The counter is raised before the slot is locked, so a run that begins there later has another number.
             self.resets.fetch_add(1, Ordering::Relaxed);
         }
         self.queue_refunds.forget(self.fingerprint(policy, key));

@@ -1,15 +1,15 @@
 //! The arena of the states that are larger than a word: pairs of two words, and dated entries of logs and sub-windows.
 //!
-//! A state is a [`Chain`] of blocks of 128 bytes. A key may use all blocks that there are. The first block holds what
-//! belongs to the whole chain, and its number is the word of the key's slot. Only the thread that has locked that slot
-//! touches a chain.
+//! A state is a [`Chain`] of blocks of 128 bytes. A single key may use all blocks. The first block also holds the
+//! words that describe the whole chain, and its number is the word of the key's slot. Only the thread that has locked
+//! that slot touches a chain.
 //!
 //! A state that names no [version](super::versions) has a *head* in front of its blocks: one more block, with the
 //! numbers of its quota. The head also has the state's pair, or says where its entries begin, and its number is the
 //! word of the key's slot. So a pair needs no other block.
 //!
-//! There are at least as many blocks as slots, so entries never run out, unless most states are logs with heads. A
-//! chain that finds no free block *folds* its own entries: two neighbours become one entry of the later date. Folded
+//! There are at least as many blocks as slots, so entries never run out, unless most states are logs with heads. If
+//! no block is free, a chain *folds* its own entries: two neighbours become one entry of the later date. Folded
 //! entries count for longer than they should, never for less time, and no key is forgotten.
 
 use crate::algorithm::Pair;
@@ -52,10 +52,11 @@ const _: () = assert!(ENTRIES as u64 <= COUNT_MASK);
 /// Lists of free blocks, so that threads seldom wait for each other.
 const LISTS: usize = 16;
 
-/// A fold looks at one of this many blocks, from the oldest on.
+/// A fold begins at one of this many oldest blocks, which is drawn by lot.
 const FOLDED_WITHIN: u32 = 32;
 
-/// Blocks of entries. Each is in one chain, in one list of free blocks, or was never used. They are numbered from 1.
+/// Blocks of entries. Each block is in one chain, in one list of free blocks, or was never used. They are numbered from
+/// 1.
 pub(super) struct EntryArena {
     /// The first one is not used.
     blocks: Box<[[AtomicU64; WORDS_PER_BLOCK]]>,
@@ -75,9 +76,9 @@ pub(super) struct Chain {
     head: u32,
     first: u32,
     last: u32,
-    /// Entries of the first block that are gone already. Each block but the last is filled to its end.
+    /// The number of entries of the first block that are gone. Each block but the last is filled to its end.
     skip: usize,
-    /// Entries in the last block, the gone ones included.
+    /// The number of entries in the last block, including those that are gone.
     filled: usize,
 }
 
@@ -95,12 +96,12 @@ impl Chain {
         self.filled > if self.first == self.last { self.skip } else { 0 }
     }
 
-    /// Whether one more entry takes a block.
+    /// Returns whether one more entry takes another block.
     pub(super) fn wants_block(&self) -> bool {
         self.first == NONE && self.head == NONE || self.filled == ENTRIES
     }
 
-    /// Whether the first entry takes a block beside the head.
+    /// Returns whether the first entry takes a block beside the head.
     pub(super) fn wants_entries(&self) -> bool {
         self.first == NONE || self.head == NONE
     }
@@ -118,11 +119,11 @@ impl EntryArena {
     }
 
     fn blocks_for(entries: usize, blocks: usize) -> usize {
-        // One more block, because the oldest block of a chain may be partly unused.
+        // A chain gets one more block, because its oldest block may be partly unused.
         (entries.div_ceil(ENTRIES) + 1).max(blocks).min(BLOCKS_MAX)
     }
 
-    /// Returns how many entries one key can have in an arena that is made like this.
+    /// Returns how many entries one key can have in an arena of this size.
     pub(super) fn entries_for(entries: usize, blocks: usize) -> usize {
         (Self::blocks_for(entries, blocks) - 1) * ENTRIES
     }
@@ -133,7 +134,7 @@ impl EntryArena {
 
     // Chains ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Reads the chain that begins with this block; one without blocks if there is none.
+    /// Reads the chain that begins with this block. Without a block, the chain has no blocks.
     pub(super) fn load(&self, first: u32) -> Chain {
         if first == NONE {
             return Chain::default();
@@ -141,7 +142,7 @@ impl EntryArena {
         Chain { first, ..self.described(first) }
     }
 
-    /// Reads the chain that begins with this head; one without blocks if there is none.
+    /// Reads the chain that begins with this head. Without a head, the chain has no blocks.
     pub(super) fn load_headed(&self, head: u32) -> Chain {
         if head == NONE {
             return Chain::default();
@@ -194,7 +195,7 @@ impl EntryArena {
         Some(Chain { first: block, last: block, ..Chain::default() })
     }
 
-    /// Allocates a block for the first entry of a chain that is to have a head, if there is a free block.
+    /// Allocates a block for the first entry of a chain that will get a head, if there is a free block.
     pub(super) fn spare(&self, owner: Fingerprint) -> Option<u32> {
         self.allocate(owner)
     }
@@ -274,7 +275,7 @@ impl EntryArena {
         }
         self.set_word(chain.head, PAIR, pair.at);
         self.set_word(chain.head, PAIR + 1, pair.n);
-        // The pair counts as one entry that is in no block.
+        // A pair counts as one entry, although it is in no block.
         *chain = Chain { head: chain.head, filled: 1, ..Chain::default() };
     }
 
@@ -311,7 +312,7 @@ impl EntryArena {
         }
     }
 
-    /// Adds units to the entry that starts at `start`, which is the newest or newer.
+    /// Adds units to the entry that starts at `start`. That is the newest entry, or a new one.
     pub(super) fn push(&self, owner: Fingerprint, chain: &mut Chain, start: u64, units: u64) {
         let newest = self.view(chain).newest();
         chain.total += units;
@@ -347,7 +348,7 @@ impl EntryArena {
     /// Makes room in a full last block: by moving its entries, or else by folding them.
     fn fold_last(&self, chain: &mut Chain) {
         let from = if chain.first == chain.last { chain.skip } else { 0 };
-        let entries = (from..ENTRIES).map(|place| (chain.last, place));
+        let entries = (from..ENTRIES).map(|index| (chain.last, index));
         let (entries, count) = self.folded(entries, if from > 0 { 1 } else { 2 });
         self.set_all(chain.last, 0, &entries, count);
         chain.filled = count;
@@ -356,15 +357,15 @@ impl EntryArena {
         }
     }
 
-    /// Takes units out of the entry that starts at `start`.
+    /// Removes units from the entry that starts at `start`.
     pub(super) fn remove_units(&self, owner: Fingerprint, chain: &mut Chain, start: u64, units: u64) {
-        let Some((block, place)) = self.places(chain).find(|(block, place)| self.entry(*block, *place).0 == start)
+        let Some((block, index)) = self.positions(chain).find(|(block, index)| self.entry(*block, *index).0 == start)
         else {
             return;
         };
-        let (_, held) = self.entry(block, place);
+        let (_, held) = self.entry(block, index);
         let taken = units.min(held);
-        self.set(block, place, (start, held - taken));
+        self.set(block, index, (start, held - taken));
         chain.total -= taken;
         if chain.total == 0 {
             self.empty(owner, chain);
@@ -373,15 +374,15 @@ impl EntryArena {
         }
     }
 
-    /// Drops the newest entries that hold no units: the newest entry left says when all of the quota is back. It walks
-    /// the chain once.
+    /// Drops the newest entries that hold no units, because the newest entry says when the whole quota is back. It
+    /// walks the chain once.
     fn drop_empty_newest(&self, owner: Fingerprint, chain: &mut Chain) {
         if self.view(chain).newest().is_none_or(|(_, units)| units > 0) {
             return;
         }
-        let newest = self.places(chain).filter(|(block, place)| self.entry(*block, *place).1 > 0).last();
-        if let Some((block, place)) = newest {
-            self.cut(owner, chain, block, place + 1);
+        let newest = self.positions(chain).filter(|(block, index)| self.entry(*block, *index).1 > 0).last();
+        if let Some((block, index)) = newest {
+            self.cut(owner, chain, block, index + 1);
         }
     }
 
@@ -393,8 +394,8 @@ impl EntryArena {
         (chain.last, chain.filled) = (block, filled);
     }
 
-    /// Frees a block of a chain at the price of its precision: two neighbouring blocks become one. Returns `false` if
-    /// the chain has a single block.
+    /// Frees a block of a chain at the price of precision: two neighbouring blocks become one. Returns `false` if the
+    /// chain has a single block.
     pub(super) fn fold(&self, owner: Fingerprint, chain: &mut Chain) -> bool {
         if chain.first == chain.last {
             return false;
@@ -410,10 +411,10 @@ impl EntryArena {
         let gone = self.next(block);
         let from = if block == chain.first { chain.skip } else { 0 };
         let until = if gone == chain.last { chain.filled } else { ENTRIES };
-        let entries = (from..ENTRIES).map(|place| (block, place)).chain((0..until).map(|place| (gone, place)));
+        let entries = (from..ENTRIES).map(|index| (block, index)).chain((0..until).map(|index| (gone, index)));
         let (folded, count) = self.folded(entries, 2);
-        // Each block but the last is filled to its end, and only the first may be empty at its beginning. So a fold of
-        // two full blocks is full itself.
+        // Each block but the last is filled to its end, and only the first may be empty at its beginning. So two full
+        // blocks fold into a full one.
         let begin = if gone == chain.last { 0 } else { ENTRIES - count };
         debug_assert!(begin == 0 || block == chain.first, "only the first block may be empty at its beginning");
         self.set_all(block, begin, &folded, count);
@@ -429,12 +430,12 @@ impl EntryArena {
         true
     }
 
-    /// Returns as many neighbours as `each` says as one entry of the latest date, and how many entries there are.
-    fn folded(&self, places: impl Iterator<Item = (u32, usize)>, each: usize) -> ([(u64, u64); ENTRIES], usize) {
+    /// Joins each `each` neighbours to one entry of the latest date. Returns the entries and their number.
+    fn folded(&self, positions: impl Iterator<Item = (u32, usize)>, each: usize) -> ([(u64, u64); ENTRIES], usize) {
         let mut folded = [(0, 0); ENTRIES];
         let mut count = 0;
-        for (at, (block, place)) in places.enumerate() {
-            let (start, units) = self.entry(block, place);
+        for (at, (block, index)) in positions.enumerate() {
+            let (start, units) = self.entry(block, index);
             if let Some(entry) = folded.get_mut(at / each) {
                 *entry = (start, entry.1 + units);
                 count = at / each + 1;
@@ -458,27 +459,27 @@ impl EntryArena {
         }
     }
 
-    /// The clock stepped back: entries that start later start at `move_to` now, and become one of at most `most` units.
+    /// Handles a clock that stepped back: the entries that start after `move_to` become one entry of at most `most`
+    /// units, which starts there.
     fn move_to(&self, owner: Fingerprint, chain: &mut Chain, move_to: u64, most: u64) {
-        let later = |(block, place): &(u32, usize)| self.entry(*block, *place).0 >= move_to;
-        let Some((block, place)) = self.places(chain).find(later) else { return };
-        let sum: u64 = self.places(chain).filter(later).map(|(block, place)| self.entry(block, place).1).sum();
+        let later = |(block, index): &(u32, usize)| self.entry(*block, *index).0 >= move_to;
+        let Some((block, index)) = self.positions(chain).find(later) else { return };
+        let sum: u64 = self.positions(chain).filter(later).map(|(block, index)| self.entry(block, index).1).sum();
         let moved = sum.min(most);
-        self.set(block, place, (move_to, moved));
+        self.set(block, index, (move_to, moved));
         chain.total = chain.total - sum + moved;
-        self.cut(owner, chain, block, place + 1);
+        self.cut(owner, chain, block, index + 1);
     }
 
     // Blocks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns the owner of a block that is drawn by lot, if the block was ever used. A free block names its last
-    /// owner.
+    /// Returns the owner of a random block, if the block was ever used. A free block still names its last owner.
     pub(super) fn draw_owner(&self) -> Option<Fingerprint> {
         let owner = self.word(self.draw() % self.last() + 1, OWNER);
         (owner != 0).then(|| Fingerprint::new(owner))
     }
 
-    /// Whether there is a free block.
+    /// Returns whether there is a free block.
     pub(super) fn has_free(&self) -> bool {
         self.untouched.load(Ordering::Relaxed) <= u64::from(self.last())
             || self.free.iter().any(|list| *lock(list) != NONE)
@@ -489,8 +490,8 @@ impl EntryArena {
         let block = self
             .take_free(own)
             .or_else(|| {
-                // Relaxed: the thread that gets a block is the first to touch it. The load before the addition keeps
-                // the counter from growing for ever.
+                // Relaxed: the thread that gets a block is the first to touch it. The counter is read before it is
+                // raised, so that it stops growing once all blocks are used.
                 let left = self.untouched.load(Ordering::Relaxed) <= u64::from(self.last());
                 let block = if left { self.untouched.fetch_add(1, Ordering::Relaxed) } else { u64::MAX };
                 u32::try_from(block).ok().filter(|block| *block <= self.last())
@@ -526,9 +527,9 @@ impl EntryArena {
         ((draw ^ draw >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32 // shifted into range
     }
 
-    fn places<'a>(&'a self, chain: &Chain) -> EntryPositions<'a> {
+    fn positions<'a>(&'a self, chain: &Chain) -> EntryPositions<'a> {
         let block = if chain.has_entry() { chain.first } else { NONE };
-        EntryPositions { arena: self, block, place: chain.skip, last: chain.last, filled: chain.filled }
+        EntryPositions { arena: self, block, index: chain.skip, last: chain.last, filled: chain.filled }
     }
 
     fn next(&self, block: u32) -> u32 {
@@ -539,13 +540,13 @@ impl EntryArena {
         self.set_word(block, NEXT, u64::from(next));
     }
 
-    fn entry(&self, block: u32, place: usize) -> (u64, u64) {
-        let at = FIRST_ENTRY + 2 * place;
+    fn entry(&self, block: u32, index: usize) -> (u64, u64) {
+        let at = FIRST_ENTRY + 2 * index;
         (self.word(block, at), self.word(block, at + 1))
     }
 
-    fn set(&self, block: u32, place: usize, (start, units): (u64, u64)) {
-        let at = FIRST_ENTRY + 2 * place;
+    fn set(&self, block: u32, index: usize, (start, units): (u64, u64)) {
+        let at = FIRST_ENTRY + 2 * index;
         self.set_word(block, at, start);
         self.set_word(block, at + 1, units);
     }
@@ -580,7 +581,7 @@ fn list_of(owner: Fingerprint) -> usize {
 struct EntryPositions<'a> {
     arena: &'a EntryArena,
     block: u32,
-    place: usize,
+    index: usize,
     last: u32,
     filled: usize,
 }
@@ -592,11 +593,11 @@ impl Iterator for EntryPositions<'_> {
         if self.block == NONE {
             return None;
         }
-        let here = (self.block, self.place);
-        self.place += 1;
+        let here = (self.block, self.index);
+        self.index += 1;
         let is_last = self.block == self.last;
-        if self.place >= if is_last { self.filled } else { ENTRIES } {
-            self.place = 0;
+        if self.index >= if is_last { self.filled } else { ENTRIES } {
+            self.index = 0;
             self.block = if is_last { NONE } else { self.arena.next(self.block) };
         }
         Some(here)
@@ -619,13 +620,13 @@ impl LogEntries for ChainView<'_> {
     }
 
     fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.arena.places(self.chain).map(|(block, place)| self.arena.entry(block, place))
+        self.arena.positions(self.chain).map(|(block, index)| self.arena.entry(block, index))
     }
 }
 
 #[cfg(all(test, not(ratelimit_loom)))]
 impl EntryArena {
-    /// Returns how many blocks are free, by taking them all.
+    /// Counts the free blocks, by taking them all.
     pub(super) fn free_blocks(&self) -> usize {
         let owner = Fingerprint::new(7 << 40);
         let blocks: Vec<u32> = std::iter::from_fn(|| self.allocate(owner)).collect();

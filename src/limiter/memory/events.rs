@@ -1,4 +1,4 @@
-//! Events for the observer, which it gets once no lock is held.
+//! Events that the observer gets once no lock is held.
 
 use crate::base::sync::contained;
 use crate::base::wait::Wait;
@@ -15,7 +15,7 @@ const FULL_RETRY_US: u64 = 1_000_000;
 pub(super) struct PendingEvents<'a> {
     states: &'a States,
     events: Vec<LimiterEvent>,
-    /// Whether a panic of the observer would lose a receipt without which units stay held.
+    /// True if a panic of the observer would lose a receipt, so that units would stay held.
     pub(super) is_contained: bool,
 }
 
@@ -24,18 +24,18 @@ impl<'a> PendingEvents<'a> {
         Self { states, events: Vec::new(), is_contained: false }
     }
 
-    /// Notes that a key was forgotten; `throttled` if it was out of allowance.
+    /// Notes that a key was forgotten. `throttled` is true if the key was out of allowance.
     pub(super) fn evicted(&mut self, throttled: bool) {
         self.events.push(LimiterEvent::evicted(throttled));
     }
 
-    /// Reports the events. Out of line, so that dropping none of them stays in place (`benches/instructions`, "state
+    /// Reports the events. Not inlined, so that the check for no events is inlined (`benches/instructions`, "state
     /// of two words").
     #[cold]
     fn report(&self) {
         for event in &self.events {
             let report = || self.states.setup.observers.report(event);
-            // A second panic that leaves a destructor would end the process.
+            // The process would end if a second panic left a destructor.
             if self.is_contained || std::thread::panicking() { contained(report) } else { report() }
         }
     }
@@ -77,7 +77,7 @@ mod tests {
         }
     }
 
-    /// A second panic that leaves a destructor would end the process.
+    /// The process would end if a second panic left a destructor.
     #[test]
     fn observer_that_panics_after_the_clock_ends_no_process() {
         let setup = Setup { capacity: 1, entries: 1, ..Setup::default() };

@@ -5,26 +5,26 @@
 //! background:
 //!
 //! 1. The table uses the new lines from now on ([`Announced`](Growth::Announced)). A thread that is about to place a
-//!    key by the old mask holds a stripe. So all stripes are passed through once.
+//!    key by the old mask holds a stripe. So the growing thread locks and unlocks each stripe once.
 //! 2. Each call that takes the long way splits a few lines, in order ([`Splitting`](Growth::Splitting)). A key that is
-//!    not found in its lines may be in those that they are split from. A new line stays empty until its split is done,
-//!    so every key that has to leave finds its new slot free.
+//!    not in its lines may still be in the lines from which these are split. A new line stays empty until its split is
+//!    done, so every key that has to leave finds its new slot free.
 //! 3. When all are split ([`Settled`](Growth::Settled)), the table may double again.
 //!
-//! A key moves under its stripe, like every key. It moves to a later slot. So a [walk](States::walk), which goes by the
-//! order of slots, misses no key. It may meet a key twice.
+//! A key moves under its stripe, like every key. It moves to a later slot. So a [walk](States::walk), which visits the
+//! slots in order, misses no key, but may meet a key twice.
 //!
-//! The table never shrinks: expired states are free space, which costs nothing but the distance between the keys.
+//! The table never shrinks. Expired states are free space, which only makes the keys lie further apart.
 
 use super::slot_table::{Fingerprint, Growth, SlotRef};
 use super::states::States;
 use super::word::NO_STATE;
 use crate::base::sync::{MutexGuard, lock, try_lock};
 
-/// Lines that a call splits on its way.
+/// The number of lines that each call splits.
 const LINES_PER_CALL: usize = 4;
 
-/// Lines that a call splits that finds no room although its own lines are split.
+/// The number of lines that a call splits if it finds no room although its own lines are split.
 const LINES_FOR_ROOM: usize = 16;
 
 impl States {
@@ -71,7 +71,7 @@ impl States {
         }
     }
 
-    /// Splits lines that were not split in order yet.
+    /// Splits the next lines in order.
     fn split_lines(&self, mut next: MutexGuard<'_, usize>, count: usize) {
         if self.table.growth() == Growth::Settled {
             return; // another thread was quicker
@@ -85,13 +85,14 @@ impl States {
         }
     }
 
-    /// Moves a key to its first line, in which the table has room now: a charge looks there first.
-    fn move_home(&self, place: SlotRef<'_>) -> bool {
-        let moved = place.read().and_then(|seen| self.vacate(seen, self.free_until(self.now()), false));
-        moved.inspect(|place| place.unlock(0, NO_STATE)).is_some()
+    /// Moves a key to its first line, where a charge looks first, if the table now has room there.
+    fn move_home(&self, slot: SlotRef<'_>) -> bool {
+        let moved = slot.read().and_then(|seen| self.vacate(seen, self.free_until(self.now()), false));
+        moved.inspect(|slot| slot.unlock(0, NO_STATE)).is_some()
     }
 
-    /// Under the lock of the growth: moves the keys of a line that have to leave it. Returns whether there are any.
+    /// Moves the keys that have to leave a line. The caller holds the lock of the growth. Returns whether there are
+    /// any.
     fn split(&self, line: usize) -> bool {
         let mut has_any = false;
         for (from, to) in self.table.splits(line) {
@@ -106,7 +107,7 @@ impl States {
             if self.is_free(seen, self.free_until(self.now_under_lock(seen))) {
                 self.free_blocks(seen);
             } else {
-                to.lock().place.unlock(seen.tag, seen.word);
+                to.lock().slot.unlock(seen.tag, seen.word);
             }
             from.unlock(0, NO_STATE);
         }
@@ -210,9 +211,9 @@ mod tests {
         assert!(table.growth() == Growth::Settled);
         let first = |key| table.parents(key)[0]; // before it was split
         let is_away = |seen: &Seen<'_>| {
-            seen.tag != 0 && table.line_of(seen.place) % (table.in_use() / 2) != first(Fingerprint::of_tag(seen.tag))
+            seen.tag != 0 && table.line_of(seen.slot) % (table.in_use() / 2) != first(Fingerprint::of_tag(seen.tag))
         };
-        let away = table.places().filter_map(SlotRef::read).filter(is_away).count();
+        let away = table.all_slots().filter_map(SlotRef::read).filter(is_away).count();
         assert!(away < 3_000, "{away} of 20,000 keys are in their second lines"); // twice as many if none returned
     }
 

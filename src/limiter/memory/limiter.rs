@@ -23,13 +23,13 @@ use super::states::States;
 /// A limiter in this process's memory, for every algorithm and any mix of quotas.
 ///
 /// Clones share one table. A set of charges is [atomic](crate::limiter::Atomicity::Atomic): an admitted
-/// set is decided at one instant. A refused set takes nothing, and may report each of its states as of an
-/// instant of its own during the call. Nothing runs in the background.
+/// set is decided at one instant. A refused set takes nothing. It may report its states at different
+/// instants of the call. Nothing runs in the background.
 ///
 /// # Memory
 ///
-/// Memory is bounded for any input. [`bytes`](Self::bytes) returns the bound, which is reserved; only what was touched
-/// is resident.
+/// Memory is bounded for any input. [`bytes`](Self::bytes) returns the bound. That much memory is reserved, and only
+/// the touched part is resident.
 ///
 /// * A limiter of capacity `n` has a table of at most `40·n` bytes (40 MB for a million keys). The table
 ///   begins with 32 to 64 kB and doubles when a key finds no room, so it takes about 20 to 60 bytes for each
@@ -48,16 +48,16 @@ use super::states::States;
 /// entry may have no effect. The limit is never more permissive, and no key is forgotten because there are no
 /// entries.
 ///
-/// While the table grows, each call moves a few keys. The call that begins it takes some 20 microseconds
-/// more. No key is forgotten or denied before the table has its full size.
+/// While the table grows, each call moves a few keys. The call that begins the growth takes some 20
+/// microseconds more. No key is forgotten or denied before the table has its full size.
 ///
 /// An expired state is free space; no sweep is needed. When all slots that a new key may use are live,
 /// [`OnFull`](super::OnFull) decides. With a million keys in a table of that capacity, the limiter forgets fewer than
 /// ten.
 ///
 /// [Meters](crate::quota::Quota::meter) and the units of requests in flight are never evicted, so many of them make the
-/// table grow sooner. They take about half of the slots at most, and a new one that finds no room is denied: fewer than
-/// one in 1,000 while there are no more of them than `n`. Meters beyond 16,382
+/// table grow sooner. They take about half of the slots at most, and a new one that finds no room is denied. While
+/// there are at most `n` of them, that happens to fewer than one in 1,000. Meters beyond 16,382
 /// [quotas](crate::limiter::memory#changed-quotas) are evicted like other keys.
 ///
 /// The limiter does not store keys. It stores fingerprints of 50 bits, made with a secret from the
@@ -87,8 +87,8 @@ impl MemoryLimiter {
 
     /// Takes `cost` units of a [concurrency limit](Quota::concurrent), and holds them until the
     /// [`Place`] is dropped. [`Ready::hold`](crate::limiter::Ready::hold) waits if they are not
-    /// free. The [receipt](crate::limiter::Receipt) of a charge that is dropped instead of refunded
-    /// leaves its units held.
+    /// free. If the [receipt](crate::limiter::Receipt) of a charge is dropped instead of refunded,
+    /// its units stay held.
     ///
     /// ```
     /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
@@ -132,8 +132,8 @@ impl MemoryLimiter {
         self.take_as(charges, |decision| decision)
     }
 
-    /// Takes all charges, or none of them, and returns what `answer` makes of the decision. Each way makes the whole
-    /// answer, because a decision about several charges is large, and would be copied to where both ways meet.
+    /// Takes all charges, or none of them, and returns the result of `answer` for the decision. Each branch makes
+    /// the whole answer. A decision about several charges is large, and would be copied if the branches met before.
     #[inline(always)]
     fn take_as<T>(&self, charges: &[Charge<'_>], answer: impl FnOnce(Decision) -> T) -> T {
         match charges {
@@ -176,7 +176,8 @@ impl MemoryLimiter {
         refunds.iter().for_each(|Refund { policy, key, receipt }| self.0.refund(policy, key, receipt));
     }
 
-    /// Makes a refund as the script on Redis does: it is not kept. Returns whether a later slot of the queue is taken.
+    /// Makes a refund as the script on Redis does, without keeping it. Returns whether a later slot of the queue is
+    /// taken.
     #[cfg(all(test, feature = "_redis"))]
     pub(crate) fn refund_once(&self, refund: &Refund) -> bool {
         self.0.refund_once(&refund.policy, &refund.key, &refund.receipt)
@@ -190,15 +191,15 @@ impl MemoryLimiter {
     /// Copies all live states, to be [restored](super::MemoryLimiterBuilder::restore) later, so that a daily
     /// quota survives a deploy.
     ///
-    /// Each state is copied at an instant of its own. The snapshot holds no keys, but fingerprints and
-    /// the secret that they were made with; protect it as you protect a log of clients. It takes about
-    /// 24 bytes for each key.
+    /// Each state is copied at an instant of its own. The snapshot holds no keys, but their
+    /// fingerprints and the secret of these. Protect it as you protect a log of clients. It takes
+    /// about 24 bytes for each key.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         Snapshot::of(&self.0).write()
     }
 
-    /// Returns the maximum number of bytes that the states can take. Only what was touched is resident.
+    /// Returns the maximum number of bytes that the states can take. Only the touched part is resident.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.bytes()

@@ -12,13 +12,13 @@ use super::slot_table::SlotRef;
 use super::states::{States, stripe_of};
 use crate::base::sync::MutexGuard;
 
-/// States of a request that need no memory of their own.
+/// The number of states of a request that need no allocation.
 pub(super) const INLINE: usize = 4;
 
 /// A set of more states than this is sorted. For fewer, looking for the next one is faster.
 pub(super) const MANY: usize = 32;
 
-/// Locked states. Dropped, it unlocks those that were not written, as they were.
+/// Locked states. When it is dropped, it unlocks the states that were not written, as they were.
 pub(super) struct LockedSet<'a, H: AsMut<[LockedKey<'a>]>> {
     states: &'a States,
     pub(super) holds: H,
@@ -32,9 +32,9 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
     pub(super) fn lock(states: &'a States, holds: H) -> Self {
         let mut set = Self { states, holds, stripes: SmallVec::new() };
         loop {
-            // Does each key have its slot, or is it certain that it has none?
+            // True if each key has either its slot, or certainly none.
             let is_known = set.find() || set.find_under_stripes();
-            // Is each slot still its key's, now that it is locked?
+            // True if each slot still belongs to its key, now that it is locked.
             if is_known && set.lock_found() {
                 return set;
             }
@@ -47,7 +47,7 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
     /// locked.
     #[cold]
     fn find_under_stripes(&mut self) -> bool {
-        let missing = self.holds.as_mut().iter().filter(|hold| hold.place.is_none() && !hold.is_twice);
+        let missing = self.holds.as_mut().iter().filter(|hold| hold.slot.is_none() && !hold.is_twice);
         let mut stripes: SmallVec<[usize; INLINE]> = missing.map(|hold| stripe_of(hold.key)).collect();
         stripes.sort_unstable();
         stripes.dedup();
@@ -56,58 +56,58 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
         // this value lives, unless another key lost its slot.
         self.find();
         let is_held =
-            |hold: &LockedKey<'_>| hold.place.is_some() || hold.is_twice || stripes.contains(&stripe_of(hold.key));
+            |hold: &LockedKey<'_>| hold.slot.is_some() || hold.is_twice || stripes.contains(&stripe_of(hold.key));
         self.holds.as_mut().iter().all(is_held)
     }
 
-    /// Notes where the keys are, and returns whether each has a slot.
+    /// Notes the keys' slots, and returns whether each key has one.
     #[inline(always)]
     fn find(&mut self) -> bool {
         let mut is_found = true;
         for hold in self.holds.as_mut().iter_mut().filter(|hold| !hold.is_twice) {
-            hold.place = self.states.table.place_of(hold.key);
-            is_found &= hold.place.is_some();
+            hold.slot = self.states.table.slot_of(hold.key);
+            is_found &= hold.slot.is_some();
         }
         is_found
     }
 
-    /// Locks the slots that were found, in their order, if each still is its key's.
+    /// Locks the slots that were found, in their order, if each slot still belongs to its key.
     #[inline(always)]
     fn lock_found(&mut self) -> bool {
         if self.holds.as_mut().len() > MANY {
             return self.lock_found_of_many();
         }
-        let order = |hold: &LockedKey<'_>| hold.place.map(SlotRef::address);
+        let order = |hold: &LockedKey<'_>| hold.slot.map(SlotRef::address);
         let mut last = None;
         while let Some(hold) =
             self.holds.as_mut().iter_mut().filter(|hold| order(hold) > last).min_by_key(|hold| order(hold))
         {
             last = order(hold);
-            hold.slot = hold.place.and_then(|place| place.lock_key(hold.key));
+            hold.locked = hold.slot.and_then(|slot| slot.lock_key(hold.key));
             // Another key got the slot between the search and the lock. The caller searches again.
-            if hold.slot.is_none() {
+            if hold.locked.is_none() {
                 return false;
             }
         }
-        // A slot that got another key in between may have been found for two keys. Then only one of the two keys is
-        // locked.
-        self.holds.as_mut().iter().all(|hold| hold.place.is_none() || hold.slot.is_some())
+        // One slot may have been found for two keys, if it changed hands in between. Then only one of the two keys
+        // is locked.
+        self.holds.as_mut().iter().all(|hold| hold.slot.is_none() || hold.locked.is_some())
     }
 
     /// As [`lock_found`](Self::lock_found), in time that grows with the logarithm of the number of holds for each.
     #[inline(never)]
     fn lock_found_of_many(&mut self) -> bool {
         let holds = self.holds.as_mut();
-        let placed = |(at, hold): (usize, &LockedKey<'_>)| Some((hold.place?.address(), at));
+        let placed = |(at, hold): (usize, &LockedKey<'_>)| Some((hold.slot?.address(), at));
         let mut order: Vec<(usize, usize)> = holds.iter().enumerate().filter_map(placed).collect();
         order.sort_unstable();
         let mut last = None;
         for (address, at) in order {
             let Some(hold) = holds.get_mut(at).filter(|_| last != Some(address)) else { return false };
             last = Some(address);
-            hold.slot = hold.place.and_then(|place| place.lock_key(hold.key));
+            hold.locked = hold.slot.and_then(|slot| slot.lock_key(hold.key));
             // Another key got the slot between the search and the lock. The caller searches again.
-            if hold.slot.is_none() {
+            if hold.locked.is_none() {
                 return false;
             }
         }
@@ -142,8 +142,8 @@ mod tests {
         assert!(states.charge(Charge::new(&policy, &there)).is_allowed());
         for keys in [[&there, &gone], [&gone, &there]] {
             let mut holds = keys.map(|key| states.hold(&policy, key));
-            let place = states.table.place_of(states.fingerprint(&policy, &there));
-            holds.iter_mut().for_each(|hold| hold.place = place);
+            let slot = states.table.slot_of(states.fingerprint(&policy, &there));
+            holds.iter_mut().for_each(|hold| hold.slot = slot);
             let mut set = LockedSet { states: &states, holds: &mut holds, stripes: SmallVec::new() };
             assert!(!set.lock_found());
         }

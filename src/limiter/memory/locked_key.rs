@@ -13,7 +13,7 @@ use super::events::PendingEvents;
 use super::places;
 use super::slot_table::{Fingerprint, HELD_VERSION, Seen, SlotClaim, SlotRef, version_of};
 use super::states::States;
-use super::versions::{UNNAMED, word_layout};
+use super::versions::{UNNUMBERED, word_layout};
 use super::word::{HeldUnits, HeldWord, NO_STATE, Now, block_of, block_word};
 
 /// A key whose slot is locked, or that is known to have none.
@@ -25,21 +25,21 @@ pub(super) struct LockedKey<'a> {
     /// An earlier key of the set is the same: the caller should have summed the charges.
     pub(super) is_twice: bool,
     /// The slot in which the key was found.
-    pub(super) place: Option<SlotRef<'a>>,
+    pub(super) slot: Option<SlotRef<'a>>,
     /// The locked slot as it was; `None` if the key has none, or the slot is written.
-    pub(super) slot: Option<Seen<'a>>,
-    /// There is no room before the table has grown.
+    pub(super) locked: Option<Seen<'a>>,
+    /// The key finds no room before the table has grown.
     pub(super) awaits_growth: bool,
     /// A request that came before waits in line for the key's units.
     pub(super) is_held_back: bool,
-    /// The blocks of the slot, of any version.
+    /// The slot's blocks in the arena, under any version.
     chain: Chain,
-    /// The chain is a new one, which is not in the slot yet.
+    /// True if the chain is new, and not in the slot yet.
     is_begun: bool,
     /// A block for the first entry behind a head.
     spare: Option<u32>,
     state: LoadedState,
-    /// Whether this quota may write the state, if another quota wrote it.
+    /// Says whether this quota may write the state, if another quota wrote it.
     fit: Fit,
     change: StateChange,
 }
@@ -66,7 +66,7 @@ enum StateChange {
     Pair(Pair),
     Clear,
     Entries(Edit),
-    /// Units to take out of the entry that starts then.
+    /// The units to remove from the entry that starts then.
     Remove(u64, u64),
     Held(HeldUnits),
 }
@@ -79,8 +79,8 @@ impl<'a> LockedKey<'a> {
             quota,
             rules: quota.decider(),
             is_twice: false,
-            place: None,
             slot: None,
+            locked: None,
             awaits_growth: false,
             is_held_back: false,
             chain: Chain::default(),
@@ -101,14 +101,14 @@ impl<'a> LockedKey<'a> {
         self.change = StateChange::Nothing;
     }
 
-    /// Makes the hold forget its state.
+    /// Notes that the key forgets its state.
     pub(super) fn clear(&mut self) {
-        if self.slot.is_some() {
+        if self.locked.is_some() {
             self.change = StateChange::Clear;
         }
     }
 
-    /// Makes the hold replace its state by one that was kept elsewhere.
+    /// Notes that a state from elsewhere replaces the key's state.
     pub(super) fn adopt(&mut self, kept: NewState) {
         self.state = kept.into();
         self.change = self.state.as_it_is();
@@ -154,10 +154,10 @@ impl States {
     /// Reads the state of a key that is locked. `now` was read after it was locked, so it is not older than the state.
     #[inline(always)]
     pub(super) fn read(&self, hold: &mut LockedKey<'_>, now: Now) {
-        let Some(seen) = hold.slot else { return };
+        let Some(seen) = hold.locked else { return };
         let has_own_quota = match version_of(seen.tag) {
-            UNNAMED => {
-                hold.version == UNNAMED && self.arena().names(block_of(seen.word), &hold.quota.spec().of_states())
+            UNNUMBERED => {
+                hold.version == UNNUMBERED && self.arena().names(block_of(seen.word), &hold.quota.spec().of_states())
             }
             version => version == hold.version,
         };
@@ -207,21 +207,21 @@ impl States {
     /// Returns the blocks of a slot that is locked and whose state is in the arena.
     pub(super) fn load_chain(&self, seen: Seen<'_>) -> Chain {
         let block = block_of(seen.word);
-        if version_of(seen.tag) == UNNAMED { self.arena().load_headed(block) } else { self.arena().load(block) }
+        if version_of(seen.tag) == UNNUMBERED { self.arena().load_headed(block) } else { self.arena().load(block) }
     }
 
-    /// Returns when the entries of a chain count for nothing, if it has any.
+    /// Returns the instant from which the entries of a chain no longer count, if it has any.
     fn expiry(&self, chain: &Chain, rules: &EntryLog) -> Option<u64> {
         let (start, _) = self.arena().view(chain).newest()?;
         Some(start.saturating_add(rules.life_us()))
     }
 
-    /// Reads a state of another version, as this version takes it over.
+    /// Reads a state of another version, converted to this version.
     #[cold]
     fn take_over(&self, hold: &mut LockedKey<'_>, seen: Seen<'_>, now: Now) {
         let from = match version_of(seen.tag) {
-            // Without a block there is no state.
-            UNNAMED => self.arena().quota(block_of(seen.word)),
+            // If no block is left, the key gets no state.
+            UNNUMBERED => self.arena().quota(block_of(seen.word)),
             version => {
                 let known = self.versions.known().policy(version).map(|policy| *policy.quota());
                 debug_assert!(known.is_some(), "the version of a tag is known as long as a state has it");
@@ -280,8 +280,8 @@ impl States {
         decision
     }
 
-    /// Notes the change of a refund of `units`, as far as the receipt `own` still holds them. Returns whether it
-    /// changes nothing because a later slot of the queue is taken.
+    /// Notes the change by a refund of the part of `units` that the receipt `own` still holds. Returns whether
+    /// the refund changes nothing, because a later slot of the queue is taken.
     pub(super) fn decide_refund(&self, hold: &mut LockedKey<'_>, now: Now, units: u64, own: Pair) -> bool {
         if hold.fit == Fit::Over {
             return false;
@@ -313,7 +313,7 @@ impl States {
     /// Returns `false` if there is no room. Then the locked key changes nothing.
     #[inline(always)]
     pub(super) fn make_room<'a>(&'a self, hold: &mut LockedKey<'a>, now: Now, events: &mut PendingEvents<'_>) -> bool {
-        // A change that only removes units needs no block: so neither this key nor another is forgotten for it.
+        // A change that only removes units needs no new block, so no key is forgotten for it.
         let adds = match hold.change {
             StateChange::Nothing | StateChange::Clear => false,
             StateChange::Held(held) => held.units > 0 && held.pack().is_none(),
@@ -321,7 +321,7 @@ impl States {
             StateChange::Pair(_) | StateChange::Entries(_) => true,
         };
         let has_room = matches!(hold.change, StateChange::Nothing)
-            || (hold.slot.is_some() || self.make_slot(hold, now, events))
+            || (hold.locked.is_some() || self.make_slot(hold, now, events))
                 && (!adds
                     || word_layout(hold.rules, hold.version).is_some()
                     || (!hold.chain.wants_block() || self.make_block(hold)) && self.make_spare(hold));
@@ -332,17 +332,17 @@ impl States {
     }
 
     fn make_slot<'a>(&'a self, hold: &mut LockedKey<'a>, now: Now, events: &mut PendingEvents<'_>) -> bool {
-        // A closed quota may leave nothing, and that needs no slot.
+        // A quota of 0 may leave no state, and no state needs no slot.
         if matches!(hold.change, StateChange::Clear) {
             hold.change_nothing();
             return true;
         }
         match self.claim(hold.key, hold.version, now, events) {
-            SlotClaim::Slot(place) => hold.slot = Some(Seen { place, tag: 0, word: NO_STATE }),
+            SlotClaim::Slot(slot) => hold.locked = Some(Seen { slot, tag: 0, word: NO_STATE }),
             SlotClaim::AfterGrowth => hold.awaits_growth = true,
             SlotClaim::Nothing => {}
         }
-        hold.slot.is_some()
+        hold.locked.is_some()
     }
 
     fn make_block(&self, hold: &mut LockedKey<'_>) -> bool {
@@ -356,7 +356,7 @@ impl States {
 
     /// Makes room for the first entry behind a head.
     fn make_spare(&self, hold: &mut LockedKey<'_>) -> bool {
-        let is_needed = hold.version == UNNAMED && matches!(hold.rules, Decider::EntryLog(_));
+        let is_needed = hold.version == UNNUMBERED && matches!(hold.rules, Decider::EntryLog(_));
         if is_needed && hold.spare.is_none() && hold.chain.wants_entries() {
             self.free_a_block();
             hold.spare = self.arena().spare(hold.key);
@@ -369,7 +369,7 @@ impl States {
     #[inline]
     pub(super) fn write(&self, hold: &mut LockedKey<'_>, now: Now) {
         let LockedKey { key, version, quota, rules, chain, spare, state, change, .. } = hold;
-        let spec = (*version == UNNAMED).then(|| quota.spec().of_states());
+        let spec = (*version == UNNUMBERED).then(|| quota.spec().of_states());
         let word = match (&mut *change, rules) {
             (StateChange::Pair(pair), rules) => match word_layout(rules, *version) {
                 Some(layout) => {
@@ -381,7 +381,7 @@ impl States {
                         Some(spec) => self.arena().set_headed_pair(*key, chain, *pair, spec),
                         None => self.arena().set_pair(*key, chain, *pair),
                     }
-                    // The pair's number may still count at the pair's instant.
+                    // The units of the pair may still count at the pair's instant.
                     self.store_chain(*key, chain, Some(pair.at.saturating_add(1)), now)
                 }
             },
@@ -431,8 +431,8 @@ impl States {
         if let Some(spare) = spare.take() {
             self.arena().free_spare(*key, spare);
         }
-        if let Some(seen) = hold.slot.take() {
-            seen.place.unlock(key.tag(*version), word);
+        if let Some(seen) = hold.locked.take() {
+            seen.slot.unlock(key.tag(*version), word);
         }
     }
 
@@ -448,7 +448,7 @@ impl States {
         if let Some(spare) = hold.spare.take() {
             self.arena().free_spare(hold.key, spare);
         }
-        if let Some(seen) = hold.slot.take() {
+        if let Some(seen) = hold.locked.take() {
             if hold.is_begun {
                 self.free_chain(hold.key, &mut hold.chain);
             }

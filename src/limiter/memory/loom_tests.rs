@@ -49,7 +49,7 @@ fn key(n: u64) -> Fingerprint {
 fn put(table: &SlotTable, key: Fingerprint, version: u16, n: u64) -> bool {
     let free = table.candidates(key).into_iter().find(|seen| seen.word == NO_STATE && seen.try_lock());
     free.is_some_and(|seen| {
-        seen.place.unlock(key.tag(version), live(n));
+        seen.slot.unlock(key.tag(version), live(n));
         true
     })
 }
@@ -85,7 +85,7 @@ fn table_with(n: u64) -> Arc<SlotTable> {
 /// Finds a key, and reads its slot.
 fn find(table: &SlotTable, key: Fingerprint) -> Option<Seen<'_>> {
     loop {
-        let seen = table.place_of(key)?.read();
+        let seen = table.slot_of(key)?.read();
         if let Some(seen) = seen.filter(|seen| Fingerprint::of_tag(seen.tag) == key) {
             return Some(seen);
         }
@@ -113,9 +113,9 @@ fn charge_short(table: &SlotTable, key: Fingerprint, version: u16) -> bool {
 
 /// Charges a key under the lock of its slot.
 fn charge_locked(table: &SlotTable, key: Fingerprint) -> bool {
-    let seen = table.place_of(key).and_then(|place| place.lock_key(key));
+    let seen = table.slot_of(key).and_then(|slot| slot.lock_key(key));
     seen.is_some_and(|seen| {
-        seen.place.set_word(live(number(seen.word).unwrap_or(0) + 1));
+        seen.slot.set_word(live(number(seen.word).unwrap_or(0) + 1));
         true
     })
 }
@@ -124,7 +124,7 @@ fn charge_locked(table: &SlotTable, key: Fingerprint) -> bool {
 fn overwrite(table: &SlotTable, from: Fingerprint, to: Fingerprint, version: u16, n: u64) -> bool {
     let seen = find(table, from).filter(|seen| seen.try_lock());
     seen.is_some_and(|seen| {
-        seen.place.unlock(to.tag(version), live(n));
+        seen.slot.unlock(to.tag(version), live(n));
         true
     })
 }
@@ -192,7 +192,7 @@ fn reader_sees_either_key_whole_while_one_replaces_another() {
             let [one, other] = [table.clone(), table.clone()];
             // Either key may be missed while it comes or goes, but no key is ever seen with the other's state.
             let read_both = move || {
-                for seen in [1, 2].map(|n| one.place_of(key(n)).and_then(SlotRef::read)).into_iter().flatten() {
+                for seen in [1, 2].map(|n| one.slot_of(key(n)).and_then(SlotRef::read)).into_iter().flatten() {
                     let expected = if Fingerprint::of_tag(seen.tag) == key(1) { (1, Some(11)) } else { (2, Some(22)) };
                     assert_eq!((version_of(seen.tag), number(seen.word)), expected);
                 }
@@ -212,7 +212,7 @@ fn charge_never_changes_a_key_that_left_and_came_back() {
             let table = table_with(11);
             let [one, other] = [table.clone(), table.clone()];
             let charge = move || {
-                let seen = one.place_of(key(1)).and_then(SlotRef::read).filter(|seen| seen.tag == key(1).tag(1));
+                let seen = one.slot_of(key(1)).and_then(SlotRef::read).filter(|seen| seen.tag == key(1).tag(1));
                 seen.is_some_and(|seen| seen.replace(live(number(seen.word).unwrap_or(0) + 1)))
             };
             let (charged, came_back) = at_once(is_swapped, charge, move || {
@@ -325,22 +325,22 @@ impl Limiter {
         }
     }
 
-    /// The places of all live states.
+    /// The slots of all live states.
     fn live(&self) -> Vec<usize> {
-        let seen = self.states.table.places().filter_map(SlotRef::read);
-        seen.filter(|seen| seen.tag != 0).map(|seen| seen.place.address()).collect()
+        let seen = self.states.table.all_slots().filter_map(SlotRef::read);
+        seen.filter(|seen| seen.tag != 0).map(|seen| seen.slot.address()).collect()
     }
 
     /// Moves the key to its other line, if it is free to move. A thread that moves a key holds the stripe of the key
     /// that it makes room for.
     fn move_key(&self) {
         let _stripe = self.states.lock_stripe(stripe_of(self.fingerprint()) + 1);
-        let place = self.states.table.place_of(self.fingerprint());
-        if let Some(seen) = place.and_then(SlotRef::read).filter(|seen| seen.tag != 0) {
+        let slot = self.states.table.slot_of(self.fingerprint());
+        if let Some(seen) = slot.and_then(SlotRef::read).filter(|seen| seen.tag != 0) {
             let now = self.states.now();
             let vacated = self.states.vacate(seen, now, false).or_else(|| self.states.vacate_pinned(seen, now, 1));
-            if let Some(place) = vacated {
-                place.unlock(0, NO_STATE);
+            if let Some(slot) = vacated {
+                slot.unlock(0, NO_STATE);
             }
         }
     }
@@ -579,13 +579,13 @@ fn place_never_lands_on_the_key_that_took_its_slot() {
             );
             let take_slot = move || {
                 let key = other.states.fingerprint_of_held(&other.policy, &other.key);
-                let seen = other.states.table.place_of(key).and_then(SlotRef::read);
+                let seen = other.states.table.slot_of(key).and_then(SlotRef::read);
                 let seen = seen.filter(|seen| other.states.is_free(*seen, other.states.now()) && seen.try_lock());
-                seen.inspect(|seen| seen.place.unlock(theirs.0, theirs.1)).is_some()
+                seen.inspect(|seen| seen.slot.unlock(theirs.0, theirs.1)).is_some()
             };
             let (mine, is_taken) = at_once(is_swapped, move || one.take_receipt(), take_slot);
             assert!(mine.is_some(), "there is room for both");
-            let held = limiter.states.table.places().filter_map(SlotRef::read);
+            let held = limiter.states.table.all_slots().filter_map(SlotRef::read);
             assert_eq!(held.filter(|seen| (seen.tag, seen.word) == theirs).count(), usize::from(is_taken));
             assert_eq!(limiter.remaining(), 0);
         });
@@ -867,8 +867,8 @@ fn new_key_gets_an_expired_slot_while_the_growth_ends() {
         for n in 1_u64.. {
             let key = limiter.states.fingerprint(&limiter.policy, &Key::of(n).expect("it is short"));
             let free = table.candidates(key).into_iter().find(|seen| seen.word == NO_STATE && seen.try_lock());
-            free.inspect(|seen| seen.place.unlock(key.tag(version), expired));
-            if table.places().all(|place| place.tag() != 0) {
+            free.inspect(|seen| seen.slot.unlock(key.tag(version), expired));
+            if table.all_slots().all(|slot| slot.tag() != 0) {
                 break;
             }
         }
@@ -877,7 +877,7 @@ fn new_key_gets_an_expired_slot_while_the_growth_ends() {
         let (key, mut events) = (limiter.fingerprint(), PendingEvents::of(&limiter.states));
         let stripe = limiter.states.lock_stripe_of(key);
         match limiter.states.claim(key, version, now, &mut events) {
-            SlotClaim::Slot(place) => place.unlock(0, NO_STATE),
+            SlotClaim::Slot(slot) => slot.unlock(0, NO_STATE),
             SlotClaim::AfterGrowth => {} // which has ended then
             SlotClaim::Nothing => panic!("no slot is live"),
         }

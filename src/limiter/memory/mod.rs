@@ -15,10 +15,10 @@
 //! | closed blocks | all but meters, closed blocks last | 2.3·C | 2.7·C |
 //! | meters | next to none: a new meter that finds no room is denied | never | never |
 //!
-//! "Never" is for a limiter that is filled to an eighth by other keys. When they used half of it, a flood of meters
-//! made it forget one used-up key of 200,000.
+//! "Never" was measured in a limiter that other keys fill to an eighth. When they used half of it, a flood of
+//! meters made it forget one used-up key of 200,000.
 //!
-//! When logs and sub-windows need more entries than there are, they lose precision and no units: see
+//! If logs and sub-windows need more entries than there are, they lose precision but no units: see
 //! [`MemoryLimiter`](crate::MemoryLimiter).
 //!
 //! # Millions of keys
@@ -34,8 +34,8 @@
 //!
 //! Each state names the quota it was written under. When a policy's quota changes, its keys keep what
 //! they have used, however many quotas there are. The limiter numbers up to 16,382 quotas that have
-//! live states. A state of one beyond that has the numbers of its quota beside it: it takes 128 bytes
-//! more, its checks take a lock and a few times as long, and it is not in snapshots. A meter among them
+//! live states. A state of a further quota has the numbers of its quota beside it. It takes 128 bytes
+//! more, its checks take a lock and a few times as long, and snapshots leave it out. A meter among them
 //! can be evicted, like any other key. The observer gets
 //! [`TooManyQuotas`](crate::event::LimiterEvent::TooManyQuotas).
 //!

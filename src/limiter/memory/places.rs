@@ -1,10 +1,10 @@
-//! Units that requests hold: taken and returned without waiting for a lock, if the key has its slot. Otherwise the
+//! Takes and returns units that requests hold. If the key has its slot, this waits for no lock. Otherwise the
 //! [long way](States::charge_one) does it.
 //!
-//! A key keeps its slot for a while after its last unit was returned, so that its next request takes the short way: the
-//! slot's word is then an instant, like that of a state that has expired. It is the second in which a key got a slot
-//! last, so that no return reads the clock. If that is long ago, a new key may take the slot of a key that returned its
-//! units just now, which then takes the long way once.
+//! A key keeps its slot for a while after its last unit was returned, so that its next request takes the short way. The
+//! slot's word is then an instant, like that of an expired state. No return reads the clock: the instant is the second
+//! in which any key last got a slot. If that is long ago, a new key may take the slot of a key that has just returned
+//! its units. That key then takes the long way once.
 //!
 //! # Resets
 //!
@@ -15,8 +15,8 @@
 //!
 //! # Lines
 //!
-//! While requests wait in line for a key, the long way decides: see [`LockedKey::is_held_back`]. Whether any waits is
-//! read under the slot's lock, and a request that waits asks in the long way. So no release is missed, see
+//! While requests wait in line for a key, the long way decides: see [`LockedKey::is_held_back`]. A thread reads under
+//! the slot's lock whether a request waits, and a waiting request asks in the long way. So no release is missed, see
 //! [`PlaceLines`](crate::limiter::PlaceLines).
 //!
 //! [`LockedKey::is_held_back`]: super::locked_key::LockedKey::is_held_back
@@ -50,7 +50,7 @@ impl States {
         is_taken.then(|| rules.describe(plan.verdict, plan.run))
     }
 
-    /// Decides about units, if the key has its slot. `run` was read before.
+    /// Decides about a charge of units, if the key has its slot. `run` was read before.
     #[inline(always)]
     pub(super) fn plan_places(&self, rules: Places, charge: Charge<'_>, run: u64) -> Option<PlacesPlan<'_>> {
         if !self.place_lines.has_no_line(charge.policy, charge.key) {
@@ -67,7 +67,7 @@ impl States {
         Some(PlacesPlan { seen, verdict, run: after.run, word })
     }
 
-    /// Returns what a receipt still holds, and wakes the first request that waits for it.
+    /// Gives back the units that a receipt still holds, and wakes the first request that waits for them.
     #[inline(always)]
     pub(super) fn release(&self, policy: &Policy, key: &Key, receipt: &Receipt) {
         self.release_units(policy, key, receipt);
@@ -92,8 +92,8 @@ impl States {
         HeldUnits::returned(u64::from(self.claimed_s.load(Ordering::Relaxed)) * 1_000_000) // only a hint
     }
 
-    /// Returns the slot of a key, and the held units that its word says. Returns `None` if there is no slot, or if the
-    /// arena has the units.
+    /// Returns the slot of a key, and the held units in its word. Returns `None` if there is no slot, or if the arena
+    /// has the units.
     #[inline(always)]
     fn look_at_places(&self, key: Fingerprint) -> Option<(Seen<'_>, Option<HeldUnits>)> {
         let line = self.table.prefetch(key)?;
@@ -105,14 +105,14 @@ impl States {
         }
     }
 
-    /// Replaces what was seen, if it is still the same, and if nothing has come between, see `is_run_without_lines`.
+    /// Replaces the word that was seen, if it is still the same and `is_run_without_lines` holds.
     #[inline]
     fn replace_places(&self, seen: Seen<'_>, word: u64, run: u64, charge: &Charge<'_>) -> bool {
         if !seen.try_lock() {
             return false;
         }
         let is_same = self.is_run_without_lines(run, std::slice::from_ref(charge));
-        seen.place.set_word(if is_same { word } else { seen.word });
+        seen.slot.set_word(if is_same { word } else { seen.word });
         is_same
     }
 
@@ -135,7 +135,7 @@ pub(super) struct PlacesPlan<'a> {
 }
 
 /// Decides about a charge without taking it. Returns the held units after the charge. `run` is the number of a run that
-/// would begin now. `is_held_back` if a request that came before waits in line.
+/// would begin now. `is_held_back` is true if an earlier request waits in line.
 #[inline]
 pub(super) fn look(
     rules: Places,
@@ -152,7 +152,7 @@ pub(super) fn look(
     (verdict, HeldUnits { units: held.units + verdict.taken(), ..held })
 }
 
-/// Returns what is held when `units` that were taken in the run `run` are returned, or `None` if that run is over.
+/// Returns the held units after the return of `units` that were taken in `run`, or `None` if that run is over.
 #[inline]
 pub(super) fn without(held: HeldUnits, units: u64, run: u64) -> Option<HeldUnits> {
     (held.run == run).then(|| HeldUnits { units: held.units.saturating_sub(units), ..held })

@@ -1,7 +1,7 @@
 //! Room for a new key: a free slot, a slot whose key can move to its other line, or the slot of the key that is worth
 //! least.
 //!
-//! The caller holds slots and stripes, so nothing here waits: a lock that another thread holds is passed over.
+//! The caller holds slots and stripes, so nothing here waits. If another thread holds a lock, its slot is skipped.
 
 use smallvec::SmallVec;
 
@@ -14,32 +14,33 @@ use super::locked_key::LoadedState;
 use super::setup::OnFull;
 use super::slot_table::{Fingerprint, Growth, HELD_VERSION, SLOTS_PER_LINE, Seen, SlotClaim, SlotRef, version_of};
 use super::states::States;
-use super::versions::{KnownPolicies, UNNAMED, word_layout};
+use super::versions::{KnownPolicies, UNNUMBERED, word_layout};
 use super::word::{HeldWord, NO_STATE, Now, block_of, expiry_of, is_expired, is_returned_after};
 
 /// The number of times that a key's lines are searched again if another thread was quicker.
 const ATTEMPTS: usize = 16;
 
-/// The slots of a line that may be pinned, so that other keys find room. While the table grows, a pinned key that finds
-/// both of its lines so takes any free slot.
+/// The maximum number of pinned slots of a line, so that other keys find room. While the table grows, a pinned key
+/// takes any free slot if both of its lines have that many.
 const PINNED_MAX: usize = SLOTS_PER_LINE / 2;
 
-/// The number of pinned keys that move at most, each to where the next one was, so that another pinned key finds room.
+/// The maximum number of pinned keys that move, each to the slot of the next, so that another pinned key finds room.
 /// With as many pinned keys as the limiter has keys, one in five found no room without moves, and one in 200 with two.
 const PINNED_MOVES: u32 = 4;
 
-/// This many new keys in a row that found no room in any other line mean that the table is full. At nineteen of twenty
-/// slots live one key in five finds none, so that many in a row never do.
+/// If this many new keys in a row found no room in any other line, the table counts as full. If nineteen of twenty
+/// slots are live, one key in five finds no room, so that many in a row are practically impossible.
 const CROWDED: u32 = 64;
 
 /// The time for which a key keeps its slot after its state expired, while the table can grow.
 const KEPT_US: u64 = 10_000_000;
 
-/// The number of blocks that one call draws at most when the arena is full.
+/// The maximum number of blocks that one call draws if the arena is full.
 const DRAWS_MAX: usize = 16;
 
-/// The worth of a state. The state of least worth is forgotten: the one that has used the smallest part of its quota;
-/// if all are out of allowance, the one that expires first; and closed blocks last.
+/// How much a state is worth keeping. The limiter first forgets the state that has used the
+/// smallest part of its quota. If all are out of allowance, it forgets the one that expires first, and closed blocks
+/// last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Worth {
     rank: Rank,
@@ -65,14 +66,14 @@ impl Worth {
         Self { rank, used: if rank == Rank::Left { fullness.used } else { 0 }, expires }
     }
 
-    /// Whether forgetting the state gives its client a fresh allowance.
+    /// Returns whether forgetting the state gives its client a fresh allowance.
     fn is_throttled(&self) -> bool {
         self.rank != Rank::Left
     }
 }
 
 impl States {
-    /// Under the key's stripe: locks a slot for a key that has none, and empties it.
+    /// Locks a slot for a key that has none, and empties the slot. The caller holds the key's stripe.
     #[cold]
     pub(super) fn claim<'a>(
         &'a self,
@@ -85,8 +86,7 @@ impl States {
         self.note_claim(now);
         let mut read = now;
         for _ in 0..ATTEMPTS {
-            // Only once for each search: if the growth ends during the search, the search still treats freed slots as
-            // kept.
+            // A search does this once. If the growth ends meanwhile, the search still treats freed slots as kept.
             let may_grow = self.table.may_grow();
             let now = if may_grow { read.earlier(KEPT_US) } else { read };
             let mut slots = self.table.candidates(key);
@@ -101,24 +101,24 @@ impl States {
                     return vacated.map_or(SlotClaim::Nothing, SlotClaim::Slot);
                 }
             }
-            // Prefers a slot that was never used, if possible in the first line. Otherwise takes the slot that has been
-            // free longest, so that an idle key keeps its slot for a while.
+            // Takes a slot that was never used if there is one, and rather in the first line. Otherwise takes the slot
+            // that has been free longest, so that an idle key keeps its slot for a while.
             let free = slots.iter().filter(|seen| self.is_free(**seen, now));
             if let Some(seen) = free.min_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) }) {
-                if let Some(place) = self.lock_free_slot(*seen) {
+                if let Some(slot) = self.lock_free_slot(*seen) {
                     self.found_room(true);
-                    return SlotClaim::Slot(place);
+                    return SlotClaim::Slot(slot);
                 }
                 read = self.now_after(); // another thread was quicker, or the clock stepped back
                 continue;
             }
             let moved = self.vacate_one(key, &slots, now);
-            // If the key may take no slot, pinned states are in the way. The table need not be full.
+            // If the key may take no slot, pinned states occupy them all. The rest of the table may have room.
             if !slots.is_empty() {
                 self.found_room(moved.is_some());
             }
-            if let Some(place) = moved {
-                return SlotClaim::Slot(place);
+            if let Some(slot) = moved {
+                return SlotClaim::Slot(slot);
             }
             if may_grow {
                 return SlotClaim::AfterGrowth;
@@ -129,9 +129,9 @@ impl States {
             let known = self.versions.known();
             let worth = |seen: Seen<'a>| Some((self.worth(seen, &known, now)?, seen));
             let least = slots.iter().copied().filter_map(worth).min_by_key(|(worth, _)| *worth);
-            if let Some((worth, place)) = least.and_then(|(worth, seen)| Some((worth, self.lock_and_empty(seen)?))) {
+            if let Some((worth, slot)) = least.and_then(|(worth, seen)| Some((worth, self.lock_and_empty(seen)?))) {
                 events.evicted(worth.is_throttled());
-                return SlotClaim::Slot(place);
+                return SlotClaim::Slot(slot);
             }
         }
         SlotClaim::Nothing
@@ -148,13 +148,17 @@ impl States {
     /// Returns the number of live states, without those that are being written.
     pub(super) fn keys(&self) -> usize {
         let now = self.now();
-        self.table.places().filter_map(SlotRef::read).filter(|seen| seen.tag != 0 && !self.is_free(*seen, now)).count()
+        self.table
+            .all_slots()
+            .filter_map(SlotRef::read)
+            .filter(|seen| seen.tag != 0 && !self.is_free(*seen, now))
+            .count()
     }
 
-    /// Returns the instant until which a state has expired if its slot is to be used again.
+    /// Returns the latest expiry of states whose slots may be used again.
     ///
-    /// While the table can grow, a key keeps its slot for a while after its state expired: the next charge of a client
-    /// that comes back takes the short way, and the table becomes as large as its clients are many.
+    /// While the table can grow, a key keeps its slot for a while after its state expired. So the next charge of a
+    /// client that comes back takes the short way, and the size of the table follows the number of clients.
     pub(super) fn free_until(&self, now: Now) -> Now {
         if self.table.may_grow() { now.earlier(KEPT_US) } else { now }
     }
@@ -166,7 +170,7 @@ impl States {
             || version == HELD_VERSION && is_returned_after(seen.word, now, KEPT_US)
     }
 
-    /// Returns whether a state is never forgotten while it counts. A key without held units has none.
+    /// Returns whether a state is never forgotten while it counts. A key without held units has no such state.
     fn is_pinned(&self, seen: Seen<'_>) -> bool {
         match version_of(seen.tag) {
             HELD_VERSION => HeldWord::of(seen.word) != HeldWord::Nothing,
@@ -176,15 +180,15 @@ impl States {
 
     /// Returns the number of pinned states in a slot's line.
     fn pinned_beside(&self, seen: Seen<'_>, slots: &[Seen<'_>], now: Now) -> usize {
-        let line = self.table.line_of(seen.place);
+        let line = self.table.line_of(seen.slot);
         let pinned = |other: &&Seen<'_>| {
-            self.table.line_of(other.place) == line && self.is_pinned(**other) && !self.is_free(**other, now)
+            self.table.line_of(other.slot) == line && self.is_pinned(**other) && !self.is_free(**other, now)
         };
         slots.iter().filter(pinned).count()
     }
 
     /// Locks and empties a slot whose state has expired. It reads the clock again, because the clock may have stepped
-    /// back since it was read, and the state may have been written after that.
+    /// back, and the state may have been written after that.
     fn lock_free_slot<'a>(&self, seen: Seen<'a>) -> Option<SlotRef<'a>> {
         let is_free = seen.word == NO_STATE || self.is_free(seen, self.now_after());
         if is_free { self.lock_and_empty(seen) } else { None }
@@ -195,15 +199,16 @@ impl States {
             return None;
         }
         self.free_blocks(seen);
-        seen.place.set_tag(0);
-        Some(seen.place)
+        seen.slot.set_tag(0);
+        Some(seen.slot)
     }
 
-    /// Moves the key of one of these slots to its other line, and returns the slot, locked and empty. It looks further
-    /// only in a table that cannot grow.
+    /// Moves the key of one of these slots to its other line, and returns the slot, locked and empty. Only in a table
+    /// that cannot grow does it look further.
     ///
-    /// Each other line is a wait for memory. When many new keys in a row found no room in any, of the next ones each
-    /// eighth looks into one line, until a key finds room. A flood of fresh keys costs a tenth of the time by that.
+    /// Each look into another line waits for memory. If many new keys in a row found no room, only every eighth of
+    /// the next keys looks into another line, until one finds room. So a flood of fresh keys takes a tenth of the
+    /// time.
     fn vacate_one<'a>(&self, key: Fingerprint, slots: &[Seen<'a>], now: Now) -> Option<SlotRef<'a>> {
         if self.crowding.load(Ordering::Relaxed) < CROWDED || self.setup.on_full == OnFull::Deny {
             let vacate = |deeper| slots.iter().find_map(|seen| self.vacate(*seen, now, deeper));
@@ -223,7 +228,8 @@ impl States {
     }
 
     /// Moves the key of a slot to a free slot of its other line, if there is one, and returns the slot, locked and
-    /// empty; `deeper` moves a key of that line further if need be. Pinned states move for other pinned states only.
+    /// empty. With `deeper` it first moves a key of that line further if need be. Pinned states move for other
+    /// pinned states only.
     pub(super) fn vacate<'a>(&self, seen: Seen<'a>, now: Now, deeper: bool) -> Option<SlotRef<'a>> {
         if self.is_pinned(seen) {
             return None;
@@ -255,23 +261,23 @@ impl States {
     }
 
     /// Moves a key to a slot that is locked and empty, and returns its own slot, locked and empty. If that fails, it
-    /// unlocks the other.
+    /// unlocks the empty slot.
     ///
-    /// It takes the moved key's stripe: a thread that misses the key because it is moving looks again under the stripe.
-    /// While all slots are walked over no key moves, so that the walk meets each.
+    /// It takes the moved key's stripe, because a thread that misses a moving key looks again under the stripe. No key
+    /// moves during a walk over all slots, so that the walk meets each key.
     fn move_key<'a>(&self, seen: Seen<'a>, to: SlotRef<'_>) -> Option<SlotRef<'a>> {
         let stripe = self.try_lock_stripe(Fingerprint::of_tag(seen.tag));
-        // Relaxed: the stripe orders it, see `while_no_key_moves`.
+        // Relaxed suffices: the stripe's lock orders it, see `while_no_key_moves`.
         if stripe.is_none() || self.is_walked.load(Ordering::Relaxed) || !seen.try_lock() {
             to.unlock(0, NO_STATE);
             return None;
         }
         to.unlock(seen.tag, seen.word);
-        seen.place.set_tag(0);
-        Some(seen.place)
+        seen.slot.set_tag(0);
+        Some(seen.slot)
     }
 
-    /// Returns what a state is worth; `None` if it may not be forgotten, or another thread holds it.
+    /// Returns what a state is worth, or `None` if it must not be forgotten or another thread holds it.
     fn worth(&self, seen: Seen<'_>, known: &KnownPolicies, now: Now) -> Option<Worth> {
         if self.is_pinned(seen) {
             return None;
@@ -279,7 +285,7 @@ impl States {
         let version = version_of(seen.tag);
         let expires = expiry_of(seen.word, self.versions.form(version).shift());
         match version {
-            UNNAMED => return self.worth_unnamed(seen, expires, now),
+            UNNUMBERED => return self.worth_unnumbered(seen, expires, now),
             // Nothing is held any more. The clock has stepped back since the last return.
             HELD_VERSION => return Some(Worth { rank: Rank::Left, used: 0, expires }),
             _ => {}
@@ -298,7 +304,7 @@ impl States {
     }
 
     /// Does what [`worth`](Self::worth) says, for a state that names its quota itself.
-    fn worth_unnamed(&self, seen: Seen<'_>, expires: u64, now: Now) -> Option<Worth> {
+    fn worth_unnumbered(&self, seen: Seen<'_>, expires: u64, now: Now) -> Option<Worth> {
         if !seen.try_lock() {
             return None;
         }
@@ -319,22 +325,22 @@ impl States {
         }
     }
 
-    /// When the arena is full: frees a block or more that other keys hold. It looks at a few keys drawn by lot. Expired
-    /// entries are forgotten. Entries that count are [folded](super::entry_arena::EntryArena::fold), two blocks into
-    /// one.
+    /// Frees at least one block of other keys, for a full arena. It looks at a few random keys. Expired entries are
+    /// forgotten. Entries that count are [folded](super::entry_arena::EntryArena::fold), two blocks into one.
     pub(super) fn free_a_block(&self) {
         let arena = self.arena();
         if arena.has_free() {
             return;
         }
         for owner in (0..DRAWS_MAX).filter_map(|_| arena.draw_owner()) {
-            let slot = self.table.place_of(owner).and_then(SlotRef::read);
+            let slot = self.table.slot_of(owner).and_then(SlotRef::read);
             let Some(seen) = slot.filter(|seen| Fingerprint::of_tag(seen.tag) == owner) else { continue };
             let form = self.versions.form(version_of(seen.tag));
             if !form.in_arena() || block_of(seen.word) == 0 || !seen.try_lock() {
                 continue;
             }
-            // After the lock: if the clock stepped back, an older reading would free what still counts.
+            // Reads the clock after the lock: if the clock stepped back, an older reading would free a state that still
+            // counts.
             let now = self.now_under_lock(seen);
             let mut chain = self.load_chain(seen);
             let (is_freed, word) = if is_expired(seen.word, form.shift(), now) {

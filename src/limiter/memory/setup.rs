@@ -19,21 +19,20 @@ labelled! {
     /// Returns the label for files.
     as_str {
         /// Forgets one of the keys in these slots: the key that has used the smallest part of its quota. If
-        /// all of them are out of allowance, it forgets the key whose state expires first; a closed
-        /// [block](crate::quota::Quota::block) goes only if all are closed.
+        /// all of them are out of allowance, it forgets the key whose state expires first. A closed
+        /// [block](crate::quota::Quota::block) is forgotten only if all are closed.
         #[default]
         Evict = "evict",
         /// Denies the new key, with a retry after one second.
         ///
-        /// In a flood of new keys each of them costs about three times as much as with
-        /// [`Evict`](Self::Evict): before it is denied, the limiter looks in other cache lines for room to which one of
-        /// the keys in its slots can move.
+        /// In a flood of new keys each key costs about three times as much as with [`Evict`](Self::Evict). Before the
+        /// limiter denies a key, it looks in other cache lines for room to which another key can move.
         Deny = "deny",
     }
 }
 
-/// The clock that a limiter reads. It has a tag of its own, because one hidden in a clock's fields takes longer to
-/// read.
+/// The clock that a limiter reads. The enum has a tag of its own, because a tag in a niche of a clock's fields
+/// takes longer to read.
 #[repr(u8)]
 pub(super) enum AnyClock {
     System(SystemClock),

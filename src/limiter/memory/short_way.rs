@@ -1,5 +1,5 @@
-//! The short way beside [`charge_all`](States::charge_all): charges of states that are words and have their slots,
-//! which is the usual case of one charge and of a request's policies.
+//! The short way beside [`charge_all`](States::charge_all): it charges states that are words and have their slots.
+//! That is the usual case, for one charge and for a request's policies.
 //!
 //! Each state is read and decided about before its slot is locked. If the word is still the same, one compare-exchange
 //! locks the slot, and the new word unlocks it a few instructions later. This way waits for no other thread: if a slot
@@ -7,7 +7,7 @@
 //! only reads, unless its quota counts denied requests.
 //!
 //! It halves the instructions of a check and of a set (`benches/instructions`). Without it, threads that are denied
-//! the same key would take its cache line from each other (`benches/scaling.rs`).
+//! by the same key would take its cache line from each other (`benches/scaling.rs`).
 
 use crate::algorithm::gcra::{Gcra, GcraVerdict};
 use crate::algorithm::{Decider, Layout, Next, PairAlgorithm, PairDecider, TakeMode, Transition, WordLayout, by_type};
@@ -25,7 +25,8 @@ impl States {
     /// Takes one charge.
     #[inline(always)]
     pub(super) fn charge(&self, charge: Charge<'_>) -> ChargeDecision {
-        // Several ways out instead of one, so that the answer is written once, where the caller wants it.
+        // The function has several `return`s, so that the compiler writes the answer directly to its place at the
+        // caller.
         let Some(bucket) = bucket_of_unit(charge) else { return self.charge_any(charge).in_words() };
         if let Some((seen, now)) = self.look(charge) {
             if let Some((verdict, word)) = take_unit(bucket, seen.word, now) {
@@ -37,7 +38,7 @@ impl States {
         self.charge_one(charge).in_words()
     }
 
-    /// Takes one charge that is not of one unit of a bucket. Out of line, so that the usual charge stays short.
+    /// Takes one charge other than one unit of a bucket. Not inlined, so that the usual charge stays short.
     #[inline(never)]
     fn charge_any(&self, charge: Charge<'_>) -> ChargeDecision {
         if let Decider::Places(rules) = charge.policy.quota().decider() {
@@ -62,8 +63,8 @@ impl States {
         self.try_set(charges, decisions).unwrap_or_else(|| self.charge_all(charges, decisions, true))
     }
 
-    /// Takes all charges or none. When all pass, each word is locked as it was read, and then all are written: from the
-    /// moment the last is locked all are as they were decided on. It holds no slot while it waits for another.
+    /// Takes all charges or none. If all pass, each word is locked as it was read, and then all are written. Once the
+    /// last is locked, all are as they were when they were decided. It holds no slot while it waits for another.
     #[inline(always)]
     fn try_set(&self, charges: &[Charge<'_>], decisions: &mut Several) -> Option<bool> {
         let mut planned = [None; SET_MAX];
@@ -107,53 +108,54 @@ impl States {
             decisions.push(decision);
         }
         if is_refused {
-            // The refusal holds at the instant at which its state was read.
+            // The refusal is right for the instant at which the state was read.
             report_untaken(charges, planned, decisions, now);
             return Some(false);
         }
         self.write_set(charges, planned, run).then_some(true)
     }
 
-    /// Writes all words as planned. Writes none if one of the states has changed, even one that is not written. With a
-    /// `run`, it also writes none if a key was reset since that number was read, or if a request waits in line for one
-    /// of the charges.
+    /// Writes all words as planned. Writes nothing if one of the states has changed, even a state that would not be
+    /// written. With a `run`, it also writes nothing if a key was reset since that number was read, or if a request
+    /// waits in line for one of the charges.
     #[inline(always)]
     fn write_set(&self, charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], run: Option<u64>) -> bool {
         let written = || planned.iter().flatten().filter(|(seen, word)| seen.word != *word);
-        let unlock = |count| written().take(count).for_each(|(seen, _)| seen.place.set_word(seen.word));
+        let unlock = |count| written().take(count).for_each(|(seen, _)| seen.slot.set_word(seen.word));
         for (at, (seen, _)) in written().enumerate() {
-            // Another thread has locked or written the slot since it was read. Or two charges are for one state, and
-            // this thread has locked it for the first.
+            // Another thread has locked or written the slot since it was read. Or two charges have one state, and
+            // this thread has locked it for the first charge.
             if !seen.try_lock() {
                 unlock(at);
                 return false;
             }
         }
-        // A charge of no cost changes nothing, and neither does one that is observed and denied. Its slot is not
-        // locked, so another thread may have written it since it was read. The charge has to be reported at this
-        // instant, too.
+        // A charge that costs 0, or is observed and denied, changes nothing. Its slot is not locked, so another
+        // thread may have written it since it was read. So the state's instant is compared here as well,
+        // because the charge is reported for this instant.
         let is_as_read = |(seen, word): &(Seen<'_>, u64)| seen.word != *word || seen.is_unchanged();
         let are_as_read = planned.iter().flatten().all(is_as_read);
         if !are_as_read || run.is_some_and(|run| !self.is_run_without_lines(run, charges)) {
             unlock(planned.len());
             return false;
         }
-        written().for_each(|(seen, word)| seen.place.set_word(*word));
+        written().for_each(|(seen, word)| seen.slot.set_word(*word));
         true
     }
 
-    /// Reads the clock, and then the slot of a charge whose state is a word; `None` if it has none, or another thread
-    /// holds it.
+    /// Reads the clock, and then the slot of a charge whose state is a word. Returns `None` if there is no such slot,
+    /// or another thread holds it.
     #[inline(always)]
     fn look(&self, charge: Charge<'_>) -> Option<(Seen<'_>, Now)> {
         let (line, key, version) = self.line_of(charge)?;
-        // Reading the clock takes as long as all the rest. The key's cache line then arrives while the rest is
-        // computed. Only the hash has to be computed first.
+        // Reading the clock takes as long as all the rest. Meanwhile the key's cache line arrives. To
+        // prefetch it, only the hash is needed.
         let now = self.now();
         Some((self.table.look(&line, key, version)?, now))
     }
 
-    /// Returns the first line of a charge whose state is a word, with its key and its version.
+    /// Returns where to look first for the state of a charge: its line, key and version. Returns `None` if the state is
+    /// not a word.
     #[inline(always)]
     fn line_of(&self, charge: Charge<'_>) -> Option<(SlotLine<'_>, Fingerprint, u16)> {
         let Decider::Pair(_, Layout::Word(_)) = charge.policy.quota().decider() else { return None };
@@ -176,7 +178,8 @@ fn bucket_of_unit<'a>(charge: Charge<'a>) -> Option<&'a Gcra<u64>> {
     }
 }
 
-/// Decides about one unit of a bucket, and returns the word to write; `None` if `now` may be older than the state.
+/// Decides about one unit of a bucket, and returns the word to write. Returns `None` if `now` may be older than the
+/// state.
 #[inline(always)]
 fn take_unit(bucket: &Gcra<u64>, word: u64, now: Now) -> Option<(GcraVerdict<u64>, u64)> {
     let verdict = bucket.look(WordLayout::unpack_ahead(word, now), 1, false)?;
@@ -187,8 +190,8 @@ fn take_unit(bucket: &Gcra<u64>, word: u64, now: Now) -> Option<(GcraVerdict<u64
     Some((verdict, next))
 }
 
-/// Decides about any charge, and returns the word to write; `None` if `now` may be older than the state, or if `now`
-/// says that another window has begun: that is decided by a clock that is read under the slot's lock.
+/// Decides about any charge, and returns the word to write. Returns `None` if `now` may be older than the state, or
+/// if another window has begun at `now`, because that needs a clock reading under the slot's lock.
 #[inline(always)]
 fn decide(
     rules: &impl PairAlgorithm,
@@ -216,7 +219,8 @@ fn decide(
     Some((decision, next))
 }
 
-/// Makes the decisions of a refused set say how each quota stands that has nothing against its charge.
+/// Completes the decisions of a refused set: if a quota allows its own charge, the decision reports the quota as it
+/// stands.
 #[cold]
 fn report_untaken(charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], decisions: &mut Several, now: Now) {
     for ((charge, (seen, _)), decision) in charges.iter().zip(planned.iter().flatten()).zip(decisions) {

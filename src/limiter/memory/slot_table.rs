@@ -5,8 +5,8 @@
 //! cache line of 64 bytes. A key lives in either of two lines. A slot whose state has expired is free, so nothing has
 //! to be removed and no sweep is needed.
 //!
-//! The memory is reserved for all keys of the capacity. Of it the table uses the first lines only, so that a few keys
-//! are close together, and uses twice as many when a key finds no room: see [`growth`](super::growth).
+//! The memory is reserved for all keys of the capacity. The table first uses only the first lines, so that a few keys
+//! are close together. It uses twice as many when a key finds no room: see [`growth`](super::growth).
 //!
 //! # The life of a slot
 //!
@@ -35,8 +35,8 @@
 //!   ([`room`](super::room)). The thread locks the slot and clears its tag.
 //! * **Moved.** A key moves to its other line to make room, or to a new line when the table grows
 //!   ([`growth`](super::growth)). The thread holds the key's stripe and both slots. It writes the new slot first and
-//!   clears the old one then. A reader that looked into the new slot before and into the old one after that finds the
-//!   key in neither. It looks again under the stripe.
+//!   then clears the old one. A reader that looks into the new slot before this and into the old one after it finds
+//!   the key in neither. It looks again under the stripe.
 //!
 //! # Locking
 //!
@@ -45,7 +45,8 @@
 //! * A key gets a slot only under its stripe (a mutex of `States`), so that no key ever has two. A thread that finds
 //!   no slot for a key looks again under the stripe.
 //!
-//! A thread may hold a lock of this list while it waits for one further down. So waiting threads never form a circle:
+//! A thread may hold a lock of this list while it waits for one further down. So threads never wait for each other in a
+//! circle:
 //!
 //! 1. The lock of the walk over all slots, or that of the growth. No thread holds both.
 //! 2. The stripes, in the order of their numbers.
@@ -60,7 +61,7 @@ use smallvec::SmallVec;
 use super::word::LOCKED;
 use crate::base::sync::{AtomicU64, Backoff, Ordering, prefetch};
 
-/// The least number of lines that a table begins with. One that has no more than that in all does not grow.
+/// The least number of lines with which a table begins. A table of that size does not grow.
 const LINES_MIN: usize = if cfg!(any(ratelimit_loom, ratelimit_shuttle)) { 2 } else { 512 };
 
 /// Bits of a tag that hold the version; the others hold the fingerprint.
@@ -106,7 +107,7 @@ impl Fingerprint {
         self.0 | u64::from(version) & VERSION_MASK
     }
 
-    /// Whether the tag is this key's. A slot that was never used has tag 0, which is that of no key.
+    /// Returns whether the tag belongs to this key. A slot that was never used has tag 0, which belongs to no key.
     #[inline]
     fn matches(self, tag: u64) -> bool {
         let is_held = |bits| version_of(bits) == HELD_VERSION;
@@ -128,11 +129,11 @@ type SlotWords = [AtomicU64; 2];
 pub(super) struct SlotRef<'a>(&'a SlotWords);
 
 /// A slot as it was read: the tag and the word belong together, unless the key left the slot and came back between two
-/// of the three loads. Then a denial may be that of another key that had the slot in between. Nothing is written for
-/// it, because its word is no longer there.
+/// of the three loads. Then a denial may be that of another key that had the slot in between. It is never written,
+/// because the word has changed since.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen<'a> {
-    pub(super) place: SlotRef<'a>,
+    pub(super) slot: SlotRef<'a>,
     pub(super) tag: u64,
     pub(super) word: u64,
 }
@@ -159,7 +160,7 @@ impl<'a> SlotLine<'a> {
     /// Returns the slot whose tag matches.
     #[inline(always)]
     fn find(&self, is_it: &impl Fn(u64) -> bool) -> Option<SlotRef<'a>> {
-        // All four tags at once: a branch for each would be mispredicted. Acquire: see `read_tagged`.
+        // Compares all four tags at once, because a branch for each would be mispredicted. Acquire: see `read_tagged`.
         let hit = |slot: usize| usize::from(is_it(self.0[slot][0].load(Ordering::Acquire))) << slot;
         let hits = hit(0) | hit(1) | hit(2) | hit(3);
         if hits == 0 { None } else { Some(SlotRef(&self.0[hits.trailing_zeros() as usize % SLOTS_PER_LINE])) }
@@ -183,18 +184,19 @@ impl<'a> SlotRef<'a> {
         self.read_tagged(self.0[0].load(Ordering::Acquire))
     }
 
-    /// Reads the slot whose tag was just loaded. That was an Acquire, with the Release of the tag in `unlock`: a reader
-    /// that sees a new tag sees its slot locked or later.
+    /// Reads the slot whose tag was just loaded. That load was an Acquire, with the Release of the tag in `unlock`. So
+    /// a reader that sees a new tag does not see an older word than that of the lock.
     #[inline(always)]
     fn read_tagged(self, tag: u64) -> Option<Seen<'a>> {
         let [tags, words] = self.0;
         // Acquire, with the Release of the word in `unlock`: a reader that sees a new word sees its tag.
         let word = words.load(Ordering::Acquire);
         let unchanged = tags.load(Ordering::Relaxed) == tag;
-        if unchanged && word != LOCKED { Some(Seen { place: self, tag, word }) } else { None }
+        if unchanged && word != LOCKED { Some(Seen { slot: self, tag, word }) } else { None }
     }
 
-    /// Locks the slot, and waits for it. If it holds another key by then, it is left alone, and `None` returned.
+    /// Locks the slot, and waits for it. If the slot holds another key by then, it stays unlocked, and this returns
+    /// `None`.
     pub(super) fn lock_key(self, key: Fingerprint) -> Option<Seen<'a>> {
         let seen = self.lock();
         if key.matches(seen.tag) {
@@ -210,7 +212,8 @@ impl<'a> SlotRef<'a> {
         let [tags, words] = self.0;
         let mut backoff = Backoff::default();
         let word = loop {
-            // Read before it is written: threads that wait share the cache line. Relaxed: only a hint.
+            // Waiting threads read before they try to write, so that they can share the cache line. Relaxed: only a
+            // hint.
             let word = words.load(Ordering::Relaxed);
             // Acquire, with the Release of the word in `unlock`: the tag and the blocks belong to the word.
             let locks = |word| words.compare_exchange(word, LOCKED, Ordering::Acquire, Ordering::Relaxed);
@@ -219,10 +222,10 @@ impl<'a> SlotRef<'a> {
             }
             backoff.wait();
         };
-        Seen { place: self, tag: tags.load(Ordering::Relaxed), word }
+        Seen { slot: self, tag: tags.load(Ordering::Relaxed), word }
     }
 
-    /// Names the key of the locked slot, which stays locked.
+    /// Writes the tag of the locked slot, which stays locked.
     pub(super) fn set_tag(self, tag: u64) {
         self.0[0].store(tag, Ordering::Release); // with the Acquire of the tag in `read`
     }
@@ -242,16 +245,16 @@ impl<'a> SlotRef<'a> {
 }
 
 impl Seen<'_> {
-    /// Returns whether the slot is as it was seen.
+    /// Returns whether the slot has not changed since it was read.
     #[inline]
     pub(super) fn is_unchanged(self) -> bool {
-        self.place.read_tagged(self.tag).is_some_and(|now| now.word == self.word)
+        self.slot.read_tagged(self.tag).is_some_and(|now| now.word == self.word)
     }
 
-    /// Locks the slot, if it is as it was seen.
+    /// Locks the slot, if it has not changed since it was read.
     #[inline(always)]
     pub(super) fn try_lock(self) -> bool {
-        let [tags, words] = self.place.0;
+        let [tags, words] = self.slot.0;
         // Acquire, with the Release of the word in `unlock`: the tag that is read next is not older than the word.
         // Relaxed on failure: the caller reads again.
         if words.compare_exchange(self.word, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -260,17 +263,17 @@ impl Seen<'_> {
         // If this thread was suspended, the slot may now belong to another key that has the same word.
         let is_same = tags.load(Ordering::Relaxed) == self.tag;
         if !is_same {
-            self.place.set_word(self.word);
+            self.slot.set_word(self.word);
         }
         is_same
     }
 
-    /// Replaces the word that was seen, if it is still there and still the same key's.
+    /// Replaces the word, if neither the word nor the key has changed since they were read.
     #[inline(always)]
     pub(super) fn replace(self, word: u64) -> bool {
         let is_locked = self.try_lock();
         if is_locked {
-            self.place.set_word(word);
+            self.slot.set_word(word);
         }
         is_locked
     }
@@ -278,7 +281,7 @@ impl Seen<'_> {
     /// Unlocks the slot as it was.
     #[inline]
     pub(super) fn put_back(self) {
-        self.place.unlock(self.tag, self.word);
+        self.slot.unlock(self.tag, self.word);
     }
 }
 
@@ -290,7 +293,7 @@ pub(super) enum Growth {
     Settled,
     /// The table has just doubled. Threads may still place keys by the old mask.
     Announced,
-    /// Keys that are not in a line of theirs yet are in the one that it was split from.
+    /// A key that is not yet in one of its lines is in the line from which that one is split.
     Splitting,
 }
 
@@ -302,13 +305,13 @@ pub(super) struct SlotTable {
     /// Lines of a part. The table uses one part, or two, or four, and so on.
     part: u64,
     parts_max: u64,
-    /// The number of parts in use, less one: a mask.
+    /// The number of parts in use minus one, which is a mask.
     mask: AtomicU64,
     growth: AtomicU64,
 }
 
 impl SlotTable {
-    /// Makes a table for `keys` keys: five slots for two keys. Then a table of a million live keys forgets fewer than
+    /// Makes a table for `keys` keys: five slots for two keys. So a table of a million live keys forgets fewer than
     /// ten, and twice as many keys still find room.
     pub(super) fn new(keys: usize) -> Self {
         let lines = (keys * 5).div_ceil(2 * SLOTS_PER_LINE).max(2);
@@ -332,8 +335,8 @@ impl SlotTable {
 
     // Reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Has the processor load the line in which a key most likely is, while the caller does something else, and returns
-    /// the line. A check of a million keys takes two thirds of the time that it takes without (`benches/tables.rs`).
+    /// Returns the line in which a key most likely is. The processor begins to load it, while the caller does something
+    /// else. With a million keys, a check then takes two thirds of the time (`benches/tables.rs`).
     #[inline(always)]
     pub(super) fn prefetch(&self, key: Fingerprint) -> Option<SlotLine<'_>> {
         let line = self.line(self.first_line(key, self.mask()))?;
@@ -341,23 +344,23 @@ impl SlotTable {
         Some(line)
     }
 
-    /// Reads the key's slot of this version, and waits for nothing. Returns `None` if there is none, if it is locked or
+    /// Reads the key's slot of this version, without waiting. Returns `None` if there is none, if it is locked or
     /// changes during the read, or if the key is not in a line of its own yet. `first` is the key's first line.
     #[inline(always)]
     pub(super) fn look<'a>(&'a self, first: &SlotLine<'a>, key: Fingerprint, version: u16) -> Option<Seen<'a>> {
         let tag = key.tag(version);
         let is_it = |other| other == tag;
-        let place = match first.find(&is_it) {
+        let slot = match first.find(&is_it) {
             None => self.line(self.second_line(key, self.mask()))?.find(&is_it)?,
-            Some(place) => place,
+            Some(slot) => slot,
         };
-        place.read_tagged(tag)
+        slot.read_tagged(tag)
     }
 
-    /// Returns the key's slot, with any version and state. The key may leave it at once. Under the key's stripe `None`
-    /// is certain.
+    /// Returns the key's slot, with any version and state. The key may leave it at once. If the caller holds the key's
+    /// stripe, `None` is certain.
     #[inline]
-    pub(super) fn place_of(&self, key: Fingerprint) -> Option<SlotRef<'_>> {
+    pub(super) fn slot_of(&self, key: Fingerprint) -> Option<SlotRef<'_>> {
         let mask = self.mask_before_growth();
         let find = |line| self.line(line)?.find(&|tag| key.matches(tag));
         let [first, second] = self.lines(key, mask);
@@ -381,9 +384,9 @@ impl SlotTable {
 
     /// Returns the slots elsewhere that the key of this slot may take, except those that are locked.
     pub(super) fn elsewhere(&self, seen: Seen<'_>) -> impl Iterator<Item = Seen<'_>> {
-        let (key, here) = (Fingerprint::of_tag(seen.tag), self.line_of(seen.place));
+        let (key, here) = (Fingerprint::of_tag(seen.tag), self.line_of(seen.slot));
         let mask = self.mask_before_growth();
-        // The second line is computed only if it is needed.
+        // Computes the second line only if the first does not suffice.
         let lines = [Self::first_line, Self::second_line].into_iter().map(move |line| line(self, key, mask));
         lines.filter(move |line| *line != here).flat_map(|line| self.open_slots(line))
     }
@@ -395,7 +398,7 @@ impl SlotTable {
     }
 
     /// Returns references to all slots in use, in order. The walk includes slots that come into use during it.
-    pub(super) fn places(&self) -> impl Iterator<Item = SlotRef<'_>> {
+    pub(super) fn all_slots(&self) -> impl Iterator<Item = SlotRef<'_>> {
         let slots = self.slots.iter().skip(self.start).enumerate();
         // If this thread saw that a moved key has left its old slot, it also sees the new mask.
         slots.take_while(|(at, _)| *at < self.in_use() * SLOTS_PER_LINE).map(|(_, slot)| SlotRef(slot))
@@ -404,9 +407,9 @@ impl SlotTable {
     // Lines ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Returns the number of a slot's line.
-    pub(super) fn line_of(&self, place: SlotRef<'_>) -> usize {
-        let slot = (place.address() - self.slots.as_ptr().addr()) / size_of::<SlotWords>();
-        (slot - self.start) / SLOTS_PER_LINE
+    pub(super) fn line_of(&self, slot: SlotRef<'_>) -> usize {
+        let index = (slot.address() - self.slots.as_ptr().addr()) / size_of::<SlotWords>();
+        (index - self.start) / SLOTS_PER_LINE
     }
 
     /// Returns the numbers of a key's two lines while `mask + 1` parts are in use. They differ.
@@ -416,26 +419,26 @@ impl SlotTable {
 
     #[inline(always)]
     fn first_line(&self, key: Fingerprint, mask: u64) -> usize {
-        self.number(self.place_in_part(key), key.0, mask)
+        self.number(self.line_in_part(key), key.0, mask)
     }
 
     #[inline(always)]
     fn second_line(&self, key: Fingerprint, mask: u64) -> usize {
         let hash = (key.0 ^ key.0 >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15); // odd: it mixes, one to one
-        // Changes the position within the part, so the line is another one for any number of parts.
-        let place = self.place_in_part(key) + 1 + scale(hash, self.part - 1);
-        self.number(if place < self.part { place } else { place - self.part }, hash, mask)
+        // This changes the position within the part, so the second line differs from the first for any number of parts.
+        let line = self.line_in_part(key) + 1 + scale(hash, self.part - 1);
+        self.number(if line < self.part { line } else { line - self.part }, hash, mask)
     }
 
     #[inline(always)]
-    fn place_in_part(&self, key: Fingerprint) -> u64 {
+    fn line_in_part(&self, key: Fingerprint) -> u64 {
         scale(key.0, self.part)
     }
 
     /// Returns the number of a line, by its index in a part, and the hash that picks the part.
     #[inline(always)]
-    fn number(&self, place: u64, hash: u64, mask: u64) -> usize {
-        (place + (hash >> VERSION_BITS & mask) * self.part) as usize // below the number of lines
+    fn number(&self, line: u64, hash: u64, mask: u64) -> usize {
+        (line + (hash >> VERSION_BITS & mask) * self.part) as usize // below the number of lines
     }
 
     // Growth ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -446,8 +449,8 @@ impl SlotTable {
         self.mask.load(Ordering::Relaxed)
     }
 
-    /// Returns the mask. The growth that is read afterwards is not older: to a thread that sees the new lines, they are
-    /// not open.
+    /// Returns the mask. The growth is read after the mask, so a thread that sees the new lines also sees that they are
+    /// not open yet.
     #[inline(always)]
     fn mask_before_growth(&self) -> u64 {
         self.mask.load(Ordering::Acquire) // with the Release in `announce`
@@ -497,7 +500,7 @@ impl SlotTable {
         self.lines(key, self.mask() >> 1)
     }
 
-    /// Returns the slots of a line, and for each the slot that its key gets when the line is split.
+    /// Returns the slots of a line, each with the slot that its key gets when the line is split.
     pub(super) fn splits(&self, parent: usize) -> impl Iterator<Item = (SlotRef<'_>, SlotRef<'_>)> {
         let lines = self.line(parent).zip(self.line(parent + self.in_use() / 2));
         lines.into_iter().flat_map(|(from, to)| from.0.iter().map(SlotRef).zip(to.0.iter().map(SlotRef)))
@@ -514,7 +517,7 @@ impl SlotTable {
         tag != 0 && self.first_line(Fingerprint::of_tag(tag), self.mask() >> 1) != parent
     }
 
-    /// Whether keys may be placed in a line: one that comes from a split is kept free until that is done.
+    /// Returns whether keys may be placed in a line. A new line stays free until its split is done.
     #[inline]
     fn is_open(&self, line: usize) -> bool {
         self.growth() == Growth::Settled || self.is_split(line)
@@ -540,7 +543,7 @@ pub(super) fn zeroed<const N: usize>(count: usize) -> Box<[[AtomicU64; N]]>
 where
     [AtomicU64; N]: bytemuck::Zeroable,
 {
-    // Zeroed by the system, page by page when first touched: a large table costs nothing until it is used.
+    // The system zeroes each page when it is first touched, so a large table costs nothing until it is used.
     bytemuck::zeroed_slice_box(count)
 }
 

@@ -1,10 +1,10 @@
 //! All live states as bytes, and back.
 //!
 //! All numbers are little-endian, of 64 bits. The bytes are a magic and a version, the two seeds, the policies, and the
-//! states. A policy is its name and its quota, each as text. A state begins with a number of its fingerprint and its
-//! policy's place. The two numbers of its pair follow. A log has the number of its entries instead, and two numbers for
-//! each. States that name no version are left out. The reader takes nothing on trust: it checks lengths before it
-//! allocates, and leaves out a state that its quota could not have made.
+//! states. A policy is its name and its quota, each as text. A state begins with a number that has its fingerprint and
+//! the index of its policy. The two numbers of its pair follow. A log has the number of its entries instead, and two
+//! numbers for each. States that name no version are left out. The reader does not trust the bytes. It checks lengths
+//! before it allocates, and leaves out a state that its quota could not have made.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ use super::events::PendingEvents;
 use super::locked_key::{LoadedState, LockedKey};
 use super::slot_table::{Fingerprint, Seen, version_of};
 use super::states::States;
-use super::versions::UNNAMED;
+use super::versions::UNNUMBERED;
 use super::word::Now;
 
 const MAGIC: &[u8; 8] = b"trl-snap";
@@ -43,16 +43,16 @@ struct SavedState {
 }
 
 impl Snapshot {
-    /// Copies the live states of a limiter: each that lives from the beginning to the end, as it was at an instant
-    /// between.
+    /// Copies the live states of a limiter. Each state that lives during the whole copy is copied as it was at one
+    /// instant of it.
     pub(super) fn of(states: &States) -> Self {
         let now = states.now(); // not under a lock: the clock may be anybody's
         let mut snapshot = Self { seeds: states.seeds, policies: Vec::new(), states: Vec::new() };
-        let mut places = HashMap::new();
+        let mut positions = HashMap::new();
         states.walk(
             |_| false,
             |seen| {
-                let state = snapshot.state(states, seen, now, &mut places);
+                let state = snapshot.state(states, seen, now, &mut positions);
                 snapshot.states.extend(state);
                 seen
             },
@@ -66,7 +66,7 @@ impl Snapshot {
         states: &States,
         seen: Seen<'_>,
         now: Now,
-        places: &mut HashMap<u16, usize>,
+        positions: &mut HashMap<u16, usize>,
     ) -> Option<SavedState> {
         let (version, known) = (version_of(seen.tag), states.versions.known());
         let policy = known.policy(version)?;
@@ -75,15 +75,15 @@ impl Snapshot {
             (chain, LoadedState::Entries) => states.arena().view(&chain).iter().collect(),
             _ => return None,
         };
-        let policy = *places.entry(version).or_insert_with(|| {
+        let policy = *positions.entry(version).or_insert_with(|| {
             self.policies.push(policy.clone());
             self.policies.len() - 1 // at least one
         });
         Some(SavedState { key: Fingerprint::of_tag(seen.tag), policy, entries })
     }
 
-    /// Puts the states into a new limiter. If a key was met twice, since it was forgotten and came back, the later
-    /// state holds.
+    /// Puts the states into a new limiter. If a key was met twice, because it was forgotten and came back, the
+    /// later state counts.
     pub(super) fn fill(&self, states: &States) {
         let now = states.now();
         let mut events = PendingEvents::of(states);
@@ -104,7 +104,7 @@ impl Snapshot {
                 }
                 _ => None,
             };
-            let Some(kept) = kept.filter(|_| *version != UNNAMED) else { continue };
+            let Some(kept) = kept.filter(|_| *version != UNNUMBERED) else { continue };
             if !states.replace(|| LockedKey::new(state.key, *version, policy.quota()), &kept, &mut events) {
                 events.evicted(is_throttled(rules, &kept, now));
             }
@@ -161,7 +161,8 @@ impl Snapshot {
     }
 }
 
-/// The state as a clock of now may find it: one that is further ahead than a word holds is clamped by its own rules.
+/// Returns the state as a decision may find it now. A state that is further ahead than a word holds is clamped by its
+/// own rules.
 fn possible(rules: &PairDecider, pair: Pair, now: Now) -> Option<Pair> {
     if !rules.get().could_be(pair) || pair.at < now.at {
         return None;
@@ -172,8 +173,8 @@ fn possible(rules: &PairDecider, pair: Pair, now: Now) -> Option<Pair> {
     Some(pair)
 }
 
-/// Returns the entries that are in order and still count, as far as the quota holds them. If a state is further ahead
-/// than the quota allows, it is read as the next charge would read it.
+/// Returns the entries that are in order and still count, at most as many as the quota holds. If a state is further
+/// ahead than the quota allows, it is read as the next charge would read it.
 fn possible_entries(rules: &EntryLog, entries: &[(u64, u64)], now: Now) -> Vec<(u64, u64)> {
     let (mut possible, mut total) = (Vec::new(), 0);
     for (start, held) in entries.iter().copied() {
@@ -229,7 +230,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a number of things. At least `bytes_each` bytes for each must follow.
+    /// Reads a number of things. At least `bytes_each` bytes must follow for each element.
     fn count(&mut self, bytes_each: usize) -> Result<usize, ConfigError> {
         let count = self.number()?;
         match usize::try_from(count) {

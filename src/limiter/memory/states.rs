@@ -17,7 +17,7 @@ use crate::policy::Policy;
 use super::entry_arena::EntryArena;
 use super::setup::{AnyClock, Setup};
 use super::slot_table::{Fingerprint, Seen, SlotTable, version_of};
-use super::versions::{PHASE_US, UNNAMED, Versions};
+use super::versions::{PHASE_US, UNNUMBERED, Versions};
 use super::word::{NO_STATE, Now, RELATIVE_US_MAX, is_expired};
 
 /// The maximum step back of a clock before the base is moved: about 200 days.
@@ -31,34 +31,34 @@ fn base_for(now: u64) -> u64 {
 /// Stripes: a new key's slot is made under one.
 const STRIPES: usize = if cfg!(any(ratelimit_loom, ratelimit_shuttle)) { 2 } else { 1_024 };
 
-/// The states, and all that deciding needs.
+/// The states, and everything that decisions need.
 pub(super) struct States {
     pub(super) table: SlotTable,
     arena: OnceLock<EntryArena>,
     pub(super) versions: Versions,
     pub(super) setup: Setup,
     pub(super) clock: AnyClock,
-    /// The secret that fingerprints are made with.
+    /// The secret of the fingerprints.
     pub(super) seeds: [u64; 2],
     shared_seed: SharedSeed,
-    /// The instant that words count from. If a clock steps so far that a word could not hold the time, the base steps
-    /// as well: then every state is as far ahead of the clock as it would be if the clock had been late when it was
+    /// The instant from which words count. If a clock steps so far that a word could not hold the time, the base
+    /// steps as well. Every state is then as far ahead of the clock as if the clock had been late when the state was
     /// written. So no state is forgotten, and one that is too far ahead is moved back when it is read.
     base: AtomicU64,
     pub(super) policy_registry: PolicyRegistry,
     stripes: Box<[Mutex<()>]>,
     /// The number of new keys in a row that found the table full, up to a bound. Only a hint.
     pub(super) crowding: AtomicU32,
-    /// The second in which a key got its slot last, after the base. Only a hint.
+    /// The second, after the base, in which a key last got a slot. Only a hint.
     pub(super) claimed_s: AtomicU32,
-    /// The observer knows that no version is left.
+    /// True if the observer was told that no version is left.
     is_reported: AtomicBool,
-    /// Held by the thread that walks over all slots: the earliest instant at which unused versions may be looked for
-    /// again.
+    /// The earliest instant of the next search for unused versions. The thread that walks over all slots holds the
+    /// lock.
     walk: Mutex<u64>,
-    /// Held by the thread that grows the table: the line that is split next.
+    /// The line that is split next. The thread that grows the table holds the lock.
     pub(super) growth: Mutex<usize>,
-    /// A thread walks over all slots, and no key moves.
+    /// True while a thread walks over all slots, so that no key may move.
     pub(super) is_walked: AtomicBool,
     pub(super) queue_refunds: QueueRefunds<Fingerprint, ()>,
     /// How often keys with units that requests hold were reset.
@@ -129,9 +129,9 @@ impl States {
 
     // Time ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Reads the clock before the state is read. A thread that loses the processor in between finds a state that is
-    /// newer. So a decision by this reading is given up if the state is
-    /// [ahead](crate::algorithm::PairDecider::is_clamped) of it.
+    /// Reads the clock before the state is read. A thread that loses the processor in between may find a newer
+    /// state. So the caller gives up if the state is [ahead](crate::algorithm::PairDecider::is_clamped) of this
+    /// reading.
     #[inline(always)] // as `now_us`
     pub(super) fn now(&self) -> Now {
         self.relative(self.clock.now_us())
@@ -145,7 +145,7 @@ impl States {
 
     #[inline(always)] // as `now`
     fn relative(&self, at: u64) -> Now {
-        // Nothing else is published with the base: an instant and its base are used together.
+        // Relaxed suffices, because no other data is published with the base.
         let base = self.base.load(Ordering::Relaxed);
         let relative = at.wrapping_sub(base);
         // A branch for the usual case, since the processor predicts it.
@@ -185,7 +185,7 @@ impl States {
         try_lock(&self.stripes[stripe_of(key)])
     }
 
-    /// Waits until no thread holds a stripe that it has held since before.
+    /// Waits until each thread that holds a stripe now has released it.
     pub(super) fn pass_stripes(&self) {
         (0..STRIPES).for_each(|stripe| drop(self.lock_stripe(stripe)));
     }
@@ -194,7 +194,7 @@ impl States {
 
     /// Locks one slot after the other, except those that `is_skipped` or that hold nothing, and unlocks each as `visit`
     /// returns it. During the walk no key moves to an earlier slot, so the walk meets each key. There is one walk at a
-    /// time, so each version means one thing.
+    /// time, so a version keeps its meaning during it.
     pub(super) fn walk(&self, is_skipped: impl Fn(Seen<'_>) -> bool, visit: impl FnMut(Seen<'_>) -> Seen<'_>) {
         let _one = lock(&self.walk);
         self.walk_alone(is_skipped, visit);
@@ -203,17 +203,17 @@ impl States {
     fn walk_alone(&self, is_skipped: impl Fn(Seen<'_>) -> bool, mut visit: impl FnMut(Seen<'_>) -> Seen<'_>) {
         let _walk = Walk::begin(&self.is_walked);
         self.pass_stripes(); // a key moves under its stripe: a move that did not see the walk is done after this
-        for place in self.table.places() {
-            if place.read().is_some_and(|seen| seen.tag == 0 || is_skipped(seen)) {
+        for slot in self.table.all_slots() {
+            if slot.read().is_some_and(|seen| seen.tag == 0 || is_skipped(seen)) {
                 continue;
             }
-            visit(place.lock()).put_back();
+            visit(slot.lock()).put_back();
         }
     }
 
     // Versions ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns the number of a policy's version. A charge asks once: the answer may be another one later.
+    /// Returns the number of a policy's version. A charge asks only once, because a later answer may differ.
     #[inline]
     pub(super) fn version(&self, policy: &Policy) -> u16 {
         match self.versions.cached(policy) {
@@ -234,7 +234,7 @@ impl States {
     #[cold]
     #[inline(never)]
     fn version_with_number_slowly(&self, policy: &Policy) -> Option<u16> {
-        Some(self.version_slowly(policy)).filter(|version| *version != UNNAMED)
+        Some(self.version_slowly(policy)).filter(|version| *version != UNNUMBERED)
     }
 
     /// Looks a policy's version up. The caller must hold no lock.
@@ -242,21 +242,21 @@ impl States {
     #[inline(never)]
     fn version_slowly(&self, policy: &Policy) -> u16 {
         let mut version = self.versions.look_up(policy);
-        if self.versions.is_crowded() && self.free_versions() && version == UNNAMED {
+        if self.versions.is_crowded() && self.free_versions() && version == UNNUMBERED {
             version = self.versions.look_up(policy);
         }
-        if version == UNNAMED && !self.is_reported.swap(true, Ordering::Relaxed) {
+        if version == UNNUMBERED && !self.is_reported.swap(true, Ordering::Relaxed) {
             self.setup.observers.report(&LimiterEvent::TooManyQuotas);
         }
         version
     }
 
-    /// Frees the versions that no charge asked for since this was done last, and that have no live states. It returns
-    /// `false` if that is not long ago, or another thread is doing it.
+    /// Frees the versions that no charge asked for since this was done last, and that have no live states. Returns
+    /// `false` if that was not long ago, or if another thread is doing it.
     pub(super) fn free_versions(&self) -> bool {
         let Some(mut next_phase_us) = try_lock(&self.walk) else { return false };
         let now = self.now();
-        // A clock that stepped back is waited for no longer than a phase.
+        // If the clock stepped back, the next phase is at most one phase away.
         if now.at < *next_phase_us && *next_phase_us <= now.at + PHASE_US {
             return false;
         }
@@ -268,10 +268,11 @@ impl States {
             |seen| !is_unused(seen).get(),
             |seen| {
                 let shift = self.versions.form(version_of(seen.tag)).shift();
-                // After the lock: if the clock stepped back, an older reading would forget what still counts.
+                // Reads the clock after the lock: if the clock stepped back, an older reading would forget a state that
+                // still counts.
                 let is_over = || is_expired(seen.word, shift, self.now_under_lock(seen));
                 if is_unused(seen).get() && is_over() {
-                    // The slot's tag must not name a version that is about to get another policy.
+                    // Empties the slot, because its tag would name a version that is about to get another policy.
                     self.free_blocks(seen);
                     return Seen { tag: 0, word: NO_STATE, ..seen };
                 }
@@ -284,7 +285,7 @@ impl States {
     }
 }
 
-/// A walk over all slots. It ends when this is dropped, because the application's clock may panic during it.
+/// A walk over all slots. The walk ends when this is dropped, because the application's clock may panic during it.
 struct Walk<'a>(&'a AtomicBool);
 
 impl<'a> Walk<'a> {

@@ -1,9 +1,9 @@
 //! The versions of policies that a limiter has met: a number for each (policy, quota).
 //!
-//! A stored state names the version it was written under. So the limiter recognises and converts the state of a policy
-//! whose quota has changed, and judges the state of any key when it must make room.
+//! A stored state names the version it was written under. So the limiter can convert the state of a policy whose quota
+//! has changed, and can tell what any state is worth when it must make room.
 //!
-//! A number is used again when it was not asked for during a whole [phase](Versions::begin_phase) and no live state has
+//! A number is used again if no charge asked for it during a whole [phase](Versions::begin_phase) and no live state has
 //! it. Phases are [`PHASE_US`] long, so that no thread still holds a number that it was given before.
 
 use std::cell::Cell;
@@ -17,11 +17,11 @@ use crate::policy::Policy;
 use super::slot_table::{HELD_VERSION, VERSION_BITS};
 use super::word::BLOCK_SHIFT;
 
-/// The version of states whose policies found all 16,382 numbers in use. Such a state lies in the arena, behind a head
-/// with the numbers of its quota.
-pub(super) const UNNAMED: u16 = 0;
+/// The version of states whose policies have no number, because all 16,382 are in use. Such a state lies in the arena,
+/// behind a head with the numbers of its quota.
+pub(super) const UNNUMBERED: u16 = 0;
 
-/// Versions that are found without the lock.
+/// The number of versions that can be found without the lock.
 const CACHED: usize = 1_024;
 
 const NUMBERS: usize = 1 << VERSION_BITS;
@@ -29,7 +29,7 @@ const NUMBER_MASK: u64 = NUMBERS as u64 - 1;
 /// If at least this number of versions are in use, the limiter looks for unused ones.
 const CROWDED: usize = NUMBERS / 4 * 3;
 
-/// The least time between two looks for numbers that no state needs.
+/// The least time between two searches for numbers that no state needs.
 pub(super) const PHASE_US: u64 = 10_000_000;
 
 /// The meaning of a slot's word, by its version: the shift of its instant, and two flags above.
@@ -41,7 +41,7 @@ impl WordForm {
     const IN_ARENA: u8 = 1 << 7;
 
     /// The form of states that name no version.
-    const UNNAMED: Self = Self(BLOCK_SHIFT as u8 | Self::IN_ARENA);
+    const UNNUMBERED: Self = Self(BLOCK_SHIFT as u8 | Self::IN_ARENA);
 
     /// The form of units that requests hold.
     const HELD: Self = Self(Self::PINNED);
@@ -49,7 +49,7 @@ impl WordForm {
     fn of(rules: &Decider) -> Self {
         let form = match rules.layout() {
             Layout::Word(layout) => layout.shift as u8, // at most 40
-            Layout::Pair | Layout::Entries => Self::UNNAMED.0,
+            Layout::Pair | Layout::Entries => Self::UNNUMBERED.0,
             Layout::Count => Self::HELD.0,
         };
         let is_pinned = matches!(rules, Decider::Pair(rules, _) if rules.is_pinned());
@@ -77,20 +77,20 @@ impl WordForm {
 #[inline]
 pub(super) fn word_layout(rules: &Decider, version: u16) -> Option<WordLayout> {
     match rules {
-        Decider::Pair(_, Layout::Word(layout)) if version != UNNAMED => Some(*layout),
+        Decider::Pair(_, Layout::Word(layout)) if version != UNNUMBERED => Some(*layout),
         _ => None,
     }
 }
 
 /// The versions of policies that a limiter has met.
 pub(super) struct Versions {
-    /// The upper 50 bits of a version's fingerprint, and its number, at the index that the fingerprint's lower bits
-    /// give.
+    /// Each element has the upper 50 bits of a version's fingerprint, and its number. The fingerprint's lower bits
+    /// are the index.
     cache: Box<[AtomicU64; CACHED]>,
     known: RwLock<KnownPolicies>,
     /// For each number its [`WordForm`].
     forms: Box<[AtomicU8]>,
-    /// For each number the phase in which it was asked for last.
+    /// The phase in which each number was last asked for.
     asked: Box<[AtomicU32]>,
     /// Most numbers are in use.
     crowded: AtomicBool,
@@ -120,7 +120,7 @@ impl KnownPolicies {
 impl Versions {
     pub(super) fn new() -> Self {
         let forms: Box<[AtomicU8]> = bytemuck::zeroed_slice_box(NUMBERS);
-        forms[usize::from(UNNAMED)].store(WordForm::UNNAMED.0, Ordering::Relaxed);
+        forms[usize::from(UNNUMBERED)].store(WordForm::UNNUMBERED.0, Ordering::Relaxed);
         forms[usize::from(HELD_VERSION)].store(WordForm::HELD.0, Ordering::Relaxed);
         Self {
             cache: bytemuck::zeroed_box(),
@@ -141,7 +141,7 @@ impl Versions {
         if (entry ^ fingerprint) & !NUMBER_MASK == 0 { Some((entry & NUMBER_MASK) as u16) } else { None }
     }
 
-    /// Whether it is time to look for numbers that no state needs.
+    /// Returns whether it is time to search for numbers that no state needs.
     pub(super) fn is_crowded(&self) -> bool {
         self.crowded.load(Ordering::Relaxed) // only a hint
     }
@@ -161,7 +161,7 @@ impl Versions {
         self.known.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of a policy's version, a new one if need be; [`UNNAMED`] if there is none left.
+    /// Returns the number of a policy's version, a new one if need be; [`UNNUMBERED`] if there is none left.
     pub(super) fn look_up(&self, policy: &Policy) -> u16 {
         let fingerprint = policy.state_fingerprint();
         let known = self.known();
@@ -169,13 +169,13 @@ impl Versions {
             self.hand_out(*number, fingerprint, &known);
             return *number;
         }
-        // Not under the write lock: policies without a version are asked for at every charge.
+        // Does this without the write lock, because it happens at every charge of a policy without a version.
         let is_full = known.free.is_empty() && known.policies.len() + 1 >= usize::from(HELD_VERSION);
         drop(known);
-        if is_full { UNNAMED } else { self.add(policy) }
+        if is_full { UNNUMBERED } else { self.add(policy) }
     }
 
-    /// Under the lock: notes that a number is needed, and where to find it.
+    /// Notes that a number is needed, and where to find it. The caller holds the lock.
     fn hand_out(&self, number: u16, fingerprint: u64, known: &KnownPolicies) {
         self.asked[usize::from(number)].store(known.phase, Ordering::Relaxed); // read under the write lock
         let entry = fingerprint & !NUMBER_MASK | u64::from(number);
@@ -192,12 +192,12 @@ impl Versions {
                 let number = match known.free.pop() {
                     Some(number) => number,
                     None if next < usize::from(HELD_VERSION) => next as u16, // below 2^14
-                    None => return UNNAMED,
+                    None => return UNNUMBERED,
                 };
                 let at = usize::from(number);
                 self.forms[at].store(WordForm::of(policy.quota().decider()).0, Ordering::Relaxed);
                 match known.policies.get_mut(at - 1) {
-                    Some(place) => *place = policy.clone(),
+                    Some(former) => *former = policy.clone(),
                     None => known.policies.push(policy.clone()),
                 }
                 known.numbers.insert(fingerprint, number);
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn numbers_are_looked_for_only_while_most_are_in_use() {
         let versions = Versions::new();
-        (1..CROWDED as u64).for_each(|limit| assert!(versions.look_up(&policy(limit)) != UNNAMED));
+        (1..CROWDED as u64).for_each(|limit| assert!(versions.look_up(&policy(limit)) != UNNUMBERED));
         assert!(!versions.is_crowded());
         versions.look_up(&policy(CROWDED as u64));
         assert!(versions.is_crowded());

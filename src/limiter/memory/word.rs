@@ -7,24 +7,24 @@ use crate::algorithm::gcra::Ahead;
 use crate::algorithm::places::HELD_MAX;
 use crate::algorithm::{NUMBER_BITS, Pair, WORD_AHEAD_US, WordLayout};
 
-/// The word of a slot that a thread holds. No state looks like it, see [`RELATIVE_US_MAX`].
+/// The word of a slot that a thread has locked. No state looks like it, see [`RELATIVE_US_MAX`].
 pub(super) const LOCKED: u64 = u64::MAX;
 
 /// The word of a slot without a state. It has expired at any instant.
 pub(super) const NO_STATE: u64 = 0;
 
-/// Bits below a word's instant when that is in microseconds.
+/// The number of bits below a word's instant, if that is in microseconds.
 const LOWER_BITS: u32 = NUMBER_BITS;
 
 /// The shift of words that hold a block's number: the instant takes the upper half, in units of an eighth of a second.
 pub(super) const BLOCK_SHIFT: u32 = u32::BITS - LOWER_BITS;
 
 /// The latest instant, in microseconds after the limiter's base, at which words are exact: about 13
-/// years. Beyond it the limiter moves its base.
+/// years. For a later instant the limiter moves its base.
 pub(super) const RELATIVE_US_MAX: u64 = (1 << (64 - LOWER_BITS)) - WORD_AHEAD_US - (1 << 42);
 
-/// The highest bits of a word of units that are held. All other words of states are lower, and so is every instant that
-/// expiries are compared with. So such a word never expires.
+/// The highest bits of a word of held units. All other words of states are lower, and so is every instant that expiries
+/// are compared with. So such a word never expires.
 const HELD: u64 = 0b11 << 62;
 const _: () = assert!(RELATIVE_US_MAX < HELD >> LOWER_BITS, "words of held units never expire");
 
@@ -33,8 +33,8 @@ const UNIT_BITS: u32 = 40;
 pub(super) const RUN_BITS: u32 = u64::BITS - 2 - UNIT_BITS;
 const _: () = assert!(HELD_MAX < (1 << UNIT_BITS) - 1, "no word of held units is LOCKED");
 
-/// The number of a run in a word that names a block of the arena, which has the units and the number. No run has this
-/// number in a word.
+/// Marks a word that names a block of the arena, which has the units and the run's number. No run in a word has this
+/// number.
 const RUN_IN_ARENA: u64 = (1 << RUN_BITS) - 1;
 const _: () = assert!((u32::MAX as u64) < (1 << UNIT_BITS) - 1, "no word of a block is LOCKED");
 
@@ -100,17 +100,17 @@ impl WordLayout {
         }
         let bits = LOWER_BITS + self.shift;
         let upper = now.base() + ((word >> bits) << self.shift);
-        // On a grid, the instant is the last point that is not after the rounded-up unit.
+        // On a grid, the instant is the last grid point at or before the end of the rounded-up unit.
         let at = if self.shift == 0 { upper } else { self.grid.round_down(upper) };
         Some(Pair { at, n: word & ((1 << bits) - 1) })
     }
 }
 
-/// The units of a key that are held: a state that no instant ends.
+/// The held units of a key, which is a state that does not expire.
 ///
-/// A key's units are held in runs. A run begins when none is held, and ends when none is held any more, or when the key
-/// is reset. A receipt names its run, so that units that were taken before a reset do not return units that were taken
-/// after it.
+/// A key's units are held in runs. A run begins with the first held unit, and ends with the return of the last one, or
+/// with a reset of the key. A receipt names its run, so that units that were taken before a reset do not return units
+/// that were taken after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeldUnits {
     pub(super) units: u64,
@@ -123,7 +123,7 @@ pub(super) struct HeldUnits {
 pub(super) enum HeldWord {
     Nothing,
     Units(HeldUnits),
-    /// The block of the arena that has them.
+    /// The units are in this block of the arena.
     InArena(u32),
 }
 
@@ -131,7 +131,7 @@ impl HeldUnits {
     /// Packs held units: at least one. Returns `None` if the number of their run is too large for a word.
     #[inline]
     pub(super) fn pack(self) -> Option<u64> {
-        debug_assert!(self.units > 0, "what is held is a state");
+        debug_assert!(self.units > 0, "a value in use holds at least one unit");
         (self.run < RUN_IN_ARENA).then_some(HELD | self.run << UNIT_BITS | self.units)
     }
 
@@ -161,19 +161,21 @@ impl HeldWord {
     }
 }
 
-/// Returns whether nothing is held, and the last return was more than `us` after now: the clock has stepped back since.
+/// Returns whether nothing is held and the last return lies more than `us` ahead of now, which means that the clock has
+/// stepped back.
 pub(super) fn is_returned_after(word: u64, now: Now, us: u64) -> bool {
     word < HELD && expiry_of(word, 0) > now.relative + us
 }
 
-/// Whether the state in a word of this shift has expired: if the shift is above 0, up to one unit late.
+/// Returns whether the state in a word of this shift has expired. If the shift is above 0, it expires up to one unit
+/// late.
 #[inline]
 pub(super) fn is_expired(word: u64, shift: u32, now: Now) -> bool {
     word <= (now.relative >> shift) << (LOWER_BITS + shift)
 }
 
-/// Returns the word of a state in the arena that expires at an instant. An instant too late for a word never comes:
-/// time stands still before.
+/// Returns the word of a state in the arena that expires at an instant. An instant that is too late for a word
+/// never comes, because time stands still before it.
 pub(super) fn block_word(first: u32, expires_us: u64, now: Now) -> u64 {
     let relative = expires_us.saturating_sub(now.base()).div_ceil(1 << BLOCK_SHIFT);
     relative.min(u64::from(u32::MAX - 1)) << u32::BITS | u64::from(first)

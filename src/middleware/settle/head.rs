@@ -1,5 +1,5 @@
-//! Settling by a response's head: what is open is opened before the service is called, and closed as far as the head
-//! says.
+//! Settles by a response's head. Charges are opened before the service is called, and the head closes those that it
+//! decides.
 
 use std::sync::Arc;
 
@@ -16,9 +16,10 @@ use crate::middleware::rule::Settlement;
 
 /// The effect of a response's head on the open charges of a rule.
 enum ByHead {
-    /// They stay open until the body has ended.
+    /// The charges stay open until the body has ended.
     StayOpen,
-    /// They cost this many units; without a number they cost what was stated, or if nothing was, what was reserved.
+    /// The charges cost this many units. Without a number they cost what was stated or, if nothing was, what was
+    /// reserved.
     Settle(Option<u64>),
 }
 
@@ -43,7 +44,7 @@ impl<L: Limiter> OpenTicket<L> {
                 continue;
             }
             let rule = layer.rule_of(charged.policy);
-            // The charges of a rule are beside each other, its meter's the last.
+            // The charges of a rule are adjacent, and that of its meter is the last.
             match open.last_mut().filter(|_| last == Some(rule)) {
                 Some(same) => {
                     same.charges.end = at + 1;
@@ -75,7 +76,8 @@ impl<L: Limiter> OpenTicket<L> {
         self.open = open;
     }
 
-    /// Settles what the response's head settles. Afterwards only what waits for the end of the body is open.
+    /// Settles what the response's head decides. Afterwards only the charges that depend on the end of the body are
+    /// open.
     ///
     /// Open charges stay open while the application's closures run, since they may panic.
     pub(crate) fn see_head(&mut self, response: &Parts) {
@@ -108,7 +110,7 @@ impl<L: Limiter> OpenTicket<L> {
     /// Returns the units of concurrency limits that are held no longer than until the response's head.
     fn release_by_head(&mut self, status: StatusCode) {
         let Some(places) = &self.ticket.places else { return };
-        // The request's own holder is one of them.
+        // The request itself is one of these holders.
         let is_shared = || Arc::strong_count(places) > 1;
         let until_head = |at: usize| {
             let policy = self.ticket.charges.get(at).map(|charged| charged.policy);
@@ -146,7 +148,8 @@ fn read_head<L>(layer: &Compiled<L>, open: &Open, method: &Method, response: &Pa
     ByHead::StayOpen
 }
 
-/// Whether the connection switches to another protocol after this response (RFC 9110, sections 9.3.6 and 15.2.2).
+/// Returns whether the connection switches to another protocol after this response (RFC 9110, sections 9.3.6 and
+/// 15.2.2).
 fn switches_protocols(method: &Method, status: StatusCode) -> bool {
     status == StatusCode::SWITCHING_PROTOCOLS || (method == Method::CONNECT && status.is_success())
 }

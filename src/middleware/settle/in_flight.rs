@@ -9,11 +9,11 @@ use smallvec::SmallVec;
 use crate::limiter::{AnyPlaces, Place, shared_place};
 
 /// A handle to what a request holds of [concurrency limits](crate::Quota::concurrent). It is in the extensions of each
-/// request that passes a layer with such a limit. If requests [bring their quotas](crate::Rule::quota_from), those that
-/// are charged to such a limit have it; a handler of all requests takes an `Option<InFlight>`.
+/// request that passes a layer with such a limit. If requests [bring their quotas](crate::Rule::quota_from), only those
+/// that are charged to such a limit have it. A handler of all requests then takes an `Option<InFlight>`.
 ///
 /// The handle itself holds nothing. A request's units are returned when the body of its response has ended or was
-/// dropped. A handler that works on after that takes a [`Place`], and moves it into that work:
+/// dropped. A handler whose work goes on after that takes a [`Place`], and moves it into that work:
 ///
 /// ```
 /// use http::StatusCode;
@@ -44,7 +44,7 @@ impl InFlight {
     }
 
     /// Holds the request's units until the returned place is dropped, but at least as long as the request holds them.
-    /// Returns `None` if it holds none, or none any more.
+    /// Returns `None` if the request holds none, or no longer holds any.
     ///
     /// The body of a response that switches protocols (status 101, or 2xx to `CONNECT`) ends at once. So take a place
     /// before such a response is returned, and move it into the task that serves the connection:

@@ -1,8 +1,8 @@
 //! Nested layers: each keeps what it took, unless it is set to refund requests that an inner limit refuses.
 //!
 //! A layer that refunds puts a [`NestedToken`] into the extensions of each request that it lets pass. A layer within
-//! that refuses the request for its rate spends the token. Only a refusal looks for a token, so a request that passes
-//! pays nothing for layers that do not refund.
+//! that refuses the request for its rate spends the token. Only a refusal looks for a token, so layers that do not
+//! refund cost a passing request nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

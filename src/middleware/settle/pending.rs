@@ -33,7 +33,7 @@ use crate::policy::Policy;
 pub(crate) struct OpenTicket<L: Limiter> {
     pub(crate) layer: Arc<Compiled<L>>,
     pub(crate) ticket: Ticket,
-    /// The copies of the request, if the layer refunds what limits within refuse.
+    /// The copies of the request, if the layer refunds what inner limits refuse.
     pub(crate) copies: Option<Arc<Copies>>,
     /// The rules that settle their charges later.
     pub(crate) open: SmallVec<[Open; 1]>,
@@ -50,7 +50,7 @@ pub(crate) struct Open {
     pub(crate) charges: Range<usize>,
     /// One of the rule's policies.
     pub(crate) policy: usize,
-    /// The cost, as far as it was stated or counted.
+    /// The cost that was stated or counted so far.
     pub(crate) usage: Usage,
 }
 
@@ -81,9 +81,9 @@ impl<L: Limiter> OpenTicket<L> {
         })
     }
 
-    /// Keeps a ticket. It is moved to where it stays, because each copy of words just written stalls on store
+    /// Opens a ticket. It is moved to where it stays, because each copy of words just written stalls on store
     /// forwarding (`benches/instructions`, "layer of a concurrency limit, no header fields").
-    pub(crate) fn keep(layer: &Arc<Compiled<L>>, ticket: &mut Ticket) -> Box<Self> {
+    pub(crate) fn of(layer: &Arc<Compiled<L>>, ticket: &mut Ticket) -> Box<Self> {
         let mut open = Self::new(layer);
         open.ticket = ticket.take();
         open
@@ -108,7 +108,7 @@ impl<L: Limiter> OpenTicket<L> {
         }
     }
 
-    /// Settles what is open: the response ends here, and is not complete unless all its bytes were counted.
+    /// Settles the open charges, because the response ends here. It is complete only if all its bytes were counted.
     fn settle_rest(&mut self) {
         if self.copies.take().is_some_and(|copies| copies.are_refused()) {
             self.refund_all();
@@ -139,9 +139,9 @@ impl<L: Limiter> OpenTicket<L> {
         }
     }
 
-    /// Settles the charges whose cost is known. `is_reported` if the response still reports the charges.
+    /// Settles the charges whose cost is known. `is_reported` is true if the response still reports the charges.
     ///
-    /// One by one: if the application's code panics about one charge, `drop` goes on with the others.
+    /// It settles them one by one, so that `drop` goes on with the others if the application's code panics.
     pub(super) fn settle(&mut self, is_reported: bool) {
         while let Some((at, units)) = self.to_settle.pop() {
             self.ticket.settle(&self.layer, at, units, is_reported);
@@ -155,7 +155,7 @@ impl<L: Limiter> Drop for OpenTicket<L> {
         while self.copies.is_some() || !self.open.is_empty() || !self.to_settle.is_empty() {
             contained(|| self.settle_rest());
         }
-        // After they are returned, or a refusal in between would promise a wait.
+        // This comes after the return. In between, a refusal would promise a wait.
         self.end_strikes();
     }
 }
@@ -177,7 +177,7 @@ impl SentResponse {
 
 /// An [`OpenTicket`] whose limiter's type is erased.
 pub(crate) trait AnyTicket: Send + Sync {
-    /// Settles what the response's head settles, and adds to the head what the layer reports.
+    /// Settles what the response's head decides, and adds the layer's headers to it.
     fn finish_head(&mut self, head: &mut Parts);
 
     /// Returns whether the end of the body settles something, or returns what the request holds.
@@ -189,13 +189,14 @@ pub(crate) trait AnyTicket: Send + Sync {
     /// Notes how many bytes of the body the server will ask for, if that is known.
     fn expect(&mut self, length: Option<u64>);
 
-    /// Counts bytes of the body that were handed to the server. `is_last` if the body says that no more will come.
+    /// Counts bytes of the body that were handed to the server. `is_last` is true if the body says that no more will
+    /// come.
     fn count(&mut self, bytes: u64, is_last: bool);
 
-    /// Settles what is open: the body ends here, and is not complete unless all its bytes were counted.
+    /// Settles the open charges, because the body ends here. It is complete only if all its bytes were counted.
     fn end(&mut self);
 
-    /// Settles what is open: the body, or the handler's work, is complete.
+    /// Settles the open charges, because the body, or the handler's work, is complete.
     fn complete(&mut self);
 
     /// Refunds everything.
@@ -239,7 +240,8 @@ impl<L: Limiter> AnyTicket for OpenTicket<L> {
         }
         self.response.count(bytes, is_last);
         if self.response.is_whole {
-            // Not left to the end: a client that has all bytes may send its next request before the server is there.
+            // Settles before the end of the body: a client that has all bytes may send its next request before the
+            // server asks for the end.
             self.ticket.places = None;
         }
     }

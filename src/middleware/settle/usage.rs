@@ -27,7 +27,7 @@ const MOST: u64 = u64::MAX - 2;
 /// If no such rule charged the request, or the limiter failed, the handle has no effect. A request that goes
 /// to the [overflow](crate::RateLimitLayer::overflow) has no handle.
 ///
-/// If several rules are settled by usage, even in several layers, one handle states the cost for all of them;
+/// If several rules are settled by usage, even in several layers, one handle states the cost for all of them.
 /// [`of`](Self::of) returns the handle of one rule.
 #[derive(Clone)]
 pub struct Usage(SmallVec<[Arc<Item>; 1]>);
@@ -72,25 +72,25 @@ impl Usage {
         self.state(|_| units)
     }
 
-    /// Adds units to the stated cost. The first units replace the reservation, they are not added to it. Returns
+    /// Adds units to the stated cost. The first units replace the reservation and are not added to it. Returns
     /// `false` if the cost was settled before.
     pub fn add(&self, units: u64) -> bool {
         self.state(|said| said.unwrap_or(0).saturating_add(units))
     }
 
-    /// Returns the cost that was stated so far; of several rules the largest.
+    /// Returns the cost that was stated so far. For several rules it is the largest.
     #[must_use]
     pub fn stated(&self) -> Option<u64> {
         said(self.0.iter().map(|item| item.stated.load(Ordering::Acquire)))
     }
 
-    /// Returns the units that were reserved before the service was called; of several rules the largest.
+    /// Returns the units that were reserved before the service was called. For several rules it is the largest.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         self.0.iter().map(|item| item.reserved).max().unwrap_or(0)
     }
 
-    /// Returns the handle of the rule that has a policy of this name alone.
+    /// Returns a handle that states the cost only for the rule with a policy of this name.
     #[must_use]
     pub fn of(&self, policy: &str) -> Option<Self> {
         let items: SmallVec<[Arc<Item>; 1]> =

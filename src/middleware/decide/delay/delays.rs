@@ -23,9 +23,9 @@ pub(crate) struct Delays {
 /// How many requests wait at a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WaitBounds {
-    /// The most in the layer, in queues and in line.
+    /// The maximum in the layer, in queues and in line.
     pub(crate) in_all: usize,
-    /// The most in line for the units of one key.
+    /// The maximum in line for the units of one key.
     pub(crate) in_line: usize,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct WaitBounds {
 const WAITING: usize = 1_000;
 
 /// The number of requests that wait in line for one key by default. Over HTTP/1 a server often does not notice that a
-/// client has gone, so a client can leave many requests in line. At most a tenth of all wait for one key.
+/// client has gone, so a client can leave many requests in line. So at most a tenth of all requests wait for one key.
 const IN_LINE: usize = 100;
 
 impl Default for WaitBounds {
@@ -56,7 +56,7 @@ impl Delays {
         Self { timer, lines: DepartureLines::default(), asks: Arc::default(), waiting: AtomicUsize::new(0), bounds }
     }
 
-    /// Counts one more request as waiting. Returns `None` if the most wait already.
+    /// Counts one more request as waiting. Returns `None` if the maximum number of requests wait already.
     pub(super) fn count(self: &Arc<Self>) -> Option<Counted> {
         let one_more = |waiting: usize| (waiting < self.bounds.in_all).then_some(waiting + 1);
         let counted = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
@@ -79,13 +79,13 @@ impl Delays {
     }
 
     /// Lets the first message that waits for a key ask, because the key was reset.
-    pub(crate) fn call_first(&self, policy: &Policy, key: &Key) {
-        self.asks.call_first(policy, key, &*self.timer);
+    pub(crate) fn let_first_ask(&self, policy: &Policy, key: &Key) {
+        self.asks.let_first_ask(policy, key, &*self.timer);
     }
 
     /// Lets the first message of each key ask, because a policy has another quota.
-    pub(crate) fn call_all(&self, policy: &Policy) {
-        self.asks.call_all(policy, &*self.timer);
+    pub(crate) fn let_each_first_ask(&self, policy: &Policy) {
+        self.asks.let_each_first_ask(policy, &*self.timer);
     }
 
     /// Returns the number of requests that wait.
@@ -97,7 +97,7 @@ impl Delays {
         self.timer.now()
     }
 
-    /// Returns the time, or 0 where the timer cannot sleep.
+    /// Returns the time, or 0 if the timer cannot sleep.
     pub(super) fn now_us(&self) -> u64 {
         time_of(&*self.timer).unwrap_or(0)
     }

@@ -1,13 +1,13 @@
-//! Waiting in line for units of concurrency limits, and, if the caller says so, of any quota.
+//! Lets requests wait in line for units of concurrency limits, and, if the caller says so, of any quota.
 //!
 //! A request that waits in line holds nothing. When it is its turn, the limiter is asked for all of its charges again.
-//! If another concurrency limit denies them then, the request goes to the line of that one, and keeps the number by
-//! which it stands in line. If anything else denies them, it waits no more.
+//! If another concurrency limit denies them then, the request moves to that line, and keeps the number by which it
+//! stands in line. If anything else denies them, it waits no more.
 //!
-//! Some charges count a refusal: the strikes of blocks, and quotas that count denied requests. They count it once,
-//! although the limiter is asked several times. While a request may still wait, an enforced block is only looked
-//! at, and a set with a quota that counts denied requests is peeked at before it is taken. The last time, the limiter
-//! is asked for everything.
+//! Some charges count refusals: the strikes of blocks, and quotas that count denied requests. They count each refused
+//! request once, although the limiter is asked several times. While a request may still wait, an enforced block is
+//! only looked at, and a set with a quota that counts denied requests is peeked at before it is taken. The last time,
+//! the limiter is asked for all charges.
 //!
 //! A message may also wait for units that come back with time. It waits in a line of the layer for them, and asks again
 //! at the instant that the limiter named.
@@ -46,21 +46,20 @@ impl Ticket {
         layer.has_lines() && (self.is_left_to_line || self.line_to_join(layer, Duration::ZERO).is_some())
     }
 
-    /// Returns whether the limiter has to be asked in such a way that a refusal counts nothing, because the request may
-    /// wait in line after it.
+    /// Returns whether a refusal must not count yet, because the request may wait in line after it.
     pub(crate) fn has_to_be_tried<L: Limiter>(&self, layer: &Compiled<L>) -> bool {
         layer.has_lines()
             && self.charges.iter().any(|charged| may_wait(layer, charged, Duration::ZERO))
             && self.refusal_counts(layer)
     }
 
-    /// Returns whether something counts it when the request is refused.
+    /// Returns whether something would count the request's refusal.
     pub(crate) fn refusal_counts<L: Limiter>(&self, layer: &Compiled<L>) -> bool {
         self.charges.iter().any(|charged| counts_refusals(layer, charged))
     }
 
-    /// Returns the charge in whose line the request waits: the first that is denied, if all that refuse the request are
-    /// of concurrency limits with a wait. Charges of other quotas may wait for `rates_wait`.
+    /// Returns the charge in whose line the request waits. It is the first denied one, if all charges that refuse the
+    /// request are of concurrency limits with a wait. Charges of other quotas may wait for `rates_wait`.
     pub(crate) fn line_to_join<L: Limiter>(&self, layer: &Compiled<L>, rates_wait: Duration) -> Option<usize> {
         if self.kind != OutcomeKind::Limited {
             return None;
@@ -90,7 +89,7 @@ impl Ticket {
     }
 }
 
-/// Returns whether a request that is denied this charge may wait in line.
+/// Returns whether a request may wait in line if this charge is denied.
 fn may_wait<L: Limiter>(layer: &Compiled<L>, charged: &Charged, rates_wait: Duration) -> bool {
     let is_enforced = charged.effect == Effect::Enforce && charged.mode == Mode::Enforce;
     is_enforced && !line_wait(layer, charged, rates_wait).is_zero()
@@ -122,7 +121,7 @@ fn counts_denied<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> bool {
 /// [`Abandoned`](OutcomeKind::Abandoned).
 pub(crate) struct InLine<B, L: Limiter> {
     layer: Arc<Compiled<L>>,
-    /// The request and what is known of its charges, until it is decided.
+    /// The request and the state of its charges, until it is decided.
     held: Option<(Request<B>, Ticket)>,
     state: InLineState<L>,
     /// When the request came, on the layer's timer.
@@ -131,12 +130,12 @@ pub(crate) struct InLine<B, L: Limiter> {
     rates_wait: Duration,
     /// Its turn, and the charge in whose line that is.
     turn: Option<(LineTurn, usize)>,
-    /// The number by which it stands in line.
+    /// The number by which the request stands in line.
     number: Option<u64>,
     counted: Option<Counted>,
-    /// The wait in a line that was reported.
+    /// The reported wait in a line.
     reported: Option<ReportedWait>,
-    /// How many calls in a row have failed.
+    /// The number of calls in a row that have failed.
     failures: u32,
 }
 
@@ -146,7 +145,7 @@ enum InLineState<L: Limiter> {
     Waits,
     /// The limiter says whether it would take all charges.
     Peeks(LineAnswer<L>),
-    /// The limiter takes all charges, or none and counts no refusal.
+    /// The limiter takes all charges, or takes none and counts no refusal.
     Takes(LineAnswer<L>),
     /// The limiter decides at last.
     Decides(LineAnswer<L>),
@@ -154,7 +153,7 @@ enum InLineState<L: Limiter> {
     Over,
 }
 
-/// A limiter's answer, boxed: most requests do not wait, and their futures should not have room for it.
+/// A limiter's answer. It is boxed, because most requests do not wait, and their futures should not have room for it.
 type LineAnswer<L> = Pin<Box<ReplyFuture<Decision, <L as Limiter>::Error, <L as Limiter>::Future<Decision>>>>;
 
 /// How the limiter is asked.
@@ -172,8 +171,8 @@ impl<B, L: Limiter> InLine<B, L> {
         Self::waiting(layer, request, ticket, Duration::ZERO)
     }
 
-    /// Begins with a request that is left to its line, or was refused. It may wait for `rates_wait` for other quotas
-    /// than concurrency limits.
+    /// Begins with a request whose charges the line takes later, or that was refused. The request may wait for
+    /// `rates_wait` for other quotas than concurrency limits.
     pub(crate) fn waiting(
         layer: &Arc<Compiled<L>>,
         request: Request<B>,
@@ -254,8 +253,7 @@ impl<B, L: Limiter> InLine<B, L> {
         self.held.take()
     }
 
-    /// Charges the request by the modes that its rules have now, if they are milder: it was made to wait by those of
-    /// before.
+    /// Charges the request by the present modes of its rules, if these are milder than those that made it wait.
     fn follow_modes(&mut self) {
         let (layer, Some((_, ticket))) = (&self.layer, &mut self.held) else { return };
         for at in 0..ticket.charges.len() {

@@ -24,9 +24,9 @@ use crate::middleware::ticket::{Charged, Ticket, effect_of};
 use crate::policy::Policy;
 
 impl Ticket {
-    /// Returns a place to wait in if the request has to wait. If the maximum number of requests wait already, there is
-    /// none, and the request is refused: what it took is refunded, and its queue is over its limit until the request
-    /// would have departed.
+    /// Returns a place in the waiting room if the request has to wait. If the maximum number of requests wait already,
+    /// there is no place, and the request is refused. The units that it took are refunded, and its queue is reported as over its
+    /// limit until the request would have departed.
     #[inline]
     pub(crate) fn place_to_wait<L: Limiter>(&mut self, layer: &Compiled<L>) -> Option<Counted> {
         let delays = layer.delays.as_ref()?;
@@ -54,7 +54,8 @@ impl Ticket {
         counted
     }
 
-    /// Refunds the slots of a request that has to wait and does not, in order with those of its lines.
+    /// Refunds the slots of a request that would have to wait but does not. The lines refund them in the order that the
+    /// queues need.
     fn decline_slots<L: Limiter>(&mut self, layer: &Compiled<L>, delays: &Delays) {
         let now_us = delays.now_us();
         for at in 0..self.charges.len() {
