@@ -1,4 +1,4 @@
-//! Compares two files of rules: what changes for whom.
+//! Compares two files of rules, and says what changes for whom.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -82,7 +82,7 @@ fn plain(text: &str) -> String {
 /// Returns what changes if a file of rules replaces another one, in the order of the new file. Rules that are gone come
 /// last. Files that say the same in other words have no difference.
 ///
-/// Names that a program registers may be any.
+/// All names that are not built in count as registered.
 ///
 /// ```
 /// use tower_ratelimit::rules::{RuleChangeKind, compare};
@@ -289,7 +289,7 @@ fn of_plans(old: &PlansSpec, new: &PlansSpec) -> Option<RuleChangeKind> {
     if is_other { Some(RuleChangeKind::Changed) } else { together(pairs) }
 }
 
-/// Returns the kind of several changes: theirs, if they have one in common.
+/// Returns the kind of several changes, if they have one in common.
 fn together(kinds: impl Iterator<Item = RuleChangeKind>) -> Option<RuleChangeKind> {
     kinds.reduce(|a, b| if a == b { a } else { RuleChangeKind::Changed })
 }
@@ -438,6 +438,7 @@ fn limits(old: Option<&DomainSpec>, new: Option<&DomainSpec>, changes: &mut Vec<
 
 #[cfg(test)]
 mod tests {
+    use super::super::read::rule::RULE;
     use super::*;
 
     fn compared(old: &str, new: &str) -> Vec<String> {
@@ -462,7 +463,7 @@ mod tests {
 
     #[test]
     fn each_change_of_a_rule_is_named_with_what_it_means() {
-        for (old, new, expected) in [
+        let cases = [
             ("", "", ""),
             ("quota: '600 per hour, burst 10'", "quota: '600 per 60 minutes, burst 10'", ""),
             (
@@ -503,10 +504,16 @@ mod tests {
                 "plans: {by: header x, quotas: {q: 8/min, p: 4/min}, otherwise: p}",
                 "stricter a: `quota` was plans by header x: p `5 per minute, token bucket`",
             ),
-        ] {
+        ];
+        for (old, new, expected) in cases {
             let changes = compared(&rule(old), &rule(new));
             assert_eq!(changes.len(), usize::from(!expected.is_empty()), "{old} | {new}: {changes:?}");
             assert!(changes.concat().starts_with(expected), "{old} | {new}: {changes:?}");
+        }
+        for field in RULE.iter().filter(|field| **field != "use") {
+            let has =
+                |(_, new, _): &(&str, &str, &str)| new.split(", ").any(|text| text.starts_with(&format!("{field}:")));
+            assert!(cases.iter().any(has), "no case changes `{field}`, which `compare` has to name");
         }
     }
 

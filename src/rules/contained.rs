@@ -38,7 +38,7 @@ pub(super) fn never_binding(rules: &[RuleSpec]) -> Vec<Noticed> {
     found
 }
 
-/// Returns whether all requests that meet the inner conditions meet the outer ones, as far as that is certain.
+/// Returns whether all requests that meet the inner conditions certainly meet the outer ones.
 pub(super) fn covers(outer: &MatchSpec, inner: &MatchSpec) -> bool {
     Finder { steps: 0 }.covers(outer, inner)
 }
@@ -53,7 +53,7 @@ fn warning(rule: &RuleSpec, outer: &RuleSpec) -> Noticed {
     Noticed { kind: RulesWarningKind::NeverBinds, position: rule.name.position, message }
 }
 
-/// Returns whether a rule can refuse by its quotas alone, and nothing else of it counts refusals or is observed.
+/// Returns whether only the quotas of a rule matter: it has nothing else that refuses, counts refusals or is observed.
 fn is_plain(rule: &RuleSpec) -> bool {
     may_refuse(rule) && rule.block.is_none() && rule.candidate.is_none() && matches!(rule.quota, QuotaSpec::All(_))
 }
@@ -108,7 +108,7 @@ fn beginning(path: &PathPattern) -> Option<&str> {
     }
 }
 
-/// Compares rules, as long as it may.
+/// Compares rules, within its bound.
 struct Finder {
     steps: usize,
 }
@@ -174,7 +174,7 @@ fn times(of: &MatchSpec) -> Times {
     Times::any_of(of.time.iter().map(|(_, times)| times))
 }
 
-/// Returns whether no request costs more in the first way than in the second.
+/// Returns whether no request costs more by the first cost than by the second.
 pub(super) fn is_cost_within(inner: Option<&At<CostSpec>>, outer: Option<&At<CostSpec>>) -> bool {
     use CostSpec::{ContentLength, Header, Units};
     let cost = |spec: Option<&At<CostSpec>>| spec.map_or(Units(1), |spec| spec.value.clone());
@@ -192,7 +192,7 @@ fn is_key_finer(inner: &RuleSpec, outer: &RuleSpec) -> bool {
     let can_be_absent = |part: &&At<KeySpec>| !matches!(part.value, KeySpec::Path | KeySpec::Method | KeySpec::Global);
     let is_in = |part: &At<KeySpec>, rule: &RuleSpec| rule.key.iter().any(|other| other.value == part.value);
     let is_global = |part: &At<KeySpec>| part.value == KeySpec::Global;
-    // Requests without a key may share one, though they have different keys in the other rule.
+    // Requests without a key share one allowance here, although they may have different keys in the other rule.
     let share_alike = inner.missing_key != MissingKey::Shared
         || outer.key.iter().all(is_global)
         || outer.missing_key == MissingKey::Shared

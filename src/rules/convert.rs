@@ -13,7 +13,7 @@ use crate::mode::Mode;
 
 /// Returns the rules of a file in Envoy's form as a file in the native form.
 ///
-/// It is a beginning: what Envoy's routes know and the file does not say is left to the program, and comments say what.
+/// It is only a beginning. The file does not have what Envoy's routes define: comments say what the program has to add.
 /// The keys `remote_address`, `path`, `method` and `host` become this crate's keys with these meanings. Other keys
 /// become names that the program [registers](super::RulesBuilder::key), and other values
 /// [actions](super::RulesBuilder::action).
@@ -36,7 +36,7 @@ use crate::mode::Mode;
 /// ```
 ///
 /// # Errors
-/// Returns all problems of the file, or that it does not have Envoy's form.
+/// Returns an error with all problems of the file, or if it does not have Envoy's form.
 pub fn convert_envoy(text: impl AsRef<[u8]>) -> Result<String, RulesError> {
     read(text.as_ref(), KnownNames::default(), |file, problems| match file.domain {
         Some(domain) => converted(&domain),
@@ -66,7 +66,7 @@ struct Writer<'s> {
     domain: &'s DomainSpec,
     rules: String,
     is_empty: bool,
-    /// Whether a rule counts by the address.
+    /// True if a rule counts by the address.
     has_addresses: bool,
 }
 
@@ -142,7 +142,7 @@ fn notes(limit: &LimitSpec, path: &[&DescriptorSpec], siblings: &[DescriptorSpec
         // Exact values come first, then the patterns in the order of the file.
         is_exact(other) || other.value.is_some() && (own.value.is_none() || before)
     });
-    // Keeps one more than are shown, because a file can have very many.
+    // Keeps only one more than are shown, because a file can have very many.
     let values = more_specific.filter_map(|other| other.value.as_ref()).take(SHOWN_MAX + 1);
     let values: Vec<String> = values.map(|value| Quoted(value).to_string()).collect();
     if let (Some(own), false) = (own, values.is_empty()) {

@@ -71,8 +71,9 @@ impl DescriptorRequest {
         self.and(DescriptorCharge { descriptor, quota: Some(Box::new(quota)), refunds: false })
     }
 
-    /// Refunds the hits of a descriptor to the limit of the file that it matches. No more is refunded than is used. A
-    /// fixed window refunds what was used in it; a sliding window or a log only what was used in its newest part.
+    /// Refunds the hits of a descriptor to the limit of the file that it matches. A refund returns at most the used
+    /// units. In a fixed window these are the units of the window, and in a sliding window or a log those of the
+    /// newest part.
     pub fn refund(self, descriptor: Descriptor) -> Self {
         self.and(DescriptorCharge { descriptor, quota: None, refunds: true })
     }
@@ -91,9 +92,9 @@ impl DescriptorRequest {
 /// Decides about descriptors by the limits of a file in Envoy's form, without an HTTP request: for a server that speaks
 /// the protocol of Envoy's rate limit service. Clones share everything.
 ///
-/// It shares every allowance with the [layers](super::Rules::layer) of the same rules over the same limiter, so a unit
-/// counts alike whether it comes through Envoy or to the application directly. In two cases it answers as Envoy's
-/// service does, and a layer does not:
+/// It shares every allowance with the [layers](super::Rules::layer) of the same rules over the same limiter. So a unit
+/// counts whether it comes through Envoy or directly to the application. In two cases it answers as Envoy's service
+/// does, and a layer does not:
 ///
 /// * A descriptor without hits is over its limit if nothing remains.
 /// * A refused charge of several hits uses up a fixed window that has fewer left.
@@ -203,7 +204,7 @@ fn head() -> Parts {
     head
 }
 
-/// A request without a decision. When it is dropped, the observer sees what became of the request.
+/// A request without a decision. When it is dropped, the observer sees the request's outcome.
 struct Undecided<'a> {
     observer: Option<&'a dyn Observer>,
     kind: OutcomeKind,
@@ -251,8 +252,8 @@ impl<L: Limiter> Core<L> {
         self.use_up(plan, &charges).await
     }
 
-    /// Uses up the windows that have fewer units left than a refused charge asked for. A counter of tokens learns of
-    /// them when they are spent, and its next look must be over.
+    /// Uses up the windows that have fewer units left than a refused charge asked for. Envoy counts tokens after
+    /// they were spent, and a counter without enough tokens has to be over at its next look.
     ///
     /// This is a second call, and a window may have ended between the two. Then the charge is refunded to the new
     /// window.
@@ -282,7 +283,7 @@ impl<L: Limiter> Core<L> {
         self.limiter.refund(too_late).await
     }
 
-    /// Refunds without receipts: a forced unit has the newest one, and is refunded with it.
+    /// Refunds hits that have no receipts. It takes one forced unit, whose receipt is the newest, and refunds by that.
     async fn refund(&self, plan: &Plan) -> Result<(), L::Error> {
         let refunded: Vec<&DescriptorCounter> = plan.counters.iter().filter(|counter| counter.refunded > 0).collect();
         if refunded.is_empty() {
@@ -321,7 +322,7 @@ impl<L: Limiter> Follow for Core<L> {
         Vec::new()
     }
 
-    /// There is nothing to do: each request takes the rules in force.
+    /// Does nothing, because each request takes the rules in force.
     fn follow(&self) {}
 
     fn report(&self, event: &RulesEvent) {
@@ -356,7 +357,7 @@ impl DescriptorCounter {
         self.mode == Mode::Enforce && self.refunded == 0 && self.decision.remaining() == 0
     }
 
-    /// Whether a window denies a charge for which it has some units, but not enough.
+    /// Returns whether a window denies a charge for which it has some units, but not enough.
     fn falls_short(&self) -> bool {
         let is_window = self.policy.quota().algorithm() == Algorithm::FixedWindow;
         is_window && !self.decision.is_allowed() && self.decision.remaining() > 0
@@ -367,8 +368,8 @@ impl DescriptorCounter {
         Charge::new(&self.policy, &self.key).cost(self.decision.remaining()).effect(Effect::Force)
     }
 
-    /// Whether a later charge was taken from a later window than the one that denied this counter's charge. The end of
-    /// a window only comes nearer, so a later end belongs to another window.
+    /// Returns whether a later charge was taken from a later window than the one that denied this counter's charge.
+    /// The end of a window only comes nearer, so a later end belongs to another window.
     fn window_ended_before(&self, later: &ChargeDecision) -> bool {
         // Readings of clocks may differ, but not by half a window.
         let ends_in = |decision: &ChargeDecision| decision.effective_window().unwrap_or_default();
@@ -510,7 +511,7 @@ fn key_of(descriptor: &Descriptor) -> Option<Key> {
 pub struct DescriptorAnswer {
     is_over: bool,
     statuses: Vec<DescriptorStatus>,
-    /// The key of each policy of the outcome.
+    /// The keys of the outcome's policies, in order.
     keys: Vec<Key>,
     outcome: Outcome,
 }
@@ -528,7 +529,7 @@ impl DescriptorAnswer {
         &self.statuses
     }
 
-    /// Returns the outcome, as a layer's observer would see it: each counter once.
+    /// Returns the outcome, as a layer's observer would see it, with each counter once.
     #[must_use]
     pub fn outcome(&self) -> &Outcome {
         &self.outcome

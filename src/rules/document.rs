@@ -57,7 +57,7 @@ impl Size {
 
 #[derive(Debug)]
 pub(crate) enum NodeValue<'a> {
-    /// A text that was written without quotes may be a number, a truth value or nothing.
+    /// A text without quotes, which may be a number, a truth value or nothing.
     Scalar {
         text: Cow<'a, str>,
         is_plain: bool,
@@ -155,8 +155,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<&str, Problems<'_>> {
     }
 }
 
-/// Says what is wrong with a text that is no YAML, and how to fix it. The parser's own words name productions of the
-/// grammar, and may change with any version, so they only choose ours.
+/// Says what is wrong with a text that is not YAML, and how to fix it. The parser's own messages name productions
+/// of the grammar, and may change with any version. So they only select one of our messages.
 fn not_yaml(info: &str) -> &'static str {
     const INDENTED: &str = "the line does not fit the lines before it: indent what belongs together alike, and write a space \
                             after the colon of `name: value`";
@@ -236,7 +236,7 @@ enum OpenValue<'a> {
 pub(crate) struct Parsed<'a> {
     /// The tree of the first document, if that could be read.
     pub(crate) first: Option<Rc<Node<'a>>>,
-    /// Whether the first document is all of the text.
+    /// True if the first document is the whole text.
     is_whole: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The error of a file of rules, and what collects its problems.
+//! The error of a file of rules, and the collection of its problems.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,12 +13,12 @@ use crate::error::{Source, debug_as_text, printable};
 const PROBLEMS_MAX: usize = 100;
 
 /// The maximum work to find suggestions for misspelt words of one file, in comparisons of two letters. A file can have
-/// very many templates, and names that are none.
+/// very many templates, and very many names that do not exist.
 const COMPARED_MAX: usize = 20_000_000;
 
 /// The error of a file of rules. It has all problems of the file, in the order of their positions.
 ///
-/// Its text has for each problem `file:line:column: message`, the line itself, and a mark below the
+/// For each problem its text has `file:line:column: message`, the line itself, and a mark below the
 /// position. Rules that are not from a file have no `file:`.
 ///
 /// ```text
@@ -38,7 +38,7 @@ pub struct RulesError {
     unregistered: Box<[UnregisteredName]>,
     /// The warnings of a check.
     warnings: Box<[RulesWarning]>,
-    /// Why the file could not be read.
+    /// The reason why the file could not be read.
     source: Option<Source>,
 }
 
@@ -151,8 +151,7 @@ impl fmt::Display for RulesError {
 }
 
 impl std::error::Error for RulesError {
-    /// Returns why the file could not be read, or why no thread could be started that reads it again, if that is the
-    /// problem.
+    /// Returns the reason if the file could not be read, or if no thread for reloading could be started.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_ref().map(Source::get)
     }
@@ -163,9 +162,9 @@ pub(crate) struct Problems<'a> {
     text: &'a str,
     found: Vec<FoundProblem>,
     more: usize,
-    /// The names that are not registered and may be, with their first uses.
+    /// The names that are not registered although they could be, with their first uses.
     names: HashMap<(NameKind, Box<str>), FoundProblem>,
-    /// The letters that may still be compared.
+    /// The number of letters that may still be compared.
     comparable: usize,
 }
 
@@ -216,7 +215,7 @@ impl<'a> Problems<'a> {
         self.names.insert((kind, name.into()), found);
     }
 
-    /// Returns the known word that is probably meant, if as many as a file may have are compared.
+    /// Returns the known word that is probably meant, as long as the file's bound on comparisons is not reached.
     fn similar<'w>(&mut self, word: &str, known: impl IntoIterator<Item = &'w str>) -> Option<&'w str> {
         let known = known.into_iter().take_while(|one| {
             self.comparable = self.comparable.saturating_sub(word.len() * one.len());

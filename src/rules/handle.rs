@@ -104,8 +104,8 @@ impl Rules {
     /// file: new limits hold as soon as they replace the old ones.
     ///
     /// # Errors
-    /// Returns the quotas that the limiter does not [support](Limiter::supports), or that the file does not have
-    /// Envoy's form.
+    /// Returns an error with the quotas that the limiter does not [support](Limiter::supports), or if the file
+    /// does not have Envoy's form.
     pub fn descriptor_limits<L: Limiter>(&self, limiter: L) -> Result<DescriptorLimits<L>, RulesError> {
         if self.0.tree().is_none() {
             return Err(RulesError::of_file("only a file in Envoy's form, with `domain`, has limits for descriptors"));
@@ -118,8 +118,8 @@ impl Rules {
     /// Call it when the program receives `SIGHUP`, or from an endpoint for operators.
     ///
     /// # Errors
-    /// Returns all problems of the file, including quotas that the limiter of a layer does not support, or that the
-    /// rules are not from a file. The rules stay as they were.
+    /// Returns an error with all problems of the file, including quotas that the limiter of a layer does not
+    /// support, or if the rules are not from a file. The rules stay as they were.
     pub fn reload(&self) -> Result<u64, RulesError> {
         self.0.reload(|_| true).unwrap_or_else(|| Ok(self.version()))
     }
@@ -176,16 +176,16 @@ pub struct RulesBuilder {
     every: Option<Duration>,
     #[cfg(feature = "tokio")]
     fleet: Option<(Fleet, String)>,
-    /// A name that no file could use.
+    /// A name that cannot be used in any file.
     unusable: Option<String>,
 }
 
-/// The shortest time between two looks at the file.
+/// The shortest time between two readings of the file.
 const EVERY_MIN: Duration = Duration::from_millis(100);
 
 impl RulesBuilder {
-    /// Registers an extractor, which rules use as `key: <name>`. A name is one word that is not built in; another one
-    /// is an error of `read_file` and `read_text`. If a name is registered twice, the last extractor is used.
+    /// Registers an extractor, which rules use as `key: <name>`. A name is one word that is not built in. `read_file`
+    /// and `read_text` return an error for any other name. If a name is registered twice, the last extractor is used.
     #[must_use]
     pub fn key<E, K>(mut self, name: impl Into<String>, extract: E) -> Self
     where
@@ -275,7 +275,7 @@ impl RulesBuilder {
         self
     }
 
-    /// Sets whether the program sees only the heads of requests, as one that a proxy asks about them. Then a rule with
+    /// Sets whether the program sees only the heads of requests, as a program does that a proxy asks. Then a rule with
     /// `pace`, which applies to bodies, is a problem of its file. By default the program sees bodies.
     ///
     /// ```
@@ -291,9 +291,9 @@ impl RulesBuilder {
         self
     }
 
-    /// Looks at the file in this interval, at least 100 ms, and reloads it when its content has changed. A thread of
-    /// its own does this; it ends at its next look after the rules and their layers are dropped. By default nothing
-    /// looks at the file.
+    /// Reads the file at this interval, at least 100 ms, and reloads it when its content has changed. A separate
+    /// thread does this, and ends at its next reading after the rules and their layers are dropped. By default
+    /// nothing reads the file again.
     ///
     /// A change is taken only when two readings, a second apart, are equal. To be sure that no half-written file is
     /// taken, rename a finished file into place, or let the file end with a line `...`: once a file with this line is
@@ -305,8 +305,8 @@ impl RulesBuilder {
     }
 
     /// Lets operators put a text of rules in force in all processes, in place of the file's, by
-    /// [`FleetChange::rules`](crate::fleet::FleetChange::rules) with this name. The file is then read and not put in
-    /// force, until the text is ended.
+    /// [`FleetChange::rules`](crate::fleet::FleetChange::rules) with this name. While such a text holds, the file is
+    /// read but not put in force.
     ///
     /// Other sources of rules need no such setting: read them as you like, and call [`Rules::replace`].
     #[cfg(feature = "tokio")]
@@ -334,7 +334,7 @@ impl RulesBuilder {
     /// ```
     ///
     /// # Errors
-    /// Returns the problems that [`read_text`](Self::read_text) would, but for names that are not registered.
+    /// Returns the problems that [`read_text`](Self::read_text) would return, except names that are not registered.
     pub fn check(&self, text: impl AsRef<[u8]>) -> Result<RulesReport, RulesError> {
         store::check(&self.clone().checked()?, text.as_ref())
     }
@@ -342,7 +342,7 @@ impl RulesBuilder {
     /// Reads the rules of a file.
     ///
     /// # Errors
-    /// Returns all problems of the file, or that a thread for reloading could not be started.
+    /// Returns an error with all problems of the file, or if a thread for reloading could not be started.
     pub fn read_file(self, path: impl AsRef<Path>) -> Result<Rules, RulesError> {
         let every = self.every;
         #[cfg(feature = "tokio")]

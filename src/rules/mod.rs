@@ -44,8 +44,8 @@
 //! * **Counting** is in fixed windows that begin with the clock's minutes, hours and so on; a week,
 //!   a month of 30 days and a year of 365 days are counted from the epoch. `options` in `metadata`
 //!   are the words that follow the limit in the text of a [`Quota`](crate::Quota): `sliding
-//!   window`, for example. A misspelt field of ours in `metadata` is a problem; what others put
-//!   there is not read.
+//!   window`, for example. A misspelt field of this crate in `metadata` is a problem. Fields of
+//!   others are not read.
 //! * **All or nothing.** If one descriptor is over its limit, nothing is charged to the others.
 //!   Envoy's service does so with `STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true`. If
 //!   [`DescriptorLimits`] refuses more hits than a window has left, the window is

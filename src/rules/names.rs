@@ -21,7 +21,7 @@ pub(super) struct Names {
     pub(super) clock: Option<Arc<dyn Clock>>,
     /// The proxies whose reports of the client are believed.
     pub(super) proxies: Option<TrustedProxies>,
-    /// Whether the program sees no bodies.
+    /// True if the program sees no bodies.
     pub(super) heads_only: bool,
 }
 
@@ -39,7 +39,7 @@ impl Names {
         self.keys.insert(name, Arc::new(move |head| extract(head).into_key()));
     }
 
-    /// Calls `read` with the names. `are_all` says whether the program registers no others.
+    /// Calls `read` with the names. `are_all` is true if the program registers no others.
     pub(super) fn known<T>(&self, are_all: bool, read: impl FnOnce(read::KnownNames<'_>) -> T) -> T {
         let keys: Vec<&str> = self.keys.keys().map(String::as_str).collect();
         let actions: Vec<&str> = self.actions.keys().map(String::as_str).collect();

@@ -1,10 +1,10 @@
-//! Texts in which `*` stands for any characters, and what comparing with them finds.
+//! Texts in which `*` stands for any characters, and the results of comparing with them.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 
 /// The result of a comparison. A part of a request is unclear if it cannot be read, or if other programs may read it in
-/// another way. It meets `match`, and not `not`, so no client escapes a rule by it.
+/// another way. It meets `match`, but does not meet `not`, so no client escapes a rule by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MatchResult {
     Yes,

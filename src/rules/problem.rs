@@ -7,7 +7,7 @@ use crate::error::printable;
 /// The maximum number of characters of a line that are shown.
 const LINE_MAX: usize = 120;
 
-/// The longest word that a suggestion is looked for, in bytes.
+/// The longest word for which a suggestion is searched, in bytes.
 const WORD_MAX: usize = 64;
 
 /// The position of a value in a file. Lines and columns begin with 1, and columns count characters.
@@ -36,10 +36,10 @@ pub enum RulesErrorKind {
     TooLarge,
     /// A field is unknown, missing or given twice, or its value has the wrong type.
     Field,
-    /// A value has the right type and is impossible, such as a quota of 5 per 400 days.
+    /// A value has the right type but is impossible, such as a quota of 5 per 400 days.
     Value,
-    /// A name is taken by another rule, or means nothing: a key that the program did not register,
-    /// or a plan without a quota.
+    /// A name is taken by another rule, or is unknown: a key that the program did not register, or
+    /// a plan without a quota.
     Name,
 }
 
@@ -95,8 +95,8 @@ impl Problem {
     }
 }
 
-/// Prints `line:column: message`; of a file that could not be read, the message alone. In the alternate form (`{:#}`)
-/// the excerpt follows, with a mark below the position.
+/// Prints `line:column: message`, or only the message for a file that could not be read. In the alternate form
+/// (`{:#}`) the excerpt follows, with a mark below the position.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.kind != RulesErrorKind::File {
@@ -143,8 +143,8 @@ impl FoundProblem {
     }
 }
 
-/// The rest of a text, from the beginning of a line. Line breaks are as in YAML. Places must come in their order, so
-/// that each part of the text is passed once.
+/// The rest of a text, from the beginning of a line. Line breaks are as in YAML. Positions must come in order, so
+/// that each part of the text is read once.
 pub(super) struct TextLines<'a> {
     rest: &'a str,
     number: usize,

@@ -57,7 +57,7 @@ pub(crate) struct DescriptorSpec {
     pub(crate) key: Box<str>,
     /// Not empty. A value with `*` is a pattern.
     pub(crate) value: Option<Box<str>>,
-    /// Whether all values of a pattern share one counter.
+    /// True if all values of a pattern share one counter.
     pub(crate) shares: bool,
     pub(crate) limit: Option<LimitSpec>,
     pub(crate) descriptors: Vec<Self>,
@@ -136,7 +136,7 @@ pub(crate) struct PlansSpec {
     pub(crate) by: At<KeySpec>,
     /// The plans' names and quotas. At least one.
     pub(crate) quotas: Vec<(Name, At<Quota>)>,
-    /// The index of the plan of a request that names none of them.
+    /// The index of the plan for requests that name none of them.
     pub(crate) otherwise: usize,
 }
 
@@ -157,8 +157,8 @@ pub(crate) enum KeySpec {
     Registered(Box<str>),
 }
 
-/// The conditions of a rule. A field that is empty holds for every request, otherwise one of its
-/// values must hold. All headers and all parameters of the query must hold.
+/// The conditions of a rule. An empty field holds for every request. Otherwise one of its values
+/// must hold. All headers and all parameters of the query must hold.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MatchSpec {
     pub(crate) method: Vec<Method>,

@@ -37,7 +37,7 @@ const CHANGES_MAX: usize = 10;
 pub(super) struct RuleStore {
     names: Arc<Names>,
     path: Option<Arc<Path>>,
-    /// Held while the file is read: the later reading has the later number.
+    /// Held while the file is read, so that a later reading has a later number.
     reads: Mutex<()>,
     state: Mutex<RulesState>,
 }
@@ -51,7 +51,7 @@ struct RulesState {
     /// The settings of operators for the rules.
     #[cfg(feature = "tokio")]
     settings: FleetRuleSettings,
-    /// The fleet whose operators may put others in force.
+    /// The fleet whose operators may put other rules in force.
     #[cfg(feature = "tokio")]
     fleet: Option<Fleet>,
     /// Whether they did.
@@ -61,7 +61,7 @@ struct RulesState {
     reading: u64,
     error: Option<RulesError>,
     in_force: InForce,
-    /// Whether the last file that was put in force ends with `...`.
+    /// True if the last file that was put in force ends with `...`.
     is_marked: bool,
     layers: Vec<Weak<dyn Follow>>,
 }
@@ -88,7 +88,7 @@ struct InForce {
     settings: FleetRuleSettings,
 }
 
-/// The data beside their text that the next rules are made of.
+/// The data, beside their text, from which the next rules are made.
 #[derive(Default)]
 struct RulesOrigin {
     version: u64,
@@ -142,7 +142,7 @@ impl RuleStore {
         }
     }
 
-    /// Returns whether the file was read like that the last time.
+    /// Returns whether the last reading of the file had the same content.
     pub(super) fn has_read(&self, reading: &Reading) -> bool {
         self.state().read == *reading
     }
@@ -198,9 +198,9 @@ impl RuleStore {
         Ok(version)
     }
 
-    /// Puts rules in force, unless they are from a reading of the file that is not the last one any more. It holds no
-    /// lock while it calls limiters and observers, which are the application's code and may come back here. So it
-    /// begins again if other rules have come since then.
+    /// Puts rules in force, unless the file was read again since they were read. It holds no lock while it calls
+    /// limiters and observers, which are the application's code and may call this. So it begins again if other rules
+    /// came into force meanwhile.
     fn put_in_force(&self, content: &Arc<[u8]>, reading: Option<u64>) -> Result<u64, RulesError> {
         let file = self.path.as_ref().filter(|_| reading.is_some());
         loop {
@@ -214,7 +214,7 @@ impl RuleStore {
                     // A limiter may have panicked before its layer followed.
                     each(&layers, |layer| layer.follow());
                     if had_error {
-                        // An observer that got the error learns that it is over.
+                        // Tells the observer, which got the error, that it is over.
                         report(&layers, &loaded);
                     }
                     return Ok(version);
@@ -453,7 +453,7 @@ impl InForce {
     /// Returns an error if a layer cannot take the rules. `domain` is the domain of the rules it was made for.
     fn accepted_by(&self, layers: &[Arc<dyn Follow>], domain: Option<&str>) -> Result<(), RulesError> {
         let mut problems = problems_of(&self.content);
-        // A layer that was made for one form or domain would let all requests of another pass.
+        // A layer that was made for another form or domain would let all requests pass.
         match (domain, self.domain()) {
             (Some(before), Some(now)) if *before != *now => {
                 let message = format!(
@@ -552,7 +552,7 @@ fn incomplete(content: &[u8]) -> RulesError {
     problems.into_error()
 }
 
-/// Reads a file that is at most as large as a file of rules may be, and a byte more: the reader reports a larger one.
+/// Reads at most one byte more than a file of rules may have, so that the reader reports a larger file.
 fn read_file(path: &Path) -> Reading {
     let unreadable = |error: std::io::Error| RulesError::unreadable(path, error);
     // Opening a pipe would wait for its writer.

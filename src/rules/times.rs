@@ -26,19 +26,19 @@ pub(crate) struct Times {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ZoneTimes {
     zone: Zone,
-    /// The first minutes of the spans, and those after them, counted from Monday 00:00 of the zone. They are in their
-    /// order, and neither overlap nor touch each other. At least one.
+    /// The first minute of each span, and the minute after it, counted from Monday 00:00 of the zone. They are in
+    /// their order, and neither overlap nor touch each other. At least one.
     spans: Vec<(u32, u32)>,
 }
 
-/// How often a change of one zone's times may be none of all zones' times, until the search for a change ends.
+/// The search for a change ends after this many changes of one zone's times that do not change the result.
 const CHANGES_MAX: usize = 100;
 
 impl Times {
     /// Reads `mon-fri 08:00-18:00 +01:00` or `mon-fri 08:00-18:00 Europe/Berlin`.
     ///
     /// # Errors
-    /// Returns what is wrong, and what to write.
+    /// Returns an error that says what is wrong and what to write.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let lower = text.to_ascii_lowercase();
         let words: Vec<&str> = lower.split([' ', ',']).filter(|word| !word.is_empty()).collect();
@@ -127,7 +127,7 @@ impl Times {
 impl ZoneTimes {
     /// Makes the times of spans, given their first minutes and their lengths of at most a week.
     fn of(zone: Zone, spans: Vec<(u32, u32)>) -> Self {
-        // A span over the end of the week is two.
+        // A span over the end of the week becomes two spans.
         let split = spans.into_iter().flat_map(|(begin, length)| {
             let end = begin + length;
             [(begin, end.min(WEEK)), (0, end.saturating_sub(WEEK))]
@@ -160,7 +160,7 @@ impl ZoneTimes {
         let first = self.spans.first()?;
         let change = match self.span_at(minute) {
             _ if self.is_always() => return None,
-            // It goes on in the next week.
+            // The span goes on in the next week.
             Some((_, WEEK)) if first.0 == 0 => WEEK + first.1,
             Some((_, end)) => end,
             None => self.spans.iter().map(|(begin, _)| *begin).find(|begin| *begin > minute).unwrap_or(WEEK + first.0),

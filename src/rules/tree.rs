@@ -40,8 +40,8 @@ impl Descriptor {
         Self { entries: entries.into_iter().map(|(key, value)| (key.into(), value.into())).collect(), hits: 1 }
     }
 
-    /// Sets the cost in units. 0 looks: a [`DescriptorLimits`](super::DescriptorLimits) then says whether nothing is
-    /// left; a layer lets the request pass.
+    /// Sets the cost in units. A cost of 0 looks: a [`DescriptorLimits`](super::DescriptorLimits) says whether
+    /// nothing is left, and a layer lets the request pass.
     pub fn hits(self, hits: u64) -> Self {
         Self { hits, ..self }
     }
@@ -73,7 +73,7 @@ struct Values {
 
 /// An entry of the file.
 pub(super) struct Branch {
-    /// Whether each value has its own counter.
+    /// True if each value has its own counter.
     is_apart: bool,
     limit: Option<Limit>,
     next: TreeLevel,
@@ -116,7 +116,7 @@ impl TreeLevel {
         exact.or_else(matching).or(values.other.as_ref())
     }
 
-    /// Returns the limit that a descriptor matches, and whose allowance it names. The time grows with the number of
+    /// Returns the limit that a descriptor matches, and the key of its allowance. The time grows with the number of
     /// entries, and for each with the patterns of its key and the length of its value.
     fn limit(&self, entries: &[(String, String)]) -> Option<(&Limit, Key)> {
         let (last, parents) = entries.split_last()?;
@@ -200,6 +200,6 @@ pub(super) fn policy_name(domain: &str, path: &[&DescriptorSpec]) -> String {
 
 /// Returns the policy of limits that callers of a domain bring along.
 pub(super) fn override_policy(domain: &str, quota: Quota) -> Option<Policy> {
-    // No key of the file is empty, so no limit of the file has this name.
+    // This name is free, because no key of a file is empty.
     Policy::new(shortened(format!("{}::override", encoded(domain)), NAME_MAX), quota).ok()
 }

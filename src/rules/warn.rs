@@ -51,10 +51,10 @@ fn whole_families(access: &AccessSpec) -> Vec<Noticed> {
     found
 }
 
-/// Returns the largest of the networks if they have all addresses of as many bits together.
+/// Returns the largest of the networks, if together they have all addresses of this many bits.
 fn covering(networks: &[At<IpNet>], bits: u8) -> Option<&At<IpNet>> {
     let own = || networks.iter().filter(|network| network.max_prefix_len() == bits);
-    // The first and the last address of each network, from the top of 128 bits down.
+    // Each element has the first and the last address of a network, as numbers of 128 bits.
     let mut ranges: Vec<(u128, u128)> = own()
         .map(|network| {
             let first = match network.network() {
@@ -67,7 +67,7 @@ fn covering(networks: &[At<IpNet>], bits: u8) -> Option<&At<IpNet>> {
     ranges.sort_unstable();
     let mut next = Some(0);
     for (first, last) in ranges {
-        // `None` is behind the last address.
+        // `None` stands for the place behind the last address.
         let Some(end) = next.filter(|next| first <= *next) else { break };
         next = last.max(end.saturating_sub(1)).checked_add(1);
     }
@@ -87,7 +87,7 @@ fn observing(position: super::problem::Position) -> Noticed {
     Noticed { kind: RulesWarningKind::ObservesOnly, position, message }
 }
 
-/// Returns the notes of a file in Envoy's form: limits of 0, and that all are in shadow mode.
+/// Returns the notes of a file in Envoy's form: limits of 0, and if all limits are in shadow mode.
 fn limits_of_domain(domain: &DomainSpec) -> Vec<Noticed> {
     fn collect<'s>(specs: &'s [DescriptorSpec], limits: &mut Vec<(&'s DescriptorSpec, &'s LimitSpec)>) {
         for spec in specs {
@@ -122,7 +122,7 @@ fn disabled_rule(rule: &RuleSpec) -> Noticed {
     Noticed { kind: RulesWarningKind::Disabled, position: rule.name.position, message }
 }
 
-/// Returns a note if a quota of the rule is 0. A plan of 0 stands beside others, so it is not a mistake.
+/// Returns a note if a quota of the rule is 0. A plan of 0 is not a mistake, because there are other plans.
 fn closed_rule(rule: &RuleSpec) -> Option<Noticed> {
     let QuotaSpec::All(quotas) = &rule.quota else { return None };
     let refuses = rule.is_enabled && rule.mode == Mode::Enforce;
@@ -135,7 +135,7 @@ fn closed_rule(rule: &RuleSpec) -> Option<Noticed> {
 }
 
 /// Returns a note for each quota of the rule whose windows have the length of a month or a year, but are counted from
-/// the epoch. A plan of so many units a month is meant by the calendar.
+/// the epoch. A quota for a month is probably meant by the calendar.
 fn windows_like_months(rule: &RuleSpec) -> Vec<Noticed> {
     let QuotaSpec::All(quotas) = &rule.quota else { return Vec::new() };
     let windows = quotas.iter().filter(|quota| {

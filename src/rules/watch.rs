@@ -1,7 +1,8 @@
 //! A thread that looks for a new version of a rules file.
 //!
-//! It polls: watchers of the operating system miss what Kubernetes does to mounted files, which are links to links that
-//! are replaced. It reads the file each time, since a rules file is small and its time stamp may stay the same.
+//! It polls, because the operating system's watchers miss the changes that Kubernetes makes to mounted files, which are
+//! links to links that are replaced. It reads the file each time, since a rules file is small and its time stamp may
+//! stay the same.
 
 use std::io;
 use std::sync::Weak;
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use super::store::RuleStore;
 
-/// The time that a changed file must stay as it is. Until then its writer may only pause.
+/// The time for which a changed file must stay as it is, because its writer may only pause.
 const SETTLES: Duration = Duration::from_secs(1);
 
 /// Starts the thread. It ends when the rules and all their layers and services are dropped.
@@ -26,7 +27,7 @@ pub(super) fn start(store: Weak<RuleStore>, every: Duration) -> io::Result<()> {
             drop(rules);
             thread::sleep(SETTLES);
             let Some(store) = store.upgrade() else { return };
-            // A limiter is the application's code and may panic. Then the file is read at the next check.
+            // A limiter is the application's code and may panic. The file is then read again at the next check.
             let reload = || store.reload(|again| *again == reading);
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(reload)).is_err() {
                 store.forget_reading();

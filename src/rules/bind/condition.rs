@@ -20,7 +20,7 @@ use crate::explanation::NotCharged;
 use crate::key::{self, QueryParameter};
 use crate::middleware::rule::{Condition, PathIndex, PathPattern, Read, Words};
 
-/// Makes the conditions of a rule, which must all hold, but for the path's.
+/// Makes the conditions of a rule, which must all hold, except that of the path.
 pub(super) fn conditions(spec: &MatchSpec, names: &Names) -> Vec<Condition> {
     let MatchSpec { not, .. } = spec;
     let wanted = comparisons(spec, names).into_iter().map(|Comparison { of, expected, find }| Condition {
@@ -52,7 +52,7 @@ struct Comparison {
     find: Read<MatchResult>,
 }
 
-/// Makes the comparisons of `match` or of one `not`, but for the path's.
+/// Makes the comparisons of `match` or of one `not`, except that of the path.
 fn comparisons(spec: &MatchSpec, names: &Names) -> Vec<Comparison> {
     let mut all: Vec<Comparison> = Vec::new();
     let mut add = |of: NotCharged, expected: String, find: Read<MatchResult>| {
@@ -197,7 +197,7 @@ fn is_plain_host(host: &[u8]) -> bool {
     }
 }
 
-/// Returns whether all servers find the path below its own beginning: `/public/../admin` may be `/admin` to them.
+/// Returns whether no server resolves the path to another one: `/public/../admin` may be `/admin` to a server.
 fn is_plain_path(path: &str) -> bool {
     let is_odd = |byte: u8| byte == b'/' || byte == b'\\';
     let is_dots = |segment: &str| {
@@ -208,7 +208,7 @@ fn is_plain_path(path: &str) -> bool {
     path.starts_with('/') && !path.split('/').any(is_dots)
 }
 
-/// Compares the values of a header. If there are several values, other programs may use another one of them.
+/// Compares the values of a header. If there are several values, other programs may use another one.
 fn find_value(head: &Head<'_>, name: &HeaderName, values: &AnyOf) -> MatchResult {
     let mut found = head.headers.get_all(name).iter().map(|value| values.find(value.as_bytes().trim_ascii()));
     let Some(first) = found.next() else { return MatchResult::No };

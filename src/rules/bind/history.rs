@@ -5,10 +5,10 @@ use std::collections::HashMap;
 /// The facts about earlier files that the next one needs.
 #[derive(Clone, Default)]
 pub(in crate::rules) struct RulesHistory {
-    /// For each stored name, the largest capacity that its quotas have had: what was used under it needs room in a
-    /// smaller quota.
+    /// The largest capacity that the quotas of each stored name have had, because what was used under it needs
+    /// room in a smaller quota.
     largest: HashMap<Box<str>, u64>,
-    /// For each rule that had another name, its first one, under which its states are stored.
+    /// The first name of each rule that had another name. Its states are stored under that.
     first_names: HashMap<Box<str>, Box<str>>,
 }
 
@@ -16,7 +16,7 @@ pub(in crate::rules) struct RulesHistory {
 pub(super) struct StoredNames {
     before: RulesHistory,
     history: RulesHistory,
-    /// For each name the line of the rule that has it.
+    /// The line of the rule that has each name.
     lines: HashMap<Box<str>, usize>,
 }
 

@@ -8,7 +8,7 @@ use crate::base::head::Head;
 use crate::key::{self, IntoKey, Key};
 use crate::middleware::rule::{BoundRule, Read, Rule};
 
-/// Why a part of a key cannot be made, and its position.
+/// The reason why a part of a key cannot be made, and its position.
 pub(super) type KeyError = At<&'static str>;
 
 /// Gives a rule its key, of one or more parts. A ready-made extractor keeps its type, by which the layer knows where

@@ -50,7 +50,7 @@ pub(super) struct Bound {
     pub(super) history: RulesHistory,
 }
 
-/// Makes the rules of a file. `history` has what earlier files said.
+/// Makes the rules of a file. `history` has the facts about earlier files.
 pub(super) fn bind(file: &FileSpec, names: &Arc<Names>, history: RulesHistory, problems: &mut Problems<'_>) -> Bound {
     let mut binder = Binder {
         names,
@@ -180,8 +180,8 @@ impl Binder<'_, '_> {
         self.or_problem(position, policy)
     }
 
-    /// Returns the policy with its states stored under a name, and with the number of these rules: an earlier version
-    /// of it, under which requests are still decided, does not contradict it.
+    /// Returns the policy with its states stored under a name, and with the number of these rules. So it does not
+    /// contradict an earlier version of it, under which requests are still decided.
     fn stored_as(&self, policy: &Policy, stored: &str) -> Result<Policy, ConfigError> {
         policy.following(*policy.quota(), Arc::as_ptr(self.names).addr()).stored_as(stored)
     }
@@ -284,7 +284,7 @@ fn with_options(mut rule: Rule, spec: &RuleSpec, conditions: &[Condition], mode:
     if spec.is_enabled { rule } else { rule.disabled() }
 }
 
-/// Sets a rule's mode. One that enforces is left alone.
+/// Sets a rule's mode. A rule that enforces stays as it is.
 fn with_mode(rule: Rule, mode: Mode) -> Rule {
     if mode == Mode::Enforce { rule } else { rule.mode(mode) }
 }

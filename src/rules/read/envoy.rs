@@ -102,7 +102,7 @@ impl ValueReader<'_, '_, '_> {
         let value = self.any_text(&fields, "value");
         let shadow = self.is_true(&fields, "shadow_mode");
         self.quota_mode(&fields);
-        // These fields name the counters of Envoy's service. Here observers choose their own names.
+        // In Envoy's service these fields name counters. Here observers choose their own names.
         self.is_true(&fields, "detailed_metric");
         self.is_true(&fields, "value_to_metric");
         let options = self.our_options(&fields);
@@ -248,7 +248,7 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Reads a text, for which Envoy's service also takes a number or a truth value. An empty one is as none.
+    /// Reads a text, for which Envoy's service also takes a number or a truth value. An empty text counts as absent.
     fn any_text(&mut self, fields: &Fields<'_, '_>, field: &str) -> Option<Option<Box<str>>> {
         let Some(node) = fields.get(field) else { return Some(None) };
         match (&node.value, node.kind()) {

@@ -57,7 +57,7 @@ fn of_kubernetes(root: &Node<'_>) -> Option<String> {
                               Envoy's rate limit service: `domain`, `descriptors`, and `rate_limit` with `unit` and `requests_per_unit`"
             .to_owned(),
         "BackendTrafficPolicy" | "SecurityPolicy" | "ClientTrafficPolicy" => {
-            "the file configures Envoy Gateway, and is no file of rules. Write a rule for each entry of `spec.rateLimit`: `limit` as \
+            "the file configures Envoy Gateway, and is not a file of rules. Write a rule for each entry of `spec.rateLimit`: `limit` as \
              `quota`, and `clientSelectors` as `match` or `key`"
                 .to_owned()
         }
@@ -65,7 +65,7 @@ fn of_kubernetes(root: &Node<'_>) -> Option<String> {
                           in the file of the rate limit service, often in a ConfigMap"
             .to_owned(),
         "RateLimitPolicy" | "Limitador" => {
-            "the file configures Kuadrant, and is no file of rules. Write a rule for each of its rates: `limit` and `window` as `quota`, \
+            "the file configures Kuadrant, and is not a file of rules. Write a rule for each of its rates: `limit` and `window` as `quota`, \
              `counters` as `key`, and `when` as `match`"
                 .to_owned()
         }
@@ -104,7 +104,7 @@ fn of_program(root: &Node<'_>) -> Option<String> {
     ];
     let found = known.iter().find(|(name, _)| field(root, name).is_some()).map(|(_, what)| *what);
     let of_traefik = || field(field(root, "http")?, "middlewares").and(known.last()).map(|(_, what)| *what);
-    found.or_else(of_traefik).map(|what| format!("the file is no file of rules. It is {what}"))
+    found.or_else(of_traefik).map(|what| format!("this is not a file of rules. It is {what}"))
 }
 
 /// Returns whether a mapping is a RateLimitConfig as Envoy's control plane sends it.

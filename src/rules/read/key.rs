@@ -9,7 +9,7 @@ use super::super::report::NameKind;
 use super::super::spec::{At, KeySpec};
 use super::value::ValueReader;
 
-/// The keys that need no registration, but for those that are followed by a name.
+/// The keys that need no registration, except those that are followed by a name.
 pub(in crate::rules) const KEYS: &[(&str, KeySpec)] = &[
     ("client-ip", KeySpec::ClientIp),
     ("peer-ip", KeySpec::PeerIp),
@@ -150,7 +150,7 @@ impl ValueReader<'_, '_, '_> {
     }
 }
 
-/// Returns the only field of a mapping and its text, as of `{header: x}`.
+/// Returns the only field of a mapping and its text, such as those of `{header: x}`.
 fn pair<'n>(node: &'n Node<'_>) -> Option<(&'n str, &'n str)> {
     let NodeValue::Map(entries) = &node.value else { return None };
     let [MapField { name, node, .. }] = entries.as_slice() else { return None };

@@ -328,8 +328,8 @@ impl ValueReader<'_, '_, '_> {
                 "no request could pass: each costs {units}, and \"{small}\" lets at most {capacity} pass at once"
             ),
             CostSpec::Header { name, at_most } => format!(
-                "a request could never pass if its header `{name}` says more than {capacity}, which is the most that \
-                 \"{small}\" lets pass at once: write an `at-most` of up to {capacity} instead of {at_most}"
+                "a request whose header `{name}` says more than {capacity} could never pass, because \"{small}\" lets at \
+                 most {capacity} pass at once: write an `at-most` of up to {capacity} instead of {at_most}"
             ),
             CostSpec::ContentLength => return,
         };

@@ -6,49 +6,16 @@ use super::super::document::Node;
 use super::super::error::Problems;
 use super::super::problem::{Position, Quoted, RulesErrorKind};
 use super::super::spec::{At, KeySpec, MatchSpec, Name, QuotaSpec, RuleSpec};
-use super::shared::{RuleForm, RuleSettings, SharedSettings};
+use super::shared::{RuleForm, RuleSettings, SharedSettings, with_options};
 use super::value::{Fields, ValueReader};
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::quota::error::NAME_MAX;
 
-pub(in crate::rules) const RULE: &[&str] = &[
-    "name",
-    "use",
-    "quota",
-    "plans",
-    "key",
-    "match",
-    "cost",
-    "mode",
-    "missing-key",
-    "warn-at",
-    "pace",
-    "pace-after",
-    "block",
-    "candidate",
-    "was",
-    "enabled",
-];
+pub(in crate::rules) const RULE: &[&str] = with_options!(["name", "use", "quota", "plans"], ["was"]);
 
 /// The fields of an entry of the short list.
-pub(in crate::rules) const ENTRY: &[&str] = &[
-    "action",
-    "unit",
-    "requests_per_unit",
-    "key",
-    "match",
-    "cost",
-    "mode",
-    "missing-key",
-    "warn-at",
-    "pace",
-    "pace-after",
-    "block",
-    "candidate",
-    "was",
-    "enabled",
-];
+pub(in crate::rules) const ENTRY: &[&str] = with_options!(["action", "unit", "requests_per_unit"], ["was"]);
 
 impl ValueReader<'_, '_, '_> {
     pub(super) fn rule(

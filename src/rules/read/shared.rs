@@ -11,22 +11,31 @@ use crate::middleware::rule::definition::MissingKey;
 use crate::mode::Mode;
 use crate::quota::Quota;
 
+/// Lists fields: the first ones, those that a rule, an entry of the short list and `defaults` have in common, and the
+/// last ones.
+macro_rules! with_options {
+    ([$($first:literal),*], [$($last:literal),*]) => {
+        &[
+            $($first,)*
+            "key",
+            "match",
+            "cost",
+            "mode",
+            "missing-key",
+            "warn-at",
+            "pace",
+            "pace-after",
+            "block",
+            "candidate",
+            $($last,)*
+            "enabled",
+        ]
+    };
+}
+pub(super) use with_options;
+
 /// The fields that can be said once for many rules: all of a rule but its names and its template.
-pub(in crate::rules) const SETTINGS: &[&str] = &[
-    "quota",
-    "plans",
-    "key",
-    "match",
-    "cost",
-    "mode",
-    "missing-key",
-    "warn-at",
-    "pace",
-    "pace-after",
-    "block",
-    "candidate",
-    "enabled",
-];
+pub(in crate::rules) const SETTINGS: &[&str] = with_options!(["quota", "plans"], []);
 
 /// The maximum number of values that the rules of a file inherit, counted for each rule.
 const VALUES_MAX: usize = 500_000;
@@ -81,7 +90,7 @@ impl RuleSettings {
         }
     }
 
-    /// Returns these settings, and the others where these have none.
+    /// Returns these settings, completed by the others.
     fn or(self, others: &Self) -> Self {
         fn or<T: Clone>(own: Setting<T>, other: &Setting<T>) -> Setting<T> {
             match own {
@@ -216,7 +225,7 @@ impl ValueReader<'_, '_, '_> {
         self.optional(fields, field, read).ok_or(())
     }
 
-    /// Adds what the rule's template and `defaults` say to its own settings.
+    /// Completes the rule's settings by its template and `defaults`.
     pub(super) fn with_shared(
         &mut self,
         own: RuleSettings,

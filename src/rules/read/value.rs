@@ -28,7 +28,7 @@ pub(in crate::rules) const NOT: &[&str] =
 pub(crate) struct KnownNames<'a> {
     pub(crate) keys: &'a [&'a str],
     pub(crate) actions: &'a [&'a str],
-    /// Whether these are all. If not, other names are not problems, but noted.
+    /// Whether these are all. If not, unknown names are noted, and are no problems.
     pub(crate) are_all: bool,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Fields<'n, 'a> {
     pub(super) what: &'static str,
     pub(super) position: Position,
     pub(super) entries: &'n [MapField<'a>],
-    /// The known fields that misspelt ones are similar to. They are not also reported as missing.
+    /// The known fields that are similar to misspelt ones. They are not also reported as missing.
     pub(super) meant: Vec<&'static str>,
 }
 

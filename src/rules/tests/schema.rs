@@ -118,6 +118,14 @@ fn schema_refuses_the_files_that_are_marked() {
 }
 
 #[test]
+fn guide_describes_each_field_of_a_rule() {
+    let page = include_str!("../../guide/rules_in_a_file.md");
+    for field in read::rule::RULE {
+        assert!(page.contains(&format!("\n| `{field}` | ")), "rules_in_a_file.md has no row for `{field}`");
+    }
+}
+
+#[test]
 fn schema_has_the_fields_of_the_reader() {
     let schema = schema();
     let names = |pointer: &str| -> BTreeSet<String> {
