@@ -98,7 +98,7 @@ impl<'q> Count<'q> {
 
 /// Returns the points of a request's body, at least one.
 fn points(body: &str) -> Result<u64, &'static str> {
-    let request: serde_json::Value = serde_json::from_str(body).map_err(|_| "the body is no JSON\n")?;
+    let request: serde_json::Value = serde_json::from_str(body).map_err(|_| "the body is not JSON\n")?;
     let query = request["query"].as_str().unwrap_or_default();
     let document = graphql_parser::parse_query(query).map_err(|_| "the query cannot be parsed\n")?;
     let none = Map::new();

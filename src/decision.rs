@@ -13,7 +13,7 @@ use crate::base::wait::Wait;
 const PART_BITS: u32 = 56;
 const PART: u64 = (1 << PART_BITS) - 1;
 
-/// The position of a charge that was not asked about.
+/// The position of a charge about which the limiter was not asked.
 const UNASKED: u64 = u64::MAX;
 
 /// A wait that never ends.
@@ -39,8 +39,8 @@ pub(crate) const INLINE: usize = 4;
 /// The answers for several charges.
 pub(crate) type Several = SmallVec<[ChargeDecision; INLINE]>;
 
-/// The answer for one charge has a variant of its own, so that moving it does not move the space
-/// for several.
+/// An answer for one charge has a variant of its own, because moving it then copies less than an
+/// answer for several.
 #[expect(clippy::large_enum_variant, reason = "a box would need an allocation, which INLINE avoids")]
 enum Answers {
     One(ChargeDecision),
@@ -143,13 +143,13 @@ pub struct ChargeDecision {
     remaining: u64,
     /// `ABSENT` if it is not known.
     pub(crate) reset_us: u64,
-    /// 0 if allowed, `UNKNOWN` if it is not known, `NEVER` if no wait helps.
+    /// 0 if the charge is allowed, `UNKNOWN` if the wait is not known, `NEVER` if no wait helps.
     pub(crate) retry_us: u64,
     /// 0 if it is not known.
     pub(crate) window_us: u64,
     delay_us: u64,
     position: u64,
-    /// Without units if the charge took nothing.
+    /// The receipt has no units if the charge took nothing.
     receipt: Receipt,
 }
 
@@ -179,8 +179,9 @@ impl ChargeDecision {
         Self { retry_us, limit, remaining, window_us, ..Self::blank() }
     }
 
-    /// Makes the answer for a charge that was not asked about, because another charge of its set is
-    /// known to be denied. It counts as allowed, and nothing else is known of it.
+    /// Makes the answer for a charge about which the limiter was not asked, because another charge
+    /// of its set is known to be denied. The charge counts as allowed, and nothing else is known
+    /// about it.
     #[must_use]
     pub fn unasked(limit: u64) -> Self {
         Self { retry_us: 0, limit, position: UNASKED, ..Self::blank() }
@@ -193,8 +194,8 @@ impl ChargeDecision {
         self
     }
 
-    /// Sets the [effective window](Self::effective_window). A window of zero is none. Without it the
-    /// window is the wait, if the charge is denied for a known time.
+    /// Sets the [effective window](Self::effective_window). A window of zero counts as no window.
+    /// If no window is set and the charge is denied for a known time, that time is the window.
     #[must_use]
     pub fn with_effective_window(mut self, window: Duration) -> Self {
         self.window_us = micros_ceil(window);
@@ -265,8 +266,8 @@ impl ChargeDecision {
         }
     }
 
-    /// Returns the rank of a policy among those of a request: the lowest one binds, and of equal ones the first. A
-    /// policy that refuses comes before all others, the longer its wait the earlier; of the others that with the least
+    /// Returns the rank of a policy among those of a request: the lowest one binds, and of equal ones the first.
+    /// Policies that refuse come first, those with the longest waits before the others. Then come those with the least
     /// remaining.
     pub(crate) fn binding_rank(&self, refuses: bool) -> (bool, Reverse<Wait>, u64) {
         if refuses { (false, Reverse(self.wait()), 0) } else { (true, Reverse(Wait::None), self.remaining) }
@@ -369,8 +370,9 @@ impl ChargeDecision {
         self
     }
 
-    /// Copies the answer of a function that is called word by word. One that may come from a call or from code in place
-    /// is then put together in registers, and not copied from words just written, which stalls on store forwarding.
+    /// Copies the answer of a called function word by word. If an answer may come from a call or from inlined code, the
+    /// compiler then builds it in registers. Otherwise it would copy words that were just written, which stalls on
+    /// store forwarding.
     #[inline(always)]
     pub(crate) fn in_words(self) -> Self {
         let Self { limit, remaining, reset_us, retry_us, window_us, delay_us, position, receipt } = self;
@@ -388,7 +390,7 @@ impl ChargeDecision {
     /// Returns the answer as it is `passed_us` later.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn later(&self, passed_us: u64) -> Self {
-        // Unknown and absent times stay what they are.
+        // A time that is unknown or absent stays so.
         let left = |us: u64, least: u64| if us >= UNKNOWN { us } else { us.saturating_sub(passed_us).max(least) };
         Self {
             reset_us: left(self.reset_us, 0),
@@ -398,13 +400,13 @@ impl ChargeDecision {
         }
     }
 
-    /// Returns the answer to a charge that no wait helps.
+    /// Returns the answer for a charge that can never pass.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn for_good(self) -> Self {
         Self { retry_us: NEVER, ..self }
     }
 
-    /// Returns the answer with `more` units added to the remaining ones: those that the process holds.
+    /// Returns the answer with `more` remaining units, which the process holds.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn with_more_remaining(&self, more: u64) -> Self {
         Self { remaining: self.remaining.saturating_add(more).min(self.limit), ..self.clone() }
@@ -417,8 +419,8 @@ impl ChargeDecision {
         self.remaining = self.with_cost_changed(taken, 0).remaining;
     }
 
-    /// Returns the answer for a cost of `actual` instead of `charged`. If the whole quota is available then, nothing
-    /// has to come back. Otherwise only the limiter knows when the whole quota is available, and the reset stays.
+    /// Returns the answer for a cost of `actual` instead of `charged`. If the whole quota is available then, the
+    /// reset is zero. Otherwise only the limiter knows when the whole quota is available, and the reset stays.
     pub(crate) fn with_cost_changed(&self, charged: u64, actual: u64) -> Self {
         let remaining = self.remaining.saturating_add(charged).saturating_sub(actual).min(self.limit);
         let is_whole = remaining == self.limit && self.reset_after().is_some();
@@ -451,15 +453,15 @@ impl Receipt {
     const NONE: Self = Self { units: 0, at_us: 0, part: 0 };
 
     /// Makes a receipt for `units`, with an instant and a number whose meanings the limiter
-    /// defines. 56 bits of the number are kept. In the others a
-    /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) notes which of its limiters the receipt
-    /// came from.
+    /// defines. 56 bits of the number are kept. A
+    /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) uses the other bits to note which of
+    /// its limiters made the receipt.
     #[must_use]
     pub fn new(units: u64, at_us: u64, part: u64) -> Self {
         Self { units, at_us, part: part & PART }
     }
 
-    /// Returns a receipt for this many units at the same place. A limiter refunds no more than is used there.
+    /// Returns a receipt for this many units of the same charge. A limiter refunds no more units than are in use.
     #[cfg(feature = "rules")]
     pub(crate) fn of_units(self, units: u64) -> Self {
         Self { units, ..self }

@@ -1,6 +1,6 @@
 //! The error of a setting, the shape of the crate's other errors, and of enums whose variants have labels.
 //!
-//! The text of an error describes its own level only. Its cause is its source.
+//! The text of an error does not repeat that of its source. Its cause is its source.
 
 use std::error::Error;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Any error, as Tower's services and bodies pass it on.
 pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
-/// The cause of an error. Two causes are equal if their texts are.
+/// The cause of an error. Two causes are equal if their texts are equal.
 #[derive(Clone, Debug)]
 pub(crate) struct Source(Arc<dyn Error + Send + Sync>);
 
@@ -57,8 +57,8 @@ impl fmt::Display for WithSources<'_> {
     }
 }
 
-/// Implements `Debug` of an error that has a kind: `ConfigError(Syntax): the text: why`. A program prints it if `main`
-/// returns the error, or by `unwrap`.
+/// Implements `Debug` for an error that has a kind, such as `ConfigError(Syntax): the text: why`. A program prints
+/// this text if `main` returns the error, or if `unwrap` panics.
 macro_rules! debug_as_text {
     ($error:ident) => {
         /// Prints the kind, the text, and the texts of the sources.
@@ -72,12 +72,12 @@ macro_rules! debug_as_text {
 }
 pub(crate) use debug_as_text;
 
-/// Returns whether a character turns the direction of the text after it, so that readers see another text.
+/// Returns whether a character changes the direction of the text after it, so that readers see another text.
 pub(crate) fn turns_text(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Replaces a character that could move the cursor of the terminal that shows an error, or turn the direction of its
+/// Replaces a character that could move the cursor of a terminal that shows an error, or change the direction of the
 /// text.
 pub(crate) fn printable(c: char) -> char {
     if c.is_control() || turns_text(c) { '\u{fffd}' } else { c }
@@ -88,7 +88,7 @@ macro_rules! kind_and_message {
     ($(#[$about:meta])* $error:ident, $kind:ident) => {
         $crate::error::kind_and_message! { $(#[$about])* $error, $kind, pub(crate) }
     };
-    // The visibility is that of `new`.
+    // This visibility is the one that `new` gets.
     ($(#[$about:meta])* $error:ident, $kind:ident, $made:vis) => {
         $(#[$about])*
         #[derive(Clone, PartialEq, Eq)]
@@ -158,7 +158,7 @@ kind_and_message! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConfigErrorKind {
-    /// The parts do not fit together: two quotas of a rule count alike, or a quota cannot take another's place.
+    /// The parts do not fit together: two quotas of a rule count alike, or a quota cannot replace another one.
     Combination,
     /// A table is full: of [`Overrides`](crate::middleware::Overrides) that have not ended.
     Full,
@@ -180,7 +180,7 @@ pub enum ConfigErrorKind {
 }
 
 impl ConfigError {
-    /// Makes the error of a text that is none of the labels of an enum, such as [`Mode`](crate::Mode).
+    /// Makes the error for a text that is not a label of an enum, such as [`Mode`](crate::Mode).
     pub(crate) fn no_label(text: &str, labels: &[&str]) -> Self {
         let text: String = text.chars().take(40).map(printable).collect();
         Self::new(ConfigErrorKind::Syntax, format!("`{text}` is none of `{}`", labels.join("`, `")))

@@ -1,4 +1,4 @@
-//! Events: what happens beside decisions, to limiters, in layers, and to files of rules.
+//! Events of limiters, layers and files of rules, except decisions.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,10 +25,10 @@ labelled! {
         Overloaded = "overloaded",
         /// Other processes changed the key each time before this one could. The charge was not taken.
         Contended = "contended",
-        /// A person has to fix it: a wrong password, a missing right, a URL that is not valid, a server that is too
-        /// old, or a set of charges that the store cannot decide.
+        /// An operator has to fix it: a wrong password, a missing right, a URL that is not valid, a server that is
+        /// too old, or a set of charges that the store cannot decide.
         Misconfigured = "misconfigured",
-        /// The stored value is not one of this crate's, or the reply is not one of its scripts'.
+        /// The stored value was not written by this crate, or the reply does not come from its scripts.
         Foreign = "foreign",
     }
 }
@@ -62,22 +62,22 @@ labelled! {
 /// [`StoreUp`](Self::StoreUp), [`StoreLeft`](Self::StoreLeft) and [`StoreRecovered`](Self::StoreRecovered) at `INFO`.
 /// Events that come for each check, request or key are not written. Without the feature nothing is printed.
 ///
-/// The functions that are named like events make them, for limiters of your own and for tests of observers.
+/// The functions that are named like events make them. Use them in limiters of your own, and in tests of observers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimiterEvent {
-    /// A key with a live state was forgotten to make room for another, or because a snapshot is restored that has more
-    /// keys than there is room for.
+    /// A key with a live state was forgotten to make room for another one, or because a restored snapshot has more
+    /// keys than the limiter has room for.
     #[non_exhaustive]
     Evicted {
-        /// Whether the key had no allowance left. Its client then got a fresh allowance.
+        /// True if the key had no allowance left. Its client then got a fresh allowance.
         throttled: bool,
     },
     /// A new key was denied because the table is full.
     Full,
-    /// More quotas have live states than a limiter has numbers for (16,382). The quotas beyond that
-    /// also hold, and their keys keep what they have used. Their states take more memory and time, and
-    /// are not in snapshots. When the table is full they can be evicted, even those of
+    /// More quotas have live states than a limiter has numbers for (16,382). The limiter also enforces
+    /// the quotas beyond that, and their keys keep what they have used. Their states take more memory
+    /// and time, and are not in snapshots. When the table is full they can be evicted, even those of
     /// [meters](crate::Quota::meter), which otherwise never are. Reported at most every ten seconds.
     TooManyQuotas,
     /// The first of two limiters could not decide a request, and the second was asked.
@@ -86,7 +86,7 @@ pub enum LimiterEvent {
         /// The error of the first limiter, with its causes.
         error: String,
     },
-    /// The limiter could not answer. A fallback reports it when its first limiter fails at something else than to
+    /// The limiter could not answer. A fallback reports it when its first limiter fails at a call that does not
     /// decide a request.
     #[non_exhaustive]
     Failed {
@@ -105,8 +105,8 @@ pub enum LimiterEvent {
         /// `None` if the store decided.
         error: Option<StoreErrorKind>,
     },
-    /// A server stopped answering. Until it answers again, checks that need it fail at once. Reported again when the
-    /// reason is another one, for example that connections to it are refused.
+    /// A server stopped answering. Until it answers again, checks that need it fail at once. It is reported again if
+    /// the reason changes, for example if connections to the server are now refused.
     #[non_exhaustive]
     StoreDown {
         /// The server's host and port.
@@ -114,8 +114,8 @@ pub enum LimiterEvent {
         /// The last error, with its causes.
         error: String,
     },
-    /// A server answers again. If it had gone away for the second time within ten seconds, this is reported once it has
-    /// answered for a second.
+    /// A server answers again. If the server was down for the second time within ten seconds, this is reported once it
+    /// has answered for a second.
     #[non_exhaustive]
     StoreUp {
         /// The server's host and port.
@@ -128,7 +128,8 @@ pub enum LimiterEvent {
         server: String,
     },
     /// A server answers, but a round trip to it takes more than half of the time that a check has. Checks fail as soon
-    /// as a little more time is lost. Reported once for each server, when it was connected to for the first time.
+    /// as a round trip takes a little longer. Reported once for each server, when it was connected to for the first
+    /// time.
     #[non_exhaustive]
     StoreFar {
         /// The server's host and port.
@@ -170,8 +171,9 @@ pub enum LimiterEvent {
         kind: StoreErrorKind,
     },
     /// The store had forgotten units of a [concurrency limit](crate::Quota::concurrent) that this process holds, and
-    /// was told of them again: the store had lost its data, or this process could not renew them in time. Other
-    /// processes may have taken the units meanwhile, so more than the limit may be held. Reported for each key.
+    /// this process has reported them again. The store had lost its data, or this process could not renew them in
+    /// time. Other processes may have taken the units meanwhile, so more than the limit may be held. Reported for
+    /// each key.
     #[non_exhaustive]
     PlacesForgotten {
         /// The number of units.
@@ -252,7 +254,7 @@ impl LimiterEvent {
         Self::CorrectionLost { charges, kind }
     }
 
-    /// Writes the event to `tracing` if it is a change: one that comes neither for each check nor for each key.
+    /// Writes the event to `tracing` if it is a change, and not an event that comes for each check or key.
     pub(crate) fn log(&self) {
         #[cfg(feature = "tracing")]
         contained(|| match self {
@@ -316,11 +318,11 @@ pub enum LayerEvent {
     /// A request begins to wait for its departure from a leaky queue, or in line for units of a concurrency limit.
     #[non_exhaustive]
     WaitBegan {
-        /// The policy that makes it wait: of several queues the one with the longest wait.
+        /// The policy that makes it wait. If several queues do, it is the one with the longest wait.
         policy: Policy,
     },
-    /// A request does not wait for the policy any more: it departs, it was refused, it was dropped, or it goes to the
-    /// line of another policy.
+    /// A request no longer waits for the policy: it departs, it was refused, it was dropped, or it joins the line of
+    /// another policy.
     #[non_exhaustive]
     WaitEnded {
         /// The policy of the event with which the wait began.
@@ -452,7 +454,7 @@ pub enum FleetEvent {
         /// Since when this process has the revision, by the calendar.
         since: Timestamp,
     },
-    /// The store does not answer, or not with a text that this version reads. The known part stays in force.
+    /// The store does not answer, or this version cannot read its text. The settings that are in force stay.
     #[non_exhaustive]
     Unreadable {
         /// The error, with its causes.

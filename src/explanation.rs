@@ -100,10 +100,10 @@ impl Explanation {
         Self { line_wait, ..self }
     }
 
-    /// Returns the time for which the request would wait in line at most, for units of a [concurrency
-    /// limit](crate::Quota::concurrent). Whether it passes then is not known, so it does not
-    /// [pass](Self::passes), and its outcome is that of a request for which none come free. Returns `None` if it would
-    /// not wait in line.
+    /// Returns the longest time for which the request would wait in line for units of a [concurrency
+    /// limit](crate::Quota::concurrent). Nobody knows whether units come free in that time. So
+    /// [`passes`](Self::passes) is `false`, and the outcome is that of a request for which none come free. Returns
+    /// `None` if it would not wait in line.
     #[must_use]
     pub fn wait_in_line(&self) -> Option<Duration> {
         self.line_wait
@@ -130,8 +130,8 @@ impl Explanation {
         &self.outcome
     }
 
-    /// Returns what each rule of the layer makes of the request, in the order of the rules. A rule of a file in Envoy's
-    /// form that charges several keys comes once for each.
+    /// Returns what each rule of the layer does with the request, in the order of the rules. If a rule of a file
+    /// in Envoy's form charges several keys, the list has it once for each key.
     #[must_use]
     pub fn rules(&self) -> &[RuleExplanation] {
         &self.rules
@@ -225,7 +225,7 @@ impl Explanation {
 }
 
 impl RuleExplanation {
-    /// Returns the rule's own policies. Several if it has several quotas or plans, which are named alike.
+    /// Returns the rule's own policies. A rule with several quotas or plans has several policies.
     #[must_use]
     pub fn policies(&self) -> &[Policy] {
         &self.policies
@@ -243,7 +243,7 @@ impl RuleExplanation {
         self.not_charged
     }
 
-    /// Returns the words of the condition that the request does not meet, such as `POST or PUT`, or of what
+    /// Returns the condition in words that the request does not meet, such as `POST or PUT`, or the `not` that
     /// [leaves it out](NotCharged::LeftOut), such as `the method POST`. Conditions in code have none. Long ones are
     /// shortened.
     #[must_use]
@@ -270,7 +270,7 @@ impl RuleExplanation {
         self.cost
     }
 
-    /// Returns whether the response may change the [cost](Self::cost), which is then a reservation, or refund it.
+    /// Returns whether the response may change or refund the [cost](Self::cost), which is then a reservation.
     #[must_use]
     pub fn settles(&self) -> bool {
         self.settles
@@ -435,7 +435,7 @@ impl RuleExplanation {
         for status in &self.statuses {
             let (policy, decision) = (status.policy(), status.decision());
             write!(f, "\n  ")?;
-            // Plans, and the rule's only policy, need no name.
+            // Neither plans nor a rule's only policy need a name here.
             if self.names().nth(1).is_some() || self.names().all(|name| name != policy.name()) {
                 write!(f, "{}: ", policy.name())?;
             }

@@ -67,9 +67,9 @@
 //!
 //! # Features
 //!
-//! No feature is on by default. Another crate of your program may enable further ones. They add, and
-//! change two things: with `tracing`, setup warnings are its events and not lines on stderr; and with
-//! both `fred` and `redis-rs`, a `RedisLimiter` reaches Redis through fred, unless
+//! No feature is on by default. Another crate of your program may enable further ones. Features only
+//! add items, with two exceptions. With `tracing`, setup warnings are its events and not lines on
+//! stderr. With both `fred` and `redis-rs`, a `RedisLimiter` reaches Redis through fred, unless
 //! `RedisLimiterBuilder::client` names the other library.
 //!
 //! | feature | what it adds | dependency |

@@ -32,7 +32,7 @@ use crate::store_load::StoreLoadReader;
 pub struct Outcome {
     kind: OutcomeKind,
     policies: SmallVec<[PolicyStatus; 2]>,
-    /// Whether the key is missing because the server does not say which address the request came from.
+    /// True if the key is missing because the server does not provide the peer's address.
     lacks_peer: bool,
 }
 
@@ -94,8 +94,8 @@ impl OutcomeKind {
         self == Self::Limited
     }
 
-    /// Returns whether an outer layer that refunds nested refusals refunds what it took for the request: a limit has
-    /// refused it.
+    /// Returns whether a limit has refused the request, so that an outer layer that refunds nested refusals refunds
+    /// it.
     pub(crate) fn is_refunded_outside(self) -> bool {
         matches!(self, Self::Limited | Self::Blocked)
     }
@@ -131,7 +131,7 @@ impl Outcome {
         Self { kind, policies, lacks_peer: false }
     }
 
-    /// Notes whether the key is missing because the peer's address is.
+    /// Notes whether the key is missing because the peer's address is missing.
     pub(crate) fn lacking_peer(self, lacks_peer: bool) -> Self {
         Self { lacks_peer, ..self }
     }
@@ -157,7 +157,8 @@ impl Outcome {
         self.policies.iter().filter(|status| status.refuses())
     }
 
-    /// Iterates over the policies that refused the request, each once: descriptors can charge one under several keys.
+    /// Iterates over the policies that refused the request, each once, although descriptors can charge a policy under
+    /// several keys.
     pub(crate) fn violated_once(&self) -> impl Iterator<Item = &PolicyStatus> {
         let mut names: SmallVec<[&str; 4]> = SmallVec::new();
         self.violated().filter(move |status| {
@@ -181,9 +182,9 @@ impl Outcome {
         self.policies.iter().any(PolicyStatus::is_near)
     }
 
-    /// Returns the policy that binds: the refusing one with the longest wait, or if none refused,
-    /// the one with the least remaining. Of equal ones it is the first. A policy in shadow mode never
-    /// binds.
+    /// Returns the policy that binds: the refusing one with the longest wait, or if none refused, the
+    /// one with the least remaining. If several are equal, it is the first. A policy in shadow mode
+    /// never binds.
     #[must_use]
     pub fn binding(&self) -> Option<&PolicyStatus> {
         let seen = self.policies.iter().filter(|status| status.refuses || status.mode != Mode::Shadow);
@@ -323,7 +324,7 @@ impl<'a> Observed<'a> {
         self.key_of_status(refused.unwrap_or(first))
     }
 
-    /// Returns the key of a status, by its place among the outcome's policies.
+    /// Returns the key of a status, by its index among the outcome's policies.
     pub(crate) fn key_of_status(&self, at: usize) -> Option<&'a Key> {
         self.keys.get(at).map(|(_, key)| *key)
     }
@@ -419,12 +420,12 @@ impl fmt::Debug for Observed<'_> {
 /// # }
 /// ```
 ///
-/// `Stats` does not count what you do not hand on. If a later version adds a method to `Observer`,
-/// the changelog says so: then hand that on.
+/// `Stats` does not count what you do not forward. If a later version adds a method to `Observer`,
+/// the changelog says so: then forward it, too.
 ///
 /// Put such an observer into an `Arc` to set it on several layers. An `Arc` and its clones are one
-/// observer; without it each layer has one of its own, and a limiter that the layers share reports
-/// each event to each of them.
+/// observer. Without it each layer has an observer of its own, and a limiter that the layers share
+/// reports each event to each of them.
 ///
 /// Two of these are called often: `on_limiter_event` with a
 /// [`StoreChecked`](crate::observe::LimiterEvent::StoreChecked) for each check of Redis or another
@@ -432,7 +433,7 @@ impl fmt::Debug for Observed<'_> {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an observer",
     note = "`observe::Stats` is one (feature `stats`); otherwise implement `Observer` for a type of your own",
-    note = "a closure is no observer, because an observer has several methods, such as `on_outcome`"
+    note = "a closure is not an observer, because an observer has several methods, such as `on_outcome`"
 )]
 pub trait Observer: Send + Sync {
     /// Called when a request was decided.
@@ -440,9 +441,9 @@ pub trait Observer: Send + Sync {
         let _ = observed;
     }
 
-    /// Called first for the usual request: it passes because the only policy of its layer allows it, and
-    /// that policy is always enforced. `key` is the key that was charged, `taken` are the units that it
-    /// took, and `is_near` is that of its [`PolicyStatus`].
+    /// Called first for the usual request, which the only policy of its layer allows, if that policy is
+    /// always enforced. `key` is the key that was charged, `taken` are the units that the request took,
+    /// and `is_near` is that of the [`PolicyStatus`].
     ///
     /// Return `true` if the observer needs to know no more. Then no [`Outcome`] is made, which takes
     /// longer than the usual decision, and `on_outcome` is not called. By default it returns `false`.
@@ -455,7 +456,7 @@ pub trait Observer: Send + Sync {
 
     /// Called when a layer detects a likely misconfiguration: once for each layer and kind.
     ///
-    /// By default it is reported as without an observer; see [`SetupWarning`].
+    /// By default the warning is reported as if there were no observer; see [`SetupWarning`].
     fn on_setup_warning(&self, setup_warning: &SetupWarning) {
         setup_warning.report();
     }
@@ -476,8 +477,8 @@ pub trait Observer: Send + Sync {
         Timestamp::from_micros(0)
     }
 
-    /// Called once for each [`on_place_taken`](Self::on_place_taken), when the units are returned, with what it
-    /// returned.
+    /// Called once for each [`on_place_taken`](Self::on_place_taken), when the units are returned, with the
+    /// instant that that call returned.
     fn on_place_returned(&self, policy: &Policy, key: &Key, units: u64, taken_at: Timestamp) {
         let _ = (policy, key, units, taken_at);
     }
@@ -511,7 +512,7 @@ pub trait Observer: Send + Sync {
         let _ = event;
     }
 
-    /// Returns a number that tells this observer from others: by default the address of this value.
+    /// Returns a number that identifies this observer: by default the address of this value.
     ///
     /// A limiter reports each event once to observers with the same number, so several layers can hand the same
     /// observer on. An observer whose clones share their state returns an address in that state, as

@@ -27,8 +27,9 @@ pub(crate) const CONTENT_BYTES: &str = "content-bytes";
 ///
 /// A layer makes the policies of its rules; see [`RateLimitLayer::policies`]. Make one yourself only
 /// to ask a [limiter](crate::limiter::Limiter) directly. Policies with equal names and quotas share
-/// their states in a limiter, except for a quota without a name in a rule of
-/// [several](crate::Rule::all_of), which is stored by its place. A policy is cheap to clone.
+/// their states in a limiter. The exception is a quota without a name in a rule of
+/// [several](crate::Rule::all_of), which is stored by its place in the list. A policy is cheap to
+/// clone.
 ///
 /// ```
 /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
@@ -97,8 +98,8 @@ impl Policy {
 
     /// Returns whether each request has a [quota of its own](crate::Rule::quota_from) under this name.
     /// The policy's quota is then only a stand-in, under which a layer looks up and resets a key
-    /// without a request. Such a policy is among those of a rule and a layer. The policy of a charge
-    /// has the request's quota, and returns `false`.
+    /// without a request. Rules and layers have such policies. The policy of a charge has the
+    /// request's quota, so this returns `false` for it.
     #[must_use]
     pub fn has_quota_of_request(&self) -> bool {
         matches!(self.0.origin, Origin::OfRequests)
@@ -151,9 +152,9 @@ impl Policy {
 
     /// Makes one policy for each part of a rule.
     ///
-    /// A part with a name is `api-burst`, in headers and in the store. A part without is listed by the quota's words,
-    /// `api-60-per-minute`, and stored by its place, `api` and then `api-quota-2`. So a quota that changes keeps what
-    /// was used.
+    /// A part with a name is `api-burst`, in headers and in the store. A part without a name is listed by the quota's
+    /// words, `api-60-per-minute`, and stored by its place in the list, `api` and then `api-quota-2`. So a quota that
+    /// changes keeps what was used.
     pub(crate) fn each<P: Into<Part>>(
         name: &str,
         parts: impl IntoIterator<Item = P>,
@@ -188,8 +189,8 @@ impl Policy {
         if each.is_empty() { Err(ConfigError::no_quota(name)) } else { Ok(each) }
     }
 
-    /// Makes one policy of this name for each quota. Each can hold what was used under any other,
-    /// so a key that changes its plan and returns has used as much as before.
+    /// Makes one policy of this name for each quota. Each can hold the usage under any other, so a
+    /// key that changes its plan and then returns has used as much as before.
     pub(crate) fn named_plans(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, ConfigError> {
         let quotas: Vec<Quota> = quotas.into_iter().collect();
         one_unit(name, &quotas)?;
@@ -197,8 +198,7 @@ impl Policy {
         at_least_one(name, quotas.into_iter().map(|quota| Self::new(name, quota.holding(largest))))
     }
 
-    /// Makes one policy of this name for each quota. Each can hold the share that was used of any
-    /// other.
+    /// Makes one policy of this name for each quota. Each can hold the used share of any other.
     pub(crate) fn named_plans_in_proportion(
         name: &str,
         quotas: impl IntoIterator<Item = Quota>,
@@ -214,7 +214,7 @@ impl Policy {
         };
         let quotas = quotas.into_iter().map(kept).collect::<Result<Vec<Quota>, _>>()?;
         one_unit(name, &quotas)?;
-        // The largest debt in proportion to its capacity, as a fraction.
+        // The largest debt in proportion to the capacity, as a fraction.
         let owed = |quota: &Quota| (u128::from(quota.spec().debt), u128::from(quota.capacity().max(1)));
         let (debt, of) = quotas.iter().map(owed).max_by(|a, b| (a.0 * b.1).cmp(&(b.0 * a.1))).unwrap_or((0, 1));
         let plans = quotas.into_iter().map(|quota| {
@@ -246,7 +246,7 @@ impl Policy {
         if let Origin::Switched(switch) = self.0.origin { Some(switch) } else { None }
     }
 
-    /// Returns the policy with the quota that a switch has.
+    /// Returns the policy with a quota of its switch.
     pub(crate) fn following(&self, quota: Quota, switch: usize) -> Self {
         self.rebuilt(self.name().to_owned(), quota, Origin::Switched(switch))
     }
@@ -283,8 +283,8 @@ impl Policy {
         self.0.stored.as_deref().unwrap_or(&self.0.name)
     }
 
-    /// Returns the fingerprint of the name, which a state belongs to whatever its quota. Valid in
-    /// this process only.
+    /// Returns the fingerprint of the name, to which a state belongs under any quota. Valid in this
+    /// process only.
     pub(crate) fn name_fingerprint(&self) -> u64 {
         self.0.name_fingerprint
     }
@@ -318,7 +318,7 @@ impl Policy {
         let hash = foldhash::quality::FixedState::default();
         let name_fingerprint = hash.hash_one(stored.as_deref().unwrap_or(&name));
         let fingerprint = hash.hash_one((name_fingerprint, quota.fingerprint()));
-        // Never 0, which stands for no policy where fingerprints are kept.
+        // The fingerprint is never 0, because 0 stands for no policy in tables of fingerprints.
         let state_fingerprint = hash.hash_one((name_fingerprint, quota.of_states().fingerprint())) | 1 << 63;
         let name = name.into_boxed_str();
         let item = OnceLock::new();
@@ -394,7 +394,8 @@ fn at_least_one(
     if policies.is_empty() { Err(ConfigError::no_quota(name)) } else { Ok(policies) }
 }
 
-/// Returns an error if some of a rule's quotas count bytes and others do not: a request has one cost for all of them.
+/// Returns an error if some of a rule's quotas count bytes and others do not, because a request has one cost for all of
+/// them.
 fn one_unit(name: &str, quotas: &[Quota]) -> Result<(), ConfigError> {
     let find = |in_bytes| quotas.iter().find(|quota| quota.counts_bytes() == in_bytes);
     let (Some(bytes), Some(others)) = (find(true), find(false)) else { return Ok(()) };

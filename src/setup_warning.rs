@@ -11,8 +11,8 @@ use crate::error::{debug_as_text, labelled};
 /// has no observer, or one without
 /// [`on_setup_warning`](crate::outcome::Observer::on_setup_warning), the warning is one line on
 /// stderr, in every build. With the feature `tracing` it is a `WARN` event of the target
-/// `tower_ratelimit` instead, once the program has set a subscriber.
-/// [`Stats`](crate::guide::observing) counts the warning and does the same.
+/// `tower_ratelimit` instead, once the program has set a subscriber. With
+/// [`Stats`](crate::guide::observing), which also counts the warning, it is the same.
 ///
 /// A warning does not change how requests are decided, except for an
 /// [unsupported quota](SetupWarningKind::UnsupportedQuota).
@@ -56,7 +56,7 @@ labelled! {
         /// as if the limiter had failed: see [`OnError`](crate::OnError).
         UnsupportedQuota = "unsupported-quota",
         /// A rule or an access list needs the address of the peer, and the server does not provide it: to look it up,
-        /// or to compare it with the networks of trusted proxies.
+        /// or to compare it with the networks of trusted proxies. A layer detects this at the first request.
         PeerUnknown = "peer-unknown",
         /// A rule's condition held for none of the first 1,000 requests.
         NeverApplies = "never-applies",

@@ -29,7 +29,7 @@ pub struct StoreLoad {
     /// The checks and corrections that failed as [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded) so far.
     pub shed: u64,
     /// The connections that were made to the servers of Redis so far. It grows while connections are cut, or made anew
-    /// because a server is silent. Other stores do not tell it.
+    /// because a server is silent. Other stores do not report it.
     pub connections: u64,
 }
 
@@ -50,7 +50,7 @@ impl StoreLoad {
         }
     }
 
-    /// Returns the call time, or the age of the queue if that is more, in thousandths of the deadline.
+    /// Returns the longer of the call time and the age of the queue, in thousandths of the deadline.
     pub(crate) fn per_mille_of_deadline(&self) -> Option<u128> {
         let time = self.call_time.unwrap_or_default().max(self.oldest_wait);
         (time.as_micros() * 1_000).checked_div(self.deadline?.as_micros())

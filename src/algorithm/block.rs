@@ -3,47 +3,50 @@
 //! # 1 Definition and laws
 //!
 //! Units taken are strikes. They are counted in a window of one period that begins with the first of them. The strike
-//! that makes `limit` closes the key for the block's length; then the count begins again. If a block begins while the
-//! last one is remembered, it is longer by the factor, up to the longest. Half-open: free again at exactly
-//! `begin + length`.
+//! that reaches `limit` closes the key for the block's length. Then the count begins again. If a block begins while
+//! the last one is remembered, it is longer by the factor, up to the longest. The key is free again
+//! at exactly `begin + length`.
 //!
-//! It guarantees: exactly `limit` units at once from rest, nothing while closed, and in any interval at most `limit`
-//! times two and the whole spans in it of the shorter one of period and length. A request that is denied by a block
-//! changes nothing, unless denied requests count: then it begins the block again, as long as it would be now. A forced
-//! charge takes what is left. Its decision says whether the key is closed after it.
+//! It guarantees exactly `limit` units at once from rest, and none while closed. In any interval it admits at most
+//! `limit · (2 + n)`, where `n` is how many whole spans of the shorter of period and length fit into the interval. A
+//! request that is denied by a block changes nothing. If denied requests count, it begins the block again, with the
+//! length that a new block would have now. A forced charge takes what is left. Its decision says whether the key is
+//! closed after it.
 //!
-//! Since a window begins with a strike and not with each, up to `2·limit − 2` strikes can be within one period
-//! unpunished.
+//! A window begins with its first strike only, so up to `2·limit − 2` strikes within one period can close
+//! nothing.
 //!
 //! # 2 Parameters
 //!
-//! Strikes (at most [`STRIKES_MAX`]), their period, the length, the factor, the longest, and for how long after its end
-//! a block is remembered (0 where blocks do not grow). For a key that is closed by hand, the parameter is the time.
+//! Strikes (at most [`STRIKES_MAX`]), their period, the length, the factor, the longest length, and for how long a
+//! block is remembered after its end (0 if blocks do not grow). For a key that is closed by hand, the parameter is the
+//! time.
 //!
 //! # 3 State
 //!
-//! A [`Pair`]: the instant at which all of it is forgotten, and a number of four parts (see [`pack`]): how many blocks
+//! A [`Pair`]: the instant at which the state is forgotten, and a number of four parts (see [`pack`]): how many blocks
 //! are remembered, a flag, the strikes counted, and a span.
 //!
-//! * Fewer strikes than the limit: they count. The window and the memory of blocks end at different instants. The span
-//!   is between them, and the flag says that the memory ends later.
-//! * The limit or more: these strikes closed the key. The block ends the memory's length before that instant. The span
-//!   is between the end of the block and the end of the window in which the strikes counted, and the flag says that the
-//!   window ends later. Since the quota itself began the block, the number of blocks says how long it is.
+//! * Fewer strikes than the limit: they count. The window ends at one instant, and the memory of blocks at another.
+//!   The span is between them, and the flag says that the memory ends later.
+//! * The limit or more: these strikes closed the key. The state's instant is the block's end plus the time for which a
+//!   block is remembered. The span is between the end of the block and the end of the window in which the strikes
+//!   counted, and the flag says that the window ends later. Since the quota itself began the block, the number of
+//!   blocks says how long it is.
 //! * No strikes: the key is closed, and nothing opens it but time or a reset. The span is how long the block is. The
 //!   key was closed by hand for a time, under another quota, or by more strikes than a state counts.
 //!
-//! A clock that steps back costs a closed key no more than the length of its block.
+//! If the clock steps back, a closed key waits longer by at most the length of its block.
 //!
 //! # 4 Refunds
 //!
 //! A receipt holds the end of the window in which its strikes counted, and the blocks that were remembered before them.
 //! A refund takes the strikes off while their window counts. It also takes them off a block that the strikes of this
-//! window closed. If fewer than the limit are left, the block is undone: the key is open, the strikes that are left
-//! count until the end of their window, and the blocks before this one are remembered as before it.
+//! window closed. If fewer strikes than the limit are left, the block is undone and the key is open. The strikes that
+//! are left count until the end of their window. The blocks before this one are remembered as they were.
 //!
-//! So a refund undoes what its own strikes did and nothing else. While the window lasts, strikes in excess of the
-//! limit also count: strikes by hand, and requests denied by a block that counts them. After the window either of them
+//! So a refund undoes what its own strikes did and nothing else. While the window lasts, strikes beyond the limit also
+//! count. They come from operators, or from requests that the block denied and counts. After the window either of them
 //! keeps the key closed. A block that has ended stays remembered.
 
 use crate::base::time::PERIOD_US_MAX;
@@ -99,7 +102,7 @@ struct BlockView {
     phase: BlockPhase,
     /// Blocks that are remembered.
     level: u64,
-    /// When they are forgotten; of no meaning while closed, when that is still to begin.
+    /// The instant at which they are forgotten. It has no meaning while the key is closed.
     forget: u64,
     /// The clock stepped back, and instants were moved with it.
     moved: bool,
@@ -117,7 +120,7 @@ enum BlockPhase {
     Quiet,
 }
 
-/// Strikes in the window that ends at `end`.
+/// The strikes in the window that ends at `end`.
 #[derive(Clone, Copy, Debug)]
 struct CountedStrikes {
     end: u64,
@@ -209,7 +212,7 @@ impl Block {
         }
     }
 
-    /// Returns the strikes with `cost` more. No more of them matter than would close the key alone.
+    /// Returns the strikes with `cost` more. More than enough to close the key do not matter.
     fn more(&self, strikes: CountedStrikes, cost: u64) -> CountedStrikes {
         CountedStrikes { count: strikes.count + cost.min(self.limit + 1), ..strikes }
     }
@@ -332,8 +335,8 @@ impl PairAlgorithm for Block {
                 };
                 let longer = now + anew_us > until;
                 let (until, length_us) = if longer { (now + anew_us, anew_us) } else { (until, length_us) };
-                // A forced strike counts if the block is undone: an operator who closes a closed key wants it to stay
-                // closed.
+                // A forced strike still counts after the block is undone: an operator who closes a closed key wants
+                // it to stay closed.
                 let counts = is_renewed || force && cost > 0 && by.is_some();
                 let by = by.filter(|by| by.end > now && self.lasting.by_hand_us == 0);
                 let by = by.map(|by| self.more(by, cost)); // written only if it counts
@@ -366,8 +369,8 @@ impl PairAlgorithm for Block {
         Transition { decision, next: self.store(after, now) }
     }
 
-    /// A charge on refusal is a strike if a charge that it belongs to was refused. Otherwise it looks, and so it does
-    /// if the key is closed, unless denied requests count.
+    /// A charge on refusal is a strike if a charge that it belongs to was refused. Otherwise it only looks. It also
+    /// only looks if the key is closed and denied requests do not count.
     fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: TakeMode) -> Transition {
         let TakeMode::OnRefusal { refused } = how else {
             let (cost, force) = how.plainly(cost);
@@ -378,7 +381,7 @@ impl PairAlgorithm for Block {
         self.decide(state, now, if counts { cost } else { 0 }, counts)
     }
 
-    /// Refunds strikes in the window that ends at `own`: while they count, and while the block lasts that they closed.
+    /// Refunds strikes in the window that ends at `own`, while they count or while their block lasts.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let view = self.view(Some(state), now);
         let (BlockPhase::Counting(strikes) | BlockPhase::Closed { by: Some(strikes), .. }) = view.phase else {

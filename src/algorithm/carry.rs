@@ -19,14 +19,15 @@ pub(crate) enum NewState {
     Entries(Vec<(u64, u64)>),
 }
 
-/// The results of a quota that finds a state of another one.
+/// How well the state of another quota fits into this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     /// The state after an admitted charge, a forced charge or a refund.
     Fits,
-    /// Even a denied charge writes it: the state comes back later than this quota allows, or it closes the key.
+    /// Even a denied charge writes the state, because its units come back later than this quota allows, or because it
+    /// closes the key.
     Ahead,
-    /// Nothing is written: more is in use than this quota could keep, and no use may be forgotten.
+    /// Nothing is written, because more units are in use than this quota could keep, and none may be forgotten.
     Over,
 }
 
@@ -62,7 +63,7 @@ impl Decider {
         let (most, longest_us) = match self {
             Self::Pair(decider, _) => (decider.get().most(), decider.get().longest_us(now)),
             Self::EntryLog(log) => (log.most(), log.longest_us()),
-            // Held units are not used units, and used units are not held.
+            // A concurrency limit counts held units, and a rate counts used ones. Neither converts into the other.
             Self::Places(_) => return (NewState::Pair(None), Fit::Fits),
         };
         let fit = match carried.back().saturating_sub(now) > longest_us {

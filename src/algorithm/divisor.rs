@@ -1,6 +1,6 @@
 //! Division by a number that is known in advance.
 
-/// A number to divide by, and its reciprocal: two multiplications instead of a division.
+/// A number to divide by, with its reciprocal. A division then takes two multiplications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Divisor {
     by: u64,
@@ -21,8 +21,8 @@ impl Divisor {
         self.by
     }
 
-    /// Returns `⌊n / by⌋`, for `n` below 2^63. The estimate is at most one too small: `2^64 − by·reciprocal ≤ by`, so
-    /// it misses less than `n / 2^64 < 1`.
+    /// Returns `⌊n / by⌋`, for `n` below 2^63. The estimate is at most one too small, because `2^64 − by·reciprocal ≤
+    /// by`, so the error is below `n / 2^64 < 1`.
     #[inline]
     pub(crate) const fn floor(self, n: u64) -> u64 {
         let estimate = ((n as u128 * self.reciprocal as u128) >> 64) as u64; // below 2^64

@@ -1,12 +1,12 @@
 //! Dated entries: the states of sliding windows and logs, and the instant from which each entry counts no more.
 //!
 //! An entry is `(start, units)`: a sub-window of a sliding window, or an instant of a log. It counts in full until
-//! `start + period`. Then the period's edge passes over a sliding window's sub-window, which then counts in part, in
-//! full, or not at all. So every question is answered by the oldest few entries and the total.
+//! `start + period`. Then the edge of the period passes over the sub-window, which meanwhile counts in part, in
+//! full, or not at all. So the oldest few entries and the total answer every question.
 //!
 //! If the clock steps back by less than a period, it stands still for the key. If it steps back further, the entries
-//! come along, to the first sub-window that begins no earlier than now: all of them begin later, since entries that are
-//! older than the newest by more than they live are dropped whenever one is written. There they are one entry.
+//! move to the first sub-window that begins no earlier than now. All of them begin later than that, because each write
+//! drops the entries that are older than the newest by more than they live. There they are one entry.
 
 use crate::decision::ChargeDecision;
 use crate::quota::spec::{Algorithm, Oldest, Spec};
@@ -17,7 +17,7 @@ use super::state::UNBOUNDED;
 use super::state::{Fullness, TakeMode};
 use super::used::{Carried, Dated, Grid, Used};
 
-/// Entries in order of their start, all different, and the sum of their units.
+/// Entries in order of their starts, which all differ, and the sum of their units.
 pub(crate) trait LogEntries {
     fn total(&self) -> u64;
 
@@ -56,7 +56,7 @@ pub(crate) struct Edit {
     pub(crate) move_to: Option<u64>,
     /// This many of the oldest entries no longer count.
     pub(crate) drop: usize,
-    /// Units to add to the entry that starts then, which is the newest or newer.
+    /// Units to add to the entry that starts then. That is the newest entry, or a new one.
     pub(crate) add: Option<(u64, u64)>,
     /// The oldest units go until the total is at most this.
     pub(crate) keep: Option<u64>,
@@ -77,7 +77,7 @@ pub(crate) struct EntryLog {
     period_us: u64,
     /// The length of a sub-window; 1 for the log.
     grain: Divisor,
-    /// Returns the units of an entry that count while the edge of the period passes over it. An entry of a log has no
+    /// How many units of an entry count while the edge of the period passes over it. An entry of a log has no
     /// length, so it is dropped.
     oldest: Oldest,
     log: bool,
@@ -87,7 +87,7 @@ pub(crate) struct EntryLog {
 /// The units that still count.
 struct LogView {
     now: u64,
-    /// The start of the entry that a request of now belongs to.
+    /// The start of the entry to which a request of this instant belongs.
     start: u64,
     /// This many of the oldest entries count no longer.
     gone: usize,
@@ -148,8 +148,8 @@ impl EntryLog {
     }
 
     /// Returns the decision for `cost` at `now`, and the change to write. `now` is at most
-    /// [`CLOCK_US_MAX`](crate::base::time::CLOCK_US_MAX). It looks at the oldest entries that have stopped
-    /// counting, or will have when the wait is over, and at no others.
+    /// [`CLOCK_US_MAX`](crate::base::time::CLOCK_US_MAX). It looks only at the oldest entries: those that
+    /// have stopped counting, or will have at the end of the wait.
     #[inline]
     pub(crate) fn decide(&self, entries: &impl LogEntries, now: u64, cost: u64, force: bool) -> EntryAnswer {
         if let Some(one) = self.gathered(entries, now) {
@@ -195,7 +195,7 @@ impl EntryLog {
         let units = cost.min(self.limit.saturating_sub(there));
         let keep = self.log.then_some(self.limit.max(view.counted.min(self.most())));
         let edit = Edit { drop: view.gone, add: Some((view.start, units)), keep, ..Edit::default() };
-        // The reported wait includes this refusal, which counts in the log until then.
+        // The reported wait includes this refusal, because the refusal counts in the log until the wait ends.
         let edited = self.edited(entries, view, units, keep.unwrap_or(u64::MAX));
         let view = self.view(&edited, view.now);
         let retry_us = target.map(|target| self.wait(&edited, &view, target));
@@ -235,7 +235,7 @@ impl EntryLog {
         .map(|number| number as f64)
     }
 
-    /// Returns what is in use, for another quota to take over.
+    /// Returns the units in use, for another quota to take over.
     pub(super) fn carried(&self, entries: &impl LogEntries, now: u64) -> Carried {
         if let Some(one) = self.gathered(entries, now) {
             return self.carried(&Listed(&one), now);
@@ -257,9 +257,9 @@ impl EntryLog {
 
     /// Returns the entries of units that another quota counted.
     ///
-    /// Entries of the same grid stay as they are, or count for the same share. Other entries count as if they had been
-    /// taken under this quota. Units that were no entries count as if they had been taken a period before they come
-    /// back, but no later than now.
+    /// If both quotas have the same grid, entries stay as they are, or count for the same share. Other entries count
+    /// as if they had been taken under this quota. Units without entries count as if they had been taken one period
+    /// before they come back, but no later than now.
     pub(super) fn take_over(&self, carried: &Carried, now: u64) -> Vec<(u64, u64)> {
         if self.most() == 0 {
             return Vec::new();
@@ -284,12 +284,13 @@ impl EntryLog {
                 entries.push((grid(taken), whole));
                 continue;
             }
-            // An entry that counts only in part keeps the units that still count.
+            // If only a part of an entry still counts, the entry keeps the units of that part.
             let is_partly_over = grid(late) + self.period_us < now;
             let start = match self.oldest {
                 Oldest::Counted => grid(late),
                 Oldest::Weighted if is_partly_over => grid(late),
-                // Rounded up: an earlier entry would stop counting before the units come back.
+                // The instant is rounded up: with an earlier one the entry would stop counting before its units come
+                // back.
                 Oldest::Weighted | Oldest::Dropped => late.next_multiple_of(self.grain_us()),
             };
             entries.push((start.min(latest).max(grid(taken)), units));
@@ -322,7 +323,7 @@ impl EntryLog {
         }
     }
 
-    /// Returns how far ahead units that are taken over may come back without being written by a denied charge.
+    /// Returns a time from now. If all units of another quota come back within it, a denied charge does not write them.
     pub(super) fn longest_us(&self) -> u64 {
         2 * self.period_us
     }
@@ -343,7 +344,7 @@ impl EntryLog {
         Fullness::of(&self.decide(entries, now, 0, false).decision)
     }
 
-    /// Returns all entries as one, if they are from further ahead than a period: the clock stepped back.
+    /// Returns all entries as one if they lie ahead by more than a period, which means that the clock stepped back.
     #[inline]
     pub(crate) fn gathered(&self, entries: &impl LogEntries, now: u64) -> Option<[(u64, u64); 1]> {
         let (newest, _) = entries.newest()?;
@@ -378,7 +379,7 @@ impl EntryLog {
         view
     }
 
-    /// Returns what `units` of the oldest entry count for when `passed` of it is out of the period.
+    /// Returns how many of the oldest entry's `units` count when `passed` of its time is out of the period.
     #[inline]
     pub(super) fn partly(&self, units: u64, passed: u64) -> u64 {
         match self.oldest {
@@ -406,7 +407,7 @@ impl EntryLog {
                 return self.leaves(start, units, target - newer).saturating_sub(view.now);
             }
         }
-        debug_assert!(false, "units are in use of which no entry knows");
+        debug_assert!(false, "units are in use that no entry holds");
         0
     }
 

@@ -3,10 +3,10 @@
 //! # 1 Definition and laws
 //!
 //! Windows begin at whole multiples of the period since the Unix epoch, at the key's first request,
-//! or with a day, week, month, quarter or year of a calendar; they are half-open, so at exactly the
-//! window's end the key is free again.
+//! or with a day, week, month, quarter or year of a calendar. At exactly the window's end the key
+//! is free again.
 //!
-//! It guarantees: at most `limit` units in each window, hence at most `2·limit` in any period, which is the known
+//! It guarantees at most `limit` units in each window, and so at most `2·limit` in any period. That is the known
 //! weakness: twice the limit can pass around an edge. Choose it for budgets per hour, day or month.
 //!
 //! # 2 Parameters
@@ -17,10 +17,9 @@
 //! # 3 State
 //!
 //! A [`Pair`]: the window's end, and the count. A calendar is asked only which window an instant is
-//! in, and which one is next. If a clock steps back into an earlier window, the count stays in the
-//! later one if that is the next. Otherwise the count moves to the first window that ends at least
-//! a whole window after now. Either costs a key at most one window, and neither lets it use the
-//! same time twice.
+//! in, and which one is next. If the clock steps back into the window before, the count stays in
+//! the later one. Otherwise the count moves to the first window that ends at least a whole window
+//! after now. In both cases a key loses at most one window, and cannot use the same time twice.
 
 use crate::base::calendar::{CalendarWindow, CalendarWindows};
 use crate::base::time::PERIOD_US_MAX;
@@ -83,7 +82,7 @@ impl FixedWindow {
         Layout::of(bits(self.limit + self.debt), grid, self.calendar.map_or(2, |_| AHEAD_PERIODS) * self.period_us)
     }
 
-    /// Returns the windows of the calendar, if the quota has these.
+    /// Returns the windows of the calendar, if the quota has a calendar.
     #[cfg(feature = "_redis")]
     pub(crate) fn calendar(&self) -> Option<&'static CalendarWindows> {
         self.calendar
@@ -115,7 +114,7 @@ impl FixedWindow {
     }
 
     /// Returns the window to which units of other windows move: the first one that ends no earlier
-    /// than any of them, and at least a whole window after they were taken.
+    /// than any of those windows, and at least a whole window after the units were taken.
     fn calendar_to_hold(calendar: &CalendarWindows, carried: &Carried, now: u64) -> CalendarWindow {
         let open = calendar.at(now);
         let taken = carried.taken().unwrap_or(now).min(now);
@@ -186,7 +185,7 @@ impl PairAlgorithm for FixedWindow {
         let most = self.limit + self.debt;
         let bound = if force || cost == 0 || self.unlimited { UNBOUNDED } else { self.limit };
         let (epoch, count_denied) = (u64::from(self.anchor == Anchor::Epoch), u64::from(self.count_denied));
-        // The window of a calendar follows when the call is made: it depends on the server's time.
+        // A calendar's window is added when the call is made, because it depends on the server's time.
         let period_us = if self.calendar.is_some() { 0 } else { self.period_us };
         numbers(&[cost.min(most + 1), bound, self.limit, most, period_us, epoch, count_denied])
     }
@@ -196,7 +195,7 @@ impl PairAlgorithm for FixedWindow {
             if state.at <= now {
                 return Carried::new(Used::units(0), []);
             }
-            // The quota that takes it over bounds the end, if a clock stepped back.
+            // If a clock stepped back, the quota that takes the state over bounds the window's end.
             let start = calendar.at(state.at - 1).start();
             return Carried::new(Used::units(state.n), [Dated::new(Some(start.min(now)), state.at, state.n)]);
         }
@@ -205,7 +204,7 @@ impl PairAlgorithm for FixedWindow {
         Carried::new(Used::units(count), [dated])
     }
 
-    /// Counts all of it in one window: the first one that lasts as long as any of it would have counted.
+    /// Counts all units in one window: the first one that lasts for as long as any of them would have counted.
     fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
         let count = carried.used.units_ceil().min(self.limit + self.debt);
         if let Some(calendar) = self.calendar {
@@ -228,7 +227,7 @@ impl PairAlgorithm for FixedWindow {
         self.calendar.map_or(2 * self.period_us, |calendar| calendar.after(calendar.at(now)).end - now)
     }
 
-    /// An edge of a calendar may be another one for a process with other data of the zone.
+    /// A process with other time zone data may compute another edge.
     fn could_be(&self, state: Pair) -> bool {
         let is_edge = match (self.calendar, self.anchor) {
             (Some(_), _) => state.at % EDGE_US == 0,

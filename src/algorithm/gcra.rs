@@ -1,4 +1,4 @@
-//! Token bucket with continuous refill, GCRA, leaky bucket as a meter and as a queue: one instant, four names.
+//! Token bucket with continuous refill, GCRA, leaky bucket as a meter and as a queue. All four keep one instant.
 //!
 //! # 1 Definition and laws
 //!
@@ -10,19 +10,19 @@
 //! * A **token bucket** of capacity `burst` is the same thing read the other way: `tokens = burst − backlog/interval`.
 //! * A **leaky bucket as a meter** has the level `backlog/interval` and rejects what would overflow `burst`.
 //! * A **leaky bucket as a queue** gives each admitted request its departure: when the backlog before it has drained,
-//!   less the part that may pass at once. That part is `delay_after` units, less all units of the request but one. So
-//!   each request leaves its own cost's worth of spacing behind it, and the departures in any interval have at most
+//!   less the part that may pass at once. That part is `delay_after` units, minus the request's units beyond the
+//!   first. So the spacing behind a request follows its cost. The departures in any interval have at most
 //!   `length/interval + delay_after + 1` units, or the cost of one request if that is more.
 //!
-//! It guarantees: at most `burst + length/interval` units in any interval of that length; exactly `burst` at once from
-//! rest; a denied request's wait is the first microsecond at which it is admitted.
+//! It guarantees at most `burst + length/interval` units in any interval of that length, and exactly `burst` at once
+//! from rest. A denied request's wait ends at the first microsecond at which the request is admitted.
 //!
 //! # 2 Parameters
 //!
 //! `period/limit` is reduced to `p/l`. Instants and spans are whole microseconds and a numerator below `l`, so that no
-//! interval is rounded: reported waits are rounded up to a microsecond, `remaining` is rounded down. A bucket that is
-//! full loses what overflows. With a burst of 1 that is the part of a microsecond by which each request comes later
-//! than it could. With a burst of 2 or more, a client that waits for each reported wait gets exactly the rate.
+//! interval is rounded. Only reported waits are rounded up to a microsecond, and `remaining` is rounded down. A bucket
+//! that is full loses what overflows. With a burst of 1 it loses the part of a microsecond by which each request comes
+//! later than it could. With a burst of 2 or more, a client that waits for each reported wait gets exactly the rate.
 //!
 //! Spans are counted in parts of `1/l` µs, in a number that is as wide as the quota needs: see [`Parts`].
 //!
@@ -120,7 +120,7 @@ impl<N> Span<N> {
 /// Quotas whose state is one instant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gcra<N: Parts> {
-    /// The interval between two units is `p/l` µs, in lowest terms.
+    /// The interval between two units is `p/l` µs, as a reduced fraction.
     l: Divisor,
     p: Divisor,
     interval: Span<N>,
@@ -140,7 +140,8 @@ pub(crate) enum GcraVerdict<N> {
     Denied { met: Span<N>, retry_us: Option<u64> },
 }
 
-/// Returns the interval between two units in lowest terms: the parts `l` of a microsecond, and how many of them it has.
+/// Returns the interval between two units as a reduced fraction: the parts `l` of a microsecond, and how many of them
+/// the interval has.
 fn interval(spec: &Spec) -> (u64, u64) {
     if spec.limit == 0 {
         return (1, 1);
@@ -181,7 +182,7 @@ impl<N: Parts> Gcra<N> {
     /// Returns what a charge does to a state that is this far ahead of now. [`describe`](Self::describe) makes the
     /// decision of it. It returns `None` if the state is further ahead than the quota can put it.
     ///
-    /// They are two functions so that a limiter first tries to write, and describes once.
+    /// They are two functions, so that a limiter can retry a write and describe the decision only once.
     #[inline(always)]
     pub(crate) fn look(&self, ahead: Ahead, cost: u64, force: bool) -> Option<GcraVerdict<N>> {
         Some(self.judge(self.met(ahead)?, cost, force))
@@ -251,8 +252,8 @@ impl<N: Parts> Gcra<N> {
         ChargeDecision::found(self.burst, remaining, backlog.ceil_us(), window_us, retry_us)
     }
 
-    /// Returns when a request departs from a queue: when the backlog that it met has drained, less what passes at once.
-    /// Also returns the number of units before it.
+    /// Returns when a request departs from a queue: once the backlog that it met has drained, except for the units that
+    /// pass at once. Also returns the number of units before it.
     #[inline(never)]
     fn delay(&self, met: Span<N>, cost: u64, delay_after: u64) -> (u64, u64) {
         // The last unit of the charge has to be among those that pass at once.
@@ -270,8 +271,8 @@ impl<N: Parts> Gcra<N> {
         self.l.get() == 1
     }
 
-    /// Returns what the Lua twin needs for a refund: the span of the units. In a queue, where only the newest charge is
-    /// refunded, the second number is negative: −1 less the numerator.
+    /// Returns what the Lua twin needs for a refund: the span of the units. In a queue, which refunds only the newest
+    /// charge, the second number is negative: −1 minus the numerator.
     #[cfg(feature = "_redis")]
     pub(crate) fn refund_numbers(&self, units: u64) -> (f64, f64) {
         let span = self.span(units.min(self.most()));
@@ -282,7 +283,7 @@ impl<N: Parts> Gcra<N> {
     /// Returns whether the charge of `units` that ends at `own` begins where another one ends.
     pub(crate) fn begins_at(&self, own: Pair, units: u64, end: Pair) -> bool {
         let (span, l) = (self.span(units.min(self.most())), self.l.get());
-        // Without numerators, the number of a pair has no meaning.
+        // A quota without numerators gives the number of a pair no meaning.
         let num = |pair: Pair| pair.n.min(l - 1);
         let sum = num(end) + span.num;
         let (carry, sum) = if sum < l { (0, sum) } else { (1, sum - l) };
@@ -348,9 +349,9 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
         Transition { decision: self.describe(&verdict, now, cost), next }
     }
 
-    /// Refunds the part of the charge's units that has not drained. A queue refunds only its newest charge: the
-    /// requests behind an earlier one have been promised their departures, so a request in the freed slot would depart
-    /// together with the last of them.
+    /// Refunds the part of the charge's units that has not drained. A queue refunds only its newest charge. The
+    /// requests behind an earlier charge have been promised their departures, so a request in the freed slot would
+    /// depart together with the last of them.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let (backlog, is_clamped) = self.backlog(Some(state), now);
         if self.queue.is_some() && (is_clamped || state != own) {
@@ -368,7 +369,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
     fn is_behind(&self, state: Pair, now: u64, own: Pair) -> bool {
         let num = |pair: Pair| pair.n.min(self.l.get() - 1);
         let is_later = (own.at, num(own)) < (state.at, num(state));
-        // A slot may end within this microsecond.
+        // A slot of the queue may end within this microsecond.
         let is_ahead = (own.at, num(own)) > (now, 0);
         self.queue.is_some() && is_ahead && is_later && !self.backlog(Some(state), now).1
     }

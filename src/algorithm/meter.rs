@@ -2,8 +2,8 @@
 //!
 //! # 1 Definition and laws
 //!
-//! Units are counted until the limit is reached. The count is forgotten when nothing was added to it for one period,
-//! the retention, and not before: an operator reads, settles and resets it.
+//! Units are counted until the limit is reached. The count is forgotten only after nothing was added to it for one
+//! period, the retention. Until then an operator reads, settles and resets it.
 //!
 //! It guarantees: every unit is counted once, and none above the limit. Units that were counted under a larger limit
 //! stay counted.
@@ -83,7 +83,7 @@ impl PairAlgorithm for Meter {
         self.decide(state, now, cost, how == TakeMode::Force)
     }
 
-    /// Refunds `units` until the instant `own`, until which the count was to be kept when they were counted.
+    /// Refunds `units` until the instant `own`. When the units were counted, the count was to be kept until then.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let (found, _) = self.view(Some(state), now);
         if own.at <= now || found.n == 0 || units == 0 {

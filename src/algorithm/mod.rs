@@ -62,7 +62,7 @@ pub(crate) enum PairDecider {
     Meter(Meter),
 }
 
-/// Calls something with a decider by its own type.
+/// Calls a function with a decider by its concrete type.
 macro_rules! by_type {
     ($decider:expr, $one:ident => $call:expr) => {
         match $decider {
@@ -103,8 +103,8 @@ impl Decider {
         Self::Pair(decider, layout)
     }
 
-    /// Returns the receipt of a charge's first `units`, out of the receipt of the whole charge, whose last units are
-    /// `last`.
+    /// Returns the receipt for the first `units` of a charge. `receipt` is that of the whole charge, and `last`
+    /// counts the rest.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn first_of(&self, whole: &Receipt, units: u64, last: u64) -> Receipt {
         let own = Pair { at: whole.at_us(), n: whole.part() };

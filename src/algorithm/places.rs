@@ -41,7 +41,7 @@ pub(crate) enum PlacesVerdict {
     },
 }
 
-/// Quotas of units that are held.
+/// A quota of units that are held.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places {
     limit: u64,
@@ -65,8 +65,8 @@ impl Places {
         PlacesVerdict::Admitted { remaining: left.saturating_sub(taken), taken }
     }
 
-    /// Returns the decision about a charge that fits, if there is no room to note who holds its units: only a forced
-    /// charge is admitted, and nothing is taken.
+    /// Returns the decision about a charge that fits, if there is no room to note the holder of its units. Only a
+    /// forced charge is admitted then, and nothing is taken.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn decide_without_room(self, held: u64, how: TakeMode) -> ChargeDecision {
         let left = self.limit.saturating_sub(held);
@@ -95,8 +95,8 @@ impl Places {
         }
     }
 
-    /// Decides about a charge while an earlier request waits in line: no units are left for it. Only a forced charge
-    /// takes its units.
+    /// Decides about a charge while an earlier request waits in line, so that no units are left for this one. Only a
+    /// forced charge takes its units.
     pub(crate) fn hold_back(self, held: u64, cost: u64, how: TakeMode) -> PlacesVerdict {
         match how.plainly(cost) {
             (_, true) => self.look(held, cost, how),

@@ -2,9 +2,9 @@
 //!
 //! # 1 Definition and laws
 //!
-//! The period is cut into `buckets` sub-windows at whole multiples of their length since the Unix epoch. A request of
-//! now counts in the current one. The period that ends now covers only a part of the oldest sub-window. That one counts
-//! in proportion, rounded down ([`Weighted`](crate::quota::Oldest::Weighted)), not at all
+//! The period is cut into `buckets` sub-windows at whole multiples of their length since the Unix epoch. A request
+//! counts in the current one. The period that ends now covers only a part of the oldest sub-window. That sub-window
+//! counts in proportion, rounded down ([`Weighted`](crate::quota::Oldest::Weighted)), not at all
 //! ([`Dropped`](crate::quota::Oldest::Dropped)) or in full ([`Counted`](crate::quota::Oldest::Counted)). One bucket,
 //! weighted, is the classic estimate from two counters that Cloudflare described in 2017; sixty are close to a log.
 //!
@@ -21,8 +21,8 @@
 //!
 //! # 3 State
 //!
-//! Dated counters, as an [`entry_log`](super::entry_log). With one bucket there are only two: they fit a [`Pair`] of
-//! the instant at which both are past, and the two counts side by side.
+//! Dated counters, as an [`entry_log`](super::entry_log). With one bucket there are only two counters. They fit a
+//! [`Pair`]: the instant at which both are past, and the two counts side by side.
 
 use smallvec::SmallVec;
 
@@ -53,7 +53,7 @@ pub(crate) fn fits_pair(spec: &Spec) -> bool {
     spec.buckets == 1 && bits(spec.limit + spec.debt) <= 32
 }
 
-/// The two counters that count, the older one first, each with the start of its sub-window.
+/// The two current counters, the older one first, each with the start of its sub-window.
 type Counters = SmallVec<[(u64, u64); 2]>;
 
 impl TwoCounterWindow {
@@ -190,7 +190,7 @@ impl PairAlgorithm for TwoCounterWindow {
 
     #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> LuaNumbers {
-        // The numbers of an entry log that a window of one bucket needs.
+        // A window of one bucket needs these numbers of an entry log.
         let [cost, bound, limit, most, period, _, oldest, _, count_denied, _] = self.log.numbers(cost, force);
         LuaNumbers::from_slice(&[cost, bound, limit, most, period, oldest, count_denied])
     }

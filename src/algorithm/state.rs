@@ -42,7 +42,7 @@ pub(crate) struct Transition {
 pub(crate) enum TakeMode {
     IfAllowed,
     Force,
-    /// If one of the charges that it belongs to was refused. Otherwise it only looks.
+    /// The charge is taken if one of the charges that it belongs to was refused. Otherwise it only looks.
     OnRefusal {
         refused: bool,
     },
@@ -90,9 +90,10 @@ pub(crate) trait PairAlgorithm {
     /// back: either the clock stepped back, or `now` is older than the state.
     fn is_clamped(&self, state: Pair, now: u64) -> bool;
 
-    /// Returns whether a decision at `now` counts anew what this state, or one that has expired, counts at an earlier
-    /// instant. So the clock has to be read after the state: if it stepped back in between, units that still count
-    /// would be forgotten. A bucket forgets nothing, because the instant at which it is empty only moves ahead.
+    /// Returns whether a decision at `now` would begin a new count, although at an earlier instant this state, or one
+    /// that has expired, still counts. So the clock has to be read after the state: if it stepped back in between,
+    /// units that still count would be forgotten. A bucket forgets nothing, because the instant at which it is empty
+    /// only moves ahead.
     #[inline(always)]
     fn counts_anew(&self, _state: Option<Pair>, _now: u64) -> bool {
         false
@@ -114,9 +115,10 @@ pub(crate) trait PairAlgorithm {
     /// Returns the maximum number of units that can be in use: the capacity and the allowed debt.
     fn most(&self) -> u64;
 
-    /// Returns a time. If all units of another quota come back within it, a denied charge leaves that quota's state as
-    /// it is. If some come back later, a denied charge writes the converted state. Otherwise each request would convert
-    /// the old state again, and the end of a window that is a period from now would move on with the clock.
+    /// Returns a time from now. If all units of another quota come back within it, a denied charge
+    /// leaves that quota's state as it is. If some come back later, a denied charge writes the converted state.
+    /// Otherwise each request would convert the old state again, and the end of a window that is a period from now
+    /// would move on with the clock.
     ///
     /// Windows return two periods, or the time to the end of the next window. Buckets return the time in which they
     /// drain.
@@ -207,7 +209,7 @@ pub(crate) fn bits(most: u64) -> u32 {
 #[cfg(feature = "_redis")]
 pub(crate) type LuaNumbers = smallvec::SmallVec<[f64; 10]>;
 
-/// In place of a bound when there is none.
+/// Stands for a missing bound.
 #[cfg(feature = "_redis")]
 pub(crate) const UNBOUNDED: u64 = 1 << 62;
 

@@ -2,9 +2,9 @@
 //!
 //! # 1 Definition and laws
 //!
-//! `limit` tokens are added at each tick, one tick every `period`, up to the capacity `burst`: what a refill process
-//! with a timer would do, computed when a request comes. Ticks lie at whole multiples of the period since the Unix
-//! epoch, or count from the key's first request after rest. A tick at exactly now has happened.
+//! `limit` tokens are added at each tick, one tick every `period`, up to the capacity `burst`. No timer does this:
+//! it is computed when a request comes. Ticks lie at whole multiples of the period since the Unix epoch, or count
+//! from the key's first request after rest. A tick at exactly now has happened.
 //!
 //! It guarantees: at most `burst + limit·ticks` units in any interval with this number of ticks, and exactly `burst` at
 //! once from rest.
@@ -16,8 +16,8 @@
 //! # 3 State
 //!
 //! A [`Pair`]: the tick at which the bucket will be full again, and how many tokens that last tick will have to spare.
-//! With `j` ticks until then, `j·limit − spare` tokens are missing now. A full bucket is not a state, and forgets its
-//! anchor.
+//! With `j` ticks until then, `j·limit − spare` tokens are missing now. A full bucket needs no state, and so forgets
+//! its anchor.
 
 use crate::decision::ChargeDecision;
 use crate::quota::spec::{Anchor, Spec};
@@ -72,7 +72,7 @@ impl StepBucket {
             return rest;
         };
         let ticks = (full.at - now).div_ceil(self.tick_us);
-        // A state may be of another quota, and hold more than one tick of this quota brings: the difference stops at 0.
+        // The state of another quota may hold more than one tick of this quota brings. Then the difference is 0.
         let missing = (u128::from(ticks) * u128::from(self.tokens)).saturating_sub(u128::from(full.n));
         match u64::try_from(missing) {
             Ok(missing) if missing <= self.burst + self.debt => {
@@ -140,7 +140,8 @@ impl PairAlgorithm for StepBucket {
         Transition { decision: decision.receipted(missing - level.missing, full.at, full.n), next }
     }
 
-    /// Refunds those units of a charge that no tick has replaced yet. `own` is when the bucket was to be full after it.
+    /// Refunds the units of a charge that no tick has refilled yet. `own` is when the bucket was to be full after the
+    /// charge.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let level = self.level(Some(state), now);
         let left = self.level(Some(own), now).missing;

@@ -16,8 +16,8 @@ impl Used {
         Self { parts: u128::from(units), of: 1 }
     }
 
-    /// Returns the units that are the same share of the capacity `to` as these are of the capacity `from`. These are
-    /// rounded up to whole units first if the exact product would not fit.
+    /// Converts units of the capacity `from` to the same share of the capacity `to`. If the exact product would not
+    /// fit, the units are first rounded up to whole ones.
     pub(crate) fn in_proportion(self, from: u64, to: u64) -> Self {
         let (from, to) = (u128::from(from.max(1)), u128::from(to)); // of a capacity of 0, nothing is in use
         match self.parts.checked_mul(to) {
@@ -44,7 +44,7 @@ impl Used {
 pub(crate) struct Dated {
     /// The start of their entry, if they are of a log or a sliding window.
     pub(super) start: Option<u64>,
-    /// When the last of them was taken at the latest, or when a window began to count them.
+    /// The latest instant at which the last of them was taken, or when a window began to count them.
     pub(super) taken: Option<u64>,
     /// When the last of them comes back.
     pub(super) back: u64,
@@ -59,7 +59,7 @@ impl Dated {
     }
 }
 
-/// Into how many slices of equal length the units of a bucket are dated for a log or a sliding window.
+/// The number of slices of equal length in which a log or a sliding window dates the units of a bucket.
 const SLICES: u64 = 32;
 
 /// The units in use under one quota, for another quota to take over.
@@ -101,33 +101,34 @@ impl Carried {
         Self { dated: slices.filter(|slice| slice.units > 0).collect(), ..self }
     }
 
-    /// Keeps the share of a capacity of `from` as a share of one of `to`. An entry keeps what it counts for: if it kept
-    /// all its units, it would round down once more, and count for less than its share.
+    /// Keeps the share of a capacity of `from` as a share of one of `to`. An entry keeps only the units that count. If
+    /// it kept all, it would be rounded down once more, and count for less than its share.
     pub(super) fn in_proportion(mut self, from: u64, to: u64) -> Self {
         self.dated.iter_mut().for_each(|dated| dated.whole = dated.units);
         Self { used: self.used.in_proportion(from, to), share: Some((from, to)), ..self }
     }
 
-    /// Returns when nothing of it is in use any more.
+    /// Returns when none of the units is in use any more.
     pub(super) fn back(&self) -> u64 {
         self.dated.last().map_or(0, |dated| dated.back)
     }
 
-    /// Returns when the last of it was taken at the latest, if that is known.
+    /// Returns the latest instant at which the last of the units was taken, if that is known.
     pub(super) fn taken(&self) -> Option<u64> {
         self.dated.last().and_then(|last| last.taken)
     }
 
-    /// Returns until when all of it counts in a window of one period: a period after the last of it was taken. That is
-    /// at most a period from now, and no earlier than it would have come back in that time.
+    /// Returns until when all units count in a window of one period: a period after the last of them was taken. That
+    /// is at most a period from now. It is no earlier than the instant at which they would have come back, if that is
+    /// within a period.
     pub(super) fn until(&self, now: u64, period_us: u64) -> u64 {
         let taken = self.taken().unwrap_or(now).min(now);
         (taken + period_us).max(self.back().min(now + period_us))
     }
 
     /// Returns these units, the oldest first, as the new quota counts them: at most `most` of the newest, and at most
-    /// `each` in one entry. They are rounded up from the newest on, so that what is left when the older ones have come
-    /// back is rounded up as well.
+    /// `each` in one entry. They are rounded up from the newest on, so that the sum is also rounded up after the older
+    /// ones have come back.
     pub(super) fn scaled(&self, entries: &[(u64, u64)], most: u64, each: u64) -> Vec<(u64, u64)> {
         let (mut sum, mut before) = (0_u64, 0);
         let mut scaled: Vec<(u64, u64)> = Vec::new();

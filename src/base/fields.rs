@@ -1,5 +1,4 @@
-//! Reading the values of the `RateLimit` headers: of a response that a layer adds to, and of one
-//! that a client gets.
+//! Reads the values of `RateLimit` headers, for layers that add to a response, and for clients.
 //!
 //! Lists follow RFC 9651 and the rules of the drafts. The text of an item is kept as it is, because
 //! it may have parameters that this crate does not know.
@@ -53,7 +52,7 @@ pub(crate) struct Dictionary {
 }
 
 impl<'a> ListMember<'a> {
-    /// Returns whether this limit allows fewer units, or equally many in a longer time.
+    /// Returns whether this limit allows fewer units than another, or as many in a longer time.
     pub(crate) fn is_stricter(&self, other: &Self) -> bool {
         let seconds = |item: &Self| item.seconds.unwrap_or(0);
         (other.units, seconds(self)) > (self.units, seconds(other))
@@ -71,7 +70,7 @@ pub(crate) fn items<'a>(lines: impl Iterator<Item = &'a [u8]>, list: List) -> It
 }
 
 /// Parses a list that is spread over these lines, and hands over each item. Returns `None` if a
-/// line is not such a list. Items before the mistake have been handed over then.
+/// line is not such a list. By then it has handed over the items before the mistake.
 pub(crate) fn for_each_item<'a>(
     mut lines: impl Iterator<Item = &'a [u8]>,
     list: List,
@@ -176,7 +175,7 @@ fn item<'a>(rest: &mut Cursor<'a>, list: List) -> Option<ListMember<'a>> {
     while rest.next_is(b';') {
         rest.take(|byte| byte == b' ');
         let key = key(rest)?;
-        // If a key occurs twice, the last value counts, whatever the earlier one was.
+        // If a key occurs twice, the last value counts.
         if key == units_key {
             units = value(rest, Cursor::integer)?;
         } else if key == seconds_key || (list == List::Nameless && key == b"window") {
@@ -196,12 +195,12 @@ fn item<'a>(rest: &mut Cursor<'a>, list: List) -> Option<ListMember<'a>> {
     }
     let raw = rest.since(start);
     let name = if list == List::Nameless { raw } else { name };
-    // A parameter may be absent, but of no other type.
+    // A parameter may be absent. If it is present, it has this type.
     let (seconds, unit, partition) = (typed(seconds)?, typed(unit)?, typed(partition)?);
     Some(ListMember { raw, name, units: units?, seconds, unit, units_now, millis, partition })
 }
 
-/// Parses a parameter's value. Returns `Some(None)` if it is of another type.
+/// Parses a parameter's value. Returns `Some(None)` if the parameter is of another type.
 fn value<'a, T>(rest: &mut Cursor<'a>, parse: impl Fn(&mut Cursor<'a>) -> Option<T>) -> Option<Option<T>> {
     if !rest.next_is(b'=') {
         return Some(None); // it is true
@@ -272,7 +271,7 @@ fn string(rest: &mut Cursor<'_>) -> Option<()> {
     }
 }
 
-/// Parses a byte sequence. RFC 9651 asks parsers to accept one whose padding is missing.
+/// Parses a byte sequence. RFC 9651 asks parsers to accept base64 without padding.
 fn bytes(rest: &mut Cursor<'_>) -> Option<()> {
     rest.expect(b":")?;
     let length = rest.take(|byte| byte.is_ascii_alphanumeric() || b"+/".contains(&byte)).len();
@@ -328,7 +327,7 @@ impl<'a> Cursor<'a> {
         bytes.iter().any(|byte| self.next_is(*byte)).then_some(())
     }
 
-    /// Returns what was parsed since the cursor stood at `start`.
+    /// Returns the text that was parsed since `start`.
     fn since(&self, start: &'a [u8]) -> &'a [u8] {
         start.get(..start.len() - self.0.len()).unwrap_or_default()
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use http::request::Parts;
 use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
 
-/// The head of a request, by references: what extractors, conditions and observers see of a request.
+/// The head of a request, by references. It is all that extractors, conditions and observers see of a request.
 ///
 /// A closure reads its fields: `|request| request.headers.get("x-user").cloned()`.
 ///

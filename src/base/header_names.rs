@@ -105,7 +105,7 @@ pub(crate) enum Word {
     WindowMillis,
 }
 
-/// The words that a name can begin or end with. A word comes before those that it ends with.
+/// The words that a name can begin or end with. If one word ends with another, the longer one comes first.
 const WORDS: [(&str, Word); 28] = [
     ("retry-after-seconds", Word::RetryAfter),
     ("retry-after", Word::RetryAfter),
@@ -161,8 +161,8 @@ pub(crate) fn split(name: &str) -> Option<(Group<'_>, Word)> {
     Some((Group { prefix, words }, word))
 }
 
-/// Returns whether both names are of headers with a single value each that describe one quota. Both are in lower case,
-/// and in one spelling: a server that writes two spellings means two families.
+/// Returns whether both headers have a single value and describe one quota. Both are in lower case, and in one
+/// spelling: a server that writes two spellings means two families.
 pub(crate) fn are_of_one_family(name: &str, other: &str) -> bool {
     let start = |name: &str| SPELLINGS.iter().find_map(|spelling| Some(name.find(spelling)? + spelling.len()));
     let Some(end) = start(name) else { return false };
@@ -187,7 +187,7 @@ fn without<'a>(rest: &'a str, word: &str) -> Option<&'a str> {
 }
 
 impl Word {
-    /// Returns whether the header is a single value of a quota: no list, no wait, and nothing unknown.
+    /// Returns whether the header is a single value of a quota, and not a list, a wait or something unknown.
     fn is_value(self) -> bool {
         !matches!(self, Self::All | Self::Unknown | Self::Policy | Self::RetryAfter)
     }

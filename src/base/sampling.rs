@@ -6,7 +6,7 @@ use proptest::prelude::ProptestConfig;
 /// A sample has one case of this many. A prime number, so that every second or third kind of a table is not left out.
 const SAMPLE: u32 = 19;
 
-/// Returns how many times the usual number of cases `RATELIMIT_CAMPAIGN` asks for, or `None` for a sample.
+/// Returns the factor for the number of cases that `RATELIMIT_CAMPAIGN` states, or `None` for a sample.
 fn times() -> Option<u32> {
     std::env::var("RATELIMIT_CAMPAIGN").ok().map(|times| times.parse().expect("RATELIMIT_CAMPAIGN is a number"))
 }

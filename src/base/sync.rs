@@ -1,5 +1,5 @@
-//! Atomics and locks of the standard library, or of loom and shuttle in tests of interleavings; what a panic or a wrong
-//! poll comes to; and the hint to load a cache line.
+//! Atomics and locks of the standard library, or of loom and shuttle in tests of interleavings; how the crate contains
+//! panics and answers wrong polls; and the hint to load a cache line.
 
 use std::sync::TryLockError;
 use std::task::Poll;
@@ -19,8 +19,8 @@ pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 #[cfg(not(any(ratelimit_loom, ratelimit_shuttle)))]
 pub(crate) use std::sync::{Mutex, MutexGuard};
 
-/// A cell that is written once, as the standard library's. Shuttle has none, and its threads would block each other for
-/// good in that one, because they share a thread of the system.
+/// A cell that is written once, as the standard library's. Shuttle has no such cell. In the standard library's, its
+/// threads would block each other for ever, because they share a thread of the system.
 #[cfg(ratelimit_shuttle)]
 pub(crate) struct OnceLock<T> {
     cell: std::sync::OnceLock<T>,
@@ -62,7 +62,7 @@ impl<T> OnceLock<T> {
     }
 }
 
-/// Locks a mutex. Poison is ignored, because a thread that panicked under the lock left complete
+/// Locks a mutex. Poison is ignored, because a thread that panics under a lock leaves complete
 /// values behind.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -77,8 +77,8 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Runs code of the application whose panic must end here: others are still to be told, or a value is dropped. A panic
-/// that leaves a destructor ends the process if the value is dropped because of a panic.
+/// Runs code of the application and contains its panic, because others have still to be told, or a value is being
+/// dropped. A panic that leaves a destructor ends the process if the value is dropped because of a panic.
 pub(crate) fn contained(run: impl FnOnce()) {
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
 }
@@ -97,8 +97,8 @@ pub(crate) fn panicking_waker() -> std::task::Waker {
     std::sync::Arc::new(Panics).into()
 }
 
-/// Answers a poll of a future that was ready before, or has panicked: nothing more will come. A caller that polls so
-/// breaks the contract of futures, and no request can make it do so.
+/// Answers a poll of a future that was ready before, or has panicked: nothing more will come. Only a caller that
+/// breaks the contract of futures polls like this, and no request can cause it.
 #[cold]
 pub(crate) fn polled_again<T>() -> Poll<T> {
     debug_assert!(false, "a future was polled again after it was ready");

@@ -13,8 +13,8 @@ pub(crate) const PERIOD_US_MAX: u64 = 366 * 86_400 * 1_000_000;
 /// its debt to drain.
 pub(crate) const DRAIN_US_MAX: u64 = 1 << 48;
 
-/// The latest instant that a limiter accepts from a clock, in the year 2150. A later one is read as
-/// this.
+/// The latest instant that a limiter accepts from a clock, in the year 2150. A later instant is
+/// read as this one.
 pub(crate) const CLOCK_US_MAX: u64 = 5_680_281_600_000_000;
 
 /// The latest instant in any calculation: a full drain with all its debt after the latest clock
@@ -64,8 +64,8 @@ impl From<SystemTime> for Timestamp {
 }
 
 impl From<Timestamp> for SystemTime {
-    /// Returns the same instant of the calendar. One that the platform cannot represent becomes the latest that
-    /// limiters accept, in the year 2150.
+    /// Returns the same instant of the calendar. An instant that the platform cannot represent becomes the
+    /// latest that limiters accept, in the year 2150.
     fn from(timestamp: Timestamp) -> Self {
         let at = |micros| UNIX_EPOCH.checked_add(Duration::from_micros(micros));
         at(timestamp.0).or_else(|| at(CLOCK_US_MAX)).unwrap_or(UNIX_EPOCH)
@@ -99,8 +99,8 @@ impl fmt::Display for Humane {
     }
 }
 
-/// Prints an instant of the calendar in UTC, such as `2025-01-01T00:00:00Z`, rounded down to seconds. One after the
-/// year 2150 is printed as the latest of that year that limiters accept.
+/// Prints an instant of the calendar in UTC, such as `2025-01-01T00:00:00Z`, rounded down to seconds. A later
+/// instant than limiters accept is printed as the latest one, in the year 2150.
 #[cfg(any(feature = "status", feature = "_redis", feature = "tokio", test))]
 pub(crate) struct Utc(pub(crate) Timestamp);
 

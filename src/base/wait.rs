@@ -19,9 +19,9 @@ use std::time::Duration;
 /// # Ok(()) }
 /// ```
 ///
-/// The greatest of several waits is the wait for all of them: [`Never`](Self::Never) is above every
-/// duration, and a known duration is above [`Unknown`](Self::Unknown), because it is the least that
-/// is certain.
+/// The greatest of several waits is the wait for all of them. [`Never`](Self::Never) is above every
+/// duration. A known duration is above [`Unknown`](Self::Unknown), because at least that wait is
+/// certain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Wait {

@@ -1,9 +1,9 @@
-//! Waiters in the order of their turns: what a line knows of each, the task to wake, and the
-//! instant that its timer is set to.
+//! Waiters in the order of their turns, each with its task to wake, the instant of its timer, and
+//! what the line knows of it.
 //!
 //! All lines of the crate use this list: departures of leaky queues, lines that ask again, lines for
-//! places, bodies that wait for their pace, and the lines of a client. They differ in the event that
-//! lets the first waiter go.
+//! places, bodies that wait for their pace, and the lines of a client. The lines differ in the event
+//! that lets the first waiter go.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hash};
@@ -12,7 +12,7 @@ use std::task::Waker;
 use super::wakers::Wakers;
 
 /// The number of foremost waiters whose timers are set to the instants at which they may go. If the
-/// task of the first does not run, the task of another one moves the line on.
+/// task of the first waiter does not run, the task of another one moves the line on.
 pub(crate) const FOREMOST: usize = 8;
 
 /// A map with more capacity than this is shrunk when it has few lines.
@@ -129,7 +129,7 @@ impl<T> WaitList<T> {
     }
 }
 
-/// Takes a line out, and shrinks a map that has few lines left.
+/// Removes a line, and shrinks the map if it has few lines left.
 pub(crate) fn remove_line<K: Eq + Hash, V, S: BuildHasher>(lines: &mut HashMap<K, V, S>, key: &K) -> Option<V> {
     let line = lines.remove(key);
     if lines.capacity() > SPARE && lines.len() < lines.capacity() / 8 {

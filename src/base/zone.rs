@@ -12,7 +12,7 @@ pub(crate) const DAY_S: i64 = 86_400;
 #[derive(Clone, Copy)]
 pub(crate) struct Zone(ZoneData);
 
-/// Why a name is not that of a zone.
+/// The reason why there is no zone of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UnknownZone {
     /// The crate was built without zones.
@@ -56,7 +56,7 @@ impl Zone {
         self.0.offset_s(at_s)
     }
 
-    /// Returns the first instant after one and not after another at which the offset is not that of the first.
+    /// Returns the first instant in a range at which the offset differs from that at the range's beginning.
     #[cfg_attr(not(feature = "rules"), expect(dead_code, reason = "only times of rules need it"))]
     pub(crate) fn change_of_offset(self, from_s: i64, to_s: i64) -> Option<i64> {
         let offset = self.offset_s(from_s);
@@ -84,7 +84,7 @@ impl Zone {
             return midnight;
         }
         let is_reached = |at_s: i64| at_s + self.offset_s(at_s) >= midnight;
-        // The offset right before the day, wherever the zone is. The first of two midnights is at this offset.
+        // This is the offset right before the day, in any zone. The first of two midnights is at this offset.
         let (mut before, mut after) = (midnight - DAY_S - DAY_S / 2, midnight + DAY_S + DAY_S / 2);
         for offset in [self.offset_s(midnight - DAY_S), self.offset_s(midnight), self.offset_s(midnight + DAY_S)] {
             // The local time may fall back in between, so each candidate is tried.
@@ -98,7 +98,7 @@ impl Zone {
         if before + 1 == after || !is_reached(after - 1) {
             return after;
         }
-        // The local time jumps over midnight: the first instant after the jump.
+        // The local time jumps over midnight, so the day begins at the first instant after the jump.
         before = before.min(after - 1);
         while after - before > 1 {
             let middle = before + (after - before) / 2;
@@ -190,7 +190,7 @@ mod with {
     }
 
     /// Names that a database may have besides those of places. The first two mean another zone on each machine, and the
-    /// others none.
+    /// others mean no zone.
     const NO_PLACES: [&str; 4] = ["localtime", "posixrules", "Factory", "Etc/Unknown"];
 
     static BUILT_IN: LazyLock<TimeZoneDatabase> = LazyLock::new(TimeZoneDatabase::bundled);

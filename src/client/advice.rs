@@ -40,7 +40,7 @@ pub struct Advice {
     forbids_retry: bool,
 }
 
-/// The advice of a response about one quota. Everything is `None` that it does not say.
+/// The advice of a response about one quota. A field that the response does not state is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyAdvice {
     name: Option<Box<str>>,
@@ -105,7 +105,7 @@ impl Advice {
     ///   may be the time until the quota is full.
     /// * Otherwise it is the latest reset of the [exhausted](PolicyAdvice::is_exhausted) policies. If the server
     ///   reports when the quota is full, as OpenAI does, that is later than when the next request can pass.
-    /// * A wait of zero is none.
+    /// * A wait of zero counts as no wait.
     ///
     /// The wait may be as long as 366 days, the longest period of a quota. Cap it before you wait.
     ///
@@ -184,7 +184,7 @@ impl PolicyAdvice {
         self.remaining == Some(0)
     }
 
-    /// Returns whether there is a number, so that this is a policy at all.
+    /// Returns whether any number is known. Otherwise this is no policy.
     fn is_known(&self) -> bool {
         self.limit.is_some() || self.remaining.is_some() || self.until_reset.is_some()
     }
@@ -261,7 +261,7 @@ impl<'a> AdviceReader<'a> {
             _ if name == RETRY_AFTER => {
                 let seconds = self.longest(name);
                 let millis = self.millis(RETRY_AFTER_MS).max(self.millis(X_MS_RETRY_AFTER_MS));
-                // A server that sends both has rounded the seconds up.
+                // A server that sends both headers has rounded the seconds up.
                 let rounded = millis.map(|wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
                 self.wait(seconds.filter(|_| rounded.map(Duration::from_secs) != seconds));
             }
@@ -338,7 +338,7 @@ impl<'a> AdviceReader<'a> {
                 List::Policies => &mut self.lists.policies,
                 List::Nameless => &mut self.lists.nameless,
             };
-            // An item without a window says no more than the limit of the header beside it.
+            // An item without a window repeats the limit that the header beside it has.
             known.extend(items.into_iter().filter(|(_, item)| list != List::Nameless || item.seconds.is_some()));
             known.truncate(POLICIES_MAX);
         }
@@ -461,7 +461,7 @@ impl SingleHeaders<'_> {
     }
 }
 
-/// Returns the first number of a list, in units of 10^-9. Its parameters do not count.
+/// Returns the first number of a list, multiplied by 10^9. Its parameters do not count.
 fn first(value: &str) -> Option<u128> {
     decimal(value.split([',', ';']).next()?.trim())
 }
@@ -476,7 +476,7 @@ fn ceil(value: &str) -> Option<u64> {
     u64::try_from(first(value)?.div_ceil(NANOS)).ok()
 }
 
-/// Returns a limit. A fraction is none: AWS reports a rate, such as 0.5 requests a second.
+/// Returns a limit. A fraction is not a limit: AWS reports a rate, such as 0.5 requests a second.
 fn whole(value: &str) -> Option<u64> {
     first(value).filter(|n| n % NANOS == 0).and_then(|n| u64::try_from(n / NANOS).ok())
 }

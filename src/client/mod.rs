@@ -39,17 +39,17 @@
 //! | `X-Shopify-Shop-Api-Call-Limit: 32/40` | used and limit |
 //! | `Retry-After`, `…-RateLimit-Retry-After`, `Retry-After-Ms`, `X-Ms-Retry-After-Ms`, `grpc-retry-pushback-ms`, `RetryInfo` in `grpc-status-details-bin` | [`Advice::retry_after`]: the longest of them |
 //!
-//! * Each format that a response has is read. So a quota may be there twice.
+//! * Each format that a response has is read. So a quota may be listed twice.
 //! * In `RateLimit` of drafts 08 to 11, this crate's own parameter `tower-r` is a smaller `r`, and
 //!   `tower-ms` is `t` in milliseconds.
 //! * If a single-valued header comes twice, the stricter value counts: the smallest limit and
 //!   remainder, and the latest reset. A list of numbers counts as its first.
 //! * A `Retry-After` that is the wait of `Retry-After-Ms` rounded up to a second does not count beside it.
 //! * A `Retry-After` that a proxy has joined of several, such as `1, 2`, counts as the longest of them. A malformed
-//!   value is ignored: if a refusal has no other, the client waits as if the refusal named no time.
-//! * Only headers are read, and trailers that the program hands to [`Advice::read`]. A wait in a body, such as
-//!   Telegram's `retry_after`, or in gRPC's trailers after messages is the program's to read:
-//!   [`ObeyLayer::pause`] takes it.
+//!   value is ignored. If a refusal has no other value, the client waits as if the refusal named no time.
+//! * Only headers are read, and trailers that the program hands to [`Advice::read`]. The program has to read
+//!   waits in bodies, such as Telegram's `retry_after`, or in gRPC's trailers after messages.
+//!   [`ObeyLayer::pause`] takes them.
 //! * Structured fields follow RFC 9651. A malformed header is ignored as a whole, as the drafts demand.
 //! * If the response has an `Age` above 0, it comes from a cache. Then only waits are read, and no
 //!   policies, as the drafts recommend.
@@ -76,9 +76,9 @@
 //!   differ, and otherwise against the client's clock. A date in the past is a time of zero.
 //! * All times round up. Nothing is longer than 366 days, the longest period of a quota: a longer
 //!   `Retry-After` is read as 366 days, and a longer reset or window is unknown.
-//! * A date that is over for more than 366 days is unknown. But a number in `Retry-After` that would
-//!   be such a date, or that has more than 15 digits, is read as 366 days, because its standard
-//!   defines a number of seconds.
+//! * A date of more than 366 days ago is unknown. In `Retry-After` a number that would be such a
+//!   date, or that has more than 15 digits, is read as 366 days, because its standard defines it as
+//!   seconds.
 //!
 //! # Hostile servers
 //!

@@ -35,8 +35,8 @@ const RETRIES: u32 = 3;
 /// * It retries idempotent methods: GET, HEAD, OPTIONS, TRACE, PUT, DELETE; see
 ///   [`any_method`](Self::any_method).
 /// * The request's body has to be `Clone`, such as `Full<Bytes>` or `()`. The bodies of axum, hyper and tonic are not,
-///   because they may be streams; [below](#grpc) a unary call of tonic is made repeatable.
-/// * It reads the head of the response: waits in its body, or in gRPC's trailers after messages, go unheard.
+///   because they may be streams. [Below](#grpc) is how to repeat a unary call of tonic.
+/// * It reads only the head of the response, and so no wait in its body or in gRPC's trailers after messages.
 /// * If the server names no time, it waits one second, then two, and so on up to 60. Each wait is
 ///   lengthened by 0 to 10 percent at random.
 /// * It gives up at once, and hands on the response, if the wait is longer than
@@ -106,7 +106,7 @@ pub struct RetryAfter {
     budget: Arc<dyn Budget + Send + Sync>,
     max_wait: Duration,
     max_retries: u32,
-    /// Retries of this request: Tower clones the policy for each.
+    /// The retries of this request. Tower clones the policy for each request.
     retries: u32,
     any_method: bool,
 }

@@ -40,8 +40,8 @@ pub(super) fn from_now(value: &str, now: SystemTime) -> Option<Duration> {
     until(date, now)
 }
 
-/// Returns the time until a date: zero if it is over, and `None` if that is so for longer than
-/// [`LONGEST`].
+/// Returns the time until a date: zero if it has passed, and `None` if it passed more than
+/// [`LONGEST`] ago.
 fn until(date: SystemTime, now: SystemTime) -> Option<Duration> {
     match date.duration_since(now) {
         Ok(time) => Some(time),
@@ -49,8 +49,8 @@ fn until(date: SystemTime, now: SystemTime) -> Option<Duration> {
     }
 }
 
-/// Returns the longest time if the value is an integer, however many digits it has. `Retry-After` is
-/// a number of seconds by its standard, so there a number that [`from_now`] does not read is a long wait.
+/// Returns the longest time if the value is an integer, however many digits it has. The standard defines
+/// `Retry-After` as seconds, so a number in it that [`from_now`] does not read is a long wait.
 pub(super) fn beyond(value: &str) -> Option<Duration> {
     let value = value.trim();
     let is_integer = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());

@@ -6,20 +6,20 @@ use std::time::Duration;
 use super::timer::{Sleep, Timer};
 use crate::base::time::micros_floor;
 
-/// Returns the time of a timer in microseconds. Returns `None` where the timer cannot sleep, and
-/// shows the end of time: so does `TokioTimer` outside of a runtime. The departures of other
-/// requests have not come because of that.
+/// Returns the time of a timer in microseconds. Returns `None` if the timer cannot sleep and
+/// reports `Duration::MAX`, as `TokioTimer` does outside of a runtime. The departures of other
+/// requests have still not come then.
 pub(crate) fn time_of(timer: &dyn Timer) -> Option<u64> {
     Some(micros_floor(timer.now())).filter(|now_us| *now_us < u64::MAX)
 }
 
-/// Wakes a task at an instant that may change. A timer is set only when it does.
+/// Wakes a task at an instant that may change. A timer is set only when the instant changes.
 #[derive(Default)]
 pub(crate) struct Alarm(Option<(u64, Sleep)>);
 
 impl Alarm {
-    /// Is ready at the instant `until_us`. Returns the time then: at least that instant, even if the
-    /// timer's clock is wrong, so that no task polls for ever.
+    /// Is ready at the instant `until_us`. Returns the time then. It is that instant or later, even
+    /// if the timer's clock is wrong, so that no task polls for ever.
     pub(crate) fn poll(&mut self, timer: &dyn Timer, until_us: u64, cx: &mut Context<'_>) -> Poll<u64> {
         let sleep = match &mut self.0 {
             Some((set_us, sleep)) if *set_us == until_us => sleep,

@@ -12,28 +12,29 @@ const TRUSTED_US: u64 = 1_000;
 /// While another thread asks, the counter is trusted for this many times as long.
 const PATIENCE: u64 = 16;
 
-/// Between answers the clock is slower by one part of this many, which is more than the rate is off. So the next answer
-/// seldom is earlier than the clock.
+/// Between answers the clock is slower than the counter by one part in this many. That is more than the error of the
+/// rate. So the next answer seldom is earlier than the clock.
 const SLOWER: u64 = 1_000;
 
-/// The maximum duration of an answer, in microseconds. One that takes longer is older than the reading that is noted
+/// The maximum duration of an answer, in microseconds. A slower answer would be older than the reading that is noted
 /// with it.
 const ANSWER_US: u64 = 3;
 
 /// The maximum delay of a reading behind the system's clock right after an answer, in microseconds.
 const BEHIND_US: u64 = ANSWER_US + 3; // each of three numbers is rounded down
 
-/// A thread that returns the system's answer minus this time has read no later time from the counter before.
+/// A thread that returns the system's answer minus this time does not step back behind its earlier readings of the
+/// counter.
 const _: () = assert!(BEHIND_US < PATIENCE * TRUSTED_US / SLOWER);
 
-/// The times that the system is asked until an answer is not late.
+/// How often the system is asked until an answer is quick enough.
 const TRIES: usize = 16;
 
 /// Adds what the counter has counted to the last answer of the operating system.
 ///
 /// An answer is noted as two numbers: the counter's value, and the difference that is added to each reading. The second
-/// never falls, unless the counter has jumped. So the clock does not step back, in any order in which a thread reads
-/// them.
+/// never falls, unless the counter has jumped. So the clock does not step back, in whatever order a thread reads the
+/// two numbers.
 #[derive(Debug)]
 pub(super) struct Counter {
     clock: Clock,
@@ -60,13 +61,13 @@ impl Counter {
         let nanos = u128::from(clock.delta_as_nanos(0, 1 << TICKS)).max(1);
         let per_tick = u64::try_from((nanos << (64 - TICKS)) / 1_000).unwrap_or(u64::MAX);
         let trusted = u64::try_from((u128::from(TRUSTED_US) << 64) / u128::from(per_tick.max(1))).unwrap_or(0);
-        // As far away as possible: no reading is trusted before the first answer, on any processor.
+        // The first value is as far away as possible, so that no processor trusts a reading before the first answer.
         let answered = AtomicU64::new(clock.raw() ^ 1 << 63);
         let per_tick = per_tick - per_tick / SLOWER;
         Self { clock, per_tick, trusted, answered, ahead: AtomicU64::new(0), asking: Mutex::new(()) }
     }
 
-    /// Returns the time. It asks the system if the last answer is too old, or the counter is not where it should be.
+    /// Returns the time. Asks the system if the last answer is too old, or if the counter has jumped.
     #[inline]
     pub(super) fn now_us(&self, system_us: impl Fn() -> u64) -> u64 {
         let ticks = self.clock.raw();
@@ -88,7 +89,8 @@ impl Counter {
         let since = ticks.wrapping_sub(self.answered.load(Ordering::Acquire));
         let _one = match try_lock(&self.asking) {
             Some(one) => one,
-            // Another thread asks. It may have been suspended, or has just noted an answer that is newer than `ticks`.
+            // Another thread asks. This thread may have been suspended, or another one may have just noted an answer
+            // that is newer than `ticks`.
             None if since.wrapping_add(self.trusted) < self.trusted.saturating_mul(PATIENCE) => {
                 return self.reading(ticks).wrapping_add(self.ahead.load(Ordering::Relaxed));
             }
@@ -102,7 +104,7 @@ impl Counter {
                 break;
             }
         }
-        // Minus one, because two rounded-down readings may differ by one microsecond more than was counted.
+        // One is subtracted, because two rounded-down readings may differ by one microsecond more than was counted.
         let ahead = answer.wrapping_sub(self.reading(ticks)).wrapping_sub(1);
         let noted = self.ahead.load(Ordering::Relaxed);
         let falls = noted.wrapping_sub(ahead) < TRUSTED_US;

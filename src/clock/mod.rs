@@ -30,7 +30,8 @@ pub use crate::base::time::Timestamp;
 /// a state that is ahead of the first reading.
 ///
 /// Windows begin and end with its time, so it should show the calendar time if a quota has windows
-/// of a day, or of the [calendar](crate::quota::Calendar). Rates only need that it passes evenly.
+/// of a day, or of the [calendar](crate::quota::Calendar). Rates only need a time that passes
+/// evenly.
 ///
 /// It should not step, but may, in either direction and by any time:
 ///
@@ -58,13 +59,13 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
 ///
 /// It does not step, and does not follow corrections of the calendar time. On many systems it stands
 /// still while the machine is suspended. So windows of the epoch and of the calendar drift from the
-/// calendar by all that: [`SystemClock`], the default of limiters in memory, follows it.
+/// calendar. [`SystemClock`], the default of limiters in memory, follows the calendar.
 ///
-/// On x86-64 it asks the operating system once in a millisecond. In between it adds what the
-/// processor's time stamp counter has counted, at a slightly low rate. That takes half of the time, and
-/// the clock is a few microseconds late. A counter that jumps or differs between processors moves the clock by a
-/// millisecond at most. If the processor does not say that its counter never stops and keeps its rate,
-/// the clock does without it.
+/// On x86-64 it asks the operating system once in a millisecond. In between it adds what the processor's time
+/// stamp counter has counted, at a slightly low rate. That takes half of the time of asking the system, and the
+/// clock is a few microseconds late. A counter that jumps or differs between processors moves the clock by a
+/// millisecond at most. If the processor does not say that its counter never stops and keeps its rate, the clock
+/// does without it.
 ///
 /// Clones show the same time.
 ///
@@ -124,8 +125,8 @@ impl ElapsedTime {
         passed.as_secs().wrapping_mul(1_000_000).wrapping_add(u64::from(passed.subsec_micros()))
     }
 
-    /// Returns the time of a clock. `system_us` computes it from [`passed_us`](Self::passed_us), and need not be asked
-    /// each time.
+    /// Returns the time of a clock. `system_us` computes the system's time from [`passed_us`](Self::passed_us), and is
+    /// not called each time.
     #[inline]
     fn now_us(&self, system_us: impl Fn() -> u64) -> u64 {
         #[cfg(target_arch = "x86_64")]
@@ -203,7 +204,8 @@ impl Clock for CalendarClock {
     }
 }
 
-/// Returns the calendar time. It is 1970 on a target without an operating system, where reading it would panic.
+/// Returns the calendar time. Returns the year 1970 on a target without an operating system, where reading the time
+/// would panic.
 #[cfg_attr(
     not(all(target_family = "wasm", target_os = "unknown")),
     expect(clippy::disallowed_methods, reason = "this is the file that may read clocks")

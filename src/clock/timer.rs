@@ -24,7 +24,7 @@ pub trait Timer: fmt::Debug + Send + Sync {
 /// The future of [`Timer::sleep_until`].
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 
-/// Returns the timer of a layer that was given none.
+/// Returns the timer of a layer for which none was set.
 pub(crate) fn default_timer() -> Option<Arc<dyn Timer>> {
     #[cfg(feature = "tokio")]
     return Some(Arc::new(TokioTimer::new()));
@@ -53,7 +53,7 @@ impl Timer for StoppedTimer {
 /// Poll requests within a Tokio runtime whose time driver is enabled. Outside of a runtime no request waits: an
 /// admitted request passes at once.
 ///
-/// Write `TokioTimer::new()`. For `TokioTimer` alone the compiler says ``expected value, found struct `TokioTimer` ``.
+/// Write `TokioTimer::new()`. If `()` is missing, the compiler says ``expected value, found struct `TokioTimer` ``.
 #[cfg(feature = "tokio")]
 #[derive(Clone, Copy)]
 pub struct TokioTimer {

@@ -29,7 +29,7 @@ const KEYS: usize = 32;
 /// The number of futures that are held. A limiter may send some calls at a time.
 const HELD: usize = 64;
 
-/// The number of peeks until a settlement that was sent must have arrived.
+/// The number of peeks after which a settlement must have arrived.
 const PEEKS: usize = 10_000;
 
 /// Declares the cases and the function that runs them. There is no other list of cases.
@@ -175,7 +175,7 @@ async fn passed_concurrently<S: Subject>(bench: &LimiterBench<'_, S>, policies: 
         }
     });
     let (passed, failures): (Vec<_>, Vec<_>) = passed.await?.into_iter().unzip();
-    // A limiter that fails for each of them has another problem than a wrong count.
+    // A limiter that fails every take has another problem than a wrong count.
     if let Some(failure) =
         failures.into_iter().flatten().next().filter(|_| passed.iter().flatten().all(|sum| *sum == 0))
     {
@@ -301,7 +301,7 @@ cases! {
         same("remaining of the charged key", bench.left().await?, 0)
     }
 
-    /// Names and keys that look alike, or that put together are equal texts, have states of their own.
+    /// Names and keys have states of their own, even if they look alike or make equal texts when joined.
     #[fix = "compare whole names and whole keys; where they make one text, write their lengths into it, or a hash of both"]
     async fn names_and_keys_that_look_alike_are_apart(bench) {
         let mut pairs: Vec<(String, Key)> = vec![
@@ -338,7 +338,7 @@ cases! {
         same("remaining in the original", bench.left().await?, 0)
     }
 
-    /// Several charges are all taken or none is, and each is reported as it then stands.
+    /// All of several charges are taken or none, and each is reported as it stands afterwards.
     #[fix = "decide about every charge before any of them is written"]
     async fn several_charges_are_all_taken_or_none(bench) {
         let (two, b) = (bench.other("two")?, key("b"));
@@ -359,8 +359,8 @@ cases! {
         ensure(bench.take(&[]).await?.is_allowed(), "a set without charges was denied")
     }
 
-    /// A refund of strikes that closed a key undoes the block and nothing else: the other strikes count, and the next
-    /// block is as long as if this one had not been. A key that an operator closed stays closed.
+    /// A refund of strikes that closed a key undoes the block and nothing else. The other strikes still count, and
+    /// the next block is as long as if this one had never begun. A key that an operator closed stays closed.
     #[fix = "see Quota::block: keep the strikes that closed a key, and what was remembered before, until the block ends"]
     async fn refund_of_strikes_undoes_their_block(bench) {
         if !bench.supports(block()) {
@@ -371,7 +371,7 @@ cases! {
         let both = [bench.take(&[strike]).await?, bench.take(&[strike]).await?];
         let closed = bench.peek(&[strike.cost(0)]).await?;
         same("the block that the second strike begins", closed.charges()[0].wait(), Wait::After(HOUR))?;
-        // The second strike does not count, and the first does not either.
+        // Each refund takes back one strike, although the block has begun.
         for (mut taken, left) in both.into_iter().zip([1, 2]) {
             bench.refund(&block, receipt(taken.charge_mut(0))?).await?;
             same("strikes left after a refund", bench.left_of(&block, &bench.key).await?, left)?;
@@ -446,7 +446,7 @@ cases! {
         ensure(!bench.peek(&[bench.charge(1)]).await?.is_allowed(), "a forced charge took nothing")
     }
 
-    /// A receipt returns what its charge took, once.
+    /// A receipt refunds once what its charge took.
     #[fix = "see Limiter::refund: give each taken charge a receipt, and subtract its units"]
     async fn refund_returns_what_was_taken(bench) {
         let mut taken = bench.take_one(3).await?;
@@ -457,7 +457,7 @@ cases! {
         same("remaining after the refund", bench.left().await?, CAPACITY)
     }
 
-    /// A part of a receipt returns that part.
+    /// A part of a receipt refunds that part.
     #[fix = "see Receipt::split: subtract the units of the receipt, and not those of the charge"]
     async fn part_of_a_receipt_returns_a_part(bench) {
         let mut taken = bench.take_one(4).await?;
@@ -506,7 +506,7 @@ cases! {
             return Ok(()); // without its reply the units could not be returned, so a limiter may return them at once
         }
         drop(bench.limiter.settle(&[forced(CAPACITY)]));
-        // A charge that a remote limiter has sent may arrive after a few peeks.
+        // A remote limiter's charge may reach the store only after a few peeks.
         for _ in 0..PEEKS {
             if bench.left().await? == 0 {
                 return Ok(());
@@ -621,8 +621,8 @@ cases! {
     /// Runs the cases of a quota that the limiter supports and whose units come back with time.
     fn run_timed;
 
-    /// Refusals are counted and close the key, each in the step that refuses, and a closed key
-    /// opens when it was announced.
+    /// Refusals are counted in the step that refuses, and close the key. A closed key opens at the
+    /// announced time.
     #[fix = "see Effect::OnRefusal and Quota::block, or let Limiter::supports return an error for blocks"]
     async fn block_counts_refusals_and_closes_the_key(bench) {
         // A window of a day would outlast the block.
@@ -668,7 +668,7 @@ cases! {
         ensure(bench.take(&set(1)).await?.is_allowed(), "a reset did not open the key")
     }
 
-    /// After its wait a denied cost passes; the waits are not late.
+    /// A denied cost passes after its wait, and no wait is too long.
     #[fix = "let the wait be the time until the same cost fits, rounded up"]
     async fn denied_cost_passes_after_its_wait(bench) {
         bench.take_one(CAPACITY).await?;
@@ -687,7 +687,7 @@ cases! {
         const REFILLS: u64 = 5;
         const STEPS: u32 = 8;
         let step = bench.policy.quota().refill_time() / STEPS;
-        // Windows and steps may begin at any time, and a sub-window that counts in full takes a part of the rate.
+        // Windows and steps may begin at any time, and a sub-window that counts in full lowers the rate.
         let (least, most) = (REFILLS * CAPACITY * 3 / 4, (REFILLS + 2) * CAPACITY);
         let mut passed = 0;
         for _ in 0..REFILLS * u64::from(STEPS) {
@@ -700,7 +700,7 @@ cases! {
         ensure((least..=most).contains(&passed), &found)
     }
 
-    /// A leaky queue gives each request its departure, behind all that came before.
+    /// A leaky queue gives each request a departure behind all earlier ones.
     #[fix = "see ChargeDecision::with_delay: report when what was in the queue before has drained"]
     async fn queue_spaces_its_departures(bench) {
         if bench.policy.quota().algorithm() != Algorithm::LeakyQueue {
@@ -727,8 +727,8 @@ cases! {
         same("remaining after reset_after", bench.left().await?, CAPACITY)
     }
 
-    /// A leaky queue returns only its tail: requests behind it have been promised their departure. The refund of an
-    /// earlier one may be made once its tail is refunded.
+    /// A leaky queue refunds only its last request, because requests behind an earlier one have been promised their
+    /// departures. An earlier request may be refunded once those behind it are refunded.
     #[fix = "see Limiter::refund: refund only the newest slot of a leaky queue"]
     async fn queue_refunds_only_its_tail(bench) {
         if bench.policy.quota().algorithm() != Algorithm::LeakyQueue {
@@ -793,7 +793,7 @@ cases! {
         same("remaining after the refund", bench.left().await?, CAPACITY)
     }
 
-    /// A changed limit counts what is held, and denies until enough of it was refunded.
+    /// A changed limit counts the units that are held, and denies until enough of them were refunded.
     #[fix = "keep the units that are held under the policy's name, whatever the limit is"]
     async fn changed_limit_counts_what_is_held(bench) {
         let few = named("places", Ok(Quota::concurrent(2)))?;

@@ -40,8 +40,8 @@
 //!
 //! # A limiter over a store
 //!
-//! The suite lets time pass, sends many checks at once, and makes many limiters. So over a store it needs six things
-//! that a service does not, each with a comment here:
+//! The suite lets time pass, sends many checks at once, and makes many limiters. So over a store it needs six
+//! settings that a service does not need, each with a comment here:
 //!
 //! ```no_run
 //! # use std::sync::Arc;

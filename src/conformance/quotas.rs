@@ -16,7 +16,7 @@ pub(super) fn quotas() -> impl Iterator<Item = Result<Quota, ConfigError>> {
     Algorithm::ALL.iter().flat_map(|algorithm| quotas_of(*algorithm))
 }
 
-/// Returns those [`quotas`] whose units come back with time.
+/// Returns the [`quotas`] whose units come back with time.
 pub(super) fn timed_quotas() -> impl Iterator<Item = Result<Quota, ConfigError>> {
     Algorithm::timed().flat_map(quotas_of)
 }

@@ -1,4 +1,4 @@
-//! The cases of the contract of [`Store`], for stores of one's own.
+//! The cases of the contract of [`Store`], for stores that users write.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -325,11 +325,11 @@ impl<S: Store> Bench<'_, S> {
         let swaps = [
             // A value is replaced.
             self.changes(&[("each1", Some(&one), put(&new))]),
-            // The value is not the expected one.
+            // The stored value is not the one that the swap expects.
             self.changes(&[("each2", Some(&stale), put(&new))]),
             // A set writes a new value and replaces one.
             self.changes(&[("each6", None, put(&new)), ("each3", Some(&one), put(&new))]),
-            // One value of a set is not the expected one.
+            // One stored value of a set is not the one that the swap expects.
             self.changes(&[("each8", None, put(&new)), ("each4", Some(&stale), put(&new))]),
             // A value is deleted.
             self.changes(&[("each5", Some(&two), Then::Delete)]),
@@ -337,7 +337,7 @@ impl<S: Store> Bench<'_, S> {
             self.changes(&[("each9", None, put(&new))]),
             // A set writes two new values, and a third key stays without one.
             self.changes(&[("each12", None, put(&new)), ("each13", None, put(&new)), ("each14", None, Then::Keep)]),
-            // A value is expected, and the key has none.
+            // The swap expects a value, and the key has none.
             self.changes(&[("each15", Some(&stale), put(&new))]),
         ];
         let expected: [Option<&[Option<Value>]>; 8] =
@@ -386,7 +386,7 @@ impl<S: Store> Bench<'_, S> {
         for round in 0..ROUNDS {
             let values: Vec<Vec<Value>> =
                 (0..RIVALS).map(|_| (0..count).map(|key| self.value(&[key as u8])).collect()).collect();
-            // Each names the keys in another order, and some of them two keys in one swap.
+            // Each call names the keys in another order, and some swaps have two keys.
             let calls = (0..RIVALS).map(|rival| {
                 let change = |at: usize| {
                     let key = (at + rival) % count;
@@ -411,7 +411,8 @@ impl<S: Store> Bench<'_, S> {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let loaded = self.load(&names).await?;
             for (key, made) in made.iter().enumerate() {
-                // Two joint swaps may refuse each other by a key of a third one, so there may be none.
+                // Two swaps of several keys may refuse each other because of a key of a third one, so perhaps none is
+                // made.
                 ensure(made.len() <= 1, format!("{} of {RIVALS} swaps of one key were made", made.len()))?;
                 let expected = made.first().or(before[key].as_ref());
                 ensure(loaded[key].as_ref() == expected, (&loaded[key], "expected", expected))?;
@@ -440,7 +441,7 @@ impl<S: Store> Bench<'_, S> {
                 })
                 .await;
             }
-            // It is made before or after these, or never.
+            // The dropped swap is made before or after these, or never.
             let next = [self.value(b"3"), self.value(b"4")];
             let mut tries = 0;
             loop {
@@ -508,8 +509,8 @@ impl<S: Store> Bench<'_, S> {
     }
 }
 
-/// Returns the output of a future, or an error if it takes longer than the suite waits. Outside of a tokio runtime that
-/// has no bound.
+/// Returns the output of a future, or an error if it takes longer than the suite waits. Outside of a tokio runtime the
+/// wait has no bound.
 async fn within_patience<T>(calls: impl Future<Output = T>) -> Option<T> {
     if tokio::runtime::Handle::try_current().is_err() {
         return Some(calls.await);

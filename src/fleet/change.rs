@@ -13,7 +13,7 @@ use crate::middleware::charge::access::Access;
 use crate::mode::Mode;
 use crate::quota::Quota;
 
-/// The longest name, operator, reason, key, and value that is not text of rules, in bytes.
+/// The maximum length of a name, an operator, a reason, a key, and a value that is not a text of rules, in bytes.
 const WORD_MAX: usize = 512;
 
 labelled! {
@@ -36,7 +36,7 @@ labelled! {
         Key = "key",
         /// The text of rules, in place of that of their file.
         Rules = "rules",
-        /// The text of rules before the last change of it.
+        /// The text of rules before its last change.
         FormerRules = "former-rules",
     }
 }
@@ -179,7 +179,7 @@ impl FleetChange {
     /// stands for the key of that address, and any other text for the key of the text. Without a value the entry ends.
     ///
     /// # Errors
-    /// Returns an error if the subject is missing, cannot be read, or is one too many.
+    /// Returns an error if the subject is missing, cannot be read, or must not be there.
     pub fn of_text(
         kind: FleetKind,
         name: &str,
@@ -219,7 +219,7 @@ impl FleetChange {
         Self { seen: Some(revision), ..self }
     }
 
-    /// Returns an error if the value is none of its kind.
+    /// Returns an error if the value does not fit the kind.
     pub(super) fn check(&self) -> Result<(), FleetError> {
         let FleetTarget { kind, name, subject } = &self.target;
         if name.len().max(subject.len()) > WORD_MAX || name.is_empty() {
@@ -267,13 +267,13 @@ impl FleetEntry {
     }
 }
 
-/// An action that was done, for those who ask later.
+/// An action that was done, for the history that operators read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FleetAction {
     /// The revision that it made.
     pub revision: u64,
-    /// A part of the version that the action made, by which its process finds it.
+    /// A part of the version that the action made. The process that acted finds the action by it.
     pub(super) tag: u64,
     /// When it was done.
     pub at: Timestamp,

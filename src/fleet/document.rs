@@ -1,7 +1,7 @@
 //! The text that processes share: lines of words.
 //!
-//! The first line is `tower-ratelimit-fleet 1 REVISION`. Each other line begins with the kind of what it says. A line
-//! of a kind that this version does not know stays as it is.
+//! The first line is `tower-ratelimit-fleet 1 REVISION`. Each other line begins with its kind. A line of a kind that
+//! this version does not know stays as it is.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -13,7 +13,7 @@ use super::change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetTarget
 use super::error::{FleetError, FleetErrorKind};
 use crate::base::time::{Timestamp, Utc};
 
-/// The longest text in bytes. A store of values takes 945 kB.
+/// The longest text in bytes. A store takes values of up to 945 kB.
 pub(super) const TEXT_MAX: usize = 900_000;
 
 /// The maximum number of entries.
@@ -53,7 +53,7 @@ pub(super) struct FleetAuthor<'a> {
 }
 
 impl FleetDocument {
-    /// Reads a text. Returns `None` if it is not one that this version reads.
+    /// Reads a text. Returns `None` if this version cannot read the text.
     pub(super) fn parse(text: &str) -> Option<Self> {
         if text.len() > TEXT_MAX {
             return None;
@@ -86,7 +86,7 @@ impl FleetDocument {
 
     pub(super) fn to_text(&self) -> String {
         let mut text = format!("{TITLE}{}\n", self.revision);
-        // One change may make many entries, so its author stands once.
+        // One change may make many entries, so the author is written once.
         let authors: BTreeMap<u64, &FleetEntry> = self.entries.values().map(|entry| (entry.revision, entry)).collect();
         for (revision, FleetEntry { at, by, why, .. }) in authors {
             let words = [AUTHOR.to_owned(), revision.to_string(), time(Some(*at)), word(by), word(why)];
@@ -133,7 +133,7 @@ impl FleetDocument {
         let Some(seen) = change.seen else { return Ok(()) };
         let later = self.actions.iter().find(|action| action.target == change.target && action.revision > seen);
         let Some(FleetAction { by, at, revision, why, .. }) = later else {
-            // Older changes than the kept actions show by the entry only.
+            // A change that is older than the kept actions shows only in its entry.
             let entry = self.entries.get(&change.target).filter(|entry| entry.revision > seen);
             let Some(entry) = entry else { return Ok(()) };
             return Err(conflict(&entry.by, entry.at, entry.revision, &entry.why));
@@ -147,7 +147,7 @@ impl FleetDocument {
         let until = change.lasting.map(|lasting| at.saturating_add(lasting));
         let (revision, before) = (self.revision, self.entries.remove(target));
         if target.kind == FleetKind::Rules {
-            // The former text is what a rollback puts in force. `None` of it is the file's.
+            // A rollback puts the former text in force. `None` stands for the text of the file.
             let former = FleetTarget { kind: FleetKind::FormerRules, ..target.clone() };
             match before {
                 Some(entry) => {
@@ -225,7 +225,7 @@ fn read_time(word: &str) -> Option<Option<Timestamp>> {
 }
 
 fn target_words(target: &FleetTarget) -> [String; 3] {
-    // Keys are bytes: in base64 they are short.
+    // Keys are bytes, and base64 is a short text of them.
     let subject = match &*target.subject {
         [] => "-".to_owned(),
         subject => format!("={}", URL_SAFE_NO_PAD.encode(subject)),

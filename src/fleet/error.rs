@@ -1,9 +1,10 @@
-//! Why something could not be set for all processes.
+//! Errors of settings for all processes.
 
 use crate::error::{BoxError, Source, kind_and_message};
 
 kind_and_message! {
-    /// Why a change was not made, or a fleet could not be made. [`kind`](Self::kind) says what to do about it.
+    /// The reason why a change was not made, or why a fleet could not be made. [`kind`](Self::kind) says what to do
+    /// about it.
     FleetError, FleetErrorKind
 }
 
@@ -19,9 +20,9 @@ pub enum FleetErrorKind {
     Full,
     /// The limiter has no store that keeps a text, or there is no tokio runtime.
     Unsupported,
-    /// The stored text is not one that this version reads. Nothing was changed.
+    /// This version cannot read the stored text. Nothing was changed.
     Foreign,
-    /// The store did not answer. The change may be made or not: read again.
+    /// The store did not answer. Nobody knows whether the change was made. Read the settings again.
     Unavailable,
 }
 

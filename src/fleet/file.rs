@@ -51,10 +51,10 @@ impl Inner {
         let found = stored
             .split_once('\n')
             .and_then(|(version, text)| Some(VersionedText::new(u128::from_str_radix(version, 16).ok()?, text)));
-        found.map(Some).ok_or_else(|| "the file is not one that this crate wrote".into())
+        found.map(Some).ok_or_else(|| "this crate did not write the file".into())
     }
 
-    /// Replaces the file by a whole one: a crash leaves the former.
+    /// Replaces the file in one step. After a crash the former file is still there.
     fn write(&self, next: &VersionedText) -> Result<(), BoxError> {
         let mut name = self.path.clone().into_os_string();
         name.push(".new");

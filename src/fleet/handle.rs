@@ -38,7 +38,7 @@ const CALL: Duration = Duration::from_secs(2);
 /// The number of times that a change is tried while others change something, or calls are lost.
 const TRIES: usize = 50;
 
-/// The longest time of all these tries.
+/// The longest time of all these tries together.
 const CHANGE: Duration = Duration::from_secs(10);
 
 /// The pause after a call that was lost.
@@ -94,8 +94,8 @@ impl KnownFleet {
     }
 }
 
-/// The revision of the operators' settings that is in force in this process. Two processes have the same if the
-/// [`hash`](Self::hash) is the same.
+/// The revision of the operators' settings that is in force in this process. Two processes have the same
+/// settings if the [`hash`](Self::hash) is the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FleetInForce {
@@ -105,7 +105,7 @@ pub struct FleetInForce {
     pub hash: u64,
     /// Since when this process has the revision, by the calendar.
     pub since: Timestamp,
-    /// When the store last answered. `None` if it never did: then nothing is in force.
+    /// When the store last answered. `None` if the store has never answered. Then nothing is in force.
     pub read_at: Option<Timestamp>,
     /// Why the last reading failed. What is in force stays.
     pub error: Option<Arc<str>>,
@@ -154,7 +154,7 @@ impl Fleet {
     /// Waits until the store has answered.
     ///
     /// # Errors
-    /// Returns why it did not within this time.
+    /// Returns an error that says why it did not answer within this time.
     pub async fn wait_until_read(&self, within: Duration) -> Result<(), FleetError> {
         let reading = async {
             while self.0.read().await.is_err() {
@@ -169,8 +169,8 @@ impl Fleet {
     }
 
     /// Adds an observer of [events](crate::observe::FleetEvent). An observer with the same
-    /// [identity](Observer::identity) is added once.
-    /// It gets at once what is in force, and the error if the store does not answer.
+    /// [identity](Observer::identity) is added once. It at once gets the revision in force, and the
+    /// error if the store does not answer.
     pub fn observe(&self, observer: impl Observer + 'static) {
         let observer: Arc<dyn Observer> = Arc::new(observer);
         let (known, error) = {
@@ -185,16 +185,16 @@ impl Fleet {
         [Some(known), unreadable].iter().flatten().for_each(|event| observer.on_fleet_event(event));
     }
 
-    /// Returns the mode of this name, which is `otherwise` unless an operator set another one. It follows by itself: do
-    /// not set it.
+    /// Returns the mode of this name, which is `otherwise` unless an operator set another one. The fleet sets it: do
+    /// not set it yourself.
     pub fn mode(&self, name: impl Into<Box<str>>, otherwise: Mode) -> ModeSwitch {
         let table = self
             .table(name.into(), FleetKind::Mode, || FleetTable::Mode { switch: ModeSwitch::new(otherwise), otherwise });
         if let FleetTable::Mode { switch, .. } = table { switch } else { ModeSwitch::new(otherwise) }
     }
 
-    /// Returns the quota of this name, which is `otherwise` unless an operator set another one. It follows by itself:
-    /// do not set it. A quota that a layer's limiter does not support is left out.
+    /// Returns the quota of this name, which is `otherwise` unless an operator set another one. The fleet sets it: do
+    /// not set it yourself. A quota that a layer's limiter does not support is left out.
     pub fn quota(&self, name: impl Into<Box<str>>, otherwise: Quota) -> QuotaSwitch {
         let table = self.table(name.into(), FleetKind::Quota, || FleetTable::Quota {
             switch: QuotaSwitch::new(otherwise),
@@ -250,8 +250,8 @@ impl Fleet {
     /// Makes changes in all processes, all or none. Returns the revision that they made. They are in force here when
     /// this returns, and in the other processes a second later. `by` and `why` are kept with them.
     ///
-    /// If others change something at the same time, the changes are made on what they left. If an answer is lost, it is
-    /// found out whether the changes were made. It returns within ten seconds.
+    /// If others change something at the same time, the changes are made on top of theirs. If an answer is lost, this
+    /// finds out whether the changes were made. It returns within ten seconds.
     ///
     /// # Errors
     /// See [`FleetErrorKind`].
@@ -269,7 +269,7 @@ impl Fleet {
         self.make(by, why, |_| Ok(changes.clone())).await
     }
 
-    /// Puts the rules in force that were so before the last change of them: a text, or those of the file. Returns the
+    /// Restores the rules that were in force before their last change: a text, or those of the file. Returns the
     /// revision that it made.
     ///
     /// # Errors
@@ -285,7 +285,7 @@ impl Fleet {
         changes: impl Fn(&FleetDocument) -> Result<Vec<FleetChange>, FleetError>,
     ) -> Result<u64, FleetError> {
         timeout(CHANGE, self.try_to_make(by, why, changes)).await.unwrap_or_else(|_| {
-            let message = format!("it was not found out within {CHANGE:?} whether the change was made");
+            let message = format!("after {CHANGE:?} it is still unknown whether the change was made");
             Err(FleetError::new(FleetErrorKind::Unavailable, message))
         })
     }
@@ -327,8 +327,8 @@ impl Fleet {
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    // It may have been made, or may be made later. Another try expects the same version, so at most one
-                    // of them is made.
+                    // The change may have been made, or may still be made. Another try expects the same version, so at
+                    // most one of the two tries succeeds.
                     sent.push(tag);
                     failure = Some(error);
                     tokio::time::sleep(PAUSE).await;
@@ -443,7 +443,7 @@ impl Inner {
         }
     }
 
-    /// Reads the text, and puts it in force if it is another one.
+    /// Reads the text, and puts it in force if it has changed.
     async fn read(&self) -> Result<(), FleetError> {
         let read = self.read_text().await;
         let now = self.clock.now();
@@ -474,13 +474,14 @@ impl Inner {
         let document = match &found {
             None => None,
             Some(found) => Some(FleetDocument::parse(&found.text).ok_or_else(|| {
-                let message = "the text in the store is not one that this version reads: what is known stays in force";
+                let message = "this version cannot read the text in the store: what is known stays in force";
                 FleetError::new(FleetErrorKind::Foreign, message)
             })?),
         };
         let revision = document.as_ref().map_or(0, |document| document.revision);
         if let Some(version) = known.version.filter(|_| revision < known.document.revision) {
-            // The store has lost what was in force, or is an older copy. Others may put it back, too.
+            // The store has lost what was in force, or is an older copy. Other processes may put it back at the same
+            // time.
             let text = VersionedText::new(version, known.document.to_text());
             let expect = found.map(|found| found.version);
             self.call(self.text.swap(expect, &text)).await?;
@@ -508,8 +509,8 @@ impl Inner {
         report(&observers, &event);
     }
 
-    /// Makes all tables what is in force. Begins again if something else is in force meanwhile, because the tables call
-    /// the application, so no lock is held.
+    /// Makes all tables follow the document in force. No lock is held, because the tables call the application. So this
+    /// begins again if another document has come into force meanwhile.
     fn apply(&self) {
         loop {
             let (known, tables) = {
@@ -561,7 +562,7 @@ impl FleetState {
         for name in names {
             let is_own = |(known, table): &(Box<str>, FleetTable)| **known == *name && table.is_of(FleetKind::Override);
             if !self.tables.iter().any(is_own) {
-                // Before the rules, so that these find it filled.
+                // The table is filled before the rules, because they read it.
                 self.tables.insert(0, (name.into(), FleetTable::Overrides(OwnOverrides::new())));
             }
         }

@@ -8,7 +8,7 @@ use crate::base::time::{Timestamp, Utc};
 impl Fleet {
     /// Returns what is in force, what is set, and the last actions of all processes, as a JSON object.
     ///
-    /// A key is in it as [`Key::display`](crate::Key::display) writes it. A key may be a secret.
+    /// It has keys as [`Key::display`](crate::Key::display) writes them, and a key may be a secret.
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut json = String::new();

@@ -33,15 +33,15 @@
 //!
 //! # What is kept
 //!
-//! One text of at most 900 kB, which has the entries, the last 100 actions, and the number of the revision. It is
-//! replaced as a whole by compare and swap, so no change undoes another one. Lines that a version of this crate does
-//! not know stay as they are, so processes of two versions share a fleet.
+//! The store keeps one text of at most 900 kB, with the entries, the last 100 actions, and the number of the
+//! revision. It is replaced as a whole by compare and swap, so no change undoes another one. Lines that a version of
+//! this crate does not know stay as they are, so processes of two versions share a fleet.
 //!
 //! # When the store fails
 //!
-//! A process that cannot read goes on with what it knows, and [says so](FleetInForce::error). If the store has lost the
-//! text, or has an older revision after a failover, a process that knows a newer one puts it back. Entries end by the
-//! calendar of each process.
+//! A process that cannot read the text keeps the settings that it knows, and [says so](FleetInForce::error). If the
+//! store has lost the text, or has an older revision after a failover, a process that knows a newer one puts it back.
+//! Entries end by the calendar of each process.
 
 mod change;
 mod document;

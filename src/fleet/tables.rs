@@ -17,7 +17,7 @@ use crate::middleware::rule::{OverrideId, Overrides, QuotaSwitch};
 use crate::mode::{Mode, ModeSwitch};
 use crate::quota::Quota;
 
-/// Something that the program took under a name, and that follows the entries of that name.
+/// A setting that the program took under a name, and that follows the entries of that name.
 #[derive(Clone)]
 pub(super) enum FleetTable {
     Mode {
@@ -62,7 +62,7 @@ pub(crate) struct FleetRuleSettings {
 
 #[cfg(feature = "rules")]
 impl FleetRuleSettings {
-    /// Returns whether rules that were made with the other settings need not be made again.
+    /// Returns whether rules that were made with the other settings can stay.
     pub(crate) fn is_alike(&self, other: &Self) -> bool {
         self.modes == other.modes
             && self.overrides.keys().eq(other.overrides.keys())
@@ -97,7 +97,7 @@ impl FleetTable {
         }
     }
 
-    /// Makes the table what the entries that hold say. Does nothing if it is so already.
+    /// Makes the table follow the entries that hold. Does nothing if it already does.
     pub(super) fn follow<'a>(
         &self,
         entries: impl Iterator<Item = &'a FleetEntry> + Clone,
@@ -112,7 +112,7 @@ impl FleetTable {
             Self::Quota { switch, otherwise } => {
                 let quota = first().and_then(|value| value.parse().ok()).unwrap_or(**otherwise);
                 if switch.get() != quota {
-                    // A layer's limiter may not support it. It stays as it was then.
+                    // A layer's limiter may not support it. The quota then stays as it was.
                     contained(|| drop(switch.set(quota)));
                 }
             }

@@ -71,7 +71,7 @@
 //! [Upgrades]: upgrades
 //! [How this is tested]: how_this_is_tested
 
-// Some pages link to items of features, which exist in the documentation of all features only.
+// Some pages link to items that need a feature, so these links work only in the documentation with all features.
 #![cfg_attr(
     not(all(
         feature = "client",

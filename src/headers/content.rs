@@ -47,8 +47,9 @@ impl Content {
     }
 
     /// Returns whether a header with this content can be rendered after the decision, from the
-    /// [numbers](super::write::Numbers) that are kept of an allowed charge, and the policy. A date cannot: it counts
-    /// from the decision. Each content is named, so a new one has to be decided.
+    /// [numbers](super::write::Numbers) that are kept of an allowed charge, and the policy. A date cannot be
+    /// rendered later, because it counts from the decision. The match names each content, so the compiler asks
+    /// about a new one.
     pub(super) fn is_of_numbers(self) -> bool {
         match self {
             Self::List(List::Limits | List::Policies | List::Nameless) | Self::RetryAfter | Self::RetryAfterMs => true,

@@ -81,7 +81,7 @@ pub enum When {
     Never,
     /// When the request is refused.
     OnRefusal,
-    /// When the request is refused, or at most `percent` of a policy's limit remains, of those that the headers
+    /// When the request is refused, or when at most `percent` of the limit remains of a policy that the headers
     /// report.
     NearExhaustion {
         /// Percent of the limit.
@@ -121,7 +121,7 @@ impl Headers {
     /// `t` and `Retry-After` are whole seconds, rounded up. A client that waits for a second
     /// whenever nothing remains gets one burst a second: all of `50 per second`, a fifth of `50 per
     /// second, burst 10`, and a thousandth of GCRA with 1,000 per second. So draft 11's headers say
-    /// more there:
+    /// more for such quotas:
     ///
     /// | quota | after a request that took the last unit |
     /// |---|---|

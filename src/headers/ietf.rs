@@ -50,7 +50,7 @@ impl Advertised {
     }
 }
 
-/// Returns the units that a quota lets pass in this time once its capacity is used up, rounded down.
+/// Returns how many units pass in this time once the capacity is used up, rounded down.
 fn units_within(quota: &Quota, time_us: u64) -> u64 {
     let units = u128::from(quota.limit()) * u128::from(time_us) / u128::from(quota.spec().period_us.max(1));
     u64::try_from(units).unwrap_or(u64::MAX).min(UNITS_MAX)
@@ -72,14 +72,15 @@ const SHORT_REFILL_US: u64 = SECOND_US / 2;
 /// A window of at least this time is reported in whole seconds only, which lengthens it by less than a twentieth.
 const LONG_WINDOW_US: u64 = 20 * SECOND_US;
 
-/// Returns `r` of an allowed charge whose effective window is short or after which nothing remains, and what is known
-/// more exactly.
+/// Returns `r`, and the more exact numbers, of an allowed charge with a short effective window or with nothing
+/// remaining.
 #[cold]
 pub(super) fn precisely(quota: &Quota, remaining: u64, window_us: u64) -> (u64, Option<Precise>) {
     if micros_ceil(quota.refill_time()) < SHORT_REFILL_US {
         let (limit, period_us) = (u128::from(quota.limit()), u128::from(quota.spec().period_us.max(1)));
         let later = limit * u128::from(SECOND_US.saturating_sub(window_us));
-        // If nothing remains, a unit is back when the window ends. So a part of a unit is rounded up to one.
+        // If nothing remains, the first unit comes back when the window ends. So a fraction of a unit is rounded up to
+        // one.
         let later = if remaining == 0 { later.div_ceil(period_us) } else { later / period_us };
         let within = u64::try_from(later).unwrap_or(u64::MAX).saturating_add(remaining).min(UNITS_MAX);
         return (within, Some(Precise { remaining: (within > remaining).then_some(remaining), window_us }));
@@ -88,7 +89,7 @@ pub(super) fn precisely(quota: &Quota, remaining: u64, window_us: u64) -> (u64, 
     (remaining, is_rounded.then_some(Precise { remaining: None, window_us }))
 }
 
-/// Writes `;tower-r=9;tower-ms=180`. Leaves the first out if it equals `r`.
+/// Writes `;tower-r=9;tower-ms=180`. Leaves out the units if they equal `r`.
 pub(super) fn push_precise(text: &mut Text, precise: Precise) {
     if let Some(remaining) = precise.remaining {
         text.push(b";tower-r=");

@@ -1,8 +1,8 @@
 //! Usual refusals: their headers are laid out once, and each refusal gets a filled-in copy.
 //!
 //! Copying a map neither hashes the names again nor grows it. The bench "layer, refused, header
-//! fields" shows the gain. Responses that pass do not do this, because they often get more headers
-//! later, for which the copy has no room.
+//! fields" shows the gain. Responses to requests that pass do not use this, because they often get
+//! more headers later, for which the copy has no room.
 
 use http::{HeaderMap, HeaderValue, StatusCode};
 
@@ -13,7 +13,7 @@ use super::view::PolicyView;
 #[derive(Debug)]
 pub(crate) struct RefusalLayout {
     headers: HeaderMap,
-    /// For each value of `headers`, in their order, the index of the header to fill in. `None` for a constant value.
+    /// The index of the header to fill in, for each value of `headers` in their order. `None` for a constant value.
     slots: Vec<Option<usize>>,
 }
 

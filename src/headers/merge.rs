@@ -80,7 +80,7 @@ fn lines<'a>(headers: &'a HeaderMap, header: &PreparedHeader) -> (impl Iterator<
     (lines, ours)
 }
 
-/// Returns the policies whose items of theirs stay, because theirs are at least as strict as ours.
+/// Returns the policies whose items by the inner source stay, because they are at least as strict as ours.
 fn kept_policies<'a>(theirs: &[ListMember<'a>], ours: &[ListMember<'a>]) -> PolicyNames<'a> {
     let is_kept = |own: &&ListMember<'a>| theirs.iter().any(|item| item.name == own.name && !own.is_stricter(item));
     ours.iter().filter(is_kept).map(|own| own.name).collect()

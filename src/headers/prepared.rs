@@ -33,12 +33,12 @@ pub(crate) struct PreparedHeaders {
     pub(super) formats: Vec<PreparedFormat>,
     /// The headers of all formats, in the order in which they are sent.
     pub(super) headers: Vec<PreparedHeader>,
-    /// Whether the headers of one policy can be rendered at any time by the numbers of its charge. Dates count from the
+    /// True if the headers of one policy can be rendered at any time by the numbers of its charge. Dates count from the
     /// decision, and partition keys need the key.
     pub(super) is_of_numbers: bool,
-    /// Whether requests bring quotas of their own.
+    /// True if requests bring quotas of their own.
     pub(super) has_own_quotas: bool,
-    /// Whether no response to a request that passed gets a header.
+    /// True if no response to a request that passed gets a header.
     pub(crate) is_silent_if_passed: bool,
     waits: Waits,
     partition: Option<PartitionKey>,
@@ -54,7 +54,7 @@ pub(super) struct PreparedFormat {
     pub(super) when: When,
     /// The header by which single values of the response are compared with ours.
     pub(super) remaining: Option<Header>,
-    /// For each policy of the layer, whether the headers report it. `None` if they report all.
+    /// Has a flag for each policy of the layer: true if the headers report it. `None` if they report all.
     reported: Option<Box<[bool]>>,
     /// The indices of its headers.
     pub(super) headers: Range<usize>,
@@ -141,7 +141,7 @@ impl PreparedHeaders {
         }
     }
 
-    /// Adds a reported wait that is of no policy, by the headers for waits.
+    /// Adds a wait that does not come from a policy, by the headers for waits.
     pub(crate) fn add_wait(&self, wait: Wait, headers: &mut HeaderMap) {
         let Some(wait_us) = wait.duration().map(micros_ceil) else { return };
         for header in &self.headers {
@@ -213,7 +213,7 @@ impl PreparedHeaders {
         text.to_value()
     }
 
-    /// Returns draft 11's `r` and `t`, and what is known more exactly than they say.
+    /// Returns draft 11's `r` and `t`, and the more exact numbers.
     fn limit_of(&self, view: &PolicyView<'_>, seed: u64) -> (u64, Option<u64>, Option<Precise>) {
         let (remaining, window_us) = (view.decision.remaining(), view.decision.window_us);
         if view.refuses {

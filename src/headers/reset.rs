@@ -22,8 +22,8 @@ const CALENDAR_END: u64 = 253_402_300_799;
 pub enum ResetEncoding {
     /// Seconds from now: `2`.
     DeltaSeconds,
-    /// Seconds from now with decimals: `1.250`. Times are known to the microsecond; digits beyond
-    /// the sixth are zeros.
+    /// Seconds from now with decimals: `1.250`. Times have microseconds, so digits beyond the sixth
+    /// are zeros.
     DeltaSecondsDecimal {
         /// The number of digits after the point. With 0 there is no point.
         digits: u8,
@@ -44,7 +44,7 @@ pub enum ResetEncoding {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ResetMeaning {
-    /// When one more unit could pass, which is now while something remains. After a refusal, when
+    /// When one more unit could pass, which is now if something remains. After a refusal it is when
     /// the same request could pass. The header is absent if that is not known, or if no wait helps.
     NextUnit,
     /// The end of the [effective window](crate::limiter::ChargeDecision::effective_window), within
@@ -52,8 +52,8 @@ pub enum ResetMeaning {
     /// [`NextUnit`](Self::NextUnit).
     Window,
     /// When the quota is full, if nothing else is charged: a fixed window's end, a full bucket. The header is absent if
-    /// that is not known. It is also absent after a refusal that stays however long the client waits, because clients
-    /// would read it as a time to retry.
+    /// that is not known. It is also absent if no wait helps a refused request, because clients would read it as a time
+    /// to retry.
     #[default]
     Full,
 }

@@ -25,8 +25,8 @@ pub(crate) struct PolicyView<'a> {
 }
 
 impl PolicyView<'_> {
-    /// Returns the units that clients learn to remain: 0 after a refusal, because the rest is not
-    /// enough for the request.
+    /// Returns the remaining units that clients are told: 0 after a refusal, because the rest is
+    /// not enough for the request.
     pub(super) fn remaining(&self) -> u64 {
         if self.refuses { 0 } else { self.decision.remaining() }
     }

@@ -10,8 +10,8 @@ pub(super) const SECOND_US: u64 = 1_000_000;
 /// The default of the longest wait that is reported: one day.
 const MAX_WAIT_US: u64 = 86_400 * SECOND_US;
 
-/// The wait after a failure of the limiter: between the two, by the client's key. It is not known when the limiter
-/// recovers, and all clients come back at once unless their waits differ.
+/// The shortest and the longest wait after a failure of the limiter. The client's key chooses between them,
+/// because all clients would come back at once if their waits did not differ.
 const FAILURE_US: (u64, u64) = (SECOND_US, 5 * SECOND_US);
 
 /// Spreads the return of many refused clients by lengthening each reported wait by a different
@@ -91,7 +91,7 @@ impl Waits {
         wait_us.min(self.max_us)
     }
 
-    /// Returns the wait of a refusal as clients learn it: with its jitter, capped, and above 0.
+    /// Returns the wait of a refusal that clients are told: with its jitter, capped, and above 0.
     pub(super) fn reported_us(self, wait_us: u64, seed: u64) -> u64 {
         self.capped_us(self.jittered_us(wait_us, seed)).max(1)
     }
@@ -115,7 +115,7 @@ impl Default for Waits {
     }
 }
 
-/// Returns whole seconds, rounded up: a client that waits a fraction less would be refused again.
+/// Returns whole seconds, rounded up, because a client that waits a fraction less would be refused again.
 pub(super) fn seconds_ceil(us: u64) -> u64 {
     us.div_ceil(SECOND_US)
 }

@@ -28,7 +28,7 @@ struct RenderedHeader {
     index: usize,
     /// `None` if it has nothing to report.
     value: Option<HeaderValue>,
-    /// The remaining units of the policy that binds, of those that its format reports.
+    /// The remaining units of the policy that binds among those that the format reports.
     remaining: u64,
 }
 
@@ -43,8 +43,8 @@ pub(crate) enum DueHeaders {
     Rendered(Box<Rendered>),
 }
 
-/// The numbers of an allowed charge that headers report. They are a third of the decision, and less than the headers. A
-/// content that reads more of a decision is not [of numbers](Content::is_of_numbers).
+/// The numbers of an allowed charge that headers report. They are a third as large as the decision, and smaller than
+/// the headers. A content that reads more of a decision is not [of numbers](Content::is_of_numbers).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbers {
     /// The policy's index in the layer.
@@ -111,7 +111,7 @@ impl PreparedHeaders {
     /// request passed. It should be equal for all requests of a client.
     #[inline(always)]
     pub(crate) fn render(&self, views: &[PolicyView<'_>], refusal_seed: Option<u64>) -> Option<Rendered> {
-        // Inlined, because a layer without headers calls it for each request.
+        // This is inlined, because a layer without headers calls it for each request.
         if self.is_silent_if_passed && refusal_seed.is_none() { None } else { self.render_due(views, refusal_seed) }
     }
 
@@ -163,8 +163,8 @@ impl PreparedHeaders {
         self.write(&sent, headers, |header| self.value(header, &[view], 0));
     }
 
-    /// Returns whether a header that is due may not be sent. Each is asked before any is written, because two formats
-    /// can have names in common.
+    /// Returns whether a header that is due must not be sent. All headers are checked before one is written, because
+    /// two formats can have names in common.
     fn picks(&self, status: StatusCode) -> bool {
         status.is_redirection() || self.formats.iter().any(|format| format.remaining.is_some())
     }
@@ -215,7 +215,7 @@ impl PreparedHeaders {
     fn remove_relatives(headers: &mut HeaderMap, sent: &[&PreparedHeader]) {
         let is_relative = |name: &HeaderName| {
             let mut singles = sent.iter().filter(|own| own.content.is_single());
-            // Equal names first, because the words of a name take longer to compare.
+            // Compares whole names first, because comparing the words of a name takes longer.
             !sent.iter().any(|own| own.name == *name)
                 && singles.any(|own| are_of_one_family(own.name.as_str(), name.as_str()))
         };
@@ -251,8 +251,8 @@ fn replace(headers: &mut HeaderMap, name: &HeaderName, value: Option<HeaderValue
 }
 
 impl PreparedFormat {
-    /// Returns whether the single values of the response stay: there is one readable `remaining`,
-    /// and it is at most ours.
+    /// Returns whether the single values of the response stay. They do if there is one readable
+    /// `remaining`, and it is at most ours.
     fn keeps_theirs(&self, headers: &HeaderMap, ours: u64) -> bool {
         let Some(remaining) = &self.remaining else { return false };
         let mut lines = headers.get_all(&remaining.name).iter();

@@ -5,7 +5,7 @@ use std::any::TypeId;
 use super::client_ip::client_ip;
 use super::peer::{peer_ip, peer_network};
 
-/// The source of an extractor's address, as far as the extractor's type shows it.
+/// The source of an extractor's address, if the extractor's type shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddressSource {
     /// `peer_ip` or `peer_network`.

@@ -95,7 +95,7 @@ impl TrustedProxies {
 /// Returns the whole address of the client, for closures. Returns `None` if the client is unknown;
 /// see [`client_ip`].
 ///
-/// A rule whose closure returns this `None` has no key for the request. With
+/// If a closure returns this `None`, the request has no key for its rule. With
 /// [`MissingKey::Exempt`](crate::MissingKey::Exempt) a client could then escape the rule by a
 /// header that cannot be read, so use [`client_ip`] for keys.
 #[must_use]
@@ -170,7 +170,7 @@ fn resolve<'a>(
     })
 }
 
-/// The entry and those left of it cannot be read.
+/// This entry and those left of it cannot be read.
 struct Unreadable;
 
 /// Returns the header's entries from the right, each as its address, or `None` if it is not one.
@@ -193,7 +193,7 @@ fn entries<'a>(
     let last = lines.next_back();
     let is_twice = is_single && lines.next_back().is_some();
     let entries = last.into_iter().chain(lines.rev()).flat_map(split).enumerate();
-    // Empty entries count, so that a line of commas is not read to its end.
+    // Empty entries count toward the maximum, so that a line of commas is not read to its end.
     entries.filter(move |(at, entry)| is_single || *at >= ENTRIES_MAX || *entry != Some(b"")).map(move |(at, entry)| {
         match entry {
             Some(entry) if at < ENTRIES_MAX && !is_twice => Ok(address(entry)),

@@ -26,7 +26,7 @@ pub fn global() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'st
 /// Returns an extractor of a header's value: `key::header("x-api-key")`.
 ///
 /// The key is missing if the header is absent or empty. It is always missing if `name` is not a
-/// valid header name. Spaces around the value are no part of it.
+/// valid header name. Spaces around the value do not count.
 ///
 /// Requests with several headers of this name share one key, because the service may read another
 /// value than was charged. Their key is not missing. Otherwise a client could send its API key
@@ -127,7 +127,7 @@ fn percent_decoded(text: &[u8]) -> Cow<'_, [u8]> {
 }
 
 /// Returns an extractor of the request's method. A client can make methods up. The service refuses
-/// them, but each is a key.
+/// them, but each one is a new key.
 ///
 /// ```
 /// use http::Request;
@@ -251,8 +251,8 @@ where
 /// ```
 ///
 /// The first should be checked by the service: a client that can choose it leaves its limit by address. Keys of
-/// different types are never equal, but a text of the first is the same key as that text of the second. To give users
-/// and addresses quotas of their own, take two rules and [`MissingKey::Exempt`](crate::MissingKey::Exempt).
+/// different types are never equal, but the same text from both extractors is the same key. To give users and
+/// addresses quotas of their own, take two rules and [`MissingKey::Exempt`](crate::MissingKey::Exempt).
 pub fn either<A, B, K, J>(first: A, second: B) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static
 where
     A: Fn(&Head<'_>) -> K + Clone + Send + Sync + 'static,
@@ -267,7 +267,7 @@ impl IntoKey for HeaderValue {
     /// Makes the key of the value's text without the spaces around it, or of its bytes if it is not
     /// text. An empty value is not a key.
     fn into_key(self) -> Option<Key> {
-        // HTTP/1 takes the spaces out of a value (RFC 9110 section 5.5). HTTP/2 does not.
+        // HTTP/1 removes the spaces around a value (RFC 9110 section 5.5). HTTP/2 does not.
         let value = self.as_bytes().trim_ascii();
         if value.is_empty() { None } else { text_or_bytes(value) }
     }

@@ -8,15 +8,14 @@ const PART_MAX: usize = 1_024;
 /// The parts of a text, from the right, without the whitespace around them: the entries of one line
 /// of a forwarding header, or the pairs of one entry.
 ///
-/// Only the part of the line that the caller asks for is looked at. The text of an entry therefore
-/// depends only on what stands right of it: what a client writes cannot change how the text is read
-/// that a proxy appends.
+/// Only the part of the line that the caller asks for is looked at. So how an entry is read depends
+/// only on the text to its right. A client cannot change how an entry is read that a proxy appends.
 ///
 /// A part that is too long, or whose quotes do not match, is `None`, and the last one.
 pub(super) struct ReverseSplit<'a> {
     rest: Option<&'a [u8]>,
     separator: Option<u8>,
-    /// Whether separators in quoted strings do not split.
+    /// True if separators in quoted strings do not split.
     quoted: bool,
 }
 
@@ -55,7 +54,7 @@ impl<'a> Iterator for ReverseSplit<'a> {
     }
 }
 
-/// Whether an odd number of backslashes stands before the byte.
+/// True if an odd number of backslashes precedes the byte.
 fn is_escaped(line: &[u8], at: usize) -> bool {
     // A part with more backslashes is longer than the maximum, so it is not read.
     line.iter().take(at).rev().take(PART_MAX).take_while(|byte| **byte == b'\\').count() % 2 == 1

@@ -17,9 +17,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// | NAT64 (RFC 6052), `64:ff9b::192.0.2.1` | the IPv4 address in it, but stays IPv6: whole by default, not by its /64, which is all of IPv4 |
 /// | NAT64 with a prefix of your own, 6to4 (`2002::/16`), Teredo (`2001::/32`), `::192.0.2.1` | IPv6 |
 ///
-/// The addresses in the last row are not unwrapped, because the sender need not own the IPv4
-/// address in them, or because its position is unknown. Clients that share a Teredo server or a
-/// NAT64 of your own share a key.
+/// The addresses in the last row are not unwrapped, because the sender may not own the IPv4 address
+/// in them, or because its position is unknown. Clients that share a Teredo server or a NAT64 of
+/// your own share a key.
 ///
 /// With the feature `serde` they are read and written as `{ipv4: 32, ipv6: 64}`.
 ///
@@ -93,8 +93,8 @@ fn within(family: &str, least: u8, bits: u8, most: u8) -> Result<u8, ConfigError
 
 /// Returns an IPv4 address that is mapped into IPv6 (`::ffff:0:0/96`, RFC 4291 section 2.5.5.2) as IPv4.
 ///
-/// It does what [`IpAddr::to_canonical`] does, by numbers: the hash of a key stalls on bytes that were written one by
-/// one (`benches/instructions`, "layer, allowed, no header fields").
+/// It does what [`IpAddr::to_canonical`] does, but with integers. Bytes that were written one by one would stall the
+/// hash of the key (`benches/instructions`, "layer, allowed, no header fields").
 #[inline(always)]
 pub(super) fn canonical(address: IpAddr) -> IpAddr {
     match address {

@@ -11,8 +11,9 @@ pub(super) const ENTRIES_MAX: usize = 64;
 
 /// Says which proxies are in front of the server, and in which header they report the client.
 ///
-/// A client can send any header, also the left part of a forwarding header. Only what your own
-/// proxies added is true. So one header is read, from the right, as far as the proxies are known.
+/// A client can send any header, and also the left part of a forwarding header. Only the entries
+/// that your own proxies added can be trusted. So one header is read, from the right, as far as the
+/// proxies are known.
 ///
 /// ```
 /// use tower_ratelimit::key::TrustedProxies;
@@ -33,12 +34,12 @@ pub(super) const ENTRIES_MAX: usize = 64;
 ///   each of the *n* proxies appended the address that called it. A client that reaches the server
 ///   past the proxies can claim any address.
 /// * With [networks](Self::networks), a peer outside of them is itself the client. Otherwise
-///   entries are read from the right while they are in the networks. The first entry that is not is
-///   the client. If all are, the leftmost one is. Name only your proxies, because a client inside
-///   of these networks is believed like a proxy.
-/// * If the header does not report an address, the client is unknown. It is limited, by a key that
-///   [`client_ip`](super::client_ip) describes, and it is never taken for a proxy. There are two
-///   cases:
+///   entries are read from the right while they are in the networks. The first entry outside of
+///   them is the client. If all entries are in the networks, the client is the leftmost one. Name
+///   only your proxies, because a client inside of these networks is believed like a proxy.
+/// * If the header does not report an address, the client is unknown. An unknown client is limited
+///   by a key that [`client_ip`](super::client_ip) describes, and is never taken for a proxy. There
+///   are two cases:
 ///   * The header is absent or has too few entries.
 ///   * The header cannot be read: the entry is not an address (`unknown`, `_name`, text), a quote
 ///     is left open, a header of one address comes twice, an entry is longer than 1,024 bytes, or

@@ -69,7 +69,7 @@ pub(crate) fn parameter<'a>(head: &Head<'a>, name: &str) -> QueryParameter<'a> {
             return QueryParameter::Unclear;
         }
         let (other, value) = pair.split_once('=').unwrap_or((pair, ""));
-        // It ends at the first byte that differs.
+        // The comparison ends at the first byte that differs.
         let mut rest = decoded(other.as_bytes());
         if name.bytes().all(|byte| rest.next() == Some(byte)) {
             match rest.next() {

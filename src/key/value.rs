@@ -199,7 +199,7 @@ impl Key {
         (length == bytes.len()).then_some(key)
     }
 
-    /// Makes one key of the parts of many, as of a tuple, in time that is linear in their length.
+    /// Joins the parts of many keys into one key, as a tuple does, in time that is linear in their length.
     #[cfg(feature = "rules")]
     pub(crate) fn joined(keys: impl Iterator<Item = Self>) -> Self {
         let mut bytes = Vec::new();
@@ -302,7 +302,7 @@ fn part_text(kind: u8, part: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// Returns whether text is read as nothing else without quotes.
+/// Returns whether text without quotes cannot be read as anything else.
 fn is_plain(text: &str) -> bool {
     let is_odd = |c: char| c.is_control() || turns_text(c) || matches!(c, '"' | '\\' | '\u{2028}' | '\u{2029}');
     let is_other = text.parse::<i128>().is_ok()
@@ -334,8 +334,8 @@ impl fmt::Debug for Key {
 /// and methods, tuples of up to six of them, and for `Option` and `Result`.
 ///
 /// `None` and `Err` mean that the key is missing; see
-/// [`Rule::missing_key`](crate::Rule::missing_key). They do not say that a rule does not apply.
-/// That is what [`Rule::when`](crate::Rule::when) is for.
+/// [`Rule::missing_key`](crate::Rule::missing_key). To say that a rule does not apply, use
+/// [`Rule::when`](crate::Rule::when).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be used as a rate-limit key",
     note = "return an address, an integer, text, bytes, a tuple of these, or an `Option` of one",

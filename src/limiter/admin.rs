@@ -53,10 +53,10 @@ impl<L: Limiter> Blocks<L> {
         &self.policy
     }
 
-    /// Adds strikes to a key. Returns how long the key is now closed, or `None` if it is open.
-    /// Strikes on a closed key do not prolong the block, unless the quota [counts
-    /// them](crate::quota::Quota::count_denied). They matter to a refund of earlier strikes: it does not
-    /// open the key if the strikes that are left would have closed it.
+    /// Adds strikes to a key. Returns how long the key is now closed, or `None` if it is open. Strikes
+    /// on a closed key do not prolong the block, unless the quota [counts
+    /// them](crate::quota::Quota::count_denied). But such strikes count when earlier strikes are
+    /// refunded: the key stays closed if the strikes that are left would have closed it.
     ///
     /// # Errors
     /// Returns the limiter's error.
@@ -199,7 +199,7 @@ fn only(policy: &Policy, algorithm: Algorithm) -> Result<(), ConfigError> {
     Err(ConfigError::new(
         ConfigErrorKind::NotAnOption,
         format!(
-            "{:?} has the quota \"{}\", which is no {algorithm}: take Quota::{algorithm}",
+            "{:?} has the quota \"{}\", which has another algorithm: take Quota::{algorithm}",
             policy.name(),
             policy.quota()
         ),

@@ -1,4 +1,4 @@
-//! Limiters behind a pointer: an `Arc` of one, and one that is chosen at run time.
+//! Limiters behind a pointer: an `Arc` of a limiter, and a limiter that is chosen at run time.
 
 use std::error::Error;
 use std::fmt;

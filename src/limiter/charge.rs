@@ -5,8 +5,8 @@ use crate::decision::Receipt;
 use crate::key::Key;
 use crate::policy::Policy;
 
-/// A request's number among those that wait in line, below 2^48. It fits beside the effect, so that a charge stays four
-/// words: each more costs every check (`benches/instructions`).
+/// A request's number among those that wait in line, below 2^48. It fits beside the effect, so that a charge has four
+/// words. Each further word would slow every check (`benches/instructions`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival([u16; 3]);
 
@@ -15,7 +15,7 @@ impl Arrival {
     const NEWCOMER: Self = Self([u16::MAX; 3]);
 
     fn of(number: u64) -> Self {
-        debug_assert!(number < (1 << 48) - 1, "so many requests never waited in line");
+        debug_assert!(number < (1 << 48) - 1, "fewer than 2^48 - 1 requests get a number");
         Self([0, 16, 32].map(|shift| (number >> shift) as u16)) // the lower 48 bits
     }
 

@@ -1,4 +1,4 @@
-//! The trait that every limiter implements, and how strictly it takes a set of charges: all or nothing.
+//! The trait that every limiter implements, and the strictness of all or nothing.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -32,9 +32,8 @@ use crate::store_load::StoreLoad;
 ///   holds.
 /// * **A denied set changes nothing.** The exceptions are quotas that [count
 ///   denied](crate::Quota::count_denied) requests, and charges [on refusal](crate::limiter::Effect::OnRefusal).
-///   These are written in the same step, or right after it if the limiter is `Compensated`. A
-///   charge of the denied set that its own quota allows is reported as that quota stands, with
-///   nothing taken.
+///   These are written in the same step, or right after it if the limiter is `Compensated`. If a charge's own
+///   quota allows it, but the set is denied, it is reported with the state of its quota and nothing taken.
 /// * **The answer** has one [`ChargeDecision`] for each charge, in order, and a receipt for each
 ///   charge that took something. The charges of a set are for different (policy, key) pairs,
 ///   because the caller adds equal ones up. If a set breaks this, the limiter may answer anything,
@@ -94,9 +93,8 @@ pub trait Limiter: Send + Sync + 'static {
 
     /// Takes [forced](crate::limiter::Effect::Force) charges: the cost of a request above its reservation.
     ///
-    /// The caller may drop a [`Reply::Later`] without polling it. A remote limiter whose
-    /// [`take`](Self::take) sends nothing before its future is polled therefore needs its own
-    /// implementation.
+    /// The caller may drop a [`Reply::Later`] without polling it. So a remote limiter needs its own
+    /// implementation if its [`take`](Self::take) sends nothing before its future is polled.
     fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
         self.take(charges)
     }
@@ -107,29 +105,29 @@ pub trait Limiter: Send + Sync + 'static {
     /// refusing the key as long as they remember: those with this crate's limiters for about a second.
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>>;
 
-    /// Asks whether the limiter can decide now, for a readiness probe. By default it can: nothing is asked.
+    /// Asks whether the limiter can decide now, for a readiness probe. By default it can, and nothing is asked.
     ///
     /// The limiters of this crate that have a store ask it to decide a check of a key that only probes use, at most
-    /// once a second. So the answer recovers without requests, once the store does, and a store that cannot write is an
-    /// error. A process that asks for more than it can carry is no error. A
+    /// once a second. So the answer becomes good again without requests, once the store recovers, and a store that
+    /// cannot write is an error. A process that asks for more than it can carry is no error. A
     /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) fails if both of its limiters do.
     ///
-    /// The guide says [what to do with it](crate::guide::redis_and_failures#readiness). The error
-    /// that statistics show is for people and not for probes: it stays until a check succeeds, so a
-    /// process that gets no requests because of it would never get one again.
+    /// The guide says [what to do with it](crate::guide::redis_and_failures#readiness). Do not use
+    /// the error of statistics in a probe. It stays until a check succeeds, so a process that gets
+    /// no requests because of it would never get one again.
     fn probe(&self) -> Reply<(), Self::Error, Self::Future<()>> {
         Reply::Now(Ok(()))
     }
 
     /// Checks whether this limiter can keep the states of a quota. By default it can keep all except
     /// those of a [concurrency limit](Quota::concurrent), whose units come back only when they are
-    /// refunded. A limiter with a store that outlives the process supports them only if it returns what
-    /// a process held when that process dies.
+    /// refunded. If the store outlives the process, the limiter supports them only if it returns the
+    /// units of a process that dies.
     ///
-    /// The layer's `check()` reports a quota that its limiter does not support, and the conformance
-    /// suite skips it. If the limiter is asked about such a quota anyway, it returns its
-    /// error or denies the charge. Only a [wait in line](Quota::max_wait) may be left out: a limiter without lines
-    /// may decide as if the quota had none, because it is the layer that lets requests wait.
+    /// The layer's `check()` reports a quota that its limiter does not support, and the conformance suite skips
+    /// it. If the limiter is asked about such a quota anyway, it returns its error or denies the charge. Only a
+    /// [wait in line](Quota::max_wait) may be ignored. A limiter without lines may decide as if the quota had no
+    /// wait, because the layer lets requests wait.
     ///
     /// # Errors
     /// Returns an error if the limiter does not support the quota. The error says why, and what to
@@ -138,8 +136,8 @@ pub trait Limiter: Send + Sync + 'static {
         supports_rates(quota)
     }
 
-    /// Returns what the limiter has beside its decisions: events, a registry of policies, lines, and numbers for
-    /// status pages. By default it has none.
+    /// Returns the optional parts of the limiter: events, a registry of policies, lines, and numbers for status
+    /// pages. By default it has none.
     fn hooks(&self) -> &dyn LimiterHooks {
         &NoHooks
     }
@@ -157,8 +155,8 @@ pub trait Limiter: Send + Sync + 'static {
     /// Takes one [enforced](crate::limiter::Effect::Enforce) charge, if the limiter has a faster way to do so than
     /// [`take`](Self::take).
     ///
-    /// The answer is that of `take` for a set of this one charge. A limiter without such a way
-    /// returns `None` and takes nothing; `take` is called then.
+    /// The answer is that of `take` for a set of this one charge. A limiter without a faster way
+    /// returns `None` and takes nothing, and `take` is called.
     #[inline]
     fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
         let _ = (policy, key, cost);
@@ -171,7 +169,7 @@ pub trait Limiter: Send + Sync + 'static {
     /// It has the effect of `refund` with this one receipt.
     ///
     /// # Errors
-    /// A limiter without such a way returns the receipt and refunds nothing; `refund` is called then.
+    /// A limiter without a faster way returns the receipt and refunds nothing, and `refund` is called.
     #[inline]
     fn try_refund_one(&self, policy: &Policy, key: &Key, receipt: Receipt) -> Result<(), Receipt> {
         let _ = (policy, key);
@@ -179,8 +177,8 @@ pub trait Limiter: Send + Sync + 'static {
     }
 }
 
-/// Methods of a limiter beside its decisions, for warnings, observers, status pages and lines.
-/// Each method has a default, which is right for a limiter without such a thing.
+/// Optional methods of a limiter, for warnings, observers, status pages and lines. Each method has
+/// a default for limiters without that part.
 pub trait LimiterHooks: Send + Sync {
     /// Returns how strictly a set of charges is all or nothing.
     fn atomicity(&self) -> Atomicity {
@@ -190,9 +188,8 @@ pub trait LimiterHooks: Send + Sync {
     /// Adds an observer of the limiter's [events](crate::observe::LimiterEvent). A layer that has an observer calls
     /// this before its first request. By default nothing happens.
     ///
-    /// A limiter reports each event to each of its observers. It keeps one of those with the same
-    /// [identity](Observer::identity). The limiters of this crate keep at most 32 observers each, and leave out further
-    /// ones.
+    /// A limiter reports each event to each of its observers. If several have the same [identity](Observer::identity),
+    /// it keeps one. The limiters of this crate keep at most 32 observers each, and leave out further ones.
     fn observe(&self, observer: &Arc<dyn Observer>) {
         let _ = observer;
     }
@@ -237,7 +234,7 @@ pub trait LimiterHooks: Send + Sync {
     }
 }
 
-/// The hooks of a limiter that has none.
+/// The hooks of a limiter without optional parts.
 struct NoHooks;
 
 impl LimiterHooks for NoHooks {}

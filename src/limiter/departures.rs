@@ -7,12 +7,12 @@
 //! The limiter accepts the refund of a slot only while no later slot is taken. So the free slots of a line are refunded
 //! newest first, by one thread at a time: a thread that leaves while another one refunds leaves its slot to that
 //! thread. The lock is not held during that call, because the limiter is the application's code. A request that joins
-//! before its slot is refunded makes use of it.
+//! before a free slot is refunded gets that slot.
 //!
-//! A waiter that is woken releases every waiter whose slot is due, so a task that does not run delays no other request.
-//! Each waiter sets its timer for the slot that it has when it joins. The foremost waiters are woken when their slot
-//! becomes earlier than their timer, and set their timers anew. So no request departs later than the limiter said, and
-//! a request that moved up departs in its new slot unless the tasks of all foremost waiters do not run.
+//! A woken waiter releases every waiter whose slot is due, so a task that does not run delays no other request. Each
+//! waiter sets its timer for the slot that it has when it joins. The foremost waiters are woken when their slot becomes
+//! earlier than their timer, and set their timers anew. So no request departs later than the limiter said, and a
+//! request that moved up departs in its new slot unless the tasks of all foremost waiters do not run.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::task::{Context, Poll, Waker, ready};
@@ -51,11 +51,11 @@ struct DepartureLine {
     /// Sorted by departure. The first ones belong to the waiters, one to each; the others are free.
     slots: VecDeque<Slot>,
     waiters: WaitList<()>,
-    /// The receipts of the slots in which waiters depart that do not know it yet, by turn number.
+    /// The receipts of waiters that may depart but have not been polled since, by turn number.
     departed: BTreeMap<u64, Option<Receipt>>,
-    /// The receipts of slots that are over and were not used, by turn number.
+    /// The receipts of past slots that no waiter used, by turn number.
     unused: BTreeMap<u64, Receipt>,
-    /// Whether a thread refunds the free slots.
+    /// True while a thread refunds the free slots.
     is_refunding: bool,
 }
 
@@ -84,8 +84,8 @@ impl DepartureLines {
         DepartureTurn { key, number }
     }
 
-    /// Adds the slot of a request that does not wait for it. A waiter may move up to it. The slots that are free then
-    /// are refunded, as when a waiter [leaves](Self::leave).
+    /// Adds the slot of a request that does not wait for it. A waiter may move up to it. Slots that are then free are
+    /// refunded, as when a waiter [leaves](Self::leave).
     pub(crate) fn decline(
         &self,
         key: &DepartureKey,
@@ -149,7 +149,7 @@ impl DepartureLines {
         }
     }
 
-    /// Changes a request's line, after the waiters that are due were released.
+    /// Releases the waiters that are due, and then changes a request's line.
     fn with_line<T>(
         &self,
         turn: &DepartureTurn,
@@ -172,7 +172,7 @@ impl DepartureLines {
 /// The turns of one request: several if several of its charges are to queues.
 #[derive(Default)]
 pub(crate) struct DepartureTurns {
-    /// With the index of the charge of each.
+    /// Each turn comes with the index of its charge.
     turns: SmallVec<[(usize, DepartureTurn); 1]>,
     alarm: Alarm,
 }
@@ -243,7 +243,7 @@ impl DepartureLine {
     }
 
     fn add(&mut self, slot: Slot) {
-        // Answers of a remote limiter may arrive in another order than it gave them.
+        // A remote limiter's answers may arrive in another order than it decided.
         let at = self.slots.partition_point(|earlier| earlier.departs_us <= slot.departs_us);
         self.slots.insert(at, slot);
     }

@@ -1,4 +1,4 @@
-//! How the charges of a set act on each other: which denial denies the set, and what is taken all the same.
+//! How the charges of a set act on each other: which denial denies the set, and which charges are taken even then.
 
 use crate::algorithm::TakeMode;
 use crate::policy::Policy;
@@ -23,7 +23,7 @@ pub enum Effect {
     /// same key.
     ///
     /// * If the quota of a partner denies the set, this charge is taken even if too few units are left. Only a full
-    ///   [meter](crate::Quota::meter) denies it. If no partner is denied, this charge looks, like a cost of 0.
+    ///   [meter](crate::Quota::meter) denies it. If no partner is denied, this charge only looks, like a cost of 0.
     /// * A [block](crate::Quota::block) or a full meter that denies this charge denies the set. A
     ///   block whose partners are all observed or forced is itself only observed.
     /// * If a partner is enforced, this charge is taken although the set is denied, because that
@@ -40,7 +40,7 @@ pub enum Effect {
 
 /// Returns whether the charge at index `at` denies its set if it is denied itself.
 pub(crate) fn binds(charges: &[impl Effective], at: usize) -> bool {
-    debug_assert!(at < charges.len(), "a charge is asked about that is none of the set");
+    debug_assert!(at < charges.len(), "the index is that of a charge of the set");
     let Some(charge) = charges.get(at) else { return false };
     match charge.effect() {
         Effect::Enforce => true,
@@ -57,7 +57,7 @@ pub(crate) fn binds(charges: &[impl Effective], at: usize) -> bool {
 /// Returns whether the charge at index `at` is written although its set is denied. `denied` says
 /// whether the charge was denied itself.
 pub(crate) fn outlives_refusal(charges: &[impl Effective], at: usize, denied: bool) -> bool {
-    debug_assert!(at < charges.len(), "a charge is asked about that is none of the set");
+    debug_assert!(at < charges.len(), "the index is that of a charge of the set");
     let Some(charge) = charges.get(at) else { return false };
     match charge.effect() {
         Effect::Enforce => denied,
@@ -72,10 +72,10 @@ pub(crate) fn stands(charges: &[impl Effective], at: usize, denied: bool) -> boo
     !denied && !outlives_refusal(charges, at, denied)
 }
 
-/// Returns how the charge at index `at` is taken. `denied` says of each charge before it whether it
-/// was denied.
+/// Returns how the charge at index `at` is taken. `denied` returns whether an earlier charge was
+/// denied.
 pub(crate) fn how(charges: &[impl Effective], at: usize, denied: impl Fn(usize) -> bool) -> TakeMode {
-    debug_assert!(at < charges.len(), "a charge is asked about that is none of the set");
+    debug_assert!(at < charges.len(), "the index is that of a charge of the set");
     match charges.get(at).map_or(Effect::Observe, Effective::effect) {
         Effect::Enforce | Effect::Observe => TakeMode::IfAllowed,
         Effect::Force => TakeMode::Force,

@@ -29,16 +29,16 @@ use crate::quota::Quota;
 /// While the first limiter is away, all processes together admit per period at most the larger of
 /// the quota and the number of processes, on top of what the first had admitted before.
 ///
-/// The second limiter is also asked when the first is [overloaded](Limiter::is_overload) by a burst.
-/// Then the burst may get the second's share of each quota, on top of what the first admits.
+/// The second limiter is also asked when a burst [overloads](Limiter::is_overload) the first. Then
+/// the burst may get the second limiter's share of each quota, on top of the units that the first
+/// admits.
 ///
 /// When the first limiter is back, it does not learn what the second admitted. The same holds for strikes of blocks and
 /// units of meters, which each process counts for itself while the second limiter is asked.
 ///
 /// No request [waits in line](Quota::max_wait) for units of a concurrency limit. Units come free in the limiter
-/// that they were taken from, so a line would have to be in both, in one order. A layer reports a quota
-/// with such a wait as the setup warning `unsupported-quota`, and decides its requests as if the limiter had
-/// failed.
+/// from which they were taken, so one line would have to be in both limiters. A layer reports a quota with such
+/// a wait as the setup warning `unsupported-quota`, and decides its requests as if the limiter had failed.
 ///
 /// ```
 /// use std::num::NonZeroU32;
@@ -84,7 +84,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
     /// Adds an observer. It gets a [`FellBack`](LimiterEvent::FellBack) for each request that the second limiter
     /// decides in the first one's place, and a [`Failed`](LimiterEvent::Failed) when another call of the first one
     /// fails: a peek, a settlement, a refund or a reset. The observers of [layers](crate::RateLimitLayer::observer) get
-    /// these events without that.
+    /// these events anyway.
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         self.second.observers.add(&(Arc::new(observer) as Arc<dyn Observer>));
@@ -169,7 +169,7 @@ impl<S: Limiter> Second<S> {
         }
     }
 
-    /// Reports that the first limiter failed at something else than to decide a request.
+    /// Reports that the first limiter failed at a call that does not decide a request.
     fn first_failed(&self, error: &dyn std::error::Error) {
         self.report(|| LimiterEvent::failed(WithSources(&error).to_string()));
     }
@@ -346,7 +346,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> LimiterHooks for FallbackLimiter<
         self.first.hooks().shared_text().or_else(|| self.second.limiter.hooks().shared_text())
     }
 
-    /// Returns the first limiter's clock: it decides when all is well.
+    /// Returns the first limiter's clock, because that limiter usually decides.
     fn clock(&self) -> Option<Arc<dyn Clock>> {
         self.first.hooks().clock()
     }
@@ -358,8 +358,8 @@ impl<P: Limiter, S: Limiter + Clone + 'static> LimiterHooks for FallbackLimiter<
 }
 
 impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
-    /// Waits for both answers. An error of the first limiter is only reported: at once if it is known, because the
-    /// caller may drop the reply.
+    /// Waits for both answers. An error of the first limiter is only reported. If it is known at once, it is
+    /// reported at once, because the caller may drop the reply.
     fn both(
         &self,
         first: Option<Reply<(), P::Error, P::Future<()>>>,

@@ -4,8 +4,8 @@ use super::contract::Limiter;
 use super::support::{UnsupportedQuota, UnsupportedQuotaKind};
 use crate::quota::Quota;
 
-/// Checks whether a layer can use a quota with its limiter. A limiter of the application may support a wait without
-/// having lines for it.
+/// Checks whether a layer can use a quota with its limiter. An application's limiter may support a wait although it
+/// has no lines.
 pub(crate) fn supports_in_layer(limiter: &impl Limiter, quota: &Quota) -> Result<(), UnsupportedQuota> {
     limiter.supports(quota)?;
     supports_wait(limiter, quota)
@@ -20,7 +20,7 @@ pub(crate) fn supports_pace(limiter: &impl Limiter, quota: &Quota) -> Result<(),
     Err(UnsupportedQuota::new(UnsupportedQuotaKind::Algorithm, quota, reason))
 }
 
-/// Checks whether a limiter has lines, if requests of the quota are to wait in line.
+/// Checks that a limiter has lines, if the quota lets requests wait in line.
 fn supports_wait(limiter: &impl Limiter, quota: &Quota) -> Result<(), UnsupportedQuota> {
     if quota.wait_in_line().is_zero() || limiter.hooks().place_lines().is_some() {
         return Ok(());

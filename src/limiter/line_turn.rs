@@ -25,14 +25,14 @@ impl LineTurn {
         }
     }
 
-    /// Returns whether the wait goes on after this many calls in a row have failed. It does in a line
-    /// that is polled: in others nothing would wake the first one again.
+    /// Returns whether the wait goes on after this many calls in a row have failed. It goes on only
+    /// if the line polls, because otherwise nothing would wake the first waiter again.
     pub(crate) fn outlasts(&self, failures: u32) -> bool {
         matches!(self, Self::Places(turn) if turn.is_polled() && failures <= FAILED_POLLS_MAX)
     }
 
-    /// Leaves the line, because the limiter made these decisions to admit. `own_limit` is as in
-    /// [`PlaceTurn::leave_admitted`](super::place_lines::PlaceTurn::leave_admitted).
+    /// Leaves the line, because the limiter admitted the waiter by these decisions. `own_limit` is
+    /// as in [`PlaceTurn::leave_admitted`](super::place_lines::PlaceTurn::leave_admitted).
     pub(crate) fn leave_admitted<'a, D>(self, decisions: D, own_limit: Option<u64>)
     where
         D: Iterator<Item = &'a ChargeDecision> + Clone,
@@ -42,7 +42,7 @@ impl LineTurn {
         match self {
             Self::Places(turn) => turn.leave_admitted(remaining > 0, own_limit),
             Self::Asks(turn) => {
-                // If nothing remains, the effective window of a quota ends when its next unit comes.
+                // If nothing remains, the effective window of a quota ends when its next unit comes back.
                 let used_up = known.filter(|own| own.remaining() == 0);
                 let next = used_up.filter_map(ChargeDecision::effective_window).max();
                 turn.leave_admitted(remaining, next.unwrap_or(Duration::ZERO));

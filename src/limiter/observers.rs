@@ -6,7 +6,8 @@ use std::sync::{Arc, OnceLock};
 use crate::event::LimiterEvent;
 use crate::outcome::Observer;
 
-/// The maximum number of observers of a limiter: so a program that keeps making layers does not slow the limiter down.
+/// The maximum number of observers of a limiter, so that a program that keeps making layers does not slow the limiter
+/// down.
 const OBSERVERS_MAX: usize = 32;
 
 /// The observers of a limiter: that of its builder, and those of its layers. They are read without a lock.
@@ -19,7 +20,7 @@ impl Default for Observers {
 }
 
 impl Observers {
-    /// Adds an observer, unless it is there or no room is left. Returns whether it is new.
+    /// Adds an observer, unless it was added before or no room is left. Returns whether it is new.
     pub(crate) fn add(&self, observer: &Arc<dyn Observer>) -> bool {
         let identity = observer.identity();
         for place in &self.0 {
@@ -39,7 +40,7 @@ impl Observers {
         self.iter().next().is_none()
     }
 
-    /// Each hears of it, though one panics. After that, the first panic continues.
+    /// Each observer is called even if another one panics. After that, the first panic continues.
     pub(crate) fn report(&self, event: &LimiterEvent) {
         event.log();
         let report =

@@ -66,7 +66,7 @@ impl Place {
         Ok(Ok(Self::new(limiter.clone(), decision.take_receipt().map(refund))))
     }
 
-    /// Makes the place of a charge that took something, or an empty one.
+    /// Makes the place of a charge. The place is empty if the charge took nothing.
     pub(crate) fn new(limiter: impl Limiter, refund: Option<Refund>) -> Self {
         let Some(refund) = refund else { return Self { _held: SmallVec::new() } };
         let held = HeldPlaces::of(limiter, SmallVec::from_buf([HeldCharge::new(0, refund)]), None);
@@ -96,7 +96,7 @@ pub(crate) struct HeldCharge {
 }
 
 impl HeldCharge {
-    /// Makes the units that the charge at a place took.
+    /// Makes the units that the charge at an index took.
     pub(crate) fn new(charge: usize, refund: Refund) -> Self {
         Self { charge, refund, taken_at: None }
     }
@@ -128,7 +128,7 @@ impl<L: Limiter> HeldPlaces<L> {
 
 /// [`HeldPlaces`] whose limiter's type is erased.
 pub(crate) trait AnyPlaces: Send + Sync {
-    /// Returns the units that the charge at a place holds.
+    /// Returns the units that the charge at an index holds.
     fn units(&self, charge: usize) -> u64;
 
     /// Returns whether anything is held.
@@ -150,8 +150,7 @@ impl<L: Limiter> AnyPlaces for HeldPlaces<L> {
 
     fn release(&self, is_over: &dyn Fn(usize) -> bool, is_shared: &dyn Fn() -> bool) -> bool {
         let mut held = lock(&self.held);
-        // Under the lock: a holder that comes before the lock is released then reads under the lock whether any unit is
-        // left.
+        // Under the lock: another holder that arrives now waits for the lock, and then reads whether a unit is left.
         if is_shared() {
             return true;
         }
@@ -189,7 +188,7 @@ fn return_units<L: Limiter>(
 
 impl<L: Limiter> Drop for HeldPlaces<L> {
     fn drop(&mut self) {
-        // Not locked: no other thread has it any more.
+        // No lock is needed, because no other thread has the value any more.
         let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
         return_units(&self.limiter, self.observer.as_ref(), held.drain(..));
     }
@@ -197,7 +196,7 @@ impl<L: Limiter> Drop for HeldPlaces<L> {
 
 /// Returns the place that shares what these hold, or `None` if none of them holds anything any more.
 pub(crate) fn shared_place(held: impl Iterator<Item = Weak<dyn AnyPlaces>>) -> Option<Place> {
-    // Each value is shared before it is called, see `AnyPlaces::release`.
+    // The value is cloned before it is called, see `AnyPlaces::release`.
     let held: SmallVec<[Arc<dyn AnyPlaces>; 1]> = held.filter_map(|held| held.upgrade()).collect();
     let held: SmallVec<[Arc<dyn AnyPlaces>; 1]> = held.into_iter().filter(|held| held.holds_any()).collect();
     (!held.is_empty()).then(|| Place { _held: held })

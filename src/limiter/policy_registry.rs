@@ -48,7 +48,7 @@ pub(crate) struct Contradiction {
     pub(crate) own: Policy,
     /// The policy of the other layer.
     pub(crate) other: Policy,
-    /// Whether the quotas are equal and the name was made from an unnamed quota.
+    /// True if the quotas are equal and the name was made from an unnamed quota.
     pub(crate) unnamed: bool,
 }
 
@@ -85,7 +85,7 @@ impl PolicyRegistry {
 
 impl PolicySetup {
     fn of(policies: &[Policy]) -> Self {
-        // Layers with one switch agree even while only some of them have followed it.
+        // Layers that share a switch do not contradict each other, even while only some of them have followed it.
         let one = |policy: &Policy| policy.switch().map_or(policy.fingerprint(), |switch| switch as u64);
         let mut quotas: Vec<u64> = policies.iter().map(one).collect();
         quotas.sort_unstable();
@@ -95,8 +95,8 @@ impl PolicySetup {
 }
 
 impl Entered {
-    /// Returns a name for which another layer has another setup, if there is one. Compares each name with one other
-    /// setup.
+    /// Returns a name for which another layer has another setup, if there is one. It compares each name with only
+    /// one other setup.
     pub(crate) fn contradiction(&self) -> Option<Contradiction> {
         let names = lock(&self.registry);
         self.setups.iter().find_map(|(name, setup)| {

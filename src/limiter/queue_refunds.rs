@@ -1,8 +1,8 @@
 //! Refunds to leaky queues, in any order.
 //!
-//! A queue accepts the refund of a slot only while no later slot is taken, and requests leave in any order: the check
-//! of a later one may still be under way. So a refund that finds a later slot taken is kept. It goes together with the
-//! refund of the slot right behind it.
+//! A queue accepts the refund of a slot only while no later slot is taken. But requests leave in any order, and the
+//! check of a later one may still be under way. So a refund that finds a later slot taken is kept. It goes together
+//! with the refund of the slot right behind it.
 //!
 //! Each queue has one refund under way at a time. Refunds that come during that call wait, and are sent newest first.
 //! Refunds of adjacent slots are sent together, as the refund of one charge. If a store answers them more slowly than
@@ -22,8 +22,8 @@ use crate::quota::{Algorithm, Quota};
 /// The maximum number of refunds of a limiter that are kept because a later slot is taken. Each takes about 200 bytes.
 const KEPT_MAX: usize = 4_096;
 
-/// The maximum number of refunds of a queue that wait for the answer to the one under way. The oldest ones go, because
-/// their slots are over soonest.
+/// The maximum number of refunds of a queue that wait for the answer to the one under way. The oldest are given up,
+/// because their slots end first.
 #[cfg(any(feature = "_redis", feature = "store"))]
 const WAITING_MAX: usize = 256;
 
@@ -51,7 +51,7 @@ struct LeakyQueue<C> {
 struct QueuedRefund<C> {
     refund: Refund,
     callers: Vec<C>,
-    /// If it found a later slot taken: when its slot is over.
+    /// The end of its slot, if the refund found a later slot taken.
     kept_until: Option<Timestamp>,
 }
 
@@ -65,7 +65,8 @@ impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
         Self(Mutex::new(Queues { queues: HashMap::new(), kept: 0, none_ends_before: LAST }))
     }
 
-    /// Adds a refund. Returns whether the queue had none under way, so that [`next`](Self::next) is to be called.
+    /// Adds a refund. Returns whether the queue had no refund under way. Then the caller has to call
+    /// [`next`](Self::next).
     pub(super) fn add(&self, queue: Q, refund: Refund, caller: C) -> bool {
         let mut queues = self.lock();
         let was_refunding = std::mem::replace(&mut queues.queues.entry(queue).or_default().is_refunding, true);
@@ -80,8 +81,8 @@ impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
         given_up.map(|given_up| given_up.callers).unwrap_or_default()
     }
 
-    /// Returns the refund that is to be made next, and the callers that wait for its result. Is called when no refund
-    /// of this queue is under way.
+    /// Returns the next refund to make, and the callers that wait for its result. Is called when no refund of this
+    /// queue is under way.
     pub(super) fn next(&self, queue: Q) -> Option<(Refund, Vec<C>)> {
         let mut queues = self.lock();
         let own = queues.queues.get_mut(&queue)?;
@@ -107,7 +108,7 @@ impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
         }
     }
 
-    /// Forgets the refunds that are kept of a queue.
+    /// Forgets the kept refunds of a queue.
     pub(super) fn forget(&self, queue: Q) {
         let mut queues = self.lock();
         queues.retain_kept(queue, |_| false);
@@ -128,7 +129,7 @@ impl<Q: Copy + Eq + Hash, C> Queues<Q, C> {
         self.kept -= queue.join(at) + at.checked_sub(1).map_or(0, |newer| queue.join(newer));
     }
 
-    /// Forgets the refunds that are kept whose slots are over.
+    /// Forgets the kept refunds whose slots are over.
     fn forget_over(&mut self, now: Timestamp) {
         self.none_ends_before = LAST;
         let queues: Vec<Q> = self.queues.keys().copied().collect();
@@ -160,7 +161,7 @@ impl<Q: Copy + Eq + Hash, C> Queues<Q, C> {
 }
 
 impl<C> LeakyQueue<C> {
-    /// Takes out the oldest refund that waits, if too many do.
+    /// Removes the oldest refund that waits, if too many wait.
     #[cfg(any(feature = "_redis", feature = "store"))]
     fn take_one_too_many(&mut self) -> Option<QueuedRefund<C>> {
         if self.waiting.len() <= WAITING_MAX {
@@ -172,7 +173,7 @@ impl<C> LeakyQueue<C> {
         self.waiting.remove(oldest)
     }
 
-    /// Makes one refund of two whose slots lie side by side. Returns how many fewer are kept.
+    /// Makes one refund of two whose slots lie side by side. Returns by how many the number of kept refunds falls.
     fn join(&mut self, at: usize) -> usize {
         let (Some(newer), Some(older)) = (self.waiting.get(at), self.waiting.get(at + 1)) else { return 0 };
         if !is_side_by_side(&newer.refund, &older.refund) {
@@ -186,7 +187,7 @@ impl<C> LeakyQueue<C> {
         let Refund { receipt, .. } = &newer.refund;
         let units = receipt.units().saturating_add(older.refund.receipt.units());
         newer.refund.receipt = Receipt::new(units, receipt.at_us(), receipt.part());
-        // The quota with the larger capacity, which has room for the units in use.
+        // Uses the quota with the larger capacity, because it has room for all units in use.
         if older.refund.policy.quota().capacity() > newer.refund.policy.quota().capacity() {
             newer.refund.policy = older.refund.policy;
         }
@@ -212,13 +213,13 @@ fn longest(quota: &Quota) -> Duration {
     }
 }
 
-/// Returns the end of the slot of a refund, as numbers that have its order.
+/// Returns the end of a refund's slot as numbers that sort in order of time.
 fn end(refund: &Refund) -> (u64, u64) {
     (refund.receipt.at_us(), refund.receipt.part())
 }
 
 /// Returns whether the slot of a refund begins where the slot of an older one ends. The quota of the queue may have
-/// changed between them: slots of one interval are alike, however long the queue is.
+/// changed between them. Slots of the same interval fit together, however long the queue is.
 fn is_side_by_side(newer: &Refund, older: &Refund) -> bool {
     let pair = |refund: &Refund| Pair { at: refund.receipt.at_us(), n: refund.receipt.part() };
     let (own, units, end) = (pair(newer), newer.receipt.units(), pair(older));

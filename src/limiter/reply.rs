@@ -11,7 +11,7 @@ use crate::base::sync::polled_again;
 /// A future whose type is erased.
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A limiter's answer: known now, or coming with a future.
+/// A limiter's answer: known now, or later through a future.
 ///
 /// `.await` returns the answer in both cases. If a reply is dropped, the limiter may have done
 /// nothing, because it may do its work when its future is polled. Only

@@ -10,7 +10,7 @@ use crate::limiter::reply::BoxFuture;
 /// `fleet::Fleet` keeps it.
 ///
 /// * The text is replaced as a whole, by compare and swap, in one atomic step.
-/// * A load that begins after a swap has returned sees what it wrote.
+/// * A load that begins after a swap has returned sees the swap's text.
 /// * The text stays until it is replaced, for ten years at least.
 /// * It has at most a megabyte.
 /// * A swap that fails may have been made, and may even be made later. A future may be dropped.
@@ -41,13 +41,13 @@ impl VersionedText {
         Self { version, text: text.into() }
     }
 
-    /// Reads a text that was stored as the bytes of its version, followed by its own.
+    /// Reads a text that was stored after the bytes of its version.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn from_stored(stored: &[u8]) -> Result<Self, BoxError> {
         let found = stored.split_first_chunk().and_then(|(version, text)| {
             Some(Self::new(u128::from_be_bytes(*version), std::str::from_utf8(text).ok()?))
         });
-        found.ok_or_else(|| "the stored text is not one that this crate wrote".into())
+        found.ok_or_else(|| "this crate did not write the stored text".into())
     }
 }
 

@@ -1,4 +1,4 @@
-//! A layer that is asked by a handler: for limits that are known only there.
+//! Lets a handler ask a layer, for limits that only the handler knows.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -25,14 +25,14 @@ use crate::refusal::RefusalBody;
 
 /// # In a handler
 impl<L: Limiter> RateLimitLayer<L> {
-    /// Decides about a request in a handler, by the rules and the settings of this layer, where a key or a cost is
-    /// known only there: after the body was parsed, or the user was found.
+    /// Decides about a request in a handler, by the rules and the settings of this layer. Use it if only the
+    /// handler knows a key or a cost, after it has parsed the body or found the user.
     ///
     /// The rules read the request's head, so the handler puts what it knows into its extensions. The application keeps
     /// this layer in its state. The layer need not wrap a service.
     ///
-    /// * The observer, access lists, modes, blocks and [`OnError`](crate::OnError) are as in the layer. A request that
-    ///   has to [wait](Self::delay) waits here.
+    /// * The observer, access lists, modes, blocks and [`OnError`](crate::OnError) work as in a layer around a
+    ///   service. A request that has to [wait](Self::delay) waits here.
     /// * The taken units stay charged, and the response gets no headers, unless the handler uses the [`Admission`]:
     ///   [`headers`](Admission::headers) are those of the layer for the handler's response, and
     ///   [`finish`](Admission::finish) adds them to it and settles the rules by it.
@@ -74,8 +74,8 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// ```
     ///
     /// # Errors
-    /// If the request is refused. The error is the response to return: the layer's own refusal with its headers, in the
-    /// protocol of the request.
+    /// If the request is refused. Returns the response to send as the error: the layer's own refusal with its headers,
+    /// in the protocol of the request.
     pub fn admit<'a, H: Into<Head<'a>>>(
         &self,
         request: H,
@@ -92,7 +92,7 @@ impl<L: Limiter> RateLimitLayer<L> {
 
     /// Decides about a request or a message, which may wait for this long if it is over a quota.
     async fn admit_head(layer: &Arc<Compiled<L>>, head: &Head<'_>, max_wait: Duration) -> Result<Admission, Refused> {
-        // On the heap from the beginning: a ticket is large, and each move copies words that were just written, which
+        // The ticket is made on the heap. It is large, and a move would copy words that were just written, which
         // stalls on store forwarding.
         let mut open = OpenTicket::new(layer);
         if layer.entered.get().is_none() {
@@ -140,7 +140,7 @@ impl<L: Limiter> RateLimitLayer<L> {
             let mut extensions = Extensions::new();
             open.open(head.method.clone(), &mut extensions);
             let outcome = open.ticket.outcome(layer);
-            // After that, because the observer is the application's code and may panic.
+            // Calls the observer last, because it is the application's code and may panic.
             open.ticket.observe(layer, head, &outcome);
             if layer.diagnostics.looks() {
                 open.ticket.look_for_never(layer);
@@ -200,7 +200,7 @@ pub(super) fn head_of_call<T>(call: &tonic::Request<T>) -> http::request::Parts 
     head
 }
 
-/// A request that the limiter decides about. If it is dropped before that, the observer sees it.
+/// A request about which the limiter decides. If it is dropped before that, the observer sees it.
 struct Asked<'a, L>(Option<(&'a Compiled<L>, &'a Head<'a>, &'a mut Ticket)>);
 
 impl<L> Drop for Asked<'_, L> {
@@ -227,7 +227,7 @@ impl<L> Drop for Asked<'_, L> {
 /// [warns](crate::observe::SetupWarningKind::NotSettled).
 ///
 /// An admission holds units of a [concurrency limit](crate::Quota::concurrent) until it is ended or dropped, and after
-/// `finish` until the end of the response's body. So have it for as long as the work takes.
+/// `finish` until the end of the response's body. So keep it for as long as the work takes.
 #[must_use = "dropping it returns the request's places and settles it as an aborted one; end it by a method"]
 pub struct Admission {
     outcome: Outcome,
@@ -366,12 +366,13 @@ impl Admission {
         self.end().into_iter().for_each(|mut ticket| ticket.complete());
     }
 
-    /// Refunds what was taken, whatever the rules say: nothing was done for the request.
+    /// Refunds what was taken, whatever the rules say, because nothing was done for the request.
     pub fn refund(mut self) {
         self.end().into_iter().for_each(|mut ticket| ticket.refund());
     }
 
-    /// Settles the rules that are settled by usage: the request cost this many units. The others keep what they took.
+    /// States that the request cost this many units, for rules that are settled by usage. The other rules keep what
+    /// they took.
     ///
     /// A layer without a rule that is settled by usage [warns](crate::observe::SetupWarningKind::NotSettled).
     pub fn settle(mut self, units: u64) {
@@ -383,7 +384,7 @@ impl Admission {
         ticket.complete();
     }
 
-    /// Takes the ticket, which the handler ends.
+    /// Takes the ticket, because the handler ends it.
     fn end(&mut self) -> Option<Box<dyn AnyTicket>> {
         let ticket = self.ticket.take()?;
         ticket.diagnostics().admission_has_ended();
@@ -407,7 +408,7 @@ impl fmt::Debug for Admission {
     }
 }
 
-/// A request that a layer refused in a handler: the response to return.
+/// A request that a layer refused in a handler. It holds the response to return.
 ///
 /// With the feature `axum` it is a response of axum, so that handlers return `Result<_, Refused>`. With the feature
 /// `tonic` it becomes a `tonic::Status`.
@@ -418,7 +419,7 @@ pub struct Refused {
     /// The code and the message of the refusal over gRPC.
     #[cfg(feature = "tonic")]
     grpc_status: (u8, &'static str),
-    /// Behind a lock that is never taken, because the body of a responder need not be `Sync`.
+    /// The lock is never taken. It is here because the body of a responder need not be `Sync`.
     response: Box<Mutex<Response<RefusalBody>>>,
 }
 
@@ -429,7 +430,7 @@ impl Refused {
         self.outcome.kind()
     }
 
-    /// Returns why it was refused, and how each policy stands.
+    /// Returns the reason for the refusal, and the status of each policy.
     #[must_use]
     pub fn outcome(&self) -> &Outcome {
         &self.outcome
@@ -457,7 +458,7 @@ impl std::error::Error for Refused {}
 /// gets the layer's refusal, and the handler is not called.
 ///
 /// It is [`RateLimitLayer::admit`] with the request's head. The state is the layer, or has it as a part by `FromRef`.
-/// Without a type it is that of a layer over a [`MemoryLimiter`](crate::MemoryLimiter).
+/// Without a type parameter the layer is one over a [`MemoryLimiter`](crate::MemoryLimiter).
 ///
 /// ```
 /// use axum::{Router, response::{IntoResponse, Response}, routing::post};
@@ -478,8 +479,8 @@ impl std::error::Error for Refused {}
 /// # Ok(()) }
 /// ```
 ///
-/// An argument behind it that fails, such as a body that is no JSON, drops the admission, which then is settled as an
-/// aborted request. If the cost is known only from the body, call [`admit`](RateLimitLayer::admit) in the handler.
+/// If a later argument fails, such as a body that is not JSON, the admission is dropped, and so settled as an aborted
+/// request. If the cost is known only from the body, call [`admit`](RateLimitLayer::admit) in the handler.
 #[cfg(feature = "axum")]
 pub struct Admit<L = crate::limiter::memory::limiter::MemoryLimiter> {
     /// The admission. It says how the request ends, and has the layer's headers.

@@ -1,5 +1,5 @@
-//! Warnings about likely misconfigurations. A layer watches its first requests. After that, the watch costs each
-//! request two atomic loads.
+//! Warnings about likely misconfigurations. Watches the first requests of a layer for misconfigurations. After
+//! that, the watch costs each request two atomic loads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -29,11 +29,11 @@ const KEYLESS: u32 = 32;
 /// from a trusted proxy.
 const UNTRUSTED: u32 = 32;
 
-/// [`KEYLESS`] for clients that a proxy does not report, if their requests have no forwarding header: a proxy's health
-/// checks have none.
+/// Replaces [`KEYLESS`] for clients that a proxy does not report, if their requests have no forwarding header, because
+/// a proxy's health checks have none.
 const UNREPORTED: u32 = 256;
 
-/// [`KEYLESS`] for a rule that exempts requests without a key, because they may be usual.
+/// Replaces [`KEYLESS`] for a rule that exempts requests without a key, because such requests may be usual.
 const KEYLESS_EXEMPT: u32 = 1_000;
 
 /// A rule is reported if none of this many requests that it refuses can ever pass, and none before passed.
@@ -59,7 +59,7 @@ pub(super) struct Diagnostics {
     lists: Box<[KeyWatch]>,
     /// The number of rules and lists that are still watched.
     new: AtomicU32,
-    /// One for each rule: whether a request can pass.
+    /// For each rule, whether a request can pass.
     passing: Box<[KeyWatch]>,
     /// Whether a handler has ended the admission of a request.
     ends_admissions: AtomicBool,
@@ -72,14 +72,14 @@ struct KeyWatch {
     known: AtomicBool,
     asked: AtomicU32,
     applied: AtomicU32,
-    /// The forwarded requests that came from no trusted proxy.
+    /// The number of forwarded requests that came from no trusted proxy.
     untrusted: AtomicU32,
 }
 
 impl Diagnostics {
     pub(super) fn new(settings: &Settings) -> Self {
-        // Watches only rules that every request asks about. The watch over another rule might never end: it may be for
-        // some paths, disabled, or found by a source.
+        // Watches only rules that every request is matched with. The watch over any other rule might never end,
+        // because the rule may be for some paths, disabled, or found by a source.
         let found = settings.finder().map_or(0, |(_, rules)| rules);
         let is_watched = |(at, bound): (usize, &BoundRule)| {
             at >= found && bound.rule().paths.is_empty() && !bound.rule().is_disabled()
@@ -228,7 +228,7 @@ impl Diagnostics {
         });
     }
 
-    /// Watches what a rule makes of a request.
+    /// Watches how a rule matches a request.
     #[cold]
     pub(super) fn look_at_rule(&self, at: usize, bound: &BoundRule, matched: RuleMatch<'_, &Key>, head: &Head<'_>) {
         let applies = matched.applies();
@@ -236,7 +236,8 @@ impl Diagnostics {
         let Some(rule) = self.rules.get(at).filter(|rule| !rule.known.load(Ordering::Relaxed)) else {
             return;
         };
-        // A rule that trusts networks finds no client without the peer's address. A rule that counts proxies does.
+        // A rule that trusts networks finds no client without the peer's address. A rule that counts proxies needs no
+        // peer address.
         if bound.is_by_proxies() && applies && key.is_none_or(|key| *key == Key::keyless()) {
             self.peer_is_unknown("a rule counts by key::client_ip behind the networks of trusted proxies");
             self.is_known_now(rule);
@@ -245,7 +246,7 @@ impl Diagnostics {
         let is_unreported = bound.is_by_proxies() && key.is_some_and(Key::is_unnamed);
         let has_key = !is_unreported && key.is_some_and(|key| *key != Key::keyless());
         let asked = rule.asked.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        // A peer that is not a trusted proxy is itself the client, or a proxy that the networks lack.
+        // A peer that is not a trusted proxy is either the client itself, or a proxy that is missing in the networks.
         if bound.is_by_proxies() && has_key && asked < RULE_LOOKED_AT && is_of_peer(key, head) {
             self.look_for_untrusted_proxy(rule, bound, head);
             return;
@@ -373,7 +374,8 @@ impl Diagnostics {
     }
 
     /// Watches a request that was refused because it costs more than a policy's quota can ever allow, while no request
-    /// of its rule has passed. A single client may send such a request; a rule that lets nothing pass is a mistake.
+    /// of its rule has passed. A single client may send such a request, but a rule that lets nothing pass is a
+    /// mistake.
     pub(super) fn cannot_pass(&self, rule: usize, policy: &Policy, cost: u64) {
         let Some(passing) = self.passing.get(rule).filter(|passing| !passing.known.load(Ordering::Relaxed)) else {
             return;
@@ -385,7 +387,7 @@ impl Diagnostics {
         self.notice(SetupWarningKind::NeverPasses, || {
             format!(
                 "none of the first {refused} requests that the policy {:?} ({}) applied to can ever pass: the last one \
-                 cost {cost} units, of which no more than {} can pass at once, so it was refused for good: raise the \
+                 cost {cost} units, but no more than {} can pass at once, so it was refused for good: raise the \
                  quota's burst or limit, lower the cost, or answer such requests otherwise",
                 policy.name(),
                 policy.quota(),

@@ -1,12 +1,11 @@
-//! Reads the rest of a refused request, and drops it, before the refusal is returned.
+//! Reads and drops the rest of a refused request, before the refusal is returned.
 //!
 //! A server that answers before it has read the request closes the connection, or resets the stream.
 //! A client or a proxy that is still sending then often sees a broken connection instead of the
 //! response.
 //!
-//! The body is read before the answer and not after it: only the task of the request polls a body, and
-//! servers drop a response's body, and whatever it holds, once they have written as much as
-//! `Content-Length` says.
+//! The body is read before the answer and not after it. Only the task of the request polls a body, and
+//! servers drop a response's body once they have written as much as `Content-Length` says.
 
 use std::fmt;
 use std::pin::Pin;
@@ -81,7 +80,7 @@ impl Discard {
     fn waits_for_the_rest(&self, head: &Head<'_>) -> bool {
         // The client sends its body after `100 Continue`, which servers send when the body is polled.
         let waits_for_100 = head.headers.contains_key(EXPECT);
-        // Its client reads the status while it sends. A stream of messages may not end before the answer.
+        // A client of gRPC reads the status while it sends. Its stream of messages may not end before the answer.
         let is_call = head.version >= Version::HTTP_2 && Protocol::of(head) == Protocol::Grpc;
         let can_sleep = !self.has_no_timer.load(Ordering::Relaxed) && self.timer.now() < Duration::MAX;
         can_sleep && !waits_for_100 && !is_call
@@ -95,9 +94,9 @@ impl fmt::Debug for Discard {
 }
 
 pin_project! {
-    /// A response, and the body of its request that is read before.
+    /// A response, and its request's body, which is read first.
     pub(crate) struct Discarding<B, R> {
-        // `None` once it is over. It is dropped before the response is returned.
+        // `None` once it is over. The body is dropped before the response is returned.
         #[pin]
         body: Option<B>,
         response: Option<R>,
@@ -160,7 +159,7 @@ fn read_frames<B: Body>(body: Pin<&mut Option<B>>, left: &mut u64, cx: &mut Cont
                     return true;
                 }
             }
-            // The client has gone, or all was read.
+            // The client has disconnected, or the whole body was read.
             Poll::Ready(Some(Err(_)) | None) => return true,
         }
     }

@@ -56,7 +56,7 @@ extracted!(Outcome, "a layer with `expose_outcome(true)`");
 extracted!(Usage, "a layer with a rule that is settled by usage");
 extracted!(InFlight, "a layer with a concurrency limit");
 
-/// Reports the warning on stderr or by `tracing`, since no layer is there whose observer could get it.
+/// Reports the warning on stderr or by `tracing`, because there is no layer whose observer could get it.
 fn warn(text: &str) {
     SetupWarning::new(SetupWarningKind::NotExposed, text.to_owned()).report();
 }

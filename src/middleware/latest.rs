@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::base::sync::{AtomicU64, Mutex, Ordering, lock};
 
-/// A value with a version, which newer ones have a higher number of.
+/// A value with a version, whose number grows.
 pub(super) trait Versioned {
     fn version(&self) -> u64;
 }

@@ -23,9 +23,10 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// WebSocket, a stream of gRPC, events that are sent. The layer is around no service for this;
     /// it is kept in the application's state.
     ///
-    /// `request` is the one that began the connection. For each message the rules see its head. So
-    /// all connections of a user share what the user may send, if the key is the user's. A rule
-    /// counts messages, or what [`message_units`](crate::middleware::message_units) of each says.
+    /// `request` is the one that began the connection. For each message the rules see the head of
+    /// that request. So all connections of a user share what the user may send, if the key is the
+    /// user's. A rule counts messages, or the units that
+    /// [`message_units`](crate::middleware::message_units) returns for each.
     ///
     /// ```
     /// use http::request::Parts;
@@ -98,7 +99,7 @@ pub fn message_units(head: &Head<'_>) -> u64 {
 #[derive(Clone, Copy)]
 struct MessageUnits(u64);
 
-/// The messages of one connection, as a layer [decides](RateLimitLayer::messages) about them.
+/// Decides about the messages of one connection, by a layer's [rules](RateLimitLayer::messages).
 #[derive(Clone)]
 pub struct Messages<L: Limiter> {
     layer: RateLimitLayer<L>,
@@ -122,8 +123,8 @@ impl<L: Limiter> Messages<L> {
         self.layer.admit_message(&Head::from(&self.head)).await
     }
 
-    /// Limits a stream of messages, received or sent. `units` says what each costs; a message of 0
-    /// units passes without being asked about, such as a ping or an error of the connection.
+    /// Limits a stream of messages, received or sent. `units` returns the cost of each. A message
+    /// of 0 units passes without a check, such as a ping or an error of the connection.
     ///
     /// The stream yields the messages that pass. A refused one ends it with an error, unless
     /// refused messages are [dropped](MessageStream::drop_refused). Units of a [concurrency
@@ -158,7 +159,7 @@ impl<L: Limiter> fmt::Debug for Messages<L> {
     }
 }
 
-/// The result for a message, and the connection's messages again.
+/// The result for a message. It returns the connection's `Messages`.
 type DecidedMessage<L> = (Messages<L>, Result<Admission, Refused>);
 
 pin_project! {
@@ -232,7 +233,7 @@ where
                 return Poll::Ready(None);
             }
             if dropped >= DROPPED_MAX {
-                // A client that floods keeps no other task from running.
+                // This yields, so that a client that floods does not keep other tasks from running.
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }

@@ -19,8 +19,8 @@
 //!   type of the service inside. If middleware inside of the layer changes that type, as compression
 //!   and tracing do in one `ServiceBuilder`, end the layer with
 //!   [`wrap_body`](crate::RateLimitLayer::wrap_body). See [`ResponseBody`].
-//! * **On a condition** with `tower::util::option_layer`: the response has the same type with the
-//!   layer and without it.
+//! * **Optionally** with `tower::util::option_layer`: the response has the same type with the layer
+//!   and without it.
 //! * **Authentication outside of it** if the key is a user's. Otherwise the key is whatever the
 //!   client claims. An expensive check, such as a password, also needs a limit by address outside
 //!   of the check.

@@ -19,17 +19,17 @@ pub(super) enum ChargePlan {
 }
 
 impl ChargePlan {
-    /// Returns the plan of a layer with these settings and policies. `are_supported` if its limiter supports all
-    /// quotas.
+    /// Returns the plan of a layer with these settings and policies. `are_supported` is true if its limiter
+    /// supports all quotas.
     pub(super) fn of(settings: &Settings, policies: &[Policy], are_supported: bool, needs: Needs) -> Self {
         let rules = || settings.rules.iter().map(BoundRule::rule);
-        // Settings by which the limiter is not asked, or not for all rules. A file of descriptors finds charges.
+        // With these settings the limiter is not asked, or not for all rules. A file of descriptors finds charges.
         let has_exceptions = !settings.access.is_empty()
             || settings.exempt_preflight
             || settings.finder().is_some()
             || rules().any(|rule| !rule.paths.is_empty() || rule.pace.is_some())
             || !are_supported;
-        // Settings by which a denied request may pass, or an allowed one may wait.
+        // With these settings a denied request may pass, or an allowed one may wait.
         let has_choices =
             settings.mode.is_some() || rules().any(|rule| rule.mode.is_some()) || settings.timer.is_some();
         if has_exceptions || has_choices {
@@ -69,8 +69,8 @@ pub(super) enum Needs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PlaceHolders {
     None,
-    /// Those that bring such a quota.
+    /// The requests that bring such a quota.
     WithOwnQuota,
-    /// Any request, because a policy of the layer is a concurrency limit.
+    /// Any request may, because a policy of the layer is a concurrency limit.
     All,
 }

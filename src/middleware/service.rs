@@ -31,8 +31,8 @@ use crate::limiter::memory::limiter::MemoryLimiter;
 /// rest](crate::RateLimitLayer::discard_body) of refused requests. For a test, `String` is one, and
 /// `()` is not.
 ///
-/// * Its readiness is the inner service's own, and the inner service that was made ready is the one that is called. A
-///   refused request releases that readiness, for example the permit that an inner concurrency limit reserved.
+/// * Its readiness is the inner service's own, and it calls the very service that was made ready. A refused request
+///   releases that readiness, for example the permit that an inner concurrency limit reserved.
 /// * Its errors are the inner service's own. A refusal is a response.
 /// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. Once the inner
 ///   service was called, the charge is kept, even if the future is dropped before it was polled. A correction
@@ -89,8 +89,8 @@ where
         self.inner.poll_ready(cx)
     }
 
-    // Out of line, as `decide` is: a caller that boxes the future then has it written once, and moves it once. That of
-    // an axum router has 320 bytes, and each move of words just written stalls on store forwarding.
+    // Not inlined, like `decide`: a caller that boxes the future then writes it once and moves it once. The future
+    // of an axum router has 320 bytes, and each move of words just written stalls on store forwarding.
     #[inline(never)]
     fn call(&mut self, request: Request<B>) -> Self::Future {
         ResponseFuture { state: self.decide(request) }
@@ -138,7 +138,8 @@ impl<S, L, O> RateLimit<S, L, O> {
             }
         };
         match headers {
-            // Nothing is left to be dropped if the service panics. So the service writes its future where it stays.
+            // No value has to be dropped if the service panics. So the service writes its future directly to its final
+            // place.
             None => ResponseState::Passing {
                 response: call_in_place(&mut self.inner, request),
                 on_response: OnResponse::Nothing,
@@ -151,13 +152,13 @@ impl<S, L, O> RateLimit<S, L, O> {
     }
 }
 
-/// Calls a service. Out of line, so that its future is written by one function, and is not moved into its state.
+/// Calls a service. Not inlined, so that one function writes its future in place, and the future is not moved.
 #[inline(never)]
 fn call_in_place<S: Service<R>, R>(service: &mut S, request: R) -> S::Future {
     service.call(request)
 }
 
-/// The limited service is served under the name of the service within.
+/// The limited service has the name of the inner service.
 #[cfg(feature = "tonic")]
 impl<S: tonic::server::NamedService, L, O> tonic::server::NamedService for RateLimit<S, L, O> {
     const NAME: &'static str = S::NAME;

@@ -56,7 +56,7 @@ impl Settings {
         settings
     }
 
-    /// Adds a rule behind those that there are.
+    /// Adds a rule after the present ones.
     pub(super) fn add_rule(&mut self, mut rule: BoundRule) {
         rule.place_behind(&mut self.names);
         self.has_switches |= rule.rule().switch.is_some();
@@ -84,14 +84,14 @@ impl Settings {
         self.rules.get(sourced..).unwrap_or_default()
     }
 
-    /// Returns what finds the first rules, and how many these are.
+    /// Returns the finder of the first rules, and their number.
     pub(super) fn finder(&self) -> Option<(&dyn FindRules, usize)> {
         let sourced = self.source.as_ref()?;
         Some((&**sourced.finder.as_ref()?, sourced.rules))
     }
 
-    /// Takes the rules and lists that the source has now, in the place of those that it had. Those of the program stay
-    /// behind them. Returns whether the source had a new version.
+    /// Replaces the source's rules and lists by its present ones. The program's own come after them. Returns whether
+    /// the source had a new version.
     pub(super) fn follow_source(&mut self) -> bool {
         let Some(sourced) = &mut self.source else { return false };
         let now = sourced.source.current();

@@ -27,7 +27,7 @@ struct ChargedTo {
 }
 
 impl<L: Limiter> Compiled<L> {
-    /// Warns about what the setup alone shows.
+    /// Warns about misconfigurations that the settings alone show.
     pub(super) fn look_at_setup(&self) {
         for bound in &self.settings.rules {
             bound.policies().iter().for_each(|policy| self.look_for_debt(bound.rule(), policy));
@@ -63,7 +63,8 @@ impl<L: Limiter> Compiled<L> {
             if rule.pace.is_some() {
                 continue; // no header reports it
             }
-            // Conditions and paths usually choose some of many rules, and plans choose one policy.
+            // A request usually meets only some of many rules, because of conditions and paths, and plans choose one
+            // policy.
             if rule.conditions.is_empty() && rule.paths.is_empty() && !rule.is_disabled() {
                 let count = if rule.choose.is_some() { 1 } else { bound.policies().len() };
                 let first = bound.end() - bound.policies().len();
@@ -115,8 +116,8 @@ impl<L: Limiter> Compiled<L> {
 
     /// Warns about a quota that forgets what a request costs above its reservation.
     fn look_for_debt(&self, rule: &Rule, policy: &Policy) {
-        // Blocks and meters count what is forced, and have no debt. Without a limit nothing is owed, and a limit of 0
-        // is a switch.
+        // Blocks and meters count what is forced, and have no debt. An unlimited quota needs no debt, and a limit of
+        // 0 switches a quota off.
         let quota = policy.quota();
         let has_limit = quota.limit() > 0 && !quota.is_unlimited();
         let forgets = quota.spec().debt == 0 && quota.algorithm().is_rate() && has_limit;
@@ -146,7 +147,7 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Warns about a pace of bodies that its quota has no room for.
+    /// Warns if a quota has no room for its pace of bodies.
     fn look_for_slow_pace(&self, policy: &Policy) {
         let quota = policy.quota();
         let passes = u128::from(quota.limit()) * 10_000 / u128::from(quota.spec().period_us.max(1));
@@ -174,8 +175,8 @@ impl<L: Limiter> Compiled<L> {
             let (rule, policies) = (bound.rule(), bound.policies());
             let name = policies.first().map_or("", Policy::name);
             let holds = policies.iter().any(Policy::limits_in_flight);
-            // If the rule has rates as well, a correction may be meant for them. A replaced cost is meant for all its
-            // policies.
+            // If the rule also has rates, the correction may be meant for them. A cost that is replaced concerns all
+            // policies of the rule.
             let has_rates = !policies.iter().all(Policy::limits_in_flight);
             if let Some(policy) = policies
                 .first()

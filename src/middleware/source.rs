@@ -43,8 +43,8 @@ impl SourcedRules {
     }
 }
 
-/// The most charges of a request with rules that are found. A limiter's time grows with their square, and a client may
-/// choose how many it has.
+/// The maximum number of charges of a request to found rules. A limiter's time grows with their square, and a client
+/// may choose how many it has.
 pub(crate) const FOUND_MAX: usize = 1_000;
 
 /// Finds the rules that apply to a request among many.
@@ -61,6 +61,6 @@ pub(crate) trait RuleSource: Send + Sync {
     /// Returns which rules are in force.
     fn in_force(&self) -> RulesInForce;
 
-    /// Makes the source know a layer, which follows when the rules change.
+    /// Registers a layer, which follows when the rules change.
     fn enter(&self, layer: Weak<dyn Follow>);
 }

@@ -25,7 +25,7 @@ use crate::quota::Algorithm;
 pub(super) struct Charged {
     /// The policy's index in the layer.
     pub(super) policy: usize,
-    /// The policy of the request's own quota, for which the one with that index stands in.
+    /// The policy of the request's own quota. The policy with the index stands in for it.
     pub(super) own: Option<Policy>,
     pub(super) key: Key,
     pub(super) cost: u64,
@@ -58,7 +58,7 @@ impl Charged {
         self.own.clone().or_else(|| layer.policy_of_refunds(self.policy))
     }
 
-    /// Returns the policy for asking again for what the request waits for in line.
+    /// Returns the policy with which the request in line asks again.
     pub(super) fn policy_in_line<L>(&self, layer: &Compiled<L>) -> Option<Policy> {
         self.own.clone().or_else(|| layer.policy_in_line(self.policy))
     }
@@ -68,7 +68,7 @@ impl Charged {
         Charge::new(policy, &self.key).cost(self.cost).effect(self.effect)
     }
 
-    /// Whether the policy's rule enforces, and its quota denies the charge.
+    /// Returns whether the policy's rule enforces and its quota denies the charge.
     pub(super) fn is_refused(&self) -> bool {
         self.mode == Mode::Enforce && !self.decision.is_allowed()
     }
@@ -93,19 +93,19 @@ pub(super) fn is_strike<L>(layer: &Compiled<L>, charged: &Charged) -> bool {
 /// are for the same policy and key, since the policies of a layer differ by name.
 pub(super) type Charges = SmallVec<[Charged; INLINE]>;
 
-/// The charges of a request, and what is known about them. Data: what was taken stays taken if it is dropped, except
+/// The charges of a request, and what is known about them. It is data: if it is dropped, charges stay taken, except
 /// units of concurrency limits.
 pub(super) struct Ticket {
     pub(super) kind: OutcomeKind,
     pub(super) charges: Charges,
     /// Whether the limiter has answered. Without an answer nothing is known of the charges, and nothing was taken.
     pub(super) is_answered: bool,
-    /// Whether the limiter was not asked yet, because the request may wait in line: see
+    /// True if the limiter was not asked yet, because the request may wait in line: see
     /// [`has_to_be_tried`](Self::has_to_be_tried).
     pub(super) is_left_to_line: bool,
     /// The mode of a rule that found no key, if there is one. None of these rules enforces.
     pub(super) keyless: Option<Mode>,
-    /// Whether the request is refused because the server does not say which address it came from.
+    /// True if the request is refused because the server does not provide its peer's address.
     pub(super) lacks_peer: bool,
     /// The units of concurrency limits that the request holds. They are returned if this is dropped.
     pub(super) places: Option<Arc<dyn AnyPlaces>>,
@@ -113,8 +113,8 @@ pub(super) struct Ticket {
     pub(super) paced: PacedBodiesBy,
 }
 
-/// The policies that pace the bodies of a request. Boxed and dropped out of line, because most requests have none, and
-/// their way is longer by each instruction that drops some (`benches/instructions`).
+/// The policies that pace the bodies of a request. Boxed, and dropped by a function that is not inlined. Most requests
+/// have none, and each instruction for dropping some would slow them down (`benches/instructions`).
 #[derive(Default)]
 pub(super) struct PacedBodiesBy(Option<Box<PacedList>>);
 
@@ -152,7 +152,7 @@ impl Drop for PacedBodiesBy {
 pub(super) struct PacedBy {
     /// The policy's index in the layer.
     pub(super) policy: usize,
-    /// The policy of the request's own quota, for which the one with that index stands in.
+    /// The policy of the request's own quota. The policy with the index stands in for it.
     pub(super) own: Option<Policy>,
     pub(super) key: Key,
 }
@@ -199,7 +199,7 @@ impl Ticket {
         if self.is_answered { &self.charges } else { &[] }
     }
 
-    /// Moves what was taken of concurrency limits into a holder, which returns it whatever happens.
+    /// Moves the taken units of concurrency limits into a holder, which returns them in any case.
     #[inline(never)]
     pub(super) fn hold_places<L: Limiter>(&mut self, layer: &Compiled<L>) {
         let mut held = SmallVec::new();
@@ -234,8 +234,8 @@ impl Ticket {
         self.charges.get(at).map_or(0, |charged| charged.decision.taken()) + held
     }
 
-    /// Takes the receipts of all charges, with the index of each. The taken units can be refunded once. Strikes stay: a
-    /// request that is refunded was refused anyway.
+    /// Takes the receipts of all charges, with the index of each. The taken units can be refunded once. Strikes stay,
+    /// because a request that is refunded was refused anyway.
     fn take_receipts<L>(&mut self, layer: &Compiled<L>) -> SmallVec<[(usize, Receipt); 2]> {
         let charges = self.charges.iter_mut().enumerate().filter(|(_, charged)| !is_strike(layer, charged));
         charges.filter_map(|(at, charged)| Some((at, charged.decision.take_receipt()?))).collect()
@@ -278,9 +278,9 @@ impl Ticket {
     }
 
     /// Settles a charge that cost `units`. Refunds what was taken beyond that, or takes what is missing, into debt.
-    /// `is_reported` if the response still reports the charge.
+    /// `is_reported` is true if the response still reports the charge.
     pub(super) fn settle<L: Limiter>(&mut self, layer: &Compiled<L>, at: usize, units: u64, is_reported: bool) {
-        debug_assert!(at < self.charges.len(), "what is settled is a charge of the ticket");
+        debug_assert!(at < self.charges.len(), "the index is that of a charge of the ticket");
         let Some(charged) = self.charges.get_mut(at) else { return };
         // A charge without a receipt took nothing: it only observes, or the request was charged to its meter instead.
         let Some(receipt) = charged.decision.take_receipt() else { return };
@@ -302,10 +302,10 @@ impl Ticket {
     /// Updates the decision of a charge whose cost changed from `from` to `to` units: by the limiter if it answers at
     /// once, and otherwise by calculation.
     pub(super) fn update<L: Limiter>(&mut self, layer: &Compiled<L>, at: usize, from: u64, to: u64) {
-        debug_assert!(at < self.charges.len(), "what is updated is a charge of the ticket");
+        debug_assert!(at < self.charges.len(), "the index is that of a charge of the ticket");
         let Some(charged) = self.charges.get_mut(at) else { return };
-        // A request is answered under the quota that it was charged under. A larger quota that replaced it is not
-        // asked.
+        // A request is settled under the quota that it was charged under. A larger quota that has replaced it
+        // does not count.
         let policy = charged.policy_now(layer).filter(|now| charged.policy_in(layer) == Some(now));
         let now = policy.and_then(|policy| layer.peek_now(&policy, &charged.key));
         charged.decision = now.unwrap_or_else(|| charged.decision.with_cost_changed(from, to));

@@ -1,8 +1,8 @@
-//! The strikes of requests that have no response yet, so that no refusal promises a wait that rests on them.
+//! The strikes of requests that have no response yet. A refusal must not promise a wait that depends on them.
 //!
-//! A block counts a strike when a request comes, and returns it if the response is none of those that count. While
-//! requests are under way, their strikes may close a key that their responses open again. The limiter knows nothing of
-//! that, so the layer counts its own.
+//! A block counts a strike when a request comes, and refunds it if the response does not count. While requests are
+//! under way, their strikes may close a key that their responses open again. The limiter knows nothing of that, so the
+//! layer counts its own.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ pub(super) struct Unsettled(Mutex<HashMap<Strikes, usize>>);
 pub(super) type Strikes = (u64, Key);
 
 impl Unsettled {
-    /// Returns whether the strikes of a policy may be returned by the response.
+    /// Returns whether the response may refund the strikes of a policy.
     pub(super) fn concerns(policy: &Policy, settlement: &Settlement) -> bool {
         policy.quota().algorithm() == Algorithm::Block && !settlement.is_none()
     }

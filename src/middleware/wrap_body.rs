@@ -30,7 +30,7 @@ impl<S, L: Layer<WrapBody<S>>> Layer<S> for WrapBodyLayer<L> {
     }
 }
 
-/// A service whose response bodies are [wrapped](WrappedBody). It lies inside of a
+/// A service whose response bodies are [wrapped](WrappedBody). It is inside of a
 /// [`RateLimit`](super::RateLimit).
 #[derive(Clone, Debug)]
 pub struct WrapBody<S>(S);

@@ -17,7 +17,7 @@ impl Quota {
     /// them, the key is closed for the time `lasting`. Denied requests do not prolong it, unless
     /// [`count_denied`](Self::count_denied) is set.
     ///
-    /// By itself it is a limit such as "five attempts, then nothing for an hour". As the block of a
+    /// Alone it is a limit such as "five attempts, then nothing for an hour". As the block of a
     /// [rule](crate::Rule::block) its units are the rule's refusals.
     ///
     /// A refund undoes the block that the refunded units began, while that lasts. So with
@@ -95,10 +95,10 @@ impl Quota {
     /// Makes a meter, which counts units until it is reset, or until nothing was counted for the
     /// time `retention`. At `limit` units it is full and denies more.
     ///
-    /// A [rule](crate::Rule::overage) uses it to count what goes beyond its quota. In memory the
-    /// states of meters are never evicted, unless the limiter has
-    /// [too many quotas](crate::observe::LimiterEvent::TooManyQuotas). If there is no room for a new
-    /// one, it is denied.
+    /// A [rule](crate::Rule::overage) uses it to count the units beyond its quota. In memory the
+    /// states of meters are never evicted, unless the limiter has [too many
+    /// quotas](crate::observe::LimiterEvent::TooManyQuotas). If there is no room for a new one, it
+    /// is denied.
     ///
     /// # Errors
     /// Returns an error if the limit or the retention is out of [range](Self#exactness-and-ranges).
@@ -110,7 +110,7 @@ impl Quota {
 impl Quota {
     /// Returns the quota without the options that its states do not depend on.
     pub(crate) fn of_states(self) -> Self {
-        // The text of held units, for any limit.
+        // The quota of a concurrency limit, for any limit.
         if self.algorithm() == Algorithm::Concurrency {
             Self::concurrent(1)
         } else {
@@ -119,7 +119,7 @@ impl Quota {
     }
 
     /// Returns the quota of a key that is closed by hand for a time. The time is rounded up, so
-    /// that there are few different quotas: each is one more quota for a limiter.
+    /// that a limiter gets few different quotas.
     pub(crate) fn closing_for(self, lasting: Duration) -> Self {
         const SECOND_US: u64 = 1_000_000;
         let us = crate::base::time::micros_ceil(lasting).clamp(1, PERIOD_US_MAX);

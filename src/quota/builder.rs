@@ -42,8 +42,8 @@ const SECOND: u64 = 1_000_000;
 /// * Periods go from one microsecond to 366 days, in whole microseconds.
 /// * A full bucket may take up to 2^48 µs (about 8.9 years) to drain.
 ///
-/// So rates from one per 366 days to billions per second and byte quotas of terabytes a month are
-/// possible. A quota outside of this range is an error when it is made, not when a request comes.
+/// So rates can go from one per 366 days to billions per second, and byte quotas to terabytes a month. A
+/// quota outside of this range is an error when it is made, not when a request comes.
 /// [`per_second`](Self::per_second), `per_minute`, `per_hour`, `per_day`, `per_calendar_month`,
 /// [`concurrent`](Self::concurrent) and [`unlimited`](Self::unlimited) cannot fail: a larger limit counts
 /// as the largest one.
@@ -258,13 +258,13 @@ impl Quota {
     }
 
     /// Counts and never refuses, for customers that have no limit. It counts the units of the current
-    /// minute of UTC, so a peek, an explanation and a status say what the key used in it, as the limit
-    /// less what remains. Statistics count its requests and units like those of any quota. The count
-    /// ends at 999,999,999,999.
+    /// minute of UTC. So what the key used in that minute is the limit minus the remaining units of a
+    /// peek, an explanation or a status. Statistics count its requests and units like those of any
+    /// quota. The count ends at 999,999,999,999.
     ///
     /// * Its text is `unlimited`. It has no options.
-    /// * No header reports it: a client has nothing to keep to. If all quotas of a request are
-    ///   unlimited, its response has no headers of the layer.
+    /// * No header reports it, because there is nothing that a client has to obey. If all quotas of
+    ///   a request are unlimited, its response has no headers of the layer.
     /// * The units that a key has used under another quota count for one to two minutes more. A key that leaves it for
     ///   another quota has used the units of the minute. If they are more than the other quota can remember, the key
     ///   waits until they no longer count.
@@ -564,8 +564,8 @@ impl Quota {
     }
 
     /// Returns whether this quota and another one count alike, so that their states look alike.
-    /// They may differ in their algorithm's name, and in what happens to a request that waits or is
-    /// denied.
+    /// They may have algorithms of different names, and treat requests that wait or are denied in
+    /// different ways.
     pub(crate) fn counts_alike(&self, other: &Self) -> bool {
         let counted = |Self { spec, .. }: &Self| {
             let is_one_instant = spec.algorithm.is_bucket() && spec.algorithm != Algorithm::StepBucket;
@@ -584,9 +584,9 @@ impl Quota {
         counted(self) == counted(other)
     }
 
-    /// Returns whether a receipt of the other quota means the same to this one. A bucket notes the instant at which the
-    /// units have drained. Windows and logs note the window in which the units were counted. A queue notes the last
-    /// departure at its own rate.
+    /// Returns whether a receipt of the other quota has the same meaning under this one. A bucket notes the instant at
+    /// which the units have drained. Windows and logs note the window in which the units were counted. A queue notes
+    /// the last departure at its own rate.
     pub(crate) fn reads_receipts_of(&self, other: &Self) -> bool {
         let is_bucket =
             |Self { spec, .. }: &Self| spec.algorithm.is_bucket() && spec.algorithm != Algorithm::LeakyQueue;
@@ -608,8 +608,8 @@ impl Quota {
     }
 
     fn simple(limit: u64, period_us: u64) -> Self {
-        // Every other limit is in range: the longest drain is one period, the shortest interval a
-        // fraction of a microsecond.
+        // Every other limit is in range: the longest drain is one period, and the shortest interval
+        // is a fraction of a microsecond.
         Self::from_spec(Spec::new(limit.min(UNITS_MAX), period_us, Algorithm::TokenBucket))
     }
 

@@ -95,10 +95,9 @@ impl Calendar {
     /// Sets the time zone, by its name in the IANA database, such as `Europe/Berlin`. Without the feature
     /// `time-zones`, only `UTC` is known.
     ///
-    /// The zone's rules are those of the system's database when the process first names the zone, or
-    /// those that are built in if the system does not have the zone. Processes that share a limiter should have the
-    /// same rules. While they differ, each keeps to the edges that it knows, and a key never gets a
-    /// window more than the calendar has.
+    /// The zone's rules are those of the system's database when the process first names the zone, or those that are
+    /// built in if the system does not have the zone. Processes that share a limiter should have the same rules.
+    /// While they differ, each process uses its own edges, and a key never gets more windows than the calendar has.
     ///
     /// # Errors
     /// Returns an error if the zone is unknown.

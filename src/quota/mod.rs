@@ -16,9 +16,9 @@
 //! 3. **Honest waits.** If a request is refused with `Wait::After(d)`, the same cost is refused at
 //!    every earlier instant and admitted at `now + d`, provided that nothing else was charged to
 //!    the key and its quota did not change.
-//! 4. **Refusals are free.** A refused request, a peek and a cost of 0 write nothing. Exceptions
-//!    are quotas that count denied requests, blocks and meters, and a state that lies further ahead
-//!    than its quota allows, which is brought back.
+//! 4. **Refusals are free.** A refused request, a peek and a cost of 0 write nothing. There are two
+//!    exceptions: quotas that count denied requests, blocks and meters; and a state that lies
+//!    further ahead than its quota allows, which is moved back.
 //! 5. **Costs add up.** A cost of `n` equals `n` costs of 1 at one instant, taken all or none. A
 //!    cost above the capacity is refused for good. Windows are half-open: a unit is free again
 //!    exactly one period later.
@@ -31,7 +31,7 @@
 //!      that request has already been promised its departure. The limiter keeps such a refund, and
 //!      makes it once the requests behind it are refunded too, in whatever order.
 //!    * A limiter keeps at most 4,096 such refunds; neighbours in the queue count as one. Further
-//!      ones are lost. So is a refund behind which a request of another process was queued.
+//!      ones are lost. A refund is also lost if a request of another process is queued behind it.
 //!    * A refund of strikes opens the key that they closed, unless the strikes that are left would
 //!      have closed it.
 //!    * A refund does not undo side effects of the request: a window that it anchored, entries that

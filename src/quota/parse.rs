@@ -49,8 +49,9 @@ const BYTES: [ByteUnit; 9] = [
 ];
 
 impl fmt::Display for Quota {
-    /// Prints what differs from the algorithm's defaults, such as
-    /// `100 per minute, burst 20, token bucket`. The text parses back to an equal quota.
+    /// Prints the limit, the period, the options that differ from the algorithm's defaults, and the
+    /// algorithm, such as `100 per minute, burst 20, token bucket`. The text parses back to an
+    /// equal quota.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let spec = self.spec();
         if spec.unlimited {
@@ -284,7 +285,7 @@ struct WordReader<'a> {
     written: Vec<&'a str>,
     /// The index of the next word.
     at: usize,
-    /// Whether the limit has a unit of bytes. Then all numbers of bytes have one.
+    /// True if the limit has a unit of bytes. Then all numbers of bytes have one.
     in_bytes: bool,
 }
 
@@ -491,7 +492,7 @@ impl<'a> WordReader<'a> {
         Ok(())
     }
 
-    /// Reads the limit. Its unit says what the quota counts.
+    /// Reads the limit. The unit of the limit says what the quota counts.
     fn limit(&mut self) -> Result<u64, ConfigError> {
         let (number, unit) = self.number_and_unit("a limit")?;
         self.in_bytes = unit.is_some();
@@ -514,7 +515,7 @@ impl<'a> WordReader<'a> {
         }))
     }
 
-    /// Reads a number, and the unit of bytes that follows it or is its end, if there is one.
+    /// Reads a number, and the unit of bytes after it, with or without a space between, if there is one.
     fn number_and_unit(&mut self, what: &str) -> Result<(u64, Option<ByteUnit>), ConfigError> {
         let written = self.written.get(self.at).copied().unwrap_or_default();
         let word = self.next().ok_or_else(|| self.error(&format!("{what} is missing")))?;
@@ -587,7 +588,7 @@ impl<'a> WordReader<'a> {
         let rest = format!(
             "` is not a quota: {why}; write it like `100/min burst 20`, `5 per 10 s, sliding log` or `3 at once`"
         );
-        // A line of fewer than 400 characters, of which the text has at most 80.
+        // The line has fewer than 400 characters, and the text in it at most 80.
         let room = 398_usize.saturating_sub(rest.chars().count()).min(80);
         let text: String = self.text.chars().take(room).collect();
         let message = format!("`{text}{rest}");

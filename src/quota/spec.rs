@@ -27,9 +27,9 @@ pub(crate) struct Spec {
     /// Whether the debt was chosen. Otherwise it is as much as the burst.
     pub(crate) debt_is_chosen: bool,
     pub(crate) algorithm: Algorithm,
-    /// Whether the quota counts and refuses nothing: a fixed window, whose limit is where the count ends.
+    /// True if the quota counts and never refuses. It is then a fixed window, and the count ends at its limit.
     pub(crate) unlimited: bool,
-    /// Whether a unit is a byte. It does not change what is counted.
+    /// True if a unit is a byte. It does not change what is counted.
     pub(crate) in_bytes: bool,
     pub(crate) anchor: Anchor,
     /// The windows of a fixed window, if they are those of the calendar. The period is that of the longest in UTC.
@@ -40,7 +40,7 @@ pub(crate) struct Spec {
     pub(crate) buckets: u32,
     pub(crate) oldest: Oldest,
     pub(crate) count_denied: bool,
-    /// Whether a changed quota keeps the used share instead of the used amount.
+    /// True if a changed quota keeps the used share instead of the used amount.
     pub(crate) proportional: bool,
     pub(crate) lasting: Lasting,
 }
@@ -115,8 +115,8 @@ pub enum Oldest {
 }
 
 impl Algorithm {
-    /// Returns whether the algorithm limits the rate of requests. The units of blocks and meters are refusals, or are
-    /// to be settled. Units of a concurrency limit come back when requests end.
+    /// Returns whether the algorithm limits the rate of requests. The units of a block are refusals, and those of a
+    /// meter are settled later. Units of a concurrency limit come back when requests end.
     pub(crate) fn is_rate(self) -> bool {
         match self {
             Self::TokenBucket | Self::StepBucket | Self::Gcra | Self::LeakyBucket | Self::LeakyQueue => true,

@@ -62,7 +62,7 @@ impl<'a> Refusal<'a> {
     }
 
     /// Returns the limit of the quota that refused: 100 of `Quota::per_minute(100)`, whatever its burst is. If several
-    /// refused, it is that of the longest wait. Returns `None` if no quota refused.
+    /// quotas refused, it is the limit of the one with the longest wait. Returns `None` if no quota refused.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         let refusing = self.outcome.binding().filter(|status| status.refuses());
@@ -246,9 +246,9 @@ impl Refusals {
     /// Answers all refusals over plain HTTP with a response of your own. gRPC clients still get
     /// gRPC statuses.
     ///
-    /// Any client can claim to be gRPC's, with the headers that [`Protocol::Grpc`] names. In a
-    /// service without gRPC, add [`.grpc(false)`](Self::grpc): your response then answers every
-    /// refusal.
+    /// Any client can pretend to be a gRPC client, with the headers that [`Protocol::Grpc`] names.
+    /// In a service without gRPC, add [`.grpc(false)`](Self::grpc): your response then answers
+    /// every refusal.
     ///
     /// The body may be any [`http_body::Body`] of [`Bytes`]: a `String`, axum's `Body`, or that of
     /// [`Refusal::default_response`], which follows the other settings. The layer sends its frames,
@@ -305,8 +305,8 @@ impl Refusals {
     /// # Ok(()) }
     /// ```
     ///
-    /// A response with one status for all refusals would make clients that are denied for good, or that
-    /// found the limiter down, wait and come back. [`Refusal::default_response`] has the right status.
+    /// Do not use one status for all refusals: clients that are denied for good, or that met a failing
+    /// limiter, would wait and come back. [`Refusal::default_response`] has the right status.
     #[must_use]
     pub fn with<F, B>(respond: F) -> Self
     where

@@ -32,7 +32,7 @@ pub(super) fn write_status(headers: &mut HeaderMap, protocol: Protocol, code: u8
     headers.insert(MESSAGE, HeaderValue::from_static(message));
 }
 
-/// Writes when the client may retry if that is known, or -1 if no wait helps.
+/// Writes when the client may retry, if that is known, or -1 if no wait helps.
 pub(super) fn write_pushback(headers: &mut HeaderMap, wait: Wait) {
     let pushback = match wait {
         Wait::After(wait) => integer(pushback_ms(wait)),

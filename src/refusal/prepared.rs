@@ -27,7 +27,7 @@ const REDUCED_CAPACITY_TITLE: &str = "Request cannot be satisfied due to tempora
 #[derive(Debug)]
 pub(crate) struct PreparedRefusals {
     refusals: Refusals,
-    /// The body if this policy alone refuses, unless the body says more: what is in progress, or that no wait helps.
+    /// The body if this policy alone refuses, unless the body has to say what is in progress, or that no wait helps.
     limited: Vec<(Policy, Bytes)>,
 }
 

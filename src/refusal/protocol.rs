@@ -51,8 +51,8 @@ impl Protocol {
     }
 }
 
-/// Returns the protocol of the request's content. Several content types, on several lines or on
-/// one, are none of gRPC's.
+/// Returns the protocol of the request's content. A request with several content types, on several
+/// lines or on one, is not gRPC.
 fn of_content(headers: &HeaderMap) -> Protocol {
     let mut lines = headers.get_all(CONTENT_TYPE).iter();
     match (lines.next(), lines.next()) {
@@ -80,22 +80,22 @@ fn of_type(media_type: &[u8]) -> Protocol {
     TYPES.iter().find(|(known, _)| name.eq_ignore_ascii_case(known)).map_or(Protocol::Http, |(_, protocol)| *protocol)
 }
 
-/// The number of members of a list that are read: a client can send many.
+/// The maximum number of members of a list that are read, because a client can send many.
 const MEMBERS_MAX: usize = 64;
 
-/// Whether a token of RFC 9110 may contain this byte.
+/// Returns whether a token of RFC 9110 may contain this byte.
 fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// Whether the client reads trailers: gRPC's HTTP/2 mapping demands that clients say so.
+/// Returns whether the client says that it reads trailers, as gRPC's HTTP/2 mapping demands.
 fn has_te_trailers(headers: &HeaderMap) -> bool {
     let mut members = headers.get_all(TE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
     members.by_ref().take(MEMBERS_MAX).any(|member| member.trim_ascii().eq_ignore_ascii_case(b"trailers"))
 }
 
-/// Whether the client asked for a text answer; `None` if it named neither kind. A kind with the weight 0 is not asked
-/// for, and if it names no other, the client gets the other one.
+/// Returns whether the client asked for a text answer, or `None` if it named neither kind. A client that gives one
+/// kind the weight 0, and does not name the other, gets the other.
 fn accepts_text(headers: &HeaderMap) -> Option<bool> {
     let ranges = headers.get_all(ACCEPT).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     let kinds = ranges.take(MEMBERS_MAX).filter_map(|range| match of_type(range) {

@@ -1,4 +1,4 @@
-//! Why a request is refused, and what each protocol calls that.
+//! The reasons why a request is refused, and their form in each protocol.
 
 use http::StatusCode;
 

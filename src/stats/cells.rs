@@ -13,16 +13,16 @@ pub(super) const KINDS: usize = OutcomeKind::ALL.len();
 pub(super) const STATES: usize = PolicyState::ALL.len();
 const MODES: usize = Mode::ALL.len();
 
-/// The outcomes that one thread, or a few, count.
+/// A stripe of outcomes, which one thread or a few count.
 #[derive(Default)]
 #[repr(align(64))]
 struct OutcomeStripe([AtomicU64; KINDS]);
 
-/// The counters of outcomes, about 2 KiB, without those that a policy counts as [usual](Totals::usual).
+/// The counters of outcomes, about 2 KiB. Those that a policy counts as [usual](Totals::usual) are not in them.
 #[derive(Default)]
 pub(super) struct OutcomeCells([OutcomeStripe; STRIPES]);
 
-/// The counters of a policy that one thread, or a few, add to.
+/// A stripe of a policy's counters, to which one thread or a few add.
 #[derive(Default)]
 #[repr(align(64))]
 struct Stripe {
@@ -39,7 +39,7 @@ struct Stripe {
 #[derive(Default)]
 pub(super) struct Cells([Stripe; STRIPES]);
 
-/// The stripe of the current thread. It says where the thread counts, and changes nothing that a request gets.
+/// The stripe of the current thread. It chooses where the thread counts, and has no effect on requests.
 #[derive(Clone, Copy)]
 pub(super) struct StripeIndex(usize);
 
@@ -49,7 +49,7 @@ pub(super) struct Totals {
     pub(super) states: [[u64; STATES]; MODES],
     pub(super) refused: u64,
     pub(super) units: u64,
-    /// Allowed requests whose outcome is counted here only.
+    /// Allowed requests whose outcome is counted only here.
     pub(super) usual: u64,
 }
 

@@ -23,7 +23,7 @@ const TEXT_MAX: usize = 4_096;
 /// The longest error text of a server that is down, in bytes.
 const DOWN_MAX: usize = 1_024;
 
-/// How checks end: each kind of error, and decided.
+/// The number of ways in which checks end: each kind of error, and decided.
 const CHECK_ENDS: usize = STORE_ERRORS + 1;
 
 /// The last error of each kind that was reported, since checks last recovered.
@@ -32,7 +32,7 @@ struct StoreErrors {
     by_kind: [Option<StoreError>; STORE_ERRORS],
 }
 
-/// An error with which checks of a store fail: its text, and when it was reported last.
+/// An error with which checks of a store fail: its text, and when it was last reported.
 #[derive(Clone, Debug)]
 struct StoreError {
     text: Box<str>,
@@ -181,7 +181,7 @@ impl EventCells {
         let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
         let down = lock(&self.down).iter().map(|(server, error)| (server.clone(), error.clone())).collect();
         let servers_down: Vec<(Box<str>, Box<str>)> = down;
-        // While a server is down, checks fail at once, and no failure of theirs is reported.
+        // While a server is down, checks fail at once, and their failures are not reported.
         let of_server = || {
             let (server, error) = servers_down.first()?;
             Some(bounded(&format!("{server} does not answer: {error}")))
@@ -265,8 +265,8 @@ impl EventCounts {
         StoreErrorKind::ALL.iter().copied().zip(self.errors)
     }
 
-    /// Iterates over the kinds of errors, as of [`errors`](Self::errors), and how many charges could not be corrected
-    /// after the response, because the refund or the additional charge did not reach the store.
+    /// Iterates over the kinds of [`errors`](Self::errors), and how many charges could not be corrected after the
+    /// response, because the refund or the additional charge did not reach the store.
     pub fn corrections_lost(&self) -> impl Iterator<Item = (StoreErrorKind, u64)> {
         StoreErrorKind::ALL.iter().copied().zip(self.corrections_lost)
     }
@@ -283,16 +283,16 @@ impl EventCounts {
         self.newest[STORE_ERRORS]
     }
 
-    /// Iterates over the kinds of errors, as of [`errors`](Self::errors), and how many checks ended so in the last ten
-    /// to fifteen seconds.
+    /// Iterates over the kinds of [`errors`](Self::errors), and how many checks ended with each in the last ten to
+    /// fifteen seconds.
     pub fn newest_errors(&self) -> impl Iterator<Item = (StoreErrorKind, u64)> {
         StoreErrorKind::ALL.iter().copied().zip(self.newest)
     }
 
     /// Iterates over the errors with which checks of a store failed since they last
     /// [recovered](LimiterEvent::StoreRecovered): the last one that was [reported](LimiterEvent::StoreFailed) of each
-    /// kind, and when. The kind with which most checks ended in the last seconds comes first. Of each text there are at
-    /// most 4 KiB.
+    /// kind, and when. The kind with which most checks ended in the last seconds comes first. Each text is cut to 4
+    /// KiB.
     pub fn store_errors(&self) -> impl Iterator<Item = (StoreErrorKind, &str, Timestamp)> {
         let kinds = StoreErrorKind::ALL.iter().copied().zip(&self.store_errors);
         let mut errors: Vec<(StoreErrorKind, &StoreError)> =
@@ -301,8 +301,9 @@ impl EventCounts {
         errors.into_iter().map(|(kind, error)| (kind, &*error.text, error.at))
     }
 
-    /// Returns why checks of a store fail, or failed before nothing was checked any more: the first of
-    /// [`store_errors`](Self::store_errors). If there is none, returns why a server does not answer.
+    /// Returns why checks of a store fail, or failed the last time there were any: the first of
+    /// [`store_errors`](Self::store_errors). If there is none, returns the reason why a server does
+    /// not answer.
     ///
     /// It stays until a check succeeds, so it is not a readiness probe: a process that gets no requests would never be
     /// ready again.
@@ -382,7 +383,8 @@ impl EventCounts {
         self.rules_refused
     }
 
-    /// Returns why the rules were refused, unless rules came into force after that: at most 4 KiB of text.
+    /// Returns the reason why rules were refused, in at most 4 KiB of text. Returns `None` once rules have come into
+    /// force after that.
     #[must_use]
     pub fn rules_error(&self) -> Option<&str> {
         self.rules_error.as_deref()

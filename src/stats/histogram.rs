@@ -27,7 +27,7 @@ pub(super) const BOUNDS: [(u64, &str); 15] = [
 
 const BUCKETS: usize = BOUNDS.len() + 1;
 
-/// Durations by bucket. The last bucket has those above all bounds.
+/// Durations by bucket. The last bucket has the durations above all bounds.
 #[derive(Default)]
 pub(super) struct Histogram {
     buckets: [AtomicU64; BUCKETS],

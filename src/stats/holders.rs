@@ -17,7 +17,7 @@ const PARTS: usize = 16;
 /// The maximum number of keys in a part.
 const EACH_MAX: usize = 64;
 
-/// The keys that hold units. It holds no keys, unless operators may act on them.
+/// The keys that hold units. It holds keys only if operators may act on them.
 #[derive(Default)]
 pub(super) struct Holders([Mutex<Vec<Holder>>; PARTS]);
 
@@ -30,8 +30,8 @@ struct Holder {
 }
 
 impl Holders {
-    /// Notes that a key took units, given the key's fingerprint. A key is named, and kept if operators may act on it,
-    /// when it takes units while it holds some.
+    /// Notes that a key took units, given the key's fingerprint. When a key takes units while it holds some, it gets
+    /// a name, and is kept if operators may act on it.
     pub(super) fn take(&self, names: &KeyNames, policy: &Arc<str>, fingerprint: u64, key: &Key, units: u64) {
         let Some(part) = self.part(fingerprint) else { return };
         let mut holders = lock(part);

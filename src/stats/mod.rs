@@ -4,7 +4,7 @@
 //! * `cells.rs`, `histogram.rs`, `rates.rs` and `sketch.rs` hold numbers, `policies.rs` finds those of a policy.
 //! * `stores.rs` reads how busy stores are.
 //! * `recent.rs` holds the last refusals, `holders.rs` the keys that hold units of concurrency limits. `names.rs` makes
-//!   what stands for a key.
+//!   the fingerprint and the name of a key.
 //! * `log.rs` and `span.rs` write to `tracing`, by choice.
 //! * `snapshot.rs` is what a reader gets. `series.rs` makes metrics of it, for `prometheus.rs` and `recorder.rs`.
 

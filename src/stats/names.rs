@@ -13,12 +13,11 @@ const NAME_MAX: usize = 128;
 /// The longest key in bytes that is kept.
 const KEY_MAX: usize = 512;
 
-/// Names a key, or says that it must not be named.
+/// Returns the name of a key, or `None` if the key must not be named.
 pub(super) type Reveal = dyn Fn(&Key) -> Option<String> + Send + Sync;
 
 pub(super) struct KeyNames {
-    /// The secret that fingerprints are made with: new in each process, so that an address cannot be found by trying
-    /// all.
+    /// The secret of the fingerprints. It is new in each process, so that nobody can find an address by trying all.
     secret: RandomState,
     reveal: Option<Box<Reveal>>,
     /// Whether keys are kept.
@@ -49,19 +48,19 @@ impl KeyNames {
         self.secret.hash_one(key)
     }
 
-    /// Returns whether anything is known of keys beside their fingerprints.
+    /// Returns whether keys have names or are kept, beside their fingerprints.
     pub(super) fn knows(&self) -> bool {
         self.reveal.is_some() || self.keeps.load(Ordering::Relaxed)
     }
 
-    /// Returns what is kept of a key. It calls the application's code: do not call it under a lock.
+    /// Returns the parts of a key that are kept. It calls the application's code, so do not call it under a lock.
     pub(super) fn known(&self, key: &Key) -> KnownKey {
         let is_kept = self.keeps.load(Ordering::Relaxed) && key.as_bytes().len() <= KEY_MAX;
         KnownKey { name: self.name(key), key: is_kept.then(|| Arc::new(key.clone())) }
     }
 
-    /// Returns the name that the application gives to a key, cut to its bound. It is the application's code: do not
-    /// call it under a lock.
+    /// Returns the name that the application gives to a key, cut to its bound. It calls the application's code, so
+    /// do not call it under a lock.
     pub(super) fn name(&self, key: &Key) -> Option<Box<str>> {
         let name = self.reveal.as_ref()?(key)?;
         Some(cut(&name, NAME_MAX).into())

@@ -7,10 +7,10 @@ use super::rates::SHORT_US;
 /// The number of short buckets that are read, with the one that is being filled.
 const BUCKETS: u64 = 3;
 
-/// The time within which everything happened that is read: ten to fifteen seconds.
+/// The span of time that is read: ten to fifteen seconds.
 pub(crate) const NEWEST: Duration = Duration::from_micros(BUCKETS * SHORT_US);
 
-/// By how much totals increased in the newest short buckets. As with [`Rates`](super::rates::Rates), nothing adds to a
+/// The increase of totals in the newest short buckets. As with [`Rates`](super::rates::Rates), nothing adds to a
 /// bucket: the first event of a new bucket compares the totals.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NewestCounts<const N: usize> {

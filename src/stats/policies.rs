@@ -16,7 +16,7 @@ pub(super) const POLICIES_MAX: usize = 200;
 /// The name of all policies beyond that.
 pub(super) const OTHER: &str = "other";
 
-/// More than twice as many as there are policies, so that few names have to be compared.
+/// The number of slots. It is more than twice that of policies, so that few names have to be compared.
 const SLOTS: usize = 512;
 
 /// The counts of one policy.
@@ -29,7 +29,7 @@ pub(super) struct PolicyCounts {
     pub(super) held: AtomicU64,
     /// How long requests held them.
     pub(super) held_for: Histogram,
-    /// The requests that began to wait for it, and those that do not any more.
+    /// The number of requests that began to wait for it, and of those that no longer do.
     pub(super) waits_begun: AtomicU64,
     pub(super) waits_ended: AtomicU64,
     /// The bodies that began to be paced, and those that have ended, with their bytes.
@@ -38,7 +38,7 @@ pub(super) struct PolicyCounts {
     pub(super) paced_bytes: AtomicU64,
     /// 0 if it refused no request.
     pub(super) last_refused_us: AtomicU64,
-    /// Whether it is a block, which refuses while it works.
+    /// True if it is a block, whose refusals are normal.
     pub(super) is_block: AtomicBool,
     pub(super) rates: Mutex<Rates>,
     /// The keys that use most of it, if they are counted.

@@ -135,13 +135,13 @@ impl RateBucket {
         self.starts_at
     }
 
-    /// Returns how long the span is. The newest one is not over yet.
+    /// Returns how long the span is. The newest span has not ended yet.
     #[must_use]
     pub fn length(&self) -> Duration {
         self.length
     }
 
-    /// Returns the requests that the policy had room for.
+    /// Returns the requests for which the policy had room.
     #[must_use]
     pub fn allowed(&self) -> u64 {
         self.counts.allowed
@@ -154,7 +154,7 @@ impl RateBucket {
         self.counts.near
     }
 
-    /// Returns the requests that the policy had no room for, in any [mode](crate::Mode).
+    /// Returns the requests for which the policy had no room, in any [mode](crate::Mode).
     #[must_use]
     pub fn over(&self) -> u64 {
         self.counts.over

@@ -45,7 +45,7 @@ pub(super) struct Recent {
 
 #[derive(Default)]
 struct RecentSet {
-    /// The number of refusals that were written: the next one goes to this index, modulo the number of entries.
+    /// The number of refusals that were written. Modulo the number of entries, it is the index of the next one.
     written: AtomicUsize,
     places: [Mutex<Option<RecentRefusal>>; WAYS],
 }
@@ -122,15 +122,15 @@ fn line(request: &Head<'_>) -> Box<str> {
     format!("{method} {path}").into()
 }
 
-/// Returns the id of a request, without what could move a terminal's cursor.
+/// Returns the id of a request, without characters that could move a terminal's cursor.
 fn id(request: &Head<'_>, header: &HeaderName) -> Option<Box<str>> {
     let value = request.headers.get(header)?.as_bytes();
     let text = String::from_utf8_lossy(value.get(..ID_MAX).unwrap_or(value)).replace(char::is_control, "\u{fffd}");
     Some(cut(&text, ID_MAX)).filter(|text| !text.is_empty()).map(Into::into)
 }
 
-/// A refused request of the recent past. It is kept if
-/// [`max_recent_refusals`](super::StatsBuilder::max_recent_refusals) says so.
+/// A recently refused request, which
+/// [`max_recent_refusals`](super::StatsBuilder::max_recent_refusals) keeps.
 #[derive(Clone)]
 pub struct RecentRefusal {
     at: Timestamp,

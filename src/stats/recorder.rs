@@ -16,8 +16,8 @@ use super::snapshot::StatsSnapshot;
 /// from zero with a new handle.
 #[derive(Default)]
 pub(super) struct Recorded {
-    /// The address of the recorder that the handles are of. Another recorder gets handles of its own: an application
-    /// may install its recorder after the first call.
+    /// The address of the recorder to which the handles belong. Another recorder gets handles of its own, because an
+    /// application may install its recorder after the first call.
     recorder: Option<usize>,
     handles: BTreeMap<Series, Handle>,
     /// Durations, which the recorder takes one by one, and not as totals.
@@ -48,7 +48,7 @@ pub(super) fn record(stats: &StatsSnapshot, recorded: &mut Recorded) {
 
 struct Recorder<'a> {
     recorder: &'a dyn metrics::Recorder,
-    /// Whether it knows no metric yet.
+    /// True if the recorder knows no metric yet.
     is_new: bool,
     name: &'static str,
     kind: MetricKind,

@@ -4,8 +4,8 @@
 //! each set is a sketch of eight counters. So a request looks at eight counters instead of all.
 //!
 //! A key without a counter takes over the smallest one of its set, and counts on from its value. So a count is never
-//! too small, and at most too large by the value that was taken over, which stands beside it. A key that has more than
-//! an eighth of its set's count has a counter.
+//! too small, and too large by at most the value that was taken over, which is kept beside it. A key that has more
+//! than an eighth of its set's count has a counter.
 
 use std::fmt;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ struct SketchSlot {
     known: Option<KnownKey>,
 }
 
-/// The sketch. It holds no keys, unless operators may act on them.
+/// The sketch. It holds keys only if operators may act on them.
 pub(super) struct Sketch {
     sets: Box<[Mutex<[SketchSlot; WAYS]>]>,
 }
@@ -46,8 +46,8 @@ impl Sketch {
     }
 
     /// Counts a refusal of a key, or used units, given the key's fingerprint. If another thread holds the key's set, it
-    /// is not counted: the sketch estimates anyway. A key is named, and kept if operators may act on it, when it is
-    /// counted for the second time.
+    /// is not counted, because the sketch is an estimate anyway. When a key is counted for the second time, it gets a
+    /// name, and is kept if operators may act on it.
     pub(super) fn count(&self, names: &KeyNames, policy: &Arc<str>, fingerprint: u64, key: &Key, by: u64) {
         let Some(set) = self.sets.get(fingerprint as usize % self.sets.len().max(1)) else { return }; // any bits do
         let Some(mut slots) = try_lock(set) else { return };
@@ -122,7 +122,7 @@ pub struct TopKey {
 }
 
 impl TopKey {
-    /// Makes one whose count is exact.
+    /// Makes a key with an exact count.
     pub(super) fn exact(policy: Arc<str>, fingerprint: u64, known: KnownKey, count: u64) -> Self {
         Self { policy, fingerprint, known, count, error: 0 }
     }
@@ -141,7 +141,7 @@ impl TopKey {
     /// Returns eight hex digits that stand for the key in this process. They are made with a secret that is new in each
     /// process: they do not reveal the key, and do not link it to another process.
     ///
-    /// A key cannot be found by them. On a [status page](crate::guide::observing#a-status-page) with operators they are
+    /// Nobody can find a key by them. On a [status page](crate::guide::observing#a-status-page) with operators they are
     /// enough to unblock or reset a client.
     #[must_use]
     pub fn fingerprint(&self) -> String {
@@ -154,9 +154,9 @@ impl TopKey {
         self.known.name.as_deref()
     }
 
-    /// Returns about how often the key was refused, or how many units it used, with older ones counting less: the count
-    /// is halved every five minutes. It is too large by at most [`error`](Self::error). It is too small by what came
-    /// while another thread counted, and by the rounding of halves.
+    /// Returns about how often the key was refused, or how many units it used. Older ones count less, because the count
+    /// is halved every five minutes. It is too large by at most [`error`](Self::error). It is too small by the events
+    /// that were skipped while another thread counted, and by the rounding of halves.
     ///
     /// Among the keys that [hold most](super::StatsSnapshot::most_held) it is the number of units that the key holds
     /// now.

@@ -77,7 +77,7 @@ impl StatsSnapshot {
     }
 
     /// Returns the keys whose requests hold units of [concurrency limits](crate::Quota::concurrent) now, those that
-    /// hold most first: at most 1,024. If more keys hold units at once, those that began while there was no room are
+    /// hold most first: at most 1,024. If more keys hold units at once, those that began when the list was full are
     /// left out. The [count](TopKey::count) of a key is the units that it holds in this process.
     #[must_use]
     pub fn most_held(&self) -> &[TopKey] {
@@ -194,7 +194,7 @@ impl PolicySnapshot {
 
     /// Returns the units of the policy's [concurrency limit](crate::Quota::concurrent) that requests in flight hold
     /// now, in the layers that these statistics observe. Places that are held [by hand](crate::MemoryLimiter::hold) are
-    /// not counted, and a reset does not lower it: what still runs is counted until it ends.
+    /// not counted. A reset does not lower the number: a request is counted until it ends.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.held

@@ -178,7 +178,7 @@ impl StatsBuilder {
     /// * At most 10,000 are kept. The number is rounded up to a multiple of 16.
     /// * Each takes about 300 bytes from the beginning, and at most 512 more for texts.
     /// * A key has 16 entries, which it shares with some other keys. So a client that is refused all the time does not
-    ///   push out the others, and of one client the last 16 refusals are kept at most.
+    ///   push out the others, and at most the last 16 refusals of a client are kept.
     /// * A refusal takes some 0.1 µs more, and what `reveal` takes. It never waits. A request that passes takes no
     ///   lock.
     /// * A request that went to an [overflow](crate::RateLimitLayer::overflow) counts as refused.
@@ -232,8 +232,8 @@ impl StatsBuilder {
         self
     }
 
-    /// Records what happens to a request in the current span of `tracing`. It fills those of the following fields that
-    /// the span declares. By default `false`.
+    /// Records what happens to a request in the current span of `tracing`. It fills the following fields if the span
+    /// declares them. By default `false`.
     ///
     /// | field | value |
     /// |---|---|
@@ -458,13 +458,13 @@ impl Stats {
 }
 
 impl Inner {
-    /// Puts what was counted into the bucket that has ended, and begins the next one. Halves the counts of refused
-    /// keys, and writes summaries, when it is time.
+    /// Puts the counts into the bucket that has ended, and begins the next one. Halves the counts of refused keys,
+    /// and writes summaries, when it is time.
     #[cold]
     fn begin_bucket(&self, now_us: u64, mut halves: MutexGuard<'_, u64>) {
         let before_us = self.began_us.load(Ordering::Relaxed);
         let (before, now) = (before_us / SHORT_US, now_us / SHORT_US);
-        // A thread that read the clock late does not begin the former bucket again.
+        // A thread that read the clock before the others must not begin the former bucket again.
         let period = if now.saturating_add(1) == before { before } else { now };
         self.began_us.store(period * SHORT_US, Ordering::Relaxed);
         for entry in self.policies.iter() {
@@ -494,7 +494,7 @@ impl Inner {
         outcomes
     }
 
-    /// Adds rules of a file. Rules that were dropped make room.
+    /// Adds rules of a file. Rules that were dropped are removed first.
     fn add_rules(&self, rules: &RulesReader) {
         let mut known = lock(&self.rules);
         known.retain(|known| known.read().is_some() && !known.is_of_same(rules));
@@ -513,7 +513,7 @@ impl Inner {
     #[inline]
     fn now_us(&self) -> u64 {
         let now_us = self.clock.now().as_micros();
-        // A step back of the clock begins a bucket as well, because the difference wraps.
+        // If the clock stepped back, a new bucket begins as well, because the difference wraps.
         if now_us.wrapping_sub(self.began_us.load(Ordering::Relaxed)) >= SHORT_US {
             if let Some(halves) = try_lock(&self.halves) {
                 self.begin_bucket(now_us, halves);
@@ -559,12 +559,12 @@ impl Inner {
         let entry = self.policies.find(policy.name(), || now_us / SHORT_US);
         // If the clock stepped back, the units count as held for no time.
         entry.held_for.record(Timestamp::from_micros(now_us).saturating_since(taken_at));
-        // An application may forward a return whose beginning it did not forward.
+        // An application may forward the return of units although it did not forward their take.
         let _ = entry.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| Some(held.saturating_sub(units)));
         self.holders.put_back(&entry.name, self.names.fingerprint(key), units);
     }
 
-    /// Counts a request that begins to wait or does not wait any more, or a body that is paced.
+    /// Counts a request that begins or ends to wait, or a body that is paced.
     fn count_layer_event(&self, event: &LayerEvent) {
         self.events.count_of_layer(event);
         let entry = |policy: &Policy| self.policies.find(policy.name(), || self.now_us() / SHORT_US);

@@ -27,7 +27,7 @@ impl Stores {
         self.readers().iter().filter_map(StoreLoadReader::read).reduce(StoreLoad::with)
     }
 
-    /// Returns the readers. They run without the lock, because they may be the application's code.
+    /// Returns the readers. The readers run without the lock, because they may be the application's code.
     fn readers(&self) -> Vec<StoreLoadReader> {
         lock(&self.0).clone()
     }

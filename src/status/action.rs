@@ -75,7 +75,7 @@ impl OperatorAction {
         self.at
     }
 
-    /// Returns who asked for it, as the application's closure said: at most 128 bytes, without control characters.
+    /// Returns the operator's name from the application's closure: at most 128 bytes, without control characters.
     #[must_use]
     pub fn operator(&self) -> &str {
         &self.operator
@@ -101,7 +101,7 @@ impl OperatorAction {
         }
     }
 
-    /// Returns the title of the layer. `None` if a mode was switched.
+    /// Returns the title of the layer. Returns `None` if a mode was switched.
     #[must_use]
     pub fn layer(&self) -> Option<&str> {
         match &self.done {
@@ -110,7 +110,7 @@ impl OperatorAction {
         }
     }
 
-    /// Returns the name of the policy. `None` if a mode was switched.
+    /// Returns the name of the policy. Returns `None` if a mode was switched.
     #[must_use]
     pub fn policy(&self) -> Option<&str> {
         match &self.done {
@@ -119,7 +119,7 @@ impl OperatorAction {
         }
     }
 
-    /// Returns the fingerprint of the key. `None` if a mode was switched.
+    /// Returns the fingerprint of the key. Returns `None` if a mode was switched.
     #[must_use]
     pub fn fingerprint(&self) -> Option<&str> {
         match &self.done {
@@ -146,7 +146,7 @@ impl OperatorAction {
         }
     }
 
-    /// Returns the error, with its causes, if the action failed or if it is not known whether it was done. `None` means
+    /// Returns the error, with its causes, if the action failed, or if nobody knows whether it was done. `None` means
     /// that it was done.
     #[must_use]
     pub fn error(&self) -> Option<&str> {

@@ -10,8 +10,8 @@ const BUCKETS: usize = 60;
 const BAR: usize = 4;
 const HEIGHT: u64 = 40;
 
-/// Writes a chart: a bar for each bucket, with the requests that were allowed at the bottom, the part of them that was
-/// near the limit above it, and on top those over the limit, hatched. `what` is the text for screen readers.
+/// Writes a chart with a bar for each bucket. At the bottom are the allowed requests, above them those near the limit,
+/// and on top those over the limit, hatched. `what` is the text for screen readers.
 pub(super) fn write(html: &mut String, buckets: &[RateBucket], what: &str) {
     let all = |bucket: &RateBucket| bucket.allowed().saturating_add(bucket.over());
     let most = buckets.iter().map(all).max().unwrap_or(0).max(1);
@@ -22,7 +22,7 @@ pub(super) fn write(html: &mut String, buckets: &[RateBucket], what: &str) {
         BUCKETS * BAR
     );
     let height = |count: u64| -> u64 {
-        // Rounded up, so that a single request is seen.
+        // The height is rounded up, so that a single request is visible.
         (u128::from(count) * u128::from(HEIGHT)).div_ceil(u128::from(most)).try_into().unwrap_or(HEIGHT)
     };
     let empty = BUCKETS.saturating_sub(buckets.len());

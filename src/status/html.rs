@@ -27,7 +27,7 @@ const HATCH: &str = "<svg width=\"0\" height=\"0\" class=\"defs\" aria-hidden=\"
                      width=\"4\" height=\"4\" patternUnits=\"userSpaceOnUse\"><rect width=\"4\" height=\"4\"/>\
                      <path d=\"M0 4L4 0\"/></pattern></defs></svg>";
 
-/// The maximum number of layers that have tiles of their own, and that a policy's row names.
+/// The maximum number of layers with tiles of their own, and of layers in a policy's row.
 const LAYERS_MAX: usize = 4;
 
 /// The maximum number of entries for all processes that are shown.
@@ -41,7 +41,7 @@ fn span(stats: &StatsSnapshot, most: Duration) -> Duration {
     stats.taken_at().saturating_since(stats.started_at()).min(most).max(Duration::from_secs(1))
 }
 
-/// Writes the page. `refresh` says that it is to load itself anew.
+/// Writes the page. With `refresh` the page reloads itself.
 pub(super) fn render(view: &PageView, refresh: bool) -> String {
     let mut html = String::with_capacity(32_768);
     let _ = write(&mut html, view, refresh); // writing into a String never fails
@@ -128,8 +128,8 @@ fn problems(html: &mut String, view: &PageView) -> fmt::Result {
     store_errors(html, view.stats.taken_at(), events)
 }
 
-/// Writes why checks of a store fail, the most frequent reason of the last seconds first. Errors without a check that
-/// failed lately are left out as long as others have some.
+/// Writes why checks of a store fail, the most frequent reason of the last seconds first. Errors without recently
+/// failed checks are left out as long as others have some.
 fn store_errors(html: &mut String, now: Timestamp, events: &EventCounts) -> fmt::Result {
     let failed: u64 = events.newest_errors().map(|(_, count)| count).sum();
     let lately = |kind: StoreErrorKind| events.newest_errors().find(|(other, _)| *other == kind).map_or(0, |it| it.1);

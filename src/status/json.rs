@@ -15,10 +15,10 @@ use crate::outcome::{OutcomeKind, PolicyStatus};
 use crate::stats::{PolicySnapshot, RateBucket, RecentRefusal, TopKey};
 use crate::store_load::StoreLoad;
 
-/// The maximum number of keys that are listed of those that use most of a policy.
+/// The maximum number of keys in the list of those that use most of a policy.
 const USED_MAX: usize = 20;
 
-/// The maximum number of keys that are listed of those that hold most.
+/// The maximum number of listed keys that hold most.
 const HELD_MAX: usize = 100;
 
 /// Writes the page as a JSON object.

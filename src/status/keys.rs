@@ -12,7 +12,7 @@ use crate::stats::{RecentRefusal, TopKey};
 /// The maximum number of keys that are listed.
 const KEYS_MAX: usize = 20;
 
-/// The maximum number of keys that are listed of those that use most of a policy.
+/// The maximum number of keys in the list of those that use most of a policy.
 const USED_EACH_MAX: usize = 5;
 
 /// The maximum number of refusals that are listed openly.
@@ -107,7 +107,7 @@ pub(super) fn recent(html: &mut String, view: &PageView) -> fmt::Result {
     Ok(())
 }
 
-/// Lists those that are under the policies and keys of an explanation.
+/// Lists the refusals under the policies and keys of an explanation.
 pub(super) fn recent_of_explained(html: &mut String, view: &PageView, layer: &ExplainedLayer) -> fmt::Result {
     if layer.recent.is_empty() {
         return Ok(());

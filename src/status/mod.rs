@@ -2,7 +2,7 @@
 //!
 //! * `page.rs` is the service.
 //! * `request.rs` reads what a browser or a program asks for.
-//! * `source.rs` is what the page knows of a layer.
+//! * `source.rs` is a layer, as the page sees it.
 //! * `target.rs` has the keys that are looked at. `operators.rs` knows who may act on them, and `action.rs` says what
 //!   was done.
 //! * `view.rs` collects what is shown. `html.rs` writes it for people, with `chart.rs`, `keys.rs`, `states.rs` and

@@ -81,7 +81,7 @@ impl Operators {
         (!name.trim().is_empty()).then(|| name.into())
     }
 
-    /// Lets an operator act on these keys once. Returns the token that they send for it.
+    /// Lets an operator act on these keys once. Returns the token for that action.
     pub(super) fn offer(&self, operator: &str, target: LayerKeys, now: Timestamp) -> String {
         let mut offers = lock(&self.offers);
         offers.made = offers.made.wrapping_add(1);
@@ -155,7 +155,7 @@ impl Underway<'_> {
 
 impl Drop for Underway<'_> {
     fn drop(&mut self) {
-        // The clock is the application's code and may panic. The action is listed even then.
+        // The clock is the application's code and may panic. The action is listed even if the clock panics.
         contained(|| self.action.at = self.stats.now());
         {
             let mut done = lock(&self.operators.done);

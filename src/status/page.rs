@@ -61,8 +61,8 @@ use crate::stats::Stats;
 /// # Ok(()) }
 /// ```
 ///
-/// **It is for operators.** Mount it where clients do not come: it says what the limits are. It has no login of its
-/// own. It changes nothing, unless the program says [who may act](Self::operators).
+/// **It is for operators.** Mount it where clients cannot reach it, because it says what the limits are. It has no
+/// login of its own. It changes nothing, unless the program says [who may act](Self::operators).
 ///
 /// `GET` and `HEAD` answer with the page. `POST` takes the fields of a form of at most 16 KiB:
 ///
@@ -87,9 +87,9 @@ use crate::stats::Stats;
 /// * `recent_refusals` under these keys, or `null` if none are kept.
 ///
 /// Each of the `actions` is written as by [`OperatorAction::to_json`](crate::observe::OperatorAction::to_json). The
-/// status is 503 if one of them failed. Other answers say what is wrong, on the page to a browser, otherwise in plain
-/// text: 400 for a form that cannot be read, 403 for a sender who may not act, 404 for a key that is not listed, and
-/// 409 for a token that was used or is too old.
+/// status is 503 if one of them failed. Other answers say what is wrong, to a browser on the page, and otherwise in
+/// plain text. The status is 400 for a form that cannot be read, 403 for a sender who may not act, 404 for a key that
+/// is not listed, and 409 for a token that was used or is too old.
 ///
 /// * A described request has a peer address, headers, and the extensions that the operator
 ///   [states](Self::extension). A rule that reads another extension is explained as for a request without it.
@@ -171,7 +171,7 @@ impl StatusPage {
     }
 
     /// Shows a layer under a title: its quotas, modes and setup warnings, how full its limiter is, and what it would do
-    /// with a request. Call this when the layer is set up: a setting that is made afterwards is not shown.
+    /// with a request. Call this when the layer is set up, because later settings are not shown.
     #[must_use]
     pub fn layer<L: Limiter, O>(mut self, title: impl Into<String>, layer: &RateLimitLayer<L, O>) -> Self
     where
@@ -274,8 +274,8 @@ impl StatusPage {
     /// # Ok(()) }
     /// ```
     ///
-    /// The program decides what the action does, so an operator can mistype no number. The action runs while the page
-    /// is made, so it must not block. If it panics, it is reported as cut off.
+    /// The program decides what the action does, so an operator cannot mistype a number. The action runs while the
+    /// page is made, so it must not block. If it panics, it is reported as cut off.
     #[must_use]
     pub fn action<F, E>(mut self, policy: impl Into<String>, name: impl Into<String>, run: F) -> Self
     where
@@ -339,9 +339,9 @@ impl StatusPage {
     ///   most, for the recent refusals, and for the keys that use most of each policy.
     /// * Tokens hold at most 1 MiB of keys together; the oldest are forgotten. The page lists the last 100 actions.
     /// * `who` and `audit` run while the page is made, so they must not block. A panic of `audit` is caught, and the
-    ///   operator gets the answer: it says what was done.
-    /// * An action that is cut off, because the operator's browser went away, is reported as one that may be done or
-    ///   not.
+    ///   operator still gets the answer.
+    /// * If an action is cut off because the operator's browser disconnected, it is reported as one that may or may
+    ///   not be done.
     #[must_use]
     pub fn operators<W, A>(mut self, who: W, audit: A) -> Self
     where
@@ -361,7 +361,7 @@ impl StatusPage {
     ///
     /// By default the page is shown under every name, but a browser acts only under an address or `localhost`. Another
     /// site can point its own name at this server. Its scripts then reach the page through the operator's browser, from
-    /// within the operator's network. An address and `localhost` can be no such name, so they are always allowed.
+    /// within the operator's network. Nobody can point an address or `localhost` elsewhere, so they are always allowed.
     /// Programs such as `curl`, which send no `Origin`, act under every name that a list does not exclude.
     ///
     /// A proxy that replaces `Host` has to check the name.
@@ -389,7 +389,7 @@ impl PageContent {
         }
         let known: Vec<String> = self.own.iter().map(|own| format!("`{OWN}{}`", own.name)).collect();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-        Err(wrong(&format!("`{OWN}{name}` is no action of this page, which has {known}")))
+        Err(wrong(&format!("this page has no action `{OWN}{name}`, only {known}")))
     }
 
     /// Acts on a key.

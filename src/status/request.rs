@@ -33,10 +33,10 @@ pub(super) struct ExtensionField {
     insert: InsertExtension,
 }
 
-/// An error, as a status and what to say.
+/// An error, as a status and a text.
 pub(super) type Wrong = (StatusCode, Cow<'static, str>);
 
-/// Returns whether the answer is JSON: the client accepts it, and no HTML.
+/// Returns whether the answer is JSON, because the client accepts it and not HTML.
 pub(super) fn wants_json(headers: &HeaderMap) -> bool {
     accepts(headers, "application/json") && !wants_page(headers)
 }
@@ -52,8 +52,9 @@ fn accepts(headers: &HeaderMap, kind: &str) -> bool {
     ranges.any(|range| range.split(';').next().is_some_and(|range| range.trim().eq_ignore_ascii_case(kind)))
 }
 
-/// Refuses a form that another site made a browser send. A browser says where a request comes from: by
-/// `Sec-Fetch-Site`, or an older one by `Origin`. A program that sends neither acts for itself only.
+/// Refuses a form that another site made a browser send. A browser says where a request comes from by
+/// `Sec-Fetch-Site`, and an older browser by `Origin`. A program that sends neither acts for itself
+/// only.
 pub(super) fn refuse_other_sites(parts: &Parts) -> Result<(), Wrong> {
     let text = |name: HeaderName| parts.headers.get(name).map(|value| value.to_str().unwrap_or(""));
     let is_own = match (text(HeaderName::from_static("sec-fetch-site")), text(ORIGIN)) {
@@ -69,7 +70,8 @@ pub(super) fn refuse_other_sites(parts: &Parts) -> Result<(), Wrong> {
 }
 
 /// Refuses an action that a browser sends to a name which the program does not list. Another site may point its own
-/// name at this server, and the browser then treats both as one site. An address and `localhost` can be no such name.
+/// name at this server, and the browser then treats both as one site. Nobody can point an address or `localhost`
+/// elsewhere.
 ///
 /// A program that is not a browser sends neither `Sec-Fetch-Site` nor `Origin`, and acts for itself only.
 pub(super) fn refuse_other_names(parts: &Parts, hosts: &[String]) -> Result<(), Wrong> {
@@ -122,7 +124,7 @@ pub(super) enum FormAction {
     Explain(Box<Described>),
     /// Explains the listed key with this fingerprint.
     ExplainKey(String),
-    /// A request that is described wrongly, and what is wrong.
+    /// A request with a wrong description, and the error.
     Unclear(ExplainForm, String),
     /// Sets the mode of the switch with this name.
     Switch(String, Mode),
@@ -299,7 +301,7 @@ pub(super) fn wrong(message: &str) -> Wrong {
     (StatusCode::BAD_REQUEST, printable(message).into())
 }
 
-/// Returns the text of an error. It repeats the form, so what could move a terminal's cursor is replaced.
+/// Returns the text of an error. It repeats the form, so characters that could move a terminal's cursor are replaced.
 pub(super) fn printable(message: &str) -> String {
     message.replace(char::is_control, "\u{fffd}")
 }

@@ -11,11 +11,11 @@ use super::view::{ExplainedLayer, PageView};
 use crate::base::time::Utc;
 use crate::base::wait::Wait;
 
-/// The maximum number of actions that are listed openly, and the most that are listed.
+/// The maximum number of actions that are listed openly, and the maximum of all that are listed.
 const DONE_OPEN: usize = 3;
 const DONE_SHOWN: usize = 20;
 
-/// Up to this many layers are explained openly, even those that let the request pass.
+/// If there are at most this many layers, all are explained openly, even those that let the request pass.
 const LAYERS_OPEN: usize = 4;
 
 /// Writes what each layer explains. Layers that refuse come first.

@@ -52,7 +52,7 @@ pub(super) struct ListedKey {
 /// The states of keys now.
 pub(super) struct KeyStates {
     pub(super) states: Vec<KeyState>,
-    /// The limiter's error, if it did not answer. The states from there on are missing.
+    /// The limiter's error, if it did not answer. The states after that are missing.
     pub(super) failure: Option<String>,
 }
 
@@ -166,12 +166,12 @@ impl LayerKeys {
     }
 
     /// Keeps what an action changes under the policies with these names, or under all policies if there are no names.
-    /// `own` has the policies of an own action. Changes nothing if that is an error.
+    /// `own` has the policies of an own action. If it returns an error, it has changed nothing.
     pub(super) fn narrow(&mut self, act: &Act, own: &[&str], names: &[String]) -> Result<(), Wrong> {
         for name in names {
             if !self.held.iter().any(|held| held.policy.name() == name && can_reset(&held.policy)) {
                 let known: Vec<String> = self.names().iter().map(|name| format!("`{name}`")).collect();
-                return Err(wrong(&format!("`{name}` is no policy that was explained: take {}", known.join(", "))));
+                return Err(wrong(&format!("no policy `{name}` was explained: take {}", known.join(", "))));
             }
         }
         let is_meant = |held: &Held| {

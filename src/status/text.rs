@@ -7,7 +7,8 @@ use crate::base::time::Humane;
 use crate::error::turns_text;
 use crate::stats::HistogramSnapshot;
 
-/// Prints text of others in HTML: markup is escaped, and what could turn the direction of the page is left out.
+/// Prints foreign text in HTML. Markup is escaped, and characters that could change the direction of the page are left
+/// out.
 pub(super) struct HtmlText<'a>(pub(super) &'a str);
 
 impl Display for HtmlText<'_> {

@@ -45,7 +45,7 @@ pub(super) struct PageView {
     pub(super) operator: Option<Box<str>>,
     /// The latest actions of operators, the newest first. `None` if the page has no operators.
     pub(super) done: Option<Vec<OperatorAction>>,
-    /// Why an action was not done.
+    /// The reason why an action was not done.
     pub(super) wrong: Option<String>,
 }
 
@@ -233,8 +233,8 @@ impl PageView {
             }
         }
         seen.retain(|name, _| !shown.contains(*name));
-        // The rest: policies of layers that the page does not know, policies of former rules, and policies that are
-        // counted together.
+        // The other policies are those of layers that the page does not know, those of former rules, and those that
+        // are counted together.
         let mut unknown: Vec<&PolicySnapshot> = seen.into_values().collect();
         unknown.sort_by(|a, b| a.name().cmp(b.name()));
         rows.extend(unknown.into_iter().map(|policy| PolicyRow {

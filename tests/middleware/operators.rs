@@ -229,8 +229,8 @@ async fn described_request_is_reset_under_the_policies_that_are_named() {
     assert_eq!(names, ["client", "client-block", "day", "day-over"]);
     let token = explained[0]["token"].as_str().unwrap();
     for (fields, wrong) in [
-        ("policy=other", "`other` is no policy that was explained: take `client`, `client-block`, `day`"),
-        ("policy=day-over", "`day-over` is no policy that was explained: take `client`, `client-block`, `day`"),
+        ("policy=other", "no policy `other` was explained: take `client`, `client-block`, `day`"),
+        ("policy=day-over", "no policy `day-over` was explained: take `client`, `client-block`, `day`"),
     ] {
         let refused = world.post("alice", &format!("action=reset&token={token}&{fields}")).await;
         assert_eq!(refused, (StatusCode::BAD_REQUEST, wrong.into()));

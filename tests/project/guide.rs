@@ -10,7 +10,6 @@ use http::Request;
 use tower::ServiceExt;
 use tower_ratelimit::clock::ManualClock;
 use tower_ratelimit::key::TrustedProxies;
-use tower_ratelimit::observe::SetupWarningKind;
 use tower_ratelimit::quota::Algorithm;
 use tower_ratelimit::rules::{Descriptor, Rules, RulesWarningKind, convert_envoy};
 use tower_ratelimit::{Head, Headers, MemoryLimiter, Quota, RateLimitLayer, key, middleware::ResetEncoding};
@@ -20,7 +19,6 @@ const COMPARE: &str = include_str!("../../COMPARE.md");
 const INDEX: &str = include_str!("../../src/guide/mod.rs");
 const QUICKSTART: &str = include_str!("../../examples/quickstart/src/main.rs");
 const PAGE: &str = include_str!("../../src/guide/what_clients_are_told.md");
-const TESTING: &str = include_str!("../../src/guide/testing_your_limits.md");
 const ALGORITHMS: &str = include_str!("../../src/guide/choosing_an_algorithm.md");
 
 /// Returns the headers of the first of 100 requests per minute, as `name: value`.
@@ -76,14 +74,6 @@ fn guide_has_a_row_for_each_algorithm() {
             ALGORITHMS.to_lowercase().contains(&link),
             "the table of src/guide/choosing_an_algorithm.md has no `{link}`"
         );
-    }
-}
-
-#[test]
-fn guide_has_a_row_for_each_setup_warning() {
-    for kind in SetupWarningKind::ALL {
-        let row = format!("\n| `{kind}` | ");
-        assert!(TESTING.contains(&row), "the table of src/guide/testing_your_limits.md has no row of {kind}");
     }
 }
 

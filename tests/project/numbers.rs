@@ -22,7 +22,7 @@ const PROMISES: &[Promise] = &[
         &[
             "how long a check may take, from {_} to {_}; {} by default",
             "an answer within its deadline ({} by default)",
-            "beyond the deadline, which is {} by default",
+            "Beyond the deadline, {} by default, every check fails",
             "So the deadline, {} by default, has to be longer",
             "A check has a deadline of {} (",
             "A check fails after {} by default, then a breaker",
@@ -81,7 +81,7 @@ const PROMISES: &[Promise] = &[
     ("src/limiter/remote/leases/mod.rs::HELD", &["are denied to other processes, for up to {}."]),
     (
         "src/limiter/place_lines.rs::FAILED_POLLS_MAX + 1",
-        &["If {} fail in a row, the request is decided", "the first call, the last one, or {} in a row"],
+        &["If {} fail in a row, the request is decided", "if the first or the last call fails, or {} calls in a row"],
     ),
     (
         "src/limiter/redis/connection/settings.rs::FAILURES",
@@ -111,7 +111,7 @@ const PROMISES: &[Promise] = &[
         "src/limiter/store/postgres/builder.rs::LOCK_WAIT_MAX",
         &["another transaction has locked: {_} to {},", "a max_lock_wait of {wait:?} is not possible: use {_} to {}"],
     ),
-    ("src/limiter/store/postgres/builder.rs::KEEPALIVE", &["TCP asks after {} without traffic"]),
+    ("src/limiter/store/postgres/builder.rs::KEEPALIVE", &["TCP does so after {} without traffic"]),
     ("src/limiter/store/postgres/connections.rs::PING", &["an idle connection is asked every {} whether"]),
     ("src/limiter/store/postgres/connections.rs::LATE", &["After {} without an answer other statements"]),
     (
@@ -129,7 +129,7 @@ const PROMISES: &[Promise] = &[
     ("src/limiter/observers.rs::OBSERVERS_MAX", &["keep at most {} observers each"]),
     (
         "src/limiter/memory/setup.rs::KEYS",
-        &["holds for certain: from {_} to {_}, {} by default", "It holds {} keys by default"],
+        &["is sure to hold: from {_} to {_}, {} by default", "It holds {} keys by default"],
     ),
     ("src/limiter/memory/setup.rs::ENTRIES_MIN", &["to 2^32, {} by default. It always has room"]),
     (
@@ -222,8 +222,11 @@ const PROMISES: &[Promise] = &[
     ("src/quota/builder.rs::BUCKETS_MAX", &["| the buckets of a sliding window | {_} | {} |"]),
     ("src/limiter/ready.rs::MAX_WAIT", &["for which a caller waits. The default is {}."]),
     ("src/limiter/ready.rs::MAX_WAITING", &["that wait at a time, of all keys. The default is {}."]),
-    ("src/limiter/ready.rs::UNKNOWN_WAIT", &["With others it asks again after {}, and then ever more rarely"]),
-    ("src/limiter/ready.rs::UNKNOWN_WAIT_MAX", &["ever more rarely, up to every {}."]),
+    (
+        "src/limiter/ready.rs::UNKNOWN_WAIT",
+        &["With other limiters the caller asks again after {}, and then more and more rarely"],
+    ),
+    ("src/limiter/ready.rs::UNKNOWN_WAIT_MAX", &["more and more rarely, up to every {}."]),
     (
         "src/algorithm/block.rs::STRIKES_MAX",
         &["a concurrency limit {_}, a block {} strikes", "| the strikes of a block | {_} | {} |"],
@@ -262,7 +265,7 @@ const PROMISES: &[Promise] = &[
     ("src/rules/error.rs::PROBLEMS_MAX", &["in the order of their positions, at most {}."]),
     (
         "src/rules/handle.rs::EVERY_MIN",
-        &["checks the file at an interval of at least {}.", "Looks at the file in this interval, at least {},"],
+        &["checks the file at an interval of at least {}.", "Reads the file at this interval, at least {},"],
     ),
     (
         "src/status/operators.rs::OFFER_LASTS",

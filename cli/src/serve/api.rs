@@ -66,7 +66,7 @@ fn object(head: &Parts, bytes: &Bytes) -> Result<Map<String, Value>, Wrong> {
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(fields)) => Ok(fields),
         Ok(_) => Err(wrong("send an object")),
-        Err(error) => Err(wrong(format!("this is no JSON: {error}"))),
+        Err(error) => Err(wrong(format!("this is not JSON: {error}"))),
     }
 }
 
@@ -102,10 +102,11 @@ impl Asked {
             headers.insert(X_FORWARDED_FOR, value);
         }
         let method = method.unwrap_or_else(|| "GET".to_owned());
-        let host = host.map(|host| HeaderValue::try_from(host).map_err(|_| wrong("`host` is no host"))).transpose()?;
+        let host =
+            host.map(|host| HeaderValue::try_from(host).map_err(|_| wrong("`host` is not a host"))).transpose()?;
         let path = path.unwrap_or_else(|| "/".to_owned());
         let described = Described {
-            method: Method::from_bytes(method.as_bytes()).map_err(|_| wrong("`method` is no method"))?,
+            method: Method::from_bytes(method.as_bytes()).map_err(|_| wrong("`method` is not a method"))?,
             uri: uri::read(path.as_bytes(), server.paths).ok_or_else(|| wrong("`path` begins with a slash"))?,
             host,
             length: headers.remove(http::header::CONTENT_LENGTH),
@@ -149,7 +150,7 @@ fn headers_of(value: Value) -> Result<HeaderMap, Wrong> {
             Value::Array(values) => values,
             value => vec![value],
         };
-        let header = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong(format!("{name:?} is no header")))?;
+        let header = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong(format!("{name:?} is not a header")))?;
         for value in values {
             let value = HeaderValue::try_from(text_of(&name, value)?);
             headers.append(&header, value.map_err(|_| wrong(format!("the header `{name}` has a control character")))?);

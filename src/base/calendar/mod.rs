@@ -127,12 +127,12 @@ impl Calendar {
         (windows * self.unit.days().0 * DAY_S as u64 - left_out as u64) * SECOND_US
     }
 
-    /// Returns the first and the last second of the window that an instant is in: the last is the first of the next.
+    /// Returns the first second of the window that an instant is in, and the first second of the next window.
     pub(crate) fn window_s(self, at_s: i64) -> (i64, i64) {
         let local = at_s + self.zone.offset_s(at_s);
         let mut first = self.first_day(local.div_euclid(DAY_S));
         let mut begin = self.zone.begin_of_day(first);
-        // If a zone sets its clocks back over midnight, the local date is for a while one that has ended already.
+        // If a zone sets its clocks back over midnight, the local date is yesterday's again for a while.
         loop {
             let next = self.next_first_day(first);
             let end = self.zone.begin_of_day(next);
@@ -230,7 +230,7 @@ impl CalendarWindows {
         if window.end.wrapping_sub(now).wrapping_sub(1) < window.length { window } else { self.find(now) }
     }
 
-    /// Returns the window after one of this calendar's.
+    /// Returns the window after another window of this calendar.
     pub(crate) fn after(&self, window: CalendarWindow) -> CalendarWindow {
         self.compute(window.end).0
     }

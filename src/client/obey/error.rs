@@ -46,8 +46,9 @@ impl ObeyError {
         self.kind
     }
 
-    /// Returns how long the request would have had to wait from now, at the least. It is known for
-    /// [`TooLong`](ObeyErrorKind::TooLong) and [`TooManyWaiting`](ObeyErrorKind::TooManyWaiting).
+    /// Returns the least time for which the request would have had to wait from now. It is known
+    /// for [`TooLong`](ObeyErrorKind::TooLong) and
+    /// [`TooManyWaiting`](ObeyErrorKind::TooManyWaiting).
     #[must_use]
     pub fn wait(&self) -> Wait {
         self.wait

@@ -92,7 +92,7 @@ impl<S: Service<Request<B>>, B> fmt::Debug for ObeyFuture<S, B> {
     }
 }
 
-/// A called service, with the visit of its request. `None` if it was taken before.
+/// The future of the called service, with the visit of its request. `None` if it was taken before.
 type Gone<F> = Option<(F, Visit)>;
 
 /// The next step of a waiting request.
@@ -145,7 +145,7 @@ where
         Box::new(Self { service, held: Some((request, visit)), step, sleep: None })
     }
 
-    /// Is ready with the called service when the request went.
+    /// Is ready with the called service once the request was sent.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Gone<S::Future>, BoxError>> {
         loop {
             let Some((_, visit)) = &mut self.held else { return Poll::Ready(Ok(None)) };
@@ -186,7 +186,8 @@ fn poll_line(visit: &mut Visit, sleep: &mut Option<(u64, Sleep)>, cx: &mut Conte
         let Some((_, sleeping)) = sleep else { break };
         ready!(sleeping.as_mut().poll(cx));
         *sleep = None;
-        // At least `until_us`, even if the timer's clock is wrong: no request may poll for ever.
+        // The time counts as `until_us` or later, even if the timer's clock is wrong. Otherwise a request could poll
+        // for ever.
         now_us = visit.settings().now_us().max(until_us);
     }
     *sleep = None;

@@ -47,9 +47,9 @@ const KEYS: usize = 10_000;
 ///
 /// # Around reqwest
 ///
-/// `reqwest::Client` is a service of its own requests, and not of [`http::Request`]s. Of a layer around it the compiler
-/// says ``the method `ready` exists for struct `Obey<reqwest::Client>` ``, `but its trait bounds were not satisfied`.
-/// Put a `service_fn` between them, which converts the types:
+/// `reqwest::Client` is a service of its own requests, and not of [`http::Request`]s. If a layer is put around it, the
+/// compiler says ``the method `ready` exists for struct `Obey<reqwest::Client>` ``, `but its trait bounds were not
+/// satisfied`. Put a `service_fn` between them, which converts the types:
 ///
 /// ```
 /// # #[cfg(feature = "tokio")] {
@@ -82,7 +82,7 @@ const KEYS: usize = 10_000;
 /// 1,000 clients send as fast as they can for a minute, with a latency of 20 ms. They share a limit
 /// of 1,000 per second on a server of this crate (`tests/client/crowd.rs`).
 /// [Drawn](crate::guide::being_a_client#the-crowd-drawn), the guide has it. Fairness is Jain's
-/// index: 1 if all clients get as much.
+/// index, which is 1 if all clients get the same.
 ///
 /// | the server sends | clients | refused | of the limit used | fairness | longest wait |
 /// |---|---|---|---|---|---|
@@ -94,7 +94,7 @@ const KEYS: usize = 10_000;
 /// | only `Retry-After` | one layer for all, which adapts | 2.9 % | 53.7 % | 1.00 | 3.1 s |
 /// | only `Retry-After` | a layer for each, which adapts | 25.2 % | 99.9 % | 0.27 | 58 s |
 ///
-/// * If responses say what remains, a shared layer sends just as much.
+/// * If responses say what remains, a shared layer sends exactly that much.
 /// * Processes that share nothing collide, however politely they wait. Give them a quota of their own
 ///   that they share, as above.
 /// * A server that does not say what remains can be spared or used fully, but not both.
@@ -122,19 +122,19 @@ const KEYS: usize = 10_000;
 /// * A wait is [bounded](Self::max_wait), and so is the [number of requests](Self::max_waiting) that
 ///   wait. A request that would wait longer fails at once, with an [`ObeyError`](super::ObeyError)
 ///   that says how long.
-/// * The layer never retries. It reads heads of responses only: a gRPC status in trailers, after
-///   messages, goes unheard, unless the caller hands it over with [`pause`](Self::pause).
+/// * The layer never retries. It reads only the heads of responses. If a gRPC status comes in
+///   trailers, after messages, the caller has to hand its wait over with [`pause`](Self::pause).
 ///
 /// Put the layer inside the layer that follows redirects, because a redirect may lead to another origin.
-/// Put it outside of a concurrency limit: a request that waits holds no permit of the service inside,
-/// but cannot refund a charge of an outer layer.
+/// Put it outside of a concurrency limit, because a request that waits holds no permit of the inner
+/// service. It cannot refund a charge of an outer layer.
 ///
 /// # Cost
 ///
-/// A request takes one lock of its key twice and one of all keys once, each for a look into a hash
-/// map. A request that waits takes O(log n) among n that wait for its key. If
-/// [`max_keys`](Self::max_keys) are known, a new one takes O(n log n): once for each eighth of them, or
-/// each time if nearly all of them are in use or paused.
+/// A request takes one lock of its key twice and one of all keys once, each for a look into a hash map.
+/// A request that waits takes O(log n) among n that wait for its key. If [`max_keys`](Self::max_keys)
+/// are known, making room for a new key takes O(n log n). That happens once for each eighth of the
+/// keys, or each time if nearly all keys are in use or paused.
 #[derive(Clone, Debug)]
 pub struct ObeyLayer {
     settings: Arc<ObeySettings>,
@@ -192,10 +192,10 @@ impl ObeyLayer {
     /// Adds a quota of the client's own: a request takes its cost, by default one unit, before it is sent, and
     /// waits until the quota has it. The key is that of the request.
     ///
-    /// `quota` is what a layer of a server takes as a rule: a [`Quota`](crate::Quota), or a
-    /// [`Rule`](crate::Rule) of one or several quotas or plans, with a condition and a cost. If this is called several
-    /// times, every quota holds. A request takes from all of them or from none, and while it waits it holds
-    /// nothing. As in a layer, a policy whose name is taken is numbered: `api` becomes `api-2`.
+    /// `quota` is what a layer of a server takes as a rule: a [`Quota`](crate::Quota), or a [`Rule`](crate::Rule) of
+    /// one or several quotas or plans, with a condition and a cost. If this is called several times, every quota
+    /// holds. A request takes from all quotas or from none, and while it waits it holds nothing. As in a layer, a
+    /// policy whose name is taken is numbered: `api` becomes `api-2`.
     ///
     /// ```
     /// # #[cfg(feature = "tokio")] {
@@ -226,9 +226,9 @@ impl ObeyLayer {
     ///   waits behind those before it.
     /// * The policies of one call are taken in one step. Several calls of this method charge their quotas one after the
     ///   other, and refund the earlier ones if a later one has nothing left.
-    /// * A token bucket lets a burst go and its refill after it: `Quota::per_second(50)` sends up to 99 in its first
-    ///   second. If the vendor counts by strict windows, take a small burst (`.burst(1)`), or a
-    ///   [sliding log](crate::Quota::sliding_log), which sends at most 50 in any second.
+    /// * A token bucket admits a burst and then its refill: `Quota::per_second(50)` sends up to 99 in its first
+    ///   second. If the vendor counts by strict windows, take a small burst (`.burst(1)`), or a [sliding
+    ///   log](crate::Quota::sliding_log), which sends at most 50 in any second.
     /// * If the limiter fails, the request fails; take a
     ///   [`FallbackLimiter`](crate::limiter::FallbackLimiter) to go on without it.
     ///
@@ -239,7 +239,8 @@ impl ObeyLayer {
     pub fn own_quota(mut self, limiter: impl Limiter, quota: impl IntoRule) -> Result<Self, ConfigError> {
         let rule = quota.into_rule();
         let supported = rule.policies().iter().try_for_each(|policy| limiter.supports(policy.quota()));
-        // No `From`: a second one would keep the compiler from inferring the error of closures that use `?`.
+        // There is no `From`, because a second one would keep the compiler from inferring the error of closures that
+        // use `?`.
         supported.map_err(|error| ConfigError::new(ConfigErrorKind::Unsupported, error.to_string()))?;
         if let Some(option) = rule.option_of_servers() {
             return Err(ConfigError::new(
@@ -350,8 +351,8 @@ impl ObeyLayer {
     /// # }
     /// ```
     ///
-    /// It does nothing if the key is new and [`max_keys`](Self::max_keys) others are in use or paused, or where the
-    /// timer cannot sleep. With Tokio's timer call it within the runtime.
+    /// It does nothing if the timer cannot sleep, or if the key is new and [`max_keys`](Self::max_keys) others are
+    /// in use or paused. With Tokio's timer call it within the runtime.
     pub fn pause(&self, key: &Key, wait: Duration) {
         let (settings, now_us) = (&*self.settings, self.settings.now_us());
         if now_us == u64::MAX {
@@ -363,7 +364,7 @@ impl ObeyLayer {
         }
     }
 
-    /// Returns how long the requests of a key stay paused. Returns zero if there is no pause, or where the timer cannot
+    /// Returns how long the requests of a key stay paused. Returns zero if there is no pause, or if the timer cannot
     /// sleep.
     #[must_use]
     pub fn pause_of(&self, key: &Key) -> Duration {

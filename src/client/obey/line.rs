@@ -5,9 +5,10 @@
 //! when
 //!
 //! * no pause is on, and the last request was sent long enough ago,
-//! * and the server has room for it: the last response left something for it, or, if responses say
-//!   nothing, fewer requests are on their way than the window allows, or none is on its way.
-//!   Requests that were sent before the last pause do not count, because they may hang for long.
+//! * and the server has room for it: the last response left something, or fewer requests are on
+//!   their way than the window allows, if responses do not say what is left, or no request is on
+//!   its way. Requests that were sent before the last pause do not count, because they may hang for
+//!   long.
 //!
 //! So one request probes after a pause. If its response says what is left, as many requests follow.
 //! Otherwise the window grows by one for each success: two requests follow, then four, then eight.
@@ -50,9 +51,9 @@ pub(super) enum Polled {
 pub(super) struct KeyLine {
     /// The end of the pause.
     opens_us: u64,
-    /// The next request is not sent before by the spacing, or by the rate.
+    /// The spacing or the rate allows the next request at this instant.
     spaced_us: u64,
-    /// The next request is not sent before by the client's own quota.
+    /// The client's own quota allows the next request at this instant.
     own_us: u64,
     /// The time between two requests that spreads the remaining ones evenly.
     spacing_us: u64,
@@ -60,9 +61,9 @@ pub(super) struct KeyLine {
     rate: Option<Rate>,
     /// The maximum number of requests on their way while no response says what is left.
     window: u32,
-    /// The units that the server has left, minus those of requests on their way.
+    /// The units that the server has left, minus the requests on their way.
     left: Option<u64>,
-    /// The number of the latest request whose response said so.
+    /// The number of the latest request whose response said what is left.
     left_by: u64,
     /// The number of the first request after the last pause began. The responses to earlier requests say nothing about
     /// the time after the pause.
@@ -79,9 +80,9 @@ pub(super) struct KeyLine {
     turns: u64,
     /// The latest instants at which the waiting requests may be sent.
     waiters: WaitList<u64>,
-    /// The numbers of the requests that are sent and do not know it yet, by turn.
+    /// The numbers of requests that may be sent but have not been polled since, by turn.
     granted: BTreeMap<u64, u64>,
-    /// Whether requests ask the client's own quota before they are sent: one after the other.
+    /// True if requests ask the client's own quota, one after the other, before they are sent.
     asks: bool,
     /// The turn of the request that asks.
     asking: Option<u64>,
@@ -93,7 +94,7 @@ pub(super) struct KeyLine {
 }
 
 impl KeyLine {
-    /// Makes a line of a server that has said nothing.
+    /// Makes a line for a server that has said nothing.
     pub(super) fn new(asks: bool, adapts: bool) -> Self {
         Self {
             opens_us: 0,
@@ -163,8 +164,8 @@ impl KeyLine {
         Ok((turn, None))
     }
 
-    /// Returns what became of a waiting request. The foremost sleep until the next request is sent.
-    /// The others sleep for somewhat longer, in case the foremost do not run.
+    /// Returns the next step of a waiting request. The foremost sleep until the next request is
+    /// sent. The others sleep for somewhat longer, in case the foremost are not polled.
     pub(super) fn poll(&mut self, turn: u64, now_us: u64, waker: Waker, wakers: &mut Wakers) -> Polled {
         self.release(now_us, wakers);
         if now_us == u64::MAX {
@@ -194,7 +195,7 @@ impl KeyLine {
         }
     }
 
-    /// Removes a request that waits, or that is sent and does not know it.
+    /// Removes a request that waits, or that may be sent but has not been polled since.
     pub(super) fn leave(&mut self, turn: u64, wakers: &mut Wakers) {
         self.waiters.remove(turn, wakers);
         if let Some(number) = self.granted.remove(&turn) {
@@ -226,7 +227,7 @@ impl KeyLine {
         self.release(now_us, wakers);
     }
 
-    /// Notes that a sent request does not go after all: it could not, or it was dropped.
+    /// Notes that a request was not sent after all: it could not be, or it was dropped.
     pub(super) fn withdraw(&mut self, turn: u64, number: u64, wakers: &mut Wakers) {
         self.take_back(turn, number);
         self.wake_foremost(wakers);
@@ -303,7 +304,7 @@ impl KeyLine {
         if number >= self.left_by {
             (self.left, self.left_by, self.spacing_us) = (left, number, heard.spacing_us);
         } else if let (Some(known), Some(left)) = (self.left, left) {
-            // Responses may come in another order than the requests went.
+            // Responses may arrive in another order than their requests were sent.
             self.left = Some(known.min(left));
         }
     }
@@ -375,7 +376,7 @@ impl KeyLine {
         self.asking = self.asking.filter(|asking| *asking != turn);
     }
 
-    /// Sends the requests that can go now: none at the end of time, which a timer shows where it cannot sleep.
+    /// Sends the requests that can go now. Sends none if the timer reports `u64::MAX`, because then it cannot sleep.
     fn release(&mut self, now_us: u64, wakers: &mut Wakers) {
         while now_us < u64::MAX && self.due_us() <= now_us {
             let Some((turn, _)) = self.waiters.pop_first(wakers) else { return };

@@ -3,8 +3,8 @@
 use crate::base::head::Head;
 use crate::key::Key;
 
-/// Returns the origin of a request: scheme, host and port. Returns the global key if its URI has no
-/// host and it has no `Host` header: its service is connected to one server then.
+/// Returns the origin of a request: scheme, host and port. Returns the global key if neither the
+/// URI nor a `Host` header names a host, because the service is then connected to one server.
 pub(super) fn origin(head: &Head<'_>) -> Option<Key> {
     let of_header = || head.headers.get(http::header::HOST)?.to_str().ok()?.parse().ok();
     let Some(authority) = head.uri.authority().cloned().or_else(of_header) else { return Some(Key::global()) };

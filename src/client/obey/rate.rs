@@ -1,4 +1,4 @@
-//! An estimate of the rate that a server allows and does not say: additive increase, multiplicative
+//! Estimates the rate of a server that does not say it, by additive increase and multiplicative
 //! decrease.
 //!
 //! The rate is kept as the interval between two requests, in microseconds.
@@ -26,8 +26,8 @@ impl Rate {
         self.interval_us
     }
 
-    /// Takes a refusal: half of the rate. The first refusal sets the rate to half of the successes
-    /// of the last second or the one before.
+    /// Takes a refusal, which halves the rate. The first refusal sets the rate to half of the
+    /// successes of the last second or the one before.
     pub(super) fn halve(&mut self, now_us: u64) {
         let known_us = if self.interval_us > 0 {
             self.interval_us
@@ -50,7 +50,7 @@ impl Rate {
         // 1 / (1 / interval + passed), in microseconds, rounded up. The product is below 2^26 * 2^40 * 2^64.
         let faster_us = (square * interval_us).div_ceil(square + interval_us * passed_us);
         let faster_us = faster_us.max(interval_us.div_ceil(2));
-        // Changes nothing if the elapsed time is too short to survive the rounding.
+        // If the elapsed time is rounded to nothing, the rate stays as it was.
         if faster_us < interval_us {
             (self.interval_us, self.changed_us) = (u64::try_from(faster_us).unwrap_or(SLOWEST_US), now_us);
         }

@@ -17,11 +17,11 @@ use crate::error::BoxError;
 /// * Its readiness is the inner service's own. A request that waits gives that readiness back, so it
 ///   holds no permit of a concurrency limit and no place in a buffer. When it may go, a clone of the
 ///   inner service is made ready.
-/// * Its error is a box: of an [`ObeyError`](super::ObeyError) if a request was not sent, otherwise
-///   of the inner service's error.
+/// * Its error is boxed: an [`ObeyError`](super::ObeyError) if the request was not sent, and
+///   otherwise the inner service's error.
 /// * A request takes its place in the line in `call`. If its future is dropped, it leaves the line.
-/// * If the compiler finds no method `call`, `ready` or `oneshot`, the inner service is no `Clone`, or none of
-///   [`http::Request`]s: [`reqwest::Client` needs a `service_fn`](super::ObeyLayer#around-reqwest).
+/// * If the compiler finds no method `call`, `ready` or `oneshot`, the inner service is not `Clone`, or does
+///   not take [`http::Request`]s: [`reqwest::Client` needs a `service_fn`](super::ObeyLayer#around-reqwest).
 #[derive(Clone, Debug)]
 pub struct Obey<S> {
     inner: S,

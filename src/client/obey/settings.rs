@@ -70,12 +70,12 @@ pub(super) struct ObeySettings {
 }
 
 impl ObeySettings {
-    /// Returns the timer's time in microseconds. It is `u64::MAX` if the timer cannot sleep here.
+    /// Returns the timer's time in microseconds. Returns `u64::MAX` if the timer cannot sleep.
     pub(super) fn now_us(&self) -> u64 {
         micros_floor(self.timer.now())
     }
 
-    /// Returns what a request takes of each own quota that applies to it.
+    /// Returns what a request takes from each own quota that applies to it.
     pub(super) fn shares(&self, request: &Head<'_>) -> Vec<Share> {
         self.own.iter().enumerate().filter_map(|(at, own)| own.share(at, request)).collect()
     }

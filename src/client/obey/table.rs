@@ -27,7 +27,7 @@ impl LineTable {
     /// can be forgotten.
     ///
     /// A line that a request holds stays. Then forgets the least recently used lines without a pause: an eighth of all
-    /// lines, at least one. If all have a pause, one is forgotten whose pause ends after `bound_us`.
+    /// lines, at least one. If all have a pause, forgets one whose pause ends after `bound_us`.
     pub(super) fn line(
         &self,
         key: &Key,

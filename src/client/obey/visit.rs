@@ -102,8 +102,8 @@ impl Visit {
         Some(own.limiter.take(&charges.collect::<SmallVec<[Charge<'_>; 2]>>()))
     }
 
-    /// Takes the answer for a share. Returns `false` if the quota is used up: the request has returned what it took of
-    /// the others, and waits in the line.
+    /// Takes the answer for a share. Returns `false` if the quota is used up. The request has then returned what it
+    /// took from the others, and waits in the line.
     pub(super) fn answered(&mut self, answer: OwnDecision, now_us: u64) -> Result<bool, ObeyError> {
         let at = self.taken;
         debug_assert!(at < self.shares.len(), "an answer is for a share that was asked for");
@@ -186,7 +186,7 @@ impl Visit {
         }
     }
 
-    /// Returns to the line, because the client's own quotas let it go at `until_us` only.
+    /// Returns to the line, because the client's own quotas do not admit the request before `until_us`.
     fn wait_until(&mut self, until_us: u64) {
         debug_assert!(matches!(self.stage, Stage::MayGo(_)), "only a request that may go is asked of its own quotas");
         let Stage::MayGo(number) = self.stage else { return };
@@ -196,8 +196,8 @@ impl Visit {
     }
 
     /// Notes that the request goes. Returns `false`, and puts the request back into the line, if a
-    /// pause has begun since it was allowed to go, even if that pause is over: otherwise all
-    /// that wait for the service would go at once after the pause.
+    /// pause has begun since the request was allowed to go. That holds even if the pause is over:
+    /// otherwise all requests that wait for the service would go at once after it.
     pub(super) fn go(&mut self, now_us: u64) -> bool {
         debug_assert!(matches!(self.stage, Stage::MayGo(_)), "a request goes once, when it may");
         let Stage::MayGo(number) = self.stage else { return self.stage != Stage::Waits };

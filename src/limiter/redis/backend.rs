@@ -19,7 +19,7 @@ use crate::store_load::StoreLoad;
 pub(super) struct RedisBackend {
     pub(super) flights: Flights<Dispatcher>,
     pub(super) space: KeySpace,
-    /// Whether it is a cluster, where charges of one set can be in different slots.
+    /// True for a cluster, in which charges of one set can be in different slots.
     pub(super) in_slots: bool,
 }
 
@@ -34,7 +34,7 @@ impl Backend for RedisBackend {
     type Error = RedisError;
     type Stored = StoredKey;
 
-    /// Returns why the script cannot decide a set: only blocks and meters can be charged on refusal.
+    /// Returns the error if the script cannot decide a set, because only blocks and meters can be charged on refusal.
     fn refuses(&self, charges: &[Charge<'_>]) -> Option<RedisError> {
         let is_unknown = |charge: &&Charge<'_>| {
             let is_known = matches!(charge.policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter);

@@ -19,11 +19,11 @@ use super::limiter::RedisLimiter;
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{Checks, Flights, Options, shared_options};
 
-/// The time that `connect` waits for the first connection to a server that refuses it.
+/// How long `connect` waits for the first connection to a server that refuses connections.
 const FIRST: Duration = Duration::from_millis(500);
 
-/// The shortest and the longest time that `connect` waits for the first connection to a server that may be far, and
-/// then for the answer which rights the user has. Between them it is four deadlines.
+/// The bounds of the time, otherwise four deadlines, that `connect` waits for the first connection to a server that
+/// may be far, and then for the answer about the user's rights.
 const FAR: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(5));
 
 /// Sets up a [`RedisLimiter`].
@@ -158,10 +158,10 @@ impl RedisLimiterBuilder {
     /// group share a slot, and the slots of the groups are spread evenly. By default each caller
     /// has a slot of its own.
     ///
-    /// Checks of one slot go together in one call, so fewer groups mean fuller calls. That pays if
-    /// several checks of each group are in flight at a time. Use several groups for each master.
-    /// All processes need the same number. With another one every key has its whole quota once
-    /// more. The setting has no effect on one server.
+    /// Checks of one slot share calls, so fewer groups mean that more checks share one. That pays
+    /// if several checks of each group are in flight at a time. Use several groups for each master.
+    /// All processes need the same number. If it changes, every key has its whole quota once more.
+    /// The setting has no effect on one server.
     pub fn slot_groups(mut self, groups: u16) -> Self {
         self.slot_groups = Some(groups);
         self
@@ -199,10 +199,10 @@ impl RedisLimiterBuilder {
     /// * Sentinels get no password, unless the URL has `sentinelPassword` and, for a user, `sentinelUsername`.
     /// * Another parameter is an error.
     ///
-    /// It waits half a second for a server that refuses connections, and up to two seconds for one that may be far;
-    /// with a [deadline](Self::deadline) of more than half a second that is four deadlines, but no more than 5 s. Then
-    /// it checks that the server's user has the rights that the script needs. If Redis is not up yet, checks fail
-    /// until it is.
+    /// It waits half a second for a server that refuses connections, and up to two seconds for one that may be far. If
+    /// the [deadline](Self::deadline) is above half a second, the latter is four deadlines, but at most 5 s. Then it
+    /// checks that the server's user has the rights that the script needs. If Redis is not up yet, checks fail until
+    /// it is.
     ///
     /// A server whose round trips take longer than the deadline is not an error either, because a far server looks like
     /// one that is slow now. If a round trip takes more than half of the deadline, observers and the log get
@@ -211,7 +211,7 @@ impl RedisLimiterBuilder {
     /// # Errors
     /// Returns an error if the URL or the setup is not valid, the server refuses the password, the
     /// user lacks a right that checks need (the error names it), or there is no tokio runtime. A
-    /// server that is away, is loading, or has as many clients as it may have is not an error: checks
+    /// server that is away, is loading, or has reached its maximum of clients is not an error: checks
     /// fail until it can serve them.
     pub async fn connect(self, url: &str) -> Result<RedisLimiter, RedisError> {
         let store = RedisConnections::connect(url, self.settings()?)?;
@@ -221,10 +221,10 @@ impl RedisLimiterBuilder {
     /// Uses a connection to one server that the application has, instead of opening one. It needs the feature
     /// `redis-rs`.
     ///
-    /// The connection is a `ConnectionManager` of the crate `redis`, version 1, which reconnects, or a
-    /// `MultiplexedConnection`, over which every check fails once it is lost. A `Client` makes both. A check ends at
-    /// the limiter's [deadline](Self::deadline), or earlier if the connection's own time is shorter.
-    /// [`client`](Self::client) does not matter, and [`close`](RedisLimiter::close) leaves the connection open.
+    /// The connection comes from the crate `redis`, version 1. A `ConnectionManager` reconnects. Once a
+    /// `MultiplexedConnection` is lost, every check fails. A `Client` makes both. A check ends at the limiter's
+    /// [deadline](Self::deadline), or earlier if the connection's own time is shorter. [`client`](Self::client) has
+    /// no effect, and [`close`](RedisLimiter::close) leaves the connection open.
     ///
     /// ```no_run
     /// use tower_ratelimit::RedisLimiter;
@@ -257,8 +257,8 @@ impl RedisLimiterBuilder {
         self.start(store).await
     }
 
-    /// Makes the limiter of a process in a simulation. Its own clock is that of the simulation, and its calls have
-    /// numbers from `number` on.
+    /// Makes the limiter of a process in a simulation. The process uses the simulation's clock, and numbers its
+    /// calls from `number` on.
     #[cfg(test)]
     pub(super) fn simulated(
         mut self,

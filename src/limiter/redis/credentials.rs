@@ -34,9 +34,9 @@ impl RedisCredentials {
         Self { username: username.into().into(), password: password.into().into(), renew_after: None }
     }
 
-    /// Sets after which time the connection that has these credentials sends newer ones, with the command `AUTH`. A
-    /// time of less than 1 s is taken as 1 s. By default the connection never does: for servers that look at
-    /// credentials only when a connection is made.
+    /// Sets the time after which a connection with these credentials asks for newer ones, and sends them with the
+    /// command `AUTH`. A time of less than 1 s counts as 1 s. By default a connection never does this, which suits
+    /// servers that check credentials only when a connection is made.
     #[must_use]
     pub fn renew_after(mut self, time: Duration) -> Self {
         self.renew_after = Some(time.max(RENEW_MIN));
@@ -86,7 +86,8 @@ impl CredentialSource {
         }))
     }
 
-    /// Asks for credentials. The task that asks keeps the connection, so a panic of the closure ends here.
+    /// Asks for credentials. This contains a panic of the closure, because the task that asks also keeps the
+    /// connection.
     ///
     /// # Errors
     /// Why there are none, in words.

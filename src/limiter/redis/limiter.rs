@@ -43,14 +43,14 @@ pub type RedisFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisError>> + S
 /// Callers' keys may be secrets, so they are stored as hashes: see `key_secret` and `readable_keys`
 /// of the [builder](Self::builder).
 ///
-/// The limiter works in the tokio runtime in which it was connected, and may be used from any
-/// other. Once its own has ended, checks fail as [`Unavailable`](StoreErrorKind::Unavailable). If that
-/// runtime is not driven, as a current-thread runtime outside of `block_on`, checks fail after the deadline.
+/// The limiter works in the tokio runtime in which it was connected, and may be used from any other. Once
+/// its own runtime has ended, checks fail as [`Unavailable`](StoreErrorKind::Unavailable). If that runtime
+/// is not driven, as a current-thread runtime outside of `block_on`, checks fail after the deadline.
 #[derive(Clone)]
 pub struct RedisLimiter(pub(super) Arc<Checks<RedisBackend>>);
 
 impl RedisLimiter {
-    /// Finds out, within this time, whether checks have the rights that they need.
+    /// Asks, within this time, whether checks have the rights that they need.
     pub(super) async fn check_rights(&self, within: Duration) -> Result<(), RedisError> {
         let policy = Policy::new("rights", Quota::per_second(1));
         debug_assert!(policy.is_ok(), "the name is valid");

@@ -11,8 +11,7 @@
 //! always compared with the host of the URL; in a cluster with that of each server. PEM that cannot
 //! be used is an error of `connect`.
 //!
-//! Certificates are read once. A limiter whose certificate is about to expire is replaced by a new
-//! one.
+//! Certificates are read once. Before a certificate expires, replace the limiter by a new one.
 //!
 //! # Passwords that change
 //!
@@ -28,35 +27,36 @@
 //! | a service that closes connections when their token expires | the connection ends, and the next one gets a new token; checks may fail meanwhile | some minutes before the token expires |
 //! | a service that closes each connection after some hours (ElastiCache with IAM: 12 h) | the same, unless the connection has sent a new token | an hour, or another part of that time |
 //!
-//! A server that gets a password serves open connections as before. New ones need the password;
-//! without it checks fail as `Misconfigured` until the server has the old setting again. With a
-//! closure they go on as soon as it returns the password. If an open connection is logged out, for
-//! example by a proxy that has connected to the server anew, checks fail as `Misconfigured`
-//! (`NOAUTH`) until the limiter has made a new connection, which it does at once if it has a
-//! password.
+//! A server that gets a password serves open connections as before. New connections need the
+//! password. Without it checks fail as `Misconfigured` until the server has the old setting again.
+//! With a closure, checks succeed again as soon as it returns the password. If an open connection
+//! is logged out, for example by a proxy that has connected to the server anew, checks fail as
+//! `Misconfigured` (`NOAUTH`) until the limiter has made a new connection, which it does at once if
+//! it has a password.
 //!
 //! If a server refuses the new credentials of an open connection, the crate `redis` keeps the old
 //! ones, and fred makes a new connection. In both cases the closure is asked again.
 //!
 //! # How places are counted
 //!
-//! To take a place is part of the request's one call. To return it is a call that no request waits
-//! for: it goes together with the next checks, if there are any.
+//! A request takes its place as part of its one call. No request waits for the call that returns
+//! it, which is shared with the next checks, if there are any.
 //!
 //! Each process has a row in the key's value: how many units it holds, and when the row lapses. It
 //! lapses after [`places_lapse_after`](RedisLimiterBuilder::places_lapse_after). This time is
 //! called *L* from here on. The default is 30 s, the minimum 3 s. A process renews its rows three
-//! times in *L*, and says again how many units it holds. So a place that runs for an hour is kept,
-//! and:
+//! times in *L*, each time with the number of units that it holds. So a place that runs for an hour
+//! is kept, and:
 //!
-//! * A process that is killed loses its places within *L*, even without a check of the key. One
-//!   that ends in order calls [`close`](crate::RedisLimiter::close), which returns them at once.
+//! * A process that is killed loses its places within *L*, even without a check of the key. A
+//!   process that ends normally calls [`close`](crate::RedisLimiter::close), which returns them at
+//!   once.
 //! * If the answer to a check is lost, its place may have been taken. The process corrects its row
 //!   with its next call for the key, and at the latest after *L*/30. A return that is lost is
 //!   corrected likewise.
 //! * After a reconnect, a process says what it holds of a key before it takes more of it.
 //! * A failover can bring places back that were returned after the last replication. If their
-//!   process holds no other place of the key, they count until the row lapses, within *L*.
+//!   process holds no other place of the key, these places count until the row lapses, within *L*.
 //! * A denial is remembered for at most 10 ms, and a return by the same process ends that.
 //! * A reset frees the places of all processes.
 //!
@@ -68,19 +68,19 @@
 //! in memory; only calls to Redis that are under way at the same time are decided in the order in
 //! which they arrive.
 //!
-//! A request asks as soon as it is the first of its line. Then it asks again by itself, after 20 ms
-//! and later after up to 500 ms, and at once when its own process returns a place. One that waits
-//! for less than four seconds asks at least six times in its wait, but not before 5 ms have passed.
-//! Each time it says for how long it has waited. Redis keeps a place that comes free for the
-//! request that has waited for longest, whatever its process is. So no process starves. The price:
+//! A request asks as soon as it is the first of its line. Then it asks again after 20 ms, later
+//! after up to 500 ms, and at once when its own process returns a place. A request that waits for
+//! less than four seconds asks at least six times, but with pauses of at least 5 ms. Each time it
+//! says for how long it has waited. Redis keeps a freed place for the request that has waited for
+//! longest in any process. So no process starves. The price:
 //!
 //! * A place that comes free waits for the first in line to ask: up to 500 ms if the place was of
 //!   another process, and less if the wait is short.
 //! * A process asks at most 200 times a second. With more than 100 keys in line, each of them asks
 //!   more rarely.
 //! * A process whose last request leaves the line tells Redis at once, by a call that no request
-//!   waits for. One that is killed holds the others up until Redis forgets its request: for 1 s,
-//!   and with more than 100 keys in line for twice the time between two calls.
+//!   waits for. A process that is killed holds up the others until Redis forgets its request: for 1
+//!   s, or with more than 100 keys in line for twice the time between two calls.
 //! * The order between processes is not exact: a request is known to Redis only once it is the
 //!   first of its line.
 //! * A call that fails does not end the wait. If six fail in a row, the request is decided as after
@@ -89,8 +89,8 @@
 //! Four processes with six callers each, at one key with four places that are held for 20 ms: in a
 //! minute they got 1,725, 1,738, 1,736 and 1,779 places, 58 % of what four places can be
 //! (`tests/campaigns.sh`, two processors with a load of 15; at a load of 20 they got 811, 813, 796
-//! and 801). Places that short are free for about as long as they are held, until the first in line
-//! asks. With requests of a second or more that is a small part.
+//! and 801). Such short places are free for about as long as they are held, until the first in line
+//! asks. With requests of a second or more that is a small part of the time.
 //!
 //! ## What places cost
 //!
@@ -103,7 +103,7 @@
 //! | 256 | 9,241 | 51 | 73 |
 //!
 //! This is the server's processor time with its input and output, for calls that come without a
-//! pause, one request in each. A check of a token bucket takes 6 µs in the same way of measuring. A
+//! pause, one request in each. Measured in the same way, a check of a token bucket takes 6 µs. A
 //! server that waits for each single call needs more for it, and for checks that share calls less:
 //! see [no Redis, but a database](crate::guide::no_redis_but_a_database). To renew a row costs as
 //! much as to return a place: 10,000 keys with a place each take 1 % of a server's time by default,
@@ -151,14 +151,14 @@
 //!   even if others have taken them meanwhile. If Redis forgot places, because its data was lost or
 //!   their process was away, the observer gets
 //!   [`PlacesForgotten`](crate::observe::LimiterEvent::PlacesForgotten).
-//! * A process over a store does not learn that it was away. It renews its rows within *L*/3; from
-//!   then on the store counts them again.
+//! * A process over a store does not learn that it was away. It renews its rows within *L*/3, and
+//!   from then on the store counts them again.
 //!
 //! # Stored keys
 //!
 //! A stored key is `ratelimit:2:{h…}:7:signups`: the prefix, the version of the format (2), the
 //! caller, and the policy's name after its length in bytes (7). A `p` before the length marks a
-//! concurrency limit. Between the braces stands what a cluster hashes, so that all policies of a
+//! concurrency limit. A cluster hashes only the part between the braces, so that all policies of a
 //! caller are in one slot. The caller is an `h` with 32 hexadecimal digits, or a `k` with the key
 //! in clear. With `slot_groups` a number stands between the braces, and the caller comes last.
 //!

@@ -45,7 +45,7 @@ impl RedisText {
     }
 }
 
-/// Returns a version as the script compares it. No text has the empty one.
+/// Returns a version as the script compares it. The empty version stands for no text.
 fn version(version: Option<u128>) -> Bytes {
     version.map_or_else(Bytes::new, |version| Bytes::copy_from_slice(&version.to_be_bytes()))
 }

@@ -17,7 +17,7 @@ use crate::limiter::{Charge, Refund};
 use crate::policy::Policy;
 use crate::store_load::StoreLoad;
 
-/// A store with its connections. It sends requests, and returns the answers within the deadline.
+/// A store with its connections. It answers requests within the deadline.
 pub(crate) trait Backend: Sized + Send + Sync + 'static {
     /// One step of the store: charges, a refund, or a reset.
     type Request: Send + 'static;
@@ -25,15 +25,16 @@ pub(crate) trait Backend: Sized + Send + Sync + 'static {
     /// A stored key.
     type Stored: Send;
 
-    /// Returns why the store cannot decide these charges.
+    /// Returns the reason if the store cannot decide these charges.
     fn refuses(&self, charges: &[Charge<'_>]) -> Option<Self::Error>;
 
-    /// Returns why the store keeps no state of a policy.
+    /// Returns the reason if the store cannot keep states of a policy.
     fn refuses_policy(&self, _policy: &Policy) -> Option<Self::Error> {
         None
     }
 
-    /// Returns why a request of this lane would fail at once, if it would: its server is believed dead or not known.
+    /// Returns the error if a request of this lane would fail at once, because its server is believed dead or not
+    /// known.
     fn error_at_once(&self, lane: u16) -> Option<Self::Error>;
 
     fn stored(&self, policy: &Policy, key: &Key) -> Self::Stored;
@@ -65,7 +66,7 @@ pub(crate) trait Backend: Sized + Send + Sync + 'static {
         receiver: impl FnOnce(oneshot::Sender<T>) -> R + Send,
     ) -> impl Future<Output = Result<T, Self::Error>> + Send;
 
-    /// Sends a request at once, and has its answer handed to a function.
+    /// Sends a request at once, and passes its answer to a function.
     fn send(
         &self,
         request: Self::Request,
@@ -75,7 +76,7 @@ pub(crate) trait Backend: Sized + Send + Sync + 'static {
     /// Returns how many requests wait or are in flight.
     fn waiting(&self) -> usize;
 
-    /// Returns the load of the store. The checks count those that are shed.
+    /// Returns the load of the store. The checks count the shed requests themselves.
     fn load(&self) -> StoreLoad;
 
     fn events(&self) -> &Events;
@@ -109,25 +110,27 @@ pub(crate) enum Intent {
     Peek,
 }
 
-/// The instant of a receipt of units that are held, as a backend answers it, if the store had no row of this process.
-/// Otherwise it is 0.
+/// The instant that a backend writes into a receipt of held units if the store had no row of this process. Otherwise
+/// it is 0.
 pub(crate) const ROW_MISSING: u64 = 1;
 
 /// The answer to a request.
 #[derive(Debug)]
 pub(crate) enum Answer<E> {
     Decided(Decision),
-    /// Refused without the store, which denied one of the charges a moment ago.
+    /// The set was refused without the store, which denied one of its charges a moment ago.
     Repeated(Decision),
-    /// Decided key by key. If some keys failed, or the decision is a refusal, its receipts hold what was taken.
+    /// Decided key by key. If some keys failed, or the decision is a refusal, the receipts hold the units that were
+    /// taken.
     Split(Decision, Option<E>),
     /// The refund or the reset is done.
     Done,
     /// The refund had no effect, because a later slot of the queue is taken.
     Behind,
-    /// The keys are not all on one server. Nothing was done, and each key is asked about in a request of its own.
+    /// The keys are not all on one server. Nothing was done, and each key now gets a request of its own.
     Elsewhere,
-    /// The store's time, which this is, is in another window of the calendar than the request named. Nothing was done.
+    /// The store's time is in another window of the calendar than the request named. This is that time. Nothing was
+    /// done.
     Outside(Timestamp),
     /// The row of the charge at this index is of a later epoch. Nothing was done.
     Refused(usize, CurrentRow),

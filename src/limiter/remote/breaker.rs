@@ -1,4 +1,4 @@
-//! The breaker: whether a server is believed dead.
+//! The breaker, which says whether a server is believed dead.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -22,7 +22,7 @@ impl Breaker {
 
     /// Records that the server answered, perhaps with an error.
     pub(crate) fn record_answer(&self) {
-        // All calls share this cache line, so it is written only if there are failures to forget.
+        // All calls share this cache line, so this writes only if there are failures to forget.
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
         }

@@ -47,7 +47,7 @@ impl Deadline {
         Instant::now() >= self.0
     }
 
-    /// Whether this process notices too late that the deadline has passed.
+    /// Returns whether this process notices too late that the deadline has passed.
     pub(crate) fn is_late(self) -> bool {
         Instant::now().saturating_duration_since(self.0) > LATE
     }

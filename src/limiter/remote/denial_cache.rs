@@ -1,4 +1,4 @@
-//! The denial cache: it repeats a denial of the store for a moment, so that a key under attack
+//! The denial cache. It repeats a denial of the store for a moment, so that a key under attack
 //! costs few calls.
 //!
 //! A denial with a wait of `d` stays true while other charges come, because they only make the wait longer. So the same
@@ -34,8 +34,8 @@ const LONGEST_UNKNOWN: Duration = Duration::from_millis(10);
 /// return after it.
 const SETTLING: Duration = Duration::from_millis(200);
 
-/// Denials by (policy, key). The latest of those that share a slot is remembered. A key has one slot for all quotas of
-/// a policy, because a refund or a reset under one quota ends the denials under all.
+/// Denials by (policy, key). Of the denials that share a slot, the latest is remembered. A key has one slot for all
+/// quotas of a policy, because a refund or a reset under one quota ends the denials under all.
 pub(crate) struct DenialCache {
     slots: Box<[Mutex<CachedDenial>]>,
     tags: Tags,
@@ -45,7 +45,7 @@ pub(crate) struct DenialCache {
 #[derive(Default)]
 struct CachedDenial {
     denial: Option<Denial>,
-    /// Denials of calls that were sent before this are not remembered.
+    /// Denials of calls that were sent before this instant are not remembered.
     from: Timestamp,
 }
 
@@ -141,13 +141,13 @@ impl DenialCache {
             let Watch { tag, policy, cost, .. } = denial.watch;
             tag == watch.tag && policy == watch.policy && cost <= watch.cost
         })?;
-        // After the clock stepped back, the time since the call was sent is unknown.
+        // If the clock stepped back, the time since the call was sent is unknown.
         if now < denial.sent || now >= denial.until {
             return None;
         }
         let passed = now.as_micros() - denial.sent.as_micros();
         let decision = denial.decision.later(passed);
-        // The denial may be of a smaller cost, which can pass later.
+        // The remembered denial may be for a smaller cost, which can pass later.
         Some(if watch.can_fit { decision } else { decision.for_good() })
     }
 
@@ -163,7 +163,7 @@ pub(crate) struct Watch {
     /// The fingerprint of the policy and its quota.
     policy: u64,
     cost: u64,
-    /// Whether the cost is at most the capacity.
+    /// True if the cost is at most the capacity.
     can_fit: bool,
 }
 

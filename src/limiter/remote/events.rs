@@ -20,8 +20,8 @@ use crate::store_load::StoreLoadReader;
 /// Errors of one kind are reported again after this time.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// An error of the same kind with another reason is reported after this time. So is another reason why a server is
-/// down.
+/// An error of the same kind with another reason is reported after this time. A new reason why a server is down is
+/// reported after this time, too.
 const ANOTHER: Duration = Duration::from_secs(5);
 
 /// The time without a failure after which checks count as succeeding again.
@@ -41,9 +41,9 @@ pub(crate) struct Events {
 
 /// The servers that are down, for observers that come later.
 ///
-/// Each observer gets the changes in their order, so one thread reports them at a time: if another thread makes a
-/// change at that time, it leaves the report to the first. The lock is not held while observers are called: they may
-/// use the limiter.
+/// Each observer gets the changes in order, so only one thread reports them at a time. A thread that makes a change
+/// meanwhile leaves the report to that one. The lock is not held while observers are called: they may use the
+/// limiter.
 #[derive(Default)]
 struct Servers {
     down: BTreeMap<String, ReportedError>,
@@ -71,8 +71,8 @@ impl ReportedError {
         Self { text, at, compared_at: at }
     }
 
-    /// Returns whether an error is to be reported now. The reason is compared once in five seconds, because errors come
-    /// with each check.
+    /// Returns whether to report an error now. The reason is compared once in five seconds, because errors come with
+    /// each check.
     fn is_due(&mut self, now: Instant, text: impl FnOnce() -> String) -> bool {
         if now.duration_since(self.at) >= AGAIN {
             return true;
@@ -116,7 +116,7 @@ impl Events {
         }
     }
 
-    /// Offers the load of the store to the observers, and to those that come later.
+    /// Offers the load of the store to the present and later observers.
     pub(crate) fn offer_load(&self, load: StoreLoadReader) {
         let load = self.load.get_or_init(|| load);
         self.observers.iter().for_each(|observer| contained(|| observer.on_store(load)));
@@ -132,12 +132,12 @@ impl Events {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Reports that a server stopped answering, or does not answer for another reason than the one that was reported.
+    /// Reports that a server stopped answering, or that the reason why it does not answer has changed.
     pub(crate) fn report_down(&self, server: &impl Display, error: &dyn Error) {
         self.change(ServerChange::Down { server: server.to_string(), error: WithSources(error).to_string() });
     }
 
-    /// Reports that a server is far for checks with this deadline.
+    /// Reports that a server is too far for checks with this deadline.
     pub(crate) fn report_far(&self, server: &impl Display, round_trip: Duration, deadline: Duration) {
         self.report_to_all(&LimiterEvent::store_far(server.to_string(), round_trip, deadline));
     }
@@ -191,15 +191,15 @@ impl Events {
         self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports an error, once a minute for each kind, earlier if the reason is another one, and again after checks
-    /// succeeded or an observer was added.
+    /// Reports an error once a minute for each kind. Reports it earlier if the reason has changed, checks have
+    /// succeeded since, or an observer was added.
     pub(crate) fn report_failure(&self, kind: StoreErrorKind, error: &dyn Error) {
         if let Some(text) = self.due_text(kind, error) {
             self.report_to_all(&LimiterEvent::store_failed(kind, text));
         }
     }
 
-    /// Records a failure. Returns its text if it is to be reported, which then counts as done.
+    /// Records a failure. Returns its text if it has to be reported, and counts it as reported.
     fn due_text(&self, kind: StoreErrorKind, error: &dyn Error) -> Option<String> {
         let now = Instant::now();
         let mut failures = self.failures();

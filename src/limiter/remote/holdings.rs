@@ -10,16 +10,16 @@
 //! An *epoch* of a key is a number of this process that only grows. Its *base* is the number of units that the process
 //! held, or may have been granted, when it began. The store refuses a call of an earlier epoch than the row's. The
 //! first call of a later epoch to arrive sets the row to the base, and then takes or returns its units. A new epoch
-//! begins when a call has an unknown outcome, after a reconnect, and with each renewal. So the row is right after the
-//! next call, even if earlier calls were lost.
+//! begins when a call has an unknown outcome, after a reconnect, and with each renewal. So after the next call the row
+//! is correct, even if earlier calls were lost.
 //!
-//! A take that is under way when an epoch begins is part of its base, because it may be granted. If it is not, its
-//! units are returned as soon as that is known.
+//! A take that is under way when an epoch begins is part of its base, because it may be granted. If it is denied,
+//! its units are returned as soon as that is known.
 //!
 //! # Resets
 //!
 //! A reset sets all rows of a key to 0 and counts in each how often that happened. A process learns of it by the
-//! refusal of its next call. Its earlier places belong to an earlier *run*, and return nothing any more.
+//! refusal of its next call. Its earlier places belong to an earlier *run*, and no longer return anything.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -48,16 +48,16 @@ const BASE_MAX: u64 = 1 << 44;
 pub(crate) struct Claim {
     /// The number of the process: from 1 to 2^53.
     pub(crate) holder: u64,
-    /// How many resets of the key it knows.
+    /// The number of resets of the key that it knows.
     pub(crate) resets: u32,
     pub(crate) epoch: u64,
     /// The units that it held when the epoch began.
     pub(crate) base: u64,
     /// The time after which the row lapses.
     pub(crate) lapse_us: u64,
-    /// Whether the row has to stay until it lapses, even if it has no units.
+    /// True if the row has to stay until it lapses, even if it has no units.
     pub(crate) keeps_row: bool,
-    /// The standing of the charge among those that wait in line.
+    /// The position of the charge relative to the requests in line.
     pub(crate) standing: Standing,
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct Holdings {
     hasher: Hasher,
     epochs: AtomicU64,
     runs: AtomicU64,
-    /// In microseconds of the clock: until then a call of an earlier epoch may still arrive at the store.
+    /// The instant, in microseconds of the clock, until which a call of an earlier epoch may still reach the store.
     doubtful_until: AtomicU64,
     clock: Arc<dyn Clock>,
 }
@@ -119,7 +119,7 @@ struct Holding {
     calls: u32,
     resets: u32,
     epoch: Epoch,
-    /// An epoch had a base. Calls of it may arrive when the row is gone.
+    /// An epoch had a base. Its calls may arrive when the row is gone.
     had_base: bool,
     /// The store's row may be wrong, so the next call begins an epoch.
     is_doubtful: bool,
@@ -341,14 +341,14 @@ impl Holdings {
 }
 
 impl Holding {
-    /// Whether nothing is held, and no call is under way.
+    /// Returns whether nothing is held and no call is under way.
     fn is_idle(&self) -> bool {
         self.held == 0 && self.under_way == 0 && self.calls == 0
     }
 }
 
-/// Forgets a key without held units, unless its row may be wrong. One that was reset is forgotten by [`Holdings::due`]:
-/// its row may stay for a while, and refuses a call that does not know of the reset.
+/// Forgets a key without held units, unless its row may be wrong. A key that was reset is forgotten by
+/// [`Holdings::due`] instead, because its row may stay for a while, and refuses calls that do not know of the reset.
 fn tidy(part: &mut HashMap<Bytes, Holding, Hasher>, key: &Bytes) {
     let is_over = |holding: &Holding| holding.is_idle() && !holding.is_doubtful && holding.resets == 0;
     if part.get(key).is_some_and(is_over) {
@@ -400,7 +400,7 @@ impl Bid {
             holding.under_way = holding.under_way.saturating_sub(self.units);
             holding.held = holding.held.saturating_add(taken);
             if is_missing && self.is_sent && (self.held > 0 || self.claim.base > 0) {
-                // Without a base, a later return may have removed the row before this take arrived.
+                // The call names no base, so a later return may have removed the row before this take arrived.
                 landed.forgotten = if self.claim.base > 0 { self.held } else { 0 };
                 holdings.doubt(holding);
             } else if holding.epoch.number != self.claim.epoch && taken < self.units && !holding.is_doubtful {

@@ -1,5 +1,5 @@
-//! The parts of a limiter whose store is reached over a network, where the store makes no difference. A limiter for
-//! another store can use them as they are.
+//! The parts of a limiter with a remote store that are the same for every store. A limiter for another store can
+//! use them as they are.
 
 mod backend;
 mod breaker;

@@ -64,7 +64,7 @@ impl Options {
     /// Checks that each option is in its range.
     ///
     /// # Errors
-    /// Returns a text that says which one is not, and what to use.
+    /// Returns a text that says which option is out of its range, and what to use.
     pub(crate) fn check(&self) -> Result<(), String> {
         let Self { prefix, deadline, max_in_flight, max_denials, places_lapse_after, .. } = self;
         let is_possible = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}');
@@ -103,7 +103,7 @@ impl fmt::Debug for Options {
     }
 }
 
-/// Adds the methods that set the options to a builder, which has them in its field `shared`.
+/// Adds the methods that set the options to a builder with a field `shared`.
 macro_rules! shared_options {
     ($builder:ident) => {
         impl $builder {
@@ -115,22 +115,22 @@ macro_rules! shared_options {
                 self
             }
 
-            /// Sets the secret with which callers' keys are hashed. All processes need the same secret. With another
-            /// one every key has its whole quota once more.
+            /// Sets the secret with which callers' keys are hashed. All processes need the same secret. If it
+            /// changes, every key has its whole quota once more.
             ///
             /// Callers' keys (API keys, tokens, addresses) are stored as a hash even without a secret: 128 bits of
-            /// SHA-256, so that an attacker cannot make a key with the hash of another caller's. But without a secret a
-            /// person who reads the store can try whether a guessable key, such as an address or a user's name, has a
-            /// state.
+            /// SHA-256, so that an attacker cannot make a key with the hash of another caller's. But without a secret,
+            /// anybody who can read the store can find out whether a guessable key, such as an address or a user's
+            /// name, has a state.
             pub fn key_secret(mut self, secret: [u8; 16]) -> Self {
                 self.shared.key_secret = secret;
                 self
             }
 
             /// Sets how long a check may take, from 1 ms to 60 s; 50 ms by default. A check that takes longer fails at
-            /// most 20 ms later. Its charge may or may not have been taken. A refund or a settlement waits for the
-            /// calls that are under way first, and then for the store's answer, even a late one. So it can take twice
-            /// this time, and longer if very many wait or the store is silent. A check of concurrency limits
+            /// most 20 ms later. Its charge may or may not have been taken. A refund or a settlement first waits for
+            /// the calls that are under way, and then for the store's answer, even a late one. So it can take twice
+            /// this time, or longer if very many of them wait or the store is silent. A check of concurrency limits
             /// whose keys were reset is sent again, once for each of these keys.
             pub fn deadline(mut self, deadline: std::time::Duration) -> Self {
                 self.shared.deadline = deadline;
@@ -149,10 +149,10 @@ macro_rules! shared_options {
             /// default.
             ///
             /// A key that the store has denied is denied without the store until its wait is over, or a second has
-            /// passed. So a caller that has to wait for longer than a second costs one call a second. If waits are some
-            /// milliseconds, most checks of a denied key are still calls. A denial for which there is no room replaces
-            /// an older one, whose key then costs a call again. A request with a larger cost gets the wait of the
-            /// smaller denied one, which can be too short for it.
+            /// passed. So a caller that has to wait for longer than a second costs one call a second. If waits are only
+            /// some milliseconds, most checks of a denied key are still calls. A denial for which there is no room
+            /// replaces an older one, whose key then costs a call again. A request with a larger cost gets the wait of
+            /// the smaller denied one, which can be too short for it.
             ///
             /// A set that has a charge [on refusal](crate::limiter::Effect::OnRefusal), for a block or a meter, goes to
             /// the store each time.
@@ -180,7 +180,7 @@ macro_rules! shared_options {
 
             /// Adds an observer from the beginning. It gets an event when a check has ended, when the store stops
             /// answering, and when it answers again. The observers of [layers](crate::RateLimitLayer::observer) get
-            /// them without that, from the layer's first service on.
+            /// them anyway, from the layer's first service on.
             pub fn observer(mut self, observer: impl $crate::outcome::Observer + 'static) -> Self {
                 self.shared.observers.push(std::sync::Arc::new(observer));
                 self

@@ -33,8 +33,8 @@ impl Permits {
         Permit::of(&self.checks, self.most)
     }
 
-    /// Permits a refund or a settlement. They have room of their own: the units of a lost refund would be missing until
-    /// they have drained, and no check should fail because of refunds.
+    /// Permits a refund or a settlement. Corrections have room of their own, because the units of a lost refund would
+    /// be missing until they drain, and no check should fail because of refunds.
     pub(crate) fn correction(&self) -> Result<Permit, Unanswered> {
         Permit::of(&self.corrections, self.most.max(CORRECTIONS_MIN))
     }

@@ -61,11 +61,11 @@ pub(crate) struct DecidedRows {
 struct Met {
     /// Its place.
     at: Option<usize>,
-    /// The units of it that are held now.
+    /// Its units that are held now.
     units: u64,
     /// The units of all others.
     others: u64,
-    /// Whether the claim differs from the row. Then the row is written even if nothing is taken.
+    /// True if the claim differs from the row. Then the row is written even if nothing is taken.
     is_moved: bool,
 }
 
@@ -77,7 +77,7 @@ impl KeyRows {
         ((own.row.resets, own.row.epoch) > (known.resets, known.epoch)).then_some(own.row)
     }
 
-    /// Decides a charge. If `peeks`, nothing is taken even if the charge is allowed.
+    /// Decides a charge. With `peeks`, nothing is taken even if the charge is allowed.
     pub(crate) fn charge(
         &self,
         places: Places,
@@ -194,15 +194,14 @@ impl KeyRows {
         Met { at, units, others, is_moved }
     }
 
-    /// Returns the instant since which a process' first request has waited. The instant that the process reported first
-    /// counts.
+    /// Returns the instant since which a process' first request has waited, as the process first reported it.
     fn since(&self, holder: u64, first: FirstInLine, now: u64) -> u64 {
         let own = self.line.iter().find(|one| one.holder == holder && one.number == first.number);
         own.map_or_else(|| now.saturating_sub(micros_floor(first.waited)), |own| own.since)
     }
 
-    /// Writes the row of a process. A row without units goes, unless it has to stay or its absence would say something
-    /// else.
+    /// Writes the row of a process. A row without units is removed, unless it has to stay or its absence would have
+    /// another meaning.
     fn written(mut self, met: &Met, claim: &Claim, units: u64, now: u64) -> Self {
         let row = CurrentRow { resets: claim.resets, epoch: claim.epoch };
         let new = HeldRow { holder: claim.holder, row, units, lapses: now.saturating_add(claim.lapse_us) };

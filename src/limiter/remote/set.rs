@@ -21,20 +21,20 @@ pub(crate) struct Pending {
     cost: u64,
     arrival: Arrival,
     pub(crate) tag: Tag,
-    /// The data with which its denial is remembered, if it is to be remembered.
+    /// The data with which its denial is remembered, if it may be.
     pub(crate) watch: Option<Watch>,
     /// `Some` from the start if a lease granted the charge, otherwise once it is answered.
     pub(crate) decision: Option<ChargeDecision>,
     /// The take of units that are held, until its answer is recorded.
     pub(crate) bid: Option<Box<Bid>>,
-    /// Whether the request that it was sent in was allowed.
+    /// True if the request in which it was sent was allowed.
     passed: bool,
 }
 
 /// The charges of a set. They are moved between futures several times, so they are not inline.
 pub(crate) type Set = Vec<Pending>;
 
-/// The indices of those charges of a set that a request is for, in order.
+/// The indices of a request's charges in their set, in order.
 pub(crate) type Indices = SmallVec<[usize; 2]>;
 
 impl Pending {
@@ -54,8 +54,8 @@ impl Pending {
         Charge { policy, key, cost: *cost, effect: *effect, arrival: *arrival }
     }
 
-    /// Takes the receipt out, as a refund. The decision then reports the state with nothing taken:
-    /// the exact remaining units, and no wait that is too short.
+    /// Takes the receipt, as a refund. The decision then reports the state with nothing taken: the
+    /// exact remaining units, and no wait that is too short.
     fn refund(&mut self) -> Option<Refund> {
         let decision = self.decision.as_mut()?;
         let receipt = decision.take_receipt();

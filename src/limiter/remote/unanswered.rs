@@ -1,17 +1,17 @@
-//! Why a request has no answer, if the store gave no reason.
+//! Reasons why a request has no answer, if the store gave none.
 
 use std::time::Duration;
 
 use crate::event::StoreErrorKind;
 
-/// Why a request has no answer, if the store gave no reason.
+/// Reasons why a request has no answer, if the store gave none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unanswered {
     /// The caller is in no tokio runtime. The request was not sent.
     NoRuntime,
     /// This many requests wait already. The request was not sent.
     TooMany(usize),
-    /// With those before it, the request would have been answered too late. It was not sent.
+    /// Behind earlier requests, the request would have been answered too late. It was not sent.
     Shed(Shed),
     /// A call takes this time even if no other one is under way, and the deadline is shorter. The request was not sent.
     TooFar { call: Duration, deadline: Duration },
@@ -23,9 +23,9 @@ pub(crate) enum Unanswered {
     TimedOut(Duration),
     /// The runtime whose tasks the flights are has ended.
     RuntimeEnded,
-    /// The store answered fewer requests than it was asked.
+    /// The store did not answer all requests of a call.
     LeftOut,
-    /// The answer is not one to the request.
+    /// The answer does not fit the request.
     Misunderstood,
     /// The limiter was closed.
     Closed,
@@ -37,7 +37,7 @@ pub(crate) enum Unanswered {
     RefundNotSent,
 }
 
-/// Why a request would have been answered too late.
+/// The reason why a request would have been answered too late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shed {
     /// The requests that wait.
@@ -61,7 +61,7 @@ impl Shed {
     }
 }
 
-/// Returns a time with three digits or so.
+/// Formats a time with about three digits.
 fn rounded(time: Duration) -> String {
     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let digits = if micros < 10_000 { micros } else { micros / 100 * 100 };
@@ -107,9 +107,7 @@ impl Unanswered {
                     .to_owned(),
             ),
             Self::LeftOut => (StoreErrorKind::Foreign, "the store answered fewer checks than it was asked".to_owned()),
-            Self::Misunderstood => {
-                (StoreErrorKind::Foreign, "the store's answer is not one to what it was asked".to_owned())
-            }
+            Self::Misunderstood => (StoreErrorKind::Foreign, "the store's answer does not fit the question".to_owned()),
             Self::Closed => (StoreErrorKind::Unavailable, "this limiter was closed".to_owned()),
             Self::TooLarge(charges, most) => {
                 (StoreErrorKind::Misconfigured, format!("a set of {charges} charges: use at most {most}"))

@@ -188,7 +188,7 @@ impl StoreCharge {
     }
 }
 
-/// Checks whether the states of a quota are kept.
+/// Checks whether the store can keep the states of a quota.
 pub(super) fn supports(quota: &Quota) -> Result<(), UnsupportedQuota> {
     let bytes = state_bytes_max(quota);
     if bytes <= STATE_MAX as u64 {

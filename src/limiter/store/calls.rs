@@ -1,8 +1,8 @@
 //! The calls of a store: waits for answers, listens for late ones, and notices when the store is dead and when it is
 //! back.
 //!
-//! A call without an answer is never sent again because time passes: the store would do the same work twice, at a time
-//! when it has too much of it. An answer shows that the store is there, however late it is.
+//! A call without an answer is never sent again after a timeout. The store would do the same work twice, when it
+//! already has too much. An answer shows that the store is there, however late it is.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -28,10 +28,10 @@ const PROBE: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)]
 /// The time to live of the value that a probe writes.
 const PROBED: Duration = Duration::from_secs(60);
 
-/// The calls in a row without a connection after which the store is believed dead.
+/// The number of calls in a row without a connection after which the store is believed dead.
 const FAILURES: u32 = 5;
 
-/// The time for which a late answer is listened for.
+/// The time for which the limiter waits for a late answer.
 const LISTENS: Duration = Duration::from_secs(5);
 
 /// A store with its clock, its breaker, and the observers of its events.
@@ -97,7 +97,7 @@ impl<S: Store> StoreCalls<S> {
     /// Waits for an answer of the store until the deadline.
     ///
     /// # Errors
-    /// The answer has not come in time. [`listen`](Self::listen) goes on waiting for it.
+    /// Returns the late answer if it has not come in time. [`listen`](Self::listen) goes on waiting for it.
     pub(super) async fn call<T: FromStore + Send + 'static>(
         self: &Arc<Self>,
         call: impl Future<Output = T> + Send + 'static,
@@ -172,14 +172,14 @@ impl<S: Store> Drop for StoreCalls<S> {
     }
 }
 
-/// Returns whether the call was cut off. Then no answer will come, and the store may have done the work or not.
+/// Returns whether the call was cut off. Then no answer will come, and nobody knows whether the store did the work.
 pub(super) fn is_cut(error: &StoreError) -> bool {
     error.kind() == StoreErrorKind::Unavailable
 }
 
 /// An answer of the store, or what stands in for it.
 pub(super) trait FromStore {
-    /// Whether the store has said anything.
+    /// Returns whether the store has answered at all.
     fn is_heard(&self) -> bool;
 }
 
@@ -215,7 +215,7 @@ async fn probe<S: Store>(calls: Weak<StoreCalls<S>>) {
                 drop(Deadline::after(LISTENS).timeout(removed).await); // otherwise it expires
                 return;
             }
-            // An earlier probe was made after all.
+            // An earlier probe was late, and has been answered now.
             Some(Ok(Ok(swapped))) => {
                 last = swapped.current().and_then(|current| Some(current.first()?.as_ref()?.version));
             }

@@ -5,7 +5,7 @@ use crate::event::StoreErrorKind;
 use crate::limiter::remote::{RemoteError, Unanswered};
 
 kind_and_message! {
-    /// Why a store, or the limiter over it, did not decide. [`kind`](Self::kind) says what to do about it.
+    /// The reason why a store, or the limiter over it, did not decide. [`kind`](Self::kind) says what to do about it.
     ///
     /// A store makes one of the kind [`Unavailable`](StoreErrorKind::Unavailable) if the connection was cut or it
     /// cannot serve now, [`Timeout`](StoreErrorKind::Timeout) if it does not answer,

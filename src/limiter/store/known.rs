@@ -1,4 +1,4 @@
-//! The values that this process saw last, for guesses.
+//! The values that this process last saw, as guesses of the current ones.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,15 +12,15 @@ const PARTS: u64 = 64;
 /// The maximum number of bytes of a part: 16 MB in all. With usual keys and values these are some 50,000.
 const PART_BYTES: usize = 256 * 1_024;
 
-/// A larger value is not kept. Its key costs a round trip more.
+/// A larger value is not kept. Its key then costs one more round trip.
 const VALUE_BYTES: usize = 2_048;
 
 /// The bytes of an entry beside its key and its value: its slots in the map, which is up to half empty, and in the
 /// order.
 const ENTRY_BYTES: usize = 208;
 
-/// The last values of some keys: those that were noted first go if there are too many. A key whose value is missing
-/// here or out of date costs one more round trip, and nothing else.
+/// The last values of some keys. If there are too many, the oldest are removed. A key whose value is missing here
+/// or out of date costs one more round trip, and nothing else.
 pub(super) struct KnownValues(Box<[Mutex<Shard>]>);
 
 #[derive(Default)]

@@ -37,17 +37,17 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 /// larger than 16 kB.
 ///
 /// The value of a [concurrency limit](Quota::concurrent) has a row for each process. A process
-/// renews its rows, and a return is a swap of its own, after the response. At most 256 processes
+/// renews its rows. It returns units by a separate swap, after the response. At most 256 processes
 /// can hold units of one key, and 128 can be in line. So prefer Redis for keys that many processes
 /// use at once.
 ///
-/// Decisions are made at the store's time, as far as this process knows it: to the length of a
-/// round trip. If the store's clock steps, the decisions under way can be off by 100 milliseconds
-/// and a round trip. One that is further off is made again, unless another process has written its
+/// Decisions are made at the store's time, which this process knows as exactly as a round trip is
+/// long. If the store's clock steps, the decisions under way can be off by 100 milliseconds and a
+/// round trip. A decision that is further off is made again, unless another process has written its
 /// keys since, or an answer was lost. If the store reports no time, decisions are made at the
-/// process's, and then a clock that is ahead by a second refills a second earlier.
+/// process's own time. Then a process whose clock is ahead by a second refills a second early.
 ///
-/// A call is sent again only if its connection was cut, and never because time passes. So the
+/// A call is sent again only if its connection was cut, and never after a timeout. So the
 /// [deadline] has to be longer than two round trips, and longer still if other processes write the
 /// same keys. If an answer comes after the deadline, what was charged is refunded.
 ///

@@ -1,13 +1,13 @@
 //! A limiter over any store that can replace values by compare-and-swap.
 //!
-//! [`Store`] is what a store has to do: two methods. [`StoreLimiter`] does the rest: every algorithm, requests in
+//! A store implements [`Store`], which has two methods. [`StoreLimiter`] does the rest: every algorithm, requests in
 //! flight, sets that are charged all or nothing, refunds, blocks, meters, settlements, and quotas that change at run
 //! time. The guide says [when to write a store, and when a limiter](crate::guide::writing_a_backend).
 //!
 //! A check is one [`swap`](Store::swap) when this process knows the current value, or when there is none. The swap
 //! names the version of each value that the decision was made on. If another process has written since then, the store
-//! changes nothing and returns the current values, and the limiter decides again on these. Checks of one key that come
-//! while a swap of it is in flight go together in the next one.
+//! changes nothing and returns the current values, and the limiter decides again on these. Checks of a key that come
+//! while a swap of it is in flight share the next swap.
 //!
 //! # Stored values
 //!
@@ -70,8 +70,8 @@ pub use limiter::{StoreFuture, StoreLimiter};
 /// * **All or nothing.** [`swap`](Self::swap) makes all changes if every value is the expected one, and none
 ///   otherwise, in one atomic step. A store that cannot swap several keys together returns an error of kind
 ///   [`Misconfigured`](crate::limiter::StoreErrorKind::Misconfigured) for more than one change.
-/// * **Current.** A load that begins after a swap has returned sees what it wrote, from each process. So does the
-///   answer to a swap that changed nothing.
+/// * **Current.** A load that begins after a swap has returned sees what it wrote, from each process. The answer
+///   to a swap that changed nothing does so, too.
 /// * **Expiry.** A value may be forgotten once its time to live is over, and not before.
 /// * **Lost answers.** A swap that fails may have been made or not, and may even be made later. If it fails as
 ///   [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), because its connection was cut or there is none, the
@@ -81,8 +81,9 @@ pub use limiter::{StoreFuture, StoreLimiter};
 /// * **Several swaps in one call.** [`swap_each`](Self::swap_each) makes or refuses each swap as `swap` would make it
 ///   alone. By default it calls `swap` for each. Implement it if one call costs the store less than many, as a
 ///   transaction that waits for a disk does, and say in [`max_swaps`](Self::max_swaps) how many swaps a call takes.
-/// * **No waiting for each other.** A future may not be polled for a while after it has begun. No other call may wait
-///   for it. So a store holds no lock across an `await`, and has a connection for each call, or one that all share.
+/// * **No waiting for each other.** A future that has begun may then not be polled for a while. No other call may
+///   wait for it. So a store holds no lock across an `await`, and has a connection for each call, or one that all
+///   share.
 /// * **Time.** A call that has no answer by the deadline fails its checks. The limiter waits for the answer for up to
 ///   five seconds more, so that it knows that the store is there and can refund what was charged, and then drops the
 ///   call. So a store needs no timeout of its own.
@@ -150,8 +151,8 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     /// Returns an error if the store did not answer. If its kind is
-    /// [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), the limiter
-    /// sends the same changes again within the deadline. No call is sent again because time passes.
+    /// [`Unavailable`](crate::limiter::StoreErrorKind::Unavailable), the limiter sends the same
+    /// changes again within the deadline. No call is sent again after a timeout.
     fn swap(&self, changes: &[Change]) -> impl Future<Output = Result<Swapped, StoreError>> + Send;
 
     /// Makes or refuses several swaps, each of which is all-or-nothing, and returns the answer to each, in order. There
@@ -257,7 +258,7 @@ impl Change {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a store that passed over an unknown change would lose it")]
 pub enum Then {
-    /// The value stays. It was looked at, so it must be the expected one.
+    /// The value stays. Keeps the value. The decision depends on it, so it must be the expected one.
     Keep,
     /// Replaces the value by this one, for at least the given time: from a second to some years. It may stay longer, so
     /// keys may share an expiry.
@@ -283,8 +284,8 @@ impl Loaded {
     /// Adds the store's time, which then is the limiter's time. Without it the limiter uses the clock of its process.
     ///
     /// Either each answer of a store has a time, or none has. All times are readings of one clock. They should be exact
-    /// to some milliseconds: decisions are off by as much as they are, and if that is more than 100 milliseconds, a
-    /// check can take two swaps more.
+    /// to some milliseconds, because decisions are off by as much as they are. If that is more than 100 milliseconds, a
+    /// check can take two more swaps.
     #[must_use]
     pub fn at(self, now: Timestamp) -> Self {
         Self { now: Some(now), ..self }
@@ -315,7 +316,7 @@ pub struct Swapped {
 enum NotSwapped {
     /// A value is not the expected one. These are the current values.
     Conflict(Vec<Option<Value>>),
-    /// The swap was left out, and has to be sent alone.
+    /// The swap was skipped, and has to be sent alone.
     Skipped,
 }
 
@@ -358,7 +359,7 @@ impl Swapped {
         self.result.is_ok()
     }
 
-    /// Returns whether the swap was left out, and is to be sent alone.
+    /// Returns whether the swap was skipped, and has to be sent alone.
     #[must_use]
     pub fn is_skipped(&self) -> bool {
         self.result == Err(NotSwapped::Skipped)

@@ -1,9 +1,9 @@
 //! The text that all processes share, in a store that compares and swaps.
 //!
-//! The value of the key `prefix:1:fleet` begins with the format's number and the number of parts. A text of at most
-//! 15 kB follows in the same value. A longer one is in parts of that size, under the keys `prefix:1:fleet:0` and so on,
-//! which one swap replaces together. All values of a text have its version, so a reader notices a text that was
-//! replaced while it was read.
+//! The value of the key `prefix:1:fleet` begins with the format's number and the number of parts. A text of at most 15
+//! kB follows directly. A longer one is in parts of that size, under the keys `prefix:1:fleet:0` and so on, which one
+//! swap replaces together. All values of a text have its version, so a reader notices a text that was replaced while it
+//! was read.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ const FORMAT: u8 = 1;
 /// The time to live of a text. It begins again with each change.
 const LIVES: Duration = Duration::from_secs(10 * 366 * 86_400);
 
-/// The number of times that a text is read which is replaced meanwhile.
+/// How often the text is read again if it is replaced during the read.
 const READS: usize = 5;
 
 /// The text of a limiter's store.

@@ -1,6 +1,6 @@
-//! Whether the store has fallen silent: calls wait, and nothing is heard of it.
+//! Detects that the store has fallen silent: calls wait, and nothing is heard from it.
 //!
-//! A late answer is an answer. So a store that is slow is not believed dead, however many calls miss their deadline.
+//! A late answer counts as an answer. So a slow store is not believed dead, however many calls miss their deadline.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use tokio::time::Instant;
 
 use crate::base::sync::{Mutex, lock};
 
-/// The calls without an answer, since the store was last heard, after which it may be dead.
+/// The number of calls without an answer, since the last answer, after which the store may be dead.
 const CALLS: u32 = 5;
 
-/// The store is silent after this many times the deadline, and this many times the longest call of late. A machine that
-/// is busy stops a server for a tenth of a second now and then.
+/// The store is silent after this many times the deadline, and this many times the longest call of late. A busy machine
+/// may stop a server for a tenth of a second.
 const DEADLINES: u32 = 5;
 const LONGEST_CALLS: u32 = 2;
 
@@ -56,7 +56,7 @@ impl Silence {
         Self { deadline, state: Mutex::default() }
     }
 
-    /// Records an answer to a call that was sent then.
+    /// Records an answer to a call that was sent at this instant.
     pub(super) fn end(&self, sent: Mark) {
         let took = sent.took();
         let mut state = lock(&self.state);
@@ -64,7 +64,7 @@ impl Silence {
         *state = SilenceState { heard: Some(Instant::now()), longest, missed: 0, since: None };
     }
 
-    /// Records that a call that was sent then has missed its deadline. Returns whether the store is silent.
+    /// Records that a call that was sent at this instant has missed its deadline. Returns whether the store is silent.
     pub(super) fn is_missed(&self, sent: Mark) -> bool {
         let mut state = lock(&self.state);
         if state.heard.is_some_and(|heard| heard > sent.0) {

@@ -1,10 +1,10 @@
-//! The time of decisions: the store's, as far as this process knows it.
+//! The time of decisions, which is the store's time as this process knows it.
 //!
 //! A decision needs the time before the swap, and the store reports its time with each answer. So the process keeps the
 //! difference between the store's clock and its own. The store read its clock at some instant of the round trip, so
-//! each answer bounds the difference from below and from above. If the known one lies outside, it is moved to the
-//! nearer bound. It comes closer with each answer: trips that are short in one direction or the other leave the least
-//! room. A step of a clock is followed with the next answer, to the length of its trip.
+//! each answer bounds the difference from below and from above. If the known difference lies outside, it is moved to
+//! the nearer bound. It becomes more exact with each answer. Trips that are short in one direction leave the least
+//! room. The next answer corrects it after a step of a clock, as exactly as the trip is long.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::base::sync::{Mutex, lock};
 use crate::base::time::{CLOCK_US_MAX, Timestamp};
 use crate::clock::Clock;
 
-/// A decision whose time was further away from the store's than this is not kept.
+/// If the time of a decision was further away from the store's than this, the decision is undone.
 const AWAY: Duration = Duration::from_millis(100);
 
-/// The time of decisions stands still for at most this time. The waits that they report are too short by the same
+/// The time of decisions stands still for at most this long. The waits that they report are too short by the same
 /// amount.
 const STANDS: Duration = Duration::from_millis(5);
 
@@ -29,13 +29,13 @@ pub(super) struct StoreTime {
 
 #[derive(Default)]
 struct KnownTime {
-    /// The store's clock minus the own one, once the store has answered. It is zero if the store reports no time.
+    /// The store's clock minus this process's, once the store has answered. It is zero if the store reports no time.
     ahead_us: Option<i64>,
     /// The latest time of a decision.
     latest: Timestamp,
 }
 
-/// The news about the store's time in an answer.
+/// An answer's effect on the known time of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TimeUpdate {
     /// The answer is the first one that reports a time.
@@ -71,7 +71,8 @@ impl StoreTime {
     /// Returns the time of a decision that is made now. Returns `None` if the store has not answered yet.
     ///
     /// It does not step back when an answer corrects the difference by a little: then it stands still until the
-    /// corrected time has caught up. If the store's clock itself was set back, it is followed.
+    /// corrected time has caught up. If the store's clock itself was set back, the time of decisions steps back
+    /// with it.
     pub(super) fn now(&self) -> Option<Timestamp> {
         let most = Timestamp::from_micros(CLOCK_US_MAX);
         if let Some(clock) = &self.chosen {

@@ -1,25 +1,26 @@
 //! Takes the requests of a flight to the store: decides them on copies, swaps, and decides again after conflicts.
 //!
 //! Requests of a flight that are joined by keys are a party. Each party is decided separately, and is one swap. The
-//! swaps of all parties go to the store together, as far as the store takes several. A conflict repeats its own party
+//! swaps of all parties go to the store in one call, if the store takes several. A conflict repeats its own party
 //! only.
 //!
 //! # Lost answers
 //!
-//! A call that was cut has no answer, and the same swap is sent again. If the current value is the expected one, it is
-//! made now. If it is the limiter's own, the first one was made. Otherwise the value names the versions before it: if
-//! this swap's version is among them, the swap was made. If the expected version is among them and another version
-//! follows it, the swap was not made. If neither is, nothing is known, and the requests fail as a timeout.
+//! A call that was cut has no answer, and the same swap is sent again. If the current value is the expected one, the
+//! swap is made now. If the current value is the limiter's own, the first swap was made. Otherwise the value names the
+//! versions before it: if this swap's version is among them, the swap was made. If the expected version is among them
+//! and another version follows it, the swap was not made. If neither is among them, nothing is known, and the requests
+//! fail as a timeout.
 //!
-//! If a value names all versions since the key had none, and neither is among them, the swap was
-//! not made, or the value was removed since. A swap that only removes values has had its effect in
-//! both cases, if the values that were only looked at are still the expected ones. Charges are
-//! decided again: nothing is left of what they took before. Refunds and returns are not, because
-//! what they gave back is not known.
+//! If a value names all versions since the key had no value, and neither is among them, either the
+//! swap was not made or the value was removed since. A swap that only removes values has had its
+//! effect in both cases, if the values that were only looked at are still the expected ones.
+//! Charges are decided again, because nothing is left of what they took. Refunds and returns are
+//! not, because nobody knows whether they had an effect.
 //!
-//! A swap that expects a version is made at most once. One of a key that has no value can be made
-//! late once more, when the key has none again. Its charge then counts although no request has it,
-//! until it drains or its row lapses.
+//! A swap that expects a version is made at most once. A late swap that expects no value can be
+//! made once more, if the key has no value again. Its charge then counts although no request has
+//! it, until it drains or its row lapses.
 //!
 //! # Late answers
 //!
@@ -58,8 +59,8 @@ const REST: Duration = Duration::from_millis(2);
 /// The callers of a flight have gone this long after its time is over.
 const LEAVE: Duration = Duration::from_millis(10);
 
-/// The first answer tells the store's time to half of its trip. If that took longer than this, it
-/// is asked again, up to this many times.
+/// The first answer gives the store's time, exact to half of its trip. If the trip took longer than
+/// this, the store is asked again, up to this many times.
 const CLOSE: Duration = Duration::from_millis(2);
 const NARROWS: u32 = 4;
 
@@ -75,13 +76,14 @@ struct Inner<S: Store> {
 struct Party<'a, S: Store> {
     callers: Vec<Caller<Swapper<S>>>,
     copy: WorkingCopy<'a>,
-    /// Whether the values are the store's own, and no guess.
+    /// True if the values come from the store, and are not guesses.
     is_current: bool,
-    /// Whether guesses are not swapped: the answer to a call of many parties takes long, and a load does not.
+    /// True if the party loads its values instead of guessing, because an answer to many parties takes long, and a load
+    /// does not.
     loads_first: bool,
     /// The conflicts with other processes.
     conflicts: u32,
-    /// Whether a swap was undone, because its time was too far away from the store's.
+    /// True if a swap was undone, because its time was too far away from the store's.
     has_undone: bool,
     next: Option<PartyStep>,
 }
@@ -97,14 +99,14 @@ enum PartyStep {
 
 type StoreAnswers = Vec<Result<StoreAnswer, StoreError>>;
 
-/// A decision that is to be swapped in.
+/// A decision to swap in.
 struct Decided {
     changes: Vec<Change>,
     at: Timestamp,
     answers: StoreAnswers,
-    /// Whether the changes give nothing back.
+    /// True if the changes refund and return nothing.
     only_takes: bool,
-    /// How often the swap was sent.
+    /// The number of times that the swap was sent.
     sends: u32,
 }
 
@@ -114,7 +116,7 @@ type Swapping<'a, S> = (Party<'a, S>, Decided);
 /// The result of a flight.
 #[derive(Clone, Copy, Default)]
 struct FlightResult {
-    /// Whether the store has decided any of its requests.
+    /// True if the store has decided any of its requests.
     is_answered: bool,
     /// The maximum number of conflicts that a party had with other processes.
     conflicts: u32,
@@ -205,7 +207,7 @@ impl<S: Store> Inner<S> {
             return (self.drive(parties, deadline).await, 1);
         }
         let count = parties.len();
-        // The other parties do not wait for a party that needs a load first.
+        // A party that has to load values first does not keep the others waiting.
         let mut loads = Vec::new();
         for party in &mut parties {
             party.loads_first = true;
@@ -360,7 +362,8 @@ impl<S: Store> Inner<S> {
                         return Err(self.miscounted(loaded.values.len(), keys.len()));
                     }
                     let is_first = self.calls.time.record(trip, loaded.now, None) == TimeUpdate::First;
-                    // Decisions would step back in time when a later answer gives the time more exactly.
+                    // Loads again until the time is exact. Otherwise a later, more exact answer could take decisions
+                    // back in time.
                     narrows += u32::from(is_first || narrows > 0);
                     let is_close = loaded.now.is_none() || trip.answered.saturating_since(trip.sent) <= CLOSE;
                     if narrows == 0 || narrows > NARROWS || is_close || took.saturating_mul(4) > deadline.left() {
@@ -421,7 +424,7 @@ impl<S: Store> Inner<S> {
                     }
                     Ok(SwapResult::Conflict(current)) => {
                         // The party is tried again at once, because it has the current values. The processes whose
-                        // swaps were made rest.
+                        // swaps succeeded pause meanwhile.
                         party.copy.set_used(&current, &self.known);
                         party.is_current = true;
                         party.conflicts += 1;
@@ -442,7 +445,7 @@ impl<S: Store> Inner<S> {
                 }
             }
             swaps = again;
-            // The first retry is made at once, before other processes have written more often than a value's history
+            // The first retry is immediate. Later, others may have written more often than a value's history
             // remembers.
             if let Some(sends) = swaps.iter().map(|(_, decided)| decided.sends).max().filter(|sends| *sends > 1) {
                 self.pause(sends, deadline).await;
@@ -484,7 +487,7 @@ impl<S: Store> Inner<S> {
             Evidence::Gone | Evidence::None => Err(StoreError::new(
                 StoreErrorKind::Timeout,
                 format!(
-                    "an answer of {} was lost, and what became of the charge is not known: others have written since",
+                    "an answer of {} was lost, and others have written since: it is unknown whether the charge was taken",
                     self.calls.name
                 ),
             )),
@@ -520,10 +523,11 @@ impl<S: Store> Inner<S> {
         None
     }
 
-    /// Undoes changes that were made. Returns whether they are undone: not if another process has written since.
+    /// Undoes changes that were made. Returns whether they are undone. They are not if another process has written
+    /// since.
     ///
     /// # Errors
-    /// It is not known. The requests must not be admitted then, because what they took may be free again.
+    /// It is not known. Then the requests must not be admitted, because the units that they took may be free again.
     async fn undo(
         self: &Arc<Self>,
         copy: &mut WorkingCopy<'_>,
@@ -565,9 +569,9 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Listens for the answers to swaps. The callers of checks have gone when it comes, so what was charged is
-    /// refunded. Corrections do not wait that long. Charges of held units are not refunded either, because the row of
-    /// this process corrects them.
+    /// Listens for the answers to swaps. By then the callers of checks have gone, so their charges are refunded.
+    /// Corrections do not wait that long. Charges of held units are not refunded either, because the row of this
+    /// process corrects them.
     fn listen_for_swaps(self: &Arc<Self>, mut late: Late<Called>, swaps: Vec<Swapping<'_, S>>) {
         let error = late.error.clone();
         self.calls.events.report_failure(error.kind(), &error);
@@ -621,9 +625,10 @@ impl<S: Store> Inner<S> {
         deadline.pause(most * (part as u32) / 1_024).await; // below 1,024
     }
 
-    /// Returns for how long the next flight waits, so that other processes get at the keys. The
-    /// first conflict is only about an old value. Further ones mean that others wait as well, and
-    /// this process knows the current values now: without a rest it would win again.
+    /// Returns for how long the next flight waits, so that other processes can change the keys. The
+    /// first conflict only means that this process knew an old value. Further conflicts mean that
+    /// other processes wait as well. This process now knows the current values, and would win again
+    /// without a rest.
     fn rest(&self, conflicts: u32) -> Duration {
         let most = REST.saturating_mul(conflicts.saturating_sub(1)).min(PAUSE[1]).min(self.calls.deadline / 8);
         most * (self.calls.random.next() % 1_024) as u32 / 1_024 // below 1,024
@@ -653,7 +658,7 @@ impl FromStore for Called {
 /// Returns the requests by the keys that join them, each group in its order.
 fn joined<S: Store>(callers: Vec<Caller<Swapper<S>>>) -> Vec<Vec<Caller<Swapper<S>>>> {
     let mut of_keys: HashMap<u64, usize, foldhash::fast::RandomState> = HashMap::default();
-    // For each group, the group that it was merged into, or itself.
+    // Each element is the group that this group was merged into, or itself.
     let mut merged: Vec<usize> = Vec::new();
     let find = |merged: &[usize], mut group: usize| {
         while merged[group] != group {

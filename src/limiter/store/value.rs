@@ -1,6 +1,7 @@
 //! Values as bytes, and back. The documentation of the [module](super) has the form.
 //!
-//! The reader takes nothing on trust: it checks each length, and refuses a state that its quota could not have written.
+//! The reader does not trust the bytes: it checks each length, and refuses a state that its quota could not have
+//! written.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -21,7 +22,7 @@ use crate::quota::Quota;
 
 const FORMAT: u8 = 1;
 
-/// In the second byte: the value has no more versions than it names.
+/// A flag in the second byte: the value names all its versions.
 const WHOLE: u8 = 128;
 
 /// The maximum number of earlier versions of a value. The current one stands beside it.
@@ -42,7 +43,7 @@ const ROW_BYTES: usize = 36;
 /// The largest number of a holder, and of units: stores may calculate with numbers that are exact up to it.
 const EXACT_MAX: u64 = 1 << 53;
 
-/// In the number of a holder: it is the row of a request in line.
+/// A flag in the number of a holder: the row belongs to a request in line.
 const IN_LINE: u64 = 1 << 63;
 
 /// The maximum number of quotas whose texts are remembered.
@@ -71,7 +72,7 @@ pub(super) struct Written {
     text: Box<str>,
 }
 
-/// Why a value is not one of this crate's.
+/// The reason why a value was not written by this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Foreign(pub(super) &'static str);
 
@@ -79,7 +80,7 @@ pub(super) struct Foreign(pub(super) &'static str);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct History {
     versions: SmallVec<[Version; EARLIER]>,
-    /// Whether there were no others since the key had no value.
+    /// True if these are all versions since the key had no value.
     is_whole: bool,
 }
 
@@ -106,7 +107,7 @@ impl History {
 }
 
 impl StoredState {
-    /// Returns the state under another quota, and what that one may write of it.
+    /// Returns the state under another quota, and how well it fits.
     pub(super) fn under(&self, to: &Arc<Written>, quota: &Quota, now: u64) -> (Option<StateForm>, Fit) {
         if Arc::ptr_eq(&self.written, to) || self.written.text == to.text {
             return (Some(self.form.clone()), Fit::Fits);
@@ -135,7 +136,7 @@ impl StoredState {
     /// Returns how long the state counts.
     pub(super) fn time_to_live(&self, now: u64) -> Duration {
         let until = match (&self.form, self.written.quota.decider()) {
-            // The pair's number may still count at the pair's instant.
+            // The units of the pair may still count at the pair's instant.
             (StateForm::Pair(pair), _) => pair.at.saturating_add(1),
             (StateForm::Entries(entries), Decider::EntryLog(log)) => {
                 entries.last().map_or(0, |(start, _)| start.saturating_add(log.life_us()))
@@ -185,7 +186,7 @@ pub(super) fn read_history(value: &Value) -> Result<History, Foreign> {
     Reader(&value.bytes).head()
 }
 
-/// The quotas of values. They are few, and a value has the text of one.
+/// The quotas of values. Quotas are few, and each value has the text of one, so their texts are remembered.
 #[derive(Default)]
 pub(super) struct Quotas {
     of_policies: Mutex<HashMap<u64, Arc<Written>>>,
@@ -342,7 +343,7 @@ impl<'a> Reader<'a> {
             let [holder, a, b, lapses] = [self.fixed()?, self.fixed()?, self.fixed()?, self.fixed()?];
             let number = u32::from_le_bytes(self.array()?);
             let (is_in_line, holder) = (holder & IN_LINE != 0, holder & !IN_LINE);
-            // Each process has at most one row of a kind, and the rows in line come last.
+            // Each process has at most one row of a kind, and the rows of waiting requests come last.
             let is_next = match is_in_line {
                 true => rows.line.len() < LINE_MAX && rows.line.iter().all(|one| one.holder != holder),
                 false => {

@@ -98,7 +98,7 @@ struct Cell {
     value: Option<Value>,
     /// The history of that value.
     history: History,
-    /// The value before the requests, and after those that are decided so far.
+    /// The value before the requests, and the value after the requests decided so far.
     state: Result<Option<StoredState>, Foreign>,
     is_used: bool,
     is_changed: bool,
@@ -200,7 +200,7 @@ impl<'a> WorkingCopy<'a> {
         {
             if let Err(Foreign(why)) = cell.state {
                 let message = format!(
-                    "the value of {:?} is not one of this limiter's: {why}. Reset the key, or use another prefix",
+                    "this limiter did not write the value of {:?}: {why}. Reset the key, or use another prefix",
                     cell.key
                 );
                 return Err(StoreError::new(StoreErrorKind::Foreign, message));
@@ -400,7 +400,7 @@ impl<'a> WorkingCopy<'a> {
 
     // Changes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns the changes that write what was decided. Keys that were only looked at must not have changed.
+    /// Returns the changes that write the decisions. Keys that were only read must not have changed.
     pub(super) fn changes(&self, now: u64, mut version: impl FnMut() -> Version) -> Vec<Change> {
         let used = self.cells.iter().filter(|cell| cell.is_used);
         used.map(|cell| {
@@ -474,7 +474,7 @@ impl Cell {
     }
 }
 
-/// The conclusion from the current values about changes whose answer was lost.
+/// The evidence that current values give about changes whose answer was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Evidence {
     Made,
@@ -516,7 +516,7 @@ pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidenc
     match (is_not_made, is_unknown, is_gone) {
         (true, ..) => Evidence::NotMade,
         (_, true, _) => Evidence::None,
-        // If the value is gone, the removal had its effect, even if another process made it. Deciding again could
+        // If the value is gone, it was removed as intended, even if by another process. Deciding again could
         // return the same units twice.
         (.., true) if only_removes => Evidence::Made,
         (.., true) => Evidence::Gone,
@@ -568,7 +568,7 @@ fn apply(entries: &mut Vec<(u64, u64)>, edit: &Edit, log: &EntryLog) {
     entries.retain(|entry| entry.1 > 0);
 }
 
-/// Adds units to the entry that starts then, which is the newest or newer.
+/// Adds units to the entry that starts then. That is the newest entry, or a new one.
 fn push(entries: &mut Vec<(u64, u64)>, (start, units): (u64, u64), log: &EntryLog) {
     match entries.last_mut() {
         Some(last) if last.0 >= start => {

@@ -26,8 +26,8 @@ labelled! {
         Allow = "allow",
         /// The client's requests are refused with 403, and nothing is charged.
         Deny = "deny",
-        /// The client is limited like any other. An exception from a larger network that is allowed or
-        /// denied.
+        /// The client is limited like any other. This makes an exception from a larger network that is
+        /// allowed or denied.
         Limit = "limit",
     }
 }

@@ -9,7 +9,7 @@ use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::kind::OutcomeCause;
 use crate::middleware::settings::Settings;
 
-/// Returns why no rule is asked about a request, if that is so.
+/// Returns the reason if no rule is asked about a request.
 #[inline]
 pub(super) fn cause<L>(layer: &Compiled<L>, head: &Head<'_>) -> Option<OutcomeCause> {
     if layer.diagnostics.is_watching() || layer.settings.exempt_preflight || !layer.settings.access.is_empty() {
@@ -71,7 +71,7 @@ impl<'a> Bypass<'a> {
     }
 }
 
-/// Whether it is a CORS preflight request, as the Fetch standard (section 3.2.2) has browsers send it.
+/// Returns whether it is a CORS preflight request, as browsers send it by the Fetch standard (section 3.2.2).
 fn is_preflight(head: &Head<'_>) -> bool {
     head.method == Method::OPTIONS
         && head.headers.contains_key(header::ORIGIN)

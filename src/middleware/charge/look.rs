@@ -1,4 +1,4 @@
-//! Looking at a request: the steps of charging it, and the limiter is asked what it would answer.
+//! Looks at a request: takes the steps of charging it, but only asks the limiter what it would answer.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::middleware::ticket::{Ticket, is_strike};
 
 impl Ticket {
     /// Decides about a request as [`charge_and_store`](Self::charge_and_store) and [`answer`](Self::answer) do, but
-    /// takes nothing and reports nothing. The ticket is of no other use.
+    /// takes nothing and reports nothing. The ticket cannot be used for anything else.
     pub(crate) async fn look<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Explanation {
         let mut rules = self.look_at_rules(layer, head);
         let mut failure = None;
@@ -70,8 +70,8 @@ impl Ticket {
         Explanation::new(outcome, rules, failure.map(|(error, _)| error)).waiting_in_line(line_wait)
     }
 
-    /// Collects the charges, and what each rule makes of the request, with its index. A rule that is charged under
-    /// several keys comes once for each.
+    /// Collects the charges, and each rule's index with its match. If a rule is charged under several keys, it is
+    /// listed once for each.
     fn look_at_rules<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Vec<(usize, RuleExplanation)> {
         let bypass = Bypass::of(&layer.settings, head, |_, _, _| ());
         let unasked = match &bypass {
@@ -110,7 +110,7 @@ impl Ticket {
             set_key(rule, key);
         });
         if let Some(OutcomeCause::KeyMissing(_)) = &uncharged {
-            // The rule that was asked last refuses the request.
+            // The last rule that was asked refuses the request.
             let after = last.map_or(0, |last| last + 1);
             for (_, rule) in rules.iter_mut().take(count).skip(after) {
                 (rule.not_charged, rule.expected) = (Some(NotCharged::NotAsked), None);

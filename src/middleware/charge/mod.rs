@@ -1,4 +1,5 @@
-//! From a request's head to the limiter's answer: lists and preflight requests first, then the rules' charges.
+//! Charges a request, from its head to the limiter's answer: lists and preflight requests first, then the rules'
+//! charges.
 
 pub(crate) mod access;
 mod bypass;

@@ -1,4 +1,4 @@
-//! Charging a request: the rules say what is charged, and the limiter takes it.
+//! Charges a request: the rules say what is charged, and the limiter takes it.
 
 use std::error::Error;
 use std::mem;
@@ -24,14 +24,15 @@ use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
 use crate::quota::Algorithm;
 
-/// The most charges for which room is made before they are known: few of many rules apply to a request.
+/// The maximum number of charges that are allocated before they are known, because few of many rules apply to a
+/// request.
 const RESERVED_MAX: usize = 16;
 
-/// The next step of a request that a limiter answers.
+/// The next step of a request, with the limiter's type of future.
 type StepOf<L> = NextStep<<L as Limiter>::Future<Decision>>;
 
 impl Ticket {
-    /// Charges a request that a service is behind, by the plan of its layer.
+    /// Charges a request to a service, by the plan of its layer.
     #[inline(never)]
     pub(crate) fn charge<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
         match layer.plan() {
@@ -77,7 +78,7 @@ impl Ticket {
         }
     }
 
-    /// Takes the only charge: one that is always enforced. `own` is its policy if that is the request's own.
+    /// Takes the only charge, which is always enforced. `own` is its policy if the request brought it.
     #[inline(always)]
     fn take_one<L: Limiter>(
         &mut self,
@@ -135,14 +136,14 @@ impl Ticket {
         self.next_step(layer)
     }
 
-    /// Charges a request to several policies that are always enforced. If it passes, its headers are all that is stored
-    /// (`benches/instructions`, "layer of three policies, no header fields").
+    /// Charges a request to several policies that are always enforced. If the request passes, only its headers are
+    /// stored (`benches/instructions`, "layer of three policies, no header fields").
     #[inline(never)]
     fn charge_policies<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
         // Rules with one extractor share a key.
         let mut keys: SmallVec<[Key; INLINE]> = SmallVec::new();
         let mut known: Option<&BoundRule> = None;
-        // The index of each policy, the index of its key, and the cost.
+        // Each element has the index of a policy, the index of its key, and the cost.
         let mut found: SmallVec<[(usize, usize, u64); INLINE]> = SmallVec::new();
         for bound in &layer.settings.rules {
             let is_shared = known.is_some_and(|other| bound.has_key_of(other));
@@ -191,7 +192,7 @@ impl Ticket {
         self.see_reply(layer, reply)
     }
 
-    /// Refuses a request that has no key for this rule, which enforces.
+    /// Refuses a request that has no key for this enforcing rule.
     #[cold]
     fn refuse_keyless<L: Limiter>(&mut self, layer: &Compiled<L>, bound: &BoundRule) -> StepOf<L> {
         self.lacks_peer = bound.needs_peer();
@@ -227,7 +228,7 @@ impl Ticket {
     }
 
     /// Does what [`charge_and_store`](Self::charge_and_store) does for a message that may wait if it is refused. If
-    /// something counts refusals, or other messages wait, the charges are left to its line.
+    /// something counts refusals, or other messages wait, the line takes the charges later.
     pub(crate) fn charge_to_wait<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
         let uncharged = self.collect_and_look(layer, head);
         let is_of_line = self.refusal_counts(layer) || self.line_ahead(layer).is_some();
@@ -244,8 +245,8 @@ impl Ticket {
         }
     }
 
-    /// Collects what the rules charge the request, and looks for misconfigurations. Returns why it is not charged, if
-    /// that is so.
+    /// Collects what the rules charge the request, and looks for misconfigurations. Returns the reason if it is not
+    /// charged.
     fn collect_and_look<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Option<OutcomeCause> {
         bypass::cause(layer, head).or_else(|| {
             let looks = layer.diagnostics.looks_for_keys();
@@ -257,9 +258,9 @@ impl Ticket {
         })
     }
 
-    /// Collects what the rules charge the request. Returns why it is not charged, if that is so.
+    /// Collects what the rules charge the request. Returns the reason if it is not charged.
     ///
-    /// `seen` gets the index of each rule that is asked, and what it makes of the request.
+    /// `seen` gets the index of each rule that is asked, and how it matches the request.
     #[inline(never)]
     pub(super) fn collect<L: Limiter>(
         &mut self,
@@ -272,7 +273,7 @@ impl Ticket {
             self.charges.reserve_exact(layer.most_charges.min(RESERVED_MAX));
         }
         let rules = &layer.settings.rules;
-        // A rule that has charged the request, and the index of the charge, whose key other rules may have too.
+        // The last rule that charged the request, and the index of its charge. Other rules may have the same key.
         let mut known: Option<(&BoundRule, usize)> = None;
         let Some(first) = self.find(layer, head, &mut seen) else { return Some(OutcomeCause::TooManyCharges) };
         for at in first..found.as_ref().map_or(rules.len(), |found| found.len()) {
@@ -322,8 +323,8 @@ impl Ticket {
     }
 
     /// Collects the charges of the rules that a source finds. Returns the number of rules that the source chooses from,
-    /// or `None` if the request is refused because it has too many charges. If none of the rules that were found
-    /// enforces, such a request is not charged to them.
+    /// or `None` if the request is refused because it has too many charges. If none of the found rules enforces, a
+    /// request with too many charges is not charged to them.
     #[inline]
     fn find<L>(
         &mut self,
@@ -389,7 +390,7 @@ impl Ticket {
         }
     }
 
-    /// Returns why the limiter cannot decide about one of the charges.
+    /// Returns the error if the limiter cannot decide about one of the charges.
     pub(super) fn unsupported<L: Limiter>(&self, layer: &Compiled<L>) -> Option<UnsupportedQuota> {
         let is_charged = |policy| self.charges.iter().any(|charged| charged.policy == policy);
         let fixed = layer.unsupported.iter().find(|(policy, _)| is_charged(*policy)).map(|(_, error)| error.clone());
@@ -397,7 +398,7 @@ impl Ticket {
         fixed.or_else(|| own().find_map(|own| supports_in_layer(&*layer.limiter, own.quota()).err()))
     }
 
-    /// Returns the charges as the limiter is asked for them.
+    /// Returns the charges in the form that the limiter gets.
     #[inline]
     pub(super) fn asked<'a, L>(&'a self, layer: &'a Compiled<L>) -> SmallVec<[Charge<'a>; 4]> {
         let mut charges: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
@@ -409,7 +410,7 @@ impl Ticket {
         charges
     }
 
-    /// Decides about the request by the limiter's answer, and takes the receipts out of that.
+    /// Decides about the request by the limiter's answer, and takes the receipts from it.
     pub(crate) fn answer<L: Limiter>(&mut self, layer: &Compiled<L>, answer: &mut Result<Decision, L::Error>) {
         match answer {
             Ok(decision) => {
@@ -429,8 +430,8 @@ impl Ticket {
         }
     }
 
-    /// Decides about the request by the decisions of its charges. `take_nothing` reports the charges of rules whose
-    /// block is closed but does not enforce as not taken.
+    /// Decides about the request by the decisions of its charges. If a rule's block is closed but does not enforce,
+    /// `take_nothing` reports the rule's charges as not taken.
     #[inline]
     pub(super) fn judge<L: Limiter>(
         &mut self,
@@ -451,7 +452,7 @@ impl Ticket {
         }
     }
 
-    /// Forgets the waits of blocks that are closed by strikes of requests under way, among others: if these end well,
+    /// Forgets the waits of blocks that strikes of requests under way helped to close. If these requests end well,
     /// the next request passes at once.
     fn doubt_waits<L>(&mut self, layer: &Compiled<L>) {
         let Some(unsettled) = &layer.unsettled else { return };
@@ -471,16 +472,16 @@ impl Ticket {
     }
 }
 
-/// Returns whether a request's own quota needs more than a decision and headers: it is held, may wait, or is reported
-/// by no header.
+/// Returns whether a request's own quota needs more than a decision and headers, because its units are held, its
+/// requests may wait, or no header reports it.
 #[inline]
 fn has_more_steps(policy: &Policy) -> bool {
     let quota = policy.quota();
     matches!(quota.algorithm(), Algorithm::Concurrency | Algorithm::LeakyQueue) || quota.is_unlimited()
 }
 
-/// Returns whether an allowed charge of a layer's only policy is all that the observer sees of its request, if there is
-/// an observer. To make the outcome takes longer than the decision (`benches/stats.rs`).
+/// Reports an allowed charge of the layer's only policy to the observer, if there is one. Returns whether the observer
+/// needs nothing else of the request. To make the outcome takes longer than the decision (`benches/stats.rs`).
 #[inline(always)]
 fn is_seen_at_once<L>(layer: &Compiled<L>, policy: &Policy, key: &Key, decision: &ChargeDecision) -> bool {
     let Some(observer) = &layer.settings.observer else { return true };

@@ -77,8 +77,8 @@ impl Ticket {
         if waits { OutcomeKind::Delayed } else { OutcomeKind::Allowed }
     }
 
-    /// Returns the kind of a request that passes although a rule does not allow it. A rule that degrades comes before
-    /// one in shadow, since the service has to know of it.
+    /// Returns the kind of a request that passes although a rule does not allow it. A rule that degrades takes
+    /// precedence over one in shadow, because the service has to know of it.
     #[inline(never)]
     fn kind_of_over<L>(&self, layer: &Compiled<L>) -> OutcomeKind {
         let is_over = |mode| {
@@ -128,7 +128,7 @@ fn kind_of_keyless(mode: Mode) -> OutcomeKind {
     }
 }
 
-/// Returns whether a charge that was taken makes its request wait: it has a place in an enforced queue.
+/// Returns whether a charge that was taken makes its request wait, because it has a slot in an enforced queue.
 pub(crate) fn makes_wait(charged: &Charged) -> bool {
     charged.mode == Mode::Enforce && charged.cost > 0 && charged.decision.delay() > Duration::ZERO
 }

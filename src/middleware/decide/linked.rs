@@ -1,6 +1,6 @@
 //! Rules with a linked policy: a block after refusals, or a meter for units beyond the quota.
 //!
-//! The linked policy's charge stands behind those of its rule, and the limiter takes it only when one of them is
+//! The charge of a linked policy comes after those of its rule, and the limiter takes it only if one of them is
 //! refused.
 
 use smallvec::SmallVec;
@@ -12,7 +12,7 @@ use crate::middleware::rule::LinkedRole;
 use crate::middleware::ticket::{Charged, Charges, Ticket};
 use crate::mode::Mode;
 
-/// Adds the charge of a rule's linked policy behind those of the rule, which begin at `first`.
+/// Adds the charge of a rule's linked policy after those of the rule, which begin at `first`.
 #[cold]
 pub(crate) fn link((policy, role): (usize, LinkedRole), charges: &mut Charges, first: usize) {
     debug_assert!(first < charges.len(), "a rule charges its own policies before the linked one");
@@ -20,7 +20,7 @@ pub(crate) fn link((policy, role): (usize, LinkedRole), charges: &mut Charges, f
     let (key, mode) = (last.key.clone(), last.mode);
     let cost = match role {
         LinkedRole::Block => 1,
-        // Only a rule that enforces meters: in other modes, what is beyond the quota passes anyway.
+        // The meter counts only if the rule enforces. In other modes, usage beyond the quota passes anyway.
         LinkedRole::Meter if mode != Mode::Enforce => return,
         LinkedRole::Meter => last.cost,
     };
@@ -35,8 +35,8 @@ pub(crate) fn link((policy, role): (usize, LinkedRole), charges: &mut Charges, f
 /// Returns the charge that is linked to the one at `at`, and what it counts.
 fn linked_to(charges: &[Charged], at: usize) -> Option<(&Charged, LinkedRole)> {
     let charged = charges.get(at)?;
-    // It stands within as many positions as it can count back, so that a long set is not searched for each of its
-    // charges.
+    // Only as many positions are searched as the charge can count back, so that a long set is not searched for
+    // each charge.
     let near = charges.iter().enumerate().skip(at + 1).take(usize::from(u8::MAX));
     let (place, of) = { near }.find_map(|(place, charged)| match charged.effect {
         Effect::OnRefusal { of } => Some((place, usize::from(of))),
@@ -48,8 +48,8 @@ fn linked_to(charges: &[Charged], at: usize) -> Option<(&Charged, LinkedRole)> {
     (place - of <= at).then_some((charges.get(place)?, role))
 }
 
-/// Returns whether the charge at `at` refuses its request, and the decision that clients get for its policy: the
-/// block's if that is closed for longer. Returns `None` for the charge of a linked policy.
+/// Returns whether the charge at `at` refuses its request, and the decision that clients get for its policy. It
+/// is the block's decision if the block is closed for longer. Returns `None` for the charge of a linked policy.
 pub(crate) fn status(charges: &[Charged], at: usize) -> Option<(bool, &ChargeDecision)> {
     let charged = charges.get(at).filter(|charged| !matches!(charged.effect, Effect::OnRefusal { .. }))?;
     let own = &charged.decision;
@@ -67,12 +67,12 @@ pub(crate) fn status(charges: &[Charged], at: usize) -> Option<(bool, &ChargeDec
 pub(crate) fn refuses(charges: &[Charged], at: usize) -> bool {
     let Some(charged) = charges.get(at) else { return false };
     match charged.effect {
-        // If a meter is full, its rule's quota is the one that refuses.
+        // If a meter is full, the rule's own quota refuses the request.
         Effect::OnRefusal { .. } => {
             let before = at.checked_sub(1).and_then(|before| linked_to(charges, before));
             charged.is_refused() && before.is_none_or(|(_, role)| role == LinkedRole::Block)
         }
-        // The block of a rule refuses for itself.
+        // If a block is closed, the block itself refuses the request.
         Effect::Enforce => charged.is_refused(),
         _ => status(charges, at).is_some_and(|(refuses, _)| refuses),
     }
@@ -92,8 +92,8 @@ impl Ticket {
         closed
     }
 
-    /// Refunds the charges of rules whose block is closed but does not enforce, and reports them as refunded. A block
-    /// that enforces would have let nothing be taken, so the rule goes on to decide as it would then.
+    /// Refunds the charges of rules whose block is closed but does not enforce, and reports them as refunded. If such
+    /// a block enforced, nothing would be taken. So the rule's next decisions are the same in both cases.
     #[cold]
     pub(crate) fn take_nothing_while_closed<L: Limiter>(&mut self, layer: &Compiled<L>) {
         let closed = self.closed();

@@ -9,14 +9,14 @@ use crate::middleware::ticket::Ticket;
 
 /// The next step of a request. `F` is the future of a limiter's answer.
 pub(crate) enum NextStep<F> {
-    /// The service is called. The request needs its ticket no more: the response gets these headers, or none, and the
-    /// observer has seen all that it wants to see.
+    /// The service is called. The request no longer needs its ticket. The response gets these headers, or none, and
+    /// the observer has seen all that it needs.
     PassWithoutTicket(Option<DueHeaders>),
     /// The service is called, after the observer has seen the outcome in the ticket.
     Pass,
     /// The limiter answers later. Then [`Ticket::answer`] decides.
     AwaitAnswer(F),
-    /// The request waits in line for units of concurrency limits, or may have to.
+    /// The request waits in line for units of concurrency limits, or may have to wait.
     WaitInLine,
     /// The request waits in this place until it departs from its queues.
     WaitForDeparture(Counted),
@@ -25,7 +25,7 @@ pub(crate) enum NextStep<F> {
 }
 
 impl Ticket {
-    /// Returns the next step of a request that is decided, or whose charges are left to its line.
+    /// Returns the next step of a request that is decided, or whose charges the line takes later.
     #[inline]
     pub(crate) fn next_step<L: Limiter>(&mut self, layer: &Compiled<L>) -> NextStep<L::Future<Decision>> {
         // No request waits without a timer.

@@ -1,18 +1,18 @@
-//! The account of a key: the units by which all bodies of the key in this process send.
+//! The account of a key, which holds the units for all bodies of the key in this process.
 //!
 //! The account takes units from its limiter in batches. A batch is worth a [tick](BytePace::tick_us)
-//! at the quota's pace, and each is asked for at its slot, one batch after the one before. So the
+//! at the quota's pace. The account asks for each batch at its slot, one after the other. So the
 //! burst of a quota does not become a burst of bytes, and the number of calls does not grow with the
-//! number of bodies. An account that asks late asks for as much more, so that neither the grain of a
-//! timer nor the round trip to a store slows the pace. The first batch is half as large. So the
-//! bytes that were sent are at most half a batch ahead of the pace or behind it.
+//! number of bodies. If the account asks late, it asks for more in proportion, so that neither the
+//! resolution of a timer nor the round trip to a store slows the pace. The first batch is half as
+//! large. So the bytes that were sent are at most half a batch ahead of the pace or behind it.
 //!
-//! Bodies stand in line for pieces of a batch, in the order in which they came. This line is not
-//! that of requests: those wait for exactly what they cost, and a body takes any part of a batch
-//! that all share.
+//! Bodies stand in line for pieces of a batch, in the order in which they came. This is another
+//! line than that of requests, which wait for exactly what they cost. A body takes any part of a
+//! batch that all share.
 //!
-//! No task runs for the account. Each waiting body has a timer for its expected turn, and the body
-//! that is polled first asks the limiter, or polls an answer that is under way. So a body that is not
+//! No task runs for the account. Each waiting body has a timer for its expected turn. The body that
+//! is polled first asks the limiter, or polls an answer that is under way. So a body that is not
 //! polled delays no other for longer than a batch.
 
 use std::collections::{HashMap, VecDeque};
@@ -46,17 +46,17 @@ const TICK_BYTES: u64 = 32_768;
 /// [`SLOW_US`].
 const BATCH_BYTES: u64 = 1_024;
 
-/// The most time that the least batch is worth.
+/// The maximum time that the smallest batch is worth.
 const SLOW_US: u64 = 1_000_000;
 
-/// The least piece of a batch for which a body is woken, if the batch has as many.
+/// The least piece of a batch for which a body is woken, if the batch is as large.
 const PIECE: u64 = 4_096;
 
-/// The longest time that an account catches up for, if bodies waited and it could not ask.
+/// The longest time for which an account catches up, if bodies waited and it could not ask.
 const LATE_US: u64 = 1_000_000;
 
-/// The longest time that an account catches up for, if no body waited: a reader takes this long for
-/// a batch.
+/// The longest time for which an account catches up, if no body waited, because a reader takes this
+/// long for a batch.
 const IDLE_US: u64 = 200_000;
 
 /// The first pause after a limiter has failed. Each further one is twice as long.
@@ -91,7 +91,7 @@ pub(crate) enum PaceTerms {
 pub(crate) struct BytePace {
     pub(crate) units: u64,
     pub(crate) period_us: u64,
-    /// The most units that may be asked for at once.
+    /// The maximum number of units to ask for at once.
     pub(crate) most: u64,
 }
 
@@ -101,7 +101,7 @@ impl BytePace {
         self.time_us(TICK_BYTES).clamp(BATCH_US, TICK_US)
     }
 
-    /// Returns the units of a time. At least 1, at most what may be asked for at once.
+    /// Returns the units of a time. The result is at least 1, and at most the maximum for one call.
     fn batch(self, time_us: u64) -> u64 {
         let of = |time_us: u64| {
             let units = u128::from(self.units) * u128::from(time_us) / u128::from(self.period_us.max(1));
@@ -117,10 +117,10 @@ impl BytePace {
     }
 }
 
-/// The part of a pace that this process asks for, in parts of 1,024. Processes that share a pace
-/// and ask for all of it each would be denied half of their calls, and the one that is a moment
-/// earlier would get everything. So a process asks for less when it is denied, and for a little
-/// more each time that it is not. By the same method TCP's connections come to equal parts.
+/// The part of a pace that this process asks for, in parts of 1,024. If processes that share a pace
+/// each asked for all of it, half of their calls would be denied, and the one that is a moment
+/// earlier would get everything. So a process asks for less after a denial, and for a little more
+/// after each success. TCP's connections reach equal parts by the same method.
 #[derive(Clone, Copy)]
 struct PaceShare(u64);
 
@@ -187,7 +187,7 @@ struct AccountState {
     phase: AccountPhase,
     /// Units that were taken and not sent, oldest first.
     batches: VecDeque<UnitBatch>,
-    /// The bodies that have units, stand in line, or are to end in an error.
+    /// The bodies that have units, stand in line, or will end in an error.
     bodies: HashMap<u64, BodyUnits>,
     /// The units of all bodies.
     assigned: u64,
@@ -197,19 +197,19 @@ struct AccountState {
     numbers: u64,
     /// The instant from which on the next batch may be asked for.
     slot_us: u64,
-    /// The next batch is the first after no body waited.
+    /// True if the next batch is the first after a time without waiting bodies.
     begins: bool,
     /// The units and the time of the last batch.
     batch: (u64, u64),
     /// The part of the pace that this process asks for, see [`PaceShare`].
     share: PaceShare,
-    /// The units of the next batch, if they are what a denial has left.
+    /// The units of the next batch, if a denial has left only so many.
     rest: Option<u64>,
     has_asked_for_rest: bool,
     failures: u32,
 }
 
-/// The state of an account between its calls of the limiter.
+/// The phase of an account.
 #[derive(Default)]
 enum AccountPhase {
     /// It may ask at its slot.
@@ -246,7 +246,7 @@ struct UnitBatch {
 struct BodyUnits {
     units: u64,
     turn: Option<u64>,
-    /// Why the body is to end in an error.
+    /// The reason why the body will end in an error.
     failed: Option<Unpaced>,
 }
 
@@ -295,8 +295,8 @@ impl Account {
     fn poll(&self, body: u64, want: u64, not_before_us: u64, waker: &Waker) -> UnitPoll {
         // Without a timer that can sleep, no body waits.
         let Some(now_us) = time_of(&*self.timer) else { return UnitPoll::Ready(want) };
-        // At least the instant that was slept for, even if the timer's clock is wrong: no body may
-        // poll for ever.
+        // The time counts as the end of the sleep or later, even if the timer's clock is wrong.
+        // Otherwise a body could poll for ever.
         let now_us = now_us.max(not_before_us);
         let mut has_polled = false;
         loop {
@@ -347,7 +347,7 @@ impl Account {
         }
     }
 
-    /// Runs the application's code without the lock. If that panics, another body may go on.
+    /// Runs the application's code without the lock. If that code panics, another body may go on.
     fn unlocked<R>(&self, run: impl FnOnce() -> R) -> R {
         let mut busy = BusyAccount(Some(self));
         let done = run();
@@ -365,7 +365,7 @@ impl Account {
 }
 
 impl Drop for Account {
-    /// Refunds what was taken and not sent. The limiter refunds what an answer under way has taken.
+    /// Refunds the units that were taken but not sent. The limiter itself refunds those of an answer under way.
     fn drop(&mut self) {
         let AccountState { batches, phase, .. } = std::mem::take(&mut *lock(&self.state));
         let mut left: Vec<UnitBatch> = batches.into();
@@ -374,7 +374,7 @@ impl Drop for Account {
                 left.push(batch);
             }
         });
-        // The newest first: a leaky queue takes back only what nothing is queued behind.
+        // Refunds the newest first, because a leaky queue takes back only its last slot.
         for UnitBatch { receipt, left } in left.into_iter().rev() {
             if let Some(receipt) = receipt.filter(|_| left > 0) {
                 contained(|| self.source.refund(receipt.split(left)));
@@ -391,7 +391,7 @@ pub(crate) struct Turnstile {
 }
 
 impl Turnstile {
-    /// Returns how many bytes the body may send, at most `want`. They are the body's until it
+    /// Returns how many bytes the body may send, at most `want`. They belong to the body until it
     /// [sends](Self::spend) them.
     pub(crate) fn poll(&mut self, want: u64, cx: &mut Context<'_>) -> Poll<Result<u64, Unpaced>> {
         let mut not_before_us = 0;
@@ -464,7 +464,7 @@ enum UnitPoll {
 /// The next step of a body.
 enum AccountStep {
     Done(UnitPoll),
-    /// It asks for a batch, `late_us` after the slot of the batch, or for the `rest` that a denial has
+    /// It asks for a batch, `late_us` after the batch's slot, or for the `rest` that a denial has
     /// left.
     Ask {
         late_us: u64,
@@ -479,12 +479,12 @@ enum AccountStep {
 }
 
 impl AccountState {
-    /// Returns the units that no body has.
+    /// Returns the units that belong to no body.
     fn free(&self) -> u64 {
         self.batches.iter().map(|batch| batch.left).sum::<u64>().saturating_sub(self.assigned)
     }
 
-    /// Decides what a body does. It does not poll an answer that it `has_polled` already.
+    /// Decides what a body does. The body does not poll an answer again that it `has_polled`.
     fn step(
         &mut self,
         body: u64,
@@ -519,7 +519,7 @@ impl AccountState {
         if let Some(waiting) = self.line.get_mut(turn) {
             waiting.want = want;
         }
-        // Whatever comes first wakes a body that asks meanwhile.
+        // The earlier of the two wakes a body that asks in the meantime.
         self.line.sleep(turn, u64::MAX, waker, wakers);
         match std::mem::take(&mut self.phase) {
             AccountPhase::Idle if now_us >= self.slot_us => {
@@ -553,7 +553,7 @@ impl AccountState {
     /// Puts a body at the end of the line.
     fn join(&mut self, body: u64, want: u64, now_us: u64) {
         let is_first = self.line.is_empty() && self.failures == 0 && matches!(self.phase, AccountPhase::Idle);
-        // An account that was idle does not catch up.
+        // An account gets no units for the time in which it was idle.
         if is_first && (self.batch == (0, 0) || now_us.saturating_sub(self.slot_us) > IDLE_US) {
             self.slot_us = self.slot_us.max(now_us);
             self.begins = true;
@@ -588,8 +588,8 @@ impl AccountState {
             PaceAnswer::Taken { receipt, delay } => {
                 let batch = UnitBatch { receipt, left: units };
                 let departs_us = now_us.saturating_add(micros_ceil(delay));
-                // The batches of a queue are asked for ahead of their departures. A queue that is
-                // empty for a moment has lost that time.
+                // The batches of a queue are asked for ahead of their departures. Otherwise the
+                // queue would be empty for a moment, and that time would be lost.
                 let latest_us = if delay.is_zero() { LATE_US } else { pace.tick_us() };
                 let from_us = self.slot_us.max(departs_us.saturating_sub(latest_us));
                 self.take_batch(from_us.saturating_add(gap_us), units, pace);
@@ -611,7 +611,7 @@ impl AccountState {
             }
             PaceAnswer::Denied { wait, .. } => {
                 (self.failures, self.has_asked_for_rest) = (0, false);
-                // Fewer units are free sooner, so that a process is not always behind another one.
+                // A smaller batch is free sooner, so that one process is not always behind another.
                 self.share.shrink();
                 let less = self.share.of(whole);
                 let less = less.batch(less.tick_us()).min(units);

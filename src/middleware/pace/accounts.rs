@@ -72,7 +72,7 @@ impl fmt::Debug for Accounts {
 
 /// A body's place in the account of its key, until it is dropped.
 pub(crate) struct BodyAccount {
-    /// Dropped first: the last body of an account leaves before the account is dropped.
+    /// Dropped first, so that the last body of an account leaves before the account is dropped.
     pub(crate) turnstile: Turnstile,
     _counted: CountedBody,
 }
@@ -85,7 +85,7 @@ struct CountedBody {
 
 impl Drop for CountedBody {
     fn drop(&mut self) {
-        // Dropped without the lock, because an account refunds what is left.
+        // Dropped without the lock, because the drop of an account refunds its units.
         drop(self.accounts.leave(&self.id));
     }
 }

@@ -60,7 +60,7 @@ impl Drop for PaceReport {
 }
 
 impl BodyPaces {
-    /// Adds a pace, of which the first bytes are `free`.
+    /// Adds a pace. The first `free` bytes do not wait for it.
     pub(crate) fn add(&mut self, account: BodyAccount, free: u64, report: Option<PaceReport>) {
         self.0.push(BodyPace { account, free, report });
     }

@@ -23,7 +23,7 @@ pub(crate) fn paces<L: Limiter>(layer: &Arc<Compiled<L>>, paced: &[PacedBy], bod
         let Some((rule, policy)) = layer.pacing_rule(paced.policy).zip(paced.policy_in(layer)) else { continue };
         if rule.pace.is_some_and(|own| own.includes(bodies)) {
             let source = || Box::new(LimiterSource { layer: Arc::clone(layer), paced: paced.clone() }) as Box<_>;
-            // First, because the observer is the application's code and may panic.
+            // This comes first, because the observer is the application's code and may panic.
             let observer = layer.settings.observer.as_ref();
             let report = observer.map(|observer| PaceReport::begin(observer, accounts.timer(), policy));
             paces.add(accounts.enter((policy.fingerprint(), paced.key.clone()), source), rule.pace_after, report);
@@ -52,7 +52,7 @@ impl<L: Limiter> PaceSource for LimiterSource<L> {
         PaceTerms::Paced(BytePace {
             units: fastest.limit(),
             period_us: fastest.spec().period_us,
-            // Half, so that a batch that is late finds what has come meanwhile.
+            // Asks for half of it, so that units have come back in the meantime if a batch is late.
             most: (quota.capacity() / 2).max(1),
         })
     }
@@ -81,7 +81,7 @@ impl<L: Limiter> PaceSource for LimiterSource<L> {
 
 /// Returns the faster one of two quotas that have a pace.
 fn faster<'a>(one: &'a Quota, other: &'a Quota) -> &'a Quota {
-    // Multiplied by the period of the other, instead of divided by its own.
+    // Compares the rates by cross-multiplication, which needs no division.
     let units = |quota: &Quota, period: &Quota| u128::from(quota.limit()) * u128::from(period.spec().period_us);
     let has_pace = other.algorithm().is_rate() && !other.is_unlimited();
     if has_pace && units(other, one) > units(one, other) { other } else { one }
@@ -115,7 +115,7 @@ enum IsOverload {
     No,
 }
 
-/// Returns what a failure of the limiter does, as for a request.
+/// Returns the effect of a failure of the limiter, as for a request.
 fn failure<L: Limiter>(layer: &Compiled<L>, is_overload: IsOverload) -> PaceAnswer {
     let passes = match layer.settings.on_error {
         OnError::Deny => false,

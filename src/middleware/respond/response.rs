@@ -53,15 +53,15 @@ impl Ticket {
     pub(crate) fn finish_overflow<L, B>(&self, layer: &Compiled<L>, response: &mut Response<B>) {
         store_only_if_allowed(response.headers_mut());
         self.add_refusal_headers(layer, self.seed(layer), response);
-        // A limit within the overflow may have refused the request in turn.
+        // The overflow service may have a limit of its own, which refused the request.
         let is_refused = response.extensions().get().is_some_and(|inner: &Outcome| !inner.kind().passed());
         if !is_refused {
             response.extensions_mut().insert(self.outcome(layer));
         }
     }
 
-    /// Puts the outcome into the response's extensions, unless an inner layer refused the request or an outcome there
-    /// says more.
+    /// Puts the outcome into the response's extensions, unless an inner layer refused the request or left an outcome
+    /// that says more.
     #[cold]
     fn expose<L>(&self, layer: &Compiled<L>, response: &mut Extensions) {
         let inner = response.get().map(Outcome::kind);
@@ -116,7 +116,7 @@ impl Ticket {
         response
     }
 
-    /// Returns all headers of a usual refusal, or `None` if another is due.
+    /// Returns all headers of a usual refusal, or `None` if the refusal is unusual.
     fn usual_headers<L>(
         &self,
         layer: &Compiled<L>,
@@ -157,7 +157,7 @@ impl Ticket {
             })
         };
         match charges.len() {
-            // Without a vector: the usual request has one charge.
+            // This needs no vector, because the usual request has one charge.
             1 => then(visible(0).as_slice()),
             count => {
                 let mut views: SmallVec<[PolicyView<'_>; 4]> = (0..count).filter_map(visible).collect();
@@ -172,7 +172,7 @@ impl Ticket {
     /// Returns the seed of a refusal's jitter. It is equal for all refusals of a key, so that a client cannot draw
     /// again.
     fn seed<L>(&self, layer: &Compiled<L>) -> u64 {
-        // Clients come back at different times after a failure, also if the waits of quotas have no jitter.
+        // After a failure clients get different waits, even if the waits of quotas have no jitter.
         if !layer.responses.headers.is_jittered() && self.kind != OutcomeKind::FailedClosed {
             return 0;
         }
@@ -181,8 +181,8 @@ impl Ticket {
     }
 }
 
-/// Forbids caches to store a response that stands in for the usual one, unless the service has set `Cache-Control`: a
-/// client within its quota must not get it.
+/// Forbids caches to store a response that replaces the usual one, unless the service has set `Cache-Control`,
+/// because a client within its quota must not get it.
 fn store_only_if_allowed(headers: &mut HeaderMap) {
     if let Ok(Entry::Vacant(vacant)) = headers.try_entry(CACHE_CONTROL) {
         let _ = vacant.try_insert(HeaderValue::from_static("no-store"));

@@ -21,8 +21,7 @@ pub(crate) struct BoundRule {
     rule: Rule,
     /// Returns the key, or the shared key of requests without one if the rule says so.
     extract: Read<Option<Key>>,
-    /// The type of the extractor, if rules with this type have the same keys: it captures nothing, so its type alone
-    /// says how the key is found.
+    /// The type of the extractor, if all rules with this type have the same keys. That is so if it captures nothing.
     extractor: Option<TypeId>,
     /// The index of its first policy among those of the layer.
     first: usize,
@@ -32,13 +31,13 @@ pub(crate) struct BoundRule {
     numbered: Option<[Box<str>; 2]>,
 }
 
-/// The part that a rule has in a request.
+/// How a rule matches a request.
 #[derive(Clone, Copy)]
 pub(crate) enum RuleMatch<'r, K> {
     /// The request is charged this cost under its key.
     Charged { key: K, cost: u64 },
-    /// The rule does not charge the request, because this condition does not hold. Without a condition, the request has
-    /// no key, and the rule exempts such requests.
+    /// The rule does not charge the request, because this condition does not hold. If there is no condition, the
+    /// request has no key, and the rule exempts such requests.
     Exempt(Option<&'r Condition>),
     /// The request has no key, and the rule does not exempt such requests.
     KeyMissing,
@@ -52,8 +51,8 @@ impl BoundRule {
     {
         let shares = rule.missing_key == MissingKey::Shared;
         let extract = move |head: &Head<'_>| extract(head).into_key().or_else(|| shares.then(Key::keyless));
-        // A charge of 0 looks, and passes also in debt: what is settled later reserves at least one
-        // unit.
+        // A charge of 0 only looks, and passes even in debt. So a rule that settles later reserves
+        // at least one unit.
         if let Some(cost) = rule.cost.clone().filter(|_| rule.settlement.replaces_cost()) {
             rule.cost = Some(Arc::new(move |head: &Head<'_>| cost(head).max(1)));
         }
@@ -95,7 +94,7 @@ impl BoundRule {
         self.by == AddressSource::Proxies
     }
 
-    /// Whether the key is missing only if the peer's address is.
+    /// Returns whether the key is missing only if the peer's address is missing.
     pub(crate) fn needs_peer(&self) -> bool {
         self.by != AddressSource::Other
     }
@@ -111,8 +110,8 @@ impl BoundRule {
         self.first + self.policies().len()
     }
 
-    /// Takes its place behind the rules that have `taken` their names, and gives each policy a name that none of them
-    /// has: `api` becomes `api-2`, `api-3` and so on.
+    /// Adds the rule after those that have `taken` their names, and gives each policy a free name: `api` becomes
+    /// `api-2`, `api-3` and so on.
     pub(crate) fn place_behind(&mut self, taken: &mut TakenNames) {
         self.first = taken.policies();
         for at in 0..self.policies().len() {
@@ -148,16 +147,16 @@ impl BoundRule {
         self.numbered.as_ref()
     }
 
-    /// The names of its policies and of the one that goes with them, and those that their states are stored under.
+    /// Returns the names of its policies and of the linked one, and the names under which their states are stored.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let policies = self.policies().iter().chain(self.rule.linked.as_ref().map(|linked| &linked.policy));
         policies.flat_map(|policy| [policy.name(), policy.stored_name()])
     }
 
-    /// The policy with another name, and stored under another, if its own is taken.
+    /// Returns the policy with a new name, and a new name for its states, if its own is taken.
     fn renamed(&self, at: usize, taken: &mut TakenNames) -> Option<Policy> {
         let policy = self.policies().get(at)?;
-        // Plans have their name in common.
+        // All plans of a rule have the same name.
         let own = self.policies().iter().filter(|own| self.rule.choose.is_none() && *own != policy);
         let own: Vec<&str> = own.map(Policy::name).collect();
         let name = taken.free(policy.name(), &own);
@@ -169,7 +168,7 @@ impl BoundRule {
         policy.with_names(name.unwrap_or_else(|| policy.name().to_owned()), stored)
     }
 
-    /// The policies that a request is charged to, among those of the layer.
+    /// Returns the indices of the layer's policies to which a request is charged.
     #[inline]
     pub(crate) fn charged(&self, head: &Head<'_>) -> Range<usize> {
         let count = self.rule.policies.len();
@@ -182,10 +181,10 @@ impl BoundRule {
         }
     }
 
-    /// Returns what the rule makes of a request. After the first condition that does not hold, nothing else is asked.
+    /// Returns how the rule matches a request. After the first condition that does not hold, it checks nothing else.
     ///
-    /// `see_quota` gets the quota that the request brings, if it does. `find_key` returns the [key](Self::key), or what
-    /// stands for the key where rules share it.
+    /// `see_quota` gets the quota that the request brings, if it does. `find_key` returns the [key](Self::key), or a
+    /// stand-in if rules share the key.
     #[inline(always)]
     pub(crate) fn match_request<K>(
         &self,
@@ -215,9 +214,9 @@ impl BoundRule {
         unmet
     }
 
-    /// The second half of [`match_request`](Self::match_request). With the key between both, a caller can leave the key
-    /// where it was written: a copy of words just written stalls on store forwarding (`benches/instructions`, "layer,
-    /// allowed, no header fields").
+    /// The second half of [`match_request`](Self::match_request). It takes the key by reference, so that the caller
+    /// need not move it. A copy of words that were just written stalls on store forwarding (`benches/instructions`,
+    /// "layer, allowed, no header fields").
     #[inline(always)]
     pub(crate) fn match_key<K>(&self, head: &Head<'_>, key: Option<K>) -> RuleMatch<'_, K> {
         match key {

@@ -61,7 +61,7 @@ pub struct Rule {
     /// Reads the quota of each request, for which the only policy stands in.
     pub(crate) quota_from: Option<QuotaFrom>,
     pub(crate) settlement: Settlement,
-    /// Whether what is held of a concurrency limit is returned when the response's head is sent.
+    /// True if the held units of a concurrency limit are returned when the response's head is sent.
     pub(crate) until_head: bool,
     /// The bodies that the rule paces. Such a rule charges no request.
     pub(crate) pace: Option<PacedBodies>,
@@ -74,7 +74,7 @@ pub struct Rule {
 pub(crate) struct Condition {
     /// The reason why the rule does not charge a request that does not meet it.
     pub(crate) of: NotCharged,
-    /// Returns the words of the condition, if it has any. They may say what will be when.
+    /// Returns the words of the condition, if it has any. They may say when the condition changes.
     pub(crate) expected: Option<Words>,
     pub(crate) holds: Read<bool>,
 }

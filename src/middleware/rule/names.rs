@@ -5,10 +5,11 @@ use std::collections::HashMap;
 /// The longest name of a policy.
 const NAME_MAX: usize = 128;
 
-/// The names of the policies of rules, and of what their states are stored under. A rule is added in constant time.
+/// The names of the policies of rules, and the names under which their states are stored. Adding a rule takes
+/// constant time.
 #[derive(Clone, Default)]
 pub(crate) struct TakenNames {
-    /// For each name, the number of the first one like it that may be free.
+    /// For each name, the first number that may be free.
     names: HashMap<Box<str>, usize, foldhash::fast::RandomState>,
     policies: usize,
     #[cfg(test)]
@@ -31,9 +32,9 @@ impl TakenNames {
         }
     }
 
-    /// Returns a name like `name` that is free, if it is not. `own` are names that are not added yet.
+    /// Returns a free name like `name`, or `None` if `name` itself is free. `own` are names that are not added yet.
     ///
-    /// Numbers that were passed over once are not tried again: no name becomes free, and those of `own` are added soon.
+    /// Numbers that were skipped are not tried again, because no name becomes free, and those of `own` are added soon.
     pub(super) fn free(&mut self, name: &str, own: &[&str]) -> Option<String> {
         let is_taken = |names: &HashMap<_, _, _>, name: &str| names.contains_key(name) || own.contains(&name);
         if !is_taken(&self.names, name) {
@@ -41,7 +42,7 @@ impl TakenNames {
         }
         let first = self.names.get(name).copied().unwrap_or(2);
         let last = first + self.names.len() + own.len();
-        // One of these is free, since there are more of them than names.
+        // One of these numbers is free, because there are more numbers than names.
         let found = (first..=last).map(|number| (number, numbered(name, number)));
         let (number, free) = found.into_iter().find(|(_, free)| !is_taken(&self.names, free))?;
         if let Some(next) = self.names.get_mut(name) {

@@ -19,7 +19,7 @@ use crate::key::{IntoKey, Key};
 /// The default of [`Overrides::max_entries`].
 const ENTRIES_MAX: usize = 100_000;
 
-/// From this number of entries on, a new one may first remove those that have ended.
+/// From this number of entries on, adding an entry may first remove those that have ended.
 const SWEPT_FROM: usize = 64;
 
 /// A table with more capacity than this is shrunk when it has few keys.
@@ -32,7 +32,7 @@ const SPARE: usize = 256;
 /// * Each override has an identity. If several hold for a key, the latest counts. When it ends, by time or by
 ///   [`end`](Self::end), the one before it counts again, unless that has ended, too. So two operators that raise the
 ///   same customer do not undo each other.
-/// * Overrides that have ended by time leave by themselves. One without an end stays until it is
+/// * Overrides whose time has passed are removed. An override without a time stays until it is
 ///   ended. [`max_entries`](Self::max_entries) bounds the table.
 /// * The table belongs to the process, and is not kept in Redis. A `fleet::Fleet` hands out tables
 ///   that are alike in all processes.
@@ -176,7 +176,7 @@ impl<T> Overrides<T> {
         value: T,
         lasting: impl Into<Option<Duration>>,
     ) -> Result<OverrideId, ConfigError> {
-        // The key, the clock and the value are the application's code, which is not called under the lock.
+        // Not under the lock: the key, the clock and the value are the application's code.
         let Some(key) = key.into_key() else {
             let message = "an override needs a key, and there is none: pass what the rule's extractor returns";
             return Err(ConfigError::new(ConfigErrorKind::Missing, message));
@@ -243,7 +243,7 @@ impl<T: Clone> Overrides<T> {
     }
 
     /// Returns the overrides that have not ended, in the order in which they were made: the identity, the value, and
-    /// the time that is left, or `None` if it holds until it is ended. Of a key with several the last one counts.
+    /// the time that is left, or `None` if it holds until it is ended. If a key has several, the last one counts.
     ///
     /// ```
     /// use std::time::Duration;
@@ -316,12 +316,12 @@ impl<T> Table<T> {
             !entries.is_empty()
         });
         self.count = self.keys.values().map(SmallVec::len).sum();
-        // Removing costs each new entry as much as two old ones at most.
+        // So each new entry removes at most two old ones.
         self.swept_at = (2 * self.count).max(SWEPT_FROM);
         self.shrink();
     }
 
-    /// Gives back the room of many keys when few are left.
+    /// Shrinks the table if few keys are left.
     fn shrink(&mut self) {
         if self.keys.capacity() > SPARE && self.keys.len() < self.keys.capacity() / 8 {
             self.keys.shrink_to_fit();

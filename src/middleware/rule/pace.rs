@@ -11,8 +11,8 @@ impl Rule {
     /// All downloads of a key share its pace, in all processes that share the limiter's store.
     ///
     /// * The pace is steady for every algorithm: bytes are sent in pieces that are worth 50
-    ///   milliseconds, or up to 150 if they are smaller than 32 KiB. The burst of the quota is for
-    ///   processes that share it: each sends at the pace until the burst is used up, and then they
+    ///   milliseconds, or up to 150 if they are smaller than 32 KiB. The burst matters only if
+    ///   processes share the quota: each sends at the pace until the burst is used up, and then they
     ///   share the pace. A [leaky queue](crate::Quota::leaky_queue) has no burst. Windows as long as
     ///   the pace leave no room for bytes that come late, and slow downloads by a few percent.
     ///   [`pace_after`](Self::pace_after) makes the beginning of a body fast.
@@ -23,8 +23,8 @@ impl Rule {
     ///   refunds the rest when the last download of the key ends or is dropped. These are at most 20
     ///   calls a second and key. A batch that is late is larger, so the round trip to a store does not
     ///   slow the pace.
-    /// * Processes that share a pace find their parts as connections of TCP do: one whose batch is
-    ///   denied asks for less, and then for a little more each time.
+    /// * Processes that share a pace find their parts as connections of TCP do: a process whose
+    ///   batch is denied asks for less, and then for a little more each time.
     /// * A body holds one frame of its inner body, and takes units only for bytes that it has.
     /// * If the limiter fails, [`OnError`](crate::OnError) decides: each process then keeps the
     ///   pace by itself, or the download waits for about three seconds and ends in an error, which clients
@@ -33,7 +33,7 @@ impl Rule {
     ///   changes holds for downloads under way, too.
     /// * A quota of 0 lets no byte pass: bodies end in an error.
     ///   [`Quota::unlimited`](crate::Quota::unlimited) paces nothing.
-    /// * It needs a timer: the feature `tokio`, or that of [`delay`](crate::RateLimitLayer::delay).
+    /// * It needs a timer: the feature `tokio`, or a call of [`delay`](crate::RateLimitLayer::delay).
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};

@@ -39,8 +39,8 @@ impl fmt::Display for PathPattern {
     }
 }
 
-/// Finds the rules that may apply to a request: those whose pattern its path matches, and those without a pattern. It
-/// takes as long as the path has segments, and not longer with more rules that do not match.
+/// Finds the rules that may apply to a request: those whose pattern its path matches, and those without a pattern.
+/// The time grows with the number of segments of the path, and not with the number of rules that do not match.
 #[derive(Debug, Default)]
 pub(crate) struct PathIndex {
     root: PathNode,
@@ -57,7 +57,7 @@ struct PathNode {
     any: Option<Box<Self>>,
     /// The rules whose patterns end here.
     ends: Vec<usize>,
-    /// The rules whose patterns end with a [`Segment::Rest`] after here.
+    /// The rules whose patterns continue only with a [`Segment::Rest`].
     rests: Vec<usize>,
 }
 
@@ -81,8 +81,8 @@ impl PathIndex {
     }
 
     /// Returns the rules that may apply to a request, in their order. The path is the one that the client sent, also
-    /// inside of a nested router. A request without a path, such as `OPTIONS *`, matches every pattern: it must not
-    /// escape a rule.
+    /// inside of a nested router. A request without a path, such as `OPTIONS *`, matches every pattern, so that it
+    /// does not escape a rule.
     pub(crate) fn rules(&self, head: &Head<'_>) -> SmallVec<[usize; 8]> {
         let Some(path) = original_uri(head).path().strip_prefix('/') else { return (0..self.rules).collect() };
         let mut found = SmallVec::from_slice(&self.everywhere);

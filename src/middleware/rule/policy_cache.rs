@@ -9,10 +9,11 @@ use crate::quota::Quota;
 /// Places for compiled policies. Each has room for two.
 const PLACES: usize = 1_024;
 
-/// The compiled policies of a rule whose requests bring their quotas: equal quotas share one, as far as there is room.
+/// The compiled policies of a rule whose requests bring their quotas. Equal quotas share a policy, as long as there is
+/// room.
 ///
-/// A place is chosen by the quota. The first policy of a place stays, and is found without a lock. Later ones replace
-/// each other; their lock is never waited for, because a policy that is not found is compiled anew.
+/// The quota determines the entry. The first policy of an entry stays, and is found without a lock. Later policies
+/// replace each other. No request waits for their lock, because a policy that is not found is compiled anew.
 pub(crate) struct PolicyCache {
     /// The policy that stands in for all of them.
     of_requests: Policy,

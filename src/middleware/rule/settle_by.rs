@@ -71,8 +71,8 @@ impl Rule {
     /// * At least one unit is reserved, even if the [cost](Self::cost) is 0. So a request passes
     ///   only while a unit is left. To reserve nothing more, use a cost of 0, and call
     ///   `usage.set(0)` for a request that turned out to be free.
-    /// * Reserve the usual or the largest cost. Cost beyond the reservation does not hold back
-    ///   requests that run at the same time.
+    /// * Reserve the usual or the largest cost. Requests that run at the same time do not see a
+    ///   cost beyond the reservation.
     /// * A response to `HEAD` ends with its head and is not aborted. It costs what was reported
     ///   until then. So do not serve `HEAD` with a handler that reports its cost while it sends the
     ///   body.

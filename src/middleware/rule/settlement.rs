@@ -26,17 +26,17 @@ impl Settlement {
         !self.reads_response() && self.on_aborted == OnAborted::Keep
     }
 
-    /// Whether the response may change the cost.
+    /// Returns whether the response may change the cost.
     pub(crate) fn reads_response(&self) -> bool {
         self.keeps.is_some() || self.replaces_cost()
     }
 
-    /// Whether the cost that is charged first is a reservation.
+    /// Returns whether the cost that is charged first is a reservation.
     pub(crate) fn replaces_cost(&self) -> bool {
         self.by_response.is_some() || self.waits_for_body()
     }
 
-    /// Whether the cost is known only when the response's body has ended.
+    /// Returns whether the cost is known only when the response's body has ended.
     pub(crate) fn waits_for_body(&self) -> bool {
         self.by_usage || self.by_body
     }

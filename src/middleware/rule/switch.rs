@@ -15,8 +15,8 @@ use crate::quota::{Algorithm, Quota};
 /// layer.
 ///
 /// * A request uses one quota from beginning to end: the one in force when its layer is called. It
-///   is settled, refunded and answered under that quota. A request or a message in line asks for a
-///   quota of the same kind as it is now.
+///   is settled, refunded and answered under that quota. A request or a message in line uses the
+///   present quota, if it is of the same kind.
 /// * The units that a key has used stay used. A key that has used more than the new quota allows must wait until enough
 ///   of it has expired. Until a request is admitted under the new quota, usage expires at the old quota's pace. The
 ///   reported wait counts with the new quota's pace, so it can be far longer than needed; see [the
@@ -24,7 +24,7 @@ use crate::quota::{Algorithm, Quota};
 /// * Each quota gets the [debt](Quota::max_debt) that the largest one so far needs to keep its usage.
 /// * Headers, outcomes and [`policies`](crate::RateLimitLayer::policies) follow. The policy's name
 ///   stays.
-/// * A request to a layer with a switch costs one atomic load more. A change costs as much as
+/// * A request to a layer with a switch costs one more atomic load. A change costs as much as
 ///   building the layer.
 /// * Each process has its own switch, also with Redis. A `fleet::Fleet` hands out switches that
 ///   are alike in all processes.
@@ -57,7 +57,7 @@ pub(crate) trait Follow: Send + Sync {
     /// Checks whether the layer's limiter supports a quota.
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota>;
 
-    /// Compiles the layer's configuration with what its switches say now, and with the rules that its source has.
+    /// Compiles the layer's configuration with the present quotas of its switches and rules of its source.
     fn follow(&self);
 
     /// Returns the names of the layer's own policies and of their states, without those of its source.

@@ -93,9 +93,9 @@ fn described(request: RateLimitRequest, peer: IpAddr, paths: Paths) -> Result<De
                 "remote_address" => &mut client,
                 name => {
                     let name = HeaderName::from_bytes(name.as_bytes())
-                        .map_err(|_| invalid(format!("the key {name:?} of a descriptor is no name of a header")))?;
+                        .map_err(|_| invalid(format!("the key {name:?} of a descriptor is not a header name")))?;
                     let value = HeaderValue::from_str(&entry.value)
-                        .map_err(|_| invalid(format!("the value of {name} is none of a header")))?;
+                        .map_err(|_| invalid(format!("the value of {name} is not a header value")))?;
                     if !headers.get_all(&name).iter().any(|known| known == value) {
                         headers.append(name, value);
                     }
@@ -109,7 +109,8 @@ fn described(request: RateLimitRequest, peer: IpAddr, paths: Paths) -> Result<De
     }
     headers.remove(X_FORWARDED_FOR);
     if let Some(client) = client {
-        let client = HeaderValue::from_str(&client).map_err(|_| invalid("remote_address is no address".to_owned()))?;
+        let client =
+            HeaderValue::from_str(&client).map_err(|_| invalid("remote_address is not an IP address".to_owned()))?;
         headers.insert(X_FORWARDED_FOR, client);
     }
     headers.insert(HITS, HeaderValue::from(request.hits_addend.max(1)));

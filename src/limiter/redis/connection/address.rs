@@ -14,8 +14,8 @@ impl Address {
         Self { host: host.into(), port }
     }
 
-    /// Parses `host:port` as servers write it. If there is no host, it is that of the server that
-    /// sent the text.
+    /// Parses `host:port` as servers write it. If the text has no host, the host is that of the
+    /// server that sent the text.
     pub(super) fn parse(text: &str, said_by: &Self) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = if host.is_empty() { &said_by.host } else { host };

@@ -1,7 +1,7 @@
 //! A cluster: a connection to each master, and which slots it has.
 //!
-//! fred's own client for clusters reaches no server while one server is away. So here each master has a connection of
-//! its own, with either client.
+//! While one server is away, fred's own client for clusters reaches none. So this crate has a connection of its own
+//! to each master, with either client library.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -40,9 +40,9 @@ const AT_ONCE: usize = 3;
 /// the server to which the slot is moved.
 const HOPS: usize = 2;
 
-/// The first and the longest pause before a call is sent to yet another server. Servers that send a
-/// call to each other do not agree yet. Each pause is twice the one before, until the servers agree
-/// or the call's time is over.
+/// The first and the longest pause before a call is sent to yet another server. Servers that
+/// redirect a call to each other do not agree about the slot yet. Each pause is twice the one
+/// before, until the servers agree or the call's time is over.
 const PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
@@ -89,7 +89,7 @@ impl Cluster {
             others: seeds.iter().take(MASTERS).cloned().collect(),
             trouble: None,
         };
-        // Wrong settings are an error here, and not later in the background.
+        // Reports wrong settings here, rather than later from a task in the background.
         if let Some(seed) = seeds.first() {
             target.transport(seed, Some(seed), &settings)?;
         }
@@ -138,7 +138,7 @@ impl Cluster {
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
-            // The server may be new, so its first connection is waited for.
+            // The server may be new, so the call waits for its first connection.
             link.wait_for_connection(until).await.map_err(|failure| failure.error)?;
         }
     }
@@ -201,7 +201,7 @@ impl Map {
         self.servers.get(usize::from(*owner))
     }
 
-    /// Whether a server or the owner of a slot is missing. No call would find out when it is back.
+    /// Returns whether a server or the owner of a slot is missing. Calls would not notice its return.
     fn lacks_something(&self) -> bool {
         self.owners.contains(&NO_SERVER) || self.servers.iter().any(|server| server.link.fails_at_once())
     }
@@ -238,8 +238,8 @@ impl ClusterState {
         Ok(Arc::new(Server::start(runtime, address, transport, refresh, &self.settings, events)))
     }
 
-    /// Returns the server that another server has named. `owns` is the slot that it has, if it is
-    /// not only being given it.
+    /// Returns the server that another server has named. `owns` is the slot that the server already
+    /// has, rather than one that is just being moved to it.
     fn at(&self, address: &Address, owns: Option<u16>) -> Option<Arc<Server>> {
         if owns.is_none() {
             let map = self.map();
@@ -268,7 +268,7 @@ impl ClusterState {
 
     /// Replaces the map by that of a server. Servers that the new one does not have are dropped.
     fn install(&self, slots: Slots, from: &Arc<Server>) -> Result<(), RedisError> {
-        // Dropped after the lock is released: observers hear of a server that was down, and may use the limiter.
+        // Dropped after the lock is released, because the drop calls observers, which may use the limiter.
         let mut servers = Vec::with_capacity(slots.masters.len());
         let mut map = self.map_mut();
         if self.closed.load(Ordering::Relaxed) {
@@ -348,7 +348,7 @@ async fn keep_map(shared: Arc<ClusterState>) {
     for turn in 0_usize.. {
         let failed = match shared.learn(turn).await {
             Ok(()) => {
-                // Drops the notification of a server that was asked and is away: the map has been read without it.
+                // Clears the notification of a server that is away, because the map was read from another server.
                 let _ = shared.refresh.notified().now_or_never();
                 false
             }

@@ -5,7 +5,7 @@ use crate::base::sync::{Mutex, lock};
 /// The connection that calls use, if there is one.
 pub(super) struct Current<C>(Mutex<Option<C>>);
 
-/// Takes the connection from the calls when it is dropped.
+/// When it is dropped, calls no longer use the connection.
 pub(super) struct InUse<'a, C>(&'a Current<C>);
 
 impl<C: Clone> Current<C> {
@@ -13,7 +13,7 @@ impl<C: Clone> Current<C> {
         Self(Mutex::new(None))
     }
 
-    /// Gives a connection to the calls.
+    /// Lets calls use a connection.
     pub(super) fn set(&self, connection: C) -> InUse<'_, C> {
         *lock(&self.0) = Some(connection);
         InUse(self)

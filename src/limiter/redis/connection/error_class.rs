@@ -20,7 +20,7 @@ pub(super) enum Cause {
     Lost,
     /// There is no connection, so the call was not sent.
     NotConnected,
-    /// The server was silent for so long while the call waited that it is believed dead. The call may have run.
+    /// While the call waited, the server was silent for too long, so it is believed dead. The call may have run.
     Silent,
     /// This process had no time to send the call, or to read the answer. Nothing is known about the
     /// server.
@@ -29,7 +29,7 @@ pub(super) enum Cause {
     NoScript,
     /// Another server has the slot: the script did not run.
     Moved(Address),
-    /// Another server is being given the slot, and has these keys already: the script did not run.
+    /// The slot is being moved to another server, which has these keys already. The script did not run.
     Ask(Address),
     /// The keys are on two servers: the script did not run.
     TryAgain,
@@ -41,12 +41,12 @@ pub(super) enum Cause {
 }
 
 impl Cause {
-    /// Whether the script did not run, and is sent again: to this server or to another one.
+    /// Returns whether the script did not run, and is sent again to this or another server.
     pub(super) fn is_sent_again(&self) -> bool {
         matches!(self, Self::NoScript | Self::Moved(_) | Self::Ask(_) | Self::TryAgain)
     }
 
-    /// Whether the server has said nothing.
+    /// Returns whether the server did not answer.
     pub(super) fn is_unanswered(&self) -> bool {
         matches!(self, Self::Lost | Self::NotConnected | Self::Silent | Self::NoTime)
     }
@@ -90,7 +90,10 @@ impl CallFailure {
 
     /// The failure of a client that refused the settings, in these words.
     pub(super) fn unusable(server: &Address, words: &str) -> Self {
-        Self { cause: Cause::Answer, error: misconfigured(format!("Redis at {server} cannot be used so: {words}")) }
+        Self {
+            cause: Cause::Answer,
+            error: misconfigured(format!("Redis at {server} cannot be used with these settings: {words}")),
+        }
     }
 
     /// The failure of a connection whose certificate was refused, in these words.
@@ -153,12 +156,12 @@ fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (StoreErrorKind, &'static
     let is_code = |words: &str| words.bytes().all(|byte| byte.is_ascii_uppercase());
     let says = |words: &&str| if is_code(words) { has(words) } else { text.contains(words) };
     let known = MEANINGS.iter().find(|(words, ..)| words.iter().any(says));
-    // Too many clients, a proxy without a server, or an error of a later version: the error may be temporary.
+    // Such an error may be temporary: too many clients, a proxy without a server, or an error of a later version.
     known.map_or((StoreErrorKind::Unavailable, "cannot serve now"), |(_, kind, said)| (*kind, said))
 }
 
-/// Codes of a server that is not a master any more, or may not be the one: a master that was cut off sees too few
-/// replicas, and a replaced master loads the data of the new master.
+/// Codes of a server that is no longer a master, or may no longer be the master. A master that was cut off sees
+/// too few replicas, and a replaced master loads the data of the new one.
 const DEMOTED: [&str; 5] = ["READONLY", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "LOADING"];
 
 /// Codes or other words of errors, with their meanings. The first that fits counts.
@@ -168,7 +171,7 @@ const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
     (
         &["NOPERM", "ACL failure in script", "user executing the script can't"],
         StoreErrorKind::Misconfigured,
-        "gives its user too few rights; what is needed is ACL SETUSER <user> +eval +evalsha +time +get +set +psetex +del \
+        "gives its user too few rights; it needs ACL SETUSER <user> +eval +evalsha +time +get +set +psetex +del \
          +lrange +lindex +llen +lset +ltrim +rpush +rpop +pexpire ~<prefix>:* and, in a cluster, +cluster|slots +asking",
     ),
     (&["BUSY", "OOM", "MISCONF", "UNKILLABLE"], StoreErrorKind::Unavailable, "cannot serve now"),
@@ -182,11 +185,11 @@ const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
     (
         &["cluster support disabled"],
         StoreErrorKind::Misconfigured,
-        "is no cluster: its URL begins with redis:// or rediss://",
+        "is not a cluster: its URL begins with redis:// or rediss://",
     ),
     (&["Error running script", "user_script"], StoreErrorKind::Foreign, "could not make sense of what it has stored"),
-    // They stay until the configuration is fixed: keys of several slots, a password where there is none, a database
-    // that does not exist, a command with other arguments.
+    // These errors stay until the configuration is fixed: keys of several slots, a password for a server that has
+    // none, a database that does not exist, or a command with other arguments.
     (
         &[
             "CROSSSLOT",
@@ -199,7 +202,7 @@ const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
             "unknown subcommand",
         ],
         StoreErrorKind::Misconfigured,
-        "cannot be used so",
+        "cannot be used with these settings",
     ),
 ];
 

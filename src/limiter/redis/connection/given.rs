@@ -14,7 +14,7 @@ use crate::limiter::BoxFuture;
 pub(super) struct Given<C> {
     connection: C,
     address: Address,
-    /// Whether it leads to a cluster, which is found out by the first call.
+    /// Says whether it leads to a cluster. The first call finds that out.
     is_cluster: OnceCell<bool>,
 }
 
@@ -26,7 +26,8 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Given<C> {
 
     async fn call(&self, command: Command<'_>) -> Result<RedisReply, CallFailure> {
         if *self.is_cluster.get_or_try_init(|| self.find_mode()).await? {
-            let words = "it is of a cluster: connect with a URL that begins with redis-cluster:// or rediss-cluster://";
+            let words =
+                "it belongs to a cluster: connect with a URL that begins with redis-cluster:// or rediss-cluster://";
             return Err(CallFailure::unusable(&self.address, words));
         }
         let answer = self.connection.clone().req_packed_command(&packed(command)).await;
@@ -47,7 +48,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Given<C> {
 }
 
 impl<C: ConnectionLike + Clone + Send + Sync + 'static> Transport for Given<C> {
-    /// The connection is the application's to make, to make anew and to end.
+    /// The application makes, renews and ends the connection.
     fn connect<'a>(&'a self, heard: &'a dyn ConnectionObserver) -> BoxFuture<'a, CallFailure> {
         Box::pin(async {
             heard.record_connection();
@@ -74,7 +75,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> Transport for Given<C> {
     }
 }
 
-/// Whether a reply to `HELLO` says that the server is of a cluster.
+/// Returns whether a reply to `HELLO` says that the server is part of a cluster.
 fn has_cluster_mode(hello: &Value) -> bool {
     let is = |value: &Value, text: &str| match value {
         Value::BulkString(bytes) => bytes == text.as_bytes(),

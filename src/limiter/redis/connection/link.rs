@@ -1,7 +1,8 @@
 //! The calls to one server, and its state.
 //!
-//! A call is listened to beyond the time for which its caller waits, until its answer comes, its connection ends, or
-//! the server was silent for so long that it is believed dead. So a server that is slow is not taken for a dead one.
+//! The link waits for an answer even after the caller has stopped waiting: until the answer comes, the connection
+//! ends, or the server was silent for so long that it is believed dead. So a slow server is not mistaken for a dead
+//! one.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -24,14 +25,14 @@ use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::script::{Call, Script};
 use crate::limiter::remote::{Breaker, Deadline, Events};
 
-/// The least time for which a call is sent.
+/// A call is sent only if at least this time is left.
 const MIN_CALL: Duration = Duration::from_millis(1);
 
-/// The time that a process gets to read answers after it had no time at all.
+/// The time that a process gets to read answers after it was too busy to read any.
 const CATCH_UP: Duration = Duration::from_millis(50);
 
-/// How many times the allowed silence a call is listened to at most. Answers come in the order of the calls, so an
-/// answer is lost if a later one has come.
+/// The longest time for which an answer is awaited, as a multiple of the allowed silence. Answers come in the
+/// order of the calls, so if a later answer has come, an earlier one is lost.
 pub(in crate::limiter::redis) const LONGEST_LISTENING: u32 = 8;
 
 /// The time in which long round trips are measured, and the longest round trip that is measured.
@@ -74,13 +75,13 @@ pub(super) struct Link {
     heard_us: AtomicU64,
     /// The duration of the last call whose answer came too late, in microseconds.
     late_us: AtomicU64,
-    /// The server was reported as down, and not as up since.
+    /// True if the last report about the server was that it is down.
     is_reported_down: AtomicBool,
-    /// The server's connection is not watched any more.
+    /// True if the server's connection is no longer watched.
     is_retired: AtomicBool,
-    /// Why there is no connection, or why the breaker is open.
+    /// The reason why there is no connection, or why the breaker is open.
     down_because: Mutex<Option<RedisError>>,
-    /// Notifies the task that keeps the connection: it is to begin a new one.
+    /// Tells the task that keeps the connection to begin a new one.
     pub(super) restart: Notify,
     restarted: Mutex<Option<Instant>>,
     demotions: Mutex<Restarts>,
@@ -89,7 +90,7 @@ pub(super) struct Link {
     forgot_at: Mutex<Option<Instant>>,
     /// When the last attempt to connect began.
     attempted_at: Mutex<Instant>,
-    /// How long the last connection took to be made.
+    /// How long it took to make the last connection.
     connecting: Mutex<Duration>,
     is_closed: AtomicBool,
     /// The shortest of some round trips, once it was measured.
@@ -192,7 +193,7 @@ impl Link {
         slot: SlotState,
     ) -> Result<RedisReply, CallFailure> {
         let address = std::ptr::from_ref(call.script).addr();
-        // Of the first calls one may be answered before another one is told that the script was not known.
+        // One of the first calls may be answered before another one learns that the server did not know the script.
         let had_run = self.has_run.load(Ordering::Relaxed) == address;
         match self.evaluate("EVALSHA", &call.script.sha, call, until, slot).await {
             Err(CallFailure { cause: Cause::NoScript, .. }) => {
@@ -218,8 +219,8 @@ impl Link {
         }
     }
 
-    /// Sends a check's script, and records how the call ends. If there is no connection any more, the next one is
-    /// waited for.
+    /// Sends a check's script, and records how the call ends. If the connection has ended, waits for the next
+    /// one.
     async fn evaluate(
         &self,
         command: &'static str,
@@ -232,7 +233,7 @@ impl Link {
             return Err(self.failure_at_once());
         }
         if !self.was_connected() {
-            // Checks do not wait for a server that was never there.
+            // A check does not wait for a server that was never connected.
             return Err(self.record_failure(self.not_connected()));
         }
         let mut ended = 0;
@@ -253,7 +254,7 @@ impl Link {
             match answer {
                 Ok(value) => {
                     self.breaker.record_answer();
-                    // All calls share this cache line, so it is written only if it changes.
+                    // All calls share this cache line, so this writes only if the value changes.
                     let script = std::ptr::from_ref(call.script).addr();
                     if self.has_run.load(Ordering::Relaxed) != script {
                         self.has_run.store(script, Ordering::Relaxed);
@@ -267,7 +268,7 @@ impl Link {
         }
     }
 
-    /// Goes on waiting for an answer whose caller has gone, until the server has been silent for too long.
+    /// Waits for an answer whose caller no longer waits, until the server has been silent for too long.
     async fn listen(
         &self,
         mut answer: Pin<&mut impl Future<Output = Result<RedisReply, CallFailure>>>,
@@ -319,7 +320,7 @@ impl Link {
         answer
     }
 
-    /// Sends a command without keys, and waits for its answer until the deadline. How it ends is not recorded.
+    /// Sends a command without keys, and waits for its answer until the deadline. The result is not recorded.
     pub(super) async fn send_keyless(
         &self,
         command: &'static str,
@@ -369,19 +370,18 @@ impl Link {
         if self.transport.uses_tls() { "; if that port does not speak TLS, the URL begins with redis://" } else { "" }
     }
 
-    /// Gives the connection newer credentials. How it ends is not recorded.
+    /// Gives the connection newer credentials. The result is not recorded.
     pub(super) async fn log_in(&self, credentials: &RedisCredentials, until: Instant) -> Result<(), CallFailure> {
         self.send(Command::login(credentials), until).await.map(drop)
     }
 
-    /// Reports why the connection did not get newer credentials. The server may still serve with the credentials that
-    /// it has.
+    /// Reports why the connection did not get newer credentials. The old ones may still work.
     pub(super) fn report_failed_renewal(&self, error: &RedisError) {
         error.report_to(&self.events);
     }
 
-    /// Runs a script that does nothing, as checks run theirs: a server may answer other commands
-    /// and yet run no scripts.
+    /// Runs a script that does nothing, in the same way as checks, because a server may answer
+    /// other commands but run no scripts.
     pub(super) async fn probe(&self, until: Instant) -> Result<(), CallFailure> {
         static NOTHING: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
         let answer = match self.send_keyless("EVALSHA", &[&NOTHING.sha, "0"], until).await {
@@ -428,8 +428,8 @@ impl Link {
         answer.map_err(|failure| self.explain(failure))
     }
 
-    /// Reports the failure of a call that belongs to no check, if it is a misconfiguration. Returns its error, or why
-    /// there is no connection, which says more.
+    /// Reports the failure of a call that belongs to no check, if it is a misconfiguration. Returns its error, or the
+    /// reason why there is no connection, which says more.
     pub(super) fn explain(&self, failure: CallFailure) -> RedisError {
         self.report_misconfiguration(&failure.error);
         self.down_because().unwrap_or(failure.error)
@@ -440,7 +440,7 @@ impl Link {
         self.wait_for_other_connection(0, until).await.map(drop)
     }
 
-    /// The connection with this number has ended: waits for the next one. Returns its number.
+    /// Waits for the connection after the one with this number, which has ended. Returns its number.
     async fn wait_for_other_connection(&self, ended: u64, until: Instant) -> Result<u64, CallFailure> {
         loop {
             let changed = self.changed.notified();
@@ -469,7 +469,7 @@ impl Link {
     /// Records how a check failed: reports it, counts silence against the server, and makes a new connection if another
     /// server may be behind the address. Returns the failure with the error that says most.
     fn record_failure(&self, failure: CallFailure) -> CallFailure {
-        // The check has not failed yet if its script is sent again.
+        // If the script is sent again, the check has not failed yet.
         if !failure.cause.is_sent_again() {
             failure.error.report_to(&self.events);
         }
@@ -553,7 +553,7 @@ impl Link {
         self.refresh_cluster();
     }
 
-    /// Reports another reason why the server is down, if it was reported as down.
+    /// Reports a new reason why the server is down, if it was reported as down.
     fn report_still_down(&self, error: &RedisError) {
         if self.is_reported_down.load(Ordering::SeqCst) && !self.is_retired.load(Ordering::SeqCst) {
             self.events.report_down(&self.address, error);
@@ -591,8 +591,8 @@ impl Link {
         }
     }
 
-    /// Ends the watch over the server, and reports that if it was reported as down. Nothing probes it any more, so
-    /// calls that still come are sent.
+    /// Ends the watch over the server, and reports that if the server was reported as down. After that nothing
+    /// probes the server, so late calls are sent.
     pub(super) fn retire(&self) {
         self.is_retired.store(true, Ordering::SeqCst);
         self.breaker.close();
@@ -624,7 +624,7 @@ impl Link {
         }
     }
 
-    /// Ends the connection. reconnect.rs begins a new one.
+    /// Ends the connection, so that `reconnect.rs` begins a new one.
     pub(super) fn restart_connection(&self) {
         self.restart_connection_unless_within(MIN_RESTART_GAP);
     }
@@ -693,7 +693,7 @@ impl Link {
             return;
         }
         self.report_still_down(&failure.error);
-        // Checks do not wait for a server that was never there.
+        // A check does not wait for a server that was never connected.
         let is_dead = match failure.cause {
             Cause::Lost if !self.was_connected() => self.breaker.open(),
             _ => self.breaker.record_silence(),
@@ -709,8 +709,8 @@ impl Link {
 }
 
 impl ConnectionObserver for Link {
-    /// Records that there is a connection. A server that is believed dead is then probed, since it
-    /// may still run no scripts.
+    /// Records that there is a connection. If the server is believed dead, it is then probed,
+    /// because it may still run no scripts.
     fn record_connection(&self) {
         debug_assert!(!self.is_connected(), "a connection is made after the last one has ended");
         self.record_hearing();

@@ -133,27 +133,27 @@ impl RedisConnections {
         }))
     }
 
-    /// Returns when a call that begins now has to end.
+    /// Returns the deadline of a call that begins now.
     #[cfg(test)]
     fn until(&self) -> Instant {
         Instant::now() + self.0.deadline
     }
 
-    /// Runs a script on the server that has the slot, within a tokio runtime. It runs at most once. A
-    /// future that is dropped may have run it.
+    /// Runs a script on the server that has the slot, within a tokio runtime. It runs at most once.
+    /// Even if the future is dropped, the script may have run.
     ///
-    /// `until` is when the last caller stops waiting. The answer may come later: the server is listened to until it
-    /// answers, its connection ends, or it was silent for so long that it is believed dead. If its connection was lost
-    /// before, waits for the next one until the deadline.
+    /// `until` is when the last caller stops waiting. The limiter still waits for a later answer, until the connection
+    /// ends, or the server was silent for so long that it is believed dead. If its connection was lost before, waits
+    /// for the next one until the deadline.
     ///
-    /// Returns `None` if its keys are on two servers while their slot is moved: it did not run. A
-    /// call for one of them would.
+    /// Returns `None` if the slot is being moved and its keys are on two servers. Then the script
+    /// did not run, but a call for one of the keys would.
     pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Bytes>, RedisError> {
         let bytes = |reply| if let RedisReply::Bytes(bytes) = reply { bytes } else { Bytes::new() };
         Ok(self.reply(call, slot, until).await?.map(bytes))
     }
 
-    /// Runs a script that no check waits for, within this time.
+    /// Runs a script for which no check waits, within this time.
     pub(super) async fn run_within(
         &self,
         call: &Call,
@@ -172,7 +172,7 @@ impl RedisConnections {
             Ok(value) => Ok(Some(value)),
             Err(failure) if matches!(failure.cause, Cause::Moved(_) | Cause::Ask(_)) => {
                 let error = misconfigured(format!(
-                    "Redis at {} is of a cluster: its URL begins with redis-cluster:// or rediss-cluster://",
+                    "Redis at {} belongs to a cluster: its URL begins with redis-cluster:// or rediss-cluster://",
                     link.address
                 ));
                 link.report_misconfiguration(&error);
@@ -218,8 +218,8 @@ impl RedisConnections {
         }
     }
 
-    /// Returns why a call to the slot's server would fail at once, if it would: the server is believed dead or not
-    /// known.
+    /// Returns the error with which a call to the slot's server would fail at once, because the server is believed
+    /// dead or not known.
     pub(super) fn error_at_once(&self, slot: u16) -> Option<RedisError> {
         match self.link(slot) {
             Ok(link) => link.fails_at_once().then(|| link.failure_at_once().error),
@@ -237,11 +237,11 @@ impl RedisConnections {
         matches!(self.0.reach, Reach::Cluster(_))
     }
 
-    /// Waits until every server that is known of answers.
+    /// Waits until every known server answers.
     ///
     /// # Errors
     ///
-    /// Why one does not, once `within` is over.
+    /// Returns the error of a server that does not answer within this time.
     pub(super) async fn wait_until_ready(&self, within: Duration) -> Result<(), RedisError> {
         let until = Instant::now() + within;
         loop {

@@ -26,7 +26,7 @@ use crate::limiter::redis::error::RedisError;
 /// A URL, as fred reads it.
 pub(super) struct FredTarget(Config);
 
-/// A connection to one server. Each has a client of its own, so that nothing is left of the one before.
+/// A connection to one server. Each connection has a client of its own, so that nothing of the former one is left.
 pub(super) struct Fred {
     builder: Builder,
     address: Address,
@@ -35,7 +35,8 @@ pub(super) struct Fred {
     current: Current<(Client, Arc<AbortHandle>)>,
 }
 
-/// Asks for credentials when fred makes a connection. Failed ones come back as an error with these first words.
+/// Asks for credentials when fred makes a connection. If the application has none, fred returns an error that begins
+/// with these words.
 struct Provider(Arc<Renewal>);
 
 const NO_CREDENTIALS: &str = "no credentials: ";
@@ -112,16 +113,16 @@ impl FredTarget {
         }
         let renewal = Renewal::new(settings).map(Arc::new);
         config.credential_provider = renewal.clone().map(|it| Arc::new(Provider(it)) as Arc<dyn CredentialProvider>);
-        // fred asks for credentials while the greeting's time runs.
+        // fred asks for credentials within the time that the greeting may take.
         let greeting = settings.connect_timeout() + if renewal.is_some() { ASK_TIMEOUT } else { Duration::ZERO };
         let connect_timeout = settings.connect_timeout();
         let mut builder = Builder::from_config(config);
-        // The sender of a call bounds its time.
+        // There is no timeout here, because the sender of a call bounds its time.
         builder.with_performance_config(|performance| performance.default_command_timeout = Duration::ZERO);
         builder.with_connection_config(|connection| {
             connection.connection_timeout = connect_timeout;
             connection.internal_command_timeout = greeting;
-            // A script that was sent is never sent again.
+            // After a script was sent, fred must not send it a second time.
             connection.max_command_attempts = 1;
             connection.reconnect_on_auth_error = true;
             connection.disable_cluster_health_check = true;
@@ -134,7 +135,7 @@ impl FredTarget {
     }
 }
 
-/// Returns when the system looks whether a connection without traffic is alive.
+/// Returns the system's settings for probing a connection without traffic.
 fn keepalive() -> TcpKeepalive {
     TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE)
 }
@@ -169,7 +170,7 @@ impl Fred {
                     _ = up.recv() => {}
                 }
             }
-            // One of these events comes a moment before the client accepts calls.
+            // These events may arrive a moment before the client accepts calls.
             while !client.is_connected() {
                 tokio::task::yield_now().await;
             }
@@ -221,7 +222,7 @@ impl Fred {
                     let asking = CustomCommand::new_static("ASKING", ClusterHash::FirstKey, false);
                     let _: Value = with_options.custom(asking, Vec::<Value>::new()).await?;
                     let _: Value = with_options.custom(command, arguments).await?;
-                    // If the first is refused, that is the reason for the answer to the second.
+                    // If the server refuses the first command, that explains its answer to the second.
                     let answers: Vec<Value> = pipeline.all().await?;
                     Ok(answers.into_iter().last().unwrap_or(Value::Null))
                 }
@@ -284,7 +285,7 @@ fn failure(error: &Error, server: &Address) -> CallFailure {
     match error.kind() {
         ErrorKind::Timeout => CallFailure::timeout(format!("no answer from Redis at {server} in time")),
         _ if is_answer(error) => error_class::answer(error.details(), server),
-        // The call was not written. fred has another error for those that were.
+        // The call was not written. If it had been, fred would report another error.
         ErrorKind::Canceled => CallFailure::not_connected(server),
         ErrorKind::Config | ErrorKind::Url | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand => {
             CallFailure::unusable(server, error.details())
@@ -294,7 +295,8 @@ fn failure(error: &Error, server: &Address) -> CallFailure {
     }
 }
 
-/// Whether the error is the server's and not fred's: the server's begin with a word in capitals.
+/// Returns whether the error comes from the server and not from fred. The server's errors begin with a word in
+/// capitals.
 fn is_answer(error: &Error) -> bool {
     let told = matches!(
         error.kind(),

@@ -1,8 +1,8 @@
 //! The transport by the crate `redis`, which is also called redis-rs.
 //!
 //! The crate's connection ends when it is lost. [`RedisRs::connect`] makes one and keeps it until then. It speaks
-//! RESP3, because the crate reports the end of a connection only then. Some proxies know only RESP2. Behind them the
-//! next call or probe finds out that the connection has ended.
+//! RESP3, because only with it does the crate report the end of a connection. Some proxies know only RESP2. With
+//! RESP2 the next call or probe notices that the connection has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,7 @@ use crate::event::StoreErrorKind;
 use crate::limiter::BoxFuture;
 use crate::limiter::redis::error::RedisError;
 
-/// How many calls the crate takes before it has written them. They are not a bound: the limiter has one.
+/// How many calls the crate buffers before it has written them. The limiter has a bound of its own.
 const BUFFER: usize = 1_024;
 
 /// A URL as this client reads it.
@@ -55,7 +55,7 @@ pub(super) struct RedisRs {
     renewal: Option<Renewal>,
     /// Whether a connection begins with a password.
     logs_in: bool,
-    /// The time that a connection may take, and again its greeting.
+    /// The time that a connection may take. Its greeting may take as long again.
     connect_timeout: Duration,
     current: Current<Connection>,
     /// Whether the server refused RESP3.
@@ -65,9 +65,9 @@ pub(super) struct RedisRs {
 /// How the server is found.
 enum Way {
     Direct(Client),
-    /// With credentials that the application is asked for, each time.
+    /// The application is asked for credentials each time.
     Renewed(Address, Dial),
-    /// The sentinels are asked for the master of this name, each time.
+    /// The sentinels are asked each time for the master of this name.
     Sentinels(Vec<Client>, Box<str>, Dial),
 }
 
@@ -304,7 +304,7 @@ impl RedisRs {
                 let mut pipeline = Pipeline::with_capacity(2);
                 pipeline.add_command(redis::cmd("ASKING")).add_command(command);
                 let answers = redis.send_packed_commands(&pipeline, 0, 2).await;
-                // If the first is refused, that is the reason for the answer to the second.
+                // If the server refuses the first command, that explains its answer to the second.
                 answers.map(|answers| answers.into_iter().last().unwrap_or(Value::Nil))
             }
         };
@@ -423,7 +423,7 @@ fn contents(value: Value, depth: usize) -> RedisReply {
     }
 }
 
-/// Whether a server or a proxy does not know the command that begins RESP3.
+/// Returns whether a server or a proxy does not know the command that begins RESP3.
 fn refuses_hello(error: &ClientError) -> bool {
     let says = |words: &str| error.to_string().to_ascii_uppercase().contains(words);
     error.kind() == ErrorKind::RESP3NotSupported || says("HELLO") || says("NOPROTO")

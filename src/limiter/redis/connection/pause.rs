@@ -29,7 +29,7 @@ impl Pauses {
 
     /// Returns when to try again after an attempt that began at this time. `lasted` is how long its connection lasted,
     /// if it was made. After a connection that lasted, it is at once, but no sooner than the first pause after the
-    /// attempt began: so a server that cuts each connection does not make this process busy.
+    /// attempt began. So a server that cuts each connection does not keep this process busy.
     pub(super) fn next_attempt(&mut self, began: Instant, lasted: Option<Duration>) -> Instant {
         if lasted.is_some_and(|lasted| lasted >= LASTED) {
             self.0 = PAUSES.0;
@@ -57,7 +57,7 @@ impl Restarts {
         Self { last: None, gap: RESTARTS.0 }
     }
 
-    /// Returns whether the connection is to be made anew now. The restart then counts as done.
+    /// Returns whether to make the connection anew now, and counts that as a restart.
     pub(super) fn is_due(&mut self, now: Instant) -> bool {
         match self.last.map(|last| now.duration_since(last)) {
             Some(since) if since < self.gap => return false,

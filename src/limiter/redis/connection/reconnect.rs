@@ -15,20 +15,21 @@ use super::renewal::RETRY;
 use super::settings::ConnectionSettings;
 
 /// The time without a call after which a connection is probed. Devices on the way forget connections without traffic
-/// after some minutes, and report it to neither end.
+/// after some minutes, and tell neither end.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// The interval at which a server that is believed dead is probed, unless the deadline is long.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
 
 /// The time for which a server may be believed dead before it gets a new connection, in case only the old connection is
-/// dead. The time is shorter if it is connected: once an answer was lost, each call is given the answer to the call
-/// before it.
+/// dead. The time is shorter for a server with a connection, because after a lost answer each call would get the answer
+/// to the call before it.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE_IF_CONNECTED: Duration = Duration::from_millis(500);
 
-/// A server that went away again within this time after it was back is reported as up only once it
-/// has answered for a while. So a server that comes and goes many times a second makes few events.
+/// If a server went down again within this time after its return, it is reported as up only after
+/// it has answered for a while. So a server that comes and goes many times a second makes few
+/// events.
 const FLAPS: Duration = Duration::from_secs(10);
 const STEADY: Duration = Duration::from_secs(1);
 
@@ -66,8 +67,8 @@ async fn connect(link: &Link) {
     }
 }
 
-/// Probes a connection over which nothing comes, so that no check has to find out that it is dead. That also keeps it
-/// alive on its way. Measures a round trip first.
+/// Probes a connection over which nothing comes, so that no check has to find out that it is dead. That also keeps
+/// devices on the way from forgetting it. Measures a round trip first.
 async fn probe_if_idle(link: &Link, settings: &ConnectionSettings) {
     let mut is_measured = false;
     loop {
@@ -124,7 +125,7 @@ async fn probe(link: &Link, settings: &ConnectionSettings) {
 async fn until_it_answers(link: &Link, settings: &ConnectionSettings) {
     let mut since = Instant::now();
     loop {
-        // Waits for the answer until the next probe, because it comes when the server wakes.
+        // Waits for the answer until the next probe is due, because a server that wakes answers then.
         let began = Instant::now();
         let next = began + jitter(PROBE_EVERY.max(settings.silence()));
         if !link.probe(next).await.is_err_and(|failure| failure.cause.is_unanswered()) {

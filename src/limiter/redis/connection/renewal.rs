@@ -8,13 +8,13 @@ use tokio::time::{Instant, sleep_until};
 use super::settings::ConnectionSettings;
 use crate::limiter::redis::credentials::{CredentialSource, RedisCredentials};
 
-/// The time after which credentials are asked for again if there were none, or if the server refused them.
+/// The time after which the application is asked again for credentials, if it had none or the server refused them.
 pub(super) const RETRY: Duration = Duration::from_secs(5);
 
 /// Asks for a server's credentials.
 pub(super) struct Renewal {
     source: CredentialSource,
-    /// When the connection is to get newer ones, if ever.
+    /// The instant at which the connection needs newer credentials, if ever.
     due: watch::Sender<Option<Instant>>,
 }
 
@@ -48,7 +48,7 @@ impl Renewal {
         self.due.send_replace(after.and_then(|time| Instant::now().checked_add(time)));
     }
 
-    /// Waits until the connection is to get newer credentials.
+    /// Waits until the connection needs newer credentials.
     pub(super) async fn wait_until_due(&self) {
         let mut due = self.due.subscribe();
         loop {

@@ -1,4 +1,4 @@
-//! A server with its connection, which is kept while the server is.
+//! A server with its connection, which lasts as long as the server is known.
 
 use std::sync::Arc;
 

@@ -17,25 +17,25 @@ const CONNECT: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration:
 const SILENCE_MIN: Duration = Duration::from_millis(200);
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// The failed attempts to connect in a row after which a server that was there is believed dead.
+/// The number of failed attempts to connect in a row after which a server is believed dead, if it was connected before.
 const FAILURES: u32 = 3;
 
 /// The time without traffic after which the system probes whether a connection is alive. The time between its probes is
-/// the same. This process probes more often. This bound is for times in which it is suspended.
+/// the same. This process probes more often. This bound covers times in which the process is suspended.
 pub(super) const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// The settings of a store.
 #[derive(Clone)]
 pub(in crate::limiter::redis) struct ConnectionSettings {
     pub(in crate::limiter::redis) client: RedisClient,
-    /// Asked for the user and the password of each connection, unless the URL has them.
+    /// The closure that returns the user and the password of each connection, unless the URL has them.
     pub(in crate::limiter::redis) credentials: Option<CredentialSource>,
     /// The certificates for TLS.
     pub(in crate::limiter::redis) pem: Pem,
     /// The time that a call may take: from 2 ms, because timers are no finer, to a minute.
     pub(in crate::limiter::redis) deadline: Duration,
     /// The number of failed attempts to connect in a row after which a server is believed dead. Over a connection that
-    /// the application has, it is that of failed calls.
+    /// the application has, it counts failed calls instead.
     pub(in crate::limiter::redis) failures: u32,
     /// The observers, which get the events of servers.
     pub(in crate::limiter::redis) observers: Vec<Arc<dyn Observer>>,
@@ -55,15 +55,15 @@ impl ConnectionSettings {
         self
     }
 
-    /// Returns the time for which a server may be silent while calls wait: then it is believed dead. A call is listened
-    /// to for that long, although nobody waits for it after the deadline: a late answer says that the server lives, and
-    /// what it charged is refunded.
+    /// Returns the time for which a server may be silent while calls wait, before it is believed dead. The link waits
+    /// for an answer for that long, although the caller stops at the deadline. A late answer shows that the server
+    /// lives, and its charge is refunded.
     pub(super) fn silence(&self) -> Duration {
         self.deadline + self.deadline.clamp(SILENCE_MIN, SILENCE_MAX)
     }
 
-    /// Returns the time that a connection may take, and again its greeting, which is up to five round trips. A round
-    /// trip may take the deadline.
+    /// Returns the time that a connection may take. Its greeting, of up to five round trips, may take as long again.
+    /// A round trip may take as long as the deadline.
     pub(super) fn connect_timeout(&self) -> Duration {
         (5 * self.deadline).clamp(*CONNECT.start(), *CONNECT.end())
     }

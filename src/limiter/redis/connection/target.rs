@@ -52,7 +52,7 @@ fn check_tls(scheme: &str, (features, has_tls): (&str, bool)) -> Result<(), Redi
     Err(misconfigured(format!("{scheme}:// needs TLS: enable one of the features {features}")))
 }
 
-/// Returns an error if the URL has a parameter that is not one of its scheme's, because clients pass over it.
+/// Returns an error if the URL has a parameter that its scheme does not have, because clients would ignore it.
 fn check_parameters(scheme: &str, url: &str) -> Result<(), RedisError> {
     let known: &[&str] = match scheme.split_once('-') {
         Some((_, "sentinel")) => &["sentinelServiceName", "node", "sentinelUsername", "sentinelPassword"],
@@ -143,7 +143,7 @@ impl UrlTarget {
         Ok(())
     }
 
-    /// Returns an error if the URL is not one for which the application's closure is asked for credentials.
+    /// Returns an error if the application's closure cannot be used with the URL.
     fn check_credentials(&self) -> Result<(), RedisError> {
         let has_login = match &self.client {
             #[cfg(feature = "fred")]
@@ -157,7 +157,7 @@ impl UrlTarget {
             ));
         }
         if matches!(self.kind, TargetKind::Sentinel(_)) {
-            // fred would also ask for those of the sentinels, and cannot say which server is a sentinel.
+            // fred would also ask for the credentials of the sentinels, and does not say which server is a sentinel.
             return Err(misconfigured("credentials(…) is not possible with sentinels: put the user into the URL"));
         }
         Ok(())

@@ -32,8 +32,8 @@ impl Pem {
     }
 }
 
-/// Makes the provider of the feature the process's, unless it has one. rustls does so itself, but panics if the
-/// application enabled both providers and chose none.
+/// Installs the provider of the feature for the process, unless it has one. rustls would do so, but panics if
+/// the application enabled both providers and chose none.
 pub(super) fn choose_provider() {
     #[cfg(any(feature = "fred-rustls-ring", feature = "redis-rs-rustls-ring"))]
     let _ = rustls::crypto::ring::default_provider().install_default(); // the process has one
@@ -47,7 +47,7 @@ pub(super) fn choose_provider() {
 /// Reads the certificates and the key. The process has chosen a provider.
 ///
 /// # Errors
-/// If a certificate or the key cannot be used. The errors quote neither, because a key is a secret.
+/// Returns an error if a certificate or the key cannot be used. The error quotes neither, because a key is a secret.
 #[cfg(any(
     feature = "fred-rustls",
     feature = "fred-rustls-ring",

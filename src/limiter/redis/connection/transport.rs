@@ -8,22 +8,23 @@ use crate::limiter::BoxFuture;
 use crate::limiter::redis::credentials::RedisCredentials;
 use crate::limiter::redis::script::Call;
 
-/// The maximum depth of nested arrays that is read of a reply. No reply to this crate's commands has as many.
+/// The maximum depth of nested arrays in a reply that is read. Replies to this crate's commands are less deep.
 pub(super) const DEPTH_MAX: usize = 8;
 
 /// A connection to one server, by a client library. There is a file for each library.
 pub(super) trait Transport: Send + Sync + 'static {
-    /// Connects, says so to `heard`, and keeps the connection. Returns why it has ended, or was not made. A host's name
-    /// is resolved anew each time. If the future is dropped, the connection ends as well.
+    /// Connects, tells `heard` so, and keeps the connection. Returns why the connection has ended, or was not made. A
+    /// host's name is resolved anew each time. If the future is dropped, the connection ends as well.
     fn connect<'a>(&'a self, heard: &'a dyn ConnectionObserver) -> BoxFuture<'a, CallFailure>;
 
     /// Sends a command to a server that has the keys' slot in this state, and waits for the answer. It runs at most
-    /// once. The caller bounds the time: the future may wait for ever, also after the connection has ended.
+    /// once. The caller has to bound the time, because the future may wait for ever, even after the connection has
+    /// ended.
     fn send<'a>(&'a self, command: Command<'a>, slot: SlotState) -> BoxFuture<'a, Result<RedisReply, CallFailure>>;
 
     fn uses_tls(&self) -> bool;
 
-    /// Whether the application makes the connection. The limiter does not learn then when the connection ends.
+    /// Returns whether the application makes the connection. Then the limiter does not learn when it ends.
     fn is_given(&self) -> bool {
         false
     }
@@ -50,12 +51,12 @@ pub(super) trait ConnectionObserver: Send + Sync {
     fn record_connection(&self);
 }
 
-/// Whether a server has the slot of a call's keys.
+/// The state of a call's slot at a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SlotState {
-    /// The server has it, or is of no cluster.
+    /// The server has the slot, or is not part of a cluster.
     Owned,
-    /// The cluster is moving the slot to the server, which serves only calls after `ASKING` meanwhile.
+    /// The cluster is moving the slot to the server, which meanwhile serves only calls after `ASKING`.
     Importing,
 }
 
@@ -125,7 +126,7 @@ impl<'a> Command<'a> {
 /// The reply to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RedisReply {
-    /// No value, or one of a type that no reply to this crate's commands has.
+    /// No value, or a value of a type that replies to this crate's commands do not have.
     Other,
     Integer(i64),
     Bytes(Bytes),

@@ -80,7 +80,7 @@ impl Url {
             _ => UrlKind::One,
         };
         let database = if path.is_empty() { "0" } else { path };
-        let database = database.parse().map_err(|_| wrong("after the host stands the number of a database"))?;
+        let database = database.parse().map_err(|_| wrong("what follows the host must be the number of a database"))?;
         Ok(Self { uses_tls: scheme.starts_with("rediss"), kind, hosts, login, database })
     }
 }

@@ -1,9 +1,9 @@
 //! Takes requests to the store: runs the script, reads the answers.
 //!
-//! While a cluster moves a slot, some of its keys are on one server and some on another, perhaps
-//! for minutes, and a call for keys of both runs on neither. Each key then gets a call of
-//! its own, which reaches the server that has it: requests of one key each share no call, and a
-//! request of several keys is decided as a set of several slots is.
+//! While a cluster moves a slot, perhaps for minutes, some of its keys are on one server and some
+//! on another. A call for keys of both runs on neither. Each key then gets a call of its own, which
+//! reaches the server that has it. So requests do not share calls, and a request of several keys is
+//! decided like a set of several slots.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,8 +40,8 @@ pub(super) struct Dispatcher {
 /// How often requests are sent again with the window that the server's time is in.
 const WINDOW_TRIES: usize = 2;
 
-/// The server's time, as this process believes it to be: at first the calendar time here, and then
-/// the time at which the server was last in another window than this process believed.
+/// The server's time, as this process knows it. It begins as the calendar time here. It is
+/// corrected whenever the server was in another window than this process believed.
 #[derive(Debug)]
 pub(super) struct ServerTime {
     since: Instant,
@@ -95,7 +95,7 @@ impl RemoteStore for Dispatcher {
 }
 
 impl Dispatcher {
-    /// Returns the answer to each request. Sets `clock` to the server's time if the server told it.
+    /// Returns the answer to each request. Sets `clock` to the server's time, if the answer has it.
     async fn take_to_store(
         &self,
         requests: &[&WireRequest],
@@ -113,8 +113,8 @@ impl Dispatcher {
     }
 
     /// Returns the answer to each request. Requests whose window of the calendar is not that of the server's time are
-    /// sent again, at an edge or while this process learns the server's time. They name the time of that server's
-    /// answer: another call may meanwhile have learned the time of a server whose clock differs.
+    /// sent again, at an edge or while this process learns the server's time. They use the time of that server's own
+    /// answer, because another call may have learned the time of a server whose clock differs.
     async fn answers(
         &self,
         requests: &[&WireRequest],
@@ -219,7 +219,7 @@ impl Dispatcher {
     /// Finds out, within this time, whether the user has the rights that checks need.
     ///
     /// # Errors
-    /// `Misconfigured` if it has not, with the names of those that are missing.
+    /// Returns `Misconfigured` with the names of the missing rights, if there are any.
     pub(super) async fn check_rights(&self, key: &StoredKey, within: Duration) -> Result<(), RedisError> {
         let call = wire::rights(key, self.clock.is_none());
         let reply = self.store.run(&call, key.slot, Instant::now() + within).await?;

@@ -7,8 +7,8 @@
 //!
 //! A caller's key may be a secret, so its hash is stored: `h` and 32 hexadecimal digits, the first
 //! half of the SHA-256 of the limiter's secret (16 zero bytes if there is none) and the key. The
-//! function is public, so it has to be one for which an attacker cannot find a key with another
-//! caller's hash. By choice keys are stored as they are, after a `k`.
+//! function is public, so an attacker must not be able to find collisions. By choice keys are
+//! stored as they are, after a `k`.
 //!
 //! Different (prefix, policy name, caller) triples have different stored keys: a prefix has no
 //! brace, the length of the name is stored, and a caller's key that has a closing brace is hashed.
@@ -39,7 +39,7 @@ pub(super) struct StoredKey {
 /// The form in which callers' keys are stored.
 #[derive(Clone, Copy)]
 pub(super) enum CallerKeys {
-    /// As a hash with this secret. It is zero unless it was set.
+    /// Keys are stored as hashes with this secret, which is zero unless it was set.
     Hashed([u8; 16]),
     /// As they are.
     Readable,
@@ -50,14 +50,14 @@ pub(super) struct KeySpace {
     /// The prefix and the format's version, up to the tag.
     before: Box<str>,
     callers: CallerKeys,
-    /// For each group a number whose slot is the group's. Empty if each caller has a slot of its
-    /// own.
+    /// Has a number for each group, whose slot is the group's. Empty if each caller has a slot of
+    /// its own.
     groups: Box<[u32]>,
 }
 
 impl KeySpace {
     /// # Errors
-    /// If there are no groups, or more than slots.
+    /// Returns an error if there are no groups, or more groups than slots.
     pub(super) fn new(prefix: &str, callers: CallerKeys, groups: Option<u16>) -> Result<Self, RedisError> {
         let misconfigured = |message: String| Err(RedisError::new(StoreErrorKind::Misconfigured, message));
         let groups = match groups {
@@ -133,7 +133,7 @@ pub(super) fn shown(stored: &[u8]) -> String {
     let closes = stored.iter().position(|byte| *byte == b'}').unwrap_or(stored.len());
     let hidden = match caller(opens + 1) {
         Some(from) => from..closes,
-        // With groups the caller's part follows the name, whose length stands before it.
+        // With groups, a stored key has the length of the name, the name, and then the caller's part.
         None => {
             let marker = usize::from(stored.get(closes + 2) == Some(&b'p'));
             let closes = closes + marker;

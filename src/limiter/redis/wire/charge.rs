@@ -18,7 +18,7 @@ pub(super) struct WireCharge {
     pub(super) policy: Policy,
     pub(super) cost: u64,
     pub(super) effect: Effect,
-    /// The charges that it belongs to, if it is on refusal.
+    /// The charges that this one belongs to, if it is taken on refusal.
     pub(super) partners: Option<Partners>,
     /// The claim of this process, if the units are held.
     pub(super) claim: Claim,
@@ -29,7 +29,7 @@ pub(super) struct WireCharge {
 pub(super) struct Partners {
     /// The indices of the partners in the request.
     pub(super) places: Range<usize>,
-    /// One of them is known to be refused, by an earlier answer.
+    /// An earlier answer has refused one of them.
     pub(super) refused: bool,
     /// A denial of the charge denies the request.
     pub(super) binds: bool,
@@ -58,12 +58,12 @@ impl WireCharge {
         Self { key, policy, cost: 0, effect: Effect::Enforce, partners: None, claim }
     }
 
-    /// Whether its denial denies the request.
+    /// Returns whether its denial denies the request.
     pub(super) fn binds(&self) -> bool {
         self.partners.as_ref().map_or(self.effect == Effect::Enforce, |partners| partners.binds)
     }
 
-    /// Whether it is written although the request is denied, if its own quota does not deny it.
+    /// Returns whether it is written although the request is denied, if its own quota does not deny it.
     pub(super) fn outlives_refusal(&self) -> bool {
         self.partners.as_ref().is_some_and(|partners| partners.outlives)
     }

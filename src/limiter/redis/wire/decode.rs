@@ -1,4 +1,4 @@
-//! Reads the answers out of the script's reply.
+//! Reads the answers in the script's reply.
 
 use smallvec::SmallVec;
 
@@ -22,26 +22,27 @@ mod status {
     pub(super) const FOUND: u8 = 1;
     /// The decision about a list follows.
     pub(super) const TOLD: u8 = 2;
-    /// For the whole request: a value is not one of this crate's.
+    /// The whole request fails, because this crate did not write a value.
     pub(super) const FOREIGN: u8 = 3;
-    /// For the whole request: Redis refused a command. A length of 16 bits and Redis' words follow.
+    /// The whole request fails, because Redis refused a command. A length of 16 bits and Redis' words follow.
     pub(super) const FAILED: u8 = 4;
     /// A refund or a reset is done.
     pub(super) const DONE: u8 = 5;
     /// A refund had no effect, because a later slot of the queue is taken.
     pub(super) const BEHIND: u8 = 6;
-    /// The units that are held follow, and notes.
+    /// The held units and notes follow.
     pub(super) const HELD: u8 = 7;
-    /// For the whole request: a row is of a later epoch. The charge's index, the row's resets and its epoch follow.
+    /// The whole request fails, because a row is of a later epoch. The charge's index, the row's resets and its epoch
+    /// follow.
     pub(super) const REFUSED: u8 = 8;
-    /// Units were returned, or a row renewed, that was not there.
+    /// Units were returned, or a row renewed, although there was no row.
     pub(super) const MISSING: u8 = 9;
-    /// For the whole request: the server's time is not in the window that the request named.
+    /// The whole request fails, because the server's time is not in the window that the request named.
     pub(super) const OUTSIDE: u8 = 10;
 }
 
-/// Redis' words for a key of a slot that is being moved, when the key is not on this server. They
-/// come before anything is written.
+/// Redis' words for a key of a slot that is being moved, when the key is not on this server. Redis
+/// returns them before anything is written.
 const NOT_HERE: &str = "non local key";
 
 /// The maximum number of keys that an error names.
@@ -51,7 +52,7 @@ const SHOWN: usize = 8;
 /// an error of Redis' words.
 ///
 /// # Errors
-/// If the reply is not the script's to this call.
+/// Returns an error if the reply is not that of the script to this call.
 pub(in crate::limiter::redis) fn answers(
     requests: &[&WireRequest],
     number: u64,
@@ -70,7 +71,7 @@ pub(in crate::limiter::redis) fn answers(
     read(&mut reader).ok_or_else(nonsense)
 }
 
-/// Returns the time at which the script ran, which is the server's unless the call had a clock's.
+/// Returns the time at which the script ran. That is the server's, unless the call had the time of a clock.
 pub(in crate::limiter::redis) fn time_of(reply: &[u8]) -> Option<Timestamp> {
     let refused = |words: &str| RedisError::new(StoreErrorKind::Foreign, words.to_owned());
     let mut reader = Reader { left: reply.get(size_of::<u64>()..)?, refused: &refused };
@@ -129,7 +130,7 @@ impl Reader<'_> {
                 let (words, rest) = self.left.split_at_checked(length)?;
                 self.left = rest;
                 let words = String::from_utf8_lossy(words);
-                // If a key of a slot that is being moved was just deleted, it cannot be written here again.
+                // If the slot is being moved and the key was just deleted, this server cannot write the key again.
                 Some(if words.contains(NOT_HERE) {
                     Ok(RedisAnswer::Elsewhere)
                 } else {
@@ -184,7 +185,7 @@ impl Reader<'_> {
         }
         if !allowed {
             // A charge that its own quota allows is reported with the units that are left. For lists the script has
-            // done that.
+            // written the number already.
             for ((charge, found), decision) in charges.iter().zip(&states).zip(&mut decisions) {
                 if !decision.is_allowed() || charge.outlives_refusal() {
                     continue;
@@ -198,7 +199,7 @@ impl Reader<'_> {
                 }
             }
         }
-        // The limiter puts its own numbers into these receipts.
+        // The limiter writes the numbers of these receipts itself.
         for (found, decision) in states.iter().zip(&mut decisions) {
             if let Some(FoundState::Held(_, notes)) = found {
                 let taken = decision.taken();
@@ -230,7 +231,7 @@ impl Reader<'_> {
             (StateKind::Whole, _) => Pair { at, n: 0 },
             (StateKind::Block, _) => {
                 let (span_us, counts) = (self.whole()?, self.whole()?);
-                // Numbers that no block can have are read as no state.
+                // If no block can have these numbers, the value counts as no state.
                 let is_ours = span_us < 1 << block::SPAN_BITS && counts < 1 << (64 - block::SPAN_BITS);
                 Pair { at, n: if is_ours { block::pack(block::BlockParts { span_us, counts }) } else { u64::MAX } }
             }
@@ -271,7 +272,7 @@ impl Reader<'_> {
 fn decide(charge: &WireCharge, state: Option<Pair>, cost: u64, now: u64, how: TakeMode) -> ChargeDecision {
     match charge.policy.quota().decider() {
         Decider::Pair(decider, _) => decider.decide_how(state, now, cost, how).decision,
-        // The script has decided about lists, and `decide_places` about places.
+        // The script decides for lists, and `decide_places` for concurrency limits.
         Decider::EntryLog(_) | Decider::Places(_) => ChargeDecision::blank(),
     }
 }
@@ -289,7 +290,7 @@ fn decide_places(charge: &WireCharge, held: u64, notes: u8, cost: u64, how: Take
 fn foreign(request: &WireRequest) -> RedisError {
     let policy = request.charges.first().map_or("", |charge| charge.policy.name());
     let message = format!(
-        "what is stored for the policy \"{policy}\" is not a state of this version's: something else uses such keys; \
+        "this version cannot read the state of the policy \"{policy}\": something else uses such keys; \
          delete it, or choose another prefix"
     );
     naming_keys(RedisError::new(StoreErrorKind::Foreign, message), request)

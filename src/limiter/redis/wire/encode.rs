@@ -58,7 +58,7 @@ impl StateKind {
             Decider::Pair(PairDecider::Block(_), _) => Self::Block,
             Decider::Pair(PairDecider::Meter(_), _) => Self::Meter,
             Decider::Places(_) => Self::Places,
-            // Each sub-window can hold the maximum number of units, and the denied units can be as many as the limit.
+            // Each sub-window can hold the maximum number of units, and there can be as many denied units as the limit.
             Decider::EntryLog(log) => match log.most().checked_mul(u64::from(quota.spec().buckets) + 2) {
                 Some(total) if total < 1 << 32 => Self::Narrow,
                 _ => Self::Wide,
@@ -82,15 +82,15 @@ impl StateKind {
     }
 }
 
-/// The longest of a quota without a time zone has 61 bytes.
+/// The longest head of a quota without a time zone has 61 bytes.
 pub(super) type ValueHead = SmallVec<[u8; 64]>;
 
 /// Returns the head of a value of this quota: its kind, and the numbers of the quota that give the
-/// state its meaning, so that it can be read when the quota has changed.
+/// state its meaning. So the state can be read even after the quota has changed.
 pub(super) fn head(kind: StateKind, spec: &Spec) -> ValueHead {
     let mut head = ValueHead::from_iter([VERSION | kind as u8]);
     if let Some(calendar) = spec.calendar {
-        // The unit, the first day, and the zone's name with its length in front.
+        // Writes the unit, the first day, the length of the zone's name, and the name.
         let unit = CalendarUnit::ALL.iter().position(|unit| *unit == calendar.unit).unwrap_or(0) as u8; // below 5
         let zone = calendar.zone.name().as_bytes();
         let zone = zone.get(..ZONE_MAX).unwrap_or(zone);
@@ -135,8 +135,8 @@ pub(super) fn head(kind: StateKind, spec: &Spec) -> ValueHead {
 /// The maximum number of bytes of a zone's name in a head. The longest name of the database has 32.
 const ZONE_MAX: usize = 64;
 
-/// The place in a run of the window that the server's time should be in, for a quota of the calendar: its start, its
-/// end, and the end of the next one. It is filled in when the run is sent.
+/// The position in a run for a calendar's window: its start, its end, and the end of the next one. The window of the
+/// server's time is filled in when the run is sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WindowPlace {
     at: usize,
@@ -155,7 +155,7 @@ impl WindowPlace {
     }
 }
 
-/// The places of windows in a run.
+/// The positions of windows in a run.
 pub(super) type WindowPlaces = SmallVec<[WindowPlace; 0]>;
 
 /// The effect of a denial of a charge. The numbers stand in forms.
@@ -166,18 +166,18 @@ enum Mode {
     Enforce = 1,
     /// It does not deny the request.
     Yield = 2,
-    /// On refusal, of a partner that is only observed.
+    /// The charge is on refusal, and its partners are only observed.
     Seen = 3,
-    /// On refusal, and its denial denies the request.
+    /// The charge is on refusal, and its denial denies the request.
     Bound = 4,
-    /// On refusal, and it is written although the request is denied.
+    /// The charge is on refusal, and is written although the request is denied.
     Struck = 5,
 }
 
-/// Stands in place of the first partner's number: one of the partners is known to be refused.
+/// Replaces the first partner's number if one of the partners is known to be refused.
 const REFUSED: u16 = 0;
 
-/// Writes the form of a charge. Returns the place of its window, if it has one.
+/// Writes the form of a charge. Returns the position of its window, if it has one.
 pub(super) fn charge(form: &mut Vec<u8>, charge: &WireCharge) -> Option<WindowPlace> {
     let (mode, partners) = match (&charge.partners, charge.effect) {
         (Some(partners), _) => {
@@ -187,7 +187,7 @@ pub(super) fn charge(form: &mut Vec<u8>, charge: &WireCharge) -> Option<WindowPl
                 _ => Mode::Seen,
             };
             let places = &partners.places;
-            // Counted from 1, and the last one belongs to them.
+            // Positions count from 1, and the last one is included.
             (mode, if partners.refused { [REFUSED, REFUSED] } else { [places.start as u16 + 1, places.end as u16] })
         }
         (None, Effect::Enforce) => (Mode::Enforce, [1, 0]),
@@ -212,14 +212,14 @@ pub(super) fn charge(form: &mut Vec<u8>, charge: &WireCharge) -> Option<WindowPl
     write(form, quota, mode, &numbers, &extra)
 }
 
-/// Writes the form of a return of units that are held. It is longer by a byte if the process has left the line for
+/// Writes the form of a return of units that are held. It has one more byte if the process has left the line for
 /// them.
 pub(super) fn return_units(form: &mut Vec<u8>, quota: &Quota, units: u64, claim: &Claim) -> Option<WindowPlace> {
     let left: &[u8] = if claim.standing == Standing::Left { &[1] } else { &[] };
     write(form, quota, Mode::Enforce, &places(quota, units, false, claim), left)
 }
 
-/// Writes the form of a refund. Returns the place of its window, if it has one.
+/// Writes the form of a refund. Returns the position of its window, if it has one.
 pub(super) fn refund(form: &mut Vec<u8>, quota: &Quota, receipt: &Receipt) -> Option<WindowPlace> {
     // No receipt of this crate has numbers above 2^53.
     let exact = |number: u64| number.min(1 << 53) as f64;
@@ -262,7 +262,7 @@ fn write(form: &mut Vec<u8>, quota: &Quota, mode: Mode, numbers: &[f64; 10], ext
     }
 }
 
-/// The first of the three numbers of a form that a window is filled into.
+/// The index of the first of the three numbers in a form that hold a window.
 const WINDOW_NUMBER: usize = 7;
 
 /// Returns the numbers for the algorithm's Lua twin.

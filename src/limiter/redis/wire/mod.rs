@@ -6,7 +6,7 @@
 //! keys of the requests. `ARGV[1]` is the number of the call, in eight bytes, and a program.
 //! `ARGV[2]` is the time, if the limiter has a clock of its own. All numbers are little-endian.
 //!
-//! A program is a list of runs. A run is for requests that are alike:
+//! A program is a list of runs. A run is for requests of one form:
 //!
 //! | bytes | meaning |
 //! |---|---|
@@ -32,9 +32,9 @@
 //!
 //! The reply is one string: the number of the call, the time as a double, and the answer to each request. The number
 //! shows that the reply belongs to this call: Redis does not number replies, so after a lost reply every later call
-//! would get the reply to another call. An answer is one byte for each key, with what follows it (see [`decode`]). For
-//! most algorithms the script answers with the state that it found, and the algorithm in this process computes from
-//! that state what is reported. For a list, whose entries stay in Redis, the script answers with the whole decision.
+//! would get the reply to another call. An answer is one byte for each key, and the data after it (see [`decode`]).
+//! For most algorithms the script returns the state that it found, and the algorithm in this process computes the
+//! report from that state. For a list, whose entries stay in Redis, the script answers with the whole decision.
 //!
 //! # The value
 //!
@@ -44,8 +44,8 @@
 //! element, and an entry in each other one: its start, its units, and the units of all entries when
 //! it was the newest. Every value has a time to live, after which it would count for nothing.
 //!
-//! The value of a concurrency limit is of another form: a head without numbers, and a row for each process that holds
-//! units, or has a request in line for them (see `places.lua`). It does not depend on the quota, and its stored key is
+//! The value of a concurrency limit has another form: a head without numbers, and a row for each process that holds
+//! units or has a request in line for them (see `places.lua`). It does not depend on the quota, and its stored key is
 //! not that of a rate with the same name. In place of a state, the script answers with the units that are held.
 //!
 //! The value of a window of the calendar has three numbers: the end of the window, its count, and
@@ -115,7 +115,7 @@ pub(super) type RedisAnswer = remote::Answer<RedisError>;
 pub(super) enum CallTime {
     /// The time of the limiter's own clock, at which the script decides.
     Given(Timestamp),
-    /// The script decides at the server's time, which this process believes to be this.
+    /// The script decides at the server's time. This is the server's time as this process knows it.
     OfServer(Timestamp),
 }
 
@@ -156,9 +156,8 @@ fn program(requests: &[&WireRequest], number: u64, now: u64) -> Bytes {
     program.into()
 }
 
-/// Returns the call that finds out which rights the user lacks on this key, which has no state.
-/// `time` says that scripts use the server's time. The reply names the missing rights as
-/// `ACL SETUSER` does.
+/// Returns the call that finds out which rights the user lacks. The key has no state. `time` says
+/// that scripts use the server's time. The reply names the missing rights as `ACL SETUSER` does.
 pub(super) fn rights(stored: &StoredKey, time: bool) -> Call {
     let time = Bytes::from_static(if time { b"1" } else { b"" });
     Call { script: script::rights(), keys: vec![stored.bytes.clone()], args: vec![time] }

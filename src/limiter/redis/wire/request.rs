@@ -22,7 +22,7 @@ pub(in crate::limiter::redis) enum WireOperation {
     Peek = 2,
     Refund = 3,
     Reset = 4,
-    /// Sets what all processes hold to nothing.
+    /// Sets the held units of all processes to 0.
     ResetPlaces = 5,
 }
 
@@ -39,7 +39,7 @@ pub(in crate::limiter::redis) struct WireRequest {
     pub(super) charges: SmallVec<[WireCharge; 1]>,
     /// A run of this request alone.
     pub(super) run: Bytes,
-    /// The places in the run that windows of the calendar are filled into.
+    /// The positions in the run for windows of the calendar.
     pub(super) windows: WindowPlaces,
 }
 
@@ -53,8 +53,8 @@ impl WireRequest {
         Self::claiming(operation, charges.map(|(charge, stored)| (charge, stored, Claim::default())))
     }
 
-    /// Takes all of the charges or none, or looks whether it would. Each charge has the claim of this process on units
-    /// that are held.
+    /// Takes all of the charges or none, or only says whether it would. Each charge has the claim of this process on
+    /// units that are held.
     pub(in crate::limiter::redis) fn claiming<'a>(
         operation: WireOperation,
         charges: impl Iterator<Item = (&'a Charge<'a>, &'a StoredKey, Claim)>,
@@ -133,19 +133,19 @@ impl WireRequest {
         self.charges.iter().map(|charge| (&charge.key, &charge.policy, charge.cost, charge.effect))
     }
 
-    /// How a charge is taken, given whether the charge at a place was denied.
+    /// How a charge is taken. `denied` returns whether the charge at an index was denied.
     #[cfg(test)]
     pub(in crate::limiter::redis) fn how(&self, at: usize, denied: impl FnMut(usize) -> bool) -> TakeMode {
         self.charges[at].how(denied)
     }
 
-    /// Whether the denial of a charge denies the request.
+    /// Returns whether the denial of a charge denies the request.
     #[cfg(test)]
     pub(in crate::limiter::redis) fn binds(&self, at: usize) -> bool {
         self.charges[at].binds()
     }
 
-    /// Whether a charge is written although the request is denied, given whether its own quota denies it.
+    /// Returns whether a charge is written although the request is denied, given whether its own quota denies it.
     #[cfg(test)]
     pub(in crate::limiter::redis) fn outlives_refusal(&self, at: usize, denied: bool) -> bool {
         outlives_refusal(&self.charges, at, denied)
@@ -159,7 +159,7 @@ impl WireRequest {
         Some((f64::from_le_bytes(*at) as u64, f64::from_le_bytes(*number) as u64))
     }
 
-    /// The units that it refunds of a quota whose numbers are small.
+    /// The units that it refunds, for a quota with small numbers.
     #[cfg(test)]
     pub(in crate::limiter::redis) fn refunded_units(&self, quota: &crate::quota::Quota) -> u64 {
         use crate::algorithm::{Decider, PairDecider};
@@ -168,7 +168,7 @@ impl WireRequest {
         if !matches!(quota.decider(), Decider::Pair(PairDecider::Gcra(_) | PairDecider::WideGcra(_), _)) {
             return number(0) as u64;
         }
-        // The span of the units: microseconds, and a numerator that a queue's refund marks by its sign.
+        // Writes the span of the units in microseconds, and a numerator. A refund to a queue has a negative one.
         let spec = quota.spec();
         let (mut divisor, mut rest) = (spec.limit, spec.period_us);
         while rest > 0 {
@@ -186,7 +186,7 @@ impl WireRequest {
     }
 }
 
-/// Returns the run of one request for this number of keys, and the places of its windows.
+/// Returns the run of one request for this number of keys, and the positions of its windows.
 fn run(
     operation: WireOperation,
     keys: usize,

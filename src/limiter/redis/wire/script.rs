@@ -17,11 +17,10 @@ macro_rules! part {
     };
 }
 
-/// Redis makes each function anew with each call. So the functions that a usual charge does not need stand in branches
-/// of `twin`: an algorithm's functions in the branch of its kind, and the functions for refunds and for values of other
-/// quotas in the branch of kind
-/// 0. The call that is by far the most frequent, a lone charge of a bucket, a fixed window or a sliding window, is
-/// decided before all of them, by the same twins.
+/// Redis creates each function of a script again with each call. So the functions that a usual charge does not need
+/// are in branches of `twin`: an algorithm's functions in the branch of its kind, and the functions for refunds and for
+/// values of other quotas in the branch of kind 0. The call that is by far the most frequent, a lone charge of a
+/// bucket, a fixed window or a sliding window, is decided before all of them, by the same twins.
 const TEXT: &str = concat!(
     part!("clock"),
     "do\n",
@@ -81,7 +80,7 @@ const TEXT: &str = concat!(
     part!("driver"),
 );
 
-/// No server knows a script by this name. So both commands are used to run it, which shows that the
+/// No server knows a script of this name. So it takes both commands to run it, which shows that the
 /// user may use both.
 const UNKNOWN: &str = "0000000000000000000000000000000000000000";
 

@@ -46,7 +46,7 @@ impl<'a> SplitAnswers<'a> {
         Some((at, WireRequest::of(operation, self.whole.slot, smallvec![charge])))
     }
 
-    /// Whether the charge is known to be denied.
+    /// Returns whether the charge is known to be denied.
     fn denied(&self, at: usize) -> bool {
         self.decisions[at].as_ref().is_some_and(|decision| !decision.is_allowed())
     }
@@ -65,8 +65,8 @@ impl<'a> SplitAnswers<'a> {
         }
     }
 
-    /// Returns the answer to the whole request. If that is refused, or has failed, its receipts are
-    /// to be refunded.
+    /// Returns the answer to the whole request. If the request is refused or has failed, the caller
+    /// has to refund its receipts.
     pub(in crate::limiter::redis) fn together(mut self) -> RedisAnswer {
         let binds = |(at, charge): (usize, &WireCharge)| {
             charge.binds() && !self.decisions[at].as_ref().is_some_and(ChargeDecision::is_allowed)

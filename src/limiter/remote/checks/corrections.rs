@@ -49,7 +49,7 @@ impl<B: Backend> Checks<B> {
         }
     }
 
-    /// Sends forced charges of one lane. The answers may be waited for.
+    /// Sends forced charges of one lane. The caller may wait for the answers.
     fn settle_part(
         self: &Arc<Self>,
         request: B::Request,
@@ -61,7 +61,8 @@ impl<B: Backend> Checks<B> {
         Ok(async { answer.await.unwrap_or_else(|_| Err(Unanswered::RuntimeEnded.into())) })
     }
 
-    /// Sends forced charges of one lane, this often if their keys were reset since this process held something of them.
+    /// Sends forced charges of one lane. If their keys were reset since this process held units of them, sends them
+    /// again, up to this many times.
     fn send_forced(
         self: &Arc<Self>,
         request: B::Request,
@@ -74,14 +75,14 @@ impl<B: Backend> Checks<B> {
             let mut answered = checks.put_answer(&mut set, answer);
             if matches!(answered, Err(NotTaken::Refused)) && tries > 1 {
                 match checks.request_again(&mut set) {
-                    // An error is reported, and the caller learns that nothing was answered.
+                    // Reports the error here. The caller only learns that there was no answer.
                     Ok(request) => return drop(checks.send_forced(request, set, (sender, tries - 1))),
                     Err(error) => answered = Err(NotTaken::Failed(error)),
                 }
             }
             let answered = answered.map_err(NotTaken::into_error);
             if let Err(Ok(mut set)) = sender.send(answered.map(|_| set)) {
-                // The caller has gone. Nobody else can return units that are held.
+                // The caller has gone. No other process can return these units.
                 set.retain(|pending| pending.policy().limits_in_flight());
                 checks.send_refunds(set::undo(&mut set));
             }
@@ -96,7 +97,7 @@ impl<B: Backend> Checks<B> {
         }
     }
 
-    /// Sends a refund at once, or after the earlier ones of its queue. The result may be waited for.
+    /// Sends a refund at once, or after the earlier ones of its queue. The caller may wait for the result.
     fn send_refund(self: &Arc<Self>, refund: Refund) -> Result<impl Future<Output = Refunded<B>> + use<B>, B::Error> {
         let (sender, result) = oneshot::channel();
         if refund.policy.limits_in_flight() {
@@ -123,9 +124,9 @@ impl<B: Backend> Checks<B> {
         let mut result = Ok(());
         while let Some((refund, callers)) = self.queue_refunds.next(tag) {
             let checks = Arc::downgrade(self);
-            // Either this loop or the answer sends the next refund: the one that gets here later. If the runtime has
-            // ended, the answer is there before `correct` returns. If the answer then sent the next refund, this
-            // function would recurse once for each refund.
+            // The next refund is sent either by this loop or by the answer, whichever gets here later. If the
+            // runtime has ended, `correct` returns after the answer. If the answer then sent the next refund,
+            // this function would recurse once for each refund.
             let is_later = Arc::new(AtomicBool::new(false));
             let answer_is_later = Arc::clone(&is_later);
             let sent = self.correct(self.refund_request(&refund), move |answer| {
@@ -153,7 +154,7 @@ impl<B: Backend> Checks<B> {
         self.backend.refund(refund)
     }
 
-    /// Sends a refund or a forced charge at once, and has its answer handed to a function. If it is
+    /// Sends a refund or a forced charge at once, and passes its answer to a function. If it is
     /// lost, the observer gets an event, whether or not a caller waits.
     fn correct(
         self: &Arc<Self>,

@@ -1,4 +1,4 @@
-//! Asks for leases, and refunds what is left of them.
+//! Asks for leases, and refunds their remaining units.
 
 use std::sync::{Arc, Weak};
 

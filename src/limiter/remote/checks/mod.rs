@@ -1,5 +1,5 @@
-//! Checks of a limiter with a remote store: it answers some charges itself, sends requests for the others, and makes
-//! decisions of the answers. This file has the parts of a limiter, and its requests.
+//! Checks of a limiter with a remote store. They answer some charges themselves, send requests for the others, and
+//! turn the answers into decisions. This file has the parts of a limiter, and its requests.
 
 mod corrections;
 mod leasing;
@@ -41,7 +41,7 @@ type CheckReply<T, B> = Reply<T, <B as Backend>::Error, AnswerFuture<T, <B as Ba
 /// The maximum number of charges of one set. They hold the store for some milliseconds.
 pub(crate) const CHARGES_MAX: usize = 1_000;
 
-/// The request for those charges of a set that are in one lane.
+/// The request for the charges of a set that are in one lane.
 struct LaneRequest<R> {
     lane: u16,
     request: R,
@@ -55,7 +55,7 @@ type LaneRequests<B> = SmallVec<[LaneRequest<<B as Backend>::Request>; 1]>;
 /// a while.
 const LEFT_LINES: usize = 1_024;
 
-/// The last probe. Clients that can send probes cannot make more than one a second of them.
+/// The last probe. Clients that can reach a probe cannot cause more than one check a second.
 struct Probed<E> {
     asked_at: Option<Timestamp>,
     answer: Option<Result<(), E>>,
@@ -138,7 +138,7 @@ impl<B: Backend> Checks<B> {
         StoreLoad { shed: self.shed.load(Ordering::Relaxed), connections, ..self.backend.load() }
     }
 
-    /// Whether this process takes units in advance, and so decides some charges without the store.
+    /// Returns whether this process takes units in advance, and so decides some charges without the store.
     pub(crate) fn has_leases(&self) -> bool {
         self.leases.is_some()
     }
@@ -170,8 +170,8 @@ impl<B: Backend> Checks<B> {
         charges.iter().enumerate().map(pending).collect()
     }
 
-    /// Makes the requests for those charges that `wanted` names: one for each lane.
-    /// `claim` returns the claim of this process for the charge at a place, if its units are held.
+    /// Makes the requests for those charges that `wanted` names: one for each lane. `claim` returns
+    /// the claim of this process for the charge at an index, if its units are held.
     fn parts(
         &self,
         intent: Intent,
@@ -212,7 +212,7 @@ impl<B: Backend> Checks<B> {
         self.backend.ask(request, receiver).await.inspect_err(|error| self.report(error))
     }
 
-    /// Sends a request at once, and has its answer handed to a function.
+    /// Sends a request at once, and passes its answer to a function.
     fn send(
         &self,
         request: B::Request,

@@ -22,7 +22,7 @@ use crate::limiter::{Charge, Effect, LeftLine, Refund};
 /// The maximum number of rows that are renewed at a time, so that checks wait for no more than one call of them.
 const RENEWALS: usize = 64;
 
-/// The number of times at which renewals are looked for, in the time after which places lapse.
+/// How often renewals are checked within the time after which places lapse.
 const LOOKS: u32 = 30;
 
 impl<B: Backend> Checks<B> {
@@ -40,12 +40,11 @@ impl<B: Backend> Checks<B> {
         Claim { holder: self.holdings.holder(), standing: self.lines.standing(charge), ..Claim::default() }
     }
 
-    /// Puts the answer to a request with these charges into them. Returns whether the store decided them in
-    /// one step.
+    /// Puts the answer to a request into its charges. Returns whether the store decided them in one step.
     ///
     /// # Errors
     /// Returns the reason why there is no answer. The set then has the receipts of the charges that
-    /// were taken anyway.
+    /// were still taken.
     pub(super) fn put_answer(
         self: &Arc<Self>,
         set: &mut Set,
@@ -63,7 +62,7 @@ impl<B: Backend> Checks<B> {
         for pending in set.iter_mut() {
             let (Some(bid), Some(decision)) = (pending.bid.take(), &mut pending.decision) else { continue };
             let taken = decision.taken();
-            // Without an answer, the outcome of the others is not known.
+            // Without an answer, it is unknown whether the other charges were taken.
             if answered.is_ok() || taken > 0 {
                 let is_missing = decision.receipt().at_us() == ROW_MISSING;
                 let landed = bid.land(taken, is_missing);
@@ -136,7 +135,7 @@ impl<B: Backend> Checks<B> {
         }
     }
 
-    /// Sends these, a call's worth at a time, and waits for the answers.
+    /// Sends these in as few calls as possible, and waits for the answers.
     async fn return_and_wait(self: &Arc<Self>, all: Vec<Return>) {
         let mut all = all.into_iter().peekable();
         while all.peek().is_some() {
@@ -175,7 +174,7 @@ impl<B: Backend> Checks<B> {
         self.backend.runtime().spawn(Self::leave_lines(Arc::downgrade(self), left));
     }
 
-    /// Tells the store of each line that this process has left, so that it keeps no units for it.
+    /// Tells the store of each line that this process has left, so that the store keeps no units for it.
     async fn leave_lines(limiter: Weak<Self>, mut left: mpsc::Receiver<LeftLine>) {
         let mut lines = Vec::new();
         while left.recv_many(&mut lines, RENEWALS).await > 0 {

@@ -107,8 +107,8 @@ impl<B: Backend> Checks<B> {
         Ok(owed.decide())
     }
 
-    /// Takes charges of one lane. If a key was reset since this process held something of it, they are asked about once
-    /// more for each such key.
+    /// Takes charges of one lane. The charges are sent once more for each key that was reset since this process held
+    /// units of it.
     async fn take_part(
         self: &Arc<Self>,
         mut request: B::Request,

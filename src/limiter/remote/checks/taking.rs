@@ -1,4 +1,4 @@
-//! A set of charges that is asked about, until it is decided or its caller has gone.
+//! A set of charges under way, until it is decided or its caller has gone.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::limiter::remote::flights::Receiver;
 use crate::limiter::remote::set::{self, Indices, Pending, Set};
 use crate::limiter::remote::unanswered::Unanswered;
 
-/// The number of times that charges are asked about if a key is reset each time. Each of their keys that was reset
-/// before adds one try, because an answer names one key only.
+/// The number of times that charges are sent if a key is reset each time. Each of their keys that was reset before
+/// adds one try, because an answer names only one key.
 const TRIES: usize = 2;
 
 /// The receiver of the answer to some charges of a set. The flight owns it, so the answer is noted even if the caller
@@ -31,13 +31,13 @@ pub(super) struct PendingTake<B: Backend> {
 pub(super) struct AskOptions {
     /// When the request was sent.
     pub(super) sent: Timestamp,
-    /// Whether a denial of another check may answer this one.
+    /// True if a denial of another check may answer this one.
     pub(super) repeats: bool,
-    /// Whether these are all of the charges that the store decides.
+    /// True if these are all of the charges that the store decides.
     pub(super) is_alone: bool,
 }
 
-/// The answer. If the caller has gone, it is dropped, and what was taken is refunded.
+/// The answer. If the caller has gone, the set is dropped, which refunds what it took.
 pub(super) struct TakeResult<B: Backend> {
     pub(super) owed: UnsettledTake<B>,
     pub(super) is_repeated: bool,
@@ -88,8 +88,8 @@ impl<B: Backend> Receiver<Answer<B::Error>, B::Error> for PendingTake<B> {
         let is_repeated = matches!(answer, Ok(Answer::Repeated(_)));
         let UnsettledTake { checks, set } = &mut owed;
         let answered = checks.put_answer(set, answer);
-        // A denial that is compensated is not remembered: another caller's charge may be refunded
-        // at any moment.
+        // A denial by a compensated set is not remembered, because the other charges of that moment
+        // may be refunded soon.
         let is_noted = is_alone && matches!(answered, Ok(true));
         for pending in set.iter().filter(|_| answered.is_ok()) {
             debug_assert!(pending.decision.is_some(), "a request that was answered has a decision for each charge");
@@ -113,7 +113,7 @@ pub(super) struct UnsettledTake<B: Backend> {
 }
 
 impl<B: Backend> UnsettledTake<B> {
-    /// Takes out the charges at these indices.
+    /// Removes the charges at these indices.
     pub(super) fn part(&mut self, indices: &Indices) -> Self {
         Self { checks: Arc::clone(&self.checks), set: take_out(&mut self.set, indices) }
     }
@@ -144,12 +144,12 @@ impl<B: Backend> Checks<B> {
     }
 }
 
-/// Returns how often these charges are asked about at most.
+/// Returns how often these charges are sent at most.
 pub(super) fn tries(set: &Set) -> usize {
     TRIES + set.iter().filter(|pending| pending.bid.is_some()).count()
 }
 
-/// Takes the charges at these indices out of a set.
+/// Removes the charges at these indices from a set.
 pub(super) fn take_out(set: &mut Set, indices: &Indices) -> Set {
     if indices.len() == set.len() {
         return std::mem::take(set);

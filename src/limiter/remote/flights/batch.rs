@@ -36,7 +36,7 @@ pub(crate) enum CallResult {
     Answered {
         /// How long the next flight with the same keys waits.
         rest: Duration,
-        /// The time of the store's clock, if it told it.
+        /// The time of the store's clock, if the store reported it.
         clock: Option<Timestamp>,
     },
     /// The store did not answer.
@@ -52,8 +52,8 @@ pub(crate) struct CallLimits {
 }
 
 impl CallLimits {
-    /// Returns by how much a flight with this many units fills the window. A call of a connection of its own counts as
-    /// one, because its time follows from its trip and the store's disk, and hardly from its units.
+    /// Returns how much of the window a flight with this many units fills. A call over a connection of its own counts
+    /// as one, because its time depends on its trip and the store's disk, and hardly on its units.
     pub(super) fn counted(self, units: usize) -> u64 {
         match self.calls {
             Calls::Pipelined => units as u64,
@@ -67,7 +67,7 @@ impl CallLimits {
 pub(crate) enum Calls {
     /// They share a connection. Their number follows from the duration of a call.
     Pipelined,
-    /// Each takes a connection of its own, or costs the store the same as if it were sent with others.
+    /// Each call takes a connection of its own, or costs the store as much as if it were sent together with others.
     Separate(usize),
 }
 
@@ -78,7 +78,7 @@ pub(crate) trait LaneQueue<F: RemoteStore<Queue = Self>>: Default + Send + 'stat
 
     fn push(&mut self, waiting: QueuedRequest<F>);
 
-    /// Returns how many units may be sent now. A unit is the work of one request, if no others share it.
+    /// Returns how many units may be sent now. A unit is the work of one request, unless requests share it.
     fn ready(&self) -> usize;
 
     /// Returns the number of waiting units that are sent before a check that comes now.
@@ -88,7 +88,8 @@ pub(crate) trait LaneQueue<F: RemoteStore<Queue = Self>>: Default + Send + 'stat
     /// Returns `None` if the batch is empty.
     fn take_batch(&mut self, room: usize, batch: &mut Batch<F>) -> Option<(Self::Held, usize)>;
 
-    /// Releases what a flight held. Requests whose callers have gone are moved out, to be dropped without the lock.
+    /// Releases what a flight held. Requests whose callers have gone are also moved, so that they are dropped without
+    /// the lock.
     fn release(&mut self, held: Self::Held, gone: &mut Vec<QueuedRequest<F>>);
 
     /// Takes out all requests.
@@ -100,21 +101,21 @@ pub(crate) trait LaneQueue<F: RemoteStore<Queue = Self>>: Default + Send + 'stat
     /// Returns when the check that has waited longest came.
     fn oldest(&self) -> Option<Instant>;
 
-    /// Gives up memory of a burst.
+    /// Frees the memory that a burst needed.
     fn shrink(&mut self) {}
 }
 
-/// The requests that a flight sends, and those that it took out of the queue without sending them.
+/// The requests that a flight sends, and those that it removed from the queue without sending them.
 pub(crate) struct Batch<F: RemoteStore> {
     now: Instant,
     /// The time that a request needs for its answer.
     needed: Duration,
-    /// Whether no other flight is under way.
+    /// True if no other flight is under way.
     is_idle: bool,
     pub(super) callers: Vec<Caller<F>>,
     /// The latest deadline of these requests. `None` if none of them has one.
     pub(super) until: Option<Instant>,
-    /// Whether one of these requests is a correction, which has no deadline.
+    /// True if one of these requests is a correction, which has no deadline.
     pub(super) has_corrections: bool,
     pub(super) gone: Vec<QueuedRequest<F>>,
     pub(super) known: Vec<(QueuedRequest<F>, F::Answer)>,
@@ -162,7 +163,7 @@ impl<F: RemoteStore> Batch<F> {
 
 /// Receives the answer to a request, in the task of its flight.
 pub(crate) trait Receiver<A, E>: Send {
-    /// Whether the answer is not needed any more. The request is then not sent.
+    /// Returns whether the answer is no longer needed. The request is then not sent.
     fn is_gone(&self) -> bool {
         false
     }
@@ -176,7 +177,7 @@ pub(crate) trait Receiver<A, E>: Send {
     fn answer(self: Box<Self>, answer: Result<A, E>);
 }
 
-/// A caller that waits for the answer as it is.
+/// A caller that waits for the plain answer.
 impl<A: Send, E: Send> Receiver<A, E> for oneshot::Sender<Result<A, E>> {
     fn is_gone(&self) -> bool {
         self.is_closed()
@@ -217,7 +218,7 @@ impl<A, E: From<Unanswered>, F: FnOnce(Result<A, E>)> Drop for AnswerFn<A, E, F>
 pub(crate) struct QueuedRequest<F: RemoteStore> {
     pub(super) request: F::Request,
     pub(super) receiver: Box<dyn Receiver<F::Answer, F::Error>>,
-    /// The number of requests of its lane that came before.
+    /// The number of earlier requests of its lane.
     pub(super) number: u64,
     pub(super) since: Instant,
     /// A check's deadline. `None` for a correction, which has none.
@@ -252,7 +253,7 @@ pub(super) fn hand_over<A, E>(receiver: Box<dyn Receiver<A, E>>, answer: Result<
 }
 
 /// Hands out the answers to the callers, in their order. The answers of callers that have gone come last and in reverse
-/// order: their charges are refunded, and a queue accepts the refund of its newest slot only.
+/// order, because their charges are refunded, and a queue accepts only the refund of its newest slot.
 pub(crate) fn hand_out<F: RemoteStore>(
     callers: impl IntoIterator<Item = Caller<F>>,
     answers: impl IntoIterator<Item = Result<F::Answer, F::Error>>,

@@ -1,9 +1,9 @@
 //! A flight that a caller drives.
 //!
-//! A lone check is then polled as often as the bare call would be. Without this, two threads of a runtime woke each
-//! other for each check, which took a quarter of its time (`benches/redis.rs`, "throughput"). As soon as another
-//! request waits for the flight, or the caller goes, the flight becomes a task. So no request depends on another
-//! caller's future being polled.
+//! So a lone check is polled no more often than a bare call. With a task for each flight, two threads of a runtime
+//! would wake each other for each check, which takes a quarter of its time (`benches/redis.rs`, "throughput"). As
+//! soon as another request waits for the flight, or the caller goes, the flight becomes a task. So no request
+//! depends on another caller's future being polled.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -56,7 +56,7 @@ impl FlightHandle {
 }
 
 impl Drop for FlightHandle {
-    /// Makes the flight a task: the caller has gone, but the answer has to be handled.
+    /// Makes the flight a task, because the caller has gone, but the answer has to be handled.
     fn drop(&mut self) {
         if let Some(flight) = &self.0 {
             flight.make_task();
@@ -98,7 +98,7 @@ impl CallerFlight {
     }
 
     /// Drives the flight, in the caller's task and in the context of the limiter's runtime, to which its timers belong.
-    /// Returns whether the caller's next poll drives it on. Otherwise it has ended, or is a task.
+    /// Returns whether the caller's next poll has to drive it. Otherwise it has ended, or is a task.
     fn drive(&self, cx: &mut Context<'_>) -> bool {
         let Some(mut flight) = self.take_to_poll() else { return false };
         let mut has_ended = true; // also by a panic of an observer, which is kept from the caller as a task keeps it
@@ -112,7 +112,8 @@ impl CallerFlight {
             *state = DriverState::Idle(flight, cx.waker().clone());
             return true;
         }
-        // The flight has ended, or another thread added a request during the poll, which waits for this flight.
+        // The flight has ended, or another thread added a request during the poll, and that request waits for this
+        // flight.
         *state = DriverState::Left;
         drop(state);
         if !has_ended {
@@ -121,7 +122,7 @@ impl CallerFlight {
         false
     }
 
-    /// Makes the flight a task, unless it is one or has ended.
+    /// Makes the flight a task, unless it already is one or has ended.
     pub(crate) fn make_task(&self) {
         let mut state = self.state();
         match &mut *state {
@@ -132,7 +133,7 @@ impl CallerFlight {
                 if let DriverState::Idle(flight, caller) = std::mem::replace(&mut *state, DriverState::Left) {
                     drop(state);
                     self.runtime.spawn(flight); // if the runtime has ended, the flight ends here
-                    // From now on the caller waits for the answer only. Its waker may be the application's code, and
+                    // From now on the caller only waits for the answer. Its waker may be the application's code, and
                     // may panic.
                     contained(|| caller.wake());
                 }

@@ -4,8 +4,9 @@
 //! come during that flight wait, and go together in the next one. When a flight has ended, the requests that wait are
 //! grouped anew. Groups that share no key can share a flight.
 //!
-//! A request can join groups whose flights are under way. A group that is ready to fly is closed before a later request
-//! would join it to such a flight. So no request waits for flights with other keys that began after it came.
+//! A request can join groups whose flights are under way. If a later request would join such a flight to a group that
+//! is ready to fly, that group is closed first. So no request waits for flights with other keys that began after it
+//! came.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -32,7 +33,7 @@ pub(crate) trait Keyed {
 
 /// The requests that wait, by the groups of their keys.
 pub(crate) struct Groups<F: RemoteStore> {
-    /// The number of the group that a key is in, by the key's hash.
+    /// The number of each key's group, by the key's hash.
     of_keys: HashMap<u64, u64, foldhash::fast::RandomState>,
     groups: HashMap<u64, KeyGroup<F>, foldhash::fast::RandomState>,
     /// The groups that may fly, in their order. Some numbers may belong to groups that have become part of others.
@@ -48,9 +49,9 @@ pub(crate) struct Groups<F: RemoteStore> {
 struct KeyGroup<F: RemoteStore> {
     keys: Vec<u64>,
     waiting: VecDeque<QueuedRequest<F>>,
-    /// The keys of each flight: more than one if groups became one while theirs were under way.
+    /// The keys of each flight. There are several flights if groups were joined while theirs were under way.
     flights: SmallVec<[Keys; 1]>,
-    /// Whether the group's number is in the queue of groups that may fly.
+    /// True if the group's number is in the queue of groups that may fly.
     is_ready: bool,
 }
 
@@ -92,7 +93,7 @@ where
         self.count
     }
 
-    /// A unit is a group: the cost of a call for the store follows from its keys.
+    /// A unit is a group, because the cost of a call for the store depends on its keys.
     fn take_batch(&mut self, room: usize, batch: &mut Batch<F>) -> Option<(Self::Held, usize)> {
         let mut held = Self::Held::new();
         while held.len() < room {
@@ -160,7 +161,7 @@ where
         closed.chain(self.groups.values().flat_map(|group| &group.waiting))
     }
 
-    /// Adds a request to the group of its keys. Groups that it joins become one.
+    /// Adds a request to the group of its keys. If the request joins several groups, they become one.
     fn join(&mut self, waiting: QueuedRequest<F>) {
         let mut joined: SmallVec<[u64; 4]> = SmallVec::new();
         for key in waiting.request.keys() {
@@ -206,7 +207,7 @@ where
     }
 
     /// Ends the flight of a group with these keys, and groups the requests anew that waited for it. Other flights of
-    /// the group are groups of their own from now on.
+    /// the group then are groups of their own.
     fn end(&mut self, keys: &[u64], gone: &mut Vec<QueuedRequest<F>>) {
         let number = keys.first().and_then(|key| self.of_keys.get(key)).copied();
         let Some(group) = number.and_then(|number| self.groups.remove(&number)) else { return };
@@ -229,7 +230,7 @@ where
         }
     }
 
-    /// Closes each group that may fly and that the request would join to one with a flight.
+    /// Closes each group that may fly, if the request would join it to a group with a flight.
     fn close_before(&mut self, waiting: &QueuedRequest<F>) {
         let numbers: SmallVec<[u64; 4]> =
             waiting.request.keys().filter_map(|key| self.of_keys.get(&key)).copied().collect();

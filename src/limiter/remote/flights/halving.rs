@@ -1,10 +1,11 @@
-//! Finds out which part of a call's time the limiters of a store cause together, and which part others cause.
+//! Finds out which part of a call's time the limiters of a store cause together, and which part other clients cause.
 //!
 //! From one process both look alike: a server whose neighbours run long scripts, and a server that twenty processes of
-//! ours fill. In the first case sending on costs others nothing. In the second nearly every answer comes too late.
-//! So while calls are long, all limiters of a store halve their windows at the same times: in every second
-//! [`HalvingPhase`] of the store's clock, which its answers state. The time that limiters cause is halved then, and the
-//! time that others cause is not. The two measured times give the time of a call while no limiter sends anything.
+//! ours fill. In the first case this process may send more, at no cost to others. In the second case nearly every
+//! answer would come too late. So while calls are long, all limiters of a store halve their windows at the same times:
+//! in every second [`HalvingPhase`] of the store's clock, whose time its answers report. The time that limiters cause
+//! is halved then, and the time that others cause is not. The two measured times give the time of a call while no
+//! limiter sends anything.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::base::time::Timestamp;
 
-/// The shortest phase, in microseconds. Limiters with other deadlines, up to 130 ms, so halve at the same times.
+/// The shortest phase, in microseconds. So limiters with different deadlines, up to 130 ms, halve at the same times.
 const PHASE_US_MIN: u64 = 1 << 19;
 
 /// The least number of calls that a phase must have to be used.
@@ -25,7 +26,7 @@ pub(super) struct HalvingPhase {
     pair: u64,
     /// Whether windows are halved.
     pub(super) is_halved: bool,
-    /// Whether the calls of the phase before have most likely come back.
+    /// True if the calls of the previous phase have most likely been answered.
     is_settled: bool,
 }
 
@@ -86,9 +87,9 @@ pub(super) struct Finding {
 }
 
 impl Halving {
-    /// Records a call. Returns what the last pair of phases says if this call is of the next one. It says nothing
-    /// unless this limiter had fewer requests in flight while its window was halved: a window that is not full changes
-    /// nothing when it is halved.
+    /// Records a call. Returns the finding of the last pair of phases if this call belongs to the next one. There is
+    /// none unless this limiter had fewer requests in flight while its window was halved, because halving a window
+    /// that is not full changes nothing.
     pub(super) fn record(&mut self, phase: HalvingPhase, took: u64, in_flight: u64) -> Option<Finding> {
         let finding = if phase.pair == self.pair { None } else { self.finding() };
         if phase.pair != self.pair {

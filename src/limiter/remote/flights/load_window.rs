@@ -3,15 +3,15 @@
 //! The number of decisions rises with the load up to what the store can carry within the deadline, and stays there:
 //!
 //! * A request is not sent if its answer would come too late. So the store does no work for answers that no caller
-//!   waits for, which is what makes an overload collapse.
+//!   waits for. Such work is what makes throughput collapse under an overload.
 //! * The window bounds the requests in flight, or the calls if each has a connection of its own. It
 //!   grows while requests wait for it and calls take less than seven tenths of the deadline, and
 //!   shrinks when they take longer. Limiters that share a store get about the same window, because
 //!   each adds the same small step.
-//! * Calls that are long because of others are not a reason to send less. [`halving`](super::halving) tells them from
-//!   calls that limiters make long.
+//! * Calls that other clients make long are no reason to send less. [`halving`](super::halving) distinguishes them
+//!   from calls that limiters make long.
 //! * Calls are few while they are short, because one call of many requests costs less. They are many while they are
-//!   long: a call that waits costs nothing.
+//!   long, because a call that waits costs nothing.
 //!
 //! DESIGN.md says which other laws were tried.
 
@@ -26,26 +26,27 @@ const WINDOW: u64 = 512;
 const WINDOW_MIN: u64 = 2;
 const WINDOW_MAX: u64 = 1 << 16;
 
-/// A part of a window of one request. Windows and gains are counted in such parts.
+/// A window of one request has this many parts. Windows and gains are counted in such parts.
 const PART: u64 = 1 << 10;
 
 /// The bounds of the number of calls of a lane at a time, if they share a connection.
 const CALLS_MIN: u64 = 2;
 const CALLS_MAX: u64 = 64;
 
-/// The further calls for each millisecond that a call takes beyond `CALL_SHORT`. A process that lacks
-/// processor time reads answers a millisecond late, and more calls would cost it more of that time.
+/// The number of further calls for each millisecond that a call takes beyond `CALL_SHORT`. A process
+/// that lacks processor time reads answers a millisecond late, and more calls would cost it more of
+/// that time.
 const CALLS_PER_MS: u64 = 6;
 const CALL_SHORT: u64 = 2_000_000;
 
-/// A flight has at most this part of the window, so that a store that is the limit has several to work on.
+/// A flight has at most this part of the window, so that a store that is the bottleneck has several to work on.
 const FLIGHTS_MIN: u64 = 8;
 
 /// The times of a lane's calls in nanoseconds, and the bounds that follow from them.
 pub(super) struct LoadWindow {
     /// The smoothed time of a call. It is 0 before the first one.
     call: u64,
-    /// How far calls are from that, smoothed.
+    /// The smoothed deviation from that time.
     spread: u64,
     /// The maximum number of calls at a time, if they share a connection.
     calls: u64,
@@ -54,14 +55,14 @@ pub(super) struct LoadWindow {
     halving: Halving,
     /// Whether windows are halved now.
     is_halved: bool,
-    /// Whether others cause most of the time of a call.
+    /// True if other clients cause most of the time of a call.
     others_make_long: bool,
     /// The maximum number of requests in flight, in parts.
     window: u64,
-    /// The window when calls last became too long, in parts. Up to half of it the window grows quickly.
+    /// The window when calls last became too long, in parts. The window grows quickly up to half of that.
     proven: u64,
     course: Course,
-    /// Requests waited for the window since the last call came back.
+    /// True if requests have waited for the window since the last call came back.
     is_limiting: bool,
 }
 
@@ -81,7 +82,7 @@ pub(super) struct Sent {
     pub(super) in_flight: u64,
     /// All flights, itself included.
     pub(super) flights: usize,
-    /// The phase of the store's clock. `None` if the store does not tell its clock.
+    /// The phase of the store's clock. `None` if the store does not report its time.
     pub(super) phase: Option<HalvingPhase>,
 }
 
@@ -115,12 +116,12 @@ impl LoadWindow {
 
     /// Returns the time that a request needs for its answer if it is sent now. It is zero before the first call.
     ///
-    /// If calls take about as long when they are alone, the limiters do not make them long, and a late answer costs
-    /// others nothing. Then it is the time of a quick call.
+    /// If a lone call takes about as long as others, the limiters do not make calls long, and a late answer costs
+    /// others nothing. Then this is the time of a quick call.
     ///
-    /// Otherwise it is less than the deadline, so a request that has just come may always be sent if the
-    /// window has room. Without that, an estimate that is too long would be kept: the refused callers come
-    /// again at once and keep the process busy, which then reads the few answers late.
+    /// Otherwise it is less than the deadline, so a new request may always be sent if the window has room.
+    /// If it were not, a too long estimate would stay: refused callers would come again at once and keep
+    /// the process busy, so that it read the few answers late.
     pub(super) fn needed(&self, deadline: Duration) -> Duration {
         match self.call {
             0 => Duration::ZERO,
@@ -137,7 +138,7 @@ impl LoadWindow {
         if self.is_halved { (window / 2).max(1) } else { window }
     }
 
-    /// Whether calls are so long that it matters who causes it.
+    /// Returns whether calls are so long that their cause matters.
     fn is_long(&self, deadline: Duration) -> bool {
         self.call > nanos(deadline) / 2
     }
@@ -176,7 +177,8 @@ impl LoadWindow {
         let limit = deadline;
         let deadline = nanos(deadline).max(1);
         let took = nanos(took).clamp(1, 2 * deadline);
-        // With halved windows calls are quicker. That says nothing about the next ones, which may have whole windows.
+        // With halved windows calls are quicker. The next calls may have whole windows again, so the quicker ones say
+        // nothing about them.
         let is_eased = was_halved && (self.call / 4..=self.goal(deadline).max(self.call)).contains(&took);
         if self.call == 0 {
             (self.call, self.spread) = (took, took / 4);
@@ -185,7 +187,8 @@ impl LoadWindow {
             // Good news is believed sooner: a store that was slow for a moment is used again at once.
             self.call = moved(self.call, took, if took < self.call / 2 { 2 } else { 8 }).max(1);
         }
-        // One more for each call that came back: a burst upon an idle lane finds out what its first calls say.
+        // The window grows by one for each call that came back, so that a burst on an idle lane first learns from a few
+        // calls.
         let beyond = self.call.saturating_sub(CALL_SHORT);
         let wanted = CALLS_MIN + beyond.saturating_mul(CALLS_PER_MS) / 1_000_000;
         self.calls = wanted.min(self.calls + 1).min(CALLS_MAX);
@@ -195,14 +198,14 @@ impl LoadWindow {
             return;
         }
         let is_free = self.others_make_long && is_long;
-        // A window that nobody has to share may be so large that it is not full even when it is halved.
+        // A window may be so large that it is not full even after it was halved.
         let room = if is_free { 4 } else { 2 };
         let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * room >= self.units();
         let target = self.goal(deadline);
         let took = if is_free { self.call } else { took };
-        // In parts for each request, at most a quarter down and a half up: three tenths of how far
-        // the call is from the target. With more, the window would swing, because its effect is
-        // seen a call later.
+        // Each request moves the window by three tenths of the call's distance from the target, at
+        // most a quarter down or a half up. Larger steps would make the window swing, because their
+        // effect shows only a call later.
         let gain = (target as i128 - i128::from(took)) * i128::from(PART) * 3 / (10 * i128::from(took));
         let gain = gain.clamp(-(PART as i128) / 4, PART as i128 / 2) as i64; // far below the limits of `i64`
         if gain < 0 {
@@ -230,14 +233,14 @@ impl LoadWindow {
         self.window = window.clamp(WINDOW_MIN * PART, WINDOW_MAX * PART);
     }
 
-    /// Records what a call says about the time of a call alone.
+    /// Updates the time of a lone call by this call.
     fn record_alone(&mut self, took: u64, sent: Sent, is_long: bool, deadline: u64) {
         if let Some(phase) = sent.phase.filter(|_| is_long) {
             if let Some(finding) = self.halving.record(phase, took, sent.in_flight) {
                 self.alone = moved(self.alone, finding.alone, 3).max(1);
-                // A store may answer in turns. A call with a small window is sent right after an answer, at the
-                // beginning of a turn, and one with a whole window at any time. So a phase shows only half of the
-                // time that others cause, at times.
+                // A store may answer many calls at once, in turns. A call with a small window is sent right after
+                // an answer, at the beginning of a turn, and one with a whole window at any time. So a phase
+                // sometimes shows only half of the time that other processes cause.
                 let part = if self.others_make_long { 3 } else { 2 };
                 let has_a_chance = self.alone < deadline + 2 * self.spread;
                 self.others_make_long = has_a_chance && self.alone >= finding.whole / part;
@@ -245,8 +248,8 @@ impl LoadWindow {
         }
         let is_measured = sent.phase.is_some() && is_long && self.alone > 0;
         if sent.flights <= 1 && !is_measured {
-            // A slow one may have waited for calls of other processes. If it counted, processes that fill a store
-            // together would take the wait that they cause for the store's distance.
+            // A slow call may have waited for the calls of other processes. If slow calls counted, processes
+            // that fill a store together would mistake their own waits for the store's distance.
             self.alone = if self.alone == 0 { took } else { took.min(moved(self.alone, took, 32)).max(1) };
         }
     }
@@ -256,8 +259,8 @@ impl LoadWindow {
         self.record(deadline + deadline / 4, sent, deadline);
     }
 
-    /// Records that a call failed after this time. Quick failures lead back to the estimate and the window of the
-    /// beginning. Otherwise those of a slow moment would stay for as long as the store answers with errors, and checks
+    /// Records that a call failed after this time. Quick failures reset the estimate and the window to their initial
+    /// values. Otherwise those of a slow moment would stay for as long as the store answers with errors, and checks
     /// would not be sent because of them.
     pub(super) fn record_failure(&mut self, took: Duration, sent: Sent, deadline: Duration) {
         if took > deadline / 2 {
@@ -270,21 +273,22 @@ impl LoadWindow {
 
     /// Returns how long a call may take before the window shrinks.
     ///
-    /// If others make calls long, some of them are late, whatever this process does. If most of them are, a wrong
-    /// belief may be the cause, and a smaller window shows it.
+    /// If others make calls long, some of them are late, whatever this process does. If most of them are late,
+    /// that belief may be wrong, and a smaller window shows it.
     fn goal(&self, deadline: u64) -> u64 {
         if self.others_make_long && self.call > deadline / 2 { deadline / 10 * 13 } else { self.target(deadline) }
     }
 
-    /// Returns how long a call may take that limiters make long: seven tenths of the deadline. If a call takes longer
-    /// than that even alone, it is half of what is left, or a little more than it takes alone.
+    /// Returns how long a call may take if the limiters make calls long: seven tenths of the deadline. If even a lone
+    /// call takes longer, it is that time plus half of the rest of the deadline, or a little more than a lone call
+    /// takes.
     fn target(&self, deadline: u64) -> u64 {
         let half = if self.alone < deadline { (self.alone + deadline) / 2 } else { 0 };
         (deadline / 10 * 7).max(half).max(self.beyond_alone(deadline))
     }
 
     /// Returns the time from which a call takes longer because of others in flight. It is zero if that is not
-    /// known, and if a call alone is late: then no more than a few calls are worth it.
+    /// known, or if even a lone call is late, because then only a few calls are worth it.
     fn beyond_alone(&self, deadline: u64) -> u64 {
         if self.alone < deadline / 8 * 9 { self.alone + self.alone / 20 * 3 } else { 0 }
     }

@@ -65,12 +65,12 @@ struct Lane<F: RemoteStore> {
     queue: F::Queue,
     window: LoadWindow,
     quickest: QuickestCall,
-    /// `None` if the store does not tell it.
+    /// `None` if the store does not report it.
     clock: Option<StoreClock>,
     flights: usize,
     /// The units in flight, as the window counts them.
     units: u64,
-    /// Whether a flight has begun that has taken no request yet.
+    /// True if a flight has begun that has taken no request yet.
     is_starting: bool,
     /// The number of requests that have come.
     came: u64,
@@ -82,7 +82,7 @@ struct Lane<F: RemoteStore> {
     caller_flights: Vec<(u64, Arc<CallerFlight>)>,
 }
 
-/// The driver of a flight that a request begins.
+/// Says what drives a flight that a request begins.
 #[derive(Clone, Copy)]
 enum Driver {
     Caller,
@@ -197,7 +197,7 @@ impl<F: RemoteStore> Lanes<F> {
     /// Adds a request, and begins a flight if one may begin.
     ///
     /// # Errors
-    /// Returns why the request is not sent: its answer would come too late.
+    /// Returns an error if the request is not sent, because its answer would come too late.
     fn push(
         self: &Arc<Self>,
         number: u16,
@@ -248,7 +248,8 @@ impl<F: RemoteStore> Lanes<F> {
     }
 
     /// Takes the next batch of requests out of the lane's queue. Returns their callers, and when the last of them stops
-    /// waiting. Leaves out requests whose callers have gone, whose answer is known by now, or would come too late.
+    /// waiting. Leaves out requests whose callers have gone, whose answers are known by now, or whose answers would
+    /// come too late.
     fn next_batch(self: &Arc<Self>, flight: &mut Flight<F>) -> Option<(Vec<Caller<F>>, Instant)> {
         let now = Instant::now();
         let most = self.store.limits();
@@ -294,9 +295,8 @@ impl<F: RemoteStore> Lanes<F> {
         (!callers.is_empty()).then_some((callers, until))
     }
 
-    /// Returns why there is no answer although the time is over. If the store answered others while
-    /// the request waited, or this process was too busy to notice the time, it is not a fault of the
-    /// store.
+    /// Returns the reason why there is no answer in time. The store is not at fault if it answered
+    /// others while the request waited, or if this process was too busy to notice the time.
     fn timed_out(&self, number: u16, queued: &Queued, deadline: Deadline) -> Unanswered {
         if deadline.is_late() {
             return Unanswered::TooBusy(self.deadline);
@@ -327,7 +327,8 @@ impl<F: RemoteStore> Lane<F> {
         }
     }
 
-    /// Returns why a check that comes now is not sent: with those before it, its answer would come too late.
+    /// Returns the reason if a check that comes now is not sent, because behind the others its answer would come too
+    /// late.
     fn refuses(&mut self, deadline: Duration, most: CallLimits) -> Option<Unanswered> {
         if self.flights == 0 {
             return None; // an idle lane always sends
@@ -342,7 +343,7 @@ impl<F: RemoteStore> Lane<F> {
         Some(self.shed(deadline, most, waiting))
     }
 
-    /// Returns why checks are not sent.
+    /// Returns the reason why checks are not sent.
     fn shed(&self, deadline: Duration, most: CallLimits, waiting: usize) -> Unanswered {
         let call = self.window.call().unwrap_or_default();
         match self.window.alone() {
@@ -369,7 +370,7 @@ impl<F: RemoteStore> Lane<F> {
         }
     }
 
-    /// Returns whether the caller has to begin a flight, which is then counted.
+    /// Returns whether the caller has to begin a flight, and counts it.
     fn begins_flight(&mut self, most: CallLimits) -> bool {
         let begins = !self.is_starting && self.may_begin(most);
         if begins {
@@ -396,14 +397,14 @@ impl<F: RemoteStore> Lane<F> {
             self.window.record_limit();
             return false;
         }
-        // The second half of the flights have to be larger than those before, or requests that come one by one would
-        // take all of them, and the next ones wait for a whole call.
+        // A flight of the second half has to carry more requests than the one before. Otherwise single requests
+        // would use up all flights, and the next ones would wait for a whole call.
         let is_second_half = most.calls == Calls::Pipelined && flights >= (calls / 2).max(2);
         !is_second_half || waiting >= (3 * self.units / flights).min(most.units as u64)
     }
 
-    /// Whether requests come one by one. If they come together, a flight that begins a moment later takes them
-    /// together.
+    /// Returns whether requests come one by one. If they come in groups, a flight that begins a moment later
+    /// takes a whole group.
     fn is_quiet(&self) -> bool {
         self.flights == 1 && self.last_batch_size <= 1
     }
@@ -434,7 +435,7 @@ struct Flight<F: RemoteStore> {
 }
 
 enum FlightState<F: RemoteStore> {
-    /// It has taken no request yet.
+    /// The flight has taken no request yet.
     Starting,
     InFlight {
         held: <F::Queue as LaneQueue<F>>::Held,
@@ -497,7 +498,8 @@ impl<F: RemoteStore> Flight<F> {
 }
 
 impl<F: RemoteStore> Drop for Flight<F> {
-    /// If the last flight of a lane is dropped before it ended, fails the requests that wait: the runtime has ended.
+    /// If the last flight of a lane is dropped before it ended, the runtime has ended. Then this fails the requests
+    /// that wait.
     fn drop(&mut self) {
         let state = std::mem::replace(&mut self.state, FlightState::Ended);
         if matches!(state, FlightState::Ended) {
@@ -523,7 +525,7 @@ impl<F: RemoteStore> Drop for Flight<F> {
     }
 }
 
-/// Keeps what an ended flight held from the next flights, until the pause after it is over.
+/// Keeps the keys of an ended flight from the next flights, until its pause is over.
 struct Resting<F: RemoteStore> {
     lanes: Arc<Lanes<F>>,
     number: u16,

@@ -12,7 +12,7 @@ pub(crate) struct Queue<F: RemoteStore> {
     corrections: VecDeque<QueuedRequest<F>>,
 }
 
-/// The maximum number of requests of each kind that a queue without flights has memory for.
+/// The maximum number of requests of each kind for which a queue without flights keeps memory.
 pub(super) const SPARE: usize = 16;
 
 /// Corrections get at most this part of a flight if checks wait for it.

@@ -1,5 +1,5 @@
-//! The quickest call of the last seconds. It tells a store that is far from one that is busy: if the store is far, no
-//! call is quick, and if it is busy, some are.
+//! The quickest call of the last seconds. It distinguishes a distant store from a busy one: no call to a distant
+//! store is quick, but some calls to a busy store are.
 
 use std::time::Duration;
 

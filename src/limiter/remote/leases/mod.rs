@@ -1,9 +1,9 @@
 //! Leases for hot keys: a process takes several units in one call, and hands them out without asking the store.
 //!
-//! Leased units are taken from the quota first, so the total is never exceeded. Only the time of their use moves: units
-//! that were leased earlier may be used now. So `n` processes with leases of at most `m` units admit in any interval at
-//! most the quota's bound and `n·m`. Other processes are denied the units that one process holds: at most `m`, for
-//! [`HELD`].
+//! Leased units are taken from the quota first, so the total is never exceeded. Only the time of their use moves,
+//! because units that were leased earlier may be used now. So `n` processes with leases of at most `m` units admit in
+//! any interval at most the quota's bound and `n·m`. Other processes are denied the units that one process holds: at
+//! most `m`, for [`HELD`].
 //!
 //! A key is leased once it takes [`HOT`] units in one [`SPAN`]. A lease is for [`WORTH`] spans at
 //! the key's present rate, but at most 1/[`PART`] of the remaining units, so that near the limit
@@ -24,8 +24,8 @@ use crate::quota::Algorithm;
 
 use super::tag::{Tag, Tags};
 
-/// The maximum number of keys that are watched at a time. The first busy key of those that share a slot stays; the
-/// others are calls.
+/// The maximum number of keys that are watched at a time. Of the keys that share a slot, the first busy one stays.
+/// The others are not leased.
 const SLOTS: usize = if cfg!(ratelimit_shuttle) { 2 } else { 1_024 };
 
 /// The time over which a rate is measured.
@@ -34,7 +34,7 @@ const SPAN: Duration = Duration::from_millis(10);
 /// The units in one span that make a key hot.
 const HOT: u64 = 8;
 
-/// The number of spans that a lease is for.
+/// The number of spans for which a lease should last.
 const WORTH: u64 = 2;
 
 /// The time for which a lease is held. Its remaining units are then refunded.
@@ -83,7 +83,7 @@ struct Lease {
     decision: ChargeDecision,
 }
 
-/// A lease that is to be requested.
+/// The next lease to request.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     pub(crate) policy: Policy,
@@ -162,7 +162,7 @@ impl Leases {
     }
 
     /// Forgets a key's leases, because the key is reset under a policy's name. Leases under other quotas of the policy
-    /// may be in any slot, so it looks into each slot.
+    /// may be in any slot, so this searches all slots.
     pub(crate) fn forget(&self, policy: &Policy, key: &Key) {
         let paused_until = self.clock.now().saturating_add(PAUSE);
         for slot in &self.slots {
@@ -194,9 +194,9 @@ impl Leases {
     }
 }
 
-/// Whether units of this policy can be leased. A queue gives each request its own departure, a
-/// quota that counts denied requests has to see them, and a leased unit that is not used would be a
-/// strike or be billed.
+/// Returns whether units of this policy can be leased. A queue gives each request its own
+/// departure, a quota that counts denied requests has to see them, and a leased unit that is not
+/// used would be a strike or be billed.
 fn can_be_leased(policy: &Policy) -> bool {
     let algorithm = policy.quota().algorithm();
     algorithm.is_rate() && algorithm != Algorithm::LeakyQueue && !policy.quota().counts_denied()
@@ -219,19 +219,19 @@ impl Watched {
         }
     }
 
-    /// Whether it is of this key under a policy of this name.
+    /// Returns whether it belongs to this key under a policy of this name.
     fn is_of(&self, policy: &Policy, key: &Key) -> bool {
         self.policy.name_fingerprint() == policy.name_fingerprint() && self.key == *key
     }
 
-    /// Whether no lease is held, and nothing was charged in the last spans.
+    /// Returns whether no lease is held and nothing was charged in the last spans.
     fn is_idle(&self, now: Timestamp) -> bool {
         self.leases.is_empty() && !self.asking && now.saturating_since(self.since) >= 10 * SPAN
     }
 
     fn count(&mut self, cost: u64, now: Timestamp) {
         let passed = now.saturating_since(self.since);
-        // A span also begins when the clock has stepped back.
+        // A new span also begins if the clock stepped back.
         if passed >= SPAN || now < self.since {
             let spans = u64::try_from(passed.as_micros() / SPAN.as_micros()).unwrap_or(u64::MAX).max(1);
             self.rate = self.asked / spans;
@@ -252,7 +252,7 @@ impl Watched {
 
     /// Returns the next lease to request, once half of the leased units are used.
     fn want(&mut self, most: u64, now: Timestamp) -> Option<Wanted> {
-        // Leases that are over are held until they are refunded.
+        // A lease that is over stays here until its units are refunded.
         let held: u64 = self.leases.iter().map(|lease| lease.left).sum();
         let left: u64 = self.leases.iter().filter(|lease| !lease.is_over(now)).map(|lease| lease.left).sum();
         let worth = self.rate.max(self.asked).saturating_mul(WORTH);

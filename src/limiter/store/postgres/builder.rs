@@ -22,9 +22,9 @@ const LOCK_WAIT: Duration = Duration::from_millis(25);
 const LOCK_WAIT_MIN: Duration = Duration::from_millis(1);
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// The time without traffic after which TCP asks whether a connection is still there, how often it asks again, and the
-/// maximum time in which the server has to confirm what it was sent. Otherwise a connection that a firewall has dropped
-/// would seem open for hours.
+/// The keep-alive settings of TCP: the time without traffic before the first probe, the number of probes, and the
+/// maximum time in which the server has to confirm sent data. Otherwise a connection that a firewall has dropped would
+/// seem open for hours.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_AGAIN: (Duration, u32) = (Duration::from_secs(10), 3);
 const UNCONFIRMED: Duration = Duration::from_secs(30);
@@ -32,7 +32,7 @@ const UNCONFIRMED: Duration = Duration::from_secs(30);
 /// The time after which TCP asks by default. It is not a setting of the application.
 const KEEPALIVE_UNSET: Duration = Duration::from_secs(2 * 3_600);
 
-/// The longest time for reaching one of several hosts, unless the configuration says another.
+/// The longest time for reaching one of several hosts, unless the configuration sets another.
 const REACH: Duration = Duration::from_secs(2);
 
 /// Sets up a [`PostgresStore`].
@@ -79,7 +79,7 @@ impl PostgresStoreBuilder {
         self
     }
 
-    /// Creates the table if it is missing. By default it must be there. A table that is there stays as it is, logged or
+    /// Creates the table if it is missing. By default it must be there. An existing table stays as it is, logged or
     /// not.
     pub fn create_table(mut self, durability: Durability) -> Self {
         self.created = Some(durability);
@@ -102,7 +102,7 @@ impl PostgresStoreBuilder {
         self
     }
 
-    /// Sets when idle connections are asked whether they are still there.
+    /// Sets after which time idle connections are probed.
     #[cfg(test)]
     pub(super) fn ping_after(mut self, time: Duration) -> Self {
         self.ping_after = time;
@@ -136,7 +136,7 @@ impl PostgresStoreBuilder {
     /// no tokio runtime. If the table is missing, the error has the statement that creates it.
     pub async fn connect(self, url: &str) -> Result<PostgresStore, StoreError> {
         let config = url.parse().map_err(|error: tokio_postgres::Error| {
-            let message = "this is no URL of PostgreSQL: use postgres://user:password@host:5432/database";
+            let message = "this is not a URL of PostgreSQL: use postgres://user:password@host:5432/database";
             StoreError::new(StoreErrorKind::Misconfigured, message).caused_by(error)
         })?;
         self.connect_with(config, NoTls).await

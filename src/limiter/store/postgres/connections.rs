@@ -1,17 +1,17 @@
 //! The connections to the server.
 //!
 //! [`OwnConnections`] opens the first connection for the first statement, and another one whenever all open ones are
-//! busy. A statement is sent over a busy connection if no more may be opened; the server answers in order, so no answer
-//! can be taken for another one's. A statement is answered even if its caller has stopped waiting.
+//! busy. If no more may be opened, a statement is sent over a busy connection. The server answers in order, so no
+//! answer can be mistaken for another. A statement is answered even if its caller has stopped waiting.
 //!
 //! A connection without an answer for [`LATE`] is used only if no other one is open or can be
 //! opened. One without an answer for [`SILENT`] is given up: its statement is cancelled, and it is
 //! closed. So a server that hangs, or another transaction that has locked the table, does not hold
 //! more than a bounded number of connections.
 //!
-//! A connection that was idle for [`PING`] is asked whether it is still there. If it is not, it is
-//! closed, and if it was the last one, another one is opened. So a connection that a firewall has
-//! dropped without a word costs no check its deadline.
+//! A connection that was idle for [`PING`] is probed. If it does not answer, it is closed, and if
+//! it was the last one, another one is opened. So no check fails because a firewall has silently
+//! dropped a connection.
 
 use std::fmt;
 use std::future::Future;
@@ -40,8 +40,7 @@ const LATE: Duration = Duration::from_millis(20);
 /// A connection without an answer for this time is given up.
 const SILENT: Duration = Duration::from_secs(5);
 
-/// An idle connection is asked after this time whether it is still there. Firewalls forget connections that are idle
-/// for minutes.
+/// An idle connection is probed after this time. Firewalls forget connections that are idle for minutes.
 pub(super) const PING: Duration = Duration::from_secs(30);
 
 /// The longest time that a ping takes.
@@ -91,15 +90,15 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// # Contract
 ///
 /// * Run a statement at most once, and not within a transaction.
-/// * A limiter drops the future if there is no answer in time. So a pool should not hand a connection out on which a
-///   statement is still under way, or the next user of that connection waits for it.
+/// * A limiter drops the future if there is no answer in time. So a pool should not hand out a connection with a
+///   statement still under way. Otherwise the next user of that connection waits for it.
 /// * A future that waits for a free connection and is dropped must not run the statement later.
 pub trait Connections: Send + Sync + 'static {
     /// Runs a statement by [`Statement::run`].
     ///
     /// # Errors
-    /// Returns the error of the statement, or why there is no connection. An error of `tokio_postgres` must be the
-    /// error or one of its [sources](std::error::Error::source): its code says what is wrong.
+    /// Returns the error of the statement, or the reason why there is no connection. An error of `tokio_postgres`
+    /// must be the error or one of its [sources](std::error::Error::source): its code says what is wrong.
     fn run(
         &self,
         statement: &Statement,
@@ -124,7 +123,7 @@ struct PoolState {
     next: u64,
     /// The attempt under way to open a connection.
     attempt: Option<Attempt>,
-    /// No attempt is made before, while there is an open connection.
+    /// While a connection is open, no attempt is made before this instant.
     pause: Option<Deadline>,
 }
 
@@ -137,9 +136,9 @@ struct OpenConnection {
     driver: JoinHandle<()>,
     /// The number of statements without an answer.
     calls: usize,
-    /// Since the first of them was sent, or the last answer came.
+    /// The instant at which the first of them was sent, or the last answer came.
     quiet: Option<Quiet>,
-    /// When it is to be asked whether it is still there.
+    /// The instant of its next probe.
     ping: Deadline,
 }
 
@@ -266,7 +265,7 @@ impl Inner {
         match (chosen, attempt) {
             (Some((number, client)), _) => Choice::Send(number, client),
             (None, Some(attempt)) => Choice::Wait(attempt),
-            // Never happens: there is always a connection or an attempt.
+            // This never happens, because there is always a connection or an attempt.
             (None, None) => Choice::Wait(oneshot::channel().1.shared()),
         }
     }
@@ -328,7 +327,7 @@ impl Inner {
     }
 }
 
-/// Opens a connection, and lets those know that wait for it.
+/// Opens a connection, and tells the statements that wait for it.
 async fn open_one(inner: Weak<Inner>, done: oneshot::Sender<Result<(), SharedError>>) {
     let Some(opening) = inner.upgrade().map(|inner| inner.opener.open()) else { return };
     // A panic must not end the attempt without a result, or no other one would be made.
@@ -353,7 +352,7 @@ async fn open_one(inner: Weak<Inner>, done: oneshot::Sender<Result<(), SharedErr
     let _ = done.send(result.map_err(|error: BoxError| error.into())); // the callers may have gone
 }
 
-/// Asks idle connections whether they are still there, until the store is dropped.
+/// Probes idle connections, until the store is dropped.
 async fn ping_idle(inner: Weak<Inner>, after: Duration) {
     loop {
         Deadline::after(after / 2).wait().await;

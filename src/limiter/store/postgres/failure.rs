@@ -40,12 +40,12 @@ pub(super) fn is_of_an_insert(error: &BoxError) -> bool {
     code_of(&**error).is_some_and(|code| by_insert.contains(&code))
 }
 
-/// Returns whether the connection is of no use any more, although it is open.
+/// Returns whether the connection has become useless, although it is open.
 pub(super) fn is_at_wrong_server(error: &(dyn Error + 'static)) -> bool {
     code_of(error) == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
 }
 
-/// Returns whether creating the table failed because it is there by now.
+/// Returns whether creating the table failed because it already exists.
 pub(super) fn is_there(error: &BoxError) -> bool {
     let there = [&SqlState::DUPLICATE_TABLE, &SqlState::DUPLICATE_OBJECT, &SqlState::UNIQUE_VIOLATION];
     code_of(&**error).is_some_and(|code| there.contains(&code))

@@ -17,13 +17,14 @@
 //! ```
 //!
 //! * A statement has up to 64 keys, and any number of checks of each key. Beyond the flush it costs
-//!   the server 0.02 ms for each key. So the processor is the limit before the disk is, and a few
-//!   connections are enough: more of them only shorten the wait.
-//! * The checks of one key go one statement after the other, all that wait in each. One process
-//!   decides any number of checks of a hot key that way, each of them within two statements.
-//! * Several processes share the server's flushes. But a key is changed once in each flush, by one
-//!   of them: the others decide again. With 8 ms that is about 100 changes a second for all
-//!   processes together, whatever each of them combines.
+//!   the server 0.02 ms for each key. So the processor is the limit before the disk, and a few
+//!   connections are enough. More connections only shorten the wait.
+//! * The checks of one key go one statement after the other, and each statement has all that wait.
+//!   One process decides any number of checks of a hot key that way, each of them within two
+//!   statements.
+//! * Several processes share the server's flushes. But only one process changes a key in each
+//!   flush, and the others decide again. With flushes of 8 ms, all processes together change a key
+//!   about 100 times a second, each time with any number of checks.
 //! * A check of a key that this process has not seen before needs a load first, which waits for no
 //!   flush, or a second statement.
 //! * A check waits for up to two statements: one that is under way, and its own. So the deadline
@@ -41,8 +42,8 @@
 //! | 8 ms | 1,808 | 69 | 1,808 | 1,806 |
 //! | 8 ms | 2,661 | 48 | 362 | 2,661 |
 //!
-//! A check took 1.9 transactions where nearly every key was new to the process, and 0.5 to 0.9
-//! where many checks went together. Checks beyond what the server carries fail at once, as
+//! A check took 1.9 transactions if nearly every key was new to the process, and 0.5 to 0.9 if many
+//! checks shared a transaction. Checks beyond what the server carries fail at once, as
 //! [`Overloaded`](crate::limiter::StoreErrorKind::Overloaded), and cost it nothing.
 //!
 //! A statement of an unlogged table waits for no flush. The processor is the limit, as said above.
@@ -50,18 +51,18 @@
 //! # Long transactions
 //!
 //! While a transaction is open anywhere in the server, such as a long report or a dump, PostgreSQL
-//! keeps the old versions of all rows that it could still see. A key that is charged often then
-//! grows, and each check of it meets the versions before it. After 100 s and 22,000 checks of one
-//! key beside an open transaction, a check took five times as much of the server's processor; after
-//! its end 1.2 times, and the space is used again. If reports run for hours, use a standby for
-//! them.
+//! keeps the old versions of all rows that it could still see. Then the row of a key that is
+//! charged often collects versions, and each check has to skip the earlier ones. After 100 s and
+//! 22,000 checks of one key beside an open transaction, a check took five times as much of the
+//! server's processor; after its end 1.2 times, and the space is used again. If reports run for
+//! hours, use a standby for them.
 //!
 //! # Many processes and one key
 //!
-//! Checks of one key within a process go together, so one process can decide many in a second
-//! however slow the server is. Processes compete for a key: the one that loses decides again at
-//! once, on the current value, and the one that won after several losses lets the others go first,
-//! for up to 8 ms. A check that loses until its deadline fails as
+//! Checks of one key within a process share a statement, so one process can decide many in a
+//! second, however slow the server is. Processes compete for a key. The loser decides again at
+//! once, on the current value. A process that won after several losses lets the others go first,
+//! for up to 8 ms. A check that cannot win the key by its deadline fails as
 //! [`Contended`](crate::limiter::StoreErrorKind::Contended). Eight processes of four tasks each,
 //! that charged one key without a pause on two busy processors, lost 4 % of 160,000 checks to the
 //! deadline of 50 ms, and 0.1 % to others; with 32 limiters it was a third. So give such a key a
@@ -73,8 +74,8 @@
 //! pools transactions may be between. So may a PgBouncer that pools statements: each statement is a
 //! transaction of its own.
 //!
-//! No connection is left to itself: TCP asks after 30 s without traffic, and so does the store,
-//! with an empty statement. A statement whose check has failed by its deadline keeps its connection
+//! Idle connections are probed: TCP does so after 30 s without traffic, and so does the store, with
+//! an empty statement. A statement whose check has failed by its deadline keeps its connection
 //! until it is answered. After 20 ms without an answer other statements take another connection, if
 //! there is one. After 5 s the statement is cancelled and the connection closed. So statements that
 //! hang use up `max_connections` for 5 s at most.

@@ -21,8 +21,8 @@ use crate::event::StoreErrorKind;
 use crate::limiter::remote::Deadline;
 use crate::limiter::store::{Change, Loaded, Store, StoreError, Swapped, Then};
 
-/// A sweep begins after this many values were inserted. It looks at twice as many rows as are written, so expired rows
-/// stay fewer than the others.
+/// A sweep begins after this many values were inserted. It looks at twice as many rows as were inserted, so expired
+/// rows stay fewer than the others.
 const INSERTS: u64 = SWEPT as u64 / 2;
 
 /// The longest time that a sweep takes.
@@ -47,8 +47,8 @@ const LIVES_MAX: u64 = 300 * 366 * 24 * 3_600;
 /// The table has a row for each key; see [`create_sql`](super::PostgresStoreBuilder::create_sql). Nothing else writes
 /// into it. To reset all keys, delete its rows.
 ///
-/// Expired rows are removed as it goes: after every 50 inserted rows the store looks at 100 others, in a statement of
-/// its own. So the table has at most about a third more rows than there are live keys. There is no task for it.
+/// The store removes expired rows: after every 50 inserted rows it looks at 100 others, in a separate statement. So
+/// the table has at most about a third more rows than there are live keys. There is no task for it.
 ///
 /// ```no_run
 /// use tower_ratelimit::limiter::store::postgres::{Durability, PostgresStore};
@@ -87,7 +87,7 @@ struct Sweep {
     after: Mutex<String>,
 }
 
-/// Notes the end of a sweep when it is dropped: connections of the application may panic.
+/// Notes the end of a sweep when it is dropped, because connections of the application may panic.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -117,7 +117,7 @@ impl<C: Connections> PostgresStore<C> {
         }
     }
 
-    /// Checks that the table is there, has the right form, and that all rights on it are there.
+    /// Checks that the table exists and has the right form, and that the user has all rights on it.
     pub(super) async fn check(&self) -> Result<(), StoreError> {
         let statement = self.0.swap_statement(&[]);
         self.0.connections.run(&statement).await.map(drop).map_err(|error| self.0.failed_at(error, Phase::Setup))
@@ -302,8 +302,8 @@ impl<C: Connections> Inner<C> {
         Statement::new(&self.table.swap_each, [keys, numbers, expected, is_put, versions, values, lives])
     }
 
-    /// Runs a statement. If the server undoes it because of others that run at the same time, it is run again: it has
-    /// changed nothing.
+    /// Runs a statement. If the server undoes it because of concurrent ones, it is run again, because it has changed
+    /// nothing.
     async fn run(&self, statement: &Statement) -> Result<Vec<Row>, BoxError> {
         for runs in 1.. {
             match self.connections.run(statement).await {
@@ -363,7 +363,7 @@ impl<C: Connections> Inner<C> {
 struct Columns {
     keys: Parameter,
     expected: Parameter,
-    /// Null if the value is kept, and false if it is removed.
+    /// True if the value is put, false if it is removed, and null if it is kept.
     is_put: Parameter,
     versions: Parameter,
     values: Parameter,

@@ -1,6 +1,6 @@
 //! The table, and the statements for it.
 //!
-//! Why they are as they are:
+//! The reasons for their form:
 //!
 //! * There is no index on `expires`. With one, each change of a row would write both indexes, and leave a row behind
 //!   that only a vacuum removes. Without it, a change stays within its page, which has room for it by the fill factor.
@@ -49,7 +49,7 @@ labelled! {
 /// A table's name, and the statements for it.
 #[derive(Clone, Debug)]
 pub(super) struct PostgresTable {
-    /// The name as it stands in SQL.
+    /// The name as it is written in SQL.
     name: String,
     /// Returns the values of keys.
     pub(super) load: Arc<str>,
@@ -86,9 +86,9 @@ impl PostgresTable {
                 ),
             ));
         }
-        // In quotes, since a name may be a word of SQL.
+        // The name is quoted, because it may be a keyword of SQL.
         let name = parts.iter().map(|part| format!("\"{part}\"")).collect::<Vec<_>>().join(".");
-        // It is evaluated once, and even if there is no row yet.
+        // SQL evaluates it once, and even if there is no row yet.
         let wait = format!("(SELECT set_config('lock_timeout', '{}', true)) IS NOT NULL", max_lock_wait.as_millis());
         Ok(Self {
             load: format!(
