@@ -12,16 +12,21 @@
 //! | a denied key | no call until its wait is over | 1 call for a million checks |
 //! | a leased key at 100,000 a second | below 1,000 calls a second | 53 |
 //!
-//! Checks through fred and through redis-rs, as ratios to a client of five lines over redis-rs (`-- clients`, with 1, 16,
-//! 64 and 200 in flight): 0.74–0.77, 1.20, 2.99 and 1.63 through fred, 0.82–0.86, 1.41, 3.44 and 1.60 through redis-rs.
-//! Other programs used the machine (load 10 to 15). At least 0.95 is aimed at for a lone check. What it lacks is in the
-//! process: system calls are the same, and the server's instructions nearly (below), but a check takes 2 to 3 times the
-//! instructions of this process (before they were cut last: 39,000 through redis-rs and 47,000 through fred, of which a
-//! call by hand takes 15,600 and 23,400).
+//! Checks a second through each client, as ratios to a client of five lines over redis-rs (`-- clients`). At least 0.95
+//! is aimed at for a lone check, and 1 from 16 in flight on:
 //!
-//! Against the same figure, a bare call through fred did 1.70–1.92 at 200 in flight and 1.37–1.83 at 50. With one, two
-//! and three calls on the wire checks did 2.55, 2.56–2.97 and 2.71 at 200, and 1.93, 1.47–1.84 and 1.81 at 50: no
-//! difference that stands out of the noise.
+//! | in flight | quiet machine: fred, redis-rs | the machine has load 10 to 15 |
+//! |---|---|---|
+//! | 1 | 0.90–1.01, 0.92–1.00 | 0.74–0.77, 0.82–0.86 |
+//! | 16 | 0.83, 0.86 | 1.20, 1.41 |
+//! | 64 | 1.47, 1.62 | 2.99, 3.44 |
+//! | 200 | 1.97, 2.04 | 1.63, 1.60 |
+//!
+//! On the quiet machine a lone check takes 68 µs, nearly all of it until two processes have woken. At 16 it still waits for
+//! that, where the five lines are sent and answered one by one meanwhile. With two calls at a time instead of four it was
+//! 0.54 (DESIGN.md). Under load the processor is short, and what a check lacks is in this process: system calls are the
+//! same, and the server's instructions nearly (below), but a lone check takes 2 to 3 times the instructions (40,100 where
+//! a call by hand takes 14,900).
 //!
 //! The server's time for a decision was to be at most 1.25 times that of the leanest script known for its algorithm. A
 //! lone check's is more for a log, which also tells the reset, the window and the wait; under load, where checks go

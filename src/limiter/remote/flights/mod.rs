@@ -24,7 +24,7 @@ use self::caller_flight::{CallerFlight, FlightHandle};
 #[cfg(feature = "store")]
 pub(crate) use self::groups::{Groups, Keyed};
 use self::halving::StoreClock;
-use self::load_window::{LoadWindow, Sent};
+use self::load_window::{CALLS_MIN, LoadWindow, Sent};
 #[cfg(any(feature = "_redis", test))]
 pub(crate) use self::queue::Queue;
 use self::quickest::QuickestCall;
@@ -397,9 +397,9 @@ impl<F: RemoteStore> Lane<F> {
             self.window.record_limit();
             return false;
         }
-        // A flight of the second half has to carry more requests than the one before. Otherwise single requests
-        // would use up all flights, and the next ones would wait for a whole call.
-        let is_second_half = most.calls == Calls::Pipelined && flights >= (calls / 2).max(2);
+        // A flight of the second half has to carry three times as many requests as the others do on average. Otherwise
+        // single requests would use up all flights, and the next ones would wait for a whole call.
+        let is_second_half = most.calls == Calls::Pipelined && flights >= (calls / 2).max(CALLS_MIN);
         !is_second_half || waiting >= (3 * self.units / flights).min(most.units as u64)
     }
 
