@@ -82,7 +82,7 @@ pub(crate) use policy_registry::{Contradiction, Entered};
 pub use ready::{NotReady, NotReadyKind, Ready};
 pub(crate) use reply::BoxFuture;
 pub use reply::{Reply, ReplyFuture};
-pub use shared_text::{SharedText, TextRead, VersionedText};
+pub use shared_text::{REPORT_MAX, REPORTS_MAX, SharedText, TextRead, VersionedText};
 pub use support::{UnsupportedQuota, UnsupportedQuotaKind};
 
 #[cfg(test)]

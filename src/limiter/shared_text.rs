@@ -1,6 +1,8 @@
 //! A text that all processes of a store share.
 
+use std::future::ready;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::BoxError;
 use crate::limiter::reply::BoxFuture;
@@ -22,7 +24,31 @@ pub trait SharedText: Send + Sync {
 
     /// Replaces the text if its version is the expected one. Returns whether it did.
     fn swap<'a>(&'a self, expect: Option<u128>, next: &'a VersionedText) -> BoxFuture<'a, Result<bool, BoxError>>;
+
+    /// Keeps a report for a time: what a process says about itself, in at most [`REPORT_MAX`] bytes. Its version is the
+    /// process, and stays the same. `place` is below [`REPORTS_MAX`]. Returns `false` if another process has the place.
+    ///
+    /// By default no report is kept.
+    fn put_report<'a>(
+        &'a self,
+        _place: usize,
+        _report: &'a VersionedText,
+        _lasting: Duration,
+    ) -> BoxFuture<'a, Result<bool, BoxError>> {
+        Box::pin(ready(Ok(true)))
+    }
+
+    /// Returns the reports that are kept.
+    fn reports(&self) -> BoxFuture<'_, Result<Vec<VersionedText>, BoxError>> {
+        Box::pin(ready(Ok(Vec::new())))
+    }
 }
+
+/// The maximum number of reports.
+pub const REPORTS_MAX: usize = 64;
+
+/// The longest report in bytes.
+pub const REPORT_MAX: usize = 8_000;
 
 /// A text and its version.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +65,12 @@ impl VersionedText {
     #[must_use]
     pub fn new(version: u128, text: impl Into<Arc<str>>) -> Self {
         Self { version, text: text.into() }
+    }
+
+    /// Returns the bytes of the version, followed by those of the text.
+    #[cfg(feature = "_redis")]
+    pub(crate) fn to_stored(&self) -> Vec<u8> {
+        [&self.version.to_be_bytes(), self.text.as_bytes()].concat()
     }
 
     /// Reads a text that was stored after the bytes of its version.

@@ -1,13 +1,26 @@
 //! Operators' settings for all processes, kept in Redis.
 
-use super::support::fleet::{Process, check_changes, deny, until_all};
+use tokio::task::block_in_place;
+use tower_ratelimit::fleet::FleetErrorKind;
+use tower_ratelimit::limiter::VersionedText;
+
+use super::support::fleet::{Process, change_when_it_answers, check_changes, deny, until_all};
+use super::support::proxy::Proxy;
+use super::support::redis_cluster::Cluster;
+use super::support::redis_sentinel::Sentinel;
 use super::*;
 
 /// Connects several limiters, as that many processes do.
 async fn processes(server: &Server, count: usize) -> Vec<Process> {
+    processes_at(&server.url(), count).await
+}
+
+async fn processes_at(url: &str, count: usize) -> Vec<Process> {
     let mut processes = Vec::new();
     for _ in 0..count {
-        processes.push(Process::beside(&connect(server).await).await);
+        // Not patient: a server that says nothing is to be noticed.
+        let builder = RedisLimiter::builder().deadline(Duration::from_millis(200));
+        processes.push(Process::beside(&connected(builder, url).await).await);
     }
     processes
 }
@@ -30,4 +43,121 @@ async fn what_was_set_outlives_processes_and_an_emptied_server() {
     second[1].fleet.change("bob", "", [deny("192.0.2.2")]).await.unwrap();
     until_all(&second, |process| process.denies("192.0.2.1") && process.denies("192.0.2.2")).await;
     assert_eq!(second[0].fleet.in_force().revision, 2);
+}
+
+/// The server evicts keys to make room, and processes that have read the text do not read it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn evicted_settings_are_there_for_a_new_process() {
+    let server = Server::start();
+    let old = processes(&server, 1).await;
+    let before = super::keys(&server);
+    old[0].fleet.change("alice", "", [deny("192.0.2.1")]).await.unwrap();
+    for evicted in super::keys(&server).into_iter().filter(|key| !before.contains(key)) {
+        redis::cmd("DEL").arg(&evicted).exec(&mut server.connection()).unwrap();
+        // The old process puts it back within a second, and the new one reads it.
+        until_all(&processes(&server, 1).await, |process| process.denies("192.0.2.1")).await;
+    }
+}
+
+/// A replica takes over from a master that is killed. Processes know the settings, whether or not it has them.
+async fn check_failover(url: &str, kill_and_replace: impl FnOnce()) {
+    let processes = processes_at(url, 5).await;
+    processes[0].fleet.change("alice", "", [deny("192.0.2.1")]).await.unwrap();
+    until_all(&processes, |process| process.denies("192.0.2.1")).await;
+    let killed = Instant::now();
+    block_in_place(kill_and_replace);
+    let replaced = killed.elapsed();
+    change_when_it_answers(&processes[1], deny("192.0.2.2")).await;
+    let changed = killed.elapsed();
+    until_all(&processes, |process| process.denies("192.0.2.1") && process.denies("192.0.2.2")).await;
+    println!("replaced after {replaced:?}, changed after {changed:?}, in force after {:?}", killed.elapsed());
+    let late = processes_at(url, 1).await;
+    assert!(late[0].denies("192.0.2.1") && late[0].denies("192.0.2.2"));
+    assert_eq!(late[0].fleet.in_force().hash, processes[0].fleet.in_force().hash);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_outlive_a_master_that_sentinels_replace() {
+    let mut servers = block_in_place(Sentinel::start);
+    let url = servers.url();
+    check_failover(&url, || {
+        servers.servers[0].kill();
+        servers.wait_for_replacement();
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_outlive_a_master_of_a_cluster() {
+    let mut cluster = block_in_place(Cluster::start);
+    let slot: u16 =
+        redis::cmd("CLUSTER").arg(&["KEYSLOT", "{fleet}"]).query(&mut cluster.servers[0].connection()).unwrap();
+    let master = (0..Cluster::MASTERS).find(|at| (Cluster::slots(*at).0..=Cluster::slots(*at).1).contains(&slot));
+    let master = master.expect("each slot has a master");
+    let url = cluster.url();
+    check_failover(&url, || {
+        cluster.replace_soon();
+        cluster.servers[master].kill();
+        let began = std::time::Instant::now();
+        while !cluster.is_master(Cluster::MASTERS + master) {
+            assert!(began.elapsed() < LONG, "the replica does not take over");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    })
+    .await;
+}
+
+/// A process is cut off in three ways while operators go on. It says so, and has the latest settings soon after.
+#[tokio::test(flavor = "multi_thread")]
+async fn process_that_was_cut_off_catches_up() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let there = &processes(&server, 1).await[0];
+    let away = processes_at(&proxy.url(), 1).await;
+    let cuts: [(&str, fn(&Proxy)); 3] = [
+        ("held", |proxy| proxy.hold(true)),
+        ("forgotten", |proxy| {
+            proxy.hold(true);
+            proxy.forget();
+        }),
+        ("led to nowhere", |proxy| {
+            proxy.lead_to(support::redis_server::free_port());
+            proxy.reset();
+        }),
+    ];
+    for (number, (how, cut)) in cuts.into_iter().enumerate() {
+        let (before, address) = (away[0].fleet.in_force().revision, format!("192.0.2.{number}"));
+        cut(&proxy);
+        eventually("it notices", async || away[0].fleet.in_force().error.is_some()).await;
+        there.fleet.change("alice", "", [deny(&address)]).await.unwrap();
+        let error = away[0].fleet.change("bob", "", [deny("198.51.100.1")]).await.unwrap_err();
+        assert_eq!(error.kind(), FleetErrorKind::Unavailable, "{how}: {error}");
+        assert!(away[0].fleet.in_force().revision == before && !away[0].denies(&address), "{how}");
+        proxy.lead_to(server.port());
+        proxy.hold(false);
+        let took = until_all(&away, |process| process.denies(&address)).await;
+        println!("{how}: in force {took:?} after the end");
+    }
+    assert_eq!(there.fleet.in_force().hash, away[0].fleet.in_force().hash);
+    assert!(!there.denies("198.51.100.1"));
+}
+
+/// A report stays in its place until its time is over, and another process cannot take the place before.
+#[tokio::test(flavor = "multi_thread")]
+async fn reports_of_processes_have_places_of_their_own() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let text = limiter.hooks().shared_text().unwrap();
+    let report = |process: u128, text: &str| VersionedText::new(process, text);
+    let put = async |place: usize, report: &VersionedText, lasting: Duration| {
+        text.put_report(place, report, lasting).await.unwrap()
+    };
+    let (long, short) = ([report(1, &"a:1:".repeat(2_000)), report(2, "")], Duration::from_millis(100));
+    assert!(put(0, &long[0], LONG).await && put(63, &long[1], LONG).await);
+    assert!(!put(0, &report(3, "c"), LONG).await && !put(64, &report(3, "c"), LONG).await);
+    assert_eq!(text.reports().await.unwrap(), long);
+    assert!(put(0, &report(1, "b"), short).await);
+    assert_eq!(text.reports().await.unwrap()[0], report(1, "b"));
+    eventually("the report ends", async || text.reports().await.unwrap().len() == 1).await;
+    assert!(put(0, &report(3, "c"), LONG).await);
 }

@@ -1,4 +1,5 @@
 //! Operators' settings in several processes with one store. Each process is a limiter of its own here.
+#![allow(dead_code, reason = "each test file uses its part")]
 
 use std::time::Duration;
 
@@ -31,6 +32,15 @@ impl Process {
 
 pub(crate) fn deny(address: &str) -> FleetChange {
     FleetChange::network("clients", address, Access::Deny).expect("an address")
+}
+
+/// Makes a change as soon as the store answers.
+pub(crate) async fn change_when_it_answers(process: &Process, change: FleetChange) {
+    let began = Instant::now();
+    while let Err(error) = process.fleet.change("bob", "", [change.clone()]).await {
+        assert!(began.elapsed() < LONG, "{error}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 /// Waits until all processes are so. Returns how long it took.

@@ -1,15 +1,16 @@
--- Loads or swaps the text that all processes share. KEYS[2] has it, after 16 bytes of its version. KEYS[1] has the
--- version alone, so that a load of an unchanged text does not copy the text into the script.
+-- Loads or swaps the text that all processes share. KEYS[1] is a list of its version, of 16 bytes, and the text. So a load
+-- of an unchanged text does not copy it into the script, and neither of them can be evicted without the other.
 --
--- ARGV[1] is the version that the caller knows, or nothing. With ARGV[2], the next value, the text is
--- replaced if it has that version. Returns `=` if the version was the known one. Otherwise it returns
--- `!` and, for a load, the value.
+-- ARGV[1] is the version that the caller knows, or nothing. With ARGV[2], the next version and text, the text is
+-- replaced if it has the known version. Returns `=` if the version was the known one. Otherwise it returns
+-- `!` and, for a load, version and text.
 local known, next = ARGV[1], ARGV[2]
-if not next and known ~= '' and redis.call('GET', KEYS[1]) == known then return '=' end
-local value = redis.call('GET', KEYS[2]) or ''
-if string.sub(value, 1, 16) ~= known then return next and '!' or '!' .. value end
+local version = redis.call('LINDEX', KEYS[1], 0) or ''
+if version ~= known then
+  return next and '!' or '!' .. version .. (redis.call('LINDEX', KEYS[1], 1) or '')
+end
 if next then
-  redis.call('SET', KEYS[1], string.sub(next, 1, 16))
-  redis.call('SET', KEYS[2], next)
+  redis.call('DEL', KEYS[1])
+  redis.call('RPUSH', KEYS[1], string.sub(next, 1, 16), string.sub(next, 17))
 end
 return '='

@@ -1,4 +1,4 @@
-//! The text that all processes share, in Redis: a string that begins with its version.
+//! The text that all processes share, in Redis: a list of its version and itself. And the reports of processes.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -11,9 +11,10 @@ use super::script::{Call, Script};
 use crate::error::BoxError;
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::Checks;
-use crate::limiter::{BoxFuture, SharedText, TextRead, VersionedText};
+use crate::limiter::{BoxFuture, REPORTS_MAX, SharedText, TextRead, VersionedText};
 
-static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("shared_text.lua")));
+static TEXT: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("shared_text.lua")));
+static REPORTS: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("reports.lua")));
 
 /// The time that a call may take. No request waits for it.
 const CALL: Duration = Duration::from_secs(1);
@@ -21,20 +22,22 @@ const CALL: Duration = Duration::from_secs(1);
 /// The text of a limiter's Redis.
 pub(super) struct RedisText {
     checks: Arc<Checks<RedisBackend>>,
-    /// The keys of the version and of the text.
-    keys: [Bytes; 2],
+    key: Bytes,
+    /// The keys of the reports.
+    places: Vec<Bytes>,
     slot: u16,
 }
 
 impl RedisText {
     pub(super) fn new(checks: Arc<Checks<RedisBackend>>) -> Self {
-        let (keys, slot) = checks.backend().space.shared_text_keys();
-        Self { checks, keys: keys.map(Bytes::from), slot }
+        let (key, slot) = checks.backend().space.shared_text_key();
+        let places = (0..REPORTS_MAX).map(|place| format!("{key}:{place}").into()).collect();
+        Self { checks, key: key.into(), places, slot }
     }
 
-    /// Runs the script. Returns the first byte of its answer, and the rest.
-    async fn run(&self, args: Vec<Bytes>) -> Result<(u8, Bytes), BoxError> {
-        let call = Call { script: &SCRIPT, keys: self.keys.to_vec(), args };
+    /// Runs a script. Returns the first byte of its answer, and the rest.
+    async fn run(&self, script: &'static Script, keys: &[Bytes], args: Vec<Bytes>) -> Result<(u8, Bytes), BoxError> {
+        let call = Call { script, keys: keys.to_vec(), args };
         let store = &self.checks.backend().flights.store().store;
         let answer = store.run_within(&call, self.slot, CALL).await?;
         let Some(mut answer) = answer.filter(|answer| !answer.is_empty()) else {
@@ -53,7 +56,7 @@ fn version(version: Option<u128>) -> Bytes {
 impl SharedText for RedisText {
     fn load(&self, known: Option<u128>) -> BoxFuture<'_, Result<TextRead, BoxError>> {
         Box::pin(async move {
-            match self.run(vec![version(known)]).await? {
+            match self.run(&TEXT, std::slice::from_ref(&self.key), vec![version(known)]).await? {
                 (b'=', _) => Ok(TextRead::Unchanged),
                 (_, stored) if stored.is_empty() => Ok(TextRead::Changed(None)),
                 (_, stored) => Ok(TextRead::Changed(Some(VersionedText::from_stored(&stored)?))),
@@ -63,8 +66,36 @@ impl SharedText for RedisText {
 
     fn swap<'a>(&'a self, expect: Option<u128>, next: &'a VersionedText) -> BoxFuture<'a, Result<bool, BoxError>> {
         Box::pin(async move {
-            let stored = [&next.version.to_be_bytes(), next.text.as_bytes()].concat();
-            Ok(self.run(vec![version(expect), stored.into()]).await?.0 == b'=')
+            let args = vec![version(expect), next.to_stored().into()];
+            Ok(self.run(&TEXT, std::slice::from_ref(&self.key), args).await?.0 == b'=')
+        })
+    }
+
+    fn put_report<'a>(
+        &'a self,
+        place: usize,
+        report: &'a VersionedText,
+        lasting: Duration,
+    ) -> BoxFuture<'a, Result<bool, BoxError>> {
+        Box::pin(async move {
+            let Some(key) = self.places.get(place) else { return Ok(false) };
+            let args = vec![report.to_stored().into(), lasting.as_millis().to_string().into()];
+            Ok(self.run(&REPORTS, std::slice::from_ref(key), args).await?.0 == b'=')
+        })
+    }
+
+    fn reports(&self) -> BoxFuture<'_, Result<Vec<VersionedText>, BoxError>> {
+        Box::pin(async move {
+            let (_, mut rest) = self.run(&REPORTS, &self.places, Vec::new()).await?;
+            let mut reports = Vec::new();
+            while let Some(colon) = rest.iter().position(|byte| *byte == b':') {
+                let length = std::str::from_utf8(&rest.split_to(colon)).ok().and_then(|length| length.parse().ok());
+                let report = length.filter(|length: &usize| *length < rest.len());
+                let Some(length) = report else { return Err("the server has cut the reports".into()) };
+                let report = rest.split_to(length + 1).slice(1..);
+                reports.extend(VersionedText::from_stored(&report)); // another application may have the place
+            }
+            Ok(reports)
         })
     }
 }

@@ -4,15 +4,21 @@
 //! kB follows directly. A longer one is in parts of that size, under the keys `prefix:1:fleet:0` and so on, which one
 //! swap replaces together. All values of a text have its version, so a reader notices a text that was replaced while it
 //! was read.
+//!
+//! A text of which a part is gone counts as none, so that a process that knows it puts it back. Processes that know the
+//! text read the head only, so they look at the parts from time to time.
+//!
+//! The reports of processes are under the keys `prefix:1:fleet:process:0` and so on. Their version is the process.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::backend::Swaps;
 use super::{Change, Store, Then, Value, Version};
 use crate::error::BoxError;
 use crate::limiter::remote::Checks;
-use crate::limiter::{BoxFuture, SharedText, TextRead, VersionedText};
+use crate::limiter::{BoxFuture, REPORTS_MAX, SharedText, TextRead, VersionedText};
 
 /// The largest part in bytes. A value may have 17 kB.
 const PART: usize = 15 << 10;
@@ -29,16 +35,21 @@ const LIVES: Duration = Duration::from_secs(10 * 366 * 86_400);
 /// How often the text is read again if it is replaced during the read.
 const READS: usize = 5;
 
+/// Of this number of loads of a known text, which take a minute, one looks whether all parts are there.
+const WHOLE_EVERY: u32 = 60;
+
 /// The text of a limiter's store.
 pub(super) struct StoreText<S: Store> {
     checks: Arc<Checks<Swaps<S>>>,
     head: Arc<str>,
+    /// The number of loads.
+    loads: AtomicU32,
 }
 
 impl<S: Store> StoreText<S> {
     pub(super) fn new(checks: Arc<Checks<Swaps<S>>>) -> Self {
         let head = format!("{}fleet", checks.backend().before()).into();
-        Self { checks, head }
+        Self { checks, head, loads: AtomicU32::new(0) }
     }
 
     fn store(&self) -> &S {
@@ -49,6 +60,10 @@ impl<S: Store> StoreText<S> {
     fn keys(&self, parts: usize) -> Vec<Arc<str>> {
         let parts = (0..parts).map(|part| format!("{}:{part}", self.head).into());
         std::iter::once(Arc::clone(&self.head)).chain(parts).collect()
+    }
+
+    fn place(&self, place: usize) -> Arc<str> {
+        format!("{}:process:{place}", self.head).into()
     }
 
     /// Returns the value of the text's key, and the number of its parts.
@@ -83,47 +98,83 @@ impl<S: Store> StoreText<S> {
 impl<S: Store> SharedText for StoreText<S> {
     fn load(&self, known: Option<u128>) -> BoxFuture<'_, Result<TextRead, BoxError>> {
         Box::pin(async move {
+            let looks_at_parts = self.loads.fetch_add(1, Ordering::Relaxed) % WHOLE_EVERY == WHOLE_EVERY - 1;
+            let (mut before, none) =
+                (None, if known.is_none() { TextRead::Unchanged } else { TextRead::Changed(None) });
             for _ in 0..READS {
-                let found = self.head().await?;
-                let version = found.as_ref().map(|(head, _)| u128::from_be_bytes(head.version.to_bytes()));
-                if version == known {
+                let Some((head, parts)) = self.head().await? else { return Ok(none) };
+                let is_known = Some(u128::from_be_bytes(head.version.to_bytes())) == known;
+                if is_known && !(looks_at_parts && parts > 0) {
                     return Ok(TextRead::Unchanged);
                 }
-                let Some((head, parts)) = found else { return Ok(TextRead::Changed(None)) };
-                if let Some(text) = self.text(&head, parts).await? {
-                    return Ok(TextRead::Changed(Some(text)));
+                match self.text(&head, parts).await? {
+                    Some(_) if is_known => return Ok(TextRead::Unchanged),
+                    Some(text) => return Ok(TextRead::Changed(Some(text))),
+                    None if before == Some(head.version) => return Ok(none), // a part of it is gone
+                    None => before = Some(head.version),
                 }
             }
-            Err("the text changed each time that it was read, or a part of it is gone".into())
+            Err("the text changed each time that it was read".into())
         })
     }
 
     fn swap<'a>(&'a self, expect: Option<u128>, next: &'a VersionedText) -> BoxFuture<'a, Result<bool, BoxError>> {
         Box::pin(async move {
             let expected = expect.map(|version| Version::from_bytes(version.to_be_bytes()));
-            let before = self.head().await?;
-            if before.as_ref().map(|(head, _)| head.version) != expected {
-                return Ok(false);
-            }
-            let (bytes, parts_before) = (next.text.as_bytes(), before.map_or(0, |(_, parts)| parts));
+            let parts_before = self.head().await?.map_or(0, |(_, parts)| parts);
+            let bytes = next.text.as_bytes();
             let parts: Vec<&[u8]> = if bytes.len() <= PART { Vec::new() } else { bytes.chunks(PART).collect() };
             let Some(count) = u8::try_from(parts.len()).ok().filter(|count| usize::from(*count) <= PARTS_MAX) else {
                 return Err("the text is longer than this store takes".into());
             };
+            let keys = self.keys(parts.len().max(parts_before));
+            let loaded = self.store().load(&keys).await?;
+            let there: Vec<_> = loaded.values().iter().map(|value| value.as_ref().map(|value| value.version)).collect();
+            let found = there.first().copied().flatten();
+            let is_whole = there.iter().take(parts_before + 1).all(|version| *version == found);
+            if found != expected && (expected.is_some() || is_whole) {
+                return Ok(false);
+            }
             let mut head = vec![FORMAT, count];
             if parts.is_empty() {
                 head.extend_from_slice(bytes);
             }
             let version = Version::from_bytes(next.version.to_be_bytes());
             let put = |bytes: &[u8]| Then::Put(Value::new(version, bytes), LIVES);
-            let changes = self.keys(parts.len().max(parts_before)).into_iter().enumerate().map(|(at, key)| {
-                let expect = expected.filter(|_| at <= parts_before);
-                match at.checked_sub(1) {
-                    None => Change::new(key, expect, put(&head)),
-                    Some(part) => Change::new(key, expect, parts.get(part).map_or(Then::Delete, |part| put(part))),
-                }
+            let changes = keys.into_iter().zip(there).enumerate().map(|(at, (key, expect))| match at.checked_sub(1) {
+                None => Change::new(key, expect, put(&head)),
+                Some(part) => Change::new(key, expect, parts.get(part).map_or(Then::Delete, |part| put(part))),
             });
             Ok(self.store().swap(&changes.collect::<Vec<_>>()).await?.is_done())
+        })
+    }
+
+    fn put_report<'a>(
+        &'a self,
+        place: usize,
+        report: &'a VersionedText,
+        lasting: Duration,
+    ) -> BoxFuture<'a, Result<bool, BoxError>> {
+        Box::pin(async move {
+            let process = Version::from_bytes(report.version.to_be_bytes());
+            for expect in [Some(process), None] {
+                let value = Value::new(process, report.text.as_bytes());
+                let change = Change::new(self.place(place), expect, Then::Put(value, lasting));
+                if self.store().swap(&[change]).await?.is_done() {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })
+    }
+
+    fn reports(&self) -> BoxFuture<'_, Result<Vec<VersionedText>, BoxError>> {
+        Box::pin(async move {
+            let places: Vec<Arc<str>> = (0..REPORTS_MAX).map(|place| self.place(place)).collect();
+            let loaded = self.store().load(&places).await?;
+            let report =
+                |value: &Value| VersionedText::from_stored(&[&value.version.to_bytes(), &*value.bytes].concat()).ok();
+            Ok(loaded.values().iter().flatten().filter_map(report).collect())
         })
     }
 }

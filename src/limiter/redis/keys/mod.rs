@@ -70,13 +70,11 @@ impl KeySpace {
         Ok(Self { before: format!("{prefix}:2:{{").into_boxed_str(), callers, groups })
     }
 
-    /// Returns the keys of the version and of the text that all processes share, and their slot: `prefix:2:{fleet}` and
-    /// `prefix:2:{fleet}:text`. A caller's part of a key begins with another letter.
-    pub(super) fn shared_text_keys(&self) -> ([String; 2], u16) {
+    /// Returns the key of the text that all processes share, `prefix:2:{fleet}`, and its slot. A caller's part of a key
+    /// begins with another letter.
+    pub(super) fn shared_text_key(&self) -> (String, u16) {
         const TAG: &str = "fleet";
-        let version = format!("{}{TAG}}}", self.before);
-        let text = format!("{version}:text");
-        ([version, text], connection::slot_of(TAG.as_bytes()))
+        (format!("{}{TAG}}}", self.before), connection::slot_of(TAG.as_bytes()))
     }
 
     /// Returns the stored key of a (policy, key).

@@ -9,7 +9,7 @@ use crate::base::sync::lock;
 use crate::event::StoreErrorKind;
 use crate::limiter::store::value::{History, Quotas, STATE_MAX, StateForm, StoredState, state_bytes_max};
 use crate::limiter::store::{Value, Version};
-use crate::limiter::{Charge, Limiter};
+use crate::limiter::{Charge, Limiter, TextRead, VersionedText};
 use crate::policy::Policy;
 use crate::quota::{Oldest, Quota};
 
@@ -149,4 +149,42 @@ async fn window_with_sub_windows_of_a_microsecond_is_read() {
         limiter.settle(&[Charge::new(&policy, &key("a")).cost(4).effect(crate::limiter::Effect::Force)]).await.unwrap();
         clock.advance(Duration::from_micros(1));
     }
+}
+
+#[tokio::test]
+async fn shared_text_without_a_part_counts_as_none() {
+    let lab = Lab::default();
+    let limiters = [patient().build(lab.clone()).unwrap(), patient().build(lab.clone()).unwrap()];
+    let [old, new] = limiters.each_ref().map(|limiter| limiter.hooks().shared_text().unwrap());
+    let text = VersionedText::new(7, "a".repeat(40_000));
+    assert!(old.swap(None, &text).await.unwrap());
+    assert_eq!(new.load(None).await.unwrap(), TextRead::Changed(Some(text.clone())));
+    lock(&lab.0.values).retain(|key, _| !key.ends_with(":1"));
+    assert_eq!(new.load(None).await.unwrap(), TextRead::Unchanged, "none is what it knew");
+    let mut loads = 0;
+    while old.load(Some(7)).await.unwrap() == TextRead::Unchanged {
+        loads += 1;
+    }
+    assert!(loads < 60, "{loads}");
+    assert!(old.swap(None, &text).await.unwrap() && !new.swap(None, &text).await.unwrap());
+    assert_eq!(new.load(None).await.unwrap(), TextRead::Changed(Some(text.clone())));
+    // The one that knows the text replaces it, whatever became of its parts.
+    lock(&lab.0.values).retain(|key, _| !key.ends_with(":0"));
+    let next = VersionedText::new(8, "b");
+    assert!(!new.swap(Some(6), &next).await.unwrap() && new.swap(Some(7), &next).await.unwrap());
+    assert_eq!(old.load(Some(7)).await.unwrap(), TextRead::Changed(Some(next)));
+    assert_eq!(lock(&lab.0.values).len(), 1);
+}
+
+#[tokio::test]
+async fn reports_of_processes_have_places_of_their_own() {
+    let limiter = patient().build(Lab::default()).unwrap();
+    let text = limiter.hooks().shared_text().unwrap();
+    let (first, second) = (VersionedText::new(1, "first"), VersionedText::new(2, "second"));
+    let put =
+        async |place: usize, report: &VersionedText| text.put_report(place, report, Duration::from_secs(20)).await;
+    assert!(put(3, &first).await.unwrap() && !put(3, &second).await.unwrap() && put(4, &second).await.unwrap());
+    let again = VersionedText::new(1, "again");
+    assert!(put(3, &again).await.unwrap());
+    assert_eq!(text.reports().await.unwrap(), [again, second]);
 }

@@ -38,7 +38,7 @@ impl<S: Subject> Story<S> {
     }
 
     /// Ends the faults, and waits until every process has recovered.
-    async fn recover(&mut self) {
+    pub(super) async fn recover(&mut self) {
         {
             let mut state = self.network.lock();
             state.faults = Faults { delay_ms: 1, ..Faults::default() };

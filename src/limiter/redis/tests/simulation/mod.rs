@@ -7,6 +7,8 @@
 mod caller;
 mod chance;
 mod ending;
+#[cfg(feature = "tokio")]
+mod fleet;
 mod ledger;
 mod load;
 pub(in crate::limiter::redis) mod network;
@@ -91,6 +93,18 @@ fn load_on_redis_keeps_the_law() {
 #[test]
 fn load_on_a_store_keeps_the_law() {
     play("load_on_a_store", story::play_store_load);
+}
+
+#[cfg(feature = "tokio")]
+#[test]
+fn fleet_on_redis_agrees() {
+    play("fleet_on_redis", fleet::play);
+}
+
+#[cfg(all(feature = "store", feature = "tokio"))]
+#[test]
+fn fleet_on_a_store_agrees() {
+    play("fleet_on_a_store", fleet::play_store);
 }
 
 #[test]

@@ -338,7 +338,10 @@ fn outcome(ended: &Ended) -> String {
 /// Returns the number of a call of the limiter.
 #[allow(irrefutable_let_patterns, reason = "without the feature store there are only scripts")]
 fn number_of(sent: &Sent) -> Option<u64> {
-    let Sent::Script { args, .. } = sent else { return None };
+    let Sent::Script { keys, args, .. } = sent else { return None };
+    if keys.first().is_some_and(|key| key.ends_with(b"{fleet}")) {
+        return None; // the operators' settings
+    }
     // It precedes the program.
     Some(u64::from_le_bytes(*args.first()?.first_chunk()?))
 }

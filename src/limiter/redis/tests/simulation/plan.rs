@@ -180,6 +180,21 @@ impl Plan {
         plan.finished()
     }
 
+    /// Returns the story of the operators' settings, without a check. A store that compares and swaps loses nothing.
+    pub(super) fn of_fleet(seed: u64, can_lose_writes: bool) -> Self {
+        let mut chance = Chance::new(seed);
+        let mut plan = Self::empty(&mut chance);
+        plan.add_rule(0, vec![Quota::per_hour(1)]);
+        plan.add_faults(&mut chance);
+        let is_kept = |event: &Event| match event {
+            Event::Replicate | Event::FailOver => can_lose_writes,
+            Event::Reset { .. } => false,
+            _ => true,
+        };
+        plan.events.retain(|(_, event)| is_kept(event));
+        plan.finished()
+    }
+
     /// Returns the story of limiters that have a fallback. The server is away once or more.
     pub(super) fn of_fallback(seed: u64) -> Self {
         let mut chance = Chance::new(seed);

@@ -82,7 +82,7 @@ pub(super) struct Story<S> {
 }
 
 impl<S: Subject> Story<S> {
-    fn begin(seed: u64, plan: Plan) -> Self {
+    pub(super) fn begin(seed: u64, plan: Plan) -> Self {
         let network = Network::new(plan.processes, Chance::new(seed ^ 1), Faults::default());
         network.lock().ledger.leases = plan.lease_units > 0;
         network.lock().ledger.lapse = plan.lapse;
@@ -125,7 +125,7 @@ impl<S: Subject> Story<S> {
         }
     }
 
-    async fn happen(&mut self, event: Event) {
+    pub(super) async fn happen(&mut self, event: Event) {
         match event {
             Event::Take { process, key, charges, then } => {
                 let Some(caller) = self.caller(process, key, &charges) else { return };
