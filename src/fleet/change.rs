@@ -1,6 +1,7 @@
 //! Targets, changes, entries and actions: the settings of operators. Data.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -49,25 +50,25 @@ impl FleetKind {
 }
 
 /// A setting of an operator: a mode, a quota, an override of a key, an entry of an access list, or rules.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FleetTarget {
     pub(super) kind: FleetKind,
-    pub(super) name: Box<str>,
+    pub(super) name: Arc<str>,
     /// The bytes of the key or the text of the network, if there is one.
-    pub(super) subject: Box<[u8]>,
+    pub(super) subject: Arc<[u8]>,
 }
 
 impl FleetTarget {
-    fn new(kind: FleetKind, name: impl Into<Box<str>>) -> Self {
-        Self { kind, name: name.into(), subject: Box::default() }
+    pub(super) fn new(kind: FleetKind, name: impl Into<Arc<str>>) -> Self {
+        Self { kind, name: name.into(), subject: Arc::default() }
     }
 
-    fn of_key(kind: FleetKind, name: impl Into<Box<str>>, key: impl IntoKey) -> Result<Self, FleetError> {
+    fn of_key(kind: FleetKind, name: impl Into<Arc<str>>, key: impl IntoKey) -> Result<Self, FleetError> {
         let key = key.into_key().ok_or_else(|| invalid("there is no key"))?;
         Ok(Self { subject: key.as_bytes().into(), ..Self::new(kind, name) })
     }
 
-    fn of_network(name: impl Into<Box<str>>, network: &str) -> Result<Self, FleetError> {
+    fn of_network(name: impl Into<Arc<str>>, network: &str) -> Result<Self, FleetError> {
         let network = parse_network(network).map_err(|error| invalid("the network cannot be read").caused_by(error))?;
         let text = network.trunc().to_string();
         Ok(Self { subject: text.into_bytes().into(), ..Self::new(FleetKind::Network, name) })
@@ -109,7 +110,7 @@ impl FleetTarget {
 pub struct FleetChange {
     pub(super) target: FleetTarget,
     /// The new value. `None` if the entry ends.
-    pub(super) value: Option<Box<str>>,
+    pub(super) value: Option<Arc<str>>,
     pub(super) lasting: Option<Duration>,
     pub(super) seen: Option<u64>,
 }
@@ -121,13 +122,13 @@ impl FleetChange {
 
     /// Sets a mode.
     #[must_use]
-    pub fn mode(name: impl Into<Box<str>>, mode: Mode) -> Self {
+    pub fn mode(name: impl Into<Arc<str>>, mode: Mode) -> Self {
         Self::new(FleetTarget::new(FleetKind::Mode, name), &mode)
     }
 
     /// Sets a quota.
     #[must_use]
-    pub fn quota(name: impl Into<Box<str>>, quota: Quota) -> Self {
+    pub fn quota(name: impl Into<Arc<str>>, quota: Quota) -> Self {
         Self::new(FleetTarget::new(FleetKind::Quota, name), &quota)
     }
 
@@ -135,7 +136,7 @@ impl FleetChange {
     ///
     /// # Errors
     /// Returns an error if there is no key.
-    pub fn override_quota(name: impl Into<Box<str>>, key: impl IntoKey, quota: Quota) -> Result<Self, FleetError> {
+    pub fn override_quota(name: impl Into<Arc<str>>, key: impl IntoKey, quota: Quota) -> Result<Self, FleetError> {
         Ok(Self::new(FleetTarget::of_key(FleetKind::Override, name, key)?, &quota))
     }
 
@@ -143,7 +144,7 @@ impl FleetChange {
     ///
     /// # Errors
     /// Returns an error if there is no key.
-    pub fn plan(name: impl Into<Box<str>>, key: impl IntoKey, plan: usize) -> Result<Self, FleetError> {
+    pub fn plan(name: impl Into<Arc<str>>, key: impl IntoKey, plan: usize) -> Result<Self, FleetError> {
         Ok(Self::new(FleetTarget::of_key(FleetKind::Plan, name, key)?, &plan))
     }
 
@@ -151,7 +152,7 @@ impl FleetChange {
     ///
     /// # Errors
     /// Returns an error if the text is neither a network nor an address.
-    pub fn network(name: impl Into<Box<str>>, network: impl AsRef<str>, access: Access) -> Result<Self, FleetError> {
+    pub fn network(name: impl Into<Arc<str>>, network: impl AsRef<str>, access: Access) -> Result<Self, FleetError> {
         Ok(Self::new(FleetTarget::of_network(name, network.as_ref())?, &access))
     }
 
@@ -159,13 +160,13 @@ impl FleetChange {
     ///
     /// # Errors
     /// Returns an error if there is no key.
-    pub fn key(name: impl Into<Box<str>>, key: impl IntoKey, access: Access) -> Result<Self, FleetError> {
+    pub fn key(name: impl Into<Arc<str>>, key: impl IntoKey, access: Access) -> Result<Self, FleetError> {
         Ok(Self::new(FleetTarget::of_key(FleetKind::Key, name, key)?, &access))
     }
 
     /// Puts a text of rules in force, in place of the file's.
     #[must_use]
-    pub fn rules(name: impl Into<Box<str>>, text: impl Into<String>) -> Self {
+    pub fn rules(name: impl Into<Arc<str>>, text: impl Into<String>) -> Self {
         Self::new(FleetTarget::new(FleetKind::Rules, name), &text.into())
     }
 
@@ -201,6 +202,12 @@ impl FleetChange {
         Ok(Self { target, value: value.map(Into::into), lasting: None, seen: None })
     }
 
+    /// Sets the value of a target that is known, or without a value ends its entry.
+    #[cfg(feature = "status")]
+    pub(crate) fn of_target(target: FleetTarget, value: Option<&str>) -> Self {
+        Self { target, value: value.map(Into::into), lasting: None, seen: None }
+    }
+
     /// Returns what is changed.
     #[must_use]
     pub fn target(&self) -> &FleetTarget {
@@ -219,18 +226,23 @@ impl FleetChange {
         Self { seen: Some(revision), ..self }
     }
 
-    /// Returns an error if the value does not fit the kind.
-    pub(super) fn check(&self) -> Result<(), FleetError> {
+    /// Returns an error if a text is too long, or there is no name.
+    pub(super) fn check_size(&self) -> Result<(), FleetError> {
         let FleetTarget { kind, name, subject } = &self.target;
         if name.len().max(subject.len()) > WORD_MAX || name.is_empty() {
             return Err(invalid(format!("a name and a key have 1 to {WORD_MAX} bytes")));
         }
-        let Some(value) = &self.value else { return Ok(()) };
         let is_text = matches!(kind, FleetKind::Rules | FleetKind::FormerRules);
-        if value.len() > WORD_MAX && !is_text {
+        if !is_text && self.value.as_ref().is_some_and(|value| value.len() > WORD_MAX) {
             return Err(invalid(format!("a value has at most {WORD_MAX} bytes")));
         }
-        match kind {
+        Ok(())
+    }
+
+    /// Returns an error if the value does not fit the kind.
+    pub(super) fn check_value(&self) -> Result<(), FleetError> {
+        let Some(value) = &self.value else { return Ok(()) };
+        match self.target.kind {
             FleetKind::Mode => value.parse::<Mode>().map(drop).map_err(wrong_value),
             FleetKind::Quota | FleetKind::Override => value.parse::<Quota>().map(drop).map_err(wrong_value),
             FleetKind::Network | FleetKind::Key => value.parse::<Access>().map(drop).map_err(wrong_value),
@@ -248,7 +260,7 @@ pub struct FleetEntry {
     /// The target.
     pub target: FleetTarget,
     /// The value as text.
-    pub value: Box<str>,
+    pub value: Arc<str>,
     /// When it ends. `None` if it stays until somebody ends it.
     pub until: Option<Timestamp>,
     /// The revision that set it.
@@ -256,9 +268,9 @@ pub struct FleetEntry {
     /// When it was set.
     pub at: Timestamp,
     /// The person or program that set it.
-    pub by: Box<str>,
+    pub by: Arc<str>,
     /// The reason that was given.
-    pub why: Box<str>,
+    pub why: Arc<str>,
 }
 
 impl FleetEntry {
@@ -278,13 +290,13 @@ pub struct FleetAction {
     /// When it was done.
     pub at: Timestamp,
     /// The person or program that did it.
-    pub by: Box<str>,
+    pub by: Arc<str>,
     /// The reason that was given.
-    pub why: Box<str>,
+    pub why: Arc<str>,
     /// The target that was changed.
     pub target: FleetTarget,
     /// The value that was set, cut to 512 bytes. `None` if the entry was ended.
-    pub value: Option<Box<str>>,
+    pub value: Option<Arc<str>>,
     /// When the entry ends, if it was set for a time.
     pub until: Option<Timestamp>,
 }
@@ -298,7 +310,7 @@ fn wrong_value(error: impl std::error::Error + Send + Sync + 'static) -> FleetEr
 }
 
 /// Returns the beginning of a text, as it is kept: without control characters, and of at most 512 bytes.
-pub(super) fn kept(text: &str) -> Box<str> {
+pub(super) fn kept(text: &str) -> Arc<str> {
     let text = text.replace(char::is_control, "\u{fffd}");
     let end = (0..=text.len().min(WORD_MAX)).rev().find(|end| text.is_char_boundary(*end));
     text.get(..end.unwrap_or(0)).unwrap_or_default().into()

@@ -4,13 +4,15 @@
 //! this version does not know stays as it is.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt::Write;
+use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 
 use super::change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetTarget, invalid, kept};
 use super::error::{FleetError, FleetErrorKind};
+use super::words::{push_encoded, push_number, push_word, read_text, words};
 use crate::base::time::{Timestamp, Utc};
 
 /// The longest text in bytes. A store takes values of up to 945 kB.
@@ -22,22 +24,25 @@ const ENTRIES_MAX: usize = 20_000;
 /// The maximum number of actions that are kept.
 const ACTIONS_MAX: usize = 100;
 
+/// Revisions are below this number, so that JSON and metrics hold them exactly.
+const REVISION_MAX: u64 = 1 << 53;
+
 const TITLE: &str = "tower-ratelimit-fleet 1 ";
 
-/// The words that begin the line of an action, and of the author of a revision.
+/// The words that begin the line of an action, of the author of a revision, and of the secret.
 const ACTION: &str = "did";
 const AUTHOR: &str = "by";
+const SECRET: &str = "secret";
 
-/// The bytes that a word has percent-encoded.
-const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
-
-/// The settings of operators.
+/// The settings of operators. A clone shares the entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FleetDocument {
     pub(super) revision: u64,
-    pub(super) entries: BTreeMap<FleetTarget, FleetEntry>,
+    pub(super) entries: BTreeMap<FleetTarget, Arc<FleetEntry>>,
     /// The latest first.
     pub(super) actions: VecDeque<FleetAction>,
+    /// A secret of all processes, for the tokens of their status pages. The first change makes it.
+    pub(super) secret: Option<u128>,
     /// The lines of other versions.
     unknown: Vec<Box<str>>,
 }
@@ -50,6 +55,8 @@ pub(super) struct FleetAuthor<'a> {
     pub(super) at: Timestamp,
     /// A part of the version that the change makes.
     pub(super) tag: u64,
+    /// The secret of all processes, if there is none yet.
+    pub(super) secret: u128,
 }
 
 impl FleetDocument {
@@ -60,46 +67,97 @@ impl FleetDocument {
         }
         let mut lines = text.lines();
         let revision = lines.next()?.strip_prefix(TITLE)?.parse().ok()?;
+        if revision >= REVISION_MAX {
+            return None;
+        }
         let mut document = Self { revision, ..Self::default() };
-        let mut authors = HashMap::new();
-        for line in lines {
-            let words: Vec<&str> = line.split(' ').collect();
-            let [first, rest @ ..] = words.as_slice() else { continue };
-            if first.is_empty() {
-                continue;
-            }
-            let is_read = match *first {
-                ACTION => action(rest).map(|action| document.actions.push_back(action)),
-                AUTHOR => author(rest).map(|(revision, author)| drop(authors.insert(revision, author))),
-                kind => {
-                    let entry = entry(kind, rest, &authors);
-                    entry.map(|entry| drop(document.entries.insert(entry.target.clone(), entry)))
+        let (mut authors, mut entries) = (HashMap::new(), Vec::<(FleetTarget, Arc<FleetEntry>)>::new());
+        for line in lines.filter(|line| !line.is_empty()) {
+            let is_read = match line.split_once(' ') {
+                Some((ACTION, rest)) => action(rest).map(|action| document.actions.push_back(action)),
+                Some((AUTHOR, rest)) => author(rest).map(|(revision, author)| drop(authors.insert(revision, author))),
+                Some((SECRET, rest)) => {
+                    u128::from_str_radix(rest, 16).ok().map(|secret| document.secret = Some(secret))
                 }
+                Some((kind, rest)) => {
+                    let entry = entry(kind, rest, &authors, entries.last().map(|(_, before)| &**before));
+                    entry.map(|entry| entries.push((entry.target.clone(), Arc::new(entry))))
+                }
+                None => None,
             };
             if is_read.is_none() {
                 document.unknown.push(line.into());
             }
         }
+        document.entries = entries.into_iter().collect();
         document.actions.truncate(ACTIONS_MAX);
         Some(document)
     }
 
+    /// Returns the entries of a kind and a name, in the order of their subjects.
+    pub(super) fn entries_of<'a>(
+        &'a self,
+        kind: FleetKind,
+        name: &'a str,
+    ) -> impl Iterator<Item = &'a Arc<FleetEntry>> + Clone {
+        let entries = self.entries.range(FleetTarget::new(kind, name)..).map(|(_, entry)| entry);
+        entries.take_while(move |entry| entry.target.kind == kind && *entry.target.name == *name)
+    }
+
+    /// Returns the entries of a kind, in the order of their names.
+    #[cfg(feature = "rules")]
+    pub(super) fn entries_of_kind(&self, kind: FleetKind) -> impl Iterator<Item = &Arc<FleetEntry>> {
+        let entries = self.entries.range(FleetTarget::new(kind, "")..).map(|(_, entry)| entry);
+        entries.take_while(move |entry| entry.target.kind == kind)
+    }
+
     pub(super) fn to_text(&self) -> String {
         let mut text = format!("{TITLE}{}\n", self.revision);
-        // One change may make many entries, so the author is written once.
-        let authors: BTreeMap<u64, &FleetEntry> = self.entries.values().map(|entry| (entry.revision, entry)).collect();
-        for (revision, FleetEntry { at, by, why, .. }) in authors {
-            let words = [AUTHOR.to_owned(), revision.to_string(), time(Some(*at)), word(by), word(why)];
-            push_line(&mut text, words.into_iter());
+        if let Some(secret) = self.secret {
+            let _ = writeln!(text, "{SECRET} {secret:032x}"); // writing into a String never fails
         }
-        for FleetEntry { target, value, until, revision, .. } in self.entries.values() {
-            let words = [word(value), time(*until), revision.to_string()];
-            push_line(&mut text, target_words(target).into_iter().chain(words));
+        // One change may make many entries, so the author is written once.
+        let mut authors: BTreeMap<u64, &FleetEntry> = BTreeMap::new();
+        let mut last = None;
+        for entry in self.entries.values() {
+            if last.replace(entry.revision) != Some(entry.revision) {
+                authors.insert(entry.revision, entry);
+            }
+        }
+        for (revision, FleetEntry { at, by, why, .. }) in authors {
+            text.push_str(AUTHOR);
+            push_number(&mut text, revision);
+            push_time(&mut text, Some(*at));
+            push_word(&mut text, by);
+            push_word(&mut text, why);
+            text.push('\n');
+        }
+        for entry in self.entries.values() {
+            let FleetEntry { target, value, until, revision, .. } = &**entry;
+            push_target(&mut text, target);
+            push_word(&mut text, value);
+            push_time(&mut text, *until);
+            push_number(&mut text, *revision);
+            text.push('\n');
         }
         for FleetAction { revision, tag, at, by, why, target, value, until } in &self.actions {
-            let head = [ACTION.to_owned(), revision.to_string(), tag.to_string(), time(Some(*at)), word(by), word(why)];
-            let value = value.as_ref().map_or_else(|| "ended".to_owned(), |value| format!("={}", word(value)));
-            push_line(&mut text, head.into_iter().chain(target_words(target)).chain([value, time(*until)]));
+            text.push_str(ACTION);
+            push_number(&mut text, *revision);
+            push_number(&mut text, *tag);
+            push_time(&mut text, Some(*at));
+            push_word(&mut text, by);
+            push_word(&mut text, why);
+            text.push(' ');
+            push_target(&mut text, target);
+            match value {
+                Some(value) => {
+                    text.push_str(" =");
+                    push_encoded(&mut text, value);
+                }
+                None => text.push_str(" ended"),
+            }
+            push_time(&mut text, *until);
+            text.push('\n');
         }
         for line in &self.unknown {
             text.push_str(line);
@@ -108,24 +166,46 @@ impl FleetDocument {
         text
     }
 
-    /// Returns the document after these changes.
-    pub(super) fn changed(&self, changes: &[FleetChange], author: FleetAuthor<'_>) -> Result<Self, FleetError> {
+    /// Returns the document after these changes, and its text.
+    pub(super) fn changed(
+        &self,
+        changes: &[FleetChange],
+        author: FleetAuthor<'_>,
+    ) -> Result<(Self, String), FleetError> {
         let mut next = self.clone();
         next.revision += 1;
+        next.secret.get_or_insert(author.secret);
         next.entries.retain(|_, entry| entry.holds(author.at));
-        for change in changes {
+        let (by, why) = (kept(author.by), kept(author.why));
+        let first_kept = changes.len().saturating_sub(ACTIONS_MAX);
+        for (number, change) in changes.iter().enumerate() {
             self.refuse_unseen(change)?;
-            next.make(change, author);
+            let FleetChange { target, value, lasting, .. } = change;
+            let action = FleetAction {
+                revision: next.revision,
+                tag: author.tag,
+                at: author.at,
+                by: Arc::clone(&by),
+                why: Arc::clone(&why),
+                target: target.clone(),
+                value: None,
+                until: lasting.map(|lasting| author.at.saturating_add(lasting)),
+            };
+            next.make(value.as_ref(), &action);
+            if number >= first_kept {
+                next.actions.push_front(FleetAction { value: value.as_deref().map(kept), ..action });
+            }
         }
         next.actions.truncate(ACTIONS_MAX);
-        if next.entries.len() > ENTRIES_MAX || next.to_text().len() > TEXT_MAX {
+        let text = next.to_text();
+        if next.entries.len() > ENTRIES_MAX || text.len() > TEXT_MAX || next.revision >= REVISION_MAX {
             let message = format!(
                 "at most {ENTRIES_MAX} entries and {TEXT_MAX} bytes are kept: end those that are no longer needed, or let \
                  them end by time"
             );
             return Err(FleetError::new(FleetErrorKind::Full, message));
         }
-        Ok(next)
+        Ok((next, text))
     }
 
     /// Returns an error if the target was changed after the revision that the change was made on.
@@ -141,28 +221,33 @@ impl FleetDocument {
         Err(conflict(by, *at, *revision, why))
     }
 
-    fn make(&mut self, change: &FleetChange, author: FleetAuthor<'_>) {
-        let (target, FleetAuthor { at, tag, .. }) = (&change.target, author);
-        let (by, why) = (kept(author.by), kept(author.why));
-        let until = change.lasting.map(|lasting| at.saturating_add(lasting));
-        let (revision, before) = (self.revision, self.entries.remove(target));
+    /// Sets the value of an action's target, or ends its entry.
+    fn make(&mut self, value: Option<&Arc<str>>, action: &FleetAction) {
+        let FleetAction { revision, at, by, why, target, until, .. } = action;
+        let before = self.entries.remove(target);
         if target.kind == FleetKind::Rules {
             // A rollback puts the former text in force. `None` stands for the text of the file.
             let former = FleetTarget { kind: FleetKind::FormerRules, ..target.clone() };
             match before {
                 Some(entry) => {
-                    drop(self.entries.insert(former.clone(), FleetEntry { target: former, until: None, ..entry }))
+                    let entry = FleetEntry { target: former.clone(), until: None, ..FleetEntry::clone(&entry) };
+                    self.entries.insert(former, Arc::new(entry));
                 }
                 None => drop(self.entries.remove(&former)),
             }
         }
-        if let Some(value) = &change.value {
-            let (by, why) = (by.clone(), why.clone());
-            let entry = FleetEntry { target: target.clone(), value: value.clone(), until, revision, at, by, why };
-            self.entries.insert(target.clone(), entry);
+        if let Some(value) = value {
+            let entry = FleetEntry {
+                target: target.clone(),
+                value: Arc::clone(value),
+                until: *until,
+                revision: *revision,
+                at: *at,
+                by: Arc::clone(by),
+                why: Arc::clone(why),
+            };
+            self.entries.insert(target.clone(), Arc::new(entry));
         }
-        let value = change.value.as_deref().map(kept);
-        self.actions.push_front(FleetAction { revision, tag, at, by, why, target: target.clone(), value, until });
     }
 
     /// Returns when an entry that holds ends next.
@@ -183,54 +268,42 @@ fn conflict(by: &str, at: Timestamp, revision: u64, why: &str) -> FleetError {
 
 /// Returns the change that puts the former rules in force.
 pub(super) fn rollback(document: &FleetDocument, name: &str) -> Result<FleetChange, FleetError> {
-    let target = |kind| FleetTarget { kind, name: name.into(), subject: Box::default() };
+    let target = |kind| FleetTarget::new(kind, name);
     let (rules, former) = (target(FleetKind::Rules), target(FleetKind::FormerRules));
     if !document.entries.contains_key(&rules) && !document.entries.contains_key(&former) {
         return Err(invalid(format!("no rules were put in force for `{name}`: those of the file are")));
     }
-    let value = document.entries.get(&former).map(|entry| entry.value.clone());
+    let value = document.entries.get(&former).map(|entry| Arc::clone(&entry.value));
     Ok(FleetChange { target: rules, value, lasting: None, seen: Some(document.revision) })
 }
 
-fn push_line(text: &mut String, words: impl Iterator<Item = String>) {
-    for (at, word) in words.enumerate() {
-        if at > 0 {
-            text.push(' ');
-        }
-        text.push_str(&word);
-    }
-    text.push('\n');
-}
-
-/// Encodes a text as a word. An empty text is `-`.
-fn word(text: &str) -> String {
-    match percent_encode(text.as_bytes(), ENCODED).to_string() {
-        word if word.is_empty() => "-".to_owned(),
-        word if word == "-" => "%2D".to_owned(),
-        word => word,
+/// Writes a space and an instant in microseconds, or `-`.
+fn push_time(text: &mut String, at: Option<Timestamp>) {
+    match at {
+        Some(at) => push_number(text, at.as_micros()),
+        None => text.push_str(" -"),
     }
 }
 
-fn text(word: &str) -> Option<Box<str>> {
-    if word == "-" { Some("".into()) } else { Some(percent_decode_str(word).decode_utf8().ok()?.into()) }
-}
-
-/// Writes an instant in microseconds, or `-`.
-fn time(at: Option<Timestamp>) -> String {
-    at.map_or_else(|| "-".to_owned(), |at| at.as_micros().to_string())
+fn push_target(text: &mut String, target: &FleetTarget) {
+    text.push_str(target.kind.as_str());
+    push_word(text, &target.name);
+    // Keys are bytes, and base64 is a short text of them.
+    if target.subject.is_empty() {
+        text.push_str(" -");
+    } else {
+        text.push_str(" =");
+        URL_SAFE_NO_PAD.encode_string(&target.subject, text);
+    }
 }
 
 fn read_time(word: &str) -> Option<Option<Timestamp>> {
     if word == "-" { Some(None) } else { word.parse().ok().map(|us| Some(Timestamp::from_micros(us))) }
 }
 
-fn target_words(target: &FleetTarget) -> [String; 3] {
-    // Keys are bytes, and base64 is a short text of them.
-    let subject = match &*target.subject {
-        [] => "-".to_owned(),
-        subject => format!("={}", URL_SAFE_NO_PAD.encode(subject)),
-    };
-    [target.kind.to_string(), word(&target.name), subject]
+/// Returns the text that stands for a word: that of an entry before, if it is the same. Most entries share a few texts.
+fn shared(text: Arc<str>, before: Option<&Arc<str>>) -> Arc<str> {
+    before.filter(|before| **before == text).map_or(text, Arc::clone)
 }
 
 fn target(kind: &str, name: &str, subject: &str) -> Option<FleetTarget> {
@@ -238,7 +311,7 @@ fn target(kind: &str, name: &str, subject: &str) -> Option<FleetTarget> {
         Some(subject) => URL_SAFE_NO_PAD.decode(subject).ok()?,
         None => Vec::new(),
     };
-    let target = FleetTarget { kind: kind.parse().ok()?, name: text(name)?, subject: subject.into() };
+    let target = FleetTarget { kind: kind.parse().ok()?, name: read_text(name)?, subject: subject.into() };
     let is_whole = match target.kind {
         FleetKind::Network => target.network().is_some(),
         kind if kind.has_subject() => target.key().is_some(),
@@ -248,31 +321,38 @@ fn target(kind: &str, name: &str, subject: &str) -> Option<FleetTarget> {
 }
 
 /// The author of a revision: when, who and why.
-type RevisionAuthor = (Timestamp, Box<str>, Box<str>);
+type RevisionAuthor = (Timestamp, Arc<str>, Arc<str>);
 
-fn author(words: &[&str]) -> Option<(u64, RevisionAuthor)> {
-    let [revision, at, by, why] = words else { return None };
-    Some((revision.parse().ok()?, (read_time(at)??, text(by)?, text(why)?)))
+fn author(line: &str) -> Option<(u64, RevisionAuthor)> {
+    let [revision, at, by, why] = words(line)?;
+    Some((revision.parse().ok()?, (read_time(at)??, read_text(by)?, read_text(why)?)))
 }
 
-fn entry(kind: &str, words: &[&str], authors: &HashMap<u64, RevisionAuthor>) -> Option<FleetEntry> {
-    let [name, subject, value, until, revision] = words else { return None };
+fn entry(
+    kind: &str,
+    line: &str,
+    authors: &HashMap<u64, RevisionAuthor>,
+    before: Option<&FleetEntry>,
+) -> Option<FleetEntry> {
+    let [name, subject, value, until, revision] = words(line)?;
     let revision = revision.parse().ok()?;
     let (at, by, why) = authors.get(&revision)?.clone();
-    let (target, value, until) = (target(kind, name, subject)?, text(value)?, read_time(until)?);
-    Some(FleetEntry { target, value, until, revision, at, by, why })
+    let mut target = target(kind, name, subject)?;
+    target.name = shared(target.name, before.map(|before| &before.target.name));
+    let value = shared(read_text(value)?, before.map(|before| &before.value));
+    Some(FleetEntry { target, value, until: read_time(until)?, revision, at, by, why })
 }
 
-fn action(words: &[&str]) -> Option<FleetAction> {
-    let [revision, tag, at, by, why, kind, name, subject, value, until] = words else { return None };
+fn action(line: &str) -> Option<FleetAction> {
+    let [revision, tag, at, by, why, kind, name, subject, value, until] = words(line)?;
     let target = target(kind, name, subject)?;
     let value = match value.strip_prefix('=') {
-        Some(value) => Some(text(value)?),
+        Some(value) => Some(read_text(value)?),
         None => None,
     };
     let (until, at) = (read_time(until)?, read_time(at)??);
     let (revision, tag) = (revision.parse().ok()?, tag.parse().ok()?);
-    Some(FleetAction { revision, tag, at, by: text(by)?, why: text(why)?, target, value, until })
+    Some(FleetAction { revision, tag, at, by: read_text(by)?, why: read_text(why)?, target, value, until })
 }
 
 #[cfg(test)]
@@ -287,7 +367,7 @@ mod tests {
     const NOW: Timestamp = Timestamp::from_micros(1_000_000);
 
     fn author(tag: u64) -> FleetAuthor<'static> {
-        FleetAuthor { by: "alice b", why: "", at: NOW, tag }
+        FleetAuthor { by: "alice b", why: "", at: NOW, tag, secret: 7 }
     }
 
     fn changes() -> Vec<FleetChange> {
@@ -304,8 +384,8 @@ mod tests {
 
     #[test]
     fn document_is_read_as_it_was_written() {
-        let first = FleetDocument::default().changed(&changes(), author(1)).unwrap();
-        let second = first.changed(&[FleetChange::end(changes()[0].target.clone())], author(2)).unwrap();
+        let first = FleetDocument::default().changed(&changes(), author(1)).unwrap().0;
+        let second = first.changed(&[FleetChange::end(changes()[0].target.clone())], author(2)).unwrap().0;
         for document in [FleetDocument::default(), first, second] {
             assert_eq!(FleetDocument::parse(&document.to_text()).as_ref(), Some(&document), "{}", document.to_text());
         }
@@ -315,24 +395,25 @@ mod tests {
     fn line_of_another_version_stays() {
         let text = "tower-ratelimit-fleet 1 4\nby 1 1 a b\nfuture a b c\nmode x y\n\nmode a - later - 1\nmode a - shadow - 9\n";
         let document = FleetDocument::parse(text).unwrap();
-        let next = document.changed(&changes(), author(1)).unwrap();
+        let next = document.changed(&changes(), author(1)).unwrap().0;
         for line in ["\nfuture a b c\n", "\nmode x y\n", "\nmode a - later - 1\n", "\nmode a - shadow - 9\n"] {
             assert!(next.to_text().contains(line), "{line}");
         }
         assert_eq!(next.revision, 5);
         assert_eq!(FleetDocument::parse("tower-ratelimit-fleet 2 4\n"), None);
+        assert_eq!(FleetDocument::parse(&format!("tower-ratelimit-fleet 1 {}\n", u64::MAX)), None);
         assert_eq!(FleetDocument::parse(""), None);
     }
 
     #[test]
     fn target_that_another_operator_changed_is_a_conflict() {
         let target = changes()[0].clone();
-        let first = FleetDocument::default().changed(&changes(), author(1)).unwrap();
+        let first = FleetDocument::default().changed(&changes(), author(1)).unwrap().0;
         let error = first.changed(&[target.clone().seen(0)], author(2)).unwrap_err();
         assert_eq!(error.kind(), FleetErrorKind::Conflict);
         assert!(error.to_string().starts_with("alice b changed it in revision 1"), "{error}");
         assert!(first.changed(&[target.clone().seen(1)], author(2)).is_ok());
-        let ended = first.changed(&[FleetChange::end(target.target.clone())], author(2)).unwrap();
+        let ended = first.changed(&[FleetChange::end(target.target.clone())], author(2)).unwrap().0;
         assert!(ended.changed(&[target.seen(1)], author(3)).is_err(), "the end was a change");
     }
 
@@ -341,7 +422,7 @@ mod tests {
         let many = |count: usize| -> Vec<FleetChange> {
             (0..count).map(|n| FleetChange::override_quota("customer", n, Quota::per_minute(600)).unwrap()).collect()
         };
-        let document = FleetDocument::default().changed(&many(10_000), author(1)).unwrap();
+        let document = FleetDocument::default().changed(&many(10_000), author(1)).unwrap().0;
         assert_eq!((document.entries.len(), document.actions.len()), (10_000, ACTIONS_MAX));
         let error = FleetDocument::default().changed(&many(ENTRIES_MAX + 1), author(1)).unwrap_err();
         assert_eq!(error.kind(), FleetErrorKind::Full);
@@ -351,15 +432,15 @@ mod tests {
 
     #[test]
     fn ended_entry_leaves_with_the_next_change() {
-        let first = FleetDocument::default().changed(&changes(), author(1)).unwrap();
+        let first = FleetDocument::default().changed(&changes(), author(1)).unwrap().0;
         let later = FleetAuthor { at: NOW.saturating_add(Duration::from_secs(9)), ..author(2) };
-        let next = first.changed(&[], later).unwrap();
+        let next = first.changed(&[], later).unwrap().0;
         assert_eq!(first.entries.len() - next.entries.len(), 1);
     }
 
     #[test]
     fn rollback_puts_the_former_rules_in_force() {
-        let set = |document: &FleetDocument, change: FleetChange| document.changed(&[change], author(1)).unwrap();
+        let set = |document: &FleetDocument, change: FleetChange| document.changed(&[change], author(1)).unwrap().0;
         let rules = |document: &FleetDocument| {
             document
                 .entries

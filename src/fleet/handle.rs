@@ -1,5 +1,7 @@
 //! The handle of the operators' settings: the task that reads it, and the changes.
 
+#[cfg(feature = "status")]
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -12,9 +14,11 @@ use super::change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetTarget
 use super::document::{FleetAuthor, FleetDocument, rollback};
 use super::error::{FleetError, FleetErrorKind};
 use super::file::FileText;
+#[cfg(feature = "status")]
+use super::reports::{self, Reporter};
 #[cfg(feature = "rules")]
 use super::tables::{FleetRuleSettings, FollowFleet};
-use super::tables::{FleetTable, OwnOverrides};
+use super::tables::{FleetTable, OwnAccess, OwnOverrides};
 use crate::base::random;
 use crate::base::sync::{Mutex, contained, lock};
 use crate::base::time::Timestamp;
@@ -64,6 +68,8 @@ struct FleetState {
     error: Option<Arc<str>>,
     tables: Vec<(Box<str>, FleetTable)>,
     observers: Vec<Arc<dyn Observer>>,
+    #[cfg(feature = "status")]
+    reporter: Option<Arc<Reporter>>,
 }
 
 /// The settings in force.
@@ -219,8 +225,8 @@ impl Fleet {
     /// Returns the access list of this name, for [`RateLimitLayer::access`](crate::RateLimitLayer::access). It follows
     /// by itself.
     pub fn access(&self, name: impl Into<Box<str>>) -> AccessList {
-        let table = self.table(name.into(), FleetKind::Network, || FleetTable::Access(AccessList::new()));
-        if let FleetTable::Access(list) = table { list } else { AccessList::new() }
+        let table = self.table(name.into(), FleetKind::Network, || FleetTable::Access(OwnAccess::new()));
+        if let FleetTable::Access(own) = table { own.list } else { AccessList::new() }
     }
 
     /// Lets rules follow what operators put in force under this name.
@@ -235,7 +241,7 @@ impl Fleet {
     fn table(&self, name: Box<str>, kind: FleetKind, make: impl FnOnce() -> FleetTable) -> FleetTable {
         let table = {
             let mut state = lock(&self.0.state);
-            let known = state.tables.iter().find(|(known, table)| *known == name && table.is_of(kind));
+            let known = state.tables.iter().find(|(known, table)| *known == name && table.kinds().contains(&kind));
             if let Some((_, table)) = known {
                 return table.clone();
             }
@@ -261,12 +267,10 @@ impl Fleet {
         why: &str,
         changes: impl IntoIterator<Item = FleetChange>,
     ) -> Result<u64, FleetError> {
-        let changes: Vec<FleetChange> = changes.into_iter().collect();
-        for change in &changes {
-            change.check()?;
-            self.check_here(change)?;
-        }
-        self.make(by, why, |_| Ok(changes.clone())).await
+        let changes: Arc<[FleetChange]> = changes.into_iter().collect();
+        let (fleet, checked) = (self.clone(), Arc::clone(&changes));
+        aside(move || fleet.check(&checked)).await??;
+        self.make(by, why, move |_: &FleetDocument| Ok(Arc::clone(&changes))).await
     }
 
     /// Restores the rules that were in force before their last change: a text, or those of the file. Returns the
@@ -275,27 +279,19 @@ impl Fleet {
     /// # Errors
     /// As [`change`](Self::change).
     pub async fn rollback(&self, by: &str, why: &str, name: &str) -> Result<u64, FleetError> {
-        self.make(by, why, |document| rollback(document, name).map(|change| vec![change])).await
+        let name: Arc<str> = name.into();
+        self.make(by, why, move |document: &FleetDocument| rollback(document, &name).map(|change| [change].into()))
+            .await
     }
 
-    async fn make(
-        &self,
-        by: &str,
-        why: &str,
-        changes: impl Fn(&FleetDocument) -> Result<Vec<FleetChange>, FleetError>,
-    ) -> Result<u64, FleetError> {
-        timeout(CHANGE, self.try_to_make(by, why, changes)).await.unwrap_or_else(|_| {
+    async fn make(&self, by: &str, why: &str, changes: impl MakeChanges) -> Result<u64, FleetError> {
+        timeout(CHANGE, self.try_to_make(by, why, Arc::new(changes))).await.unwrap_or_else(|_| {
             let message = format!("after {CHANGE:?} it is still unknown whether the change was made");
             Err(FleetError::new(FleetErrorKind::Unavailable, message))
         })
     }
 
-    async fn try_to_make(
-        &self,
-        by: &str,
-        why: &str,
-        changes: impl Fn(&FleetDocument) -> Result<Vec<FleetChange>, FleetError>,
-    ) -> Result<u64, FleetError> {
+    async fn try_to_make(&self, by: &str, why: &str, changes: Arc<impl MakeChanges>) -> Result<u64, FleetError> {
         let shared = &self.0;
         let (mut sent, mut failure) = (Vec::new(), None);
         for _ in 0..TRIES {
@@ -314,15 +310,19 @@ impl Fleet {
             if let Some(revision) = sent.iter().find_map(|tag| document.made(*tag)) {
                 return Ok(revision);
             }
-            let own = (u128::from(random::secret()) << 64) | u128::from(random::secret());
+            let long = || (u128::from(random::secret()) << 64) | u128::from(random::secret());
+            let (own, secret) = (long(), long());
             let tag = own as u64; // a part of it
-            let author = FleetAuthor { by, why, at: shared.clock.now(), tag };
-            let next = document.changed(&changes(&document)?, author)?;
-            let text = VersionedText::new(own, next.to_text());
+            let (changes, by, why, at) = (Arc::clone(&changes), by.to_owned(), why.to_owned(), shared.clock.now());
+            let changed = aside(move || {
+                document.changed(&changes(&document)?, FleetAuthor { by: &by, why: &why, at, tag, secret })
+            });
+            let (next, text) = changed.await??;
+            let (revision, text) = (next.revision, VersionedText::new(own, text));
             match shared.call(shared.text.swap(version, &text)).await {
                 Ok(true) => {
-                    let revision = next.revision;
-                    shared.put_in_force(next, &text);
+                    let shared = Arc::clone(shared);
+                    aside(move || shared.put_in_force(next, &text)).await?;
                     return Ok(revision);
                 }
                 Ok(false) => {}
@@ -340,6 +340,62 @@ impl Fleet {
         }))
     }
 
+    /// Lets this process report to the others every five seconds.
+    #[cfg(feature = "status")]
+    pub(crate) fn report_by(&self, make: impl Fn(u64, u64) -> String + Send + Sync + 'static) {
+        lock(&self.0.state).reporter = Some(Arc::new(Reporter::new(make)));
+    }
+
+    /// Returns the last reports of all processes, and whether each is that of this process.
+    #[cfg(feature = "status")]
+    pub(crate) async fn reports(&self) -> Result<Vec<(Arc<str>, bool)>, FleetError> {
+        let reporter = lock(&self.0.state).reporter.clone();
+        let reports = self.0.call(reports::reports(&*self.0.text)).await?;
+        let is_own = |report: &VersionedText| reporter.as_ref().is_some_and(|reporter| reporter.is_of(report));
+        Ok(reports.into_iter().map(|report| (Arc::clone(&report.text), is_own(&report))).collect())
+    }
+
+    /// Returns a secret of all processes, which the first change makes. `None` if the store does not answer.
+    #[cfg(feature = "status")]
+    pub(crate) async fn shared_secret(&self) -> Option<u128> {
+        if self.secret().is_none() && self.in_force().error.is_none() {
+            let _ = self.make("", "", |_: &FleetDocument| Ok(Arc::default())).await; // then there is none
+        }
+        self.secret()
+    }
+
+    /// Returns the secret of all processes, if it is known here.
+    #[cfg(feature = "status")]
+    pub(crate) fn secret(&self) -> Option<u128> {
+        lock(&self.0.state).known.document.secret
+    }
+
+    /// Returns the kinds and names of what operators can set by a short value in this program, in their order.
+    #[cfg(feature = "status")]
+    pub(crate) fn settable(&self) -> BTreeSet<(FleetKind, Box<str>)> {
+        let tables = lock(&self.0.state).tables.clone();
+        let mut settable = BTreeSet::new();
+        for (name, table) in &tables {
+            match table {
+                #[cfg(feature = "rules")]
+                FleetTable::Rules(rules) => {
+                    let rules = rules.upgrade().map_or_else(Vec::new, |rules| rules.rule_names());
+                    let kinds = [FleetKind::Mode, FleetKind::Override];
+                    settable.extend(rules.iter().flat_map(|rule| kinds.map(|kind| (kind, rule.clone()))));
+                }
+                table => settable.extend(table.kinds().iter().map(|kind| (*kind, name.clone()))),
+            }
+        }
+        #[cfg(feature = "rules")]
+        for (name, table) in &tables {
+            // The access list of rules is asked about addresses only.
+            if matches!(table, FleetTable::Rules(_)) {
+                settable.remove(&(FleetKind::Key, name.clone()));
+            }
+        }
+        settable
+    }
+
     /// Returns whether rules of a file have this name.
     #[cfg(feature = "rules")]
     fn has_rule(&self, name: &str) -> bool {
@@ -347,7 +403,27 @@ impl Fleet {
         let rules = tables
             .iter()
             .filter_map(|(_, table)| if let FleetTable::Rules(rules) = table { rules.upgrade() } else { None });
-        rules.into_iter().any(|rules| rules.has_rule(name))
+        rules.into_iter().any(|rules| rules.rule_names().iter().any(|known| **known == *name))
+    }
+
+    /// Returns an error if a change has a wrong value, or if this process has nothing of its name.
+    fn check(&self, changes: &[FleetChange]) -> Result<(), FleetError> {
+        let mut before: Option<&FleetChange> = None;
+        for change in changes {
+            change.check_size()?;
+            // Many changes set one value for different keys.
+            let is_alike = |before: &FleetChange| {
+                let [one, other] =
+                    [before, change].map(|FleetChange { target, value, .. }| (target.kind, &target.name, value));
+                one == other
+            };
+            if !before.is_some_and(is_alike) {
+                change.check_value()?;
+                self.check_here(change)?;
+            }
+            before = Some(change);
+        }
+        Ok(())
     }
 
     /// Returns an error if this process has nothing of the change's name.
@@ -355,12 +431,12 @@ impl Fleet {
         let FleetTarget { kind, name, .. } = &change.target;
         let tables: Vec<(Box<str>, FleetTable)> = {
             let state = lock(&self.0.state);
-            state.tables.iter().filter(|(_, table)| table.is_of(*kind)).cloned().collect()
+            state.tables.iter().filter(|(_, table)| table.kinds().contains(kind)).cloned().collect()
         };
         if *kind == FleetKind::Rules && tables.is_empty() {
             return Ok(()); // for the rules of other programs, which refuse what they cannot use
         }
-        let mut named = tables.iter().filter(|(known, _)| known == name).peekable();
+        let mut named = tables.iter().filter(|(known, _)| **known == **name).peekable();
         #[cfg(feature = "rules")]
         if matches!(kind, FleetKind::Mode | FleetKind::Override) && self.has_rule(name) {
             return Ok(());
@@ -398,7 +474,7 @@ impl Fleet {
     #[must_use]
     pub fn entries(&self) -> Vec<FleetEntry> {
         let (document, now) = (Arc::clone(&lock(&self.0.state).known.document), self.0.clock.now());
-        document.entries.values().filter(|entry| entry.holds(now)).cloned().collect()
+        document.entries.values().filter(|entry| entry.holds(now)).map(|entry| FleetEntry::clone(entry)).collect()
     }
 
     /// Returns the last 100 actions of all processes, the latest first.
@@ -415,6 +491,19 @@ impl fmt::Debug for Fleet {
     }
 }
 
+/// Makes changes on a document.
+trait MakeChanges: Fn(&FleetDocument) -> Result<Arc<[FleetChange]>, FleetError> + Send + Sync + 'static {}
+
+impl<F: Fn(&FleetDocument) -> Result<Arc<[FleetChange]>, FleetError> + Send + Sync + 'static> MakeChanges for F {}
+
+/// Runs what takes milliseconds, or calls the application, on a thread that may block. A text of 900 kB would otherwise
+/// keep the tasks of a worker waiting.
+async fn aside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Result<T, FleetError> {
+    tokio::task::spawn_blocking(run).await.map_err(|error| {
+        FleetError::new(FleetErrorKind::Unavailable, "it was cut off, so it may be done or not").caused_by(error)
+    })
+}
+
 /// Reads once a second, until the fleet is dropped.
 async fn follow(shared: Weak<Inner>) {
     let mut ticks = interval(READ_EVERY);
@@ -424,9 +513,11 @@ async fn follow(shared: Weak<Inner>) {
         ticks.tick().await;
         let Some(shared) = shared.upgrade() else { return };
         let _ = shared.read().await; // the state says so
+        #[cfg(feature = "status")]
+        shared.report().await;
         let ended = lock(&shared.state).known.ends.is_some_and(|ends| ends <= shared.clock.now());
         if ended {
-            shared.apply();
+            let _ = aside(move || shared.apply()).await; // the next time, if it was cut off
         }
     }
 }
@@ -443,8 +534,21 @@ impl Inner {
         }
     }
 
+    /// Writes the report of this process, if it is due and the store answers.
+    #[cfg(feature = "status")]
+    async fn report(&self) {
+        let (reporter, revision, hash) = {
+            let state = lock(&self.state);
+            let reporter = state.reporter.clone().filter(|_| state.error.is_none());
+            (reporter, state.known.document.revision, state.known.hash)
+        };
+        if let Some(reporter) = reporter.filter(|reporter| reporter.is_due()) {
+            let _ = self.call(reporter.write(&*self.text, revision, hash)).await; // the former one ends by itself
+        }
+    }
+
     /// Reads the text, and puts it in force if it has changed.
-    async fn read(&self) -> Result<(), FleetError> {
+    async fn read(self: &Arc<Self>) -> Result<(), FleetError> {
         let read = self.read_text().await;
         let now = self.clock.now();
         let (event, observers) = {
@@ -468,9 +572,20 @@ impl Inner {
         read
     }
 
-    async fn read_text(&self) -> Result<(), FleetError> {
-        let known = lock(&self.state).known.clone();
-        let TextRead::Changed(found) = self.call(self.text.load(known.version)).await? else { return Ok(()) };
+    async fn read_text(self: &Arc<Self>) -> Result<(), FleetError> {
+        let version = lock(&self.state).known.version;
+        let TextRead::Changed(found) = self.call(self.text.load(version)).await? else { return Ok(()) };
+        let (shared, expect) = (Arc::clone(self), found.as_ref().map(|found| found.version));
+        if let Some(lost) = aside(move || shared.take_in(found)).await?? {
+            // Other processes may put it back at the same time.
+            self.call(self.text.swap(expect, &lost)).await?;
+        }
+        Ok(())
+    }
+
+    /// Puts in force what was found in the store. Returns the text that is in force, if the store has lost it, or has
+    /// an older one.
+    fn take_in(&self, found: Option<VersionedText>) -> Result<Option<VersionedText>, FleetError> {
         let document = match &found {
             None => None,
             Some(found) => Some(FleetDocument::parse(&found.text).ok_or_else(|| {
@@ -478,19 +593,15 @@ impl Inner {
                 FleetError::new(FleetErrorKind::Foreign, message)
             })?),
         };
+        let known = lock(&self.state).known.clone();
         let revision = document.as_ref().map_or(0, |document| document.revision);
         if let Some(version) = known.version.filter(|_| revision < known.document.revision) {
-            // The store has lost what was in force, or is an older copy. Other processes may put it back at the same
-            // time.
-            let text = VersionedText::new(version, known.document.to_text());
-            let expect = found.map(|found| found.version);
-            self.call(self.text.swap(expect, &text)).await?;
-            return Ok(());
+            return Ok(Some(VersionedText::new(version, known.document.to_text())));
         }
         if let (Some(document), Some(found)) = (document, found) {
             self.put_in_force(document, &found);
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Puts a document in force, unless a later one is.
@@ -522,12 +633,9 @@ impl Inner {
             };
             let now = self.clock.now();
             for (name, table) in &tables {
-                let entries =
-                    known.document.entries.values().filter(|entry| {
-                        entry.target.name == *name && table.is_of(entry.target.kind) && entry.holds(now)
-                    });
+                let entries = table.kinds().iter().flat_map(|kind| known.document.entries_of(*kind, name));
                 table.follow(
-                    entries,
+                    entries.filter(|entry| entry.holds(now)),
                     now,
                     #[cfg(feature = "rules")]
                     || rule_settings(&known.document, name, &tables, now),
@@ -552,15 +660,12 @@ impl FleetState {
             return;
         }
         let document = Arc::clone(&self.known.document);
-        let mut names: Vec<&str> = document
-            .entries
-            .keys()
-            .filter(|target| target.kind == FleetKind::Override)
-            .map(|target| &*target.name)
-            .collect();
+        let overrides = document.entries_of_kind(FleetKind::Override);
+        let mut names: Vec<&str> = overrides.map(|entry| &*entry.target.name).collect();
         names.dedup();
         for name in names {
-            let is_own = |(known, table): &(Box<str>, FleetTable)| **known == *name && table.is_of(FleetKind::Override);
+            let is_own =
+                |(known, table): &(Box<str>, FleetTable)| **known == *name && matches!(table, FleetTable::Overrides(_));
             if !self.tables.iter().any(is_own) {
                 // The table is filled before the rules, because they read it.
                 self.tables.insert(0, (name.into(), FleetTable::Overrides(OwnOverrides::new())));
@@ -578,22 +683,20 @@ fn rule_settings(
     now: Timestamp,
 ) -> FleetRuleSettings {
     let mut settings = FleetRuleSettings::default();
-    let is_of =
-        |target: &FleetTarget, known: &str, table: &FleetTable| *target.name == *known && table.is_of(target.kind);
-    for entry in document.entries.values().filter(|entry| entry.holds(now)) {
-        let FleetEntry { target, value, .. } = entry;
-        let table = tables.iter().find(|(known, table)| is_of(target, known, table)).map(|(_, table)| table);
-        match (target.kind, table) {
-            (FleetKind::Mode, _) => {
-                if let Ok(mode) = value.parse() {
-                    settings.modes.insert(target.name.clone(), mode);
-                }
+    let holds = |entry: &Arc<FleetEntry>| entry.holds(now);
+    for entry in document.entries_of_kind(FleetKind::Mode).filter(|entry| holds(entry)) {
+        if let Ok(mode) = entry.value.parse() {
+            settings.modes.insert((*entry.target.name).into(), mode);
+        }
+    }
+    for (known, table) in tables {
+        let mut entries = table.kinds().iter().flat_map(|kind| document.entries_of(*kind, known));
+        match table {
+            FleetTable::Overrides(own) if entries.any(holds) => {
+                settings.overrides.insert(known.clone(), own.table.clone());
             }
-            (FleetKind::Override, Some(FleetTable::Overrides(own))) => {
-                settings.overrides.insert(target.name.clone(), own.table.clone());
-            }
-            (FleetKind::Network, Some(FleetTable::Access(list))) if *target.name == *name => {
-                settings.clients = Some(list.clone());
+            FleetTable::Access(own) if **known == *name && entries.any(holds) => {
+                settings.clients = Some(own.list.clone());
             }
             _ => {}
         }

@@ -41,7 +41,8 @@
 //!
 //! A process that cannot read the text keeps the settings that it knows, and [says so](FleetInForce::error). If the
 //! store has lost the text, or has an older revision after a failover, a process that knows a newer one puts it back.
-//! Entries end by the calendar of each process.
+//! So a change is lost only if a failover loses it, and something else is changed before a process that knows it has
+//! put it back. Entries end by the calendar of each process.
 
 mod change;
 mod document;
@@ -49,13 +50,18 @@ mod error;
 mod file;
 mod handle;
 mod json;
+#[cfg(feature = "status")]
+mod reports;
 mod tables;
+mod words;
 
 pub use change::{FleetAction, FleetChange, FleetEntry, FleetKind, FleetTarget};
 pub use error::{FleetError, FleetErrorKind};
 pub use handle::{Fleet, FleetInForce};
 #[cfg(feature = "rules")]
 pub(crate) use tables::{FleetRuleSettings, FollowFleet};
+#[cfg(feature = "status")]
+pub(crate) use words::{push_number, push_word, read_text, words};
 
 #[cfg(test)]
 mod tests;

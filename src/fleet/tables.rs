@@ -2,7 +2,6 @@
 
 #[cfg(feature = "rules")]
 use std::collections::BTreeMap;
-use std::collections::HashMap;
 use std::str::FromStr;
 use std::sync::Arc;
 #[cfg(feature = "rules")]
@@ -11,7 +10,6 @@ use std::sync::Weak;
 use super::change::{FleetEntry, FleetKind};
 use crate::base::sync::{Mutex, contained, lock};
 use crate::base::time::Timestamp;
-use crate::key::Key;
 use crate::middleware::charge::access::{Access, AccessList};
 use crate::middleware::rule::{OverrideId, Overrides, QuotaSwitch};
 use crate::mode::{Mode, ModeSwitch};
@@ -30,7 +28,7 @@ pub(super) enum FleetTable {
     },
     Overrides(OwnOverrides<Quota>),
     Plans(OwnOverrides<usize>),
-    Access(AccessList),
+    Access(OwnAccess),
     #[cfg(feature = "rules")]
     Rules(Weak<dyn FollowFleet>),
 }
@@ -41,8 +39,8 @@ pub(crate) trait FollowFleet: Send + Sync {
     /// Puts a text in force, or without one the rules of the file, with the operators' settings for its rules.
     fn follow_fleet(&self, text: Option<&str>, settings: FleetRuleSettings);
 
-    /// Returns whether operators can set something for a rule of this name.
-    fn has_rule(&self, name: &str) -> bool;
+    /// Returns the names of the rules for which operators can set something.
+    fn rule_names(&self) -> Vec<Box<str>>;
 
     /// Returns why a text could not be put in force.
     fn check_text(&self, text: &str) -> Result<(), String>;
@@ -73,34 +71,37 @@ impl FleetRuleSettings {
 /// Overrides that only the fleet sets, so that it knows what it has set.
 pub(super) struct OwnOverrides<T> {
     pub(super) table: Overrides<T>,
-    set: Arc<Mutex<HashMap<Key, SetOverride>>>,
+    /// The entries that are set, in the order of their targets.
+    set: Arc<Mutex<Vec<(Arc<FleetEntry>, OverrideId)>>>,
 }
 
-/// An override that was set.
-struct SetOverride {
-    value: Box<str>,
-    until: Option<Timestamp>,
-    id: OverrideId,
+/// An access list that only the fleet sets.
+#[derive(Clone)]
+pub(super) struct OwnAccess {
+    pub(super) list: AccessList,
+    /// The entries that are set.
+    set: Arc<Mutex<Vec<Arc<FleetEntry>>>>,
 }
 
 impl FleetTable {
-    /// Returns whether entries of this kind are for this table.
-    pub(super) fn is_of(&self, kind: FleetKind) -> bool {
+    /// Returns the kinds of entries that are for this table.
+    pub(super) fn kinds(&self) -> &'static [FleetKind] {
         match self {
-            Self::Mode { .. } => kind == FleetKind::Mode,
-            Self::Quota { .. } => kind == FleetKind::Quota,
-            Self::Overrides(_) => kind == FleetKind::Override,
-            Self::Plans(_) => kind == FleetKind::Plan,
-            Self::Access(_) => matches!(kind, FleetKind::Network | FleetKind::Key),
+            Self::Mode { .. } => &[FleetKind::Mode],
+            Self::Quota { .. } => &[FleetKind::Quota],
+            Self::Overrides(_) => &[FleetKind::Override],
+            Self::Plans(_) => &[FleetKind::Plan],
+            Self::Access(_) => &[FleetKind::Network, FleetKind::Key],
             #[cfg(feature = "rules")]
-            Self::Rules(_) => kind == FleetKind::Rules,
+            Self::Rules(_) => &[FleetKind::Rules],
         }
     }
 
-    /// Makes the table follow the entries that hold. Does nothing if it already does.
+    /// Makes the table follow the entries of its kinds that hold, in the order of their targets. Does nothing if it
+    /// already does.
     pub(super) fn follow<'a>(
         &self,
-        entries: impl Iterator<Item = &'a FleetEntry> + Clone,
+        entries: impl Iterator<Item = &'a Arc<FleetEntry>> + Clone,
         now: Timestamp,
         #[cfg(feature = "rules")] settings: impl Fn() -> FleetRuleSettings,
     ) {
@@ -118,7 +119,7 @@ impl FleetTable {
             }
             Self::Overrides(overrides) => overrides.follow(entries, now),
             Self::Plans(overrides) => overrides.follow(entries, now),
-            Self::Access(list) => list.replace(&access_list(entries)),
+            Self::Access(access) => access.follow(entries),
             #[cfg(feature = "rules")]
             Self::Rules(rules) => {
                 if let Some(rules) = rules.upgrade() {
@@ -129,43 +130,64 @@ impl FleetTable {
     }
 }
 
-/// Makes the access list of entries.
-fn access_list<'a>(entries: impl Iterator<Item = &'a FleetEntry>) -> AccessList {
-    let list = AccessList::new();
-    for FleetEntry { target, value, .. } in entries {
-        let Ok(access) = value.parse::<Access>() else { continue };
-        match target.network() {
-            Some(network) => list.set_network(network, access),
-            None => list.set_key(target.key(), access),
-        }
+impl OwnAccess {
+    pub(super) fn new() -> Self {
+        Self { list: AccessList::new(), set: Arc::default() }
     }
-    list
+
+    fn follow<'a>(&self, entries: impl Iterator<Item = &'a Arc<FleetEntry>> + Clone) {
+        let mut set = lock(&self.set);
+        if set.iter().eq(entries.clone()) {
+            return;
+        }
+        let next = AccessList::new();
+        *set = entries.map(Arc::clone).collect();
+        for entry in &*set {
+            let Ok(access) = entry.value.parse::<Access>() else { continue };
+            match entry.target.network() {
+                Some(network) => next.set_network(network, access),
+                None => next.set_key(entry.target.key(), access),
+            }
+        }
+        self.list.replace(&next);
+    }
 }
 
-impl<T: FromStr> OwnOverrides<T> {
+impl<T: FromStr + Copy> OwnOverrides<T> {
     pub(super) fn new() -> Self {
         Self { table: Overrides::new(), set: Arc::default() }
     }
 
-    fn follow<'a>(&self, entries: impl Iterator<Item = &'a FleetEntry>, now: Timestamp) {
+    fn follow<'a>(&self, entries: impl Iterator<Item = &'a Arc<FleetEntry>>, now: Timestamp) {
         let mut set = lock(&self.set);
-        let mut before = std::mem::take(&mut *set);
-        for FleetEntry { target, value, until, .. } in entries {
-            let (Some(key), Ok(parsed)) = (target.key(), value.parse::<T>()) else { continue };
-            match before.remove(&key) {
-                Some(same) if same.value == *value && same.until == *until => drop(set.insert(key, same)),
-                former => {
-                    let lasting = until.map(|until| until.saturating_since(now));
-                    // The table holds more entries than a fleet keeps.
-                    if let Ok(id) = self.table.set(key.clone(), parsed, lasting) {
-                        set.insert(key, SetOverride { value: value.clone(), until: *until, id });
-                    }
-                    former.map(|former| self.table.end(former.id));
+        let mut before = std::mem::take(&mut *set).into_iter().peekable();
+        // Many entries have one value.
+        let mut parsed: Option<(&str, T)> = None;
+        for entry in entries {
+            while let Some((_, ended)) = before.next_if(|(earlier, _)| earlier.target < entry.target) {
+                self.table.end(ended);
+            }
+            let former = match before.next_if(|(earlier, _)| earlier.target == entry.target) {
+                Some((same, id)) if same.value == entry.value && same.until == entry.until => {
+                    set.push((Arc::clone(entry), id));
+                    continue;
+                }
+                former => former.map(|(_, id)| id),
+            };
+            if parsed.is_none_or(|(text, _)| *text != *entry.value) {
+                parsed = entry.value.parse().ok().map(|value| (&*entry.value, value));
+            }
+            if let (Some(key), Some((_, value))) = (entry.target.key(), parsed) {
+                let lasting = entry.until.map(|until| until.saturating_since(now));
+                // The table holds more entries than a fleet keeps.
+                if let Ok(id) = self.table.set(key, value, lasting) {
+                    set.push((Arc::clone(entry), id));
                 }
             }
+            former.map(|former| self.table.end(former));
         }
-        for ended in before.into_values() {
-            self.table.end(ended.id);
+        for (_, ended) in before {
+            self.table.end(ended);
         }
     }
 }

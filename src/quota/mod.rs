@@ -130,7 +130,7 @@ pub(crate) mod builder;
 mod block;
 mod calendar;
 pub(crate) mod error;
-mod parse;
+pub(crate) mod parse;
 #[cfg(feature = "serde")]
 mod serde;
 pub(crate) mod spec;

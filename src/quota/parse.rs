@@ -48,6 +48,14 @@ const BYTES: [ByteUnit; 9] = [
     (1, "B"),
 ];
 
+/// Reads a length of time of up to 366 days, such as `1 hour` or `30 min`.
+#[cfg(any(feature = "rules", feature = "status"))]
+#[allow(dead_code, reason = "a status page without a fleet reads none")]
+pub(crate) fn read_length(text: &str) -> Option<Duration> {
+    let one: Quota = format!("1 per {text}").parse().ok()?;
+    Quota::one_every(one.period()).is_ok_and(|plain| plain == one).then(|| one.period())
+}
+
 impl fmt::Display for Quota {
     /// Prints the limit, the period, the options that differ from the algorithm's defaults, and the
     /// algorithm, such as `100 per minute, burst 20, token bucket`. The text parses back to an

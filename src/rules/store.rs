@@ -332,9 +332,10 @@ impl FollowFleet for RuleStore {
         let _ = self.put_in_force(&content, None); // observers and the status page get the error
     }
 
-    fn has_rule(&self, name: &str) -> bool {
+    fn rule_names(&self) -> Vec<Box<str>> {
         let rules = Arc::clone(&self.state().in_force.rules);
-        rules.finder.is_none() && rules.rules.iter().any(|bound| bound.names().next() == Some(name))
+        let rules = rules.rules.iter().filter(|_| rules.finder.is_none());
+        rules.filter_map(|bound| Some(bound.names().next()?.into())).collect()
     }
 
     fn check_text(&self, text: &str) -> Result<(), String> {

@@ -7,6 +7,7 @@ use super::super::problem::{Position, Quoted, RulesErrorKind};
 use super::super::spec::{At, CostSpec, KeySpec, Name, PlansSpec, QuotaSpec};
 use super::value::{Fields, ValueReader, meant_by_bare};
 use crate::error::ConfigErrorKind;
+use crate::quota::parse::read_length;
 use crate::quota::{Algorithm, Quota};
 
 /// The maximum number of quotas that a request of one rule must meet.
@@ -184,14 +185,11 @@ impl ValueReader<'_, '_, '_> {
 
     fn length(&mut self, node: &Node<'_>) -> Option<Duration> {
         let text = self.text(node, "for")?;
-        match format!("1 per {text}").parse::<Quota>() {
-            Ok(one) if Quota::one_every(one.period()).is_ok_and(|plain| plain == one) => Some(one.period()),
-            _ => {
-                let message =
-                    format!("{} is not a time of up to 366 days: write it like `1 hour` or `30 min`", Quoted(text));
-                self.refuse(RulesErrorKind::Value, node.position, message)
-            }
-        }
+        read_length(text).or_else(|| {
+            let message =
+                format!("{} is not a time of up to 366 days: write it like `1 hour` or `30 min`", Quoted(text));
+            self.refuse(RulesErrorKind::Value, node.position, message)
+        })
     }
 
     fn plans(&mut self, node: &Node<'_>) -> Option<PlansSpec> {

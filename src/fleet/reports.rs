@@ -1,0 +1,83 @@
+//! The reports of processes, by which the status page of each shows all.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::random;
+use crate::base::sync::{Mutex, lock};
+use crate::error::BoxError;
+use crate::limiter::{REPORT_MAX, REPORTS_MAX, SharedText, VersionedText};
+
+/// The number of readings for each of which a process reports once: they are a second apart.
+const READINGS: u64 = 5;
+
+/// The time that a report is kept.
+const LASTS: Duration = Duration::from_secs(20);
+
+/// The number of places that are tried at a time.
+const TRIES: usize = 8;
+
+/// Makes a report. The arguments are the revision of the operators' settings in force, and their hash.
+type MakeReport = dyn Fn(u64, u64) -> String + Send + Sync;
+
+/// Writes the reports of this process.
+pub(super) struct Reporter {
+    make: Arc<MakeReport>,
+    process: u128,
+    state: Mutex<ReporterState>,
+}
+
+struct ReporterState {
+    readings: u64,
+    /// The place of the last report.
+    place: usize,
+}
+
+impl Reporter {
+    pub(super) fn new(make: impl Fn(u64, u64) -> String + Send + Sync + 'static) -> Self {
+        let process = (u128::from(random::secret()) << 64) | u128::from(random::secret());
+        let place = (process % REPORTS_MAX as u128) as usize; // below it
+        Self { make: Arc::new(make), process, state: Mutex::new(ReporterState { readings: 0, place }) }
+    }
+
+    /// Returns whether a report is due after this reading.
+    pub(super) fn is_due(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.readings += 1;
+        state.readings % READINGS == 1
+    }
+
+    /// Writes a report about this revision, in a place that no other process has. If all that it tries are taken, it
+    /// goes on from there the next time.
+    pub(super) async fn write(&self, text: &dyn SharedText, revision: u64, hash: u64) -> Result<(), BoxError> {
+        let make = Arc::clone(&self.make);
+        let report = tokio::task::spawn_blocking(move || make(revision, hash)).await?;
+        if report.len() > REPORT_MAX {
+            return Err("the report is too long".into());
+        }
+        let report = VersionedText::new(self.process, report);
+        for _ in 0..TRIES {
+            let place = lock(&self.state).place;
+            if text.put_report(place, &report, LASTS).await? {
+                return Ok(());
+            }
+            lock(&self.state).place = (place + 1) % REPORTS_MAX;
+        }
+        Ok(())
+    }
+
+    /// Returns whether a report is of this process.
+    pub(super) fn is_of(&self, report: &VersionedText) -> bool {
+        report.version == self.process
+    }
+}
+
+/// Returns one report of each process.
+pub(super) async fn reports(text: &dyn SharedText) -> Result<Vec<VersionedText>, BoxError> {
+    let mut reports = text.reports().await?;
+    // A process that lost an answer may have two places for a while.
+    let mut seen = HashSet::new();
+    reports.retain(|report| report.text.len() <= REPORT_MAX && seen.insert(report.version));
+    Ok(reports)
+}
