@@ -20,6 +20,12 @@ labelled! {
         Own = "own",
         /// A mode was switched.
         Switch = "switch",
+        /// Something was set in [all processes](crate::observe::StatusPage::fleet).
+        Set = "set",
+        /// An entry for all processes was ended.
+        End = "end",
+        /// The former rules were put in force in all processes.
+        Rollback = "rollback",
     }
 }
 
@@ -66,6 +72,8 @@ pub(super) enum Done {
     OnKey { act: Act, layer: Box<str>, policy: Box<str>, fingerprint: String, name: Option<Box<str>> },
     /// The switch of this name was set.
     Switched { switch: Box<str>, mode: Mode },
+    /// Something was done for all processes.
+    ForAll { kind: ActionKind, setting: Box<str>, value: Option<Box<str>> },
 }
 
 impl OperatorAction {
@@ -89,6 +97,7 @@ impl OperatorAction {
             Done::OnKey { act: Act::Reset, .. } => ActionKind::Reset,
             Done::OnKey { act: Act::Own(_), .. } => ActionKind::Own,
             Done::Switched { .. } => ActionKind::Switch,
+            Done::ForAll { kind, .. } => *kind,
         }
     }
 
@@ -101,30 +110,30 @@ impl OperatorAction {
         }
     }
 
-    /// Returns the title of the layer. Returns `None` if a mode was switched.
+    /// Returns the title of the layer. Returns `None` unless something was done with a key.
     #[must_use]
     pub fn layer(&self) -> Option<&str> {
         match &self.done {
             Done::OnKey { layer, .. } => Some(layer),
-            Done::Switched { .. } => None,
+            _ => None,
         }
     }
 
-    /// Returns the name of the policy. Returns `None` if a mode was switched.
+    /// Returns the name of the policy. Returns `None` unless something was done with a key.
     #[must_use]
     pub fn policy(&self) -> Option<&str> {
         match &self.done {
             Done::OnKey { policy, .. } => Some(policy),
-            Done::Switched { .. } => None,
+            _ => None,
         }
     }
 
-    /// Returns the fingerprint of the key. Returns `None` if a mode was switched.
+    /// Returns the fingerprint of the key. Returns `None` unless something was done with a key.
     #[must_use]
     pub fn fingerprint(&self) -> Option<&str> {
         match &self.done {
             Done::OnKey { fingerprint, .. } => Some(fingerprint),
-            Done::Switched { .. } => None,
+            _ => None,
         }
     }
 
@@ -133,7 +142,7 @@ impl OperatorAction {
     pub fn name(&self) -> Option<&str> {
         match &self.done {
             Done::OnKey { name, .. } => name.as_deref(),
-            Done::Switched { .. } => None,
+            _ => None,
         }
     }
 
@@ -141,8 +150,18 @@ impl OperatorAction {
     #[must_use]
     pub fn switched(&self) -> Option<(&str, Mode)> {
         match &self.done {
-            Done::OnKey { .. } => None,
             Done::Switched { switch, mode } => Some((switch, *mode)),
+            _ => None,
+        }
+    }
+
+    /// Returns what was set or ended for all processes, such as `mode login`, and the value that was set. `None` if
+    /// something else was done.
+    #[must_use]
+    pub fn setting(&self) -> Option<(&str, Option<&str>)> {
+        match &self.done {
+            Done::ForAll { setting, value, .. } => Some((setting, value.as_deref())),
+            _ => None,
         }
     }
 
@@ -159,9 +178,10 @@ impl OperatorAction {
     /// |---|---|
     /// | `at` | when it ended, such as `2025-01-01T00:00:00Z` |
     /// | `operator` | who asked for it |
-    /// | `action` | `unblock`, `reset`, `switch`, or the name of an [own action](Self::own) after `own.` |
-    /// | `layer`, `policy`, `fingerprint`, `name` | which key, and where; `null` for `switch` |
+    /// | `action` | `unblock`, `reset`, `switch`, `set`, `end`, `rollback`, or the name of an [own action](Self::own) after `own.` |
+    /// | `layer`, `policy`, `fingerprint`, `name` | which key, and where; `null` unless something was done with a key |
     /// | `switch`, `mode` | what was switched; `null` for others |
+    /// | `setting`, `value` | what was set or ended for all processes; `null` for others |
     /// | `error` | `null` if it was done |
     #[must_use]
     pub fn to_json(&self) -> String {
@@ -171,7 +191,7 @@ impl OperatorAction {
         object.text("operator", &self.operator);
         match &self.done {
             Done::OnKey { act, .. } => object.text("action", &act.to_string()),
-            Done::Switched { .. } => object.text("action", ActionKind::Switch.as_str()),
+            Done::Switched { .. } | Done::ForAll { .. } => object.text("action", self.kind().as_str()),
         }
         object.text_or_null("layer", self.layer());
         object.text_or_null("policy", self.policy());
@@ -179,6 +199,8 @@ impl OperatorAction {
         object.text_or_null("name", self.name());
         object.text_or_null("switch", self.switched().map(|(switch, _)| switch));
         object.text_or_null("mode", self.switched().map(|(_, mode)| mode.as_str()));
+        object.text_or_null("setting", self.setting().map(|(setting, _)| setting));
+        object.text_or_null("value", self.setting().and_then(|(_, value)| value));
         object.text_or_null("error", self.error());
         object.end();
         json
@@ -194,6 +216,11 @@ impl fmt::Display for Done {
                 name.as_ref().map_or(Ok(()), |name| write!(f, " ({name})"))
             }
             Self::Switched { switch, mode } => write!(f, "switch {switch} to {mode}"),
+            Self::ForAll { kind, setting, value } => {
+                write!(f, "{kind} {setting}")?;
+                value.as_ref().map_or(Ok(()), |value| write!(f, " to {value}"))?;
+                f.write_str(" for all processes")
+            }
         }
     }
 }

@@ -4,8 +4,11 @@ use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
 use super::request::{EXTENSION, ExplainForm};
+#[cfg(feature = "tokio")]
+use super::settings;
+use super::sums::Sums;
 use super::text::{About, Count, HtmlText, PerSecond, Percent, Roughly, bound, hash, millis};
-use super::view::{PageView, PolicyRow, Sums};
+use super::view::{PageView, PolicyRow};
 use super::{chart, keys, states};
 use crate::base::time::{Timestamp, Utc};
 use crate::event::StoreErrorKind;
@@ -29,9 +32,6 @@ const HATCH: &str = "<svg width=\"0\" height=\"0\" class=\"defs\" aria-hidden=\"
 
 /// The maximum number of layers with tiles of their own, and of layers in a policy's row.
 const LAYERS_MAX: usize = 4;
-
-/// The maximum number of entries for all processes that are shown.
-const FLEET_ROWS_MAX: usize = 200;
 
 /// Up to this many policies are listed openly, even those without requests.
 const ROWS_OPEN: usize = 10;
@@ -70,14 +70,13 @@ fn write(html: &mut String, view: &PageView, refresh: bool) -> fmt::Result {
         write!(html, "<pre class=\"bad\"><b>Not done.</b>\n{}</pre>", HtmlText(wrong))?;
     }
     if let Some((form, explained)) = &view.explained {
-        match &form.key {
-            Some(key) => write!(html, "<h2>{}</h2>", HtmlText(key))?,
-            None => write!(html, "<h2>{} {}</h2>", HtmlText(form.method()), HtmlText(form.uri()))?,
+        match (&form.fingerprint, &form.name) {
+            (Some(key), Some(name)) => write!(html, "<h2>key {} ({})</h2>", HtmlText(key), HtmlText(name))?,
+            (Some(key), None) => write!(html, "<h2>key {}</h2>", HtmlText(key))?,
+            (None, _) => write!(html, "<h2>{} {}</h2>", HtmlText(form.method()), HtmlText(form.uri()))?,
         }
         match explained {
-            Ok(explained) => {
-                states::explained(html, view, explained)?;
-            }
+            Ok(explained) => states::explained(html, view, form, explained)?,
             Err(wrong) => write!(html, "<pre class=\"bad\"><b>Nothing was explained.</b>\n{}</pre>", HtmlText(wrong))?,
         }
     }
@@ -86,11 +85,18 @@ fn write(html: &mut String, view: &PageView, refresh: bool) -> fmt::Result {
     tiles(html, view)?;
     policies(html, view)?;
     keys_of_layers(html, view)?;
+    #[cfg(feature = "tokio")]
+    if let Some(processes) = &view.processes {
+        processes.write_html(html)?;
+    }
     keys::most_limited(html, view)?;
     keys::most_used(html, view)?;
     keys::most_held(html, view)?;
     keys::recent(html, view)?;
-    fleet(html, view)?;
+    #[cfg(feature = "tokio")]
+    if let Some(fleet) = &view.fleet {
+        settings::write(html, fleet, view.setting.as_ref(), view.operator.is_some())?;
+    }
     switches(html, view)?;
     explain(html, view)?;
     html.push_str("</main></body></html>");
@@ -112,6 +118,7 @@ fn problems(html: &mut String, view: &PageView) -> fmt::Result {
     if let Some(error) = view.rules.as_ref().and_then(|rules| rules.error.as_ref()) {
         write!(html, "<pre class=\"bad\"><b>The file of rules was refused.</b>\n{}</pre>", HtmlText(error))?;
     }
+    #[cfg(feature = "tokio")]
     if let Some(error) = view.fleet.as_ref().and_then(|fleet| fleet.error.as_ref()) {
         let said = "The operators' settings cannot be read. The last known ones stay in force.";
         write!(html, "<pre class=\"bad\"><b>{said}</b>\n{}</pre>", HtmlText(error))?;
@@ -231,32 +238,13 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
         let label = format!("rules in force, version {version} since {}{refused}", Utc(loaded_at));
         tile(html, hash(rules.in_force.hash), label, rules.error.is_some())?;
     }
+    #[cfg(feature = "tokio")]
     if let Some(fleet) = &view.fleet {
         let label = format!("set for all processes, revision {} since {}", fleet.revision, Utc(fleet.since));
         tile(html, hash(fleet.hash), label, fleet.error.is_some())?;
     }
     html.push_str("</div>");
     Ok(())
-}
-
-/// Writes the operators' settings for all processes.
-fn fleet(html: &mut String, view: &PageView) -> fmt::Result {
-    let Some(fleet) = view.fleet.as_ref().filter(|fleet| !fleet.entries.is_empty()) else { return Ok(()) };
-    html.push_str(
-        "<h2>Set for all processes</h2><table><tr><th>kind<th>name<th>subject<th>value<th>until<th>by<th>why</tr>",
-    );
-    for row in fleet.entries.iter().take(FLEET_ROWS_MAX) {
-        let until = row.until.map_or_else(|| "it is ended".to_owned(), |until| Utc(until).to_string());
-        let cells = [row.kind, &row.name, &row.subject, &row.value, &until, &row.by, &row.why];
-        html.push_str("<tr>");
-        for cell in cells {
-            write!(html, "<td>{}", HtmlText(cell))?;
-        }
-        html.push_str("</tr>");
-    }
-    html.push_str("</table>");
-    let more = fleet.entries.len().saturating_sub(FLEET_ROWS_MAX);
-    if more > 0 { write!(html, "<p>and {more} more</p>") } else { Ok(()) }
 }
 
 /// Writes how busy the store is. It is a problem if a call, or the wait for it, takes more than half of the deadline.

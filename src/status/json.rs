@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use super::action::OperatorAction;
+#[cfg(feature = "tokio")]
+use super::settings::FleetRow;
+use super::sums::Sums;
 use super::target::{KeyState, is_block};
 use super::text::hash;
-use super::view::{PageView, PolicyRow, Sums};
+use super::view::{PageView, PolicyRow};
 use crate::base::json::{Object, push_string};
 use crate::base::time::Utc;
 use crate::decision::ChargeDecision;
@@ -110,24 +113,20 @@ pub(super) fn render(view: &PageView) -> String {
         object.text_or_null("error", rules.error.as_deref());
         object.end();
     }
+    #[cfg(feature = "tokio")]
     if let Some(fleet) = &view.fleet {
         let mut object = Object::begin(object.field("fleet"));
         object.plain("revision", fleet.revision);
         object.text("hash", &hash(fleet.hash));
         object.text("since", &Utc(fleet.since).to_string());
         object.text_or_null("error", fleet.error.as_deref());
-        object.list("entries", &fleet.entries, |json, row| {
-            let mut object = Object::begin(json);
-            object.text("kind", row.kind);
-            object.text("name", &row.name);
-            object.text("subject", &row.subject);
-            object.text("value", &row.value);
-            object.text_or_null("until", row.until.map(|until| Utc(until).to_string()).as_deref());
-            object.text("by", &row.by);
-            object.text("why", &row.why);
-            object.end();
-        });
+        object.list("entries", &fleet.entries, setting);
+        object.list("actions", &fleet.actions, setting);
         object.end();
+    }
+    #[cfg(feature = "tokio")]
+    if let Some(processes) = &view.processes {
+        processes.write_json(object.field("all_processes"));
     }
     {
         let mut switches = Object::begin(object.field("switches"));
@@ -141,6 +140,22 @@ pub(super) fn render(view: &PageView) -> String {
     }
     object.end();
     json
+}
+
+/// Writes a setting for all processes, or a change of one.
+#[cfg(feature = "tokio")]
+fn setting(json: &mut String, row: &FleetRow) {
+    let mut object = Object::begin(json);
+    object.text("entry", &row.entry);
+    object.text("kind", row.kind.as_str());
+    object.text("name", &row.name);
+    object.text("subject", &row.subject);
+    object.text_or_null("value", row.value.as_deref());
+    object.text_or_null("until", row.until.map(|until| Utc(until).to_string()).as_deref());
+    object.text("at", &Utc(row.at).to_string());
+    object.text("by", &row.by);
+    object.text("why", &row.why);
+    object.end();
 }
 
 /// Writes the field with refusals of the recent past. It is `null` if none are kept.
@@ -275,11 +290,7 @@ fn top_key(json: &mut String, key: &TopKey, count: &str) {
 fn span(json: &mut String, buckets: &[RateBucket]) {
     let sums = Sums::of(buckets);
     let mut object = Object::begin(json);
-    for (name, count) in
-        [("allowed", sums.allowed), ("near", sums.near), ("over", sums.over), ("refused", sums.refused)]
-    {
-        object.plain(name, count);
-    }
+    sums.fields().into_iter().for_each(|(name, count)| object.plain(name, count));
     object.micros("bucket_us", Some(buckets.first().map_or(Duration::ZERO, RateBucket::length)));
     object.list("buckets", buckets, |json, bucket| {
         let all = [bucket.allowed(), bucket.near(), bucket.over(), bucket.refused()].map(|count| count.to_string());

@@ -1,7 +1,7 @@
 //! The operators of the page, the actions that they were offered, and those that they did.
 
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::time::Duration;
 
 use http::StatusCode;
@@ -38,8 +38,10 @@ type Audit = dyn Fn(&OperatorAction) + Send + Sync;
 pub(super) struct Operators {
     who: Box<Who>,
     audit: Box<Audit>,
-    /// Makes tokens that cannot be guessed.
-    secrets: [RandomState; 2],
+    /// The secret of tokens in this process, unless all processes share one.
+    secret: u128,
+    /// Makes tokens differ.
+    random: RandomState,
     /// The latest one last.
     offers: Mutex<Offers>,
     /// The latest one first.
@@ -50,6 +52,8 @@ pub(super) struct Operators {
 struct Offers {
     made: u64,
     open: VecDeque<Offer>,
+    /// The tokens that were taken, and until when they would hold.
+    taken: VecDeque<(u128, Timestamp)>,
 }
 
 /// Keys that an operator has seen, and may act on once.
@@ -60,6 +64,37 @@ struct Offer {
     target: LayerKeys,
 }
 
+/// A token: the second until which it holds, a random number, and a seal of both, the operator and the keys.
+#[derive(Clone, Copy)]
+struct Token(u128);
+
+impl Token {
+    fn new(secret: u128, operator: &str, target: &LayerKeys, until: Timestamp, random: u32) -> Self {
+        let head = (until.as_micros() / 1_000_000) << 32 | u64::from(random);
+        Self(u128::from(head) << 64 | u128::from(seal(secret, head, operator, target)))
+    }
+
+    fn until(self) -> Timestamp {
+        Timestamp::from_micros(((self.0 >> 96) as u64).saturating_mul(1_000_000))
+    }
+
+    /// Returns whether the token was made for these, with this secret.
+    fn is_of(self, secret: u128, operator: &str, target: &LayerKeys) -> bool {
+        self.0 as u64 == seal(secret, (self.0 >> 64) as u64, operator, target)
+    }
+}
+
+/// Returns a number that nobody can guess who does not know the secret. Programs of different releases of Rust may have
+/// different ones, and then a token holds in its own process only.
+fn seal(secret: u128, head: u64, operator: &str, target: &LayerKeys) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (secret, head, operator, &*target.title).hash(&mut hasher);
+    for held in &target.held {
+        (held.policy.name(), held.key.as_bytes()).hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
 impl Operators {
     pub(super) fn new(
         who: impl Fn(&Head<'_>) -> Option<String> + Send + Sync + 'static,
@@ -68,7 +103,9 @@ impl Operators {
         Self {
             who: Box::new(who),
             audit: Box::new(audit),
-            secrets: [RandomState::new(), RandomState::new()],
+            secret: u128::from(RandomState::new().hash_one("secret")) << 64
+                | u128::from(RandomState::new().hash_one("secret")),
+            random: RandomState::new(),
             offers: Mutex::default(),
             done: Mutex::default(),
         }
@@ -81,13 +118,14 @@ impl Operators {
         (!name.trim().is_empty()).then(|| name.into())
     }
 
-    /// Lets an operator act on these keys once. Returns the token for that action.
-    pub(super) fn offer(&self, operator: &str, target: LayerKeys, now: Timestamp) -> String {
+    /// Lets an operator act on these keys once. Returns the token for that action. `secret` is that of all processes, if
+    /// they have one.
+    pub(super) fn offer(&self, secret: Option<u128>, operator: &str, target: LayerKeys, now: Timestamp) -> String {
         let mut offers = lock(&self.offers);
         offers.made = offers.made.wrapping_add(1);
-        let half = |secret: &RandomState| u128::from(secret.hash_one(offers.made));
-        let token = half(&self.secrets[0]) << 64 | half(&self.secrets[1]);
+        let random = self.random.hash_one(offers.made) as u32; // a part of it
         let until = now.saturating_add(OFFER_LASTS);
+        let token = Token::new(secret.unwrap_or(self.secret), operator, &target, until, random).0;
         offers.open.push_back(Offer { token, operator: operator.into(), until, target });
         let mut bytes: usize = offers.open.iter().map(|offer| offer.target.bytes()).sum();
         while offers.open.len() > OFFERS_MAX || (bytes > OFFERS_BYTES_MAX && offers.open.len() > 1) {
@@ -96,32 +134,56 @@ impl Operators {
         format!("{token:032x}")
     }
 
+    /// Returns whether this process knows the keys of a token.
+    pub(super) fn knows(&self, token: &str) -> bool {
+        let token = u128::from_str_radix(token, 16).ok();
+        lock(&self.offers).open.iter().any(|offer| Some(offer.token) == token)
+    }
+
     /// Takes the offer with this token, and [narrows](Target::narrow) it. An offer is taken once, and only by the
     /// operator to whom it was made.
+    ///
+    /// If another process made it, or this one forgot its keys, it is for the `explained` keys that it was made for.
     pub(super) fn take(
         &self,
+        secret: Option<u128>,
         operator: &str,
         token: &str,
+        explained: Vec<LayerKeys>,
         narrow: impl FnOnce(&mut LayerKeys) -> Result<(), Wrong>,
         now: Timestamp,
     ) -> Result<LayerKeys, Wrong> {
-        let token = u128::from_str_radix(token, 16).ok();
+        let token = u128::from_str_radix(token, 16).ok().map(Token);
         let mut offers = lock(&self.offers);
         offers.open.retain(|offer| offer.until > now);
-        let is_it = |offer: &Offer| Some(offer.token) == token && *offer.operator == *operator;
-        let found = offers.open.iter().position(is_it).and_then(|at| offers.open.remove(at));
-        let Some(mut offer) = found else {
+        offers.taken.retain(|(_, until)| *until > now);
+        let is_it = |offer: &Offer| token.is_some_and(|token| token.0 == offer.token) && *offer.operator == *operator;
+        let at = offers.open.iter().position(is_it);
+        let found = match (at.and_then(|at| offers.open.get(at)), token) {
+            (Some(offer), _) => Some(offer.target.clone()),
+            (None, Some(token)) => {
+                let is_fresh = token.until() > now && token.until() <= now.saturating_add(OFFER_LASTS);
+                let is_new = is_fresh && !offers.taken.iter().any(|(taken, _)| *taken == token.0);
+                let secret = secret.unwrap_or(self.secret);
+                explained.into_iter().find(|target| is_new && token.is_of(secret, operator, target))
+            }
+            (None, None) => None,
+        };
+        let (Some(mut target), Some(token)) = (found, token) else {
             let message = "this `token` is unknown: explain the request or the key again. A token holds for one \
-                           action, for five minutes, for the operator who explained, and in one process";
+                           action, for five minutes, and for the operator who explained. In another process it holds \
+                           if all share a fleet, and with the fields of the request that was explained";
             return Err((StatusCode::CONFLICT, message.into()));
         };
-        match narrow(&mut offer.target) {
-            Ok(()) => Ok(offer.target),
-            Err(wrong) => {
-                offers.open.push_back(offer);
-                Err(wrong)
-            }
+        narrow(&mut target)?;
+        if let Some(at) = at {
+            offers.open.remove(at);
         }
+        offers.taken.push_back((token.0, token.until()));
+        if offers.taken.len() > OFFERS_MAX {
+            offers.taken.pop_front();
+        }
+        Ok(target)
     }
 
     /// Returns the last actions, the latest first.
@@ -200,9 +262,10 @@ mod tests {
         let (short, long) = (explain("/".to_owned()).await, explain(long()).await);
         let target = |explanation| LayerKeys::of_explanation("api", &source, explanation, &stats);
         let operators = Operators::new(|_| None, |_| {});
-        let offer = |explanation| operators.offer("alice", target(explanation), stats.now());
+        let offer = |explanation| operators.offer(None, "alice", target(explanation), stats.now());
         let take = |token: &str| {
-            operators.take("alice", token, |target| target.narrow(&Act::Reset, &[], &[]), stats.now()).is_ok()
+            let narrow = |target: &mut LayerKeys| target.narrow(&Act::Reset, &[], &[]);
+            operators.take(None, "alice", token, Vec::new(), narrow, stats.now()).is_ok()
         };
         let first = offer(&short);
         let tokens: Vec<String> = (0..10_000).map(|_| offer(&short)).collect();

@@ -17,14 +17,16 @@ use tower_service::Service;
 
 use super::action::{Act, Done, OWN, OperatorAction};
 use super::operators::Operators;
+#[cfg(feature = "tokio")]
+use super::processes::{ProcessesView, ReportSource};
 use super::request::{
     ExplainForm, ExtensionField, FORM_MAX, FormAction, Wrong, refuse_other_names, refuse_other_sites,
     refuse_unlisted_names, wants_json, wants_page, wrong,
 };
+#[cfg(feature = "tokio")]
+use super::settings;
 use super::source::{ErasedLayer, LayerSource};
 use super::target::{Held, LayerKeys, ListedKey};
-#[cfg(feature = "tokio")]
-use super::view::FleetView;
 use super::view::{ExplainedLayer, PageView};
 use super::{html, json};
 use crate::base::head::Head;
@@ -71,6 +73,8 @@ use crate::stats::Stats;
 /// | `explain` | `method`, `uri`, `client`, `headers` and [extensions](Self::extension), which describe a request; or the `fingerprint` of a key that the page lists | a list of layers |
 /// | `unblock`, `reset`, `own.NAME` | the `token` of a layer that was explained; `policy`, as often as needed, or none for all of them | `actions` |
 /// | `switch` | `name`, and the `mode`: `enforce`, `degrade` or `shadow` | `actions` |
+/// | `set` | `setting`, such as `mode login`; `subject`, the key or network if the kind has one; `value`; `why`; and, as needed, `lasting`, such as `1 hour`, and `seen`, the revision that was seen | `actions` |
+/// | `end`, `rollback` | `setting` and `subject`, and `why` | `actions` |
 ///
 /// `curl -H 'accept: application/json' -d action=explain -d uri=/posts -d client=192.0.2.1 …` explains in JSON. A layer
 /// has
@@ -85,6 +89,10 @@ use crate::stats::Stats;
 /// * `token`, for [operators](Self::operators), or `null`, and `own`, the names of the [program's own](Self::action)
 ///   actions that they may take,
 /// * `recent_refusals` under these keys, or `null` if none are kept.
+///
+/// Settings of a [fleet](Self::fleet) are set and ended by `set`, `end` and `rollback`, as by
+/// [`Fleet::change`](crate::fleet::Fleet::change). In place of `setting` and `subject`, `entry` names an entry that the
+/// page lists.
 ///
 /// Each of the `actions` is written as by [`OperatorAction::to_json`](crate::observe::OperatorAction::to_json). The
 /// status is 503 if one of them failed. Other answers say what is wrong, to a browser on the page, and otherwise in
@@ -139,6 +147,8 @@ struct PageContent {
     rules: Option<crate::rules::Rules>,
     #[cfg(feature = "tokio")]
     fleet: Option<crate::fleet::Fleet>,
+    #[cfg(feature = "tokio")]
+    report: Arc<ReportSource>,
 }
 
 /// An action of the program's own.
@@ -167,6 +177,8 @@ impl StatusPage {
             rules: None,
             #[cfg(feature = "tokio")]
             fleet: None,
+            #[cfg(feature = "tokio")]
+            report: Arc::default(),
         }))
     }
 
@@ -226,16 +238,35 @@ impl StatusPage {
     #[cfg(feature = "rules")]
     #[must_use]
     pub fn rules(mut self, rules: &crate::rules::Rules) -> Self {
-        Arc::make_mut(&mut self.0).rules = Some(rules.clone());
+        let content = Arc::make_mut(&mut self.0);
+        content.rules = Some(rules.clone());
+        #[cfg(feature = "tokio")]
+        let _ = content.report.rules.set(rules.clone()); // the first ones
         self
     }
 
     /// Shows the operators' settings for [all processes](crate::fleet), who made them and why, which revision this
-    /// process has, and why the store does not answer.
+    /// process has, and why the store does not answer. [Operators](Self::operators) can change them on the page, and
+    /// their tokens hold in all processes.
+    ///
+    /// With a store this process reports its counts every five seconds, and the page shows up to 64 processes by name,
+    /// and the sums over them. A report has at most 8 kB, and is gone 20 seconds after its process.
     #[cfg(feature = "tokio")]
     #[must_use]
     pub fn fleet(mut self, fleet: &crate::fleet::Fleet) -> Self {
-        Arc::make_mut(&mut self.0).fleet = Some(fleet.clone());
+        let content = Arc::make_mut(&mut self.0);
+        content.fleet = Some(fleet.clone());
+        let (source, stats) = (Arc::clone(&content.report), content.stats.clone());
+        fleet.report_by(move |revision, settings| source.report(&stats, revision, settings));
+        self
+    }
+
+    /// Sets the name of this process among those of a [fleet](Self::fleet). Without it the name is that of the host, as
+    /// the variable `HOSTNAME` says, and the number of the process.
+    #[cfg(feature = "tokio")]
+    #[must_use]
+    pub fn process_name(self, name: impl Into<String>) -> Self {
+        let _ = self.0.report.name.set(name.into()); // the first one
         self
     }
 
@@ -288,7 +319,8 @@ impl StatusPage {
         self
     }
 
-    /// Lets operators unblock and reset keys, and [switch](Self::switch) modes. Without this the page changes nothing.
+    /// Lets operators unblock and reset keys, [switch](Self::switch) modes, and change the settings of a
+    /// [fleet](Self::fleet). Without this the page changes nothing.
     ///
     /// `who` returns the name of the operator who sent a request, or `None` if the sender may not act. It
     /// reads what your login puts into the request: an extension, or a header that a proxy sets and clients cannot.
@@ -331,8 +363,13 @@ impl StatusPage {
     /// Both hold in this process at once. With Redis or another store, other processes remember denials, and may go on
     /// refusing the keys for about a second.
     ///
-    /// A token holds for one action within five minutes, in this process, for the operator who explained. So another
-    /// site cannot make a browser act, and a form that is sent twice acts once.
+    /// A token holds for one action within five minutes, for the operator who explained. So another site cannot make a
+    /// browser act, and a form that is sent twice acts once.
+    ///
+    /// The page behind a load balancer may be that of another process. If the processes share a [fleet](Self::fleet), a
+    /// token holds in each of them, once in each, together with the fields that describe the request: the page sends
+    /// them, and the other process explains the request again. A key that one process lists by its fingerprint is known
+    /// to that process only.
     ///
     /// * From now on the statistics keep the keys that the page lists, each of at most 512 bytes, so that a fingerprint
     ///   is enough to act. The page does not show them. They take some 100 bytes each: for the keys that are refused
@@ -399,7 +436,7 @@ impl PageContent {
         own.try_for_each(|own| (own.run)(&held.key))
     }
 
-    fn view(&self, parts: &Parts) -> PageView {
+    async fn view(&self, parts: &Parts) -> PageView {
         let mut view = PageView::new(self.stats.snapshot(), &self.sources);
         #[cfg(feature = "rules")]
         if let Some(rules) = &self.rules {
@@ -408,7 +445,10 @@ impl PageContent {
         }
         #[cfg(feature = "tokio")]
         {
-            view.fleet = self.fleet.as_ref().map(|fleet| FleetView::new(fleet, &self.stats));
+            view.fleet = self.fleet.as_ref().map(|fleet| settings::FleetView::new(fleet, &self.stats));
+            if let Some(fleet) = &self.fleet {
+                view.processes = ProcessesView::of(fleet).await;
+            }
         }
         view.extensions = self.extensions.iter().map(|field| field.name.clone()).collect();
         view.switches = self.switches.iter().map(|(name, switch)| (name.clone(), switch.get())).collect();
@@ -448,11 +488,11 @@ impl PageContent {
             return plain(status, message.into_owned());
         }
         match parts.method {
-            Method::GET | Method::HEAD => self.page(parts, StatusCode::OK, is_json, &self.view(parts)),
+            Method::GET | Method::HEAD => self.page(parts, StatusCode::OK, is_json, &self.view(parts).await),
             Method::POST => match self.act(parts, body, is_json).await {
                 Ok(response) => response,
                 Err((status, message)) if wants_page(&parts.headers) => {
-                    let mut view = self.view(parts);
+                    let mut view = self.view(parts).await;
                     view.wrong = Some(message.into_owned());
                     self.page(parts, status, false, &view)
                 }
@@ -491,39 +531,32 @@ impl PageContent {
         };
         match FormAction::read(parts, &form, &self.extensions)? {
             FormAction::Explain(described) => {
-                let mut explained = Vec::with_capacity(self.sources.len());
-                for (title, source) in &self.sources {
-                    let explanation = source.explain(&described.request).await;
-                    let target = LayerKeys::of_explanation(title, source, &explanation, &self.stats);
-                    explained.push((target, Some(explanation)));
-                }
-                Ok(self.explained(parts, is_json, described.form, explained).await)
+                let explained = self.explain(&described.request).await;
+                let explained = explained.into_iter().map(|(target, explanation)| (target, Some(explanation)));
+                Ok(self.explained(parts, is_json, described.form, explained.collect()).await)
             }
             FormAction::ExplainKey(fingerprint) => {
-                let listed = ListedKey::find(&self.stats.snapshot(), &fingerprint)?;
-                let targets = self.sources.iter();
-                let targets = targets.map(|(title, source)| LayerKeys::of_key(title, source, &listed, &self.stats));
-                let explained: Vec<_> = targets.filter(|target| !target.held.is_empty()).map(|of| (of, None)).collect();
+                let (listed, targets) = self.find_key(&fingerprint)?;
+                let explained: Vec<_> = targets.into_iter().map(|target| (target, None)).collect();
                 if explained.is_empty() {
                     let message = "no layer of this page has a rule that this key is listed for: the program shows layers \
                                    by `StatusPage::layer`";
                     return Err((StatusCode::NOT_FOUND, message.into()));
                 }
                 let shown = listed.shown(&self.stats);
-                let key = shown.name.map_or_else(String::new, |name| format!(" ({name})"));
                 let form =
-                    ExplainForm { key: Some(format!("key {}{key}", shown.fingerprint)), ..ExplainForm::default() };
+                    ExplainForm { fingerprint: Some(shown.fingerprint), name: shown.name, ..ExplainForm::default() };
                 Ok(self.explained(parts, is_json, form, explained).await)
             }
             FormAction::Unclear(_, message) if !wants_page(&parts.headers) => {
                 Err((StatusCode::BAD_REQUEST, message.into()))
             }
             FormAction::Unclear(form, message) => {
-                let mut view = self.view(parts);
+                let mut view = self.view(parts).await;
                 view.explained = Some((form, Err(message)));
                 Ok(self.page(parts, StatusCode::BAD_REQUEST, false, &view))
             }
-            FormAction::Act { act, token, policies } => {
+            FormAction::Act { act, token, policies, explained } => {
                 let (operators, operator) = self.acting(parts)?;
                 let own = if let Act::Own(name) = &act {
                     self.check_own(name)?;
@@ -532,7 +565,12 @@ impl PageContent {
                     Vec::new()
                 };
                 let narrow = |target: &mut LayerKeys| target.narrow(&act, &own, &policies);
-                let target = operators.take(&operator, &token, narrow, self.stats.now())?;
+                let explained = match explained {
+                    Some(form) if !operators.knows(&token) => self.explain_again(&form).await?,
+                    _ => Vec::new(),
+                };
+                let (secret, now) = (self.shared_secret(), self.stats.now());
+                let target = operators.take(secret, &operator, &token, explained, narrow, now)?;
                 let mut actions = Vec::with_capacity(target.held.len());
                 for held in &target.held {
                     let done = Done::OnKey {
@@ -545,7 +583,22 @@ impl PageContent {
                     let underway = operators.begin(&self.stats, &operator, done);
                     actions.push(underway.end(self.act_on(&act, &*target.source, held).await));
                 }
-                Ok(self.answer_actions(parts, is_json, &actions))
+                Ok(self.answer_actions(parts, is_json, &actions, StatusCode::SERVICE_UNAVAILABLE).await)
+            }
+            #[cfg(feature = "tokio")]
+            FormAction::Setting(form) => {
+                let (operators, operator) = self.acting(parts)?;
+                let Some(fleet) = &self.fleet else {
+                    return Err(wrong("this page changes no settings for all processes: see `StatusPage::fleet`"));
+                };
+                let (action, failed) = settings::act(fleet, operators, &self.stats, &operator, &form).await?;
+                if failed.is_some() && wants_page(&parts.headers) {
+                    let mut view = self.view(parts).await;
+                    view.wrong = Some(action.to_string());
+                    view.setting = Some(form);
+                    return Ok(self.page(parts, failed.unwrap_or_default(), false, &view));
+                }
+                Ok(self.answer_actions(parts, is_json, &[action], failed.unwrap_or_default()).await)
             }
             FormAction::Switch(name, mode) => {
                 let (operators, operator) = self.acting(parts)?;
@@ -554,9 +607,45 @@ impl PageContent {
                 };
                 let underway = operators.begin(&self.stats, &operator, Done::Switched { switch: name.into(), mode });
                 switch.set(mode);
-                Ok(self.answer_actions(parts, is_json, &[underway.end(Ok(()))]))
+                Ok(self.answer_actions(parts, is_json, &[underway.end(Ok(()))], StatusCode::OK).await)
             }
         }
+    }
+
+    /// Explains a request by all layers.
+    async fn explain(&self, request: &Parts) -> Vec<(LayerKeys, Explanation)> {
+        let mut explained = Vec::with_capacity(self.sources.len());
+        for (title, source) in &self.sources {
+            let explanation = source.explain(request).await;
+            explained.push((LayerKeys::of_explanation(title, source, &explanation, &self.stats), explanation));
+        }
+        explained
+    }
+
+    /// Finds a listed key, and the rules of each layer that it is listed for.
+    fn find_key(&self, fingerprint: &str) -> Result<(ListedKey, Vec<LayerKeys>), Wrong> {
+        let listed = ListedKey::find(&self.stats.snapshot(), fingerprint)?;
+        let targets = self.sources.iter();
+        let targets = targets.map(|(title, source)| LayerKeys::of_key(title, source, &listed, &self.stats));
+        let targets = targets.filter(|target| !target.held.is_empty()).collect();
+        Ok((listed, targets))
+    }
+
+    /// Returns the keys that another process explained, as this one finds them.
+    async fn explain_again(&self, form: &ExplainForm) -> Result<Vec<LayerKeys>, Wrong> {
+        if let Some(fingerprint) = &form.fingerprint {
+            return Ok(self.find_key(fingerprint).map_or_else(|_| Vec::new(), |(_, targets)| targets));
+        }
+        let request = form.request(&self.extensions).map_err(|message| wrong(&message))?;
+        Ok(self.explain(&request).await.into_iter().map(|(target, _)| target).collect())
+    }
+
+    /// Returns the secret of the tokens of all processes, if it is known.
+    fn shared_secret(&self) -> Option<u128> {
+        #[cfg(feature = "tokio")]
+        return self.fleet.as_ref().and_then(crate::fleet::Fleet::secret);
+        #[cfg(not(feature = "tokio"))]
+        None
     }
 
     /// Answers with the explanation, and with tokens if an operator asks.
@@ -568,12 +657,16 @@ impl PageContent {
         explained: Vec<(LayerKeys, Option<Explanation>)>,
     ) -> Response<StatusBody> {
         let acting = self.acting(parts).ok();
+        #[cfg(feature = "tokio")]
+        if let (Some(fleet), Some(_)) = (&self.fleet, &acting) {
+            let _ = fleet.shared_secret().await; // without it the tokens hold in this process
+        }
         let mut layers = Vec::with_capacity(explained.len());
         for (target, explanation) in explained {
             let states = target.look().await;
             layers.push((target, explanation, states));
         }
-        let mut view = self.view(parts);
+        let mut view = self.view(parts).await;
         let now = view.stats.taken_at();
         let layers = layers.into_iter().map(|(target, explanation, states)| {
             let (title, recent) = (target.title.to_string(), view.find_recent(&target));
@@ -581,7 +674,8 @@ impl PageContent {
             let is_held = |own: &&OwnAction| target.held.iter().any(|held| held.policy.name() == own.policy);
             let own = self.own.iter().filter(|_| acting.is_some()).filter(is_held);
             let own = own.map(|own| (own.name.clone(), own.policy.clone())).collect();
-            let token = acting.map(|(operators, operator)| operators.offer(operator, target, now));
+            let secret = self.shared_secret();
+            let token = acting.map(|(operators, operator)| operators.offer(secret, operator, target, now));
             ExplainedLayer { title, explanation, states, token, own, recent }
         });
         let layers = layers.collect();
@@ -589,10 +683,16 @@ impl PageContent {
         self.page(parts, StatusCode::OK, is_json, &view)
     }
 
-    /// Answers with the result of the action.
-    fn answer_actions(&self, parts: &Parts, is_json: bool, actions: &[OperatorAction]) -> Response<StatusBody> {
+    /// Answers with the result of actions: with this status if one of them failed.
+    async fn answer_actions(
+        &self,
+        parts: &Parts,
+        is_json: bool,
+        actions: &[OperatorAction],
+        if_failed: StatusCode,
+    ) -> Response<StatusBody> {
         let failed = || actions.iter().filter(|action| action.error().is_some());
-        let status = if failed().next().is_some() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+        let status = if failed().next().is_some() { if_failed } else { StatusCode::OK };
         let lines = |actions: &mut dyn Iterator<Item = &OperatorAction>| {
             actions.map(ToString::to_string).collect::<Vec<_>>().join("\n")
         };
@@ -605,7 +705,7 @@ impl PageContent {
                 response
             }
             (_, true, _) => {
-                let mut view = self.view(parts);
+                let mut view = self.view(parts).await;
                 view.wrong = Some(lines(&mut failed()));
                 self.page(parts, status, false, &view)
             }

@@ -9,6 +9,8 @@ use http::request::Parts;
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 
+#[cfg(feature = "tokio")]
+use super::action::ActionKind;
 use super::action::{Act, OWN};
 use crate::base::fields::is_unacceptable;
 use crate::key::PeerAddr;
@@ -133,7 +135,29 @@ pub(super) enum FormAction {
         act: Act,
         token: String,
         policies: Vec<String>,
+        /// The request or key that was explained, for a process that did not explain it.
+        explained: Option<ExplainForm>,
     },
+    /// Changes a setting of all processes.
+    #[cfg(feature = "tokio")]
+    Setting(SettingForm),
+}
+
+/// The fields of the form that sets or ends something for all processes, as they were sent.
+#[cfg(feature = "tokio")]
+#[derive(Debug)]
+pub(super) struct SettingForm {
+    pub(super) action: ActionKind,
+    /// The kind and the name, with a space between them.
+    pub(super) setting: String,
+    pub(super) subject: String,
+    /// An entry that the page lists, in place of the setting and its subject.
+    pub(super) entry: String,
+    pub(super) value: String,
+    pub(super) lasting: String,
+    pub(super) why: String,
+    /// The revision that the operator saw.
+    pub(super) seen: String,
 }
 
 /// A described request, and the form that describes it.
@@ -146,8 +170,10 @@ pub(super) struct Described {
 /// The fields of the form that describes a request, as they were sent.
 #[derive(Debug, Default)]
 pub(super) struct ExplainForm {
-    /// The shown part of the key, if a listed key is explained instead of a request.
-    pub(super) key: Option<String>,
+    /// The fingerprint of the key, if a listed key is explained instead of a request.
+    pub(super) fingerprint: Option<String>,
+    /// The name of this key, if it has one.
+    pub(super) name: Option<Box<str>>,
     pub(super) method: String,
     pub(super) uri: String,
     pub(super) client: String,
@@ -192,14 +218,7 @@ impl FormAction {
                 Ok(Self::ExplainKey(field("fingerprint").trim().to_owned()))
             }
             "explain" => {
-                let form = ExplainForm {
-                    key: None,
-                    method: field("method"),
-                    uri: field("uri"),
-                    client: field("client"),
-                    headers: field("headers"),
-                    extensions: extensions(&fields),
-                };
+                let form = ExplainForm::of(&fields);
                 Ok(match form.request(known) {
                     Ok(request) => Self::Explain(Box::new(Described { form, request })),
                     Err(message) => Self::Unclear(form, message),
@@ -212,24 +231,79 @@ impl FormAction {
                 };
                 Ok(Self::Switch(field("name"), *mode))
             }
+            #[cfg(feature = "tokio")]
+            action @ ("set" | "end" | "rollback") => Ok(Self::Setting(SettingForm {
+                action: match action {
+                    "set" => ActionKind::Set,
+                    "end" => ActionKind::End,
+                    _ => ActionKind::Rollback,
+                },
+                setting: field("setting"),
+                subject: field("subject"),
+                entry: field("entry"),
+                value: field("value"),
+                lasting: field("lasting"),
+                why: field("why"),
+                seen: field("seen"),
+            })),
             other => {
                 let act = match (other, other.strip_prefix(OWN)) {
                     ("unblock", _) => Act::Unblock,
                     ("reset", _) => Act::Reset,
                     (_, Some(name)) => Act::Own(name.into()),
                     _ => {
-                        let known = "`explain`, `unblock`, `reset`, `switch`, or a name after `own.`";
+                        let known = "`explain`, `unblock`, `reset`, `switch`, `set`, `end`, `rollback`, or a name after \
+                                     `own.`";
                         return Err(wrong(&format!("`action` is {known}, not `{other}`")));
                     }
                 };
                 let policies = fields.iter().filter(|(name, _)| name == "policy").map(|(_, policy)| policy.clone());
-                Ok(Self::Act { act, token: field("token").trim().to_owned(), policies: policies.collect() })
+                let (token, form) = (field("token").trim().to_owned(), ExplainForm::of(&fields));
+                let explained = (!form.is_empty()).then_some(form);
+                Ok(Self::Act { act, token, policies: policies.collect(), explained })
             }
         }
     }
 }
 
 impl ExplainForm {
+    /// Takes the fields of a form.
+    fn of(fields: &[(String, String)]) -> Self {
+        let field = |name: &str| {
+            let found = fields.iter().find(|(own, _)| own == name);
+            found.map(|(_, value)| value.clone()).unwrap_or_default()
+        };
+        let fingerprint = field("fingerprint").trim().to_owned();
+        Self {
+            fingerprint: (!fingerprint.is_empty()).then_some(fingerprint),
+            name: None,
+            method: field("method"),
+            uri: field("uri"),
+            client: field("client"),
+            headers: field("headers"),
+            extensions: extensions(fields),
+        }
+    }
+
+    /// Returns the names and texts of the fields that are not empty.
+    pub(super) fn fields(&self) -> impl Iterator<Item = (Cow<'static, str>, &str)> {
+        let texts = [
+            ("fingerprint", self.fingerprint.as_deref().unwrap_or_default()),
+            ("method", &self.method),
+            ("uri", &self.uri),
+            ("client", &self.client),
+            ("headers", &self.headers),
+        ];
+        let texts = texts.into_iter().map(|(name, text)| (Cow::Borrowed(name), text));
+        let extensions = self.extensions.iter().map(|(name, text)| (format!("{EXTENSION}{name}").into(), &**text));
+        texts.filter(|(_, text)| !text.is_empty()).chain(extensions)
+    }
+
+    /// Returns whether nothing is described.
+    fn is_empty(&self) -> bool {
+        self.fields().next().is_none()
+    }
+
     /// Returns the method as it was sent, or the usual one.
     pub(super) fn method(&self) -> &str {
         if self.method.is_empty() { "GET" } else { &self.method }
@@ -241,7 +315,7 @@ impl ExplainForm {
     }
 
     /// Returns the request that the form describes, or what is wrong with it.
-    fn request(&self, known: &[ExtensionField]) -> Result<Parts, String> {
+    pub(super) fn request(&self, known: &[ExtensionField]) -> Result<Parts, String> {
         let method = self.method().trim();
         let method =
             Method::from_bytes(method.as_bytes()).map_err(|_| printable(&format!("`{method}` is not a method")))?;

@@ -5,6 +5,7 @@ use std::fmt::{self, Write as _};
 
 use super::action::{OWN, OperatorAction};
 use super::keys::recent_of_explained;
+use super::request::ExplainForm;
 use super::target::{KeyState, can_reset, is_block, is_meter};
 use super::text::{About, Count, HtmlText, Roughly};
 use super::view::{ExplainedLayer, PageView};
@@ -19,34 +20,39 @@ const DONE_SHOWN: usize = 20;
 const LAYERS_OPEN: usize = 4;
 
 /// Writes what each layer explains. Layers that refuse come first.
-pub(super) fn explained(html: &mut String, view: &PageView, layers: &[ExplainedLayer]) -> fmt::Result {
+pub(super) fn explained(
+    html: &mut String,
+    view: &PageView,
+    form: &ExplainForm,
+    layers: &[ExplainedLayer],
+) -> fmt::Result {
     if layers.len() <= LAYERS_OPEN {
-        return layers.iter().try_for_each(|of_layer| layer(html, view, of_layer));
+        return layers.iter().try_for_each(|of_layer| layer(html, view, form, of_layer));
     }
     let (refuse, pass): (Vec<&ExplainedLayer>, Vec<&ExplainedLayer>) =
         layers.iter().partition(|of_layer| of_layer.refuses());
-    refuse.iter().try_for_each(|of_layer| layer(html, view, of_layer))?;
+    refuse.iter().try_for_each(|of_layer| layer(html, view, form, of_layer))?;
     if !pass.is_empty() {
         write!(html, "<details><summary>{} layers that do not refuse it</summary>", pass.len())?;
-        pass.iter().try_for_each(|of_layer| layer(html, view, of_layer))?;
+        pass.iter().try_for_each(|of_layer| layer(html, view, form, of_layer))?;
         html.push_str("</details>");
     }
     Ok(())
 }
 
-fn layer(html: &mut String, view: &PageView, layer: &ExplainedLayer) -> fmt::Result {
+fn layer(html: &mut String, view: &PageView, form: &ExplainForm, layer: &ExplainedLayer) -> fmt::Result {
     match &layer.explanation {
         Some(explanation) => {
             write!(html, "<pre><b>{}</b> {}</pre>", HtmlText(&layer.title), HtmlText(&explanation.to_string()))?;
         }
         None => write!(html, "<h3>{}</h3>", HtmlText(&layer.title))?,
     }
-    states(html, layer)?;
+    states(html, form, layer)?;
     recent_of_explained(html, view, layer)
 }
 
 /// Lists the remaining units of the keys of a layer. An operator can act on them.
-fn states(html: &mut String, layer: &ExplainedLayer) -> fmt::Result {
+fn states(html: &mut String, form: &ExplainForm, layer: &ExplainedLayer) -> fmt::Result {
     if let Some(failure) = &layer.states.failure {
         write!(
             html,
@@ -61,6 +67,11 @@ fn states(html: &mut String, layer: &ExplainedLayer) -> fmt::Result {
     }
     if let Some(token) = &layer.token {
         write!(html, "<form method=\"post\"><input type=\"hidden\" name=\"token\" value=\"{token}\">")?;
+        // Another process may get the form, and explains the request again.
+        for (name, value) in form.fields() {
+            let (name, value) = (HtmlText(&name), HtmlText(value));
+            write!(html, "<input type=\"hidden\" name=\"{name}\" value=\"{value}\">")?;
+        }
     }
     html.push_str(
         "<table><thead><tr><th>policy</th><th>key</th><th>left now</th><th>lets a request pass</th></tr></thead><tbody>",

@@ -4,29 +4,27 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::time::Timestamp;
 use crate::explanation::Explanation;
-#[cfg(feature = "tokio")]
-use crate::fleet::{Fleet, FleetEntry};
 use crate::limiter::Occupancy;
 use crate::mode::Mode;
 use crate::rules_in_force::RulesInForce;
 use crate::setup_warning::SetupWarning;
 use crate::stats::{PolicySnapshot, RateBucket, RecentRefusal, StatsSnapshot};
-#[cfg(feature = "tokio")]
-use crate::stats::{Stats, cut};
 
 use super::action::OperatorAction;
+#[cfg(feature = "tokio")]
+use super::processes::ProcessesView;
 use super::request::ExplainForm;
+#[cfg(feature = "tokio")]
+use super::request::SettingForm;
+#[cfg(feature = "tokio")]
+use super::settings::FleetView;
 use super::source::ErasedLayer;
+use super::sums::Sums;
 use super::target::{KeyStates, LayerKeys};
 
 /// The maximum number of policies that are shown. Policies with the most requests over their limits come first.
 const ROWS_MAX: usize = 200;
-
-/// The maximum number of bytes that are shown of a value.
-#[cfg(feature = "tokio")]
-const FLEET_VALUE_MAX: usize = 100;
 
 pub(super) struct PageView {
     pub(super) stats: StatsSnapshot,
@@ -35,7 +33,14 @@ pub(super) struct PageView {
     pub(super) more: usize,
     pub(super) layers: Vec<LayerView>,
     pub(super) rules: Option<RulesView>,
+    #[cfg(feature = "tokio")]
     pub(super) fleet: Option<FleetView>,
+    /// All processes, if others report.
+    #[cfg(feature = "tokio")]
+    pub(super) processes: Option<ProcessesView>,
+    /// The form for all processes that was not done.
+    #[cfg(feature = "tokio")]
+    pub(super) setting: Option<SettingForm>,
     /// The names of the extensions that a described request may have.
     pub(super) extensions: Vec<String>,
     pub(super) switches: Vec<(String, Mode)>,
@@ -86,59 +91,6 @@ pub(super) struct RulesView {
     pub(super) error: Option<String>,
 }
 
-/// The settings that operators made for all processes.
-pub(super) struct FleetView {
-    pub(super) revision: u64,
-    pub(super) hash: u64,
-    pub(super) since: Timestamp,
-    pub(super) error: Option<Arc<str>>,
-    pub(super) entries: Vec<FleetRow>,
-}
-
-/// An entry. A key is shown as elsewhere on the page, because it may be a secret.
-pub(super) struct FleetRow {
-    pub(super) kind: &'static str,
-    pub(super) name: String,
-    pub(super) subject: String,
-    pub(super) value: String,
-    pub(super) until: Option<Timestamp>,
-    pub(super) by: String,
-    pub(super) why: String,
-}
-
-#[cfg(feature = "tokio")]
-impl FleetView {
-    pub(super) fn new(fleet: &Fleet, stats: &Stats) -> Self {
-        let in_force = fleet.in_force();
-        let row = |entry: &FleetEntry| {
-            let target = &entry.target;
-            let subject = match target.key() {
-                Some(key) => {
-                    let (fingerprint, name) = stats.shown(&key);
-                    name.map_or(fingerprint.clone(), |name| format!("{fingerprint} ({name})"))
-                }
-                None => target.subject().unwrap_or_default(),
-            };
-            FleetRow {
-                kind: target.kind().as_str(),
-                name: target.name().to_owned(),
-                subject,
-                value: cut(&entry.value, FLEET_VALUE_MAX).to_owned(),
-                until: entry.until,
-                by: entry.by.to_string(),
-                why: entry.why.to_string(),
-            }
-        };
-        Self {
-            revision: in_force.revision,
-            hash: in_force.hash,
-            since: in_force.since,
-            error: in_force.error,
-            entries: fleet.entries().iter().map(row).collect(),
-        }
-    }
-}
-
 /// A policy.
 pub(super) struct PolicyRow {
     pub(super) name: String,
@@ -149,37 +101,6 @@ pub(super) struct PolicyRow {
     pub(super) quotas: Vec<String>,
     pub(super) mode: Option<Mode>,
     pub(super) stats: Option<PolicySnapshot>,
-}
-
-/// The requests of a policy in a span of time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sums {
-    pub(super) allowed: u64,
-    pub(super) near: u64,
-    pub(super) over: u64,
-    pub(super) refused: u64,
-}
-
-impl Sums {
-    pub(super) fn of(buckets: &[RateBucket]) -> Self {
-        buckets.iter().fold(Self::default(), |sums, bucket| Self {
-            allowed: sums.allowed + bucket.allowed(),
-            near: sums.near + bucket.near(),
-            over: sums.over + bucket.over(),
-            refused: sums.refused + bucket.refused(),
-        })
-    }
-
-    pub(super) fn all(self) -> u64 {
-        self.allowed.saturating_add(self.over)
-    }
-
-    /// Returns tenths of a percent, rounded to the nearest; `None` if there was no request.
-    pub(super) fn per_mille(self, part: u64) -> Option<u64> {
-        let all = u128::from(self.all());
-        let rounded = (u128::from(part) * 2_000 + all).checked_div(2 * all)?;
-        u64::try_from(rounded).ok()
-    }
 }
 
 impl PolicyRow {
@@ -259,7 +180,12 @@ impl PageView {
             more,
             layers,
             rules: None,
+            #[cfg(feature = "tokio")]
             fleet: None,
+            #[cfg(feature = "tokio")]
+            processes: None,
+            #[cfg(feature = "tokio")]
+            setting: None,
             extensions: Vec::new(),
             switches: Vec::new(),
             explained: None,
@@ -280,22 +206,5 @@ impl PageView {
         };
         let recent = self.stats.recent_refusals().iter().enumerate();
         recent.filter(|(_, refusal)| is_explained(refusal)).map(|(at, _)| at).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_are_rounded_to_the_nearest_tenth() {
-        let sums = Sums { allowed: 1_999, over: 1, ..Sums::default() };
-        assert_eq!(
-            (sums.per_mille(sums.over), sums.per_mille(0), sums.per_mille(2_000)),
-            (Some(1), Some(0), Some(1_000))
-        );
-        assert_eq!(Sums::default().per_mille(0), None);
-        let most = Sums { allowed: u64::MAX, ..Sums::default() };
-        assert_eq!(most.per_mille(u64::MAX), Some(1_000));
     }
 }

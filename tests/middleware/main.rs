@@ -18,6 +18,7 @@ mod envoy_file;
 mod explain;
 mod extract;
 mod first_day;
+mod fleet_page;
 mod frameworks;
 mod grpc;
 mod grpc_python;

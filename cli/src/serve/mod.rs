@@ -84,7 +84,7 @@ async fn serve(options: &Options) -> Result<(), Failure> {
     let limits = Limits::new(options, &watcher).await?;
     let (phases, phase) = watch::channel(Phase::Serving);
     let server = Arc::new(Server {
-        page: page(&stats, &limits, log, &options.admin_hosts),
+        page: page(&stats, &limits, log, options),
         limits,
         paths: options.paths,
         held: Held::default(),
@@ -123,7 +123,7 @@ async fn serve(options: &Options) -> Result<(), Failure> {
 }
 
 /// Makes the status page.
-fn page(stats: &Stats, limits: &Limits, log: Log, hosts: &[String]) -> StatusPage {
+fn page(stats: &Stats, limits: &Limits, log: Log, options: &Options) -> StatusPage {
     let mut page = StatusPage::new(stats.clone());
     for (title, layer) in limits.layers() {
         page = page.layer(title, layer);
@@ -134,8 +134,11 @@ fn page(stats: &Stats, limits: &Limits, log: Log, hosts: &[String]) -> StatusPag
     if let Some(fleet) = &limits.fleet {
         page = page.fleet(fleet);
     }
-    if !hosts.is_empty() {
-        page = page.hosts(hosts.iter().cloned());
+    if let Some(name) = &options.name {
+        page = page.process_name(name);
+    }
+    if !options.admin_hosts.is_empty() {
+        page = page.hosts(options.admin_hosts.iter().cloned());
     }
     page.operators(
         |head| head.extensions.get::<Operator>().map(|operator| operator.0.clone()),

@@ -65,6 +65,10 @@ pub(crate) struct Options {
     /// The file in which a limiter in memory keeps the operators' settings. With --redis or --postgres they are kept there
     #[arg(long, value_name = "FILE", env = "TOWER_RATELIMIT_FLEET")]
     pub(crate) fleet: Option<PathBuf>,
+    /// The name of this server among those with the same store, on their status pages. By default that of the host, as
+    /// the variable `HOSTNAME` says, and the number of the process
+    #[arg(long, value_name = "NAME", env = "TOWER_RATELIMIT_NAME")]
+    pub(crate) name: Option<String>,
     /// The answer to requests while Redis or PostgreSQL is away: `deny`, `allow` or `allow-always`
     #[arg(long, value_name = "ANSWER", default_value = "deny", env = "TOWER_RATELIMIT_ON_ERROR")]
     pub(crate) on_error: OnError,

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::http::{Answer, get, post_json};
+use crate::http::{Answer, Connection, get, post_json, send};
 use crate::redis::{Redis, wait_until, wait_until_ready};
 use crate::server::{Folder, Server};
 
@@ -175,4 +175,79 @@ fn settings_of_a_server_in_memory_are_in_a_file() {
     let without = serve(&[]);
     let answer = set(&without, &block);
     assert!(answer.status == 404 && answer.body.contains("--fleet"), "{answer:?}");
+}
+
+/// Sends a form to the status page, as a program does.
+fn form(server: &Server, fields: &str) -> Answer {
+    let headers = [OPERATOR, ("Accept", "application/json"), ("Content-Type", "application/x-www-form-urlencoded")];
+    send(server.admin, "POST", "/limits", &headers, fields)
+}
+
+#[test]
+fn page_of_any_process_acts_for_all() {
+    let redis = Redis::start();
+    let servers = ["one", "two"].map(|name| serve(&["--redis", &redis.url(), "--deadline", "5s", "--name", name]));
+    servers.iter().for_each(wait_until_ready);
+    // One explains, and the other one resets.
+    while check(&servers[0], "192.0.2.1").0 {}
+    let token = form(&servers[0], "action=explain&uri=%2F&client=192.0.2.1").json()[0]["token"].clone();
+    let reset = format!("action=reset&token={}", token.as_str().unwrap());
+    wait_until(|| settings(&servers[1])["revision"] == 1);
+    assert_eq!(form(&servers[1], &reset).status, 409);
+    let described = format!("{reset}&uri=%2F&client=192.0.2.1");
+    let done = form(&servers[1], &described);
+    assert_eq!((done.status, form(&servers[1], &described).status), (200, 409), "{done:?}");
+    wait_until(|| check(&servers[0], "192.0.2.1").0);
+    // A setting is made at one, and ended at the other.
+    while check(&servers[0], "192.0.2.1").0 {}
+    assert_eq!(form(&servers[0], "action=set&setting=mode+client&value=shadow&why=too+strict").status, 200);
+    wait_until(|| check(&servers[1], "192.0.2.1").0);
+    let page = |at: usize| get(servers[at].admin, "/limits", &[OPERATOR, ("Accept", "application/json")]).json();
+    let entry = page(1)["fleet"]["entries"][0]["entry"].as_str().unwrap().to_owned();
+    assert_eq!(form(&servers[1], &format!("action=end&entry={entry}&seen=2&why=over")).status, 200);
+    wait_until(|| !check(&servers[0], "192.0.2.1").0);
+    // The page of each shows both, and the sums.
+    for at in [0, 1] {
+        let sum_of = |page: &Value| {
+            let processes = page["all_processes"]["processes"].as_array()?.iter();
+            let shown: Vec<_> = processes.map(|of| (of["name"].as_str(), of["requests"].as_u64())).collect();
+            let [(Some("one"), Some(first)), (Some("two"), Some(second))] = shown[..] else { return None };
+            Some((first, second, page["all_processes"]["requests"].as_u64()?))
+        };
+        wait_until(|| sum_of(&page(at)).is_some_and(|(one, two, all)| one > 3 && two > 0 && one + two == all));
+        let html = get(servers[at].admin, "/limits", &[OPERATOR]).body;
+        assert!(html.contains("All 2 processes") && html.contains("this one"), "{html}");
+    }
+}
+
+/// A process is killed while operators change something, and another one starts.
+#[test]
+fn killed_process_takes_no_setting_with_it() {
+    let redis = Redis::start();
+    let arguments = ["--redis", &redis.url(), "--deadline", "5s"];
+    let [first, second] = [0, 1].map(|_| serve(&arguments));
+    [&first, &second].into_iter().for_each(wait_until_ready);
+    let client = |n: usize| format!("10.0.{}.{}", n / 256, n % 256);
+    let admin = first.admin;
+    let changes = std::thread::spawn(move || {
+        let change = |n: &usize| {
+            let deny = json!({"kind": "network", "name": "rules", "subject": client(*n), "value": "deny", "why": ""});
+            let headers = [OPERATOR, ("Content-Type", "application/json")];
+            let sent = Connection::open(admin)
+                .and_then(|mut connection| connection.send("POST", "/v1/settings", &headers, &deny.to_string()));
+            sent.is_ok_and(|answer| answer.status == 200)
+        };
+        (0..10_000).take_while(change).count()
+    });
+    wait_until(|| settings(&second)["revision"].as_u64() >= Some(3));
+    drop(first); // by SIGKILL
+    let made = changes.join().unwrap();
+    println!("{made} changes were made before it was killed");
+    let third = serve(&arguments);
+    wait_until_ready(&third);
+    for n in (0..made).rev().take(20) {
+        assert_eq!(check(&third, &client(n)), (false, Some(403)), "{n} of {made}");
+    }
+    assert!(settings(&third)["entries"].as_array().unwrap().len() >= made);
+    wait_until(|| settings(&second)["hash"] == settings(&third)["hash"]);
 }

@@ -1,0 +1,330 @@
+//! All processes of a fleet: what each reports of itself, and the sums over them.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::sync::{Arc, OnceLock};
+
+use super::sums::Sums;
+use super::text::{About, Count, HtmlText, hash};
+use crate::base::json::Object;
+use crate::base::time::Timestamp;
+use crate::clock::{CalendarClock, Clock};
+use crate::fleet::{Fleet, push_number, push_word, read_text, words};
+use crate::limiter::REPORT_MAX;
+use crate::outcome::OutcomeKind;
+#[cfg(feature = "rules")]
+use crate::rules::Rules;
+use crate::stats::Stats;
+
+/// The words that begin the lines of a report.
+const PROCESS: &str = "process";
+const POLICY: &str = "policy";
+
+/// The longest name of a process in bytes.
+const NAME_MAX: usize = 100;
+
+/// The maximum number of policies that the page shows.
+const ROWS_MAX: usize = 50;
+
+/// The parts of a page that its process reports about.
+#[derive(Default)]
+pub(super) struct ReportSource {
+    pub(super) name: OnceLock<String>,
+    #[cfg(feature = "rules")]
+    pub(super) rules: OnceLock<Rules>,
+}
+
+/// What a process reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ProcessReport {
+    name: Arc<str>,
+    /// When it reported, by the calendar.
+    at: Timestamp,
+    requests: u64,
+    refused: u64,
+    /// The hash of the rules in force, or 0 if there is no file of rules.
+    rules: u64,
+    /// The revision of the operators' settings, and their hash.
+    revision: u64,
+    settings: u64,
+    policies: Vec<PolicyReport>,
+    is_own: bool,
+}
+
+/// The requests of a policy in the last five minutes, and in the last hour.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct PolicyReport {
+    name: Arc<str>,
+    spans: [Sums; 2],
+}
+
+/// All processes that report.
+pub(super) struct ProcessesView {
+    processes: Vec<ProcessReport>,
+    now: Timestamp,
+}
+
+impl ReportSource {
+    /// Returns the name of this process.
+    fn name(&self) -> String {
+        self.name.get().cloned().unwrap_or_else(|| {
+            let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "process".to_owned());
+            format!("{host} {}", std::process::id())
+        })
+    }
+
+    fn rules_hash(&self) -> u64 {
+        #[cfg(feature = "rules")]
+        return self.rules.get().map_or(0, |rules| rules.in_force().hash);
+        #[cfg(not(feature = "rules"))]
+        0
+    }
+
+    /// Writes what this process reports. Policies with the most requests come first, as many as fit.
+    pub(super) fn report(&self, stats: &Stats, revision: u64, settings: u64) -> String {
+        let snapshot = stats.snapshot();
+        let count = |is_counted: fn(&OutcomeKind) -> bool| {
+            let kinds = OutcomeKind::ALL.iter().filter(|kind| is_counted(kind));
+            kinds.fold(0_u64, |sum, kind| sum.saturating_add(snapshot.requests(*kind)))
+        };
+        let mut text = PROCESS.to_owned();
+        push_word(&mut text, crate::stats::cut(&self.name(), NAME_MAX));
+        let numbers = [
+            CalendarClock.now().as_micros(),
+            count(|_| true),
+            count(|kind| !kind.passed()),
+            self.rules_hash(),
+            revision,
+            settings,
+        ];
+        numbers.into_iter().for_each(|number| push_number(&mut text, number));
+        text.push('\n');
+        let spans = snapshot
+            .policies()
+            .iter()
+            .map(|policy| (policy.name(), [policy.five_minutes(), policy.hour()].map(Sums::of)));
+        let mut spans: Vec<_> = spans.collect();
+        spans.sort_by_key(|(_, [_, hour])| std::cmp::Reverse(hour.all()));
+        for (name, spans) in spans {
+            let mut line = POLICY.to_owned();
+            push_word(&mut line, name);
+            let numbers = spans.iter().flat_map(|sums| [sums.allowed, sums.near, sums.over, sums.refused]);
+            numbers.for_each(|number| push_number(&mut line, number));
+            line.push('\n');
+            if text.len() + line.len() <= REPORT_MAX {
+                text.push_str(&line);
+            }
+        }
+        text
+    }
+}
+
+impl ProcessReport {
+    /// Reads a report. Lines of other versions are left out.
+    fn read(text: &str, is_own: bool) -> Option<Self> {
+        let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+        let (_, first) = lines.next().filter(|(kind, _)| *kind == PROCESS)?;
+        let [name, numbers @ ..]: [&str; 7] = words(first)?;
+        let [at, requests, refused, rules, revision, settings] = read_numbers(numbers)?;
+        let policy = |line: &str| {
+            let [name, numbers @ ..]: [&str; 9] = words(line)?;
+            let [a, b, c, d, e, f, g, h] = read_numbers(numbers)?;
+            let sums = |allowed, near, over, refused| Sums { allowed, near, over, refused };
+            Some(PolicyReport { name: read_text(name)?, spans: [sums(a, b, c, d), sums(e, f, g, h)] })
+        };
+        let policies = lines.filter(|(kind, _)| *kind == POLICY).filter_map(|(_, line)| policy(line)).collect();
+        let (name, at) = (read_text(name)?, Timestamp::from_micros(at));
+        Some(Self { name, at, requests, refused, rules, revision, settings, policies, is_own })
+    }
+}
+
+fn read_numbers<const COUNT: usize>(words: [&str; COUNT]) -> Option<[u64; COUNT]> {
+    let mut numbers = [0; COUNT];
+    for (number, word) in numbers.iter_mut().zip(words) {
+        *number = word.parse().ok()?;
+    }
+    Some(numbers)
+}
+
+impl ProcessesView {
+    /// Asks for the reports of all processes. Returns `None` if the store does not answer, or no other process reports.
+    pub(super) async fn of(fleet: &Fleet) -> Option<Self> {
+        if fleet.in_force().error.is_some() {
+            return None; // the page does not wait for a store that is away
+        }
+        let reports = fleet.reports().await.ok()?;
+        let mut processes: Vec<_> =
+            reports.iter().filter_map(|(text, is_own)| ProcessReport::read(text, *is_own)).collect();
+        processes.sort_by(|a, b| a.name.cmp(&b.name));
+        (processes.iter().any(|process| !process.is_own)).then(|| Self { processes, now: CalendarClock.now() })
+    }
+
+    /// Returns the sums of each policy, those with the most requests over the limit first.
+    fn policies(&self) -> Vec<(&str, [Sums; 2])> {
+        let mut sums: BTreeMap<&str, [Sums; 2]> = BTreeMap::new();
+        for policy in self.processes.iter().flat_map(|process| &process.policies) {
+            let own = sums.entry(&policy.name).or_default();
+            own.iter_mut().zip(policy.spans).for_each(|(sum, more)| *sum = sum.plus(more));
+        }
+        let mut sums: Vec<_> = sums.into_iter().collect();
+        sums.sort_by_key(|(_, [_, hour])| std::cmp::Reverse(hour.over));
+        sums
+    }
+
+    fn sum(&self, of: fn(&ProcessReport) -> u64) -> u64 {
+        self.processes.iter().fold(0, |sum, process| sum.saturating_add(of(process)))
+    }
+
+    /// Writes the processes and the sums over them.
+    pub(super) fn write_html(&self, html: &mut String) -> fmt::Result {
+        write!(
+            html,
+            "<h2>All {} processes</h2><table><thead><tr><th>process</th><th class=\"num\">requests</th>\
+             <th class=\"num\">refused</th><th>rules</th><th>settings</th><th>reported</th></tr></thead><tbody>",
+            self.processes.len()
+        )?;
+        for process in &self.processes {
+            let ago = About(self.now.saturating_since(process.at));
+            write!(
+                html,
+                "<tr><td><span class=\"name\">{}</span>{}</td><td class=\"num\" data-of=\"requests\">{}</td>\
+                 <td class=\"num\" data-of=\"refused\">{}</td><td data-of=\"rules\">{}</td>\
+                 <td data-of=\"settings\">revision {}<div class=\"quota\">{}</div></td><td data-of=\"reported\">{ago} ago</td></tr>",
+                HtmlText(&process.name),
+                if process.is_own { "<div class=\"quota\">this one</div>" } else { "" },
+                Count(process.requests),
+                Count(process.refused),
+                if process.rules == 0 { "–".to_owned() } else { hash(process.rules) },
+                process.revision,
+                hash(process.settings)
+            )?;
+        }
+        write!(
+            html,
+            "<tr><td><b>all</b></td><td class=\"num\" data-of=\"requests\"><b>{}</b></td>\
+             <td class=\"num\" data-of=\"refused\"><b>{}</b></td><td></td><td></td><td></td></tr></tbody></table>",
+            Count(self.sum(|process| process.requests)),
+            Count(self.sum(|process| process.refused))
+        )?;
+        let policies = self.policies();
+        if policies.is_empty() {
+            return Ok(());
+        }
+        html.push_str("<table><thead><tr><th>policy, in all processes</th>");
+        for of in ["five minutes", "over", "refused", "an hour", "over", "refused"] {
+            write!(html, "<th class=\"num\">{of}</th>")?;
+        }
+        html.push_str("</tr></thead><tbody>");
+        for (name, spans) in policies.iter().take(ROWS_MAX) {
+            write!(html, "<tr><td class=\"name\">{}</td>", HtmlText(name))?;
+            for (span, sums) in ["in five minutes", "in an hour"].iter().zip(spans) {
+                for (of, count) in [("requests", sums.all()), ("over", sums.over), ("refused", sums.refused)] {
+                    write!(html, "<td class=\"num\" data-of=\"{of} {span}\">{}</td>", Count(count))?;
+                }
+            }
+            html.push_str("</tr>");
+        }
+        html.push_str("</tbody></table>");
+        match policies.len().saturating_sub(ROWS_MAX) {
+            0 => Ok(()),
+            more => write!(html, "<p class=\"soft\">and {more} more in the JSON of this page</p>"),
+        }
+    }
+
+    /// Writes the processes and the sums as an object.
+    pub(super) fn write_json(&self, json: &mut String) {
+        let mut object = Object::begin(json);
+        object.plain("requests", self.sum(|process| process.requests));
+        object.plain("refused", self.sum(|process| process.refused));
+        let policies = self.policies();
+        object.list("policies", &policies, |json, (name, spans)| policy(json, name, spans));
+        object.list("processes", &self.processes, |json, process| {
+            let mut object = Object::begin(json);
+            object.text("name", &process.name);
+            object.plain("is_this_one", process.is_own);
+            object.micros("reported_us_ago", Some(self.now.saturating_since(process.at)));
+            object.plain("requests", process.requests);
+            object.plain("refused", process.refused);
+            object.text_or_null("rules", Some(hash(process.rules)).filter(|_| process.rules > 0).as_deref());
+            object.plain("revision", process.revision);
+            object.text("settings", &hash(process.settings));
+            object.list("policies", &process.policies, |json, of| policy(json, &of.name, &of.spans));
+            object.end();
+        });
+        object.end();
+    }
+}
+
+fn policy(json: &mut String, name: &str, spans: &[Sums; 2]) {
+    let mut object = Object::begin(json);
+    object.text("name", name);
+    for (span, sums) in ["five_minutes", "hour"].iter().zip(spans) {
+        let mut object = Object::begin(object.field(span));
+        sums.fields().into_iter().for_each(|(name, count)| object.plain(name, count));
+        object.end();
+    }
+    object.end();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Key;
+    use crate::outcome::Observer;
+    use crate::policy::Policy;
+    use crate::quota::Quota;
+
+    #[test]
+    fn report_is_read_as_it_was_written() {
+        let (source, stats) = (ReportSource::default(), Stats::builder().count_use(true).build());
+        source.name.set("web 3 %\n<b>".to_owned()).unwrap();
+        let policy = Policy::new("a b", Quota::per_hour(5)).unwrap();
+        (0..3).for_each(|n| drop(stats.on_allowed(&policy, &Key::of(n).unwrap(), 1, false)));
+        let text = source.report(&stats, 7, 0xabc);
+        let read = ProcessReport::read(&text, false).unwrap();
+        assert_eq!((&*read.name, read.revision, read.settings), ("web 3 %\n<b>", 7, 0xabc));
+        for other in ["", "process", "process a 1 2", "other a 1 2 3 4 5 6", "process a 1 2 3 4 5 x"] {
+            assert_eq!(ProcessReport::read(other, false), None, "{other}");
+        }
+        // A later version may add lines.
+        let later = format!("{text}future a b\npolicy a 1 2 3 4 5 6 7 8\npolicy short 1\n");
+        let later = ProcessReport::read(&later, true).unwrap();
+        assert_eq!(later.policies.len(), read.policies.len() + 1);
+    }
+
+    #[test]
+    fn report_of_many_policies_is_bounded() {
+        let stats = Stats::new();
+        for n in 0..1_000 {
+            let policy = Policy::new(format!("{n}-{}", "a".repeat(60)), Quota::per_hour(5)).unwrap();
+            stats.on_allowed(&policy, &Key::of(n).unwrap(), 1, false);
+        }
+        assert!(ReportSource::default().report(&stats, 0, 0).len() <= REPORT_MAX);
+    }
+
+    #[test]
+    fn sums_are_those_of_all_processes() {
+        let report = |text: &str, is_own| ProcessReport::read(text, is_own).unwrap();
+        let processes = vec![
+            report("process a 1000000 10 2 0 1 1\npolicy p 1 0 2 2 10 0 20 20\n", true),
+            report(
+                "process b 1000000 18446744073709551615 3 5 1 1\npolicy p 3 0 4 4 30 0 40 40\npolicy q 1 1 0 0 1 1 0 0\n",
+                false,
+            ),
+        ];
+        let view = ProcessesView { processes, now: Timestamp::from_micros(4_000_000) };
+        let mut json = String::new();
+        view.write_json(&mut json);
+        for part in [
+            "\"requests\":18446744073709551615,\"refused\":5",
+            "{\"name\":\"p\",\"five_minutes\":{\"allowed\":4,\"near\":0,\"over\":6,\"refused\":6},\
+             \"hour\":{\"allowed\":40,\"near\":0,\"over\":60,\"refused\":60}}",
+            "\"name\":\"b\",\"is_this_one\":false,\"reported_us_ago\":3000000",
+        ] {
+            assert!(json.contains(part), "{part}: {json}");
+        }
+        let mut html = String::new();
+        view.write_html(&mut html).unwrap();
+        assert!(html.contains("All 2 processes") && html.contains("this one") && html.contains("3 s ago"), "{html}");
+    }
+}

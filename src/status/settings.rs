@@ -1,0 +1,323 @@
+//! The settings of operators for all processes: what the page shows of them, and the forms that change them.
+
+use std::collections::BTreeSet;
+use std::fmt::{self, Write};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use http::StatusCode;
+
+use super::action::{ActionKind, Done, OperatorAction};
+use super::operators::Operators;
+use super::request::{SettingForm, Wrong, wrong};
+use super::text::HtmlText;
+use crate::base::time::{Timestamp, Utc};
+use crate::error::WithSources;
+use crate::fleet::{Fleet, FleetAction, FleetChange, FleetEntry, FleetError, FleetErrorKind, FleetKind, FleetTarget};
+use crate::quota::parse::read_length;
+use crate::stats::{Stats, cut};
+
+/// The maximum number of entries that the page shows.
+const ROWS_MAX: usize = 200;
+
+/// The maximum number of bytes that are shown of a text of rules. Other values are short.
+const RULES_MAX: usize = 100;
+
+/// The maximum number of settings that the form offers.
+const OFFERED_MAX: usize = 500;
+
+/// The settings that operators made for all processes.
+pub(super) struct FleetView {
+    pub(super) revision: u64,
+    pub(super) hash: u64,
+    pub(super) since: Timestamp,
+    pub(super) error: Option<Arc<str>>,
+    pub(super) entries: Vec<FleetRow>,
+    /// The last actions of all processes, the latest first.
+    pub(super) actions: Vec<FleetRow>,
+    /// What operators can set here.
+    settable: BTreeSet<(FleetKind, Box<str>)>,
+}
+
+/// An entry or an action. A key is shown as elsewhere on the page, because it may be a secret.
+pub(super) struct FleetRow {
+    /// The name of the entry in forms.
+    pub(super) entry: String,
+    pub(super) kind: FleetKind,
+    pub(super) name: String,
+    pub(super) subject: String,
+    /// `None` if the entry was ended.
+    pub(super) value: Option<String>,
+    pub(super) until: Option<Timestamp>,
+    pub(super) at: Timestamp,
+    pub(super) by: String,
+    pub(super) why: String,
+}
+
+impl FleetView {
+    pub(super) fn new(fleet: &Fleet, stats: &Stats) -> Self {
+        let (in_force, secret) = (fleet.in_force(), fleet.secret());
+        let row = |target: &FleetTarget, value: Option<&str>, until, at, by: &str, why: &str| FleetRow {
+            entry: entry_id(secret, target),
+            kind: target.kind(),
+            name: target.name().to_owned(),
+            subject: shown_subject(target, stats),
+            value: value.map(|value| shown_value(target, value)),
+            until,
+            at,
+            by: by.to_owned(),
+            why: why.to_owned(),
+        };
+        let of_entry = |FleetEntry { target, value, until, at, by, why, .. }: &FleetEntry| {
+            row(target, Some(value), *until, *at, by, why)
+        };
+        let of_action = |FleetAction { target, value, until, at, by, why, .. }: &FleetAction| {
+            row(target, value.as_deref(), *until, *at, by, why)
+        };
+        Self {
+            revision: in_force.revision,
+            hash: in_force.hash,
+            since: in_force.since,
+            error: in_force.error,
+            entries: fleet.entries().iter().map(of_entry).collect(),
+            actions: fleet.actions().iter().map(of_action).collect(),
+            settable: fleet.settable(),
+        }
+    }
+}
+
+fn shown_value(target: &FleetTarget, value: &str) -> String {
+    let is_text = matches!(target.kind(), FleetKind::Rules | FleetKind::FormerRules);
+    if is_text { cut(value, RULES_MAX) } else { value }.to_owned()
+}
+
+fn shown_subject(target: &FleetTarget, stats: &Stats) -> String {
+    let Some(key) = target.key() else { return target.subject().unwrap_or_default() };
+    let (fingerprint, name) = stats.shown(&key);
+    name.map_or(fingerprint.clone(), |name| format!("{fingerprint} ({name})"))
+}
+
+/// Returns the name of an entry in forms. It says nothing about a key, and is the same in all processes.
+fn entry_id(secret: Option<u128>, target: &FleetTarget) -> String {
+    let mut hasher = DefaultHasher::new();
+    (secret, target).hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
+/// Changes a setting as a form says. Returns what was done, and the status if it failed.
+pub(super) async fn act(
+    fleet: &Fleet,
+    operators: &Operators,
+    stats: &Stats,
+    operator: &str,
+    form: &SettingForm,
+) -> Result<(OperatorAction, Option<StatusCode>), Wrong> {
+    let why = form.why.trim();
+    if why.is_empty() {
+        return Err(wrong("say why: `why` is kept with the setting, for those who ask later"));
+    }
+    let mut change = change(fleet, form)?;
+    if !form.lasting.trim().is_empty() {
+        let lasting = read_length(form.lasting.trim());
+        let message = "`lasting` is a time of up to 366 days: write it like `1 hour` or `30 min`";
+        change = change.lasting(lasting.ok_or_else(|| wrong(message))?);
+    }
+    if !form.seen.trim().is_empty() {
+        change = change.seen(form.seen.trim().parse().map_err(|_| wrong("`seen` is a revision"))?);
+    }
+    let target = change.target();
+    let (kind, name) = (target.kind(), target.name().to_owned());
+    let subject = shown_subject(target, stats);
+    let setting = [kind.as_str(), &name, &subject].join(" ").trim_end().into();
+    let value = (form.action == ActionKind::Set).then(|| form.value.trim().into());
+    let underway = operators.begin(stats, operator, Done::ForAll { kind: form.action, setting, value });
+    let done = match form.action {
+        ActionKind::Rollback if kind == FleetKind::Rules => fleet.rollback(operator, why, &name).await,
+        ActionKind::Rollback => Err(FleetError::new(FleetErrorKind::Invalid, "only rules are rolled back")),
+        _ => fleet.change(operator, why, [change]).await,
+    };
+    let failed = done.as_ref().err().map(|error| match error.kind() {
+        FleetErrorKind::Invalid => StatusCode::BAD_REQUEST,
+        FleetErrorKind::Conflict => StatusCode::CONFLICT,
+        FleetErrorKind::Full => StatusCode::INSUFFICIENT_STORAGE,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    });
+    Ok((underway.end(done.map(drop).map_err(|error| WithSources(&error).to_string())), failed))
+}
+
+/// Returns the change that a form asks for.
+fn change(fleet: &Fleet, form: &SettingForm) -> Result<FleetChange, Wrong> {
+    let value = (form.action == ActionKind::Set).then(|| form.value.trim());
+    let entry = form.entry.trim();
+    if !entry.is_empty() {
+        let secret = fleet.secret();
+        let found = fleet.entries().into_iter().map(|found| found.target);
+        let Some(target) = found.into_iter().find(|target| entry_id(secret, target) == entry) else {
+            let message = "this entry has ended, or somebody else ended it: load the page again";
+            return Err((StatusCode::CONFLICT, message.into()));
+        };
+        return Ok(FleetChange::of_target(target, value));
+    }
+    let Some((kind, name)) = form.setting.trim().split_once(' ') else {
+        return Err(wrong("`setting` is a kind and a name, such as `mode login`"));
+    };
+    let kind = kind.parse().map_err(|error| wrong(&format!("`setting`: {error}")))?;
+    let subject = Some(form.subject.trim()).filter(|subject| !subject.is_empty());
+    FleetChange::of_text(kind, name.trim(), subject, value).map_err(|error| wrong(&WithSources(&error).to_string()))
+}
+
+/// Writes the operators' settings for all processes, and the forms of an operator.
+pub(super) fn write(
+    html: &mut String,
+    fleet: &FleetView,
+    form: Option<&SettingForm>,
+    is_operator: bool,
+) -> fmt::Result {
+    let has_form = is_operator && !fleet.settable.is_empty();
+    if fleet.entries.is_empty() && fleet.actions.is_empty() && !has_form {
+        return Ok(());
+    }
+    html.push_str("<h2 id=\"settings\">Set for all processes</h2>");
+    if fleet.entries.is_empty() {
+        html.push_str("<p class=\"soft\">Nothing is set.</p>");
+    } else {
+        entries(html, fleet, is_operator)?;
+    }
+    if has_form {
+        set(html, fleet, form)?;
+    }
+    actions(html, fleet)
+}
+
+fn entries(html: &mut String, fleet: &FleetView, is_operator: bool) -> fmt::Result {
+    html.push_str("<table><thead><tr><th>setting</th><th>value</th><th>until</th><th>by</th><th>why</th>");
+    html.push_str(if is_operator { "<th></th></tr></thead><tbody>" } else { "</tr></thead><tbody>" });
+    for row in fleet.entries.iter().take(ROWS_MAX) {
+        write!(
+            html,
+            "<tr><td>{}</td><td data-of=\"value\">{}</td><td data-of=\"until\">{}</td><td data-of=\"by\">{}</td>\
+             <td data-of=\"why\">{}</td>",
+            ShownSetting(row),
+            HtmlText(row.value.as_deref().unwrap_or_default()),
+            Until(row.until),
+            HtmlText(&row.by),
+            HtmlText(&row.why)
+        )?;
+        if is_operator {
+            change_of(html, fleet.revision, row)?;
+        }
+        html.push_str("</tr>");
+    }
+    html.push_str("</tbody></table>");
+    match fleet.entries.len().saturating_sub(ROWS_MAX) {
+        0 => Ok(()),
+        more => write!(html, "<p class=\"soft\">and {more} more in the JSON of this page</p>"),
+    }
+}
+
+/// Writes the form that changes an entry, folded.
+fn change_of(html: &mut String, revision: u64, row: &FleetRow) -> fmt::Result {
+    html.push_str("<td>");
+    if row.kind != FleetKind::FormerRules {
+        write!(
+            html,
+            "<details><summary>change</summary><form method=\"post\"><input type=\"hidden\" name=\"entry\" value=\"{}\">\
+             <input type=\"hidden\" name=\"seen\" value=\"{revision}\"><label>why<input name=\"why\" required></label>",
+            row.entry
+        )?;
+        if row.kind == FleetKind::Rules {
+            html.push_str("<p class=\"acts\"><button name=\"action\" value=\"rollback\">Roll back</button>");
+        } else {
+            let value = HtmlText(row.value.as_deref().unwrap_or_default());
+            write!(
+                html,
+                "<label>value<input name=\"value\" value=\"{value}\"></label>\
+                 <label>for how long<input name=\"lasting\" placeholder=\"until it is ended\"></label>\
+                 <p class=\"acts\"><button name=\"action\" value=\"set\">Set</button>"
+            )?;
+        }
+        html.push_str("<button name=\"action\" value=\"end\">End</button></p></form></details>");
+    }
+    html.push_str("</td>");
+    Ok(())
+}
+
+/// Writes the form that sets something.
+fn set(html: &mut String, fleet: &FleetView, form: Option<&SettingForm>) -> fmt::Result {
+    let sent = |field: fn(&SettingForm) -> &str| form.filter(|form| form.entry.is_empty()).map_or("", field);
+    write!(
+        html,
+        "<form class=\"explain\" method=\"post\"><input type=\"hidden\" name=\"action\" value=\"set\">\
+         <input type=\"hidden\" name=\"seen\" value=\"{}\"><label class=\"wide\">setting<select name=\"setting\">",
+        fleet.revision
+    )?;
+    for (kind, name) in fleet.settable.iter().take(OFFERED_MAX) {
+        let setting = format!("{kind} {name}");
+        let chosen = if sent(|form| &form.setting) == setting { " selected" } else { "" };
+        write!(html, "<option value=\"{0}\"{chosen}>{0}</option>", HtmlText(&setting))?;
+    }
+    write!(
+        html,
+        "</select></label>\
+         <label class=\"wide\">key or network, except of a mode or a quota<input name=\"subject\" value=\"{}\"></label>\
+         <label class=\"wide\">value: enforce, degrade or shadow of a mode; deny, allow or limit of a network or a key; \
+         a number of a plan; otherwise a quota, such as 600 per minute<input name=\"value\" required value=\"{}\"></label>\
+         <label class=\"wide\">for how long<input name=\"lasting\" placeholder=\"until it is ended\" value=\"{}\"></label>\
+         <label class=\"wide\">why<input name=\"why\" required value=\"{}\"></label>\
+         <div class=\"wide\"><button>Set for all processes</button></div></form>",
+        HtmlText(sent(|form| &form.subject)),
+        HtmlText(sent(|form| &form.value)),
+        HtmlText(sent(|form| &form.lasting)),
+        HtmlText(sent(|form| &form.why))
+    )
+}
+
+/// Writes what operators did in any process, folded.
+fn actions(html: &mut String, fleet: &FleetView) -> fmt::Result {
+    if fleet.actions.is_empty() {
+        return Ok(());
+    }
+    write!(
+        html,
+        "<details><summary>Last {} changes for all processes</summary><table><thead><tr><th>setting</th><th>value</th>\
+         <th>when</th><th>by</th><th>why</th></tr></thead><tbody>",
+        fleet.actions.len()
+    )?;
+    for row in &fleet.actions {
+        write!(
+            html,
+            "<tr><td>{}</td><td data-of=\"value\">{}</td><td data-of=\"when\">{}</td><td data-of=\"by\">{}</td>\
+             <td data-of=\"why\">{}</td></tr>",
+            ShownSetting(row),
+            HtmlText(row.value.as_deref().unwrap_or("ended")),
+            Utc(row.at),
+            HtmlText(&row.by),
+            HtmlText(&row.why)
+        )?;
+    }
+    html.push_str("</tbody></table></details>");
+    Ok(())
+}
+
+/// Prints the kind, the name and the subject of a row.
+struct ShownSetting<'a>(&'a FleetRow);
+
+impl fmt::Display for ShownSetting<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FleetRow { kind, name, subject, .. } = self.0;
+        write!(f, "{kind} <span class=\"name\">{}</span>", HtmlText(name))?;
+        if subject.is_empty() { Ok(()) } else { write!(f, "<div class=\"quota\">{}</div>", HtmlText(subject)) }
+    }
+}
+
+/// Prints when an entry ends.
+struct Until(Option<Timestamp>);
+
+impl fmt::Display for Until {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(until) => Utc(until).fmt(f),
+            None => f.write_str("it is ended"),
+        }
+    }
+}
