@@ -16,8 +16,7 @@ use tower::ServiceBuilder;
 use tower_http::cors::{Any, CorsLayer};
 use tower_ratelimit::middleware::Refusal;
 use tower_ratelimit::observe::{Outcome, Stats};
-use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule};
-use tower_ratelimit::{Refusals, key};
+use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Refusals, Rule, key};
 
 #[derive(Clone)]
 struct User {
