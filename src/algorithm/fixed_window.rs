@@ -83,7 +83,6 @@ impl FixedWindow {
     }
 
     /// Returns the windows of the calendar, if the quota has a calendar.
-    #[cfg(feature = "_redis")]
     pub(crate) fn calendar(&self) -> Option<&'static CalendarWindows> {
         self.calendar
     }

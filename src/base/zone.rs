@@ -206,18 +206,26 @@ mod with {
             if NO_PLACES.iter().any(|other| name.eq_ignore_ascii_case(other)) {
                 return Err(UnknownZone::NotFound);
             }
-            let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(entry) = known.iter().find(|entry| entry.name.eq_ignore_ascii_case(name)) {
-                return Ok(Self(Some(entry)));
+            if let Some(known) = Self::known(&KNOWN.lock().unwrap_or_else(PoisonError::into_inner), name) {
+                return Ok(known);
             }
-            // A system may have lost its database, or have one without the older names.
+            // Without the lock, because it may read files. A system may have lost its database, or have one without the
+            // older names.
             let zone = TimeZone::get(name).or_else(|_| BUILT_IN.get(name)).map_err(|_| UnknownZone::NotFound)?;
             let name = zone.iana_name().ok_or(UnknownZone::NotFound)?;
-            let number = u16::try_from(known.len() + 1).map_err(|_| UnknownZone::NotFound)?;
+            let mut all = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(known) = Self::known(&all, name) {
+                return Ok(known);
+            }
+            let number = u16::try_from(all.len() + 1).map_err(|_| UnknownZone::NotFound)?;
             let entry: &'static ZoneEntry =
                 Box::leak(Box::new(ZoneEntry { number, name: name.into(), zone: zone.clone() }));
-            known.push(entry);
+            all.push(entry);
             Ok(Self(Some(entry)))
+        }
+
+        fn known(all: &[&'static ZoneEntry], name: &str) -> Option<Self> {
+            all.iter().find(|entry| entry.name.eq_ignore_ascii_case(name)).map(|entry| Self(Some(entry)))
         }
 
         pub(super) fn name(self) -> &'static str {

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
-use crate::base::calendar::{Calendar, CalendarWindows};
+use crate::base::calendar::CalendarWindows;
 use crate::base::fields::List;
 use crate::base::time::{CLOCK_US_MAX, micros_ceil};
 use crate::base::wait::Wait;
@@ -307,8 +307,8 @@ impl PreparedHeader {
     /// Returns the item of a request's own quota, or of a quota of the calendar.
     #[inline(never)]
     fn own_item(&self, view: &PolicyView<'_>, clock: &dyn Clock) -> Option<HeaderValue> {
-        match (self.content, view.policy.quota().calendar_windows()) {
-            (Content::List(list), Some(calendar)) => return calendar_item(list, calendar, view, clock),
+        match (self.content, view.policy.quota().known_windows()) {
+            (Content::List(list), Some(windows)) => return calendar_item(list, windows, view, clock),
             (_, Some(_)) => return None,
             (_, None) => {}
         }
@@ -321,11 +321,15 @@ impl PreparedHeader {
 }
 
 /// Returns the item of a quota of the calendar: its window is the one that is open.
-fn calendar_item(list: List, calendar: Calendar, view: &PolicyView<'_>, clock: &dyn Clock) -> Option<HeaderValue> {
-    let windows = CalendarWindows::of(calendar);
+fn calendar_item(
+    list: List,
+    windows: &CalendarWindows,
+    view: &PolicyView<'_>,
+    clock: &dyn Clock,
+) -> Option<HeaderValue> {
     let end = clock.now().as_micros().saturating_add(view.decision.window_us).min(CLOCK_US_MAX);
     // The limiter's clock may differ from this one by up to half of a window.
-    let window = windows.at(end.saturating_sub(calendar.shortest_us(1) / 2));
+    let window = windows.at(end.saturating_sub(windows.shortest_us() / 2));
     let mut text = Text::new();
     let advertised = Advertised::new(view.policy.quota()).within(window.length);
     push_policy(&mut text, view.policy, advertised, list);

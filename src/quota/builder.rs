@@ -5,9 +5,10 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use std::time::Duration;
 
 use super::spec::{Algorithm, Anchor, Oldest, PLACES_MAX, Spec, UNITS_MAX};
-use crate::algorithm::Decider;
-use crate::base::calendar::Calendar;
+use crate::algorithm::{Decider, PairDecider};
+use crate::base::calendar::{Calendar, CalendarWindows};
 use crate::base::time::{PERIOD_US_MAX, micros_exact, micros_floor};
+use crate::base::zone::DAY_S;
 use crate::error::ConfigError;
 use crate::error::ConfigErrorKind::{NotAnOption, Range};
 
@@ -517,6 +518,27 @@ impl Quota {
     #[must_use]
     pub fn calendar_windows(&self) -> Option<Calendar> {
         self.spec.calendar
+    }
+
+    /// Returns these windows, with the last one that was asked for.
+    pub(crate) fn known_windows(&self) -> Option<&'static CalendarWindows> {
+        match self.decider {
+            Decider::Pair(PairDecider::FixedWindow(window), _) => window.calendar(),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the quota has fixed windows that are counted from 1970.
+    pub(crate) fn has_windows_of_epoch(&self) -> bool {
+        let Spec { algorithm, anchor, calendar, unlimited, .. } = self.spec;
+        algorithm == Algorithm::FixedWindow && anchor == Anchor::Epoch && calendar.is_none() && !unlimited
+    }
+
+    /// Returns whether the quota's windows are to end with a date, so that they need a clock that follows the calendar:
+    /// windows of a calendar, and of whole days since 1970.
+    pub(crate) fn has_windows_of_dates(&self) -> bool {
+        let is_of_days = self.spec.period_us % (DAY_S as u64 * 1_000_000) == 0;
+        self.spec.calendar.is_some() || self.has_windows_of_epoch() && is_of_days
     }
 
     /// Returns the algorithm.

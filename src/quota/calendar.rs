@@ -95,9 +95,10 @@ impl Calendar {
     /// Sets the time zone, by its name in the IANA database, such as `Europe/Berlin`. Without the feature
     /// `time-zones`, only `UTC` is known.
     ///
-    /// The zone's rules are those of the system's database when the process first names the zone, or those that are
-    /// built in if the system does not have the zone. Processes that share a limiter should have the same rules.
-    /// While they differ, each process uses its own edges, and a key never gets more windows than the calendar has.
+    /// The zone's rules are those of the system's database when the process first names the zone, or
+    /// those that are built in if the system does not have the zone. They stay until the process ends. Processes that
+    /// share a limiter should have the same rules. If they differ, each process keeps to the edges that it knows, and
+    /// between two edges that should be one a key may get its quota once more.
     ///
     /// # Errors
     /// Returns an error if the zone is unknown.

@@ -230,6 +230,11 @@ impl CalendarWindows {
         if window.end.wrapping_sub(now).wrapping_sub(1) < window.length { window } else { self.find(now) }
     }
 
+    /// Returns the least length of a window, in microseconds.
+    pub(crate) fn shortest_us(&self) -> u64 {
+        self.calendar.shortest_us(1)
+    }
+
     /// Returns the window after another window of this calendar.
     pub(crate) fn after(&self, window: CalendarWindow) -> CalendarWindow {
         self.compute(window.end).0

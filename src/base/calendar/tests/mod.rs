@@ -90,6 +90,24 @@ fn window_that_began_before_1970_has_its_whole_length() {
     assert_eq!((week.start(), week.begins_at(0)), (0, false));
 }
 
+#[test]
+fn windows_at_both_ends_of_time_are_found() {
+    use crate::base::time::CLOCK_US_MAX;
+    let names = ["UTC", "Pacific/Apia", "Pacific/Kiritimati", "Pacific/Pago_Pago", "Africa/Monrovia"];
+    let zones: Vec<Zone> = names.iter().filter_map(|name| Zone::named(name).ok()).collect();
+    for (calendar, zone) in BY_TEXT.iter().flat_map(|(_, calendar)| zones.iter().map(move |zone| (calendar, zone))) {
+        let calendar = Calendar { zone: *zone, ..*calendar };
+        let windows = CalendarWindows::of(calendar);
+        for now in [0, 1, CLOCK_US_MAX - 1, CLOCK_US_MAX, 0] {
+            let window = windows.at(now);
+            assert!(window.start() <= now && now < window.end && window.length > 0, "{calendar} at {now}");
+            assert!(windows.after(window).end > window.end, "{calendar} at {now}");
+        }
+        let last = calendar.window_at(crate::clock::Timestamp::from_micros(u64::MAX));
+        assert!(last.contains(&crate::clock::Timestamp::from_micros(CLOCK_US_MAX)), "{calendar}");
+    }
+}
+
 #[cfg(feature = "time-zones")]
 #[test]
 fn days_of_zones_begin_with_their_first_instant() {
@@ -117,6 +135,7 @@ fn names_that_are_no_places_are_unknown() {
     let hostile = ["", " ", "Europe", "../../etc/passwd", "/etc/localtime", "right/Europe/Berlin", "\0"];
     // These are in many databases, or mean something to the library that reads them.
     let other = ["localtime", "posixrules", "factory", "Etc/Unknown", "Europe/Nowhere", "zone.tab"];
+    assert_eq!(Zone::named("EUROPE/BERLIN"), Zone::named("europe/berlin"));
     for name in hostile.into_iter().chain(other) {
         assert_eq!(Zone::named(name), Err(crate::base::zone::UnknownZone::NotFound), "{name}");
     }
