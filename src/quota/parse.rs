@@ -168,7 +168,8 @@ impl FromStr for Quota {
     /// and commas do not matter, and `up to` may be left out of a debt. Numbers may contain `_`. A
     /// quota that [never refuses](Quota::unlimited) is `unlimited`.
     ///
-    /// A week has 7 days, a month 30 and a year 365, wherever they begin. The windows of a
+    /// A week has 7 days, a month 30 and a year 365, wherever they begin. An `M` alone is refused, because it may be a
+    /// minute or a month. The windows of a
     /// [calendar](Quota::calendar) are `10000 per calendar month`, `10000 per calendar month from day 15 in
     /// Europe/Berlin`, `500 per calendar week from sunday`: a calendar day, week, month, quarter or year,
     /// the day on which each month or week begins, and a time zone.
@@ -272,6 +273,18 @@ fn edits(one: &str, other: &str) -> usize {
     row.last().copied().unwrap_or_default()
 }
 
+/// Returns whether words behind a period mean a day or a place, which only windows of a calendar have.
+fn says_day_or_place(words: &[&str]) -> bool {
+    let is_day = |word: &&str| {
+        word.starts_with(|c: char| c.is_ascii_digit()) || *word == "day" || word.parse::<Weekday>().is_ok()
+    };
+    match words.first().map(|word| word.trim_matches(['(', ')'])) {
+        Some("calendar" | "in" | "local" | "utc") => true,
+        Some("from" | "on" | "at" | "starting" | "since") => words.iter().any(is_day),
+        _ => false,
+    }
+}
+
 /// Prints a word in quotes. Only the beginning of a long word is printed.
 struct QuotedWord<'a>(&'a str);
 
@@ -350,10 +363,15 @@ impl<'a> WordReader<'a> {
         let options = options_of(quota);
         let rest = self.words.get(at..).unwrap_or_default();
         let mut hint = similar(rest, algorithms.iter().chain(&options).copied());
-        if quota.calendar_windows().is_some() && hint.is_empty() {
+        let (first, own, options) = (*rest.first().unwrap_or(&""), quota.algorithm(), options.join(", "));
+        let word = QuotedWord(first);
+        if hint.is_empty() && quota.calendar_windows().is_some() {
             hint = "; a first day and a zone follow the unit, as in `month from day 15 in Europe/Berlin`".to_owned();
+        } else if hint.is_empty() && says_day_or_place(rest) {
+            return self.error(&format!(
+                "{word} belongs to windows of a calendar: `per calendar month from day 15 in Europe/Berlin`"
+            ));
         }
-        let (word, own, options) = (QuotedWord(rest.first().unwrap_or(&"")), quota.algorithm(), options.join(", "));
         let options = if options.is_empty() { "which has none".to_owned() } else { options };
         self.error(&match &*algorithms.join(", ") {
             "" => format!("{word} is not an option of a {own} ({options}), or is there twice{hint}"),
@@ -365,7 +383,15 @@ impl<'a> WordReader<'a> {
 
     /// Reads the period and the algorithm of a quota whose limit was read. Returns whether the algorithm is named.
     fn timed(&mut self, limit: u64) -> Result<(Quota, bool), ConfigError> {
-        self.expect("per")?;
+        if !self.skip("per") {
+            return Err(match self.next() {
+                Some(word) => self.error(&format!(
+                    "{} stands where `per` should be, as in `per minute` or `per calendar month`",
+                    QuotedWord(word)
+                )),
+                None => self.error("`per` is missing"),
+            });
+        }
         if self.skip("calendar") {
             return self.of_calendar(limit);
         }
@@ -467,12 +493,16 @@ impl<'a> WordReader<'a> {
             }
             unit => unit,
         };
+        // Some take it for a minute, and others for a month.
+        if unit == "m" && self.written.get(self.at.saturating_sub(1)).is_some_and(|written| written.ends_with('M')) {
+            return Err(self.error("`M` may be minutes or months: write `min`, or `calendar month`"));
+        }
         let units = UNITS.iter().map(|(length, _, names)| (length, *names));
         let units = units.chain(LONG_UNITS.iter().map(|(length, names)| (length, *names)));
         let Some((length, _)) = units.into_iter().find(|(_, names)| names.contains(&unit)) else {
             let names = UNITS.iter().map(|(_, _, names)| *names).chain(LONG_UNITS.iter().map(|(_, names)| *names));
             return Err(self.error(&format!(
-                "{} is not a unit of time: year, month, week, d, h, min, s, ms or µs{}",
+                "{} is not a unit of time: year, month (30 days), week, d, h, min, s, ms, µs, or `calendar month`{}",
                 QuotedWord(unit),
                 similar(&[unit], names.flatten().copied().chain(["calendar"]))
             )));

@@ -13,6 +13,7 @@ use super::store::RuleStore;
 use super::tree::{Descriptor, Limit, Tree, override_policy};
 use crate::base::head::Head;
 use crate::base::sync::contained;
+use crate::clock::Clock;
 use crate::decision::{ChargeDecision, Decision};
 use crate::error::WithSources;
 use crate::event::{LimiterEvent, RulesEvent};
@@ -184,7 +185,7 @@ impl<L: Limiter> DescriptorLimits<L> {
             return Err(error);
         }
         undecided.observer = None;
-        let answer = plan.answer();
+        let answer = plan.answer(core.limiter.hooks().clock());
         if let Some(observer) = &core.observer {
             let head = head();
             let keys = answer.keys.iter().zip(answer.outcome.policies()).map(|(key, status)| (status.policy(), key));
@@ -466,7 +467,7 @@ impl Plan {
         }
     }
 
-    fn answer(self) -> DescriptorAnswer {
+    fn answer(self, limiter_clock: Option<Arc<dyn Clock>>) -> DescriptorAnswer {
         let is_shadowed = self.counters.iter().any(|counter| !counter.decision.is_allowed());
         let kind = match (self.is_over, self.counters.is_empty(), is_shadowed) {
             (true, ..) => OutcomeKind::Limited,
@@ -496,6 +497,7 @@ impl Plan {
             statuses: statuses.collect(),
             keys: self.counters.into_iter().map(|counter| counter.key).collect(),
             outcome: Outcome::new(kind, policies),
+            limiter_clock,
         }
     }
 }
@@ -514,6 +516,8 @@ pub struct DescriptorAnswer {
     /// The keys of the outcome's policies, in order.
     keys: Vec<Key>,
     outcome: Outcome,
+    /// `None` if it is not in this process.
+    limiter_clock: Option<Arc<dyn Clock>>,
 }
 
 impl DescriptorAnswer {
@@ -553,7 +557,7 @@ impl DescriptorAnswer {
         views.iter_mut().enumerate().for_each(|(index, view)| view.index = index);
         let policies: Vec<Policy> = views.iter().map(|view| view.policy.clone()).collect();
         let seed = self.keys.first().map_or(0, |key| foldhash::fast::FixedState::default().hash_one(key));
-        let prepared = PreparedHeaders::new(headers, &policies, None);
+        let prepared = PreparedHeaders::new(headers, &policies, self.limiter_clock.clone());
         let mut map = HeaderMap::new();
         if let Some(mut rendered) = prepared.render(&views, self.is_over.then_some(seed)) {
             let status = if self.is_over { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };

@@ -71,8 +71,9 @@ labelled! {
         /// A quota of 0 refuses each request of its rule, or `deny` has every IPv4 or every IPv6 address. That may be
         /// intended, so a tool prints it and does not fail. Plans and rules that do not enforce are not reported.
         RefusesAll = "refuses-all",
-        /// The windows of a quota have 30 or 365 days, so they are neither months nor years of the
-        /// calendar. That may be intended, so a tool prints it and does not fail.
+        /// The period of a quota has 30 or 365 days, which is neither a month nor a year of the calendar. Or its
+        /// windows are weeks that are counted from 1970, so they begin on Thursdays. That may be intended, so a tool
+        /// prints it and does not fail.
         NotCalendar = "not-calendar",
         /// No rule uses a template.
         UnusedTemplate = "unused-template",

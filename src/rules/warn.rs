@@ -7,14 +7,14 @@ use super::problem::Quoted;
 use super::report::{Noticed, RulesWarningKind};
 use super::spec::{AccessSpec, At, DescriptorSpec, DomainSpec, FileSpec, LimitSpec, Name, QuotaSpec, RuleSpec};
 use crate::mode::Mode;
-use crate::quota::{Algorithm, Quota};
+use crate::quota::Quota;
 
 /// Returns the warnings of a file.
 pub(super) fn warnings(file: &FileSpec) -> Vec<Noticed> {
     let disabled = file.rules.iter().filter(|rule| !rule.is_enabled).map(disabled_rule);
     let unused = file.unused.iter().map(unused_template);
     let closed = file.rules.iter().filter_map(closed_rule);
-    let months = file.rules.iter().flat_map(windows_like_months);
+    let months = file.rules.iter().flat_map(periods_like_months);
     let listed = whole_families(&file.access);
     let observing = observing_rules(&file.rules);
     let limits = file.domain.iter().flat_map(limits_of_domain);
@@ -134,33 +134,44 @@ fn closed_rule(rule: &RuleSpec) -> Option<Noticed> {
     Some(Noticed { kind: RulesWarningKind::RefusesAll, position: quota.position, message })
 }
 
-/// Returns a note for each quota of the rule whose windows have the length of a month or a year, but are counted from
-/// the epoch. A quota for a month is probably meant by the calendar.
-fn windows_like_months(rule: &RuleSpec) -> Vec<Noticed> {
-    let QuotaSpec::All(quotas) = &rule.quota else { return Vec::new() };
-    let windows = quotas.iter().filter(|quota| {
-        quota.algorithm() == Algorithm::FixedWindow && quota.calendar_windows().is_none() && !quota.is_unlimited()
-    });
-    let like = |quota: &At<Quota>| match quota.period().as_secs() / 86_400 {
-        30 => Some((30, "month")),
-        365 => Some((365, "year")),
-        _ => None,
+/// Returns a note for each quota of the rule whose period is as long as a month or a year, and not of the calendar. A
+/// quota for a month is probably meant by the calendar. Weeks are as long as those of the calendar, but those that
+/// are counted from 1970 begin on Thursdays.
+fn periods_like_months(rule: &RuleSpec) -> Vec<Noticed> {
+    let quotas: Vec<&At<Quota>> = match &rule.quota {
+        QuotaSpec::All(quotas) => quotas.iter().chain(&rule.candidate).collect(),
+        QuotaSpec::Plans(plans) => plans.quotas.iter().map(|(_, quota)| quota).chain(&rule.candidate).collect(),
     };
-    let noticed = |(quota, (days, unit)): (&At<Quota>, (u32, &str))| {
+    let noticed = |quota: &At<Quota>| {
+        let is_counted = quota.has_windows_of_epoch();
+        let (days, unit) = match quota.period().as_secs() {
+            _ if quota.calendar_windows().is_some() || quota.is_unlimited() => return None,
+            WEEK_S if is_counted => (7, "week"),
+            MONTH_S => (30, "month"),
+            YEAR_S => (365, "year"),
+            _ => return None,
+        };
+        let what = if is_counted { "windows" } else { "a period" };
+        let since = if is_counted { ", counted from 1970" } else { "" };
         let message = format!(
-            "the windows of \"{}\" in the rule {} have {days} days each, counted from 1970: `per calendar {unit}` begins with \
+            "the quota \"{}\" of the rule {} has {what} of {days} days{since}: windows of `per calendar {unit}` begin with \
              each {unit}",
             quota.value,
             Quoted(&rule.name)
         );
-        Noticed { kind: RulesWarningKind::NotCalendar, position: quota.position, message }
+        Some(Noticed { kind: RulesWarningKind::NotCalendar, position: quota.position, message })
     };
-    windows.filter_map(|quota| Some(noticed((quota, like(quota)?)))).collect()
+    quotas.into_iter().filter_map(noticed).collect()
 }
+
+const WEEK_S: u64 = 7 * 86_400;
+const MONTH_S: u64 = 30 * 86_400;
+const YEAR_S: u64 = 365 * 86_400;
 
 #[cfg(test)]
 mod tests {
     use super::super::Rules;
+    use crate::quota::Algorithm;
 
     /// Returns the kinds of the warnings of a file, each with its line.
     fn warnings(text: &str) -> Vec<(&'static str, usize)> {
@@ -189,11 +200,24 @@ mod tests {
     }
 
     #[test]
-    fn windows_of_thirty_days_are_noticed() {
+    fn periods_of_thirty_days_are_noticed() {
         let quota = |text: &str| warnings(&format!("rules:\n- name: a\n  key: peer-ip\n  quota: {text}\n"));
-        assert_eq!(quota("5 per month, fixed window"), [("not-calendar", 4)]);
-        assert_eq!(quota("[5 per second, '5000 per 30 d, fixed window', '9000 per year, fixed window']").len(), 2);
-        for text in ["5 per calendar month", "5 per month", "5 per day, fixed window", "5 per month, sliding window"] {
+        for algorithm in Algorithm::rates() {
+            for period in ["month", "30 d", "720 hours", "year", "365 days"] {
+                let text = format!("5 per {period}, {algorithm}");
+                assert_eq!(quota(&text), [("not-calendar", 4)], "{text}");
+            }
+        }
+        assert_eq!(quota("{unit: month, requests_per_unit: 5}"), [("not-calendar", 4)]);
+        assert_eq!(quota("[5 per second, '5000 per 30 d, fixed window', '9000 per year']").len(), 2);
+        assert_eq!(quota("5 per week, fixed window"), [("not-calendar", 4)], "it begins on Thursdays");
+        let of_plans = "[5 per second, '5000 per 30 d']\n  candidate: 6000 per month";
+        assert_eq!(quota(of_plans), [("not-calendar", 4), ("not-calendar", 5)]);
+        let plans = "rules:\n- name: a\n  key: peer-ip\n  plans: {by: header x, quotas: {gold: 5 per month}, otherwise: gold}\n";
+        assert_eq!(warnings(plans), [("not-calendar", 4)]);
+        for text in
+            ["5 per calendar month", "5 per 31 d", "5 per day, fixed window", "5 per week", "unlimited", "3 at once"]
+        {
             assert_eq!(quota(text), [], "{text}");
         }
     }
