@@ -73,6 +73,10 @@ labelled! {
         /// A rule's quota [counts bytes](crate::Quota::in_bytes), and the rule does not say how many bytes a
         /// request costs, so each costs one byte.
         NoCost = "no-cost",
+        /// A rule's quota has windows of the [calendar](crate::Quota::calendar), or of whole days, and the limiter's
+        /// clock does not [follow](crate::clock::Clock::follows_calendar) the calendar: after the machine was suspended
+        /// or its time corrected, the windows end at other times.
+        CalendarNotFollowed = "calendar-not-followed",
         /// A rule's quota is a leaky queue, or a concurrency limit with a [wait](crate::Quota::max_wait), or the rule
         /// [paces](crate::Rule::pace_responses) bodies, and its layer has no timer, so nothing waits.
         NoTimer = "no-timer",

@@ -29,9 +29,9 @@ pub use crate::base::time::Timestamp;
 /// A clock of a limiter. A limiter in memory reads it once for each decision, and again if it finds
 /// a state that is ahead of the first reading.
 ///
-/// Windows begin and end with its time, so it should show the calendar time if a quota has windows
-/// of a day, or of the [calendar](crate::quota::Calendar). Rates only need a time that passes
-/// evenly.
+/// Windows begin and end with its time, so it has to show the calendar time, and
+/// [say so](Self::follows_calendar), if a quota has windows of a day, or of the
+/// [calendar](crate::quota::Calendar). Rates only need a time that passes evenly.
 ///
 /// It should not step, but may, in either direction and by any time:
 ///
@@ -47,11 +47,32 @@ pub use crate::base::time::Timestamp;
 pub trait Clock: fmt::Debug + Send + Sync {
     /// Returns the current time.
     fn now(&self) -> Timestamp;
+
+    /// Returns whether the clock shows the calendar time and follows it: after the machine was suspended, and when the
+    /// system's time is corrected. By default `false`.
+    ///
+    /// It changes no decision. If it is `false`, a layer warns about quotas whose windows are to end with a date, by
+    /// [`CalendarNotFollowed`](crate::observe::SetupWarningKind::CalendarNotFollowed).
+    ///
+    /// ```
+    /// use tower_ratelimit::clock::{Clock, ManualClock, MonotonicClock, SystemClock};
+    ///
+    /// assert!(SystemClock::new().follows_calendar());
+    /// assert!(!MonotonicClock::new().follows_calendar());
+    /// assert!(ManualClock::new().follows_calendar(), "it shows what a test says");
+    /// ```
+    fn follows_calendar(&self) -> bool {
+        false
+    }
 }
 
 impl<C: Clock + ?Sized> Clock for Arc<C> {
     fn now(&self) -> Timestamp {
         (**self).now()
+    }
+
+    fn follows_calendar(&self) -> bool {
+        (**self).follows_calendar()
     }
 }
 
@@ -192,6 +213,10 @@ impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
         Timestamp::from_micros(self.0.load(Ordering::Acquire))
     }
+
+    fn follows_calendar(&self) -> bool {
+        true
+    }
 }
 
 /// The calendar time of the operating system, with all of its corrections.
@@ -201,6 +226,10 @@ pub(crate) struct CalendarClock;
 impl Clock for CalendarClock {
     fn now(&self) -> Timestamp {
         wall_now()
+    }
+
+    fn follows_calendar(&self) -> bool {
+        true
     }
 }
 

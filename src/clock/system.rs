@@ -65,6 +65,10 @@ impl Clock for SystemClock {
         let system_us = || self.calendar.at(|| self.elapsed.passed_us(), || wall_now().as_micros());
         Timestamp::from_micros(self.elapsed.now_us(system_us))
     }
+
+    fn follows_calendar(&self) -> bool {
+        true
+    }
 }
 
 /// The calendar time at the beginning of the monotonic time, which changes when the calendar steps.

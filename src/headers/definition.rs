@@ -385,7 +385,8 @@ impl Headers {
     /// Sets the clock of resets that are dates: seconds or milliseconds since the epoch, RFC 3339 and HTTP dates. By
     /// default it is the calendar time of the operating system, even if the limiter has another clock, because clients
     /// compare dates with their own calendar. Tests give it the [`ManualClock`](crate::clock::ManualClock) of their
-    /// limiter.
+    /// limiter. A target without an operating system, such as `wasm32-unknown-unknown`, needs a clock here: without one
+    /// it is always 1970.
     ///
     /// ```
     /// use std::time::Duration;

@@ -35,6 +35,7 @@ impl<L: Limiter> Compiled<L> {
         for bound in &self.settings.rules {
             bound.policies().iter().for_each(|policy| self.look_for_cost(bound.rule(), policy));
         }
+        self.policies.iter().for_each(|policy| self.look_for_calendar(policy));
         for bound in self.settings.rules.iter().filter(|bound| bound.rule().pace.is_some()) {
             bound.policies().iter().for_each(|policy| self.look_for_slow_pace(policy));
         }
@@ -90,6 +91,7 @@ impl<L: Limiter> Compiled<L> {
         let Some(rule) = self.settings.rules.get(rule).map(BoundRule::rule) else { return };
         self.look_for_debt(rule, own);
         self.look_for_cost(rule, own);
+        self.look_for_calendar(own);
         if own.limits_in_flight() && rule.settlement.replaces_cost() {
             self.correction_has_no_effect(own);
         }
@@ -140,6 +142,24 @@ impl<L: Limiter> Compiled<L> {
                 format!(
                     "the quota of the policy {:?} ({}) counts bytes, and each request costs one: say what it costs by \
                      Rule::cost or Rule::settle_by_body",
+                    policy.name(),
+                    policy.quota()
+                )
+            });
+        }
+    }
+
+    /// Warns if windows are to end with a date, and the limiter's clock does not follow the calendar.
+    fn look_for_calendar(&self, policy: &Policy) {
+        if !policy.quota().has_windows_of_dates() {
+            return;
+        }
+        if self.limiter.hooks().clock().is_some_and(|clock| !clock.follows_calendar()) {
+            self.diagnostics.notice(SetupWarningKind::CalendarNotFollowed, || {
+                format!(
+                    "the windows of the policy {:?} ({}) are to end with a date, and the limiter's clock does not follow the \
+                     calendar after a suspension or a correction of the system's time: take clock::SystemClock, or if your \
+                     own clock follows it, return true from Clock::follows_calendar",
                     policy.name(),
                     policy.quota()
                 )

@@ -11,8 +11,8 @@ use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Headers, Key, Mode, OnError, Policy, Quota, RateLimitLayer, Rule,
-    clock::ManualClock,
+    Headers, Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, Rule,
+    clock::{ManualClock, MonotonicClock},
     key,
     limiter::{FallbackLimiter, Limiter},
     middleware::{InFlight, Overrides, Usage},
@@ -317,6 +317,10 @@ async fn own_quota_is_checked_as_that_of_a_rule() {
         let text = reported.first().map(SetupWarning::to_string).unwrap_or_default();
         assert!(text.contains(found.map_or("", |found| found.1)), "{text}");
     }
+    let evenly = MemoryLimiter::builder().max_keys(1_000).clock(MonotonicClock::new()).build().unwrap();
+    let evenly = RateLimitLayer::new(evenly, customer(), key::header("user"));
+    let reported = warnings_of(evenly, &[indebted, Quota::per_calendar_month(5)]).await;
+    assert!(matches!(&reported[..], [only] if only.kind() == SetupWarningKind::CalendarNotFollowed), "{reported:?}");
     let metered = customer().overage("over", Quota::meter(5, HOUR).unwrap()).unwrap();
     let reported = warnings_of(layer(metered).delay(Skipping::default()), &[indebted, waits]).await;
     assert!(matches!(&reported[..], [only] if only.to_string().contains("metered and never wait")), "{reported:?}");

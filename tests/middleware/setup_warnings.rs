@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::body::Body;
 use http::{HeaderValue, Request, Response};
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_ratelimit::clock::Sleep;
+use tower_ratelimit::clock::{Clock, ManualClock, MonotonicClock, Sleep, SystemClock, Timestamp, TokioClock};
 use tower_ratelimit::key::{self, Prefixes, TrustedProxies};
 use tower_ratelimit::{
     Headers, MemoryLimiter, MissingKey, Policy, Quota, RateLimitLayer, Rule,
@@ -17,6 +17,7 @@ use tower_ratelimit::{
     limiter::{BoxLimiter, Limiter},
     middleware::{Access, AccessList},
     observe::{Observer, SetupWarning, SetupWarningKind},
+    quota::Anchor,
 };
 
 use crate::support::Scripted;
@@ -268,6 +269,62 @@ fn quota_of_bytes_without_a_cost_is_reported() {
     assert_eq!(layer(rule(false)).check().unwrap_err().kind(), SetupWarningKind::NoCost);
     assert_eq!(layer(rule(true)).check(), Ok(()));
     assert_eq!(layer(rule(false).settle_by_body()).check(), Ok(()));
+}
+
+/// A clock that says nothing of the calendar, as on a target without an operating system.
+#[derive(Debug)]
+struct OwnClock;
+
+impl Clock for OwnClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::default()
+    }
+}
+
+/// The same, and it says that it follows the calendar.
+#[derive(Debug)]
+struct Following;
+
+impl Clock for Following {
+    fn now(&self) -> Timestamp {
+        Timestamp::default()
+    }
+
+    fn follows_calendar(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn clock_that_does_not_follow_the_calendar_is_reported() {
+    let day = Duration::from_secs(86_400);
+    let of_days = Quota::fixed_window(5, 7 * day).unwrap();
+    let own = |clock: Arc<dyn Clock>| MemoryLimiter::builder().max_keys(1_000).clock(clock).build().unwrap();
+    let check = |limiter: MemoryLimiter, quota: Quota| {
+        RateLimitLayer::new(limiter, Rule::new("plan", quota).unwrap(), key::global()).check()
+    };
+    let lagging: [Arc<dyn Clock>; 3] =
+        [Arc::new(MonotonicClock::new()), Arc::new(TokioClock::new()), Arc::new(OwnClock)];
+    for clock in lagging {
+        for quota in [Quota::per_calendar_month(5), of_days] {
+            let warning = check(own(Arc::clone(&clock)), quota).unwrap_err();
+            assert_eq!(warning.kind(), SetupWarningKind::CalendarNotFollowed);
+            let text = warning.to_string();
+            assert!(text.contains("\"plan\"") && text.contains("Clock::follows_calendar"), "{text}");
+        }
+        // Nothing of these ends with a date.
+        let hours = Quota::fixed_window(5, day / 24).unwrap();
+        let from_the_first = of_days.anchor(Anchor::FirstRequest).unwrap();
+        for quota in [hours, from_the_first, Quota::per_day(5), Quota::unlimited(), Quota::concurrent(5)] {
+            assert_eq!(check(own(Arc::clone(&clock)), quota), Ok(()), "{quota}");
+        }
+    }
+    let following: [Arc<dyn Clock>; 3] =
+        [Arc::new(SystemClock::new()), Arc::new(ManualClock::new()), Arc::new(Following)];
+    for clock in following {
+        assert_eq!(check(own(clock), Quota::per_calendar_month(5)), Ok(()));
+    }
+    assert_eq!(check(MemoryLimiter::new(), Quota::per_calendar_month(5)), Ok(()), "the default follows it");
 }
 
 #[test]

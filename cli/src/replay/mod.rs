@@ -40,7 +40,7 @@ use self::tally::{Addresses, Hosts, Tally};
 use crate::exit;
 use crate::output::Output;
 
-/// The longest log. A limiter's time ends 12 years after the limiter was built.
+/// The longest log. The words of a limiter's states hold instants of 12 years.
 const REACH_US: u64 = 11 * 366 * 86_400_000_000;
 
 const WEEK_US: u64 = 7 * 86_400_000_000;

@@ -74,8 +74,8 @@ impl MemoryLimiterBuilder {
 
     /// Reads this clock instead of the [system's](crate::clock::SystemClock).
     ///
-    /// The limiter can represent times from about 200 days before it was built to 12 years after. Beyond
-    /// that it stands still.
+    /// The limiter's time reaches from 1970 to the end of the year 2149. A clock that shows a later time stands still
+    /// for the limiter.
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = Some(AnyClock::Other(Arc::new(clock)));
         self
