@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::body::Body;
 use http::Request;
 use tower::{Layer, ServiceExt};
-use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::clock::{ManualClock, Timestamp};
 use tower_ratelimit::limiter::{Charge, Decision, Limiter, Refund, Reply};
 use tower_ratelimit::observe::{Observed, Observer, Outcome, OutcomeKind, RulesEvent};
 use tower_ratelimit::rules::{
@@ -52,6 +52,19 @@ impl World {
     fn passes(&self, calls: usize, descriptors: &[&str]) -> usize {
         (0..calls).filter(|_| !self.charge(descriptors).is_over_limit()).count()
     }
+}
+
+/// February, by the limiter's clock. Now may be another month.
+#[test]
+fn headers_of_descriptors_have_the_window_of_the_limiters_clock() {
+    let world = World::new("domain: edge\ndescriptors:\n- {key: other, rate_limit: {unit: day, requests_per_unit: 1}}");
+    world.clock.set(Timestamp::from_micros(1_739_145_600_000_000)); // 2025-02-10
+    let client = Descriptor::new([("client", "a")]);
+    let request = DescriptorRequest::new("edge").charge_under(client, Quota::per_calendar_month(5));
+    let headers = world.decide(&request).headers(&Headers::draft_11());
+    let value = |name: &str| headers[name].to_str().unwrap().split_once(';').unwrap().1.to_owned();
+    assert_eq!(value("ratelimit-policy"), format!("q=5;w={}", 28 * 86_400));
+    assert_eq!(value("ratelimit"), format!("r=4;t={}", 19 * 86_400));
 }
 
 /// A memory limiter answers at once.
