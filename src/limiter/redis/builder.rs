@@ -12,7 +12,7 @@ use super::backend::RedisBackend;
 use super::client::RedisClient;
 use super::connection::{ConnectionSettings, Identity, Pem, RedisConnections};
 use super::credentials::{CredentialSource, RedisCredentials};
-use super::dispatch::{Dispatcher, ServerTime};
+use super::dispatch::Dispatcher;
 use super::error::RedisError;
 use super::keys::{CallerKeys, KeySpace, SLOTS};
 use super::limiter::RedisLimiter;
@@ -319,7 +319,6 @@ impl RedisLimiterBuilder {
         let callers = if self.readable_keys { CallerKeys::Readable } else { CallerKeys::Hashed(key_secret) };
         let space = KeySpace::new(&prefix, callers, groups)?;
         let dispatcher = Dispatcher {
-            server_time: ServerTime::new(),
             store,
             clock,
             calls: AtomicU64::new(0),

@@ -175,7 +175,7 @@ impl<S: Store> RemoteStore for Swapper<S> {
     type Error = StoreError;
     type Queue = Groups<Self>;
 
-    async fn send_batch(&self, callers: Vec<Caller<Self>>, until: Instant) -> CallResult {
+    async fn send_batch(&self, callers: Vec<Caller<Self>>, until: Instant, _: Option<Timestamp>) -> CallResult {
         let inner = &self.0;
         if inner.calls.breaker.is_open() {
             inner.fail(callers, &inner.calls.unavailable());

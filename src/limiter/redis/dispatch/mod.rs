@@ -17,7 +17,7 @@ use super::connection::RedisConnections;
 use super::error::RedisError;
 use super::keys::StoredKey;
 use super::wire::{self, CallTime, RedisAnswer, SplitAnswers, WireRequest};
-use crate::base::time::{Timestamp, Utc, micros_floor};
+use crate::base::time::{Timestamp, Utc};
 use crate::clock::{Clock, wall_now};
 use crate::event::StoreErrorKind;
 use crate::limiter::remote::{CallLimits, CallResult, Caller, Calls, Queue, RemoteStore, hand_out};
@@ -31,7 +31,6 @@ pub(super) struct Dispatcher {
     pub(super) clock: Option<Arc<dyn Clock>>,
     /// The number of the next call.
     pub(super) calls: AtomicU64,
-    pub(super) server_time: ServerTime,
     /// Whether each request is split.
     #[cfg(test)]
     pub(super) splits: std::sync::atomic::AtomicBool,
@@ -39,33 +38,6 @@ pub(super) struct Dispatcher {
 
 /// How often requests are sent again with the window that the server's time is in.
 const WINDOW_TRIES: usize = 2;
-
-/// The server's time, as this process knows it. It begins as the calendar time here. It is
-/// corrected whenever the server was in another window than this process believed.
-#[derive(Debug)]
-pub(super) struct ServerTime {
-    since: Instant,
-    /// The server's time at that instant, in microseconds. It wraps.
-    then: AtomicU64,
-}
-
-impl ServerTime {
-    pub(super) fn new() -> Self {
-        Self { since: Instant::now(), then: AtomicU64::new(wall_now().as_micros()) }
-    }
-
-    fn now(&self) -> Timestamp {
-        Timestamp::from_micros(self.then.load(Ordering::Relaxed).wrapping_add(self.passed_us()))
-    }
-
-    fn learn(&self, server: Timestamp) {
-        self.then.store(server.as_micros().wrapping_sub(self.passed_us()), Ordering::Relaxed);
-    }
-
-    fn passed_us(&self) -> u64 {
-        micros_floor(self.since.elapsed())
-    }
-}
 
 type RequestResult = Result<RedisAnswer, RedisError>;
 
@@ -75,10 +47,15 @@ impl RemoteStore for Dispatcher {
     type Error = RedisError;
     type Queue = Queue<Self>;
 
-    async fn send_batch(&self, callers: Vec<Caller<Self>>, until: Instant) -> CallResult {
+    async fn send_batch(
+        &self,
+        callers: Vec<Caller<Self>>,
+        until: Instant,
+        store_time: Option<Timestamp>,
+    ) -> CallResult {
         let requests: SmallVec<[&WireRequest; 8]> = callers.iter().map(|caller| &caller.request).collect();
         let mut clock = None;
-        let answers = self.take_to_store(&requests, until, &mut clock).await;
+        let answers = self.take_to_store(&requests, until, store_time, &mut clock).await;
         let is_answered = answers.iter().any(Result::is_ok);
         drop(requests);
         hand_out(callers, answers);
@@ -95,33 +72,37 @@ impl RemoteStore for Dispatcher {
 }
 
 impl Dispatcher {
-    /// Returns the answer to each request. Sets `clock` to the server's time, if the answer has it.
+    /// Returns the answer to each request. `server_time` is what the server's clock shows when they arrive, by an
+    /// earlier answer. Sets `clock` to the server's time, if the answer has it.
     async fn take_to_store(
         &self,
         requests: &[&WireRequest],
         until: Instant,
+        server_time: Option<Timestamp>,
         clock: &mut Option<Timestamp>,
     ) -> Vec<RequestResult> {
-        let mut answers = self.answers(requests, until, clock).await;
+        let mut answers = self.answers(requests, until, server_time, clock).await;
         let is_apart = |answer: &RequestResult| matches!(answer, Ok(RedisAnswer::Elsewhere));
         if answers.iter().any(is_apart) {
             let apart = answers.iter_mut().zip(requests).filter(|(answer, _)| is_apart(answer));
-            let split = apart.map(|(answer, request)| async move { *answer = self.split(request, until).await });
+            let split =
+                apart.map(|(answer, request)| async move { *answer = self.split(request, until, server_time).await });
             Box::pin(join_all(split)).await;
         }
         answers
     }
 
     /// Returns the answer to each request. Requests whose window of the calendar is not that of the server's time are
-    /// sent again, at an edge or while this process learns the server's time. They use the time of that server's own
-    /// answer, because another call may have learned the time of a server whose clock differs.
+    /// sent again with the time of that server's answer: at an edge, and in the first call if this process has another
+    /// calendar time.
     async fn answers(
         &self,
         requests: &[&WireRequest],
         until: Instant,
+        server_time: Option<Timestamp>,
         clock: &mut Option<Timestamp>,
     ) -> Vec<RequestResult> {
-        let mut answers = self.answers_at_once(requests, self.call_time(), until, clock).await;
+        let mut answers = self.answers_at_once(requests, self.call_time(server_time), until, clock).await;
         for _ in 0..WINDOW_TRIES {
             let mut outside = SmallVec::<[&WireRequest; 8]>::new();
             let mut told = None;
@@ -132,7 +113,6 @@ impl Dispatcher {
                 }
             }
             let Some(told) = told else { return answers };
-            self.server_time.learn(told);
             let places = answers.iter_mut().filter(|answer| matches!(answer, Ok(RedisAnswer::Outside(_))));
             let again = self.answers_at_once(&outside, CallTime::OfServer(told), until, clock).await;
             places.zip(again).for_each(|(place, answer)| *place = answer);
@@ -146,10 +126,10 @@ impl Dispatcher {
         answers
     }
 
-    fn call_time(&self) -> CallTime {
+    fn call_time(&self, server_time: Option<Timestamp>) -> CallTime {
         match &self.clock {
             Some(clock) => CallTime::Given(clock.now()),
-            None => CallTime::OfServer(self.server_time.now()),
+            None => CallTime::OfServer(server_time.unwrap_or_else(wall_now)),
         }
     }
 
@@ -193,21 +173,21 @@ impl Dispatcher {
     }
 
     /// Returns the answer to a request, with one call after the other for its keys.
-    async fn split(&self, request: &WireRequest, until: Instant) -> RequestResult {
+    async fn split(&self, request: &WireRequest, until: Instant, server_time: Option<Timestamp>) -> RequestResult {
         if request.keys() == 1 {
-            return self.lone(request, until).await;
+            return self.lone(request, until, server_time).await;
         }
         let mut split = SplitAnswers::new(request);
         while let Some((at, request)) = split.next() {
-            split.answer(at, self.lone(&request, until).await);
+            split.answer(at, self.lone(&request, until, server_time).await);
         }
         Ok(split.together())
     }
 
     /// Returns the answer to a request of one key. The key cannot be on two servers, but it may
     /// have moved again.
-    async fn lone(&self, request: &WireRequest, until: Instant) -> RequestResult {
-        match self.answers(&[request], until, &mut None).await.pop() {
+    async fn lone(&self, request: &WireRequest, until: Instant, server_time: Option<Timestamp>) -> RequestResult {
+        match self.answers(&[request], until, server_time, &mut None).await.pop() {
             None | Some(Ok(RedisAnswer::Elsewhere)) => {
                 let message = "the key went to another server of the cluster while it was asked for";
                 Err(RedisError::new(StoreErrorKind::Unavailable, message))

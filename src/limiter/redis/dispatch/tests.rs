@@ -2,18 +2,23 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
+use tokio::time::Instant;
 
+use super::{RedisAnswer, WireRequest};
 use crate::base::sampling::config;
 use crate::base::time::Timestamp;
 use crate::base::wait::Wait;
+use crate::clock::wall_now;
 use crate::limiter::redis::limiter::RedisLimiter;
 use crate::limiter::redis::redis_server::Server;
 use crate::limiter::redis::tests::connected;
+use crate::limiter::redis::wire::WireOperation;
+use crate::limiter::remote::Backend;
 use crate::limiter::{Charge, Effect, Limiter};
 use crate::{
     MemoryLimiter,
@@ -126,45 +131,46 @@ fn deciding_key_by_key_equals_deciding_in_one_step() {
 
 /// At first a process takes its own calendar time for the server's. If that is wrong, one call is sent in vain.
 #[test]
-fn limiter_learns_the_servers_time_from_a_calendar_window() {
+fn call_that_names_another_window_is_sent_once_more() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let server = Server::start();
     let connect = RedisLimiter::builder().deadline(Duration::from_secs(20)).max_denials(0);
     let redis = runtime.block_on(connected(connect, &server.url()));
-    let dispatcher = redis.0.backend().flights.store();
+    let backend = redis.0.backend();
+    let dispatcher = backend.flights.store();
     let (policy, key) = (Policy::new("p", Quota::per_calendar_month(9)).unwrap(), Key::of("one").unwrap());
-    let take = || {
+    let (charge, stored) = (Charge::new(&policy, &key), backend.stored(&policy, &key));
+    let request = WireRequest::charge(WireOperation::Take, std::iter::once((&charge, &stored)));
+    let take = |believed: Option<u64>| {
         let before = dispatcher.calls.load(Ordering::Relaxed);
-        let decision = runtime.block_on(async { redis.take(&[Charge::new(&policy, &key)]).await }).unwrap();
+        let (believed, until) = (believed.map(Timestamp::from_micros), Instant::now() + Duration::from_secs(20));
+        let mut told = None;
+        let answer = runtime.block_on(dispatcher.answers(&[&request], until, believed, &mut told)).pop();
+        let Some(Ok(RedisAnswer::Decided(decision))) = answer else { panic!("{answer:?}") };
+        assert!(told.unwrap().as_micros().abs_diff(wall_now().as_micros()) < 60_000_000, "the next call knows it");
         (decision.charges()[0].remaining(), dispatcher.calls.load(Ordering::Relaxed) - before)
     };
-    assert_eq!(take(), (8, 1));
-    dispatcher.server_time.learn(Timestamp::from_micros(0));
-    assert_eq!(take(), (7, 2));
-    assert_eq!(take(), (6, 1));
-    dispatcher.server_time.learn(Timestamp::from_micros(u64::MAX));
-    assert_eq!(take(), (5, 2));
+    assert_eq!(take(None), (8, 1));
+    assert_eq!(take(Some(0)), (7, 2));
+    assert_eq!(take(Some(u64::MAX)), (6, 2));
+    assert_eq!(take(Some(wall_now().as_micros())), (5, 1));
 }
 
-/// Two servers of a cluster have clocks on both sides of a month's end.
+/// The time of decisions ends with the year 2149, for windows of a calendar as for all others.
 #[test]
-fn time_learned_from_another_server_does_not_disturb_a_call() {
+fn clock_beyond_the_end_of_time_decides_at_the_end() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let server = Server::start();
     let connect = RedisLimiter::builder().deadline(Duration::from_secs(20)).max_denials(0);
-    let redis = runtime.block_on(connected(connect, &server.url()));
-    let server_time = &redis.0.backend().flights.store().server_time;
-    let (policy, key) = (Policy::new("p", Quota::per_calendar_month(500)).unwrap(), Key::of("one").unwrap());
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                server_time.learn(Timestamp::from_micros(0));
-            }
-        });
-        let takes = (0..100).map(|_| runtime.block_on(async { redis.take(&[Charge::new(&policy, &key)]).await }));
-        let failed: Vec<_> = takes.filter_map(Result::err).collect();
-        is_over.store(true, Ordering::Relaxed);
-        assert!(failed.is_empty(), "{} of 100: {:?}", failed.len(), failed[0]);
-    });
+    let clock = ManualClock::at(Timestamp::from_micros(u64::MAX));
+    let redis = runtime.block_on(connected(connect.clock(clock), &server.url()));
+    let calls = &redis.0.backend().flights.store().calls;
+    let key = Key::of("one").unwrap();
+    for quota in [Quota::per_calendar_month(2), Quota::fixed_window(2, MINUTE).unwrap()] {
+        let policy = Policy::new(quota.period().as_secs().to_string(), quota).unwrap();
+        let before = calls.load(Ordering::Relaxed);
+        let take = || runtime.block_on(async { redis.take(&[Charge::new(&policy, &key)]).await });
+        let passed = (0..3).filter(|_| take().unwrap().is_allowed()).count();
+        assert_eq!((passed, calls.load(Ordering::Relaxed) - before), (2, 3), "{quota}");
+    }
 }

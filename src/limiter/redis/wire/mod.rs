@@ -122,11 +122,10 @@ pub(super) enum CallTime {
 /// Returns one script call for all requests. No two calls of a connection have one number.
 pub(super) fn call(requests: &[&WireRequest], number: u64, time: CallTime) -> Call {
     let keys = requests.iter().flat_map(|request| &request.charges).map(|charge| charge.key.clone()).collect();
-    let (now, clock) = match time {
-        CallTime::Given(now) => (now, Some(Bytes::from(now.as_micros().to_string()))),
-        CallTime::OfServer(now) => (now, None),
-    };
-    let program = program(requests, number, now.as_micros().min(CLOCK_US_MAX));
+    let (CallTime::Given(now) | CallTime::OfServer(now)) = time;
+    let now = now.as_micros().min(CLOCK_US_MAX);
+    let clock = matches!(time, CallTime::Given(_)).then(|| Bytes::from(now.to_string()));
+    let program = program(requests, number, now);
     Call { script: script::requests(), keys, args: std::iter::once(program).chain(clock).collect() }
 }
 

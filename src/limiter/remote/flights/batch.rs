@@ -19,8 +19,14 @@ pub(crate) trait RemoteStore: Send + Sync + Sized + 'static {
     type Error: From<Unanswered> + Send + 'static;
     type Queue: LaneQueue<Self>;
 
-    /// Sends requests of one lane in one call, and answers each. At `until` the last caller stops waiting.
-    fn send_batch(&self, callers: Vec<Caller<Self>>, until: Instant) -> impl Future<Output = CallResult> + Send;
+    /// Sends requests of one lane in one call, and answers each. At `until` the last caller stops waiting. `store_time`
+    /// is what the store's clock shows when the call arrives, as far as the lane's last answer tells.
+    fn send_batch(
+        &self,
+        callers: Vec<Caller<Self>>,
+        until: Instant,
+        store_time: Option<Timestamp>,
+    ) -> impl Future<Output = CallResult> + Send;
 
     /// Returns the maximum load of the store.
     fn limits(&self) -> CallLimits;

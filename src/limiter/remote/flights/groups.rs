@@ -285,6 +285,7 @@ mod tests {
     use super::super::batch::{CallLimits, CallResult, Caller, Calls};
     use super::*;
     use crate::base::sync::{Mutex, lock};
+    use crate::base::time::Timestamp;
     use crate::limiter::remote::Unanswered;
 
     const MS: Duration = Duration::from_millis(1);
@@ -359,7 +360,7 @@ mod tests {
         type Error = Unanswered;
         type Queue = Groups<Self>;
 
-        async fn send_batch(&self, batch: Vec<Caller<Self>>, _until: Instant) -> CallResult {
+        async fn send_batch(&self, batch: Vec<Caller<Self>>, _until: Instant, _: Option<Timestamp>) -> CallResult {
             let mut keys = HashSet::new();
             for Caller { request: Request(number, own), .. } in &batch {
                 for key in own {

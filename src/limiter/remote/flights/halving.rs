@@ -34,19 +34,27 @@ pub(super) struct HalvingPhase {
 #[derive(Clone, Copy)]
 pub(super) struct StoreClock {
     stated: Timestamp,
-    at: Instant,
+    sent: Instant,
+    answered: Instant,
 }
 
 impl StoreClock {
-    pub(super) fn new(stated: Timestamp, at: Instant) -> Self {
-        Self { stated, at }
+    /// Makes the clock of an answer that states this time. Its call was sent and answered at these instants.
+    pub(super) fn new(stated: Timestamp, sent: Instant, answered: Instant) -> Self {
+        Self { stated, sent, answered }
+    }
+
+    /// Returns what the clock shows when a call that is sent now reaches the store, if its way there takes as long as
+    /// that of the last one.
+    pub(super) fn at_arrival(self, now: Instant) -> Timestamp {
+        self.stated.saturating_add(now.saturating_duration_since(self.sent))
     }
 
     /// Returns the phase at this instant, for limiters with this deadline.
     pub(super) fn phase(self, now: Instant, deadline: Duration) -> HalvingPhase {
         let deadline = u64::try_from(deadline.as_micros()).unwrap_or(u64::MAX);
         let length = deadline.saturating_mul(4).checked_next_power_of_two().unwrap_or(1 << 63).max(PHASE_US_MIN);
-        let micros = self.stated.saturating_add(now.saturating_duration_since(self.at)).as_micros();
+        let micros = self.stated.saturating_add(now.saturating_duration_since(self.answered)).as_micros();
         let number = micros / length;
         HalvingPhase { pair: number / 2, is_halved: number % 2 == 1, is_settled: micros % length >= deadline }
     }
@@ -127,7 +135,7 @@ mod tests {
     /// Plays two pairs of phases. A call takes `base` and `each` for each request in flight.
     fn finding(base: u64, each: u64, window: u64) -> Option<Finding> {
         let (mut halving, began) = (Halving::default(), Instant::now());
-        let clock = StoreClock::new(Timestamp::from_micros(1_700_000_000_000_000), began);
+        let clock = StoreClock::new(Timestamp::from_micros(1_700_000_000_000_000), began, began);
         let calls = (0..300).map(|number| clock.phase(began + number * Duration::from_millis(10), DEADLINE));
         let mut findings = calls.filter_map(|phase| {
             let in_flight = if phase.is_halved { window / 2 } else { window };
@@ -154,8 +162,8 @@ mod tests {
     fn limiters_halve_at_the_same_times() {
         let now = Instant::now();
         let told = Timestamp::from_micros(1_700_000_000_000_000);
-        let clock = StoreClock::new(told, now);
-        let later = StoreClock::new(told.saturating_add(DEADLINE), now + DEADLINE);
+        let clock = StoreClock::new(told, now, now);
+        let later = StoreClock::new(told.saturating_add(DEADLINE), now, now + DEADLINE);
         for step in 0..300 {
             let at = now + DEADLINE + step * Duration::from_millis(9);
             let phase = clock.phase(at, DEADLINE);
@@ -171,7 +179,7 @@ mod tests {
             for deadline in [Duration::ZERO, Duration::MAX] {
                 let mut halving = Halving::default();
                 for number in 0..20 {
-                    let phase = StoreClock::new(Timestamp::from_micros(told), now).phase(now, deadline);
+                    let phase = StoreClock::new(Timestamp::from_micros(told), now, now).phase(now, deadline);
                     halving.record(phase, u64::MAX, u64::from(number % 2 == 0) << 16);
                 }
             }

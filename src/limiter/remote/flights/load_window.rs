@@ -394,7 +394,7 @@ mod tests {
     /// flight.
     fn play(base: Duration, each: Duration) -> LoadWindow {
         let (mut window, began) = (LoadWindow::new(), Instant::now());
-        let clock = StoreClock::new(Timestamp::from_micros(1 << 50), began);
+        let clock = StoreClock::new(Timestamp::from_micros(1 << 50), began, began);
         let mut now = began;
         while now < began + 10_000 * MS {
             let phase = Some(clock.phase(now, DEADLINE));

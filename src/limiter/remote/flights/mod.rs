@@ -32,6 +32,7 @@ use super::deadline::Deadline;
 use super::permits::Permits;
 use super::unanswered::{Shed, Unanswered};
 use crate::base::sync::{Mutex, MutexGuard, lock};
+use crate::base::time::Timestamp;
 use crate::store_load::StoreLoad;
 
 mod batch;
@@ -65,7 +66,7 @@ struct Lane<F: RemoteStore> {
     queue: F::Queue,
     window: LoadWindow,
     quickest: QuickestCall,
-    /// `None` if the store does not report it.
+    /// By the last answer that reported it. `None` if the store does not report it.
     clock: Option<StoreClock>,
     flights: usize,
     /// The units in flight, as the window counts them.
@@ -247,16 +248,16 @@ impl<F: RemoteStore> Lanes<F> {
         Flight { lanes: Arc::clone(self), number, begun_by, state: FlightState::Starting }
     }
 
-    /// Takes the next batch of requests out of the lane's queue. Returns their callers, and when the last of them stops
-    /// waiting. Leaves out requests whose callers have gone, whose answers are known by now, or whose answers would
-    /// come too late.
-    fn next_batch(self: &Arc<Self>, flight: &mut Flight<F>) -> Option<(Vec<Caller<F>>, Instant)> {
+    /// Takes the next batch of requests out of the lane's queue. Leaves out requests whose callers have gone, whose
+    /// answer is known by now, or would come too late.
+    fn next_batch(self: &Arc<Self>, flight: &mut Flight<F>) -> Option<NextBatch<F>> {
         let now = Instant::now();
         let most = self.store.limits();
         let mut lane = self.lock(flight.number);
         lane.is_starting = false;
         let is_idle = lane.flights == 1;
         let phase = lane.clock.map(|clock| clock.phase(now, self.deadline));
+        let store_time = lane.clock.map(|clock| clock.at_arrival(now));
         lane.window.enter(phase, self.deadline);
         let mut batch = Batch::new(now, lane.window.needed(self.deadline), is_idle);
         let room = match most.calls {
@@ -292,7 +293,7 @@ impl<F: RemoteStore> Lanes<F> {
         }
         let from_now = has_corrections.then(|| now + self.deadline);
         let until = until.max(from_now)?;
-        (!callers.is_empty()).then_some((callers, until))
+        (!callers.is_empty()).then_some(NextBatch { callers, until, store_time })
     }
 
     /// Returns the reason why there is no answer in time. The store is not at fault if it answered
@@ -425,6 +426,15 @@ impl<F: RemoteStore> Lane<F> {
     }
 }
 
+/// The requests of a flight.
+struct NextBatch<F: RemoteStore> {
+    callers: Vec<Caller<F>>,
+    /// When the last of the callers stops waiting.
+    until: Instant,
+    /// The time that the store's clock shows when they arrive.
+    store_time: Option<Timestamp>,
+}
+
 /// A flight, which is counted in its lane.
 struct Flight<F: RemoteStore> {
     lanes: Arc<Lanes<F>>,
@@ -458,7 +468,7 @@ impl<F: RemoteStore> Flight<F> {
             let deadline = self.lanes.deadline;
             match result {
                 CallResult::Answered { clock, .. } => {
-                    lane.clock = clock.map(|told| StoreClock::new(told, now));
+                    lane.clock = clock.map(|told| StoreClock::new(told, at, now)).or(lane.clock);
                     let took = now.saturating_duration_since(at);
                     lane.window.record(took, sent, deadline);
                     lane.quickest.record(took, now);
@@ -553,10 +563,10 @@ async fn run_flight<F: RemoteStore>(mut flight: Flight<F>) {
     let lanes = Arc::clone(&flight.lanes);
     loop {
         let (mut result, mut deadline) = (CallResult::Failed, Instant::now());
-        if let Some((callers, until)) = lanes.next_batch(&mut flight) {
+        if let Some(NextBatch { callers, until, store_time }) = lanes.next_batch(&mut flight) {
             deadline = until;
             // A store that panics fails these requests only.
-            let sent = AssertUnwindSafe(lanes.store.send_batch(callers, until)).catch_unwind().await;
+            let sent = AssertUnwindSafe(lanes.store.send_batch(callers, until, store_time)).catch_unwind().await;
             result = sent.unwrap_or(CallResult::Failed);
         }
         if flight.finish(result, deadline) {

@@ -67,7 +67,7 @@ impl RemoteStore for Server {
     type Error = Failure;
     type Queue = Queue<Self>;
 
-    async fn send_batch(&self, callers: Vec<Caller<Self>>, _until: Instant) -> CallResult {
+    async fn send_batch(&self, callers: Vec<Caller<Self>>, _until: Instant, _: Option<Timestamp>) -> CallResult {
         let Way { trip, each, .. } = self.0.way;
         let mut at = Instant::now() + trip / 2;
         if let Some((_, end)) = self.0.stall.lock().unwrap().filter(|(begin, end)| (*begin..*end).contains(&at)) {

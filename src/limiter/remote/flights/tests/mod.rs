@@ -53,7 +53,7 @@ impl RemoteStore for Held {
     type Error = Failure;
     type Queue = Queue<Self>;
 
-    async fn send_batch(&self, callers: Vec<Caller<Self>>, _until: Instant) -> CallResult {
+    async fn send_batch(&self, callers: Vec<Caller<Self>>, _until: Instant, _: Option<Timestamp>) -> CallResult {
         let asks: Vec<_> = callers.iter().map(|caller| caller.request).collect();
         self.carried.lock().unwrap().push(asks.clone());
         self.lets.acquire().await.unwrap().forget();
@@ -281,7 +281,7 @@ async fn panic_in_a_lone_flight_fails_its_check_only() {
         type Error = Failure;
         type Queue = Queue<Self>;
 
-        async fn send_batch(&self, _riders: Vec<Caller<Self>>, _until: Instant) -> CallResult {
+        async fn send_batch(&self, _riders: Vec<Caller<Self>>, _until: Instant, _: Option<Timestamp>) -> CallResult {
             std::panic::resume_unwind(Box::new("an observer panics"))
         }
 
@@ -525,4 +525,42 @@ async fn ten_thousand_at_once_are_each_answered_once_and_their_own() {
     let before = carried.len();
     carried.dedup();
     assert_eq!(carried.len(), before, "none was carried twice");
+}
+
+/// What the store's clock showed in an answer is known to the next calls of the lane, later by the time since.
+#[tokio::test(start_paused = true)]
+async fn next_call_knows_the_time_of_the_store() {
+    const TOLD: Timestamp = Timestamp::from_micros(1_900_000_000_000_000);
+
+    /// Tells its time in its first answer only.
+    #[derive(Default)]
+    struct Tells(Mutex<Vec<Option<Timestamp>>>);
+    impl RemoteStore for Tells {
+        type Request = ();
+        type Answer = ();
+        type Error = Failure;
+        type Queue = Queue<Self>;
+
+        async fn send_batch(&self, callers: Vec<Caller<Self>>, _: Instant, time: Option<Timestamp>) -> CallResult {
+            let clock = self.0.lock().unwrap().is_empty().then_some(TOLD);
+            self.0.lock().unwrap().push(time);
+            hand_out(callers, std::iter::repeat(Ok(())));
+            CallResult::Answered { rest: Duration::ZERO, clock }
+        }
+
+        fn limits(&self) -> CallLimits {
+            MOST
+        }
+
+        fn record_unsent(&self, _error: &Failure) {}
+    }
+    let flights = Flights::new(Tells::default(), 2, 10, DEADLINE, Handle::current());
+    let ask = |lane| flights.ask(lane, (), |sender: oneshot::Sender<Result<(), Failure>>| sender);
+    ask(0).await.unwrap().unwrap();
+    for lane in [0, 0, 1] {
+        tokio::time::advance(DEADLINE).await;
+        ask(lane).await.unwrap().unwrap();
+    }
+    let later = |by: u32| Some(TOLD.saturating_add(by * DEADLINE));
+    assert_eq!(*flights.store().0.lock().unwrap(), [None, later(1), later(2), None], "each lane has its own");
 }
