@@ -36,6 +36,7 @@ const SLEEPERS: &[(&str, &str)] = &[
     ("tests/observe/prometheus.rs", "Prometheus starts as a process"),
     ("tests/postgres/", "a real server decides by its own time, and notices faults by and by"),
     ("tests/redis/", "a real server decides by its own time, and notices faults by and by"),
+    ("tests/support/calendar_edge.rs", "real servers go over the edge of a month"),
     ("tests/support/fleet.rs", "other processes read by and by"),
     ("tests/support/in_flight.rs", "clients over TCP stay for a moment"),
     ("tests/support/lines.rs", "what must not happen has a moment on a real server; in memory tokio's time is paused"),

@@ -2,6 +2,8 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 mod algorithms;
+#[cfg(target_os = "linux")]
+pub(crate) mod calendar_edge;
 mod events;
 #[cfg(feature = "tokio")]
 pub(crate) mod fleet;

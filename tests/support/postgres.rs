@@ -24,6 +24,8 @@ pub(crate) struct Server {
     port: u16,
     directory: PathBuf,
     options: Vec<String>,
+    /// A variable of its environment.
+    variable: Option<(String, PathBuf)>,
 }
 
 impl Server {
@@ -37,6 +39,14 @@ impl Server {
         let directory = directory();
         copy(template(), &directory.join("data"));
         Self::start_in(directory, settings)
+    }
+
+    /// Starts a server with an empty database, and a variable that names a file.
+    pub(crate) fn with_variable(name: &str, file: &Path) -> Self {
+        let directory = directory();
+        copy(template(), &directory.join("data"));
+        let variable = Some((name.to_owned(), file.to_owned()));
+        Self { child: None, port: 0, directory, options: Vec::new(), variable }.started()
     }
 
     /// Starts a standby of this server, which cannot be written.
@@ -53,15 +63,18 @@ impl Server {
 
     fn start_in(directory: PathBuf, settings: &[&str]) -> Self {
         let options = settings.iter().map(ToString::to_string).collect();
-        let mut server = Self { child: None, port: 0, directory, options };
+        Self { child: None, port: 0, directory, options, variable: None }.started()
+    }
+
+    fn started(mut self) -> Self {
         // Another process may take the port between its choice and the start.
         for _ in 0..5 {
-            server.port = free_port();
-            if server.try_launch() {
-                return server;
+            self.port = free_port();
+            if self.try_launch() {
+                return self;
             }
         }
-        panic!("PostgreSQL did not start on any of five ports: {}", server.log());
+        panic!("PostgreSQL did not start on any of five ports: {}", self.log());
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -156,7 +169,12 @@ impl Server {
         for setting in settings.chain(self.options.iter().map(String::as_str)) {
             postgres.args(["-c", setting]);
         }
-        let mut child = postgres.stdout(Stdio::null()).stderr(log).spawn().expect("the program was found");
+        let mut child = postgres
+            .envs(self.variable.clone())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("the program was found");
         let began = Instant::now();
         while began.elapsed() < START {
             if child.try_wait().unwrap().is_some() {

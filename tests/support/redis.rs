@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,6 +19,8 @@ pub(crate) struct Server {
     port: u16,
     directory: PathBuf,
     options: Vec<String>,
+    /// A variable of its environment.
+    variable: Option<(String, PathBuf)>,
 }
 
 impl Server {
@@ -32,6 +34,12 @@ impl Server {
         Self::start_in(directory(), options.iter().map(ToString::to_string).collect())
     }
 
+    /// Starts a server with a variable that names a file.
+    pub(crate) fn with_variable(name: &str, file: &Path) -> Self {
+        let variable = Some((name.to_owned(), file.to_owned()));
+        Self { child: None, port: 0, directory: directory(), options: Vec::new(), variable }.started()
+    }
+
     /// Starts a sentinel with these lines in its configuration file, which it rewrites.
     pub(crate) fn sentinel(lines: &[String]) -> Self {
         let directory = directory();
@@ -41,12 +49,15 @@ impl Server {
     }
 
     fn start_in(directory: PathBuf, options: Vec<String>) -> Self {
-        let mut server = Self { child: None, port: 0, directory, options };
+        Self { child: None, port: 0, directory, options, variable: None }.started()
+    }
+
+    fn started(mut self) -> Self {
         // Another process may take the port between its choice and the start.
         for _ in 0..5 {
-            server.port = free_port();
-            if server.try_launch() {
-                return server;
+            self.port = free_port();
+            if self.try_launch() {
+                return self;
             }
         }
         panic!("{} did not start on any of five ports", program());
@@ -116,6 +127,7 @@ impl Server {
             ])
             .arg(&self.directory)
             .args(&self.options[first..])
+            .envs(self.variable.clone())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,7 +11,8 @@ use tower_ratelimit::limiter::{Charge, Limiter};
 use tower_ratelimit::quota::Calendar;
 use tower_ratelimit::{Key, Policy, Quota};
 
-const FILE: &str = "STEPPED_CLOCK";
+/// The variable by which a process that is started finds its clock.
+pub(crate) const FILE: &str = "STEPPED_CLOCK";
 
 /// 2031-01-31 23:59:00 UTC. February follows.
 pub(crate) const BEFORE_FEBRUARY_S: i64 = 1_927_670_340;
@@ -21,16 +22,19 @@ pub(crate) const DAY_S: u64 = 86_400;
 /// The time that anything may take on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// The calendar time of this process, and of the servers that it starts.
-pub(crate) struct SteppedClock(File);
+/// The calendar time of this process and of the servers that it starts, or of a server alone.
+pub(crate) struct SteppedClock {
+    /// The seconds by which it is ahead of the system's.
+    file: File,
+    path: PathBuf,
+}
 
 impl SteppedClock {
     /// Returns the clock in a process that was started for it. Otherwise it starts the test `name` again in such a
     /// process, expects it to pass, and returns `None`.
     pub(crate) fn of_test(name: &str) -> Option<Self> {
-        if let Some(file) = std::env::var_os(FILE) {
-            let file = File::options().read(true).write(true).open(file).expect("the parent made it");
-            return Some(Self(file));
+        if std::env::var_os(FILE).is_some() {
+            return Some(Self::of_process());
         }
         let directory =
             std::env::temp_dir().join(format!("stepped-clock-{}-{}", name.replace(':', "-"), std::process::id()));
@@ -49,13 +53,30 @@ impl SteppedClock {
         None
     }
 
-    /// Sets the calendar to a number of seconds since 1970.
-    #[expect(clippy::disallowed_methods, reason = "the calendar that is stepped is the system's")]
+    fn of_process() -> Self {
+        let path = PathBuf::from(std::env::var_os(FILE).expect("the parent sets it"));
+        Self { file: File::options().read(true).write(true).open(&path).expect("the parent made it"), path }
+    }
+
+    /// Makes a clock for a server that is started with its file in the variable [`FILE`].
+    pub(crate) fn of_server(name: &str) -> Self {
+        let path = Self::of_process().path.with_file_name(name);
+        std::fs::write(&path, 0_i64.to_ne_bytes()).expect("the directory is writable");
+        Self { file: File::options().read(true).write(true).open(&path).expect("it was just written"), path }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Sets the calendar to a number of seconds since 1970. The part of a second stays.
     pub(crate) fn set(&self, now_s: i64) {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970");
-        let now_before_s = i64::try_from(since.as_secs()).expect("it is before the end of 64 bits");
-        let before = self.ahead_s();
-        self.write(before + now_s - now_before_s);
+        self.write(now_s - system_us().div_euclid(1_000_000));
+    }
+
+    /// Returns the microseconds since 1970.
+    pub(crate) fn now_us(&self) -> i64 {
+        system_us() + self.ahead_s() * 1_000_000
     }
 
     /// Moves the calendar forward, or back.
@@ -65,13 +86,23 @@ impl SteppedClock {
 
     fn ahead_s(&self) -> i64 {
         let mut bytes = [0; 8];
-        self.0.read_exact_at(&mut bytes, 0).expect("the file has eight bytes");
+        self.file.read_exact_at(&mut bytes, 0).expect("the file has eight bytes");
         i64::from_ne_bytes(bytes)
     }
 
     fn write(&self, ahead_s: i64) {
         // The processes have mapped the file, so they see it at once.
-        self.0.write_all_at(&ahead_s.to_ne_bytes(), 0).expect("the file has eight bytes");
+        self.file.write_all_at(&ahead_s.to_ne_bytes(), 0).expect("the file has eight bytes");
+    }
+}
+
+/// Returns the calendar time of the system, which is not that of this process.
+#[expect(clippy::disallowed_methods, reason = "the calendar that is stepped is the system's")]
+fn system_us() -> i64 {
+    let own = SteppedClock::of_process().ahead_s() * 1_000_000;
+    match SystemTime::now().duration_since(UNIX_EPOCH) {
+        Ok(since) => i64::try_from(since.as_micros()).expect("it is before the end of 64 bits") - own,
+        Err(before) => panic!("it is before 1970: {before}"),
     }
 }
 
