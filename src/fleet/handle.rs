@@ -379,9 +379,10 @@ impl Fleet {
             match table {
                 #[cfg(feature = "rules")]
                 FleetTable::Rules(rules) => {
-                    let rules = rules.upgrade().map_or_else(Vec::new, |rules| rules.rule_names());
-                    let kinds = [FleetKind::Mode, FleetKind::Override];
-                    settable.extend(rules.iter().flat_map(|rule| kinds.map(|kind| (kind, rule.clone()))));
+                    for kind in [FleetKind::Mode, FleetKind::Override] {
+                        let rules = rules.upgrade().map_or_else(Vec::new, |rules| rules.rule_names(kind));
+                        settable.extend(rules.into_iter().map(|rule| (kind, rule)));
+                    }
                 }
                 table => settable.extend(table.kinds().iter().map(|kind| (*kind, name.clone()))),
             }
@@ -396,14 +397,14 @@ impl Fleet {
         settable
     }
 
-    /// Returns whether rules of a file have this name.
+    /// Returns whether operators can set something of this kind for a rule of this name in a file.
     #[cfg(feature = "rules")]
-    fn has_rule(&self, name: &str) -> bool {
+    fn has_rule_for(&self, kind: FleetKind, name: &str) -> bool {
         let tables = lock(&self.0.state).tables.clone();
         let rules = tables
             .iter()
             .filter_map(|(_, table)| if let FleetTable::Rules(rules) = table { rules.upgrade() } else { None });
-        rules.into_iter().any(|rules| rules.rule_names().iter().any(|known| **known == *name))
+        rules.into_iter().any(|rules| rules.rule_names(kind).iter().any(|known| **known == *name))
     }
 
     /// Returns an error if a change has a wrong value, or if this process has nothing of its name.
@@ -438,7 +439,7 @@ impl Fleet {
         }
         let mut named = tables.iter().filter(|(known, _)| **known == **name).peekable();
         #[cfg(feature = "rules")]
-        if matches!(kind, FleetKind::Mode | FleetKind::Override) && self.has_rule(name) {
+        if matches!(kind, FleetKind::Mode | FleetKind::Override) && self.has_rule_for(*kind, name) {
             return Ok(());
         }
         if named.peek().is_none() && change.value.is_some() {

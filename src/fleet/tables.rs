@@ -39,8 +39,8 @@ pub(crate) trait FollowFleet: Send + Sync {
     /// Puts a text in force, or without one the rules of the file, with the operators' settings for its rules.
     fn follow_fleet(&self, text: Option<&str>, settings: FleetRuleSettings);
 
-    /// Returns the names of the rules for which operators can set something.
-    fn rule_names(&self) -> Vec<Box<str>>;
+    /// Returns the names of the rules for which operators can set something of this kind.
+    fn rule_names(&self, kind: FleetKind) -> Vec<Box<str>>;
 
     /// Returns why a text could not be put in force.
     fn check_text(&self, text: &str) -> Result<(), String>;

@@ -60,7 +60,9 @@ fn is_plain(rule: &RuleSpec) -> bool {
 
 /// Returns whether a rule may refuse a request by its quotas.
 fn may_refuse(rule: &RuleSpec) -> bool {
-    rule.is_enabled && rule.mode == Mode::Enforce && rule.pace.is_none()
+    let is_settled = rule.cost.as_ref().is_some_and(|cost| matches!(cost.value, CostSpec::Reserved(_)));
+    // How long a cost that is reported later keeps requests out depends on each quota's own debt.
+    rule.is_enabled && rule.mode == Mode::Enforce && rule.pace.is_none() && !is_settled
 }
 
 /// The rules that may contain others, by the beginnings of the paths that they apply to.
@@ -176,13 +178,18 @@ fn times(of: &MatchSpec) -> Times {
 
 /// Returns whether no request costs more by the first cost than by the second.
 pub(super) fn is_cost_within(inner: Option<&At<CostSpec>>, outer: Option<&At<CostSpec>>) -> bool {
-    use CostSpec::{ContentLength, Header, Units};
-    let cost = |spec: Option<&At<CostSpec>>| spec.map_or(Units(1), |spec| spec.value.clone());
-    match (cost(inner), cost(outer)) {
+    let cost = |spec: Option<&At<CostSpec>>| spec.map_or(CostSpec::Units(1), |spec| spec.value.clone());
+    is_within(&cost(inner), &cost(outer))
+}
+
+fn is_within(inner: &CostSpec, outer: &CostSpec) -> bool {
+    use CostSpec::{ContentLength, Header, Reserved, Units};
+    match (inner, outer) {
         (Units(inner), Units(outer)) => inner <= outer,
-        (Units(inner), Header { .. }) => inner == 1,
+        (Units(inner), Header { .. }) => *inner == 1,
         (Header { name, at_most }, Header { name: same, at_most: most }) => name == same && at_most <= most,
         (ContentLength, ContentLength) => true,
+        (Reserved(inner), Reserved(outer)) => is_within(inner, outer),
         _ => false,
     }
 }
@@ -329,6 +336,8 @@ mod tests {
             ("missing-key: exempt", "missing-key: shared"),
             ("cost: 1", "cost: 2"),
             ("cost: 5", "cost: {header: x, at-most: 4}"),
+            ("cost: {reserve: 2}", "cost: {reserve: 1}"),
+            ("", "cost: {reserve: 1}"),
             ("mode: shadow", ""),
             ("enabled: false", ""),
             ("", "mode: degrade"),

@@ -291,6 +291,23 @@ impl RulesBuilder {
         self
     }
 
+    /// Sets whether the program folds the paths of requests before the rules see them: into lower case, without
+    /// `;parameters`, and without a slash at the end. Then a pattern that no such path matches is a problem of its
+    /// file. By default paths are those that clients sent.
+    ///
+    /// ```
+    /// use tower_ratelimit::rules::Rules;
+    /// let text = "rules: [{name: a, quota: 5 per second, key: global, match: {path: /Login}}]";
+    /// assert!(Rules::builder().read_text(text).is_ok());
+    /// let error = Rules::builder().folded_paths(true).read_text(text).unwrap_err();
+    /// assert!(error.problems()[0].message().starts_with("no path matches `/Login`"));
+    /// ```
+    #[must_use]
+    pub fn folded_paths(mut self, folded_paths: bool) -> Self {
+        self.names.folded_paths = folded_paths;
+        self
+    }
+
     /// Reads the file at this interval, at least 100 ms, and reloads it when its content has changed. A separate
     /// thread does this, and ends at its next reading after the rules and their layers are dropped. By default
     /// nothing reads the file again.

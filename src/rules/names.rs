@@ -23,6 +23,8 @@ pub(super) struct Names {
     pub(super) proxies: Option<TrustedProxies>,
     /// True if the program sees no bodies.
     pub(super) heads_only: bool,
+    /// Whether the program hands over folded paths.
+    pub(super) folded_paths: bool,
 }
 
 impl Names {

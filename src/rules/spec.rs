@@ -191,4 +191,16 @@ pub(crate) enum CostSpec {
     Header { name: HeaderName, at_most: u64 },
     /// The bytes of the request's body. All quotas of the rule count bytes.
     ContentLength,
+    /// Units or those of a header, until the cost is reported.
+    Reserved(Box<Self>),
+}
+
+impl CostSpec {
+    /// Returns what is taken before the request is answered.
+    pub(crate) fn taken_first(&self) -> &Self {
+        match self {
+            Self::Reserved(reserved) => reserved,
+            cost => cost,
+        }
+    }
 }

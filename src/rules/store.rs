@@ -23,7 +23,7 @@ use crate::clock::{CalendarClock, Clock};
 use crate::error::WithSources;
 use crate::event::RulesEvent;
 #[cfg(feature = "tokio")]
-use crate::fleet::{Fleet, FleetRuleSettings, FollowFleet};
+use crate::fleet::{Fleet, FleetKind, FleetRuleSettings, FollowFleet};
 use crate::limiter::UnsupportedQuota;
 use crate::middleware::rule::Follow;
 use crate::middleware::source::{FindRules, RuleSource, SourcedRules};
@@ -332,9 +332,12 @@ impl FollowFleet for RuleStore {
         let _ = self.put_in_force(&content, None); // observers and the status page get the error
     }
 
-    fn rule_names(&self) -> Vec<Box<str>> {
+    fn rule_names(&self, kind: FleetKind) -> Vec<Box<str>> {
         let rules = Arc::clone(&self.state().in_force.rules);
-        let rules = rules.rules.iter().filter(|_| rules.finder.is_none());
+        let rules = rules
+            .rules
+            .iter()
+            .filter(|bound| rules.finder.is_none() && (kind != FleetKind::Override || bound.can_override_quota()));
         rules.filter_map(|bound| Some(bound.names().next()?.into())).collect()
     }
 

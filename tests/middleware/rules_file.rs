@@ -93,6 +93,36 @@ async fn rules_that_match_all_count() {
 }
 
 #[tokio::test]
+async fn encoded_slash_escapes_no_rule() {
+    let rules = Rules::from_text(
+        "rules:
+           - {name: login, quota: 9 per minute, key: peer-ip, match: {path: /login}}
+           - {name: file, quota: 9 per minute, key: peer-ip, match: {path: '/files/{name}'}}
+           - {name: all, quota: 99 per minute, key: peer-ip, match: {not: {path: '/public/{*rest}'}}}",
+    );
+    for (path, [login, file, all]) in [
+        ("/login", [1, 0, 1]),
+        ("/%2Flogin", [1, 0, 1]),
+        ("/%2f%2flogin", [1, 0, 1]),
+        ("/a%2F..%2Flogin", [1, 0, 1]),
+        ("/a/..%2flogin?x=/", [1, 0, 1]),
+        // Servers differ: it is a file for some, and `/login` for others.
+        ("/files/a%2F..%2F..%2Flogin", [1, 1, 1]),
+        ("/files/a%2Fb", [0, 1, 1]),
+        ("/files/a", [0, 1, 1]),
+        ("/public/a", [0, 0, 0]),
+        ("/public%2Fa", [0, 0, 1]),
+        ("/login?next=%2Flogin", [1, 0, 1]),
+        ("/?next=%2Flogin", [0, 0, 1]),
+    ] {
+        let layer = layer(rules.as_ref().unwrap());
+        get(&layer, path).await;
+        let expected = [("login".into(), 9 - login), ("file".into(), 9 - file), ("all".into(), 99 - all)];
+        assert_eq!(left(&layer), expected, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn each_condition_selects_requests() {
     let proxies = TrustedProxies::networks(["192.0.2.0/24"]).unwrap();
     for (condition, hit, miss) in [
@@ -354,6 +384,25 @@ async fn upload_costs_the_bytes_of_its_body() {
     let response = layer.layer(tower::service_fn(answer)).oneshot(from("192.0.2.1", request("PUT", "/", &[])));
     let headers = response.await.unwrap();
     assert_eq!(headers.headers()["ratelimit-policy"], "\"upload\";q=1000000;qu=\"content-bytes\";w=3600");
+}
+
+#[tokio::test]
+async fn reserved_cost_is_settled_by_the_reported_one() {
+    let rules = Rules::from_text(
+        "rules:
+           - {name: tokens, quota: 100 per minute, key: peer-ip, cost: {reserve: {header: x-max, at-most: 50}}}
+           - {name: requests, quota: 9 per minute, key: peer-ip}",
+    );
+    let layer = layer(&rules.unwrap());
+    let (mut head, ()) = request("GET", "/", &[("x-max", "40")]).map(drop).into_parts();
+    head.extensions.insert(ConnectInfo(SocketAddr::from(([192, 0, 2, 1], 4711))));
+    let admission = layer.admit(&head).await.unwrap();
+    assert_eq!(left(&layer), [("tokens".into(), 60), ("requests".into(), 8)], "it is reserved");
+    admission.settle(7);
+    assert_eq!(left(&layer), [("tokens".into(), 93), ("requests".into(), 8)]);
+    layer.admit(&head).await.unwrap().settle(120);
+    assert_eq!(left(&layer), [("tokens".into(), 0), ("requests".into(), 7)]);
+    assert!(layer.admit(&head).await.is_err(), "the rest is owed");
 }
 
 #[tokio::test]

@@ -345,7 +345,9 @@ fn template() -> &'static Path {
         let version = command("postgres").arg("--version").output().expect("the program was found").stdout;
         let version = String::from_utf8_lossy(&version);
         let version = version.split_whitespace().nth(2).unwrap_or("unknown");
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/servers");
+        // Tests of the library itself have no folder of their own, and those of the program have another manifest.
+        let target = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
+        let folder = option_env!("CARGO_TARGET_TMPDIR").map_or_else(target, PathBuf::from).join("servers");
         std::fs::create_dir_all(&folder).unwrap();
         let ready = folder.join(format!("postgres-{version}-{:?}", user().map(|user| user.0)));
         if !ready.exists() {

@@ -68,18 +68,28 @@ impl BoundRule {
         &mut self.rule
     }
 
-    /// Lets single keys have quotas of their own. Does nothing for a rule of several quotas, or one with the quotas of
-    /// requests.
+    /// Returns whether single keys can have quotas of their own: the rule has one quota, or one for each plan.
+    #[cfg(all(feature = "rules", feature = "tokio"))]
+    pub(crate) fn can_override_quota(&self) -> bool {
+        self.rule.policies.len() == 1 || self.rule.choose.is_some()
+    }
+
+    /// Lets single keys have quotas of their own. Does nothing if they [cannot](Self::can_override_quota), or if
+    /// requests bring their quotas.
     #[cfg(all(feature = "rules", feature = "tokio"))]
     pub(crate) fn override_quota(&mut self, overrides: &Overrides<Quota>) {
-        let [policy] = &self.rule.policies[..] else { return };
-        if self.rule.quota_from.is_some() {
+        if !self.can_override_quota() || self.rule.quota_from.is_some() {
             return;
         }
-        let (quota, extract) = (*policy.quota(), Arc::clone(&self.extract));
-        self.rule.quota_from =
-            Some(QuotaFrom::new(overrides.or(move |head: &Head<'_>| extract(head), move |_: &Head<'_>| quota)));
-        self.rule.policies = [policy.of_each_request()].into_iter().collect();
+        let Some(policy) = self.rule.policies.first().map(Policy::of_each_request) else { return };
+        let quotas: Vec<Quota> = self.rule.policies.iter().map(|policy| *policy.quota()).collect();
+        let (choose, extract) = (self.rule.choose.take(), Arc::clone(&self.extract));
+        let usual = move |head: &Head<'_>| {
+            let plan = choose.as_ref().and_then(|choose| choose(head)).unwrap_or(0);
+            quotas.get(plan).or(quotas.first()).copied()
+        };
+        self.rule.quota_from = Some(QuotaFrom::new(overrides.or(move |head: &Head<'_>| extract(head), usual)));
+        self.rule.policies = [policy].into_iter().collect();
     }
 
     pub(crate) fn policies(&self) -> &[Policy] {

@@ -10,7 +10,7 @@ use crate::base::head::Head;
 use crate::key::original_uri;
 
 /// A pattern for the path of a request, as axum writes its routes: `/users/{id}/posts`, `/files/{*path}`. Segments are
-/// compared as the client sent them: case counts, and percent-encoding is not decoded.
+/// compared as the client sent them: case counts, and percent-encoding is not decoded, apart from slashes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PathPattern {
     /// At least one. They are separated by slashes, and one stands before the first.
@@ -26,6 +26,24 @@ pub(crate) enum Segment {
     Any,
     /// The rest of the path, which is not empty. The last segment.
     Rest,
+}
+
+impl PathPattern {
+    /// Returns whether paths match it that are in lower case, without `;` and without a slash at the end.
+    #[cfg(feature = "rules")]
+    pub(crate) fn is_folded(&self) -> bool {
+        // The digits of a percent-encoding are no letters.
+        let is_plain = |text: &str| !text.contains(|c: char| c.is_ascii_uppercase() || c == ';');
+        let is_literal = |segment: &Segment| match segment {
+            Segment::Literal(text) => text
+                .split('%')
+                .enumerate()
+                .all(|(at, part)| is_plain(part.get(if at == 0 { 0 } else { 2 }..).unwrap_or(""))),
+            Segment::Any | Segment::Rest => true,
+        };
+        let ends_with_slash = matches!(self.segments.as_slice(), [_, .., Segment::Literal(last)] if last.is_empty());
+        self.segments.iter().all(is_literal) && !ends_with_slash
+    }
 }
 
 /// Prints the pattern. The names of its segments are not kept.
@@ -82,15 +100,43 @@ impl PathIndex {
 
     /// Returns the rules that may apply to a request, in their order. The path is the one that the client sent, also
     /// inside of a nested router. A request without a path, such as `OPTIONS *`, matches every pattern, so that it
-    /// does not escape a rule.
+    /// does not escape a rule. For the same reason a path with an encoded slash also matches the patterns that it
+    /// matches with a plain one.
     pub(crate) fn rules(&self, head: &Head<'_>) -> SmallVec<[usize; 8]> {
         let Some(path) = original_uri(head).path().strip_prefix('/') else { return (0..self.rules).collect() };
         let mut found = SmallVec::from_slice(&self.everywhere);
         self.root.find(path, &mut found);
+        if let Some(path) = with_plain_slashes(path) {
+            self.root.find(&path, &mut found);
+        }
         found.sort_unstable();
         found.dedup();
         found
     }
+}
+
+/// Returns what a path is to servers that decode its slashes, merge them, and then resolve `.` and `..`, as nginx does.
+/// Returns `None` if no slash is encoded.
+fn with_plain_slashes(path: &str) -> Option<String> {
+    let is_encoded_slash = |at: usize| path.get(at..at + 3).is_some_and(|text| text.eq_ignore_ascii_case("%2f"));
+    if !path.match_indices('%').any(|(at, _)| is_encoded_slash(at)) {
+        return None;
+    }
+    let plain = path.replace("%2F", "/").replace("%2f", "/");
+    let mut segments: Vec<&str> = Vec::new();
+    let mut ends_with_slash = false;
+    for segment in plain.split('/') {
+        ends_with_slash = matches!(segment, "" | "." | "..");
+        match segment {
+            "" | "." => {}
+            ".." => _ = segments.pop(),
+            segment => segments.push(segment),
+        }
+    }
+    if ends_with_slash && !segments.is_empty() {
+        segments.push("");
+    }
+    Some(segments.join("/"))
 }
 
 impl PathNode {

@@ -9,7 +9,7 @@ use crate::base::head::Head;
 /// Returns the units that a request takes. A header may only raise them above 1, up to the bound: clients can send it,
 /// too.
 pub(super) fn cost_of(spec: &CostSpec) -> impl Fn(&Head<'_>) -> u64 + Send + Sync + 'static {
-    let spec = spec.clone();
+    let spec = spec.taken_first().clone();
     move |head| match &spec {
         CostSpec::Units(units) => *units,
         CostSpec::Header { name, at_most } => {
@@ -20,7 +20,8 @@ pub(super) fn cost_of(spec: &CostSpec) -> impl Fn(&Head<'_>) -> u64 + Send + Syn
             // The largest of several values counts, because a client may add a value of its own before the gateway's.
             head.headers.get_all(name).iter().map(units).max().unwrap_or(1)
         }
-        CostSpec::ContentLength => content_length(head).unwrap_or(u64::MAX),
+        // A reservation is units or those of a header.
+        CostSpec::ContentLength | CostSpec::Reserved(_) => content_length(head).unwrap_or(u64::MAX),
     }
 }
 

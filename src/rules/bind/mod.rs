@@ -15,7 +15,7 @@ use super::error::Problems;
 use super::names::Names;
 use super::problem::{Position, RulesErrorKind};
 use super::spec::{
-    AccessSpec, At, DescriptorSpec, DomainSpec, FileSpec, LimitSpec, Name, PlansSpec, QuotaSpec, RuleSpec,
+    AccessSpec, At, CostSpec, DescriptorSpec, DomainSpec, FileSpec, LimitSpec, Name, PlansSpec, QuotaSpec, RuleSpec,
 };
 use super::tree::{self, Limit, LimitQuota, Tree, TreeLevel};
 use crate::base::head::Head;
@@ -99,6 +99,7 @@ impl Binder<'_, '_> {
 
     /// Adds a rule of the file, and one more for its candidate.
     fn add_rule(&mut self, spec: &RuleSpec) {
+        self.refuse_unfolded_paths(spec);
         let name = &*spec.name.value;
         let stored = spec.was.as_ref().map_or(name, |old| &old.value);
         let conditions = condition::conditions(&spec.matches, self.names);
@@ -127,6 +128,18 @@ impl Binder<'_, '_> {
             let Some(policy) = self.policy(spec.position, &name, &stored, candidate) else { return };
             self.add_with_key(with_options(policy.into(), spec, &conditions, Mode::Shadow), spec);
         }
+    }
+
+    /// Adds a problem for a pattern that no path matches, because paths are folded.
+    fn refuse_unfolded_paths(&mut self, spec: &RuleSpec) {
+        let of_not = spec.matches.not.iter().flat_map(|not| &not.path);
+        let mut patterns = spec.matches.path.iter().chain(of_not);
+        let Some(pattern) = patterns.find(|pattern| self.names.folded_paths && !pattern.is_folded()) else { return };
+        let message = format!(
+            "no path matches `{pattern}`, because paths are compared in lower case, without `;parameters` and without a \
+             slash at the end: write it so"
+        );
+        self.problems.add(RulesErrorKind::Value, spec.position, message);
     }
 
     /// Makes the rule with its quotas alone.
@@ -279,6 +292,9 @@ fn with_options(mut rule: Rule, spec: &RuleSpec, conditions: &[Condition], mode:
     rule.conditions = conditions.to_vec();
     if let Some(cost) = &spec.cost {
         rule = rule.cost(cost::cost_of(cost));
+        if let CostSpec::Reserved(_) = cost.value {
+            rule = rule.settle_by_usage();
+        }
     }
     let rule = with_mode(rule.missing_key(spec.missing_key), mode);
     if spec.is_enabled { rule } else { rule.disabled() }
@@ -303,6 +319,7 @@ fn access_list(spec: &AccessSpec, names: &Names) -> Option<BoundList> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::handle::Rules;
     use super::super::read;
     use super::*;
 
@@ -313,6 +330,26 @@ mod tests {
             read::read(text.as_bytes(), known, |file, problems| bind(&file, &names, history, problems))
         };
         names.known(true, read).expect("the file has no problem")
+    }
+
+    #[test]
+    fn pattern_that_no_folded_path_matches_is_a_problem() {
+        for (path, is_folded) in [
+            ("/login", true),
+            ("/", true),
+            ("/a/{Id}/{*Rest}", true),
+            ("/%C3%A4", true),
+            ("/Login", false),
+            ("/login/", false),
+            ("/a;b", false),
+        ] {
+            for text in [format!("path: '{path}'"), format!("not: {{path: ['/x', '{path}']}}")] {
+                let text = format!("rules: [{{name: a, quota: 5/s, key: global, match: {{{text}}}}}]");
+                let read = Rules::builder().folded_paths(true).read_text(text.clone());
+                assert_eq!(read.is_ok(), is_folded, "{text}: {read:?}");
+                assert!(Rules::from_text(text).is_ok());
+            }
+        }
     }
 
     /// Returns the units that a rule's states can hold.

@@ -24,4 +24,12 @@ pub(in crate::rules) fn operate(bound: &mut Bound, settings: &FleetRuleSettings,
             bound.override_quota(overrides);
         }
     }
+    // A rule of plans has one policy in place of theirs then, so the policies of later rules have other places.
+    let mut first = 0;
+    let rules = std::mem::take(&mut bound.rules).into_iter().map(|rule| {
+        let rule = rule.behind(first);
+        first = rule.end();
+        rule
+    });
+    bound.rules = rules.collect();
 }

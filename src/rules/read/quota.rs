@@ -17,7 +17,9 @@ pub(in crate::rules) const QUOTA: &[&str] = &["unit", "requests_per_unit"];
 
 pub(in crate::rules) const PLANS: &[&str] = &["by", "quotas", "otherwise"];
 
-pub(in crate::rules) const COST: &[&str] = &["header", "at-most"];
+pub(in crate::rules) const COST: &[&str] = &["header", "at-most", "reserve"];
+
+pub(in crate::rules) const RESERVE: &[&str] = &["header", "at-most"];
 
 /// The word for the bytes of a request's body.
 pub(in crate::rules) const CONTENT_LENGTH: &str = "content-length";
@@ -242,14 +244,15 @@ impl ValueReader<'_, '_, '_> {
     pub(super) fn cost(&mut self, node: &Node<'_>) -> Option<At<CostSpec>> {
         let value = if let NodeValue::Map(_) = node.value {
             let fields = self.fields(node, "`cost`", COST)?;
-            let name = self.required(&fields, "header", ", such as `header: x-cost`");
-            let name = name.and_then(|node| {
-                let text = self.text(node, "header")?;
-                self.header_name(text, node.position)
-            });
-            let at_most = self.required(&fields, "at-most", ", or a client could say that it costs any number");
-            let at_most = at_most.and_then(|node| self.units(node, "at-most"));
-            CostSpec::Header { name: name?, at_most: at_most? }
+            match fields.get("reserve") {
+                Some(_) if fields.entries.len() > 1 => {
+                    let message = "`reserve` stands alone: write the header into it, as in \
+                                   `{reserve: {header: x-cost, at-most: 100}}`";
+                    return self.refuse(RulesErrorKind::Field, node.position, message);
+                }
+                Some(reserve) => CostSpec::Reserved(Box::new(self.reserved(reserve)?)),
+                None => self.cost_of_header(&fields)?,
+            }
         } else if matches!(&node.value, NodeValue::Scalar { text, .. } if *text == CONTENT_LENGTH) {
             CostSpec::ContentLength
         } else {
@@ -258,10 +261,33 @@ impl ValueReader<'_, '_, '_> {
         Some(At { value, position: node.position })
     }
 
+    /// Reads what a request takes until its cost is reported.
+    fn reserved(&mut self, node: &Node<'_>) -> Option<CostSpec> {
+        if let NodeValue::Map(_) = node.value {
+            let fields = self.fields(node, "`reserve`", RESERVE)?;
+            return self.cost_of_header(&fields);
+        }
+        self.units(node, "reserve").map(CostSpec::Units)
+    }
+
+    fn cost_of_header(&mut self, fields: &Fields<'_, '_>) -> Option<CostSpec> {
+        let name = self.required(fields, "header", ", such as `header: x-cost`");
+        let name = name.and_then(|node| {
+            let text = self.text(node, "header")?;
+            self.header_name(text, node.position)
+        });
+        let at_most = self.required(fields, "at-most", ", or a client could say that it costs any number");
+        let at_most = at_most.and_then(|node| self.units(node, "at-most"));
+        Some(CostSpec::Header { name: name?, at_most: at_most? })
+    }
+
     pub(super) fn units(&mut self, node: &Node<'_>, field: &str) -> Option<u64> {
         let what = format!("`{field}`");
         let expected = match field {
-            "cost" => "a number of units, bytes like `64 KiB`, `content-length`, or `{header: x-cost, at-most: 100}`",
+            "cost" => {
+                "a number of units, bytes like `64 KiB`, `content-length`, `{header: x-cost, at-most: 100}`, or \
+                 `{reserve: 100}`"
+            }
             _ => "a number of units, or bytes like `64 KiB`",
         };
         let units = match (&node.value, node.kind()) {
@@ -303,9 +329,9 @@ impl ValueReader<'_, '_, '_> {
             return;
         };
         let position = |quota: &At<Quota>| if is_own { cost.position } else { quota.position };
-        let most = match cost.value {
+        let most = match *cost.taken_first() {
             CostSpec::Units(most) | CostSpec::Header { at_most: most, .. } => most,
-            CostSpec::ContentLength => {
+            CostSpec::ContentLength | CostSpec::Reserved(_) => {
                 if let (None, Some(quota)) = (in_bytes, quotas.first()) {
                     let message = format!(
                         "`cost: {CONTENT_LENGTH}` counts bytes, and \"{}\" does not: write the quota in bytes, such as \
@@ -321,7 +347,7 @@ impl ValueReader<'_, '_, '_> {
         let Some(small) = small.filter(|quota| quota.capacity() < most) else { return };
         let (capacity, position) = (small.capacity(), position(small));
         let small = &small.value;
-        let message = match &cost.value {
+        let message = match cost.taken_first() {
             CostSpec::Units(units) => format!(
                 "no request could pass: each costs {units}, and \"{small}\" lets at most {capacity} pass at once"
             ),
@@ -329,7 +355,7 @@ impl ValueReader<'_, '_, '_> {
                 "a request whose header `{name}` says more than {capacity} could never pass, because \"{small}\" lets at \
                  most {capacity} pass at once: write an `at-most` of up to {capacity} instead of {at_most}"
             ),
-            CostSpec::ContentLength => return,
+            CostSpec::ContentLength | CostSpec::Reserved(_) => return,
         };
         let place = if is_own { String::new() } else { format!(" (its `cost` is in line {})", cost.position.line) };
         self.problems.add(RulesErrorKind::Value, position, message + &place);

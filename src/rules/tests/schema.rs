@@ -148,6 +148,7 @@ fn schema_has_the_fields_of_the_reader() {
         ("/definitions/match/properties", read::condition::MATCH.to_vec()),
         ("/definitions/not/properties", read::condition::NOT.to_vec()),
         ("/definitions/cost/anyOf/1/properties", read::quota::COST.to_vec()),
+        ("/definitions/cost/anyOf/1/properties/reserve/anyOf/1/properties", read::quota::RESERVE.to_vec()),
         ("/definitions/block/anyOf/1/properties", read::quota::BLOCK.to_vec()),
         ("/definitions/domain/properties", read::envoy::DOMAIN.to_vec()),
         ("/definitions/descriptor/properties", read::envoy::DESCRIPTOR.to_vec()),
