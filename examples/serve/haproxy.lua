@@ -1,5 +1,6 @@
 -- Asks the limiter about a request. A request that is refused, or about which the limiter says nothing, ends here.
-local LIMITER = "http://127.0.0.1:8080/auth/haproxy"
+-- If there are several limiters, it asks the next one when the first does not answer.
+local LIMITERS = { "http://127.0.0.1:8080/auth/haproxy" }
 
 -- Headers of the client that concern its own connection, or that describe the request to the limiter.
 local LEFT_OUT = {
@@ -29,17 +30,24 @@ core.register_action("ratelimit", { "http-req" }, function(txn)
     headers["x-forwarded-uri"] = { txn.f:url() }
     headers["x-forwarded-host"] = { first(asked, "host") or "" }
 
-    local answer = core.httpclient():get({ url = LIMITER, headers = headers, timeout = 5000 })
+    local answer, is_refusal
+    for _, limiter in ipairs(LIMITERS) do
+        answer = core.httpclient():get({ url = limiter, headers = headers, timeout = 5000 })
+        is_refusal = answer.status == 400 or answer.status == 403 or answer.status == 429
+        if is_refusal or answer.status == 200 then
+            break
+        end
+    end
     if answer.status == 200 then
         local limit, policy = first(answer.headers, "ratelimit"), first(answer.headers, "ratelimit-policy")
         if limit then txn:set_var("txn.ratelimit", limit) end
         if policy then txn:set_var("txn.ratelimit_policy", policy) end
+        txn:set_var("txn.ratelimit_passed", true)
         return
     end
 
-    local is_refusal = answer.status == 400 or answer.status == 403 or answer.status == 429
     local reply = txn:reply({ status = is_refusal and answer.status or 503 })
-    if is_refusal then
+    if is_refusal or answer.status == 503 then
         for _, name in ipairs({ "content-type", "cache-control", "retry-after", "ratelimit", "ratelimit-policy" }) do
             local value = first(answer.headers, name)
             if value then reply:add_header(name, value) end
