@@ -5,7 +5,8 @@
 
 use std::net::IpAddr;
 
-use http::header::{CONTENT_TYPE, WWW_AUTHENTICATE};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, WWW_AUTHENTICATE};
+use http::uri::Authority;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -27,10 +28,10 @@ pub(super) fn live() -> Response<Body> {
 }
 
 /// Says whether the server should get requests.
-pub(super) async fn ready(server: &Server) -> Response<Body> {
-    match server.readiness().await {
-        Ok(()) => text(StatusCode::OK, "ready"),
-        Err(message) => text(StatusCode::SERVICE_UNAVAILABLE, &message),
+pub(super) fn ready(server: &Server) -> Response<Body> {
+    match server.health.readiness() {
+        Ok(message) => text(StatusCode::OK, message),
+        Err(message) => text(StatusCode::SERVICE_UNAVAILABLE, message),
     }
 }
 
@@ -38,7 +39,7 @@ pub(super) async fn ready(server: &Server) -> Response<Body> {
 pub(super) async fn answer(server: &Server, peer: IpAddr, mut request: Request<Incoming>) -> Response<Body> {
     match request.uri().path() {
         "/live" => return live(),
-        "/ready" => return ready(server).await,
+        "/ready" => return ready(server),
         "/metrics" => {
             let mut response = Response::new(body(server.stats.to_prometheus()));
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(Stats::CONTENT_TYPE));
@@ -49,10 +50,17 @@ pub(super) async fn answer(server: &Server, peer: IpAddr, mut request: Request<I
     }
     let operator = server.operators.as_ref().and_then(|operators| operators.who(request.headers()));
     if server.operators.is_some() && operator.is_none() {
+        if request.headers().contains_key(AUTHORIZATION) {
+            server.log_sometimes("unauthorized", &format!("{peer} sent a wrong name or token"));
+        }
         let mut response = text(StatusCode::UNAUTHORIZED, "this is for operators: send your name and token");
         let asks = HeaderValue::from_static("Basic realm=\"tower-ratelimit\", charset=\"UTF-8\"");
         response.headers_mut().insert(WWW_AUTHENTICATE, asks);
         return response;
+    }
+    if server.operators.is_none() && !is_known_name(&request, &server.admin_hosts) {
+        let message = "this address has another name: list it by --admin-hosts";
+        return text(StatusCode::MISDIRECTED_REQUEST, message);
     }
     if let Some(operator) = &operator {
         request.extensions_mut().insert(operator.clone());
@@ -70,6 +78,19 @@ pub(super) async fn answer(server: &Server, peer: IpAddr, mut request: Request<I
         "/v1/explain" | "/v1/reset" => act(server, peer, operator.as_ref(), request).await,
         _ => api::not_found(),
     }
+}
+
+/// Returns whether a request was sent to an address, `localhost`, or a name that the settings list. A foreign site
+/// that a browser on this machine visits may have given this address a name of its own, and would be answered.
+fn is_known_name<B>(request: &Request<B>, names: &[String]) -> bool {
+    let host = request.uri().authority().cloned();
+    let host = host.or_else(|| request.headers().get(HOST).and_then(|host| host.to_str().ok()?.parse().ok()));
+    host.is_some_and(|host: Authority| {
+        let name = host.host();
+        let bare = name.trim_start_matches('[').trim_end_matches(']');
+        let is_listed = names.iter().any(|listed| listed.eq_ignore_ascii_case(name));
+        bare.parse::<IpAddr>().is_ok() || name.eq_ignore_ascii_case("localhost") || is_listed
+    })
 }
 
 /// Sets something in all processes.

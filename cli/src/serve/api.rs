@@ -3,7 +3,7 @@
 //! | request | answer |
 //! |---|---|
 //! | `POST /v1/check` | decides about a request, and charges it |
-//! | `POST /v1/report` | says how a request ended that `check` held: what it took is kept or refunded |
+//! | `POST /v1/report` | says how a request ended that `check` held: what it took is kept, refunded or settled |
 //! | `POST /v1/explain` | for operators: which rules a request meets, and takes nothing |
 //! | `POST /v1/reset` | for operators: forgets what the keys of a request have used |
 
@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CONTENT_TYPE, ORIGIN, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
 use hyper::body::Incoming;
@@ -20,7 +20,7 @@ use tower_ratelimit::Wait;
 use tower_ratelimit::observe::{Outcome, PolicyStatus};
 use tower_ratelimit::rules::Descriptor;
 
-use super::described::{Described, X_FORWARDED_FOR};
+use super::described::{Described, HEADERS_MAX, X_FORWARDED_FOR};
 use super::held::{HELD_MAX, HOLD_MAX};
 use super::limits::{Form, Layer, Stated};
 use super::respond::{self, Body, json as answer_json, text};
@@ -52,6 +52,11 @@ pub(crate) fn response(answer: Result<Value, Wrong>) -> Response<Body> {
 pub(crate) async fn posted(head: &Parts, incoming: Incoming) -> Result<Map<String, Value>, Box<Response<Body>>> {
     if head.method != Method::POST {
         return Err(Box::new(respond::wrong_method(&Method::POST)));
+    }
+    // A foreign site that a browser on this machine visits may have given this address a name of its own. The browser
+    // then takes it for that site, and asks. Programs send no such header.
+    if head.headers.contains_key(ORIGIN) {
+        return Err(Box::new(text(StatusCode::FORBIDDEN, "this is for programs, and a browser asks")));
     }
     let bytes = respond::read(incoming).await?;
     object(head, &bytes).map_err(|wrong| Box::new(response(Err(wrong))))
@@ -154,6 +159,9 @@ fn headers_of(value: Value) -> Result<HeaderMap, Wrong> {
         for value in values {
             let value = HeaderValue::try_from(text_of(&name, value)?);
             headers.append(&header, value.map_err(|_| wrong(format!("the header `{name}` has a control character")))?);
+            if headers.len() > HEADERS_MAX {
+                return Err(wrong(format!("a request has at most {HEADERS_MAX} headers")));
+            }
         }
     }
     Ok(headers)
@@ -253,24 +261,43 @@ fn policy(status: &PolicyStatus) -> Value {
 
 /// Ends a request that `check` held.
 pub(crate) fn report(server: &Server, fields: Map<String, Value>) -> Result<Value, Wrong> {
-    let (mut id, mut refunds) = (None, None);
+    let (mut id, mut refunds, mut cost) = (None, None, None);
     for (name, value) in fields {
         match (&*name, value) {
             ("id", Value::String(text)) => id = Some(text),
             ("refund", Value::Bool(is_refunded)) => refunds = Some(is_refunded),
-            ("id" | "refund", _) => return Err(wrong("`id` is text, and `refund` is true or false")),
+            ("cost", Value::Number(units)) if units.is_u64() => cost = units.as_u64(),
+            ("id" | "refund" | "cost", _) => {
+                return Err(wrong("`id` is text, `refund` is true or false, and `cost` is a number of units"));
+            }
             _ => return Err(wrong(format!("there is no field `{name}`"))),
         }
     }
-    let (Some(id), Some(refunds)) = (id, refunds) else { return Err(wrong("send `id` and `refund`")) };
+    let (Some(id), true) = (id, refunds.is_some() != cost.is_some()) else {
+        return Err(wrong("send `id`, and either `refund` or `cost`"));
+    };
     let message = || "no request with this id is held: it was reported, or its time is over".to_owned();
     let admission = server.held.take(&id).ok_or_else(|| (StatusCode::NOT_FOUND, message()))?;
-    if refunds {
-        admission.refund()
-    } else {
-        admission.keep()
+    match cost {
+        Some(units) if admission.usage().is_some() => {
+            admission.settle(units);
+            Ok(json!({ "cost": units }))
+        }
+        Some(_) => {
+            admission.keep();
+            let message =
+                "the request costs what it took: no rule has a cost such as `{reserve: 100}`, which a report settles";
+            Err((StatusCode::CONFLICT, message.to_owned()))
+        }
+        None if refunds == Some(true) => {
+            admission.refund();
+            Ok(json!({ "refunded": true }))
+        }
+        None => {
+            admission.keep();
+            Ok(json!({ "refunded": false }))
+        }
     }
-    Ok(json!({ "refunded": refunds }))
 }
 
 /// Says which rules a request meets.

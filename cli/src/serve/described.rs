@@ -12,6 +12,9 @@ use tower_ratelimit::key::PeerAddr;
 /// The header in which proxies report clients.
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
+/// The most headers of a described request: as many as hyper reads of one that is sent.
+pub(crate) const HEADERS_MAX: usize = 100;
+
 /// A request as a proxy or an application describes it.
 #[derive(Debug)]
 pub(crate) struct Described {
@@ -47,7 +50,7 @@ impl Described {
         // In HTTP/2 a request without `Content-Length` has a body of unknown length. The proxy may have got one in
         // chunks and does not say so.
         head.version = Version::HTTP_2;
-        (head.method, head.uri, head.headers) = (self.method, self.uri, self.headers);
+        (head.method, head.uri, head.headers) = (in_upper_case(self.method), self.uri, self.headers);
         for name in &HOP_BY_HOP {
             head.headers.remove(name);
         }
@@ -58,4 +61,21 @@ impl Described {
         head.extensions.insert(PeerAddr::from(self.peer));
         head
     }
+}
+
+/// Returns the usual method that this one is in another case. Some proxies pass `post` on, and some applications take
+/// it for `POST`: a client must not avoid the rules of a method by it.
+fn in_upper_case(method: Method) -> Method {
+    const USUAL: [Method; 9] = [
+        Method::GET,
+        Method::HEAD,
+        Method::POST,
+        Method::PUT,
+        Method::DELETE,
+        Method::PATCH,
+        Method::OPTIONS,
+        Method::CONNECT,
+        Method::TRACE,
+    ];
+    USUAL.into_iter().find(|usual| usual.as_str().eq_ignore_ascii_case(method.as_str())).unwrap_or(method)
 }

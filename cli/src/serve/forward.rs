@@ -67,14 +67,15 @@ impl Proxy {
             Self::Nginx => {
                 let method = only(&mut asked.headers, &ORIGINAL_METHOD)?;
                 let target = only(&mut asked.headers, &ORIGINAL_URI)?;
-                let length = asked.headers.remove(ORIGINAL_LENGTH);
-                let host = asked.headers.remove(HOST);
+                let length = at_most_one(&mut asked.headers, &ORIGINAL_LENGTH)?;
+                let host = at_most_one(&mut asked.headers, &HOST)?;
                 (method, target, host, length)
             }
             Self::Forwarded => {
                 let method = only(&mut asked.headers, &FORWARDED_METHOD)?;
                 let target = only(&mut asked.headers, &FORWARDED_URI)?;
-                let host = asked.headers.remove(FORWARDED_HOST).or_else(|| asked.headers.remove(HOST));
+                let host = at_most_one(&mut asked.headers, &FORWARDED_HOST)?;
+                let host = host.or_else(|| asked.headers.remove(HOST));
                 (method, target, host, None)
             }
             Self::Envoy => {
@@ -98,16 +99,15 @@ impl Proxy {
 
 /// Takes a header that the proxy has to set, once.
 fn only(headers: &mut HeaderMap, name: &HeaderName) -> Result<HeaderValue, String> {
-    let mut values = headers.get_all(name).iter();
-    let only = match (values.next(), values.next()) {
-        (Some(value), None) => Ok(value.clone()),
-        (None, _) => Err(format!("the proxy has to set the header {name}")),
-        (Some(_), Some(_)) => {
-            Err(format!("the header {name} comes twice: the proxy has to replace that of the client"))
-        }
-    };
-    headers.remove(name);
-    only
+    at_most_one(headers, name)?.ok_or_else(|| format!("the proxy has to set the header {name}"))
+}
+
+/// Takes a header that the proxy sets at most once.
+fn at_most_one(headers: &mut HeaderMap, name: &HeaderName) -> Result<Option<HeaderValue>, String> {
+    if headers.get_all(name).iter().nth(1).is_some() {
+        return Err(format!("the header {name} comes twice: the proxy has to replace that of the client"));
+    }
+    Ok(headers.remove(name))
 }
 
 /// Answers a proxy.
@@ -211,9 +211,23 @@ mod tests {
             &[("x-original-method", "G T"), ("x-original-uri", "/a")],
             &[("x-original-method", "GET"), ("x-original-uri", "a")],
             &[("x-forwarded-method", "GET"), ("x-forwarded-uri", "/a")],
+            &[("x-original-method", "GET"), ("x-original-uri", "/a"), ("host", "a.example"), ("host", "b.example")],
+            &[
+                ("x-original-method", "PUT"),
+                ("x-original-uri", "/a"),
+                ("x-original-content-length", "1"),
+                ("x-original-content-length", "9"),
+            ],
         ] {
             assert!(described(Proxy::Nginx, "/auth/nginx", headers).is_err(), "{headers:?}");
         }
+        let hosts = [
+            ("x-forwarded-method", "GET"),
+            ("x-forwarded-uri", "/a"),
+            ("x-forwarded-host", "a.example"),
+            ("x-forwarded-host", "b.example"),
+        ];
+        assert!(described(Proxy::Forwarded, "/auth/caddy", &hosts).is_err());
     }
 
     #[test]

@@ -1,13 +1,17 @@
-//! gRPC calls of one request and one response, over HTTP/2.
+//! gRPC calls of one request, over HTTP/2.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use hyper::body::{Frame, Incoming};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use prost::Message;
+use tokio::sync::mpsc;
 
 use super::respond::{self, Body, body};
 
@@ -28,6 +32,18 @@ pub(crate) struct Status(pub(crate) Code, pub(crate) String);
 impl Status {
     pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
         Self(code, message.into())
+    }
+
+    /// Returns it as headers or trailers.
+    pub(crate) fn into_headers(self) -> HeaderMap {
+        let Self(code, message) = self;
+        let mut headers = HeaderMap::new();
+        headers.insert(GRPC_STATUS, HeaderValue::from(code as u16));
+        let message = utf8_percent_encode(&message, MESSAGE).to_string();
+        if let Ok(message) = HeaderValue::try_from(message) {
+            headers.insert(GRPC_MESSAGE, message);
+        }
+        headers
     }
 }
 
@@ -73,61 +89,52 @@ fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M, Status> {
 
 /// Makes the response to a call.
 pub(crate) fn respond<M: Message>(answer: Result<M, Status>) -> Response<Body> {
-    let mut response = match answer {
+    match answer {
         Ok(message) => {
-            let length = message.encoded_len();
-            let mut bytes = BytesMut::with_capacity(PREFIX + length);
-            bytes.put_u8(0);
-            bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX)); // it is no longer than the request
-            bytes.put_slice(&message.encode_to_vec());
             let mut trailers = HeaderMap::new();
             trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
-            let whole = Full::<Bytes>::new(bytes.freeze()).with_trailers(async move { Some(Ok(trailers)) });
-            Response::new(whole.map_err(|never| match never {}).boxed_unsync())
+            let whole = Full::new(framed(&message)).with_trailers(async move { Some(Ok(trailers)) });
+            response(whole.map_err(|never| match never {}).boxed_unsync())
         }
-        Err(Status(code, message)) => {
-            let mut response = Response::new(body(""));
-            response.headers_mut().insert(GRPC_STATUS, HeaderValue::from(code as u16));
-            let message = utf8_percent_encode(&message, MESSAGE).to_string();
-            if let Ok(message) = HeaderValue::try_from(message) {
-                response.headers_mut().insert(GRPC_MESSAGE, message);
-            }
+        Err(status) => {
+            let mut response = response(body(""));
+            response.headers_mut().extend(status.into_headers());
             response
         }
-    };
+    }
+}
+
+/// Makes the response to a call that is answered by several messages, each [framed], and by a status as trailers.
+pub(crate) fn respond_with_frames(frames: mpsc::Receiver<Frame<Bytes>>) -> Response<Body> {
+    response(Frames(frames).boxed_unsync())
+}
+
+/// Returns a message with its length.
+pub(crate) fn framed<M: Message>(message: &M) -> Bytes {
+    let length = message.encoded_len();
+    let mut bytes = BytesMut::with_capacity(PREFIX + length);
+    bytes.put_u8(0);
+    bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX)); // it is no longer than the request
+    bytes.put_slice(&message.encode_to_vec());
+    bytes.freeze()
+}
+
+fn response(body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response.headers_mut().insert(GRPC_ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     response
 }
 
-/// `grpc.health.v1`.
-pub(crate) mod health {
-    use super::{Code, Status};
+/// A body of frames that come later.
+struct Frames(mpsc::Receiver<Frame<Bytes>>);
 
-    /// The beginning of its methods' paths.
-    pub(crate) const SERVICE: &str = "/grpc.health.v1.Health/";
+impl hyper::body::Body for Frames {
+    type Data = Bytes;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
 
-    #[derive(Clone, PartialEq, prost::Message)]
-    pub(crate) struct Request {
-        #[prost(string, tag = "1")]
-        pub(crate) service: String,
-    }
-
-    #[derive(Clone, Copy, PartialEq, prost::Message)]
-    pub(crate) struct Answer {
-        #[prost(int32, tag = "1")]
-        pub(crate) status: i32,
-    }
-
-    const SERVING: i32 = 1;
-    const NOT_SERVING: i32 = 2;
-
-    /// Answers for the server as a whole and for the services that it has.
-    pub(crate) fn answer(request: &Request, services: &[&str], is_ready: bool) -> Result<Answer, Status> {
-        if !request.service.is_empty() && !services.contains(&&*request.service) {
-            return Err(Status::new(Code::NotFound, "there is no such service"));
-        }
-        Ok(Answer { status: if is_ready { SERVING } else { NOT_SERVING } })
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        self.0.poll_recv(cx).map(|frame| frame.map(Ok))
     }
 }
 
@@ -135,11 +142,17 @@ pub(crate) mod health {
 mod tests {
     use super::*;
 
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct Named {
+        #[prost(string, tag = "1")]
+        name: String,
+    }
+
     #[test]
     fn message_of_another_form_is_refused() {
-        let read = |bytes: &[u8]| decode::<health::Request>(bytes).map_err(|status| status.0);
-        assert_eq!(read(b"\0\0\0\0\x03\x0a\x01a").unwrap().service, "a");
-        assert_eq!(read(b"\0\0\0\0\0").unwrap().service, "");
+        let read = |bytes: &[u8]| decode::<Named>(bytes).map_err(|status| status.0);
+        assert_eq!(read(b"\0\0\0\0\x03\x0a\x01a").unwrap().name, "a");
+        assert_eq!(read(b"\0\0\0\0\0").unwrap().name, "");
         for (bytes, code) in [
             (&b""[..], Code::InvalidArgument),
             (b"\0\0\0\0", Code::InvalidArgument),

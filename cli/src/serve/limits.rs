@@ -17,6 +17,7 @@ use super::failure::{Failure, with_causes};
 use super::log::Watcher;
 use super::options::{HeaderFormat, Options};
 use super::rates::Rates;
+use super::uri::Paths;
 
 pub(crate) type AnyLimiter = Rates<BoxLimiter>;
 pub(crate) type Layer = RateLimitLayer<AnyLimiter>;
@@ -177,6 +178,7 @@ fn form(
 fn read(file: &Path, options: &Options, fleet: Option<&Fleet>, proxies: &TrustedProxies) -> Result<Rules, RulesError> {
     let mut rules = Rules::builder()
         .heads_only(true)
+        .folded_paths(options.paths == Paths::Folded)
         .trusted_proxies(proxies.clone())
         .descriptors(|head| head.extensions.get::<Stated>().map_or_else(Vec::new, |stated| stated.0.clone()))
         .reload_every(options.reload_every);

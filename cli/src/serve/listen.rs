@@ -17,14 +17,24 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use super::health::Phase;
 use super::route;
-use super::server::{Phase, Role, Server};
+use super::server::{Role, Server};
 
-/// The largest head of a request, in bytes. nginx and Caddy pass on heads of up to 32 KiB, and of 1 MiB if they are told to.
+/// The largest head of a request, in bytes. nginx and Caddy pass on heads of up to 32 KiB, and of 1 MiB if they are
+/// told to.
 const HEAD_MAX: usize = 64 << 10;
 
-/// The most requests of one connection at a time.
+/// The most requests of one connection at a time: a proxy sends many, and an operator few.
 const STREAMS_MAX: u32 = 1_000;
+const STREAMS_OF_OPERATORS_MAX: u32 = 8;
+
+/// The bytes of bodies that an HTTP/2 connection may send before they are read: of one request, and of all.
+const STREAM_WINDOW: u32 = 64 << 10;
+const CONNECTION_WINDOW: u32 = 256 << 10;
+
+/// The most connections on the operators' address, which others may reach as well.
+const CONNECTIONS_OF_OPERATORS_MAX: usize = 256;
 
 /// How often an idle HTTP/2 connection is asked whether its client is still there, and how long that may take.
 const PING_EVERY: Duration = Duration::from_secs(30);
@@ -50,7 +60,10 @@ pub(crate) async fn serve(
     bounds: Bounds,
     mut phase: watch::Receiver<Phase>,
 ) {
-    let places = Arc::new(Semaphore::new(bounds.max_connections));
+    let places = Arc::new(Semaphore::new(match role {
+        Role::Asked => bounds.max_connections,
+        Role::Admin => bounds.max_connections.min(CONNECTIONS_OF_OPERATORS_MAX),
+    }));
     let mut connections = JoinSet::new();
     loop {
         let accepted = async {
@@ -125,7 +138,12 @@ async fn connection(
         .http2()
         .timer(TokioTimer::new())
         .max_header_list_size(u32::try_from(HEAD_MAX).unwrap_or(u32::MAX))
-        .max_concurrent_streams(STREAMS_MAX)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_concurrent_streams(match role {
+            Role::Asked => STREAMS_MAX,
+            Role::Admin => STREAMS_OF_OPERATORS_MAX,
+        })
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_TIME);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));

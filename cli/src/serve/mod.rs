@@ -5,6 +5,7 @@
 //!   * `forward` answers proxies,
 //!   * `api` answers applications, with `held` for the requests whose end they report,
 //!   * `envoy` answers Envoy's rate limit service, over `grpc`,
+//!   * `health` answers balancers,
 //!   * `admin` answers operators, whom `operators` knows, and `fleet` what they set for all processes.
 //! * `store` is the store that processes share. `push` puts rules into it.
 //! * `described` and `uri` make the head of a request that somebody describes.
@@ -19,6 +20,7 @@ mod failure;
 mod fleet;
 mod forward;
 mod grpc;
+mod health;
 mod held;
 mod limits;
 mod listen;
@@ -34,8 +36,7 @@ mod store;
 mod time;
 mod uri;
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
@@ -46,12 +47,13 @@ use tower_ratelimit::observe::{Stats, StatusPage};
 use crate::exit;
 use crate::output::Output;
 use failure::Failure;
+use health::{Health, Phase, Store};
 use held::Held;
 use limits::Limits;
 use listen::Bounds;
 use log::{Log, Watcher};
 use operators::{Operator, Operators};
-use server::{Phase, Role, Server};
+use server::{Role, Server};
 
 pub(crate) use options::{Options, with_settings};
 pub(crate) use push::{PushOptions, RollbackOptions, push, rollback};
@@ -79,10 +81,13 @@ async fn serve(options: &Options) -> Result<(), Failure> {
         )));
     }
     let log = Log(options.log);
-    let stats = Stats::builder().count_use(true).max_recent_refusals(1_000).build();
+    let reveal = options.reveal;
+    let stats = Stats::builder().count_use(true).max_recent_refusals(1_000).reveal(move |key| reveal.name_of(key));
+    let stats = stats.build();
     let watcher = Arc::new(Watcher { stats: stats.clone(), log });
     let limits = Limits::new(options, &watcher).await?;
     let (phases, phase) = watch::channel(Phase::Serving);
+    let (probes, store) = watch::channel(health::first(&limits, log).await);
     let server = Arc::new(Server {
         page: page(&stats, &limits, log, options),
         limits,
@@ -91,9 +96,9 @@ async fn serve(options: &Options) -> Result<(), Failure> {
         log,
         stats,
         operators,
-        phase: phase.clone(),
-        started: Instant::now(),
-        noted: AtomicU64::new(0),
+        admin_hosts: options.admin_hosts.clone(),
+        health: Health::new(store, phase.clone(), options.on_error),
+        noted: Mutex::default(),
     });
     for (_, layer) in server.limits.layers() {
         let _ = layer.check(); // the log gets the warnings
@@ -115,6 +120,7 @@ async fn serve(options: &Options) -> Result<(), Failure> {
     }
     tokio::spawn(follow(Arc::clone(&server), signals, phases, options.drain_delay));
     tokio::spawn(sweep(Arc::clone(&server)));
+    tokio::spawn(watch_store(Arc::clone(&server), probes));
     let mut serving = tokio::task::JoinSet::new();
     listeners.into_iter().for_each(|listener| drop(serving.spawn(listener)));
     while serving.join_next().await.is_some() {}
@@ -144,6 +150,39 @@ fn page(stats: &Stats, limits: &Limits, log: Log, options: &Options) -> StatusPa
         |head| head.extensions.get::<Operator>().map(|operator| operator.0.clone()),
         move |action| log.info("operator", action),
     )
+}
+
+/// How often the store is asked whether it decides: usually, and while it fails.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+const PROBE_EVERY_FAILING: Duration = Duration::from_millis(200);
+
+/// The time without an answer after which the store fails.
+const FAILS_AFTER: Duration = Duration::from_secs(2);
+
+/// Asks the store again and again, until the process ends. One slow answer does not make the server unready: all
+/// servers ask the same store, and a proxy would then have none.
+async fn watch_store(server: Arc<Server>, store: watch::Sender<Store>) {
+    let mut failing_since = None;
+    loop {
+        sleep(if failing_since.is_some() { PROBE_EVERY_FAILING } else { PROBE_EVERY }).await;
+        let before = *store.borrow();
+        match health::probe(&server.limits).await {
+            Ok(()) => {
+                failing_since = None;
+                if before == Store::Fails {
+                    server.log.info("store-decides", "the store decides again");
+                    store.send_replace(Store::Decides);
+                }
+            }
+            Err(message) => {
+                let since = *failing_since.get_or_insert_with(Instant::now);
+                if before == Store::Decides && since.elapsed() >= FAILS_AFTER {
+                    server.log.warn("store-fails", format_args!("the store does not decide: {message}"));
+                    store.send_replace(Store::Fails);
+                }
+            }
+        }
+    }
 }
 
 /// Keeps what held requests took whose time is over.

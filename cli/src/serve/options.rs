@@ -1,12 +1,12 @@
 //! The settings of the server: flags, variables of the environment, and a file of settings.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Command, ValueEnum};
-use tower_ratelimit::OnError;
+use tower_ratelimit::{Key, OnError};
 
 use super::log::LogFormat;
 use super::store::StoreOptions;
@@ -56,20 +56,22 @@ pub(crate) struct Options {
     /// changes nothing, and --admin has to be a loopback address
     #[arg(long, value_name = "FILE", env = "TOWER_RATELIMIT_OPERATORS")]
     pub(crate) operators: Option<PathBuf>,
-    /// The names under which browsers reach the status page; an address and `localhost` need not be named
+    /// The names under which browsers reach --admin; an address and `localhost` need not be named
     #[arg(long, value_name = "NAME", value_delimiter = ',', env = "TOWER_RATELIMIT_ADMIN_HOSTS")]
     pub(crate) admin_hosts: Vec<String>,
 
     #[command(flatten)]
     pub(crate) store: StoreOptions,
-    /// The file in which a limiter in memory keeps the operators' settings. With --redis or --postgres they are kept there
+    /// The file in which a limiter in memory keeps the operators' settings. With --redis or --postgres they are kept
+    /// there
     #[arg(long, value_name = "FILE", env = "TOWER_RATELIMIT_FLEET")]
     pub(crate) fleet: Option<PathBuf>,
     /// The name of this server among those with the same store, on their status pages. By default that of the host, as
     /// the variable `HOSTNAME` says, and the number of the process
     #[arg(long, value_name = "NAME", env = "TOWER_RATELIMIT_NAME")]
     pub(crate) name: Option<String>,
-    /// The answer to requests while Redis or PostgreSQL is away: `deny`, `allow` or `allow-always`
+    /// The answer to requests while Redis or PostgreSQL does not decide: `deny` (503), `allow` (unless this process has
+    /// more requests than it can ask about, which clients can cause), or `allow-always`
     #[arg(long, value_name = "ANSWER", default_value = "deny", env = "TOWER_RATELIMIT_ON_ERROR")]
     pub(crate) on_error: OnError,
     /// How many keys a limiter in memory holds
@@ -86,7 +88,12 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value_t = HeaderFormat::Draft11, env = "TOWER_RATELIMIT_HEADERS")]
     pub(crate) headers: HeaderFormat,
 
-    /// How many connections may be open, on each of the two addresses
+    /// What the status page shows of a client that is refused: an operator needs it to block the client. Keys other
+    /// than addresses have a fingerprint
+    #[arg(long, value_enum, default_value_t = Reveal::Networks, env = "TOWER_RATELIMIT_REVEAL")]
+    pub(crate) reveal: Reveal,
+
+    /// How many connections may be open on --listen, and as many on --admin, but there at most 256
     #[arg(long, value_name = "NUMBER", default_value_t = 4_096, env = "TOWER_RATELIMIT_MAX_CONNECTIONS")]
     pub(crate) max_connections: usize,
     /// How long a connection may be idle, or take for the head of a request
@@ -117,6 +124,34 @@ pub(crate) enum HeaderFormat {
     XRatelimit,
     /// `Retry-After` only
     RetryAfter,
+}
+
+/// What is shown of clients. Addresses are personal data in many countries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Reveal {
+    /// The network of an address, such as 203.0.113.0/24 or 2001:db8:1::/48
+    Networks,
+    /// The whole address, or the network that counts as one client in IPv6
+    Addresses,
+    /// A fingerprint only
+    Nothing,
+}
+
+impl Reveal {
+    /// Returns the name of a key, as operators see it.
+    pub(crate) fn name_of(self, key: &Key) -> Option<String> {
+        let address = key.address()?;
+        match (self, address) {
+            (Self::Nothing, _) => None,
+            (Self::Addresses, _) => Some(key.display().to_string()),
+            (Self::Networks, IpAddr::V4(address)) => {
+                Some(format!("{}/24", Ipv4Addr::from(u32::from(address) & (u32::MAX << 8))))
+            }
+            (Self::Networks, IpAddr::V6(address)) => {
+                Some(format!("{}/48", Ipv6Addr::from(u128::from(address) & (u128::MAX << 80))))
+            }
+        }
+    }
 }
 
 /// The variable that names the file of settings.
@@ -200,6 +235,23 @@ mod tests {
         assert_eq!((options.listen.port(), options.on_error), (2, OnError::Allow));
         assert_eq!((options.trust.len(), options.admin.port()), (2, 8081));
         assert_eq!(options.idle, Duration::from_secs(75));
+    }
+
+    #[test]
+    fn client_is_shown_as_far_as_operators_may_see_it() {
+        let key = |text: &str| Key::of(text.parse::<IpAddr>().unwrap()).unwrap();
+        for (address, network) in [
+            ("203.0.113.9", "203.0.113.0/24"),
+            ("2001:db8:1:2::", "2001:db8:1::/48"),
+            ("255.255.255.255", "255.255.255.0/24"),
+        ] {
+            assert_eq!(Reveal::Networks.name_of(&key(address)).as_deref(), Some(network));
+            assert_eq!(Reveal::Addresses.name_of(&key(address)).as_deref(), Some(address));
+            assert_eq!(Reveal::Nothing.name_of(&key(address)), None);
+        }
+        for reveal in [Reveal::Networks, Reveal::Addresses, Reveal::Nothing] {
+            assert_eq!(reveal.name_of(&Key::of("a secret").unwrap()), None);
+        }
     }
 
     #[test]

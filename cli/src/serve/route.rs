@@ -7,7 +7,7 @@ use hyper::body::Incoming;
 
 use super::respond::Body;
 use super::server::{Role, Server};
-use super::{admin, api, envoy, forward, grpc};
+use super::{admin, api, envoy, forward, grpc, health};
 
 /// Answers a request.
 pub(crate) async fn answer(server: &Server, role: Role, peer: IpAddr, request: Request<Incoming>) -> Response<Body> {
@@ -28,7 +28,7 @@ async fn answer_asked(server: &Server, peer: IpAddr, request: Request<Incoming>)
     }
     match head.uri.path() {
         "/live" => admin::live(),
-        "/ready" => admin::ready(server).await,
+        "/ready" => admin::ready(server),
         path @ ("/v1/check" | "/v1/report") => {
             let fields = match api::posted(&head, incoming).await {
                 Ok(fields) => fields,
@@ -52,17 +52,15 @@ async fn answer_call(server: &Server, peer: IpAddr, path: &str, incoming: Incomi
             };
             grpc::respond::<envoy::RateLimitResponse>(answer)
         }
-        path if path.strip_prefix(grpc::health::SERVICE) == Some("Check") => {
-            let answer = match grpc::read::<grpc::health::Request>(incoming).await {
-                Ok(request) => {
-                    let is_ready = server.readiness().await.is_ok();
-                    grpc::health::answer(&request, &[envoy::SERVICE, "grpc.health.v1.Health"], is_ready)
-                }
-                Err(status) => Err(status),
-            };
-            grpc::respond::<grpc::health::Answer>(answer)
+        health::CHECK => {
+            let asked = grpc::read::<health::Request>(incoming).await;
+            grpc::respond::<health::Answer>(asked.and_then(|request| server.health.check(&request)))
         }
-        _ => grpc::respond::<grpc::health::Answer>(Err(grpc::Status::new(
+        health::WATCH => match grpc::read::<health::Request>(incoming).await {
+            Ok(request) => server.health.watch(request),
+            Err(status) => grpc::respond::<health::Answer>(Err(status)),
+        },
+        _ => grpc::respond::<health::Answer>(Err(grpc::Status::new(
             grpc::Code::Unimplemented,
             "there is no such method",
         ))),

@@ -1,12 +1,13 @@
 //! The server: what it decides by, and where it is on its way to its end.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 use tower_ratelimit::observe::{Stats, StatusPage};
 
+use super::health::Health;
 use super::held::Held;
 use super::limits::Limits;
 use super::log::Log;
@@ -22,17 +23,15 @@ pub(crate) struct Server {
     pub(crate) stats: Stats,
     pub(crate) page: StatusPage,
     pub(crate) operators: Option<Operators>,
-    pub(crate) phase: watch::Receiver<Phase>,
-    /// When the server began, and the millisecond of the last line about something that any peer can cause.
-    pub(crate) started: Instant,
-    pub(crate) noted: AtomicU64,
+    /// The names under which browsers reach the operators' address.
+    pub(crate) admin_hosts: Vec<String>,
+    pub(crate) health: Health,
+    /// When the log last had a line of these kinds, which any peer can cause.
+    pub(crate) noted: Mutex<BTreeMap<&'static str, Instant>>,
 }
 
 /// The time between two lines of the log about something that any peer can cause.
 const NOTE_EVERY: Duration = Duration::from_secs(10);
-
-/// The longest time for asking the store whether it decides.
-const PROBE_TIME: Duration = Duration::from_secs(2);
 
 /// The role of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,32 +42,19 @@ pub(crate) enum Role {
     Admin,
 }
 
-/// Where the server is on its way to its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Phase {
-    Serving,
-    /// It is not ready any more, and still answers.
-    Draining,
-    /// It accepts no connections, and answers what is under way.
-    Ending,
-}
-
 impl Server {
-    /// Returns why the server should get no requests, if so.
-    pub(crate) async fn readiness(&self) -> Result<(), String> {
-        if *self.phase.borrow() != Phase::Serving {
-            return Err("the server ends".to_owned());
-        }
-        let probe = tokio::time::timeout(PROBE_TIME, self.limits.probe()).await;
-        probe.unwrap_or_else(|_| Err("the store does not answer".to_owned()))
-    }
-
-    /// Writes a line about something that any peer can cause, at most once in ten seconds.
-    pub(crate) fn log_sometimes(&self, event: &str, message: &str) {
-        let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX).max(1);
-        let last = self.noted.load(Ordering::Relaxed);
-        let is_due = last == 0 || u128::from(now.saturating_sub(last)) >= NOTE_EVERY.as_millis();
-        if is_due && self.noted.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+    /// Writes a line about something that any peer can cause, at most one of each kind in ten seconds.
+    pub(crate) fn log_sometimes(&self, event: &'static str, message: &str) {
+        let now = Instant::now();
+        let is_due = {
+            let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_due = noted.get(event).is_none_or(|last| now.duration_since(*last) >= NOTE_EVERY);
+            if is_due {
+                noted.insert(event, now);
+            }
+            is_due
+        };
+        if is_due {
             self.log.warn(event, message);
         }
     }

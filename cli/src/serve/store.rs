@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::sleep;
 use tower_ratelimit::RedisLimiter;
-use tower_ratelimit::limiter::BoxLimiter;
 use tower_ratelimit::limiter::store::StoreLimiterBuilder;
-use tower_ratelimit::limiter::store::postgres::{Durability, PostgresStore};
+use tower_ratelimit::limiter::store::postgres::{Durability, PostgresStore, PostgresStoreBuilder};
+use tower_ratelimit::limiter::{BoxLimiter, StoreErrorKind};
 use tower_ratelimit::observe::Observer;
 
 use super::failure::{Failure, with_causes};
@@ -15,7 +16,8 @@ use super::time::time;
 /// The settings of the store.
 #[derive(clap::Args, Debug)]
 pub(crate) struct StoreOptions {
-    /// The servers of Redis that all processes share, such as `redis://user:password@redis:6379`
+    /// The servers of Redis that all processes share, such as `redis://user:password@redis:6379`, or the sentinels that
+    /// know the master: `redis-sentinel://sentinel:26379?sentinelServiceName=NAME`
     #[arg(
         long,
         value_name = "URL",
@@ -47,12 +49,30 @@ impl StoreOptions {
             return Ok(Some(BoxLimiter::new(limiter)));
         }
         if let Some(url) = &self.postgres {
-            let store = PostgresStore::builder().create_table(Durability::Unlogged).connect(url);
-            let store = store.await.map_err(with_causes)?;
+            let store = match creating().connect(url).await {
+                Err(error) if error.kind() == StoreErrorKind::Unavailable => {
+                    tokio::spawn(create_table_later(url.clone()));
+                    PostgresStore::connect(url).await
+                }
+                store => store,
+            };
+            let store = store.map_err(with_causes)?;
             let builder = StoreLimiterBuilder::new().prefix(&self.prefix).deadline(self.deadline);
             let limiter = builder.observer(Arc::clone(observer)).build(store).map_err(with_causes)?;
             return Ok(Some(BoxLimiter::new(limiter)));
         }
         Ok(None)
+    }
+}
+
+/// Returns what connects and creates the table if it is missing.
+fn creating() -> PostgresStoreBuilder {
+    PostgresStore::builder().create_table(Durability::Unlogged)
+}
+
+/// Creates the table as soon as the server is there. Another error is that of each check.
+async fn create_table_later(url: String) {
+    while creating().connect(&url).await.is_err_and(|error| error.kind() == StoreErrorKind::Unavailable) {
+        sleep(Duration::from_secs(1)).await;
     }
 }

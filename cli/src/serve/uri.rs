@@ -15,6 +15,9 @@ pub(crate) enum Paths {
     Normalized,
     /// Paths stay as the client wrote them
     AsSent,
+    /// As `normalized`, and in lower case, without `;parameters`, and without a slash at the end: for applications that
+    /// ignore these. Rules have to name paths in this form
+    Folded,
 }
 
 /// Bytes that stand for themselves in a path or a query (RFC 3986): all others are percent-encoded here.
@@ -43,6 +46,7 @@ pub(crate) fn read(target: &[u8], paths: Paths) -> Option<Uri> {
     match paths {
         Paths::Normalized => normalize(path, &mut read),
         Paths::AsSent => path.iter().for_each(|byte| push_escaped(*byte, &mut read)),
+        Paths::Folded => fold(path, &mut read),
     }
     if let Some(query) = query {
         read.push(b'?');
@@ -107,6 +111,23 @@ fn normalize(path: &[u8], to: &mut Vec<u8>) {
     }
     if ends_with_slash {
         to.push(b'/');
+    }
+}
+
+/// Writes a path so that spellings are one that many applications take for one.
+fn fold(path: &[u8], to: &mut Vec<u8>) {
+    let mut normalized = Vec::with_capacity(path.len());
+    normalize(path, &mut normalized);
+    // The parameters of a segment go before its dots are looked at: `/x/..;a/login` is `/login` to these applications.
+    let segments = normalized.split(|byte| *byte == b'/').map(|segment| {
+        let end = segment.iter().position(|byte| *byte == b';').unwrap_or(segment.len());
+        segment.get(..end).unwrap_or_default()
+    });
+    let plain = segments.collect::<Vec<_>>().join(&b'/').to_ascii_lowercase();
+    let before = to.len();
+    normalize(&plain, to);
+    if to.len() > before + 1 && to.ends_with(b"/") {
+        to.pop();
     }
 }
 
@@ -179,23 +200,43 @@ mod tests {
     }
 
     #[test]
+    fn folded_path_is_without_what_applications_ignore() {
+        for (target, expected) in [
+            ("/LOGIN/", "/login"),
+            ("/Login;jsessionid=1", "/login"),
+            ("/login;a/;b=2?C=/D/", "/login?C=/D/"),
+            ("/x/..;/login", "/login"),
+            ("/x/%2E%2e%3Bv/login", "/x/..%3Bv/login"),
+            ("/%4cogin/.", "/login"),
+            ("/;x", "/"),
+            ("/", "/"),
+            ("/A%2fB", "/a%2Fb"),
+            ("*", "*"),
+        ] {
+            assert_eq!(read(target.as_bytes(), Paths::Folded).unwrap().to_string(), expected, "{target}");
+        }
+    }
+
+    #[test]
     fn no_target_makes_the_reader_fail() {
         let mut state = 1_u64;
         for _ in 0..20_000 {
             let target: Vec<u8> = (0..state % 40)
                 .map(|n| {
                     state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(n | 1);
-                    b"/%.?#2fFeE*:@a\xff\x00 "[usize::try_from(state >> 40).unwrap() % 17]
+                    b"/%.?#2fFeE*:@a\xff\x00 ;"[usize::try_from(state >> 40).unwrap() % 18]
                 })
                 .collect();
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            for paths in [Paths::Normalized, Paths::AsSent] {
+            for paths in [Paths::Normalized, Paths::AsSent, Paths::Folded] {
                 if let Some(uri) = read(&target, paths) {
                     assert!(uri.path().starts_with('/') || uri.path() == "*", "{target:?}: {uri}");
                 }
             }
-            if let Some(once) = read(&target, Paths::Normalized) {
-                assert_eq!(read(once.to_string().as_bytes(), Paths::Normalized), Some(once), "{target:?}");
+            for paths in [Paths::Normalized, Paths::Folded] {
+                if let Some(once) = read(&target, paths) {
+                    assert_eq!(read(once.to_string().as_bytes(), paths), Some(once), "{target:?}");
+                }
             }
         }
         assert_eq!(read(&[b"/".as_slice(), &[b'a'; 70_000]].concat(), Paths::Normalized), None);

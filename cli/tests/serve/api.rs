@@ -2,10 +2,21 @@
 
 use serde_json::{Value, json};
 
+use crate::health::client;
 use crate::http::{Answer, get, post_json};
+use crate::python;
 use crate::server::{Folder, Server, rules};
 
 const ENVOY: &str = "domain: shop\ndescriptors: [{key: path, rate_limit: {unit: day, requests_per_unit: 2}}]\n";
+
+const MODES: &str = "
+domain: shop
+descriptors:
+- {key: path, value: /search, rate_limit: {name: search, unit: day, requests_per_unit: 1}}
+- {key: watched, shadow_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}
+- {key: free, rate_limit: {unlimited: true}}
+- {key: other, rate_limit: {unit: day, requests_per_unit: 2, replaces: [{name: search}]}}
+";
 
 /// Holds a value against a schema of the description.
 fn matches(api: &Value, schema: &Value, value: &Value) -> Result<(), String> {
@@ -109,6 +120,40 @@ fn settings_of_operators_are_as_described() {
 }
 
 #[test]
+fn customer_with_a_plan_is_raised() {
+    let folder = Folder::new();
+    let file = folder.path().join("set").display().to_string();
+    let rules = "rules:
+- name: customer
+  plans: {by: header x-api-key, quotas: {acme: 20 per hour, usual: 5 per hour}, otherwise: usual}
+  key: header x-api-key
+- {name: two, quota: [100 per hour, 1000 per day], key: header x-api-key}
+";
+    let api = Api::start(rules, &["--fleet", &file]);
+    let check = |key: &str| {
+        let answer = api.post("/v1/check", &json!({"headers": {"x-api-key": key}})).json();
+        let policies = answer["policies"].as_array().unwrap();
+        let customer = policies.iter().find(|policy| policy["name"] == "customer").unwrap();
+        (customer["limit"].as_u64().unwrap(), customer["remaining"].as_u64().unwrap())
+    };
+    assert_eq!([check("acme"), check("small"), check("small")], [(20, 19), (5, 4), (5, 3)]);
+    for (key, value) in [("acme", "600 per hour"), ("small", "30 per hour")] {
+        let raise = json!({"kind": "override", "name": "customer", "subject": key, "value": value, "why": "a sale"});
+        assert_eq!(api.post("/v1/settings", &raise).status, 200);
+    }
+    let raised = [check("acme"), check("small"), check("other")];
+    assert_eq!(raised.map(|(limit, _)| limit), [600, 30, 5], "the others keep their plan");
+    assert!(raised[1].1 <= 27, "what it used stays used: {raised:?}");
+    let end = json!({"kind": "override", "name": "customer", "subject": "acme", "why": "it is over"});
+    assert_eq!(api.post("/v1/settings", &end).status, 200);
+    assert_eq!(check("acme").0, 20);
+    // What would have no effect is refused.
+    let two = json!({"kind": "override", "name": "two", "subject": "acme", "value": "600 per hour", "why": ""});
+    let answer = api.post("/v1/settings", &two);
+    assert!(answer.status == 400 && answer.body.contains("no `override` of the name `two`"), "{answer:?}");
+}
+
+#[test]
 fn check_decides_and_charges() {
     let api = Api::start(&rules(), &[]);
     let login = json!({"method": "POST", "path": "/login", "client": "203.0.113.9", "host": "shop.example"});
@@ -149,6 +194,45 @@ fn reported_request_is_refunded_or_kept() {
 }
 
 #[test]
+fn reported_cost_settles_what_was_reserved() {
+    let rules = "rules:
+- {name: tokens, quota: 100 per hour, key: client-ip, cost: {reserve: {header: x-max, at-most: 50}}}
+- {name: requests, quota: 9 per hour, key: client-ip}
+";
+    let api = Api::start(rules, &[]);
+    let complete = json!({"client": "203.0.113.9", "headers": {"x-max": "40"}, "hold_seconds": 60});
+    let left = |answer: &Value| {
+        answer["policies"].as_array().unwrap().iter().map(|policy| policy["remaining"].clone()).collect::<Vec<_>>()
+    };
+    for (cost, expected) in [(7, [60, 8]), (50, [53, 7]), (0, [3, 6])] {
+        let held = api.post("/v1/check", &complete).json();
+        assert_eq!(left(&held), expected, "{held}");
+        let report = json!({"id": held["id"], "cost": cost});
+        assert_eq!(api.post("/v1/report", &report).json(), json!({"cost": cost}));
+        assert_eq!(api.post("/v1/report", &report).status, 404, "a request is reported once");
+    }
+    // More than is left is owed.
+    let held = api.post("/v1/check", &complete).json();
+    assert_eq!(api.post("/v1/report", &json!({"id": held["id"], "cost": 90})).status, 200);
+    assert_eq!(api.post("/v1/check", &complete).json()["allowed"], false);
+    // Nothing says what it costs: it stays at the reservation.
+    let other = json!({"client": "203.0.113.10", "headers": {"x-max": "40"}, "hold_seconds": 60});
+    let held = api.post("/v1/check", &other).json();
+    assert_eq!(api.post("/v1/report", &json!({"id": held["id"], "refund": false})).json(), json!({"refunded": false}));
+    assert_eq!(left(&api.post("/v1/check", &other).json()), [20, 7]);
+}
+
+#[test]
+fn cost_is_reported_only_for_a_rule_that_reserves() {
+    let api = Api::start("rules: [{name: a, quota: 2 per hour, key: global}]", &[]);
+    let held = api.post("/v1/check", &json!({"hold_seconds": 60})).json();
+    let answer = api.post("/v1/report", &json!({"id": held["id"], "cost": 0}));
+    assert_eq!(answer.status, 409);
+    assert!(answer.json()["error"].as_str().unwrap().contains("`{reserve: 100}`"), "{answer:?}");
+    assert_eq!(api.post("/v1/check", &json!({})).json()["policies"][0]["remaining"], 0, "it stays charged");
+}
+
+#[test]
 fn held_request_is_kept_when_its_time_is_over() {
     let api = Api::start("rules: [{name: a, quota: 1 per hour, key: global}]", &[]);
     let held = api.post("/v1/check", &json!({"hold_seconds": 1})).json();
@@ -185,8 +269,10 @@ fn wrong_field_is_named() {
         ("/v1/check", json!({"hold_seconds": 0}), "a number from 1 to 600"),
         ("/v1/check", json!({"domain": "shop"}), "files in Envoy's form"),
         ("/v1/explain", json!({"hold_seconds": 1}), "there is no field `hold_seconds`"),
-        ("/v1/report", json!({"id": "a"}), "send `id` and `refund`"),
+        ("/v1/report", json!({"id": "a"}), "send `id`, and either `refund` or `cost`"),
+        ("/v1/report", json!({"id": "a", "refund": true, "cost": 1}), "send `id`, and either `refund` or `cost`"),
         ("/v1/report", json!({"id": "a", "refund": "yes"}), "`refund` is true or false"),
+        ("/v1/report", json!({"id": "a", "cost": -1}), "`cost` is a number of units"),
     ] {
         let answer = api.post(path, &body);
         assert_eq!(answer.status, 400, "{body}: {answer:?}");
@@ -206,4 +292,36 @@ fn descriptors_are_checked_by_a_file_in_envoys_form() {
     // A proxy must not take a file that says nothing about requests for a permission.
     let nginx = [("X-Original-Method", "GET"), ("X-Original-URI", "/"), ("X-Forwarded-For", "203.0.113.9")];
     assert_eq!(get(api.server.asked, "/auth/nginx", &nginx).status, 501);
+}
+
+#[test]
+fn modes_of_envoys_form_are_answered() {
+    let api = Api::start(MODES, &[]);
+    let check = |entries: &[(&str, &str)]| {
+        let descriptors: Vec<Value> =
+            entries.iter().map(|(key, value)| json!([{"key": key, "value": value}])).collect();
+        let answer = api.post("/v1/check", &json!({"domain": "shop", "descriptors": descriptors})).json();
+        answer["outcome"].as_str().unwrap().to_owned()
+    };
+    let search = ("path", "/search");
+    assert_eq!([check(&[search]), check(&[search])], ["allowed", "limited"]);
+    assert_eq!([check(&[("watched", "a")]), check(&[("watched", "a")])], ["allowed", "shadow_limited"]);
+    assert_eq!([check(&[("free", "a")]), check(&[("unknown", "a")])], ["exempt", "exempt"]);
+    // Where the other limit applies, that of `search` does not count.
+    let both = [search, ("other", "a")];
+    assert_eq!([check(&both), check(&both), check(&both)], ["allowed", "allowed", "limited"]);
+}
+
+#[test]
+fn validator_of_openapi_accepts_description_and_answers() {
+    let rules = "rules:
+- {name: client, quota: 1000 per hour, key: client-ip}
+- {name: login, quota: 9 per hour, key: client-ip, match: {path: /login}, cost: {reserve: 2}}
+";
+    let folder = Folder::new();
+    let file = folder.path().join("set").display().to_string();
+    let api = Api::start(rules, &["--fleet", &file]);
+    let mut validator = client("openapi.py");
+    validator.args([api.server.asked.to_string(), api.server.admin.to_string(), "0123456789abcdef".to_owned()]);
+    println!("{}", python::run(&mut validator, ""));
 }

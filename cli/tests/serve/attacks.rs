@@ -10,6 +10,8 @@ use crate::server::{Server, rules};
 const NGINX: [(&str, &str); 3] =
     [("X-Original-Method", "GET"), ("X-Original-URI", "/"), ("X-Forwarded-For", "203.0.113.9")];
 
+const JSON: (&str, &str) = ("Content-Type", "application/json");
+
 /// Returns what comes until the connection ends.
 fn rest(stream: &mut TcpStream) -> String {
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -154,10 +156,7 @@ fn many_keys_leave_the_limits_of_others_as_they_are() {
         assert_eq!(check(&format!("198.18.{a}.{b}"), &format!("key-{n}")), 200);
     }
     assert_eq!(check("203.0.113.9", "small"), 401, "it is not forgotten");
-    let status = std::fs::read_to_string(format!("/proc/{}/status", server.id())).unwrap();
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim();
-    let kilobytes: u64 = peak.trim_end_matches(" kB").parse().unwrap();
-    assert!(kilobytes < 200_000, "{peak}"); // without optimisation
+    assert!(peak_of(&server) < 200_000, "{} kB", peak_of(&server)); // without optimisation
 }
 
 #[test]
@@ -168,4 +167,165 @@ fn body_is_read_as_json_only() {
         assert_eq!(answer.status, 415, "{kind}");
     }
     assert_eq!(send(server.asked, "GET", "/v1/check", &[], "").status, 405);
+}
+
+/// Frames of HTTP/2, as a client writes them by hand.
+mod frames {
+    pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    pub(super) const DATA: u8 = 0;
+    pub(super) const HEADERS: u8 = 1;
+    pub(super) const RST_STREAM: u8 = 3;
+    pub(super) const SETTINGS: u8 = 4;
+    pub(super) const CONTINUATION: u8 = 9;
+    pub(super) const END_STREAM: u8 = 1;
+    pub(super) const END_HEADERS: u8 = 4;
+
+    pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    }
+
+    /// Returns the head of a request: `GET` or `POST`, `http`, a path, and a host.
+    pub(super) fn head(method: &str, path: &str) -> Vec<u8> {
+        let path_length = u8::try_from(path.len()).unwrap();
+        let method = if method == "POST" { 0x83 } else { 0x82 };
+        [&[method, 0x86, 0x04, path_length], path.as_bytes(), &[0x01, 0x01, b'a']].concat()
+    }
+}
+
+/// Returns the memory that a process has ever used, in kilobytes.
+fn peak_of(server: &Server) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.id())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim();
+    peak.trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Writes bytes until the other side wants no more. Returns how many.
+fn write_until_closed(stream: &mut TcpStream, bytes: impl Iterator<Item = Vec<u8>>) -> usize {
+    stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut count = 0;
+    for part in bytes {
+        if stream.write_all(&part).is_err() {
+            break;
+        }
+        count += part.len();
+    }
+    count
+}
+
+#[test]
+fn flood_of_resets_and_heads_ends_its_connection_only() {
+    use frames::{CONTINUATION, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame, head};
+    let server = Server::start(&rules(), &[]);
+    let before = peak_of(&server);
+    for address in [server.asked, server.admin] {
+        // Requests that are taken back at once.
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(&[PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()).unwrap();
+        let resets = (0..200_000_u32).map(|n| {
+            let (stream, asks) = (2 * n + 1, head("GET", "/live"));
+            let asked = frame(HEADERS, END_HEADERS | END_STREAM, stream, &asks);
+            [asked, frame(RST_STREAM, 0, stream, &[0, 0, 0, 8])].concat()
+        });
+        let most = 200_000 * 40;
+        let written = write_until_closed(&mut stream, resets);
+        assert!(written < most, "the connection stays open after {written} bytes");
+        // A head that never ends.
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(&[PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()).unwrap();
+        stream.write_all(&frame(HEADERS, END_STREAM, 1, &head("GET", "/live"))).unwrap();
+        // A header `a` with a value of 100 bytes, which is not indexed.
+        let header = [&[0x00, 0x01, b'a', 100][..], &[b'b'; 100]].concat().repeat(100);
+        let written = write_until_closed(&mut stream, (0..10_000).map(|_| frame(CONTINUATION, 0, 1, &header)));
+        assert!(written < 50_000_000, "the connection stays open after {written} bytes");
+        assert_eq!(get(address, "/live", &[]).status, 200);
+    }
+    assert!(peak_of(&server) < before + 30_000, "{before} kB, then {}", peak_of(&server));
+}
+
+#[test]
+fn bodies_that_nobody_reads_take_little_memory() {
+    use frames::{DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, head};
+    let server = Server::start(&rules(), &[]);
+    let before = peak_of(&server);
+    let mut streams = Vec::new();
+    for _ in 0..50 {
+        let mut stream = TcpStream::connect(server.asked).unwrap();
+        stream.write_all(&[PREFACE, &frame(SETTINGS, 0, 0, &[])].concat()).unwrap();
+        stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+        for id in (1..200).step_by(2) {
+            let head = frame(HEADERS, END_HEADERS, id, &head("POST", "/v1/check"));
+            let body = frame(DATA, 0, id, &[b' '; 16_000]);
+            if stream.write_all(&[head, body].concat()).is_err() {
+                break;
+            }
+        }
+        streams.push(stream);
+    }
+    assert_eq!(get(server.asked, "/live", &[]).status, 200);
+    // 50 connections, each with a window of 256 KiB.
+    assert!(peak_of(&server) < before + 60_000, "{before} kB, then {}", peak_of(&server));
+}
+
+#[test]
+fn question_of_many_parts_is_refused() {
+    let server = Server::start(&rules(), &[]);
+    let many: serde_json::Map<String, serde_json::Value> =
+        (0..200).map(|n| (format!("x-{n}"), serde_json::json!("a"))).collect();
+    let twice = serde_json::json!({"headers": {"a": vec!["b"; 200]}});
+    for body in [serde_json::json!({ "headers": many }), twice] {
+        let answer = post_json(server.asked, "/v1/check", &[], &body.to_string());
+        assert!(answer.status == 400 && answer.body.contains("at most 100 headers"), "{answer:?}");
+    }
+    let most = serde_json::json!({"headers": {"a": vec!["b"; 100]}});
+    assert_eq!(post_json(server.asked, "/v1/check", &[], &most.to_string()).status, 200);
+}
+
+#[test]
+fn stranger_at_the_operators_address_learns_nothing() {
+    let folder = crate::server::Folder::new();
+    folder.write("operators", "alice 0123456789abcdef\n");
+    let away = format!("redis://user:secret-of-redis@127.0.0.1:{}", crate::server::free_port());
+    let mut server = Server::start_in(folder, &rules(), &["--operators", "operators", "--redis", &away]);
+    for path in ["/live", "/ready", "/metrics", "/openapi.json", "/", "/limits", "/v1/settings", "/v1/explain", "/x"] {
+        for headers in [&[][..], &[("Authorization", "Bearer 0123456789abcdeX")]] {
+            let answer = format!("{:?}", get(server.admin, path, headers));
+            for secret in ["alice", "0123456789abcdef", "secret-of-redis", "127.0.0.1:", "rules.yaml", "203.0.113"] {
+                assert!(!answer.contains(secret), "{path} gives {secret} away: {answer}");
+            }
+        }
+    }
+    let line = server.wait_for_line(|line| line["event"] == "unauthorized");
+    assert!(line["message"].as_str().unwrap().contains("127.0.0.1 sent a wrong name or token"), "{line}");
+    for line in server.lines() {
+        assert!(!line.to_string().contains("0123456789abcde"), "no token is in the log: {line}");
+        assert!(!line.to_string().contains("secret-of-redis"), "no password is in the log: {line}");
+    }
+}
+
+#[test]
+fn foreign_site_in_a_browser_of_this_machine_is_not_answered() {
+    // It has given the address a name of its own, so that the browser takes both for one site.
+    let server = Server::start(&rules(), &["--admin-hosts", "limits.example"]);
+    let port = server.admin.port();
+    for (host, known) in [
+        ("evil.example".to_owned(), false),
+        (format!("evil.example:{port}"), false),
+        ("".to_owned(), false),
+        (format!("127.0.0.1:{port}"), true),
+        (format!("[::1]:{port}"), true),
+        ("localhost".to_owned(), true),
+        ("LIMITS.example".to_owned(), true),
+    ] {
+        for path in ["/limits", "/"] {
+            let status = get(server.admin, path, &[("Host", &host)]).status;
+            assert_eq!(status, if known { 200 } else { 421 }, "{host} {path}");
+        }
+        let explain = send(server.admin, "POST", "/v1/explain", &[("Host", &host), JSON], "{}");
+        assert_eq!(explain.status, if known { 200 } else { 421 }, "{host}");
+    }
+    let origin = ("Origin", "http://evil.example:8080");
+    for path in ["/v1/check", "/v1/report"] {
+        assert_eq!(send(server.asked, "POST", path, &[JSON, origin], "{}").status, 403, "{path}");
+    }
 }

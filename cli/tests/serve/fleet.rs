@@ -50,7 +50,7 @@ fn run(folder: &Folder, arguments: &[&str]) -> (Option<i32>, String) {
 fn incident_is_handled_in_all_processes_by_one() {
     let redis = Redis::start();
     let arguments = ["--redis", &redis.url(), "--deadline", "5s"];
-    let servers = [0, 1].map(|_| serve(&arguments));
+    let mut servers = [0, 1].map(|_| serve(&arguments));
     servers.iter().for_each(wait_until_ready);
     // An abuser is blocked at one process.
     let block = json!({"kind": "network", "name": "rules", "subject": "203.0.113.0/24", "value": "deny",
@@ -66,7 +66,8 @@ fn incident_is_handled_in_all_processes_by_one() {
     let raise = json!({"kind": "override", "name": "client", "subject": customer, "value": "4 per day",
                        "lasting": "1d", "why": "a sale"});
     assert_eq!(set(&servers[1], &raise).json(), json!({"revision": 2}));
-    wait_until(|| settings(&servers[0])["revision"] == 2);
+    // The log has it after the rules follow it.
+    servers[0].wait_for_line(|line| line["event"] == "fleet-in-force" && line["revision"] == "2");
     assert_eq!([0, 1, 0].map(|at: usize| check(&servers[at], customer).0), [true, true, false]);
     assert_eq!((limit(&servers[0], customer), limit(&servers[0], "192.0.2.2")), (4, 2));
     // A rule that is wrong only watches.

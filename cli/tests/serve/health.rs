@@ -1,0 +1,71 @@
+//! Health, as balancers ask for it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::http::get;
+use crate::python::{self, Client};
+use crate::redis::{Redis, wait_until, wait_until_ready};
+use crate::server::{Server, free_port, rules};
+
+fn clients() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/serve/clients")
+}
+
+/// Returns a Python with the packages that the scripts in `clients` need.
+pub(crate) fn python() -> Command {
+    let install = "python3 with venv is needed, and PyPI when this test runs for the first time; on Debian: \
+                   apt-get install python3 python3-venv";
+    let environment = python::environment("clients", &clients().join("requirements.txt"), &[], install);
+    let mut python = Command::new(environment.join("bin/python"));
+    python.env("no_proxy", "127.0.0.1");
+    python
+}
+
+/// Returns a script of `clients`.
+pub(crate) fn client(script: &str) -> Command {
+    let mut client = python();
+    client.arg(clients().join(script));
+    client
+}
+
+#[test]
+fn python_client_watches_the_health_until_the_end() {
+    let redis = Redis::start();
+    let port = redis.port();
+    let mut server = Server::start(&rules(), &["--redis", &redis.url(), "--deadline", "5s", "--drain-delay", "1h"]);
+    wait_until_ready(&server);
+    let client = Client::start(client("health.py").arg(server.asked.to_string()));
+    assert_eq!(client.line(), "SERVING");
+    drop(redis);
+    assert_eq!(client.line(), "NOT_SERVING");
+    let _redis = Redis::start_at(port);
+    assert_eq!(client.line(), "SERVING");
+    server.signal("TERM");
+    assert_eq!(client.line(), "NOT_SERVING", "balancers learn it before connections are refused");
+    server.signal("TERM");
+    assert_eq!(client.line(), "UNAVAILABLE", "the call ends with the server, and does not hold it");
+    assert_eq!(server.wait(), Some(0));
+    let log: Vec<_> = server.lines().iter().map(|line| line["event"].as_str().unwrap().to_owned()).collect();
+    for event in ["store-fails", "store-decides"] {
+        assert_eq!(log.iter().filter(|known| *known == event).count(), 1, "{log:?}");
+    }
+}
+
+#[test]
+fn readiness_follows_the_store_only_if_requests_do() {
+    let away = format!("redis://127.0.0.1:{}", free_port());
+    for (on_error, status, said) in [
+        ("deny", 503, "the store does not decide: the log says why\n"),
+        ("allow", 200, "ready, but the store does not decide: the log says why\n"),
+        ("allow-always", 200, "ready, but the store does not decide: the log says why\n"),
+    ] {
+        let server = Server::start(&rules(), &["--redis", &away, "--on-error", on_error]);
+        for address in [server.asked, server.admin] {
+            let answer = get(address, "/ready", &[]);
+            assert_eq!((answer.status, &*answer.body), (status, said), "{on_error}");
+        }
+        server.signal("TERM");
+        wait_until(|| get(server.admin, "/ready", &[]).status == 503);
+    }
+}

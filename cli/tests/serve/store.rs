@@ -1,0 +1,78 @@
+//! Servers that share their limits in PostgreSQL, and in a Redis whose master is replaced.
+
+use serde_json::{Value, json};
+
+use crate::http::{get, post_json};
+use crate::redis::{wait_until, wait_until_ready};
+use crate::server::{Folder, Server};
+use crate::support::postgres;
+use crate::support::redis_sentinel::Sentinel;
+
+const RULES: &str = "rules: [{name: client, quota: 3 per day, key: client-ip}]\n";
+const OPERATOR: (&str, &str) = ("Authorization", "Bearer 0123456789abcdef");
+
+fn serve(store: &[&str]) -> Server {
+    let folder = Folder::new();
+    folder.write("operators", "alice 0123456789abcdef\n");
+    Server::start_in(folder, RULES, &[&["--operators", "operators", "--deadline", "5s"], store].concat())
+}
+
+fn check(server: &Server, client: &str) -> Value {
+    post_json(server.asked, "/v1/check", &[], &json!({ "client": client }).to_string()).json()
+}
+
+/// Returns whether a client passes, asking each server in turn.
+fn allowed(servers: &[Server; 2], client: &str) -> Vec<bool> {
+    (0..4).map(|n| check(&servers[n % 2], client)["allowed"].as_bool().unwrap()).collect()
+}
+
+fn block(server: &Server, client: &str) -> u16 {
+    let block = json!({"kind": "network", "name": "rules", "subject": client, "value": "deny", "why": "x"});
+    post_json(server.admin, "/v1/settings", &[OPERATOR], &block.to_string()).status
+}
+
+#[test]
+fn servers_share_limits_and_settings_in_postgres() {
+    let mut database = postgres::Server::start();
+    let url = database.url();
+    let servers = [0, 1].map(|_| serve(&["--postgres", &url, "--prefix", "shop"]));
+    servers.iter().for_each(wait_until_ready);
+    assert_eq!(allowed(&servers, "203.0.113.9"), [true, true, true, false]);
+    assert_eq!(block(&servers[0], "203.0.113.10"), 200);
+    wait_until(|| check(&servers[1], "203.0.113.10")["status"] == 403);
+    // Another application in the same database.
+    let other = serve(&["--postgres", &url, "--prefix", "other"]);
+    wait_until_ready(&other);
+    assert_eq!(check(&other, "203.0.113.9")["allowed"], true);
+    // While the database is away nothing passes, and what operators have set stays in force.
+    database.stop();
+    let away = check(&servers[0], "203.0.113.11");
+    assert_eq!((&away["allowed"], &away["outcome"]), (&json!(false), &json!("failed_closed")), "{away}");
+    assert_eq!(check(&servers[0], "203.0.113.10")["status"], 403);
+    wait_until(|| get(servers[0].admin, "/ready", &[]).status == 503);
+    // A server that starts meanwhile goes on as soon as it can.
+    let late = serve(&["--postgres", &url, "--prefix", "shop"]);
+    assert_eq!(get(late.admin, "/ready", &[]).status, 503);
+    database.restart();
+    servers.iter().chain([&late]).for_each(wait_until_ready);
+    wait_until(|| check(&late, "203.0.113.10")["status"] == 403);
+    assert_eq!(check(&late, "203.0.113.9")["allowed"], false, "what was used stays used");
+}
+
+#[test]
+fn servers_follow_the_master_that_sentinels_name() {
+    let mut sentinel = Sentinel::start();
+    let url = sentinel.url();
+    let servers = [0, 1].map(|_| serve(&["--redis", &url]));
+    servers.iter().for_each(wait_until_ready);
+    assert_eq!(allowed(&servers, "203.0.113.9"), [true, true, true, false]);
+    assert_eq!(block(&servers[0], "203.0.113.10"), 200);
+    wait_until(|| check(&servers[1], "203.0.113.10")["status"] == 403);
+    sentinel.servers[0].kill();
+    sentinel.wait_for_replacement();
+    servers.iter().for_each(wait_until_ready);
+    wait_until(|| check(&servers[0], "203.0.113.9")["outcome"] == "limited");
+    assert_eq!(check(&servers[1], "203.0.113.10")["status"], 403);
+    assert_eq!(block(&servers[1], "203.0.113.12"), 200);
+    wait_until(|| check(&servers[0], "203.0.113.12")["status"] == 403);
+}
