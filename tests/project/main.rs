@@ -1,5 +1,6 @@
 //! Tests of the project itself: its source, its documents, and the uses of its public types.
 
+mod campaigns;
 mod defects;
 mod features;
 mod guide;

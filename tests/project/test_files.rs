@@ -48,7 +48,7 @@ const SLEEPERS: &[(&str, &str)] = &[
 ];
 
 /// Returns the files below a folder of the repository.
-fn files(folder: &str, found: &mut Vec<(String, String)>) {
+pub(super) fn files(folder: &str, found: &mut Vec<(String, String)>) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut entries: Vec<PathBuf> =
         fs::read_dir(root.join(folder)).expect("the folder is there").map(|entry| entry.unwrap().path()).collect();

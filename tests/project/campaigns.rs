@@ -1,0 +1,96 @@
+//! The campaigns and the planted defects name tests that are there: cargo succeeds if no test has a name.
+
+use std::fs;
+use std::path::Path;
+
+use super::test_files::files;
+
+/// The tests of a target that a command runs: `lib` or the name of an integration test, and a part of their paths.
+#[derive(Debug, PartialEq, Eq)]
+struct Named<'a> {
+    target: &'a str,
+    part: Option<&'a str>,
+}
+
+/// Returns the tests that a command names.
+fn named(command: &str) -> Vec<Named<'_>> {
+    let words: Vec<&str> = command.split_whitespace().map(|word| word.trim_end_matches(['"', ')'])).collect();
+    let part = |at: usize| words.get(at).copied().filter(|word| !word.starts_with(['-', '|', '&', '\\']));
+    let mut all = Vec::new();
+    for (at, word) in words.iter().enumerate() {
+        match *word {
+            "--lib" => all.push(Named { target: "lib", part: part(at + 1) }),
+            "--test" => all.push(Named { target: words[at + 1], part: part(at + 2) }),
+            _ => {}
+        }
+    }
+    all
+}
+
+/// Returns the paths of a target's tests, by the files. A module within a file is left out.
+fn paths(target: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let folders = match target {
+        "lib" => ["src".to_owned()].to_vec(),
+        _ => ["tests", "cli/tests"].map(|folder| format!("{folder}/{target}")).to_vec(),
+    };
+    for folder in folders {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        if root.join(&folder).is_dir() {
+            files(&folder, &mut found);
+        }
+        if let Ok(text) = fs::read_to_string(root.join(format!("{folder}.rs"))) {
+            found.push((format!("{folder}/main.rs"), text));
+        }
+    }
+    let mut paths = Vec::new();
+    for (name, text) in found {
+        let folder = if target == "lib" { "src/" } else { &name[..=name.find(target).unwrap() + target.len()] };
+        let module = name.strip_prefix(folder).unwrap().trim_end_matches(".rs");
+        let module = module.trim_end_matches("mod").trim_end_matches("main").trim_end_matches('/').replace('/', "::");
+        // A macro makes the tests of each algorithm.
+        for after in ["#[test]", "#[tokio::test", "macro_rules! "].iter().flat_map(|start| text.split(start).skip(1)) {
+            let name = after.split("fn ").nth(1).unwrap_or_default();
+            let name: String = name.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            paths.push(format!("{module}::{name}"));
+        }
+    }
+    paths
+}
+
+fn assert_there(place: &str, command: &str) -> usize {
+    let all = named(command);
+    for Named { target, part } in &all {
+        let paths = paths(target);
+        assert!(!paths.is_empty(), "{place}: there is no test target {target}");
+        // A module of tests within a file is named by the path of the file and its own.
+        let part = part.unwrap_or_default().trim_end_matches("tests");
+        assert!(paths.iter().any(|path| path.contains(part)), "{place}: no test of {target} has {part} in its name");
+    }
+    all.len()
+}
+
+#[test]
+fn campaigns_run_tests_that_are_there() {
+    let script = include_str!("../campaigns.sh").replace("\\\n", " ");
+    let of = |line: &&str| line.trim_start().starts_with("campaign ");
+    let count: usize = script.lines().filter(of).map(|line| assert_there(line, line)).sum();
+    assert!(count > 25, "{count} names were found");
+    assert_eq!(named("a --lib x:: --test b -- --nocapture").len(), 2);
+    assert_eq!(named("--test b c\"")[0], Named { target: "b", part: Some("c") });
+}
+
+/// A line that begins so names the tests that find the defect of a patch. Without it the simulation does.
+const BY: &str = "Found by: ";
+
+#[test]
+fn planted_defects_are_found_by_tests_that_are_there() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/campaigns/defects");
+    for patch in fs::read_dir(folder).expect("the folder is there") {
+        let path = patch.expect("it can be read").path();
+        let text = fs::read_to_string(&path).expect("a patch is text");
+        if let Some(by) = text.lines().find_map(|line| line.strip_prefix(BY)) {
+            assert_eq!(assert_there(&path.display().to_string(), by), 1, "{by}");
+        }
+    }
+}
