@@ -283,17 +283,26 @@ async fn operate(shared: Arc<Shared>) {
     }
 }
 
+async fn figures(addresses: Addresses) -> Option<Figures> {
+    let (_, text) = Connection::open(addresses, false).await.ok()?.ask("/figures", "judge").await.ok()?;
+    Some(Figures::read(std::str::from_utf8(&text).ok()?))
+}
+
 /// The clients, while they send.
 pub(super) struct Clients {
     runtime: Runtime,
     shared: Arc<Shared>,
     tasks: Vec<JoinHandle<()>>,
+    /// The server's figures before the first request.
+    pub(super) before: Figures,
 }
 
 impl Clients {
     pub(super) fn start(addresses: Addresses) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let shared = Arc::new(Shared { addresses, sent: Sent::default(), ends: AtomicBool::new(false) });
+        let before = runtime.block_on(figures(addresses)).filter(Figures::is_whole);
+        let before = before.expect("the server says its figures");
         let mut tasks = Vec::new();
         for worker in 0..WORKERS {
             tasks.push(runtime.spawn(visit(Arc::clone(&shared), 2 * worker, false)));
@@ -306,7 +315,7 @@ impl Clients {
             tasks.push(runtime.spawn(flood(Arc::clone(&shared), door)));
         }
         tasks.push(runtime.spawn(operate(Arc::clone(&shared))));
-        Self { runtime, shared, tasks }
+        Self { runtime, shared, tasks, before }
     }
 
     pub(super) fn sent(&self) -> &Sent {
@@ -315,10 +324,7 @@ impl Clients {
 
     /// Asks the server for its figures. `None` if it does not answer.
     pub(super) fn figures(&self) -> Option<Figures> {
-        let addresses = self.shared.addresses;
-        let asked = async move { Connection::open(addresses, false).await?.ask("/figures", "judge").await };
-        let (_, text) = self.runtime.block_on(asked).ok()?;
-        Some(Figures::read(std::str::from_utf8(&text).ok()?))
+        self.runtime.block_on(figures(self.shared.addresses))
     }
 
     /// Ends the traffic, and closes all connections.

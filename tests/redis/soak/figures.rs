@@ -49,13 +49,17 @@ pub(super) fn descriptors(process: u32) -> usize {
     std::fs::read_dir(format!("/proc/{process}/fd")).expect("the process runs, on Linux").count()
 }
 
-/// Returns the slope of the line with the least squares through these points.
-pub(super) fn slope(points: &[(f64, f64)]) -> f64 {
-    let count = points.len() as f64;
-    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
-    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
-    let along: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
-    let across: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
+/// Returns the slope that lines through the points of all slices have together, with the least squares. Each line has a
+/// height of its own, because each slice has a process of its own.
+pub(super) fn slope(slices: &[Vec<(f64, f64)>]) -> f64 {
+    let (mut along, mut across) = (0.0, 0.0);
+    for points in slices {
+        let count = points.len() as f64;
+        let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
+        let (x, y) = (mean(|point| point.0), mean(|point| point.1));
+        along += points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum::<f64>();
+        across += points.iter().map(|point| (point.0 - x).powi(2)).sum::<f64>();
+    }
     if across > 0.0 { along / across } else { 0.0 }
 }
 
@@ -100,6 +104,14 @@ impl Figures {
             Some(format!("{door} {:.2} ms", *micros as f64 / 1e3))
         };
         self.0.iter().filter_map(of).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Takes from what is used what was used before.
+    pub(super) fn without(mut self, before: &Self) -> Self {
+        for (name, number) in self.0.iter_mut().filter(|(name, _)| name.contains(".used.")) {
+            *number = number.saturating_sub(before.of(name));
+        }
+        self
     }
 
     /// Fails if a sum is wrong. `seconds` is how long clients sent.

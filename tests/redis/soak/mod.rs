@@ -5,9 +5,13 @@
 //! `SOAK_SECONDS` says how long the traffic lasts. Without it the soak is of some seconds, which finds what is broken
 //! at once, but no growth. `GLIBC_TUNABLES=glibc.malloc.tcache_count=0` leaves out the freed blocks that glibc keeps
 //! for each thread, which become more for hours.
+//!
+//! `SOAK_KEEPS` names a folder of a soak that has slices: each goes on with the data that the slice before left in its
+//! Redis, and the slope of the memory is that of all slices.
 
 mod clients;
 mod figures;
+mod kept;
 mod shop;
 
 use std::fs;
@@ -21,14 +25,16 @@ use tokio::time::Instant;
 use crate::support::redis_server::{Server, processor_time};
 use clients::{Addresses, Clients};
 use figures::{Figures, descriptors, resident, slope};
+use kept::Kept;
 
 /// The folder with the file of rules, which makes this a process of the soak.
 const FOLDER: &str = "RATELIMIT_SOAK_FOLDER";
 const URL: &str = "RATELIMIT_SOAK_URL";
 
-/// The most growth of the process: its slope in a soak of half an hour and more, and all of it in a shorter one, in
+/// The most growth of the process: its slope in half an hour and more of all slices, and all of it in a shorter soak, in
 /// which the tables and the pools of the allocator still fill.
 const SLOPE_MB: f64 = 1.0;
+const SLOPE_SECONDS: f64 = 1_800.0;
 const GROWTH: f64 = 16e6;
 
 /// The most that the descriptors grow while the same number of clients is connected.
@@ -204,11 +210,16 @@ fn watch(times: &Times, process: &Process, redis: &mut Server, clients: &Clients
 fn soak_grows_nothing_and_counts_exactly() {
     let times = Times::new();
     // Redis writes each change to its disk before it confirms it, so a kill loses no confirmed charge.
-    let mut redis = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let kept = Kept::find();
+    let mut options =
+        vec!["--appendonly".to_owned(), "yes".to_owned(), "--appendfsync".to_owned(), "always".to_owned()];
+    options.extend(kept.options());
+    let mut redis = Server::with(&options.iter().map(String::as_str).collect::<Vec<_>>());
     let (process, addresses) = Process::start(&redis.url());
     let idle = descriptors(process.id());
     let began = Instant::now();
     let mut clients = Clients::start(addresses);
+    kept.check(&clients.before);
     let looks = watch(&times, &process, &mut redis, &clients);
     clients.stop();
     let sent = clients.sent();
@@ -224,7 +235,10 @@ fn soak_grows_nothing_and_counts_exactly() {
     let settled = settled.elapsed();
     let [first, last] = [looks.memory.first(), looks.memory.last()].map(|look| *look.expect("it was looked at"));
     // A few minutes have no slope.
-    let slope = Some(slope(&looks.memory) * 3_600.0 / 1e6).filter(|_| last.0 - first.0 >= 1_800.0);
+    let slices = kept.keep(&figures, looks.memory);
+    let figures = figures.without(&clients.before);
+    let watched: f64 = slices.iter().filter_map(|slice| Some(slice.last()?.0 - slice.first()?.0)).sum();
+    let slope = Some(slope(&slices) * 3_600.0 / 1e6).filter(|_| watched >= SLOPE_SECONDS);
     let left = descriptors(process.id());
     let used = processor_time(process.id()).as_secs_f64();
     println!(
@@ -240,7 +254,9 @@ fn soak_grows_nothing_and_counts_exactly() {
         first.1 / 1e6,
         last.1 / 1e6,
         first.0,
-        slope.map_or_else(String::new, |slope| format!(", {slope:.2} MB/h")),
+        slope.map_or_else(String::new, |slope| {
+            format!(", {slope:.2} MB/h over {watched:.0} s of {} slices", slices.len())
+        }),
         looks.descriptors,
         figures.of("reloads"),
         figures.times("p50"),
