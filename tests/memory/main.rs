@@ -22,5 +22,8 @@ mod stress;
 mod versions;
 mod whole_quota;
 
+#[path = "../support/histories.rs"]
+mod histories;
+
 #[path = "../support/mod.rs"]
 mod support;

@@ -16,6 +16,7 @@ mod hostile;
 mod in_flight_campaign;
 mod in_line;
 mod limits;
+mod linearizable;
 mod nested;
 mod obey;
 mod own_quotas;
@@ -36,6 +37,8 @@ mod tls;
 mod troubles;
 mod waits;
 
+#[path = "../support/histories.rs"]
+mod histories;
 #[path = "../support/in_flight.rs"]
 mod in_flight_over_tcp;
 #[path = "../support/lines.rs"]
