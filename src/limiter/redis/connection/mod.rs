@@ -112,8 +112,14 @@ impl RedisConnections {
     ) -> Result<Self, RedisError> {
         let (settings, runtime) = (settings.bounded(), runtime()?);
         let events = Arc::new(Events::new(&settings.observers));
-        let address = Address::new("simulated", 1);
-        let transport = Box::new(tests::simulated::Simulated { wire, address: address.clone() });
+        if wire.servers() > 1 {
+            let target = UrlTarget::simulated(wire);
+            let cluster = Cluster::start(&runtime, target, settings.clone(), Arc::clone(&events))?;
+            let deadline = settings.deadline;
+            return Ok(Self(Arc::new(Inner { reach: Reach::Cluster(cluster), events, deadline })));
+        }
+        let address = tests::simulated::address_of(&wire);
+        let transport = Box::new(tests::simulated::Simulated::at(&address, &wire));
         Ok(Self::of_server(&runtime, address, transport, &settings, events))
     }
 

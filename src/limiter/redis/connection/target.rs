@@ -7,10 +7,14 @@ use super::on_fred::FredTarget;
 #[cfg(feature = "redis-rs")]
 use super::on_redis_rs::RedisRsTarget;
 use super::settings::ConnectionSettings;
+#[cfg(test)]
+use super::tests::simulated::{self, Simulated};
 use super::tls::{self, Pem};
 use super::transport::Transport;
 use crate::limiter::redis::client::RedisClient;
 use crate::limiter::redis::error::RedisError;
+#[cfg(test)]
+use crate::limiter::redis::tests::simulation::Wire;
 
 /// A parsed URL, for the client library that is used.
 pub(super) struct UrlTarget {
@@ -24,6 +28,8 @@ enum Library {
     Fred(FredTarget),
     #[cfg(feature = "redis-rs")]
     RedisRs(RedisRsTarget),
+    #[cfg(test)]
+    Simulated(Wire),
 }
 
 const SCHEMES: [&str; 6] = ["redis", "rediss", "redis-cluster", "rediss-cluster", "redis-sentinel", "rediss-sentinel"];
@@ -126,6 +132,13 @@ impl UrlTarget {
         Ok(target)
     }
 
+    /// Returns the servers of a simulated cluster. A process asks the first one for the others.
+    #[cfg(test)]
+    pub(super) fn simulated(wire: Wire) -> Self {
+        let first = simulated::address_of(&wire);
+        Self { client: Library::Simulated(wire), kind: TargetKind::Cluster(vec![first]) }
+    }
+
     /// Uses certificates that were handed in, which the client can use.
     #[allow(unused_variables, clippy::needless_pass_by_ref_mut, reason = "certificates need a feature")]
     fn use_certificates(&mut self, pem: &Pem) -> Result<(), RedisError> {
@@ -150,6 +163,8 @@ impl UrlTarget {
             Library::Fred(target) => target.has_login(),
             #[cfg(feature = "redis-rs")]
             Library::RedisRs(target) => target.has_login(),
+            #[cfg(test)]
+            Library::Simulated(_) => false,
         };
         if has_login {
             return Err(misconfigured(
@@ -176,6 +191,8 @@ impl UrlTarget {
             Library::Fred(target) => Box::new(target.transport(name, only, settings)?),
             #[cfg(feature = "redis-rs")]
             Library::RedisRs(target) => Box::new(target.transport(name, only, settings)?),
+            #[cfg(test)]
+            Library::Simulated(wire) => Box::new(Simulated::at(name, wire)),
         })
     }
 }

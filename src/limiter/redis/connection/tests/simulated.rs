@@ -7,12 +7,27 @@ use crate::limiter::redis::connection::error_class::{self, CallFailure};
 use crate::limiter::redis::connection::transport::{
     Argument, Command, ConnectionObserver, RedisReply, SlotState, Transport,
 };
+use crate::limiter::redis::tests::simulation::cluster::port_of;
 use crate::limiter::redis::tests::simulation::network::{Ended, Sent, Wire};
 
 /// A transport over the simulated network.
 pub(in crate::limiter::redis::connection) struct Simulated {
-    pub(in crate::limiter::redis::connection) wire: Wire,
-    pub(in crate::limiter::redis::connection) address: Address,
+    wire: Wire,
+    address: Address,
+}
+
+/// Returns the address of the server to which a way leads.
+pub(in crate::limiter::redis::connection) fn address_of(wire: &Wire) -> Address {
+    Address::new("simulated", port_of(wire.server))
+}
+
+impl Simulated {
+    /// Returns a transport to the server at an address.
+    pub(in crate::limiter::redis::connection) fn at(address: &Address, wire: &Wire) -> Self {
+        let mut servers = (0..wire.servers()).map(|server| wire.to(server));
+        let wire = servers.find(|wire| address_of(wire) == *address).expect("the network has this server");
+        Self { wire, address: address.clone() }
+    }
 }
 
 /// Ends the connection when it is dropped.
@@ -25,7 +40,10 @@ impl Drop for Connection<'_> {
 }
 
 /// Returns what goes over the wire for a command.
-fn sent(command: Command<'_>) -> Sent {
+fn sent(command: Command<'_>, slot: SlotState) -> Sent {
+    if command.name == "CLUSTER" {
+        return Sent::Slots;
+    }
     let mut arguments = command.arguments();
     let Some(Argument::Text(script)) = arguments.next() else { panic!("a call of a script begins with its name") };
     let keys = match arguments.next() {
@@ -39,7 +57,14 @@ fn sent(command: Command<'_>) -> Sent {
         })
         .collect();
     let args = bytes.split_off(keys);
-    Sent::Script { command: command.name, script, keys: bytes, args }
+    let is_asking = slot == SlotState::Importing;
+    Sent::Script { command: command.name, script, keys: bytes, args, is_asking }
+}
+
+/// Returns a row of the answer to `CLUSTER SLOTS`. The host is that of the connection.
+fn row((first, last, server): (u16, u16, usize)) -> RedisReply {
+    let [first, last, port] = [first, last, port_of(server)].map(|number| RedisReply::Integer(number.into()));
+    RedisReply::Array(vec![first, last, RedisReply::Array(vec![RedisReply::Other, port])])
 }
 
 impl Transport for Simulated {
@@ -55,11 +80,12 @@ impl Transport for Simulated {
         })
     }
 
-    fn send<'a>(&'a self, command: Command<'a>, _: SlotState) -> BoxFuture<'a, Result<RedisReply, CallFailure>> {
+    fn send<'a>(&'a self, command: Command<'a>, slot: SlotState) -> BoxFuture<'a, Result<RedisReply, CallFailure>> {
         Box::pin(async move {
-            match self.wire.send(sent(command)).await {
+            match self.wire.send(sent(command, slot)).await {
                 Ended::Answered(bytes) => Ok(RedisReply::Bytes(bytes)),
                 Ended::Number(number) => Ok(RedisReply::Integer(number)),
+                Ended::Slots(ranges) => Ok(RedisReply::Array(ranges.into_iter().map(row).collect())),
                 Ended::Refused(words) => Err(error_class::answer(&words, &self.address)),
                 #[cfg(feature = "store")]
                 Ended::Loaded(_) | Ended::Swapped(_) => panic!("a script has no such answer"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::caller::HANG;
-use super::network::Faults;
+use super::network::{Faults, ServerState};
 use super::plan::Asked;
 use super::story::Story;
 use super::subject::Subject;
@@ -27,11 +27,13 @@ impl<S: Subject> Story<S> {
     /// Ends the story, and checks what has to hold then.
     pub(super) async fn end(&mut self) {
         self.recover().await;
+        self.end_moves();
         self.check_places_are_free().await;
         self.check_waits().await;
         sleep(RECOVERY).await;
         self.check_in_use().await;
         self.check_places().await;
+        self.check_moves();
         if S::IS_SERVER_KNOWN {
             self.network.lock().ledger.settle(|process| !self.killed.contains(&process));
         }
@@ -164,13 +166,18 @@ impl<S: Subject> Story<S> {
         sleep(3 * self.plan.lapse).await;
         let left = {
             let state = self.network.lock();
-            let mut server = state.server.clone();
-            server.expire(state.server_now_us());
+            let now_us = state.server_now_us();
+            let in_servers = |server: &ServerState| {
+                let mut data = server.data.clone();
+                data.expire(now_us);
+                data.keys.len()
+            };
+            let in_servers: usize = state.servers.iter().map(in_servers).sum();
             #[cfg(feature = "store")]
             let in_table = state.table.count(state.server_now_us());
             #[cfg(not(feature = "store"))]
             let in_table = 0;
-            server.keys.len() + in_table
+            in_servers + in_table
         };
         if left > 0 {
             self.network

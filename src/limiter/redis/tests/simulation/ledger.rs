@@ -16,6 +16,7 @@ use crate::algorithm::properties::key::Planned;
 use crate::base::wait::Wait;
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::event::StoreErrorKind;
+use crate::limiter::Effect;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::wire::{RedisAnswer, WireOperation, WireRequest, answers};
 use crate::limiter::remote::LONGEST;
@@ -84,6 +85,8 @@ pub(super) struct Ledger {
     /// When keys were reset or refunded, as far as the process that did so knows.
     freed: Vec<(usize, Bytes, Duration)>,
     executed: BTreeSet<u64>,
+    /// The calls of which each request gets calls of its own, because the keys are on two servers.
+    split: BTreeSet<u64>,
     delivered: BTreeSet<u64>,
     claims: Vec<Claim>,
     /// The units that callers refunded.
@@ -161,6 +164,8 @@ struct Take {
     units: u64,
     receipt: (u64, u64),
     own: Option<Own>,
+    /// It is charged on refusal. If its set is split and refused, it stays, and nobody has its receipt.
+    is_strike: bool,
 }
 
 /// A charge that the server denied.
@@ -287,7 +292,8 @@ impl Ledger {
         }
         for (place, met) in met.into_iter().enumerate() {
             let Some((book, own)) = met else { continue };
-            let Some((key, _, cost, _)) = request.charges().nth(place) else { continue };
+            let Some((key, _, cost, effect)) = request.charges().nth(place) else { continue };
+            let is_strike = matches!(effect, Effect::OnRefusal { .. });
             let Some(told) = decision.charge_mut(place) else { continue };
             let (was_allowed, wait) = (told.is_allowed(), told.wait());
             let receipt = told.take_receipt();
@@ -299,7 +305,7 @@ impl Ledger {
             }
             if let Some(receipt) = receipt {
                 let (units, receipt) = (receipt.units(), (receipt.at_us(), receipt.part()));
-                self.takes.push(Take { process, call, key: key.clone(), at, units, receipt, own });
+                self.takes.push(Take { process, call, key: key.clone(), at, units, receipt, own, is_strike });
             }
             if !was_allowed {
                 let wait = if let Wait::After(wait) = wait { Some(wait) } else { None };
@@ -459,6 +465,11 @@ impl Ledger {
     /// Records that the process read the answer to a call.
     pub(super) fn record_delivery(&mut self, number: u64) {
         self.delivered.insert(number);
+    }
+
+    /// Records that a call is told that its keys are on two servers.
+    pub(super) fn record_split(&mut self, number: u64) {
+        self.split.insert(number);
     }
 
     pub(super) fn replicate(&mut self) {
@@ -631,9 +642,8 @@ impl Ledger {
             add(account(claim.process, &claim.key, claim.receipt), claim.units.into());
         }
         NOTED.with_borrow(|noted| {
-            for (number, request) in
-                noted.iter().flatten().flat_map(|(number, all)| all.iter().map(move |one| (number, one)))
-            {
+            let sent = noted.iter().flatten().filter(|(number, _)| !self.split.contains(number));
+            for (number, request) in sent.flat_map(|(number, all)| all.iter().map(move |one| (number, one))) {
                 let refunded = (request.operation() == WireOperation::Refund).then(|| request.refunded()).flatten();
                 let (Some(receipt), Some((key, policy, ..))) = (refunded, request.charges().next()) else { continue };
                 if policy.limits_in_flight() {
@@ -645,7 +655,11 @@ impl Ledger {
         });
         for ((process, key, receipt), units) in balance {
             // Refunds to a queue wait for those behind them, and are sent together. A reset forgets leases.
-            let is_excused = self.queues.contains(&key) || self.leases && self.forgotten.contains(&key);
+            let is_it = |take: &Take| take.process == process && take.key == key && take.receipt == receipt;
+            let is_strike = || self.takes.iter().any(|take| take.is_strike && is_it(take));
+            let is_excused = self.queues.contains(&key)
+                || self.leases && self.forgotten.contains(&key)
+                || units > 0 && !self.split.is_empty() && is_strike();
             if units != 0 && is_whole(process) && !is_excused {
                 let what = if units > 0 { "lost" } else { "refunded too often" };
                 self.problems.push(format!(

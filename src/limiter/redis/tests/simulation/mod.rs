@@ -1,11 +1,12 @@
-//! The limiter on Redis in a simulation: processes with the real code, one server with the real scripts, and a network
-//! with every fault that a seed chooses, in simulated time.
+//! The limiter on Redis in a simulation: processes with the real code, one server or a cluster of two with the real
+//! scripts, and a network with every fault that a seed chooses, in simulated time.
 //!
 //! `SIMULATION_SEED=123` plays one seed, and prints its course. `SIMULATION_SEEDS=10000` plays as many, from
 //! `SIMULATION_FROM` on.
 
 mod caller;
 mod chance;
+pub(in crate::limiter::redis) mod cluster;
 mod ending;
 #[cfg(feature = "tokio")]
 mod fleet;
@@ -82,6 +83,11 @@ fn fallback_keeps_the_laws() {
 #[test]
 fn store_keeps_the_laws() {
     play("store", story::play_store);
+}
+
+#[test]
+fn cluster_keeps_the_laws() {
+    play("cluster", story::play_cluster);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::chance::Chance;
+use super::cluster::SlotStep;
 use super::network::Faults;
 use crate::algorithm::properties::quotas::{any_algorithm, plain};
 use crate::key::Key;
@@ -13,6 +14,12 @@ use crate::quota::{Algorithm, Anchor, Calendar, Quota};
 /// The course of a seed.
 pub(super) struct Plan {
     pub(super) processes: usize,
+    /// More than one is a cluster.
+    pub(super) servers: usize,
+    /// The rules of a set have other keys, which may be in other slots.
+    pub(super) is_spread: bool,
+    /// Slots move as they should, and nothing else goes wrong: no check may fail.
+    pub(super) is_orderly: bool,
     /// The quotas of each rule, which has one at a time.
     pub(super) rules: Vec<Vec<Policy>>,
     pub(super) keys: Vec<Key>,
@@ -72,7 +79,13 @@ pub(super) enum Event {
     /// The server becomes a replica, and keeps its connections. New ones lead to the new master.
     Demote,
     Crash {
+        server: usize,
         ms: u64,
+    },
+    /// Something happens to the slot of a key.
+    Slot {
+        key: usize,
+        step: SlotStep,
     },
     Step {
         us: i64,
@@ -148,6 +161,9 @@ impl Plan {
     pub(super) fn empty(chance: &mut Chance) -> Self {
         Self {
             processes: chance.within(2..=3) as usize,
+            servers: 1,
+            is_spread: false,
+            is_orderly: false,
             rules: Vec::new(),
             keys: (0..chance.within(1..=2)).map(|number| Key::of(number).expect("a number is a key")).collect(),
             deadline: Duration::from_millis(*chance.of(&[20, 50, 50, 100])),
@@ -205,13 +221,13 @@ impl Plan {
         }
         plan.add_faults(&mut chance);
         for _ in 0..chance.within(1..=2) {
-            plan.events.push((chance.below(1_500), Event::Crash { ms: chance.within(50..=1_000) }));
+            plan.events.push((chance.below(1_500), Event::Crash { server: 0, ms: chance.within(50..=1_000) }));
         }
         plan.finished()
     }
 
     /// Adds some kinds of faults. Each seed has a few, so that each is seen without the others.
-    fn add_faults(&mut self, chance: &mut Chance) {
+    pub(super) fn add_faults(&mut self, chance: &mut Chance) {
         let faults = &mut self.faults;
         let mut some = |most: u64| if chance.permille(300) { chance.within(5..=most) } else { 0 };
         faults.lost_requests = some(100);
@@ -232,7 +248,7 @@ impl Plan {
                     self.events.push((at, Event::Replicate));
                     self.events.push((at + chance.within(1..=200), Event::FailOver));
                 }
-                2 => self.events.push((at, Event::Crash { ms: chance.within(1..=600) })),
+                2 => self.events.push((at, Event::Crash { server: 0, ms: chance.within(1..=600) })),
                 3 => {
                     let us = chance.within(1_000..=3_000_000) as i64;
                     self.events.push((at, Event::Step { us: if chance.permille(500) { us } else { -us } }));
@@ -253,7 +269,7 @@ impl Plan {
     }
 
     /// Adds checks of one rule.
-    fn add_checks(&mut self, chance: &mut Chance) {
+    pub(super) fn add_checks(&mut self, chance: &mut Chance) {
         let algorithm = any_algorithm(chance.below(1 << 20));
         let others = if chance.permille(150) { chance.within(1..=2) } else { 0 };
         let mut quotas = vec![quota(algorithm, chance)];
@@ -266,7 +282,7 @@ impl Plan {
     }
 
     /// Adds checks of rules whose units do not come back while the story lasts.
-    fn add_accounts(&mut self, chance: &mut Chance) {
+    pub(super) fn add_accounts(&mut self, chance: &mut Chance) {
         let (limit, month) = (chance.within(5..=60), Duration::from_secs(30 * 86_400));
         let quota = match chance.below(3) {
             0 => Quota::fixed_window(limit, month).and_then(|quota| quota.anchor(Anchor::FirstRequest)),
@@ -280,7 +296,7 @@ impl Plan {
     }
 
     /// Adds checks of several rules together.
-    fn add_sets(&mut self, chance: &mut Chance) {
+    pub(super) fn add_sets(&mut self, chance: &mut Chance) {
         let rules = chance.within(2..=3) as usize;
         for rule in 0..rules {
             let quota = quota(any_algorithm(chance.below(1 << 20)), chance);
@@ -305,7 +321,7 @@ impl Plan {
     }
 
     /// Adds checks whose refusals a block or a meter counts.
-    fn add_strikes(&mut self, chance: &mut Chance) {
+    pub(super) fn add_strikes(&mut self, chance: &mut Chance) {
         self.add_rule(0, vec![quota(*chance.of(&Algorithm::rates()), chance)]);
         let counter = *chance.of(&[Algorithm::Block, Algorithm::Block, Algorithm::Meter]);
         self.add_rule(1, vec![quota(counter, chance)]);
@@ -339,7 +355,7 @@ impl Plan {
     }
 
     /// Adds requests in flight. Some wait in line if they may.
-    fn add_places(&mut self, chance: &mut Chance, may_wait: bool) {
+    pub(super) fn add_places(&mut self, chance: &mut Chance, may_wait: bool) {
         let mut quota = Quota::concurrent(chance.within(1..=6));
         if may_wait && chance.permille(400) {
             quota = quota.max_wait(Duration::from_millis(chance.within(20..=1_500))).expect("the wait is possible");

@@ -15,6 +15,7 @@ use super::table::Remote;
 use crate::base::random::seeded;
 use crate::base::time::Timestamp;
 use crate::limiter::Effect;
+use crate::limiter::redis::connection::slot_of;
 use crate::limiter::redis::limiter::RedisLimiter;
 #[cfg(feature = "store")]
 use crate::limiter::store::StoreLimiter;
@@ -37,6 +38,11 @@ impl Ended {
 /// Plays the story of a seed with limiters on Redis.
 pub(super) fn play(seed: u64) -> Ended {
     play_plan::<RedisLimiter>(seed, Plan::of(seed))
+}
+
+/// Plays the story of a seed with limiters on a cluster.
+pub(super) fn play_cluster(seed: u64) -> Ended {
+    play_plan::<RedisLimiter>(seed, Plan::of_cluster(seed))
 }
 
 /// Plays the story of load of a seed with limiters on Redis.
@@ -79,11 +85,13 @@ pub(super) struct Story<S> {
     /// The quota that each process has for each rule.
     pub(super) current: Vec<Vec<usize>>,
     pub(super) killed: Vec<usize>,
+    /// The slot of each key, which all of its rules share.
+    slots: Vec<u16>,
 }
 
 impl<S: Subject> Story<S> {
     pub(super) fn begin(seed: u64, plan: Plan) -> Self {
-        let network = Network::new(plan.processes, Chance::new(seed ^ 1), Faults::default());
+        let network = Network::new(plan.processes, plan.servers, Chance::new(seed ^ 1), Faults::default());
         network.lock().ledger.leases = plan.lease_units > 0;
         network.lock().ledger.lapse = plan.lapse;
         network.lock().ledger.processes = plan.processes as u64;
@@ -92,10 +100,12 @@ impl<S: Subject> Story<S> {
         let process = |process: usize| {
             // The clocks of processes differ from each other and from the server's.
             let at_first = Timestamp::from_micros(chance.within(1..=4_000_000_000_000_000));
-            let wire = Wire { network: network.clone(), process };
+            let wire = Wire { network: network.clone(), process, server: 0 };
             Some(S::make(&plan, wire, OwnClock { began, at_first }))
         };
-        let processes = (0..plan.processes).map(process).collect();
+        let processes: Vec<Option<S>> = (0..plan.processes).map(process).collect();
+        let slot = |key| slot_of(&processes[0].as_ref().expect("it was just made").stored(&plan.rules[0][0], key));
+        let slots = plan.keys.iter().map(slot).collect();
         Self {
             current: vec![vec![0; plan.rules.len()]; plan.processes],
             plan,
@@ -103,6 +113,7 @@ impl<S: Subject> Story<S> {
             processes,
             checks: Vec::new(),
             killed: Vec::new(),
+            slots,
         }
     }
 
@@ -169,7 +180,10 @@ impl<S: Subject> Story<S> {
             Event::Replicate => self.network.lock().replicate(),
             Event::FailOver => self.network.lock().fail_over(),
             Event::Demote => self.network.lock().demote(),
-            Event::Crash { ms } => self.network.lock().crash(Duration::from_millis(ms)),
+            Event::Crash { server, ms } => self.network.lock().crash(server, Duration::from_millis(ms)),
+            Event::Slot { key, step } => {
+                self.network.lock().step_slot(self.slots[key], step);
+            }
             Event::Step { us } => self.network.lock().step_clock(us),
             Event::Kill { process } => {
                 self.network.lock().kill(process);
@@ -193,8 +207,10 @@ impl<S: Subject> Story<S> {
     }
 
     pub(super) fn caller(&self, process: usize, key: usize, charges: &[Asked]) -> Option<Caller<S>> {
+        let keys = &self.plan.keys;
         let charge = |asked: &Asked| {
-            (self.policy(process, asked.rule).clone(), self.plan.keys[key].clone(), asked.cost, asked.effect)
+            let key = if self.plan.is_spread { (key + asked.rule) % keys.len() } else { key };
+            (self.policy(process, asked.rule).clone(), keys[key].clone(), asked.cost, asked.effect)
         };
         Some(Caller {
             network: self.network.clone(),
