@@ -70,8 +70,9 @@ enum Origin {
     Unnamed,
     /// The quota follows the switch of this number.
     Switched(usize),
-    /// Each request has a quota of its own, and the policy's stands in for them.
-    OfRequests,
+    /// Each request has a quota of its own, and the policy's stands in for them. The number is that of the switch that
+    /// the rule follows while no request has one.
+    OfRequests(Option<usize>),
 }
 
 impl Policy {
@@ -102,7 +103,7 @@ impl Policy {
     /// request's quota, so this returns `false` for it.
     #[must_use]
     pub fn has_quota_of_request(&self) -> bool {
-        matches!(self.0.origin, Origin::OfRequests)
+        matches!(self.0.origin, Origin::OfRequests(_))
     }
 
     /// Returns the quota in words.
@@ -243,7 +244,11 @@ impl Policy {
 
     /// Returns the number of the switch that the quota follows, if it follows one.
     pub(crate) fn switch(&self) -> Option<usize> {
-        if let Origin::Switched(switch) = self.0.origin { Some(switch) } else { None }
+        match self.0.origin {
+            Origin::Switched(switch) => Some(switch),
+            Origin::OfRequests(switch) => switch,
+            Origin::Named | Origin::Unnamed => None,
+        }
     }
 
     /// Returns the policy with a quota of its switch.
@@ -253,14 +258,20 @@ impl Policy {
 
     /// Makes the policy that stands in for those of requests.
     pub(crate) fn of_requests(name: impl Into<String>) -> Result<Self, ConfigError> {
-        Ok(Self::build(checked(name.into())?, Quota::unlimited(), None, None, Origin::OfRequests))
+        Ok(Self::build(checked(name.into())?, Quota::unlimited(), None, None, Origin::OfRequests(None)))
     }
 
     /// Returns the policy that stands in for those of requests, with this one's name, unit and stored states.
     #[cfg(all(feature = "rules", feature = "tokio"))]
     pub(crate) fn of_each_request(&self) -> Self {
         let Inner { name, unit, stored, .. } = &*self.0;
-        Self::build(name.to_string(), Quota::unlimited(), unit.clone(), stored.clone(), Origin::OfRequests)
+        Self::build(
+            name.to_string(),
+            Quota::unlimited(),
+            unit.clone(),
+            stored.clone(),
+            Origin::OfRequests(self.switch()),
+        )
     }
 
     /// Returns a policy of the same name with another quota.

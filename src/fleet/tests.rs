@@ -450,3 +450,22 @@ rules:
     let unknown = fleets[0].change("alice", "", [FleetChange::mode("clientt", Mode::Shadow)]).await;
     assert_eq!(unknown.unwrap_err().kind(), FleetErrorKind::Invalid);
 }
+
+#[cfg(feature = "rules")]
+#[tokio::test(start_paused = true)]
+async fn override_of_a_rule_is_no_misconfiguration() {
+    use crate::rules::Rules;
+
+    let (_, _, [fleet, _]) = processes().await;
+    let text = "rules: [{name: client, quota: 3 per hour, key: peer-ip}]";
+    let rules = Rules::builder().fleet(&fleet, "rules").read_text(text).unwrap();
+    let layer = rules.layer(crate::MemoryLimiter::new()).unwrap();
+    let checked = || layer.check().map_err(|warning| warning.to_string());
+    assert_eq!(checked(), Ok(()));
+    let raised = FleetChange::override_quota("client", "192.0.2.1", Quota::per_hour(5)).unwrap();
+    let end = FleetChange::end(raised.target().clone());
+    for change in [raised, end] {
+        fleet.change("alice", "", [change]).await.unwrap();
+        assert_eq!(checked(), Ok(()));
+    }
+}
