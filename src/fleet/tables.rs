@@ -72,8 +72,11 @@ impl FleetRuleSettings {
 pub(super) struct OwnOverrides<T> {
     pub(super) table: Overrides<T>,
     /// The entries that are set, in the order of their targets.
-    set: Arc<Mutex<Vec<(Arc<FleetEntry>, OverrideId)>>>,
+    set: Arc<Mutex<Vec<SetOverride>>>,
 }
+
+/// An entry that is set, and the override that it made.
+type SetOverride = (Arc<FleetEntry>, OverrideId);
 
 /// An access list that only the fleet sets.
 #[derive(Clone)]

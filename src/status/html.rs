@@ -22,7 +22,7 @@ use crate::store_load::StoreLoad;
 const STYLE: &str = include_str!("style.css");
 
 /// The content security policy of the page: only the page's own style is allowed, by its hash.
-pub(super) const CONTENT_POLICY: &str = "default-src 'none'; style-src 'sha256-qbU9Gf/xIu9wA3jEorREx/Uat2laDvoLbPFZaB7kQjk='; \
+pub(super) const CONTENT_POLICY: &str = "default-src 'none'; style-src 'sha256-pWvUgrYvJUi6P4Rl4JvfGVW53HQtRHaQDxkNK9DKn8A='; \
                                          img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
 /// The hatching of requests over a limit, which all charts use.

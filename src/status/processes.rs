@@ -279,7 +279,7 @@ mod tests {
         let (source, stats) = (ReportSource::default(), Stats::builder().count_use(true).build());
         source.name.set("web 3 %\n<b>".to_owned()).unwrap();
         let policy = Policy::new("a b", Quota::per_hour(5)).unwrap();
-        (0..3).for_each(|n| drop(stats.on_allowed(&policy, &Key::of(n).unwrap(), 1, false)));
+        (0..3).for_each(|n| assert!(stats.on_allowed(&policy, &Key::of(n).unwrap(), 1, false)));
         let text = source.report(&stats, 7, 0xabc);
         let read = ProcessReport::read(&text, false).unwrap();
         assert_eq!((&*read.name, read.revision, read.settings), ("web 3 %\n<b>", 7, 0xabc));
