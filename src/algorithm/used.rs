@@ -70,7 +70,7 @@ pub(crate) struct Carried {
     pub(super) dated: SmallVec<[Dated; 4]>,
     /// When a step bucket ticked last.
     pub(super) tick: Option<u64>,
-    /// The period, the sub-window and the rule for the oldest one, if this is of a log or a sliding window.
+    /// For units of a log or a sliding window: the period, the sub-window, and the rule for the oldest sub-window.
     pub(super) grid: Option<Grid>,
     /// The old and the new capacity, if the used share is kept and not the amount.
     pub(super) share: Option<(u64, u64)>,

@@ -54,7 +54,7 @@ pub async fn check_store<S: Store>(store: &S) -> Result<(), StoreFailures> {
         "a swap that is sent again changes nothing, and returns what the first one wrote": sent_again,
         "values are returned in the order of the keys": order,
         "keys that look alike are different: in case, blanks, signs of patterns, and the last of 320 bytes": alike,
-        "of swaps at one time that expect the same version, one is made": rivals,
+        "if several swaps at one time expect the same version, one is made": rivals,
         "a swap whose future is dropped is made as a whole or not at all": dropped,
         "of several swaps in one call, each is made or refused by itself, and answered in order": each,
         "of several swaps in each of several calls at one time, one is made for each key": rivals_in_calls,

@@ -23,7 +23,8 @@
 //!   used. Make the key in the closure, by [`Key::of`](crate::Key::of), or return a copy, by `.cloned()` or `.clone()`.
 //! * `type annotations needed` (E0282): the closure is in a variable before a layer gets it. Write the type of its
 //!   argument: `&Head<'_>`.
-//! * `` expected a `Fn(&Head<'_>)` closure `` (E0277), found a tuple: extractors are combined by [`both`] and [`either`].
+//! * `` expected a `Fn(&Head<'_>)` closure `` (E0277), found a tuple: extractors are combined by [`both`] and
+//!   [`either`].
 //! * `cannot be used as a rate-limit key`: [`IntoKey`] lists what a closure returns.
 //!
 //! ```

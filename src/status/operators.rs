@@ -118,8 +118,8 @@ impl Operators {
         (!name.trim().is_empty()).then(|| name.into())
     }
 
-    /// Lets an operator act on these keys once. Returns the token for that action. `secret` is that of all processes, if
-    /// they have one.
+    /// Lets an operator act on these keys once. Returns the token for that action. `secret` is that of all processes,
+    /// if they have one.
     pub(super) fn offer(&self, secret: Option<u128>, operator: &str, target: LayerKeys, now: Timestamp) -> String {
         let mut offers = lock(&self.offers);
         offers.made = offers.made.wrapping_add(1);

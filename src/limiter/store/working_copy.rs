@@ -516,7 +516,7 @@ pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidenc
     match (is_not_made, is_unknown, is_gone) {
         (true, ..) => Evidence::NotMade,
         (_, true, _) => Evidence::None,
-        // If the value is gone, it was removed as intended, even if by another process. Deciding again could
+        // If the value is gone, this process or another one removed it as intended. Deciding again could
         // return the same units twice.
         (.., true) if only_removes => Evidence::Made,
         (.., true) => Evidence::Gone,
