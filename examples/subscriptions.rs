@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -31,7 +31,6 @@ use tower_ratelimit::{ConfigError, Key, MemoryLimiter, Policy, Quota, RateLimitL
 #[derive(Clone)]
 struct Customer {
     name: &'static str,
-    calendar: Calendar,
     monthly: Quota,
 }
 
@@ -39,7 +38,7 @@ impl Customer {
     /// Reads what the database says: the day of the month on which the customer subscribed, and its time zone.
     fn new(name: &'static str, day: u8, zone: &str) -> Result<Self, ConfigError> {
         let calendar = Calendar::month().from_day(day)?.zone(zone)?;
-        Ok(Self { name, calendar, monthly: Quota::calendar(10_000, calendar)? })
+        Ok(Self { name, monthly: Quota::calendar(10_000, calendar)? })
     }
 }
 
@@ -68,14 +67,15 @@ async fn identify(State(customers): State<Customers>, mut request: Request, next
 
 /// Says what a customer has left, and when it renews. It asks for no unit.
 async fn usage<L: Limiter>(limiter: L, clock: impl Clock, customer: Customer) -> Result<String, StatusCode> {
-    let renews = customer.calendar.window_at(clock.now()).end;
-    let renews = humantime::format_rfc3339_seconds(SystemTime::from(renews));
     let policy = Policy::new("monthly", customer.monthly).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
     let key = Key::of(customer.name).ok_or(StatusCode::INTERNAL_SERVER_ERROR)?;
     let decision = limiter.peek(&[Charge::new(&policy, &key).cost(0)]).await;
-    let left =
-        decision.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?.charges().first().map(|charge| charge.remaining());
-    let left = left.ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
+    let decision = decision.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    let monthly = decision.charges().first().ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
+    // The limiter knows it also after the customer's day has moved. Its time may differ from the clock's by a little.
+    let window = monthly.effective_window().ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
+    let renews = SystemTime::from(clock.now().saturating_add(window + Duration::from_millis(500)));
+    let (left, renews) = (monthly.remaining(), humantime::format_rfc3339_seconds(renews));
     Ok(format!("{}: {left} of {} left, renews at {renews}\n", customer.monthly, customer.monthly.capacity()))
 }
 
@@ -120,8 +120,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use axum::body::{Body, to_bytes};
     use tower::ServiceExt;
     use tower_ratelimit::clock::{ManualClock, Timestamp};
@@ -172,5 +170,17 @@ mod tests {
         assert_eq!(service.usage("berlin").await, text(9_999, "2025-03-30T22:00:00Z"), "summer time begins");
         assert!(service.usage("cairo").await.ends_with("renews at 2025-03-14T22:00:00Z\n"));
         assert_eq!(service.get("/", "nobody").await.0, 401);
+    }
+
+    /// The day moves to the 15th. What was used before the old edge stays used until the first new one behind it.
+    #[tokio::test]
+    async fn page_says_when_a_moved_day_renews() {
+        let clock = ManualClock::at(Timestamp::from_micros(1_740_700_800_000_000)); // 2025-02-28
+        let limiter = MemoryLimiter::builder().max_keys(1_000).clock(clock.clone()).build().unwrap();
+        let of = |day| Customer::new("berlin", day, "Europe/Berlin").unwrap();
+        let policy = Policy::new("monthly", of(31).monthly).unwrap();
+        assert!(limiter.take_one(&policy, &Key::of("berlin").unwrap(), 7).is_allowed());
+        let text = usage(limiter, clock, of(15)).await.unwrap();
+        assert!(text.ends_with("9993 of 10000 left, renews at 2025-04-14T22:00:00Z\n"), "{text}");
     }
 }

@@ -117,6 +117,9 @@ impl Calendar {
     /// Returns the window that an instant is in: its first instant, and the first of the next window, at which the
     /// quota renews. A window that began before 1970 has 1970 as its first instant.
     ///
+    /// It asks no limiter. Once a key's quota has moved from one calendar to another, units stay used until a later
+    /// edge: [`effective_window`](crate::limiter::ChargeDecision::effective_window) of a decision is the time to it.
+    ///
     /// ```
     /// use std::time::{Duration, SystemTime};
     /// use tower_ratelimit::quota::Calendar;
