@@ -70,6 +70,11 @@ impl<T> WaitList<T> {
         self.0.values_mut().next().map(|waiter| &mut waiter.own)
     }
 
+    /// Returns the foremost waiters in their order.
+    pub(crate) fn foremost(&self) -> impl Iterator<Item = &T> {
+        self.0.values().take(FOREMOST).map(|waiter| &waiter.own)
+    }
+
     /// Returns the number of waiters before this one, if it is among the foremost.
     pub(crate) fn position(&self, turn: u64) -> Option<usize> {
         self.0.keys().take(FOREMOST).position(|foremost| *foremost == turn)
@@ -120,7 +125,7 @@ impl<T> WaitList<T> {
 
     /// Wakes the foremost waiters whose timers are set too late. `until_us` returns the instant at
     /// which a waiter may go, by its position, or `None` if it need not be woken.
-    pub(crate) fn wake_foremost(&mut self, until_us: impl Fn(usize, &T) -> Option<u64>, wakers: &mut Wakers) {
+    pub(crate) fn wake_foremost(&mut self, mut until_us: impl FnMut(usize, &T) -> Option<u64>, wakers: &mut Wakers) {
         for (position, waiter) in self.0.values_mut().take(FOREMOST).enumerate() {
             if until_us(position, &waiter.own).is_some_and(|until_us| waiter.armed_us > until_us) {
                 wakers.to_wake.extend(waiter.waker.take());

@@ -115,6 +115,21 @@ impl AskLines {
         !self.is_empty() && lock(&self.table).lines.contains_key(&line_key(policy, key))
     }
 
+    /// Returns whether a caller waits for a key that joined its first line before the one with this number.
+    pub(crate) fn has_before(&self, policy: &Policy, key: &Key, number: u64) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        let table = lock(&self.table);
+        let first = table.lines.get(&line_key(policy, key)).and_then(|line| line.waiters.first());
+        first.is_some_and(|(first, _)| first < number)
+    }
+
+    /// Returns the number of a caller that comes now.
+    pub(crate) fn next_number(&self) -> u64 {
+        lock(&self.table).next_number()
+    }
+
     /// Returns the number of callers that wait for a key.
     pub(crate) fn waiting(&self, policy: &Policy, key: &Key) -> usize {
         if self.is_empty() {
@@ -177,6 +192,11 @@ impl AskTable {
         self.now_us = self.now_us.max(now_us.unwrap_or(0));
         self.now_us
     }
+
+    fn next_number(&mut self) -> u64 {
+        self.turns += 1;
+        self.turns
+    }
 }
 
 fn line_key(policy: &Policy, key: &Key) -> AskLineKey {
@@ -199,7 +219,10 @@ impl AskLine {
             self.due_us = now_us;
         }
         let may_ask_us = match self.waiters.position(turn) {
-            Some(position) => self.may_ask_us(position, cost),
+            Some(position) => {
+                let until = self.waiters.foremost().take(position + 1);
+                self.may_ask_us(position, until.copied().max().unwrap_or(cost))
+            }
             None => self.free_us(cost).max(now_us).saturating_add(LONG_PATIENCE_US),
         };
         if may_ask_us > now_us {
@@ -230,10 +253,11 @@ impl AskLine {
         }
     }
 
-    /// Returns the instant at which a caller may ask, by the number of callers before it.
-    fn may_ask_us(&self, position: usize, cost: u64) -> u64 {
+    /// Returns the instant at which a caller may ask, by the number of callers before it, and by the
+    /// largest cost of these and its own: it is patient from the instant on at which all of them may.
+    fn may_ask_us(&self, position: usize, largest: u64) -> u64 {
         let patience_us = PATIENCE_US.saturating_mul(u64::try_from(position).unwrap_or(u64::MAX));
-        self.free_us(cost).saturating_add(patience_us)
+        self.free_us(largest).saturating_add(patience_us)
     }
 
     /// Returns the instant at which the first caller may ask.
@@ -244,8 +268,12 @@ impl AskLine {
     }
 
     fn wake_foremost(&mut self, wakers: &mut Wakers) {
-        let mut waiters = std::mem::take(&mut self.waiters);
-        waiters.wake_foremost(|position, cost| Some(self.may_ask_us(position, *cost)), wakers);
+        let (mut waiters, mut largest) = (std::mem::take(&mut self.waiters), 0);
+        let may_ask_us = |position, cost: &u64| {
+            largest = largest.max(*cost);
+            Some(self.may_ask_us(position, largest))
+        };
+        waiters.wake_foremost(may_ask_us, wakers);
         self.waiters = waiters;
     }
 
@@ -318,15 +346,17 @@ pub(crate) struct AskTurn {
 
 impl AskTurn {
     /// Joins the line of a key, for at most `until_us`. If the limiter has denied the caller,
-    /// `wait` is the wait that it named.
+    /// `wait` is the wait that it named. A caller that comes from another line keeps the `number` by
+    /// which it stood there, and stands behind those that came before it.
     pub(crate) fn join(
         lines: &Arc<AskLines>,
         timer: &Arc<dyn Timer>,
         (policy, key, cost): (&Policy, &Key, u64),
         until_us: u64,
         wait: Option<Duration>,
+        number: Option<u64>,
     ) -> Self {
-        Self::enter(lines, timer, (policy, key), until_us, |line, number, now_us| {
+        Self::enter(lines, timer, (policy, key), (until_us, number), |line, number, now_us| {
             if line.is_over() {
                 line.due_us = now_us.saturating_add(wait.map_or(0, micros_ceil).min(RECHECK_US));
             }
@@ -341,7 +371,7 @@ impl AskTurn {
         (policy, key, cost): (&Policy, &Key, u64),
         until_us: u64,
     ) -> Self {
-        Self::enter(lines, timer, (policy, key), until_us, |line, number, now_us| {
+        Self::enter(lines, timer, (policy, key), (until_us, None), |line, number, now_us| {
             if line.is_over() {
                 (line.due_us, line.spare) = (now_us, policy.quota().capacity());
             }
@@ -349,19 +379,19 @@ impl AskTurn {
         })
     }
 
-    /// Gives a caller the next turn. `enter` gets the line, the turn's number and the time.
+    /// Gives a caller the turn of its number, or the next one. `enter` gets the line, the number and
+    /// the time.
     fn enter(
         lines: &Arc<AskLines>,
         timer: &Arc<dyn Timer>,
         (policy, key): (&Policy, &Key),
-        until_us: u64,
+        (until_us, number): (u64, Option<u64>),
         enter: impl FnOnce(&mut AskLine, u64, u64),
     ) -> Self {
         let (key, now_us) = (line_key(policy, key), time_of(&**timer));
         let mut table = lock(&lines.table);
         let now_us = table.time(now_us);
-        table.turns += 1;
-        let number = table.turns;
+        let number = number.unwrap_or_else(|| table.next_number());
         enter(table.lines.entry(key.clone()).or_default(), number, now_us);
         lines.waiting.fetch_add(1, Ordering::Relaxed);
         drop(table);
@@ -442,7 +472,7 @@ mod tests {
         let policy = Policy::new("jobs", Quota::per_second(1)).unwrap();
         let caller = (&policy, &Key::global(), 1);
         let mut asking = vec![AskTurn::ask(&lines, &timer, caller, u64::MAX)];
-        let join = || AskTurn::join(&lines, &timer, caller, u64::MAX, None);
+        let join = || AskTurn::join(&lines, &timer, caller, u64::MAX, None, None);
         let mut waiting: Vec<AskTurn> = (0..30).map(|_| join()).collect();
         let mut numbers = Vec::new();
         for failing in [1, 2, 4, 8] {

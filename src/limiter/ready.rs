@@ -407,7 +407,7 @@ impl<L: Limiter> ReadyCaller<'_, L> {
             // This caller may not have to wait, because the others in line have not been told to wait yet.
             None => self.deadline().ok_or_else(|| NotReady::no_timer(policy))?,
         };
-        let turn = AskTurn::join(&ready.lines.asks, &timer, (policy, key, cost), latest_us(until), wait);
+        let turn = AskTurn::join(&ready.lines.asks, &timer, (policy, key, cost), latest_us(until), wait, None);
         self.turn = Some(LineTurn::Asks(turn));
         Ok(())
     }

@@ -11,6 +11,7 @@ use super::plan::{ChargePlan, Needs, PlaceHolders};
 use super::rule::{BoundRule, Cached, LinkedRole, PathIndex, PolicyCache, Rule, Settlement};
 use super::settings::Settings;
 use super::unsettled::{Strikes, Unsettled};
+use crate::base::head::Head;
 use crate::base::sync::OnceLock;
 use crate::clock::{Clock, default_timer};
 use crate::decision::ChargeDecision;
@@ -205,14 +206,16 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Compiles the configuration that replaces this one in the same layer. Both share the requests that wait, and the
-    /// warnings that were reported.
+    /// Compiles the configuration that replaces this one in the same layer. Both share the requests that wait, the
+    /// accounts of paced bodies, and the warnings that were reported.
     pub(super) fn successor(&self, settings: Settings, has_new_rules: bool) -> Self {
         let next = Self::new(Arc::clone(&self.limiter), settings);
         // The watch over rules and lists needs the general plan.
         let diagnostics = if has_new_rules { &next.diagnostics } else { &self.diagnostics };
         Self {
             delays: self.delays.clone(),
+            // Bodies under way stay in their accounts, and new ones join them.
+            accounts: self.accounts.clone().or_else(|| next.accounts.clone()),
             diagnostics: Arc::clone(diagnostics),
             unsettled: self.unsettled.clone().filter(|_| next.unsettled.is_some()).or_else(|| next.unsettled.clone()),
             version: self.version + 1,
@@ -221,7 +224,7 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Wakes requests that wait in line for units of this configuration's policies, because a quota may have been
+    /// Wakes requests and bodies that wait for units of this configuration's policies, because a quota may have been
     /// raised.
     pub(super) fn wake_lines(&self) {
         if let Some(lines) = self.limiter.hooks().place_lines() {
@@ -229,6 +232,9 @@ impl<L: Limiter> Compiled<L> {
         }
         if let Some(delays) = &self.delays {
             self.policies.iter().for_each(|policy| delays.let_each_first_ask(policy));
+        }
+        if let Some(accounts) = &self.accounts {
+            accounts.let_ask(|_| true);
         }
     }
 
@@ -265,6 +271,18 @@ impl<L: Limiter> Compiled<L> {
     pub(super) fn own_policy(&self, rule: usize, quota: &Quota) -> Option<Cached<'_>> {
         let cache = self.rules.get(rule)?.own_quotas.as_ref()?;
         Some(cache.find(quota).unwrap_or_else(|| Cached::Other(self.compile(rule, cache, quota))))
+    }
+
+    /// Returns the policy that a request would be charged to now, in place of the policy with an index. Returns `None`
+    /// if the latest rules have no such policy, or no quota for the request.
+    pub(super) fn policy_in_force(&self, at: usize, head: &Head<'_>) -> Option<Policy> {
+        let (newer, at) = self.latest_index(at)?;
+        let layer = newer.as_deref().unwrap_or(self);
+        let rule = layer.rule_of(at);
+        match layer.own_rule(at).and_then(|own| own.quota_from.as_ref()) {
+            Some(from) => Some(layer.own_policy(rule, &(from.read)(head)?)?.into_policy()),
+            None => layer.policy(at).cloned(),
+        }
     }
 
     /// Compiles the policy of a quota that a request brought, and keeps it if the limiter supports the quota. If a
@@ -306,37 +324,34 @@ impl<L> Compiled<L> {
         (latest.version != self.version).then_some(latest)
     }
 
-    /// Returns the policy for settling what was charged. That is the policy that was charged, unless a larger
-    /// quota has replaced its quota. The smaller quota would take no charge if it has no room for what was used
-    /// since.
-    pub(super) fn policy_now(&self, at: usize) -> Option<Policy> {
-        self.largest_now(at, |_| true)
+    /// Returns the policy for settling what was charged to a policy. That is the same policy, unless a larger quota
+    /// has replaced its quota. The smaller quota would take no charge if it has no room for what was used since.
+    pub(super) fn policy_now(&self, charged: &Policy) -> Policy {
+        self.largest_now(charged, |_| true)
     }
 
-    /// Returns the policy for refunding what was charged. It is that of [`policy_now`](Self::policy_now), but only if
-    /// the receipt means the same under both quotas: a window does not know the instant of a bucket.
-    pub(super) fn policy_of_refunds(&self, at: usize) -> Option<Policy> {
-        let own = self.policy(at)?.quota();
-        self.largest_now(at, |now| now.reads_receipts_of(own))
+    /// Returns the policy for refunding what was charged to a policy. It is that of [`policy_now`](Self::policy_now),
+    /// but only if the receipt means the same under both quotas: a window does not know the instant of a bucket.
+    pub(super) fn policy_of_refunds(&self, charged: &Policy) -> Policy {
+        self.largest_now(charged, |now| now.reads_receipts_of(charged.quota()))
     }
 
-    /// Returns the policy with which a request in line asks again. It has the quota that is in force now, if receipts
-    /// of both quotas can be read under either.
+    /// Returns the policy with which a request in line for units of a concurrency limit asks again. It has the limit
+    /// that is in force now.
     pub(super) fn policy_in_line(&self, at: usize) -> Option<Policy> {
         let own = self.policy(at)?;
-        let newest = self.newest_policy(at).filter(|now| {
-            let is_alike = now.limits_in_flight() == own.limits_in_flight();
-            is_alike && (own.limits_in_flight() || now.quota().reads_receipts_of(own.quota()))
-        });
-        Some(newest.unwrap_or_else(|| own.clone()))
+        let latest = self.latest_index(at);
+        let now = latest.as_ref().and_then(|(newer, at)| newer.as_ref()?.policy(*at));
+        let now = now.filter(|now| own.limits_in_flight() && now.limits_in_flight());
+        Some(now.unwrap_or(own).clone())
     }
 
-    /// Returns the policy with the quota that is in force now.
-    pub(super) fn newest_policy(&self, at: usize) -> Option<Policy> {
-        let own = self.policy(at)?;
-        let Some(newer) = self.newer() else { return Some(own.clone()) };
-        let now = self.index_in(&newer, at).and_then(|now| newer.policy(now));
-        Some(now.unwrap_or(own).clone())
+    /// Returns the index of a policy in the latest configuration, which is `None` if it is this one. Returns `None` if
+    /// the latest configuration has no such policy.
+    pub(super) fn latest_index(&self, at: usize) -> Option<(Option<Arc<Self>>, usize)> {
+        let Some(newer) = self.newer() else { return Some((None, at)) };
+        let at = self.index_in(&newer, at)?;
+        Some((Some(newer), at))
     }
 
     /// Returns the mode of a policy's rule now, or of the rule that replaced it.
@@ -352,8 +367,15 @@ impl<L> Compiled<L> {
     fn index_in(&self, newer: &Self, at: usize) -> Option<usize> {
         let own = self.policy(at)?;
         let is_it = |policy: &Policy| policy.name_fingerprint() == own.name_fingerprint();
-        let plans_before = self.policies.iter().take(at).filter(|policy| is_it(policy)).count();
-        newer.policies.iter().enumerate().filter(|(_, policy)| is_it(policy)).nth(plans_before).map(|(at, _)| at)
+        let mut alike = newer.policies.iter().enumerate().filter(|(_, policy)| is_it(policy));
+        alike.nth(self.plan_of(at)).map(|(at, _)| at)
+    }
+
+    /// Returns the number of a policy among those with its name: they are plans of one rule.
+    pub(super) fn plan_of(&self, at: usize) -> usize {
+        let Some(own) = self.policy(at) else { return 0 };
+        let is_it = |policy: &&Policy| policy.name_fingerprint() == own.name_fingerprint();
+        self.policies.iter().take(at).filter(is_it).count()
     }
 
     /// Returns the rule of a policy, if the rule paces bodies.
@@ -366,11 +388,10 @@ impl<L> Compiled<L> {
         self.own_rule(policy).filter(|rule| rule.choose.is_none()).map_or(&[], |rule| &rule.policies)
     }
 
-    /// Returns the largest quota of a policy's name that is in force, if it has more room than the policy's own.
-    /// Otherwise returns the policy. A quota that keeps the used share always has room for what was used, but
+    /// Returns the policy with the largest quota of the same name that is in force, if it has more room than this
+    /// policy. Otherwise returns this policy. A quota that keeps the used share always has room for what was used, but
     /// counts in other units.
-    fn largest_now(&self, at: usize, is_fit: impl Fn(&Quota) -> bool) -> Option<Policy> {
-        let own = self.policy(at)?;
+    fn largest_now(&self, own: &Policy, is_fit: impl Fn(&Quota) -> bool) -> Policy {
         let room = own.quota().capacity().saturating_add(own.quota().spec().debt);
         let newer = self.newer();
         let larger = |now: &&Policy| {
@@ -378,9 +399,9 @@ impl<L> Compiled<L> {
             quota.capacity() > room && !quota.spec().proportional && is_fit(quota)
         };
         let now = newer.iter().flat_map(|newer| newer.policies.iter());
-        let now = now.filter(|now| now.name_fingerprint() == own.name_fingerprint());
-        let largest = now.filter(larger).max_by_key(|now| now.quota().capacity());
-        Some(largest.unwrap_or(own).clone())
+        let is_it = |now: &&Policy| now.name_fingerprint() == own.name_fingerprint() && !now.has_quota_of_request();
+        let largest = now.filter(is_it).filter(larger).max_by_key(|now| now.quota().capacity());
+        largest.unwrap_or(own).clone()
     }
 
     /// Returns how a request is charged now. The first requests are watched, so they skip no step.

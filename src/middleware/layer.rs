@@ -552,10 +552,10 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// for at most this time. By default they are refused at once. It does not concern requests.
     ///
     /// Messages of one key wait in one line, whichever connection they come from, and pass in the order in which they
-    /// came. A message that would have to wait for longer is refused at once. A [block](crate::Rule::block) counts a
-    /// message that waits only if it is refused in the end. The bounds are [`max_waiting`](Self::max_waiting) and
-    /// [`max_in_line`](Self::max_in_line). Without a [timer](Self::delay) no message waits, and [`check`](Self::check)
-    /// returns a [warning](crate::observe::SetupWarningKind::NoTimer).
+    /// came. A message that would have to wait for longer is refused at once, and so is one that finds its line full. A
+    /// [block](crate::Rule::block) counts a message that waits only if it is refused in the end. The bounds are
+    /// [`max_waiting`](Self::max_waiting) and [`max_in_line`](Self::max_in_line). Without a [timer](Self::delay) no
+    /// message waits, and [`check`](Self::check) returns a [warning](crate::observe::SetupWarningKind::NoTimer).
     pub fn max_message_wait(self, max: Duration) -> Self {
         self.change(|settings| settings.max_message_wait = max)
     }
@@ -808,6 +808,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
                 reset_under(&*compiled.limiter, policy, key).await?;
                 compiled.delays.iter().for_each(|delays| delays.let_first_ask(policy, key));
             }
+            compiled.accounts.iter().for_each(|accounts| accounts.let_ask(|(_, _, of)| of == key));
             Ok(())
         }
     }

@@ -25,7 +25,8 @@ use crate::quota::Algorithm;
 pub(super) struct Charged {
     /// The policy's index in the layer.
     pub(super) policy: usize,
-    /// The policy of the request's own quota. The policy with the index stands in for it.
+    /// The policy of the request's own quota, or of the quota that replaced another one while the request waited in
+    /// line. The policy with the index stands in for it.
     pub(super) own: Option<Policy>,
     pub(super) key: Key,
     pub(super) cost: u64,
@@ -48,14 +49,14 @@ impl Charged {
         self.own.as_ref().or_else(|| layer.policy(self.policy))
     }
 
-    /// Returns the policy for settling the charge. No switch changes the request's own quota.
+    /// Returns the policy for settling the charge.
     fn policy_now<L>(&self, layer: &Compiled<L>) -> Option<Policy> {
-        self.own.clone().or_else(|| layer.policy_now(self.policy))
+        Some(layer.policy_now(self.policy_in(layer)?))
     }
 
     /// Returns the policy for refunding the charge.
     pub(super) fn policy_of_refunds<L>(&self, layer: &Compiled<L>) -> Option<Policy> {
-        self.own.clone().or_else(|| layer.policy_of_refunds(self.policy))
+        Some(layer.policy_of_refunds(self.policy_in(layer)?))
     }
 
     /// Returns the policy with which the request in line asks again.
@@ -160,16 +161,6 @@ pub(super) struct PacedBy {
 impl PacedBy {
     pub(super) fn policy_in<'a, L>(&'a self, layer: &'a Compiled<L>) -> Option<&'a Policy> {
         self.own.as_ref().or_else(|| layer.policy(self.policy))
-    }
-
-    /// Returns the policy with the quota that is in force now.
-    pub(super) fn policy_now<L>(&self, layer: &Compiled<L>) -> Option<Policy> {
-        self.own.clone().or_else(|| layer.newest_policy(self.policy))
-    }
-
-    /// Returns the policy for refunding what was taken.
-    pub(super) fn policy_of_refunds<L>(&self, layer: &Compiled<L>) -> Option<Policy> {
-        self.own.clone().or_else(|| layer.policy_of_refunds(self.policy))
     }
 }
 

@@ -230,6 +230,19 @@ fn callers_that_come_at_once_do_not_all_ask_at_once() {
 }
 
 /// A line is for callers that wait, and nobody waits as long as there are units for all.
+/// One that costs less does not lose patience while the first one waits for an answer under way.
+#[test]
+fn cheap_caller_does_not_ask_before_a_dear_one() {
+    let (mut world, alice) = (World::new(), key("alice"));
+    let policy = policy(Quota::per_second(4));
+    let ready = Ready::new(Far::new(&memory(&world.clock), &world.timer, Duration::from_millis(200)));
+    let (ready, timer) = (ready.timer(world.timer.clone()), world.timer.clone());
+    let callers = [2, 3, 1, 1].map(|cost| world.spawn(take(&ready, &timer, &policy, &alice, cost)));
+    world.pass(5_000 * MS);
+    let admitted = callers.map(|caller| world.done[caller].unwrap().unwrap());
+    assert!(admitted.is_sorted() && admitted[1] < admitted[2], "{admitted:?}");
+}
+
 #[test]
 fn callers_that_ask_side_by_side_are_not_counted_as_waiting() {
     let (mut world, alice) = (World::new(), key("alice"));
@@ -720,4 +733,71 @@ async fn decision_that_is_had_at_once_is_the_limiters_own() {
     assert_eq!((decision.is_allowed(), decision.remaining()), (true, 7));
     let nothing = ready.take(&[]).await.unwrap();
     assert!(nothing.is_allowed() && nothing.charges().is_empty());
+}
+
+/// A future that is dropped after this many polls, by a panic or without one.
+struct Polled<F> {
+    future: Option<Pin<Box<F>>>,
+    polls: u32,
+    panics: bool,
+}
+
+impl<F: Future> Future for Polled<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<Self::Output> {
+        let Some(left) = self.polls.checked_sub(1) else {
+            let future = self.future.take();
+            let panics = self.panics;
+            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+                let _future = future;
+                assert!(!panics, "a handler panics while it waits");
+            }));
+            assert_eq!(ended.is_err(), panics);
+            return std::task::Poll::Ready(None);
+        };
+        self.polls = left;
+        cx.waker().wake_by_ref();
+        match &mut self.future {
+            Some(future) => future.as_mut().poll(cx).map(Some),
+            None => std::task::Poll::Ready(None),
+        }
+    }
+}
+
+/// At once for a limiter in memory; with a store a round trip away, time passes between polls.
+#[test]
+fn caller_dropped_after_any_poll_leaves_nothing() {
+    let queue = || Policy::new("queue", Quota::leaky_queue(10, SECOND).unwrap().queue(100).unwrap()).unwrap();
+    let hour = || Policy::new("hour", Quota::per_hour(10)).unwrap();
+    for (polls, panics, trip_ms) in
+        (0..8).flat_map(|polls| [(polls, false, 0), (polls, true, 0), (polls, false, 4), (polls, true, 4)])
+    {
+        let (mut world, alice) = (World::new(), key("alice"));
+        let limiter = memory(&world.clock);
+        let far = Far::new(&limiter, &world.timer, Duration::from_millis(trip_ms));
+        let ready = Ready::new(far).timer(world.timer.clone());
+        let policies = [queue(), hour()];
+        let take = || {
+            let (ready, policies, alice, timer) = (ready.clone(), policies.clone(), alice.clone(), world.timer.clone());
+            async move {
+                let [queue, hour] = &policies;
+                let taken = ready.take(&[Charge::new(queue, &alice), Charge::new(hour, &alice)]).await;
+                taken.map(|_| timer.now_us() / MS).map_err(|error| error.kind())
+            }
+        };
+        let (first, dropped, last) = (take(), take(), take());
+        let first = world.spawn(first);
+        let dropped = world.spawn(async move {
+            let dropped = Polled { future: Some(Box::pin(dropped)), polls, panics };
+            dropped.await.unwrap_or(Err(NotReadyKind::TooLong))
+        });
+        let last = world.spawn(last);
+        world.pass(1_000 * MS);
+        assert_eq!(world.done[dropped], Some(Err(NotReadyKind::TooLong)), "it is dropped before its departure");
+        let admitted = [first, last].map(|caller| world.done[caller].unwrap().unwrap());
+        assert_eq!(admitted, [trip_ms, trip_ms + 100], "after {polls} polls, {trip_ms} ms away");
+        let left = policies.iter().map(|policy| limiter.peek_one(policy, &alice, 0).remaining()).collect::<Vec<_>>();
+        assert_eq!((left[1], ready.waiting()), (8, 0), "after {polls} polls, {trip_ms} ms away");
+    }
 }

@@ -266,6 +266,18 @@ fn requests_in_line_pass_when_their_rule_goes_to_shadow() {
     }
 }
 
+#[test]
+fn request_in_line_meets_the_quota_that_is_in_force() {
+    let mut office = Office::new();
+    let hour = QuotaSwitch::new(Quota::fixed_window(2, Duration::from_secs(3_600)).unwrap());
+    let layer = office.layer(exports(1)).and(Rule::switched("hour", &hour).unwrap(), key::global());
+    let [held, waits, last] = office.send_many(&layer);
+    hour.set(Quota::per_hour(1)).unwrap();
+    office.finish(held);
+    assert_eq!((office.status(waits), office.status(last)), (Some(REFUSED), Some(REFUSED)));
+    assert_eq!((office.free(1), office.waiting()), (1, 0));
+}
+
 /// Another rule that enforces still refuses them.
 #[test]
 fn requests_in_line_wait_while_another_rule_enforces() {

@@ -4,11 +4,13 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_core::Stream;
+use futures_core::stream::FusedStream;
 use http::request::Parts;
 use tokio_stream::StreamExt;
 use tonic::{Code, Status};
@@ -19,7 +21,7 @@ use tower_ratelimit::observe::{Observed, Observer, OutcomeKind, SetupWarningKind
 use tower_ratelimit::{Key, MemoryLimiter, Mode, OnError, Quota, RateLimitLayer, Rule, Wait, key};
 
 use crate::support::waiting::{ManualTimer, World};
-use crate::support::{Scripted, memory};
+use crate::support::{Scripted, cases, memory};
 
 const MS: u64 = 1_000;
 const SECOND: Duration = Duration::from_secs(1);
@@ -171,6 +173,163 @@ fn new_message_stands_behind_those_that_wait() {
         assert_eq!(world.done[socket], Some(vec![Some(0), Some(200), Some(600)]));
         assert_eq!(world.done[late], Some(vec![Some(400)]));
     }
+}
+
+/// The limiter would admit it here, too, and nobody would wait for the units that it took.
+#[test]
+fn message_that_finds_its_line_full_is_refused() {
+    let block = Quota::block(2, SECOND * 60, SECOND * 600).unwrap();
+    let mut world = World::new();
+    let chat = patient(&world, steady().block("mute", block).unwrap()).max_in_line(1);
+    let (timer, refusals) = (world.timer.clone(), Arc::new(Mutex::new(Vec::new())));
+    let mut late = chat.messages(&head("alice"));
+    // It runs first at 200 milliseconds, when a unit has come.
+    world.spawn({
+        let (timer, refusals) = (timer.clone(), Arc::clone(&refusals));
+        async move {
+            timer.sleep_until(Duration::from_millis(200)).await;
+            for _ in 0..3 {
+                let refused = late.admit(1).await.unwrap_err();
+                let violated = refused.outcome().violated().map(|status| status.policy().name().to_owned());
+                refusals.lock().unwrap().push((refused.kind(), refused.outcome().wait(), violated.collect::<Vec<_>>()));
+            }
+            Vec::new()
+        }
+    });
+    let socket = world.spawn(send(chat.messages(&head("alice")), &timer, 2));
+    world.pass(190 * MS);
+    assert_eq!(chat.waiting(), 1);
+    world.pass(5_000 * MS);
+    assert_eq!(world.done[socket], Some(vec![Some(0), None]), "the two refusals before it are strikes");
+    let [first, second, third] = &refusals.lock().unwrap()[..] else { panic!("three messages are refused") };
+    assert_eq!((first, second), (&(OutcomeKind::Limited, Wait::Unknown, vec!["messages".to_owned()]), first));
+    assert_eq!(third.0, OutcomeKind::Limited);
+    let muted = world.spawn(send(chat.messages(&head("alice")), &timer, 1));
+    assert_eq!(world.done[muted], Some(vec![None]));
+    // Without a block, the message that waits gets the unit that has come.
+    let mut world = World::new();
+    let chat = patient(&world, steady()).max_in_line(1);
+    let (timer, mut late) = (world.timer.clone(), chat.messages(&head("alice")));
+    let late = world.spawn({
+        let timer = timer.clone();
+        async move {
+            timer.sleep_until(Duration::from_millis(200)).await;
+            vec![late.admit(1).await.ok().map(|_| timer.now_us() / MS)]
+        }
+    });
+    let socket = world.spawn(send(chat.messages(&head("alice")), &timer, 2));
+    world.pass(5_000 * MS);
+    assert_eq!((&world.done[socket], &world.done[late]), (&Some(vec![Some(0), Some(200)]), &Some(vec![None])));
+}
+
+/// A message may go from the line of one rule to that of another, and others come meanwhile.
+#[test]
+fn messages_that_wait_for_two_rules_keep_their_order() {
+    for seed in 0..cases(64) {
+        let mut random = u64::from(seed);
+        let mut draw = |below: usize| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as usize % below
+        };
+        let mut world: World<()> = World::new();
+        let count = Rule::new("count", Quota::per_second(10).burst(2).unwrap()).unwrap();
+        let bytes = Rule::new("bytes", Quota::per_second(1_000).burst(600).unwrap()).unwrap().cost(message_units);
+        let chat = patient(&world, count).and(bytes, by_user()).max_message_wait(SECOND * 100);
+        let (came, passed) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
+        for socket in 0..12_u64 {
+            let (timer, mut messages) = (world.timer.clone(), chat.messages(&head("alice")));
+            let (came, passed) = (Arc::clone(&came), Arc::clone(&passed));
+            let plan: Vec<_> = (0..4).map(|_| (draw(700) as u64, [10, 30, 90, 300, 600][draw(5)])).collect();
+            world.spawn(async move {
+                for (number, (pause, units)) in (0..).zip(plan) {
+                    timer.sleep_until(timer.now() + Duration::from_millis(pause)).await;
+                    came.lock().unwrap().push((socket, number));
+                    messages.admit(units).await.unwrap().keep();
+                    passed.lock().unwrap().push((socket, number));
+                }
+            });
+        }
+        world.pass(60_000 * MS);
+        assert_eq!(*passed.lock().unwrap(), *came.lock().unwrap(), "seed {seed}");
+        assert_eq!((passed.lock().unwrap().len(), chat.waiting()), (48, 0));
+    }
+}
+
+/// Quotas of each kind, of ten a second or of one a minute.
+fn every_kind(limit: u64, period: Duration) -> [Quota; 6] {
+    [
+        Quota::token_bucket(limit, period).unwrap(),
+        Quota::gcra(limit, period).unwrap(),
+        Quota::leaky_bucket(limit, period).unwrap(),
+        Quota::fixed_window(limit, period).unwrap(),
+        Quota::sliding_window(limit, period).unwrap(),
+        Quota::sliding_log(limit, period).unwrap(),
+    ]
+}
+
+#[test]
+fn waiting_message_asks_for_the_quota_in_force() {
+    let (slow, fast) = (every_kind(1, SECOND * 60), every_kind(10, SECOND));
+    for (before, after) in slow.iter().flat_map(|slow| fast.iter().map(move |fast| (*slow, *fast))) {
+        let mut world = World::new();
+        let quota = QuotaSwitch::new(before);
+        let rule = Rule::switched("messages", &quota).unwrap();
+        let chat = patient(&world, rule).max_message_wait(SECOND * 100);
+        let timer = world.timer.clone();
+        let sockets = [(); 3].map(|()| world.spawn(send(chat.messages(&head("alice")), &timer, 1)));
+        world.pass(5_000 * MS);
+        quota.set(after).unwrap();
+        world.pass(0); // the tasks that were woken run
+        world.pass(1_000 * MS);
+        for socket in &sockets[1..] {
+            let at = world.done[*socket].clone().and_then(|sent| sent[0]);
+            assert!(at.is_some_and(|at| (5_000..=5_200).contains(&at)), "from {before} to {after}: at {at:?}");
+        }
+        // The smaller one holds for those that wait, too.
+        let mut world = World::new();
+        let quota = QuotaSwitch::new(after);
+        let chat = patient(&world, Rule::switched("messages", &quota).unwrap()).max_message_wait(SECOND);
+        let timer = world.timer.clone();
+        let sockets = [(); 12].map(|()| world.spawn(send(chat.messages(&head("alice")), &timer, 1)));
+        world.pass(50 * MS);
+        quota.set(before).unwrap();
+        world.pass(0);
+        world.pass(2_000 * MS);
+        let late: Vec<u64> = sockets.iter().filter_map(|socket| world.done[*socket].clone()?[0]).collect();
+        let late: Vec<u64> = late.into_iter().filter(|at| *at > 50).collect();
+        // What was used comes back as under the quota of before. Then the smaller one admits one message.
+        assert!(late.len() <= 1, "from {after} to {before}: {late:?}");
+        assert_eq!(chat.waiting(), 0);
+    }
+}
+
+#[test]
+fn waiting_message_is_answered_by_the_quota_in_force() {
+    let limit = Arc::new(AtomicU64::new(1));
+    let mut world = World::new();
+    let quota = {
+        let limit = Arc::clone(&limit);
+        move |_: &tower_ratelimit::Head<'_>| Quota::fixed_window(limit.load(Ordering::Relaxed), SECOND * 60).unwrap()
+    };
+    let rule = Rule::quota_from("messages", quota).unwrap();
+    let chat = patient(&world, rule).max_message_wait(SECOND * 100);
+    let timer = world.timer.clone();
+    world.spawn(send(chat.messages(&head("alice")), &timer, 1));
+    let (limits, mut messages) = (Arc::new(Mutex::new(Vec::new())), chat.messages(&head("alice")));
+    world.spawn({
+        let limits = Arc::clone(&limits);
+        async move {
+            let admission = messages.admit(1).await.unwrap();
+            let limit = admission.outcome().policies()[0].policy().quota().limit();
+            limits.lock().unwrap().push((timer.now_us() / MS, limit));
+            admission.keep();
+            Vec::new()
+        }
+    });
+    limit.store(7, Ordering::Relaxed);
+    world.pass(20_000 * MS);
+    // No one says that requests bring another quota now: the first in line asks again after ten seconds.
+    assert_eq!(*limits.lock().unwrap(), [(10_000, 7)]);
 }
 
 #[test]
@@ -351,4 +510,118 @@ async fn refusal_ends_a_call_of_grpc_with_its_status() {
     let stream = chat.messages_of_call(&call).limit(tokio_stream::iter([Ok::<_, Infallible>(())]), |_| 1);
     let ended: Vec<_> = stream.collect().await;
     assert!(matches!(&ended[..], [Err(refused)] if refused.kind() == OutcomeKind::Limited));
+}
+
+/// A stream that must not be polled after its end.
+struct Ends(u64);
+
+impl Stream for Ends {
+    type Item = u64;
+
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<u64>> {
+        self.0 = self.0.checked_sub(1).expect("it is not polled after its end");
+        Poll::Ready(Some(self.0).filter(|left| *left > 0))
+    }
+}
+
+#[tokio::test]
+async fn stream_stays_at_its_end() {
+    let chat = Chat::new(MemoryLimiter::new(), Rule::new("messages", Quota::per_hour(9)).unwrap(), by_user());
+    let mut stream = chat.messages(&head("alice")).limit(Ends(3), |_| 1);
+    assert!(stream.next().await.unwrap().is_ok() && stream.next().await.unwrap().is_ok());
+    for _ in 0..3 {
+        assert!(stream.next().await.is_none() && stream.is_terminated());
+    }
+}
+
+#[test]
+fn message_of_any_cost_is_decided_at_once_or_waits() {
+    let mut world = World::new();
+    let bytes = Rule::new("bytes", Quota::per_second(100).burst(100).unwrap()).unwrap().cost(message_units);
+    let chat = patient(&world, bytes);
+    let (timer, mut messages) = (world.timer.clone(), chat.messages(&head("alice")));
+    let decided = world.spawn(async move {
+        let mut decided = Vec::new();
+        for units in [0, 100, 101, u64::MAX, 0, 1, 100] {
+            let at = timer.now_us() / MS;
+            match messages.admit(units).await {
+                Ok(_) => decided.push((units, timer.now_us() / MS - at, Wait::None)),
+                Err(refused) => decided.push((units, timer.now_us() / MS - at, refused.outcome().wait())),
+            }
+        }
+        decided
+    });
+    world.pass(10_000 * MS);
+    let expected = [
+        (0, 0, Wait::None),
+        (100, 0, Wait::None),
+        (101, 0, Wait::Never),
+        (u64::MAX, 0, Wait::Never),
+        (0, 0, Wait::None),
+        (1, 10, Wait::None),
+        (100, 1_000, Wait::None),
+    ];
+    assert_eq!(world.done[decided].clone().unwrap(), expected);
+    assert_eq!(chat.waiting(), 0);
+}
+
+#[test]
+fn waiting_messages_are_decided_by_any_quota_that_is_set() {
+    const MOST: u64 = 999_999_999_999_999;
+    let all = [Quota::unlimited(), Quota::per_second(MOST), Quota::fixed_window(MOST, SECOND).unwrap()];
+    let none = [Quota::per_second(0), Quota::fixed_window(0, SECOND).unwrap()];
+    for (quota, passes) in all.map(|quota| (quota, true)).into_iter().chain(none.map(|quota| (quota, false))) {
+        let mut world = World::new();
+        let switch = QuotaSwitch::new(Quota::per_minute(1));
+        let chat = patient(&world, Rule::switched("messages", &switch).unwrap()).max_message_wait(SECOND * 600);
+        let timer = world.timer.clone();
+        let sockets = [(); 5].map(|()| world.spawn(send(chat.messages(&head("alice")), &timer, 1)));
+        world.pass(MS);
+        switch.set(quota).unwrap();
+        world.pass(0);
+        world.pass(1_000 * MS);
+        let passed = sockets[1..].iter().map(|socket| world.done[*socket].as_ref().map(|sent| sent[0].is_some()));
+        assert_eq!(passed.collect::<Vec<_>>(), [Some(passes); 4], "{quota}");
+        assert_eq!(chat.waiting(), 0);
+    }
+}
+
+/// A future that is dropped after this many polls.
+struct Polled<F>(Option<Pin<Box<F>>>, u32);
+
+impl<F: Future> Future for Polled<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let left = self.1.checked_sub(1);
+        let Some((future, left)) = self.0.as_mut().zip(left) else {
+            self.0 = None;
+            return Poll::Ready(None);
+        };
+        let polled = future.as_mut().poll(cx).map(Some);
+        self.1 = left;
+        cx.waker().wake_by_ref();
+        polled
+    }
+}
+
+#[test]
+fn message_dropped_after_any_poll_leaves_nothing() {
+    for polls in 0..6 {
+        let mut world = World::new();
+        let limiter = memory(&world.clock);
+        let queue = Rule::new("queue", Quota::leaky_queue(10, SECOND).unwrap().queue(5).unwrap()).unwrap();
+        let count = Rule::new("count", Quota::per_hour(10)).unwrap();
+        let chat = Chat::new(limiter.clone(), queue, by_user()).and(count, by_user());
+        let chat = chat.delay(world.timer.clone()).max_message_wait(SECOND);
+        let (mut first, mut second) = (chat.messages(&head("alice")), chat.messages(&head("alice")));
+        world.spawn(async move { first.admit(1).await.is_ok() });
+        let admitted = Polled(Some(Box::pin(async move { second.admit(1).await.is_ok() })), polls);
+        let dropped = world.spawn(async move { admitted.await.is_some() });
+        assert_eq!(world.done[dropped], Some(false), "it waits for its departure");
+        let alice = Key::of("alice").unwrap();
+        let policies = chat.policies();
+        let left: Vec<u64> = policies.iter().map(|own| limiter.peek_one(own, &alice, 0).remaining()).collect();
+        assert_eq!((left, chat.waiting()), (vec![5, 9], 0), "after {polls} polls");
+    }
 }

@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::{ManualClock, TokioClock};
 use tower_ratelimit::limiter::{Charge, Decision, Limiter, Refund, Reply};
+use tower_ratelimit::middleware::QuotaSwitch;
 use tower_ratelimit::observe::Stats;
 use tower_ratelimit::{Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, Rule, key};
 
@@ -324,7 +325,7 @@ async fn mode_holds_for_downloads_under_way() {
 
 #[tokio::test(start_paused = true)]
 async fn quota_holds_for_downloads_under_way() {
-    let switch = tower_ratelimit::middleware::QuotaSwitch::new(Quota::per_second(MB));
+    let switch = QuotaSwitch::new(Quota::per_second(MB));
     let layer = layer(Rule::switched("download", &switch).unwrap().pace_responses());
     let mut body = download(&layer, "a", 100 * MB).await;
     for rate in [1, 3, 1] {
@@ -333,6 +334,83 @@ async fn quota_holds_for_downloads_under_way() {
         let bytes = read_for(&mut body, SECOND * 5).await;
         assert!(is_near(bytes, rate * 5 * MB), "{rate} MB a second: {bytes}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn switched_pace_is_one_for_all_bodies_of_a_key() {
+    let slow = [Quota::per_second(MB), Quota::sliding_window(MB, SECOND).unwrap()];
+    let fast = [Quota::per_second(2 * MB), Quota::fixed_window(2 * MB, SECOND).unwrap()];
+    for (before, after) in slow.iter().flat_map(|slow| fast.iter().map(move |fast| (*slow, *fast))) {
+        let switch = QuotaSwitch::new(before);
+        let layer = layer(Rule::switched("download", &switch).unwrap().pace_responses());
+        let read = Arc::new(AtomicU64::new(0));
+        let begin = || async {
+            let (mut body, read) = (download(&layer, "a", 100 * MB).await, Arc::clone(&read));
+            tokio::spawn(async move {
+                while let Some(Ok(frame)) = body.frame().await {
+                    read.fetch_add(frame.data_ref().map_or(0, Bytes::len) as u64, Ordering::Relaxed);
+                }
+            });
+        };
+        begin().await;
+        tokio::time::sleep(SECOND).await;
+        for (quota, rate) in [(after, 2 * MB), (before, MB)] {
+            switch.set(quota).unwrap();
+            begin().await;
+            for second in 0..4 {
+                read.store(0, Ordering::Relaxed);
+                tokio::time::sleep(SECOND).await;
+                let bytes = read.load(Ordering::Relaxed);
+                // At most the batch that was under way is of the pace before.
+                assert!(bytes <= rate + rate / 8, "{bytes} of {quota} in second {second}, after another quota");
+                // What the larger quota gave is used up under the smaller one first.
+                assert!(second < 3 || bytes >= rate * 9 / 10, "{bytes} of {quota} in second {second}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn body_follows_its_quota_although_its_service_is_gone() {
+    let switch = QuotaSwitch::new(Quota::per_second(MB));
+    let layer = layer(Rule::switched("download", &switch).unwrap().pace_responses());
+    let mut body = download(&layer, "a", 100 * MB).await;
+    read_for(&mut body, SECOND).await;
+    drop(layer);
+    switch.set(Quota::per_second(3 * MB)).unwrap();
+    read_for(&mut body, SECOND).await;
+    assert!(is_near(read_for(&mut body, SECOND * 5).await, 15 * MB));
+}
+
+#[tokio::test(start_paused = true)]
+async fn body_that_waits_goes_on_after_a_change() {
+    let quota = Quota::fixed_window(MB, 3_600 * SECOND).unwrap();
+    for (change, within) in [("switch", 1), ("layer", 1), ("limiter", 11)] {
+        let (switch, limiter) = (QuotaSwitch::new(quota), limiter());
+        let rule = Rule::switched("download", &switch).unwrap().pace_responses();
+        let layer = RateLimitLayer::new(limiter.clone(), rule, key::header("x-user"));
+        let alice = Key::of("a").unwrap();
+        assert!(limiter.take_one(&layer.policies()[0], &alice, MB).is_allowed());
+        let mut body = download(&layer, "a", 10_000).await;
+        assert_eq!(read_for(&mut body, 60 * SECOND).await, 0);
+        match change {
+            "switch" => drop(switch.set(Quota::per_second(MB)).unwrap()),
+            "layer" => layer.reset(&alice).await.unwrap(),
+            _ => limiter.reset_now(&layer.policies()[0], &alice),
+        }
+        assert!(read_for(&mut body, within * SECOND).await > 0, "{change}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn body_whose_rule_is_removed_is_free() {
+    let file = |pace: &str| format!("rules: [{{name: d, quota: 1000000 per second, key: header x-user{pace}}}]");
+    let rules = tower_ratelimit::rules::Rules::from_text(file(", pace: responses")).unwrap();
+    let layer = rules.layer(limiter()).unwrap();
+    let mut body = download(&layer, "a", 100 * MB).await;
+    assert!(is_near(read_for(&mut body, 5 * SECOND).await, 5 * MB));
+    rules.replace(file("")).unwrap();
+    assert!(read_for(&mut body, SECOND).await > 94 * MB);
 }
 
 #[tokio::test(start_paused = true)]
@@ -643,4 +721,86 @@ async fn http2_stream_that_is_not_read_leaves_the_pace_to_others() {
     let bytes = read_for(&mut body, 10 * SECOND).await;
     assert!(is_near(bytes, 10 * MB), "{bytes}");
     drop(stopped);
+}
+
+/// A connection of HTTP/1 to a server whose handler answers with the status and the bytes that the path says.
+async fn http1(layer: RateLimitLayer) -> hyper::client::conn::http1::SendRequest<Empty<Bytes>> {
+    let service = layer.layer(service_fn(|request: Request<Incoming>| async move {
+        let (status, bytes) = request.uri().path().trim_start_matches('/').split_once('/').unwrap();
+        let body = match bytes.parse() {
+            Ok(bytes) => Body::new(http_body_util::Full::new(Bytes::from(vec![b'x'; bytes]))),
+            Err(_) => Body::empty(),
+        };
+        Ok::<_, Infallible>(Response::builder().status(status).body(body).unwrap())
+    }));
+    let (client, server) = tokio::io::duplex(1 << 16);
+    let server = hyper::server::conn::http1::Builder::new()
+        .serve_connection(TokioIo::new(server), TowerToHyperService::new(service));
+    tokio::spawn(server);
+    let (send, connection) = hyper::client::conn::http1::handshake(TokioIo::new(client)).await.unwrap();
+    tokio::spawn(connection);
+    send
+}
+
+#[tokio::test(start_paused = true)]
+async fn paced_responses_keep_their_length_and_empty_ones_go_at_once() {
+    let mut send = http1(layer(rule(Quota::per_second(1_000)))).await;
+    let mut ask = async |method: &str, path: &str| {
+        let request = Request::builder().method(method).uri(path).header("x-user", "a").header("host", "a");
+        let began = Instant::now();
+        let response = send.send_request(request.body(Empty::new()).unwrap()).await.unwrap();
+        let length = response.headers().get("content-length").map(|length| length.to_str().unwrap().to_owned());
+        let bytes = response.into_body().collect().await.unwrap().to_bytes().len();
+        (length, bytes, began.elapsed())
+    };
+    let (length, bytes, took) = ask("GET", "/200/5000").await;
+    assert_eq!((length.as_deref(), bytes), (Some("5000"), 5_000));
+    assert!((4_000..=5_100).contains(&took.as_millis()), "{took:?}");
+    // None of them has a byte to wait for, although the key's pace is used up.
+    for (method, path, expected) in [
+        ("HEAD", "/200/5000", Some("5000")),
+        ("GET", "/204/none", None),
+        ("GET", "/304/none", None),
+        ("GET", "/200/none", Some("0")),
+    ] {
+        let (length, bytes, took) = ask(method, path).await;
+        assert_eq!((length.as_deref(), bytes, took), (expected, 0, Duration::ZERO), "{method} {path}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn http2_streams_that_are_reset_leave_nothing() {
+    let (limiter, stats) = (limiter(), Stats::new());
+    let layer = RateLimitLayer::new(limiter.clone(), rule(Quota::per_second(MB)), key::header("x-user"));
+    let service = layer.observer(stats.clone()).layer(service_fn(|_: Request<Incoming>| async {
+        Ok::<_, Infallible>(Response::new(Body::new(Zeros(50 * MB))))
+    }));
+    let (client, server) = tokio::io::duplex(1 << 16);
+    let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .serve_connection(TokioIo::new(server), TowerToHyperService::new(service));
+    tokio::spawn(server);
+    let connection = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(client));
+    let (send, connection) = connection.await.unwrap();
+    tokio::spawn(connection);
+    let get = || {
+        let request = Request::get("http://a/").header("x-user", "a").body(Empty::<Bytes>::new()).unwrap();
+        let mut send = send.clone();
+        async move { Body::new(send.send_request(request).await.unwrap().into_body()) }
+    };
+    for after_ms in [0, 1, 49, 50, 51, 120, 700] {
+        let mut streams = tokio::task::JoinSet::new();
+        for stream in 0..20 {
+            let get = get();
+            streams.spawn(async move {
+                let mut body = get.await;
+                read_for(&mut body, Duration::from_millis(after_ms * (stream % 3))).await // then it is reset
+            });
+        }
+        streams.join_all().await;
+        tokio::time::sleep(SECOND / 10).await;
+        assert_eq!(stats.snapshot().policies()[0].pacing(), 0, "after {after_ms} ms");
+    }
+    let mut body = get().await;
+    let bytes = read_for(&mut body, 10 * SECOND).await;
+    assert!(is_near(bytes, 10 * MB), "{bytes}");
 }

@@ -231,7 +231,7 @@ impl Ticket {
     /// something counts refusals, or other messages wait, the line takes the charges later.
     pub(crate) fn charge_to_wait<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
         let uncharged = self.collect_and_look(layer, head);
-        let is_of_line = self.refusal_counts(layer) || self.line_ahead(layer).is_some();
+        let is_of_line = self.refusal_counts(layer) || self.line_ahead(layer, None).is_some();
         if uncharged.is_none() && is_of_line && self.unsupported(layer).is_none() {
             self.is_left_to_line = true;
             return NextStep::WaitInLine;

@@ -28,8 +28,8 @@ use crate::base::wait::Wait;
 use crate::base::wait_list::WaitList;
 use crate::base::wakers::Wakers;
 use crate::clock::{Alarm, Timer, time_of};
-use crate::decision::Receipt;
 use crate::error::BoxError;
+use crate::limiter::Refund;
 
 /// The least time that a batch is worth at the pace of its quota.
 const BATCH_US: u64 = 50_000;
@@ -59,6 +59,10 @@ const LATE_US: u64 = 1_000_000;
 /// long for a batch.
 const IDLE_US: u64 = 200_000;
 
+/// The time after which an account that was denied asks again at the latest, in case its key was
+/// reset or its mode was switched.
+const RECHECK_US: u64 = 10_000_000;
+
 /// The first pause after a limiter has failed. Each further one is twice as long.
 const PAUSE_US: u64 = 100_000;
 
@@ -75,7 +79,7 @@ pub(crate) trait PaceSource: Send + Sync {
     fn ask(&self, units: u64) -> PaceReply;
 
     /// Refunds units that were not used.
-    fn refund(&self, receipt: Receipt);
+    fn refund(&self, refund: Refund);
 }
 
 /// The pace of bodies.
@@ -164,7 +168,7 @@ type LaterPaceAnswer = Pin<Box<dyn Future<Output = PaceAnswer> + Send>>;
 #[derive(Debug)]
 pub(crate) enum PaceAnswer {
     /// The units were taken, and may be used after the delay.
-    Taken { receipt: Option<Receipt>, delay: Duration },
+    Taken { refund: Option<Refund>, delay: Duration },
     /// The units were not taken. Fewer of them remain.
     Denied { wait: Wait, remaining: u64 },
     /// The limiter failed, and bodies go on without it.
@@ -197,6 +201,8 @@ struct AccountState {
     numbers: u64,
     /// The instant from which on the next batch may be asked for.
     slot_us: u64,
+    /// True if the limiter's last answer was a denial.
+    is_denied: bool,
     /// True if the next batch is the first after a time without waiting bodies.
     begins: bool,
     /// The units and the time of the last batch.
@@ -237,7 +243,8 @@ struct PaceQuestion {
 }
 
 struct UnitBatch {
-    receipt: Option<Receipt>,
+    /// The refund of what the limiter gave. `None` if the limiter failed, and the units are free.
+    refund: Option<Refund>,
     left: u64,
 }
 
@@ -289,6 +296,17 @@ impl Account {
             state.numbers
         });
         Turnstile { account: Arc::clone(self), body, alarm: Alarm::default() }
+    }
+
+    /// Asks at once if it was denied: the denial may not hold any more.
+    pub(super) fn let_ask(&self) {
+        let Some(now_us) = time_of(&*self.timer) else { return };
+        self.with(|state, wakers| {
+            if state.is_denied {
+                state.slot_us = state.slot_us.min(now_us);
+                state.wake_foremost(now_us, 0, wakers);
+            }
+        });
     }
 
     /// Returns how many bytes a body may send now, at most `want`, or when it has to poll again.
@@ -375,9 +393,9 @@ impl Drop for Account {
             }
         });
         // Refunds the newest first, because a leaky queue takes back only its last slot.
-        for UnitBatch { receipt, left } in left.into_iter().rev() {
-            if let Some(receipt) = receipt.filter(|_| left > 0) {
-                contained(|| self.source.refund(receipt.split(left)));
+        for UnitBatch { refund, left } in left.into_iter().rev() {
+            if let Some(Refund { policy, key, receipt }) = refund.filter(|_| left > 0) {
+                contained(|| self.source.refund(Refund::new(policy, key, receipt.split(left))));
             }
         }
     }
@@ -584,9 +602,10 @@ impl AccountState {
         self.phase = AccountPhase::Idle;
         let is_given = matches!(answer, PaceAnswer::Taken { .. } | PaceAnswer::FailedOpen);
         self.begins = gap_us > 0 && !is_given;
+        self.is_denied = matches!(answer, PaceAnswer::Denied { .. });
         match answer {
-            PaceAnswer::Taken { receipt, delay } => {
-                let batch = UnitBatch { receipt, left: units };
+            PaceAnswer::Taken { refund, delay } => {
+                let batch = UnitBatch { refund, left: units };
                 let departs_us = now_us.saturating_add(micros_ceil(delay));
                 // The batches of a queue are asked for ahead of their departures. Otherwise the
                 // queue would be empty for a moment, and that time would be lost.
@@ -601,7 +620,7 @@ impl AccountState {
                 }
             }
             PaceAnswer::FailedOpen => {
-                self.batches.push_back(UnitBatch { receipt: None, left: units });
+                self.batches.push_back(UnitBatch { refund: None, left: units });
                 let from_us = self.slot_us.max(at_us.saturating_sub(LATE_US));
                 self.take_batch(from_us.saturating_add(gap_us), units, pace);
             }
@@ -616,7 +635,7 @@ impl AccountState {
                 let less = self.share.of(whole);
                 let less = less.batch(less.tick_us()).min(units);
                 let sooner_us = whole.time_us(units - less);
-                let wait_us = wait.duration().map_or(BATCH_US, micros_ceil);
+                let wait_us = wait.duration().map_or(BATCH_US, micros_ceil).min(RECHECK_US);
                 self.slot_us = now_us.saturating_add(wait_us.saturating_sub(sooner_us).max(1));
             }
             PaceAnswer::FailedClosed => {

@@ -10,8 +10,17 @@ use crate::base::wait_list::remove_line;
 use crate::clock::Timer;
 use crate::key::Key;
 
-/// The fingerprint of a policy's name and quota, and a key.
-pub(crate) type AccountId = (u64, Key);
+/// The fingerprint of a policy's name, its quota, and a key.
+pub(crate) type AccountId = (u64, AccountOf, Key);
+
+/// The quota of an account, among those that have one name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum AccountOf {
+    /// The plan with this number, of which a rule has one or several. Its quota may be switched.
+    Plan(usize),
+    /// The quota with this fingerprint, which requests bring.
+    Quota(u64),
+}
 
 /// The accounts of a layer. A key has one only while it has bodies.
 pub(crate) struct Accounts {
@@ -40,6 +49,15 @@ impl Accounts {
             Arc::clone(&counted.account)
         };
         BodyAccount { turnstile: account.enter(), _counted: CountedBody { accounts: Arc::clone(self), id } }
+    }
+
+    /// Lets the accounts of these keys ask at once if they were denied, because a quota has changed
+    /// or a key was reset.
+    pub(crate) fn let_ask(&self, concerns: impl Fn(&AccountId) -> bool) {
+        let concerned =
+            |(id, counted): (&AccountId, &CountedAccount)| concerns(id).then(|| Arc::clone(&counted.account));
+        let called: Vec<Arc<Account>> = lock(&self.accounts).iter().filter_map(concerned).collect();
+        called.iter().for_each(|account| account.let_ask());
     }
 
     pub(crate) fn timer(&self) -> &Arc<dyn Timer> {
@@ -100,7 +118,10 @@ mod tests {
     use crate::base::sync::Ordering;
     use crate::clock::StoppedTimer;
     use crate::decision::Receipt;
+    use crate::limiter::Refund;
     use crate::middleware::pace::account::{BytePace, PaceAnswer, PaceReply, PaceTerms};
+    use crate::policy::Policy;
+    use crate::quota::Quota;
 
     /// Gives what it is asked for, and counts it.
     struct Counting(Arc<AtomicU64>);
@@ -112,11 +133,12 @@ mod tests {
 
         fn ask(&self, units: u64) -> PaceReply {
             self.0.fetch_add(units, Ordering::Relaxed);
-            PaceReply::Now(PaceAnswer::Taken { receipt: Some(Receipt::new(units, 0, 0)), delay: Duration::ZERO })
+            let refund = Refund::new(Policy::from(Quota::per_second(1)), Key::global(), Receipt::new(units, 0, 0));
+            PaceReply::Now(PaceAnswer::Taken { refund: Some(refund), delay: Duration::ZERO })
         }
 
-        fn refund(&self, receipt: Receipt) {
-            self.0.fetch_sub(receipt.units(), Ordering::Relaxed);
+        fn refund(&self, refund: Refund) {
+            self.0.fetch_sub(refund.receipt.units(), Ordering::Relaxed);
         }
     }
 
@@ -125,7 +147,8 @@ mod tests {
         let (accounts, taken) = (Accounts::new(Arc::new(StoppedTimer)), Arc::new(AtomicU64::new(0)));
         let mut cx = Context::from_waker(Waker::noop());
         for before in [0, 4_000] {
-            let enter = || accounts.enter((1, Key::global()), || Box::new(Counting(Arc::clone(&taken))));
+            let enter =
+                || accounts.enter((1, AccountOf::Plan(0), Key::global()), || Box::new(Counting(Arc::clone(&taken))));
             let (mut first, mut second) = (enter(), enter());
             assert_eq!(accounts.len(), 1);
             // The first batch, which is worth 75 milliseconds. The first body sends a part of it.

@@ -1,13 +1,16 @@
 //! Takes the units of an account from the layer's limiter, under a policy and a key.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::account::{BytePace, PaceAnswer, PaceReply, PaceSource, PaceTerms};
+use super::accounts::{AccountId, AccountOf};
 use super::body::{BodyPaces, PaceReport};
 use crate::base::wait::Wait;
-use crate::decision::{Decision, Receipt};
+use crate::decision::Decision;
+use crate::key::Key;
 use crate::limiter::{Charge, Limiter, Refund, Reply};
 use crate::middleware::compiled::Compiled;
+use crate::middleware::latest::Latest;
 use crate::middleware::rule::PacedBodies;
 use crate::middleware::settings::OnError;
 use crate::middleware::ticket::PacedBy;
@@ -22,60 +25,83 @@ pub(crate) fn paces<L: Limiter>(layer: &Arc<Compiled<L>>, paced: &[PacedBy], bod
     for paced in paced {
         let Some((rule, policy)) = layer.pacing_rule(paced.policy).zip(paced.policy_in(layer)) else { continue };
         if rule.pace.is_some_and(|own| own.includes(bodies)) {
-            let source = || Box::new(LimiterSource { layer: Arc::clone(layer), paced: paced.clone() }) as Box<_>;
+            let source = || Box::new(LimiterSource::new(layer, paced)) as Box<_>;
             // This comes first, because the observer is the application's code and may panic.
             let observer = layer.settings.observer.as_ref();
             let report = observer.map(|observer| PaceReport::begin(observer, accounts.timer(), policy));
-            paces.add(accounts.enter((policy.fingerprint(), paced.key.clone()), source), rule.pace_after, report);
+            paces.add(accounts.enter(account_id(layer, paced, policy), source), rule.pace_after, report);
         }
     }
     paces
 }
 
+/// Returns the account of a policy and a key. If the quota is switched, the account stays.
+fn account_id<L: Limiter>(layer: &Compiled<L>, paced: &PacedBy, policy: &Policy) -> AccountId {
+    let which = match &paced.own {
+        Some(own) => AccountOf::Quota(own.quota().fingerprint()),
+        None => AccountOf::Plan(layer.plan_of(paced.policy)),
+    };
+    (policy.name_fingerprint(), which, paced.key.clone())
+}
+
 /// A policy and a key of a layer's limiter.
 struct LimiterSource<L: Limiter> {
     layer: Arc<Compiled<L>>,
+    /// What replaces the layer's configuration. Held, because bodies may outlast their service.
+    _latest: Option<Arc<Latest<Compiled<L>>>>,
     paced: PacedBy,
+}
+
+impl<L: Limiter> LimiterSource<L> {
+    fn new(layer: &Arc<Compiled<L>>, paced: &PacedBy) -> Self {
+        let latest = layer.latest.get().and_then(Weak::upgrade);
+        Self { layer: Arc::clone(layer), _latest: latest, paced: paced.clone() }
+    }
+
+    /// Returns the pace and the policy to take units under. Returns `None` if bodies do not wait.
+    fn pace(&self) -> Option<(BytePace, Policy)> {
+        // Rules that are not there any more pace nothing.
+        let (newer, at) = self.layer.latest_index(self.paced.policy)?;
+        let layer = newer.as_ref().unwrap_or(&self.layer);
+        layer.pacing_rule(at)?;
+        let policy = self.paced.own.as_ref().or_else(|| layer.policy(at))?;
+        let quota = policy.quota();
+        if layer.mode_now(at) != Some(Mode::Enforce) || quota.is_unlimited() {
+            return None;
+        }
+        // If bodies must meet several quotas, the fastest is the pace. The others are limits.
+        let others = if self.paced.own.is_none() { layer.policies_together(at) } else { &[] };
+        let fastest = others.iter().map(Policy::quota).fold(quota, |fastest, other| faster(fastest, other));
+        let (units, period_us) = (fastest.limit(), fastest.spec().period_us);
+        // Asks for half of it, so that units have come back in the meantime if a batch is late.
+        let most = (quota.capacity() / 2).max(1);
+        Some((BytePace { units, period_us, most }, policy.clone()))
+    }
 }
 
 impl<L: Limiter> PaceSource for LimiterSource<L> {
     fn terms(&self) -> PaceTerms {
-        let Some(policy) = self.paced.policy_now(&self.layer) else { return PaceTerms::Free };
-        let mode = self.layer.mode_now(self.paced.policy).unwrap_or(Mode::Enforce);
-        let quota = policy.quota();
-        if mode != Mode::Enforce || quota.is_unlimited() {
-            return PaceTerms::Free;
-        }
-        // If bodies must meet several quotas, the fastest is the pace. The others are limits.
-        let others = if self.paced.own.is_none() { self.layer.policies_together(self.paced.policy) } else { &[] };
-        let fastest = others.iter().map(Policy::quota).fold(quota, |fastest, other| faster(fastest, other));
-        PaceTerms::Paced(BytePace {
-            units: fastest.limit(),
-            period_us: fastest.spec().period_us,
-            // Asks for half of it, so that units have come back in the meantime if a batch is late.
-            most: (quota.capacity() / 2).max(1),
-        })
+        self.pace().map_or(PaceTerms::Free, |(pace, _)| PaceTerms::Paced(pace))
     }
 
     fn ask(&self, units: u64) -> PaceReply {
-        let Some(policy) = self.paced.policy_now(&self.layer) else { return PaceReply::Now(PaceAnswer::FailedOpen) };
+        let Some((_, policy)) = self.pace() else { return PaceReply::Now(PaceAnswer::FailedOpen) };
         if let Some(error) = self.layer.unpaceable(&policy) {
             self.layer.report_failure(&error);
             return PaceReply::Now(failure(&self.layer, IsOverload::No));
         }
         match self.layer.limiter.take(&[Charge::new(&policy, &self.paced.key).cost(units)]) {
-            Reply::Now(answer) => PaceReply::Now(read(&self.layer, answer)),
+            Reply::Now(answer) => PaceReply::Now(read(&self.layer, &policy, &self.paced.key, answer)),
             Reply::Later(answer) => {
-                let layer = Arc::clone(&self.layer);
-                PaceReply::Later(Box::pin(async move { read(&layer, answer.await) }))
+                let (layer, key) = (Arc::clone(&self.layer), self.paced.key.clone());
+                PaceReply::Later(Box::pin(async move { read(&layer, &policy, &key, answer.await) }))
             }
         }
     }
 
-    fn refund(&self, receipt: Receipt) {
-        if let Some(policy) = self.paced.policy_of_refunds(&self.layer) {
-            self.layer.refund(vec![Refund::new(policy, self.paced.key.clone(), receipt)]);
-        }
+    fn refund(&self, refund: Refund) {
+        let policy = self.layer.policy_of_refunds(&refund.policy);
+        self.layer.refund(vec![Refund { policy, ..refund }]);
     }
 }
 
@@ -88,7 +114,7 @@ fn faster<'a>(one: &'a Quota, other: &'a Quota) -> &'a Quota {
 }
 
 /// Reads a limiter's answer.
-fn read<L: Limiter>(layer: &Compiled<L>, answer: Result<Decision, L::Error>) -> PaceAnswer {
+fn read<L: Limiter>(layer: &Compiled<L>, policy: &Policy, key: &Key, answer: Result<Decision, L::Error>) -> PaceAnswer {
     match answer {
         Ok(mut decision) => {
             let is_allowed = decision.is_allowed();
@@ -97,7 +123,10 @@ fn read<L: Limiter>(layer: &Compiled<L>, answer: Result<Decision, L::Error>) -> 
                 return PaceAnswer::Denied { wait: Wait::Unknown, remaining: 0 };
             };
             match is_allowed {
-                true => PaceAnswer::Taken { receipt: charge.take_receipt(), delay: charge.delay() },
+                true => {
+                    let refund = |receipt| Refund::new(policy.clone(), key.clone(), receipt);
+                    PaceAnswer::Taken { refund: charge.take_receipt().map(refund), delay: charge.delay() }
+                }
                 false => PaceAnswer::Denied { wait: charge.wait(), remaining: charge.remaining() },
             }
         }

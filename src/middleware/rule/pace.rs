@@ -30,7 +30,11 @@ impl Rule {
     ///   pace by itself, or the download waits for about three seconds and ends in an error, which clients
     ///   see as a broken transfer.
     /// * Without [`Mode::Enforce`](crate::mode::Mode) nothing is paced. A mode or a quota that
-    ///   changes holds for downloads under way, too.
+    ///   changes holds for downloads under way, too, from their next piece on. They and new ones
+    ///   share one pace. A download that waits because another quota or process has used up the units
+    ///   goes on when a quota is raised, or the layer [resets](crate::RateLimitLayer::reset) the key,
+    ///   and otherwise asks again after ten seconds at the latest. If requests [bring their
+    ///   quotas](Self::quota_from), downloads under way keep theirs.
     /// * A quota of 0 lets no byte pass: bodies end in an error.
     ///   [`Quota::unlimited`](crate::Quota::unlimited) paces nothing.
     /// * It needs a timer: the feature `tokio`, or a call of [`delay`](crate::RateLimitLayer::delay).

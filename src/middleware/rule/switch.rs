@@ -15,8 +15,8 @@ use crate::quota::{Algorithm, Quota};
 /// layer.
 ///
 /// * A request uses one quota from beginning to end: the one in force when its layer is called. It
-///   is settled, refunded and answered under that quota. A request or a message in line uses the
-///   present quota, if it is of the same kind.
+///   is settled, refunded and answered under that quota. A request or a message in line takes the
+///   quota that is in force when it is admitted.
 /// * The units that a key has used stay used. A key that has used more than the new quota allows must wait until enough
 ///   of it has expired. Until a request is admitted under the new quota, usage expires at the old quota's pace. The
 ///   reported wait counts with the new quota's pace, so it can be far longer than needed; see [the

@@ -10,7 +10,10 @@
 //! the limiter is asked for all charges.
 //!
 //! A message may also wait for units that come back with time. It waits in a line of the layer for them, and asks again
-//! at the instant that the limiter named.
+//! at the instant that the limiter named. It asks only when no earlier message waits for units of one of its charges.
+//! If that line is full, the message is refused.
+//!
+//! A request asks again under the quotas that are in force then.
 //!
 //! A limiter that is polled, because its store counts the units of many processes, is asked many times. A call that
 //! fails does not end the wait, unless calls go on failing.
@@ -29,8 +32,11 @@ use crate::base::head::Head;
 use crate::base::sync::contained;
 use crate::base::time::micros_floor;
 use crate::base::wait::Wait;
-use crate::decision::Decision;
-use crate::limiter::{AskTurn, BoundedTurn, Charge, Effect, Limiter, LineStep, LineTurn, Reply, ReplyFuture};
+use crate::decision::{ChargeDecision, Decision};
+use crate::key::Key;
+use crate::limiter::{
+    AskTurn, BoundedTurn, Charge, Effect, Limiter, LineStep, LineTurn, Reply, ReplyFuture, supports_in_layer,
+};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::kind::OutcomeCause;
 use crate::middleware::decide::linked;
@@ -78,12 +84,17 @@ impl Ticket {
         refusing.all(|at| waits(at).is_some()).then_some(first)
     }
 
-    /// Returns the first charge in whose line other messages wait for units that come back with time.
-    pub(crate) fn line_ahead<L: Limiter>(&self, layer: &Compiled<L>) -> Option<usize> {
+    /// Returns the first charge in whose line messages wait for units that come back with time: messages that came
+    /// before the one with this number, or any if it has none yet.
+    pub(crate) fn line_ahead<L: Limiter>(&self, layer: &Compiled<L>, number: Option<u64>) -> Option<usize> {
         let asks = &layer.delays.as_ref()?.asks;
+        let has_earlier = |policy: &Policy, key: &Key| match number {
+            Some(number) => asks.has_before(policy, key, number),
+            None => asks.has_line(policy, key),
+        };
         let is_ahead = |charged: &Charged| {
             let is_enforced = charged.effect == Effect::Enforce && charged.mode == Mode::Enforce && charged.cost > 0;
-            is_enforced && charged.policy_in(layer).is_some_and(|policy| asks.has_line(policy, &charged.key))
+            is_enforced && charged.policy_in(layer).is_some_and(|policy| has_earlier(policy, &charged.key))
         };
         self.charges.iter().position(is_ahead)
     }
@@ -130,8 +141,10 @@ pub(crate) struct InLine<B, L: Limiter> {
     rates_wait: Duration,
     /// Its turn, and the charge in whose line that is.
     turn: Option<(LineTurn, usize)>,
-    /// The number by which the request stands in line.
+    /// The number by which the request stands in lines for units of concurrency limits.
     number: Option<u64>,
+    /// The number by which a message stands in the layer's own lines, from its first line on.
+    asks_number: Option<u64>,
     counted: Option<Counted>,
     /// The reported wait in a line.
     reported: Option<ReportedWait>,
@@ -181,7 +194,7 @@ impl<B, L: Limiter> InLine<B, L> {
     ) -> Box<Self> {
         let came = layer.delays.as_ref().map_or(Duration::ZERO, |delays| delays.now());
         let is_to_be_tried = ticket.is_left_to_line;
-        let ahead = if is_to_be_tried && !rates_wait.is_zero() { ticket.line_ahead(layer) } else { None };
+        let ahead = if is_to_be_tried && !rates_wait.is_zero() { ticket.line_ahead(layer, None) } else { None };
         let mut in_line = Box::new(Self {
             layer: Arc::clone(layer),
             held: Some((request, ticket)),
@@ -190,16 +203,15 @@ impl<B, L: Limiter> InLine<B, L> {
             rates_wait,
             turn: None,
             number: None,
+            asks_number: None,
             counted: None,
             reported: None,
             failures: 0,
         });
-        if ahead.is_some_and(|at| in_line.join(at)) {
-            in_line.state = InLineState::Waits;
-        } else if is_to_be_tried {
-            in_line.try_again()
-        } else {
-            in_line.weigh()
+        match ahead {
+            Some(at) => in_line.wait_behind(at),
+            None if is_to_be_tried => in_line.try_again(),
+            None => in_line.weigh(),
         }
         in_line
     }
@@ -210,8 +222,10 @@ impl<B, L: Limiter> InLine<B, L> {
             match &mut self.state {
                 InLineState::Waits => match self.turn.as_mut().map(|(turn, _)| turn.poll(cx)) {
                     Some(Poll::Pending) => return Poll::Pending,
-                    Some(Poll::Ready(LineStep::Asks)) => self.try_again(),
+                    Some(Poll::Ready(LineStep::Asks)) => self.take_turn(),
                     Some(Poll::Ready(LineStep::GivesUp)) | None => {
+                        self.follow_modes();
+                        self.follow_quotas();
                         self.state = self.ask(How::AtLast).map_or(InLineState::Over, InLineState::Decides)
                     }
                 },
@@ -253,6 +267,60 @@ impl<B, L: Limiter> InLine<B, L> {
         self.held.take()
     }
 
+    /// Waits in the line of a charge behind the messages that wait there, or is refused if that line is full. The
+    /// limiter is not asked, because it could admit the message before them.
+    fn wait_behind(&mut self, at: usize) {
+        if self.join(at) {
+            self.state = InLineState::Waits;
+            return;
+        }
+        self.state = InLineState::Over;
+        let (layer, Some((_, ticket))) = (&self.layer, &mut self.held) else { return };
+        (ticket.is_answered, ticket.is_left_to_line) = (true, false);
+        for other in 0..ticket.charges.len() {
+            let Some(charged) = ticket.charges.get_mut(other) else { return };
+            let limit = charged.policy_in(layer).map_or(0, |policy| policy.quota().capacity());
+            charged.decision = match other == at {
+                true => ChargeDecision::denied(limit, 0, Wait::Unknown),
+                false => ChargeDecision::unasked(limit),
+            };
+            let counts = matches!(charged.effect, Effect::OnRefusal { of } if (other.saturating_sub(of.into())..other).contains(&at));
+            if counts && is_strike(layer, charged) {
+                if let Some(block) = charged.policy_in(layer) {
+                    layer.force(block, &charged.key, charged.cost);
+                }
+            }
+        }
+        ticket.decide(layer, OutcomeCause::NoRoomToWait);
+    }
+
+    /// Asks the limiter at the request's turn, unless an earlier message waits for units of another of its charges.
+    fn take_turn(&mut self) {
+        let ahead = match (&self.held, self.asks_number) {
+            (Some((_, ticket)), Some(number)) => ticket.line_ahead(&self.layer, Some(number)),
+            _ => None,
+        };
+        match ahead.is_some_and(|at| self.join(at)) {
+            true => self.state = InLineState::Waits,
+            false => self.try_again(),
+        }
+    }
+
+    /// Charges the request under the present quotas of its rules, whatever made it wait. For units of concurrency
+    /// limits, see [`Charged::policy_in_line`].
+    fn follow_quotas(&mut self) {
+        let (layer, Some((request, ticket))) = (&self.layer, &mut self.held) else { return };
+        let head = Head::from(&*request);
+        let is_rate = |policy: &Policy| policy.quota().algorithm().is_rate();
+        for charged in ticket.charges.iter_mut().filter(|charged| charged.policy_in(layer).is_some_and(is_rate)) {
+            let now = layer.policy_in_force(charged.policy, &head);
+            let now = now.filter(|now| is_rate(now) && charged.policy_in(layer) != Some(now));
+            if let Some(now) = now.filter(|now| supports_in_layer(&*layer.limiter, now.quota()).is_ok()) {
+                charged.own = Some(now);
+            }
+        }
+    }
+
     /// Charges the request by the present modes of its rules, if these are milder than those that made it wait.
     fn follow_modes(&mut self) {
         let (layer, Some((_, ticket))) = (&self.layer, &mut self.held) else { return };
@@ -274,6 +342,7 @@ impl<B, L: Limiter> InLine<B, L> {
     /// Asks the limiter for the request's charges. If it is refused, it may wait.
     fn try_again(&mut self) {
         self.follow_modes();
+        self.follow_quotas();
         let counts =
             |(_, ticket): &(_, Ticket)| ticket.charges.iter().any(|charged| counts_denied(&self.layer, charged));
         self.state = match self.held.as_ref().is_some_and(counts) {
@@ -368,6 +437,9 @@ impl<B, L: Limiter> InLine<B, L> {
         // The observer is told before the request stands in a line: it is the application's code and may panic.
         report_ended(layer, self.reported.take());
         self.reported = report_began(layer, Some(policy));
+        if self.asks_number.is_none() && !self.rates_wait.is_zero() {
+            self.asks_number = Some(delays.asks.next_number());
+        }
         let line = (policy, &charged.key);
         let turn = match lines.filter(|_| is_of_places) {
             Some(lines) => {
@@ -378,7 +450,7 @@ impl<B, L: Limiter> InLine<B, L> {
             None => {
                 let until_us = micros_floor(until).min(u64::MAX - 1);
                 let caller = (policy, &charged.key, charged.cost);
-                LineTurn::Asks(AskTurn::join(&delays.asks, &delays.timer, caller, until_us, wait))
+                LineTurn::Asks(AskTurn::join(&delays.asks, &delays.timer, caller, until_us, wait, self.asks_number))
             }
         };
         self.turn = Some((turn, at)); // an earlier turn ends now
