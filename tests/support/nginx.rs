@@ -47,6 +47,11 @@ impl Nginx {
         nginx
     }
 
+    /// Returns the number of its process.
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn socket(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
@@ -71,7 +76,7 @@ fn config(servers: &str) -> String {
         ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"].map(|of| format!("{of}_temp_path temp;\n")).concat();
     format!(
         "daemon off; master_process off; pid pid; error_log error.log;
-         events {{}}
+         events {{ worker_connections 4096; }}
          http {{ access_log off; {temporary} {servers} }}\n"
     )
 }
