@@ -155,7 +155,7 @@ fn passed(most: u32, mut send: impl FnMut() -> Answer) -> (u32, Answer) {
 }
 
 /// The responses that report limits to clients.
-#[derive(PartialEq)]
+#[derive(Clone, Copy, PartialEq)]
 enum Reports {
     All,
     Refusals,
