@@ -35,7 +35,8 @@
 //!   and in metrics.
 //! * A [`Key`] says whose allowance is charged. An extractor takes it from the request.
 //! * A [`Limiter`](limiter::Limiter) keeps the states and decides. [`MemoryLimiter`] does so for
-//!   one process, `RedisLimiter` and `StoreLimiter` for many.
+//!   one process, [`RedisLimiter`](struct.RedisLimiter.html) and
+//!   [`StoreLimiter`](limiter/store/struct.StoreLimiter.html) for many.
 //! * A [`Decision`](limiter::Decision) is the limiter's answer. An [`Outcome`](observe::Outcome) is
 //!   what the layer did with the request.
 //!
@@ -55,9 +56,9 @@
 //! | [`limiter`] | the `Limiter` trait and its contract, limiters in memory, on Redis and over other stores, fallback, blocks, meters |
 //! | [`observe`] | outcomes, explanations, events, setup warnings, the `Observer` that sees them, `Stats`, which counts them (feature `stats`), and `StatusPage`, which shows them (feature `status`) |
 //! | [`clock`] | clocks, some of them for tests, and timers, with which requests wait |
-//! | `client` | for clients: what the headers of a response say about quotas and waits, and a layer that waits as long (feature `client`) |
-//! | `rules` | [rules in a file](guide::rules_in_a_file), which can change while requests are served (feature `rules`) |
-//! | `conformance` | the suite for limiters of your own (feature `conformance`) |
+//! | [`client`](client/index.html) | for clients: what the headers of a response say about quotas and waits, and a layer that waits as long (feature `client`) |
+//! | [`rules`](rules/index.html) | [rules in a file](guide::rules_in_a_file), which can change while requests are served (feature `rules`) |
+//! | [`conformance`](conformance/index.html) | the suite for limiters of your own (feature `conformance`) |
 //!
 //! # What it does not do
 //!
