@@ -273,6 +273,18 @@ fn edits(one: &str, other: &str) -> usize {
     row.last().copied().unwrap_or_default()
 }
 
+/// Returns the unit of a calendar that price lists and other programs call so. `mo` is no misspelt `m`, a minute.
+fn calendar_unit_of_others(word: &str) -> Option<CalendarUnit> {
+    match word {
+        "daily" => Some(CalendarUnit::Day),
+        "wk" | "wks" | "weekly" => Some(CalendarUnit::Week),
+        "mo" | "mos" | "mon" | "mth" | "mths" | "mnth" | "monthly" | "p1m" => Some(CalendarUnit::Month),
+        "qtr" | "quarter" | "quarters" | "quarterly" => Some(CalendarUnit::Quarter),
+        "yr" | "yrs" | "yearly" | "annum" | "annually" | "p1y" => Some(CalendarUnit::Year),
+        _ => None,
+    }
+}
+
 /// Returns whether words behind a period mean a day or a place, which only windows of a calendar have.
 fn says_day_or_place(words: &[&str]) -> bool {
     let is_day = |word: &&str| {
@@ -501,10 +513,14 @@ impl<'a> WordReader<'a> {
         let units = units.chain(LONG_UNITS.iter().map(|(length, names)| (length, *names)));
         let Some((length, _)) = units.into_iter().find(|(_, names)| names.contains(&unit)) else {
             let names = UNITS.iter().map(|(_, _, names)| *names).chain(LONG_UNITS.iter().map(|(_, names)| *names));
+            let hint = match calendar_unit_of_others(unit) {
+                Some(meant) => format!(" (did you mean `calendar {}`?)", meant.as_str()),
+                None => similar(&[unit], names.flatten().copied().chain(["calendar"])),
+            };
             return Err(self.error(&format!(
                 "{} is not a unit of time: year, month (30 days), week, d, h, min, s, ms, µs, or `calendar month`{}",
                 QuotedWord(unit),
-                similar(&[unit], names.flatten().copied().chain(["calendar"]))
+                hint
             )));
         };
         let micros = count.checked_mul(*length).ok_or_else(|| self.error("the period is too long"))?;
