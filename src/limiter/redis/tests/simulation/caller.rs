@@ -56,7 +56,7 @@ impl<S: Subject> Caller<S> {
         // and go first.
         let redis = (1 + LONGEST_LISTENING) * (self.deadline + SILENCE);
         let longest = if S::IS_SERVER_KNOWN { redis } else { 3 * self.deadline };
-        drop(self.record(sent, longest, answer));
+        drop(self.record(sent, longest, sent, answer));
     }
 
     /// Takes a place, and returns it after a while.
@@ -130,7 +130,7 @@ impl<S: Subject> Caller<S> {
             },
             Then::Keep | Then::Refund { .. } => self.answered(answer).await,
         };
-        let refunds = self.record(sent, self.deadline, answer);
+        let refunds = self.record(sent, self.deadline, sent, answer);
         if let Then::Refund { after_ms } = then {
             sleep(Duration::from_millis(after_ms)).await;
             self.network.goes_on(self.process).await;
@@ -166,7 +166,7 @@ impl<S: Subject> Caller<S> {
                 None
             }
         };
-        self.record(sent, self.deadline, answer);
+        self.record(sent, self.deadline, sent, answer);
         wait
     }
 
@@ -176,7 +176,7 @@ impl<S: Subject> Caller<S> {
     }
 
     /// Waits for an answer. If the process is killed meanwhile, it is not known what became of the charges.
-    async fn answered<T>(&self, answer: impl IntoFuture<Output = T>) -> T {
+    pub(super) async fn answered<T>(&self, answer: impl IntoFuture<Output = T>) -> T {
         let mut asks = Asks(Some(self));
         let answer = answer.await;
         asks.0 = None;
@@ -189,7 +189,7 @@ impl<S: Subject> Caller<S> {
     }
 
     /// Records that it is not known what became of the charges.
-    fn record_unknown(&self) {
+    pub(super) fn record_unknown(&self) {
         for (policy, key, cost, _) in &self.charges {
             let stored = self.limiter.stored(policy, key);
             self.network.lock().ledger.record_unknown(self.process, &stored, *cost);
@@ -204,11 +204,13 @@ impl<S: Subject> Caller<S> {
         self.charges.iter().map(charge).collect::<Vec<_>>().join(", ")
     }
 
-    /// Records what the caller was told. Returns what it can refund.
-    fn record<E: std::fmt::Display>(
+    /// Records what the caller was told. Returns what it can refund. The server took nothing for it before the instant
+    /// `since`.
+    pub(super) fn record<E: std::fmt::Display>(
         &self,
         sent: Duration,
         deadline: Duration,
+        since: Duration,
         answer: Result<Decision, E>,
     ) -> Vec<(usize, Receipt)> {
         let mut state = self.network.lock();
@@ -251,11 +253,11 @@ impl<S: Subject> Caller<S> {
             .collect();
         let charges: Vec<(Bytes, u64)> =
             self.charges.iter().map(|(policy, key, cost, _)| (self.limiter.stored(policy, key), *cost)).collect();
-        state.ledger.check(&mut Seen { process, sent, ended, charges: &charges, decision: &decision }, &shown);
+        state.ledger.check(&mut Seen { process, sent: since, ended, charges: &charges, decision: &decision }, &shown);
         receipts.into_iter().enumerate().filter_map(|(at, receipt)| Some((at, receipt?))).collect()
     }
 
-    fn record_refund(&self, (at, receipt): (usize, Receipt)) -> Refund {
+    pub(super) fn record_refund(&self, (at, receipt): (usize, Receipt)) -> Refund {
         let (policy, key, ..) = &self.charges[at];
         let stored = self.limiter.stored(policy, key);
         let mut state = self.network.lock();

@@ -57,6 +57,7 @@ impl<S: Subject> Story<S> {
             };
             self.network.lock().ledger.problem(problem);
         }
+        self.network.lock().check_waiters();
     }
 
     /// Checks that each process answers, and that a request which waits as it was told passes.

@@ -19,6 +19,7 @@ mod story;
 mod subject;
 #[cfg(feature = "store")]
 mod table;
+mod waiters;
 
 pub(in crate::limiter::redis) use network::Wire;
 
@@ -111,6 +112,17 @@ fn fleet_on_redis_agrees() {
 #[test]
 fn fleet_on_a_store_agrees() {
     play("fleet_on_a_store", fleet::play_store);
+}
+
+#[test]
+fn waiters_on_redis_keep_the_laws() {
+    play("waiters_on_redis", story::play_waiters);
+}
+
+#[cfg(feature = "store")]
+#[test]
+fn waiters_on_a_store_keep_the_laws() {
+    play("waiters_on_a_store", story::play_store_waiters);
 }
 
 #[test]

@@ -98,6 +98,7 @@ pub(super) struct State {
     last_us: u64,
     pub(super) calls: u64,
     pub(super) outcomes: Vec<super::load::Outcome>,
+    pub(super) waiters: super::waiters::Waiters,
     pub(super) trace: String,
 }
 
@@ -432,6 +433,7 @@ impl Network {
             last_us: 0,
             calls: 0,
             outcomes: Vec::new(),
+            waiters: super::waiters::Waiters::default(),
             trace: String::new(),
         })))
     }

@@ -56,6 +56,13 @@ pub(super) enum Event {
         /// The time after which the caller gives up, if it does.
         patience_ms: Option<u64>,
     },
+    /// A caller waits until the first rule admits it.
+    Wait {
+        process: usize,
+        key: usize,
+        cost: u64,
+        then: Then,
+    },
     /// A process ends as it should.
     Close {
         process: usize,
@@ -371,7 +378,7 @@ impl Plan {
         }
     }
 
-    fn add_rule(&mut self, rule: usize, quotas: Vec<Quota>) {
+    pub(super) fn add_rule(&mut self, rule: usize, quotas: Vec<Quota>) {
         let policy = |quota| Policy::new(format!("rule{rule}"), quota).expect("the name is possible");
         self.rules.push(quotas.into_iter().map(policy).collect());
     }
@@ -400,11 +407,11 @@ impl Plan {
         }
     }
 
-    fn any_process(&self, chance: &mut Chance) -> usize {
+    pub(super) fn any_process(&self, chance: &mut Chance) -> usize {
         chance.below(self.processes as u64) as usize
     }
 
-    fn any_key(&self, chance: &mut Chance) -> usize {
+    pub(super) fn any_key(&self, chance: &mut Chance) -> usize {
         chance.below(self.keys.len() as u64) as usize
     }
 }

@@ -12,13 +12,14 @@ use super::plan::{Asked, Event, Plan};
 use super::subject::{OwnClock, Subject, WithFallback};
 #[cfg(feature = "store")]
 use super::table::Remote;
+use super::waiters::Noted;
 use crate::base::random::seeded;
 use crate::base::time::Timestamp;
-use crate::limiter::Effect;
 use crate::limiter::redis::connection::slot_of;
 use crate::limiter::redis::limiter::RedisLimiter;
 #[cfg(feature = "store")]
 use crate::limiter::store::StoreLimiter;
+use crate::limiter::{Effect, Ready};
 use crate::policy::Policy;
 
 /// The end of a story.
@@ -56,6 +57,17 @@ pub(super) fn play_store_load(seed: u64) -> Ended {
     play_plan::<StoreLimiter<Remote>>(seed, Plan::of_load_over_a_store(seed))
 }
 
+/// Plays the story of callers that wait of a seed, with limiters on Redis.
+pub(super) fn play_waiters(seed: u64) -> Ended {
+    play_plan::<RedisLimiter>(seed, Plan::of_waiters(seed))
+}
+
+/// Plays the story of callers that wait of a seed, with limiters over a store.
+#[cfg(feature = "store")]
+pub(super) fn play_store_waiters(seed: u64) -> Ended {
+    play_plan::<StoreLimiter<Remote>>(seed, Plan::of_waiters_over_a_store(seed))
+}
+
 /// Plays the story of a seed with limiters on Redis that have a fallback.
 pub(super) fn play_fallback(seed: u64) -> Ended {
     play_plan::<WithFallback>(seed, Plan::of_fallback(seed))
@@ -80,6 +92,8 @@ pub(super) struct Story<S> {
     pub(super) network: Network,
     /// `None` if it was killed.
     pub(super) processes: Vec<Option<S>>,
+    /// The lines of each process. `None` if it was killed.
+    ready: Vec<Option<Ready<Noted<S>>>>,
     /// The checks, with their processes.
     pub(super) checks: Vec<(usize, tokio::task::JoinHandle<()>)>,
     /// The quota that each process has for each rule.
@@ -106,7 +120,9 @@ impl<S: Subject> Story<S> {
         let processes: Vec<Option<S>> = (0..plan.processes).map(process).collect();
         let slot = |key| slot_of(&processes[0].as_ref().expect("it was just made").stored(&plan.rules[0][0], key));
         let slots = plan.keys.iter().map(slot).collect();
+        let lines = |(process, limiter): (usize, &Option<S>)| Some(Noted::ready(limiter.clone()?, process, &network));
         Self {
+            ready: processes.iter().enumerate().map(lines).collect(),
             current: vec![vec![0; plan.rules.len()]; plan.processes],
             plan,
             network,
@@ -145,6 +161,12 @@ impl<S: Subject> Story<S> {
             Event::Settle { process, key, charges } => {
                 let Some(caller) = self.caller(process, key, &charges) else { return };
                 self.checks.push((process, tokio::spawn(caller.settle())));
+            }
+            Event::Wait { process, key, cost, then } => {
+                let charges = [Asked { rule: 0, cost, effect: Effect::Enforce }];
+                let Some(caller) = self.caller(process, key, &charges) else { return };
+                let Some(ready) = self.ready[process].clone() else { return };
+                self.checks.push((process, tokio::spawn(caller.wait(ready, then))));
             }
             Event::Close { process } => {
                 if let Some(limiter) = self.processes[process].take() {
@@ -189,7 +211,7 @@ impl<S: Subject> Story<S> {
                 self.network.lock().kill(process);
                 self.network.lock().ledger.record_death(process);
                 self.checks.iter().filter(|(of, _)| *of == process).for_each(|(_, check)| check.abort());
-                self.processes[process] = None;
+                (self.processes[process], self.ready[process]) = (None, None);
                 self.killed.push(process);
             }
             Event::Stop { process } => self.network.lock().stop(process),
