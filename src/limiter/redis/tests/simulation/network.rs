@@ -254,7 +254,7 @@ impl State {
             self.servers[server].data.flush_scripts();
         }
         self.expire();
-        let State { servers, moves, .. } = self;
+        let Self { servers, moves, .. } = self;
         let ServerState { data, slots, .. } = &mut servers[server];
         if let Some(elsewhere) = slots.as_ref().and_then(|slots| slots.refusal(keys, data, is_asking)) {
             moves.record_refusal(process, keys, &elsewhere);
