@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 const SLEEPERS: &[(&str, &str)] = &[
     ("cli/tests/serve/", "the program and proxies start and end as processes"),
     ("examples/frameworks/", "the server of another framework starts on threads of its own"),
+    ("examples/rules_by_url.rs", "a source asks a server over TCP by and by"),
     ("src/clock/tokio.rs", "tokio's time is paused"),
     ("src/fleet/tests.rs", "tokio's time is paused"),
     ("src/limiter/redis/connection/tests/", "faults of real servers last for a while under load"),
