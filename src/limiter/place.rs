@@ -196,7 +196,7 @@ impl<L: Limiter> Drop for HeldPlaces<L> {
 
 /// Returns the place that shares what these hold, or `None` if none of them holds anything any more.
 pub(crate) fn shared_place(held: impl Iterator<Item = Weak<dyn AnyPlaces>>) -> Option<Place> {
-    // The value is cloned before it is called, see `AnyPlaces::release`.
+    // Each value is shared before it is called, see `AnyPlaces::release`.
     let held: SmallVec<[Arc<dyn AnyPlaces>; 1]> = held.filter_map(|held| held.upgrade()).collect();
     let held: SmallVec<[Arc<dyn AnyPlaces>; 1]> = held.into_iter().filter(|held| held.holds_any()).collect();
     (!held.is_empty()).then(|| Place { _held: held })

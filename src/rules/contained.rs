@@ -53,7 +53,7 @@ fn warning(rule: &RuleSpec, outer: &RuleSpec) -> Noticed {
     Noticed { kind: RulesWarningKind::NeverBinds, position: rule.name.position, message }
 }
 
-/// Returns whether only the quotas of a rule matter: it has nothing else that refuses, counts refusals or is observed.
+/// Returns whether a rule can refuse by its quotas, and has nothing else that refuses, counts refusals or is observed.
 fn is_plain(rule: &RuleSpec) -> bool {
     may_refuse(rule) && rule.block.is_none() && rule.candidate.is_none() && matches!(rule.quota, QuotaSpec::All(_))
 }
@@ -199,7 +199,7 @@ fn is_key_finer(inner: &RuleSpec, outer: &RuleSpec) -> bool {
     let can_be_absent = |part: &&At<KeySpec>| !matches!(part.value, KeySpec::Path | KeySpec::Method | KeySpec::Global);
     let is_in = |part: &At<KeySpec>, rule: &RuleSpec| rule.key.iter().any(|other| other.value == part.value);
     let is_global = |part: &At<KeySpec>| part.value == KeySpec::Global;
-    // Requests without a key share one allowance here, although they may have different keys in the other rule.
+    // If requests without a key share one allowance of the first rule, they may have different keys in the second.
     let share_alike = inner.missing_key != MissingKey::Shared
         || outer.key.iter().all(is_global)
         || outer.missing_key == MissingKey::Shared

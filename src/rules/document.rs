@@ -57,7 +57,7 @@ impl Size {
 
 #[derive(Debug)]
 pub(crate) enum NodeValue<'a> {
-    /// A text without quotes, which may be a number, a truth value or nothing.
+    /// A text. If it was written without quotes (`is_plain`), it may be a number, a truth value or nothing.
     Scalar {
         text: Cow<'a, str>,
         is_plain: bool,

@@ -62,9 +62,9 @@ labelled! {
         /// `allow` has every IPv4 or every IPv6 address, so the rules limit none of these clients.
         ExemptsAll = "exempts-all",
         /// The quota of a rule never refuses a request, because another rule applies to all of its requests and allows
-        /// no more. It is reported only if that is certain: the quotas have the same algorithm and period, and each
-        /// value of the inner `match` is within one of the outer. In a file with very many rules not all of them are
-        /// compared.
+        /// no more. It is reported only if that is certain: the quotas have the same algorithm and period, and the
+        /// values of both `match` show that the other rule applies, too. In a file with very many rules not all of them
+        /// are compared.
         NeverBinds = "never-binds",
         /// Every limit of the file is in shadow mode. That is intended at first, so a tool prints it and does not fail.
         ObservesOnly = "observes-only",

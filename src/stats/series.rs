@@ -43,7 +43,7 @@ type OfStore<T> = fn(&StoreLoad) -> T;
 pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     let (policies, events) = (stats.policies(), stats.events());
 
-    // Each series begins with zero, because an alert sees the first increase only after a zero.
+    // Counts of zero are written, too, because an alert sees the first increase only after a zero.
     to.begin("ratelimit_requests_total", MetricKind::Counter, "Requests by outcome. Each layer counts a request once.");
     for kind in OutcomeKind::ALL {
         to.sample(&[("outcome", kind.as_str())], stats.requests(*kind));

@@ -77,7 +77,7 @@ impl StatsSnapshot {
     }
 
     /// Returns the keys whose requests hold units of [concurrency limits](crate::Quota::concurrent) now, those that
-    /// hold most first: at most 1,024. If more keys hold units at once, those that began when the list was full are
+    /// hold most first: at most 1,024. If more keys hold units at once, those that began while there was no room are
     /// left out. The [count](TopKey::count) of a key is the units that it holds in this process.
     #[must_use]
     pub fn most_held(&self) -> &[TopKey] {

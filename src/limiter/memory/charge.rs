@@ -49,7 +49,7 @@ impl States {
     }
 
     /// Locks the state of this hold, reads it, and writes what `decide` changes, if there is room. Returns what
-    /// `decide` returns, and whether there was room. It calls `decide` again if the table has to grow.
+    /// `decide` returns, and whether there was room. It calls `hold` and `decide` again if the table has to grow.
     #[inline(always)]
     fn update<'a, T>(
         &'a self,
@@ -90,8 +90,8 @@ impl States {
                 Ok(allowed) => return allowed,
                 Err(NoRoom(key)) => {
                     self.grow_for(key);
-                    // The whole set is tried again, so as many lines are split first as the set has charges. Otherwise
-                    // a large set of new keys would fill the table again and again, and be tried again each time.
+                    // The whole set is tried again, so up to one line for each charge is split first. Otherwise a large
+                    // set of new keys would be tried again for every few of its keys.
                     self.grow_for_set(charges.len());
                 }
             }

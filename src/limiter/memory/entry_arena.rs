@@ -459,8 +459,8 @@ impl EntryArena {
         }
     }
 
-    /// Handles a clock that stepped back: the entries that start after `move_to` become one entry of at most `most`
-    /// units, which starts there.
+    /// Handles a clock that stepped back: the entries that start at `move_to` or later become one entry of at most
+    /// `most` units, which starts there.
     fn move_to(&self, owner: Fingerprint, chain: &mut Chain, move_to: u64, most: u64) {
         let later = |(block, index): &(u32, usize)| self.entry(*block, *index).0 >= move_to;
         let Some((block, index)) = self.positions(chain).find(later) else { return };

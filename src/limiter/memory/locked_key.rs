@@ -220,7 +220,7 @@ impl States {
     #[cold]
     fn take_over(&self, hold: &mut LockedKey<'_>, seen: Seen<'_>, now: Now) {
         let from = match version_of(seen.tag) {
-            // If no block is left, the key gets no state.
+            // If the slot's word names no block, there is no state.
             UNNUMBERED => self.arena().quota(block_of(seen.word)),
             version => {
                 let known = self.versions.known().policy(version).map(|policy| *policy.quota());

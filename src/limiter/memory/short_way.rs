@@ -131,8 +131,7 @@ impl States {
             }
         }
         // A charge that costs 0, or is observed and denied, changes nothing. Its slot is not locked, so another
-        // thread may have written it since it was read. So the state's instant is compared here as well,
-        // because the charge is reported for this instant.
+        // thread may have written it since it was read. The charge has to be reported as of this instant, too.
         let is_as_read = |(seen, word): &(Seen<'_>, u64)| seen.word != *word || seen.is_unchanged();
         let are_as_read = planned.iter().flatten().all(is_as_read);
         if !are_as_read || run.is_some_and(|run| !self.is_run_without_lines(run, charges)) {

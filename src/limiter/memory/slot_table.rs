@@ -61,7 +61,8 @@ use smallvec::SmallVec;
 use super::word::LOCKED;
 use crate::base::sync::{AtomicU64, Backoff, Ordering, prefetch};
 
-/// The least number of lines with which a table begins. A table of that size does not grow.
+/// The least number of lines with which a table begins, unless it has fewer in all. A table with fewer than twice as
+/// many in all does not grow.
 const LINES_MIN: usize = if cfg!(any(ratelimit_loom, ratelimit_shuttle)) { 2 } else { 512 };
 
 /// Bits of a tag that hold the version; the others hold the fingerprint.

@@ -160,8 +160,8 @@ impl RedisLimiterBuilder {
     ///
     /// Checks of one slot share calls, so fewer groups mean that more checks share one. That pays
     /// if several checks of each group are in flight at a time. Use several groups for each master.
-    /// All processes need the same number. If it changes, every key has its whole quota once more.
-    /// The setting has no effect on one server.
+    /// All processes need the same number. In a process with another number, every key has its whole
+    /// quota once more. The setting has no effect on one server.
     pub fn slot_groups(mut self, groups: u16) -> Self {
         self.slot_groups = Some(groups);
         self

@@ -400,7 +400,7 @@ impl Bid {
             holding.under_way = holding.under_way.saturating_sub(self.units);
             holding.held = holding.held.saturating_add(taken);
             if is_missing && self.is_sent && (self.held > 0 || self.claim.base > 0) {
-                // The call names no base, so a later return may have removed the row before this take arrived.
+                // If the call names no base, a later return may have removed the row before this take arrived.
                 landed.forgotten = if self.claim.base > 0 { self.held } else { 0 };
                 holdings.doubt(holding);
             } else if holding.epoch.number != self.claim.epoch && taken < self.units && !holding.is_doubtful {

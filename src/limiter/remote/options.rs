@@ -115,8 +115,8 @@ macro_rules! shared_options {
                 self
             }
 
-            /// Sets the secret with which callers' keys are hashed. All processes need the same secret. If it
-            /// changes, every key has its whole quota once more.
+            /// Sets the secret with which callers' keys are hashed. All processes need the same secret. In a
+            /// process with another secret, every key has its whole quota once more.
             ///
             /// Callers' keys (API keys, tokens, addresses) are stored as a hash even without a secret: 128 bits of
             /// SHA-256, so that an attacker cannot make a key with the hash of another caller's. But without a secret,

@@ -258,7 +258,7 @@ impl Change {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a store that passed over an unknown change would lose it")]
 pub enum Then {
-    /// The value stays. Keeps the value. The decision depends on it, so it must be the expected one.
+    /// Keeps the value. The decision depends on it, so it must be the expected one.
     Keep,
     /// Replaces the value by this one, for at least the given time: from a second to some years. It may stay longer, so
     /// keys may share an expiry.

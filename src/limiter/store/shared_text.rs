@@ -32,7 +32,7 @@ const FORMAT: u8 = 1;
 /// The time to live of a text. It begins again with each change.
 const LIVES: Duration = Duration::from_secs(10 * 366 * 86_400);
 
-/// How often the text is read again if it is replaced during the read.
+/// The maximum number of times that the text is read if it is replaced during each reading.
 const READS: usize = 5;
 
 /// Of this number of loads of a known text, which take a minute, one looks whether all parts are there.

@@ -1,8 +1,7 @@
 //! Takes the requests of a flight to the store: decides them on copies, swaps, and decides again after conflicts.
 //!
 //! Requests of a flight that are joined by keys are a party. Each party is decided separately, and is one swap. The
-//! swaps of all parties go to the store in one call, if the store takes several. A conflict repeats its own party
-//! only.
+//! swaps of several parties share a call, if the store takes several. A conflict repeats its own party only.
 //!
 //! # Lost answers
 //!

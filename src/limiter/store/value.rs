@@ -72,7 +72,7 @@ pub(super) struct Written {
     text: Box<str>,
 }
 
-/// The reason why a value was not written by this crate.
+/// The reason why a value counts as not written by this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Foreign(pub(super) &'static str);
 

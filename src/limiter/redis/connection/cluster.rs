@@ -239,7 +239,7 @@ impl ClusterState {
     }
 
     /// Returns the server that another server has named. `owns` is the slot that the server already
-    /// has, rather than one that is just being moved to it.
+    /// has. It is `None` while the slot is just being moved to the server.
     fn at(&self, address: &Address, owns: Option<u16>) -> Option<Arc<Server>> {
         if owns.is_none() {
             let map = self.map();

@@ -28,7 +28,7 @@ use crate::limiter::remote::{Breaker, Deadline, Events};
 /// A call is sent only if at least this time is left.
 const MIN_CALL: Duration = Duration::from_millis(1);
 
-/// The time that a process gets to read answers after it was too busy to read any.
+/// The time that a process gets to read answers after it did not run for a while.
 const CATCH_UP: Duration = Duration::from_millis(50);
 
 /// The longest time for which an answer is awaited, as a multiple of the allowed silence. Answers come in the

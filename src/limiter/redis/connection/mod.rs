@@ -152,8 +152,8 @@ impl RedisConnections {
     /// ends, or the server was silent for so long that it is believed dead. If its connection was lost before, waits
     /// for the next one until the deadline.
     ///
-    /// Returns `None` if the slot is being moved and its keys are on two servers. Then the script
-    /// did not run, but a call for one of the keys would.
+    /// Returns `None` if the slot is being moved and the call's keys are on two servers. Then the
+    /// script did not run, but a call for one of the keys would.
     pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Bytes>, RedisError> {
         let bytes = |reply| if let RedisReply::Bytes(bytes) = reply { bytes } else { Bytes::new() };
         Ok(self.reply(call, slot, until).await?.map(bytes))
@@ -224,8 +224,8 @@ impl RedisConnections {
         }
     }
 
-    /// Returns the error with which a call to the slot's server would fail at once, because the server is believed
-    /// dead or not known.
+    /// Returns the error with which a call to the slot's server would fail at once, if the server is believed dead or
+    /// not known.
     pub(super) fn error_at_once(&self, slot: u16) -> Option<RedisError> {
         match self.link(slot) {
             Ok(link) => link.fails_at_once().then(|| link.failure_at_once().error),

@@ -22,7 +22,7 @@ mod status {
     pub(super) const FOUND: u8 = 1;
     /// The decision about a list follows.
     pub(super) const TOLD: u8 = 2;
-    /// The whole request fails, because this crate did not write a value.
+    /// The whole request fails, because one of its values was not written by this crate.
     pub(super) const FOREIGN: u8 = 3;
     /// The whole request fails, because Redis refused a command. A length of 16 bits and Redis' words follow.
     pub(super) const FAILED: u8 = 4;

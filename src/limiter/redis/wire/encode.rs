@@ -166,7 +166,7 @@ enum Mode {
     Enforce = 1,
     /// It does not deny the request.
     Yield = 2,
-    /// The charge is on refusal, and its partners are only observed.
+    /// The charge is on refusal, and its partners are only observed or forced.
     Seen = 3,
     /// The charge is on refusal, and its denial denies the request.
     Bound = 4,

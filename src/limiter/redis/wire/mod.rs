@@ -6,7 +6,7 @@
 //! keys of the requests. `ARGV[1]` is the number of the call, in eight bytes, and a program.
 //! `ARGV[2]` is the time, if the limiter has a clock of its own. All numbers are little-endian.
 //!
-//! A program is a list of runs. A run is for requests of one form:
+//! A program is a list of runs. A run is for requests with the same operation and forms:
 //!
 //! | bytes | meaning |
 //! |---|---|

@@ -168,7 +168,7 @@ impl WireRequest {
         if !matches!(quota.decider(), Decider::Pair(PairDecider::Gcra(_) | PairDecider::WideGcra(_), _)) {
             return number(0) as u64;
         }
-        // Writes the span of the units in microseconds, and a numerator. A refund to a queue has a negative one.
+        // Reads the span of the units: microseconds, and a numerator, which is negative in a refund to a queue.
         let spec = quota.spec();
         let (mut divisor, mut rest) = (spec.limit, spec.period_us);
         while rest > 0 {

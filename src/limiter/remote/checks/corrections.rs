@@ -62,7 +62,7 @@ impl<B: Backend> Checks<B> {
     }
 
     /// Sends forced charges of one lane. If their keys were reset since this process held units of them, sends them
-    /// again, up to this many times.
+    /// again, until it has sent them this many times.
     fn send_forced(
         self: &Arc<Self>,
         request: B::Request,
@@ -82,7 +82,7 @@ impl<B: Backend> Checks<B> {
             }
             let answered = answered.map_err(NotTaken::into_error);
             if let Err(Ok(mut set)) = sender.send(answered.map(|_| set)) {
-                // The caller has gone. No other process can return these units.
+                // The caller has gone, and nobody else can return held units.
                 set.retain(|pending| pending.policy().limits_in_flight());
                 checks.send_refunds(set::undo(&mut set));
             }

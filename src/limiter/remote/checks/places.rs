@@ -135,7 +135,7 @@ impl<B: Backend> Checks<B> {
         }
     }
 
-    /// Sends these in as few calls as possible, and waits for the answers.
+    /// Sends these, at most [`RENEWALS`] at a time, and waits for the answers.
     async fn return_and_wait(self: &Arc<Self>, all: Vec<Return>) {
         let mut all = all.into_iter().peekable();
         while all.peek().is_some() {

@@ -188,8 +188,8 @@ impl LoadWindow {
             // Good news is believed sooner: a store that was slow for a moment is used again at once.
             self.call = moved(self.call, took, if took < self.call / 2 { 2 } else { 8 }).max(1);
         }
-        // The window grows by one for each call that came back, so that a burst on an idle lane first learns from a few
-        // calls.
+        // The number of calls grows by one for each call that came back, so that a burst on an idle lane first learns
+        // from a few calls.
         let beyond = self.call.saturating_sub(CALL_SHORT);
         let wanted = CALLS_MIN + beyond.saturating_mul(CALLS_PER_MS) / 1_000_000;
         self.calls = wanted.min(self.calls + 1).min(CALLS_MAX);
@@ -199,7 +199,7 @@ impl LoadWindow {
             return;
         }
         let is_free = self.others_make_long && is_long;
-        // A window may be so large that it is not full even after it was halved.
+        // A window that no other limiter has to share may be so large that it is not full even when it is halved.
         let room = if is_free { 4 } else { 2 };
         let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * room >= self.units();
         let target = self.goal(deadline);

@@ -22,9 +22,9 @@ const LOCK_WAIT: Duration = Duration::from_millis(25);
 const LOCK_WAIT_MIN: Duration = Duration::from_millis(1);
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// The keep-alive settings of TCP: the time without traffic before the first probe, the number of probes, and the
-/// maximum time in which the server has to confirm sent data. Otherwise a connection that a firewall has dropped would
-/// seem open for hours.
+/// The keep-alive settings of TCP: the time without traffic before the first probe, the time between probes and their
+/// number, and the maximum time in which the server has to confirm sent data. Otherwise a connection that a firewall
+/// has dropped would seem open for hours.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_AGAIN: (Duration, u32) = (Duration::from_secs(10), 3);
 const UNCONFIRMED: Duration = Duration::from_secs(30);

@@ -136,7 +136,8 @@ struct OpenConnection {
     driver: JoinHandle<()>,
     /// The number of statements without an answer.
     calls: usize,
-    /// The instant at which the first of them was sent, or the last answer came.
+    /// The deadlines for an answer, counted from the instant at which the first of them was sent, or the last answer
+    /// came.
     quiet: Option<Quiet>,
     /// The instant of its next probe.
     ping: Deadline,
