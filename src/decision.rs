@@ -461,7 +461,8 @@ impl Receipt {
         Self { units, at_us, part: part & PART }
     }
 
-    /// Returns a receipt for this many units of the same charge. A limiter refunds no more units than are in use.
+    /// Returns a receipt for this many units that were counted at the same place, by any charge. A limiter refunds no
+    /// more units than are in use there.
     #[cfg(feature = "rules")]
     pub(crate) fn of_units(self, units: u64) -> Self {
         Self { units, ..self }

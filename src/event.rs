@@ -28,7 +28,7 @@ labelled! {
         /// An operator has to fix it: a wrong password, a missing right, a URL that is not valid, a server that is
         /// too old, or a set of charges that the store cannot decide.
         Misconfigured = "misconfigured",
-        /// The stored value was not written by this crate, or the reply does not come from its scripts.
+        /// This version of the crate cannot read the stored value, or the reply does not come from its scripts.
         Foreign = "foreign",
     }
 }

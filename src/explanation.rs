@@ -243,7 +243,7 @@ impl RuleExplanation {
         self.not_charged
     }
 
-    /// Returns the condition in words that the request does not meet, such as `POST or PUT`, or the `not` that
+    /// Returns the words of the condition that the request does not meet, such as `POST or PUT`, or of the `not` that
     /// [leaves it out](NotCharged::LeftOut), such as `the method POST`. Conditions in code have none. Long ones are
     /// shortened.
     #[must_use]

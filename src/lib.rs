@@ -68,10 +68,10 @@
 //!
 //! # Features
 //!
-//! No feature is on by default. Another crate of your program may enable further ones. Features only
-//! add items, with two exceptions. With `tracing`, setup warnings are its events and not lines on
-//! stderr. With both `fred` and `redis-rs`, a `RedisLimiter` reaches Redis through fred, unless
-//! `RedisLimiterBuilder::client` names the other library.
+//! No feature is on by default. Another crate of your program may enable further ones. Features add
+//! items and behaviour, and change two things. With `tracing`, setup warnings are its events and not
+//! lines on stderr. With both `fred` and `redis-rs`, a `RedisLimiter` reaches Redis through fred,
+//! unless `RedisLimiterBuilder::client` names the other library.
 //!
 //! | feature | what it adds | dependency |
 //! |---|---|---|

@@ -251,7 +251,7 @@ impl Policy {
         }
     }
 
-    /// Returns the policy with a quota of its switch.
+    /// Returns the policy with the quota that this switch has.
     pub(crate) fn following(&self, quota: Quota, switch: usize) -> Self {
         self.rebuilt(self.name().to_owned(), quota, Origin::Switched(switch))
     }

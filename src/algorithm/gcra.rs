@@ -11,7 +11,7 @@
 //! * A **leaky bucket as a meter** has the level `backlog/interval` and rejects what would overflow `burst`.
 //! * A **leaky bucket as a queue** gives each admitted request its departure: when the backlog before it has drained,
 //!   less the part that may pass at once. That part is `delay_after` units, minus the request's units beyond the
-//!   first. So the spacing behind a request follows its cost. The departures in any interval have at most
+//!   first. So each request leaves the spacing of its own cost behind it. The departures in any interval have at most
 //!   `length/interval + delay_after + 1` units, or the cost of one request if that is more.
 //!
 //! It guarantees at most `burst + length/interval` units in any interval of that length, and exactly `burst` at once

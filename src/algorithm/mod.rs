@@ -103,7 +103,7 @@ impl Decider {
         Self::Pair(decider, layout)
     }
 
-    /// Returns the receipt for the first `units` of a charge. `receipt` is that of the whole charge, and `last`
+    /// Returns the receipt for the first `units` of a charge. `whole` is the receipt of the whole charge, and `last`
     /// counts the rest.
     #[cfg(any(feature = "_redis", feature = "store"))]
     pub(crate) fn first_of(&self, whole: &Receipt, units: u64, last: u64) -> Receipt {

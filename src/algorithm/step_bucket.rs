@@ -72,7 +72,7 @@ impl StepBucket {
             return rest;
         };
         let ticks = (full.at - now).div_ceil(self.tick_us);
-        // The state of another quota may hold more than one tick of this quota brings. Then the difference is 0.
+        // The state of another quota may hold more than one tick of this quota brings, so the difference stops at 0.
         let missing = (u128::from(ticks) * u128::from(self.tokens)).saturating_sub(u128::from(full.n));
         match u64::try_from(missing) {
             Ok(missing) if missing <= self.burst + self.debt => {

@@ -44,7 +44,7 @@ impl Used {
 pub(crate) struct Dated {
     /// The start of their entry, if they are of a log or a sliding window.
     pub(super) start: Option<u64>,
-    /// The latest instant at which the last of them was taken, or when a window began to count them.
+    /// The latest instant at which the last of them can have been taken, or when a window began to count them.
     pub(super) taken: Option<u64>,
     /// When the last of them comes back.
     pub(super) back: u64,
@@ -113,7 +113,7 @@ impl Carried {
         self.dated.last().map_or(0, |dated| dated.back)
     }
 
-    /// Returns the latest instant at which the last of the units was taken, if that is known.
+    /// Returns the latest instant at which the last of the units can have been taken, if that is known.
     pub(super) fn taken(&self) -> Option<u64> {
         self.dated.last().and_then(|last| last.taken)
     }

@@ -11,7 +11,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 const DETAILS_MAX: usize = 16 * 1024;
 
 /// The base64 of RFC 4648, read with or without padding and with any padding bits, as RFC 9651 and gRPC's HTTP/2
-/// mapping demand.
+/// mapping ask.
 pub(super) const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new()

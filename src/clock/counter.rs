@@ -89,8 +89,8 @@ impl Counter {
         let since = ticks.wrapping_sub(self.answered.load(Ordering::Acquire));
         let _one = match try_lock(&self.asking) {
             Some(one) => one,
-            // Another thread asks. This thread may have been suspended, or another one may have just noted an answer
-            // that is newer than `ticks`.
+            // Another thread asks. That thread may have been suspended, or it has just noted an answer that is newer
+            // than `ticks`.
             None if since.wrapping_add(self.trusted) < self.trusted.saturating_mul(PATIENCE) => {
                 return self.reading(ticks).wrapping_add(self.ahead.load(Ordering::Relaxed));
             }

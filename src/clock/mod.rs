@@ -146,8 +146,8 @@ impl ElapsedTime {
         passed.as_secs().wrapping_mul(1_000_000).wrapping_add(u64::from(passed.subsec_micros()))
     }
 
-    /// Returns the time of a clock. `system_us` computes the system's time from [`passed_us`](Self::passed_us), and is
-    /// not called each time.
+    /// Returns the time of a clock. `system_us` computes this time from [`passed_us`](Self::passed_us), and is not
+    /// called each time.
     #[inline]
     fn now_us(&self, system_us: impl Fn() -> u64) -> u64 {
         #[cfg(target_arch = "x86_64")]

@@ -89,8 +89,7 @@ impl FollowedCalendar {
     fn at(&self, passed: impl Fn() -> u64, calendar: impl Fn() -> u64) -> u64 {
         let mut passed_us = passed();
         let looked = self.looked.load(Ordering::Relaxed);
-        // The thread that succeeds in writing the time of the next look is the one that looks. Nothing else is
-        // published.
+        // The thread that succeeds in writing the time of its look is the one that looks. Nothing else is published.
         if passed_us.wrapping_sub(looked) >= LOOK_US
             && self.looked.compare_exchange(looked, passed_us, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {

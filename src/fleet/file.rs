@@ -54,7 +54,7 @@ impl Inner {
         found.map(Some).ok_or_else(|| "this crate did not write the file".into())
     }
 
-    /// Replaces the file in one step. After a crash the former file is still there.
+    /// Replaces the file in one step. If the process crashes before that, the former file is still there.
     fn write(&self, next: &VersionedText) -> Result<(), BoxError> {
         let mut name = self.path.clone().into_os_string();
         name.push(".new");

@@ -10,8 +10,8 @@ pub(super) const SECOND_US: u64 = 1_000_000;
 /// The default of the longest wait that is reported: one day.
 const MAX_WAIT_US: u64 = 86_400 * SECOND_US;
 
-/// The shortest and the longest wait after a failure of the limiter. The client's key chooses between them,
-/// because all clients would come back at once if their waits did not differ.
+/// The shortest and the longest wait after a failure of the limiter. The client's key chooses a wait between
+/// them, because all clients would come back at once if their waits did not differ.
 const FAILURE_US: (u64, u64) = (SECOND_US, 5 * SECOND_US);
 
 /// Spreads the return of many refused clients by lengthening each reported wait by a different

@@ -163,8 +163,8 @@ impl PreparedHeaders {
         self.write(&sent, headers, |header| self.value(header, &[view], 0));
     }
 
-    /// Returns whether a header that is due must not be sent. All headers are checked before one is written, because
-    /// two formats can have names in common.
+    /// Returns whether headers that are due may have to be left out, so that each is checked. All are checked before
+    /// one is written, because two formats can have names in common.
     fn picks(&self, status: StatusCode) -> bool {
         status.is_redirection() || self.formats.iter().any(|format| format.remaining.is_some())
     }

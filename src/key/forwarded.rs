@@ -54,7 +54,7 @@ impl<'a> Iterator for ReverseSplit<'a> {
     }
 }
 
-/// True if an odd number of backslashes precedes the byte.
+/// Returns whether an odd number of backslashes precedes the byte.
 fn is_escaped(line: &[u8], at: usize) -> bool {
     // A part with more backslashes is longer than the maximum, so it is not read.
     line.iter().take(at).rev().take(PART_MAX).take_while(|byte| **byte == b'\\').count() % 2 == 1

@@ -140,7 +140,7 @@ impl<L: Limiter> RateLimitLayer<L> {
             let mut extensions = Extensions::new();
             open.open(head.method.clone(), &mut extensions);
             let outcome = open.ticket.outcome(layer);
-            // Calls the observer last, because it is the application's code and may panic.
+            // Calls the observer after that, because it is the application's code and may panic.
             open.ticket.observe(layer, head, &outcome);
             if layer.diagnostics.looks() {
                 open.ticket.look_for_never(layer);

@@ -5,7 +5,8 @@
 //! response.
 //!
 //! The body is read before the answer and not after it. Only the task of the request polls a body, and
-//! servers drop a response's body once they have written as much as `Content-Length` says.
+//! servers drop a response's body, with all that it holds, once they have written as much as
+//! `Content-Length` says.
 
 use std::fmt;
 use std::pin::Pin;

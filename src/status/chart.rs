@@ -10,8 +10,8 @@ const BUCKETS: usize = 60;
 const BAR: usize = 4;
 const HEIGHT: u64 = 40;
 
-/// Writes a chart with a bar for each bucket. At the bottom are the allowed requests, above them those near the limit,
-/// and on top those over the limit, hatched. `what` is the text for screen readers.
+/// Writes a chart with a bar for each bucket. At the bottom are the allowed requests that were not near the limit,
+/// above them those that were, and on top the requests over the limit, hatched. `what` is the text for screen readers.
 pub(super) fn write(html: &mut String, buckets: &[RateBucket], what: &str) {
     let all = |bucket: &RateBucket| bucket.allowed().saturating_add(bucket.over());
     let most = buckets.iter().map(all).max().unwrap_or(0).max(1);

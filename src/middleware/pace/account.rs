@@ -537,7 +537,7 @@ impl AccountState {
         if let Some(waiting) = self.line.get_mut(turn) {
             waiting.want = want;
         }
-        // The earlier of the two wakes a body that asks in the meantime.
+        // Whatever comes first wakes the body, even while it asks.
         self.line.sleep(turn, u64::MAX, waker, wakers);
         match std::mem::take(&mut self.phase) {
             AccountPhase::Idle if now_us >= self.slot_us => {
@@ -571,7 +571,7 @@ impl AccountState {
     /// Puts a body at the end of the line.
     fn join(&mut self, body: u64, want: u64, now_us: u64) {
         let is_first = self.line.is_empty() && self.failures == 0 && matches!(self.phase, AccountPhase::Idle);
-        // An account gets no units for the time in which it was idle.
+        // An account that was idle for longer than `IDLE_US` does not catch up.
         if is_first && (self.batch == (0, 0) || now_us.saturating_sub(self.slot_us) > IDLE_US) {
             self.slot_us = self.slot_us.max(now_us);
             self.begins = true;

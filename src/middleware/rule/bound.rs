@@ -120,8 +120,8 @@ impl BoundRule {
         self.first + self.policies().len()
     }
 
-    /// Adds the rule after those that have `taken` their names, and gives each policy a free name: `api` becomes
-    /// `api-2`, `api-3` and so on.
+    /// Takes its place behind the rules that have `taken` their names, and gives each policy whose name is taken a free
+    /// one: `api` becomes `api-2`, `api-3` and so on.
     pub(crate) fn place_behind(&mut self, taken: &mut TakenNames) {
         self.first = taken.policies();
         for at in 0..self.policies().len() {
@@ -224,9 +224,9 @@ impl BoundRule {
         unmet
     }
 
-    /// The second half of [`match_request`](Self::match_request). It takes the key by reference, so that the caller
-    /// need not move it. A copy of words that were just written stalls on store forwarding (`benches/instructions`,
-    /// "layer, allowed, no header fields").
+    /// The second half of [`match_request`](Self::match_request). The caller finds the key between the halves, so it
+    /// can leave the key where it was written, and pass a reference. A copy of words that were just written stalls on
+    /// store forwarding (`benches/instructions`, "layer, allowed, no header fields").
     #[inline(always)]
     pub(crate) fn match_key<K>(&self, head: &Head<'_>, key: Option<K>) -> RuleMatch<'_, K> {
         match key {

@@ -316,7 +316,7 @@ impl<T> Table<T> {
             !entries.is_empty()
         });
         self.count = self.keys.values().map(SmallVec::len).sum();
-        // So each new entry removes at most two old ones.
+        // So, while the table has room, sweeps look on average at two entries at most for each new one.
         self.swept_at = (2 * self.count).max(SWEPT_FROM);
         self.shrink();
     }
