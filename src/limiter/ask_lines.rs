@@ -100,6 +100,8 @@ struct AskLine {
 struct Asking {
     cost: u64,
     since_us: u64,
+    /// Whether units came back since then, which a denial may not count.
+    is_outdated: bool,
 }
 
 impl AskLines {
@@ -143,7 +145,7 @@ impl AskLines {
     pub(crate) fn let_first_ask(&self, policy: &Policy, key: &Key, timer: &dyn Timer) {
         if !self.is_empty() {
             let now_us = time_of(timer);
-            self.change(&line_key(policy, key), now_us, |line, now_us, _| line.due_us = line.due_us.min(now_us));
+            self.change(&line_key(policy, key), now_us, |line, now_us, _| line.let_first_ask(now_us));
         }
     }
 
@@ -158,7 +160,7 @@ impl AskLines {
         let mut table = lock(&self.table);
         let now_us = table.time(now_us);
         for (_, line) in table.lines.iter_mut().filter(|((name, _), _)| *name == policy.name_fingerprint()) {
-            line.due_us = line.due_us.min(now_us);
+            line.let_first_ask(now_us);
             line.wake_foremost(&mut wakers);
         }
         drop(table);
@@ -204,6 +206,12 @@ fn line_key(policy: &Policy, key: &Key) -> AskLineKey {
 }
 
 impl AskLine {
+    /// Lets the first caller ask. A caller that is asking asks again if it is denied.
+    fn let_first_ask(&mut self, now_us: u64) {
+        self.due_us = self.due_us.min(now_us);
+        self.asking.values_mut().for_each(|asking| asking.is_outdated = true);
+    }
+
     fn is_over(&self) -> bool {
         self.waiters.is_empty() && self.passed_over.is_empty() && self.asking.is_empty()
     }
@@ -241,7 +249,7 @@ impl AskLine {
     }
 
     fn note_asking(&mut self, turn: u64, cost: u64, now_us: u64) {
-        self.asking.insert(turn, Asking { cost, since_us: now_us });
+        self.asking.insert(turn, Asking { cost, since_us: now_us, is_outdated: false });
         self.spare = self.spare.saturating_sub(cost);
         self.released = self.released.saturating_sub(1);
     }
@@ -282,8 +290,9 @@ impl AskLine {
         let Some(asking) = self.asking.remove(&turn) else { return };
         self.waiters.add(turn, asking.cost);
         (self.spare, self.released) = (0, 0);
-        // A wait of zero would make this a busy loop.
-        let wait_us = wait_us.saturating_sub(self.measure(asking, now_us)).clamp(1, RECHECK_US);
+        // Without an outdated answer, a wait of zero would make this a busy loop.
+        let left_us = wait_us.saturating_sub(self.measure(asking, now_us));
+        let wait_us = if asking.is_outdated { 0 } else { left_us.clamp(1, RECHECK_US) };
         self.due_us = now_us.saturating_add(wait_us);
     }
 
@@ -465,6 +474,28 @@ mod tests {
     use super::*;
     use crate::clock::StoppedTimer;
     use crate::quota::Quota;
+
+    /// The limiter decides before the units come back, and the answer arrives after that.
+    #[test]
+    fn units_that_come_back_during_a_call_are_asked_for() {
+        let (lines, timer): (Arc<AskLines>, Arc<dyn Timer>) = (Arc::default(), Arc::new(StoppedTimer));
+        let policy = Policy::new("jobs", Quota::per_second(1)).unwrap();
+        let (key, hour) = (Key::global(), Duration::from_secs(3_600));
+        let due_us = || lock(&lines.table).lines.values().next().map(|line| line.due_us);
+        let mut turn = AskTurn::ask(&lines, &timer, (&policy, &key, 1), u64::MAX);
+        let changes: [(fn(&AskLines, &Policy, &Key), u64); 3] = [
+            (|lines, policy, key| lines.let_first_ask(policy, key, &StoppedTimer), 0),
+            (|lines, policy, _| lines.let_each_first_ask(policy, &StoppedTimer), 0),
+            (|_, _, _| (), RECHECK_US),
+        ];
+        for (change, wanted_us) in changes {
+            change(&lines, &policy, &key);
+            turn.note_denied(hour);
+            assert_eq!(due_us(), Some(wanted_us));
+            lines.let_first_ask(&policy, &key, &StoppedTimer);
+            assert!(turn.poll(&mut Context::from_waker(Waker::noop())).is_ready(), "it asks again");
+        }
+    }
 
     #[test]
     fn failed_call_lets_two_more_callers_ask() {

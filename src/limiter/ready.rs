@@ -249,6 +249,7 @@ impl<L: Limiter> Ready<L> {
             until: None,
             unknown_waits: 0,
             failures: 0,
+            was_denied_outside: false,
         };
         if answer.is_none() && self.lines.asks.has_line(first.policy, first.key) {
             caller.join(Wait::None)?;
@@ -325,10 +326,16 @@ struct ReadyCaller<'a, L> {
     unknown_waits: u32,
     /// The number of calls in a row that have failed.
     failures: u32,
+    /// Whether it was denied while it had no turn. Units that came back since then woke nobody, so it takes a turn and
+    /// asks again.
+    was_denied_outside: bool,
 }
 
 impl<L: Limiter> ReadyCaller<'_, L> {
     async fn ask(&mut self, charges: &[Charge<'_>]) -> Result<Decision, L::Error> {
+        if self.was_denied_outside {
+            self.begin_turn();
+        }
         let reply = match &self.turn {
             Some(LineTurn::Places(turn)) => {
                 let number = turn.number();
@@ -337,14 +344,23 @@ impl<L: Limiter> ReadyCaller<'_, L> {
             }
             _ => self.ready.limiter.take(charges),
         };
-        if self.turn.is_none() && matches!(reply, Reply::Later(_)) && !self.first.policy.limits_in_flight() {
-            if let Some((timer, until)) = self.deadline() {
-                let Charge { policy, key, cost, .. } = *self.first;
-                let turn = AskTurn::ask(&self.ready.lines.asks, &timer, (policy, key, cost), latest_us(until));
-                self.turn = Some(LineTurn::Asks(turn));
-            }
+        if matches!(reply, Reply::Later(_)) {
+            self.begin_turn();
         }
         reply.await
+    }
+
+    /// Puts a caller that asks now into its line, unless it is there. Units of a concurrency limit have lines of their
+    /// own.
+    fn begin_turn(&mut self) {
+        if self.turn.is_some() || self.first.policy.limits_in_flight() {
+            return;
+        }
+        if let Some((timer, until)) = self.deadline() {
+            let Charge { policy, key, cost, .. } = *self.first;
+            let turn = AskTurn::ask(&self.ready.lines.asks, &timer, (policy, key, cost), latest_us(until));
+            self.turn = Some(LineTurn::Asks(turn));
+        }
     }
 
     /// Polls the caller's turn. A caller that has to wait is counted.
@@ -441,6 +457,7 @@ impl<L: Limiter> ReadyCaller<'_, L> {
                 self.turn = Some(LineTurn::Asks(turn));
             }
             Some(turn @ LineTurn::Places(_)) if wait == Wait::Unknown => self.turn = Some(turn),
+            None if !self.was_denied_outside && !self.first.policy.limits_in_flight() => self.was_denied_outside = true,
             // Another charge of the set is denied, and its wait is known.
             Some(LineTurn::Places(_)) | None => self.join(wait)?,
         }

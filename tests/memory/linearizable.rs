@@ -6,14 +6,17 @@
 
 #![expect(clippy::disallowed_methods, reason = "the crate's clocks count microseconds, and a call may take less")]
 
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use tower_ratelimit::{
-    ConfigError, Key, MemoryLimiter, Quota,
-    clock::ManualClock,
-    limiter::Effect,
+    ConfigError, Key, MemoryLimiter, Policy, Quota,
+    clock::{ManualClock, Sleep, Timer},
+    limiter::{Effect, Ready},
     quota::{Algorithm, Oldest},
 };
 
@@ -23,6 +26,9 @@ use crate::histories::{
 use crate::support::{cases, of_each_algorithm_but};
 
 const HOUR: Duration = Duration::from_secs(3_600);
+
+/// The time that anything may take on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
 
 /// Lets threads begin together. They spin, because a lock would wake them one after another.
 #[derive(Default)]
@@ -101,6 +107,98 @@ fn answers_to_concurrent_calls_are_those_of_some_order() {
                 check_history(&callers, &format!("{first} and {second}"));
             }
         }
+    }
+}
+
+/// A timer whose time stands still: no caller is admitted because time passed.
+#[derive(Debug)]
+struct Stopped;
+
+impl Timer for Stopped {
+    fn now(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn sleep_until(&self, _: Duration) -> Sleep {
+        Box::pin(std::future::pending())
+    }
+}
+
+/// Wakes the thread that waits for a future.
+#[derive(Default)]
+struct Bell(Mutex<bool>, Condvar);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        *self.0.lock().unwrap() = true;
+        self.1.notify_one();
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let (bell, mut future) = (Arc::new(Bell::default()), pin!(future));
+    let waker = Waker::from(Arc::clone(&bell));
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return value;
+        }
+        let mut has_rung = bell.0.lock().unwrap();
+        while !*has_rung {
+            has_rung = bell.1.wait(has_rung).unwrap();
+        }
+        *has_rung = false;
+    }
+}
+
+/// Takes units of a key, waits for them if need be, and returns them, some times.
+fn wait_and_return(ready: &Ready<MemoryLimiter>, policy: &Policy, key: &Key, random: &mut Random) -> Vec<Recorded> {
+    let mut calls = Vec::new();
+    for _ in 0..3 {
+        let cost = 1 + random.below(LIMIT);
+        let began = Instant::now();
+        let mut decision = block_on(ready.take_one(policy, key, cost)).expect("units come back, and the line is short");
+        let (is_allowed, remaining) = (decision.is_allowed(), decision.remaining());
+        let seen = Seen { counter: 0, cost, effect: Effect::Enforce, is_allowed, remaining };
+        calls.push(Recorded { began, ended: Instant::now(), call: Call::Take(vec![seen]) });
+        std::thread::yield_now(); // or one thread would take and return all before the next one comes
+        let receipt = decision.take_receipt().expect("it took units");
+        let call = Call::Refund { counter: 0, units: receipt.units(), may_be_void: false };
+        let began = Instant::now();
+        ready.refund(policy, key, receipt);
+        calls.push(Recorded { began, ended: Instant::now(), call });
+    }
+    calls
+}
+
+/// Each caller returns what it has before it takes again, so one of them can always go on.
+#[test]
+fn callers_that_wait_lose_no_wake_and_no_unit() {
+    for quota in quotas() {
+        let limiter = MemoryLimiter::builder().clock(ManualClock::new()).build().expect("the setup is possible");
+        // A caller that would have to wait for longer than it may gets an error at once.
+        let ready = Ready::new(limiter).timer(Stopped).max_wait(1_000 * HOUR);
+        let policy = Policy::new("waits", quota).expect("it is a name");
+        let histories = u64::from(cases(1_000));
+        let (gate, (sender, done)) = (Arc::new(Gate::default()), mpsc::channel());
+        for caller in 0..CALLERS as u64 {
+            let (ready, policy, gate, sender) = (ready.clone(), policy.clone(), Arc::clone(&gate), sender.clone());
+            std::thread::spawn(move || {
+                let mut random = Random::of(histories, caller);
+                let each = (0..histories).map(|history| {
+                    gate.pass();
+                    wait_and_return(&ready, &policy, &Key::of(history).expect("a number"), &mut random)
+                });
+                let _ = sender.send(each.collect::<Vec<_>>());
+            });
+        }
+        drop(sender);
+        let waits = |_| done.recv_timeout(LONG).unwrap_or_else(|_| panic!("{quota}: a caller waits for ever"));
+        let callers: Vec<Vec<Vec<Recorded>>> = (0..CALLERS).map(waits).collect();
+        for history in 0..histories as usize {
+            let callers: Vec<_> = callers.iter().map(|caller| caller[history].clone()).collect();
+            check_history(&callers, &quota.to_string());
+        }
+        assert_eq!(ready.waiting(), 0, "{quota}");
     }
 }
 
