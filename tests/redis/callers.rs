@@ -178,8 +178,9 @@ async fn burst_passes_no_limit_although_failures_are_allowed() {
 async fn burst_on_one_key_takes_few_calls() {
     let (passed, failed, calls) = burst(patient().max_in_flight(10_000), 5_000, 1, 5_000).await;
     assert_eq!((passed[&0], failed), (10, 0));
-    // All of them wait when the first is denied. If each were sent, it would be 80 calls.
-    assert!(calls <= 10, "{calls} calls");
+    // Each of the ten that pass may be in a call of its own, and when the first is denied, four calls are under way. All
+    // others wait by then. If each were sent, it would be 80 calls.
+    assert!(calls <= 14, "{calls} calls");
 }
 
 #[test]

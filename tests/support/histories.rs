@@ -41,7 +41,8 @@ pub(crate) enum Call {
     Refund {
         counter: usize,
         units: u64,
-        /// Its key may have been reset since the units were taken: then none of them are there, or fewer.
+        /// Its key may have been reset since the units were taken: then none of them come back, or fewer. A bucket becomes
+        /// no fuller than the charge left it.
         may_be_void: bool,
     },
     Reset {
@@ -67,14 +68,13 @@ fn used_after(call: &Call, mut used: Used) -> Vec<Used> {
     };
     match call {
         Call::Refund { counter, units, may_be_void } => {
-            let rest = used[*counter].checked_sub(*units);
-            let with = |rest: u64| {
+            let least = if *may_be_void { 0 } else { *units };
+            let refunded = |units: u64| {
                 let mut used = used;
-                used[*counter] = rest;
-                used
+                used[*counter] = used[*counter].checked_sub(units)?;
+                Some(used)
             };
-            let void = may_be_void.then(|| [used, with(rest.unwrap_or(0))]);
-            return rest.map(with).into_iter().chain(void.into_iter().flatten()).collect();
+            return (least..=*units).filter_map(refunded).collect();
         }
         Call::Reset { counter } => used[*counter] = 0,
         Call::Read(charges) => {
