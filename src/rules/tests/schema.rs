@@ -192,7 +192,7 @@ const BEYOND_THE_SCHEMA: &[(&str, &str)] = &[
     ("bytes; the most is", "a schema counts characters"),
     ("is too large: at most", "the bound depends on the unit"),
     ("no request could pass: each costs", COMPARISON),
-    ("a request could never pass if its header", COMPARISON),
+    ("could never pass, because", COMPARISON),
     ("which has no quota", COMPARISON),
     ("two descriptors have the key", COMPARISON),
     ("is listed twice", COMPARISON),
