@@ -483,7 +483,8 @@ mod tests {
         let (key, hour) = (Key::global(), Duration::from_secs(3_600));
         let due_us = || lock(&lines.table).lines.values().next().map(|line| line.due_us);
         let mut turn = AskTurn::ask(&lines, &timer, (&policy, &key, 1), u64::MAX);
-        let changes: [(fn(&AskLines, &Policy, &Key), u64); 3] = [
+        type Change = fn(&AskLines, &Policy, &Key);
+        let changes: [(Change, u64); 3] = [
             (|lines, policy, key| lines.let_first_ask(policy, key, &StoppedTimer), 0),
             (|lines, policy, _| lines.let_each_first_ask(policy, &StoppedTimer), 0),
             (|_, _, _| (), RECHECK_US),
