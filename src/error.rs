@@ -171,7 +171,7 @@ pub enum ConfigErrorKind {
     /// A number is out of its range: of units, a prefix, proxies, or keys. A period is zero, longer than 366 days, or
     /// not a whole number of microseconds.
     Range,
-    /// The bytes are not a snapshot, or one of another version of this crate, or a damaged one.
+    /// The bytes are no snapshot, are damaged, or are of another version of this crate.
     Snapshot,
     /// The text could not be read: as a quota, a network, a time zone, or a label.
     Syntax,

@@ -17,23 +17,23 @@ labelled! {
     NotCharged,
     /// Returns the label for JSON and logs.
     as_str {
-        /// The rule of a [file](crate::guide::rules_in_a_file) is for other paths.
+        /// The rule of a [file](crate::guide::rules_in_a_file) is not for the request's path.
         Path = "path",
-        /// The rule of a file is for other methods.
+        /// The rule of a file is not for the request's method.
         Method = "method",
-        /// The rule of a file is for other hosts.
+        /// The rule of a file is not for the request's host.
         Host = "host",
         /// The rule of a file needs a header that the request does not have.
         Header = "header",
         /// The rule of a file needs a parameter of the query that the request does not have.
         Query = "query",
-        /// The rule of a file is for other user agents.
+        /// The rule of a file is not for the request's user agent.
         UserAgent = "user_agent",
-        /// The rule of a file is for clients with other addresses.
+        /// The rule of a file is not for the client's address.
         Client = "client",
-        /// The rule of a file is for other actions of the program.
+        /// The rule of a file is not for the request's action.
         Action = "action",
-        /// The rule of a file is for other times.
+        /// The rule of a file is not for the present time.
         Time = "time",
         /// The `not` of the rule of a file leaves the request out.
         LeftOut = "left_out",

@@ -309,8 +309,8 @@ impl<'a> Observed<'a> {
     }
 
     /// Returns the key that the policy of this name was charged for, or `None` if the policy did
-    /// not apply to the request. Descriptors can charge a policy for several keys: then it is the
-    /// first that the policy refused, or if there is none, the first.
+    /// not apply to the request. If descriptors charged the policy for several keys, returns the
+    /// first key that was refused. If none was refused, returns the first key that was charged.
     ///
     /// A key may be a secret or personal data, such as a token or an address. Do not write it to
     /// logs or metrics unchanged.

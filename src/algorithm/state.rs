@@ -115,10 +115,11 @@ pub(crate) trait PairAlgorithm {
     /// Returns the maximum number of units that can be in use: the capacity and the allowed debt.
     fn most(&self) -> u64;
 
-    /// Returns a time from now. If all units of another quota come back within it, a denied charge
-    /// leaves that quota's state as it is. If some come back later, a denied charge writes the converted state.
-    /// Otherwise each request would convert the old state again, and the end of a window that is a period from now
-    /// would move on with the clock.
+    /// Returns a time from now. A denied charge may find the state of another quota. If all units of
+    /// that state come back before this time has passed, the charge leaves the state as it is. If
+    /// some come back later, the charge writes the converted state. Otherwise each request would
+    /// convert the old state again, and the end of a window that is a period from now would move on
+    /// with the clock.
     ///
     /// Windows return two periods, or the time to the end of the next window. Buckets return the time in which they
     /// drain.

@@ -21,7 +21,7 @@ pub(crate) fn config(usual: u32) -> ProptestConfig {
     ProptestConfig { cases: cases(usual), failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// Returns the distance between the cases of a table that a test tries.
+/// Returns `n` for a test that tries each `n`-th case of a table.
 pub(crate) fn stride() -> usize {
     times().map_or(SAMPLE as usize, |_| 1)
 }

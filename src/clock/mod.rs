@@ -33,7 +33,7 @@ pub use crate::base::time::Timestamp;
 /// [say so](Self::follows_calendar), if a quota has windows of a day, or of the
 /// [calendar](crate::quota::Calendar). Rates only need a time that passes evenly.
 ///
-/// It should not step, but may, in either direction and by any time:
+/// It should not step. If it does, forward or back and by any amount:
 ///
 /// * A step forward frees what would have been freed in that time.
 /// * A step back gives no key a second quota, as long as the limiter keeps the key's state: a window

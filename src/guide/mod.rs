@@ -13,7 +13,7 @@
 //! * Behind a proxy, [`key::client_ip`](crate::key::client_ip) stands in the place of `key::peer_ip`.
 //! * Several processes share the limit if `MemoryLimiter::new()` becomes
 //!   [`RedisLimiter::connect(url).await?`](redis_and_failures).
-//! * A rule refuses nothing as long as it is watched: [`.mode(Mode::Shadow)`](crate::Mode::Shadow).
+//! * A rule is watched before it refuses anything: [`.mode(Mode::Shadow)`](crate::Mode::Shadow).
 //!
 //! # Read first
 //!

@@ -354,7 +354,7 @@ pub(crate) struct AskTurn {
 }
 
 impl AskTurn {
-    /// Joins the line of a key, for at most `until_us`. If the limiter has denied the caller,
+    /// Joins the line of a key, and stays in it until `until_us` at the latest. If the limiter has denied the caller,
     /// `wait` is the wait that it named. A caller that comes from another line keeps the `number` by
     /// which it stood there, and stands behind those that came before it.
     pub(crate) fn join(

@@ -150,7 +150,8 @@ impl<L: Limiter> AnyPlaces for HeldPlaces<L> {
 
     fn release(&self, is_over: &dyn Fn(usize) -> bool, is_shared: &dyn Fn() -> bool) -> bool {
         let mut held = lock(&self.held);
-        // Under the lock: another holder that arrives now waits for the lock, and then reads whether a unit is left.
+        // Asks under the lock. A holder that arrives meanwhile waits for the lock, and then reads whether a unit is
+        // left.
         if is_shared() {
             return true;
         }

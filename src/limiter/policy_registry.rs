@@ -10,7 +10,7 @@ use crate::policy::Policy;
 
 /// Holds the policies of the layers that use a limiter. The clones of a limiter share one registry.
 ///
-/// Layers enter their policies when they are made and leave when they are dropped. A limiter
+/// A layer adds its policies when it is made, and removes them when it is dropped. A limiter
 /// without a registry works, but some [setup warnings](crate::setup_warning::SetupWarningKind) are
 /// then not detected.
 #[derive(Default)]

@@ -54,7 +54,7 @@ pub(crate) trait FindRules: Send + Sync {
     fn find(&self, head: &Head<'_>, found: &mut dyn FnMut(usize, Key, u64));
 }
 
-/// A source of rules. A layer takes its rules before those that the program adds.
+/// A source of rules. In a layer they come before those that the program adds.
 pub(crate) trait RuleSource: Send + Sync {
     fn current(&self) -> Arc<SourcedRules>;
 

@@ -36,8 +36,8 @@
 //!      have closed it.
 //!    * A refund does not undo side effects of the request: a window that it anchored, entries that
 //!      it displaced in a log that counts denied requests, debt that was forgotten because of it.
-//! 8. **Clocks may step back.** Nothing panics, wraps or over-admits. A request that is being
-//!    decided while the clock steps back may be decided by the time before the step. After a step
+//! 8. **Clocks may step back.** Nothing panics, wraps or over-admits. If the clock steps
+//!    back while a request is decided, the time from before the step may still be used. After a step
 //!    back a client may wait longer than needed: by at most the time in which its bucket refills,
 //!    or by one window. Forgetting an expired state changes no decision.
 //!
@@ -124,7 +124,7 @@
 //! [`Quota::concurrent`](crate::Quota::concurrent) return no error: a larger limit counts as the
 //! largest one.
 
-// First, because rustdoc shows the methods of `Quota` in this order.
+// The first module, because rustdoc shows the methods of `Quota` in the order of the modules.
 pub(crate) mod builder;
 
 mod block;

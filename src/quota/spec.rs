@@ -282,7 +282,7 @@ impl Spec {
         u64::try_from(refill).unwrap_or(u64::MAX)
     }
 
-    /// Returns the largest burst or debt, which comes back within the longest time.
+    /// Returns the largest burst or debt. All of it comes back within the longest time.
     pub(super) fn units_max(&self) -> u64 {
         let (limit, period_us) = (u128::from(self.limit), u128::from(self.period_us));
         let most = match self.algorithm {

@@ -588,8 +588,8 @@ impl DescriptorStatus {
         self.is_unlimited
     }
 
-    /// Returns the limit and what is left of it. `None` if the descriptor is unlimited or matches no limit, and if
-    /// another limit replaces its own.
+    /// Returns the limit and what is left of it. `None` if the descriptor is unlimited, if it matches no limit,
+    /// or if another limit replaces its own.
     #[must_use]
     pub fn limit(&self) -> Option<&PolicyStatus> {
         self.limit.as_ref()

@@ -331,7 +331,7 @@ impl EventCounts {
         self.fallbacks
     }
 
-    /// Returns the keys with a live state that a limiter in memory forgot to make room.
+    /// Returns the number of keys with a live state that a limiter in memory evicted to make room.
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.evicted.iter().sum()

@@ -83,8 +83,8 @@ impl PolicyCounts {
 }
 
 fn under_way(begun: &AtomicU64, ended: &AtomicU64) -> Option<u64> {
-    // Reads the ends before the beginnings, so that a wait that passes between the two readings is not an end without
-    // a beginning.
+    // Reads the ends first. Otherwise a wait that begins and ends between the two readings would count as ended, but
+    // not as begun.
     let ended = ended.load(Ordering::Relaxed);
     let begun = begun.load(Ordering::Relaxed);
     (begun > 0).then(|| begun.saturating_sub(ended))

@@ -77,7 +77,7 @@ pub(super) enum Done {
 }
 
 impl OperatorAction {
-    /// Returns when the action ended, by the clock of the statistics.
+    /// Returns the time at which the action ended, by the clock of the statistics.
     #[must_use]
     pub fn at(&self) -> Timestamp {
         self.at

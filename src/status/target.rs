@@ -192,7 +192,8 @@ impl LayerKeys {
             });
         }
         let mut seen = HashSet::new();
-        // Plans have one name and one state of a key, except that requests in flight are counted apart from rates.
+        // All plans of a rule share a name and the state of each key. Only requests in flight have a state apart from
+        // rates.
         self.held.retain(|held| {
             let counts_apart = *act == Act::Reset && is_concurrent(&held.policy);
             is_meant(held) && seen.insert((held.fingerprint, held.policy.name().to_owned(), counts_apart))

@@ -96,7 +96,7 @@ impl Visit {
     /// Asks for the next share of the client's own quotas. Returns `None` if it has taken them all.
     pub(super) fn ask(&self) -> Option<Reply<Decision, LimiterError, LaterAnswer>> {
         let share = self.shares.get(self.taken)?;
-        debug_assert!(share.own < self.settings.own.len(), "a share is of one of the client's own quotas");
+        debug_assert!(share.own < self.settings.own.len(), "each share belongs to one of the client's own quotas");
         let own = self.settings.own.get(share.own)?;
         let charges = share.policies.iter().map(|policy| Charge::new(policy, &self.key).cost(share.cost));
         Some(own.limiter.take(&charges.collect::<SmallVec<[Charge<'_>; 2]>>()))

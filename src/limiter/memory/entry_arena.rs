@@ -260,7 +260,7 @@ impl EntryArena {
         Some(Pair { at, n })
     }
 
-    /// Makes a chain without a head hold a pair.
+    /// Removes all that a chain holds, its head too, and puts a pair into it.
     pub(super) fn set_pair(&self, owner: Fingerprint, chain: &mut Chain, pair: Pair) {
         self.empty_plain(owner, chain);
         self.set(chain.first, 0, (pair.at, pair.n));

@@ -33,7 +33,7 @@ use super::states::States;
 ///
 /// * A limiter of capacity `n` has a table of at most `40·n` bytes (40 MB for a million keys). The table
 ///   begins with 32 to 64 kB and doubles when a key finds no room, so it takes about 20 to 60 bytes for each
-///   key that is active: one that counts, or counted in the last ten seconds. It never shrinks.
+///   active key. A key is active until ten seconds after its state expired. The table never shrinks.
 ///   Buckets, fixed windows and sliding windows of one bucket need nothing else, unless their numbers
 ///   are unusually large.
 /// * Other states (sub-windows, logs, and large numbers) also need blocks of 128 bytes from an arena of

@@ -101,8 +101,8 @@ impl States {
                     return vacated.map_or(SlotClaim::Nothing, SlotClaim::Slot);
                 }
             }
-            // Takes a slot that was never used if there is one, and rather in the first line. Otherwise takes the slot
-            // that has been free longest, so that an idle key keeps its slot for a while.
+            // Takes a slot that was never used if there is one, of the first line if both have one. Otherwise takes the
+            // slot that has been free longest, so that an idle key keeps its slot for a while.
             let free = slots.iter().filter(|seen| self.is_free(**seen, now));
             if let Some(seen) = free.min_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) }) {
                 if let Some(slot) = self.lock_free_slot(*seen) {

@@ -41,8 +41,8 @@ pub type StoreFuture<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + S
 /// can hold units of one key, and 128 can be in line. So prefer Redis for keys that many processes
 /// use at once.
 ///
-/// Decisions are made at the store's time, which this process knows as exactly as a round trip is
-/// long. If the store's clock steps, the decisions under way can be off by 100 milliseconds and a
+/// Decisions are made at the store's time. This process knows that time only to within a round
+/// trip. If the store's clock steps, the decisions under way can be off by 100 milliseconds and a
 /// round trip. A decision that is further off is made again, unless another process has written its
 /// keys since, or an answer was lost. If the store reports no time, decisions are made at the
 /// process's own time. Then a process whose clock is ahead by a second refills a second early.

@@ -261,7 +261,7 @@ impl<'a> WorkingCopy<'a> {
         let mut decisions = Several::new();
         for (at, (charge, place)) in charges.iter().zip(places).enumerate() {
             if places[..at].contains(place) {
-                // The caller should have merged charges of one key.
+                // Two charges of one key. The caller has to merge them.
                 decisions.push(ChargeDecision::denied(charge.policy.quota().capacity(), 0, Wait::Never));
                 changes.push(Left::of(None, false));
                 continue;

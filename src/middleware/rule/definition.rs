@@ -56,7 +56,7 @@ pub struct Rule {
     pub(crate) mode: Option<ModeSwitch>,
     pub(crate) warn_at_percent: Option<u8>,
     pub(crate) linked: Option<LinkedPolicy>,
-    /// The switch that the quota of the only policy follows.
+    /// The switch, if the quota of the only policy follows one.
     pub(crate) switch: Option<QuotaSwitch>,
     /// Reads the quota of each request, for which the only policy stands in.
     pub(crate) quota_from: Option<QuotaFrom>,

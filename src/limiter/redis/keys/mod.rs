@@ -50,7 +50,7 @@ pub(super) struct KeySpace {
     /// The prefix and the format's version, up to the tag.
     before: Box<str>,
     callers: CallerKeys,
-    /// Has a number for each group, whose slot is the group's. Empty if each caller has a slot of
+    /// For each group, a number that hashes to the group's slot. Empty if each caller has a slot of
     /// its own.
     groups: Box<[u32]>,
 }
@@ -131,7 +131,7 @@ pub(super) fn shown(stored: &[u8]) -> String {
     let closes = stored.iter().position(|byte| *byte == b'}').unwrap_or(stored.len());
     let hidden = match caller(opens + 1) {
         Some(from) => from..closes,
-        // With groups, a stored key has the length of the name, the name, and then the caller's part.
+        // With groups, three parts follow the tag: the name's length in digits, the name, and the caller's part.
         None => {
             let marker = usize::from(stored.get(closes + 2) == Some(&b'p'));
             let closes = closes + marker;

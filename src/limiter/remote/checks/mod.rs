@@ -85,8 +85,8 @@ pub(crate) struct Checks<B: Backend> {
 }
 
 impl<B: Backend> Checks<B> {
-    /// Makes the checks with at most this number of remembered denials, with leases of at most this number of units, 0
-    /// for none, and with units that are held, which lapse after this time unless they are renewed.
+    /// Makes the checks. They remember at most `denials` denials, and lease at most `lease_units` units, or none if
+    /// that is 0. Held units lapse after `lapse` unless they are renewed.
     pub(crate) fn new(
         backend: B,
         denials: usize,

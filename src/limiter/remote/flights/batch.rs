@@ -58,8 +58,8 @@ pub(crate) struct CallLimits {
 }
 
 impl CallLimits {
-    /// Returns how much of the window a flight with this many units fills. A call over a connection of its own counts
-    /// as one, because its time depends on its trip and the store's disk, and hardly on its units.
+    /// Returns by how much a flight with this many units counts towards the window. A call over a connection of its own
+    /// counts as one, because its time depends on its trip and the store's disk, and hardly on its units.
     pub(super) fn counted(self, units: usize) -> u64 {
         match self.calls {
             Calls::Pipelined => units as u64,
