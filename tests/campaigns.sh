@@ -34,6 +34,8 @@ campaign algorithms 1 "RATELIMIT_CAMPAIGN=25 $tests --lib algorithm::"
 campaign edges 1 "RATELIMIT_CAMPAIGN=1 $tests --lib edges_are_those -- --nocapture"
 # A million histories of threads that use the same keys at once: an order of their calls explains all answers.
 campaign linearizable 1 "RATELIMIT_CAMPAIGN=100 $tests --test memory linearizable"
+# The same for three limiters on one Redis, with the machine to itself.
+campaign linearizable-redis 1 "RATELIMIT_CAMPAIGN=25 $tests --test redis linearizable -- --ignored"
 # A million requests in flight that end in every way, over TCP, counted in memory, and as many counted in Redis. No place may
 # leak.
 campaign in-flight-memory 1 "RATELIMIT_CAMPAIGN=1 IN_FLIGHT_REQUESTS=1000000 $tests --test middleware in_flight_campaign -- --nocapture"

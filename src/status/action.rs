@@ -73,6 +73,7 @@ pub(super) enum Done {
     /// The switch of this name was set.
     Switched { switch: Box<str>, mode: Mode },
     /// Something was done for all processes.
+    #[cfg_attr(not(feature = "tokio"), expect(dead_code, reason = "a fleet needs the feature tokio"))]
     ForAll { kind: ActionKind, setting: Box<str>, value: Option<Box<str>> },
 }
 

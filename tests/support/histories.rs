@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Barrier;
+use tokio::task::JoinSet;
 use tower_ratelimit::limiter::{Charge, Effect, Limiter, Receipt, Refund};
 use tower_ratelimit::quota::Anchor;
 use tower_ratelimit::{Key, Policy, Quota};
@@ -268,9 +269,11 @@ pub(crate) async fn check_limiters<L: Limiter + Clone + 'static>(limiters: [L; C
         for second in lasting() {
             seed += 1;
             let policies = policies(first, second);
-            let tasks = limiters.iter().zip(0..).map(|(limiter, caller)| {
+            // Of a set: if one panics, the others would wait at the gate for ever.
+            let mut tasks = JoinSet::new();
+            for (limiter, caller) in limiters.iter().zip(0..) {
                 let (limiter, policies, gate) = (limiter.clone(), policies.clone(), Arc::clone(&gate));
-                tokio::spawn(async move {
+                tasks.spawn(async move {
                     let (mut random, mut recorded) = (Random::of(seed, caller), Vec::new());
                     for history in 0..histories {
                         let keys = [0, 1].map(|key| Key::of((seed * histories + history) * 2 + key).expect("a number"));
@@ -285,11 +288,11 @@ pub(crate) async fn check_limiters<L: Limiter + Clone + 'static>(limiters: [L; C
                         recorded.push(calls);
                     }
                     recorded
-                })
-            });
+                });
+            }
             let mut callers = Vec::new();
-            for task in tasks.collect::<Vec<_>>() {
-                callers.push(task.await.expect("a caller does not panic"));
+            while let Some(recorded) = tasks.join_next().await {
+                callers.push(recorded.expect("a caller does not panic"));
             }
             for history in 0..histories as usize {
                 let calls: Vec<_> = callers.iter().map(|caller| caller[history].clone()).collect();
