@@ -616,23 +616,32 @@ fn script_calls(server: &redis_server::Server) -> (f64, f64) {
     lines.fold((0.0, 0.0), |(calls, time), line| (calls + field(line, "calls="), time + field(line, "usec=")))
 }
 
-/// Connections that run scripts of 4 ms each, one after the other.
+/// Connections that run scripts of some 4 ms each, one after the other.
 struct Neighbours {
     have_ended: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Neighbours {
-    /// They send `EVAL`, so that the server counts their calls elsewhere. They count the server's processor time: by a
-    /// number of steps, a turn would be a fifth longer now and then, and calls are just within the deadline.
+    /// They send `EVAL`, so that the server counts their calls elsewhere.
     fn start(server: &redis_server::Server, count: usize) -> Self {
-        let script = "local began = os.clock() repeat until os.clock() - began >= 0.004 return 1";
+        let script = "local n = 0 for step = 1, ARGV[1] do n = n + step % 7 end return n";
+        let run = move |connection: &mut redis::Connection, steps: u64| {
+            let began = Instant::now();
+            redis::cmd("EVAL").arg(script).arg(0).arg(steps).exec(connection).unwrap();
+            began.elapsed()
+        };
+        let mut connection = server.connection();
+        // The quickest of some calls, since others may use the machine.
+        let steps = 200_000;
+        let quickest = (0..10).map(|_| run(&mut connection, steps)).min().expect("there are ten");
+        let steps = (steps as f64 * 0.004 / quickest.as_secs_f64()) as u64;
         let have_ended = Arc::new(AtomicBool::new(false));
         let neighbour = |_| {
             let (ended, mut connection) = (Arc::clone(&have_ended), server.connection());
             std::thread::spawn(move || {
                 while !ended.load(Ordering::Relaxed) {
-                    redis::cmd("EVAL").arg(script).arg(0).exec(&mut connection).unwrap();
+                    run(&mut connection, steps);
                 }
             })
         };
@@ -645,7 +654,8 @@ impl Drop for Neighbours {
     fn drop(&mut self) {
         self.have_ended.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            let _ = thread.join();
+            let ended = thread.join();
+            assert!(ended.is_ok() || std::thread::panicking(), "a neighbour's script fails");
         }
     }
 }
