@@ -23,7 +23,7 @@ const PROBE_TIME: Duration = Duration::from_secs(2);
 /// The most calls of `Watch` at a time. Each takes a few hundred bytes for as long as it lasts.
 const WATCHES_MAX: usize = 1_000;
 
-/// Where the server is on its way to its end.
+/// The phase of the server: it serves, drains, or ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     Serving,

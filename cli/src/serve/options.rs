@@ -88,8 +88,8 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value_t = HeaderFormat::Draft11, env = "TOWER_RATELIMIT_HEADERS")]
     pub(crate) headers: HeaderFormat,
 
-    /// What the status page shows of a client that is refused: an operator needs it to block the client. Keys other
-    /// than addresses have a fingerprint
+    /// The part of a refused client's address that the status page shows: an operator needs it to block the client.
+    /// Keys other than addresses have a fingerprint
     #[arg(long, value_enum, default_value_t = Reveal::Networks, env = "TOWER_RATELIMIT_REVEAL")]
     pub(crate) reveal: Reveal,
 
@@ -126,7 +126,7 @@ pub(crate) enum HeaderFormat {
     RetryAfter,
 }
 
-/// What is shown of clients. Addresses are personal data in many countries.
+/// The part of a client's address that is shown. Addresses are personal data in many countries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Reveal {
     /// The network of an address, such as 203.0.113.0/24 or 2001:db8:1::/48

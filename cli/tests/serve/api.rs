@@ -147,7 +147,7 @@ fn customer_with_a_plan_is_raised() {
     let end = json!({"kind": "override", "name": "customer", "subject": "acme", "why": "it is over"});
     assert_eq!(api.post("/v1/settings", &end).status, 200);
     assert_eq!(check("acme").0, 20);
-    // What would have no effect is refused.
+    // An override without an effect is refused.
     let two = json!({"kind": "override", "name": "two", "subject": "acme", "value": "600 per hour", "why": ""});
     let answer = api.post("/v1/settings", &two);
     assert!(answer.status == 400 && answer.body.contains("no `override` of the name `two`"), "{answer:?}");
@@ -307,7 +307,7 @@ fn modes_of_envoys_form_are_answered() {
     assert_eq!([check(&[search]), check(&[search])], ["allowed", "limited"]);
     assert_eq!([check(&[("watched", "a")]), check(&[("watched", "a")])], ["allowed", "shadow_limited"]);
     assert_eq!([check(&[("free", "a")]), check(&[("unknown", "a")])], ["exempt", "exempt"]);
-    // Where the other limit applies, that of `search` does not count.
+    // The limit of `search` does not count a request to which the limit of `other` applies.
     let both = [search, ("other", "a")];
     assert_eq!([check(&both), check(&both), check(&both)], ["allowed", "allowed", "limited"]);
 }

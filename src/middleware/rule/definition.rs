@@ -63,7 +63,7 @@ pub struct Rule {
     pub(crate) settlement: Settlement,
     /// True if the held units of a concurrency limit are returned when the response's head is sent.
     pub(crate) until_head: bool,
-    /// The bodies that the rule paces. Such a rule charges no request.
+    /// The bodies that the rule paces. A rule with a pace charges no request.
     pub(crate) pace: Option<PacedBodies>,
     /// The bytes of each body that do not wait for its pace.
     pub(crate) pace_after: u64,
