@@ -156,7 +156,8 @@ fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (StoreErrorKind, &'static
     let is_code = |words: &str| words.bytes().all(|byte| byte.is_ascii_uppercase());
     let says = |words: &&str| if is_code(words) { has(words) } else { text.contains(words) };
     let known = MEANINGS.iter().find(|(words, ..)| words.iter().any(says));
-    // An error with other words may be temporary: too many clients, a proxy without a server, or an error of a later version.
+    // An error with other words may be temporary: too many clients, a proxy without a server, or an error of a later
+    // version.
     known.map_or((StoreErrorKind::Unavailable, "cannot serve now"), |(_, kind, said)| (*kind, said))
 }
 
