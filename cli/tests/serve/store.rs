@@ -71,7 +71,10 @@ fn servers_follow_the_master_that_sentinels_name() {
     sentinel.servers[0].kill();
     sentinel.wait_for_replacement();
     servers.iter().for_each(wait_until_ready);
+    // Server 0 has never refused this client, so the new master refuses it.
     wait_until(|| check(&servers[0], "203.0.113.9")["outcome"] == "limited");
+    // Server 1 remembers its refusal, and is still ready until it reads the settings again.
+    wait_until(|| check(&servers[1], "203.0.113.11")["outcome"] == "allowed");
     assert_eq!(check(&servers[1], "203.0.113.10")["status"], 403);
     assert_eq!(block(&servers[1], "203.0.113.12"), 200);
     wait_until(|| check(&servers[0], "203.0.113.12")["status"] == 403);
