@@ -88,7 +88,7 @@ macro_rules! kind_and_message {
     ($(#[$about:meta])* $error:ident, $kind:ident) => {
         $crate::error::kind_and_message! { $(#[$about])* $error, $kind, pub(crate) }
     };
-    // This visibility is the one that `new` gets.
+    // `$made` is the visibility of `new`.
     ($(#[$about:meta])* $error:ident, $kind:ident, $made:vis) => {
         $(#[$about])*
         #[derive(Clone, PartialEq, Eq)]

@@ -435,7 +435,7 @@ impl RuleExplanation {
         for status in &self.statuses {
             let (policy, decision) = (status.policy(), status.decision());
             write!(f, "\n  ")?;
-            // Neither plans nor a rule's only policy need a name here.
+            // Prints no name for plans or for a rule's only policy.
             if self.names().nth(1).is_some() || self.names().all(|name| name != policy.name()) {
                 write!(f, "{}: ", policy.name())?;
             }

@@ -99,7 +99,7 @@ impl ModeSwitch {
     /// Returns the mode.
     #[must_use]
     pub fn get(&self) -> Mode {
-        // Relaxed: no other data is published with the mode.
+        // `Relaxed` suffices, because no other data is published with the mode.
         let number = self.0.mode.load(Ordering::Relaxed);
         Mode::of_number(number)
     }
@@ -109,7 +109,7 @@ impl ModeSwitch {
         let before = Mode::of_number(self.0.mode.swap(mode as u8, Ordering::Relaxed));
         if before != mode {
             let followers: Vec<_> = lock(&self.0.followers).iter().filter_map(Weak::upgrade).collect();
-            // They wake tasks, whose wakers are the application's code.
+            // The followers wake tasks, whose wakers are the application's code.
             followers.iter().for_each(|follower| contained(|| follower.mode_has_changed()));
         }
         before

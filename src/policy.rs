@@ -215,7 +215,7 @@ impl Policy {
         };
         let quotas = quotas.into_iter().map(kept).collect::<Result<Vec<Quota>, _>>()?;
         one_unit(name, &quotas)?;
-        // The largest debt in proportion to the capacity, as a fraction.
+        // `debt / of` is the largest debt of a plan in proportion to the plan's capacity.
         let owed = |quota: &Quota| (u128::from(quota.spec().debt), u128::from(quota.capacity().max(1)));
         let (debt, of) = quotas.iter().map(owed).max_by(|a, b| (a.0 * b.1).cmp(&(b.0 * a.1))).unwrap_or((0, 1));
         let plans = quotas.into_iter().map(|quota| {
@@ -453,8 +453,8 @@ pub(crate) fn shortened(words: String, room: usize) -> String {
     if words.len() <= room || room <= HASH {
         return words;
     }
-    // FNV-1a: the name is part of stored keys, so every process and every version must compute the
-    // same one.
+    // The hash is FNV-1a, because the name is part of stored keys, so every process and every version must compute
+    // the same name.
     let hash = words
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));

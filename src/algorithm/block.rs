@@ -335,8 +335,8 @@ impl PairAlgorithm for Block {
                 };
                 let longer = now + anew_us > until;
                 let (until, length_us) = if longer { (now + anew_us, anew_us) } else { (until, length_us) };
-                // A forced strike still counts after the block is undone: an operator who closes a closed key wants
-                // it to stay closed.
+                // A forced strike counts even if the block is undone later, because an operator who blocks an already
+                // closed key wants the key to stay closed.
                 let counts = is_renewed || force && cost > 0 && by.is_some();
                 let by = by.filter(|by| by.end > now && self.lasting.by_hand_us == 0);
                 let by = by.map(|by| self.more(by, cost)); // written only if it counts

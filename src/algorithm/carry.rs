@@ -63,7 +63,8 @@ impl Decider {
         let (most, longest_us) = match self {
             Self::Pair(decider, _) => (decider.get().most(), decider.get().longest_us(now)),
             Self::EntryLog(log) => (log.most(), log.longest_us()),
-            // A concurrency limit counts held units, and a rate counts used ones. Neither converts into the other.
+            // A concurrency limit counts held units and a rate counts used units, so neither count converts into the
+            // other.
             Self::Places(_) => return (NewState::Pair(None), Fit::Fits),
         };
         let fit = match carried.back().saturating_sub(now) > longest_us {

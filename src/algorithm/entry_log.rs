@@ -177,7 +177,7 @@ impl EntryLog {
     fn decide_gathered(&self, one: [(u64, u64); 1], now: u64, cost: u64, force: bool) -> EntryAnswer {
         let mut answer = self.decide(&Listed(&one), now, cost, force);
         if cost > 0 {
-            // A denied charge writes the state as well. Otherwise the state would stay ahead of the clock.
+            // A denied charge writes the state as well, because the state would otherwise stay ahead of the clock.
             answer.edit.get_or_insert_default().move_to = Some(one[0].0);
         }
         answer
@@ -289,7 +289,7 @@ impl EntryLog {
             let start = match self.oldest {
                 Oldest::Counted => grid(late),
                 Oldest::Weighted if is_partly_over => grid(late),
-                // The instant is rounded up: with an earlier one the entry would stop counting before its units come
+                // Rounds the instant up: an earlier instant would make the entry stop counting before its units come
                 // back.
                 Oldest::Weighted | Oldest::Dropped => late.next_multiple_of(self.grain_us()),
             };
@@ -310,7 +310,8 @@ impl EntryLog {
         }
         let (units, grain_us) = (u128::from(units), u128::from(self.grain_us()));
         let covered_us = u128::from((edge + self.grain_us()).saturating_sub(now).max(1));
-        // The largest entry that counts for these units, so that the first unit comes back a whole unit later.
+        // This is the largest entry that counts as `units` now. With it, the first unit comes back only after a whole
+        // unit has expired.
         let whole = (((units + 1) * grain_us).div_ceil(covered_us) - 1).min(u128::from(self.most()));
         let left = (units - whole * covered_us / grain_us) as u64; // at most the units
         let whole = whole as u64; // at most `most`
@@ -356,7 +357,7 @@ impl EntryLog {
     #[inline]
     fn view(&self, entries: &impl LogEntries, now: u64) -> LogView {
         let start = self.start_of(now);
-        // While the clock is behind the state, time stands still.
+        // While the clock is behind the newest entry, the view uses that entry's instant as the current time.
         let (start, at) = match entries.newest() {
             Some((newest, _)) if newest > start => (newest, newest),
             _ => (start, now),
@@ -419,7 +420,8 @@ impl EntryLog {
             Oldest::Dropped => edge,
             Oldest::Counted => edge + grain_us,
             Oldest::Weighted => {
-                // The first microsecond in which the covered part is below room + 1, which is at most the units.
+                // Finds the first microsecond in which the covered part of the entry is below `room + 1` units. `room
+                // + 1` is at most `units`.
                 let (above, units) = (room + 1, units.max(1));
                 let covered_us = match above.checked_mul(grain_us) {
                     Some(covered) => covered.div_ceil(units),

@@ -184,7 +184,7 @@ impl PairAlgorithm for FixedWindow {
         let most = self.limit + self.debt;
         let bound = if force || cost == 0 || self.unlimited { UNBOUNDED } else { self.limit };
         let (epoch, count_denied) = (u64::from(self.anchor == Anchor::Epoch), u64::from(self.count_denied));
-        // A calendar's window is added when the call is made, because it depends on the server's time.
+        // A calendar's window depends on the server's time, so the window is added when the call is made.
         let period_us = if self.calendar.is_some() { 0 } else { self.period_us };
         numbers(&[cost.min(most + 1), bound, self.limit, most, period_us, epoch, count_denied])
     }
@@ -194,7 +194,7 @@ impl PairAlgorithm for FixedWindow {
             if state.at <= now {
                 return Carried::new(Used::units(0), []);
             }
-            // If a clock stepped back, the quota that takes the state over bounds the window's end.
+            // If the clock stepped back, the quota that converts this state limits how late the window's end may be.
             let start = calendar.at(state.at - 1).start();
             return Carried::new(Used::units(state.n), [Dated::new(Some(start.min(now)), state.at, state.n)]);
         }

@@ -201,7 +201,7 @@ impl<N: Parts> Gcra<N> {
                 return GcraVerdict::Denied { met, retry_us: fits.then(|| after.us_beyond(&self.capacity)) };
             }
             if after.parts > self.ceiling.parts {
-                // Units beyond the allowed debt are not remembered, so they are not refunded either.
+                // The state does not keep units beyond the allowed debt, so a refund does not return them either.
                 after = self.ceiling;
                 units = (after.parts - met.parts).floor(self.p);
             }
@@ -222,8 +222,8 @@ impl<N: Parts> Gcra<N> {
                 let Pair { at, n } = after.of(now);
                 let decision = self.standing(after, Some(0)).receipted(*units, at, n);
                 match self.queue {
-                    // `delay` returns numbers instead of a decision, because a decision that another function changes
-                    // is copied (`benches/instructions`).
+                    // `delay` returns numbers instead of a decision, because the compiler copies a decision that
+                    // another function changes (`benches/instructions`).
                     Some(delay_after) => {
                         let (delay_us, position) = self.delay(*met, cost, delay_after);
                         decision.delayed(delay_us, position)
@@ -256,7 +256,7 @@ impl<N: Parts> Gcra<N> {
     /// pass at once. Also returns the number of units before it.
     #[inline(never)]
     fn delay(&self, met: Span<N>, cost: u64, delay_after: u64) -> (u64, u64) {
-        // The last unit of the charge has to be among those that pass at once.
+        // The charge passes at once if at most `delay_after` units are ahead of its last unit.
         let at_once = self.span(delay_after.saturating_sub(cost.saturating_sub(1)));
         if met.parts > at_once.parts {
             (met.us_beyond(&at_once), self.ceil_units(met.parts - at_once.parts))
@@ -283,7 +283,7 @@ impl<N: Parts> Gcra<N> {
     /// Returns whether the charge of `units` that ends at `own` begins where another one ends.
     pub(crate) fn begins_at(&self, own: Pair, units: u64, end: Pair) -> bool {
         let (span, l) = (self.span(units.min(self.most())), self.l.get());
-        // A quota without numerators gives the number of a pair no meaning.
+        // In a quota without numerators, the number of a pair has no meaning.
         let num = |pair: Pair| pair.n.min(l - 1);
         let sum = num(end) + span.num;
         let (carry, sum) = if sum < l { (0, sum) } else { (1, sum - l) };
@@ -342,7 +342,8 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
         let verdict = self.judge(met, cost, force);
         let next = match verdict {
             GcraVerdict::Admitted { after, .. } if after.parts > met.parts => Next::Set(after.of(now)),
-            // A clamped state is written even if the charge is denied: otherwise it would stay ahead of the clock.
+            // A clamped state is written even if the charge is denied, because the state would otherwise stay ahead
+            // of the clock.
             _ if is_clamped && cost > 0 => Next::Set(met.of(now)),
             _ => Next::Keep,
         };

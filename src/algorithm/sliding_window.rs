@@ -190,7 +190,7 @@ impl PairAlgorithm for TwoCounterWindow {
 
     #[cfg(feature = "_redis")]
     fn numbers(&self, cost: u64, force: bool) -> LuaNumbers {
-        // A window of one bucket needs these numbers of an entry log.
+        // A sliding window of one bucket uses only these numbers of its entry log.
         let [cost, bound, limit, most, period, _, oldest, _, count_denied, _] = self.log.numbers(cost, force);
         LuaNumbers::from_slice(&[cost, bound, limit, most, period, oldest, count_denied])
     }

@@ -72,7 +72,8 @@ impl StepBucket {
             return rest;
         };
         let ticks = (full.at - now).div_ceil(self.tick_us);
-        // The state of another quota may hold more than one tick of this quota brings, so the difference stops at 0.
+        // If another quota wrote the state, the state's number may exceed what one tick of this quota adds, so the
+        // subtraction saturates at 0.
         let missing = (u128::from(ticks) * u128::from(self.tokens)).saturating_sub(u128::from(full.n));
         match u64::try_from(missing) {
             Ok(missing) if missing <= self.burst + self.debt => {
@@ -136,7 +137,7 @@ impl PairAlgorithm for StepBucket {
         let Next::Set(full) = next else {
             return Transition { decision, next }; // a closed quota: nothing was taken
         };
-        // Units beyond the allowed debt are not remembered, so they are not refunded either.
+        // The state does not keep units beyond the allowed debt, so a refund does not return them either.
         Transition { decision: decision.receipted(missing - level.missing, full.at, full.n), next }
     }
 

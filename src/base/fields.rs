@@ -195,7 +195,7 @@ fn item<'a>(rest: &mut Cursor<'a>, list: List) -> Option<ListMember<'a>> {
     }
     let raw = rest.since(start);
     let name = if list == List::Nameless { raw } else { name };
-    // A parameter may be absent. If it is present, it has this type.
+    // A parameter may be absent, but a parameter that is present must have this type.
     let (seconds, unit, partition) = (typed(seconds)?, typed(unit)?, typed(partition)?);
     Some(ListMember { raw, name, units: units?, seconds, unit, units_now, millis, partition })
 }

@@ -166,7 +166,7 @@ pub(crate) fn split(name: &str) -> Option<(Group<'_>, Word)> {
 pub(crate) fn are_of_one_family(name: &str, other: &str) -> bool {
     let start = |name: &str| SPELLINGS.iter().find_map(|spelling| Some(name.find(spelling)? + spelling.len()));
     let Some(end) = start(name) else { return false };
-    // Most headers of a response have another beginning.
+    // Compares the beginnings of the names first, because most headers of a response begin differently.
     if name.get(..end) != other.get(..end) {
         return false;
     }

@@ -12,8 +12,8 @@ pub(crate) fn push_string(json: &mut String, text: &str) {
                 json.push('\\');
                 json.push(char);
             }
-            // Older JavaScript does not accept these line separators in strings. The other characters move a terminal's
-            // cursor.
+            // Older JavaScript does not accept U+2028 and U+2029 in strings. The control characters would move a
+            // terminal's cursor.
             '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{2028}' | '\u{2029}' => {
                 let _ = write!(json, "\\u{:04x}", u32::from(char)); // writing into a String never fails
             }

@@ -33,7 +33,7 @@ pub(crate) fn secret() -> u64 {
     if let Some(number) = seeded::next() {
         return number;
     }
-    // The keys of the standard library's hasher are random numbers of the operating system.
+    // The standard library's hasher takes its random keys from the operating system.
     RandomState::new().hash_one("secret")
 }
 

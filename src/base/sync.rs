@@ -132,8 +132,8 @@ impl Backoff {
 #[inline(always)]
 pub(crate) fn prefetch<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the hint reads nothing that the program can see, and never faults, whatever the address. Its instruction
-    // is part of SSE, which each x86-64 processor has.
+    // SAFETY: the prefetch hint reads nothing that the program can see, and does not fault for any address. The
+    // prefetch instruction is part of SSE, which each x86-64 processor has.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(std::ptr::from_ref(value).cast());
     }

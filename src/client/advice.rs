@@ -193,7 +193,8 @@ impl PolicyAdvice {
     fn add(&mut self, list: List, item: &ListMember<'_>) {
         let seconds = item.seconds.map(Duration::from_secs).filter(|time| *time <= LONGEST);
         if list == List::Limits {
-            // A proxy may have made `r` and `t` stricter, and left the parameters that it does not know.
+            // A proxy may have made `r` and `t` stricter without changing the parameters that the proxy does not
+            // know.
             let rounded = |millis: &u64| Some(millis.div_ceil(1_000).max(1)) == item.seconds;
             let millis = item.millis.filter(rounded).map(Duration::from_millis);
             self.remaining = Some(item.units_now.map_or(item.units, |now| now.min(item.units)));
@@ -261,7 +262,7 @@ impl<'a> AdviceReader<'a> {
             _ if name == RETRY_AFTER => {
                 let seconds = self.longest(name);
                 let millis = self.millis(RETRY_AFTER_MS).max(self.millis(X_MS_RETRY_AFTER_MS));
-                // A server that sends both headers has rounded the seconds up.
+                // A server that sends both seconds and milliseconds has rounded the seconds up.
                 let rounded = millis.map(|wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
                 self.wait(seconds.filter(|_| rounded.map(Duration::from_secs) != seconds));
             }
@@ -318,7 +319,8 @@ impl<'a> AdviceReader<'a> {
             }
         }
         if word == Word::Limit || word == Word::All {
-            // `100, 100;w=10, 1000;w=3600`: the limit that is closest, and quotas.
+            // In `100, 100;w=10, 1000;w=3600`, the first item is the limit that is closest to being reached, and the
+            // other items are quotas.
             self.list(List::Nameless, name, prefix);
         }
     }

@@ -186,7 +186,7 @@ impl RetryAfter {
             return None;
         }
         let wait_us = heard.wait_us.unwrap_or_else(|| unnamed_wait_us(self.retries));
-        // The budget is asked last, because asking uses it up.
+        // Withdraws from the budget last, because each withdrawal uses up a part of the budget.
         let is_retried = Duration::from_micros(wait_us) <= self.max_wait && self.budget.withdraw();
         is_retried.then(|| Duration::from_micros(self.jitter.lengthen(wait_us)))
     }

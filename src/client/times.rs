@@ -22,7 +22,7 @@ const EPOCH_MILLIS: u128 = 1_000_000_000_000 * NANOS;
 /// [`client`](crate::client). It may be longer than [`LONGEST`].
 pub(super) fn from_now(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
-    // A longer text is not a time. It is not passed to the parsers, which belong to other crates.
+    // A text of more than 64 bytes is not a time, so the text is not passed to the parsers of other crates.
     if value.len() > 64 {
         return None;
     }

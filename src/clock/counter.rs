@@ -57,11 +57,12 @@ impl Counter {
 
     fn with(clock: Clock) -> Self {
         const TICKS: u32 = 40;
-        // Measured over 2^40 ticks, so that the rounding to nanoseconds does not matter.
+        // Measures over 2^40 ticks, so that the rounding to nanoseconds does not matter.
         let nanos = u128::from(clock.delta_as_nanos(0, 1 << TICKS)).max(1);
         let per_tick = u64::try_from((nanos << (64 - TICKS)) / 1_000).unwrap_or(u64::MAX);
         let trusted = u64::try_from((u128::from(TRUSTED_US) << 64) / u128::from(per_tick.max(1))).unwrap_or(0);
-        // The first value is as far away as possible, so that no processor trusts a reading before the first answer.
+        // The initial value is as far from the current ticks as possible, so that no processor trusts a reading
+        // before the first answer.
         let answered = AtomicU64::new(clock.raw() ^ 1 << 63);
         let per_tick = per_tick - per_tick / SLOWER;
         Self { clock, per_tick, trusted, answered, ahead: AtomicU64::new(0), asking: Mutex::new(()) }
@@ -71,7 +72,7 @@ impl Counter {
     #[inline]
     pub(super) fn now_us(&self, system_us: impl Fn() -> u64) -> u64 {
         let ticks = self.clock.raw();
-        // Acquire, with the Release in `ask`: the difference is not older than this reading.
+        // `Acquire` pairs with the `Release` in `ask`, so the difference is not older than this reading.
         if ticks.wrapping_sub(self.answered.load(Ordering::Acquire)) < self.trusted {
             return self.reading(ticks).wrapping_add(self.ahead.load(Ordering::Relaxed));
         }
@@ -89,7 +90,7 @@ impl Counter {
         let since = ticks.wrapping_sub(self.answered.load(Ordering::Acquire));
         let _one = match try_lock(&self.asking) {
             Some(one) => one,
-            // Another thread asks. That thread may have been suspended, or it has just noted an answer that is newer
+            // The thread that holds `asking` may have been suspended, or may just have noted an answer that is newer
             // than `ticks`.
             None if since.wrapping_add(self.trusted) < self.trusted.saturating_mul(PATIENCE) => {
                 return self.reading(ticks).wrapping_add(self.ahead.load(Ordering::Relaxed));
@@ -104,7 +105,7 @@ impl Counter {
                 break;
             }
         }
-        // One is subtracted, because two rounded-down readings may differ by one microsecond more than was counted.
+        // Subtracts 1, because two rounded-down readings may differ by one microsecond more than the counter counted.
         let ahead = answer.wrapping_sub(self.reading(ticks)).wrapping_sub(1);
         let noted = self.ahead.load(Ordering::Relaxed);
         let falls = noted.wrapping_sub(ahead) < TRUSTED_US;

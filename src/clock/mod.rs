@@ -190,15 +190,16 @@ impl ManualClock {
     /// Moves the clock forward, rounded up to whole microseconds. Saturates.
     pub fn advance(&self, by: Duration) {
         let later = |now| Some(Timestamp::from_micros(now).saturating_add(by).as_micros());
-        // In one atomic step. Otherwise one of two concurrent advances would be lost. Release, as in `set`. Acquire: a
-        // thread that sees the sum sees what was done before each part.
+        // Updates the time in one atomic step, because one of two concurrent advances would otherwise be lost.
+        // `Release` is needed as in `set`. `Acquire` is needed so that a thread that sees the sum also sees what was
+        // done before each part.
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, later);
     }
 
     /// Sets the clock, forward or back.
     pub fn set(&self, now: Timestamp) {
-        // Release, with the Acquire in `now`: a thread that sees the new time sees what was done
-        // before it was set.
+        // `Release` pairs with the `Acquire` in `now`, so a thread that sees the new time also sees what was done
+        // before the time was set.
         self.0.store(now.as_micros(), Ordering::Release);
     }
 }

@@ -89,7 +89,8 @@ impl FollowedCalendar {
     fn at(&self, passed: impl Fn() -> u64, calendar: impl Fn() -> u64) -> u64 {
         let mut passed_us = passed();
         let looked = self.looked.load(Ordering::Relaxed);
-        // The thread that succeeds in writing the time of its look is the one that looks. Nothing else is published.
+        // Only the thread whose `compare_exchange` succeeds looks at the calendar. `Relaxed` suffices, because
+        // nothing else is published.
         if passed_us.wrapping_sub(looked) >= LOOK_US
             && self.looked.compare_exchange(looked, passed_us, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {

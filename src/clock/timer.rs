@@ -79,7 +79,7 @@ impl Default for TokioTimer {
 #[cfg(feature = "tokio")]
 impl Timer for TokioTimer {
     fn now(&self) -> Duration {
-        // Outside of a runtime nothing can sleep, so every departure is due.
+        // Outside of a Tokio runtime this timer cannot sleep, so every departure counts as due.
         if tokio::runtime::Handle::try_current().is_err() { Duration::MAX } else { self.origin.elapsed() }
     }
 

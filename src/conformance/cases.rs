@@ -175,7 +175,7 @@ async fn passed_concurrently<S: Subject>(bench: &LimiterBench<'_, S>, policies: 
         }
     });
     let (passed, failures): (Vec<_>, Vec<_>) = passed.await?.into_iter().unzip();
-    // A limiter that fails every take has another problem than a wrong count.
+    // A limiter that fails every take has a problem other than a wrong count, so the failure is returned.
     if let Some(failure) =
         failures.into_iter().flatten().next().filter(|_| passed.iter().flatten().all(|sum| *sum == 0))
     {
@@ -371,7 +371,7 @@ cases! {
         let both = [bench.take(&[strike]).await?, bench.take(&[strike]).await?];
         let closed = bench.peek(&[strike.cost(0)]).await?;
         same("the block that the second strike begins", closed.charges()[0].wait(), Wait::After(HOUR))?;
-        // Each refund takes back one strike, although the block has begun.
+        // Each refund removes one strike, although the block has begun.
         for (mut taken, left) in both.into_iter().zip([1, 2]) {
             bench.refund(&block, receipt(taken.charge_mut(0))?).await?;
             same("strikes left after a refund", bench.left_of(&block, &bench.key).await?, left)?;
@@ -540,7 +540,7 @@ cases! {
         let policies = [bench.policy.clone(), bench.other("two")?];
         for (number, passed) in passed_concurrently(bench, &policies).await?.into_iter().enumerate() {
             ensure(passed <= CAPACITY, &format!("{passed} concurrent sets passed, of {CAPACITY}"))?;
-            // Compensated sets may be refused early, and their refunds may still be under way.
+            // A limiter with compensated sets may refuse a set early, and its refunds may still be under way.
             if bench.limiter.hooks().atomicity() == Atomicity::Atomic {
                 same("concurrent sets that passed", passed, CAPACITY)?;
                 for policy in &policies {
@@ -625,7 +625,7 @@ cases! {
     /// announced time.
     #[fix = "see Effect::OnRefusal and Quota::block, or let Limiter::supports return an error for blocks"]
     async fn block_counts_refusals_and_closes_the_key(bench) {
-        // A window of a day would outlast the block.
+        // A calendar's window of a day would outlast the block.
         if !bench.supports(block()) || bench.policy.quota().calendar_windows().is_some() {
             return Ok(());
         }
@@ -687,7 +687,8 @@ cases! {
         const REFILLS: u64 = 5;
         const STEPS: u32 = 8;
         let step = bench.policy.quota().refill_time() / STEPS;
-        // Windows and steps may begin at any time, and a sub-window that counts in full lowers the rate.
+        // The bounds are wide, because windows and steps may begin at any time, and because a sub-window that counts
+        // in full lowers the rate.
         let (least, most) = (REFILLS * CAPACITY * 3 / 4, (REFILLS + 2) * CAPACITY);
         let mut passed = 0;
         for _ in 0..REFILLS * u64::from(STEPS) {

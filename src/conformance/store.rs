@@ -335,7 +335,7 @@ impl<S: Store> Bench<'_, S> {
             self.changes(&[("each5", Some(&two), Then::Delete)]),
             // A value is new.
             self.changes(&[("each9", None, put(&new))]),
-            // A set writes two new values, and a third key stays without one.
+            // A set writes two new values, and keeps a third key without a value.
             self.changes(&[("each12", None, put(&new)), ("each13", None, put(&new)), ("each14", None, Then::Keep)]),
             // The swap expects a value, and the key has none.
             self.changes(&[("each15", Some(&stale), put(&new))]),
@@ -357,7 +357,7 @@ impl<S: Store> Bench<'_, S> {
         let current = [&new, &two, &new, &Some(one), &None, &new, &None, &new, &new, &new, &None];
         ensure(loaded.iter().eq(current), (&loaded, "expected", current))?;
         ensure(self.swap_each(&[]).await?.is_empty(), "no swaps have answers")?;
-        // Many values that are replaced, and one that has changed since it was read.
+        // Replaces many values, one of which has changed since it was read.
         let names: Vec<String> = (0..40).map(|number| format!("many{}", number * 7 % 40)).collect();
         let [before, after] = [0, 1].map(|round| {
             let value = |name: &String| self.value(format!("{name}-{round}").as_bytes());
@@ -411,8 +411,8 @@ impl<S: Store> Bench<'_, S> {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let loaded = self.load(&names).await?;
             for (key, made) in made.iter().enumerate() {
-                // Two swaps of several keys may refuse each other because of a key of a third one, so perhaps none is
-                // made.
+                // Perhaps no swap of a key is made, because swaps of several keys may refuse each other over a key of
+                // a third swap.
                 ensure(made.len() <= 1, format!("{} of {RIVALS} swaps of one key were made", made.len()))?;
                 let expected = made.first().or(before[key].as_ref());
                 ensure(loaded[key].as_ref() == expected, (&loaded[key], "expected", expected))?;
@@ -441,7 +441,7 @@ impl<S: Store> Bench<'_, S> {
                 })
                 .await;
             }
-            // The dropped swap is made before or after these, or never.
+            // The dropped swap is made before the following swaps, after them, or never.
             let next = [self.value(b"3"), self.value(b"4")];
             let mut tries = 0;
             loop {

@@ -116,7 +116,7 @@ impl FleetDocument {
         if let Some(secret) = self.secret {
             let _ = writeln!(text, "{SECRET} {secret:032x}"); // writing into a String never fails
         }
-        // One change may make many entries, so the author is written once.
+        // One change may make many entries, so the author of a change is written once.
         let mut authors: BTreeMap<u64, &FleetEntry> = BTreeMap::new();
         let mut last = None;
         for entry in self.entries.values() {
@@ -213,7 +213,7 @@ impl FleetDocument {
         let Some(seen) = change.seen else { return Ok(()) };
         let later = self.actions.iter().find(|action| action.target == change.target && action.revision > seen);
         let Some(FleetAction { by, at, revision, why, .. }) = later else {
-            // A change that is older than the kept actions shows only in its entry.
+            // A change that is older than all kept actions is visible only in its entry.
             let entry = self.entries.get(&change.target).filter(|entry| entry.revision > seen);
             let Some(entry) = entry else { return Ok(()) };
             return Err(conflict(&entry.by, entry.at, entry.revision, &entry.why));
@@ -226,7 +226,7 @@ impl FleetDocument {
         let FleetAction { revision, at, by, why, target, until, .. } = action;
         let before = self.entries.remove(target);
         if target.kind == FleetKind::Rules {
-            // A rollback puts the former text in force. `None` stands for the text of the file.
+            // A rollback puts the former text in force. `None` means that the file's text was in force.
             let former = FleetTarget { kind: FleetKind::FormerRules, ..target.clone() };
             match before {
                 Some(entry) => {
@@ -288,7 +288,7 @@ fn push_time(text: &mut String, at: Option<Timestamp>) {
 fn push_target(text: &mut String, target: &FleetTarget) {
     text.push_str(target.kind.as_str());
     push_word(text, &target.name);
-    // Keys are bytes, and base64 is a short text of them.
+    // A key is written in base64, because keys are bytes and base64 writes bytes as a short text.
     if target.subject.is_empty() {
         text.push_str(" -");
     } else {

@@ -327,8 +327,8 @@ impl Fleet {
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    // The change may have been made, or may still be made. Another try expects the same version, so at
-                    // most one of the two tries succeeds.
+                    // After an error, the change may have been made, or may still be made. The next try expects the
+                    // same version, so at most one of the two tries succeeds.
                     sent.push(tag);
                     failure = Some(error);
                     tokio::time::sleep(PAUSE).await;
@@ -389,7 +389,7 @@ impl Fleet {
         }
         #[cfg(feature = "rules")]
         for (name, table) in &tables {
-            // The access list of rules is asked about addresses only.
+            // The access list of a file of rules checks addresses only, so operators cannot set keys in it.
             if matches!(table, FleetTable::Rules(_)) {
                 settable.remove(&(FleetKind::Key, name.clone()));
             }
@@ -412,7 +412,7 @@ impl Fleet {
         let mut before: Option<&FleetChange> = None;
         for change in changes {
             change.check_size()?;
-            // Many changes set one value for different keys.
+            // Often many changes set the same value for different keys, so the value is checked once.
             let is_alike = |before: &FleetChange| {
                 let [one, other] =
                     [before, change].map(|FleetChange { target, value, .. }| (target.kind, &target.name, value));
@@ -578,7 +578,7 @@ impl Inner {
         let TextRead::Changed(found) = self.call(self.text.load(version)).await? else { return Ok(()) };
         let (shared, expect) = (Arc::clone(self), found.as_ref().map(|found| found.version));
         if let Some(lost) = aside(move || shared.take_in(found)).await?? {
-            // Other processes may put it back at the same time.
+            // Other processes may write the lost text back at the same time, so the result of the swap is ignored.
             self.call(self.text.swap(expect, &lost)).await?;
         }
         Ok(())
@@ -668,7 +668,8 @@ impl FleetState {
             let is_own =
                 |(known, table): &(Box<str>, FleetTable)| **known == *name && matches!(table, FleetTable::Overrides(_));
             if !self.tables.iter().any(is_own) {
-                // The table is filled before the rules, because they read it.
+                // Inserts the table before those of the rules, because the rules read the table and it must be filled
+                // first.
                 self.tables.insert(0, (name.into(), FleetTable::Overrides(OwnOverrides::new())));
             }
         }

@@ -116,7 +116,7 @@ impl FleetTable {
             Self::Quota { switch, otherwise } => {
                 let quota = first().and_then(|value| value.parse().ok()).unwrap_or(**otherwise);
                 if switch.get() != quota {
-                    // A layer's limiter may not support it. The quota then stays as it was.
+                    // If a layer's limiter does not support the quota, the switch keeps its quota.
                     contained(|| drop(switch.set(quota)));
                 }
             }
@@ -182,7 +182,8 @@ impl<T: FromStr + Copy> OwnOverrides<T> {
             }
             if let (Some(key), Some((_, value))) = (entry.target.key(), parsed) {
                 let lasting = entry.until.map(|until| until.saturating_since(now));
-                // The table holds more entries than a fleet keeps.
+                // `set` does not fail because of a full table, because the table holds more entries than a fleet
+                // keeps.
                 if let Ok(id) = self.table.set(key, value, lasting) {
                     set.push((Arc::clone(entry), id));
                 }

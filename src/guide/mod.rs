@@ -85,7 +85,7 @@
     allow(rustdoc::broken_intra_doc_links)
 )]
 
-// Links on the pages are looked up here.
+// rustdoc resolves the links of the pages in this module.
 #[cfg(feature = "client")]
 #[allow(unused_imports)]
 use crate::client::{Advice, PolicyAdvice};

@@ -479,8 +479,9 @@ impl Headers {
             ));
         }
         let scoped = || sent().filter(|format| !format.scope.is_all());
-        // Layers with different policies may have equal headers, so a family without policies may be intended. If a
-        // policy has no family, it probably is a mistake. No vendor has headers for requests in flight.
+        // Layers with different policies may share headers, so a family of headers without a policy may be intended.
+        // A policy without a family is probably a mistake, except a limit of requests in flight, for which no vendor
+        // has headers.
         let idle = scoped().find(|format| !policies.iter().any(|policy| format.scope.includes(policy)))?;
         let mut rates = policies.iter().filter(|policy| policy.unit() != CONCURRENT_REQUESTS);
         let lost = rates.find(|policy| !scoped().any(|format| format.scope.includes(policy)))?;
@@ -563,7 +564,7 @@ impl Format {
     fn join(&mut self, earlier: &[Self]) {
         let others = || earlier.iter().filter(|format| format.scope != self.scope);
         let has = |format: &Self, header: &Header| format.headers.iter().any(|known| known.name == header.name);
-        // A list of all policies also has the policies of this format.
+        // A format that lists all policies also lists the policies of this format.
         let is_contested = |header: &&Header| {
             others().any(|format| has(format, header) && (header.content.is_single() || !format.scope.is_all()))
         };

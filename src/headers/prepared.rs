@@ -197,8 +197,8 @@ impl PreparedHeaders {
             let mut digits = [itoa::Buffer::new(); 2];
             let parts = item_parts(start, remaining, window, &mut digits);
             if views.len() == 1 && self.partition.is_none() && precise.is_none() {
-                // Written once, because the copy of a text just written stalls on store forwarding (bench "layer,
-                // allowed, header fields").
+                // Writes the text once, because copying a text that was just written stalls on store forwarding
+                // (bench "layer, allowed, header fields").
                 return HeaderValue::from_maybe_shared(Bytes::from(parts.concat())).ok();
             }
             text.push_separator();
@@ -328,7 +328,7 @@ fn calendar_item(
     clock: &dyn Clock,
 ) -> Option<HeaderValue> {
     let end = clock.now().as_micros().saturating_add(view.decision.window_us).min(CLOCK_US_MAX);
-    // The limiter's clock may differ from this one by up to half of a window.
+    // The limiter's clock may differ from `clock` by up to half of a window.
     let window = windows.at(end.saturating_sub(windows.shortest_us() / 2));
     let mut text = Text::new();
     let advertised = Advertised::new(view.policy.quota()).within(window.length);

@@ -19,7 +19,8 @@ impl Text {
         Self { stack: [0; 128], length: 0, heap: Vec::new() }
     }
 
-    // `SmallVec` takes twice the instructions for a short text (bench "layer of three policies, header fields").
+    // This is not a `SmallVec`, which takes twice the instructions for a short text (bench "layer of three policies,
+    // header fields").
     #[inline]
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         let end = self.length + bytes.len();

@@ -51,7 +51,7 @@ impl Jitter {
     fn added_us(self, wait_us: u64, seed: u64) -> u64 {
         let span = u128::from(wait_us) * u128::from(self.percent) / 100;
         let span = span.min(u128::from(self.most_us));
-        // `span` is below 2^64, and so is the upper half of the product.
+        // `span` is below 2^64, so the upper half of the product is below 2^64, too.
         u64::try_from((span * u128::from(mixed(seed))) >> 64).unwrap_or(u64::MAX)
     }
 }

@@ -111,7 +111,7 @@ impl PreparedHeaders {
     /// request passed. It should be equal for all requests of a client.
     #[inline(always)]
     pub(crate) fn render(&self, views: &[PolicyView<'_>], refusal_seed: Option<u64>) -> Option<Rendered> {
-        // This is inlined, because a layer without headers calls it for each request.
+        // `render` is inlined, because a layer without headers calls it for each request.
         if self.is_silent_if_passed && refusal_seed.is_none() { None } else { self.render_due(views, refusal_seed) }
     }
 

@@ -56,7 +56,7 @@ impl<'a> Iterator for ReverseSplit<'a> {
 
 /// Returns whether an odd number of backslashes precedes the byte.
 fn is_escaped(line: &[u8], at: usize) -> bool {
-    // A part with more backslashes is longer than the maximum, so it is not read.
+    // Counts at most `PART_MAX` backslashes, because a part with more is longer than the maximum and is not read.
     line.iter().take(at).rev().take(PART_MAX).take_while(|byte| **byte == b'\\').count() % 2 == 1
 }
 
@@ -74,7 +74,7 @@ pub(super) fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     let value = found?;
     match value.strip_prefix(b"\"") {
         None => node(value),
-        // An address has no character that needs a backslash.
+        // The quoted text is not unescaped, because an address has no character that needs a backslash.
         Some(quoted) => node(quoted.strip_suffix(b"\"")?),
     }
 }

@@ -39,8 +39,8 @@ const INLINE: usize = 38;
 #[derive(Clone)]
 pub struct Key(Repr);
 
-// All fields are aligned to whole words, including the tag. A key is copied right after it was written, and store
-// forwarding stalls if a word is read that was written byte by byte.
+// All fields, including the tag, are aligned to whole words. A key is copied right after it was written, and reading
+// a word that was written byte by byte stalls on store forwarding.
 #[derive(Clone)]
 #[repr(u64)]
 enum Repr {

@@ -82,7 +82,8 @@ impl<L: Limiter> Blocks<L> {
     /// # Errors
     /// Returns the limiter's error.
     pub async fn block_for(&self, key: &Key, lasting: Duration) -> Result<Option<Duration>, L::Error> {
-        // Asks with another quota under the same policy name. The limiter converts the state, and the key stays closed.
+        // Charges the key under a changed quota of the same policy name. The limiter converts the state, and the key
+        // stays closed.
         let policy = self.policy.with_quota(self.policy.quota().closing_for(lasting));
         let strikes = policy.quota().limit();
         self.take(Charge::new(&policy, key).cost(strikes).effect(Effect::Force)).await
@@ -178,7 +179,8 @@ impl<L: Limiter> Meters<L> {
     /// # Errors
     /// Returns the limiter's error.
     pub async fn settle(&self, key: &Key, units: u64) -> Result<(), L::Error> {
-        // This receipt holds as long as the meter has units to subtract.
+        // The receipt has the latest possible instant, so the refund subtracts units as long as the meter has units
+        // to subtract.
         let receipt = Receipt::new(units, crate::base::time::CLOCK_US_MAX, 0);
         self.limiter.refund(vec![Refund::new(self.policy.clone(), key.clone(), receipt)]).await
     }

@@ -255,7 +255,7 @@ impl AskLine {
     }
 
     fn pass_first_over(&mut self, wakers: &mut Wakers) {
-        // It is woken, in case it polls again.
+        // `pop_first` wakes the caller that is passed over, in case the caller polls again.
         if let Some((turn, cost)) = self.waiters.pop_first(wakers) {
             self.passed_over.insert(turn, cost);
         }
@@ -290,7 +290,8 @@ impl AskLine {
         let Some(asking) = self.asking.remove(&turn) else { return };
         self.waiters.add(turn, asking.cost);
         (self.spare, self.released) = (0, 0);
-        // Without an outdated answer, a wait of zero would make this a busy loop.
+        // The wait is zero only after an outdated answer, because a wait of zero after any other answer would make
+        // this a busy loop.
         let left_us = wait_us.saturating_sub(self.measure(asking, now_us));
         let wait_us = if asking.is_outdated { 0 } else { left_us.clamp(1, RECHECK_US) };
         self.due_us = now_us.saturating_add(wait_us);
@@ -336,7 +337,7 @@ impl AskLine {
         let was_first = self.waiters.first().is_some_and(|(first, _)| first == turn);
         let Some(cost) = self.waiters.remove(turn, wakers) else { return };
         if was_first {
-            // The limiter's wait was for a larger cost, and a smaller one may pass earlier.
+            // The limiter's wait was for a larger cost, and a smaller cost may pass earlier.
             let is_smaller = self.waiters.first().is_some_and(|(_, next)| *next < cost);
             self.due_us = if is_smaller { now_us } else { self.due_us.max(now_us) };
         }

@@ -243,7 +243,7 @@ impl DepartureLine {
     }
 
     fn add(&mut self, slot: Slot) {
-        // A remote limiter's answers may arrive in another order than it decided.
+        // The answers of a remote limiter may arrive in another order than the limiter decided.
         let at = self.slots.partition_point(|earlier| earlier.departs_us <= slot.departs_us);
         self.slots.insert(at, slot);
     }
@@ -282,7 +282,8 @@ impl DepartureLine {
             wakers.to_drop.push(waker);
             return None;
         };
-        // A waiter further back keeps its timer unless the last slot is earlier.
+        // A waiter too far back for a known position keeps its timer, unless the last slot departs before the timer
+        // fires.
         let keeps = position.is_none() && armed_us > now_us;
         let until_us = if keeps { armed_us.min(slot.departs_us) } else { slot.departs_us };
         self.waiters.sleep(number, until_us, waker, wakers);

@@ -150,8 +150,8 @@ impl<L: Limiter> AnyPlaces for HeldPlaces<L> {
 
     fn release(&self, is_over: &dyn Fn(usize) -> bool, is_shared: &dyn Fn() -> bool) -> bool {
         let mut held = lock(&self.held);
-        // Asks under the lock. A holder that arrives meanwhile waits for the lock, and then reads whether a unit is
-        // left.
+        // Calls `is_shared` under the lock, so a holder that arrives meanwhile waits for the lock, and then reads
+        // whether a unit is left.
         if is_shared() {
             return true;
         }
@@ -197,7 +197,7 @@ impl<L: Limiter> Drop for HeldPlaces<L> {
 
 /// Returns the place that shares what these hold, or `None` if none of them holds anything any more.
 pub(crate) fn shared_place(held: impl Iterator<Item = Weak<dyn AnyPlaces>>) -> Option<Place> {
-    // Each value is shared before it is called, see `AnyPlaces::release`.
+    // Upgrades each `Weak` before it calls the value (see `AnyPlaces::release`).
     let held: SmallVec<[Arc<dyn AnyPlaces>; 1]> = held.filter_map(|held| held.upgrade()).collect();
     let held: SmallVec<[Arc<dyn AnyPlaces>; 1]> = held.into_iter().filter(|held| held.holds_any()).collect();
     (!held.is_empty()).then(|| Place { _held: held })

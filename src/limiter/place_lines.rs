@@ -207,7 +207,7 @@ impl PlaceLines {
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        // Relaxed: the state's lock orders it, see the module's documentation.
+        // `Relaxed` suffices, because the state's lock orders this load (see the module's documentation).
         self.0.waiting.load(Ordering::Relaxed) == 0
     }
 
@@ -388,7 +388,7 @@ impl PlaceTurn {
             (first.is_called, first.polls) = (false, 0);
             wakers.to_drop.push(waker);
         } else {
-            // No timer is set here: the turn has a deadline of its own, and the first in line is woken.
+            // Sets no timer, because the turn has a deadline of its own, and the first request in line is woken.
             line.sleep(self.number, u64::MAX, waker, &mut wakers);
         }
         drop(lines);
@@ -434,7 +434,8 @@ impl Drop for PlaceTurn {
         };
         let has_more =
             left.as_ref().is_some_and(|left| left.is_called) || line.first().is_some_and(|(_, next)| leaves_more(next));
-        // Only the first request asks the store again and again. The store keeps this process's position in the line.
+        // Only the first request in line asks the store repeatedly, so the next request takes this over. The store
+        // keeps this process's position in the line.
         let is_polled = self.lines.0.polls.is_some();
         if was_first && (has_more || is_polled) {
             let_first_ask(line, &mut wakers);
@@ -498,7 +499,8 @@ impl BoundedTurn {
 
     /// Is ready when the request is the first of its line and units may have come free, or when it gives up.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LineStep> {
-        // Checks the deadline first, because units may come free for ever that are too few or that forced charges take.
+        // Checks the deadline first, because units may keep coming free without being enough, or while forced charges
+        // take them.
         if self.timer.now() >= self.until {
             return Poll::Ready(LineStep::GivesUp);
         }

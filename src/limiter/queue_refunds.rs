@@ -193,7 +193,7 @@ impl<C> LeakyQueue<C> {
         }
         newer.callers.append(&mut older.callers);
         let kept = [newer.kept_until, older.kept_until];
-        // If one of the two was not kept, the merged refund is tried at once.
+        // The merged refund is tried at once unless both refunds were kept.
         newer.kept_until = if let [Some(one), Some(other)] = kept { Some(one.max(other)) } else { None };
         kept.iter().flatten().count() - usize::from(newer.kept_until.is_some())
     }

@@ -226,7 +226,7 @@ impl<L: Limiter> Ready<L> {
     /// in line ask at once. A refund by the limiter's own method does not wake it.
     pub fn refund(&self, policy: &Policy, key: &Key, receipt: Receipt) {
         if let Err(receipt) = self.limiter.try_refund_one(policy, key, receipt) {
-            // A limiter sends a refund before it returns, so its reply can be dropped.
+            // A limiter sends the refund before `refund` returns, so the reply can be dropped.
             drop(self.limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]));
         }
         if let Some(timer) = &self.timer {
@@ -420,7 +420,8 @@ impl<L: Limiter> ReadyCaller<'_, L> {
         };
         let (timer, until) = match wait {
             Some(wait) => self.count(wait)?,
-            // This caller may not have to wait, because the others in line have not been told to wait yet.
+            // This caller may not have to wait, because the limiter has not told the other callers in line to wait
+            // yet.
             None => self.deadline().ok_or_else(|| NotReady::no_timer(policy))?,
         };
         let turn = AskTurn::join(&ready.lines.asks, &timer, (policy, key, cost), latest_us(until), wait, None);

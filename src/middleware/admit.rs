@@ -92,8 +92,8 @@ impl<L: Limiter> RateLimitLayer<L> {
 
     /// Decides about a request or a message, which may wait for this long if it is over a quota.
     async fn admit_head(layer: &Arc<Compiled<L>>, head: &Head<'_>, max_wait: Duration) -> Result<Admission, Refused> {
-        // The ticket is made on the heap. It is large, and a move would copy words that were just written, which
-        // stalls on store forwarding.
+        // Makes the ticket on the heap, because the ticket is large, and a move would copy words that were just
+        // written, which stalls on store forwarding.
         let mut open = OpenTicket::new(layer);
         if layer.entered.get().is_none() {
             layer.look_at_setup(); // as when a layer makes its first service
@@ -140,7 +140,8 @@ impl<L: Limiter> RateLimitLayer<L> {
             let mut extensions = Extensions::new();
             open.open(head.method.clone(), &mut extensions);
             let outcome = open.ticket.outcome(layer);
-            // Calls the observer after that, because it is the application's code and may panic.
+            // Calls the observer after the ticket is open, because the observer is the application's code and may
+            // panic.
             open.ticket.observe(layer, head, &outcome);
             if layer.diagnostics.looks() {
                 open.ticket.look_for_never(layer);
@@ -396,7 +397,7 @@ impl Drop for Admission {
     fn drop(&mut self) {
         let Some(ticket) = self.ticket.take() else { return };
         if let Some(policy) = ticket.unsettled() {
-            // The observer is the application's code.
+            // Contains a panic, because the observer is the application's code.
             contained(|| ticket.diagnostics().look_for_dropped_admission(policy));
         }
     }

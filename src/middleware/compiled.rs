@@ -210,11 +210,11 @@ impl<L: Limiter> Compiled<L> {
     /// accounts of paced bodies, and the warnings that were reported.
     pub(super) fn successor(&self, settings: Settings, has_new_rules: bool) -> Self {
         let next = Self::new(Arc::clone(&self.limiter), settings);
-        // The watch over rules and lists needs the general plan.
+        // The diagnostics of rules and access lists need the general plan.
         let diagnostics = if has_new_rules { &next.diagnostics } else { &self.diagnostics };
         Self {
             delays: self.delays.clone(),
-            // Bodies under way stay in their accounts, and new ones join them.
+            // Bodies under way stay in their accounts, and new bodies join the same accounts.
             accounts: self.accounts.clone().or_else(|| next.accounts.clone()),
             diagnostics: Arc::clone(diagnostics),
             unsettled: self.unsettled.clone().filter(|_| next.unsettled.is_some()).or_else(|| next.unsettled.clone()),
@@ -500,7 +500,7 @@ impl PolicyPart {
             None if policy.limits_in_flight() => None,
             // A block counts refusals, and a refusal is never undone.
             Some(LinkedRole::Block) => None,
-            // A meter counts what its rule charges.
+            // A meter counts the cost that its rule charges, so the rule's settlement also applies to the meter.
             None | Some(LinkedRole::Meter) => Some(&rule.settlement),
         }
     }

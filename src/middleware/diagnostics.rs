@@ -78,8 +78,8 @@ struct KeyWatch {
 
 impl Diagnostics {
     pub(super) fn new(settings: &Settings) -> Self {
-        // Watches only rules that every request is matched with. The watch over any other rule might never end,
-        // because the rule may be for some paths, disabled, or found by a source.
+        // Watches only rules that every request is matched with. The watch of any other rule might never end, because
+        // the rule may apply to some paths only, be disabled, or be found by a source.
         let found = settings.finder().map_or(0, |(_, rules)| rules);
         let is_watched = |(at, bound): (usize, &BoundRule)| {
             at >= found && bound.rule().paths.is_empty() && !bound.rule().is_disabled()
@@ -246,7 +246,8 @@ impl Diagnostics {
         let is_unreported = bound.is_by_proxies() && key.is_some_and(Key::is_unnamed);
         let has_key = !is_unreported && key.is_some_and(|key| *key != Key::keyless());
         let asked = rule.asked.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        // A peer that is not a trusted proxy is either the client itself, or a proxy that is missing in the networks.
+        // A peer that is not a trusted proxy is either the client itself, or a proxy that the networks do not
+        // include.
         if bound.is_by_proxies() && has_key && asked < RULE_LOOKED_AT && is_of_peer(key, head) {
             self.look_for_untrusted_proxy(rule, bound, head);
             return;

@@ -79,9 +79,10 @@ impl Discard {
 
     #[cold]
     fn waits_for_the_rest(&self, head: &Head<'_>) -> bool {
-        // The client sends its body after `100 Continue`, which servers send when the body is polled.
+        // A client that sends `Expect` sends its body only after `100 Continue`, and servers send `100 Continue` when
+        // the body is polled.
         let waits_for_100 = head.headers.contains_key(EXPECT);
-        // A client of gRPC reads the status while it sends. Its stream of messages may not end before the answer.
+        // A gRPC client reads the status while it sends, and its stream of messages may not end before the answer.
         let is_call = head.version >= Version::HTTP_2 && Protocol::of(head) == Protocol::Grpc;
         let can_sleep = !self.has_no_timer.load(Ordering::Relaxed) && self.timer.now() < Duration::MAX;
         can_sleep && !waits_for_100 && !is_call
@@ -97,7 +98,7 @@ impl fmt::Debug for Discard {
 pin_project! {
     /// A response, and its request's body, which is read first.
     pub(crate) struct Discarding<B, R> {
-        // `None` once it is over. The body is dropped before the response is returned.
+        // `None` after the reading has ended, because the body is dropped before the response is returned.
         #[pin]
         body: Option<B>,
         response: Option<R>,

@@ -59,16 +59,17 @@ pin_project! {
         O: Overflow<S, B>,
     {
         Passing { #[pin] response: S::Future, on_response: OnResponse<L> },
-        // Boxed, because otherwise each future would have room for it, also with limiters that answer at once.
+        // `Deciding` is boxed, because every future would otherwise reserve room for it, even with limiters that
+        // answer at once.
         Deciding { deciding: Pin<Box<Deciding<S, L, B, O>>> },
-        // The request stays here until it has what it waits for, or gives up.
+        // The request waits here in line until the limiter admits it, or until it gives up.
         InLine { line: Box<Line<S, L, B, O>> },
-        // Until it departs.
+        // The request waits here until it departs.
         Delayed { delayed: Box<Delayed<S, B, L>> },
         Overflowing { #[pin] response: O::Future, ticket: Box<OpenTicket<L>> },
-        // A refusal that is returned once the rest of the request's body was read.
+        // A refusal that is returned after the rest of the request's body was read.
         Discarding { discarding: Pin<Box<Discarding<B, S::Response>>> },
-        // The response is a refusal, or the error of an overflow service. `None` once the response was returned.
+        // The response is a refusal, or the error of an overflow service. `None` after the response was returned.
         Refused { response: Option<Result<S::Response, S::Error>> },
     }
 }
@@ -253,12 +254,14 @@ impl<L: Limiter> OnResponse<L> {
         pace_request(layer, request, ticket);
         let is_open = layer.needs_response(ticket.kind) || ticket.places.is_some();
         let mut open = is_open.then(|| OpenTicket::of(layer, ticket));
-        // Stores the open ticket before the observer is called, which may panic. The ticket is then settled as aborted.
+        // Stores the open ticket before the observer is called, so that the ticket is settled as aborted if the
+        // observer panics.
         if let Some(open) = &mut open {
             open.open(request.method().clone(), request.extensions_mut());
         }
         let ticket = open.as_ref().map_or(&*ticket, |open| &open.ticket);
-        // A request that brings a rate usually passes without this preparation, so no such request gets a handle.
+        // No request that brings a rate gets a handle, because such a request usually passes without this
+        // preparation.
         if ticket.may_hold(layer) {
             InFlight::put(request.extensions_mut(), ticket.places.as_ref());
         }
@@ -317,7 +320,7 @@ impl<L: Limiter> OnResponse<L> {
 pub(super) fn finish<C: ResponseBody>(mut ticket: Box<dyn AnyTicket>, response: Response<C>) -> Response<C> {
     let (mut head, mut body) = response.into_parts();
     ticket.finish_head(&mut head);
-    // If a body has ended, a server drops it and does not poll it.
+    // A server drops a body that has ended, and does not poll it.
     if body.is_end_stream() {
         if ticket.is_open() {
             ticket.complete();
@@ -345,8 +348,8 @@ where
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // The usual request. Its response is written once and changed in place, because each move of a response stalls
-        // on store forwarding (`benches/instructions`, "layer, allowed, no header fields").
+        // The response of a usual request is written once and changed in place, because each move of a response
+        // stalls on store forwarding (`benches/instructions`, "layer, allowed, no header fields").
         if let ProjectedState::Passing { response, on_response } = self.as_mut().project().state.project() {
             match on_response {
                 OnResponse::Nothing => return response.poll(cx),

@@ -28,7 +28,8 @@ impl<T: Versioned> Latest<T> {
     /// Replaces a copy that is not the latest version.
     #[inline]
     pub(super) fn update(&self, copy: &mut Arc<T>) {
-        // Acquire, with the Release in `replace`: what is read under the lock is then at least as new.
+        // `Acquire` pairs with the `Release` in `replace`, so the value that is read under the lock is at least as
+        // new as the version.
         if self.version.load(Ordering::Acquire) != copy.version() {
             *copy = self.get();
         }

@@ -758,7 +758,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         let compiled = self.compiled();
         async move {
             let mut all = Vec::with_capacity(compiled.policies.len());
-            // The plans are asked one at a time, because they share a name, and a set has no two charges for one name.
+            // Asks about the plans one at a time, because plans share a name, and a set has no two charges for one
+            // name.
             for policy in &*compiled.policies {
                 let decision = compiled.limiter.peek(&[Charge::new(policy, key).cost(0)]).await?;
                 all.extend(decision.charges().first().map(|found| (policy.clone(), found.clone())));
@@ -817,7 +818,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 /// Forgets what a key has used under one policy of a layer.
 pub(crate) async fn reset_under<L: Limiter>(limiter: &L, policy: &Policy, key: &Key) -> Result<(), L::Error> {
     limiter.reset(policy, key).await?;
-    // Requests in flight are counted apart from rates.
+    // The state of requests in flight is apart from the state of a rate.
     let in_flight = policy.with_quota(Quota::concurrent(1));
     if policy.has_quota_of_request() && limiter.supports(in_flight.quota()).is_ok() {
         limiter.reset(&in_flight, key).await?;

@@ -169,7 +169,7 @@ pin_project! {
         #[pin]
         stream: S,
         units: U,
-        // `None` while a message is decided about.
+        // `None` while the decision about a message is pending.
         messages: Option<Messages<L>>,
         deciding: Option<(S::Item, BoxFuture<'static, DecidedMessage<L>>)>,
         drops_refused: bool,
@@ -233,7 +233,7 @@ where
                 return Poll::Ready(None);
             }
             if dropped >= DROPPED_MAX {
-                // This yields, so that a client that floods does not keep other tasks from running.
+                // Yields, so that a client that sends a flood of messages does not keep other tasks from running.
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }

@@ -108,7 +108,7 @@
 //!
 //! Use Tower's if you want callers to wait, or if your requests are not HTTP.
 
-// First, because rustdoc shows the methods of `RateLimitLayer` in this order.
+// `layer` is the first module, because rustdoc shows the methods of `RateLimitLayer` in the order of the modules.
 pub(crate) mod layer;
 
 mod admit;
@@ -145,7 +145,8 @@ pub use admit::{Admission, Refused};
 pub use body::{ResponseBody, WrappedBody};
 pub use charge::access::{Access, AccessList};
 pub use decide::overflow::Overflow;
-// Parts of the types that methods of a layer return. A program that keeps one in a field can name it.
+// These types are parts of the types that methods of a layer return. They are public, so that a program can name the
+// type of a field that holds such a value.
 #[doc(hidden)]
 pub use decide::overflow::{NoOverflow, OverflowTo};
 pub use future::ResponseFuture;

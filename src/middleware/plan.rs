@@ -23,7 +23,8 @@ impl ChargePlan {
     /// supports all quotas.
     pub(super) fn of(settings: &Settings, policies: &[Policy], are_supported: bool, needs: Needs) -> Self {
         let rules = || settings.rules.iter().map(BoundRule::rule);
-        // With these settings the limiter is not asked, or not for all rules. A file of descriptors finds charges.
+        // With these settings some requests are decided without the limiter, or without some of the rules. A file of
+        // descriptors finds the charges of a request.
         let has_exceptions = !settings.access.is_empty()
             || settings.exempt_preflight
             || settings.finder().is_some()
@@ -41,7 +42,7 @@ impl ChargePlan {
             // No header reports a policy without a limit.
             _ if brings_quotas || policies.iter().any(|policy| policy.quota().is_unlimited()) => Self::General,
             [_] => Self::OnePolicy,
-            // The observer, the ticket and a linked policy need charges that are stored.
+            // The observer, the ticket and a linked policy need stored charges.
             _ if needs > Needs::Nothing || rules().any(|rule| rule.linked.is_some()) => Self::General,
             _ => Self::SeveralPolicies,
         }

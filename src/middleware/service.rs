@@ -89,8 +89,9 @@ where
         self.inner.poll_ready(cx)
     }
 
-    // Not inlined, like `decide`: a caller that boxes the future then writes it once and moves it once. The future
-    // of an axum router has 320 bytes, and each move of words just written stalls on store forwarding.
+    // `call` is not inlined, like `decide`, so that a caller that boxes the future writes it once and moves it once.
+    // The future of an axum router has 320 bytes, and each move of words that were just written stalls on store
+    // forwarding.
     #[inline(never)]
     fn call(&mut self, request: Request<B>) -> Self::Future {
         ResponseFuture { state: self.decide(request) }
@@ -130,7 +131,8 @@ impl<S, L, O> RateLimit<S, L, O> {
                     return ResponseState::delayed(&mut self.inner, layer, request, ticket, place);
                 }
                 NextStep::TurnAway => {
-                    // No request waits for an overflow that is not ready.
+                    // Polls with a waker that does nothing, because no request waits for an overflow service that is
+                    // not ready.
                     let mut cx = Context::from_waker(Waker::noop());
                     let (inner, overflow) = (&mut self.inner, &self.overflow);
                     return ResponseState::turned_away(inner, layer, request, &mut ticket, overflow, &mut cx);
@@ -138,8 +140,8 @@ impl<S, L, O> RateLimit<S, L, O> {
             }
         };
         match headers {
-            // No value has to be dropped if the service panics. So the service writes its future directly to its final
-            // place.
+            // If the service panics, no value has to be dropped. Therefore the service writes its future directly to
+            // its final place.
             None => ResponseState::Passing {
                 response: call_in_place(&mut self.inner, request),
                 on_response: OnResponse::Nothing,

@@ -64,8 +64,8 @@ impl<L: Limiter> Compiled<L> {
             if rule.pace.is_some() {
                 continue; // no header reports it
             }
-            // A request usually meets only some of many rules, because of conditions and paths, and plans choose one
-            // policy.
+            // Counts the rules that apply to every request, because a request usually meets only some of the other
+            // rules, and only one policy of a rule with plans.
             if rule.conditions.is_empty() && rule.paths.is_empty() && !rule.is_disabled() {
                 let count = if rule.choose.is_some() { 1 } else { bound.policies().len() };
                 let first = bound.end() - bound.policies().len();
@@ -118,7 +118,7 @@ impl<L: Limiter> Compiled<L> {
 
     /// Warns about a quota that forgets what a request costs above its reservation.
     fn look_for_debt(&self, rule: &Rule, policy: &Policy) {
-        // Blocks and meters count what is forced, and have no debt. An unlimited quota needs no debt, and a limit of
+        // Blocks and meters count forced charges, and have no debt. An unlimited quota needs no debt, and a limit of
         // 0 switches a quota off.
         let quota = policy.quota();
         let has_limit = quota.limit() > 0 && !quota.is_unlimited();
@@ -195,7 +195,7 @@ impl<L: Limiter> Compiled<L> {
             let (rule, policies) = (bound.rule(), bound.policies());
             let name = policies.first().map_or("", Policy::name);
             let holds = policies.iter().any(Policy::limits_in_flight);
-            // If the rule also has rates, the correction may be meant for them. A cost that is replaced concerns all
+            // If the rule also has rates, the correction may be meant for the rates. A replaced cost concerns all
             // policies of the rule.
             let has_rates = !policies.iter().all(Policy::limits_in_flight);
             if let Some(policy) = policies
@@ -334,8 +334,8 @@ impl<L: Limiter> Compiled<L> {
         let queue = charged().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue);
         let line = self.policies.iter().find(|policy| !policy.quota().wait_in_line().is_zero());
         let brings_quotas = self.settings.rules.iter().any(|bound| bound.rule().quota_from.is_some());
-        // The timer may also be for the bodies of refused requests, for the pace of bodies, for messages,
-        // or for a queue that a file of rules has later.
+        // The timer may also serve the bodies of refused requests, the pace of bodies, messages, or a queue that a
+        // file of rules has later.
         let has_other_use = self.settings.discard.is_some()
             || self.accounts.is_some()
             || !self.settings.max_message_wait.is_zero()

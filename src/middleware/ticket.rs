@@ -295,8 +295,8 @@ impl Ticket {
     pub(super) fn update<L: Limiter>(&mut self, layer: &Compiled<L>, at: usize, from: u64, to: u64) {
         debug_assert!(at < self.charges.len(), "the index is that of a charge of the ticket");
         let Some(charged) = self.charges.get_mut(at) else { return };
-        // A request is answered under the quota that it was charged under. A larger quota that has replaced it is not
-        // asked.
+        // A request is answered under the quota that it was charged under. If a larger quota has replaced that quota,
+        // the limiter is not asked about the larger quota.
         let policy = charged.policy_now(layer).filter(|now| charged.policy_in(layer) == Some(now));
         let now = policy.and_then(|policy| layer.peek_now(&policy, &charged.key));
         charged.decision = now.unwrap_or_else(|| charged.decision.with_cost_changed(from, to));

@@ -110,7 +110,7 @@ impl Quota {
 impl Quota {
     /// Returns the quota without the options that its states do not depend on.
     pub(crate) fn of_states(self) -> Self {
-        // Held units mean the same under any limit.
+        // The state of held units does not depend on the limit.
         if self.algorithm() == Algorithm::Concurrency {
             Self::concurrent(1)
         } else {

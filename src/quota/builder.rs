@@ -285,7 +285,7 @@ impl Quota {
     #[must_use]
     pub fn unlimited() -> Self {
         let spec = Spec::new(PLACES_MAX, 60 * SECOND, Algorithm::FixedWindow);
-        // Without a debt a state is one word.
+        // The quota has no debt, so that its state is one word.
         Self::from_spec(Spec { unlimited: true, debt: 0, debt_is_chosen: true, ..spec })
     }
 }

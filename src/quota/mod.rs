@@ -124,7 +124,7 @@
 //! [`Quota::concurrent`](crate::Quota::concurrent) return no error: a larger limit counts as the
 //! largest one.
 
-// The first module, because rustdoc shows the methods of `Quota` in the order of the modules.
+// `builder` is the first module, because rustdoc shows the methods of `Quota` in the order of the modules.
 pub(crate) mod builder;
 
 mod block;

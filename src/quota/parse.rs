@@ -118,7 +118,7 @@ impl fmt::Display for Quota {
         if spec.proportional {
             f.write_str(", in proportion")?;
         }
-        // A calendar has fixed windows only.
+        // Prints no algorithm for a calendar, which has fixed windows only.
         if spec.calendar.is_some() { Ok(()) } else { write!(f, ", {}", spec.algorithm) }
     }
 }
@@ -245,7 +245,7 @@ fn similar<'a>(words: &[&str], known: impl Iterator<Item = &'a str>) -> String {
     let distances = known.filter_map(|phrase| {
         let written: Vec<&str> = words.iter().take(phrase.split(' ').count()).copied().collect();
         let written = written.join(" ").replace(['-', '_'], " ");
-        // A hyphenated phrase is one word.
+        // Also compares the first word as a whole, because a hyphenated phrase is one word.
         let whole = words.first().unwrap_or(&"").replace(['-', '_'], " ");
         let distance = edits(&written, phrase).min(edits(&whole, phrase));
         (distance <= letters(phrase) && !written.is_empty()).then_some((distance, phrase))
@@ -505,7 +505,7 @@ impl<'a> WordReader<'a> {
             }
             unit => unit,
         };
-        // Some take it for a minute, and others for a month.
+        // Some users write `M` for a minute, and others for a month.
         if unit == "m" && self.written.get(self.at.saturating_sub(1)).is_some_and(|written| written.ends_with('M')) {
             return Err(self.error("`M` may be minutes or months: write `min`, or `calendar month`"));
         }
@@ -642,7 +642,7 @@ impl<'a> WordReader<'a> {
         let rest = format!(
             "` is not a quota: {why}; write it like `100/min burst 20`, `5 per 10 s, sliding log` or `3 at once`"
         );
-        // The line has fewer than 400 characters, and the text in it at most 80.
+        // The printed line has fewer than 400 characters, of which the quoted text has at most 80.
         let room = 398_usize.saturating_sub(rest.chars().count()).min(80);
         let text: String = self.text.chars().take(room).collect();
         let message = format!("`{text}{rest}");

@@ -97,7 +97,7 @@ impl PreparedRefusals {
     pub(crate) fn limited_body(&self, outcome: &Outcome) -> Bytes {
         let mut violated = outcome.violated_once();
         if let (Some(only), None) = (violated.next(), violated.next()) {
-            // The body names the policy, for any quota.
+            // The prepared body of a policy fits any quota, because it names only the policy.
             let is_constant = !only.policy().limits_in_flight() && only.decision().wait() != Wait::Never;
             let is_it = |(policy, _): &&(Policy, Bytes)| is_constant && policy.name() == only.policy().name();
             if let Some((_, body)) = self.limited.iter().find(is_it) {

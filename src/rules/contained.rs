@@ -27,7 +27,7 @@ pub(super) fn never_binding(rules: &[RuleSpec]) -> Vec<Noticed> {
             break;
         }
         let contains = |(other, outer): &(usize, &RuleSpec)| {
-            // If two rules are alike, the later one never refuses.
+            // If two rules are alike, only the later rule is reported, because only the later rule never refuses.
             *other != at && finder.binds(outer, rule) && (*other < at || !finder.binds(rule, outer))
         };
         let mut candidates = beginnings.candidates(rule).filter_map(|other| Some((other, rules.get(other)?)));
@@ -61,7 +61,8 @@ fn is_plain(rule: &RuleSpec) -> bool {
 /// Returns whether a rule may refuse a request by its quotas.
 fn may_refuse(rule: &RuleSpec) -> bool {
     let is_settled = rule.cost.as_ref().is_some_and(|cost| matches!(cost.value, CostSpec::Reserved(_)));
-    // How long a cost that is reported later keeps requests out depends on each quota's own debt.
+    // Excludes rules whose cost is reported later, because the debt of each quota determines how long such a cost
+    // keeps requests out.
     rule.is_enabled && rule.mode == Mode::Enforce && rule.pace.is_none() && !is_settled
 }
 
@@ -151,7 +152,7 @@ impl Finder {
                 name == same && wildcard(outer, inner)
             })
             && (outer.time.is_empty() || !inner.time.is_empty() && times(outer).covers(&times(inner)))
-            // The inner rule leaves out all that the outer one leaves out.
+            // The inner rule must leave out all requests that the outer rule leaves out.
             && outer.not.iter().all(|left_out| inner.not.iter().any(|not| self.covers(not, left_out)))
     }
 
@@ -199,7 +200,8 @@ fn is_key_finer(inner: &RuleSpec, outer: &RuleSpec) -> bool {
     let can_be_absent = |part: &&At<KeySpec>| !matches!(part.value, KeySpec::Path | KeySpec::Method | KeySpec::Global);
     let is_in = |part: &At<KeySpec>, rule: &RuleSpec| rule.key.iter().any(|other| other.value == part.value);
     let is_global = |part: &At<KeySpec>| part.value == KeySpec::Global;
-    // If requests without a key share one allowance of the first rule, they may have different keys in the second.
+    // If requests without a key share one allowance of the first rule, they may still have different keys in the
+    // second rule.
     let share_alike = inner.missing_key != MissingKey::Shared
         || outer.key.iter().all(is_global)
         || outer.missing_key == MissingKey::Shared
@@ -217,7 +219,8 @@ fn allows_as_much(quota: &Quota, limit: &Quota) -> bool {
         && inner.period_us == outer.period_us
         && inner.calendar == outer.calendar
         && (inner.buckets, inner.oldest) == (outer.buckets, outer.oldest);
-    // Windows that begin with a key's first request begin at different times.
+    // Compares only windows that are counted from the epoch, because windows that begin with a key's first request
+    // begin at different times.
     let is_fixed = [inner, outer].iter().all(|spec| spec.anchor == Anchor::Epoch && !spec.count_denied);
     is_known && is_alike && is_fixed && inner.limit >= outer.limit && inner.burst >= outer.burst
 }

@@ -104,7 +104,7 @@ impl<'s> Writer<'s> {
             [one] => one.clone(),
             several => format!("[{}]", several.join(", ")),
         };
-        // Writing into a text does not fail.
+        // Writing into a `String` never fails.
         let _ = writeln!(text, "    key: {key}");
         if !rule.matches.is_empty() {
             let _ = writeln!(text, "    match: {{{}}}", rule.matches.join(", "));
@@ -142,7 +142,7 @@ fn notes(limit: &LimitSpec, path: &[&DescriptorSpec], siblings: &[DescriptorSpec
         // Exact values come first, then the patterns in the order of the file.
         is_exact(other) || other.value.is_some() && (own.value.is_none() || before)
     });
-    // Keeps only one more than are shown, because a file can have very many.
+    // Keeps only one value more than are shown, because a file can have very many values.
     let values = more_specific.filter_map(|other| other.value.as_ref()).take(SHOWN_MAX + 1);
     let values: Vec<String> = values.map(|value| Quoted(value).to_string()).collect();
     if let (Some(own), false) = (own, values.is_empty()) {

@@ -372,7 +372,7 @@ impl DescriptorCounter {
     /// Returns whether a later charge was taken from a later window than the one that denied this counter's charge.
     /// The end of a window only comes nearer, so a later end belongs to another window.
     fn window_ended_before(&self, later: &ChargeDecision) -> bool {
-        // Readings of clocks may differ, but not by half a window.
+        // Two readings of the clock may differ a little, but by less than half a window.
         let ends_in = |decision: &ChargeDecision| decision.effective_window().unwrap_or_default();
         ends_in(later) > ends_in(&self.decision) + self.policy.quota().period() / 2
     }

@@ -115,7 +115,8 @@ fn is_number(text: &str) -> bool {
     if let Some(digits) = text.strip_prefix("0o") {
         return all(digits, |byte| (b'0'..=b'7').contains(byte));
     }
-    // Rust reads every decimal number of the core schema, and a few words that begin with a letter.
+    // Rust's `f64` parser accepts every decimal number of YAML's core schema, and also a few words that begin with a
+    // letter.
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
     digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') && digits.parse::<f64>().is_ok()
 }
@@ -139,7 +140,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<&str, Problems<'_>> {
             (std::str::from_utf8(valid).unwrap_or_default(), false)
         }
     };
-    // The parser treats a NUL as the end of the file. Files that were not written in full often have some.
+    // The parser would treat a NUL as the end of the file, and files that were not written in full often have NULs.
     let odd = text.char_indices().find(|(_, c)| c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\u{85}'));
     match odd {
         Some((at, odd)) => {

@@ -135,7 +135,7 @@ impl fmt::Display for RulesError {
             if at > 0 {
                 f.write_str("\n")?;
             }
-            // The message of a file that cannot be read names it.
+            // If the file cannot be read, the message of the problem already names the file.
             if let Some(file) = self.file.as_ref().filter(|_| problem.kind() != RulesErrorKind::File) {
                 let file = file.to_string_lossy();
                 write!(f, "{}:", file.chars().map(printable).collect::<String>())?;
@@ -245,7 +245,7 @@ impl<'a> Problems<'a> {
     }
 
     fn push(&mut self, found: FoundProblem) {
-        // A wrong value in a template is found once for each rule that uses it, and reported once.
+        // A wrong value in a template is found once for each rule that uses the template, but is reported only once.
         let is_same = |other: &FoundProblem| other.position == found.position && other.message == found.message;
         if self.found.iter().any(is_same) {
             return;

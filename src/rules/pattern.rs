@@ -80,7 +80,7 @@ impl AnyOf {
 
     /// Returns whether one of them matches. The time is linear in the length of the text, for each pattern.
     pub(super) fn find(&self, text: &[u8]) -> MatchResult {
-        // A longer text is not compared, so no client makes the comparison slow.
+        // A text above `COMPARED_MAX` is not compared, so that no client can make the comparison slow.
         if text.len() > COMPARED_MAX {
             return MatchResult::Unclear;
         }

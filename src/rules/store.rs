@@ -211,10 +211,10 @@ impl RuleStore {
                     let (version, layers, loaded) =
                         (state.in_force.rules.version, state.layers(), state.in_force.event());
                     drop(state);
-                    // A limiter may have panicked before its layer followed.
+                    // A limiter may have panicked before its layer followed, so each layer follows again.
                     each(&layers, |layer| layer.follow());
                     if had_error {
-                        // Tells the observer, which got the error, that it is over.
+                        // Reports to the observer, which got the error, that the error is over.
                         report(&layers, &loaded);
                     }
                     return Ok(version);
@@ -559,7 +559,7 @@ fn incomplete(content: &[u8]) -> RulesError {
 /// Reads at most one byte more than a file of rules may have, so that the reader reports a larger file.
 fn read_file(path: &Path) -> Reading {
     let unreadable = |error: std::io::Error| RulesError::unreadable(path, error);
-    // Opening a pipe would wait for its writer.
+    // Checks first whether this is a file, because opening a pipe would wait for the pipe's writer.
     let is_file = std::fs::metadata(path).map_err(unreadable)?.is_file();
     if !is_file {
         return Err(RulesError::of_file(format!("{}: it is not a file", path.display())));

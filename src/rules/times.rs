@@ -127,7 +127,7 @@ impl Times {
 impl ZoneTimes {
     /// Makes the times of spans, given their first minutes and their lengths of at most a week.
     fn of(zone: Zone, spans: Vec<(u32, u32)>) -> Self {
-        // A span over the end of the week becomes two spans.
+        // A span that crosses the end of the week becomes two spans.
         let split = spans.into_iter().flat_map(|(begin, length)| {
             let end = begin + length;
             [(begin, end.min(WEEK)), (0, end.saturating_sub(WEEK))]
@@ -160,7 +160,7 @@ impl ZoneTimes {
         let first = self.spans.first()?;
         let change = match self.span_at(minute) {
             _ if self.is_always() => return None,
-            // The span goes on in the next week.
+            // The span continues in the next week.
             Some((_, WEEK)) if first.0 == 0 => WEEK + first.1,
             Some((_, end)) => end,
             None => self.spans.iter().map(|(begin, _)| *begin).find(|begin| *begin > minute).unwrap_or(WEEK + first.0),

@@ -67,7 +67,7 @@ fn covering(networks: &[At<IpNet>], bits: u8) -> Option<&At<IpNet>> {
     ranges.sort_unstable();
     let mut next = Some(0);
     for (first, last) in ranges {
-        // `None` stands for the place behind the last address.
+        // `next` is `None` if there is no address after the covered ones.
         let Some(end) = next.filter(|next| first <= *next) else { break };
         next = last.max(end.saturating_sub(1)).checked_add(1);
     }

@@ -27,7 +27,8 @@ pub(super) fn start(store: Weak<RuleStore>, every: Duration) -> io::Result<()> {
             drop(rules);
             thread::sleep(SETTLES);
             let Some(store) = store.upgrade() else { return };
-            // A limiter is the application's code and may panic. The file is then read again at the next check.
+            // A limiter is the application's code and may panic. After a panic, the file is read again at the next
+            // check.
             let reload = || store.reload(|again| *again == reading);
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(reload)).is_err() {
                 store.forget_reading();

@@ -187,8 +187,8 @@ impl EventCells {
             Some(bounded(&format!("{server} does not answer: {error}")))
         };
         let store_errors = lock(&self.store_errors).by_kind.clone();
-        // Reads the ends before the beginnings, so that a wait that passes between the two readings is not an end
-        // without a beginning.
+        // Reads the ends before the beginnings, so that a wait that begins and ends between the two readings does not
+        // count as an end without a beginning.
         let ended = read(&self.waits_ended);
         EventCounts {
             checks: self.checks.snapshot(),

@@ -83,8 +83,8 @@ impl PolicyCounts {
 }
 
 fn under_way(begun: &AtomicU64, ended: &AtomicU64) -> Option<u64> {
-    // Reads the ends first. Otherwise a wait that begins and ends between the two readings would count as ended, but
-    // not as begun.
+    // Reads the ends first, because a wait that begins and ends between the two readings would otherwise count as
+    // ended, but not as begun.
     let ended = ended.load(Ordering::Relaxed);
     let begun = begun.load(Ordering::Relaxed);
     (begun > 0).then(|| begun.saturating_sub(ended))
@@ -138,7 +138,7 @@ impl Policies {
 
     #[cold]
     fn add(&self, hash: u64, name: &str, period: u64) -> &PolicyCounts {
-        // A policy with this name must not get a second entry.
+        // The name `OTHER` must not get a second entry.
         if name == OTHER || self.is_full.load(Ordering::Relaxed) {
             return &self.other;
         }

@@ -451,7 +451,7 @@ impl Stats {
     ///
     /// All metrics are described with their units. Each series is registered once, when it is first recorded.
     pub fn record_metrics(&self) {
-        // The recorder is the application's code, and may call this method.
+        // Does not wait for the lock, because the recorder is the application's code and may call this method.
         let Some(mut recorded) = try_lock(&self.0.recorded) else { return };
         recorder::record(&self.counts(), &mut recorded);
     }
@@ -481,7 +481,7 @@ impl Inner {
         drop(halves);
         #[cfg(feature = "tracing")]
         if self.logs_refusals && period * SHORT_US / log::SUMMARY_US != before_us / log::SUMMARY_US {
-            // Not under the lock: the subscriber is the application's code.
+            // Writes the summaries without the lock, because the subscriber is the application's code.
             self.policies.iter().filter_map(|entry| entry.log.take(&entry.name)).for_each(|summary| summary.write());
         }
     }

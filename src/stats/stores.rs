@@ -15,7 +15,7 @@ impl Stores {
         let gone: Vec<bool> = self.readers().iter().map(|reader| reader.read().is_none()).collect();
         let mut readers = lock(&self.0);
         let mut gone = gone.into_iter();
-        // Stores that were added since then are at the end.
+        // Keeps the stores that were added after `gone` was collected, which are at the end.
         readers.retain(|_| !gone.next().unwrap_or(false));
         if readers.len() < STORES_MAX {
             readers.push(store.clone());

@@ -177,7 +177,7 @@ fn tiles(html: &mut String, view: &PageView) -> fmt::Result {
     let occupied = occupied(view);
     let (shown, of_all) = match occupied.len() {
         ..=LAYERS_MAX => (occupied.as_slice(), String::new()),
-        // The others are in a table below the policies.
+        // The other layers are in a table below the policies.
         layers => {
             let fullest = occupied.iter().max_by_key(|(_, occupancy)| per_mille_full(*occupancy));
             (fullest.map_or(&[][..], std::slice::from_ref), format!("; the fullest of {layers} layers"))

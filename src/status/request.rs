@@ -110,7 +110,7 @@ fn is_known(name: &str, hosts: &[String]) -> bool {
 /// Returns the name that a request was sent to, without a port and a trailing dot. Returns `None` if it says none.
 fn host_name(parts: &Parts) -> Option<&str> {
     let host = parts.uri.authority().map(|authority| authority.as_str());
-    // A name that is not text is not listed.
+    // A host that is not text becomes `?`, which no list of hosts has.
     let host = host.or_else(|| Some(parts.headers.get(HOST)?.to_str().unwrap_or("?")))?;
     let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
     let name = match host.rsplit_once(':') {
@@ -320,7 +320,7 @@ impl ExplainForm {
         let method =
             Method::from_bytes(method.as_bytes()).map_err(|_| printable(&format!("`{method}` is not a method")))?;
         let uri = self.uri().trim();
-        // Without its slash a path would be read as a host.
+        // A path without its slash would be read as a host.
         let is_whole = |parsed: &Uri| parsed.scheme().is_some() || parsed.path().starts_with('/') || uri == "*";
         let uri: Uri = uri
             .parse()

@@ -67,7 +67,7 @@ fn states(html: &mut String, form: &ExplainForm, layer: &ExplainedLayer) -> fmt:
     }
     if let Some(token) = &layer.token {
         write!(html, "<form method=\"post\"><input type=\"hidden\" name=\"token\" value=\"{token}\">")?;
-        // Another process may get the form, and explains the request again.
+        // Another process may get the form, and then needs these fields to explain the request again.
         for (name, value) in form.fields() {
             let (name, value) = (HtmlText(&name), HtmlText(value));
             write!(html, "<input type=\"hidden\" name=\"{name}\" value=\"{value}\">")?;
@@ -78,7 +78,7 @@ fn states(html: &mut String, form: &ExplainForm, layer: &ExplainedLayer) -> fmt:
     );
     let mut seen = HashSet::new();
     for state in states {
-        // Plans have one name, and one state of a key.
+        // The plans of a rule share a name, and the state of each key.
         let is_chosen = layer.token.is_some() && can_reset(&state.policy) && seen.insert(state.policy.name());
         row(html, state, is_chosen)?;
     }

@@ -192,7 +192,7 @@ impl LayerKeys {
             });
         }
         let mut seen = HashSet::new();
-        // All plans of a rule share a name and the state of each key. Only requests in flight have a state apart from
+        // All plans of a rule share a name and the state of each key, but requests in flight have a state apart from
         // rates.
         self.held.retain(|held| {
             let counts_apart = *act == Act::Reset && is_concurrent(&held.policy);

@@ -132,7 +132,7 @@ impl Calendar {
         let local = at_s + self.zone.offset_s(at_s);
         let mut first = self.first_day(local.div_euclid(DAY_S));
         let mut begin = self.zone.begin_of_day(first);
-        // If a zone sets its clocks back over midnight, the local date is yesterday's again for a while.
+        // If a zone sets its clocks back over midnight, the local date goes back to the day before for a while.
         loop {
             let next = self.next_first_day(first);
             let end = self.zone.begin_of_day(next);
@@ -183,7 +183,7 @@ const ERA: i64 = 146_097;
 
 /// Returns the first day of a month, counted from January of the year 0.
 fn first_of_month(month: i64) -> i64 {
-    // The year begins in March here, so that the leap day is its last one.
+    // Counts years from March, so that the leap day is the last day of a year.
     let since_march = month - 2;
     let (year, month) = (since_march.div_euclid(12), since_march.rem_euclid(12));
     let before = (153 * month + 2) / 5; // days of the months before: 31, 30, 31, 30, 31 and again
@@ -194,7 +194,7 @@ fn first_of_month(month: i64) -> i64 {
 fn month_of(day: i64) -> i64 {
     let since_march = day + MARCH_OF_0;
     let (era, of_era) = (since_march.div_euclid(ERA), since_march.rem_euclid(ERA));
-    // Subtracts the leap days before: one in 4 years, none in 100, one in 400.
+    // Subtracts the earlier leap days: one every 4 years, except every 100 years, but one every 400 years.
     let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
     let of_year = of_era - (365 * year + year / 4 - year / 100);
     12 * (400 * era + year) + (5 * of_year + 2) / 153 + 2

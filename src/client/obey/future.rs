@@ -186,8 +186,8 @@ fn poll_line(visit: &mut Visit, sleep: &mut Option<(u64, Sleep)>, cx: &mut Conte
         let Some((_, sleeping)) = sleep else { break };
         ready!(sleeping.as_mut().poll(cx));
         *sleep = None;
-        // The time counts as `until_us` or later, even if the timer's clock is wrong. Otherwise a request could poll
-        // for ever.
+        // Treats the time as `until_us` or later, because a request could otherwise poll forever if the timer's clock
+        // is wrong.
         now_us = visit.settings().now_us().max(until_us);
     }
     *sleep = None;

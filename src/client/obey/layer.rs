@@ -239,8 +239,8 @@ impl ObeyLayer {
     pub fn own_quota(mut self, limiter: impl Limiter, quota: impl IntoRule) -> Result<Self, ConfigError> {
         let rule = quota.into_rule();
         let supported = rule.policies().iter().try_for_each(|policy| limiter.supports(policy.quota()));
-        // There is no `From`, because a second one would keep the compiler from inferring the error of closures that
-        // use `?`.
+        // `ConfigError` has no `From` for this error, because a second `From` would keep the compiler from inferring
+        // the error type of closures that use `?`.
         supported.map_err(|error| ConfigError::new(ConfigErrorKind::Unsupported, error.to_string()))?;
         if let Some(option) = rule.option_of_servers() {
             return Err(ConfigError::new(

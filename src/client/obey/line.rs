@@ -169,7 +169,7 @@ impl KeyLine {
     pub(super) fn poll(&mut self, turn: u64, now_us: u64, waker: Waker, wakers: &mut Wakers) -> Polled {
         self.release(now_us, wakers);
         if now_us == u64::MAX {
-            // The request is sent at once, because it cannot sleep.
+            // Sends the request at once, because the timer cannot sleep.
             if self.waiters.remove(turn, wakers).is_some() {
                 let number = self.send(turn, now_us);
                 self.granted.insert(turn, number);
@@ -259,7 +259,8 @@ impl KeyLine {
         match heard.wait_us {
             Some(wait_us) => {
                 self.silent_refusals = 0;
-                // Jitter keeps refused clients apart. A short pause after a success would only waste quota.
+                // `lengthen` adds jitter, which keeps refused clients apart. A short pause after a success is not
+                // lengthened, because that would only waste quota.
                 let is_short = !heard.is_refusal && wait_us < SECOND_US;
                 self.pause(now_us, if is_short { self.without_travel(wait_us) } else { lengthen(wait_us) });
             }
@@ -350,7 +351,7 @@ impl KeyLine {
         // A timer that cannot sleep reports `Duration::MAX` as its time.
         if now_us < u64::MAX {
             self.sent_us = now_us;
-            // A request that is late does not delay the one after it.
+            // A late request does not delay the next request.
             let interval_us = self.interval_us();
             self.spaced_us = self.spaced_us.max(now_us.saturating_sub(interval_us)).saturating_add(interval_us);
         }

@@ -50,7 +50,7 @@ impl Rate {
         // 1 / (1 / interval + passed), in microseconds, rounded up. The product is below 2^26 * 2^40 * 2^64.
         let faster_us = (square * interval_us).div_ceil(square + interval_us * passed_us);
         let faster_us = faster_us.max(interval_us.div_ceil(2));
-        // If the elapsed time is rounded to nothing, the rate stays as it was.
+        // If rounding hides the effect of the elapsed time, the rate stays as it was.
         if faster_us < interval_us {
             (self.interval_us, self.changed_us) = (u64::try_from(faster_us).unwrap_or(SLOWEST_US), now_us);
         }

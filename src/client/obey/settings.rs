@@ -41,7 +41,7 @@ pub(super) struct Share {
 impl OwnQuota {
     /// Returns what a request takes. Returns `None` if the rule does not apply to it.
     fn share(&self, own: usize, request: &Head<'_>) -> Option<Share> {
-        // The layer has one key for all its quotas.
+        // The rule gets no key of its own, because the layer has one key for all its quotas.
         let RuleMatch::Charged { cost, .. } = self.rule.match_request(request, |_| (), |_| Some(())) else {
             return None;
         };

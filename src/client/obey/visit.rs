@@ -130,7 +130,7 @@ impl Visit {
         self.unknown_waits = self.unknown_waits.saturating_add(u32::from(is_unknown));
         let until_us = now_us.checked_add(micros_ceil(wait));
         match until_us {
-            // A wait of zero would make this a busy loop.
+            // Waits at least 1 µs, because a wait of zero would make this a busy loop.
             Some(until_us) if !is_allowed => {
                 self.refund();
                 (self.taken, self.departs_us) = (0, 0);
@@ -162,7 +162,7 @@ impl Visit {
             let first = self.receipts.iter().position(|(own, ..)| *own == last).unwrap_or(0);
             let refunds = self.receipts.drain(first..);
             let refunds = refunds.map(|(_, policy, receipt)| Refund::new(policy, self.key.clone(), receipt)).collect();
-            // A limiter sends a refund before it returns, so its reply can be dropped.
+            // A limiter sends the refund before `refund` returns, so the reply can be dropped.
             contained(|| drop(self.settings.own.get(last).map(|own| own.limiter.refund(refunds))));
         }
     }

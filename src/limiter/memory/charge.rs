@@ -90,8 +90,8 @@ impl States {
                 Ok(allowed) => return allowed,
                 Err(NoRoom(key)) => {
                     self.grow_for(key);
-                    // The whole set is tried again, so up to one line for each charge is split first. Otherwise a large
-                    // set of new keys would be tried again for every few of its keys.
+                    // Splits up to one line for each charge before the whole set is tried again. With fewer splits, a
+                    // large set of new keys would be tried again for every few of its keys.
                     self.grow_for_set(charges.len());
                 }
             }
@@ -138,7 +138,7 @@ impl States {
             if !takes || !allowed && !outlives(at, decisions) {
                 hold.change_nothing();
             }
-            // Makes room first: if there is no room for one of the charges, no charge has been written.
+            // Makes room before it writes: if there is no room for one of the charges, no charge has been written.
             if !self.make_room(hold, now, events) {
                 if hold.awaits_growth {
                     return Err(NoRoom(hold.key));
@@ -185,7 +185,7 @@ impl States {
             return; // another thread makes it
         }
         while let Some((refund, _)) = self.queue_refunds.next(queue) {
-            // The observer or the clock may panic. If one of them does, the next refund is still made.
+            // The next refund is made even if the observer or the clock panics.
             contained(|| {
                 if self.refund_once(&refund.policy, &refund.key, &refund.receipt) {
                     self.queue_refunds.keep(queue, refund, Timestamp::from_micros(self.now_after().at));
@@ -206,7 +206,8 @@ impl States {
     /// Forgets a key's state under a policy's name, for all quotas of that name.
     pub(super) fn reset(&self, policy: &Policy, key: &Key) {
         if let Decider::Places(_) = policy.quota().decider() {
-            // The counter is raised before the slot is locked, so a run that begins there later has another number.
+            // Raises the counter before the slot is locked, so that a run that begins in this slot later has another
+            // number.
             self.resets.fetch_add(1, Ordering::Relaxed);
         }
         self.queue_refunds.forget(self.fingerprint(policy, key));

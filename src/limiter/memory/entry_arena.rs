@@ -413,8 +413,8 @@ impl EntryArena {
         let until = if gone == chain.last { chain.filled } else { ENTRIES };
         let entries = (from..ENTRIES).map(|index| (block, index)).chain((0..until).map(|index| (gone, index)));
         let (folded, count) = self.folded(entries, 2);
-        // Each block but the last is filled to its end, and only the first may be empty at its beginning. So two full
-        // blocks fold into a full one.
+        // Each block except the last is filled to its end, and only the first block may be empty at its beginning.
+        // Therefore two full blocks fold into a full block.
         let begin = if gone == chain.last { 0 } else { ENTRIES - count };
         debug_assert!(begin == 0 || block == chain.first, "only the first block may be empty at its beginning");
         self.set_all(block, begin, &folded, count);
@@ -490,8 +490,8 @@ impl EntryArena {
         let block = self
             .take_free(own)
             .or_else(|| {
-                // Relaxed: the thread that gets a block is the first to touch it. The counter is read before it is
-                // raised, so that it stops growing once all blocks are used.
+                // `Relaxed` suffices, because the thread that gets a block is the first to touch it. The counter is
+                // read before it is raised, so that it stops growing after all blocks are used.
                 let left = self.untouched.load(Ordering::Relaxed) <= u64::from(self.last());
                 let block = if left { self.untouched.fetch_add(1, Ordering::Relaxed) } else { u64::MAX };
                 u32::try_from(block).ok().filter(|block| *block <= self.last())
@@ -557,8 +557,8 @@ impl EntryArena {
         }
     }
 
-    // Relaxed: the lock of the owner's slot orders a block's words, and the lock of the free list orders those of a
-    // free block. Only the owner is read without these locks, as a hint.
+    // The accesses are `Relaxed`: the lock of the owner's slot orders the words of a block, and the lock of the free
+    // list orders the words of a free block. Only a block's owner is read without these locks, as a hint.
 
     fn word(&self, block: u32, word: usize) -> u64 {
         debug_assert!(block <= self.last(), "a chain has a block that the arena does not have");

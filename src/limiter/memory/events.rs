@@ -35,7 +35,7 @@ impl<'a> PendingEvents<'a> {
     fn report(&self) {
         for event in &self.events {
             let report = || self.states.setup.observers.report(event);
-            // The process would end if a second panic left a destructor.
+            // If the thread is already panicking, a second panic that leaves a destructor would abort the process.
             if self.is_contained || std::thread::panicking() { contained(report) } else { report() }
         }
     }

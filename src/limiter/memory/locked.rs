@@ -32,9 +32,9 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
     pub(super) fn lock(states: &'a States, holds: H) -> Self {
         let mut set = Self { states, holds, stripes: SmallVec::new() };
         loop {
-            // True if each key has either its slot, or certainly none.
+            // `is_known` is true if each key either has its slot or certainly has no slot.
             let is_known = set.find() || set.find_under_stripes();
-            // True if each slot still belongs to its key, now that it is locked.
+            // `lock_found` returns true if each slot still belongs to its key after the slot was locked.
             if is_known && set.lock_found() {
                 return set;
             }
@@ -52,8 +52,8 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
         stripes.sort_unstable();
         stripes.dedup();
         self.stripes = stripes.iter().map(|stripe| self.states.lock_stripe(*stripe)).collect();
-        // A key that got its slot or was moved after the first search is found now. The other keys have no slot while
-        // this value lives, unless another key lost its slot.
+        // This search also finds a key that got its slot or was moved after the first search. The other keys have no
+        // slot as long as this value exists, unless another key lost its slot.
         self.find();
         let is_held =
             |hold: &LockedKey<'_>| hold.slot.is_some() || hold.is_twice || stripes.contains(&stripe_of(hold.key));
@@ -89,8 +89,8 @@ impl<'a, H: AsMut<[LockedKey<'a>]>> LockedSet<'a, H> {
                 return false;
             }
         }
-        // One slot may have been found for two keys, if it changed hands in between. Then only one of the two keys
-        // is locked.
+        // The search may have found one slot for two keys, if the slot passed from one key to the other in between.
+        // In this case only one of the two keys is locked.
         self.holds.as_mut().iter().all(|hold| hold.slot.is_none() || hold.locked.is_some())
     }
 

@@ -313,7 +313,7 @@ impl States {
     /// Returns `false` if there is no room. Then the locked key changes nothing.
     #[inline(always)]
     pub(super) fn make_room<'a>(&'a self, hold: &mut LockedKey<'a>, now: Now, events: &mut PendingEvents<'_>) -> bool {
-        // A change that only removes units needs no new block, so no key is forgotten for it.
+        // A change that only removes units needs no new block, so no other key is forgotten to make room.
         let adds = match hold.change {
             StateChange::Nothing | StateChange::Clear => false,
             StateChange::Held(held) => held.units > 0 && held.pack().is_none(),
@@ -332,7 +332,7 @@ impl States {
     }
 
     fn make_slot<'a>(&'a self, hold: &mut LockedKey<'a>, now: Now, events: &mut PendingEvents<'_>) -> bool {
-        // A quota of 0 may leave no state, and no state needs no slot.
+        // A quota of 0 may leave no state to store, and the key then needs no slot.
         if matches!(hold.change, StateChange::Clear) {
             hold.change_nothing();
             return true;
@@ -381,7 +381,8 @@ impl States {
                         Some(spec) => self.arena().set_headed_pair(*key, chain, *pair, spec),
                         None => self.arena().set_pair(*key, chain, *pair),
                     }
-                    // The units of the pair may still count at the pair's instant.
+                    // The chain expires one microsecond after the pair's instant, because the units of the pair may
+                    // still count at that instant.
                     self.store_chain(*key, chain, Some(pair.at.saturating_add(1)), now)
                 }
             },
@@ -401,7 +402,7 @@ impl States {
             (change @ (StateChange::Entries(_) | StateChange::Remove(..)), Decider::EntryLog(rules)) => {
                 let arena = self.arena();
                 if !matches!(state, LoadedState::Entries) {
-                    // The entry has expired, or belongs to another quota.
+                    // The stored state has expired, or belongs to another quota.
                     match &spec {
                         Some(spec) => arena.empty_headed(*key, chain, spec, spare),
                         None => arena.empty_plain(*key, chain),

@@ -37,7 +37,7 @@ impl States {
     /// Returns the number of a run that begins now.
     #[inline]
     pub(super) fn run(&self) -> u64 {
-        // Relaxed: the slot's lock orders it, see the module's documentation.
+        // `Relaxed` suffices, because the slot's lock orders this load (see the module's documentation).
         self.resets.load(Ordering::Relaxed)
     }
 

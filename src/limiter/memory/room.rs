@@ -86,14 +86,16 @@ impl States {
         self.note_claim(now);
         let mut read = now;
         for _ in 0..ATTEMPTS {
-            // A search does this once. If the growth ends meanwhile, the search still treats freed slots as kept.
+            // This is read once for each search, so a search still treats freed slots as kept if the growth ends
+            // meanwhile.
             let may_grow = self.table.may_grow();
             let now = if may_grow { read.earlier(KEPT_US) } else { read };
             let mut slots = self.table.candidates(key);
             if is_pinned {
                 let all = slots.clone();
                 slots.retain(|seen| self.pinned_beside(*seen, &all, now) < PINNED_MAX);
-                // Otherwise this call would split all remaining lines, and then begin the next growth.
+                // While the table grows, a pinned state may take any slot, because this call would otherwise split
+                // all remaining lines and then begin the next growth.
                 if slots.is_empty() && self.table.growth() != Growth::Settled {
                     slots = all;
                 } else if slots.is_empty() && !all.is_empty() && !may_grow {
@@ -101,8 +103,8 @@ impl States {
                     return vacated.map_or(SlotClaim::Nothing, SlotClaim::Slot);
                 }
             }
-            // Takes a slot that was never used if there is one, of the first line if both have one. Otherwise takes the
-            // slot that has been free longest, so that an idle key keeps its slot for a while.
+            // Takes a slot that was never used, preferably of the first line. If there is none, takes the slot that
+            // has been free longest, so that an idle key keeps its slot for a while.
             let free = slots.iter().filter(|seen| self.is_free(**seen, now));
             if let Some(seen) = free.min_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) }) {
                 if let Some(slot) = self.lock_free_slot(*seen) {
@@ -113,7 +115,8 @@ impl States {
                 continue;
             }
             let moved = self.vacate_one(key, &slots, now);
-            // If the key may take no slot, pinned states occupy them all. The rest of the table may have room.
+            // If `slots` is empty, pinned states occupy all slots that the key could take. The rest of the table may
+            // have room.
             if !slots.is_empty() {
                 self.found_room(moved.is_some());
             }
@@ -166,7 +169,8 @@ impl States {
     pub(super) fn is_free(&self, seen: Seen<'_>, now: Now) -> bool {
         let version = version_of(seen.tag);
         is_expired(seen.word, self.versions.form(version).shift(), now)
-            // Otherwise the key would keep its slot until the clock reaches that instant again.
+            // If the clock stepped back, the key would otherwise keep its slot until the clock reaches the instant of
+            // the last return again.
             || version == HELD_VERSION && is_returned_after(seen.word, now, KEPT_US)
     }
 
@@ -267,7 +271,7 @@ impl States {
     /// moves during a walk over all slots, so that the walk meets each key.
     fn move_key<'a>(&self, seen: Seen<'a>, to: SlotRef<'_>) -> Option<SlotRef<'a>> {
         let stripe = self.try_lock_stripe(Fingerprint::of_tag(seen.tag));
-        // Relaxed suffices: the stripe's lock orders it, see `while_no_key_moves`.
+        // `Relaxed` suffices, because the stripe's lock orders this load (see `while_no_key_moves`).
         if stripe.is_none() || self.is_walked.load(Ordering::Relaxed) || !seen.try_lock() {
             to.unlock(0, NO_STATE);
             return None;
@@ -286,7 +290,7 @@ impl States {
         let expires = expiry_of(seen.word, self.versions.form(version).shift());
         match version {
             UNNUMBERED => return self.worth_unnumbered(seen, expires, now),
-            // Nothing is held any more. The clock has stepped back since the last return.
+            // The key holds no units any more, and the clock has stepped back since the last unit was returned.
             HELD_VERSION => return Some(Worth { rank: Rank::Left, used: 0, expires }),
             _ => {}
         }

@@ -74,7 +74,7 @@ pub(super) const HELD_VERSION: u16 = (1 << VERSION_BITS) - 1;
 
 pub(super) const SLOTS_PER_LINE: usize = 4;
 const LINE_BYTES: usize = 64;
-// Shuttle's atomics are larger than the real ones.
+// The assertion does not hold for Shuttle, whose atomics are larger than those of the standard library.
 const _: () = assert!(cfg!(ratelimit_shuttle) || SLOTS_PER_LINE * size_of::<SlotWords>() == LINE_BYTES);
 
 /// A key's fingerprint: the upper 50 bits of a keyed hash, and below them zeros, or [`HELD_VERSION`] if the state is of
@@ -161,7 +161,8 @@ impl<'a> SlotLine<'a> {
     /// Returns the slot whose tag matches.
     #[inline(always)]
     fn find(&self, is_it: &impl Fn(u64) -> bool) -> Option<SlotRef<'a>> {
-        // Compares all four tags at once, because a branch for each would be mispredicted. Acquire: see `read_tagged`.
+        // Compares all four tags at once, because the processor would mispredict a branch for each tag. The loads are
+        // `Acquire` for the reason given in `read_tagged`.
         let hit = |slot: usize| usize::from(is_it(self.0[slot][0].load(Ordering::Acquire))) << slot;
         let hits = hit(0) | hit(1) | hit(2) | hit(3);
         if hits == 0 { None } else { Some(SlotRef(&self.0[hits.trailing_zeros() as usize % SLOTS_PER_LINE])) }
@@ -190,7 +191,8 @@ impl<'a> SlotRef<'a> {
     #[inline(always)]
     fn read_tagged(self, tag: u64) -> Option<Seen<'a>> {
         let [tags, words] = self.0;
-        // Acquire, with the Release of the word in `unlock`: a reader that sees a new word sees its tag.
+        // `Acquire` pairs with the `Release` of the word in `unlock`, so a reader that sees a new word also sees its
+        // tag.
         let word = words.load(Ordering::Acquire);
         let unchanged = tags.load(Ordering::Relaxed) == tag;
         if unchanged && word != LOCKED { Some(Seen { slot: self, tag, word }) } else { None }
@@ -213,10 +215,11 @@ impl<'a> SlotRef<'a> {
         let [tags, words] = self.0;
         let mut backoff = Backoff::default();
         let word = loop {
-            // Waiting threads read before they try to write, so that they can share the cache line. Relaxed: only a
-            // hint.
+            // Waiting threads read before they try to write, so that they can share the cache line. `Relaxed`
+            // suffices, because the value is only a hint.
             let word = words.load(Ordering::Relaxed);
-            // Acquire, with the Release of the word in `unlock`: the tag and the blocks belong to the word.
+            // `Acquire` pairs with the `Release` of the word in `unlock`, so the tag and the blocks that this thread
+            // reads belong to the word.
             let locks = |word| words.compare_exchange(word, LOCKED, Ordering::Acquire, Ordering::Relaxed);
             if word != LOCKED && locks(word).is_ok() {
                 break word;
@@ -256,8 +259,8 @@ impl Seen<'_> {
     #[inline(always)]
     pub(super) fn try_lock(self) -> bool {
         let [tags, words] = self.slot.0;
-        // Acquire, with the Release of the word in `unlock`: the tag that is read next is not older than the word.
-        // Relaxed on failure: the caller reads again.
+        // `Acquire` pairs with the `Release` of the word in `unlock`, so the tag that is read next is not older than
+        // the word. A failure may be `Relaxed`, because the caller reads again.
         if words.compare_exchange(self.word, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return false;
         }
@@ -387,7 +390,7 @@ impl SlotTable {
     pub(super) fn elsewhere(&self, seen: Seen<'_>) -> impl Iterator<Item = Seen<'_>> {
         let (key, here) = (Fingerprint::of_tag(seen.tag), self.line_of(seen.slot));
         let mask = self.mask_before_growth();
-        // Computes the second line only if the first does not suffice.
+        // Computes the second line lazily, only if the first line does not suffice.
         let lines = [Self::first_line, Self::second_line].into_iter().map(move |line| line(self, key, mask));
         lines.filter(move |line| *line != here).flat_map(|line| self.open_slots(line))
     }
@@ -401,7 +404,7 @@ impl SlotTable {
     /// Returns references to all slots in use, in order. The walk includes slots that come into use during it.
     pub(super) fn all_slots(&self) -> impl Iterator<Item = SlotRef<'_>> {
         let slots = self.slots.iter().skip(self.start).enumerate();
-        // If this thread saw that a moved key has left its old slot, it also sees the new mask.
+        // A thread that saw that a moved key has left its old slot also sees the new mask.
         slots.take_while(|(at, _)| *at < self.in_use() * SLOTS_PER_LINE).map(|(_, slot)| SlotRef(slot))
     }
 
@@ -426,7 +429,8 @@ impl SlotTable {
     #[inline(always)]
     fn second_line(&self, key: Fingerprint, mask: u64) -> usize {
         let hash = (key.0 ^ key.0 >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15); // odd: it mixes, one to one
-        // This changes the position within the part, so the second line differs from the first for any number of parts.
+        // Adds at least 1 to the position within the part, so the second line differs from the first line for any
+        // number of parts.
         let line = self.line_in_part(key) + 1 + scale(hash, self.part - 1);
         self.number(if line < self.part { line } else { line - self.part }, hash, mask)
     }
@@ -446,7 +450,8 @@ impl SlotTable {
 
     #[inline(always)]
     fn mask(&self) -> u64 {
-        // Relaxed: a thread that sees an older value does not find the key, and then looks under the key's stripe.
+        // `Relaxed` suffices: a thread that sees an older value does not find the key, and then searches under the
+        // lock of the key's stripe.
         self.mask.load(Ordering::Relaxed)
     }
 
@@ -544,7 +549,8 @@ pub(super) fn zeroed<const N: usize>(count: usize) -> Box<[[AtomicU64; N]]>
 where
     [AtomicU64; N]: bytemuck::Zeroable,
 {
-    // The system zeroes each page when it is first touched, so a large table costs nothing until it is used.
+    // The operating system zeroes each page when it is first touched, so a large table costs nothing until it is
+    // used.
     bytemuck::zeroed_slice_box(count)
 }
 

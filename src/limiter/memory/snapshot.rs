@@ -181,7 +181,7 @@ fn possible_entries(rules: &EntryLog, entries: &[(u64, u64)], now: Now) -> Vec<(
         let counts = start.saturating_add(rules.life_us()) > now.at;
         let units = held.min(rules.most()).min(rules.most_kept().saturating_sub(total));
         let is_newer = possible.last().is_none_or(|(last, _)| *last < start);
-        // An entry whose units were all refunded is kept too: it says when the state expires.
+        // Keeps an entry even if all its units were refunded, because the entry says when the state expires.
         if counts && (units > 0 || held == 0) && start % rules.grain_us() == 0 && is_newer {
             total += units;
             possible.push((start, units));

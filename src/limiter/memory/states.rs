@@ -148,7 +148,7 @@ impl States {
         // Relaxed suffices, because no other data is published with the base.
         let base = self.base.load(Ordering::Relaxed);
         let relative = at.wrapping_sub(base);
-        // A branch for the usual case, since the processor predicts it.
+        // Uses a branch, because the processor predicts the usual case.
         if relative <= RELATIVE_US_MAX { Now { at, relative } } else { self.move_base(at, base) }
     }
 
@@ -256,7 +256,7 @@ impl States {
     pub(super) fn free_versions(&self) -> bool {
         let Some(mut next_phase_us) = try_lock(&self.walk) else { return false };
         let now = self.now();
-        // If the clock stepped back, the next phase is at most one phase away.
+        // Compares with both ends, so that the next phase is at most one phase away even if the clock stepped back.
         if now.at < *next_phase_us && *next_phase_us <= now.at + PHASE_US {
             return false;
         }

@@ -135,9 +135,10 @@ impl Versions {
     #[inline]
     pub(super) fn cached(&self, policy: &Policy) -> Option<u16> {
         let fingerprint = policy.state_fingerprint();
-        // Acquire, with the Release in `hand_out`: a thread that gets a number here also sees the number's form.
+        // `Acquire` pairs with the `Release` in `hand_out`, so a thread that gets a number here also sees the
+        // number's form.
         let entry = self.cache[fingerprint as usize % CACHED].load(Ordering::Acquire);
-        // 0 means empty: no fingerprint is 0. The mask leaves a number.
+        // An entry of 0 is empty, because no fingerprint is 0. The mask leaves the bits of the number.
         if (entry ^ fingerprint) & !NUMBER_MASK == 0 { Some((entry & NUMBER_MASK) as u16) } else { None }
     }
 
@@ -149,7 +150,8 @@ impl Versions {
     /// Returns the layout of the words of this version.
     #[inline]
     pub(super) fn form(&self, version: u16) -> WordForm {
-        // Relaxed: a thread got a version's number by an Acquire that ordered this load, see `cached`.
+        // `Relaxed` suffices, because this thread got the version's number by an `Acquire` load that orders this one
+        // (see `cached`).
         WordForm(self.forms[usize::from(version)].load(Ordering::Relaxed))
     }
 
@@ -169,7 +171,7 @@ impl Versions {
             self.hand_out(*number, fingerprint, &known);
             return *number;
         }
-        // Does this without the write lock, because it happens at every charge of a policy without a version.
+        // Checks this without the write lock, because each charge of a policy without a version gets here.
         let is_full = known.free.is_empty() && known.policies.len() + 1 >= usize::from(HELD_VERSION);
         drop(known);
         if is_full { UNNUMBERED } else { self.add(policy) }

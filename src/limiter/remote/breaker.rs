@@ -22,7 +22,7 @@ impl Breaker {
 
     /// Records that the server answered, perhaps with an error.
     pub(crate) fn record_answer(&self) {
-        // All calls share this cache line, so this writes only if there are failures to forget.
+        // Writes only if there are failures to forget, because all calls share this cache line.
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
         }

@@ -98,7 +98,8 @@ impl DenialCache {
     /// of this charge must not be remembered.
     pub(crate) fn watch(&self, charge: &Charge<'_>) -> Option<Watch> {
         let quota = charge.policy.quota();
-        // A request in line that asks again needs a new answer.
+        // The denials of a quota with a line are not remembered, because a request in line that asks again needs a
+        // new answer.
         let is_lasting = !quota.counts_denied() && quota.wait_in_line().is_zero();
         let remembers = charge.effect == Effect::Enforce && charge.cost > 0 && is_lasting && !self.slots.is_empty();
         remembers.then(|| Watch {

@@ -330,7 +330,7 @@ impl Holdings {
         if row.resets > holding.resets {
             holding.resets = row.resets;
             (holding.run, holding.held, holding.under_way) = (self.next_run(), 0, 0);
-            // Calls of earlier epochs are refused only while the row exists.
+            // The holding is doubtful, because the store refuses calls of earlier epochs only while the row exists.
             (holding.is_doubtful, holding.had_base) = (true, true);
         }
     }
@@ -400,7 +400,8 @@ impl Bid {
             holding.under_way = holding.under_way.saturating_sub(self.units);
             holding.held = holding.held.saturating_add(taken);
             if is_missing && self.is_sent && (self.held > 0 || self.claim.base > 0) {
-                // If the call names no base, a later return may have removed the row before this take arrived.
+                // A call without a base reports no forgotten units, because a later return may have removed the row
+                // before this take arrived.
                 landed.forgotten = if self.claim.base > 0 { self.held } else { 0 };
                 holdings.doubt(holding);
             } else if holding.epoch.number != self.claim.epoch && taken < self.units && !holding.is_doubtful {

@@ -59,8 +59,8 @@ impl Pending {
     fn refund(&mut self) -> Option<Refund> {
         let decision = self.decision.as_mut()?;
         let receipt = decision.take_receipt();
-        // A charge on refusal has taken something only if it has a receipt. A forced charge in debt adds nothing,
-        // because nothing was left before it.
+        // A charge on refusal has taken something only if it has a receipt. A forced charge in debt adds nothing to
+        // the units that are left, because no unit was left before it.
         let on_refusal = matches!(self.effect, Effect::OnRefusal { .. });
         let in_debt = self.effect == Effect::Force && decision.remaining() == 0;
         let taken = receipt.as_ref().map_or(if on_refusal { 0 } else { self.cost }, Receipt::units);

@@ -215,7 +215,7 @@ async fn probe<S: Store>(calls: Weak<StoreCalls<S>>) {
                 drop(Deadline::after(LISTENS).timeout(removed).await); // otherwise it expires
                 return;
             }
-            // An earlier probe, whose answer did not come, has written its value after all.
+            // An earlier probe that got no answer has written its value after all.
             Some(Ok(Ok(swapped))) => {
                 last = swapped.current().and_then(|current| Some(current.first()?.as_ref()?.version));
             }

@@ -206,7 +206,7 @@ impl<S: Store> Inner<S> {
             return (self.drive(parties, deadline).await, 1);
         }
         let count = parties.len();
-        // A party that has to load values first does not keep the others waiting.
+        // Separates the parties that have to load values first, so that they do not keep the other parties waiting.
         let mut loads = Vec::new();
         for party in &mut parties {
             party.loads_first = true;
@@ -275,7 +275,8 @@ impl<S: Store> Inner<S> {
                 party.callers.retain(|caller| !caller.receiver.is_gone());
             }
             parties.retain(|party| !party.callers.is_empty());
-            // A store in memory answers at once, so this loop would never yield the thread.
+            // Yields the thread after repeated conflicts, because a store in memory answers at once and this loop
+            // would otherwise never yield.
             if parties.iter().any(|party| party.conflicts > 1) {
                 tokio::task::yield_now().await;
             }
@@ -361,8 +362,8 @@ impl<S: Store> Inner<S> {
                         return Err(self.miscounted(loaded.values.len(), keys.len()));
                     }
                     let is_first = self.calls.time.record(trip, loaded.now, None) == TimeUpdate::First;
-                    // Loads again until the time is exact. Otherwise a later, more exact answer could take decisions
-                    // back in time.
+                    // Loads again until the time is exact, because a later, more exact answer could otherwise move
+                    // the time of decisions back.
                     narrows += u32::from(is_first || narrows > 0);
                     let is_close = loaded.now.is_none() || trip.answered.saturating_since(trip.sent) <= CLOSE;
                     if narrows == 0 || narrows > NARROWS || is_close || took.saturating_mul(4) > deadline.left() {
@@ -422,7 +423,7 @@ impl<S: Store> Inner<S> {
                         going_on.extend(self.made(party, decided, is_away, deadline).await);
                     }
                     Ok(SwapResult::Conflict(current)) => {
-                        // The party is tried again at once, because it has the current values. The processes whose
+                        // The party swaps again at once, because it now has the current values. The processes whose
                         // swaps succeeded pause meanwhile.
                         party.copy.set_used(&current, &self.known);
                         party.is_current = true;
@@ -444,8 +445,8 @@ impl<S: Store> Inner<S> {
                 }
             }
             swaps = again;
-            // The first retry is immediate. Later, others may have written more often than a value's history
-            // remembers.
+            // The first retry is immediate, because other processes may later have written more often than a value's
+            // history remembers.
             if let Some(sends) = swaps.iter().map(|(_, decided)| decided.sends).max().filter(|sends| *sends > 1) {
                 self.pause(sends, deadline).await;
             }
@@ -657,7 +658,7 @@ impl FromStore for Called {
 /// Returns the requests by the keys that join them, each group in its order.
 fn joined<S: Store>(callers: Vec<Caller<Swapper<S>>>) -> Vec<Vec<Caller<Swapper<S>>>> {
     let mut of_keys: HashMap<u64, usize, foldhash::fast::RandomState> = HashMap::default();
-    // Each element is the group that this group was merged into, or itself.
+    // `merged[group]` is the group that `group` was merged into, or `group` itself.
     let mut merged: Vec<usize> = Vec::new();
     let find = |merged: &[usize], mut group: usize| {
         while merged[group] != group {

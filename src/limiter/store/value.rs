@@ -136,7 +136,8 @@ impl StoredState {
     /// Returns how long the state counts.
     pub(super) fn time_to_live(&self, now: u64) -> Duration {
         let until = match (&self.form, self.written.quota.decider()) {
-            // The units of the pair may still count at the pair's instant.
+            // The state counts until one microsecond after the pair's instant, because the units of the pair may
+            // still count at that instant.
             (StateForm::Pair(pair), _) => pair.at.saturating_add(1),
             (StateForm::Entries(entries), Decider::EntryLog(log)) => {
                 entries.last().map_or(0, |(start, _)| start.saturating_add(log.life_us()))
@@ -144,7 +145,7 @@ impl StoredState {
             (StateForm::Entries(_), _) => 0,
             (StateForm::Rows(rows), _) => rows.lapse(),
         };
-        // The clocks of the process and of the store differ a little.
+        // Adds one second, because the clocks of the process and of the store differ a little.
         Duration::from_micros(until.saturating_sub(now)) + Duration::from_secs(1)
     }
 
@@ -258,7 +259,7 @@ impl Quotas {
 pub(super) fn state_bytes_max(quota: &Quota) -> u64 {
     match quota.decider() {
         Decider::EntryLog(log) => {
-            // Each unit in debt may be an entry of its own.
+            // A log may need `most` entries, because each unit, even a unit in debt, may be an entry of its own.
             let entries = if log.is_log() { log.most() } else { log.entries_max() };
             let bytes = number_bytes(2 * log.life_us()) + number_bytes(log.most());
             entries.saturating_mul(bytes).saturating_add(8)

@@ -261,7 +261,8 @@ impl<'a> WorkingCopy<'a> {
         let mut decisions = Several::new();
         for (at, (charge, place)) in charges.iter().zip(places).enumerate() {
             if places[..at].contains(place) {
-                // Two charges of one key. The caller has to merge them.
+                // This charge has the same key as an earlier charge of the request. The caller has to merge the two
+                // charges.
                 decisions.push(ChargeDecision::denied(charge.policy.quota().capacity(), 0, Wait::Never));
                 changes.push(Left::of(None, false));
                 continue;
@@ -516,11 +517,11 @@ pub(super) fn evidence(changes: &[Change], current: &[Option<Value>]) -> Evidenc
     match (is_not_made, is_unknown, is_gone) {
         (true, ..) => Evidence::NotMade,
         (_, true, _) => Evidence::None,
-        // If the value is gone, this process or another one removed it as intended. Deciding again could
+        // If the value is gone, this process or another process has removed it as intended. A second decision could
         // return the same units twice.
         (.., true) if only_removes => Evidence::Made,
         (.., true) => Evidence::Gone,
-        // Peeks change nothing, so there is nothing to find out.
+        // Peeks change nothing, so it does not matter whether they were made.
         _ => Evidence::NotMade,
     }
 }

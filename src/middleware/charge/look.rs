@@ -61,7 +61,8 @@ impl Ticket {
             let is_it =
                 |(at, rule): &&mut (usize, RuleExplanation)| *at == place && rule.key.as_ref() == Some(&charged.key);
             if let Some((_, rule)) = rules.iter_mut().find(is_it) {
-                // The rule's own charges come before that of its linked policy.
+                // The rule's own charges come before the charge of its linked policy, so the first cost is the rule's
+                // own.
                 rule.cost.get_or_insert(charged.cost);
                 rule.statuses.extend(status.cloned());
             }
@@ -110,7 +111,7 @@ impl Ticket {
             set_key(rule, key);
         });
         if let Some(OutcomeCause::KeyMissing(_)) = &uncharged {
-            // The last rule that was asked refuses the request.
+            // The last rule that was asked refuses the request, so later rules were not asked.
             let after = last.map_or(0, |last| last + 1);
             for (_, rule) in rules.iter_mut().take(count).skip(after) {
                 (rule.not_charged, rule.expected) = (Some(NotCharged::NotAsked), None);

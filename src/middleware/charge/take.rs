@@ -88,7 +88,8 @@ impl Ticket {
         key: &mut Key,
         cost: u64,
     ) -> StepOf<L> {
-        // Calls the limiter itself. The call of the `Arc` would not be inlined in both callers of this.
+        // Calls the method of `L` itself, because the call through the `Arc` would not be inlined in both callers of
+        // this function.
         let decision = L::try_take_one(&layer.limiter, policy, key, cost);
         match &decision {
             Some(decision)
@@ -140,7 +141,7 @@ impl Ticket {
     /// stored (`benches/instructions`, "layer of three policies, no header fields").
     #[inline(never)]
     fn charge_policies<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> StepOf<L> {
-        // Rules with one extractor share a key.
+        // Rules with the same extractor share a key.
         let mut keys: SmallVec<[Key; INLINE]> = SmallVec::new();
         let mut known: Option<&BoundRule> = None;
         // Each element has the index of a policy, the index of its key, and the cost.
@@ -273,7 +274,8 @@ impl Ticket {
             self.charges.reserve_exact(layer.most_charges.min(RESERVED_MAX));
         }
         let rules = &layer.settings.rules;
-        // The last rule that charged the request, and the index of its charge. Other rules may have the same key.
+        // `known` is the last rule that charged the request, and the index of its charge. Other rules may have the
+        // same key.
         let mut known: Option<(&BoundRule, usize)> = None;
         let Some(first) = self.find(layer, head, &mut seen) else { return Some(OutcomeCause::TooManyCharges) };
         for at in first..found.as_ref().map_or(rules.len(), |found| found.len()) {

@@ -107,7 +107,7 @@ impl Ticket {
         if denies && may_refuse {
             OutcomeKind::FailedClosed
         } else if self.keyless == Some(Mode::Degrade) {
-            // A request without a key stays degraded: that needs no answer of the limiter.
+            // A request without a key stays degraded, because this kind does not depend on the limiter's answer.
             OutcomeKind::Degraded
         } else {
             OutcomeKind::FailedOpen

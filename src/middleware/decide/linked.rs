@@ -35,14 +35,14 @@ pub(crate) fn link((policy, role): (usize, LinkedRole), charges: &mut Charges, f
 /// Returns the charge that is linked to the one at `at`, and what it counts.
 fn linked_to(charges: &[Charged], at: usize) -> Option<(&Charged, LinkedRole)> {
     let charged = charges.get(at)?;
-    // Only as many positions are searched as the charge can count back, so that a long set is not searched for
-    // each charge.
+    // Searches only as many positions as the charge on refusal can count back, so that a long set is not searched as
+    // a whole for each charge.
     let near = charges.iter().enumerate().skip(at + 1).take(usize::from(u8::MAX));
     let (place, of) = { near }.find_map(|(place, charged)| match charged.effect {
         Effect::OnRefusal { of } => Some((place, usize::from(of))),
         _ => None,
     })?;
-    // A rule that enforces observes its quota only if it meters.
+    // A rule in enforce mode observes its quota only if the rule has a meter.
     let meters = charged.effect == Effect::Observe && charged.mode == Mode::Enforce;
     let role = if meters { LinkedRole::Meter } else { LinkedRole::Block };
     (place - of <= at).then_some((charges.get(place)?, role))

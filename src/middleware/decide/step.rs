@@ -28,7 +28,7 @@ impl Ticket {
     /// Returns the next step of a request that is decided, or whose charges the line takes later.
     #[inline]
     pub(crate) fn next_step<L: Limiter>(&mut self, layer: &Compiled<L>) -> NextStep<L::Future<Decision>> {
-        // No request waits without a timer.
+        // No request waits if the layer has no timer.
         if layer.delays.is_none() { self.pass_or_turn_away() } else { self.wait_or_go_on(layer) }
     }
 

@@ -311,10 +311,10 @@ impl Account {
 
     /// Returns how many bytes a body may send now, at most `want`, or when it has to poll again.
     fn poll(&self, body: u64, want: u64, not_before_us: u64, waker: &Waker) -> UnitPoll {
-        // Without a timer that can sleep, no body waits.
+        // No body waits if the timer cannot sleep.
         let Some(now_us) = time_of(&*self.timer) else { return UnitPoll::Ready(want) };
-        // The time counts as the end of the sleep or later, even if the timer's clock is wrong.
-        // Otherwise a body could poll for ever.
+        // Treats the time as the end of the sleep or later, because a body could otherwise poll forever if the
+        // timer's clock is wrong.
         let now_us = now_us.max(not_before_us);
         let mut has_polled = false;
         loop {
@@ -392,7 +392,7 @@ impl Drop for Account {
                 left.push(batch);
             }
         });
-        // Refunds the newest first, because a leaky queue takes back only its last slot.
+        // Refunds the newest batch first, because a leaky queue refunds only its last slot.
         for UnitBatch { refund, left } in left.into_iter().rev() {
             if let Some(Refund { policy, key, receipt }) = refund.filter(|_| left > 0) {
                 contained(|| self.source.refund(Refund::new(policy, key, receipt.split(left))));
@@ -525,7 +525,7 @@ impl AccountState {
                 held.units = want.min(free);
                 self.assigned += held.units;
             } else {
-                // No unit is free while bodies are in line.
+                // A body joins the line if other bodies are in line, because no unit is free then.
                 self.join(body, want, now_us);
             }
         }
@@ -537,7 +537,8 @@ impl AccountState {
         if let Some(waiting) = self.line.get_mut(turn) {
             waiting.want = want;
         }
-        // Whatever comes first wakes the body, even while it asks.
+        // The line keeps the waker, so that the first event that concerns the body wakes it, even while the body asks
+        // the limiter.
         self.line.sleep(turn, u64::MAX, waker, wakers);
         match std::mem::take(&mut self.phase) {
             AccountPhase::Idle if now_us >= self.slot_us => {
@@ -571,7 +572,7 @@ impl AccountState {
     /// Puts a body at the end of the line.
     fn join(&mut self, body: u64, want: u64, now_us: u64) {
         let is_first = self.line.is_empty() && self.failures == 0 && matches!(self.phase, AccountPhase::Idle);
-        // An account that was idle for longer than `IDLE_US` does not catch up.
+        // An account that was idle for longer than `IDLE_US` does not catch up on the idle time.
         if is_first && (self.batch == (0, 0) || now_us.saturating_sub(self.slot_us) > IDLE_US) {
             self.slot_us = self.slot_us.max(now_us);
             self.begins = true;
@@ -587,8 +588,7 @@ impl AccountState {
         let begins_us = match &self.phase {
             AccountPhase::Idle => self.slot_us,
             AccountPhase::Departs { at_us, .. } => *at_us,
-            // If the body that the answer wakes is not polled, another one polls the answer after a
-            // while.
+            // If the body that the answer wakes is not polled, another body polls the answer after this time.
             AccountPhase::Busy { .. } | AccountPhase::Asked { .. } => now_us.saturating_add(time_us.max(BATCH_US)),
         };
         let first = self.line.first().map_or(turn, |(first, _)| first);
@@ -607,8 +607,8 @@ impl AccountState {
             PaceAnswer::Taken { refund, delay } => {
                 let batch = UnitBatch { refund, left: units };
                 let departs_us = now_us.saturating_add(micros_ceil(delay));
-                // The batches of a queue are asked for ahead of their departures. Otherwise the
-                // queue would be empty for a moment, and that time would be lost.
+                // Asks for the batches of a queue before their departures, because the queue would otherwise be empty
+                // for a moment, and that time would be lost.
                 let latest_us = if delay.is_zero() { LATE_US } else { pace.tick_us() };
                 let from_us = self.slot_us.max(departs_us.saturating_sub(latest_us));
                 self.take_batch(from_us.saturating_add(gap_us), units, pace);
@@ -630,7 +630,8 @@ impl AccountState {
             }
             PaceAnswer::Denied { wait, .. } => {
                 (self.failures, self.has_asked_for_rest) = (0, false);
-                // A smaller batch is free sooner, so that one process is not always behind another.
+                // Asks for a smaller batch, which is free sooner, so that this process is not always behind another
+                // process.
                 self.share.shrink();
                 let less = self.share.of(whole);
                 let less = less.batch(less.tick_us()).min(units);

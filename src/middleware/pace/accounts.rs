@@ -103,7 +103,7 @@ struct CountedBody {
 
 impl Drop for CountedBody {
     fn drop(&mut self) {
-        // Dropped without the lock, because the drop of an account refunds its units.
+        // Drops the account without the lock, because the drop of an account refunds its units.
         drop(self.accounts.leave(&self.id));
     }
 }

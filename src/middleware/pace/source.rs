@@ -26,7 +26,8 @@ pub(crate) fn paces<L: Limiter>(layer: &Arc<Compiled<L>>, paced: &[PacedBy], bod
         let Some((rule, policy)) = layer.pacing_rule(paced.policy).zip(paced.policy_in(layer)) else { continue };
         if rule.pace.is_some_and(|own| own.includes(bodies)) {
             let source = || Box::new(LimiterSource::new(layer, paced)) as Box<_>;
-            // This comes first, because the observer is the application's code and may panic.
+            // Makes the report before the body enters its account, because the observer is the application's code and
+            // may panic.
             let observer = layer.settings.observer.as_ref();
             let report = observer.map(|observer| PaceReport::begin(observer, accounts.timer(), policy));
             paces.add(accounts.enter(account_id(layer, paced, policy), source), rule.pace_after, report);
@@ -60,7 +61,7 @@ impl<L: Limiter> LimiterSource<L> {
 
     /// Returns the pace and the policy to take units under. Returns `None` if bodies do not wait.
     fn pace(&self) -> Option<(BytePace, Policy)> {
-        // Rules that are not there any more pace nothing.
+        // A rule that no longer exists paces nothing.
         let (newer, at) = self.layer.latest_index(self.paced.policy)?;
         let layer = newer.as_ref().unwrap_or(&self.layer);
         layer.pacing_rule(at)?;
@@ -69,11 +70,12 @@ impl<L: Limiter> LimiterSource<L> {
         if layer.mode_now(at) != Some(Mode::Enforce) || quota.is_unlimited() {
             return None;
         }
-        // If bodies must meet several quotas, the fastest is the pace. The others are limits.
+        // If bodies must meet several quotas, the fastest quota is the pace, and the other quotas are limits.
         let others = if self.paced.own.is_none() { layer.policies_together(at) } else { &[] };
         let fastest = others.iter().map(Policy::quota).fold(quota, |fastest, other| faster(fastest, other));
         let (units, period_us) = (fastest.limit(), fastest.spec().period_us);
-        // A batch has at most half of the capacity, so that units have come back in the meantime if it is late.
+        // A batch has at most half of the capacity, so that units have come back in the meantime if the batch is
+        // late.
         let most = (quota.capacity() / 2).max(1);
         Some((BytePace { units, period_us, most }, policy.clone()))
     }

@@ -157,7 +157,7 @@ impl Ticket {
             })
         };
         match charges.len() {
-            // This needs no vector, because the usual request has one charge.
+            // The usual request has one charge, which needs no vector.
             1 => then(visible(0).as_slice()),
             count => {
                 let mut views: SmallVec<[PolicyView<'_>; 4]> = (0..count).filter_map(visible).collect();
@@ -172,7 +172,7 @@ impl Ticket {
     /// Returns the seed of a refusal's jitter. It is equal for all refusals of a key, so that a client cannot draw
     /// again.
     fn seed<L>(&self, layer: &Compiled<L>) -> u64 {
-        // After a failure clients get different waits, even if the waits of quotas have no jitter.
+        // After a failure of the limiter, clients get different waits, even if the waits of quotas have no jitter.
         if !layer.responses.headers.is_jittered() && self.kind != OutcomeKind::FailedClosed {
             return 0;
         }

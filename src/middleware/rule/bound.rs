@@ -51,8 +51,8 @@ impl BoundRule {
     {
         let shares = rule.missing_key == MissingKey::Shared;
         let extract = move |head: &Head<'_>| extract(head).into_key().or_else(|| shares.then(Key::keyless));
-        // A charge of 0 only looks, and passes even in debt. So a rule that settles later reserves
-        // at least one unit.
+        // A charge of 0 takes nothing, and passes even in debt. Therefore a rule that settles after the response
+        // reserves at least one unit.
         if let Some(cost) = rule.cost.clone().filter(|_| rule.settlement.replaces_cost()) {
             rule.cost = Some(Arc::new(move |head: &Head<'_>| cost(head).max(1)));
         }
@@ -126,7 +126,7 @@ impl BoundRule {
         self.first = taken.policies();
         for at in 0..self.policies().len() {
             if let (Some(renamed), Some(policy)) = (self.renamed(at, taken), self.rule.policies.get_mut(at)) {
-                // Equal quotas without names are two allowances on purpose: by address and by user.
+                // Equal quotas without names are two allowances on purpose, such as one by address and one by user.
                 let has_new_name = policy.name() != renamed.name();
                 if has_new_name && self.numbered.is_none() && policy.unnamed().is_none() {
                     self.numbered = Some([policy.name().into(), renamed.name().into()]);

@@ -590,7 +590,7 @@ impl IntoRule for Quota {
 )]
 pub trait IntoPlan: Into<Option<usize>> {}
 
-// The compiler would say that `Into` is missing, and not what to return.
+// Without this attribute, the compiler would report that `Into` is missing, instead of the values to return.
 #[diagnostic::do_not_recommend]
 impl<P: Into<Option<usize>>> IntoPlan for P {}
 
@@ -603,7 +603,7 @@ impl<P: Into<Option<usize>>> IntoPlan for P {}
 )]
 pub trait IntoQuota: Into<Option<Quota>> {}
 
-// As above.
+// Without this attribute, the compiler would report that `Into` is missing, instead of the values to return.
 #[diagnostic::do_not_recommend]
 impl<Q: Into<Option<Quota>>> IntoQuota for Q {}
 

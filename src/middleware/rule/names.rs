@@ -59,7 +59,7 @@ impl TakenNames {
 /// Returns a name with a number, which is no longer than a name may be.
 fn numbered(name: &str, number: usize) -> String {
     let suffix = format!("-{number}");
-    // A name is ASCII, so every index is a boundary of characters.
+    // A name is ASCII, so every index is a character boundary.
     let kept = name.len().min(NAME_MAX - suffix.len());
     format!("{}{suffix}", name.get(..kept).unwrap_or_default())
 }

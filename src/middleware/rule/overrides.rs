@@ -156,7 +156,7 @@ impl<T> Overrides<T> {
             self.0.count.store(table.count, Ordering::Release); // with the Acquire in `may_hold`
             changed
         };
-        // One by one: two panics at once end the process.
+        // Drops the values one by one, because two panics at once would abort the process.
         removed.into_iter().for_each(|value| contained(|| drop(value)));
         changed
     }
@@ -176,7 +176,7 @@ impl<T> Overrides<T> {
         value: T,
         lasting: impl Into<Option<Duration>>,
     ) -> Result<OverrideId, ConfigError> {
-        // Not under the lock: the key, the clock and the value are the application's code.
+        // Calls these before it takes the lock, because the key, the clock and the value are the application's code.
         let Some(key) = key.into_key() else {
             let message = "an override needs a key, and there is none: pass what the rule's extractor returns";
             return Err(ConfigError::new(ConfigErrorKind::Missing, message));
@@ -316,7 +316,7 @@ impl<T> Table<T> {
             !entries.is_empty()
         });
         self.count = self.keys.values().map(SmallVec::len).sum();
-        // So, while the table has room, sweeps look on average at two entries at most for each new one.
+        // While the table has room, sweeps therefore look on average at no more than two entries for each new entry.
         self.swept_at = (2 * self.count).max(SWEPT_FROM);
         self.shrink();
     }

@@ -32,7 +32,7 @@ impl PathPattern {
     /// Returns whether paths match it that are in lower case, without `;` and without a slash at the end.
     #[cfg(feature = "rules")]
     pub(crate) fn is_folded(&self) -> bool {
-        // The digits of a percent-encoding are no letters.
+        // Skips the two hexadecimal digits of each percent-encoding, because they are not letters of the path.
         let is_plain = |text: &str| !text.contains(|c: char| c.is_ascii_uppercase() || c == ';');
         let is_literal = |segment: &Segment| match segment {
             Segment::Literal(text) => text

@@ -114,11 +114,12 @@ impl QuotaSwitch {
             let mut state = lock(&self.0);
             state.largest = state.largest.max(quota.capacity_to_hold());
             let before = std::mem::replace(&mut state.quota, quota);
-            // The list includes layers that have come since the change began.
+            // The list includes layers that were added after the change began.
             let layers: Vec<Arc<dyn Follow>> = state.layers.iter().filter_map(Weak::upgrade).collect();
             (before, layers)
         };
-        // One by one: if the limiter or an observer of one layer panics, the other layers still get the quota.
+        // Calls the layers one by one, so that the other layers still get the quota if the limiter or an observer of
+        // one layer panics.
         layers.iter().for_each(|layer| contained(|| layer.follow()));
         Ok(before)
     }

@@ -37,14 +37,15 @@ impl<L: Limiter> OpenTicket<L> {
         }
         let mut open: SmallVec<[Open; 1]> = SmallVec::new();
         let mut last = None;
-        // A request that passes although the limiter failed has taken nothing, and so has nothing to settle.
+        // Settles only charges that were answered, because a request that passes although the limiter failed has
+        // taken nothing.
         for (at, charged) in self.ticket.answered().iter().enumerate() {
             let Some(policy) = layer.policy(charged.policy) else { continue };
             if layer.settlement(charged.policy).is_none_or(Settlement::is_none) {
                 continue;
             }
             let rule = layer.rule_of(charged.policy);
-            // The charges of a rule are adjacent, and that of its meter is the last.
+            // The charges of a rule are adjacent, and the charge of its meter is the last of them.
             match open.last_mut().filter(|_| last == Some(rule)) {
                 Some(same) => {
                     same.charges.end = at + 1;
@@ -62,7 +63,7 @@ impl<L: Limiter> OpenTicket<L> {
             usage.append(&open.usage);
         }
         if !usage.is_empty() || (layer.needs == Needs::Usage && extensions.get::<Usage>().is_none()) {
-            // One handle states the cost for the outer layers, too.
+            // The handler's one handle also states the cost for the outer layers.
             if let Some(outer) = extensions.get() {
                 usage.append(outer);
             }
@@ -110,7 +111,7 @@ impl<L: Limiter> OpenTicket<L> {
     /// Returns the units of concurrency limits that are held no longer than until the response's head.
     fn release_by_head(&mut self, status: StatusCode) {
         let Some(places) = &self.ticket.places else { return };
-        // The request itself is one of these holders.
+        // One of these holders is the request itself.
         let is_shared = || Arc::strong_count(places) > 1;
         let until_head = |at: usize| {
             let policy = self.ticket.charges.get(at).map(|charged| charged.policy);

@@ -155,7 +155,7 @@ impl<L: Limiter> Drop for OpenTicket<L> {
         while self.copies.is_some() || !self.open.is_empty() || !self.to_settle.is_empty() {
             contained(|| self.settle_rest());
         }
-        // This comes after the return. In between, a refusal would promise a wait.
+        // Ends the strikes only after the charges are returned, because a refusal in between would promise a wait.
         self.end_strikes();
     }
 }
@@ -164,7 +164,8 @@ impl SentResponse {
     /// Counts bytes of the body that were handed to the server.
     fn count(&mut self, bytes: u64, is_last: bool) {
         self.sent = self.sent.saturating_add(bytes);
-        // A server drops a body of known length as soon as it has all bytes, and does not ask for its end.
+        // A server drops a body of known length as soon as the server has all bytes, without asking for the body's
+        // end.
         self.is_whole |= is_last || self.length.is_some_and(|length| self.sent >= length);
     }
 
@@ -240,8 +241,8 @@ impl<L: Limiter> AnyTicket for OpenTicket<L> {
         }
         self.response.count(bytes, is_last);
         if self.response.is_whole {
-            // Settles before the end of the body: a client that has all bytes may send its next request before the
-            // server asks for the end.
+            // Returns the places before the end of the body, because a client that has all bytes may send its next
+            // request before the server asks for the end.
             self.ticket.places = None;
         }
     }

@@ -67,7 +67,8 @@ fn comparisons(spec: &MatchSpec, names: &Names) -> Vec<Comparison> {
         let hosts = AnyOf::new(host.iter().map(|Wildcard(host)| &**host), false);
         let find = move |head: &Head<'_>| match key::host_of(head) {
             Ok(name) if is_plain_host(&name) => hosts.find(&name),
-            // The request hides its host, or has several. Servers read `a.b:x` as `a.b`.
+            // The request hides its host, has several hosts, or has a host such as `a.b:x`, which servers read as
+            // `a.b`.
             _ => MatchResult::Unclear,
         };
         add(NotCharged::Host, expected, Arc::new(find));
@@ -99,7 +100,7 @@ fn comparisons(spec: &MatchSpec, names: &Names) -> Vec<Comparison> {
                 Some(proxies) => key::client_address(proxies, head),
                 None => key::peer_address(head),
             };
-            // A client may hide its address.
+            // A request without an address is unclear, because a client may hide its address.
             address.map_or(MatchResult::Unclear, |address| {
                 let address = address.to_canonical();
                 let translated = key::translated_ipv4(address).map(IpAddr::V4);
@@ -173,7 +174,7 @@ fn noun(part: NotCharged) -> &'static str {
 
 /// Lists alternative values, joined by "or".
 fn either(values: impl IntoIterator<Item: ToString>) -> String {
-    // Takes only as many values as a shortened text shows.
+    // Takes at most as many values as a shortened text can show.
     values.into_iter().take(EXPECTED_MAX).map(|value| value.to_string()).collect::<Vec<_>>().join(" or ")
 }
 

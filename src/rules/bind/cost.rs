@@ -20,7 +20,7 @@ pub(super) fn cost_of(spec: &CostSpec) -> impl Fn(&Head<'_>) -> u64 + Send + Syn
             // The largest of several values counts, because a client may add a value of its own before the gateway's.
             head.headers.get_all(name).iter().map(units).max().unwrap_or(1)
         }
-        // A reservation is units or those of a header.
+        // A reservation is a number of units, or takes the number of a header.
         CostSpec::ContentLength | CostSpec::Reserved(_) => content_length(head).unwrap_or(u64::MAX),
     }
 }
@@ -35,8 +35,8 @@ fn content_length(head: &Head<'_>) -> Option<u64> {
             digits.and_then(|digits| digits.parse().ok())
         }
         (Some(_), Some(_)) => None,
-        // In HTTP/1 such a request has no body (RFC 9112, section 6.3). In later versions of HTTP the head does not say
-        // whether there is a body.
+        // In HTTP/1 a request without these headers has no body (RFC 9112, section 6.3). In later versions of HTTP
+        // the head does not say whether there is a body.
         (None, _) => {
             let has_usually_none = [Method::GET, Method::HEAD, Method::OPTIONS, Method::DELETE, Method::TRACE];
             let is_empty = head.version <= Version::HTTP_11 || has_usually_none.contains(head.method);

@@ -87,8 +87,8 @@ struct Binder<'b, 't> {
 impl Binder<'_, '_> {
     fn record_rename(&mut self, old: &Name, new: &Name) {
         if let Some(first) = self.stored.rename(old, new) {
-            // The rename is refused instead of being followed to the first name, because a process that starts with
-            // this file could not know that name.
+            // Refuses the rename instead of following it to the first name, because a process that starts with this
+            // file could not know the first name.
             let message = format!(
                 "what clients used under `{}` is stored as `{first}`, its first name: write `was: {first}`",
                 old.value
@@ -156,7 +156,8 @@ impl Binder<'_, '_> {
     /// Makes the rule of several quotas. They are stored by their indexes in the list, so that a quota that changes
     /// keeps what was used.
     fn rule_of_all(&mut self, position: Position, name: &str, stored: &str, quotas: &[At<Quota>]) -> Option<Rule> {
-        // The policies are named after the file's words, which do not say how much room their states need.
+        // The texts of the file's quotas name the policies. These texts do not include the room that the states need,
+        // so the quotas with that room are put into the policies afterwards.
         let mut roomy = Vec::with_capacity(quotas.len());
         for (at, quota) in quotas.iter().enumerate() {
             let stored = if at == 0 { stored.to_owned() } else { format!("{stored}-quota-{}", at + 1) };

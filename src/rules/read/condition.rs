@@ -110,7 +110,7 @@ impl ValueReader<'_, '_, '_> {
         if METHODS.contains(&text) {
             return Method::from_bytes(text.as_bytes()).ok();
         }
-        // HTTP allows it in the name of a method, so the rule would apply to no request that clients send.
+        // HTTP allows a `*` in the name of a method, so the rule would apply to no request that clients send.
         if text.contains('*') {
             let message = format!(
                 "{} is not a method: list the methods, as in `[GET, POST]`, or leave `method` out for all of them",

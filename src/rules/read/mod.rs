@@ -130,7 +130,7 @@ impl ValueReader<'_, '_, '_> {
             self.problems.add(RulesErrorKind::TooLarge, beyond.position, message);
             return Vec::new();
         }
-        // Compares the names even if the rest of a rule could not be read.
+        // Compares the names of all rules, even of a rule whose other fields could not be read.
         let mut taken = UsedNames::default();
         let rules: Vec<RuleSpec> = nodes.iter().filter_map(|node| self.rule(node, form, shared, &mut taken)).collect();
         debug_assert!(rules.len() == nodes.len() || !self.problems.is_empty(), "a rule that is left out has a problem");

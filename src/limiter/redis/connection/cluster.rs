@@ -89,7 +89,7 @@ impl Cluster {
             others: seeds.iter().take(MASTERS).cloned().collect(),
             trouble: None,
         };
-        // Reports wrong settings here, rather than later from a task in the background.
+        // Reports wrong settings here, instead of later from a task in the background.
         if let Some(seed) = seeds.first() {
             target.transport(seed, Some(seed), &settings)?;
         }
@@ -268,7 +268,8 @@ impl ClusterState {
 
     /// Replaces the map by that of a server. Servers that the new one does not have are dropped.
     fn install(&self, slots: Slots, from: &Arc<Server>) -> Result<(), RedisError> {
-        // Dropped after the lock is released, because the drop calls observers, which may use the limiter.
+        // The replaced servers are dropped after the lock is released, because the drop calls observers, which may
+        // use the limiter.
         let mut servers = Vec::with_capacity(slots.masters.len());
         let mut map = self.map_mut();
         if self.closed.load(Ordering::Relaxed) {
@@ -304,8 +305,8 @@ impl ClusterState {
             let map = self.map();
             let mut servers = map.servers.clone();
             if !servers.is_empty() {
-                // Each turn begins with another server, because a server may be cut off from the others without
-                // noticing.
+                // Each turn begins with another server, because a server may be cut off from the other servers
+                // without noticing it.
                 let count = servers.len();
                 servers.rotate_left(turn % count);
             }
@@ -313,7 +314,7 @@ impl ClusterState {
             let others = map.others.iter().filter(|other| map.find(other).is_none()).cloned();
             (servers, others.collect::<Vec<_>>())
         };
-        // The other connections are used only to ask for the map, unless the map names their servers.
+        // The connections to `others` are used only to ask for the map, unless the map names their servers.
         let others = others.into_iter().map(|address| self.start(&address));
         let mut answers = stream::iter(servers.into_iter().map(Ok).chain(others))
             .map(|server| async move {
@@ -348,7 +349,7 @@ async fn keep_map(shared: Arc<ClusterState>) {
     for turn in 0_usize.. {
         let failed = match shared.learn(turn).await {
             Ok(()) => {
-                // Clears the notification of a server that is away, because the map was read from another server.
+                // Clears a notification about a server that is away, because the map was read from another server.
                 let _ = shared.refresh.notified().now_or_never();
                 false
             }

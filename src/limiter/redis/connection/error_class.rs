@@ -156,8 +156,7 @@ fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (StoreErrorKind, &'static
     let is_code = |words: &str| words.bytes().all(|byte| byte.is_ascii_uppercase());
     let says = |words: &&str| if is_code(words) { has(words) } else { text.contains(words) };
     let known = MEANINGS.iter().find(|(words, ..)| words.iter().any(says));
-    // An error with other words may be temporary: too many clients, a proxy without a server, or an error of a later
-    // version.
+    // An unknown error may be temporary: too many clients, a proxy without a server, or an error of a later version.
     known.map_or((StoreErrorKind::Unavailable, "cannot serve now"), |(_, kind, said)| (*kind, said))
 }
 
@@ -168,7 +167,7 @@ const DEMOTED: [&str; 5] = ["READONLY", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS
 /// Codes or other words of errors, with their meanings. The first that fits counts.
 const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
     (&["NOAUTH", "WRONGPASS"], StoreErrorKind::Misconfigured, "wants another user or password"),
-    // Redis since 7.2 and Valkey send the second text, earlier versions the third.
+    // Valkey and Redis 7.2 or later send the second text, and earlier versions of Redis send the third.
     (
         &["NOPERM", "ACL failure in script", "user executing the script can't"],
         StoreErrorKind::Misconfigured,

@@ -193,7 +193,8 @@ impl Link {
         slot: SlotState,
     ) -> Result<RedisReply, CallFailure> {
         let address = std::ptr::from_ref(call.script).addr();
-        // One of the first calls may be answered before another one learns that the server did not know the script.
+        // Reads this before the call, because another of the first calls may be answered before this call learns that
+        // the server did not know the script.
         let had_run = self.has_run.load(Ordering::Relaxed) == address;
         match self.evaluate("EVALSHA", &call.script.sha, call, until, slot).await {
             Err(CallFailure { cause: Cause::NoScript, .. }) => {
@@ -254,14 +255,14 @@ impl Link {
             match answer {
                 Ok(value) => {
                     self.breaker.record_answer();
-                    // All calls share this cache line, so this writes only if the value changes.
+                    // Writes only if the value changes, because all calls share this cache line.
                     let script = std::ptr::from_ref(call.script).addr();
                     if self.has_run.load(Ordering::Relaxed) != script {
                         self.has_run.store(script, Ordering::Relaxed);
                     }
                     return Ok(value);
                 }
-                // The connection has ended. The call was not sent, so it is sent over the next connection.
+                // The connection ended before the call was sent, so the call is sent over the next connection.
                 Err(CallFailure { cause: Cause::NotConnected, .. }) => ended = number,
                 Err(failure) => return Err(self.record_failure(failure)),
             }
@@ -483,7 +484,7 @@ impl Link {
                 }
             }
             Cause::NotConnected => {
-                // The server is still being connected to, so nothing was heard from it.
+                // The process is still connecting to the server, so the server could not answer.
                 if self.was_connected() && lock(&self.changed_at).elapsed() >= self.silence && self.breaker.open() {
                     self.report_dead(&failure.error);
                 }
@@ -540,8 +541,8 @@ impl Link {
     /// others.
     fn report_dead(&self, error: &RedisError) {
         lock(&self.down_because).get_or_insert_with(|| error.clone());
-        // Calls that were under way when the server left still fail. If they reported the server as down, nothing would
-        // report its return.
+        // Does not report a server that has left: calls that were under way when it left still fail, and nothing
+        // would report the server's return.
         if !self.is_retired.load(Ordering::SeqCst) && !self.is_reported_down.swap(true, Ordering::SeqCst) {
             self.events.report_down(&self.address, error);
             if self.is_retired.load(Ordering::SeqCst) {
@@ -676,7 +677,8 @@ impl Link {
     /// Records why there is no connection. A failed attempt counts against the server.
     fn record_reason(&self, mut failure: CallFailure, had_ended: bool) {
         if failure.error.kind() == StoreErrorKind::Timeout {
-            // No check waited for this. Checks fail at once from now on, with this error as the reason.
+            // No check waited for this connection attempt. From now on checks fail at once, with this error as the
+            // reason.
             let hint = self.tls_hint();
             let (address, time) = (&self.address, self.connect_timeout);
             let message = format!("no answer from Redis at {address} to a new connection within {time:?}{hint}");
@@ -684,8 +686,8 @@ impl Link {
         }
         self.report_misconfiguration(&failure.error);
         if failure.cause == Cause::Demoted {
-            // A client library may drop the connection when a server says that its cluster is down. The caller does not
-            // get that reason.
+            // When a server says that its cluster is down, a client library may drop the connection without giving
+            // the caller this reason.
             self.refresh_cluster();
         }
         *lock(&self.down_because) = Some(failure.error.clone());
@@ -693,7 +695,8 @@ impl Link {
             return;
         }
         self.report_still_down(&failure.error);
-        // A check does not wait for a server that was never connected.
+        // Opens the breaker at once for a server that was never connected, because a check does not wait for such a
+        // server.
         let is_dead = match failure.cause {
             Cause::Lost if !self.was_connected() => self.breaker.open(),
             _ => self.breaker.record_silence(),

@@ -105,7 +105,8 @@ impl FredTarget {
         settings: &ConnectionSettings,
     ) -> Result<Fred, RedisError> {
         let mut config = self.0.clone();
-        // fred does not reconnect: `reconnect.rs` does, with a new client, and gets the reason.
+        // fred does not reconnect, because `reconnect.rs` reconnects with a new client, and gets the reason of the
+        // failure.
         config.fail_fast = true;
         let uses_tls = config.uses_tls();
         if let Some(address) = only {
@@ -113,16 +114,16 @@ impl FredTarget {
         }
         let renewal = Renewal::new(settings).map(Arc::new);
         config.credential_provider = renewal.clone().map(|it| Arc::new(Provider(it)) as Arc<dyn CredentialProvider>);
-        // fred asks for credentials within the time that the greeting may take.
+        // fred asks for credentials during the greeting, so the time for the greeting includes `ASK_TIMEOUT`.
         let greeting = settings.connect_timeout() + if renewal.is_some() { ASK_TIMEOUT } else { Duration::ZERO };
         let connect_timeout = settings.connect_timeout();
         let mut builder = Builder::from_config(config);
-        // There is no timeout here, because the sender of a call bounds its time.
+        // Sets no timeout, because the sender of a call bounds the call's time.
         builder.with_performance_config(|performance| performance.default_command_timeout = Duration::ZERO);
         builder.with_connection_config(|connection| {
             connection.connection_timeout = connect_timeout;
             connection.internal_command_timeout = greeting;
-            // After a script was sent, fred must not send it a second time.
+            // fred must not send a script a second time.
             connection.max_command_attempts = 1;
             connection.reconnect_on_auth_error = true;
             connection.disable_cluster_health_check = true;
@@ -170,7 +171,7 @@ impl Fred {
                     _ = up.recv() => {}
                 }
             }
-            // These events may arrive a moment before the client accepts calls.
+            // fred's events may arrive a moment before the client accepts calls.
             while !client.is_connected() {
                 tokio::task::yield_now().await;
             }
@@ -198,7 +199,7 @@ impl Fred {
     }
 
     async fn call(&self, command: Command<'_>, slot: SlotState) -> Result<RedisReply, CallFailure> {
-        // A client whose task has ended accepts calls and does nothing.
+        // A client whose task has ended accepts calls, but does nothing with them.
         let Some((client, _)) = self.current.get().filter(|(_, task)| !task.is_finished()) else {
             return Err(CallFailure::not_connected(&self.address));
         };
@@ -209,20 +210,21 @@ impl Fred {
             Argument::Number(number) => Value::Integer(i64::try_from(number).unwrap_or(i64::MAX)),
             Argument::Bytes(bytes) => Value::Bytes(bytes.clone()),
         }));
-        // fred ignores options for its own commands for scripts.
+        // Uses a custom command, because fred's own commands for scripts ignore the options.
         let command = CustomCommand::new_static(command.name, ClusterHash::FirstKey, false);
         let options = Options { fail_fast: true, max_attempts: Some(1), ..Options::default() };
         let answer = async {
             match slot {
                 SlotState::Owned => client.with_options(&options).custom(command, arguments).await,
                 SlotState::Importing => {
-                    // A pipeline's commands are written one after another, with nothing between them.
+                    // A pipeline writes its commands one after another, with no other command between them.
                     let pipeline = client.pipeline();
                     let with_options = pipeline.with_options(&options);
                     let asking = CustomCommand::new_static("ASKING", ClusterHash::FirstKey, false);
                     let _: Value = with_options.custom(asking, Vec::<Value>::new()).await?;
                     let _: Value = with_options.custom(command, arguments).await?;
-                    // If the server refuses the first command, that explains its answer to the second.
+                    // If the server refuses ASKING, its answer to the second command reflects this, so only the
+                    // second answer matters.
                     let answers: Vec<Value> = pipeline.all().await?;
                     Ok(answers.into_iter().last().unwrap_or(Value::Null))
                 }
@@ -285,7 +287,7 @@ fn failure(error: &Error, server: &Address) -> CallFailure {
     match error.kind() {
         ErrorKind::Timeout => CallFailure::timeout(format!("no answer from Redis at {server} in time")),
         _ if is_answer(error) => error_class::answer(error.details(), server),
-        // The call was not written. If it had been, fred would report another error.
+        // The call was not written, because fred reports another error for a call that was written.
         ErrorKind::Canceled => CallFailure::not_connected(server),
         ErrorKind::Config | ErrorKind::Url | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand => {
             CallFailure::unusable(server, error.details())

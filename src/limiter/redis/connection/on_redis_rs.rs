@@ -300,11 +300,12 @@ impl RedisRs {
         let answer = match slot {
             SlotState::Owned => redis.send_packed_command(&command).await,
             SlotState::Importing => {
-                // A pipeline's commands are written one after another, with nothing between them.
+                // A pipeline writes its commands one after another, with no other command between them.
                 let mut pipeline = Pipeline::with_capacity(2);
                 pipeline.add_command(redis::cmd("ASKING")).add_command(command);
                 let answers = redis.send_packed_commands(&pipeline, 0, 2).await;
-                // If the server refuses the first command, that explains its answer to the second.
+                // If the server refuses ASKING, its answer to the second command reflects this, so only the second
+                // answer matters.
                 answers.map(|answers| answers.into_iter().last().unwrap_or(Value::Nil))
             }
         };

@@ -85,7 +85,7 @@ async fn probe_if_idle(link: &Link, settings: &ConnectionSettings) {
             sleep_until(next).await;
             continue;
         }
-        // A server that is believed dead is probed anyway.
+        // Skips a server that is believed dead, because `until_it_answers` probes such a server.
         if link.is_connected() && !link.breaker.is_open() {
             let answer = link.probe(Instant::now() + settings.silence()).await;
             if let Err(CallFailure { cause: Cause::Lost, .. }) = answer {
@@ -125,7 +125,8 @@ async fn probe(link: &Link, settings: &ConnectionSettings) {
 async fn until_it_answers(link: &Link, settings: &ConnectionSettings) {
     let mut since = Instant::now();
     loop {
-        // Waits for the answer until the next probe is due, because a server that wakes answers then.
+        // Waits for the answer until the next probe is due, because a server that wakes up meanwhile answers this
+        // probe.
         let began = Instant::now();
         let next = began + jitter(PROBE_EVERY.max(settings.silence()));
         if !link.probe(next).await.is_err_and(|failure| failure.cause.is_unanswered()) {

@@ -172,7 +172,7 @@ impl UrlTarget {
             ));
         }
         if matches!(self.kind, TargetKind::Sentinel(_)) {
-            // fred would also ask for the credentials of the sentinels, and does not say which server is a sentinel.
+            // fred would ask for the credentials of the sentinels, too, and does not say which server is a sentinel.
             return Err(misconfigured("credentials(…) is not possible with sentinels: put the user into the URL"));
         }
         Ok(())

@@ -63,7 +63,7 @@ impl Url {
             let value = decoded(value).ok_or_else(|| wrong("a parameter is not UTF-8"))?;
             match name {
                 "node" => {
-                    // fred has no default port for it either.
+                    // Requires a port, because fred has no default port for a node either.
                     let node = address(&value, 0).filter(|node| node.port != 0);
                     hosts.push(node.ok_or_else(|| wrong("a node is written as host:port"))?);
                 }

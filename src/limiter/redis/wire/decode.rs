@@ -184,8 +184,8 @@ impl Reader<'_> {
             decisions.iter_mut().for_each(ChargeDecision::untaken);
         }
         if !allowed {
-            // A charge that its own quota allows is reported with the units that are left. For lists the script has
-            // written the number already.
+            // A charge that its own quota allows is reported with the units that are left. For states that are lists,
+            // the script has already written this number.
             for ((charge, found), decision) in charges.iter().zip(&states).zip(&mut decisions) {
                 if !decision.is_allowed() || charge.outlives_refusal() {
                     continue;
@@ -199,7 +199,8 @@ impl Reader<'_> {
                 }
             }
         }
-        // The limiter writes the numbers of these receipts itself.
+        // The receipt of held units has numbers of this limiter's own: the units that were taken, and whether the row
+        // is missing.
         for (found, decision) in states.iter().zip(&mut decisions) {
             if let Some(FoundState::Held(_, notes)) = found {
                 let taken = decision.taken();
@@ -231,7 +232,7 @@ impl Reader<'_> {
             (StateKind::Whole, _) => Pair { at, n: 0 },
             (StateKind::Block, _) => {
                 let (span_us, counts) = (self.whole()?, self.whole()?);
-                // If no block can have these numbers, the value counts as no state.
+                // Numbers that no block can have count as no state.
                 let is_ours = span_us < 1 << block::SPAN_BITS && counts < 1 << (64 - block::SPAN_BITS);
                 Pair { at, n: if is_ours { block::pack(block::BlockParts { span_us, counts }) } else { u64::MAX } }
             }
@@ -246,7 +247,7 @@ impl Reader<'_> {
             }
             _ => Pair { at, n: self.whole()? },
         };
-        // The stored value may be anything.
+        // Ignores a state that the algorithm cannot have, because the stored value may be anything.
         Some(FoundState::State(Some(state).filter(|state| decider.get().could_be(*state))))
     }
 
@@ -261,7 +262,7 @@ impl Reader<'_> {
             0 => Some((wait as u64).clamp(1, 1 << 53)),
             _ => Some(0),
         };
-        // A server that is not Redis may send anything.
+        // Bounds the numbers, because a server that is not Redis may send anything.
         let limit = charge.policy.quota().capacity();
         let (remaining, units) = (remaining.min(limit), units.min(charge.cost));
         Some(ChargeDecision::found(limit, remaining, reset_us, window_us, retry_us).receipted(units, start, 0))
@@ -272,7 +273,7 @@ impl Reader<'_> {
 fn decide(charge: &WireCharge, state: Option<Pair>, cost: u64, now: u64, how: TakeMode) -> ChargeDecision {
     match charge.policy.quota().decider() {
         Decider::Pair(decider, _) => decider.decide_how(state, now, cost, how).decision,
-        // The script decides for lists, and `decide_places` for concurrency limits.
+        // The script decides about lists, and `decide_places` decides about concurrency limits.
         Decider::EntryLog(_) | Decider::Places(_) => ChargeDecision::blank(),
     }
 }

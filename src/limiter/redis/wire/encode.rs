@@ -117,7 +117,7 @@ pub(super) fn head(kind: StateKind, spec: &Spec) -> ValueHead {
             [memory_us, length_us, factor, longest_us].into_iter().for_each(&mut number);
         }
         StateKind::Whole | StateKind::Parts | StateKind::Meter | StateKind::Calendar => {}
-        // The held units do not depend on the quota.
+        // The head of held units has no numbers of the quota, because the units do not depend on the quota.
         StateKind::Places => return head,
     }
     number(spec.limit);
@@ -187,7 +187,7 @@ pub(super) fn charge(form: &mut Vec<u8>, charge: &WireCharge) -> Option<WindowPl
                 _ => Mode::Seen,
             };
             let places = &partners.places;
-            // Positions count from 1, and the last one is included.
+            // Positions count from 1, and the range includes its last position.
             (mode, if partners.refused { [REFUSED, REFUSED] } else { [places.start as u16 + 1, places.end as u16] })
         }
         (None, Effect::Enforce) => (Mode::Enforce, [1, 0]),
@@ -236,7 +236,7 @@ fn write(form: &mut Vec<u8>, quota: &Quota, mode: Mode, numbers: &[f64; 10], ext
     let kind = StateKind::of(quota);
     let head = head(kind, quota.spec());
     let (layout, size) = kind.layout();
-    // A value has the head in front of the state. A list has the head in an element of its own.
+    // A value that is a string has the head in front of the state. A list has the head in an element of its own.
     let in_front = if kind.is_list() { 0 } else { head.len() };
     let mut text: SmallVec<[u8; 16]> = SmallVec::from_slice(b"<");
     if in_front > 0 {
@@ -283,7 +283,7 @@ fn numbers(quota: &Quota, cost: u64, effect: Effect) -> [f64; 10] {
 /// Returns the numbers for `places.lua`.
 fn places(quota: &Quota, cost: u64, force: bool, claim: &Claim) -> [f64; 10] {
     let Claim { holder, resets, epoch, base, lapse_us, keeps_row, .. } = *claim;
-    // A larger cost is above every limit.
+    // A cost above `HELD_MAX` is above every limit, so any such cost may be sent as `HELD_MAX + 1`.
     let (cost, limit) = (cost.min(HELD_MAX + 1), quota.spec().limit);
     let switches = [u64::from(force), u64::from(keeps_row)];
     [cost, limit, switches[0], holder, u64::from(resets), epoch, base, lapse_us, switches[1], 0]

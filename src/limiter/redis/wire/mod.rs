@@ -131,7 +131,7 @@ pub(super) fn call(requests: &[&WireRequest], number: u64, time: CallTime) -> Ca
 
 /// Returns the number of the call, and the program, with the windows of an instant.
 fn program(requests: &[&WireRequest], number: u64, now: u64) -> Bytes {
-    // Requests of one call are usually alike.
+    // Reserves room for one run only, because the requests of a call are usually alike.
     let run = requests.first().map_or(0, |request| request.run.len());
     let mut program = Vec::with_capacity(size_of::<u64>() + run);
     program.extend_from_slice(&number.to_le_bytes());

@@ -82,7 +82,7 @@ impl<B: Backend> Checks<B> {
             }
             let answered = answered.map_err(NotTaken::into_error);
             if let Err(Ok(mut set)) = sender.send(answered.map(|_| set)) {
-                // The caller has gone, and nobody else can return held units.
+                // The caller has gone, so the held units are returned here, because nobody else can return them.
                 set.retain(|pending| pending.policy().limits_in_flight());
                 checks.send_refunds(set::undo(&mut set));
             }
@@ -124,9 +124,9 @@ impl<B: Backend> Checks<B> {
         let mut result = Ok(());
         while let Some((refund, callers)) = self.queue_refunds.next(tag) {
             let checks = Arc::downgrade(self);
-            // The next refund is sent either by this loop or by the answer, whichever gets here later. If the
-            // runtime has ended, `correct` returns after the answer. If the answer then sent the next refund,
-            // this function would recurse once for each refund.
+            // Either this loop or the callback of the answer sends the next refund, whichever gets here later. If the
+            // runtime has ended, `correct` returns after the callback. If the callback sent the next refund in this
+            // case, this function would recurse once for each refund.
             let is_later = Arc::new(AtomicBool::new(false));
             let answer_is_later = Arc::clone(&is_later);
             let sent = self.correct(self.refund_request(&refund), move |answer| {

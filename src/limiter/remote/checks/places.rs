@@ -124,7 +124,7 @@ impl<B: Backend> Checks<B> {
             checks.report_forgotten(checks.holdings.record_return(&key, returned));
             then(done(answer));
         };
-        // A lost return is corrected by the next call for the key, so it is not reported as a lost correction.
+        // The next call for the key corrects a lost return, so a lost return is not reported as a lost correction.
         self.send(request, answered).inspect_err(|_| _ = self.holdings.record_return(&back.key, Returned::Lost))
     }
 

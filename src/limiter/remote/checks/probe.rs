@@ -38,7 +38,8 @@ impl<B: Backend> Checks<B> {
             debug_assert!(false, "the name and the quota are valid");
             return Reply::Now(Ok(()));
         };
-        // In a cluster the keys are on different servers, and a process is useful while it reaches one of them.
+        // Tries several keys, because in a cluster the keys are on different servers, and a process is useful as long
+        // as it reaches one of the servers.
         let mut failed = None;
         let mut reached = None;
         for n in 0..TRIES {
@@ -60,8 +61,8 @@ impl<B: Backend> Checks<B> {
         let (checks, taken) = (Arc::clone(self), self.take(&[Charge::new(&policy, &key)]));
         Reply::Later(Box::pin(async move {
             let answer = match taken.await {
-                // The store may well answer. A process that stopped serving for this reason would move its load to the
-                // others.
+                // An overloaded store may still answer. A process that stopped serving because of the overload would
+                // move its load to the other processes.
                 Err(error) if error.kind() == StoreErrorKind::Overloaded => Ok(()),
                 answer => answer.map(drop),
             };

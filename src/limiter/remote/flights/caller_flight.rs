@@ -45,7 +45,8 @@ impl FlightHandle {
         deadline: Deadline,
     ) -> Option<Result<T, oneshot::error::RecvError>> {
         let answer = poll_fn(|cx| {
-            // The caller's waker is registered once only: waking a task that is being polled wakes another thread.
+            // Registers the caller's waker only once, because waking a task that is being polled wakes another
+            // thread.
             if self.0.as_ref().is_some_and(|flight| flight.drive(cx)) {
                 return Poll::Pending;
             }
@@ -126,19 +127,19 @@ impl CallerFlight {
     pub(crate) fn make_task(&self) {
         let mut state = self.state();
         match &mut *state {
-            // The caller polls the flight on another thread, and makes it a task when the poll returns.
+            // The caller polls the flight on another thread, and makes the flight a task when the poll returns.
             DriverState::Polled { becomes_task } => *becomes_task = true,
-            // The caller waits to be woken, so this thread takes the flight from it.
+            // The caller waits to be woken, so this thread takes the flight from the caller.
             DriverState::Idle(..) => {
                 if let DriverState::Idle(flight, caller) = std::mem::replace(&mut *state, DriverState::Left) {
                     drop(state);
                     self.runtime.spawn(flight); // if the runtime has ended, the flight ends here
-                    // From now on the caller only waits for the answer. Its waker may be the application's code, and
-                    // may panic.
+                    // From now on the caller only waits for the answer. The caller's waker may be the application's
+                    // code, and may panic.
                     contained(|| caller.wake());
                 }
             }
-            // The flight has ended, or another thread was quicker.
+            // The flight has ended, or another thread took the flight first.
             DriverState::Left => {}
         }
     }

@@ -178,18 +178,19 @@ impl LoadWindow {
         let limit = deadline;
         let deadline = nanos(deadline).max(1);
         let took = nanos(took).clamp(1, 2 * deadline);
-        // With halved windows calls are quicker. The next calls may have whole windows again, so the quicker ones say
-        // nothing about them.
+        // Calls are quicker while windows are halved. The next calls may have whole windows again, so a quick call
+        // with a halved window says nothing about their durations.
         let is_eased = was_halved && (self.call / 4..=self.goal(deadline).max(self.call)).contains(&took);
         if self.call == 0 {
             (self.call, self.spread) = (took, took / 4);
         } else if !is_eased {
             self.spread = moved(self.spread, took.abs_diff(self.call), 8);
-            // Good news is believed sooner: a store that was slow for a moment is used again at once.
+            // A call that takes less than half of the average moves the average faster, so that a store that was slow
+            // for a moment is used again at once.
             self.call = moved(self.call, took, if took < self.call / 2 { 2 } else { 8 }).max(1);
         }
-        // The number of calls grows by one for each call that came back, so that a burst on an idle lane first learns
-        // from a few calls.
+        // The allowed number of calls grows by at most one for each call that is answered, so that a burst on an idle
+        // lane first learns from a few calls.
         let beyond = self.call.saturating_sub(CALL_SHORT);
         let wanted = CALLS_MIN + beyond.saturating_mul(CALLS_PER_MS) / 1_000_000;
         self.calls = wanted.min(self.calls + 1).min(CALLS_MAX);
@@ -204,20 +205,20 @@ impl LoadWindow {
         let is_limiting = std::mem::take(&mut self.is_limiting) || sent.in_flight * room >= self.units();
         let target = self.goal(deadline);
         let took = if is_free { self.call } else { took };
-        // Each request moves the window by three tenths of the call's distance from the target, at
-        // most a quarter down or a half up. Larger steps would make the window swing, because their
-        // effect shows only a call later.
+        // Each request moves the window by three tenths of the relative distance between the call's duration and the
+        // target, but at most a quarter down or a half up. With larger steps the window would swing, because the
+        // effect of a step shows only a call later.
         let gain = (target as i128 - i128::from(took)) * i128::from(PART) * 3 / (10 * i128::from(took));
         let gain = gain.clamp(-(PART as i128) / 4, PART as i128 / 2) as i64; // far below the limits of `i64`
         if gain < 0 {
-            // One long call says little, if calls wait for turns of the store.
+            // A single long call says little, because calls may wait for a turn of the store.
             if self.call < target.min(self.beyond_alone(deadline)) {
                 return;
             }
             if self.course == Course::Grew {
                 (self.proven, self.course) = (self.window, Course::Shrank);
             }
-            // A window that is not used says nothing about what the store carries.
+            // A window that is not used says nothing about the load that the store can carry.
             self.window = self.window.min(sent.in_flight * PART);
         } else if !is_limiting {
             return;
@@ -239,9 +240,9 @@ impl LoadWindow {
         if let Some(phase) = sent.phase.filter(|_| is_long) {
             if let Some(finding) = self.halving.record(phase, took, sent.in_flight) {
                 self.alone = moved(self.alone, finding.alone, 3).max(1);
-                // A store may answer many calls at once, in turns. A call with a small window is sent right after
-                // an answer, at the beginning of a turn, and one with a whole window at any time. So a phase
-                // sometimes shows only half of the time that other processes cause.
+                // A store may answer many calls together, in turns. A call with a small window is sent right after an
+                // answer, at the beginning of a turn, but a call with a whole window is sent at any time. Therefore a
+                // phase sometimes shows only half of the time that other processes cause.
                 let part = if self.others_make_long { 3 } else { 2 };
                 let has_a_chance = self.alone < deadline + 2 * self.spread;
                 self.others_make_long = has_a_chance && self.alone >= finding.whole / part;

@@ -398,8 +398,9 @@ impl<F: RemoteStore> Lane<F> {
             self.window.record_limit();
             return false;
         }
-        // A flight of the second half has to carry three times as many requests as the others do on average. Otherwise
-        // single requests would use up all flights, and the next ones would wait for a whole call.
+        // A flight in the second half of the allowed flights must carry three times as many requests as the other
+        // flights do on average. Otherwise single requests would use up all flights, and the next requests would wait
+        // for a whole call.
         let is_second_half = most.calls == Calls::Pipelined && flights >= (calls / 2).max(CALLS_MIN);
         !is_second_half || waiting >= (3 * self.units / flights).min(most.units as u64)
     }
@@ -565,7 +566,7 @@ async fn run_flight<F: RemoteStore>(mut flight: Flight<F>) {
         let (mut result, mut deadline) = (CallResult::Failed, Instant::now());
         if let Some(NextBatch { callers, until, store_time }) = lanes.next_batch(&mut flight) {
             deadline = until;
-            // A store that panics fails these requests only.
+            // If the store panics, only the requests of this batch fail.
             let sent = AssertUnwindSafe(lanes.store.send_batch(callers, until, store_time)).catch_unwind().await;
             result = sent.unwrap_or(CallResult::Failed);
         }

@@ -252,7 +252,7 @@ impl Watched {
 
     /// Returns the next lease to request, once half of the leased units are used.
     fn want(&mut self, most: u64, now: Timestamp) -> Option<Wanted> {
-        // A lease that is over stays here until its units are refunded.
+        // `held` includes the leases that are over, because a lease stays here until its units are refunded.
         let held: u64 = self.leases.iter().map(|lease| lease.left).sum();
         let left: u64 = self.leases.iter().filter(|lease| !lease.is_over(now)).map(|lease| lease.left).sum();
         let worth = self.rate.max(self.asked).saturating_mul(WORTH);
@@ -271,7 +271,8 @@ impl Lease {
     }
 
     fn rest(self, policy: &Policy, key: &Key) -> Option<Refund> {
-        // The last units of a lease drain when the whole lease has drained.
+        // The refund keeps the instant of the whole lease, because the last units of a lease drain when the whole
+        // lease has drained.
         (self.left > 0).then(|| Refund::new(policy.clone(), key.clone(), self.receipt.split(self.left)))
     }
 }

@@ -243,7 +243,8 @@ impl Inner {
             state.open.is_empty() || (state.open.len() < self.most && state.pause.is_none_or(Deadline::is_over));
         let best = state.open.iter_mut().min_by_key(|open| (is_late(open), open.calls));
         let is_busy = best.as_ref().is_none_or(|open| open.calls > 0);
-        // If every connection is late, all may be dead: waits for a new one, if it can be opened.
+        // If every connection is late, all connections may be dead, so the statement waits for a new connection if
+        // one can be opened.
         let chosen = best.filter(|open| !is_late(open) || !may_open).map(|open| {
             open.calls += 1;
             open.quiet.get_or_insert_with(Quiet::now);
@@ -331,7 +332,7 @@ impl Inner {
 /// Opens a connection, and tells the statements that wait for it.
 async fn open_one(inner: Weak<Inner>, done: oneshot::Sender<Result<(), SharedError>>) {
     let Some(opening) = inner.upgrade().map(|inner| inner.opener.open()) else { return };
-    // A panic must not end the attempt without a result, or no other one would be made.
+    // Catches a panic, because no other attempt would be made if this one ended without a result.
     let opened = match Deadline::after(OPEN).timeout(AssertUnwindSafe(opening).catch_unwind()).await {
         Some(Ok(opened)) => opened.map_err(Into::into),
         Some(Err(_)) => Err("the TLS that the application gave panicked".into()),

@@ -118,7 +118,7 @@ fn read_only(name: &str, phase: Phase) -> (StoreErrorKind, String) {
 
 /// Returns whether the server was left because it takes no writes.
 fn is_read_only(error: &(dyn Error + 'static)) -> bool {
-    // The client library has no other way to ask.
+    // Compares the error's text, because the client library has no other way to recognize this error.
     levels_of(error).any(|error| error.is::<std::io::Error>() && error.to_string() == "database does not allow writes")
 }
 

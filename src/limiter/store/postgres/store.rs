@@ -111,7 +111,7 @@ impl<C: Connections> PostgresStore<C> {
     pub(super) async fn create_table(&self, durability: Durability) -> Result<(), StoreError> {
         let statement = Statement::new(&self.0.table.create(durability).into(), []);
         match self.0.connections.run(&statement).await {
-            // Another process has created the table at the same time.
+            // Any other error means that the table exists, because another process has created it at the same time.
             Err(error) if !is_there(&error) => Err(self.0.failed_at(error, Phase::Setup)),
             Ok(_) | Err(_) => Ok(()),
         }
@@ -335,10 +335,10 @@ impl<C: Connections> Inner<C> {
         let _ends = Ends(&self.sweep.is_under_way);
         let after = lock(&self.sweep.after).clone();
         let statement = Statement::new(&self.table.sweep, [parameter(after, Type::TEXT)]);
-        // A failure concerns no check. The next sweep looks at the same rows.
+        // A failed sweep affects no check, and the next sweep looks at the same rows.
         if let Some(Ok(Rows(rows))) = Deadline::after(SWEEPS).timeout(self.connections.run(&statement)).await {
             let last = rows.first().and_then(|row| row.try_get(0).ok());
-            // After the last row the sweep begins again.
+            // After the last row the sweep begins again at the first row.
             *lock(&self.sweep.after) = last.unwrap_or_default();
         }
     }

@@ -88,7 +88,7 @@ impl PostgresTable {
         }
         // The name is quoted, because it may be a keyword of SQL.
         let name = parts.iter().map(|part| format!("\"{part}\"")).collect::<Vec<_>>().join(".");
-        // SQL evaluates it once, and even if there is no row yet.
+        // PostgreSQL evaluates this subquery once, and even if there is no row yet.
         let wait = format!("(SELECT set_config('lock_timeout', '{}', true)) IS NOT NULL", max_lock_wait.as_millis());
         Ok(Self {
             load: format!(

@@ -326,7 +326,7 @@ impl<B, L: Limiter> InLine<B, L> {
         let (layer, Some((_, ticket))) = (&self.layer, &mut self.held) else { return };
         for at in 0..ticket.charges.len() {
             let Some(charged) = ticket.charges.get(at) else { return };
-            // A meter's charge waits for nothing.
+            // Skips the charge of a meter, which never makes a request wait.
             let is_plain = charged.effect == effect_of(charged.mode);
             if !is_plain && !is_strike(layer, charged) {
                 continue;
@@ -434,7 +434,8 @@ impl<B, L: Limiter> InLine<B, L> {
             let Some(counted) = has_room.then(|| delays.count()).flatten() else { return false };
             self.counted = Some(counted);
         }
-        // The observer is told before the request stands in a line: it is the application's code and may panic.
+        // Calls the observer before the request joins a line, because the observer is the application's code and may
+        // panic.
         report_ended(layer, self.reported.take());
         self.reported = report_began(layer, Some(policy));
         if self.asks_number.is_none() && !self.rates_wait.is_zero() {

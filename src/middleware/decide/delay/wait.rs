@@ -160,7 +160,7 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
         let waiting = ticket.charges.iter().filter(|charged| makes_wait(charged));
         let longest = waiting.max_by_key(|charged| charged.decision.delay());
         let waits_for = longest.and_then(|charged| charged.policy_in(layer));
-        // Before anything is held, because the observer is the application's code and may panic.
+        // Calls the observer before anything is held, because the observer is the application's code and may panic.
         let reported = report_began(layer, waits_for);
         let mut turns = DepartureTurns::default();
         let Counted(delays) = &counted;
