@@ -20,26 +20,26 @@ labelled! {
         /// The request is refused. The default.
         #[default]
         Enforce = "enforce",
-        /// The request passes, and the service should answer with less. The request carries an
-        /// [`Outcome`](crate::outcome::Outcome) of the kind
+        /// The request passes, and the service should send a reduced response. The request carries
+        /// an [`Outcome`](crate::outcome::Outcome) of the kind
         /// [`Degraded`](crate::outcome::OutcomeKind::Degraded) in its extensions. The response gets
         /// `Cache-Control: no-store` unless the service sets its own, so that no cache serves the
         /// reduced response to other clients.
         Degrade = "degrade",
         /// The request passes as if the rule did not exist. Only the outcome reports it, with the kind
-        /// [`ShadowLimited`](crate::outcome::OutcomeKind::ShadowLimited). Headers do not, because
-        /// clients would slow down for a limit that is not enforced yet.
+        /// [`ShadowLimited`](crate::outcome::OutcomeKind::ShadowLimited). Headers do not report it, because clients
+        /// would slow down for a limit that is not enforced yet.
         Shadow = "shadow",
     }
 }
 
 impl Mode {
-    /// Returns the milder of two modes, which interferes less.
+    /// Returns the milder of two modes. `Shadow` is the mildest.
     pub(crate) fn milder(self, other: Self) -> Self {
         if (self as u8) < other as u8 { other } else { self }
     }
 
-    /// Returns the stricter of two modes, which interferes more.
+    /// Returns the stricter of two modes. `Enforce` is the strictest.
     pub(crate) fn stricter(self, other: Self) -> Self {
         if (self as u8) < other as u8 { self } else { other }
     }
@@ -53,12 +53,12 @@ impl Mode {
     }
 }
 
-/// A [`Mode`] that can be switched while requests are served, by any clone. No state is lost,
-/// because every mode charges alike.
+/// A [`Mode`] that can be switched while requests are served, by any clone. A switch loses no
+/// state, because every mode charges requests in the same way.
 ///
 /// A request that is being decided while the mode is switched may still use the previous mode. A request that waits in
-/// line for units of a [concurrency limit](crate::Quota::concurrent) uses the new one if that is milder: it passes at
-/// once.
+/// line for units of a [concurrency limit](crate::Quota::concurrent) passes at once if the new mode is milder than the
+/// previous mode.
 ///
 /// ```
 /// use tower_ratelimit::{
@@ -83,9 +83,9 @@ struct Switch {
     followers: Mutex<Vec<Weak<dyn FollowMode>>>,
 }
 
-/// Follows the changes of a mode. A switch does not keep it alive.
+/// Follows the changes of a mode. A [`ModeSwitch`] has only a weak reference to it.
 pub(crate) trait FollowMode: Send + Sync {
-    /// Is called after the mode was changed, without a lock.
+    /// Is called after the mode was changed. The caller holds no lock.
     fn mode_has_changed(&self);
 }
 
@@ -115,7 +115,7 @@ impl ModeSwitch {
         before
     }
 
-    /// Adds a follower, for as long as it lives.
+    /// Adds a follower. After the follower was dropped, the switch no longer calls it.
     pub(crate) fn enter(&self, follower: Weak<dyn FollowMode>) {
         let mut followers = lock(&self.0.followers);
         followers.retain(|other| other.strong_count() > 0);

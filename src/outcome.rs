@@ -20,14 +20,14 @@ use crate::store_load::StoreLoadReader;
 
 /// Describes what the middleware did with a request, and the status of each policy.
 ///
-/// It is in the extensions of
+/// The outcome is in the extensions of
 ///
 /// * the response of a refused request,
 /// * a request that is degraded or goes to the overflow, and its response,
 /// * every request that passes and its response, if the layer
 ///   [exposes](crate::RateLimitLayer::expose_outcome) outcomes.
 ///
-/// Responders and an [`Observer`] also get it.
+/// Responders and an [`Observer`] also get the outcome.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     kind: OutcomeKind,
@@ -46,22 +46,22 @@ labelled! {
         /// The request waited for its departure from a queue, or in line for units of a [concurrency
         /// limit](crate::Quota::concurrent), and passed.
         Delayed = "delayed",
-        /// The request was dropped before it reached a service, because the client disconnected: while the
-        /// limiter decided, or while the request waited.
+        /// The request was dropped before it reached a service, because the client disconnected while the limiter
+        /// decided or while the request waited.
         Abandoned = "abandoned",
         /// The request was over a quota and refused.
         Limited = "limited",
-        /// The request was refused because its key is closed by a [block](crate::Rule::block). The
+        /// The request was refused because a [block](crate::Rule::block) has closed its key. The
         /// refusal that closes the key also has this kind.
         Blocked = "blocked",
         /// The request was over the quota of a rule with a [meter](crate::Rule::overage), was metered,
         /// and passed.
         Overage = "overage",
-        /// The request was over the quota of a rule in [`Mode::Degrade`], or had no key for it, and
-        /// passed for a reduced response.
+        /// The request was over the quota of a rule in [`Mode::Degrade`], or had no key for the
+        /// rule, and passed to get a reduced response.
         Degraded = "degraded",
-        /// The request was over the quota of a rule in [`Mode::Shadow`], or had no key for it, and
-        /// passed.
+        /// The request was over the quota of a rule in [`Mode::Shadow`], or had no key for the
+        /// rule, and passed.
         ShadowLimited = "shadow_limited",
         /// The request was over a quota and went to the [overflow](crate::RateLimitLayer::overflow)
         /// instead of the service.
@@ -70,8 +70,8 @@ labelled! {
         Exempt = "exempt",
         /// An access list denied the client, and the request was refused.
         Denied = "denied",
-        /// The request had no key and was refused: with 400, or with 500 if its rule counts by the address of the
-        /// client and the server does not provide it, which no client can change.
+        /// The request had no key and was refused. The status is 400, or 500 if the rule's key is the client's address
+        /// and the server does not provide that address.
         KeyMissing = "key_missing",
         /// The limiter failed, and the request passed.
         FailedOpen = "failed_open",
@@ -81,21 +81,20 @@ labelled! {
 }
 
 impl OutcomeKind {
-    /// Returns whether the service always gets the outcome, because it should answer otherwise than
-    /// usual.
+    /// Returns whether the service always gets the outcome, because its response should differ from
+    /// the usual one.
     #[inline]
     pub(crate) fn is_always_exposed(self) -> bool {
         matches!(self, Self::Degraded | Self::Overflowed)
     }
 
-    /// Returns whether the request goes to the overflow, if the layer has one that is ready.
+    /// Returns whether the request goes to the layer's overflow, if there is an overflow and it is ready.
     #[inline]
     pub(crate) fn may_overflow(self) -> bool {
         self == Self::Limited
     }
 
-    /// Returns whether a limit has refused the request, so that an outer layer that refunds nested refusals refunds
-    /// it.
+    /// Returns whether a limit has refused the request. An outer layer that refunds nested refusals then refunds it.
     pub(crate) fn is_refunded_outside(self) -> bool {
         matches!(self, Self::Limited | Self::Blocked)
     }
@@ -157,8 +156,8 @@ impl Outcome {
         self.policies.iter().filter(|status| status.refuses())
     }
 
-    /// Iterates over the policies that refused the request, each once, although descriptors can charge a policy under
-    /// several keys.
+    /// Iterates over the policies that refused the request. Yields each policy once, even if descriptors charged it
+    /// under several keys.
     pub(crate) fn violated_once(&self) -> impl Iterator<Item = &PolicyStatus> {
         let mut names: SmallVec<[&str; 4]> = SmallVec::new();
         self.violated().filter(move |status| {
@@ -182,9 +181,9 @@ impl Outcome {
         self.policies.iter().any(PolicyStatus::is_near)
     }
 
-    /// Returns the policy that binds: the refusing one with the longest wait, or if none refused, the
-    /// one with the least remaining. If several are equal, it is the first. A policy in shadow mode
-    /// never binds.
+    /// Returns the policy that binds: the refusing policy with the longest wait, or if none refused, the policy with
+    /// the least remaining. If several policies are equal, returns the first of them. A policy in shadow mode never
+    /// binds.
     #[must_use]
     pub fn binding(&self) -> Option<&PolicyStatus> {
         let seen = self.policies.iter().filter(|status| status.refuses || status.mode != Mode::Shadow);
@@ -198,10 +197,10 @@ impl Outcome {
         self.violated().map(|status| status.decision.wait()).max().unwrap_or_default()
     }
 
-    /// Returns how long the request had to wait for its departure when it was admitted: the longest
-    /// wait of the enforced queues. The actual wait is shorter if the request moved up, and zero in
-    /// a layer without a [timer](crate::RateLimitLayer::delay). Returns zero if the request was not
-    /// admitted.
+    /// Returns the wait until the request's departure that was set when the request was admitted:
+    /// the longest wait of the enforced queues. The actual wait is shorter if the request moved up
+    /// in its queue, and zero in a layer without a [timer](crate::RateLimitLayer::delay). Returns
+    /// zero if the request was not admitted.
     #[must_use]
     pub fn delay(&self) -> Duration {
         if self.violated().next().is_some() {
@@ -219,13 +218,13 @@ impl PolicyStatus {
         &self.policy
     }
 
-    /// Returns the cost that was charged or would have been.
+    /// Returns the cost of the request under this policy, even if it was not charged.
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
     }
 
-    /// Returns the units that the request took when it was decided. They may be refunded or settled later.
+    /// Returns the units that the request took when it was decided. These units may be refunded or settled later.
     #[must_use]
     pub fn taken(&self) -> u64 {
         self.taken
@@ -255,16 +254,17 @@ impl PolicyStatus {
         !self.decision.is_allowed()
     }
 
-    /// Returns whether no more remains than [`Rule::warn_at_percent`](crate::Rule::warn_at_percent)
-    /// says. Without that setting it returns `false`.
+    /// Returns whether the remaining units are at most the percentage set by
+    /// [`Rule::warn_at_percent`](crate::Rule::warn_at_percent). Returns `false` without that
+    /// setting.
     #[must_use]
     pub fn is_near(&self) -> bool {
         self.near
     }
 }
 
-/// A decided request as an [`Observer`] sees it: its outcome, its head, and the keys it was charged
-/// to.
+/// A decided request as an [`Observer`] sees it: its outcome, its head, and the keys that were
+/// charged.
 ///
 /// ```
 /// use tower_ratelimit::observe::{Observed, Observer};
@@ -283,7 +283,7 @@ impl PolicyStatus {
 pub struct Observed<'a> {
     outcome: &'a Outcome,
     request: &'a Head<'a>,
-    /// In the order of the outcome's policies, if these are known.
+    /// The policies and keys, in the order of the outcome's policies if the outcome has them.
     keys: SmallVec<[(&'a Policy, &'a Key); 4]>,
 }
 
@@ -308,9 +308,9 @@ impl<'a> Observed<'a> {
         self.request
     }
 
-    /// Returns the key that the policy of this name was charged for, or `None` if the policy did
-    /// not apply to the request. If descriptors charged the policy for several keys, returns the
-    /// first key that was refused. If none was refused, returns the first key that was charged.
+    /// Returns the key that was charged under the policy of this name, or `None` if the policy did
+    /// not apply to the request. If descriptors charged the policy under several keys, returns the
+    /// first key that was refused. If no key was refused, returns the first key that was charged.
     ///
     /// A key may be a secret or personal data, such as a token or an address. Do not write it to
     /// logs or metrics unchanged.
@@ -341,7 +341,7 @@ impl fmt::Debug for Observed<'_> {
     }
 }
 
-/// Sees what the middleware does and what happens to a limiter. Build metrics and logs on it.
+/// Sees what the middleware does and what happens to a limiter. Implement it for metrics and logs.
 ///
 /// The methods run while a request is served, so they should be quick and must not block. An `Arc`
 /// of an observer is an observer, so layers can share one. [`Stats`](crate::guide::observing) is an
@@ -360,11 +360,12 @@ impl fmt::Debug for Observed<'_> {
 /// | [`on_rules_event`](Self::on_rules_event) | rules of a file that are loaded or refused | the rules | those of the layers that use the rules |
 /// | [`on_fleet_event`](Self::on_fleet_event) | the operators' settings for all processes | the fleet | those of `Fleet::observe` |
 ///
-/// A layer hands its observer on to its limiter when it is used first.
+/// A layer passes its observer to its limiter when the layer is first used.
 ///
 /// # Counts beside an observer of your own
 ///
-/// A layer has one observer. To have counts also, keep a [`Stats`](crate::guide::observing) in it and call its methods:
+/// A layer has one observer. If you also need counts, keep a [`Stats`](crate::guide::observing) in your observer and
+/// call its methods:
 ///
 /// ```
 /// # #[cfg(feature = "stats")] {
@@ -420,14 +421,14 @@ impl fmt::Debug for Observed<'_> {
 /// # }
 /// ```
 ///
-/// `Stats` does not count what you do not forward. If a later version adds a method to `Observer`,
-/// the changelog says so: then forward it, too.
+/// `Stats` does not count calls that you do not forward. The changelog says when a version adds a
+/// method to `Observer`. Then forward the new method, too.
 ///
 /// Put such an observer into an `Arc` to set it on several layers. An `Arc` and its clones are one
-/// observer. Without it each layer has an observer of its own, and a limiter that the layers share
-/// reports each event to each of them.
+/// observer. Without the `Arc` each layer has an observer of its own, and a limiter that the layers
+/// share reports each event to each of these observers.
 ///
-/// Two of these are called often: `on_limiter_event` with a
+/// Two of the methods are called often: `on_limiter_event` with a
 /// [`StoreChecked`](crate::observe::LimiterEvent::StoreChecked) for each check of Redis or another
 /// store, and `on_layer_event` twice for each request that waits. Do not print every event.
 #[diagnostic::on_unimplemented(
@@ -441,14 +442,14 @@ pub trait Observer: Send + Sync {
         let _ = observed;
     }
 
-    /// Called first for the usual request, which the only policy of its layer allows, if that policy is
-    /// always enforced. `key` is the key that was charged, `taken` are the units that the request took,
-    /// and `is_near` is that of the [`PolicyStatus`].
+    /// Called first for a request that the only policy of its layer allows, if that policy is always enforced. `key` is
+    /// the key that was charged, `taken` are the units that the request took, and `is_near` is the value of
+    /// [`PolicyStatus::is_near`].
     ///
-    /// Return `true` if the observer needs to know no more. Then no [`Outcome`] is made, which takes
-    /// longer than the usual decision, and `on_outcome` is not called. By default it returns `false`.
+    /// Return `true` if the observer does not need the [`Outcome`]. Then no outcome is made, which would take longer
+    /// than the usual decision, and `on_outcome` is not called. The default returns `false`.
     ///
-    /// A layer may leave it out and call `on_outcome` only.
+    /// A layer may skip `on_allowed` and call only `on_outcome`.
     fn on_allowed(&self, policy: &Policy, key: &Key, taken: u64, is_near: bool) -> bool {
         let _ = (policy, key, taken, is_near);
         false
@@ -461,43 +462,44 @@ pub trait Observer: Send + Sync {
         setup_warning.report();
     }
 
-    /// Called when something happened in a layer, beside outcomes: with a timer, twice for each request that waits and
-    /// for each body that has a pace.
+    /// Called when something other than an outcome happened in a layer. In a layer with a timer it is called twice for
+    /// each request that waits and for each body that has a pace.
     fn on_layer_event(&self, event: &LayerEvent) {
         let _ = event;
     }
 
-    /// Called when a request has taken units of a [concurrency limit](crate::Quota::concurrent). Return the instant by
-    /// a clock of the observer: [`on_place_returned`](Self::on_place_returned) gets it when the units are returned. By
-    /// default it is zero.
+    /// Called when a request has taken units of a [concurrency limit](crate::Quota::concurrent). Return the current
+    /// time of a clock of your own. [`on_place_returned`](Self::on_place_returned) gets that value when the units are
+    /// returned. The default returns zero.
     ///
-    /// Places that are held by hand, such as [`MemoryLimiter::hold`](crate::MemoryLimiter::hold), are not reported.
+    /// Places that are held without a layer, for example by [`MemoryLimiter::hold`](crate::MemoryLimiter::hold), are
+    /// not reported.
     fn on_place_taken(&self, policy: &Policy, key: &Key, units: u64) -> Timestamp {
         let _ = (policy, key, units);
         Timestamp::from_micros(0)
     }
 
-    /// Called once for each [`on_place_taken`](Self::on_place_taken), when the units are returned, with the
-    /// instant that that call returned.
+    /// Called once for each [`on_place_taken`](Self::on_place_taken), when the units are returned. `taken_at` is the
+    /// instant that `on_place_taken` returned.
     fn on_place_returned(&self, policy: &Policy, key: &Key, units: u64, taken_at: Timestamp) {
         let _ = (policy, key, units, taken_at);
     }
 
     /// Called when something happened to a limiter.
     ///
-    /// With Redis it is called for each check. So choose the events that you print.
+    /// A limiter on Redis calls this for each check, so print only the events that you need.
     fn on_limiter_event(&self, event: &LimiterEvent) {
         let _ = event;
     }
 
-    /// Called once when a limiter with a store, such as Redis, begins to report to this observer. `load` can be
-    /// asked at any time how busy the store is: gauges have no events.
+    /// Called once when a limiter with a store, such as Redis, begins to report to this observer. The load of the store
+    /// has no events: read it from `load` at any time.
     fn on_store(&self, load: &StoreLoadReader) {
         let _ = load;
     }
 
-    /// Called when a layer with rules of a file begins to report to this observer. `rules` can be asked at
-    /// any time which rules are in force. Layers of the same rules hand on the same reader.
+    /// Called when a layer with rules of a file begins to report to this observer. `rules` returns at any time which
+    /// rules are in force. Layers with the same rules pass the same reader.
     fn on_rules(&self, rules: &RulesReader) {
         let _ = rules;
     }
@@ -514,8 +516,8 @@ pub trait Observer: Send + Sync {
 
     /// Returns a number that identifies this observer: by default the address of this value.
     ///
-    /// A limiter reports each event once to observers with the same number, so several layers can hand the same
-    /// observer on. An observer whose clones share their state returns an address in that state, as
+    /// A limiter reports each event once to observers with the same number, so that several layers can pass the same
+    /// observer to it. An observer whose clones share their state returns an address in that state, as
     /// [`Stats`](crate::guide::observing) does. An `Arc` of an observer returns the number of the observer in it.
     fn identity(&self) -> usize {
         std::ptr::from_ref(self).cast::<()>().addr()

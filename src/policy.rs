@@ -10,13 +10,13 @@ use crate::error::{ConfigError, ConfigErrorKind};
 use crate::quota::error::NAME_MAX;
 use crate::quota::{Algorithm, Quota};
 
-/// The unit of a quota that states none.
+/// The unit of a quota without a stated unit.
 pub(crate) const REQUESTS: &str = "requests";
 
-/// The unit of a concurrency limit that states none.
+/// The unit of a concurrency limit without a stated unit.
 pub(crate) const CONCURRENT_REQUESTS: &str = "concurrent-requests";
 
-/// The words for quotas that requests bring.
+/// The text that describes quotas that requests bring.
 const QUOTA_OF_REQUEST: &str = "the quota of each request";
 
 /// The unit of a quota that counts the bytes of bodies.
@@ -25,11 +25,10 @@ pub(crate) const CONTENT_BYTES: &str = "content-bytes";
 /// A rule's name and quota, as limiters, clients and operators see them: in a
 /// [`Charge`](crate::limiter::Charge), in headers and in metrics.
 ///
-/// A layer makes the policies of its rules; see [`RateLimitLayer::policies`]. Make one yourself only
-/// to ask a [limiter](crate::limiter::Limiter) directly. Policies with equal names and quotas share
-/// their states in a limiter. The exception is a quota without a name in a rule of
-/// [several](crate::Rule::all_of), which is stored by its place in the list. A policy is cheap to
-/// clone.
+/// A layer makes the policies of its rules; see [`RateLimitLayer::policies`]. Make a policy yourself only to ask a
+/// [limiter](crate::limiter::Limiter) directly. Policies with equal names and quotas share their states in a limiter.
+/// The exception is a quota without a name in a rule of [several](crate::Rule::all_of), which is stored by its place in
+/// the list. A policy is cheap to clone.
 ///
 /// ```
 /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
@@ -47,11 +46,11 @@ pub struct Policy(Arc<Inner>);
 struct Inner {
     name: Box<str>,
     quota: Quota,
-    /// Not part of the policy's identity: it does not change what is counted.
+    /// The unit is not part of the policy's identity, because it does not change what is counted.
     unit: Option<Box<str>>,
-    /// The name that its states are stored under, if it is not the policy's own.
+    /// The name that the policy's states are stored under, if it is not the policy's own name.
     stored: Option<Box<str>>,
-    /// The fingerprint of the name that its states are stored under.
+    /// The fingerprint of the name that the policy's states are stored under.
     name_fingerprint: u64,
     /// The fingerprint of the name and the quota.
     fingerprint: u64,
@@ -68,15 +67,15 @@ enum Origin {
     Named,
     /// The name was made from the quota's words.
     Unnamed,
-    /// The quota follows the switch of this number.
+    /// The quota follows the switch with this number.
     Switched(usize),
-    /// Each request has a quota of its own, and the policy's stands in for them. The number is that of the switch that
-    /// the rule follows while no request has one.
+    /// Each request has a quota of its own, and the policy's quota is only a placeholder. The number belongs to the
+    /// switch that the rule follows for requests without a quota.
     OfRequests(Option<usize>),
 }
 
 impl Policy {
-    /// Makes a policy of this name.
+    /// Makes a policy with this name.
     ///
     /// # Errors
     /// Returns an error if the name is empty, longer than 128 characters, or not printable ASCII,
@@ -97,10 +96,10 @@ impl Policy {
         &self.0.quota
     }
 
-    /// Returns whether each request has a [quota of its own](crate::Rule::quota_from) under this name.
-    /// The policy's quota is then only a stand-in, under which a layer looks up and resets a key
-    /// without a request. Rules and layers have such policies. The policy of a charge has the
-    /// request's quota, so this returns `false` for it.
+    /// Returns whether each request has a [quota of its own](crate::Rule::quota_from) under this name. The policy's
+    /// quota is then only a placeholder, under which a layer looks up and resets a key without a request. Only the
+    /// policies of rules and layers return `true`. The policy of a charge has the request's quota, so it returns
+    /// `false`.
     #[must_use]
     pub fn has_quota_of_request(&self) -> bool {
         matches!(self.0.origin, Origin::OfRequests(_))
@@ -153,9 +152,9 @@ impl Policy {
 
     /// Makes one policy for each part of a rule.
     ///
-    /// A part with a name is `api-burst`, in headers and in the store. A part without a name is listed by the quota's
-    /// words, `api-60-per-minute`, and stored by its place in the list, `api` and then `api-quota-2`. So a quota that
-    /// changes keeps what was used.
+    /// In a rule `api`, a part with a name is `api-burst` in headers and in the store. In headers, a part without a
+    /// name is named after its quota, such as `api-60-per-minute`. In the store, it is named after its place in the
+    /// list: `api`, then `api-quota-2`. So a part whose quota changes keeps its usage.
     pub(crate) fn each<P: Into<Part>>(
         name: &str,
         parts: impl IntoIterator<Item = P>,
@@ -190,8 +189,8 @@ impl Policy {
         if each.is_empty() { Err(ConfigError::no_quota(name)) } else { Ok(each) }
     }
 
-    /// Makes one policy of this name for each quota. Each can hold the usage under any other, so a
-    /// key that changes its plan and then returns has used as much as before.
+    /// Makes one policy of this name for each quota. Each policy can hold the usage under any other
+    /// quota, so a key that changes its plan and then returns has used as much as before.
     pub(crate) fn named_plans(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, ConfigError> {
         let quotas: Vec<Quota> = quotas.into_iter().collect();
         one_unit(name, &quotas)?;
@@ -199,7 +198,7 @@ impl Policy {
         at_least_one(name, quotas.into_iter().map(|quota| Self::new(name, quota.holding(largest))))
     }
 
-    /// Makes one policy of this name for each quota. Each can hold the used share of any other.
+    /// Makes one policy of this name for each quota. Each policy can hold the used share of any other quota.
     pub(crate) fn named_plans_in_proportion(
         name: &str,
         quotas: impl IntoIterator<Item = Quota>,
@@ -231,18 +230,18 @@ impl Policy {
         Some(Self::build(checked(name).ok()?, self.0.quota, self.0.unit.clone(), stored, self.0.origin))
     }
 
-    /// Returns the name that the policy's states are stored under, if it is not the policy's own.
+    /// Returns the name that the policy's states are stored under, if it is not the policy's own name.
     pub(crate) fn stored_apart(&self) -> Option<&str> {
         self.0.stored.as_deref()
     }
 
-    /// Returns the identity of an unnamed quota, which only its clones share. Returns `None` for a
-    /// named policy.
+    /// Returns the identity of an unnamed quota, which is equal only for clones of that quota.
+    /// Returns `None` for a named policy.
     pub(crate) fn unnamed(&self) -> Option<usize> {
         matches!(self.0.origin, Origin::Unnamed).then(|| Arc::as_ptr(&self.0).addr())
     }
 
-    /// Returns the number of the switch that the quota follows, if it follows one.
+    /// Returns the number of the switch that the quota follows, if it follows a switch.
     pub(crate) fn switch(&self) -> Option<usize> {
         match self.0.origin {
             Origin::Switched(switch) => Some(switch),
@@ -251,17 +250,18 @@ impl Policy {
         }
     }
 
-    /// Returns the policy with the quota that this switch has.
+    /// Returns the policy with the current quota of a switch.
     pub(crate) fn following(&self, quota: Quota, switch: usize) -> Self {
         self.rebuilt(self.name().to_owned(), quota, Origin::Switched(switch))
     }
 
-    /// Makes the policy that stands in for those of requests.
+    /// Makes the placeholder for the policies of requests that bring quotas.
     pub(crate) fn of_requests(name: impl Into<String>) -> Result<Self, ConfigError> {
         Ok(Self::build(checked(name.into())?, Quota::unlimited(), None, None, Origin::OfRequests(None)))
     }
 
-    /// Returns the policy that stands in for those of requests, with this one's name, unit and stored states.
+    /// Returns the placeholder for the policies of requests that bring quotas, with the name, unit and stored states of
+    /// this policy.
     #[cfg(all(feature = "rules", feature = "tokio"))]
     pub(crate) fn of_each_request(&self) -> Self {
         let Inner { name, unit, stored, .. } = &*self.0;
@@ -294,8 +294,8 @@ impl Policy {
         self.0.stored.as_deref().unwrap_or(&self.0.name)
     }
 
-    /// Returns the fingerprint of the name, to which a state belongs under any quota. Valid in this
-    /// process only.
+    /// Returns the fingerprint of the stored name. A state belongs to this name under any quota.
+    /// Valid in this process only.
     pub(crate) fn name_fingerprint(&self) -> u64 {
         self.0.name_fingerprint
     }
@@ -305,13 +305,13 @@ impl Policy {
         self.0.fingerprint
     }
 
-    /// Returns the fingerprint of the name and of what the quota's states mean. Policies with equal
-    /// fingerprints read each other's states as their own. Valid in this process only.
+    /// Returns the fingerprint of the name and of what the quota's states mean. Policies for which
+    /// this is equal read each other's states as their own. Valid in this process only.
     pub(crate) fn state_fingerprint(&self) -> u64 {
         self.0.state_fingerprint
     }
 
-    /// Returns the policy's item in a list of quotas, which is rendered once.
+    /// Returns the policy's item in a list of quotas. The item is rendered once.
     pub(crate) fn item(&self, render: impl FnOnce() -> Option<HeaderValue>) -> Option<HeaderValue> {
         if let Some(item) = self.0.item.get() {
             return Some(item.clone());
@@ -320,7 +320,7 @@ impl Policy {
         Some(self.0.item.get_or_init(|| item).clone())
     }
 
-    /// Returns a policy with the unit of this one.
+    /// Returns another policy with the unit and the stored name of this policy.
     fn rebuilt(&self, name: String, quota: Quota, origin: Origin) -> Self {
         Self::build(name, quota, self.0.unit.clone(), self.0.stored.clone(), origin)
     }
@@ -347,7 +347,7 @@ impl Policy {
     }
 }
 
-/// A quota of a [rule of several](crate::Rule::all_of): alone, or in a pair with the name that it has there.
+/// A quota of a [rule with several quotas](crate::Rule::all_of). It is a quota alone, or a pair of a name and a quota.
 ///
 /// ```
 /// use tower_ratelimit::{Quota, Rule};
@@ -388,15 +388,15 @@ impl From<Quota> for Policy {
     /// `5-per-10-seconds-sliding-log`. If the words are longer than 128 characters, the name ends
     /// with their hash.
     ///
-    /// Two layers that share a limiter and have the same unnamed quota share its allowance. Unless
-    /// the quota is one value, they [warn](crate::setup_warning::SetupWarningKind::UnnamedQuota):
-    /// name the rules with [`Rule::new`](crate::Rule::new).
+    /// Two layers that share a limiter and have the same unnamed quota share its allowance. They
+    /// [warn](crate::setup_warning::SetupWarningKind::UnnamedQuota) unless both have clones of one
+    /// quota. To avoid that, name the rules with [`Rule::new`](crate::Rule::new).
     fn from(quota: Quota) -> Self {
         Self::build(shortened(words(&quota), NAME_MAX), quota, None, None, Origin::Unnamed)
     }
 }
 
-/// Returns the name if it is valid.
+/// Returns the policies, or an error if there are none.
 fn at_least_one(
     name: &str,
     policies: impl Iterator<Item = Result<Policy, ConfigError>>,
@@ -416,7 +416,7 @@ fn one_unit(name: &str, quotas: &[Quota]) -> Result<(), ConfigError> {
     Err(ConfigError::together(name, &why))
 }
 
-/// Makes the error of two quotas that count alike.
+/// Makes the error for two quotas that count in the same way.
 fn twice(name: &str, quota: &Quota, other: &Quota) -> ConfigError {
     let why = if quota == other {
         format!("{name:?} has the quota \"{quota}\" twice, which would charge each request twice for one limit")
@@ -446,8 +446,7 @@ fn words(quota: &Quota) -> String {
     parts.join("-")
 }
 
-/// Returns the words, which are ASCII. If they are longer than `room`, returns the beginning of the words and their
-/// hash.
+/// Returns the words, which are ASCII. If the words are longer than `room`, returns their beginning and their hash.
 pub(crate) fn shortened(words: String, room: usize) -> String {
     const HASH: usize = 17; // with its dash
     if words.len() <= room || room <= HASH {

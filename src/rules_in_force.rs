@@ -5,28 +5,28 @@ use std::sync::Arc;
 
 use crate::base::time::Timestamp;
 
-/// Names the [rules](crate#features) that are in force in this process. Two processes have the same rules if the
-/// [`hash`](Self::hash) is the same.
+/// Identifies the [rules](crate#features) that are in force in this process. Two processes have the same rules if their
+/// [`hash`](Self::hash) values are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RulesInForce {
     /// The number of times that the rules were replaced in this process.
     pub version: u64,
-    /// A hash of the text, of 48 bits, so that a metric holds it exactly.
+    /// A hash of the rules' text. It has 48 bits, so that a metric can hold it exactly.
     pub hash: u64,
-    /// When the rules came into force, by the calendar.
+    /// The time of the calendar at which the rules came into force.
     pub loaded_at: Timestamp,
 }
 
 impl RulesInForce {
-    /// Makes the facts of a text that comes into force.
+    /// Makes the facts about a text that comes into force.
     #[cfg(feature = "rules")]
     pub(crate) fn of_text(version: u64, text: &[u8], loaded_at: Timestamp) -> Self {
         Self { version, hash: hash(text), loaded_at }
     }
 }
 
-/// Reads which rules are in force at any time. A layer with rules of a file hands it to its observer by
+/// Returns at any time which rules are in force. A layer with rules of a file passes such a reader to its observer by
 /// [`Observer::on_rules`](crate::observe::Observer::on_rules).
 #[derive(Clone)]
 pub struct RulesReader {
@@ -40,13 +40,14 @@ impl RulesReader {
         Self { identity, read: Arc::new(read) }
     }
 
-    /// Returns the rules in force now. Returns `None` if the rules and all their layers were dropped.
+    /// Returns which rules are in force now. Returns `None` if the rules and all their layers were dropped.
     #[must_use]
     pub fn read(&self) -> Option<RulesInForce> {
         (self.read)()
     }
 
-    /// Returns whether both read the same rules, so that an observer of several layers keeps one of the two.
+    /// Returns whether both readers read the same rules. An observer of several layers then keeps only one of the
+    /// readers.
     #[must_use]
     pub fn is_of_same(&self, other: &Self) -> bool {
         self.identity == other.identity
@@ -59,7 +60,7 @@ impl fmt::Debug for RulesReader {
     }
 }
 
-/// Hashes a text: FNV-1a of 64 bits, folded to 48. It is the same in every process and version.
+/// Hashes a text: FNV-1a of 64 bits, folded to 48. The hash of a text is the same in every process and version.
 #[cfg(any(feature = "rules", feature = "tokio", test))]
 pub(crate) fn hash(text: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);

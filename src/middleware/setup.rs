@@ -1,4 +1,4 @@
-//! Warnings about the setup of a layer: by its configuration, by other layers, and by its first requests.
+//! Warnings about the setup of a layer, found in its configuration, in other layers, and in its first requests.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use crate::policy::Policy;
 use crate::quota::Algorithm;
 use crate::setup_warning::SetupWarningKind;
 
-/// The charges of outer layers, in the extensions of one of their first requests.
+/// The charges that outer layers made for a request. It is in the extensions of their first
+/// requests only.
 #[derive(Clone)]
 struct Earlier(Arc<HashSet<ChargedTo>>);
 
@@ -54,9 +55,10 @@ impl<L: Limiter> Compiled<L> {
         self.look_for_taken_name();
     }
 
-    /// Warns about headers that many clients and proxies refuse to read, because they report so many policies.
+    /// Warns if the headers report so many policies that many clients and proxies refuse to read them.
     fn look_for_long_headers(&self) {
-        /// The maximum size of all headers together that usual servers accept, such as nginx and older Node.js.
+        /// The maximum size of all headers together, in bytes, that common servers such as nginx and older Node.js
+        /// accept.
         const USUAL_MAX: usize = 8_192;
         let mut indices = Vec::new();
         for bound in &self.settings.rules {
@@ -85,8 +87,8 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Warns about a quota that a request brought to a rule, as about a quota that a rule has. Other requests may bring
-    /// rates, and these may be what the rule corrects after the response.
+    /// Warns about a quota that a request brought to a rule, like about a rule's own quota. Warns less about
+    /// corrections after the response, because they may be meant for rates that other requests bring.
     pub(super) fn look_at_own_quota(&self, rule: usize, own: &Policy) {
         let Some(rule) = self.settings.rules.get(rule).map(BoundRule::rule) else { return };
         self.look_for_debt(rule, own);
@@ -116,7 +118,8 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Warns about a quota that forgets what a request costs above its reservation.
+    /// Warns about a quota without debt, which forgets the cost of a request beyond its
+    /// reservation.
     fn look_for_debt(&self, rule: &Rule, policy: &Policy) {
         // Blocks and meters count forced charges, and have no debt. An unlimited quota needs no debt, and a limit of
         // 0 switches a quota off.
@@ -134,7 +137,8 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Warns about a quota of bytes whose requests cost one byte each.
+    /// Warns about a quota that counts bytes if its rule has no cost, because each request then
+    /// costs one byte.
     fn look_for_cost(&self, rule: &Rule, policy: &Policy) {
         let has_cost = rule.cost.is_some() || rule.settlement.replaces_cost() || rule.pace.is_some();
         if policy.quota().counts_bytes() && !has_cost {
@@ -149,7 +153,7 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Warns if windows are to end with a date, and the limiter's clock does not follow the calendar.
+    /// Warns if the windows of a quota end at a date, but the limiter's clock does not follow the calendar.
     fn look_for_calendar(&self, policy: &Policy) {
         if !policy.quota().has_windows_of_dates() {
             return;
@@ -167,7 +171,8 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Warns if a quota has no room for its pace of bodies.
+    /// Warns if a quota's capacity is less than its rate allows in 10 ms, because paced bodies are
+    /// then slower than the rate.
     fn look_for_slow_pace(&self, policy: &Policy) {
         let quota = policy.quota();
         let passes = u128::from(quota.limit()) * 10_000 / u128::from(quota.spec().period_us.max(1));
@@ -189,7 +194,7 @@ impl<L: Limiter> Compiled<L> {
         });
     }
 
-    /// Warns about settings of a rule that do nothing with its quotas.
+    /// Warns about settings of a rule that have no effect with its quotas.
     fn look_for_no_effect(&self) {
         for bound in &self.settings.rules {
             let (rule, policies) = (bound.rule(), bound.policies());
@@ -228,7 +233,8 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Warns about settings of requests in a rule that paces bodies, and about a pace that no body has.
+    /// Warns about settings for requests in a rule that paces bodies, about `pace_after` in a rule that paces no
+    /// bodies, and about a pace without a timer.
     fn look_for_effect_of_pace(&self, rule: &Rule, name: &str) {
         if rule.pace.is_none() {
             if rule.pace_after > 0 {
@@ -287,7 +293,7 @@ impl<L: Limiter> Compiled<L> {
         });
     }
 
-    /// Compares the layer's policies with those of the other layers over its limiter.
+    /// Compares the layer's policies with the policies of other layers that use its limiter.
     fn look_for_contradiction(&self) {
         let entered = self.entered.get_or_init(|| Some(self.limiter.hooks().policy_registry()?.enter(&self.policies)));
         let Some(Contradiction { own, other, unnamed }) = entered.as_ref().and_then(Entered::contradiction) else {
@@ -409,7 +415,8 @@ fn meters_waits(rule: &Rule, policy: &Policy) -> bool {
 }
 
 impl Ticket {
-    /// Watches whether the rules that apply to a request can ever let it pass.
+    /// Notes, for each rule that applies to a request, whether the rule can ever let a request
+    /// pass.
     #[cold]
     pub(super) fn look_for_never<L: Limiter>(&self, layer: &Compiled<L>) {
         for charged in self.answered() {
@@ -431,7 +438,8 @@ impl Ticket {
         }
     }
 
-    /// Compares the charges of this layer with those of outer layers, and leaves them for inner ones.
+    /// Compares the charges of this layer with the charges of outer layers, and stores both in the extensions for inner
+    /// layers.
     #[cold]
     pub(super) fn look_for_double_charge<L: Limiter>(&self, layer: &Compiled<L>, extensions: &mut Extensions) {
         let Some(limiter) = layer.limiter.hooks().policy_registry().map(|registry| registry.id()) else { return };

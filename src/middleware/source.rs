@@ -18,13 +18,13 @@ pub(crate) struct SourcedRules {
     pub(crate) version: u64,
     pub(crate) rules: Vec<BoundRule>,
     pub(crate) lists: Vec<BoundList>,
-    /// Finds the rules of a request and their keys, instead of the rules' own conditions and extractors.
+    /// Finds the rules that apply to a request, and their keys. It replaces the rules' own conditions and extractors.
     pub(crate) finder: Option<Arc<dyn FindRules>>,
 }
 
 #[cfg(feature = "rules")]
 impl SourcedRules {
-    /// Returns the quotas and the mode of each rule in words, by name.
+    /// Returns the quotas and the mode of each rule as text, by the names of the policies.
     pub(crate) fn words(&self) -> BTreeMap<String, String> {
         let mut words = BTreeMap::<String, String>::new();
         for bound in &self.rules {
@@ -43,24 +43,26 @@ impl SourcedRules {
     }
 }
 
-/// The maximum number of charges of a request to found rules. A limiter's time grows with their square, and a client
-/// may choose how many it has.
+/// The maximum number of charges that one request makes to the rules found by a [`FindRules`]. A limiter's time grows
+/// with the square of this number, and a client may choose the number.
 pub(crate) const FOUND_MAX: usize = 1_000;
 
 /// Finds the rules that apply to a request among many.
 pub(crate) trait FindRules: Send + Sync {
     /// Calls `found` with the index of each rule that applies, the key and the cost. Each rule has one policy, and no
-    /// linked one. A rule may be found several times.
+    /// linked policy. A rule may be found several times.
     fn find(&self, head: &Head<'_>, found: &mut dyn FnMut(usize, Key, u64));
 }
 
-/// A source of rules. In a layer they come before those that the program adds.
+/// A source of rules. In a layer, the rules of the source come before the rules that the program
+/// adds.
 pub(crate) trait RuleSource: Send + Sync {
     fn current(&self) -> Arc<SourcedRules>;
 
     /// Returns which rules are in force.
     fn in_force(&self) -> RulesInForce;
 
-    /// Registers a layer, which follows when the rules change.
+    /// Registers a layer. After the rules have changed, the source calls the layer's
+    /// [`Follow::follow`].
     fn enter(&self, layer: Weak<dyn Follow>);
 }

@@ -1,7 +1,7 @@
 //! The ticket of a request: its charges, from the decision to the end of its response.
 //!
-//! A request has one [`Ticket`]. It owns the charges with the limiter's answers and receipts. Units that were taken are
-//! kept, refunded or settled only through it.
+//! A request has one [`Ticket`]. The ticket owns the charges with the limiter's answers and receipts. Units that were
+//! taken are kept, refunded or settled only through the ticket.
 //!
 //! The ticket of a usual request lives on the stack of `RateLimit::call` alone: nothing is settled after the response.
 //! Only a request that waits, or whose charges are open until the response has come, holds its ticket for longer.
@@ -25,15 +25,15 @@ use crate::quota::Algorithm;
 pub(super) struct Charged {
     /// The policy's index in the layer.
     pub(super) policy: usize,
-    /// The policy of the request's own quota, or of the quota that replaced another one while the request waited in
-    /// line. The policy with the index stands in for it.
+    /// The policy of the request's own quota, or of the quota that replaced the rule's quota while the request waited
+    /// in line. If it is `Some`, it is used instead of the policy with the index.
     pub(super) own: Option<Policy>,
     pub(super) key: Key,
     pub(super) cost: u64,
     /// The mode of the policy's rule when the request came.
     pub(super) mode: Mode,
     pub(super) effect: Effect,
-    /// `unasked` until the limiter has answered.
+    /// The limiter's decision, or [`ChargeDecision::unasked`] before the limiter has answered.
     pub(super) decision: ChargeDecision,
 }
 
@@ -59,7 +59,7 @@ impl Charged {
         Some(layer.policy_of_refunds(self.policy_in(layer)?))
     }
 
-    /// Returns the policy with which the request in line asks again.
+    /// Returns the policy under which a request in line asks the limiter again.
     pub(super) fn policy_in_line<L>(&self, layer: &Compiled<L>) -> Option<Policy> {
         self.own.clone().or_else(|| layer.policy_in_line(self.policy))
     }
@@ -69,7 +69,7 @@ impl Charged {
         Charge::new(policy, &self.key).cost(self.cost).effect(self.effect)
     }
 
-    /// Returns whether the policy's rule enforces and its quota denies the charge.
+    /// Returns whether the charge is denied and the mode of its rule is `Enforce`.
     pub(super) fn is_refused(&self) -> bool {
         self.mode == Mode::Enforce && !self.decision.is_allowed()
     }
@@ -90,32 +90,33 @@ pub(super) fn is_strike<L>(layer: &Compiled<L>, charged: &Charged) -> bool {
     matches!(charged.effect, Effect::OnRefusal { .. }) && charged.policy_in(layer).is_some_and(is_block)
 }
 
-/// The charges of one request, in the order of the layer's policies; a linked policy's comes last in its rule. No two
-/// are for the same policy and key, since the policies of a layer differ by name.
+/// The charges of one request, in the order of the layer's policies. The charge of a linked policy comes last in its
+/// rule. No two charges have the same policy and key, because the policies of a layer differ by name.
 pub(super) type Charges = SmallVec<[Charged; INLINE]>;
 
-/// The charges of a request, and what is known about them. It is data: if it is dropped, charges stay taken, except
-/// units of concurrency limits.
+/// The charges of a request, and what is known about them. The ticket is plain data: if it is dropped, charges stay
+/// taken, except units of concurrency limits.
 pub(super) struct Ticket {
     pub(super) kind: OutcomeKind,
     pub(super) charges: Charges,
-    /// Whether the limiter has answered. Without an answer nothing is known of the charges, and nothing was taken.
+    /// Whether the limiter has answered. Without an answer, the charges have no decisions, and no units were taken.
     pub(super) is_answered: bool,
     /// True if the limiter was not asked yet, because the request may wait in line: see
     /// [`has_to_be_tried`](Self::has_to_be_tried).
     pub(super) is_left_to_line: bool,
-    /// The mode of a rule that found no key, if there is one. None of these rules enforces.
+    /// The mode of a rule that found no key for the request, if there is such a rule. None of these
+    /// rules enforces.
     pub(super) keyless: Option<Mode>,
     /// True if the request is refused because the server does not provide its peer's address.
     pub(super) lacks_peer: bool,
-    /// The units of concurrency limits that the request holds. They are returned if this is dropped.
+    /// The units of concurrency limits that the request holds. They are returned when this value is dropped.
     pub(super) places: Option<Arc<dyn AnyPlaces>>,
     /// The policies that pace the bodies of the request and its response.
     pub(super) paced: PacedBodiesBy,
 }
 
-/// The policies that pace the bodies of a request. Boxed, and dropped by a function that is not inlined. Most requests
-/// have none, and each instruction for dropping some would slow them down (`benches/instructions`).
+/// The policies that pace the bodies of a request. The list is boxed, and a function that is not inlined drops it. Most
+/// requests have no list, and each instruction for dropping a list would slow them down (`benches/instructions`).
 #[derive(Default)]
 pub(super) struct PacedBodiesBy(Option<Box<PacedList>>);
 
@@ -127,7 +128,7 @@ impl PacedBodiesBy {
         self.0.get_or_insert_default().0.extend(by);
     }
 
-    /// Returns the policies. `None` if no rule paces bodies of the request.
+    /// Returns the policies, or `None` if no rule paces bodies of the request.
     #[inline]
     pub(super) fn get(&self) -> Option<&[PacedBy]> {
         self.0.as_ref().map(|by| by.0.as_slice())
@@ -153,7 +154,8 @@ impl Drop for PacedBodiesBy {
 pub(super) struct PacedBy {
     /// The policy's index in the layer.
     pub(super) policy: usize,
-    /// The policy of the request's own quota. The policy with the index stands in for it.
+    /// The policy of the request's own quota. If it is `Some`, it is used instead of the policy
+    /// with the index.
     pub(super) own: Option<Policy>,
     pub(super) key: Key,
 }
@@ -180,7 +182,7 @@ impl Ticket {
         }
     }
 
-    /// Moves the ticket out, and leaves one without charges.
+    /// Moves the ticket out, and leaves a ticket without charges.
     pub(super) fn take(&mut self) -> Self {
         std::mem::replace(self, Self::new())
     }
@@ -190,7 +192,8 @@ impl Ticket {
         if self.is_answered { &self.charges } else { &[] }
     }
 
-    /// Moves the taken units of concurrency limits into a holder, which returns them in any case.
+    /// Moves the taken units of concurrency limits into a holder, which returns them when it is
+    /// dropped.
     #[inline(never)]
     pub(super) fn hold_places<L: Limiter>(&mut self, layer: &Compiled<L>) {
         let mut held = SmallVec::new();
@@ -225,14 +228,14 @@ impl Ticket {
         self.charges.get(at).map_or(0, |charged| charged.decision.taken()) + held
     }
 
-    /// Takes the receipts of all charges, with the index of each. The taken units can be refunded once. Strikes stay,
-    /// because a request that is refunded was refused anyway.
+    /// Takes the receipts of all charges except strikes, with the index of each charge, so that each receipt is
+    /// refunded at most once. Strikes stay, because a request that is refunded was refused anyway.
     fn take_receipts<L>(&mut self, layer: &Compiled<L>) -> SmallVec<[(usize, Receipt); 2]> {
         let charges = self.charges.iter_mut().enumerate().filter(|(_, charged)| !is_strike(layer, charged));
         charges.filter_map(|(at, charged)| Some((at, charged.decision.take_receipt()?))).collect()
     }
 
-    /// Refunds what the request took. Its response does not report it: see
+    /// Refunds what the request took. Does not update what the response reports, unlike
     /// [`refund_and_report`](Self::refund_and_report).
     #[cold]
     pub(super) fn refund<L: Limiter>(&mut self, layer: &Compiled<L>) {
@@ -268,8 +271,8 @@ impl Ticket {
         }
     }
 
-    /// Settles a charge that cost `units`. Refunds what was taken beyond that, or takes what is missing, into debt.
-    /// `is_reported` is true if the response still reports the charge.
+    /// Settles a charge that cost `units`. Refunds the units that were taken beyond `units`, or takes the missing
+    /// units, even into debt. `is_reported` is true if the response still reports the charge.
     pub(super) fn settle<L: Limiter>(&mut self, layer: &Compiled<L>, at: usize, units: u64, is_reported: bool) {
         debug_assert!(at < self.charges.len(), "the index is that of a charge of the ticket");
         let Some(charged) = self.charges.get_mut(at) else { return };
@@ -290,8 +293,8 @@ impl Ticket {
         }
     }
 
-    /// Updates the decision of a charge whose cost changed from `from` to `to` units: by the limiter if it answers at
-    /// once, and otherwise by calculation.
+    /// Updates the decision of a charge whose cost changed from `from` to `to` units. Asks the limiter if it answers at
+    /// once, and otherwise computes the decision.
     pub(super) fn update<L: Limiter>(&mut self, layer: &Compiled<L>, at: usize, from: u64, to: u64) {
         debug_assert!(at < self.charges.len(), "the index is that of a charge of the ticket");
         let Some(charged) = self.charges.get_mut(at) else { return };

@@ -1,8 +1,8 @@
-//! The strikes of requests that have no response yet. A refusal must not promise a wait that depends on them.
+//! The strikes of requests that have no response yet. A refusal must not promise a wait that depends on such strikes.
 //!
-//! A block counts a strike when a request comes, and refunds it if the response does not count. While requests are
-//! under way, their strikes may close a key that their responses open again. The limiter knows nothing of that, so the
-//! layer counts its own.
+//! A block counts a strike when a request comes. The strike is refunded if the response does not count as one. While
+//! requests are under way, their strikes may close a key that their responses open again. The limiter cannot tell such
+//! strikes from others, so the layer counts the strikes of its own requests.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use crate::quota::Algorithm;
 #[derive(Default)]
 pub(super) struct Unsettled(Mutex<HashMap<Strikes, usize>>);
 
-/// The name of a policy, as a number, and a key.
+/// The fingerprint of a policy's name, and a key.
 pub(super) type Strikes = (u64, Key);
 
 impl Unsettled {

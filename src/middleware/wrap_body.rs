@@ -30,8 +30,8 @@ impl<S, L: Layer<WrapBody<S>>> Layer<S> for WrapBodyLayer<L> {
     }
 }
 
-/// A service whose response bodies are [wrapped](WrappedBody). It is inside of a
-/// [`RateLimit`](super::RateLimit).
+/// A service inside of a [`RateLimit`](super::RateLimit). Its response bodies are
+/// [wrapped](WrappedBody).
 #[derive(Clone, Debug)]
 pub struct WrapBody<S>(S);
 
@@ -52,7 +52,7 @@ where
     }
 }
 
-/// tonic serves it under the name of the inner service.
+/// tonic serves a [`WrapBody`] under the name of the inner service.
 #[cfg(feature = "tonic")]
 impl<S: tonic::server::NamedService> tonic::server::NamedService for WrapBody<S> {
     const NAME: &'static str = S::NAME;

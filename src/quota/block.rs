@@ -1,4 +1,4 @@
-//! Blocks, which close keys, and meters, which only count.
+//! The quotas for blocks, which close keys, and for meters, which only count.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use crate::algorithm::block::STRIKES_MAX;
 use crate::base::time::PERIOD_US_MAX;
 use crate::error::{ConfigError, ConfigErrorKind};
 
-/// The largest factor by which a further block may be longer.
+/// The largest factor by which a block may be longer than the previous block.
 const FACTOR_MAX: u32 = 1_000;
 
 /// # Blocks and meters
 impl Quota {
     /// Makes a block: when `strikes` units were taken within `period`, counted from the first of
-    /// them, the key is closed for the time `lasting`. Denied requests do not prolong it, unless
-    /// [`count_denied`](Self::count_denied) is set.
+    /// them, the key is closed for the time `lasting`. Denied requests do not prolong the block,
+    /// unless [`count_denied`](Self::count_denied) is set.
     ///
-    /// Alone it is a limit such as "five attempts, then nothing for an hour". As the block of a
-    /// [rule](crate::Rule::block) its units are the rule's refusals.
+    /// As the only quota of a rule, a block is a limit such as "five attempts, then none for an
+    /// hour". As the [block of a rule](crate::Rule::block), it counts the rule's refusals.
     ///
-    /// A refund undoes the block that the refunded units began, while that lasts. So with
-    /// [`charge_when`](crate::Rule::charge_when) right logins never close a key; see the
+    /// While a block lasts, a refund of the units that began it ends the block. So with
+    /// [`charge_when`](crate::Rule::charge_when) successful logins never close a key; see the
     /// [guide](crate::guide::blocks_and_meters#blocks).
     ///
     /// ```
@@ -70,8 +70,8 @@ impl Quota {
     }
 
     /// Makes each further block `factor` times as long as the previous one, but no longer than
-    /// `longest`. A block is a further one if it begins within `memory` after the end of the
-    /// previous one. Keys are remembered for that time.
+    /// `longest`. A block counts as a further block if it begins within `memory` after the end of
+    /// the previous block. A key is remembered for that time.
     ///
     /// # Errors
     /// Returns an error if the algorithm is not a block, the factor is 0 or above 1,000, a time is
@@ -93,12 +93,12 @@ impl Quota {
     }
 
     /// Makes a meter, which counts units until it is reset, or until nothing was counted for the
-    /// time `retention`. At `limit` units it is full and denies more.
+    /// time `retention`. A meter that has counted `limit` units is full and denies further units.
     ///
-    /// A [rule](crate::Rule::overage) uses it to count the units beyond its quota. In memory the
-    /// states of meters are never evicted, unless the limiter has [too many
-    /// quotas](crate::observe::LimiterEvent::TooManyQuotas). If there is no room for a new one, it
-    /// is denied.
+    /// A [rule](crate::Rule::overage) uses a meter to count the units beyond its quota. In memory
+    /// the states of meters are never evicted, unless the limiter has [too many
+    /// quotas](crate::observe::LimiterEvent::TooManyQuotas). If there is no room for a new state,
+    /// its charge is denied.
     ///
     /// # Errors
     /// Returns an error if the limit or the retention is out of [range](Self#exactness-and-ranges).
@@ -108,7 +108,7 @@ impl Quota {
 }
 
 impl Quota {
-    /// Returns the quota without the options that its states do not depend on.
+    /// Returns the quota with only those options that its states depend on.
     pub(crate) fn of_states(self) -> Self {
         // The state of held units does not depend on the limit.
         if self.algorithm() == Algorithm::Concurrency {
@@ -118,8 +118,8 @@ impl Quota {
         }
     }
 
-    /// Returns the quota of a key that is closed by hand for a time. The time is rounded up, so
-    /// that a limiter gets few different quotas.
+    /// Returns the quota that closes a key by hand for a time. The time is rounded up, so that a
+    /// limiter gets few different quotas.
     pub(crate) fn closing_for(self, lasting: Duration) -> Self {
         const SECOND_US: u64 = 1_000_000;
         let us = crate::base::time::micros_ceil(lasting).clamp(1, PERIOD_US_MAX);

@@ -12,7 +12,7 @@ use crate::base::zone::DAY_S;
 use crate::error::ConfigError;
 use crate::error::ConfigErrorKind::{NotAnOption, Range};
 
-/// The largest limit of a log, whose memory grows with the limit.
+/// The largest limit of a sliding log. The memory of a log grows with its limit.
 const LOG_LIMIT_MAX: u64 = 1_000_000;
 
 const BUCKETS_MAX: u32 = 3_600;
@@ -36,20 +36,21 @@ const SECOND: u64 = 1_000_000;
 /// # Exactness and ranges
 ///
 /// All arithmetic is in integers: whole microseconds and, if the interval between two units is not
-/// whole, an exact numerator over the reduced limit. No rate drifts.
+/// a whole number of them, an exact numerator over the reduced limit. No rate drifts.
 ///
 /// * Limits, bursts and other numbers of units are `u64`, and go up to 999,999,999,999,999. A
-///   sliding log has at most 1,000,000, a concurrency limit 999,999,999,999, a block 4,095 strikes.
-/// * Periods go from one microsecond to 366 days, in whole microseconds.
+///   sliding log has at most 1,000,000 units, a concurrency limit 999,999,999,999 units, and a
+///   block 4,095 strikes.
+/// * Periods are from one microsecond to 366 days long, in whole microseconds.
 /// * A full bucket may take up to 2^48 µs (about 8.9 years) to drain.
 ///
-/// So rates can go from one per 366 days to billions per second, and byte quotas to terabytes a month. A
-/// quota outside of this range is an error when it is made, not when a request comes.
+/// So rates are possible from one unit per 366 days to billions of units per second, and byte quotas up to terabytes
+/// per month. A quota outside of this range is an error when it is made, not when a request comes.
 /// [`per_second`](Self::per_second), `per_minute`, `per_hour`, `per_day`, `per_calendar_month`,
-/// [`concurrent`](Self::concurrent) and [`unlimited`](Self::unlimited) cannot fail: a larger limit counts
-/// as the largest one.
+/// [`concurrent`](Self::concurrent) and [`unlimited`](Self::unlimited) cannot fail: a limit above the largest possible
+/// limit counts as the largest.
 ///
-/// A quota with a limit of 0 lets nothing pass.
+/// A quota with a limit of 0 lets no request pass.
 #[derive(Clone, Copy)]
 pub struct Quota {
     pub(super) spec: Spec,
@@ -91,8 +92,8 @@ impl Quota {
         Self::token_bucket(limit, period)
     }
 
-    /// Makes a token bucket of one per `interval` with a burst of 1, so that no two units
-    /// pass closer together.
+    /// Makes a token bucket of one per `interval` with a burst of 1, so that there is at least
+    /// `interval` between two units.
     ///
     /// # Errors
     /// Returns an error if the interval is out of [range](Self#exactness-and-ranges).
@@ -100,8 +101,8 @@ impl Quota {
         Self::token_bucket(1, interval)
     }
 
-    /// Makes a token bucket with continuous refill: `limit` tokens flow in each `period`. It holds
-    /// [`burst`](Self::burst) tokens, by default `limit`.
+    /// Makes a token bucket with continuous refill: `limit` tokens flow in each `period`. The
+    /// bucket holds [`burst`](Self::burst) tokens, by default `limit`.
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
@@ -109,9 +110,9 @@ impl Quota {
         Self::build(limit, period, Algorithm::TokenBucket)
     }
 
-    /// Makes a token bucket that gets `tokens` at each tick, one tick every `step`. It holds
-    /// [`burst`](Self::burst) tokens, by default `tokens`. Ticks are at whole multiples of `step`
-    /// since the epoch, unless [`anchor`](Self::anchor) says otherwise.
+    /// Makes a token bucket that gets `tokens` at each tick, one tick every `step`. The bucket
+    /// holds [`burst`](Self::burst) tokens, by default `tokens`. Ticks are at whole multiples of
+    /// `step` since the epoch, unless [`anchor`](Self::anchor) says otherwise.
     ///
     /// # Errors
     /// Returns an error if the tokens or the step are out of [range](Self#exactness-and-ranges).
@@ -120,7 +121,7 @@ impl Quota {
     }
 
     /// Makes a quota of the generic cell rate algorithm: one unit every `period / limit`, with a
-    /// tolerance of [`burst`](Self::burst) units. The default burst of 1 is strict spacing.
+    /// tolerance of [`burst`](Self::burst) units. The default burst of 1 spaces units strictly.
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
@@ -138,16 +139,17 @@ impl Quota {
         Self::build(limit, period, Algorithm::LeakyBucket)
     }
 
-    /// Makes a leaky bucket whose requests wait: one unit departs every `period / limit`, first
-    /// come, first served, and each admitted request gets its own departure time.
+    /// Makes a leaky bucket whose requests wait: one unit departs every `period / limit`, in the
+    /// order of the requests. Each admitted request gets its own departure time.
     /// [`queue`](Self::queue) units may wait, by default `limit`.
     ///
-    /// A request of several units departs once, and the next request keeps the distance of all its
-    /// units: at one unit per 100 ms, requests that cost 2, 2 and 1 depart after 0, 200 and 400 ms.
+    /// A request of several units departs at one instant, and the next request departs later by the
+    /// time of all these units: at one unit per 100 ms, requests that cost 2, 2 and 1 depart after
+    /// 0, 200 and 400 ms.
     ///
-    /// A limiter decides at once and does not wait. A layer with a timer waits
-    /// ([`RateLimitLayer::delay`](crate::RateLimitLayer::delay)), and so does a caller that sleeps for the decision's
-    /// [`delay`](crate::limiter::ChargeDecision::delay).
+    /// A limiter decides at once and does not wait. A layer with a timer makes the request wait
+    /// ([`RateLimitLayer::delay`](crate::RateLimitLayer::delay)). Without a layer, the caller of the limiter has to
+    /// sleep for the decision's [`delay`](crate::limiter::ChargeDecision::delay).
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
@@ -155,11 +157,11 @@ impl Quota {
         Self::build(limit, period, Algorithm::LeakyQueue)
     }
 
-    /// Makes a counter that starts afresh each `period`, at whole multiples of it since the epoch,
-    /// unless [`anchor`](Self::anchor) says otherwise.
+    /// Makes a counter that starts afresh each `period`, at whole multiples of `period` since the
+    /// epoch, unless [`anchor`](Self::anchor) says otherwise.
     ///
-    /// A period has a fixed length. Windows of one day begin at midnight UTC, and windows of 30 days
-    /// are not months: [`calendar`](Self::calendar) has these, and the days of other time zones.
+    /// A period has a fixed length. Windows of one day begin at midnight UTC, and windows of 30 days are not months.
+    /// For months and for the days of other time zones, use [`calendar`](Self::calendar).
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
@@ -167,11 +169,11 @@ impl Quota {
         Self::build(limit, period, Algorithm::FixedWindow)
     }
 
-    /// Makes a counter that starts afresh with each window of the [calendar](Calendar): each day, week,
-    /// month, quarter or year. It is a [fixed window](Self::fixed_window) whose edges are those of the
-    /// calendar, and has its options, except for [`anchor`](Self::anchor).
+    /// Makes a counter that starts afresh with each window of the [calendar](Calendar): each day, week, month, quarter
+    /// or year. The quota is a [fixed window](Self::fixed_window) with the edges of the calendar, and has the options
+    /// of a fixed window except [`anchor`](Self::anchor).
     ///
-    /// Its [`period`](Self::period) is that of the longest window in UTC, such as 31 days.
+    /// Its [`period`](Self::period) is the length of the longest window in UTC, such as 31 days.
     ///
     /// ```
     /// use tower_ratelimit::Quota;
@@ -208,12 +210,12 @@ impl Quota {
 
     /// Makes a window that slides with time, counted in sub-windows. [`buckets`](Self::buckets)
     /// sets their number; the default of 1 is the classic estimate from two counters.
-    /// [`oldest`](Self::oldest) says how the oldest one counts.
+    /// [`oldest`](Self::oldest) says how the oldest sub-window counts.
     ///
-    /// At one instant at most `limit` units pass. In a period up to twice the limit can: 100 at the end
-    /// of one window, and nearly 100 more by the end of the next. With [`Oldest::Counted`], or with a
-    /// [`sliding_log`](Self::sliding_log), no trailing period has more than `limit`. More buckets alone
-    /// bound only a shorter time, `period·(1 − 1/buckets)`.
+    /// At one instant at most `limit` units pass. In a period up to twice the limit can pass: with a limit of 100, 100
+    /// units at the end of one window, and nearly 100 more before the end of the next. With [`Oldest::Counted`], or
+    /// with a [`sliding_log`](Self::sliding_log), no trailing period has more than `limit` units. With more buckets
+    /// alone, only the shorter time `period·(1 − 1/buckets)` never has more than `limit` units.
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
@@ -221,8 +223,9 @@ impl Quota {
         Self::build(limit, period, Algorithm::SlidingWindow)
     }
 
-    /// Makes an exact log: never more than `limit` units in any trailing `period`. A key that is
-    /// used up takes memory for each unit of the limit, which is at most 1,000,000.
+    /// Makes an exact log: never more than `limit` units in any trailing `period`. The state of a
+    /// key that has used all units needs memory for each unit of the limit. The limit is at most
+    /// 1,000,000.
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges), or
@@ -231,12 +234,11 @@ impl Quota {
         Self::build(limit, period, Algorithm::SlidingLog)
     }
 
-    /// Limits the units that requests of a key may hold at once, such as three exports at a time. A
-    /// request holds its cost from its admission to the end of its response. No time gives units back,
-    /// so the limiter does not know how long a refused request would have to
-    /// [wait](crate::Wait::Unknown).
+    /// Limits the units that requests of a key may hold at once, such as three exports at a time. A request holds its
+    /// cost from its admission to the end of its response. Units are not freed with time, so the limiter does not know
+    /// how long a refused request would have to [wait](crate::Wait::Unknown).
     ///
-    /// A larger limit than 999,999,999,999 counts as that. With a limit of 0 every request is refused.
+    /// A limit above 999,999,999,999 counts as 999,999,999,999. With a limit of 0 every request is refused.
     ///
     /// ```
     /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, Wait};
@@ -258,18 +260,19 @@ impl Quota {
         Self::from_spec(Spec::new(limit.min(PLACES_MAX), 0, Algorithm::Concurrency))
     }
 
-    /// Counts and never refuses, for customers that have no limit. It counts the units of the current
-    /// minute of UTC. So what the key used in that minute is the limit minus the remaining units of a
-    /// peek, an explanation or a status. Statistics count its requests and units like those of any
-    /// quota. The count ends at 999,999,999,999.
+    /// Makes a quota that counts and never refuses, for customers that have no limit. The quota counts the units of the
+    /// current minute of UTC. The usage of a key in that minute is the limit minus the remaining units that a peek, an
+    /// explanation or a status reports. Statistics count the requests and units like those of any quota. The count ends
+    /// at 999,999,999,999.
     ///
     /// * Its text is `unlimited`. It has no options.
-    /// * No header reports it, because there is nothing that a client has to obey. If all quotas of
-    ///   a request are unlimited, its response has no headers of the layer.
-    /// * The units that a key has used under another quota count for one to two minutes more. A key that leaves it for
-    ///   another quota has used the units of the minute. If they are more than the other quota can remember, the key
-    ///   waits until they no longer count.
-    /// * To bill what is used, add a [meter](Self::meter) to the rule by
+    /// * No header reports the quota, because clients have no limit to obey. If all quotas of a
+    ///   request are unlimited, its response has no headers of the layer.
+    /// * If a key changes from another quota to an unlimited one, its used units count for one to two minutes more. If
+    ///   a key changes from an unlimited quota to another one, it has used the units of the current minute. If these
+    ///   are more units than the other quota can remember, the key's requests are refused until the units no longer
+    ///   count.
+    /// * To bill the usage, add a [meter](Self::meter) to the rule by
     ///   [`Rule::overage`](crate::Rule::overage), or read the statistics.
     ///
     /// ```
@@ -292,8 +295,8 @@ impl Quota {
 
 /// # Options
 impl Quota {
-    /// Sets how many units can pass at one instant after a pause: the bucket's capacity. It is not
-    /// added to the limit.
+    /// Sets how many units can pass at one instant after a pause: the bucket's capacity. The burst
+    /// is not added to the limit.
     ///
     /// # Errors
     /// Returns an error if the algorithm is not a bucket, the burst is 0 or too large, or the full
@@ -309,8 +312,8 @@ impl Quota {
         self.with("burst", &[TokenBucket, StepBucket, Gcra, LeakyBucket], |spec| spec.burst = burst)
     }
 
-    /// Sets how many units may wait in a leaky queue, on top of the one that is due. Units beyond
-    /// that are denied.
+    /// Sets how many units may wait in a leaky queue, in addition to the unit that is due. Units
+    /// beyond that are denied.
     ///
     /// # Errors
     /// Returns an error if the algorithm is not a leaky queue, or the queue is too long.
@@ -321,14 +324,13 @@ impl Quota {
     /// Bounds how long a request waits: in a leaky queue, or in line for units of a [concurrency
     /// limit](Self::concurrent).
     ///
-    /// * A leaky queue gets as many places as units depart in that time, rounded down, on top of those
-    ///   that [pass at once](Self::delay_after). So call `delay_after` first. A queue that is short
-    ///   enough stays as it is. A request that would have to wait longer is denied.
-    /// * A request over a concurrency limit waits in line until units come free, in the order in which
-    ///   the requests of its key came, and is refused when it has waited that long: a time of up to 366
-    ///   days in whole microseconds, rounded down. With zero, which is the default, it is refused at
-    ///   once. Requests wait only in a layer with a [timer](crate::RateLimitLayer::delay). On Redis each
-    ///   process has its own line.
+    /// * The length of a leaky queue becomes the number of units that depart in that time, rounded down, plus the units
+    ///   that [pass at once](Self::delay_after). So call `delay_after` first. A shorter queue keeps its length. A
+    ///   request that would have to wait longer is denied.
+    /// * A request over a concurrency limit waits in line until units are free, in the order in which the requests of
+    ///   its key came. It is refused after it has waited for the given time, which is up to 366 days, rounded down to
+    ///   whole microseconds. With the default of zero, it is refused at once. Requests wait only in a layer with a
+    ///   [timer](crate::RateLimitLayer::delay). On Redis each process has its own line.
     ///
     /// ```
     /// use std::time::Duration;
@@ -358,11 +360,12 @@ impl Quota {
     }
 
     /// Sets how many units of a leaky queue pass at once, like nginx's `delay=`. Beyond the unit
-    /// that is due, the first `n` are not delayed, the next ones are spaced, and units beyond the
-    /// queue are denied.
+    /// that is due, the first `n` units are not delayed, the next units are spaced, and units
+    /// beyond the queue are denied.
     ///
-    /// A request of several units passes at once only if all of them do. So in any interval at most
-    /// `n + 1` units depart beyond the rate, or the cost of one request if that is more.
+    /// A request of several units passes at once only if all its units do. So in any interval the
+    /// number of units that depart beyond the rate is at most `n + 1`, or the cost of one request
+    /// if that is more.
     ///
     /// # Errors
     /// Returns an error if the algorithm is not a leaky queue, or `n` is more than its length.
@@ -412,7 +415,7 @@ impl Quota {
         self.with("buckets", &[Algorithm::SlidingWindow], |spec| spec.buckets = buckets)
     }
 
-    /// Sets how the oldest sub-window of a sliding window counts, which the period covers only in
+    /// Sets how a sliding window counts its oldest sub-window, which the period covers only in
     /// part.
     ///
     /// # Errors
@@ -423,8 +426,9 @@ impl Quota {
 
     /// Also counts denied requests, so that a client that keeps retrying stays denied.
     ///
-    /// They fill a fixed window, or a sliding window's current sub-window, up to the limit. A log
-    /// keeps the newest `limit` units. A block starts again with each denied request.
+    /// Denied requests fill a fixed window, or the current sub-window of a sliding window, up to
+    /// the limit. A log keeps the newest `limit` units. A block starts again with each denied
+    /// request.
     ///
     /// # Errors
     /// Returns an error if the algorithm is not a window, a log or a block.
@@ -433,9 +437,9 @@ impl Quota {
         self.with("count_denied", &[FixedWindow, SlidingWindow, SlidingLog, Block], |spec| spec.count_denied = true)
     }
 
-    /// Sets how far below zero forced charges may go, in units; settling makes such charges. Debt
-    /// beyond it is forgotten. The default is the capacity. It also bounds how long a clock that
-    /// steps back can deny a key.
+    /// Sets the largest debt in units: how far below zero forced charges, such as settlements, may
+    /// bring a key. Debt beyond that is forgotten. The default is the capacity. The largest debt
+    /// also bounds how long a key can be denied after a clock has stepped back.
     ///
     /// # Errors
     /// Returns an error if the debt is too large or drains too slowly, or if the quota is a block, a
@@ -448,22 +452,22 @@ impl Quota {
     /// quota of this policy name: 60 of 100 becomes 600 of 1,000. See
     /// [`Rule::plans_in_proportion`].
     ///
-    /// The share is relative to the capacity and includes debt. It is rounded up, by less than a
-    /// unit. In a window or a log it counts as used at one instant, the instant of the conversion.
+    /// The share is relative to the capacity and includes debt. The share is rounded up, by less
+    /// than a unit. In a window or a log, the share counts as used at the instant of the
+    /// conversion.
     ///
     /// [`Rule::plans_in_proportion`]: crate::Rule::plans_in_proportion
     ///
-    /// # Errors
-    /// Returns an error for a block, a meter and a concurrency limit. A share of strikes, of units to be
-    /// settled, or of requests in flight means nothing.
+    /// # Errors Returns an error for a block, a meter and a concurrency limit, because a share of strikes, of units to
+    /// be settled, or of requests in flight has no meaning.
     pub fn in_proportion(self) -> Result<Self, ConfigError> {
         self.with("in_proportion", &Algorithm::rates(), |spec| spec.proportional = true)
     }
 
-    /// Counts bytes instead of requests: clients read `content-bytes` as the unit of the quota, and its
-    /// text has units of bytes. A text such as `10 MiB per hour` makes such a quota.
+    /// Counts bytes instead of requests: clients read `content-bytes` as the unit of the quota, and the quota's text
+    /// has units of bytes. A text such as `10 MiB per hour` makes such a quota.
     ///
-    /// The rule has to say how many bytes a request costs, by [`Rule::cost`] or
+    /// The rule has to set how many bytes a request costs, with [`Rule::cost`] or
     /// [`Rule::settle_by_body`].
     ///
     /// ```
@@ -489,14 +493,14 @@ impl Quota {
 
 /// # Reading a quota
 impl Quota {
-    /// Returns the limit: the units per period, or those that requests may hold at once.
+    /// Returns the limit: the units per period, or the units that requests may hold at once.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.spec.limit
     }
 
-    /// Returns the period of the limit; zero for a [concurrency limit](Self::concurrent), which has
-    /// none. For a quota of the [calendar](Self::calendar) it is the length of the longest window in UTC.
+    /// Returns the period of the limit, or zero for a [concurrency limit](Self::concurrent), which has no period. For a
+    /// quota of the [calendar](Self::calendar), returns the length of the longest window in UTC.
     #[must_use]
     pub fn period(&self) -> Duration {
         Duration::from_micros(self.spec.period_us)
@@ -520,7 +524,7 @@ impl Quota {
         self.spec.calendar
     }
 
-    /// Returns these windows, with the last one that was asked for.
+    /// Returns the windows of a quota of the calendar, which remember the window that was looked up last.
     pub(crate) fn known_windows(&self) -> Option<&'static CalendarWindows> {
         match self.decider {
             Decider::Pair(PairDecider::FixedWindow(window), _) => window.calendar(),
@@ -528,14 +532,14 @@ impl Quota {
         }
     }
 
-    /// Returns whether the quota has fixed windows that are counted from 1970.
+    /// Returns whether the quota has fixed windows that begin at multiples of the period since 1970.
     pub(crate) fn has_windows_of_epoch(&self) -> bool {
         let Spec { algorithm, anchor, calendar, unlimited, .. } = self.spec;
         algorithm == Algorithm::FixedWindow && anchor == Anchor::Epoch && calendar.is_none() && !unlimited
     }
 
-    /// Returns whether the quota's windows are to end with a date, so that they need a clock that follows the calendar:
-    /// windows of a calendar, and of whole days since 1970.
+    /// Returns whether the quota's windows end at a date, so that the quota needs a clock that follows the calendar.
+    /// These are windows of a calendar, and windows of whole days since 1970.
     pub(crate) fn has_windows_of_dates(&self) -> bool {
         let is_of_days = self.spec.period_us % (DAY_S as u64 * 1_000_000) == 0;
         self.spec.calendar.is_some() || self.has_windows_of_epoch() && is_of_days
@@ -560,8 +564,8 @@ impl Quota {
         Duration::from_micros(self.spec.refill_us())
     }
 
-    /// Returns how long a request may wait in line for units of a [concurrency limit](Self::concurrent);
-    /// zero if it is refused at once, and for other quotas.
+    /// Returns how long a request may wait in line for units of a [concurrency limit](Self::concurrent). Returns zero
+    /// for other quotas, and if the request is refused at once.
     #[must_use]
     pub fn wait_in_line(&self) -> Duration {
         Duration::from_micros(self.spec.line_wait_us)
@@ -575,8 +579,8 @@ impl Quota {
 }
 
 impl Quota {
-    /// Returns the capacity that another quota of the same policy should be able to remember: none if
-    /// the quota is unlimited.
+    /// Returns the capacity that another quota of the same policy should be able to remember: 0 if this quota is
+    /// unlimited.
     pub(crate) fn capacity_to_hold(&self) -> u64 {
         if self.is_unlimited() { 0 } else { self.capacity() }
     }
@@ -585,8 +589,8 @@ impl Quota {
         &self.decider
     }
 
-    /// Returns whether this quota and another one count alike, so that their states look alike.
-    /// They may have algorithms of different names, and treat requests that wait or are denied in
+    /// Returns whether two quotas count in the same way, so that their states look alike. The
+    /// algorithms may still have different names, and treat requests that wait or are denied in
     /// different ways.
     pub(crate) fn counts_alike(&self, other: &Self) -> bool {
         let counted = |Self { spec, .. }: &Self| {
@@ -606,9 +610,9 @@ impl Quota {
         counted(self) == counted(other)
     }
 
-    /// Returns whether a receipt of the other quota has the same meaning under this one. A bucket notes the instant at
-    /// which the units have drained. Windows and logs note the window in which the units were counted. A queue notes
-    /// the last departure at its own rate.
+    /// Returns whether a receipt of the other quota has the same meaning under this quota. The receipt of a bucket has
+    /// the instant at which the units have drained. A receipt of a window or a log has the window in which the units
+    /// were counted. A receipt of a queue has the last departure at the queue's own rate.
     pub(crate) fn reads_receipts_of(&self, other: &Self) -> bool {
         let is_bucket =
             |Self { spec, .. }: &Self| spec.algorithm.is_bucket() && spec.algorithm != Algorithm::LeakyQueue;
@@ -639,7 +643,7 @@ impl Quota {
         Self::checked(Spec::new(limit, micros("a period of", period)?, algorithm))
     }
 
-    /// Sets an option that these algorithms have.
+    /// Sets an option, or returns an error if the quota's algorithm is not one of `algorithms`.
     pub(super) fn with<T>(
         self,
         option: &str,
@@ -717,20 +721,20 @@ impl Quota {
         Self { spec, decider: Decider::new(&spec), fingerprint }
     }
 
-    /// Returns the quota with room in its states for the usage of a quota of this capacity, but at
-    /// most for what refills in 8.9 years.
+    /// Returns the quota with enough debt that its states can hold the usage of a quota with this
+    /// capacity, but at most as many units as refill in 8.9 years.
     pub(crate) fn holding(self, capacity: u64) -> Self {
         self.owing(capacity.saturating_sub(self.capacity()))
     }
 
-    /// Returns the quota with at least this debt, but at most with what refills in 8.9 years.
+    /// Returns the quota with at least this debt, but at most with as many units as refill in 8.9 years.
     pub(crate) fn owing(self, debt: u64) -> Self {
         let debt = debt.min(self.spec.units_max()).min(UNITS_MAX);
         if debt <= self.spec.debt { self } else { self.max_debt(debt).unwrap_or(self) }
     }
 }
 
-/// Returns a time of a quota in microseconds.
+/// Returns a time of a quota in microseconds, or an error if the time is out of range.
 pub(super) fn micros(what: &str, span: Duration) -> Result<u64, ConfigError> {
     micros_exact(span).filter(|us| (1..=PERIOD_US_MAX).contains(us)).ok_or_else(|| {
         ConfigError::new(

@@ -13,7 +13,7 @@ labelled! {
     Weekday,
     /// Returns the day's name.
     as_str {
-        /// The first day of a week, unless another one is chosen.
+        /// The first day of a week, unless another day is chosen.
         Monday = "monday",
         /// The day after Monday.
         Tuesday = "tuesday",
@@ -37,13 +37,13 @@ impl Calendar {
         Self::of(CalendarUnit::Day)
     }
 
-    /// Makes windows of one week, from Monday on.
+    /// Makes windows of one week, which begin on Monday.
     #[must_use]
     pub const fn week() -> Self {
         Self::of(CalendarUnit::Week)
     }
 
-    /// Makes windows of one month, from its first day on.
+    /// Makes windows of one month, which begin on the first day of the month.
     #[must_use]
     pub const fn month() -> Self {
         Self::of(CalendarUnit::Month)
@@ -61,9 +61,8 @@ impl Calendar {
         Self::of(CalendarUnit::Year)
     }
 
-    /// Sets the day on which each month begins, such as the day of a subscription. In a month that has
-    /// no such day, it is the last day: with 31, the windows begin on January 31, February 28 or 29, and
-    /// March 31.
+    /// Sets the day on which each month begins, such as the day of a subscription. A window begins on the last day of a
+    /// month that is too short: with 31, the windows begin on January 31, February 28 or 29, and March 31.
     ///
     /// # Errors
     /// Returns an error if the windows are not months, or the day is not 1 to 31.
@@ -95,10 +94,10 @@ impl Calendar {
     /// Sets the time zone, by its name in the IANA database, such as `Europe/Berlin`. Without the feature
     /// `time-zones`, only `UTC` is known.
     ///
-    /// The zone's rules are those of the system's database when the process first names the zone, or
-    /// those that are built in if the system does not have the zone. They stay until the process ends. Processes that
-    /// share a limiter should have the same rules. If they differ, each process keeps to the edges that it knows, and
-    /// between two edges that should be one a key may get its quota once more.
+    /// The process reads the zone's rules from the system's database when it first names the zone. If the system does
+    /// not have the zone, it uses the rules that are built in. It keeps these rules until it ends. Processes that share
+    /// a limiter should have the same rules. If their rules differ, each process uses the edges of its own rules, and a
+    /// key may get its quota once more between two different edges of one window.
     ///
     /// # Errors
     /// Returns an error if the zone is unknown.
@@ -114,11 +113,12 @@ impl Calendar {
         Ok(Self { zone, ..self })
     }
 
-    /// Returns the window that an instant is in: its first instant, and the first of the next window, at which the
-    /// quota renews. A window that began before 1970 has 1970 as its first instant.
+    /// Returns the window that contains an instant: the window's first instant, and the first instant of the next
+    /// window, at which the quota renews. A window that began before 1970 has 1970 as its first instant.
     ///
-    /// It asks no limiter. Once a key's quota has moved from one calendar to another, units stay used until a later
-    /// edge: [`effective_window`](crate::limiter::ChargeDecision::effective_window) of a decision is the time to it.
+    /// This asks no limiter. After a key's quota has changed from one calendar to another, its units may stay used
+    /// until a later edge: the [`effective_window`](crate::limiter::ChargeDecision::effective_window) of a decision is
+    /// the time until that edge.
     ///
     /// ```
     /// use std::time::{Duration, SystemTime};

@@ -30,7 +30,7 @@ impl ConfigError {
         Self::new(ConfigErrorKind::Missing, format!("{name:?} has no quota: give it at least one"))
     }
 
-    /// Makes the error of quotas that cannot be combined.
+    /// Makes the error for quotas that cannot be combined.
     pub(crate) fn together(name: &str, why: &str) -> Self {
         Self::new(ConfigErrorKind::Combination, format!("{name:?}: {why}"))
     }

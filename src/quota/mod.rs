@@ -9,37 +9,39 @@
 //!
 //! 1. **Safety.** No interval admits more than the bound in the
 //!    [table](crate::guide::choosing_an_algorithm). Refunded units count as never taken.
-//! 2. **Liveness.** After a pause exactly the capacity passes at once. The long-run rate is the
-//!    quota's, to the last unit, without drift from rounding. Two exceptions: sliding windows
-//!    follow their [`Oldest`] setting, and a bucket with burst 1 rounds its interval up to
+//! 2. **Liveness.** After a pause exactly the capacity passes at once. In the long run, the rate is
+//!    exactly the rate of the quota, without drift from rounding. There are two exceptions: sliding
+//!    windows follow their [`Oldest`] setting, and a bucket with burst 1 rounds its interval up to
 //!    a whole microsecond.
 //! 3. **Honest waits.** If a request is refused with `Wait::After(d)`, the same cost is refused at
 //!    every earlier instant and admitted at `now + d`, provided that nothing else was charged to
 //!    the key and its quota did not change.
 //! 4. **Refusals are free.** A refused request, a peek and a cost of 0 write nothing. There are two
-//!    exceptions: quotas that count denied requests, blocks and meters; and a state that lies
-//!    further ahead than its quota allows, which is moved back.
-//! 5. **Costs add up.** A cost of `n` equals `n` costs of 1 at one instant, taken all or none. A
-//!    cost above the capacity is refused for good. Windows are half-open: a unit is free again
-//!    exactly one period later.
-//! 6. **All or nothing.** All of several charges are taken, or none is.
+//!    exceptions. Quotas that count denied requests, blocks and meters write. A state that lies
+//!    further in the future than its quota allows is moved back.
+//! 5. **Costs add up.** A cost of `n` is equal to `n` costs of 1 at one instant, of which all or
+//!    none are taken. A cost above the capacity is refused for good. Windows are half-open: a unit
+//!    is free again exactly one period later.
+//! 6. **All or nothing.** If a request makes several charges, all of them are taken, or none is.
 //! 7. **Refunds are bounded.** A refund returns, at most once, what its receipt still holds.
-//!    Afterwards the limit is never more permissive than if the charge had not been made, as long
-//!    as the refunds of one key come newest charge first. If they come in another order, a bucket
-//!    can be more permissive by less than the refunds hold.
+//!    Afterwards the limit is never more permissive than if the charge had not been made, provided
+//!    that the newest charges of a key are refunded first. In another order, a bucket can be more
+//!    permissive, by fewer units than were refunded.
 //!    * A refund to a leaky queue has no effect while another request is queued behind it, because
 //!      that request has already been promised its departure. The limiter keeps such a refund, and
-//!      makes it once the requests behind it are refunded too, in whatever order.
-//!    * A limiter keeps at most 4,096 such refunds; neighbours in the queue count as one. Further
-//!      ones are lost. A refund is also lost if a request of another process is queued behind it.
-//!    * A refund of strikes opens the key that they closed, unless the strikes that are left would
-//!      have closed it.
-//!    * A refund does not undo side effects of the request: a window that it anchored, entries that
-//!      it displaced in a log that counts denied requests, debt that was forgotten because of it.
-//! 8. **Clocks may step back.** Nothing panics, wraps or over-admits. If the clock steps
-//!    back while a request is decided, the time from before the step may still be used. After a step
-//!    back a client may wait longer than needed: by at most the time in which its bucket refills,
-//!    or by one window. Forgetting an expired state changes no decision.
+//!      makes it after all requests behind it were refunded too, in any order.
+//!    * A limiter keeps at most 4,096 such refunds, where neighbours in a queue count as one.
+//!      Further refunds are lost. A refund is also lost if a request of another process is queued
+//!      behind it.
+//!    * A refund of strikes opens the key that the strikes closed, unless the remaining strikes
+//!      would have closed it.
+//!    * A refund does not undo side effects of the request: a window that began with the request,
+//!      entries that the request displaced in a log that counts denied requests, and debt that was
+//!      forgotten because of the request.
+//! 8. **Clocks may step back.** Nothing panics, wraps or over-admits. If the clock steps back while a request is
+//!    decided, the time from before the step may still be used. After a step back a client may have to wait longer than
+//!    needed, by at most the time in which its bucket refills, or by one window. Forgetting an expired state changes no
+//!    decision.
 //!
 //! `remaining` is rounded down and every wait is rounded up.
 //!
@@ -47,8 +49,8 @@
 //!
 //! A key keeps what it has used when its policy gets another quota, for example because the client
 //! changed its plan. Until a request is admitted under the new quota, used units are freed as under
-//! the old one. The first admitted request, refund or forced charge under the new quota converts
-//! them:
+//! the old quota. The first admitted request, refund or forced charge under the new quota converts
+//! the used units:
 //!
 //! | from | to | units in use, rounded up | when they are freed |
 //! |---|---|---|---|
@@ -67,24 +69,25 @@
 //!
 //! * The used amount never shrinks while both quotas count it. A quota with
 //!   [`Quota::in_proportion`](crate::Quota::in_proportion) keeps the used share instead of the
-//!   amount, between any two algorithms: what is in use under the old quota, rounded up by less
-//!   than a unit of the new one.
+//!   amount, between any two algorithms: the share in use under the old quota, rounded up by less
+//!   than a unit of the new quota.
 //! * Until the state has been converted, a reported wait is computed at the new rate, but units are
 //!   still freed as under the old quota. So the reported wait can be too long or too short. A key
 //!   that has used 900 of 1,000 per hour and gets a plan of 10 per hour reads a wait of 89 hours,
 //!   and its next request passes after 54 minutes.
-//! * If the used units do not fit the new quota and its debt, the old state stays until enough of
-//!   them are freed under the old quota. Meanwhile requests are refused, and a forced charge or a
-//!   refund has no effect.
+//! * If there are more used units than the new quota and its debt can hold, the old state stays
+//!   until enough units are freed under the old quota. Meanwhile requests are refused, and a forced
+//!   charge or a refund has no effect.
 //! * No unit counts for longer than if it had been taken at the change, apart from rounding to the
 //!   edge of a window.
 //! * A sliding window that weighs its oldest sub-window keeps units of a bucket as a larger entry,
-//!   of which a part counts. If the key then gets a log, the whole entry counts, until a period
-//!   after the change at most. So the key may have to wait longer than it would have under one
-//!   quota, and never gets more.
-//! * A refused request converts nothing, with one exception: if the old units would be freed later
-//!   than two periods of the new quota, or later than the new bucket can drain. Without it, a key
-//!   that leaves a quota per day for one per minute would wait for a day.
+//!   of which a part counts. If the key then gets a log, the whole entry counts, at most until one
+//!   period after the change. So the key may have to wait longer than under one quota, but it never
+//!   gets more units.
+//! * A refused request does not convert the used units, with one exception. It converts them if
+//!   they would be freed later than after two periods of the new quota, or later than the new
+//!   bucket can drain. Without this exception, a key that changes from a quota per day to a quota
+//!   per minute would wait for a day.
 //!
 //! ## Keys that change back and forth
 //!
@@ -92,20 +95,21 @@
 //! it.
 //!
 //! * **One algorithm and period, two limits.** The key passes at most what the larger plan passes,
-//!   and at least what the smaller plan passes, to within one unit. With a burst of 1 the key may
-//!   pass no more than under the smaller plan, because the request that was admitted last decides
-//!   when the next one may come.
-//! * **Blocks and meters.** The same holds for each round. Between two blocks, the key takes at
-//!   least the smaller plan's strikes and at most the larger plan's. A block begins with the first
-//!   request that finds enough strikes for its own plan, and lasts as long as that plan says. No
-//!   change shortens or prolongs it.
+//!   and at least what the smaller plan passes, to within one unit. With a burst of 1, the key may
+//!   pass no more than under the smaller plan, because the last admitted request decides when the
+//!   next request may come.
+//! * **Blocks and meters.** The bounds for two limits hold for each round. Between two blocks, the
+//!   key takes at least the smaller plan's strikes and at most the larger plan's. A block begins
+//!   with the first request that finds enough strikes for its own plan, and lasts as long as that
+//!   plan says. No change of the plan shortens or prolongs the block.
 //! * **Two algorithms, one limit and period.** In any interval the key passes at most the larger
-//!   capacity and the larger rate for that time. It passes at least a third of what the smaller
-//!   plan would admit of the requests made under it. Better give such plans one algorithm.
-//! * **Two periods.** A request that is admitted under the shorter period forgets what was taken
-//!   before that period. So a key that alternates between 10 per minute and 1,200 per hour can take
-//!   more than 1,200 in an hour. If both limits have to hold, charge both with each request:
-//!   [`Rule::all_of`](crate::Rule::all_of).
+//!   capacity plus the units of the larger rate in that time. It passes at least a third of the
+//!   units that the smaller plan would admit from the requests made under that plan. It is better
+//!   to give such plans one algorithm.
+//! * **Two periods.** When a request is admitted under the shorter period, units that were taken
+//!   before that period are forgotten. So a key that alternates between 10 per minute and 1,200 per
+//!   hour can take more than 1,200 in an hour. If both limits have to hold, charge each request to
+//!   both: [`Rule::all_of`](crate::Rule::all_of).
 //!
 //! # Ranges
 //!
@@ -121,8 +125,8 @@
 //!
 //! A quota outside of this range is an error when it is made, not when a request comes.
 //! [`Quota::per_second`](crate::Quota::per_second), `per_minute`, `per_hour`, `per_day` and
-//! [`Quota::concurrent`](crate::Quota::concurrent) return no error: a larger limit counts as the
-//! largest one.
+//! [`Quota::concurrent`](crate::Quota::concurrent) return no error: a limit above the largest
+//! possible limit counts as the largest.
 
 // `builder` is the first module, because rustdoc shows the methods of `Quota` in the order of the modules.
 pub(crate) mod builder;

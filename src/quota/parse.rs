@@ -10,8 +10,8 @@ use super::spec::{Algorithm, Anchor, Oldest, Spec, UNITS_MAX};
 use crate::base::calendar::{Calendar, CalendarUnit};
 use crate::error::{ConfigError, ConfigErrorKind, printable};
 
-/// The units of time, the longest first: the microseconds, the name for printing, and the names for
-/// reading.
+/// The units of time, the longest first. Each has its length in microseconds, its name in printed
+/// text, and its names in parsed text.
 const UNITS: [(u64, &str, &[&str]); 6] = [
     (86_400_000_000, "day", &["day", "days", "d"]),
     (3_600_000_000, "hour", &["hour", "hours", "hr", "h"]),
@@ -21,8 +21,8 @@ const UNITS: [(u64, &str, &[&str]); 6] = [
     (1, "microsecond", &["microsecond", "microseconds", "us", "µs"]),
 ];
 
-/// Further units of time, for reading: the microseconds and the names. A printed quota has days instead,
-/// as these are not months and years of a calendar.
+/// Further units of time in parsed text: the length in microseconds and the names. A printed quota has days instead,
+/// because these months and years are not those of a calendar.
 const LONG_UNITS: [(u64, &[&str]); 3] = [
     (7 * UNITS[0].0, &["week", "weeks", "w"]),
     (30 * UNITS[0].0, &["month", "months"]),
@@ -32,10 +32,10 @@ const LONG_UNITS: [(u64, &[&str]); 3] = [
 /// The text of a quota that never refuses.
 const UNLIMITED: &str = "unlimited";
 
-/// The bytes of a unit, and its name.
+/// The number of bytes of a unit, and the name of the unit.
 type ByteUnit = (u64, &'static str);
 
-/// The units of bytes, the largest first. Their case matters, as `Mb` is a megabit.
+/// The units of bytes, the largest first. Their case matters, because `Mb` is a megabit.
 const BYTES: [ByteUnit; 9] = [
     (1 << 40, "TiB"),
     (1_000_000_000_000, "TB"),
@@ -123,7 +123,7 @@ impl fmt::Display for Quota {
     }
 }
 
-/// Units of a quota. Bytes are printed in the largest unit that divides them.
+/// Units of a quota. Bytes are printed in the largest unit that divides their number.
 struct Amount<'a>(u64, &'a Spec);
 
 impl fmt::Display for Amount<'_> {
@@ -160,25 +160,24 @@ impl FromStr for Quota {
     /// Reads `100/min burst 20`, `10 per 500 ms, sliding log`, `3 at once`, and everything that
     /// [`Display`](fmt::Display) prints.
     ///
-    /// The limit and the period come first, then in any order: an algorithm (`token bucket` if none
-    /// is named), `burst N`, `queue N`, `wait TIME` for a leaky queue or a concurrency limit, `delay after N`,
-    /// `debt up to N`, `from the first request`, `N buckets`, `oldest weighted|dropped|counted`,
-    /// `counting denied`, `in proportion`, and for a block `for TIME` and
-    /// `times N up to TIME within TIME`. A [concurrency limit](Quota::concurrent) is `N at once`. Case
-    /// and commas do not matter, and `up to` may be left out of a debt. Numbers may contain `_`. A
-    /// quota that [never refuses](Quota::unlimited) is `unlimited`.
+    /// The limit and the period come first. The options follow in any order: an algorithm (`token bucket` if none is
+    /// named), `burst N`, `queue N`, `wait TIME` for a leaky queue or a concurrency limit, `delay after N`,
+    /// `debt up to N`, `from the first request`, `N buckets`, `oldest weighted|dropped|counted`, `counting denied`,
+    /// `in proportion`, and for a block `for TIME` and `times N up to TIME within TIME`. A [concurrency
+    /// limit](Quota::concurrent) is `N at once`. Case and commas do not matter, and `up to` may be left out of a debt.
+    /// Numbers may contain `_`. A quota that [never refuses](Quota::unlimited) is `unlimited`.
     ///
-    /// A week has 7 days, a month 30 and a year 365, wherever they begin. An `M` alone is refused, because it may be a
-    /// minute or a month. The windows of a
-    /// [calendar](Quota::calendar) are `10000 per calendar month`, `10000 per calendar month from day 15 in
-    /// Europe/Berlin`, `500 per calendar week from sunday`: a calendar day, week, month, quarter or year,
-    /// the day on which each month or week begins, and a time zone.
+    /// A week has 7 days, a month 30 days and a year 365 days, whichever day they begin on. An `M` alone is refused,
+    /// because it may be a minute or a month. The windows of a [calendar](Quota::calendar) are
+    /// `10000 per calendar month`, `10000 per calendar month from day 15 in Europe/Berlin`,
+    /// `500 per calendar week from sunday`: a calendar day, week, month, quarter or year, the day on which each month
+    /// or week begins, and a time zone.
     ///
-    /// The word `requests` may stand behind a limit: `100 requests per minute`.
+    /// The word `requests` may follow a limit: `100 requests per minute`.
     ///
-    /// A quota that [counts bytes](Quota::in_bytes) has a unit behind each number of bytes:
-    /// `10 MiB per hour, burst 20 MiB`. The units are `B`, those in powers of 1,000 (`kB`, `MB`, `GB`,
-    /// `TB`), and those in powers of 1,024 (`KiB`, `MiB`, `GiB`, `TiB`). Their case matters.
+    /// A quota that [counts bytes](Quota::in_bytes) has a unit after each number of bytes:
+    /// `10 MiB per hour, burst 20 MiB`. The units are `B`, the powers of 1,000 (`kB`, `MB`, `GB`, `TB`), and the powers
+    /// of 1,024 (`KiB`, `MiB`, `GiB`, `TiB`). Their case matters.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         if text.trim().eq_ignore_ascii_case(UNLIMITED) {
             return Ok(Self::unlimited());
@@ -190,7 +189,7 @@ impl FromStr for Quota {
     }
 }
 
-/// Returns the text with spaces between its words, and `per` for a slash that is not part of a time zone's name.
+/// Returns the text with one space after each word, and with `per` instead of each slash outside of a time zone's name.
 fn spaced(text: &str) -> String {
     let (mut spaced, mut is_zone) = (String::with_capacity(text.len() + 8), false);
     for word in text.split(|c: char| c.is_whitespace() || matches!(c, ',' | ';')).filter(|word| !word.is_empty()) {
@@ -209,11 +208,12 @@ type Changed = Result<Quota, ConfigError>;
 type NumberOption = (&'static str, fn(Quota, u64) -> Changed);
 type Phrase = (&'static str, fn(Quota) -> Changed);
 
-/// Options that a number follows. A delay is compared with the length of the queue.
+/// The options that are followed by a number. `queue` comes before `delay after`, because a delay is compared with the
+/// length of the queue.
 const NUMBERS: [NumberOption; 4] =
     [("burst", Quota::burst), ("queue", Quota::queue), ("delay after", Quota::delay_after), ("debt", Quota::max_debt)];
 
-/// The words for requests, which a limit without a unit counts. They may be left out.
+/// The words for requests, which a limit without a unit counts. The text may leave these words out.
 const COUNTED: [&str; 4] = ["requests", "request", "reqs", "req"];
 
 const PHRASES: [Phrase; 6] = [
@@ -225,7 +225,7 @@ const PHRASES: [Phrase; 6] = [
     ("in proportion", Quota::in_proportion),
 ];
 
-/// Returns the words that begin the options which an algorithm has.
+/// Returns the names of the options that a quota's algorithm has.
 fn options_of(quota: Quota) -> Vec<&'static str> {
     let is_option =
         |changed: Changed| changed.map_or_else(|error| error.kind() != ConfigErrorKind::NotAnOption, |_| true);
@@ -239,7 +239,8 @@ fn options_of(quota: Quota) -> Vec<&'static str> {
     numbers.chain(phrases).chain(others.into_iter().filter(|(_, is)| *is).map(|(name, _)| name)).collect()
 }
 
-/// Returns a question about the known phrase that differs from the first words by one or two letters, or an empty text.
+/// Returns a question that suggests the known phrase that differs from the first words by at most two letters, or an
+/// empty text if there is no such phrase.
 fn similar<'a>(words: &[&str], known: impl Iterator<Item = &'a str>) -> String {
     let letters = |phrase: &str| phrase.len().div_ceil(4).min(2);
     let distances = known.filter_map(|phrase| {
@@ -255,7 +256,7 @@ fn similar<'a>(words: &[&str], known: impl Iterator<Item = &'a str>) -> String {
         .map_or_else(String::new, |(_, phrase)| format!(" (did you mean `{phrase}`?)"))
 }
 
-/// Counts the letters to insert, remove and replace until both texts are equal. Long texts count as different.
+/// Counts the letters to insert, remove or replace to make both texts equal. Long texts count as different.
 fn edits(one: &str, other: &str) -> usize {
     if one.len() > 40 {
         return usize::MAX;
@@ -273,7 +274,8 @@ fn edits(one: &str, other: &str) -> usize {
     row.last().copied().unwrap_or_default()
 }
 
-/// Returns the unit of a calendar that price lists and other programs call so. `mo` is no misspelt `m`, a minute.
+/// Returns the calendar unit for which price lists and other programs use this word. `mo` is a month, not a misspelt
+/// `m` (a minute).
 fn calendar_unit_of_others(word: &str) -> Option<CalendarUnit> {
     match word {
         "daily" => Some(CalendarUnit::Day),
@@ -285,7 +287,7 @@ fn calendar_unit_of_others(word: &str) -> Option<CalendarUnit> {
     }
 }
 
-/// Returns whether words behind a period mean a day or a place, which only windows of a calendar have.
+/// Returns whether the words after a period name a day or a place, which only windows of a calendar have.
 fn says_day_or_place(words: &[&str]) -> bool {
     let is_day = |word: &&str| {
         word.starts_with(|c: char| c.is_ascii_digit()) || *word == "day" || word.parse::<Weekday>().is_ok()
@@ -318,12 +320,12 @@ struct WordReader<'a> {
     written: Vec<&'a str>,
     /// The index of the next word.
     at: usize,
-    /// True if the limit has a unit of bytes. Then all numbers of bytes have one.
+    /// True if the limit has a unit of bytes. Then each number after an option must have such a unit.
     in_bytes: bool,
 }
 
 impl<'a> WordReader<'a> {
-    /// Finds each option in turn, so that they may stand in any order.
+    /// Reads the quota. Searches the text for each option, so that the options may be in any order.
     fn quota(mut self) -> Result<Quota, ConfigError> {
         let limit = self.limit()?;
         let _ = !self.in_bytes && COUNTED.iter().any(|word| self.skip(word));
@@ -368,7 +370,7 @@ impl<'a> WordReader<'a> {
         }
     }
 
-    /// Returns the error of a word that is left when all options were read.
+    /// Returns the error for a word that is left after all options were read.
     fn unknown(&self, at: usize, quota: Quota, is_named: bool) -> ConfigError {
         let algorithms: Vec<&str> =
             if is_named { Vec::new() } else { Algorithm::timed().map(Algorithm::as_str).collect() };
@@ -467,7 +469,7 @@ impl<'a> WordReader<'a> {
         next.take(words.clone().count()).eq(words)
     }
 
-    /// Reads a phrase wherever it stands. Returns whether it is there.
+    /// Reads a phrase anywhere in the text. Returns whether the text has the phrase.
     fn find(&mut self, phrase: &str) -> bool {
         let phrase: Vec<&str> = phrase.split(' ').collect();
         let found = self.words.windows(phrase.len()).position(|words| words == phrase);
@@ -553,7 +555,8 @@ impl<'a> WordReader<'a> {
         self.bytes(number, unit)
     }
 
-    /// Reads the number after an option, which has a unit of bytes if the limit has one.
+    /// Reads the number after an option. The number must have a unit of bytes if the limit has a unit of bytes, and
+    /// only then.
     fn amount(&mut self, option: &str) -> Result<u64, ConfigError> {
         let (number, unit) = self.number_and_unit(&format!("the number after `{option}`"))?;
         if unit.is_some() == self.in_bytes {
@@ -569,7 +572,7 @@ impl<'a> WordReader<'a> {
         }))
     }
 
-    /// Reads a number, and the unit of bytes after it, with or without a space between, if there is one.
+    /// Reads a number and the unit of bytes after it, if there is a unit. A space may separate them.
     fn number_and_unit(&mut self, what: &str) -> Result<(u64, Option<ByteUnit>), ConfigError> {
         let written = self.written.get(self.at).copied().unwrap_or_default();
         let word = self.next().ok_or_else(|| self.error(&format!("{what} is missing")))?;
@@ -592,10 +595,10 @@ impl<'a> WordReader<'a> {
         Ok((number, unit))
     }
 
-    /// Returns the unit of bytes of this name.
+    /// Returns the unit of bytes with this name.
     ///
-    /// # Errors
-    /// Returns an error if the word looks like such a unit, and could mean another one.
+    /// # Errors Returns an error if the word looks like a unit of bytes but could mean another
+    /// unit.
     fn byte_unit(&self, word: &str) -> Result<Option<ByteUnit>, ConfigError> {
         if let Some(unit) = BYTES.iter().find(|(_, name)| *name == word) {
             return Ok(Some(*unit));

@@ -14,28 +14,30 @@ pub(crate) const PLACES_MAX: u64 = 999_999_999_999;
 /// The number of words of a packed [`Spec`].
 pub(crate) const SPEC_WORDS: usize = 8;
 
-/// The numbers of a quota. Everything else is derived from them.
+/// The numbers of a quota. The rest of the quota is computed from them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Spec {
     pub(crate) limit: u64,
-    /// 0 if units come back when requests end, and not with time.
+    /// The period in microseconds; 0 if units are freed when requests end, and not with time.
     pub(crate) period_us: u64,
-    /// The maximum number of units at one instant.
+    /// The maximum number of units that can pass at one instant.
     pub(crate) burst: u64,
-    /// The maximum number of units below zero that forced charges may reach.
+    /// The maximum debt in units that forced charges may cause.
     pub(crate) debt: u64,
-    /// Whether the debt was chosen. Otherwise it is as much as the burst.
+    /// Whether the debt was set. Otherwise the debt of a rate limit is as large as its burst.
     pub(crate) debt_is_chosen: bool,
     pub(crate) algorithm: Algorithm,
-    /// True if the quota counts and never refuses. It is then a fixed window, and the count ends at its limit.
+    /// True if the quota counts and never refuses. Such a quota is a fixed window, and the count ends at its limit.
     pub(crate) unlimited: bool,
-    /// True if a unit is a byte. It does not change what is counted.
+    /// True if a unit is a byte. This changes only the text and the reported unit, not the decisions.
     pub(crate) in_bytes: bool,
     pub(crate) anchor: Anchor,
-    /// The windows of a fixed window, if they are those of the calendar. The period is that of the longest in UTC.
+    /// The calendar whose windows a fixed window has, if any. The period is then the length of the longest window in
+    /// UTC.
     pub(crate) calendar: Option<Calendar>,
     pub(crate) delay_after: u64,
-    /// How long a request may wait in line for units of a concurrency limit; 0 if it is refused at once.
+    /// How long a request may wait in line for units of a concurrency limit, in microseconds; 0 if the request is
+    /// refused at once.
     pub(crate) line_wait_us: u64,
     pub(crate) buckets: u32,
     pub(crate) oldest: Oldest,
@@ -45,30 +47,30 @@ pub(crate) struct Spec {
     pub(crate) lasting: Lasting,
 }
 
-/// The lengths of blocks. For other algorithms the times are zero and the factor is 1.
+/// The lengths of blocks. For other algorithms all times are zero and the factor is 1.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Lasting {
     pub(crate) length_us: u64,
-    /// The factor by which a further block is longer than the previous one.
+    /// The factor by which a further block is longer than the previous block.
     pub(crate) factor: u64,
-    /// The longest block.
+    /// The length of the longest block, in microseconds.
     pub(crate) longest_us: u64,
-    /// The time after a block's end in which the next block counts as a further one.
+    /// The time after the end of a block, in microseconds, within which the next block counts as a further block.
     pub(crate) memory_us: u64,
-    /// How long a key is closed by hand; 0 if it is closed by its strikes.
+    /// How long a key is closed by hand, in microseconds; 0 if strikes close the key.
     pub(crate) by_hand_us: u64,
 }
 
 labelled! {
-    /// The algorithms. The guide says [which one to choose](crate::guide::choosing_an_algorithm).
+    /// The algorithms. The guide says [which algorithm to choose](crate::guide::choosing_an_algorithm).
     Algorithm,
     /// Returns the algorithm's name as it is printed and read.
     as_str {
         /// Tokens flow in continuously, up to the burst.
         TokenBucket = "token bucket",
-        /// Tokens come in steps, like from a refill process with a timer.
+        /// Tokens are added in steps, as by a refill process with a timer.
         StepBucket = "step bucket",
-        /// The generic cell rate algorithm. Burst 1 is strict spacing.
+        /// The generic cell rate algorithm. A burst of 1 spaces units strictly.
         Gcra = "gcra",
         /// A leaky bucket that rejects requests that would overflow it.
         LeakyBucket = "leaky bucket",
@@ -80,9 +82,9 @@ labelled! {
         SlidingWindow = "sliding window",
         /// A log of every admitted request of one period.
         SlidingLog = "sliding log",
-        /// A number of strikes. Once they are used up, the key is closed for a longer time.
+        /// A number of strikes. After a key has used all of them, it is closed for a longer time.
         Block = "block",
-        /// A counter for metering, which starts afresh only when it is reset or unused for long.
+        /// A counter for metering, which starts afresh only if it is reset or not used for its retention.
         Meter = "meter",
         /// A number of units that requests hold while they are in flight.
         Concurrency = "concurrency limit",
@@ -104,19 +106,19 @@ pub enum Anchor {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Oldest {
-    /// In proportion to the part that is still covered, rounded down.
+    /// The oldest sub-window counts in proportion to the part that the period still covers, rounded down.
     #[default]
     Weighted,
-    /// Not at all.
+    /// The oldest sub-window does not count.
     Dropped,
-    /// In full, so that no trailing period is above the limit. The price is rate: in the long
-    /// run the limit passes once in each period plus one sub-window. With one bucket that is half the rate.
+    /// The oldest sub-window counts in full, so that no trailing period is above the limit. This lowers the rate: in
+    /// the long run the limit passes once in each period plus one sub-window. With one bucket, the rate is halved.
     Counted,
 }
 
 impl Algorithm {
     /// Returns whether the algorithm limits the rate of requests. The units of a block are refusals, and those of a
-    /// meter are settled later. Units of a concurrency limit come back when requests end.
+    /// meter are settled later. Units of a concurrency limit are freed when requests end.
     pub(crate) fn is_rate(self) -> bool {
         match self {
             Self::TokenBucket | Self::StepBucket | Self::Gcra | Self::LeakyBucket | Self::LeakyQueue => true,
@@ -130,12 +132,12 @@ impl Algorithm {
         Self::ALL.iter().copied().filter(|algorithm| algorithm.is_rate()).collect()
     }
 
-    /// Returns all algorithms whose units come back with time.
+    /// Returns all algorithms whose units are freed with time.
     pub(crate) fn timed() -> impl Iterator<Item = Self> {
         Self::ALL.iter().copied().filter(|algorithm| *algorithm != Self::Concurrency)
     }
 
-    /// Returns whether the units of a full quota come back bit by bit.
+    /// Returns whether the used units are freed gradually, not all at once or each at its own time.
     pub(super) fn is_bucket(self) -> bool {
         match self {
             Self::TokenBucket | Self::StepBucket | Self::Gcra | Self::LeakyBucket | Self::LeakyQueue => true,
@@ -176,7 +178,7 @@ impl Spec {
         spec
     }
 
-    /// Sets the numbers that follow from others.
+    /// Sets the burst and the debt if they follow from the other numbers.
     pub(super) fn settle(&mut self) {
         if self.limit == 0 {
             (self.burst, self.debt_is_chosen) = (0, false); // closed: no capacity and no debt
@@ -186,7 +188,7 @@ impl Spec {
         }
     }
 
-    /// Returns the numbers of the quota without the options that its states do not depend on.
+    /// Returns the numbers of the quota with only those options that its states depend on.
     pub(crate) fn of_states(&self) -> Self {
         let mut spec = Self { in_bytes: false, ..*self };
         if spec.algorithm == Algorithm::Block {
@@ -195,8 +197,8 @@ impl Spec {
         spec
     }
 
-    /// Packs the numbers, for states that name their quota themselves. A block's burst is its limit, and it has neither
-    /// debt nor queue; all other algorithms have no lengths.
+    /// Packs the numbers, for states that contain their quota. A block has no debt and no queue, and its burst is its
+    /// limit. Other algorithms have no lengths of blocks.
     pub(crate) fn to_words(self) -> [u64; SPEC_WORDS] {
         let algorithm = Algorithm::ALL.iter().position(|other| *other == self.algorithm).unwrap_or(0) as u64; // below 2^8
         let choices = [
@@ -270,7 +272,7 @@ impl Spec {
         })
     }
 
-    /// Returns the time in which the whole capacity comes back, rounded up.
+    /// Returns the time in microseconds in which the whole capacity refills, rounded up.
     pub(super) fn refill_us(&self) -> u64 {
         let refill = match self.algorithm {
             Algorithm::Block => return self.lasting.longest_us.max(self.lasting.by_hand_us).max(self.period_us),
@@ -282,7 +284,7 @@ impl Spec {
         u64::try_from(refill).unwrap_or(u64::MAX)
     }
 
-    /// Returns the largest burst or debt. All of it comes back within the longest time.
+    /// Returns the largest burst or debt that refills within the longest possible time.
     pub(super) fn units_max(&self) -> u64 {
         let (limit, period_us) = (u128::from(self.limit), u128::from(self.period_us));
         let most = match self.algorithm {
@@ -294,7 +296,8 @@ impl Spec {
     }
 }
 
-/// Packs a calendar into a number that is not 0, and that only this process reads.
+/// Packs a calendar into a number that is not 0, or returns 0 without a calendar. The number is valid in this process
+/// only.
 fn calendar_to_word(calendar: Option<Calendar>) -> u64 {
     let Some(Calendar { unit, first, zone }) = calendar else { return 0 };
     let unit = CalendarUnit::ALL.iter().position(|other| *other == unit).unwrap_or(0) as u64 + 1; // below 2^8

@@ -6,13 +6,13 @@ use super::builder::Quota;
 
 /// # Shares
 impl Quota {
-    /// Returns the share of one of `parts` processes that each count for themselves. Limit, burst,
-    /// debt and `delay_after` are divided by `parts` and rounded down, but limit and burst are at
-    /// least 1. A quota with a limit of 0 and an unlimited one stay as they are.
+    /// Returns the share of each of `parts` processes that count separately. Limit, burst, debt and
+    /// `delay_after` are divided by `parts` and rounded down, but limit and burst are at least 1. A
+    /// quota with a limit of 0 and an unlimited quota stay unchanged.
     ///
-    /// Together the processes admit at most the larger of this quota's units and `parts`. A burst
-    /// or a debt that would take longer than 8.9 years to refill at the share's rate is cut to what
-    /// refills in that time.
+    /// Together the processes admit at most the units of this quota, or `parts` units if that is
+    /// more. A burst or a debt that would take longer than 8.9 years to refill at the share's rate
+    /// is cut to the units that refill in that time.
     ///
     /// ```
     /// use std::num::NonZeroU32;

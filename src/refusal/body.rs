@@ -11,7 +11,7 @@ use http_body_util::{BodyExt, Either, Full};
 
 use crate::error::BoxError;
 
-/// The body of a refusal: the layer's own, or that of a [responder](crate::Refusals::with).
+/// The body of a refusal, made by the layer or by a [responder](crate::Refusals::with).
 pub struct RefusalBody(Either<Full<Bytes>, UnsyncBoxBody<Bytes, BoxError>>);
 
 impl RefusalBody {

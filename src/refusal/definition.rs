@@ -1,4 +1,4 @@
-//! The configuration of refusals, and the view of them that a responder gets.
+//! The configuration of refusals, and the refused request as a responder sees it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ use super::protocol::Protocol;
 pub struct Refusal<'a> {
     pub(super) head: &'a Head<'a>,
     pub(super) outcome: &'a Outcome,
-    /// The wait as it is reported, with its jitter and its cap.
+    /// The reported wait, after jitter and cap.
     pub(super) wait: Wait,
     pub(super) protocol: Protocol,
     pub(super) default: &'a dyn DefaultResponse,
 }
 
-/// Builds the response that is sent without a responder.
+/// Builds the default response, which is sent if there is no responder.
 pub(super) trait DefaultResponse: Send + Sync {
     fn default_response(&self, refusal: &Refusal<'_>) -> Response<RefusalBody>;
 
-    /// Returns its status over HTTP.
+    /// Returns the status of the default response over HTTP.
     fn status(&self, outcome: &Outcome) -> StatusCode;
 }
 
@@ -54,40 +54,40 @@ impl<'a> Refusal<'a> {
         self.protocol
     }
 
-    /// Returns the HTTP status of the [default response](Self::default_response) over HTTP: 429, or another one as the
-    /// table of [`Refusals`] says. Over gRPC that response has the HTTP status 200.
+    /// Returns the HTTP status of the [default response](Self::default_response) over HTTP: 429, or another status from
+    /// the table of [`Refusals`]. Over gRPC the default response has the HTTP status 200.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.default.status(self.outcome)
     }
 
-    /// Returns the limit of the quota that refused: 100 of `Quota::per_minute(100)`, whatever its burst is. If several
-    /// quotas refused, it is the limit of the one with the longest wait. Returns `None` if no quota refused.
+    /// Returns the limit of the quota that refused: 100 for `Quota::per_minute(100)` with any burst. If several quotas
+    /// refused, returns the limit of the quota with the longest wait. Returns `None` if no quota refused.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         let refusing = self.outcome.binding().filter(|status| status.refuses());
         refusing.map(|status| status.policy().quota().limit())
     }
 
-    /// Returns the wait until the same request may pass, with the
-    /// [jitter](crate::Headers::jitter) and the [cap](crate::Headers::max_wait) of reported waits.
-    /// If the limiter failed, it is between 1 and 5 s and depends on the client's key, so that not all clients come
-    /// back at once. Otherwise it is [`Wait::None`] if no quota refused.
+    /// Returns the wait until the same request may pass, with the [jitter](crate::Headers::jitter) and the
+    /// [cap](crate::Headers::max_wait) of reported waits. If the limiter failed, the wait is between 1 and 5 s and
+    /// depends on the client's key, so that not all clients retry at once. Otherwise it is [`Wait::None`] if no quota
+    /// refused.
     #[must_use]
     pub fn wait(&self) -> Wait {
         self.wait
     }
 
     /// Returns the [`wait`](Self::wait) in whole seconds, rounded up and at least 1: the value of
-    /// `Retry-After`. Returns `None` if it is not known, or if no wait helps.
+    /// `Retry-After`. Returns `None` if the wait is not known, or if no wait helps.
     #[must_use]
     pub fn retry_after_seconds(&self) -> Option<u64> {
         let wait = self.wait.duration()?;
         Some(wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1))
     }
 
-    /// Returns the response that would be sent without your responder. [`Headers`](crate::Headers),
-    /// also `Retry-After`, are added to every response later.
+    /// Returns the response that would be sent without your responder. The layer later adds its
+    /// [`Headers`](crate::Headers), including `Retry-After`, to every response.
     #[must_use]
     pub fn default_response(&self) -> Response<RefusalBody> {
         self.default.default_response(self)
@@ -124,15 +124,13 @@ impl fmt::Debug for Refusal<'_> {
 ///
 /// # Caches
 ///
-/// Every refusal has `Cache-Control: no-store`, in every protocol, because a cache that stored it
-/// would answer other clients with it. A responder's own `Cache-Control` is replaced, and this cannot be
-/// switched off: no refusal gains by being stored, since it depends on a client and a moment that the
-/// cache does not know. Headers that
-/// overrule `Cache-Control` for some caches, such as `CDN-Cache-Control` or `X-Accel-Expires`, are
-/// not changed; a responder should not set them.
+/// Every refusal has `Cache-Control: no-store`, in every protocol. Otherwise a cache could store the refusal and answer
+/// other clients with it. A responder's own `Cache-Control` is replaced. This cannot be switched off, because a refusal
+/// depends on a client and a moment that the cache does not know. Headers that overrule `Cache-Control` for some
+/// caches, such as `CDN-Cache-Control` or `X-Accel-Expires`, are not changed; a responder should not set them.
 ///
-/// A refusal has gRPC's shape, with the status 200, only if the request is gRPC's in every respect;
-/// see [`Protocol`].
+/// A refusal has the form of gRPC, with the status 200, only if the request is a gRPC request in
+/// every respect; see [`Protocol`].
 ///
 /// ```
 /// use http::HeaderValue;
@@ -186,8 +184,8 @@ pub struct Refusals {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GrpcCode {
-    /// 8, the code for quotas. Clients do not retry it automatically, except some that find a `RetryInfo` with it. It
-    /// does not count as a server error.
+    /// 8, the code for quotas. Clients do not retry it automatically, except some clients that find a `RetryInfo` in
+    /// the details. It does not count as a server error.
     #[default]
     ResourceExhausted,
     /// 14, which most clients retry automatically, and which counts as a server error.
@@ -209,16 +207,15 @@ impl Refusals {
         Self::new(BodyFormat::Json)
     }
 
-    /// Answers with `text/plain`: one line with the title and the names of the policies that
-    /// refused. If no wait helps, or if requests in flight use up the limit, the line says that instead
-    /// of the names.
+    /// Answers with `text/plain`: one line with the title and the names of the policies that refused. If no wait helps,
+    /// or if requests in flight hold the whole limit, the line says so instead of naming the policies.
     #[must_use]
     pub fn text() -> Self {
         Self::new(BodyFormat::Text)
     }
 
-    /// Sets the body of refusals over plain HTTP. The status, the headers and the content type stay as they are, so
-    /// this is all that a service with JSON of its own needs:
+    /// Sets the body of refusals over plain HTTP. The status, the headers and the content type stay unchanged. A
+    /// service with its own JSON format needs only this:
     ///
     /// ```
     /// use tower_ratelimit::Refusals;
@@ -228,8 +225,8 @@ impl Refusals {
     /// });
     /// ```
     ///
-    /// [`Refusal`] says why and until when. A body of `serde_json` is `serde_json::json!({..}).to_string()`. It
-    /// replaces a response of your own.
+    /// [`Refusal`] has the reason and the wait. With `serde_json`, return `serde_json::json!({..}).to_string()`. This
+    /// replaces a response that was set by [`with`](Self::with) or [`with_all`](Self::with_all).
     #[must_use]
     pub fn body<F, T>(self, body: F) -> Self
     where
@@ -246,14 +243,15 @@ impl Refusals {
     /// Answers all refusals over plain HTTP with a response of your own. gRPC clients still get
     /// gRPC statuses.
     ///
-    /// Any client can pretend to be a gRPC client, with the headers that [`Protocol::Grpc`] names.
-    /// In a service without gRPC, add [`.grpc(false)`](Self::grpc): your response then answers
-    /// every refusal.
+    /// Any client can pretend to be a gRPC client by sending the headers that [`Protocol::Grpc`]
+    /// names. In a service without gRPC, add [`.grpc(false)`](Self::grpc): your response then
+    /// answers every refusal.
     ///
-    /// The body may be any [`http_body::Body`] of [`Bytes`]: a `String`, axum's `Body`, or that of
-    /// [`Refusal::default_response`], which follows the other settings. The layer sends its frames,
-    /// trailers among them, as the service's own [body type](crate::middleware::ResponseBody). An
-    /// axum application can answer with its own error type, by `into_response()`:
+    /// The body may be any [`http_body::Body`] of [`Bytes`]: a `String`, axum's `Body`, or the body
+    /// of [`Refusal::default_response`], which follows the other settings. The layer sends the
+    /// frames of the body, including trailers, as the service's own [body
+    /// type](crate::middleware::ResponseBody). An axum application can convert its own error type
+    /// with `into_response()`:
     ///
     /// ```
     /// use axum::response::{IntoResponse, Response};
@@ -305,8 +303,8 @@ impl Refusals {
     /// # Ok(()) }
     /// ```
     ///
-    /// Do not use one status for all refusals: clients that are denied for good, or that met a failing
-    /// limiter, would wait and come back. [`Refusal::default_response`] has the right status.
+    /// Do not use one status for all refusals: a client that an access list denies, or that is refused because the
+    /// limiter failed, would wait for a quota and retry. [`Refusal::default_response`] has the right status.
     #[must_use]
     pub fn with<F, B>(respond: F) -> Self
     where
@@ -328,34 +326,34 @@ impl Refusals {
         Self::default().responder(respond, true)
     }
 
-    /// Sets the HTTP status of a request over a quota. The default 429 means that this client
-    /// exceeded its quota. 503 suits limits that protect the server from all clients together, and
-    /// changes the problem's type to `temporary-reduced-capacity`.
+    /// Sets the HTTP status for a request over a quota. The default 429 means that this client
+    /// exceeded its quota. The status 503 suits limits that protect the server from all clients
+    /// together. It changes the problem's type to `temporary-reduced-capacity`.
     ///
-    /// It should be the status of an error (4xx or 5xx).
+    /// The status should be that of an error (4xx or 5xx).
     #[must_use]
     pub fn status(mut self, status: StatusCode) -> Self {
         self.status = status;
         self
     }
 
-    /// Sets the problem's type of a request over a quota: a URI, or `about:blank` for a problem
-    /// that says no more than its status. Text has no type.
+    /// Sets the type of the problem for a request over a quota: a URI, or `about:blank` for a
+    /// problem that has no meaning beyond its status. Text has no type.
     #[must_use]
     pub fn problem_type(mut self, uri: impl Into<String>) -> Self {
         self.problem_type = Some(uri.into().into());
         self
     }
 
-    /// Sets the problem's title, or the beginning of a text, of a request over a quota. It should
-    /// not depend on the request.
+    /// Sets the title of the problem, or the beginning of the text, for a request over a quota. The
+    /// title should not depend on the request.
     #[must_use]
     pub fn title(mut self, title: impl Into<String>) -> Self {
         self.title = Some(title.into().into());
         self
     }
 
-    /// Sets the gRPC status of a request over a quota.
+    /// Sets the gRPC status for a request over a quota.
     #[must_use]
     pub fn grpc_status(mut self, code: GrpcCode) -> Self {
         self.grpc_code = code;
@@ -372,7 +370,7 @@ impl Refusals {
     }
 
     /// Sets whether gRPC clients get `grpc-retry-pushback-ms`: the wait, or -1 for never. Clients
-    /// with a retry policy obey it. On by default.
+    /// with a retry policy obey this header. On by default.
     #[must_use]
     pub fn grpc_pushback(mut self, send: bool) -> Self {
         self.grpc_pushback = send;
@@ -380,9 +378,9 @@ impl Refusals {
     }
 
     /// Sets whether gRPC and gRPC-Web requests are refused in gRPC's form, which has the HTTP status
-    /// 200. On by default. Switch it off in a service without gRPC: refusals are then plain HTTP,
-    /// which gRPC clients cannot read, and a response of your own ([`with`](Self::with)) answers
-    /// every one.
+    /// 200. On by default. Switch it off in a service without gRPC. Then all refusals are plain
+    ///      HTTP, which gRPC clients cannot read, and your own response ([`with`](Self::with))
+    ///      answers every refusal.
     #[must_use]
     pub fn grpc(mut self, on: bool) -> Self {
         self.grpc = on;

@@ -32,7 +32,7 @@ pub(super) fn write_status(headers: &mut HeaderMap, protocol: Protocol, code: u8
     headers.insert(MESSAGE, HeaderValue::from_static(message));
 }
 
-/// Writes when the client may retry, if that is known, or -1 if no wait helps.
+/// Writes the wait before a retry if it is known, or -1 if no wait helps.
 pub(super) fn write_pushback(headers: &mut HeaderMap, wait: Wait) {
     let pushback = match wait {
         Wait::After(wait) => integer(pushback_ms(wait)),
@@ -48,8 +48,8 @@ pub(super) fn write_details(headers: &mut HeaderMap, details: &[u8]) {
     headers.extend(encoded.map(|encoded| (DETAILS, encoded)));
 }
 
-/// Returns milliseconds, rounded up, within the signed 32 bits that clients parse. The least is 1,
-/// because 0 would mean an immediate retry.
+/// Returns milliseconds, rounded up, within the signed 32 bits that clients parse. The smallest
+/// value is 1, because 0 would mean an immediate retry.
 fn pushback_ms(wait: Duration) -> u64 {
     let millis = wait.as_nanos().div_ceil(1_000_000).clamp(1, i32::MAX as u128);
     u64::try_from(millis).unwrap_or(1)
@@ -95,8 +95,7 @@ fn retry_info(wait: Duration) -> Message {
     info
 }
 
-/// A Protocol Buffers message. As in proto3, zeros and empty strings are omitted, and empty messages
-/// are not.
+/// A Protocol Buffers message. As in proto3, zeros and empty strings are omitted, but empty messages are not.
 #[derive(Debug, Default)]
 struct Message(Vec<u8>);
 

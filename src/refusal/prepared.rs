@@ -27,7 +27,8 @@ const REDUCED_CAPACITY_TITLE: &str = "Request cannot be satisfied due to tempora
 #[derive(Debug)]
 pub(crate) struct PreparedRefusals {
     refusals: Refusals,
-    /// The body if this policy alone refuses, unless the body has to say what is in progress, or that no wait helps.
+    /// For each policy, the body if only this policy refuses. It is not used if the body has to say how many requests
+    /// are in progress, or that no wait helps.
     limited: Vec<(Policy, Bytes)>,
 }
 
@@ -52,7 +53,7 @@ impl PreparedRefusals {
         self.refusals.status
     }
 
-    /// Returns whether the refusal is the usual one: over plain HTTP, by default response, of a request that is over a
+    /// Returns whether the refusal is the usual refusal: the default response over plain HTTP for a request over a
     /// quota.
     pub(crate) fn is_usual(&self, head: &Head<'_>, outcome: &Outcome) -> bool {
         self.refusals.responder.is_none()
@@ -60,7 +61,7 @@ impl PreparedRefusals {
             && self.protocol_of(head) == Protocol::Http
     }
 
-    /// Returns the response, without the headers that report quotas. `wait` is as it is reported.
+    /// Returns the response, without the headers that report quotas. `wait` is the reported wait.
     pub(crate) fn respond(&self, head: &Head<'_>, outcome: &Outcome, wait: Wait) -> Response<RefusalBody> {
         let refusal = self.refusal(head, outcome, wait);
         let responder = self.refusals.responder.as_ref();
@@ -172,7 +173,8 @@ impl Refusals {
     }
 }
 
-/// Returns how much of a concurrency limit is held, if one refused the request until other requests end.
+/// Returns how much of a concurrency limit is held, if a concurrency limit refused the request until other requests
+/// end.
 fn in_progress(outcome: &Outcome) -> Option<String> {
     let is_held = |status: &&PolicyStatus| status.policy().limits_in_flight();
     let status = outcome.violated().filter(is_held).find(|status| status.decision().wait() == Wait::Unknown)?;
@@ -189,8 +191,8 @@ fn phrase(status: StatusCode) -> &'static str {
     status.canonical_reason().unwrap_or("Refused")
 }
 
-/// Forbids caches to store a refusal, because it is for one client at one moment. It replaces
-/// `Cache-Control` of a responder.
+/// Forbids caches to store a refusal, because it is for one client at one moment. This replaces a
+/// responder's own `Cache-Control`.
 fn forbid_storing(headers: &mut HeaderMap) {
     let _ = headers.try_insert(CACHE_CONTROL, HeaderValue::from_static("no-store")); // a responder may fill the map
 }

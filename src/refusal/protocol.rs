@@ -1,4 +1,4 @@
-//! The protocol of a request, in which it must be refused.
+//! The protocol of a request, in which the refusal must be sent.
 
 use http::header::{ACCEPT, CONTENT_TYPE, TE};
 use http::{HeaderMap, HeaderValue, Method, Version};
@@ -9,15 +9,15 @@ use crate::base::head::Head;
 /// The protocol in which a client expects its answer.
 ///
 /// A gRPC refusal has the HTTP status 200, which a cache takes for a success. So only requests that
-/// are gRPC's in every respect get one. A `Content-Type` alone is no proof, because any client can
-/// send it with a `GET`.
+/// are gRPC requests in every respect get such a refusal. A `Content-Type` alone is no proof,
+/// because any client can send it with a `GET`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Protocol {
     /// Anything but gRPC.
     Http,
     /// gRPC: a `POST` with one `Content-Type`, which is `application/grpc`, alone or with a `+`
-    /// suffix. It comes over HTTP/2 or later, or has `TE: trailers`.
+    /// suffix. The request comes over HTTP/2 or later, or has `TE: trailers`.
     Grpc,
     /// gRPC-Web: a `POST` with one `Content-Type`, which is `application/grpc-web` or
     /// `application/grpc-web-text`, alone or with a `+` suffix.
@@ -51,8 +51,8 @@ impl Protocol {
     }
 }
 
-/// Returns the protocol of the request's content. A request with several content types, on several
-/// lines or on one, is not gRPC.
+/// Returns the protocol of the request's content. A request with several content types, in several
+/// header lines or in one line, is not gRPC.
 fn of_content(headers: &HeaderMap) -> Protocol {
     let mut lines = headers.get_all(CONTENT_TYPE).iter();
     match (lines.next(), lines.next()) {
@@ -61,8 +61,8 @@ fn of_content(headers: &HeaderMap) -> Protocol {
     }
 }
 
-/// Returns the protocol of a media type. Its parameters do not matter, and `application/grpcfoo` is
-/// not gRPC.
+/// Returns the protocol of a media type. The parameters of the media type do not matter, and
+/// `application/grpcfoo` is not gRPC.
 fn of_type(media_type: &[u8]) -> Protocol {
     const TYPES: [(&[u8], Protocol); 3] = [
         (b"application/grpc", Protocol::Grpc),
@@ -80,7 +80,8 @@ fn of_type(media_type: &[u8]) -> Protocol {
     TYPES.iter().find(|(known, _)| name.eq_ignore_ascii_case(known)).map_or(Protocol::Http, |(_, protocol)| *protocol)
 }
 
-/// The maximum number of members of a list that are read, because a client can send many.
+/// The maximum number of members that are read from a list in a header, because a client can send
+/// many.
 const MEMBERS_MAX: usize = 64;
 
 /// Returns whether a token of RFC 9110 may contain this byte.
@@ -88,14 +89,14 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// Returns whether the client says that it reads trailers, as gRPC's HTTP/2 mapping demands.
+/// Returns whether the client says that it reads trailers, as gRPC's HTTP/2 mapping requires.
 fn has_te_trailers(headers: &HeaderMap) -> bool {
     let mut members = headers.get_all(TE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
     members.by_ref().take(MEMBERS_MAX).any(|member| member.trim_ascii().eq_ignore_ascii_case(b"trailers"))
 }
 
-/// Returns whether the client asked for a text answer, or `None` if it named neither kind. A client that gives one
-/// kind the weight 0, and does not name the other, gets the other.
+/// Returns whether the client accepts the `-text` type, or `None` if it names neither the `-text` type nor the binary
+/// type. If a client gives one of these types the weight 0 and does not name the other type, it gets the other type.
 fn accepts_text(headers: &HeaderMap) -> Option<bool> {
     let ranges = headers.get_all(ACCEPT).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
     let kinds = ranges.take(MEMBERS_MAX).filter_map(|range| match of_type(range) {

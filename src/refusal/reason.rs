@@ -1,4 +1,4 @@
-//! The reasons why a request is refused, and their form in each protocol.
+//! The reasons for refusals, and the status and text of each reason in each protocol.
 
 use http::StatusCode;
 
@@ -7,7 +7,7 @@ use crate::outcome::{Outcome, OutcomeKind};
 
 use super::definition::GrpcCode;
 
-/// Says to a client that the same request is refused at any time.
+/// The text for a client whose request would be refused at any time.
 pub(super) const TOO_COSTLY: &str = "This request costs more than its limit, so no wait helps.";
 
 /// Why a request is refused.
@@ -16,7 +16,7 @@ pub(super) enum Reason {
     Limited,
     Denied,
     KeyMissing,
-    /// The server does not know which address the request came from.
+    /// The server does not provide the address that the request came from.
     PeerUnknown,
     LimiterFailed,
 }
@@ -42,7 +42,7 @@ impl Reason {
         }
     }
 
-    /// Returns the HTTP status. `limited` is the one for requests over a quota.
+    /// Returns the HTTP status. `limited` is the status for requests over a quota.
     pub(super) fn http_status(self, limited: StatusCode) -> StatusCode {
         match self {
             Self::Limited => limited,
@@ -53,7 +53,7 @@ impl Reason {
         }
     }
 
-    /// Returns the gRPC status. `limited` is the one for requests over a quota.
+    /// Returns the gRPC status. `limited` is the status for requests over a quota.
     pub(super) fn grpc_status(self, limited: GrpcCode) -> u8 {
         match (self, limited) {
             (Self::Limited, GrpcCode::ResourceExhausted) => 8,

@@ -1,4 +1,4 @@
-//! Compares two files of rules, and says what changes for whom.
+//! Compares two files of rules, and says what changes for which requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,13 +25,15 @@ labelled! {
     as_str {
         /// A rule limits requests that it did not limit before.
         Added = "added",
-        /// A rule limits no requests any more.
+        /// A rule was removed, and limits no requests any more.
         Removed = "removed",
-        /// Each client begins with a full allowance, because the rule has another name or another key.
+        /// Each client begins with a full allowance, because the name or the key of the rule changed.
         Afresh = "afresh",
-        /// Requests pass that were refused before, and none is refused that passed.
+        /// Some requests that were refused before now pass, and all requests that passed before
+        /// still pass.
         Looser = "looser",
-        /// Requests are refused that passed before, and none passes that was refused.
+        /// Some requests that passed before are now refused, and all requests that were refused
+        /// before are still refused.
         Stricter = "stricter",
         /// Something else is different.
         Changed = "changed",
@@ -61,28 +63,28 @@ impl RuleChange {
         self.kind
     }
 
-    /// Returns the name of the rule. `None` if the change is one of the access list.
+    /// Returns the name of the rule, or `None` for a change of the access list.
     #[must_use]
     pub fn rule(&self) -> Option<&str> {
         self.rule.as_deref()
     }
 
-    /// Returns what was, and what is now.
+    /// Returns a text with the old and the new setting.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
     }
 }
 
-/// Replaces characters that a terminal must not get.
+/// Replaces characters that must not be sent to a terminal.
 fn plain(text: &str) -> String {
     text.chars().map(printable).collect()
 }
 
-/// Returns what changes if a file of rules replaces another one, in the order of the new file. Rules that are gone come
-/// last. Files that say the same in other words have no difference.
+/// Returns the changes if the file `new` replaces the file `old`, in the order of the new file. Removed rules come
+/// last. Files that express the same rules in different ways have no changes.
 ///
-/// All names that are not built in count as registered.
+/// All names in the files that are not built in count as registered.
 ///
 /// ```
 /// use tower_ratelimit::rules::{RuleChangeKind, compare};
@@ -93,8 +95,7 @@ fn plain(text: &str) -> String {
 /// # Ok::<(), tower_ratelimit::rules::RulesError>(())
 /// ```
 ///
-/// # Errors
-/// Returns all problems of the old file, or else of the new one.
+/// # Errors Returns all problems of the old file, or if it has none, all problems of the new file.
 pub fn compare(old: impl AsRef<[u8]>, new: impl AsRef<[u8]>) -> Result<Vec<RuleChange>, RulesError> {
     let file = |text: &[u8]| read(text, KnownNames::default(), |file, _| file);
     let (old, new) = (file(old.as_ref())?, file(new.as_ref())?);
@@ -156,7 +157,7 @@ fn rules(old: &FileSpec, new: &FileSpec, changes: &mut Vec<RuleChange>) {
     }
 }
 
-/// Returns whether a rule is the other one under another name.
+/// Returns whether two rules differ at most in their names.
 fn are_alike(old: &RuleSpec, new: &RuleSpec) -> bool {
     let settings = of_rule(old, new);
     settings.iter().all(|change| change.message.starts_with("its name"))
@@ -167,7 +168,7 @@ fn summary(rule: &RuleSpec) -> String {
     format!("{}, key {}, {}{disabled}", quota(&rule.quota), key(&rule.key), rule.mode)
 }
 
-/// Returns what is different in a rule.
+/// Returns the changes of a rule.
 fn of_rule(old: &RuleSpec, new: &RuleSpec) -> Vec<RuleChange> {
     use RuleChangeKind::{Afresh, Changed, Looser, Stricter};
     let mut changes = Vec::new();
@@ -261,7 +262,7 @@ fn strictness(mode: Mode) -> u8 {
     }
 }
 
-/// Returns how the quotas of a rule change. `None` if they do not.
+/// Returns how the quotas of a rule change, or `None` if they do not.
 fn of_quotas(old: &QuotaSpec, new: &QuotaSpec) -> Option<RuleChangeKind> {
     match (old, new) {
         (QuotaSpec::All(old), QuotaSpec::All(new)) => {
@@ -289,12 +290,13 @@ fn of_plans(old: &PlansSpec, new: &PlansSpec) -> Option<RuleChangeKind> {
     if is_other { Some(RuleChangeKind::Changed) } else { together(pairs) }
 }
 
-/// Returns the kind of several changes, if they have one in common.
+/// Returns the kind of several changes: the kind that all of them have, or otherwise `Changed`.
+/// Returns `None` if there are no changes.
 fn together(kinds: impl Iterator<Item = RuleChangeKind>) -> Option<RuleChangeKind> {
     kinds.reduce(|a, b| if a == b { a } else { RuleChangeKind::Changed })
 }
 
-/// Returns how a quota changes: by the units that it allows over time, and at once.
+/// Returns how a quota changes, judged by the units that it allows over time and at once.
 fn of_quota(old: &Quota, new: &Quota) -> Option<RuleChangeKind> {
     if old == new {
         return None;
@@ -341,7 +343,7 @@ fn key(parts: &[At<KeySpec>]) -> String {
     if let [one] = parts.as_slice() { one.clone() } else { format!("[{}]", parts.join(", ")) }
 }
 
-/// Returns a part of a key as a file has it.
+/// Returns a part of a key as a file of rules writes it.
 fn part(key: &KeySpec) -> String {
     match key {
         KeySpec::ClientIp => "client-ip".to_owned(),

@@ -1,5 +1,5 @@
 //! Finds rules whose quotas never refuse a request, because another rule applies to all of their requests and allows no
-//! more. Only certain cases are found.
+//! more. It does not find every such rule, but each rule that it finds is one.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,11 +13,11 @@ use crate::middleware::rule::{PathPattern, Segment};
 use crate::mode::Mode;
 use crate::quota::{Algorithm, Anchor, Quota};
 
-/// The maximum number of comparisons of two rules or two values, such as two networks, in one file. Then no more
-/// warnings are found.
+/// The maximum number of comparisons of two rules, or of two values such as networks, in one file. After that many
+/// comparisons, the search for warnings ends.
 const STEPS_MAX: usize = 1_000_000;
 
-/// Returns a warning for each rule that never refuses a request.
+/// Returns a warning for each rule that is found never to refuse a request.
 pub(super) fn never_binding(rules: &[RuleSpec]) -> Vec<Noticed> {
     let beginnings = Beginnings::of(rules);
     let mut finder = Finder { steps: 0 };
@@ -38,7 +38,7 @@ pub(super) fn never_binding(rules: &[RuleSpec]) -> Vec<Noticed> {
     found
 }
 
-/// Returns whether all requests that meet the inner conditions certainly meet the outer ones.
+/// Returns whether all requests that meet the inner conditions are sure to meet the outer conditions.
 pub(super) fn covers(outer: &MatchSpec, inner: &MatchSpec) -> bool {
     Finder { steps: 0 }.covers(outer, inner)
 }
@@ -53,12 +53,12 @@ fn warning(rule: &RuleSpec, outer: &RuleSpec) -> Noticed {
     Noticed { kind: RulesWarningKind::NeverBinds, position: rule.name.position, message }
 }
 
-/// Returns whether a rule can refuse by its quotas, and has nothing else that refuses, counts refusals or is observed.
+/// Returns whether the quotas of a rule can refuse a request, and the rule has no block, no candidate and no plans.
 fn is_plain(rule: &RuleSpec) -> bool {
     may_refuse(rule) && rule.block.is_none() && rule.candidate.is_none() && matches!(rule.quota, QuotaSpec::All(_))
 }
 
-/// Returns whether a rule may refuse a request by its quotas.
+/// Returns whether the quotas of a rule may refuse a request.
 fn may_refuse(rule: &RuleSpec) -> bool {
     let is_settled = rule.cost.as_ref().is_some_and(|cost| matches!(cost.value, CostSpec::Reserved(_)));
     // Excludes rules whose cost is reported later, because the debt of each quota determines how long such a cost
@@ -66,7 +66,7 @@ fn may_refuse(rule: &RuleSpec) -> bool {
     rule.is_enabled && rule.mode == Mode::Enforce && rule.pace.is_none() && !is_settled
 }
 
-/// The rules that may contain others, by the beginnings of the paths that they apply to.
+/// The rules that may contain other rules, by the first segments of the paths that they apply to.
 #[derive(Default)]
 struct Beginnings<'r> {
     everywhere: Vec<usize>,
@@ -93,7 +93,7 @@ impl<'r> Beginnings<'r> {
         all
     }
 
-    /// Returns the rules that may contain this one.
+    /// Returns the indices of the rules that may contain `rule`.
     fn candidates(&self, rule: &RuleSpec) -> impl Iterator<Item = usize> {
         let first = rule.matches.path.first();
         let none: &[usize] = &[];
@@ -103,7 +103,7 @@ impl<'r> Beginnings<'r> {
     }
 }
 
-/// Returns the first segment of a path, if it is text.
+/// Returns the first segment of a path pattern, if it is a literal text.
 fn beginning(path: &PathPattern) -> Option<&str> {
     match path.segments.first() {
         Some(Segment::Literal(text)) => Some(text),
@@ -111,7 +111,7 @@ fn beginning(path: &PathPattern) -> Option<&str> {
     }
 }
 
-/// Compares rules, within its bound.
+/// Compares rules, up to the maximum number of comparisons.
 struct Finder {
     steps: usize,
 }
@@ -121,7 +121,7 @@ impl Finder {
         self.steps > STEPS_MAX
     }
 
-    /// Returns whether the outer rule refuses each request that the quotas of the inner one refuse.
+    /// Returns whether the outer rule refuses each request that the quotas of the inner rule refuse.
     fn binds(&mut self, outer: &RuleSpec, inner: &RuleSpec) -> bool {
         self.steps += 1;
         if self.has_ended() {
@@ -134,7 +134,7 @@ impl Finder {
             && self.covers(&outer.matches, &inner.matches)
     }
 
-    /// Returns whether all requests that meet the inner conditions meet the outer ones.
+    /// Returns whether all requests that meet the inner conditions meet the outer conditions.
     fn covers(&mut self, outer: &MatchSpec, inner: &MatchSpec) -> bool {
         let wildcard = |outer: &Wildcard, inner: &Wildcard| is_pattern_within(&inner.0, &outer.0);
         self.any_value(&outer.method, &inner.method, |outer, inner| outer == inner)
@@ -156,13 +156,14 @@ impl Finder {
             && outer.not.iter().all(|left_out| inner.not.iter().any(|not| self.covers(not, left_out)))
     }
 
-    /// Compares the values of a field. One of them must match. Without values it matches everything.
+    /// Compares the alternative values of a field. A request must match one of them. A field without values matches all
+    /// requests.
     fn any_value<T>(&mut self, outer: &[T], inner: &[T], is_within: impl Fn(&T, &T) -> bool) -> bool {
         let contains = |inner: &T, outer: &T| is_within(outer, inner);
         outer.is_empty() || !inner.is_empty() && self.each_in_any(inner, outer, contains)
     }
 
-    /// Returns whether each of them equals one of the others.
+    /// Returns whether `is_it` holds for each value of `each` with at least one value of `others`.
     fn each_in_any<T>(&mut self, each: &[T], others: &[T], is_it: impl Fn(&T, &T) -> bool) -> bool {
         each.iter().all(|one| {
             others.iter().any(|other| {
@@ -177,7 +178,7 @@ fn times(of: &MatchSpec) -> Times {
     Times::any_of(of.time.iter().map(|(_, times)| times))
 }
 
-/// Returns whether no request costs more by the first cost than by the second.
+/// Returns whether no request has a higher inner cost than outer cost.
 pub(super) fn is_cost_within(inner: Option<&At<CostSpec>>, outer: Option<&At<CostSpec>>) -> bool {
     let cost = |spec: Option<&At<CostSpec>>| spec.map_or(CostSpec::Units(1), |spec| spec.value.clone());
     is_within(&cost(inner), &cost(outer))
@@ -195,7 +196,7 @@ fn is_within(inner: &CostSpec, outer: &CostSpec) -> bool {
     }
 }
 
-/// Returns whether requests with one key in the first rule have one in the second.
+/// Returns whether requests that share a key in the inner rule also share a key in the outer rule.
 fn is_key_finer(inner: &RuleSpec, outer: &RuleSpec) -> bool {
     let can_be_absent = |part: &&At<KeySpec>| !matches!(part.value, KeySpec::Path | KeySpec::Method | KeySpec::Global);
     let is_in = |part: &At<KeySpec>, rule: &RuleSpec| rule.key.iter().any(|other| other.value == part.value);
@@ -243,8 +244,8 @@ fn is_path_within(inner: &PathPattern, outer: &PathPattern) -> bool {
     rest.is_empty()
 }
 
-/// Returns whether all texts that match the first pattern match the second. A `*` of the first can only be matched by a
-/// `*` of the second, because the other characters of the second are no `*`.
+/// Returns whether all texts that match the first pattern match the second. A `*` of the first pattern can only be
+/// matched by a `*` of the second pattern, because no other part of the second pattern matches a `*`.
 fn is_pattern_within(inner: &str, outer: &str) -> bool {
     if outer.contains('*') { Pattern::new(outer).matches(inner) } else { inner == outer }
 }

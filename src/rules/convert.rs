@@ -1,4 +1,4 @@
-//! Writing rules in the native form, out of a file in Envoy's form.
+//! Converts a file in Envoy's form into a file in the native form.
 
 use std::fmt::Write as _;
 
@@ -13,9 +13,9 @@ use crate::mode::Mode;
 
 /// Returns the rules of a file in Envoy's form as a file in the native form.
 ///
-/// It is only a beginning. The file does not have what Envoy's routes define: comments say what the program has to add.
-/// The keys `remote_address`, `path`, `method` and `host` become this crate's keys with these meanings. Other keys
-/// become names that the program [registers](super::RulesBuilder::key), and other values
+/// The result is only a first draft. It lacks the settings that Envoy's routes define, and comments say what the
+/// program has to add. The keys `remote_address`, `path`, `method` and `host` become this crate's keys with these
+/// meanings. Other keys become names that the program [registers](super::RulesBuilder::key). Other values become
 /// [actions](super::RulesBuilder::action).
 ///
 /// ```
@@ -35,8 +35,8 @@ use crate::mode::Mode;
 /// # Ok::<(), tower_ratelimit::rules::RulesError>(())
 /// ```
 ///
-/// # Errors
-/// Returns an error with all problems of the file, or if it does not have Envoy's form.
+/// # Errors Returns an error with all problems of the file, or an error if the file does not have
+/// Envoy's form.
 pub fn convert_envoy(text: impl AsRef<[u8]>) -> Result<String, RulesError> {
     read(text.as_ref(), KnownNames::default(), |file, problems| match file.domain {
         Some(domain) => converted(&domain),
@@ -66,7 +66,7 @@ struct Writer<'s> {
     domain: &'s DomainSpec,
     rules: String,
     is_empty: bool,
-    /// True if a rule counts by the address.
+    /// True if the key of a rule has the client's address.
     has_addresses: bool,
 }
 
@@ -127,10 +127,10 @@ impl<'s> Writer<'s> {
     }
 }
 
-/// The maximum number of other entries that a note names.
+/// The maximum number of other entries that a comment names.
 const SHOWN_MAX: usize = 5;
 
-/// Returns what the native form cannot say about a limit.
+/// Returns comments about the properties of a limit that the native form cannot express.
 fn notes(limit: &LimitSpec, path: &[&DescriptorSpec], siblings: &[DescriptorSpec]) -> Vec<String> {
     let mut notes = Vec::new();
     let own = path.last().copied();
@@ -209,7 +209,7 @@ impl ConvertedRule {
         self.matches.iter().any(|field| field.starts_with(&format!("{name}:")))
     }
 
-    /// Describes how a key is read here. In Envoy's form it can mean anything.
+    /// Adds a comment that says how this crate reads a key, because in Envoy's form a route says what a key means.
     fn note_meaning(&mut self, key: &str, ready: &str) {
         let what = match ready {
             "path" => "the request's path without its query",
@@ -254,7 +254,8 @@ impl ConvertedRule {
     }
 }
 
-/// Returns the field of `match` that stands for an entry of a descriptor, and its value as a file of rules has it.
+/// Returns the field of `match` that replaces an entry of a descriptor, and the field's value as a file of rules writes
+/// it.
 fn match_field(key: &str, value: &str) -> Option<(&'static str, String)> {
     let is_exact = !value.contains('*');
     match key {
@@ -291,7 +292,8 @@ fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// Returns the text for a comment, which a control character or a separator of lines could end.
+/// Returns a text that is safe in a comment, without control characters and line separators, which could end the
+/// comment.
 fn printable(text: &str) -> String {
     let separates = |c: char| matches!(c, '\u{2028}' | '\u{2029}');
     text.chars().map(|c| if separates(c) { '\u{fffd}' } else { error::printable(c) }).collect()

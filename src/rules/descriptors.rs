@@ -1,4 +1,4 @@
-//! Decisions about the descriptors of Envoy's rate limit service, by the limits of a file in its form.
+//! Decides about descriptors as Envoy's rate limit service does, with the limits of a file in Envoy's form.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,7 +27,7 @@ use crate::outcome::{Observed, Observer, Outcome, OutcomeKind, PolicyStatus};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Quota};
 
-/// Descriptors to decide about together, as a request to Envoy's rate limit service has them.
+/// Descriptors that are decided together, like those in a request to Envoy's rate limit service.
 ///
 /// ```
 /// use tower_ratelimit::rules::{Descriptor, DescriptorRequest};
@@ -45,7 +45,7 @@ pub struct DescriptorRequest {
 #[derive(Clone, Debug)]
 struct DescriptorCharge {
     descriptor: Descriptor,
-    /// The quota that the caller brings along.
+    /// The quota that the caller supplies.
     quota: Option<Box<Quota>>,
     refunds: bool,
 }
@@ -56,15 +56,17 @@ impl DescriptorRequest {
         Self { domain: domain.into(), parts: Vec::new() }
     }
 
-    /// Charges a descriptor to the limit of the file that it matches, or looks if it has no [hits](Descriptor::hits).
+    /// Charges a descriptor to the limit of the file that it matches. A descriptor without [hits](Descriptor::hits)
+    /// charges nothing and only looks.
     pub fn charge(self, descriptor: Descriptor) -> Self {
         self.and(DescriptorCharge { descriptor, quota: None, refunds: false })
     }
 
-    /// Charges a descriptor to a quota that the caller brings along, instead of the limit of the file.
+    /// Charges a descriptor to a quota that the caller supplies, instead of the limit of the file.
     ///
-    /// Descriptors with equal entries share a counter, which is not that of the file. If they bring different quotas,
-    /// the usage is converted as with [plans](crate::Rule::plans). If one request brings two, the first is used.
+    /// Descriptors with equal entries share a counter, which is separate from the counters of the file. If they have
+    /// different quotas, the usage is converted as with [plans](crate::Rule::plans). If one request has two quotas for
+    /// equal entries, the first is used.
     ///
     /// A [concurrency limit](Quota::concurrent) is always over, because no call reports the end of the request.
     pub fn charge_under(self, descriptor: Descriptor, quota: Quota) -> Self {
@@ -73,13 +75,13 @@ impl DescriptorRequest {
     }
 
     /// Refunds the hits of a descriptor to the limit of the file that it matches. A refund returns at most the used
-    /// units. In a fixed window these are the units of the window, and in a sliding window or a log those of the
-    /// newest part.
+    /// units. In a fixed window, the used units are those of the window. In a sliding window or a log, they are those
+    /// of the newest part.
     pub fn refund(self, descriptor: Descriptor) -> Self {
         self.and(DescriptorCharge { descriptor, quota: None, refunds: true })
     }
 
-    /// Refunds the hits of a descriptor as [`refund`](Self::refund) does, to a quota that the caller brings along.
+    /// Refunds the hits of a descriptor as [`refund`](Self::refund) does, to a quota that the caller supplies.
     pub fn refund_under(self, descriptor: Descriptor, quota: Quota) -> Self {
         self.and(DescriptorCharge { descriptor, quota: Some(Box::new(quota)), refunds: true })
     }
@@ -90,15 +92,15 @@ impl DescriptorRequest {
     }
 }
 
-/// Decides about descriptors by the limits of a file in Envoy's form, without an HTTP request: for a server that speaks
-/// the protocol of Envoy's rate limit service. Clones share everything.
+/// Decides about descriptors with the limits of a file in Envoy's form, without an HTTP request. A server that speaks
+/// the protocol of Envoy's rate limit service needs this. Clones share everything.
 ///
-/// It shares every allowance with the [layers](super::Rules::layer) of the same rules over the same limiter. So a unit
-/// counts whether it comes through Envoy or directly to the application. In two cases it answers as Envoy's service
-/// does, and a layer does not:
+/// Every allowance is shared with the [layers](super::Rules::layer) that have the same rules and the same limiter. So a
+/// request counts whether it comes through Envoy or directly to the application. In two cases `DescriptorLimits`
+/// answers like Envoy's service and unlike a layer:
 ///
 /// * A descriptor without hits is over its limit if nothing remains.
-/// * A refused charge of several hits uses up a fixed window that has fewer left.
+/// * A refused charge of several hits uses up a fixed window that has fewer units left than hits.
 ///
 /// ```
 /// use tower_ratelimit::MemoryLimiter;
@@ -139,11 +141,11 @@ impl<L: Limiter> DescriptorLimits<L> {
     }
 
     /// Sets the observer, which sees every outcome, every failure of the limiter and every reload. The limiter also
-    /// reports its events to it. The head that the observer gets has only a path: that of the method of Envoy's
-    /// service.
+    /// reports its events to this observer. The request head that the observer gets has only a path, the path of the
+    /// gRPC method of Envoy's service.
     ///
-    /// A request that the limiter fails to decide has the outcome [`FailedClosed`](OutcomeKind::FailedClosed), although
-    /// a proxy may be configured to let it pass. A request that is dropped while it waits has
+    /// If the limiter fails to decide a request, the outcome is [`FailedClosed`](OutcomeKind::FailedClosed), although a
+    /// proxy may be configured to let the request pass. If a request is dropped while it waits, the outcome is
     /// [`Abandoned`](OutcomeKind::Abandoned).
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
@@ -154,7 +156,7 @@ impl<L: Limiter> DescriptorLimits<L> {
         Self::of(Core { store, limiter, observer: Some(observer) })
     }
 
-    /// Returns the domain that the limits are for. Descriptors of other domains match nothing.
+    /// Returns the domain of the limits. Descriptors of other domains match no limit.
     #[must_use]
     pub fn domain(&self) -> String {
         self.0.store.tree().map_or_else(String::new, |tree| tree.domain.to_string())
@@ -162,17 +164,16 @@ impl<L: Limiter> DescriptorLimits<L> {
 
     /// Decides about all descriptors of a request together.
     ///
-    /// * A request is over the limit if one of its descriptors is. Then none is charged, except that a fixed window
-    ///   with fewer units left than the hits is used up, as in Envoy's service.
-    /// * A descriptor without hits looks: it is over the limit if nothing remains.
-    /// * A limit in shadow mode is counted and never over.
-    /// * Descriptors that are charged to one counter are charged their sum.
+    /// * A request is over the limit if one of its descriptors is over its limit. Then no descriptor is charged, except
+    ///   that a fixed window with fewer units left than hits is used up, as in Envoy's service.
+    /// * A descriptor without hits only looks. It is over its limit if no unit remains.
+    /// * A limit in shadow mode counts but is never exceeded.
+    /// * If several descriptors are charged to one counter, their hits are added up.
     ///
     /// A request that names more than 1,000 counters is over the limit, and nothing is charged.
     ///
-    /// # Errors
-    /// Returns the limiter's error. Nothing is known then. A server should refuse, unless its operators chose that
-    /// requests pass while the limiter fails.
+    /// # Errors Returns the limiter's error. Then there is no decision, and a server should refuse the request, unless
+    /// its operators chose that requests pass while the limiter fails.
     pub async fn decide(&self, request: &DescriptorRequest) -> Result<DescriptorAnswer, L::Error> {
         let core = &*self.0;
         let mut plan = Plan::new(core.store.tree().as_deref(), request);
@@ -253,11 +254,11 @@ impl<L: Limiter> Core<L> {
         self.use_up(plan, &charges).await
     }
 
-    /// Uses up the windows that have fewer units left than a refused charge asked for. Envoy counts tokens after
-    /// they were spent, and a counter without enough tokens has to be over at its next look.
+    /// Uses up the windows that have fewer units left than a refused charge needed. Envoy reports tokens after they
+    /// were spent, so a counter that lacks tokens must be over its limit at the next look.
     ///
-    /// This is a second call, and a window may have ended between the two. Then the charge is refunded to the new
-    /// window.
+    /// This is a second call to the limiter, and a window may have ended since the first call. In that case, the charge
+    /// is refunded to the new window.
     async fn use_up(&self, plan: &mut Plan, charges: &[usize]) -> Result<(), L::Error> {
         let falls_short = |at: &&usize| plan.counters.get(**at).is_some_and(DescriptorCounter::falls_short);
         let short: Vec<usize> = charges.iter().filter(falls_short).copied().collect();
@@ -284,7 +285,8 @@ impl<L: Limiter> Core<L> {
         self.limiter.refund(too_late).await
     }
 
-    /// Refunds hits that have no receipts. It takes one forced unit, whose receipt is the newest, and refunds by that.
+    /// Refunds hits that have no receipts. To get a receipt, it takes one forced unit, and then refunds that unit and
+    /// the hits with the receipt.
     async fn refund(&self, plan: &Plan) -> Result<(), L::Error> {
         let refunded: Vec<&DescriptorCounter> = plan.counters.iter().filter(|counter| counter.refunded > 0).collect();
         if refunded.is_empty() {
@@ -323,7 +325,7 @@ impl<L: Limiter> Follow for Core<L> {
         Vec::new()
     }
 
-    /// Does nothing, because each request takes the rules in force.
+    /// Does nothing, because each request uses the rules that are in force.
     fn follow(&self) {}
 
     fn report(&self, event: &RulesEvent) {
@@ -369,8 +371,8 @@ impl DescriptorCounter {
         Charge::new(&self.policy, &self.key).cost(self.decision.remaining()).effect(Effect::Force)
     }
 
-    /// Returns whether a later charge was taken from a later window than the one that denied this counter's charge.
-    /// The end of a window only comes nearer, so a later end belongs to another window.
+    /// Returns whether a later charge was taken from a later window than the window that denied this counter's charge.
+    /// The time until the end of a window only gets shorter, so a longer time belongs to another window.
     fn window_ended_before(&self, later: &ChargeDecision) -> bool {
         // Two readings of the clock may differ a little, but by less than half a window.
         let ends_in = |decision: &ChargeDecision| decision.effective_window().unwrap_or_default();
@@ -389,11 +391,11 @@ enum LimitLookup {
     Limit { counter: usize, name: Option<Box<str>> },
 }
 
-/// The counters of a request, and the answers to it.
+/// The counters of a request, and the lookup results of its descriptors.
 struct Plan {
-    /// No two have a policy and a key in common.
+    /// No two counters have the same policy and key.
     counters: Vec<DescriptorCounter>,
-    /// One for each descriptor.
+    /// The lookup result of each descriptor.
     slots: Vec<LimitLookup>,
     is_over: bool,
 }
@@ -452,13 +454,14 @@ impl Plan {
         at
     }
 
-    /// Returns the charges of some counters, for their hits or for another cost.
+    /// Returns the charges of some counters. The cost of each charge is `cost`, or the hits of the counter if `cost` is
+    /// `None`.
     fn charges(&self, places: &[usize], cost: Option<u64>) -> Vec<Charge<'_>> {
         let counters = places.iter().filter_map(|at| self.counters.get(*at));
         counters.map(|counter| counter.charge(cost.unwrap_or(counter.hits))).collect()
     }
 
-    /// Keeps the answers about some counters.
+    /// Stores the limiter's decisions about some counters.
     fn put(&mut self, places: &[usize], mut decision: Decision) {
         for (at, answer) in places.iter().zip(decision.charges_mut()) {
             if let Some(counter) = self.counters.get_mut(*at) {
@@ -502,7 +505,7 @@ impl Plan {
     }
 }
 
-/// Returns the key of a limit that the caller brings along: all entries.
+/// Returns the key for a quota that the caller supplies. The key has all entries of the descriptor.
 fn key_of(descriptor: &Descriptor) -> Option<Key> {
     let texts = descriptor.entries.iter().flat_map(|(key, value)| [key.as_str(), value.as_str()]);
     (!descriptor.entries.is_empty()).then(|| Key::joined(texts.filter_map(Key::of)))
@@ -513,33 +516,33 @@ fn key_of(descriptor: &Descriptor) -> Option<Key> {
 pub struct DescriptorAnswer {
     is_over: bool,
     statuses: Vec<DescriptorStatus>,
-    /// The keys of the outcome's policies, in order.
+    /// The keys of the outcome's policies, in the order of these policies.
     keys: Vec<Key>,
     outcome: Outcome,
-    /// `None` if it is not in this process.
+    /// The limiter's clock, or `None` if the clock is not in this process.
     limiter_clock: Option<Arc<dyn Clock>>,
 }
 
 impl DescriptorAnswer {
-    /// Returns whether a descriptor is over its limit, so that the request should be refused.
+    /// Returns whether at least one descriptor is over its limit, so that the request should be refused.
     #[must_use]
     pub fn is_over_limit(&self) -> bool {
         self.is_over
     }
 
-    /// Returns the status of each descriptor, in their order.
+    /// Returns the status of each descriptor, in the order of the request.
     #[must_use]
     pub fn statuses(&self) -> &[DescriptorStatus] {
         &self.statuses
     }
 
-    /// Returns the outcome, as a layer's observer would see it, with each counter once.
+    /// Returns the outcome as an observer of a layer would see it. It has each counter once.
     #[must_use]
     pub fn outcome(&self) -> &Outcome {
         &self.outcome
     }
 
-    /// Returns the headers that report the limits to the client. Limits in shadow mode are left out.
+    /// Returns the headers that report the limits to the client, except limits in shadow mode.
     #[must_use]
     pub fn headers(&self, headers: &Headers) -> HeaderMap {
         let is_visible = |status: &PolicyStatus| status.mode != Mode::Shadow && status.decision.is_known();
@@ -576,7 +579,8 @@ pub struct DescriptorStatus {
 }
 
 impl DescriptorStatus {
-    /// Returns whether the descriptor is over its limit. Another descriptor may have refused the request anyway.
+    /// Returns whether the descriptor is over its limit. If it is not, another descriptor may still have refused the
+    /// request.
     #[must_use]
     pub fn is_over_limit(&self) -> bool {
         self.limit.as_ref().is_some_and(PolicyStatus::refuses)
@@ -588,8 +592,8 @@ impl DescriptorStatus {
         self.is_unlimited
     }
 
-    /// Returns the limit and what is left of it. `None` if the descriptor is unlimited, if it matches no limit,
-    /// or if another limit replaces its own.
+    /// Returns the limit and its remaining units. Returns `None` if the descriptor is unlimited, if it matches no
+    /// limit, or if another limit replaces its own limit.
     #[must_use]
     pub fn limit(&self) -> Option<&PolicyStatus> {
         self.limit.as_ref()

@@ -1,7 +1,7 @@
 //! A file as a tree in which every value has its position.
 //!
-//! YAML is read in its version 1.2, which includes JSON. Sizes are bounded: the bytes of a file, and the depth of its
-//! tree, the number of its values and the bytes of their texts. Each alias counts as the value that it stands for.
+//! The format is YAML 1.2, which includes JSON. There are bounds for the bytes of a file, for the depth of its tree,
+//! for the number of its values and for the bytes of their texts. Each alias counts as the value that it repeats.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -19,11 +19,11 @@ const DEPTH_MAX: usize = 32;
 
 const NODES_MAX: usize = 250_000;
 
-/// The maximum number of bytes of all texts. A file without aliases cannot reach this bound.
+/// The maximum number of bytes of all texts together. A file without aliases cannot reach this bound.
 pub(super) const TEXTS_MAX: usize = 2 * BYTES_MAX;
 
-/// The maximum number of bytes of `[]{},?:`. The parser holds all tokens of a list in brackets at once, and these bytes
-/// separate them.
+/// The maximum number of the characters `[]{},?:` in a file. They separate the tokens of a list in brackets, and the
+/// parser holds all these tokens at once.
 const SEPARATORS_MAX: usize = 200_000;
 
 /// A value and its position.
@@ -36,7 +36,7 @@ pub(crate) struct Node<'a> {
     height: usize,
 }
 
-/// The size of a value and all values in it, in which each alias counts as the value that it stands for.
+/// The size of a value and all values in it. Each alias counts as the value that it repeats.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Size {
     pub(crate) nodes: usize,
@@ -45,7 +45,7 @@ pub(crate) struct Size {
 }
 
 impl Size {
-    /// Returns the size of a text, or of a list or mapping without its values.
+    /// Returns the size of a text, or with an empty `text` the size of a list or mapping without its values.
     fn of(text: &str) -> Self {
         Self { nodes: 1, texts: text.len() }
     }
@@ -57,7 +57,7 @@ impl Size {
 
 #[derive(Debug)]
 pub(crate) enum NodeValue<'a> {
-    /// A text. If it was written without quotes (`is_plain`), it may be a number, a truth value or nothing.
+    /// A text. A text that was written without quotes (`is_plain`) may also be a number, a truth value or null.
     Scalar {
         text: Cow<'a, str>,
         is_plain: bool,
@@ -74,7 +74,7 @@ pub(crate) struct MapField<'a> {
     pub(crate) node: Rc<Node<'a>>,
 }
 
-/// The type of a value by YAML's core schema.
+/// The type of a value in YAML's core schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Type {
     Nothing,
@@ -121,7 +121,7 @@ fn is_number(text: &str) -> bool {
     digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') && digits.parse::<f64>().is_ok()
 }
 
-/// Returns the text of a file. If there is none, adds the problem.
+/// Returns the text of a file, or the problem if the file has no valid text.
 pub(crate) fn decode(bytes: &[u8]) -> Result<&str, Problems<'_>> {
     let problem = |text, kind, position, message: String| {
         let mut problems = Problems::new(text);
@@ -156,8 +156,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<&str, Problems<'_>> {
     }
 }
 
-/// Says what is wrong with a text that is not YAML, and how to fix it. The parser's own messages name productions
-/// of the grammar, and may change with any version. So they only select one of our messages.
+/// Says what is wrong with a text that is not YAML, and how to fix it. The parser's own messages name productions of
+/// the grammar, and may change with any version. So words in these messages only select one of our own messages.
 fn not_yaml(info: &str) -> &'static str {
     const INDENTED: &str = "the line does not fit the lines before it: indent what belongs together alike, and write a space \
                             after the colon of `name: value`";
@@ -205,7 +205,7 @@ fn not_yaml(info: &str) -> &'static str {
     chosen.map_or("put a text with signs of YAML in it into quotes", |(_, text)| *text)
 }
 
-/// Returns the position after a text.
+/// Returns the position after the last character of a text.
 pub(super) fn end_of(text: &str) -> Position {
     let breaks = text.replace("\r\n", "\n");
     let line = breaks.matches(['\n', '\r']).count() + 1;
@@ -213,7 +213,7 @@ pub(super) fn end_of(text: &str) -> Position {
     Position { line, column }
 }
 
-/// A list or a mapping that is not read in full.
+/// A list or a mapping that was not yet read completely.
 struct OpenNode<'a> {
     position: Position,
     anchor: usize,
@@ -226,29 +226,29 @@ enum OpenValue<'a> {
     List(Vec<Rc<Node<'a>>>),
     Map {
         entries: Vec<MapField<'a>>,
-        /// The lines of the fields' names.
+        /// The line of each field's name.
         lines: HashMap<Cow<'a, str>, usize>,
-        /// The name of a field whose value comes next.
+        /// The name of the field whose value is read next.
         name: Option<(Cow<'a, str>, Position)>,
     },
 }
 
 /// The tree of a text, as far as it could be read.
 pub(crate) struct Parsed<'a> {
-    /// The tree of the first document, if that could be read.
+    /// The tree of the first document, if that document could be read.
     pub(crate) first: Option<Rc<Node<'a>>>,
     /// True if the first document is the whole text.
     is_whole: bool,
 }
 
 impl<'a> Parsed<'a> {
-    /// Returns the tree, if it has the whole text.
+    /// Returns the tree, if the first document is the whole text.
     pub(crate) fn whole(self) -> Option<Rc<Node<'a>>> {
         self.first.filter(|_| self.is_whole)
     }
 }
 
-/// Reads the tree of a text. If there is none, adds the problems that prevent it.
+/// Reads the tree of a text. If the text cannot be read as a tree, adds the problem that prevents this.
 pub(crate) fn parse<'a>(text: &'a str, problems: &mut Problems<'_>) -> Parsed<'a> {
     let separators = text.bytes().filter(|byte| b"[]{},?:".contains(byte)).count();
     if separators > SEPARATORS_MAX {
@@ -276,7 +276,7 @@ struct Builder<'a, 'p, 't> {
 }
 
 impl<'a> Builder<'a, '_, '_> {
-    /// Takes the events of a text. Returns `None` if the text has a problem that prevents a tree.
+    /// Handles the parser's events for a text. Returns `None` if a problem of the text prevents a tree.
     fn events(&mut self, text: &'a str) -> Option<()> {
         for event in Parser::new_from_str(text) {
             match event {
@@ -291,7 +291,7 @@ impl<'a> Builder<'a, '_, '_> {
         Some(())
     }
 
-    /// Takes an event. Returns `None` if the rest of the file must not be read.
+    /// Handles an event of the parser. Returns `None` if the rest of the file must not be read.
     fn event(&mut self, event: Event<'a>, span: Span) -> Option<()> {
         let position = position(&span.start);
         match event {
@@ -379,7 +379,7 @@ impl<'a> Builder<'a, '_, '_> {
         Some(())
     }
 
-    /// Takes a value that was written here.
+    /// Adds a value that is written out and is not an alias.
     fn node(&mut self, node: Node<'a>, anchor: usize) -> Option<()> {
         let position = node.position;
         let node = Rc::new(node);
@@ -389,7 +389,7 @@ impl<'a> Builder<'a, '_, '_> {
         self.put(node, position)
     }
 
-    /// Puts a value into the list or mapping that is open.
+    /// Adds a value to the innermost open list or mapping, or makes it the root.
     fn put(&mut self, node: Rc<Node<'a>>, position: Position) -> Option<()> {
         let Some(open) = self.open.last_mut() else {
             self.root = Some(node);

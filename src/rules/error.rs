@@ -12,14 +12,14 @@ use crate::error::{Source, debug_as_text, printable};
 /// The maximum number of problems that are kept. Others are only counted.
 const PROBLEMS_MAX: usize = 100;
 
-/// The maximum work to find suggestions for misspelt words of one file, in comparisons of two letters. A file can have
-/// very many templates, and very many names that do not exist.
+/// The maximum number of comparisons of two letters to find suggestions for the misspelt words of one file. The work is
+/// bounded because a file can have very many templates, and very many names that do not exist.
 const COMPARED_MAX: usize = 20_000_000;
 
-/// The error of a file of rules. It has all problems of the file, in the order of their positions.
+/// The error of a file of rules. It has the problems of the file, in the order of their positions.
 ///
-/// For each problem its text has `file:line:column: message`, the line itself, and a mark below the
-/// position. Rules that are not from a file have no `file:`.
+/// The text of the error has for each problem `file:line:column: message`, the line itself, and a
+/// mark below the position. If the rules are not from a file, `file:` is missing.
 ///
 /// ```text
 /// rules.yaml:3:5: `quote` is not a field of a rule; did you mean `quota`?
@@ -28,13 +28,13 @@ const COMPARED_MAX: usize = 20_000_000;
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct RulesError {
-    /// At least one.
+    /// The problems that were kept, at least one.
     problems: Box<[Problem]>,
-    /// The number of problems that were not kept.
+    /// The number of problems that were counted but not kept.
     more: usize,
     /// The file that was read.
     file: Option<Arc<Path>>,
-    /// The names that are not registered, if that is not a problem.
+    /// The names that are not registered, if unregistered names are not problems.
     unregistered: Box<[UnregisteredName]>,
     /// The warnings of a check.
     warnings: Box<[RulesWarning]>,
@@ -43,25 +43,26 @@ pub struct RulesError {
 }
 
 impl RulesError {
-    /// Makes the error of a file as a whole, which points to no line of its text.
+    /// Makes an error for a whole file, without a position in its text.
     pub(crate) fn of_file(message: impl Into<String>) -> Self {
         let mut problems = Problems::new("");
         problems.add(RulesErrorKind::File, Position::START, message);
         problems.into_error()
     }
 
-    /// Makes the error of a file that could not be read.
+    /// Makes the error for a file that could not be read.
     pub(crate) fn unreadable(file: &Path, error: std::io::Error) -> Self {
         Self::caused_by(format!("{}: the file cannot be read", file.display()), error)
     }
 
-    /// Makes the error of a file as a whole, with its cause. A problem has no source, so its message says the cause.
+    /// Makes an error for a whole file, with its cause. The message also says the cause, because a [`Problem`] has no
+    /// source.
     pub(crate) fn caused_by(message: impl fmt::Display, error: std::io::Error) -> Self {
         let made = Self::of_file(format!("{message}: {error}"));
         Self { source: Some(Source::new(error)), ..made }
     }
 
-    /// Makes the error of a name that the program registered and no file can use.
+    /// Makes the error for a name that the program registered but that no file can use.
     pub(crate) fn unusable_name(name: &str) -> Self {
         let mut problems = Problems::new("");
         let message = format!(
@@ -84,20 +85,21 @@ impl RulesError {
         &self.problems
     }
 
-    /// Returns the number of problems beyond those that are [kept](Self::problems).
+    /// Returns the number of problems that are not among the [kept](Self::problems) problems.
     #[must_use]
     pub fn more(&self) -> usize {
         self.more
     }
 
-    /// Returns the path of the file. `None` if the rules are not from a file.
+    /// Returns the path of the file, or `None` if the rules are not from a file.
     #[must_use]
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
 
-    /// Returns the names that the rules use and that are not registered, apart from the problems, if the error is from
-    /// [`RulesBuilder::check`](super::RulesBuilder::check). Names of rules that could not be read may be missing.
+    /// Returns the unregistered names that the rules use, if the error is from
+    /// [`RulesBuilder::check`](super::RulesBuilder::check). These names are not among the problems. Names in rules that
+    /// could not be read may be missing.
     #[must_use]
     pub fn unregistered(&self) -> &[UnregisteredName] {
         &self.unregistered
@@ -121,7 +123,7 @@ impl RulesError {
         Self { unregistered, ..self }
     }
 
-    /// Names the file that was read.
+    /// Adds the path of the file that was read.
     pub(crate) fn in_file(self, file: Option<&Arc<Path>>) -> Self {
         Self { file: file.map(Arc::clone), ..self }
     }
@@ -162,14 +164,14 @@ pub(crate) struct Problems<'a> {
     text: &'a str,
     found: Vec<FoundProblem>,
     more: usize,
-    /// The names that are not registered although they could be, with their first uses.
+    /// The unregistered names that a program could register, with the first use of each.
     names: HashMap<(NameKind, Box<str>), FoundProblem>,
-    /// The number of letters that may still be compared.
+    /// The number of comparisons of two letters that are left.
     comparable: usize,
 }
 
 impl<'a> Problems<'a> {
-    /// Makes an empty collection for the file with this text.
+    /// Makes an empty collection of problems for a file with this text.
     pub(crate) fn new(text: &'a str) -> Self {
         Self { text, found: Vec::new(), more: 0, names: HashMap::new(), comparable: COMPARED_MAX }
     }
@@ -196,7 +198,7 @@ impl<'a> Problems<'a> {
         suggestion
     }
 
-    /// Notes a name that is not registered, unless it was noted before. The message is as in
+    /// Notes a name that is not registered, unless it was noted before. The message is made as in
     /// [`add_word`](Self::add_word).
     pub(crate) fn note_name<'w>(
         &mut self,
@@ -215,7 +217,8 @@ impl<'a> Problems<'a> {
         self.names.insert((kind, name.into()), found);
     }
 
-    /// Returns the known word that is probably meant, as long as the file's bound on comparisons is not reached.
+    /// Returns the known word that is probably meant. After the file has reached its maximum of comparisons, returns
+    /// `None`.
     fn similar<'w>(&mut self, word: &str, known: impl IntoIterator<Item = &'w str>) -> Option<&'w str> {
         let known = known.into_iter().take_while(|one| {
             self.comparable = self.comparable.saturating_sub(word.len() * one.len());
@@ -224,7 +227,7 @@ impl<'a> Problems<'a> {
         similar(word, known)
     }
 
-    /// Takes the noted names out, in the order of their positions.
+    /// Removes and returns the noted names, in the order of their positions.
     pub(crate) fn take_names(&mut self) -> Vec<UnregisteredName> {
         let mut names: Vec<_> = self.names.drain().collect();
         names.sort_by_key(|(_, found)| found.position);
@@ -261,7 +264,7 @@ impl<'a> Problems<'a> {
         self.found.is_empty()
     }
 
-    /// Returns the value, or the error if it is absent or a problem was added.
+    /// Returns the value, or an error if the value is absent or a problem was added.
     pub(crate) fn into_result<T>(self, value: Option<T>) -> Result<T, RulesError> {
         match value {
             Some(value) if self.is_empty() => Ok(value),

@@ -26,7 +26,7 @@ use crate::limiter::{Limiter, supports_in_layer};
 use crate::middleware::layer::RateLimitLayer;
 use crate::rules_in_force::RulesInForce;
 
-/// Rules from a file, and the layers that follow them when the file changes. Clones share them.
+/// Rules from a file, and the layers that use new rules when the file changes. Clones share rules and layers.
 ///
 /// ```
 /// use tower_ratelimit::MemoryLimiter;
@@ -51,15 +51,15 @@ use crate::rules_in_force::RulesInForce;
 /// a problem changes nothing. A valid file replaces all rules at once:
 ///
 /// * A request is decided by one version of the rules from beginning to end.
-/// * Usage belongs to the rule's name and the key. A rule that did not change is not touched. A changed quota keeps its
-///   usage. `was` names the rule's former name. Usage under a removed rule stays until it expires.
-/// * Processes that share a Redis may reload at different times. Each converts what it reads, and no charge is counted
-///   twice or lost.
+/// * Usage belongs to the rule's name and the key. A rule that did not change keeps its states. A changed quota keeps
+///   its usage. For a renamed rule, `was` states the former name. Usage under a removed rule stays until it expires.
+/// * Processes that share a Redis may reload at different times. Each process converts the states that it reads, and no
+///   charge is counted twice or lost.
 #[derive(Clone)]
 pub struct Rules(Arc<RuleStore>);
 
 impl Rules {
-    /// Makes a builder, for files that use names of the program.
+    /// Makes a builder, for files that use names that the program registers.
     #[must_use]
     pub fn builder() -> RulesBuilder {
         RulesBuilder::default()
@@ -81,14 +81,12 @@ impl Rules {
         Self::builder().read_text(text)
     }
 
-    /// Makes a layer with these rules. It uses the new rules when they are replaced. Its settings, such as
-    /// [`headers`](RateLimitLayer::headers), are set on it. Rules that are added by [`and`](RateLimitLayer::and) are
-    /// charged after those of the file, and stay as they are when it is reloaded.
+    /// Makes a layer with these rules. When the rules are replaced, the layer uses the new rules. Other settings, such
+    /// as [`headers`](RateLimitLayer::headers), are set on the layer. Rules that [`and`](RateLimitLayer::and) adds are
+    /// charged after the rules of the file, and do not change when the file is reloaded.
     ///
-    /// # Errors
-    /// Returns the quotas that the limiter does not [support](Limiter::supports), with their positions in the file.
-    /// Returns an error for a file in Envoy's form, if nothing says [which descriptors](RulesBuilder::descriptors) a
-    /// request has.
+    /// # Errors Returns the quotas that the limiter does not [support](Limiter::supports), with their positions in the
+    /// file. Also returns an error for a file in Envoy's form if [`RulesBuilder::descriptors`] was not called.
     pub fn layer<L: Limiter>(&self, limiter: L) -> Result<RateLimitLayer<L>, RulesError> {
         if self.0.tree().is_some() && !self.0.describes() {
             return Err(RulesError::of_file(
@@ -100,12 +98,11 @@ impl Rules {
         Ok(RateLimitLayer::sourced(limiter, Arc::clone(&self.0) as Arc<_>))
     }
 
-    /// Returns a [`DescriptorLimits`], which decides about Envoy's descriptors without an HTTP request. It follows the
-    /// file: new limits hold as soon as they replace the old ones.
+    /// Returns a [`DescriptorLimits`], which decides about Envoy's descriptors without an HTTP request. It uses new
+    /// limits of the file as soon as they replace the old limits.
     ///
-    /// # Errors
-    /// Returns an error with the quotas that the limiter does not [support](Limiter::supports), or if the file
-    /// does not have Envoy's form.
+    /// # Errors Returns an error with the quotas that the limiter does not [support](Limiter::supports). Also returns
+    /// an error if the file does not have Envoy's form.
     pub fn descriptor_limits<L: Limiter>(&self, limiter: L) -> Result<DescriptorLimits<L>, RulesError> {
         if self.0.tree().is_none() {
             return Err(RulesError::of_file("only a file in Envoy's form, with `domain`, has limits for descriptors"));
@@ -115,20 +112,19 @@ impl Rules {
     }
 
     /// Reads the file again, and puts its rules in force if they have changed. Returns the [version](Self::version).
-    /// Call it when the program receives `SIGHUP`, or from an endpoint for operators.
+    /// Call this when the program receives `SIGHUP`, or from an endpoint for operators.
     ///
-    /// # Errors
-    /// Returns an error with all problems of the file, including quotas that the limiter of a layer does not
-    /// support, or if the rules are not from a file. The rules stay as they were.
+    /// # Errors Returns an error with all problems of the file, including quotas that the limiter of a layer does not
+    /// support. Also returns an error if the rules are not from a file. After an error, the rules do not change.
     pub fn reload(&self) -> Result<u64, RulesError> {
         self.0.reload(|_| true).unwrap_or_else(|| Ok(self.version()))
     }
 
-    /// Puts the rules of a text in force, in place of those of the file. The next [`reload`](Self::reload) replaces
-    /// them; with [`reload_every`](RulesBuilder::reload_every) the next change of the file does.
+    /// Puts the rules of a text in force, instead of the rules of the file. They are replaced by the next
+    /// [`reload`](Self::reload), or with [`reload_every`](RulesBuilder::reload_every) after the next change of the
+    /// file.
     ///
-    /// # Errors
-    /// As [`reload`](Self::reload).
+    /// # Errors Returns the errors of [`reload`](Self::reload).
     pub fn replace(&self, text: impl Into<Vec<u8>>) -> Result<u64, RulesError> {
         self.0.replace(&text.into().into())
     }
@@ -139,13 +135,14 @@ impl Rules {
         self.0.version()
     }
 
-    /// Returns which rules are in force, and since when: to compare processes.
+    /// Returns which rules are in force, and since when. With this, you can compare processes.
     #[must_use]
     pub fn in_force(&self) -> RulesInForce {
         self.0.facts()
     }
 
-    /// Returns the error of the last [`reload`](Self::reload) or [`replace`](Self::replace), unless it succeeded.
+    /// Returns the error of the last [`reload`](Self::reload) or [`replace`](Self::replace), or `None` if that call
+    /// succeeded.
     #[must_use]
     pub fn error(&self) -> Option<RulesError> {
         self.0.error()
@@ -169,7 +166,7 @@ impl fmt::Debug for Rules {
     }
 }
 
-/// Registers what a file of rules may name.
+/// Registers the names that a file of rules may use, and reads the file.
 #[derive(Clone, Default)]
 pub struct RulesBuilder {
     names: Names,
@@ -184,8 +181,8 @@ pub struct RulesBuilder {
 const EVERY_MIN: Duration = Duration::from_millis(100);
 
 impl RulesBuilder {
-    /// Registers an extractor, which rules use as `key: <name>`. A name is one word that is not built in. `read_file`
-    /// and `read_text` return an error for any other name. If a name is registered twice, the last extractor is used.
+    /// Registers an extractor, which rules use as `key: <name>`. A name is one word that is not built in. For any other
+    /// name, `read_file` and `read_text` return an error. If a name is registered twice, the last extractor is used.
     #[must_use]
     pub fn key<E, K>(mut self, name: impl Into<String>, extract: E) -> Self
     where
@@ -200,7 +197,8 @@ impl RulesBuilder {
         self
     }
 
-    /// Registers a classifier, which rules use as `match: {action: <name>}`, and a short list as `action: <name>`.
+    /// Registers a classifier. Rules use it as `match: {action: <name>}`, and entries of a short list as
+    /// `action: <name>`.
     #[must_use]
     pub fn action(
         mut self,
@@ -211,8 +209,8 @@ impl RulesBuilder {
         self
     }
 
-    /// Says which descriptors a request has, for files in Envoy's form. A request without any passes. A request that
-    /// names more than 1,000 counters is over the limit, and nothing is charged.
+    /// Sets the function that returns the descriptors of a request, for files in Envoy's form. A request without
+    /// descriptors passes. A request that names more than 1,000 counters is over the limit, and nothing is charged.
     ///
     /// ```
     /// use tower_ratelimit::rules::{Descriptor, Rules};
@@ -235,16 +233,17 @@ impl RulesBuilder {
         self
     }
 
-    /// Sets the proxies whose reports of the client's address are believed, for `client-ip`, for `match: {client: …}`
-    /// and for access lists. Without it `client-ip` is an error, and the others use the peer's address.
+    /// Sets the trusted proxies, whose reports of the client's address are used for `client-ip`, for
+    /// `match: {client: …}` and for access lists. Without trusted proxies `client-ip` is an error, and the other two
+    /// use the peer's address.
     #[must_use]
     pub fn trusted_proxies(mut self, proxies: TrustedProxies) -> Self {
         self.names.proxies = Some(proxies);
         self
     }
 
-    /// Sets the clock of `match: {time: …}`, for tests: it shows the calendar's time. By default it is the operating
-    /// system's, with all of its corrections.
+    /// Sets the clock of `match: {time: …}`, for tests. The clock must return the time of the calendar. The default is
+    /// the operating system's clock, with all of its corrections.
     ///
     /// ```
     /// use tower_ratelimit::clock::ManualClock;
@@ -275,8 +274,9 @@ impl RulesBuilder {
         self
     }
 
-    /// Sets whether the program sees only the heads of requests, as a program does that a proxy asks. Then a rule with
-    /// `pace`, which applies to bodies, is a problem of its file. By default the program sees bodies.
+    /// Sets whether the program sees only the heads of requests, for example because a proxy asks it for decisions. If
+    /// so, a rule with `pace` is a problem of its file, because `pace` applies to bodies. By default the program sees
+    /// bodies.
     ///
     /// ```
     /// use tower_ratelimit::rules::Rules;
@@ -292,8 +292,8 @@ impl RulesBuilder {
     }
 
     /// Sets whether the program folds the paths of requests before the rules see them: into lower case, without
-    /// `;parameters`, and without a slash at the end. Then a pattern that no such path matches is a problem of its
-    /// file. By default paths are those that clients sent.
+    /// `;parameters`, and without a slash at the end. If so, a pattern that no folded path can match is a problem of
+    /// its file. By default the rules see paths as clients sent them.
     ///
     /// ```
     /// use tower_ratelimit::rules::Rules;
@@ -308,24 +308,24 @@ impl RulesBuilder {
         self
     }
 
-    /// Reads the file at this interval, at least 100 ms, and reloads it when its content has changed. A separate
-    /// thread does this, and ends at its next reading after the rules and their layers are dropped. By default
-    /// nothing reads the file again.
+    /// Reads the file at this interval, at least 100 ms, and reloads it when its content has changed. A separate thread
+    /// does this, and ends at its next reading after the rules and their layers are dropped. By default the file is
+    /// read only once.
     ///
-    /// A change is taken only when two readings, a second apart, are equal. To be sure that no half-written file is
-    /// taken, rename a finished file into place, or let the file end with a line `...`: once a file with this line is
-    /// in force, one without it is an error.
+    /// A change is used only after two equal readings, one second apart. To be sure that no half-written file is used,
+    /// rename a finished file into place, or end the file with a line `...`. After a file with this line is in force, a
+    /// file without this line is an error.
     #[must_use]
     pub fn reload_every(mut self, interval: Duration) -> Self {
         self.every = Some(interval.max(EVERY_MIN));
         self
     }
 
-    /// Lets operators put a text of rules in force in all processes, in place of the file's, by
-    /// [`FleetChange::rules`](crate::fleet::FleetChange::rules) with this name. While such a text holds, the file is
-    /// read but not put in force.
+    /// Allows operators to put a text of rules in force in all processes, instead of the text of the file. They do this
+    /// by [`FleetChange::rules`](crate::fleet::FleetChange::rules) with this name. While the operators' text is in
+    /// force, the file is read but its rules are not put in force.
     ///
-    /// Other sources of rules need no such setting: read them as you like, and call [`Rules::replace`].
+    /// Other sources of rules need no setting: read the rules from the source, and call [`Rules::replace`].
     #[cfg(feature = "tokio")]
     #[must_use]
     pub fn fleet(mut self, fleet: &Fleet, name: impl Into<String>) -> Self {
@@ -334,8 +334,8 @@ impl RulesBuilder {
     }
 
     /// Checks rules without putting them in force, for tools and tests that do not know all names that the program
-    /// registers. Returns the names that the rules use and that are not registered here, and
-    /// [warnings](RulesWarningKind). Otherwise the rules are right.
+    /// registers. Returns the names that the rules use but that are not registered, and [warnings](RulesWarningKind).
+    /// The rest of the rules is valid.
     ///
     /// ```
     /// use tower_ratelimit::rules::Rules;
@@ -350,16 +350,16 @@ impl RulesBuilder {
     /// # Ok(()) }
     /// ```
     ///
-    /// # Errors
-    /// Returns the problems that [`read_text`](Self::read_text) would return, except names that are not registered.
+    /// # Errors Returns an error with the problems that [`read_text`](Self::read_text) would return, except
+    /// unregistered names.
     pub fn check(&self, text: impl AsRef<[u8]>) -> Result<RulesReport, RulesError> {
         store::check(&self.clone().checked()?, text.as_ref())
     }
 
     /// Reads the rules of a file.
     ///
-    /// # Errors
-    /// Returns an error with all problems of the file, or if a thread for reloading could not be started.
+    /// # Errors Returns an error with all problems of the file. Also returns an error if a thread for reloading could
+    /// not be started.
     pub fn read_file(self, path: impl AsRef<Path>) -> Result<Rules, RulesError> {
         let every = self.every;
         #[cfg(feature = "tokio")]
@@ -374,7 +374,7 @@ impl RulesBuilder {
         Ok(rules)
     }
 
-    /// Reads rules from a text. Nothing reloads it; see [`Rules::replace`].
+    /// Reads rules from a text. The text is not reloaded; see [`Rules::replace`].
     ///
     /// # Errors
     /// Returns all problems of the text.

@@ -2,21 +2,22 @@
 //!
 //! * `document` reads bytes as a tree of values with positions.
 //! * `read` reads the tree as rules.
-//! * `spec` is what the file says, as plain data.
-//! * `error` collects the problems of a file, and `problem` is one of them. `report` has the other findings of a check.
+//! * `spec` has the content of the file, as plain data.
+//! * `error` collects the problems of a file, and `problem` has the type of a problem. `report` has the other findings
+//!   of a check.
 //! * `pattern` compares texts with patterns.
 //! * `times` says at which times of the week a rule applies.
 //! * `warn` finds probable mistakes in valid rules, and `contained` finds rules that never refuse a request.
 //! * `tree` finds the limits of descriptors, in files of Envoy's form.
-//! * `bind` makes a layer's rules of it, with the names that the program registered.
+//! * `bind` makes a layer's rules from the spec, with the names that the program registered.
 //! * `descriptors` decides about descriptors without an HTTP request.
 //! * `convert` rewrites a file in Envoy's form, and `compare` says what another file would change.
-//! * `store` has the rules in force, and `watch` looks for new ones.
+//! * `store` has the rules in force, and `watch` looks for a new version of the file.
 //!
 //! # Files in Envoy's form
 //!
-//! The guide [shows one](crate::guide::rules_in_a_file#envoys-form). The layer and the service that
-//! answers Envoy share one allowance if they share the limiter:
+//! The guide [shows such a file](crate::guide::rules_in_a_file#envoys-form). A layer and a service
+//! that answers Envoy share each allowance if they use the same limiter:
 //!
 //! ```
 //! use tower_ratelimit::MemoryLimiter;
@@ -39,24 +40,24 @@
 //!
 //! * **Matching.** Each level takes the entry with the exact value, then the first pattern of the
 //!   file that matches, then the entry without a value. A limit counts if the descriptor ends at
-//!   its level. A descriptor that matches no limit passes. With `share_threshold` all values of a
-//!   pattern have one counter.
+//!   the limit's level. A descriptor that matches no limit passes. With `share_threshold` all
+//!   values of a pattern have one counter.
 //! * **Counting** is in fixed windows that begin with the clock's minutes, hours and so on; a week,
 //!   a month of 30 days and a year of 365 days are counted from the epoch. `options` in `metadata`
-//!   are the words that follow the limit in the text of a [`Quota`](crate::Quota): `sliding
-//!   window`, for example. A misspelt field of this crate in `metadata` is a problem. Fields of
-//!   others are not read.
-//! * **All or nothing.** If one descriptor is over its limit, nothing is charged to the others.
-//!   Envoy's service does so with `STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true`. If
-//!   [`DescriptorLimits`] refuses more hits than a window has left, the window is
-//!   used up, as there.
-//! * `unlimited`, `shadow_mode`, `name` and `replaces` mean what they mean to Envoy's service.
-//!   `detailed_metric` and `value_to_metric` change nothing, because an
+//!   are the words that follow the limit in the text of a [`Quota`](crate::Quota):
+//!   `sliding window`, for example. A misspelt field of this crate in `metadata` is a problem.
+//!   Fields of other programs in `metadata` are not read.
+//! * **All or nothing.** If one descriptor is over its limit, the other descriptors are not
+//!   charged. Envoy's service behaves like this with
+//!   `STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true`. If [`DescriptorLimits`] refuses more hits than
+//!   a window has units left, the window is used up, as in Envoy's service.
+//! * `unlimited`, `shadow_mode`, `name` and `replaces` have the same meaning as in Envoy's service.
+//!   `detailed_metric` and `value_to_metric` have no effect, because an
 //!   [`Observer`](crate::observe::Observer) gets each key.
-//! * **Names.** The limit of `/search*` in that file is the policy `edge:path=/search*,tenant`. Clients
-//!   see this name in the headers, and what was used belongs to it. Keys and values cannot be
-//!   confused by what they contain.
-//! * **Differences.** These files are problems here, although Envoy's service takes them:
+//! * **Names.** The limit of `/search*` in that file is the policy `edge:path=/search*,tenant`. Clients see this name
+//!   in the headers, and usage is stored under this name. Separators within keys and values are encoded, so that
+//!   different keys and values give different names.
+//! * **Differences.** A file with one of the following is a problem here, although Envoy's service accepts it:
 //!
 //!   | in the file | Envoy's service |
 //!   |---|---|
@@ -69,7 +70,7 @@
 //!   | `quota_mode: true` | refuses a request only if all its limits in this mode are over, and reports to Envoy which are |
 //!   | one domain in two files (`MERGE_DOMAIN_CONFIG`) | merges them; here each file has its own domain |
 //!
-//!   And these count differently:
+//!   The following counts differently:
 //!
 //!   | what happens | Envoy's service | here |
 //!   |---|---|---|
@@ -77,9 +78,8 @@
 //!   | a request has one descriptor twice | charges it twice, and the first status shows what is left before the second charge | charges it twice, and both statuses show what is left after both |
 //!   | the answer's headers | only with `LIMIT_RESPONSE_HEADERS_ENABLED` | a server decides; `tower-ratelimit serve` always adds them |
 //! * While the program runs, a file can change neither its domain nor its form: descriptors of the
-//!   former domain would have no limits. [`convert_envoy`] and `tower-ratelimit
-//!   convert` write a file in the native form out of one in Envoy's, with comments where the two
-//!   differ.
+//!   former domain would have no limits. [`convert_envoy`] and `tower-ratelimit convert` convert a
+//!   file in Envoy's form into the native form, with comments where the two forms differ.
 //!
 //! # How large a file may be
 //!
@@ -96,10 +96,11 @@
 //! | with its aliases written out | 250,000 values and 2 MiB of text |
 //! | what all rules together take over from [`defaults` and templates](crate::guide::rules_in_a_file#say-it-once) | 500,000 values and 2 MiB of text |
 //!
-//! The time of a request grows with the rules that its path may match, and with those that have no
-//! `path`. If you have many rules, give each a `path`. It also grows with the patterns of these
-//! rules that have a `*`: on a usual machine 10,000 patterns of one rule take 2 ms, and 10,000
-//! rules with one pattern each take 10 ms. A file has at most 10,000 patterns.
+//! The time to decide a request grows with the number of rules that its path may match, and of
+//! rules that have no `path`. If you have many rules, give each a `path`. The time also grows with
+//! the number of patterns with `*` in these rules: on a usual machine 10,000 patterns of one rule
+//! take 2 ms, and 10,000 rules with one pattern each take 10 ms. A file has at most 10,000
+//! patterns.
 
 mod bind;
 mod compare;
@@ -136,5 +137,5 @@ pub use tree::Descriptor;
 
 /// The JSON Schema of files of rules, for editors and other tools.
 ///
-/// It checks all that can be checked without reading quotas and names. [`RulesBuilder::check`] says everything.
+/// The schema checks everything except the texts of quotas and the names. [`RulesBuilder::check`] checks these, too.
 pub const SCHEMA: &str = include_str!("schema.json");

@@ -1,4 +1,4 @@
-//! The names that a program registers for its files of rules, beside the built-in ones.
+//! The names that a program registers for its files of rules, in addition to the built-in names.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ pub(super) struct Names {
     pub(super) actions: HashMap<String, Read<bool>>,
     /// The descriptors of a request.
     pub(super) describe: Option<Describe>,
-    /// The clock of `time`. Without one it is the operating system's calendar.
+    /// The clock of `time`. `None` means the operating system's calendar.
     pub(super) clock: Option<Arc<dyn Clock>>,
-    /// The proxies whose reports of the client are believed.
+    /// The trusted proxies, whose reports of the client's address are used.
     pub(super) proxies: Option<TrustedProxies>,
-    /// True if the program sees no bodies.
+    /// True if the program sees only the heads of requests and no bodies.
     pub(super) heads_only: bool,
-    /// Whether the program hands over folded paths.
+    /// True if the program folds the paths of requests before the rules see them.
     pub(super) folded_paths: bool,
 }
 
@@ -41,7 +41,8 @@ impl Names {
         self.keys.insert(name, Arc::new(move |head| extract(head).into_key()));
     }
 
-    /// Calls `read` with the names. `are_all` is true if the program registers no others.
+    /// Calls `read` with the registered names. `are_all` is true if the program registers no other
+    /// names.
     pub(super) fn known<T>(&self, are_all: bool, read: impl FnOnce(read::KnownNames<'_>) -> T) -> T {
         let keys: Vec<&str> = self.keys.keys().map(String::as_str).collect();
         let actions: Vec<&str> = self.actions.keys().map(String::as_str).collect();

@@ -1,10 +1,11 @@
-//! Texts in which `*` stands for any characters, and the results of comparing with them.
+//! Texts in which `*` matches any characters, and the results of comparisons with such texts.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 
 /// The result of a comparison. A part of a request is unclear if it cannot be read, or if other programs may read it in
-/// another way. It meets `match`, but does not meet `not`, so no client escapes a rule by it.
+/// another way. An unclear part meets `match` but does not meet `not`, so a client cannot escape a rule with an unclear
+/// request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MatchResult {
     Yes,
@@ -18,13 +19,13 @@ impl From<bool> for MatchResult {
     }
 }
 
-/// A text in which each `*` stands for any characters, or for none. It has at least one `*`.
+/// A text in which each `*` matches any characters, or no character. The text has at least one `*`.
 pub(super) struct Pattern {
     begin: Box<str>,
-    /// The texts between two `*`, in this order.
+    /// The texts between two neighbouring `*`, in their order.
     middle: Vec<Box<str>>,
     end: Box<str>,
-    /// The bytes of all texts: a shorter text cannot match.
+    /// The number of bytes without the `*`. A shorter text cannot match.
     shortest: usize,
 }
 
@@ -37,7 +38,7 @@ impl Pattern {
         Self { begin: begin.into(), middle, end: end.into(), shortest }
     }
 
-    /// Returns whether a text matches, in time that is linear in its length.
+    /// Returns whether a text matches. The time is linear in the length of the text.
     pub(super) fn matches(&self, text: &str) -> bool {
         if text.len() < self.shortest {
             return false;
@@ -57,7 +58,7 @@ impl Pattern {
 /// The longest text that is compared with patterns, in bytes.
 const COMPARED_MAX: usize = 1_000;
 
-/// Texts and patterns. One of them must match the bytes of a header.
+/// Texts and patterns, of which one must match the bytes of a header.
 pub(super) struct AnyOf {
     exact: HashSet<Box<str>>,
     patterns: Vec<Pattern>,
@@ -78,7 +79,8 @@ impl AnyOf {
         any
     }
 
-    /// Returns whether one of them matches. The time is linear in the length of the text, for each pattern.
+    /// Returns whether one of the texts and patterns matches. For each pattern, the time is linear in the length of
+    /// `text`.
     pub(super) fn find(&self, text: &[u8]) -> MatchResult {
         // A text above `COMPARED_MAX` is not compared, so that no client can make the comparison slow.
         if text.len() > COMPARED_MAX {
@@ -88,7 +90,7 @@ impl AnyOf {
         (self.exact.contains(&*text) || self.patterns.iter().any(|pattern| pattern.matches(&text))).into()
     }
 
-    /// Returns bytes as a text that has one character for each byte, in lower case if case does not matter.
+    /// Returns bytes as a text with one character for each byte. The text is in lower case if case does not matter.
     fn characters<'b>(&self, bytes: &'b [u8]) -> Cow<'b, str> {
         let is_upper = self.ignores_case && bytes.iter().any(u8::is_ascii_uppercase);
         match std::str::from_utf8(bytes) {

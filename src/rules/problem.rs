@@ -4,13 +4,14 @@ use std::fmt;
 
 use crate::error::printable;
 
-/// The maximum number of characters of a line that are shown.
+/// The maximum number of characters that an excerpt shows of a line.
 const LINE_MAX: usize = 120;
 
 /// The longest word for which a suggestion is searched, in bytes.
 const WORD_MAX: usize = 64;
 
-/// The position of a value in a file. Lines and columns begin with 1, and columns count characters.
+/// The position of a value in a file. Lines and columns are counted from 1, and columns count
+/// characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Position {
     pub(crate) line: usize,
@@ -26,8 +27,8 @@ impl Position {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RulesErrorKind {
-    /// The file could not be opened or read, or its form does not fit its use, as with
-    /// descriptors, which only Envoy's form has.
+    /// The file could not be opened or read, or it has the wrong form for its use. For example,
+    /// only a file in Envoy's form can limit descriptors.
     File,
     /// The file is not one document of UTF-8 YAML, or uses parts of YAML that rules do not need,
     /// such as tags.
@@ -38,8 +39,8 @@ pub enum RulesErrorKind {
     Field,
     /// A value has the right type but is impossible, such as a quota of 5 per 400 days.
     Value,
-    /// A name is taken by another rule, or is unknown: a key that the program did not register, or
-    /// a plan without a quota.
+    /// A name is used by another rule, or is unknown. For example, the program did not register a
+    /// key, or a plan has no quota.
     Name,
 }
 
@@ -51,7 +52,7 @@ pub struct Problem {
     message: Box<str>,
     suggestion: Option<Box<str>>,
     excerpt: Box<str>,
-    /// The column of the position in the excerpt.
+    /// The column in the excerpt that the position has.
     mark: usize,
 }
 
@@ -62,13 +63,13 @@ impl Problem {
         self.kind
     }
 
-    /// Returns the line, which begins with 1. It is 1 if the problem is the whole file.
+    /// Returns the line, counted from 1. Returns 1 if the problem is the whole file.
     #[must_use]
     pub fn line(&self) -> usize {
         self.position.line
     }
 
-    /// Returns the column, which begins with 1 and counts characters. It is 1 if the problem is the
+    /// Returns the column, which is counted in characters from 1. Returns 1 if the problem is the
     /// whole file.
     #[must_use]
     pub fn column(&self) -> usize {
@@ -87,8 +88,8 @@ impl Problem {
         self.suggestion.as_deref()
     }
 
-    /// Returns the line of the file, or the part of a long line that contains the position. It is
-    /// empty if the problem is the whole file.
+    /// Returns the line of the file, or the part of a long line that contains the position. Returns
+    /// an empty text if the problem is the whole file.
     #[must_use]
     pub fn excerpt(&self) -> &str {
         &self.excerpt
@@ -110,7 +111,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A found problem, before its line is looked up.
+/// A problem without its excerpt, before its line is looked up.
 pub(super) struct FoundProblem {
     pub(super) kind: RulesErrorKind,
     pub(super) position: Position,
@@ -119,7 +120,7 @@ pub(super) struct FoundProblem {
 }
 
 impl FoundProblem {
-    /// Makes a problem with a word, for which `suggestion` was probably meant.
+    /// Makes a problem with a misspelt word. `suggestion` is the word that was probably meant.
     pub(super) fn of_word(
         kind: RulesErrorKind,
         position: Position,
@@ -143,12 +144,13 @@ impl FoundProblem {
     }
 }
 
-/// The rest of a text, from the beginning of a line. Line breaks are as in YAML. Positions must come in order, so
-/// that each part of the text is read once.
+/// The rest of a text, from the beginning of a line. Line breaks are those of YAML. Positions must be looked up in
+/// their order, so that each part of the text is read once.
 pub(super) struct TextLines<'a> {
     rest: &'a str,
     number: usize,
-    /// A position in the rest that is in the line: the bytes before it, and the characters.
+    /// A position that was reached in the first line of the rest: the number of bytes and the
+    /// number of characters before it.
     passed: (usize, usize),
 }
 
@@ -157,7 +159,7 @@ impl<'a> TextLines<'a> {
         Self { rest: text, number: 1, passed: (0, 0) }
     }
 
-    /// Goes to a line. Returns `None` if there is none.
+    /// Goes to a line. Returns `None` if the text has fewer lines.
     fn go_to(&mut self, number: usize) -> Option<()> {
         while self.number < number {
             let end = self.rest.find(['\n', '\r'])?;
@@ -188,7 +190,8 @@ impl<'a> TextLines<'a> {
     }
 }
 
-/// Returns the known word that is most similar to `word`, if one is similar enough to be meant.
+/// Returns the known word that is most similar to `word`, or `None` if no known word is similar
+/// enough to be meant.
 pub(crate) fn similar<'w>(word: &str, known: impl IntoIterator<Item = &'w str>) -> Option<&'w str> {
     if word.len() > WORD_MAX {
         return None;
@@ -201,7 +204,7 @@ pub(crate) fn similar<'w>(word: &str, known: impl IntoIterator<Item = &'w str>) 
     near.min_by_key(|(distance, _)| *distance).map(|(_, one)| one)
 }
 
-/// Prints text of the file in a message: quoted by backticks, and shortened.
+/// Prints a text of the file in a message, shortened and between backticks.
 pub(crate) struct Quoted<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Quoted<'_> {

@@ -1,4 +1,4 @@
-//! The findings of a check beside problems: names that only the program knows, and warnings.
+//! The findings of a check other than problems: unregistered names, and warnings.
 
 use super::problem::{Position, Problem};
 use crate::error::labelled;
@@ -11,7 +11,7 @@ pub struct RulesReport {
 }
 
 impl RulesReport {
-    /// Returns the names that the rules use and that are not registered, in the order of their first uses.
+    /// Returns the unregistered names that the rules use, in the order of their first uses.
     #[must_use]
     pub fn unregistered(&self) -> &[UnregisteredName] {
         &self.unregistered
@@ -24,7 +24,7 @@ impl RulesReport {
     }
 }
 
-/// A part of valid rules that is probably a mistake, or that a reader should know.
+/// A warning about valid rules: a probable mistake, or a fact that the user should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RulesWarning {
     pub(super) kind: RulesWarningKind,
@@ -38,7 +38,7 @@ impl RulesWarning {
         self.kind
     }
 
-    /// Returns the warning with its position and its line, as a problem. Its message says how to fix it.
+    /// Returns the warning with its position and its line, as a problem. The problem's message says how to fix it.
     #[must_use]
     pub fn problem(&self) -> &Problem {
         &self.problem
@@ -57,23 +57,26 @@ labelled! {
     RulesWarningKind,
     /// Returns the label.
     as_str {
-        /// `enabled: false` keeps a rule from being applied. That is intended, so a tool prints it and does not fail.
+        /// A rule is not applied, because it has `enabled: false`. This is intended, so a tool should print the warning
+        /// but not fail.
         Disabled = "disabled",
         /// `allow` has every IPv4 or every IPv6 address, so the rules limit none of these clients.
         ExemptsAll = "exempts-all",
         /// The quota of a rule never refuses a request, because another rule applies to all of its requests and allows
-        /// no more. It is reported only if that is certain: the quotas have the same algorithm and period, and the
-        /// values of both `match` show that the other rule applies, too. In a file with very many rules not all of them
+        /// no more. This is reported only if it is certain: the quotas have the same algorithm and period, and the
+        /// values of both `match` show that the other rule also applies. In a file with very many rules not all rules
         /// are compared.
         NeverBinds = "never-binds",
-        /// Every limit of the file is in shadow mode. That is intended at first, so a tool prints it and does not fail.
+        /// Every limit of the file is in shadow mode. This is usual for new rules, so a tool should print the warning
+        /// but not fail.
         ObservesOnly = "observes-only",
-        /// A quota of 0 refuses each request of its rule, or `deny` has every IPv4 or every IPv6 address. That may be
-        /// intended, so a tool prints it and does not fail. Plans and rules that do not enforce are not reported.
+        /// A quota of 0 refuses each request of its rule, or `deny` has every IPv4 or every IPv6 address. This may be
+        /// intended, so a tool should print the warning but not fail. Plans and rules that do not enforce are not
+        /// reported.
         RefusesAll = "refuses-all",
         /// The period of a quota has 30 or 365 days, which is neither a month nor a year of the calendar. Or its
-        /// windows are weeks that are counted from 1970, so they begin on Thursdays. That may be intended, so a tool
-        /// prints it and does not fail.
+        /// windows are weeks that are counted from 1970, so they begin on Thursdays. This may be intended, so a tool
+        /// should print the warning but not fail.
         NotCalendar = "not-calendar",
         /// No rule uses a template.
         UnusedTemplate = "unused-template",
@@ -90,8 +93,8 @@ pub enum NameKind {
     Action,
 }
 
-/// A name that rules use and that is not registered: what
-/// [`RulesBuilder::check`](super::RulesBuilder::check) returns.
+/// An unregistered name that rules use. [`RulesBuilder::check`](super::RulesBuilder::check) returns
+/// such names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnregisteredName {
     pub(super) kind: NameKind,
@@ -106,13 +109,13 @@ impl UnregisteredName {
         self.kind
     }
 
-    /// Returns the name as the rules have it.
+    /// Returns the name as the rules write it.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the first use of the name, as the problem that it is for a program that does not register the name.
+    /// Returns the first use of the name as a problem. A program that does not register the name gets this problem.
     #[must_use]
     pub fn problem(&self) -> &Problem {
         &self.problem

@@ -1,4 +1,4 @@
-//! The content of a file of rules, as plain data. Values that a later step may refuse have their positions.
+//! The content of a file of rules, as plain data. Each value that a later step may refuse is stored with its position.
 
 use std::ops::Deref;
 
@@ -49,7 +49,8 @@ pub(crate) struct DomainSpec {
     pub(crate) descriptors: Vec<DescriptorSpec>,
 }
 
-/// A level of descriptors' entries. No two siblings have the key and the value in common.
+/// An entry of descriptors, with the entries below it. No two entries below one parent have the
+/// same key and value.
 #[derive(Clone, Debug)]
 pub(crate) struct DescriptorSpec {
     pub(crate) position: Position,
@@ -63,14 +64,14 @@ pub(crate) struct DescriptorSpec {
     pub(crate) descriptors: Vec<Self>,
 }
 
-/// The limit of descriptors of this depth.
+/// The limit of descriptors that end with an entry of the file.
 #[derive(Clone, Debug)]
 pub(crate) struct LimitSpec {
     /// `None` if the limit is unlimited.
     pub(crate) quota: Option<At<Quota>>,
     pub(crate) mode: Mode,
     pub(crate) name: Option<Box<str>>,
-    /// The names of limits that do not count beside this one.
+    /// The names of the limits that do not count for a request if this limit does.
     pub(crate) replaces: Vec<Box<str>>,
 }
 
@@ -81,7 +82,7 @@ pub(crate) struct AccessSpec {
     pub(crate) deny: Vec<At<IpNet>>,
 }
 
-/// A rule. All names of a file's rules and of their policies differ.
+/// A rule. All rules and policies of a file have different names.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleSpec {
     pub(crate) position: Position,
@@ -91,7 +92,7 @@ pub(crate) struct RuleSpec {
     /// Whether the rule is applied.
     pub(crate) is_enabled: bool,
     pub(crate) quota: QuotaSpec,
-    /// The parts that make one key. At least one.
+    /// The parts that make one key. There is at least one part.
     pub(crate) key: Vec<At<KeySpec>>,
     /// The conditions, which must all hold.
     pub(crate) matches: MatchSpec,
@@ -100,9 +101,9 @@ pub(crate) struct RuleSpec {
     pub(crate) missing_key: MissingKey,
     /// A percentage from 1 to 100.
     pub(crate) warn_at: Option<u8>,
-    /// The bodies that the rule paces, in place of charging requests.
+    /// The bodies that the rule paces, if it paces bodies instead of charging requests.
     pub(crate) pace: Option<PacedBodies>,
-    /// The bytes of each body that do not wait.
+    /// The number of bytes at the beginning of each body that do not wait.
     pub(crate) pace_after: Option<u64>,
     /// A quota that is a block.
     pub(crate) block: Option<At<Quota>>,
@@ -124,7 +125,8 @@ impl RuleSpec {
 
 #[derive(Clone, Debug)]
 pub(crate) enum QuotaSpec {
-    /// Quotas that a request must all meet. At least one, and no two count alike.
+    /// The quotas that a request must all meet. There is at least one quota, and no two quotas
+    /// count in the same way.
     All(Vec<At<Quota>>),
     Plans(PlansSpec),
 }
@@ -134,13 +136,13 @@ pub(crate) enum QuotaSpec {
 pub(crate) struct PlansSpec {
     /// The part of a request that names its plan.
     pub(crate) by: At<KeySpec>,
-    /// The plans' names and quotas. At least one.
+    /// The names and quotas of the plans. There is at least one plan.
     pub(crate) quotas: Vec<(Name, At<Quota>)>,
-    /// The index of the plan for requests that name none of them.
+    /// The index of the plan for requests that name no plan of the rule.
     pub(crate) otherwise: usize,
 }
 
-/// A part of a request that makes a key.
+/// A part of a request that makes a key or a part of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KeySpec {
     ClientIp,
@@ -157,16 +159,16 @@ pub(crate) enum KeySpec {
     Registered(Box<str>),
 }
 
-/// The conditions of a rule. An empty field holds for every request. Otherwise one of its values
-/// must hold. All headers and all parameters of the query must hold.
+/// The conditions of a rule. An empty field matches every request. Otherwise a request must match
+/// one value of the field. Of `header` and `query`, a request must match all entries.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MatchSpec {
     pub(crate) method: Vec<Method>,
     pub(crate) path: Vec<PathPattern>,
-    /// In lower case and without ports.
+    /// The hosts, in lower case and without ports.
     pub(crate) host: Vec<Wildcard>,
     pub(crate) header: Vec<(HeaderName, Wildcard)>,
-    /// Percent-decoded names and values of parameters.
+    /// The percent-decoded names and values of query parameters.
     pub(crate) query: Vec<(Box<str>, Wildcard)>,
     pub(crate) client: Vec<IpNet>,
     pub(crate) user_agent: Vec<Wildcard>,
@@ -174,11 +176,12 @@ pub(crate) struct MatchSpec {
     pub(crate) action: Vec<Name>,
     /// Times of the week, each with its text.
     pub(crate) time: Vec<(Box<str>, Times)>,
-    /// Requests that meet the conditions of one of these are left out. They have no `not` of their own.
+    /// The exceptions: requests that meet all conditions of one of these entries are left out. An entry has no `not` of
+    /// its own.
     pub(crate) not: Vec<Self>,
 }
 
-/// A text in which each `*` stands for any characters, or for none.
+/// A text in which each `*` matches any characters, or no character.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wildcard(pub(crate) Box<str>);
 
@@ -189,14 +192,14 @@ pub(crate) enum CostSpec {
     Units(u64),
     /// The number in a header, up to a bound of at least 1.
     Header { name: HeaderName, at_most: u64 },
-    /// The bytes of the request's body. All quotas of the rule count bytes.
+    /// The number of bytes of the request's body. All quotas of the rule count bytes.
     ContentLength,
-    /// Units or those of a header, until the cost is reported.
+    /// Units or the number in a header, which are reserved until the cost is reported.
     Reserved(Box<Self>),
 }
 
 impl CostSpec {
-    /// Returns what is taken before the request is answered.
+    /// Returns the cost that is taken before the request is answered.
     pub(crate) fn taken_first(&self) -> &Self {
         match self {
             Self::Reserved(reserved) => reserved,

@@ -1,4 +1,4 @@
-//! The rules in force: read, replaced as a whole, and followed by layers.
+//! The rules in force. They are read, they are replaced as a whole, and layers follow them.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -37,15 +37,15 @@ const CHANGES_MAX: usize = 10;
 pub(super) struct RuleStore {
     names: Arc<Names>,
     path: Option<Arc<Path>>,
-    /// Held while the file is read, so that a later reading has a later number.
+    /// The lock for reading the file, so that a later reading has a later number.
     reads: Mutex<()>,
     state: Mutex<RulesState>,
 }
 
 struct RulesState {
-    /// The file as it was read last, whether its rules are in force or not.
+    /// The result of the last reading of the file, whether its rules are in force or not.
     read: Reading,
-    /// The rules of the program or its file, which are in force unless operators put others in force.
+    /// The rules of the program or its file, which are in force unless operators put other rules in force.
     #[cfg(feature = "tokio")]
     own: Arc<[u8]>,
     /// The settings of operators for the rules.
@@ -54,10 +54,10 @@ struct RulesState {
     /// The fleet whose operators may put other rules in force.
     #[cfg(feature = "tokio")]
     fleet: Option<Fleet>,
-    /// Whether they did.
+    /// True if operators put other rules in force.
     #[cfg(feature = "tokio")]
     is_pushed: bool,
-    /// The number of that reading.
+    /// The number of the last reading of the file.
     reading: u64,
     error: Option<RulesError>,
     in_force: InForce,
@@ -66,13 +66,13 @@ struct RulesState {
     layers: Vec<Weak<dyn Follow>>,
 }
 
-/// The content of a file, or the error of reading it.
+/// The content of a file, or the error if it could not be read.
 pub(super) type Reading = Result<Arc<[u8]>, RulesError>;
 
-/// The rules in force, and the text that they are from.
+/// The rules in force, and the text that has them.
 struct InForce {
     content: Arc<[u8]>,
-    /// The file that the text is from.
+    /// The file that has the text, if the text is from a file.
     file: Option<Arc<Path>>,
     /// The number of rules in the text.
     count: usize,
@@ -88,7 +88,7 @@ struct InForce {
     settings: FleetRuleSettings,
 }
 
-/// The data, beside their text, from which the next rules are made.
+/// The data from which the next rules are made, in addition to their text.
 #[derive(Default)]
 struct RulesOrigin {
     version: u64,
@@ -142,17 +142,17 @@ impl RuleStore {
         }
     }
 
-    /// Returns whether the last reading of the file had the same content.
+    /// Returns whether the last reading of the file had the same result as `reading`.
     pub(super) fn has_read(&self, reading: &Reading) -> bool {
         self.state().read == *reading
     }
 
-    /// Notes that the file was read without success, so that the next reading counts as a change.
+    /// Notes that the rules of the last reading were not put in force, so that the next reading counts as a change.
     pub(super) fn forget_reading(&self) {
         self.state().read = Err(RulesError::of_file("the rules were read, and a limiter panicked about them"));
     }
 
-    /// Reads the file, and puts its rules in force if `is_wanted` says so. Otherwise returns `None`.
+    /// Reads the file, and puts its rules in force if `is_wanted` returns true. Otherwise returns `None`.
     pub(super) fn reload(&self, is_wanted: impl Fn(&Reading) -> bool) -> Option<Result<u64, RulesError>> {
         let (read, reading) = {
             let _alone = lock(&self.reads);
@@ -176,7 +176,8 @@ impl RuleStore {
         self.put_own_in_force(content, None)
     }
 
-    /// Puts the program's own rules in force. While operators have put others in force, they are only kept for later.
+    /// Puts the program's own rules in force. If operators have put other rules in force, the own rules are only kept
+    /// for later.
     fn put_own_in_force(&self, content: &Arc<[u8]>, reading: Option<u64>) -> Result<u64, RulesError> {
         #[cfg(feature = "tokio")]
         if self.state().is_pushed {
@@ -198,9 +199,9 @@ impl RuleStore {
         Ok(version)
     }
 
-    /// Puts rules in force, unless the file was read again since they were read. It holds no lock while it calls
-    /// limiters and observers, which are the application's code and may call this. So it begins again if other rules
-    /// came into force meanwhile.
+    /// Puts rules in force, unless the file was read again since they were read. No lock is held while limiters and
+    /// observers are called, because they are the application's code and may call this method. Therefore it starts
+    /// again if other rules came into force meanwhile.
     fn put_in_force(&self, content: &Arc<[u8]>, reading: Option<u64>) -> Result<u64, RulesError> {
         let file = self.path.as_ref().filter(|_| reading.is_some());
         loop {
@@ -254,7 +255,7 @@ impl RuleStore {
         }
     }
 
-    /// Keeps the rules in force, and reports why, unless the file was read again.
+    /// Keeps the present rules in force, and reports the error unless the file was read again.
     fn refuse(&self, error: RulesError, reading: Option<u64>) -> Result<u64, RulesError> {
         let layers = {
             let mut state = self.state();
@@ -268,7 +269,7 @@ impl RuleStore {
         Err(error)
     }
 
-    /// Returns an error if the quotas in force are not supported.
+    /// Returns an error if a quota in force is not supported.
     pub(super) fn check(&self, supports: impl Fn(&Quota) -> Result<(), UnsupportedQuota>) -> Result<(), RulesError> {
         let (content, file, quotas) = {
             let InForce { content, file, quotas, .. } = &self.state().in_force;
@@ -279,17 +280,17 @@ impl RuleStore {
         problems.into_result(Some(())).map_err(|error| error.in_file(file.as_ref()))
     }
 
-    /// Returns the limits in force of a file in Envoy's form.
+    /// Returns the limits in force, if the file has Envoy's form.
     pub(super) fn tree(&self) -> Option<Arc<Tree>> {
         self.state().in_force.tree.clone()
     }
 
-    /// Returns whether the program says which descriptors a request has.
+    /// Returns whether the program has set which descriptors a request has.
     pub(super) fn describes(&self) -> bool {
         self.names.describe.is_some()
     }
 
-    /// Reports to a follower what happens to the rules, and asks it which quotas it supports.
+    /// Adds a follower, which is told about changes of the rules, and which is asked whether it supports a quota.
     pub(super) fn follow(&self, follower: Weak<dyn Follow>) {
         let mut state = self.state();
         state.layers.retain(|layer| layer.strong_count() > 0);
@@ -349,12 +350,12 @@ impl FollowFleet for RuleStore {
 
 #[cfg(feature = "tokio")]
 impl RuleStore {
-    /// Keeps a fleet, so that the rules go on following it.
+    /// Keeps a fleet alive, so that the rules keep following it.
     pub(super) fn keep(&self, fleet: Fleet) {
         self.state().fleet = Some(fleet);
     }
 
-    /// Returns an error if the rules of a text could not be put in force now.
+    /// Checks whether the rules of a text could be put in force now, and returns an error if not.
     fn check_next(&self, content: &Arc<[u8]>, file: Option<&Arc<Path>>) -> Result<(), RulesError> {
         let (origin, domain, layers) = {
             let state = self.state();
@@ -366,7 +367,7 @@ impl RuleStore {
 }
 
 impl RulesState {
-    /// Returns whether the file was read again after this reading.
+    /// Returns whether the file was read again after the reading with this number.
     fn is_outdated(&self, reading: Option<u64>) -> bool {
         reading.is_some_and(|reading| reading != self.reading)
     }
@@ -426,13 +427,14 @@ impl InForce {
         })
     }
 
-    /// Returns the event that the rules are in force.
+    /// Returns the event which says that the rules are in force.
     fn event(&self) -> RulesEvent {
         let file = self.file.as_ref().map(|file| file.to_path_buf());
         RulesEvent::loaded(self.rules.version, file, self.count)
     }
 
-    /// Returns what is different in the quotas and modes of rules, in words: at most some names of each kind.
+    /// Describes the differences in the quotas and modes of rules as text, at most 10 of them and the number of the
+    /// others.
     fn changes_since(&self, before: &Self) -> String {
         let (old, new) = (before.rules.words(), self.rules.words());
         let is_in = |name: &str, words: &BTreeMap<String, String>| words.contains_key(name);
@@ -454,7 +456,7 @@ impl InForce {
         self.tree.as_ref().map(|tree| tree.domain.clone())
     }
 
-    /// Returns an error if a layer cannot take the rules. `domain` is the domain of the rules it was made for.
+    /// Returns an error if a layer cannot use the rules. `domain` is the domain of the present rules.
     fn accepted_by(&self, layers: &[Arc<dyn Follow>], domain: Option<&str>) -> Result<(), RulesError> {
         let mut problems = problems_of(&self.content);
         // A layer that was made for another form or domain would let all requests pass.
@@ -493,7 +495,7 @@ fn report(layers: &[Arc<dyn Follow>], event: &RulesEvent) {
     each(layers, |layer| layer.report(event));
 }
 
-/// Calls the layers one by one: if the limiter or an observer of one panics, the other layers still get the rules.
+/// Calls the layers one by one. If the limiter or the observer of a layer panics, the other layers still get the rules.
 fn each(layers: &[Arc<dyn Follow>], call: impl Fn(&dyn Follow)) {
     layers.iter().for_each(|layer| contained(|| call(&**layer)));
 }
@@ -514,8 +516,8 @@ fn all_supported(
     }
 }
 
-/// Checks a text as a store would read it, but names that are not registered are not problems. Returns these, and
-/// warnings.
+/// Checks a text as a store would read it, except that unregistered names are not problems. Returns the unregistered
+/// names, and warnings.
 pub(super) fn check(names: &Names, content: &[u8]) -> Result<RulesReport, RulesError> {
     let (mut unregistered, mut warned) = (Vec::new(), Vec::new());
     let checked = names.known(false, |known| {
@@ -538,7 +540,7 @@ pub(super) fn check(names: &Names, content: &[u8]) -> Result<RulesReport, RulesE
     }
 }
 
-/// Returns whether the last line is `...`, the end of a document of YAML.
+/// Returns whether the last line is `...`, which ends a YAML document.
 fn has_end_mark(content: &[u8]) -> bool {
     content
         .trim_ascii_end()
@@ -546,7 +548,7 @@ fn has_end_mark(content: &[u8]) -> bool {
         .is_some_and(|before| matches!(before.last(), None | Some(b'\n' | b'\r')))
 }
 
-/// Returns the error of a file that has lost its end.
+/// Returns the error for a file without its end mark `...`.
 fn incomplete(content: &[u8]) -> RulesError {
     let text = std::str::from_utf8(content).unwrap_or_default();
     let mut problems = Problems::new(text);
@@ -556,7 +558,8 @@ fn incomplete(content: &[u8]) -> RulesError {
     problems.into_error()
 }
 
-/// Reads at most one byte more than a file of rules may have, so that the reader reports a larger file.
+/// Reads a file, at most one byte more than a file of rules may have, so that the check of the size fails for a larger
+/// file.
 fn read_file(path: &Path) -> Reading {
     let unreadable = |error: std::io::Error| RulesError::unreadable(path, error);
     // Checks first whether this is a file, because opening a pipe would wait for the pipe's writer.

@@ -26,12 +26,12 @@ pub(crate) struct Times {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ZoneTimes {
     zone: Zone,
-    /// The first minute of each span, and the minute after it, counted from Monday 00:00 of the zone. They are in
-    /// their order, and neither overlap nor touch each other. At least one.
+    /// The first minute of each span, and the minute after the span, counted from Monday 00:00 in the zone. There is at
+    /// least one span. The spans are sorted, and do not overlap or touch each other.
     spans: Vec<(u32, u32)>,
 }
 
-/// The search for a change ends after this many changes of one zone's times that do not change the result.
+/// The maximum number of changes in single zones that are followed to find a change of the result.
 const CHANGES_MAX: usize = 100;
 
 impl Times {
@@ -75,7 +75,7 @@ impl Times {
         if times.is_always() { Err("every time is in it: leave it out".to_owned()) } else { Ok(times) }
     }
 
-    /// Returns the times of all of these.
+    /// Returns times that include each of the given times.
     pub(super) fn any_of<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut zones: Vec<ZoneTimes> = Vec::new();
         for times in all.into_iter().flat_map(|times| &times.zones) {
@@ -94,12 +94,12 @@ impl Times {
         self.zones.iter().any(ZoneTimes::is_always)
     }
 
-    /// Returns whether an instant is one of these times.
+    /// Returns whether an instant is within these times.
     pub(super) fn contains(&self, now: Timestamp) -> bool {
         self.zones.iter().any(|times| times.span_at(times.minute(now)).is_some())
     }
 
-    /// Returns whether these times include all of the other times. Times of different zones are not compared.
+    /// Returns whether these times include all of `other`. Times in different zones are not compared.
     pub(super) fn covers(&self, other: &Self) -> bool {
         let is_covered = |inner: &ZoneTimes| {
             let own = self.zones.iter().find(|outer| outer.zone == inner.zone);
@@ -108,7 +108,7 @@ impl Times {
         self.is_always() || other.zones.iter().all(is_covered)
     }
 
-    /// Returns the time until a rule for these times begins or ceases to apply, or `None` if it never does.
+    /// Returns the time until a rule with these times starts or stops to apply. Returns `None` if that never changes.
     pub(super) fn changes_in(&self, now: Timestamp) -> Option<Duration> {
         if self.is_always() {
             return None;
@@ -125,7 +125,8 @@ impl Times {
 }
 
 impl ZoneTimes {
-    /// Makes the times of spans, given their first minutes and their lengths of at most a week.
+    /// Makes times from spans. Each span is given by its first minute and its length in minutes, which is at most a
+    /// week.
     fn of(zone: Zone, spans: Vec<(u32, u32)>) -> Self {
         // A span that crosses the end of the week becomes two spans.
         let split = spans.into_iter().flat_map(|(begin, length)| {
@@ -148,13 +149,13 @@ impl ZoneTimes {
         self.spans == [(0, WEEK)]
     }
 
-    /// Returns whether these times include all of the other times.
+    /// Returns whether these times include all of `other`.
     fn covers(&self, other: &Self) -> bool {
         other.spans.iter().all(|(begin, end)| self.span_at(*begin).is_some_and(|(_, last)| *end <= last))
     }
 
-    /// Returns the next instant at which a span begins or ends, or at which the zone changes its offset before that.
-    /// Returns `None` if there is none.
+    /// Returns the next instant at which a span begins or ends, or an earlier instant at which the zone changes its
+    /// offset. Returns `None` if there is no such instant.
     fn next_change(&self, now: Timestamp) -> Option<Timestamp> {
         let minute = self.minute(now);
         let first = self.spans.first()?;
@@ -172,7 +173,7 @@ impl ZoneTimes {
         Some(Timestamp::from_micros(u64::try_from(then_s).unwrap_or(0).saturating_mul(1_000_000)))
     }
 
-    /// Returns the minute of the week.
+    /// Returns the minute of the week in this zone.
     fn minute(&self, now: Timestamp) -> u32 {
         let now_s = seconds(now);
         let minutes = (now_s + self.zone.offset_s(now_s)).div_euclid(60) + EPOCH;
@@ -186,12 +187,12 @@ impl ZoneTimes {
     }
 }
 
-/// Returns an instant in seconds. A limiter reads no later clock than the latest here.
+/// Returns an instant in seconds. A later instant than limiters can read counts as the latest of these.
 fn seconds(now: Timestamp) -> i64 {
     (now.as_micros().min(CLOCK_US_MAX) / 1_000_000) as i64 // below 2^33
 }
 
-/// Reads a time zone, or an offset from UTC in minutes.
+/// Reads a time zone or an offset from UTC. The offset is returned in minutes.
 fn zone_or_offset(word: &str) -> Result<(Zone, i64), String> {
     if !word.contains('/') {
         return offset(word).map(|offset| (Zone::UTC, offset));
@@ -210,7 +211,7 @@ fn zone_or_offset(word: &str) -> Result<(Zone, i64), String> {
     }
 }
 
-/// Reads an offset from UTC, in minutes.
+/// Reads an offset from UTC, and returns it in minutes.
 fn offset(word: &str) -> Result<i64, String> {
     if ["utc", "z"].contains(&word) {
         return Ok(0);
@@ -247,7 +248,7 @@ fn times_of_day(word: &str) -> Result<(u32, u32), String> {
     Ok((begin, end))
 }
 
-/// Reads hours and minutes, such as `08:00`, as minutes.
+/// Reads a time of the day, such as `08:00`, and returns it in minutes.
 fn minutes(text: &str) -> Option<u32> {
     let (hours, minutes) = text.split_once(':')?;
     let number = |digits: &str| {

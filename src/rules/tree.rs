@@ -1,8 +1,8 @@
 //! The limits of a domain of Envoy's rate limit service, and which of them a descriptor matches.
 //!
-//! They are read as envoyproxy/ratelimit reads them (its README, "Descriptor list definition"). At each level it takes
-//! the entry's exact value, then the first pattern that the value matches, then the key without a value. A limit counts
-//! only if the descriptor ends at its level.
+//! The limits are read as envoyproxy/ratelimit reads them (its README, "Descriptor list definition"). At each level, an
+//! entry of the file with the exact value comes first, then the first pattern that the value matches, then an entry
+//! with the key and no value. A limit counts only if the descriptor ends at the limit's level.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,7 +20,8 @@ use crate::policy::{Policy, shortened};
 use crate::quota::Quota;
 use crate::quota::error::NAME_MAX;
 
-/// The charged allowance as Envoy names it: a list of keys and values, whose order matters, and the cost.
+/// A charge in the form of Envoy: a list of keys and values, which names the allowance, and a cost. The order of the
+/// list matters.
 ///
 /// ```
 /// use tower_ratelimit::rules::Descriptor;
@@ -40,14 +41,14 @@ impl Descriptor {
         Self { entries: entries.into_iter().map(|(key, value)| (key.into(), value.into())).collect(), hits: 1 }
     }
 
-    /// Sets the cost in units. A cost of 0 looks: a [`DescriptorLimits`](super::DescriptorLimits) says whether
-    /// nothing is left, and a layer lets the request pass.
+    /// Sets the cost in units. A cost of 0 only looks: a [`DescriptorLimits`](super::DescriptorLimits) says whether
+    /// units remain, and a layer lets the request pass.
     pub fn hits(self, hits: u64) -> Self {
         Self { hits, ..self }
     }
 }
 
-/// A closure that says which descriptors a request has.
+/// A closure that returns the descriptors of a request.
 pub(super) type Describe = Read<Vec<Descriptor>>;
 
 /// The limits of a domain.
@@ -66,14 +67,14 @@ pub(super) struct TreeLevel(HashMap<Box<str>, Values>);
 #[derive(Default)]
 struct Values {
     exact: HashMap<Box<str>, Branch>,
-    /// In the order of the file.
+    /// The patterns in the order of the file.
     patterns: Vec<(Pattern, Branch)>,
     other: Option<Branch>,
 }
 
 /// An entry of the file.
 pub(super) struct Branch {
-    /// True if each value has its own counter.
+    /// True if each value that matches the entry has its own counter.
     is_apart: bool,
     limit: Option<Limit>,
     next: TreeLevel,
@@ -88,14 +89,14 @@ pub(super) struct Limit {
 
 /// The rule and the policy of a limit that is not unlimited.
 pub(super) struct LimitQuota {
-    /// The index of its rule in the file.
+    /// The index of the limit's rule among the rules of the file.
     pub(super) rule: usize,
     pub(super) policy: Policy,
     pub(super) mode: Mode,
 }
 
 impl TreeLevel {
-    /// Adds an entry of the file. No entry has been added that is equal.
+    /// Adds an entry of the file. No entry with the same key and value may have been added before.
     pub(super) fn add(&mut self, spec: &DescriptorSpec, limit: Option<Limit>, next: Self) {
         let values = self.0.entry(spec.key.clone()).or_default();
         let is_pattern = spec.value.as_ref().is_some_and(|value| value.contains('*'));
@@ -117,7 +118,7 @@ impl TreeLevel {
     }
 
     /// Returns the limit that a descriptor matches, and the key of its allowance. The time grows with the number of
-    /// entries, and for each with the patterns of its key and the length of its value.
+    /// entries. For each entry it grows with the number of patterns of its key, and with the length of its value.
     fn limit(&self, entries: &[(String, String)]) -> Option<(&Limit, Key)> {
         let (last, parents) = entries.split_last()?;
         let mut level = self;
@@ -141,8 +142,8 @@ impl TreeLevel {
     }
 }
 
-/// The limits that the descriptors of a request match. `None` for those that match none, or whose limit another
-/// replaces.
+/// For each descriptor of a request, the limit that it matches. `None` if the descriptor matches no limit, or if
+/// another limit replaces its limit.
 pub(super) type Matched<'t> = SmallVec<[Option<(&'t Limit, Key)>; 4]>;
 
 impl Tree {
@@ -177,16 +178,17 @@ impl FindRules for Tree {
     }
 }
 
-/// The characters that are encoded in the parts of a policy's name: separators, and those that a header would escape.
+/// The characters that are encoded in the parts of a policy's name: separators, and characters that a header would
+/// escape.
 const ENCODED: &AsciiSet = &CONTROLS.add(b'%').add(b'=').add(b',').add(b':').add(b' ').add(b'"').add(b'\\');
 
-/// Returns a part of a policy's name.
+/// Returns a key or a value as a part of a policy's name.
 pub(super) fn encoded(text: &str) -> PercentEncode<'_> {
     utf8_percent_encode(text, ENCODED)
 }
 
-/// Returns the name of the limit's policy at the end of `path`: `edge:path=/upload,remote_address`. No two paths have a
-/// name in common, unless it is so long that it ends with a hash.
+/// Returns the name of the policy for the limit at the end of `path`: `edge:path=/upload,remote_address`. Different
+/// paths have different names, except that long names end with a hash.
 pub(super) fn policy_name(domain: &str, path: &[&DescriptorSpec]) -> String {
     let parts: Vec<String> = path
         .iter()
@@ -198,7 +200,7 @@ pub(super) fn policy_name(domain: &str, path: &[&DescriptorSpec]) -> String {
     shortened(format!("{}:{}", encoded(domain), parts.join(",")), NAME_MAX)
 }
 
-/// Returns the policy of limits that callers of a domain bring along.
+/// Returns the policy for quotas that callers supply for descriptors of a domain.
 pub(super) fn override_policy(domain: &str, quota: Quota) -> Option<Policy> {
     // This name is free, because no key of a file is empty.
     Policy::new(shortened(format!("{}::override", encoded(domain)), NAME_MAX), quota).ok()

@@ -29,8 +29,8 @@ pub(super) fn warnings(file: &FileSpec) -> Vec<Noticed> {
         .collect()
 }
 
-/// Returns a warning for each kind of address that `allow` exempts as a whole, and a note for each that `deny` refuses.
-/// The most specific network of both lists counts, so an exception in the other list is not a mistake.
+/// Returns a warning if `allow` has all IPv4 or all IPv6 addresses, and a note if `deny` has all of them. The most
+/// specific network of both lists counts, so an exception in the other list is not a mistake.
 fn whole_families(access: &AccessSpec) -> Vec<Noticed> {
     let mut found = Vec::new();
     for (family, bits) in [("IPv4", 32), ("IPv6", 128)] {
@@ -51,7 +51,7 @@ fn whole_families(access: &AccessSpec) -> Vec<Noticed> {
     found
 }
 
-/// Returns the largest of the networks, if together they have all addresses of this many bits.
+/// Returns the largest of the networks, if together they have all addresses with this number of bits.
 fn covering(networks: &[At<IpNet>], bits: u8) -> Option<&At<IpNet>> {
     let own = || networks.iter().filter(|network| network.max_prefix_len() == bits);
     // Each element has the first and the last address of a network, as numbers of 128 bits.
@@ -74,7 +74,7 @@ fn covering(networks: &[At<IpNet>], bits: u8) -> Option<&At<IpNet>> {
     if next.is_some() { None } else { own().min_by_key(|network| network.prefix_len()) }
 }
 
-/// Returns a note if no rule refuses a request, because all of them are in shadow mode.
+/// Returns a note if no rule refuses a request, because all rules are in shadow mode.
 fn observing_rules(rules: &[RuleSpec]) -> Option<Noticed> {
     let mut applied = rules.iter().filter(|rule| rule.is_enabled);
     let first = applied.next()?;
@@ -87,7 +87,8 @@ fn observing(position: super::problem::Position) -> Noticed {
     Noticed { kind: RulesWarningKind::ObservesOnly, position, message }
 }
 
-/// Returns the notes of a file in Envoy's form: limits of 0, and if all limits are in shadow mode.
+/// Returns the notes about a file in Envoy's form: a note for each limit of 0, and a note if all limits are in shadow
+/// mode.
 fn limits_of_domain(domain: &DomainSpec) -> Vec<Noticed> {
     fn collect<'s>(specs: &'s [DescriptorSpec], limits: &mut Vec<(&'s DescriptorSpec, &'s LimitSpec)>) {
         for spec in specs {
@@ -134,9 +135,9 @@ fn closed_rule(rule: &RuleSpec) -> Option<Noticed> {
     Some(Noticed { kind: RulesWarningKind::RefusesAll, position: quota.position, message })
 }
 
-/// Returns a note for each quota of the rule whose period is as long as a month or a year, and not of the calendar. A
-/// quota for a month is probably meant by the calendar. Weeks are as long as those of the calendar, but those that
-/// are counted from 1970 begin on Thursdays.
+/// Returns a note for each quota of the rule whose period has 30 or 365 days and is not of the calendar, because the
+/// user probably meant months or years of the calendar. Also returns a note for each quota with windows of a week that
+/// are counted from 1970, because they begin on Thursdays.
 fn periods_like_months(rule: &RuleSpec) -> Vec<Noticed> {
     let quotas: Vec<&At<Quota>> = match &rule.quota {
         QuotaSpec::All(quotas) => quotas.iter().chain(&rule.candidate).collect(),

@@ -1,8 +1,8 @@
 //! A thread that looks for a new version of a rules file.
 //!
-//! It polls, because the operating system's watchers miss the changes that Kubernetes makes to mounted files, which are
-//! links to links that are replaced. It reads the file each time, since a rules file is small and its time stamp may
-//! stay the same.
+//! The thread polls, because the operating system's watchers miss changes of files that Kubernetes mounts: such a file
+//! is a link to another link, which Kubernetes replaces. The thread reads the whole file each time, because a rules
+//! file is small and its time stamp may not change.
 
 use std::io;
 use std::sync::Weak;
@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use super::store::RuleStore;
 
-/// The time for which a changed file must stay as it is, because its writer may only pause.
+/// The time for which a changed file must stay unchanged before it is used, because its writer may only pause.
 const SETTLES: Duration = Duration::from_secs(1);
 
-/// Starts the thread. It ends when the rules and all their layers and services are dropped.
+/// Starts the thread. The thread ends after the rules and all their layers and services were dropped.
 pub(super) fn start(store: Weak<RuleStore>, every: Duration) -> io::Result<()> {
     let watch = move || {
         loop {

@@ -207,13 +207,13 @@ const PROMISES: &[Promise] = &[
     ("src/quota/spec.rs::UNITS_MAX", &["go up to {}. A", "| limits, bursts and other numbers of units | {_} | {} |"]),
     (
         "src/quota/spec.rs::PLACES_MAX",
-        &["a concurrency limit {}, a block", "| the limit of a concurrency limit | {_} | {} |"],
+        &["a concurrency limit {} units, and a block", "| the limit of a concurrency limit | {_} | {} |"],
     ),
     (
         "src/quota/builder.rs::LOG_LIMIT_MAX",
         &[
-            "sliding log has at most {}, a concurrency",
-            "each unit of the limit, which is at most {}.",
+            "sliding log has at most {} units, a concurrency",
+            "each unit of the limit. The limit is at most {}.",
             "the limit is above {}.",
             "So its limit is at most {}.",
             "| the limit of a sliding log | {_} | {} |",
@@ -229,12 +229,12 @@ const PROMISES: &[Promise] = &[
     ("src/limiter/ready.rs::UNKNOWN_WAIT_MAX", &["more and more rarely, up to every {}."]),
     (
         "src/algorithm/block.rs::STRIKES_MAX",
-        &["a concurrency limit {_}, a block {} strikes", "| the strikes of a block | {_} | {} |"],
+        &["a concurrency limit {_} units, and a block {} strikes", "| the strikes of a block | {_} | {} |"],
     ),
     (
         "src/base/time.rs::PERIOD_US_MAX",
         &[
-            "Periods go from {_} to {}, in whole",
+            "Periods are from {_} to {} long, in whole",
             "| periods, in whole microseconds | {_} | {} |",
             "is too long: at most {}\"",
             "at least one and at most {}",

@@ -25,28 +25,29 @@ use crate::middleware::ticket::Ticket;
 use crate::middleware::unsettled::Strikes;
 use crate::policy::Policy;
 
-/// The ticket of a request whose response is still to come, with its layer.
+/// The ticket of a request whose response has not ended yet, and the layer that charged the
+/// request.
 ///
-/// If it is dropped before the response's head has come, what the request took stays taken: the service may have done
-/// the work. Two settings say otherwise. A layer that refunds nested refusals refunds what a limit within has refused,
-/// and a rule that settles does what its [`OnAborted`] says.
+/// If the ticket is dropped before the response's head has come, the units that the request took stay taken, because
+/// the service may have done the work. There are two exceptions. A layer that refunds nested refusals refunds a request
+/// that an inner limit has refused. A rule that settles its charges follows its [`OnAborted`].
 pub(crate) struct OpenTicket<L: Limiter> {
     pub(crate) layer: Arc<Compiled<L>>,
     pub(crate) ticket: Ticket,
-    /// The copies of the request, if the layer refunds what inner limits refuse.
+    /// The copies of the request, if the layer refunds requests that inner limits refuse.
     pub(crate) copies: Option<Arc<Copies>>,
-    /// The rules that settle their charges later.
+    /// The charges of each rule that settles later.
     pub(crate) open: SmallVec<[Open; 1]>,
-    /// The indices of charges whose cost is known, in units, and not settled yet.
+    /// The index and the cost in units of each charge whose cost is known but not settled yet.
     to_settle: SmallVec<[(usize, u64); 1]>,
-    /// The strikes that the response may return.
+    /// The strikes that the response may refund.
     pub(super) strikes: Vec<Strikes>,
     pub(crate) response: SentResponse,
 }
 
 /// The charges of one rule that are not settled.
 pub(crate) struct Open {
-    /// Their indices among the request's charges.
+    /// The indices of the rule's charges among the charges of the request.
     pub(crate) charges: Range<usize>,
     /// One of the rule's policies.
     pub(crate) policy: usize,
@@ -58,12 +59,12 @@ pub(crate) struct Open {
 #[derive(Default)]
 pub(crate) struct SentResponse {
     pub(crate) method: Method,
-    /// Bytes of the body that were handed to the server.
+    /// The number of bytes of the body that were handed to the server.
     sent: u64,
-    /// Bytes of the whole body, as far as known.
+    /// The number of bytes of the whole body, or `None` if it is unknown.
     pub(crate) length: Option<u64>,
     pub(crate) is_whole: bool,
-    /// The client gets none of the body, even if some of it was read.
+    /// True if the client gets no byte of the body, even if the server reads some of them.
     pub(crate) is_bodiless: bool,
 }
 
@@ -81,7 +82,7 @@ impl<L: Limiter> OpenTicket<L> {
         })
     }
 
-    /// Opens a ticket. It is moved to where it stays, because each copy of words just written stalls on store
+    /// Opens a ticket. Moves the ticket directly into its box, because each copy of words just written stalls on store
     /// forwarding (`benches/instructions`, "layer of a concurrency limit, no header fields").
     pub(crate) fn of(layer: &Arc<Compiled<L>>, ticket: &mut Ticket) -> Box<Self> {
         let mut open = Self::new(layer);
@@ -89,7 +90,7 @@ impl<L: Limiter> OpenTicket<L> {
         open
     }
 
-    /// Refunds everything. Nothing can be stated any more, and nothing is settled.
+    /// Refunds everything. After that, no cost can be stated, and no charge is settled.
     fn refund_all(&mut self) {
         self.close();
         self.ticket.refund(&self.layer);
@@ -125,14 +126,14 @@ impl<L: Limiter> OpenTicket<L> {
         self.settle(false);
     }
 
-    /// Notes that nothing can return the strikes any more.
+    /// Notes that the response can no longer refund the strikes.
     pub(super) fn end_strikes(&mut self) {
         if let Some(unsettled) = &self.layer.unsettled {
             self.strikes.drain(..).for_each(|strikes| unsettled.remove(&strikes));
         }
     }
 
-    /// Notes that each of these charges costs `units`, if that is known. Otherwise they keep what they took.
+    /// Notes that each of these charges costs `units`. If `units` is `None`, the charges keep what they took.
     pub(super) fn owe(&mut self, charges: Range<usize>, units: Option<u64>) {
         if let Some(units) = units {
             self.to_settle.extend(charges.map(|at| (at, units)));
@@ -141,7 +142,7 @@ impl<L: Limiter> OpenTicket<L> {
 
     /// Settles the charges whose cost is known. `is_reported` is true if the response still reports the charges.
     ///
-    /// It settles them one by one, so that `drop` goes on with the others if the application's code panics.
+    /// Settles one charge at a time, so that `drop` can settle the rest if the application's code panics.
     pub(super) fn settle(&mut self, is_reported: bool) {
         while let Some((at, units)) = self.to_settle.pop() {
             self.ticket.settle(&self.layer, at, units, is_reported);
@@ -169,7 +170,7 @@ impl SentResponse {
         self.is_whole |= is_last || self.length.is_some_and(|length| self.sent >= length);
     }
 
-    /// Notes how many bytes the server will ask for, if that is known.
+    /// Notes how many bytes of the body the server will read, or `None` if that is unknown.
     fn expect(&mut self, length: Option<u64>) {
         self.length = self.length.or(length);
         self.is_whole |= self.length == Some(0);
@@ -181,23 +182,24 @@ pub(crate) trait AnyTicket: Send + Sync {
     /// Settles what the response's head decides, and adds the layer's headers to it.
     fn finish_head(&mut self, head: &mut Parts);
 
-    /// Returns whether the end of the body settles something, or returns what the request holds.
+    /// Returns whether the end of the body settles a charge or returns units that the request
+    /// holds.
     fn is_open(&self) -> bool;
 
     /// Returns the paces of the response's body, if it has any.
     fn response_paces(&self) -> Option<BodyPaces>;
 
-    /// Notes how many bytes of the body the server will ask for, if that is known.
+    /// Notes how many bytes of the body the server will read, or `None` if that is unknown.
     fn expect(&mut self, length: Option<u64>);
 
-    /// Counts bytes of the body that were handed to the server. `is_last` is true if the body says that no more will
-    /// come.
+    /// Counts bytes of the body that were handed to the server. `is_last` is true if the body reports that no bytes
+    /// follow.
     fn count(&mut self, bytes: u64, is_last: bool);
 
     /// Settles the open charges, because the body ends here. It is complete only if all its bytes were counted.
     fn end(&mut self);
 
-    /// Settles the open charges, because the body, or the handler's work, is complete.
+    /// Settles the open charges after the body, or the work of the handler, was completed.
     fn complete(&mut self);
 
     /// Refunds everything.
@@ -276,7 +278,8 @@ impl<L: Limiter> AnyTicket for OpenTicket<L> {
 }
 
 pin_project! {
-    /// The inner service's body. Its end or its drop settles what the request cost.
+    /// The inner service's body. When the body ends or is dropped, the charges of the request are
+    /// settled.
     pub(crate) struct SettledBody<B> {
         #[pin]
         body: B,

@@ -8,24 +8,24 @@ use smallvec::SmallVec;
 
 use crate::policy::Policy;
 
-/// The value while no cost was stated.
+/// The value of a cost that was not stated yet.
 const UNSTATED: u64 = u64::MAX;
 
-/// The value after the cost was settled. It never changes again.
+/// The value of a cost that was settled. This value never changes again.
 const SETTLED: u64 = u64::MAX - 1;
 
 /// The maximum number of units that can be stated.
 const MOST: u64 = u64::MAX - 2;
 
-/// A handle with which a handler states what its request cost. It is in the extensions of each request that passes a
-/// layer with a rule that is [settled by usage](crate::Rule::settle_by_usage).
+/// A handle with which a handler states what its request cost. If a layer has a rule that is [settled by
+/// usage](crate::Rule::settle_by_usage), each request that passes the layer has the handle in its extensions.
 ///
 /// Clone it freely, for example into the stream that makes the response's body. The last statement counts. The cost is
 /// settled when the response's body has ended or was dropped; later statements have no effect. An
 /// empty body has ended when the response's head is sent.
 ///
-/// If no such rule charged the request, or the limiter failed, the handle has no effect. A request that goes
-/// to the [overflow](crate::RateLimitLayer::overflow) has no handle.
+/// The handle has no effect if no rule that is settled by usage charged the request, or if the limiter failed. A
+/// request that goes to the [overflow](crate::RateLimitLayer::overflow) has no handle.
 ///
 /// If several rules are settled by usage, even in several layers, one handle states the cost for all of them.
 /// [`of`](Self::of) returns the handle of one rule.
@@ -34,14 +34,14 @@ pub struct Usage(SmallVec<[Arc<Item>; 1]>);
 
 /// The cost of a request under one rule.
 struct Item {
-    /// The policies of the rule that were charged.
+    /// The policies of the rule that the request was charged to.
     policies: SmallVec<[Policy; 1]>,
     reserved: u64,
     stated: AtomicU64,
 }
 
 impl Usage {
-    /// Makes the handle of one rule, which has charged this policy.
+    /// Makes the handle of a rule that has charged the request to `policy`.
     pub(crate) fn new(policy: &Policy, reserved: u64) -> Self {
         let policies = SmallVec::from_iter([policy.clone()]);
         Self(SmallVec::from_iter([Arc::new(Item { policies, reserved, stated: AtomicU64::new(UNSTATED) })]))
@@ -51,7 +51,7 @@ impl Usage {
         Self(SmallVec::new())
     }
 
-    /// Adds a policy of the rule, before anything else has the handle.
+    /// Adds a policy of the rule. Has no effect on a handle that was cloned before.
     pub(crate) fn charge(&mut self, policy: &Policy) {
         for item in self.0.iter_mut().filter_map(Arc::get_mut) {
             item.policies.push(policy.clone());
@@ -78,13 +78,15 @@ impl Usage {
         self.state(|said| said.unwrap_or(0).saturating_add(units))
     }
 
-    /// Returns the cost that was stated so far. For several rules it is the largest.
+    /// Returns the cost that was stated so far. If the handle is for several rules, returns the
+    /// largest of their costs.
     #[must_use]
     pub fn stated(&self) -> Option<u64> {
         said(self.0.iter().map(|item| item.stated.load(Ordering::Acquire)))
     }
 
-    /// Returns the units that were reserved before the service was called. For several rules it is the largest.
+    /// Returns the units that were reserved before the service was called. If the handle is for several rules, returns
+    /// the largest of their reservations.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         self.0.iter().map(|item| item.reserved).max().unwrap_or(0)
@@ -98,7 +100,7 @@ impl Usage {
         (!items.is_empty()).then_some(Self(items))
     }
 
-    /// Returns the stated cost and ends the statements.
+    /// Returns the stated cost, and ignores all later statements.
     pub(crate) fn close(&self) -> Option<u64> {
         said(self.0.iter().map(|item| item.stated.swap(SETTLED, Ordering::AcqRel)))
     }

@@ -1,4 +1,4 @@
-//! The conditions of a rule: which requests it charges, and how they are explained.
+//! The conditions of a rule, which say which requests it charges, and the words that explain them.
 
 use std::borrow::Cow;
 use std::iter;
@@ -20,7 +20,7 @@ use crate::explanation::NotCharged;
 use crate::key::{self, QueryParameter};
 use crate::middleware::rule::{Condition, PathIndex, PathPattern, Read, Words};
 
-/// Makes the conditions of a rule, which must all hold, except that of the path.
+/// Makes the conditions of a rule, except the condition of the path. All of them must hold.
 pub(super) fn conditions(spec: &MatchSpec, names: &Names) -> Vec<Condition> {
     let MatchSpec { not, .. } = spec;
     let wanted = comparisons(spec, names).into_iter().map(|Comparison { of, expected, find }| Condition {
@@ -52,7 +52,7 @@ struct Comparison {
     find: Read<MatchResult>,
 }
 
-/// Makes the comparisons of `match` or of one `not`, except that of the path.
+/// Makes the comparisons of `match` or of one entry of `not`, except the comparison of the path.
 fn comparisons(spec: &MatchSpec, names: &Names) -> Vec<Comparison> {
     let mut all: Vec<Comparison> = Vec::new();
     let mut add = |of: NotCharged, expected: String, find: Read<MatchResult>| {
@@ -140,13 +140,13 @@ fn time_comparison(time: &[(Box<str>, Times)], clock: Arc<dyn Clock>) -> Compari
     Comparison { of: NotCharged::Time, expected: Arc::new(expected), find: Arc::new(find) }
 }
 
-/// Makes words that stay the same.
+/// Makes the words of a condition that do not change with time.
 fn words(text: String) -> Words {
     let text: Arc<str> = shortened(text).into();
     Arc::new(move || (*text).into())
 }
 
-/// Makes the comparison with the paths of a `not`. The paths of `match` are in the index of the layer.
+/// Makes the comparison with the paths of an entry of `not`. The paths of `match` are in the index of the layer.
 fn path_comparison(patterns: &[PathPattern]) -> Option<Comparison> {
     let index = PathIndex::new(iter::once(patterns))?;
     let find = move |head: &Head<'_>| match index.rules(head).is_empty() {
@@ -178,7 +178,7 @@ fn either(values: impl IntoIterator<Item: ToString>) -> String {
     values.into_iter().take(EXPECTED_MAX).map(|value| value.to_string()).collect::<Vec<_>>().join(" or ")
 }
 
-/// The maximum number of characters of a condition's words.
+/// The maximum number of characters in the words of a condition.
 const EXPECTED_MAX: usize = 80;
 
 fn shortened(text: String) -> String {
@@ -188,8 +188,8 @@ fn shortened(text: String) -> String {
     }
 }
 
-/// Returns whether all servers read a host alike: it is a name of letters, digits, `-`, `_` and `.`, or an address in
-/// brackets.
+/// Returns whether all servers read a host in the same way. Such a host is a name of letters, digits, `-`, `_` and `.`,
+/// or an address in brackets.
 fn is_plain_host(host: &[u8]) -> bool {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.".contains(byte);
     match host {
@@ -198,7 +198,8 @@ fn is_plain_host(host: &[u8]) -> bool {
     }
 }
 
-/// Returns whether no server resolves the path to another one: `/public/../admin` may be `/admin` to a server.
+/// Returns whether no server resolves the path to another path. For example, a server may resolve `/public/../admin` to
+/// `/admin`.
 fn is_plain_path(path: &str) -> bool {
     let is_odd = |byte: u8| byte == b'/' || byte == b'\\';
     let is_dots = |segment: &str| {
@@ -209,7 +210,8 @@ fn is_plain_path(path: &str) -> bool {
     path.starts_with('/') && !path.split('/').any(is_dots)
 }
 
-/// Compares the values of a header. If there are several values, other programs may use another one.
+/// Compares the values of a header. The result is unclear if only some of several values match, because other programs
+/// may read another value.
 fn find_value(head: &Head<'_>, name: &HeaderName, values: &AnyOf) -> MatchResult {
     let mut found = head.headers.get_all(name).iter().map(|value| values.find(value.as_bytes().trim_ascii()));
     let Some(first) = found.next() else { return MatchResult::No };

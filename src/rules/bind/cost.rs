@@ -6,8 +6,8 @@ use http::{HeaderValue, Method, Version};
 use super::super::spec::CostSpec;
 use crate::base::head::Head;
 
-/// Returns the units that a request takes. A header may only raise them above 1, up to the bound: clients can send it,
-/// too.
+/// Returns the units that a request takes. A header can only raise the units above 1, up to its bound, because clients
+/// can send the header, too.
 pub(super) fn cost_of(spec: &CostSpec) -> impl Fn(&Head<'_>) -> u64 + Send + Sync + 'static {
     let spec = spec.taken_first().clone();
     move |head| match &spec {
@@ -25,7 +25,7 @@ pub(super) fn cost_of(spec: &CostSpec) -> impl Fn(&Head<'_>) -> u64 + Send + Syn
     }
 }
 
-/// Returns the bytes of a request's body, or `None` if its head does not say how many they are.
+/// Returns the number of bytes of a request's body, or `None` if the head does not state this number.
 fn content_length(head: &Head<'_>) -> Option<u64> {
     let mut lengths = head.headers.get_all(CONTENT_LENGTH).iter();
     match (lengths.next(), lengths.next()) {

@@ -1,14 +1,14 @@
-//! The names that states are stored under, and what is known about them from earlier files.
+//! The names that states are stored under, and the facts about these names from earlier files.
 
 use std::collections::HashMap;
 
-/// The facts about earlier files that the next one needs.
+/// The facts about earlier files that the next file needs.
 #[derive(Clone, Default)]
 pub(in crate::rules) struct RulesHistory {
-    /// The largest capacity that the quotas of each stored name have had, because what was used under it needs
-    /// room in a smaller quota.
+    /// The largest capacity that the quotas of each stored name have had. A smaller quota needs room for units that
+    /// were used under a larger quota.
     largest: HashMap<Box<str>, u64>,
-    /// The first name of each rule that had another name. Its states are stored under that.
+    /// The first name of each rule that was renamed. The states of such a rule are stored under its first name.
     first_names: HashMap<Box<str>, Box<str>>,
 }
 
@@ -21,24 +21,23 @@ pub(super) struct StoredNames {
 }
 
 impl StoredNames {
-    /// Begins a file. `before` is the history of the files before.
+    /// Begins a file. `before` is the history of the earlier files.
     pub(super) fn new(before: RulesHistory) -> Self {
         let history = RulesHistory { largest: before.largest.clone(), first_names: HashMap::new() };
         Self { before, history, lines: HashMap::new() }
     }
 
-    /// Records that a rule has a new name, and keeps its states under its `old` one. Returns the first name if `old`
-    /// was itself a new name.
+    /// Records that a rule has a new name, and keeps its states under the `old` name. Returns the first name of the
+    /// rule if an earlier file had renamed the rule to `old`.
     pub(super) fn rename(&mut self, old: &str, new: &str) -> Option<&str> {
         self.history.first_names.insert(new.into(), old.into());
         self.before.first_names.get(old).map(|first| &**first)
     }
 
-    /// Takes a name for the states of quotas of at most this capacity. Returns the largest capacity that quotas of this
-    /// name have had.
+    /// Takes a stored name for the states of quotas whose largest capacity is `capacity`. Returns the largest capacity
+    /// that quotas of this name have had.
     ///
-    /// # Errors
-    /// Returns the line of the rule that has the name already.
+    /// # Errors Returns the line of the rule that already has the name.
     pub(super) fn take(&mut self, name: &str, capacity: u64, line: usize) -> Result<u64, usize> {
         if let Some(other) = self.lines.insert(name.into(), line) {
             return Err(other);
@@ -48,7 +47,7 @@ impl StoredNames {
         Ok(*largest)
     }
 
-    /// Ends the file. Names that no rule has any more are forgotten, as their states expire.
+    /// Ends the file. Names that no rule has any more are forgotten, because their states expire.
     pub(super) fn into_history(self) -> RulesHistory {
         let Self { mut history, lines, .. } = self;
         history.largest.retain(|name, _| lines.contains_key(name));

@@ -1,4 +1,4 @@
-//! Makes the rules of a layer from those of a file.
+//! Makes the rules of a layer from the rules of a file.
 
 mod condition;
 mod cost;
@@ -35,17 +35,17 @@ pub(super) use history::RulesHistory;
 #[cfg(feature = "tokio")]
 pub(super) use operated::operate;
 
-/// Rules that a layer can take.
+/// The rules of a file in the form that a layer uses.
 pub(super) struct Bound {
     pub(super) rules: Vec<BoundRule>,
-    /// The number of rules in the file, or of limits in a file of Envoy's form.
+    /// The number of rules in the file, or the number of limits if the file has Envoy's form.
     pub(super) count: usize,
     pub(super) lists: Vec<BoundList>,
     /// The limits of a file in Envoy's form.
     pub(super) tree: Option<Arc<Tree>>,
-    /// The quotas with their positions, for limiters that do not support them.
+    /// The quotas with their positions, to report quotas that a limiter does not support.
     pub(super) quotas: Vec<(Quota, Position)>,
-    /// The names of the policies, and those that their states are stored under, with the positions of their rules.
+    /// The names of the policies, and the names that their states are stored under, with the positions of their rules.
     pub(super) names: Vec<(Box<str>, Position)>,
     pub(super) history: RulesHistory,
 }
@@ -97,7 +97,7 @@ impl Binder<'_, '_> {
         }
     }
 
-    /// Adds a rule of the file, and one more for its candidate.
+    /// Adds a rule of the file, and a second rule if the rule has a candidate.
     fn add_rule(&mut self, spec: &RuleSpec) {
         self.refuse_unfolded_paths(spec);
         let name = &*spec.name.value;
@@ -130,7 +130,7 @@ impl Binder<'_, '_> {
         }
     }
 
-    /// Adds a problem for a pattern that no path matches, because paths are folded.
+    /// Adds a problem for a pattern that cannot match, because paths are folded before they are compared.
     fn refuse_unfolded_paths(&mut self, spec: &RuleSpec) {
         let of_not = spec.matches.not.iter().flat_map(|not| &not.path);
         let mut patterns = spec.matches.path.iter().chain(of_not);
@@ -142,7 +142,7 @@ impl Binder<'_, '_> {
         self.problems.add(RulesErrorKind::Value, spec.position, message);
     }
 
-    /// Makes the rule with its quotas alone.
+    /// Makes the rule with its quotas and no other options.
     fn rule_of_quotas(&mut self, spec: &RuleSpec, name: &str, stored: &str) -> Option<Rule> {
         match &spec.quota {
             QuotaSpec::All(quotas) => match quotas.as_slice() {
@@ -153,8 +153,8 @@ impl Binder<'_, '_> {
         }
     }
 
-    /// Makes the rule of several quotas. They are stored by their indexes in the list, so that a quota that changes
-    /// keeps what was used.
+    /// Makes a rule with several quotas. Their states are stored by the indexes of the quotas in the list, so that a
+    /// quota keeps its usage when it changes.
     fn rule_of_all(&mut self, position: Position, name: &str, stored: &str, quotas: &[At<Quota>]) -> Option<Rule> {
         // The texts of the file's quotas name the policies. These texts do not include the room that the states need,
         // so the quotas with that room are put into the policies afterwards.
@@ -170,7 +170,7 @@ impl Binder<'_, '_> {
         Some(Rule { policies: self.or_problem(position, policies)?, ..rule })
     }
 
-    /// Makes the rule of plans, which share their states.
+    /// Makes a rule with plans, which share their states.
     fn rule_of_plans(&mut self, position: Position, name: &str, stored: &str, plans: &PlansSpec) -> Option<Rule> {
         let capacity = plans.quotas.iter().map(|(_, quota)| quota.value.capacity_to_hold()).max().unwrap_or(0);
         let largest = self.take_stored_name(position, stored, capacity)?;
@@ -194,19 +194,19 @@ impl Binder<'_, '_> {
         self.or_problem(position, policy)
     }
 
-    /// Returns the policy with its states stored under a name, and with the number of these rules. So it does not
-    /// contradict an earlier version of it, under which requests are still decided.
+    /// Returns the policy with its states stored under a name, and with a number that identifies these rules. With that
+    /// number, the policy does not contradict its earlier version, under which requests are still decided.
     fn stored_as(&self, policy: &Policy, stored: &str) -> Result<Policy, ConfigError> {
         policy.following(*policy.quota(), Arc::as_ptr(self.names).addr()).stored_as(stored)
     }
 
-    /// Returns a quota whose states are stored under a name, with room for what was used under that name.
+    /// Returns a quota whose states are stored under a name, with room for the units that were used under that name.
     fn roomy_quota(&mut self, position: Position, stored: &str, quota: &At<Quota>) -> Option<Quota> {
         let largest = self.take_stored_name(position, stored, quota.value.capacity())?;
         Some(self.with_room(quota, largest))
     }
 
-    /// Takes a name for states. Returns the largest capacity that quotas of this name have had.
+    /// Takes a stored name. Returns the largest capacity that the quotas of this name have had.
     fn take_stored_name(&mut self, position: Position, stored: &str, capacity: u64) -> Option<u64> {
         let taken = self.stored.take(stored, capacity, position.line);
         let problem = |line: usize| {
@@ -229,7 +229,7 @@ impl Binder<'_, '_> {
         Tree { domain: spec.name.clone(), root, describe: self.names.describe.clone() }
     }
 
-    /// Makes the limits below a path.
+    /// Makes the limits below a path of descriptors.
     fn level<'s>(
         &mut self,
         domain: &str,
@@ -269,7 +269,7 @@ impl Binder<'_, '_> {
         }
     }
 
-    /// Adds a rule behind the policies of those before.
+    /// Adds a rule, whose policies come after the policies of the rules before.
     fn add_bound(&mut self, rule: BoundRule, position: Position) {
         let first = self.rules.last().map_or(0, BoundRule::end);
         self.policy_names.extend(rule.names().map(|name| (name.into(), position)));
@@ -287,7 +287,7 @@ impl Binder<'_, '_> {
     }
 }
 
-/// Sets the options of a rule that a file's rule and its candidate share, and its mode.
+/// Sets the mode of a rule, and the options that a rule of the file shares with its candidate.
 fn with_options(mut rule: Rule, spec: &RuleSpec, conditions: &[Condition], mode: Mode) -> Rule {
     rule.paths.clone_from(&spec.matches.path);
     rule.conditions = conditions.to_vec();
@@ -301,7 +301,7 @@ fn with_options(mut rule: Rule, spec: &RuleSpec, conditions: &[Condition], mode:
     if spec.is_enabled { rule } else { rule.disabled() }
 }
 
-/// Sets a rule's mode. A rule that enforces stays as it is.
+/// Sets a rule's mode, except [`Mode::Enforce`], which is the default.
 fn with_mode(rule: Rule, mode: Mode) -> Rule {
     if mode == Mode::Enforce { rule } else { rule.mode(mode) }
 }

@@ -5,8 +5,8 @@ use super::Bound;
 use super::lists::client_list;
 use crate::fleet::FleetRuleSettings;
 
-/// Applies the operators' settings. Their access list is asked before that of the file. Limits of a file in Envoy's
-/// form have no names to set anything by.
+/// Applies the operators' settings. The operators' access list comes before the access list of the file. Modes and
+/// overrides do not apply to a file in Envoy's form, because its limits have no names of rules.
 pub(in crate::rules) fn operate(bound: &mut Bound, settings: &FleetRuleSettings, names: &Names) {
     if let Some(clients) = &settings.clients {
         bound.lists.insert(0, client_list(clients.clone(), names));

@@ -17,14 +17,13 @@ use super::value::{Fields, PATTERNS_MAX, ValueReader};
 pub(in crate::rules) use super::value::{MATCH, NOT};
 use crate::key::parse_network;
 
-/// The maximum number of headers, and the maximum number of parameters of the query, that a `match` or a `not`
-/// compares.
+/// The maximum number of headers, and also of query parameters, in a `match` or in an entry of `not`.
 const NAMES_MAX: usize = 32;
 
-/// The maximum number of entries of `not`. A request may be compared with all of them.
+/// The maximum number of entries of `not`. A request may have to be compared with all entries.
 const NOT_MAX: usize = 32;
 
-/// The methods that a misspelt one is compared with.
+/// The methods that are compared with a misspelt method, to find a suggestion.
 pub(in crate::rules) const METHODS: &[&str] =
     &["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
 
@@ -43,7 +42,7 @@ impl ValueReader<'_, '_, '_> {
         Some(MatchSpec { not: not?, ..matches? })
     }
 
-    /// Reads what a rule leaves out.
+    /// Reads `not`: the requests that a rule leaves out.
     fn exceptions(&mut self, node: &Node<'_>) -> Option<Vec<MatchSpec>> {
         let count = if let NodeValue::List(items) = &node.value { items.len() } else { 1 };
         if count > NOT_MAX {
@@ -179,7 +178,7 @@ impl ValueReader<'_, '_, '_> {
         })
     }
 
-    /// Reads names with patterns for their values. `read` gets each name, its position and the value.
+    /// Reads names with patterns for their values. `read` is called with each name, its position and the value.
     fn named_values<N: Clone + Display + Eq + Hash>(
         &mut self,
         node: &Node<'_>,
@@ -250,7 +249,7 @@ impl ValueReader<'_, '_, '_> {
         Some(At { value: name.into(), position })
     }
 
-    /// Reads the action of an entry without conditions, which is its name.
+    /// Reads the action of an entry without conditions. The action is the name of the entry.
     pub(super) fn named_action(&mut self, name: &Name) -> Option<MatchSpec> {
         let registered = self.names.actions;
         if !registered.contains(&&*name.value) {

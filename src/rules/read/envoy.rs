@@ -1,4 +1,4 @@
-//! Reading the form of Envoy's rate limit service: a domain and its descriptors.
+//! Reads files in the form of Envoy's rate limit service: a domain and its descriptors.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -31,12 +31,13 @@ pub(in crate::rules) const RATE_LIMIT: &[&str] =
 
 pub(in crate::rules) const REPLACES: &[&str] = &["name"];
 
-/// The field of `metadata` that is ours.
+/// The field of `metadata` that has this crate's settings.
 pub(in crate::rules) const OURS: &str = "tower_ratelimit";
 
 pub(in crate::rules) const METADATA: &[&str] = &["options"];
 
-/// The longest text, in bytes. A name is made of all keys and values that lead to a limit.
+/// The longest text, in bytes. Texts are bounded because the name of a limit has all keys and
+/// values that lead to it.
 const TEXT_MAX: usize = 1_000;
 
 /// Returns whether a file has Envoy's form.
@@ -46,7 +47,7 @@ pub(super) fn is_domain(root: &Node<'_>) -> bool {
     (has("domain") || has("descriptors")) && !has("rules")
 }
 
-/// A method that returns `None` has added a problem.
+/// A method here that returns `None` has added a problem.
 impl ValueReader<'_, '_, '_> {
     pub(super) fn domain(&mut self, root: &Node<'_>) -> Option<DomainSpec> {
         let fields = self.fields(root, "a file in Envoy's form", DOMAIN)?;
@@ -157,7 +158,7 @@ impl ValueReader<'_, '_, '_> {
         Some(LimitSpec { quota: quota?, mode, name: name?, replaces: replaces? })
     }
 
-    /// Reads a quota. Its quota counts as in Envoy's service, unless there are options.
+    /// Reads a `rate_limit`. The quota counts as in Envoy's service, unless there are options.
     fn envoy_quota(&mut self, fields: &Fields<'_, '_>, options: Option<&At<String>>) -> Option<At<Quota>> {
         let unit = self.required(fields, "unit", ", such as `unit: minute`").and_then(|node| self.unit(node));
         let limit = self.required(fields, "requests_per_unit", ", such as `requests_per_unit: 100`");
@@ -189,7 +190,7 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Reads a unit, in which case does not matter, as seconds.
+    /// Reads a unit of time in any case of its letters. Returns the unit in seconds.
     fn unit(&mut self, node: &Node<'_>) -> Option<u64> {
         let text = self.text(node, "unit")?;
         let lower = text.to_ascii_lowercase();
@@ -228,7 +229,7 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Reads this crate's fields of `metadata`. Envoy's service does not check the rest, and neither does this.
+    /// Reads this crate's fields of `metadata`. The other fields of `metadata` are not checked, as in Envoy's service.
     fn our_options(&mut self, fields: &Fields<'_, '_>) -> Option<At<String>> {
         let ours = ours(fields.get("metadata")?)?;
         let fields = self.fields(&ours.node, "`metadata.tower_ratelimit`", METADATA)?;
@@ -237,7 +238,7 @@ impl ValueReader<'_, '_, '_> {
         Some(At { value: text.to_owned(), position: node.position })
     }
 
-    /// Reads a text that must be there and not empty.
+    /// Reads a text that must be present and not empty.
     fn needed(&mut self, fields: &Fields<'_, '_>, field: &str, such_as: &str) -> Option<Box<str>> {
         self.required(fields, field, such_as)?;
         match self.any_text(fields, field)? {
@@ -249,7 +250,7 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Reads a text, for which Envoy's service also takes a number or a truth value. An empty text counts as absent.
+    /// Reads a text. Like Envoy's service, it also accepts a number or a truth value. An empty text counts as absent.
     fn any_text(&mut self, fields: &Fields<'_, '_>, field: &str) -> Option<Option<Box<str>>> {
         let Some(node) = fields.get(field) else { return Some(None) };
         match (&node.value, node.kind()) {
@@ -263,7 +264,7 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Reads `true` or `false`, which is the default.
+    /// Reads `true` or `false`. The default is `false`.
     fn is_true(&mut self, fields: &Fields<'_, '_>, field: &str) -> bool {
         present(fields, field).and_then(|entry| self.truth(&entry.node, field)).unwrap_or_default()
     }
@@ -275,7 +276,7 @@ fn ours<'n, 'a>(metadata: &'n Node<'a>) -> Option<&'n MapField<'a>> {
     entries.iter().find(|entry| entry.name == OURS)
 }
 
-/// Returns a field that is there and not `null`.
+/// Returns a field that is present and not `null`.
 fn present<'n, 'a>(fields: &Fields<'n, 'a>, field: &str) -> Option<&'n MapField<'a>> {
     fields.entry(field).filter(|entry| entry.node.kind() != Type::Nothing)
 }

@@ -3,7 +3,8 @@
 use super::super::document::{Node, NodeValue};
 use super::super::problem::{Position, Quoted};
 
-/// Names the program that a file belongs to, if it is another program's. The fields of such a file would all be wrong.
+/// Returns a message for a file of another program. Without this message, all fields of the file would be reported as
+/// wrong.
 pub(super) fn recognised(root: &Node<'_>) -> Option<(Position, String)> {
     let message = match &root.value {
         NodeValue::Map(_) => of_kubernetes(root).or_else(|| of_program(root))?,
@@ -36,7 +37,7 @@ const ENVOY_RESOURCE: &str = "the file is a RateLimitConfig of Envoy's control p
                               `domain` and `descriptors` alone, with underscores in the fields' names, such as `rate_limit` and \
                               `requests_per_unit`";
 
-/// Says what an object of Kubernetes is.
+/// Returns what a Kubernetes object is and how to get rules from it.
 fn of_kubernetes(root: &Node<'_>) -> Option<String> {
     field(root, "apiVersion")?;
     let items = field(root, "items").map(|_| "List");
@@ -74,7 +75,7 @@ fn of_kubernetes(root: &Node<'_>) -> Option<String> {
     })
 }
 
-/// Says which program a mapping configures, by a field that its files have.
+/// Returns which program a mapping configures. The program is recognised by a field of its files.
 fn of_program(root: &Node<'_>) -> Option<String> {
     // A text with a field `rules` is treated as a file of rules.
     if field(root, "rules").is_some() {

@@ -9,7 +9,7 @@ use super::super::report::NameKind;
 use super::super::spec::{At, KeySpec};
 use super::value::ValueReader;
 
-/// The keys that need no registration, except those that are followed by a name.
+/// The built-in keys, except the keys that are followed by a name.
 pub(in crate::rules) const KEYS: &[(&str, KeySpec)] = &[
     ("client-ip", KeySpec::ClientIp),
     ("peer-ip", KeySpec::PeerIp),
@@ -20,21 +20,21 @@ pub(in crate::rules) const KEYS: &[(&str, KeySpec)] = &[
     ("global", KeySpec::Global),
 ];
 
-/// The longest name of a parameter, in bytes.
+/// The longest name of a query parameter, in bytes.
 const PARAMETER_BYTES_MAX: usize = 1_000;
 
-/// The keys that are followed by a name.
+/// The built-in keys that are followed by a name.
 const NAMED: [&str; 3] = ["header", "cookie", "query"];
 
-/// Returns whether a program may register a key by this name, which must neither be ready-made nor look like a header
-/// or a path.
+/// Returns whether a program may register a key with this name. The name must not be built in, and must not look like a
+/// header or a path.
 pub(crate) fn can_be_registered(name: &str) -> bool {
     let is_word = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c.is_control());
     let is_other = NAMED.contains(&name) || named(name).is_some() || name.starts_with('/');
     is_word && !is_other && KEYS.iter().all(|(ready, _)| *ready != name)
 }
 
-/// Returns the words of `header:x`, `header: x` and `cookie=x`, which mean `header x` and `cookie x`.
+/// Returns the two words of a text such as `header:x`, `header: x` or `cookie=x`, which means `header x` or `cookie x`.
 fn named(text: &str) -> Option<(&str, &str)> {
     let (kind, name) = text.split_once([':', '='])?;
     let (kind, name) = (kind.trim(), name.trim());
@@ -111,7 +111,7 @@ impl ValueReader<'_, '_, '_> {
         self.refuse(RulesErrorKind::Value, position, message)
     }
 
-    /// Reads the name of a parameter of the query.
+    /// Reads the name of a query parameter.
     pub(super) fn parameter_name(&mut self, name: &str, position: Position) -> Option<Box<str>> {
         if name.is_empty() || name.contains('*') || name.len() > PARAMETER_BYTES_MAX {
             let message = format!(
@@ -124,7 +124,8 @@ impl ValueReader<'_, '_, '_> {
         self.decoded(name, position).map(Into::into)
     }
 
-    /// Refuses a name or a value of a parameter, or a cookie's name, that is percent-encoded.
+    /// Refuses a percent-encoded text where a decoded name or value of a parameter, or a decoded
+    /// name of a cookie, is needed.
     pub(super) fn decoded<'t>(&mut self, text: &'t str, position: Position) -> Option<&'t str> {
         let decoded = percent_decode_str(text).decode_utf8_lossy();
         if *decoded == *text {
@@ -150,7 +151,8 @@ impl ValueReader<'_, '_, '_> {
     }
 }
 
-/// Returns the only field of a mapping and its text, such as those of `{header: x}`.
+/// Returns the name and the text of the only field of a mapping, such as `header` and `x` of
+/// `{header: x}`.
 fn pair<'n>(node: &'n Node<'_>) -> Option<(&'n str, &'n str)> {
     let NodeValue::Map(entries) = &node.value else { return None };
     let [MapField { name, node, .. }] = entries.as_slice() else { return None };

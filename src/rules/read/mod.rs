@@ -1,4 +1,4 @@
-//! The reader of files of rules, which reports all of their problems at once.
+//! The reader of files of rules, which reports all problems of a file at once.
 
 pub(super) mod condition;
 pub(super) mod envoy;
@@ -27,7 +27,7 @@ use value::{RULES_MAX, ValueReader};
 pub(in crate::rules) const FILE: &[&str] = &["version", "defaults", "templates", "rules", "access"];
 pub(in crate::rules) const ACCESS: &[&str] = &["allow", "deny"];
 
-/// Reads a file of rules, and builds something from it. `build` may add problems of its own.
+/// Reads a file of rules, and calls `build` with its rules. `build` may add further problems.
 ///
 /// # Errors
 /// Returns all problems of the file.
@@ -39,7 +39,8 @@ pub(crate) fn read<T>(
     read_and_look(bytes, names, |_, _| (), build)
 }
 
-/// Reads a file as [`read`] does. `look` gets what could be read, even if the file has problems.
+/// Reads a file as [`read`] does. `look` gets the part of the file that could be read, even if the
+/// file has problems.
 pub(crate) fn read_and_look<T>(
     bytes: &[u8],
     names: KnownNames<'_>,
@@ -69,7 +70,7 @@ pub(crate) fn read_and_look<T>(
     problems.into_result(built)
 }
 
-/// A method that returns `None` has added a problem.
+/// A method here that returns `None` has added a problem.
 impl ValueReader<'_, '_, '_> {
     fn file(&mut self, root: &Node<'_>) -> FileSpec {
         let mut file = FileSpec::default();

@@ -5,7 +5,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use super::super::problem::Quoted;
 use crate::middleware::rule::{PathPattern, Segment};
 
-/// The characters that a request's path has only percent-encoded, apart from those that are not ASCII.
+/// The ASCII characters that the path of a request can only have percent-encoded.
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'`').add(b'\\').add(b'^').add(b'|');
 
 /// The longest pattern, in bytes.
@@ -48,7 +48,7 @@ fn segments(text: &str) -> Result<Vec<Segment>, String> {
     Ok(segments)
 }
 
-/// Reads a segment that is not a name. `{{` and `}}` stand for braces.
+/// Reads a segment that is not a name. `{{` and `}}` mean literal braces.
 fn literal(part: &str) -> Result<Box<str>, String> {
     if part.replace("{{", "").replace("}}", "").contains(['{', '}']) {
         return Err(format!(

@@ -10,7 +10,7 @@ use crate::error::ConfigErrorKind;
 use crate::quota::parse::read_length;
 use crate::quota::{Algorithm, Quota};
 
-/// The maximum number of quotas that a request of one rule must meet.
+/// The maximum number of quotas of one rule, which its requests must all meet.
 pub(in crate::rules) const QUOTAS_MAX: usize = 32;
 
 pub(in crate::rules) const QUOTA: &[&str] = &["unit", "requests_per_unit"];
@@ -21,12 +21,12 @@ pub(in crate::rules) const COST: &[&str] = &["header", "at-most", "reserve"];
 
 pub(in crate::rules) const RESERVE: &[&str] = &["header", "at-most"];
 
-/// The word for the bytes of a request's body.
+/// The word for a cost that is the number of bytes of a request's body.
 pub(in crate::rules) const CONTENT_LENGTH: &str = "content-length";
 
 pub(in crate::rules) const BLOCK: &[&str] = &["after", "for"];
 
-/// The units of quotas, and their seconds.
+/// The units of time in quotas, and their lengths in seconds.
 pub(in crate::rules) const UNITS: &[(&str, u64)] = &[
     ("second", 1),
     ("minute", 60),
@@ -81,7 +81,8 @@ impl ValueReader<'_, '_, '_> {
         (quotas.len() == items.len()).then_some(quotas)
     }
 
-    /// Refuses a mix of quotas that count bytes and quotas that count requests: a request has one cost for all of them.
+    /// Refuses a mix of quotas that count bytes and quotas that count requests, because a request has one cost for all
+    /// quotas of the rule.
     pub(super) fn check_units(&mut self, quotas: &[At<Quota>]) -> Option<()> {
         let Some((first, others)) = quotas.split_first() else { return Some(()) };
         let Some(other) = others.iter().find(|other| other.counts_bytes() != first.counts_bytes()) else {
@@ -173,7 +174,8 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Reads the refusals after which a key is blocked, as a quota without options.
+    /// Reads the number of refusals per time after which a key is blocked. It is written as a quota
+    /// without options.
     fn strikes(&mut self, node: &Node<'_>) -> Option<Quota> {
         let text = self.text(node, "after")?;
         let quota = self.parsed(text, node.position)?.value;
@@ -261,7 +263,7 @@ impl ValueReader<'_, '_, '_> {
         Some(At { value, position: node.position })
     }
 
-    /// Reads what a request takes until its cost is reported.
+    /// Reads the units that a request reserves until its cost is reported.
     fn reserved(&mut self, node: &Node<'_>) -> Option<CostSpec> {
         if let NodeValue::Map(_) = node.value {
             let fields = self.fields(node, "`reserve`", RESERVE)?;
@@ -309,8 +311,9 @@ impl ValueReader<'_, '_, '_> {
         Some(units)
     }
 
-    /// Refuses a cost that no request could pay, and one that does not fit what the quotas count. A problem is where
-    /// the rule itself states the cost, or else where the quota is.
+    /// Refuses a cost that no request can pay, because it is above the capacity of a quota. Also refuses a cost in
+    /// another unit than that of the quotas. The position of such a problem is that of the cost if the rule itself
+    /// states the cost, and otherwise that of the quota.
     pub(super) fn check_cost(&mut self, cost: Option<&At<CostSpec>>, quota: &QuotaSpec, is_own: bool) {
         let quotas: Vec<&At<Quota>> = match quota {
             QuotaSpec::All(quotas) => quotas.iter().collect(),

@@ -1,4 +1,4 @@
-//! Reading a rule, and comparing the names of all.
+//! Reads a rule, and compares the names of all rules.
 
 use std::collections::HashMap;
 
@@ -109,7 +109,8 @@ impl ValueReader<'_, '_, '_> {
         })
     }
 
-    /// Refuses fields of the rule itself that a rule with a pace does not have.
+    /// Refuses fields that a rule with a pace cannot have. It reports only fields that the rule
+    /// itself writes.
     fn refuse_settings_of_requests(&mut self, fields: &Fields<'_, '_>) {
         for field in ["cost", "warn-at", "block", "candidate"] {
             if let Some(node) = fields.get(field) {
@@ -121,7 +122,7 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Refuses a quota that is not a pace.
+    /// Refuses a quota that cannot be a pace.
     fn check_pace(&mut self, quota: &QuotaSpec) {
         let quotas: Vec<&At<Quota>> = match quota {
             QuotaSpec::All(quotas) => quotas.iter().collect(),
@@ -133,7 +134,8 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Refuses a field of the rule itself that needs a pace.
+    /// Refuses a field that needs a pace in a rule without a pace, if the rule itself writes the
+    /// field.
     fn refuse_field_without_pace(&mut self, fields: &Fields<'_, '_>, is_absent: bool) {
         if let Some(node) = fields.get("pace-after").filter(|_| is_absent) {
             let message = "`pace-after` needs a `pace`, such as `pace: responses`";
@@ -165,7 +167,7 @@ impl ValueReader<'_, '_, '_> {
         self.refuse(RulesErrorKind::Field, fields.position, message)
     }
 
-    /// Notes the names of the rule and of its policies.
+    /// Collects the names of the rule and of its policies.
     fn take_names(&mut self, taken: &mut UsedNames, name: &Name, quotas: &[At<Quota>], block: bool, candidate: bool) {
         taken.names.push((name.value.to_string(), "", name.clone()));
         let mut linked = Vec::new();
@@ -215,14 +217,14 @@ impl ValueReader<'_, '_, '_> {
 /// The names of a file's rules and policies.
 #[derive(Default)]
 pub(super) struct UsedNames {
-    /// The name, the kind of thing that it names unless that is the rule, and the rule.
+    /// Each name, what it names (empty for the rule itself), and the name of the rule.
     pub(super) names: Vec<(String, &'static str, Name)>,
     /// Rules that had another name.
     pub(super) renamed: Vec<(Name, Name)>,
 }
 
 impl UsedNames {
-    /// Reports names that are taken twice.
+    /// Reports names that are used twice.
     pub(super) fn compare(&self, problems: &mut Problems<'_>) {
         let mut first: HashMap<&str, (&'static str, &Name)> = HashMap::new();
         let mut rules: HashMap<&str, Position> = HashMap::new();

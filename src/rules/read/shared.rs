@@ -1,4 +1,5 @@
-//! Reading what a file says once for many rules: `defaults`, and the templates that rules `use`.
+//! Reads the settings that a file states once for many rules: `defaults`, and the templates that
+//! rules `use`.
 
 use std::collections::HashMap;
 
@@ -11,8 +12,8 @@ use crate::middleware::rule::definition::MissingKey;
 use crate::mode::Mode;
 use crate::quota::Quota;
 
-/// Lists fields: the first ones, those that a rule, an entry of the short list and `defaults` have in common, and the
-/// last ones.
+/// Lists fields: the first fields, then the fields that a rule, an entry of the short list and `defaults` all have,
+/// then the last fields and `enabled`.
 macro_rules! with_options {
     ([$($first:literal),*], [$($last:literal),*]) => {
         &[
@@ -34,10 +35,12 @@ macro_rules! with_options {
 }
 pub(super) use with_options;
 
-/// The fields that can be said once for many rules: all of a rule but its names and its template.
+/// The fields that can be stated once for many rules: all fields of a rule except its names and its
+/// template.
 pub(in crate::rules) const SETTINGS: &[&str] = with_options!(["quota", "plans"], []);
 
-/// The maximum number of values that the rules of a file inherit, counted for each rule.
+/// The maximum number of values that all rules of a file inherit together. A value that several
+/// rules inherit counts once for each rule.
 const VALUES_MAX: usize = 500_000;
 
 /// The two forms of a rule.
@@ -48,10 +51,10 @@ pub(super) enum RuleForm {
     Entry,
 }
 
-/// A field: its value, or `None` if it is absent. An error has been reported as a problem.
+/// The value of a field, or `None` if the field is absent. An error means that a problem was added.
 type Setting<T> = Result<Option<T>, ()>;
 
-/// The fields of a rule that others can say for it.
+/// The fields of a rule that a template or `defaults` can state.
 #[derive(Clone)]
 pub(super) struct RuleSettings {
     pub(super) quota: Setting<QuotaSpec>,
@@ -69,7 +72,7 @@ pub(super) struct RuleSettings {
 }
 
 impl RuleSettings {
-    /// Makes settings that all have this value.
+    /// Makes settings whose fields are all absent, or are all errors.
     fn all(absent: Result<(), ()>) -> Self {
         fn of<T>(absent: Result<(), ()>) -> Setting<T> {
             absent.map(|()| None)
@@ -90,7 +93,7 @@ impl RuleSettings {
         }
     }
 
-    /// Returns these settings, completed by the others.
+    /// Returns these settings, in which `others` fill in the absent fields.
     fn or(self, others: &Self) -> Self {
         fn or<T: Clone>(own: Setting<T>, other: &Setting<T>) -> Setting<T> {
             match own {
@@ -115,11 +118,11 @@ impl RuleSettings {
     }
 }
 
-/// Settings that rules can take over.
+/// Settings that rules can inherit.
 struct SettingsSource {
     settings: RuleSettings,
     size: Size,
-    /// The patterns with `*` in them.
+    /// The number of patterns with `*` in these settings.
     patterns: usize,
 }
 
@@ -146,7 +149,7 @@ struct InheritedSize {
 }
 
 impl SharedSettings {
-    /// Returns whether a rule can have a field that it does not write itself.
+    /// Returns whether a rule may inherit fields that it does not write itself.
     pub(super) fn helps(&self, fields: &Fields<'_, '_>) -> bool {
         self.defaults.is_some() || fields.get("use").is_some()
     }
@@ -158,7 +161,7 @@ impl SharedSettings {
     }
 }
 
-/// A method that returns an error has added a problem.
+/// A method here that returns an error has added a problem.
 impl ValueReader<'_, '_, '_> {
     /// Reads `defaults` and `templates`.
     pub(super) fn shared(&mut self, fields: &Fields<'_, '_>) -> SharedSettings {
@@ -193,7 +196,7 @@ impl ValueReader<'_, '_, '_> {
         SettingsSource { settings, size: node.size, patterns: self.patterns - before }
     }
 
-    /// Reads the fields of a mapping that others could say for it.
+    /// Reads the fields of a mapping that a template or `defaults` could state, too.
     pub(super) fn settings(&mut self, fields: &Fields<'_, '_>, form: RuleForm) -> RuleSettings {
         RuleSettings {
             quota: match form {
@@ -225,7 +228,7 @@ impl ValueReader<'_, '_, '_> {
         self.optional(fields, field, read).ok_or(())
     }
 
-    /// Completes the rule's settings by its template and `defaults`.
+    /// Fills in the absent settings of a rule from its template, and then from `defaults`.
     pub(super) fn with_shared(
         &mut self,
         own: RuleSettings,
@@ -265,7 +268,7 @@ impl ValueReader<'_, '_, '_> {
         templates.get_mut(name)
     }
 
-    /// Adds the settings of a source to those of the rule at this position, within the bounds of the file.
+    /// Fills in the absent settings of the rule at this position from a source, within the bounds of the file.
     fn taken_over(
         &mut self,
         own: RuleSettings,

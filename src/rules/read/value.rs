@@ -1,4 +1,4 @@
-//! Reading single values, and the fields of mappings.
+//! Reads single values, and the fields of mappings.
 
 use super::super::document::{MapField, Node, NodeValue, Type};
 use super::super::error::Problems;
@@ -8,8 +8,8 @@ use super::super::report::NameKind;
 /// The maximum number of rules of a file.
 pub(super) const RULES_MAX: usize = 10_000;
 
-/// The maximum number of patterns with `*` of a file's hosts, headers and user agents. A request may be compared with
-/// all of them.
+/// The maximum number of patterns with `*` in the hosts, headers, parameters and user agents of a file. A request may
+/// have to be compared with all these patterns.
 pub(super) const PATTERNS_MAX: usize = 10_000;
 
 /// The longest name of a key or an action, in bytes.
@@ -19,7 +19,7 @@ const NAME_BYTES_MAX: usize = 1_000;
 pub(in crate::rules) const MATCH: &[&str] =
     &["method", "path", "host", "header", "query", "client", "user-agent", "action", "time", "not"];
 
-/// The fields of `not`: those of `match`, except `not` itself.
+/// The fields of `not`: the fields of `match` except `not` itself.
 pub(in crate::rules) const NOT: &[&str] =
     &["method", "path", "host", "header", "query", "client", "user-agent", "action", "time"];
 
@@ -28,7 +28,7 @@ pub(in crate::rules) const NOT: &[&str] =
 pub(crate) struct KnownNames<'a> {
     pub(crate) keys: &'a [&'a str],
     pub(crate) actions: &'a [&'a str],
-    /// Whether these are all. If not, unknown names are noted, and are no problems.
+    /// True if there are no other names. Otherwise unknown names are noted and are not problems.
     pub(crate) are_all: bool,
 }
 
@@ -37,7 +37,8 @@ pub(super) struct Fields<'n, 'a> {
     pub(super) what: &'static str,
     pub(super) position: Position,
     pub(super) entries: &'n [MapField<'a>],
-    /// The known fields that are similar to misspelt ones. They are not also reported as missing.
+    /// The known fields that are similar to misspelt fields. Such fields are not also reported as
+    /// missing.
     pub(super) meant: Vec<&'static str>,
 }
 
@@ -51,8 +52,8 @@ impl<'n, 'a> Fields<'n, 'a> {
     }
 }
 
-/// Returns a suggestion for a field that has no value: the end of a text with a comma, as in `{quota: 100 per minute,
-/// burst 20}`, or a field and its value without a space between them.
+/// Returns a suggestion for a field without a value. Such a field is the end of a text that has a comma, as in
+/// `{quota: 100 per minute, burst 20}`, or a field and its value without a space between them.
 pub(super) fn meant_by_bare(entries: &[MapField<'_>], at: usize, known: &[&str]) -> Option<String> {
     let entry = entries.get(at)?;
     if !matches!(&entry.node.value, NodeValue::Scalar { text, is_plain: true } if text.is_empty()) {
@@ -77,7 +78,7 @@ pub(super) struct ValueReader<'p, 't, 'n> {
     pub(super) patterns: usize,
 }
 
-/// A method that returns `None` has added a problem.
+/// A method here that returns `None` has added a problem.
 impl ValueReader<'_, '_, '_> {
     /// Reads a field that may be absent.
     pub(super) fn optional<T>(
@@ -120,7 +121,8 @@ impl ValueReader<'_, '_, '_> {
         read.into_iter().collect()
     }
 
-    /// Returns the items of a list, or none if it is not a list.
+    /// Returns the items of a list. If the value is not a list, adds a problem and returns no
+    /// items.
     pub(super) fn items<'n, 'a>(&mut self, node: &'n Node<'a>, what: &str, expected: &str) -> Vec<&'n Node<'a>> {
         match &node.value {
             NodeValue::List(items) => items.iter().map(|item| &**item).collect(),
@@ -131,7 +133,7 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Returns the fields of a mapping, and reports those that are not known.
+    /// Returns the fields of a mapping, and reports unknown fields.
     pub(super) fn fields<'n, 'a>(
         &mut self,
         node: &'n Node<'a>,
@@ -180,7 +182,8 @@ impl ValueReader<'_, '_, '_> {
         Some(Fields { what, position: node.position, entries, meant })
     }
 
-    /// Returns the value of a field, and reports if there is none. `such_as` ends the message.
+    /// Returns the value of a field, or reports that the field is missing. `such_as` is the end of
+    /// that message.
     pub(super) fn required<'n, 'a>(
         &mut self,
         fields: &Fields<'n, 'a>,
@@ -210,7 +213,7 @@ impl ValueReader<'_, '_, '_> {
         }
     }
 
-    /// Reads the text of a name, which messages repeat in full.
+    /// Reads a name. The name must be short, because messages repeat it in full.
     pub(super) fn short_text<'n>(&mut self, node: &'n Node<'_>, what: &str) -> Option<&'n str> {
         let text = self.text_of(node, what)?;
         if text.len() > NAME_BYTES_MAX {
@@ -262,7 +265,7 @@ impl ValueReader<'_, '_, '_> {
         self.refuse(RulesErrorKind::Field, node.position, format!("{what} must be {expected}, not {found}"))
     }
 
-    /// Adds a problem, and returns `None` for the value that has it.
+    /// Adds a problem, and returns `None` as the value.
     pub(super) fn refuse<T>(
         &mut self,
         kind: RulesErrorKind,
@@ -273,7 +276,8 @@ impl ValueReader<'_, '_, '_> {
         None
     }
 
-    /// Takes a name that is not registered. Returns whether it can be used. The message is as in
+    /// Adds a problem for an unregistered name, or notes the name if the program may register more
+    /// names than are known here. Returns `true` if the name was noted. The message is made as in
     /// [`Problems::add_word`].
     pub(super) fn unregistered<'w>(
         &mut self,
